@@ -11,7 +11,8 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
-from controller.retrier import RETRY_ANNOTATION, FreeQuota, RefusedObject, refused_by_events
+from controller.refused import LOOK_SECONDS, RefusedObject, refused_by_events
+from controller.retrier import REST_PER_SECOND, RETRY_ANNOTATION, FreeQuota
 from controller.workqueue import Reconciler
 from vcuda import errors, k8s_types
 from vcuda.kube import MERGE_PATCH, Kube, segment
@@ -19,6 +20,7 @@ from vcuda.ledger.report import NamespaceUse
 
 REASON = "FailedResourceClaimCreation"
 MOST_AT_ONCE = 20  # pods of a namespace that are looked at in a turn, the longest refused first; a turn takes a second
+MOST_WOKEN = 10_000  # pods of a namespace that are looked at for one increase of free quota; each has its uid kept
 # The Event of a refusal may be written after the quota was freed, and the pod then waits for a turn more.
 NEXT_LOOK_SECONDS = 5.0
 
@@ -95,13 +97,19 @@ class ClaimRetrier:
         told = self._told.get(namespace)
         if told is None or not self._served():
             return None
-        first = refused_by_events(self._kube, namespace, REASON)
-        due = [pod for pod in sorted(first, key=lambda pod: (first[pod], pod.name)) if pod.uid not in told]
-        now = due[:MOST_AT_ONCE]
+        try:
+            first = refused_by_events(self._kube, namespace, REASON, ("Pod",), leave_out=told)
+        except errors.ListOverdue as error:
+            # So that other namespaces have their turns. Kubernetes' claim controller retries by itself.
+            self._log.warning("waiting pods not found in time", namespace=namespace, reason=str(error))
+            self.reconciler.queue.retry(namespace, LOOK_SECONDS * REST_PER_SECOND)
+            return None
+        due = sorted(first, key=lambda pod: (first[pod], pod.name))
+        now = due[: min(MOST_AT_ONCE, MOST_WOKEN - len(told))]
         told.update(pod.uid for pod in now)
         # Counted is who is looked at: Events that somebody makes up are not to hold up other namespaces.
         woken = [self._wake(namespace, pod) for pod in now]
-        if len(due) > len(now):
+        if now and len(due) > len(now):
             return 0.0
         return NEXT_LOOK_SECONDS if any(woken) else None
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 
 from controller.claim_holds import ClaimHolds
 from controller.pods import GoneUids, PodInformer
-from vcuda.allocations.stored_claims import ClaimCharge, ClaimPrice, StoredClaim, read_stored_claim
+from vcuda.allocations.stored_claims import ClaimCharge, ClaimPrice, StoredClaim
 from vcuda.kube import CLAIMS, Kube, LedgerStore, Reflector
 from vcuda.ledger.ledger import UNSEEN_SECONDS, Ledger, charges_by_model, is_older
 from vcuda.ledger.settle import ObservedClaims
@@ -36,7 +36,7 @@ class ClaimInformer:
         self._gone = GoneUids(clock)
         self._known: dict[str, ClaimCharge] = {}
         self._holds = ClaimHolds(pods, clock)
-        self.reflector = Reflector(kube, CLAIMS, read_stored_claim, on_event=self._on_event, page_size=1000)
+        self.reflector = Reflector(kube, CLAIMS, store.claim_reader.read, on_event=self._on_event)
 
     def claims(self, namespace: str) -> list[StoredClaim]:
         """Return a namespace's claims."""

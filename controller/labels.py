@@ -37,9 +37,7 @@ class NamespaceLabels:
         self.reconciler = workqueue.Reconciler(
             "label", self._reconcile, failure="namespace not labelled", retry_seconds=RETRY_SECONDS, min_interval=0.0
         )
-        self.reflector = Reflector(
-            kube, "/api/v1/namespaces", msgspec.json.Decoder(k8s_types.K8sObject).decode, on_event=self._on_event
-        )
+        self.reflector = Reflector(kube, "/api/v1/namespaces", _kept, on_event=self._on_event)
         self._kube = kube
         self._quota = quota
         self._on_change = on_change
@@ -98,6 +96,17 @@ class NamespaceLabels:
         if changed and not (old and new and _value(old) == _value(new)):
             self.reconciler.queue.add(changed.metadata.name)
             self._on_change(changed.metadata.name)
+
+
+_NAMESPACE = msgspec.json.Decoder(k8s_types.K8sObject)
+
+
+def _kept(raw: bytes) -> k8s_types.K8sObject:
+    """Return what is kept of a namespace: its other labels and its annotations may be large."""
+    metadata = _NAMESPACE.decode(raw).metadata
+    labels = {key: value for key, value in (metadata.labels or {}).items() if key == ENFORCED_LABEL}
+    kept = k8s_types.ObjectMeta(name=metadata.name, deletion_timestamp=metadata.deletion_timestamp, labels=labels)
+    return k8s_types.K8sObject(kept)
 
 
 def _value(namespace: k8s_types.K8sObject | None) -> str | None:

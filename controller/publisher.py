@@ -1,5 +1,6 @@
 """Publishes each namespace's usage where its people can read it: ConfigMap ``gpu-quota-usage``."""
 
+import hashlib
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -29,7 +30,8 @@ class Published(msgspec.Struct, frozen=True):
     """A report as it is stored."""
 
     namespace: str
-    text: str
+    hash: bytes
+    """The hash of its text, which may be a tenant's and of any size."""
 
 
 class Publisher:
@@ -53,7 +55,7 @@ class Publisher:
         self._lock = threading.Lock()
         self._reports: dict[str, NamespaceUse | None] = {}
         # What was written last, by its hash: our own writes come back by the watch, and are no news.
-        self._written: dict[str, int] = {}
+        self._written: dict[str, bytes] = {}
         self._log = structlog.get_logger()
 
     def report(self, namespace: str, use: NamespaceUse | None) -> None:
@@ -91,10 +93,11 @@ class Publisher:
                     self._written.pop(namespace, None)
             return
         text = msgspec.json.format(msgspec.json.encode(use.shortened()), indent=2).decode()
+        written = _hash(text)
         # The watch may not have brought yet what was written last.
-        if published and published.text == text and self._written.get(namespace, hash(text)) == hash(text):
+        if published and published.hash == written and self._written.get(namespace, written) == written:
             return
-        self._written[namespace] = hash(text)
+        self._written[namespace] = written
         metadata = {"name": NAME, "namespace": namespace, "labels": LABELS, "managedFields": NOT_TRACKED}
         config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {KEY: text}}
         try:
@@ -114,7 +117,7 @@ class Publisher:
 
     def _on_event(self, old: Published | None, new: Published | None) -> None:
         published = new or old
-        if published and not (new and self._written.get(new.namespace) == hash(new.text)):
+        if published and not (new and self._written.get(new.namespace) == new.hash):
             self.reconciler.queue.add(published.namespace)
 
 
@@ -141,4 +144,8 @@ def _read_published(raw: bytes) -> Published | None:
     # Without our labels it is somebody else's: not to be deleted where the namespace is not limited.
     if not LABELS.items() <= (config_map.metadata.labels or {}).items():
         return None
-    return Published(config_map.metadata.namespace, (config_map.data or {}).get(KEY, ""))
+    return Published(config_map.metadata.namespace, _hash((config_map.data or {}).get(KEY, "")))
+
+
+def _hash(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()

@@ -64,20 +64,20 @@ def main(quota: Path, nodes: Path, pods: Path) -> None:
     """
     try:
         workloads = read_workloads([pods], "default")
-        policy = with_templates(read_cluster(quota, nodes, Hints()).policy, workloads)
+        cluster = with_templates(read_cluster(quota, nodes, Hints()), workloads)
     except BadInput as error:
         raise click.UsageError(str(error)) from error
     click.echo(f"Starting vcuda-webhook serve --standalone --quota {_short(quota)} --nodes {_short(nodes)}")
     with serving(quota, nodes) as connection:
         click.echo(f"It serves https://{connection.host}:{connection.port}, with a certificate made for this run.\n")
-        for namespace, entry in policy.quota.namespaces.items():
+        for namespace, entry in cluster.policy.quota.namespaces.items():
             click.echo(f"{namespace} may use {_allowance(entry)}")
         click.echo(f"\nCreating what is in {_short(pods)}, as the API server would: /mutate, then /validate\n")
 
         async def ask(path: str, request: AdmissionRequest) -> AdmissionResponse:
-            return _ask(connection, path, request, policy)
+            return _ask(connection, path, request, cluster.policy)
 
-        rows = asyncio.run(decide(workloads, ask, policy))
+        rows = asyncio.run(decide(workloads, ask, cluster))
     click.echo("\n".join(_table(rows)))
     tally = Counter(row.decision for row in rows for _ in range(row.count))
     decided = ", ".join(f"{count} {decision}" for decision, count in tally.items())

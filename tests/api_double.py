@@ -14,7 +14,8 @@ from jsonpointer import JsonPointerException
 
 from vcuda.errors import ApiError, Conflict, NotFound, Unavailable, VcudaError
 from vcuda.kube import JSON_PATCH, Kube, Params
-from vcuda.kube.client import Heard, Page
+from vcuda.kube.client import Heard
+from vcuda.kube.pages import Page
 
 Effect = Callable[[], bytes]
 """What a call does once it is there; it returns the answer, or raises what the API server refuses it with."""
@@ -198,7 +199,7 @@ class ApiDouble(Handle):
         return self._call("DELETE", timeout, effect)
 
     def list_pages(
-        self, path: str, params: Params | None = None, _limit: int = 500, timeout: float = 30
+        self, path: str, params: Params | None = None, _limit: int = 500, timeout: float = 30, **_bounds: object
     ) -> Iterator[Page]:
         """Yield the objects of a collection on one page: all, or those with the labels and name that are asked for."""
         selector = str((params or {}).get("labelSelector", ""))

@@ -8,6 +8,7 @@ import msgspec
 from tests.builders import MODEL, Manifest, nodes
 from vcuda.claims.charges import ClaimPolicy
 from vcuda.claims.devices import Devices, read_class, read_slice
+from vcuda.claims.digest import ClaimDigest, digest_of
 from vcuda.claims.drivers import DRIVERS
 from vcuda.claims.objects import API_VERSION, ClaimSpec, DeviceClass, ResourceSlice
 from vcuda.placement.placement import Nodes
@@ -132,9 +133,9 @@ def template(*requests: Manifest) -> Manifest:
     return {**claim(), "kind": "ResourceClaimTemplate", "spec": {"spec": spec(*(requests or (entry(),)))}}
 
 
-def view(manifest: Manifest) -> ClaimSpec:
-    """Return the spec of a claim as the code reads it."""
-    return msgspec.convert(manifest["spec"], ClaimSpec)
+def view(manifest: Manifest) -> ClaimDigest:
+    """Return the digest of a claim's spec."""
+    return digest_of(msgspec.convert(manifest["spec"], ClaimSpec))
 
 
 def published(*more: Manifest) -> Manifest:

@@ -102,6 +102,22 @@ class Unavailable(VcudaError):
     """No usable answer: refused, reset, timed out, 429 or 5xx. Whether a write landed is not known."""
 
 
+class TimedOut(Unavailable):
+    """No answer, or not all of it, came in time."""
+
+
+class TooLarge(Unavailable):
+    """The answer has more bytes than are read; ``head`` is how it begins."""
+
+    def __init__(self, message: str, head: bytes) -> None:
+        super().__init__(message)
+        self.head = head
+
+
+class ListOverdue(Unavailable):
+    """A LIST took longer than it may: there are too many objects, or they are too large."""
+
+
 class WriteUnanswered(Unavailable):
     """A write was sent, and nobody said what became of it: it may have landed, or may land yet."""
 

@@ -86,3 +86,31 @@ class BatchCommitter(Generic[T, R]):
             # Those that the work passed over, or all where the loop ends in the midst: nobody is left waiting.
             for call in batch:
                 call.settle(call.late)
+
+
+@dataclass(eq=False)
+class SharedCall(Generic[R]):
+    """A call whose result is shared by all who wait when it begins; those who come later wait for the next one."""
+
+    make: Callable[[], Awaitable[R]]
+    clock: Callable[[], float] = time.monotonic
+    _waiting: BatchCommitter[None, R | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._waiting = BatchCommitter(self._serve, None, _no_pause, self.clock)
+
+    async def result(self, seconds: float) -> R | None:
+        """Return the result of a call that begins after this one; None if it was not there within ``seconds``.
+
+        Raises what the call raised.
+        """
+        return await self._waiting.serve(None, self.clock() + seconds)
+
+    async def _serve(self, calls: Sequence[PendingCall[None, R | None]]) -> None:
+        made = await self.make()
+        for call in calls:
+            call.settle(made)
+
+
+async def _no_pause(_last_batch: int) -> None:
+    """Gather nobody: those who wait are enough."""

@@ -15,6 +15,7 @@ from jsonpointer import JsonPointer
 
 from vcuda import cli, k8s_types
 from vcuda.claims import objects, request as claim_requests
+from vcuda.claims.digest import digest_of
 from vcuda.quota.model import UNASKED_NAMESPACES, Charge
 from vcuda.requests.pod_request import read_request
 from vcuda.workloads import Manifest, Workload, made_claims, workloads_in
@@ -62,7 +63,8 @@ def read_workloads(paths: Sequence[Path], namespace: str) -> list[Workload]:
 
 def check(workloads: Sequence[Workload], cluster: files.OfflineCluster) -> list[Row]:
     """Decide every object in order, each beside what is stored and what was admitted before it."""
-    policy, ledgers, choices = with_templates(cluster.policy, workloads), cluster.ledgers(), RecentChoices()
+    cluster = with_templates(cluster, workloads)
+    policy, ledgers, choices = cluster.policy, cluster.ledgers(), RecentChoices()
 
     async def ask(path: str, request: k8s_types.AdmissionRequest) -> k8s_types.AdmissionResponse:
         is_pod = request.kind.kind == "Pod"
@@ -72,17 +74,19 @@ def check(workloads: Sequence[Workload], cluster: files.OfflineCluster) -> list[
         validate = pod_review.validate if is_pod else claim_review.validate
         return await validate(request, policy, ledgers, choices, float("inf"))
 
-    return asyncio.run(decide(workloads, ask, policy))
+    return asyncio.run(decide(workloads, ask, cluster))
 
 
-def with_templates(policy: context.PolicySnapshot, workloads: Iterable[Workload]) -> context.PolicySnapshot:
-    """Return the policy with the templates that are among these too: they come before those that are stored."""
+def with_templates(cluster: files.OfflineCluster, workloads: Iterable[Workload]) -> files.OfflineCluster:
+    """Return the cluster with the templates among these workloads, which replace stored ones of their name."""
     specs = ((each.namespace, each.name, each.claim_spec) for each in workloads)
     own = {(home, name): msgspec.convert(spec, objects.ClaimSpec) for home, name, spec in specs if spec is not None}
-    return msgspec.structs.replace(policy, templates=lambda *key: own.get(key) or policy.templates(*key))
+    templates = {**cluster.templates, **own}
+    policy = msgspec.structs.replace(cluster.policy, templates=files.find_in(templates))
+    return msgspec.structs.replace(cluster, policy=policy, templates=templates)
 
 
-async def decide(workloads: Iterable[Workload], ask: Ask, policy: context.PolicySnapshot) -> list[Row]:
+async def decide(workloads: Iterable[Workload], ask: Ask, cluster: files.OfflineCluster) -> list[Row]:
     """Return what is answered about every object, asked in order; behind a pod come the claims made for it.
 
     Those of a workload that fare alike share a row, with the reason of the first: how much is free differs in each.
@@ -91,7 +95,7 @@ async def decide(workloads: Iterable[Workload], ask: Ask, policy: context.Policy
     for workload in workloads:
         decided: dict[str, list[tuple[Hashable, Row]]] = {}
         for _ in range(workload.count):
-            async for decision in _decide(workload, ask, policy):
+            async for decision in _decide(workload, ask, cluster):
                 decided.setdefault(decision[1].object, []).append(decision)
         for decisions in decided.values():
             for _, alike in groupby(decisions, key=lambda decision: decision[0]):
@@ -100,14 +104,14 @@ async def decide(workloads: Iterable[Workload], ask: Ask, policy: context.Policy
     return rows
 
 
-async def _decide(workload: Workload, ask: Ask, policy: context.PolicySnapshot) -> AsyncIterator[tuple[Hashable, Row]]:
+async def _decide(workload: Workload, ask: Ask, cluster: files.OfflineCluster) -> AsyncIterator[tuple[Hashable, Row]]:
     """Yield what becomes of one more object, and of its claims, each with what tells whether the next fares alike."""
-    namespace, created = workload.namespace, workload.created
+    namespace, created, policy = workload.namespace, workload.created, cluster.policy
     name = f"{workload.kind}/{workload.name}"
     if created["kind"] != "Pod":
         yield await _decide_one(name, created, ask, policy)
         return
-    claims = [(each, policy.templates(namespace, each.template)) for each in made_claims(created)]
+    claims = [(each, cluster.templates.get((namespace, each.template))) for each in made_claims(created)]
     told = [
         f"{objects.TEMPLATE} {each.template} is in none of these files, so its claims are not checked"
         for each, spec in claims
@@ -154,9 +158,8 @@ def _charge(stored: Manifest, model: str, policy: context.PolicySnapshot) -> Cha
         return read_request(msgspec.convert(stored, k8s_types.Pod), policy.resources).charge_on(model)
     if stored["kind"] == objects.TEMPLATE:
         return Charge()
-    return claim_requests.read_claim(
-        msgspec.convert(stored.get("spec", {}), objects.ClaimSpec), policy.claim_policy
-    ).charge(model)
+    spec = msgspec.convert(stored.get("spec", {}), objects.ClaimSpec)
+    return claim_requests.read_claim(digest_of(spec), policy.claim_policy).charge(model)
 
 
 async def _create(created: Manifest, namespace: str, ask: Ask) -> tuple[Manifest, list[k8s_types.AdmissionResponse]]:

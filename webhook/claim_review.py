@@ -4,14 +4,16 @@ Nothing is charged for a ResourceClaimTemplate, nor for a pod that names one: ea
 only told, or refused, what could never fit.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from http import HTTPStatus
 
 import msgspec
 
-from vcuda.claims.charges import ClaimPolicy, ClaimRequest, ambiguous
-from vcuda.claims.objects import CLAIM, TEMPLATE, ClaimSpec, ResourceClaim, ResourceClaimTemplate
-from vcuda.claims.request import read_claim
+from vcuda.claims.charges import ClaimRequest, ambiguous
+from vcuda.claims.digest import ClaimDigest, digest_of
+from vcuda.claims.objects import CLAIM, TEMPLATE, ResourceClaim, ResourceClaimTemplate
+from vcuda.claims.request import read_claim, read_packed
 from vcuda.errors import Fault
 from vcuda.k8s_types import UNDECODABLE, AdmissionRequest, AdmissionResponse, ObjectMeta
 from vcuda.placement.placement import Choice
@@ -22,6 +24,9 @@ from webhook.context import PolicySnapshot
 from webhook.ledgers import Ledgers, PutOff, RecentChoices
 
 WAITS = "its claim waits until so much is free"
+
+MOST_TEMPLATES = 8
+"""Different templates of one pod that are judged. The largest takes some milliseconds the first time."""
 
 _CLAIMS = msgspec.json.Decoder(ResourceClaim)
 _TEMPLATES = msgspec.json.Decoder(ResourceClaimTemplate)
@@ -58,8 +63,8 @@ def review_of(request: AdmissionRequest, policy: PolicySnapshot) -> ClaimReview 
 
 
 def _read(request: AdmissionRequest, quota: NamespaceQuota, policy: PolicySnapshot) -> ClaimReview | AdmissionResponse:
-    metadata, spec, annotations, under = _decode(request)
-    asked = read_claim(spec, policy.claim_policy)
+    metadata, digest, annotations, under = _decode(request)
+    asked = read_claim(digest, policy.claim_policy)
     if not asked.gpus and not asked.faults:
         return AdmissionResponse("ignored")
     refusals = find_unlimited(annotations) if asked.has_share else ()
@@ -80,13 +85,13 @@ def _read(request: AdmissionRequest, quota: NamespaceQuota, policy: PolicySnapsh
     return verdicts.malformed(faults, review.scheme) if faults and review.enforced else review
 
 
-def _decode(request: AdmissionRequest) -> tuple[ObjectMeta, ClaimSpec, Mapping[str, str], str]:
-    """Return the metadata, the claim's spec and annotations, and what its field paths begin with."""
+def _decode(request: AdmissionRequest) -> tuple[ObjectMeta, ClaimDigest, Mapping[str, str], str]:
+    """Return the metadata, what the claim asks for, its annotations, and what its field paths begin with."""
     if request.kind.kind == TEMPLATE:
         template = _TEMPLATES.decode(request.object)
-        return template.metadata, template.spec.spec, template.spec.annotations, "spec."
+        return template.metadata, digest_of(template.spec.spec), template.spec.annotations, "spec."
     claim = _CLAIMS.decode(request.object)
-    return claim.metadata, claim.spec, claim.annotations, ""
+    return claim.metadata, digest_of(claim.spec), claim.annotations, ""
 
 
 class ClaimCandidates(msgspec.Struct, frozen=True, gc=False):
@@ -260,7 +265,16 @@ def check_templates(
     return TemplateCheck(warnings=warnings)
 
 
-def requests_of(specs: Iterable[ClaimSpec], claims: ClaimPolicy) -> list[ClaimRequest]:
-    """Return what claims with these specs ask for, where that is GPUs."""
-    asked = (read_claim(spec, claims) for spec in specs)
+def requests_of(namespace: str, templates: Collection[str], policy: PolicySnapshot) -> list[ClaimRequest]:
+    """Return what the claims of these templates ask for, where that is GPUs.
+
+    Only the first `MOST_TEMPLATES` different ones are looked at. The claims of the others are checked when they are
+    made, as are those of templates that are not known.
+    """
+    names = itertools.islice(dict.fromkeys(templates), MOST_TEMPLATES)
+    digests = [digest for name in names if (digest := policy.templates(namespace, name))]
+    if not digests:
+        return []
+    claims = policy.claim_policy
+    asked = (read_packed(digest, claims) for digest in digests)
     return [each for each in asked if each.gpus or each.faults]

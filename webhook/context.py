@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from vcuda import kube
-from vcuda.claims import charges, devices, objects
+from vcuda.claims import charges, devices, digest
 from vcuda.placement import patches, placement
 from vcuda.quota import model
 from vcuda.requests.resources import BUILT_IN, GpuResources
@@ -17,7 +17,7 @@ SCHEDULER_USERS = frozenset({"system:kube-scheduler"})
 """Who makes the claim for a pod's extended resources, once it has chosen the devices; a flag adds other schedulers."""
 
 
-ClaimTemplates = Callable[[str, str], objects.ClaimSpec | None]
+ClaimTemplates = Callable[[str, str], digest.PackedDigest | None]
 """Returns what the claims of a ResourceClaimTemplate ask for, by its namespace and name; None: it is not known."""
 
 

@@ -12,7 +12,7 @@ import yaml
 
 from vcuda import errors, k8s_types, workloads
 from vcuda.allocations import stored_claims, stored_pods
-from vcuda.claims import charges, devices as dra, objects
+from vcuda.claims import charges, devices as dra, digest, objects
 from vcuda.ledger.ledger import charges_by_model
 from vcuda.placement import affinity, patches, placement, registers
 from vcuda.quota import model
@@ -32,11 +32,17 @@ _KINDS: Mapping[str, type[k8s_types.K8sObject]] = {
 _NAMESPACED = frozenset({objects.TEMPLATE, objects.CLAIM, "Pod"})
 
 
+TemplateSpecs = Mapping[tuple[str, str], objects.ClaimSpec]
+"""The specs of the claims that templates make, by the namespace and name of the template."""
+
+
 class OfflineCluster(msgspec.Struct, frozen=True):
-    """What decisions are made from; ``committed`` is what stored objects take, by namespace and model."""
+    """What decisions are made from."""
 
     policy: context.PolicySnapshot
     committed: Mapping[str, Mapping[str, model.Charge]]
+    """What stored objects take, by namespace and model."""
+    templates: TemplateSpecs = {}
 
     def ledgers(self) -> memory.MemoryLedgers:
         """Return ledgers that begin with what is stored."""
@@ -71,10 +77,16 @@ def read_cluster(
         resources=known,
         runtime_classes=runtime_devices.RuntimeClasses(gpu_runtime_classes),
         claims=claims,
-        templates=lambda namespace, name: stored.templates.get((namespace, name)),
+        templates=find_in(stored.templates),
         scheduler_users=scheduler_users,
     )
-    return OfflineCluster(policy, stored.committed(claims))
+    return OfflineCluster(policy, stored.committed(claims), stored.templates)
+
+
+def find_in(templates: TemplateSpecs) -> context.ClaimTemplates:
+    """Return what finds the digests of these templates."""
+    digests = {key: digest.pack(digest.digest_of(spec)) for key, spec in templates.items()}
+    return lambda namespace, name: digests.get((namespace, name))
 
 
 def read_quota(path: Path) -> config.QuotaConfig:
@@ -98,11 +110,11 @@ def read_quota(path: Path) -> config.QuotaConfig:
 
 
 class StoredObjects(msgspec.Struct, frozen=True):
-    """What is in a file of a cluster's objects; templates are by namespace and name."""
+    """What is in a file of a cluster's objects."""
 
     nodes: placement.Nodes
     devices: dra.Devices = dra.NO_DEVICES
-    templates: Mapping[tuple[str, str], objects.ClaimSpec] = {}
+    templates: TemplateSpecs = {}
     claims: Sequence[stored_claims.StoredClaim] = ()
     pods: Sequence[stored_pods.StoredPod] = ()
 
@@ -147,11 +159,15 @@ def read_stored(path: Path, labels: affinity.NodeLabels, known: resources.GpuRes
         published,
         {key: template.spec.spec for key, (_, template) in found[objects.TEMPLATE].items()},
         tuple(
-            stored_claims.StoredClaim(claim.metadata.uid, namespace, name, claim.spec, claim.allocated)
+            stored_claims.StoredClaim(claim.metadata.uid, namespace, name, _digest_of(claim), claim.allocated)
             for (namespace, name), (_, claim) in found[objects.CLAIM].items()
         ),
         tuple(filter(None, pods)),
     )
+
+
+def _digest_of(claim: objects.ResourceClaim) -> digest.PackedDigest:
+    return digest.pack(digest.digest_of(claim.spec))
 
 
 def _read_object(where: str, manifest: workloads.Manifest) -> k8s_types.K8sObject:

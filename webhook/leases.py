@@ -9,6 +9,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -51,6 +52,14 @@ its reservation. Both are in whole seconds; where clocks run, the lease itself e
 
 GIVE_WAY_SECONDS = 2.0
 """For how long nothing is reserved after somebody came for whom reservations left no room."""
+
+
+class Terms(NamedTuple):
+    """What a charge is decided by beside the ledger: the quota, and the version of the ConfigMap that it is of."""
+
+    quota: NamespaceQuota
+    counted_since: str
+    config_version: str
 
 
 def boot_seconds() -> float:

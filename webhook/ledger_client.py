@@ -13,14 +13,14 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from vcuda.errors import Conflict, LedgerLost, Unavailable, VcudaError, WriteUnanswered
+from vcuda.errors import Conflict, LedgerLost, ListOverdue, Unavailable, VcudaError, WriteUnanswered
 from vcuda.kube import LedgerStore, Stored
 from vcuda.ledger import ledger as rules
 from vcuda.ledger.ledger import Admitted, Ledger, Pending, Refused
 from vcuda.ledger.settle import ObservedPods, is_counted_before, settle
-from vcuda.quota.model import Charge, Mode, NamespaceQuota, Usage
-from webhook.batches import BatchCommitter, PendingCall
-from webhook.leases import GIVE_WAY_SECONDS, Demand, ReservationLease, boot_seconds, target
+from vcuda.quota.model import Charge, Mode, Usage
+from webhook.batches import BatchCommitter, PendingCall, SharedCall
+from webhook.leases import GIVE_WAY_SECONDS, Demand, ReservationLease, Terms, boot_seconds, target
 from webhook.ledgers import ByNamespace, ChargeRequest, Decision, PutOff, RetryLater
 from webhook.metrics import LedgerMetrics
 from webhook.recount import SOON_SECONDS, Recount
@@ -30,8 +30,8 @@ T = TypeVar("T")
 # A namespace has one write under way at a time, and now and then a read: enough for thirty busy ones.
 KUBE_THREADS = 32
 
-# Those of large namespaces take long: others are not to wait for a thread behind them, to write.
-LIST_THREADS = 4
+# Apart from those that write, since LISTs take long. Most of these threads wait for a turn (`ListTurns`).
+LIST_THREADS = 32
 
 CACHED_USAGE_SECONDS = 0.5
 """How long a ledger once read is good enough to prefer a model by; never to refuse by."""
@@ -41,6 +41,9 @@ GRANTING_USAGE_SECONDS = 2.0
 
 READ_TIMEOUT_SECONDS = 3.0
 """So short that those who wait for a read that fails still hear of it."""
+
+USAGE_SECONDS = 15.0
+"""For a read that has to count, and waits for its turn."""
 
 WRITE_TIMEOUT_SECONDS = 3.0
 """After which a write counts as lost, and is looked for by reading."""
@@ -92,7 +95,10 @@ class ClusterLedgers:
 
     async def charge(self, request: ChargeRequest) -> Decision:
         """Decide a charge and keep it, once per uid; a dry run keeps nothing."""
-        return await self._ledgers[request.namespace].charge(request)
+        try:
+            return await self._ledgers[request.namespace].charge(request)
+        except ListOverdue as error:
+            return RetryLater(str(error))
 
     async def usage(self, namespace: str) -> Mapping[str, Usage]:
         """Return what is charged to each model, as of now."""
@@ -144,11 +150,12 @@ class NamespaceLedger:
         self._usages: Mapping[str, Usage] = {}
         self._usages_read_at = -math.inf
         self._committer = BatchCommitter[ChargeRequest, Decision](self._commit, TOO_MANY, self._gather, shared.clock)
+        self._reads = SharedCall(lambda: self._in_thread(shared.store.read, READ_TIMEOUT_SECONDS), shared.clock)
         self._recount = Recount(self._list, lambda: self._noted, shared.clock, shared.sleep)
         self._lease = ReservationLease(shared.boot_clock)
         self._demand = Demand(shared.clock)
         # What the next reservation is sized by.
-        self._terms: _Terms | None = None
+        self._terms: Terms | None = None
         self._flusher: asyncio.Task[None] | None = None
         # When the others were asked for room last, and since when again and again.
         self._asked_at = self._asking_since = -math.inf
@@ -187,10 +194,7 @@ class NamespaceLedger:
         )
 
     async def stored_usage(self, charged: Mapping[str, Usage], deadline: float) -> Mapping[str, Usage] | None:
-        """Return what is stored of each model, by a LIST begun after this call, and what is terminating of ``charged``.
-
-        None: the deadline came first, or this replica cannot count it.
-        """
+        """Return what is stored now of each model, and terminating of ``charged``; None if not counted in time."""
         return await self._recount.usages(charged, deadline)
 
     async def _list(self) -> ObservedPods:
@@ -243,9 +247,12 @@ class NamespaceLedger:
         return await self.usage()
 
     async def usage(self) -> Mapping[str, Usage]:
-        """Return what is charged to each model, read now, without what is reserved."""
+        """Return what is charged to each model, read now, without what is reserved; as read last if that takes long."""
         # Not remembered to decide by: the committer may be writing a later version at this moment.
-        return self._note((await self._read()).ledger)
+        with contextlib.suppress(ListOverdue):  # /validate says so
+            if stored := await self._reads.result(USAGE_SECONDS):
+                return self._note(stored.ledger)
+        return self._usages
 
     def _note(self, ledger: Ledger) -> Mapping[str, Usage]:
         # What is reserved is room to whoever chooses a model: it is granted, or given back, as soon as somebody asks.
@@ -388,9 +395,6 @@ class NamespaceLedger:
             return settle(ledger, observed, counted_since=observed.resource_version)
         return ledger
 
-    async def _read(self) -> Stored:
-        return await self._in_thread(self._shared.store.read, READ_TIMEOUT_SECONDS)
-
     async def _in_thread(self, call: Callable[..., T], *args: object) -> T:
         # One under way goes on where its task ends: a write that nobody awaits lands all the same, or does not.
         return await asyncio.get_running_loop().run_in_executor(self._shared.threads, call, self._namespace, *args)
@@ -404,16 +408,8 @@ class NamespaceLedger:
         return [call for call in calls if not call.answer.done()]
 
 
-class _Terms(NamedTuple):
-    """What a charge is decided by beside the ledger: the quota, and the version of the ConfigMap that it is of."""
-
-    quota: NamespaceQuota
-    counted_since: str
-    config_version: str
-
-
-def _terms(request: ChargeRequest, store: LedgerStore) -> _Terms:
-    return _Terms(request.quota, request.counted_since, store.config_version)
+def _terms(asked: ChargeRequest, store: LedgerStore) -> Terms:
+    return Terms(asked.quota, asked.counted_since, store.config_version)
 
 
 def _decide(ledger: Ledger, calls: Sequence[Charging]) -> tuple[Ledger, list[Decision]]:

@@ -237,9 +237,9 @@ async def validate(
 
 async def _check_claims(review: PodReview, ledgers: Ledgers) -> TemplateCheck:
     # Of a template that is not known yet nothing is told: its claims are checked when they are made, and charged then.
-    names = (each.resource_claim_template_name for each in review.pod.spec.resource_claims or ())
-    specs = [review.policy.templates(review.namespace, name or "") for name in names]
-    asked = requests_of(filter(None, specs), review.policy.claim_policy) if any(specs) else []
+    claims = review.pod.spec.resource_claims or ()
+    templates = [each.resource_claim_template_name for each in claims if each.resource_claim_template_name]
+    asked = requests_of(review.namespace, templates, review.policy)
     if not asked:
         return TemplateCheck()
     return check_templates(asked, review.namespace, review.quota, await ledgers.cached_usage(review.namespace))

@@ -1,10 +1,12 @@
 """What is stored of one namespace's pods and claims, as a refusal has to know it: counted anew, not by the ledger."""
 
+import contextlib
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
+from vcuda.errors import ListOverdue
 from vcuda.ledger.ledger import MARGIN_SECONDS, UNSEEN_SECONDS, Ledger, Refused, is_older
 from vcuda.ledger.settle import Expired, ObservedPods, settle
 from vcuda.quota.model import Shortage, Usage, fits
@@ -115,9 +117,11 @@ class Recount:
             await self._sleep(left)
 
     async def _serve(self, calls: Sequence[PendingCall[None, ObservedPods | None]]) -> None:
-        started = self._clock()
+        started, observed = self._clock(), None
         try:
-            observed = await self._count()
+            # Of what could not be listed in time nothing is known; whoever waits is told so.
+            with contextlib.suppress(ListOverdue):
+                observed = await self._count()
         finally:
             ended = self._clock()
             self._next = max(started + MIN_INTERVAL_SECONDS, ended + (ended - started) * REST_PER_SECOND)

@@ -27,6 +27,9 @@ TRASH = ".trash"
 MOVING = "moving"
 """Last part of the name of what was moved into the trash and has not been looked at since."""
 
+LONGEST_UID = 64
+"""Characters of a uid that are kept: kubelet's have 32 or 36. No directory is named after a longer one."""
+
 _STATIC_UID = (k8s_types.MIRROR_ANNOTATION, "kubernetes.io/config.hash")  # pkg/kubelet/types: each holds it
 
 
@@ -193,7 +196,8 @@ def present_uids(uid: str, annotations: Mapping[str, str] | None) -> Iterator[st
     # Anyone may write these on a pod, to keep what another left behind. A pod that claims to be a mirror, and is that
     # of no static pod, kubelet deletes at once; without that claim the others say nothing.
     if annotations and k8s_types.MIRROR_ANNOTATION in annotations:
-        yield from filter(None, map(annotations.get, _STATIC_UID))
+        texts = (annotations.get(key, "") for key in _STATIC_UID)
+        yield from (text for text in texts if 0 < len(text) <= LONGEST_UID)
 
 
 class MustStay(errors.VcudaError):

@@ -32,6 +32,9 @@ ALLOWED_SKEW = datetime.timedelta(minutes=1)
 MAX_MESSAGE_LENGTH = 1024
 """Characters of a message that are kept: as many as the API server lets an Event have."""
 
+MAX_SEARCHED_LENGTH = 16 * 1024
+"""Characters of a message in which a refusal is looked for: in an Event of core/v1 the API server bounds none."""
+
 MAX_NAME_LENGTH = 253
 """Characters of a name or a kind that are kept: as long as names are. In an Event the API server bounds neither."""
 
@@ -90,7 +93,7 @@ _EVENT = msgspec.json.Decoder(StoredEvent)
 
 def read_refusal(event: StoredEvent, at: str) -> RefusedWorkload | None:
     """Return the refusal that an Event tells of, the last one ``at``, or None where it tells of none of ours."""
-    found = _OURS.search(event.message or "")
+    found = _OURS.search((event.message or "")[:MAX_SEARCHED_LENGTH])
     if not found:
         return None
     kind, name = _about(event)

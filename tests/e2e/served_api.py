@@ -10,7 +10,8 @@ import msgspec
 from tests.api_double import Delivery, Effect, Handle, delivered
 from vcuda.errors import Conflict, NotFound
 from vcuda.kube import MERGE_PATCH, Kube, Params
-from vcuda.kube.client import Heard, Page
+from vcuda.kube.client import Heard
+from vcuda.kube.pages import Page
 
 AT_ONCE = json.dumps({"gracePeriodSeconds": 0}).encode()
 
@@ -83,7 +84,7 @@ class ServedApi(Handle):
         return self._write("DELETE", timeout, lambda: self._served.delete(path, body, params, timeout))
 
     def list_pages(
-        self, path: str, params: Params | None = None, limit: int = 500, timeout: float = 30
+        self, path: str, params: Params | None = None, limit: int = 500, timeout: float = 30, **_bounds: object
     ) -> Iterator[Page]:
         """Yield all on one page."""
         versions: list[str] = []

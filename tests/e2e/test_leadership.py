@@ -155,11 +155,11 @@ class StaleKube(Kube):
 
     version: str = field(default="", kw_only=True)
 
-    def get(self, path: str, params: Params | None = None, timeout: float = 10) -> bytes:
+    def get(self, path: str, params: Params | None = None, timeout: float = 10, most: int = 2**20) -> bytes:
         """Read pods as they were."""
         if path == "/api/v1/pods" and "continue" not in (params or {}):
             params = {**(params or {}), "resourceVersion": self.version, "resourceVersionMatch": "Exact"}
-        return super().get(path, params, timeout)
+        return super().get(path, params, timeout, most)
 
     def stream(
         self, path: str, params: Params | None = None, *, connect_timeout: float = 10, read_timeout: float

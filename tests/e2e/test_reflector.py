@@ -177,9 +177,9 @@ def test_a_list_in_pages_whose_token_expires_begins_again_and_shows_no_half(
     asked: list[Params | None] = []
 
     class Interrupted(InPages):
-        def get(self, path: str, params: Params | None = None, timeout: float = 10) -> bytes:
+        def get(self, path: str, params: Params | None = None, timeout: float = 10, most: int = 2**20) -> bytes:
             asked.append(params)
-            page = Kube.get(self, path, params, timeout)
+            page = Kube.get(self, path, params, timeout, most)
             if len(asked) == 1:
                 self.post(path, manifest("late", "first"))
                 expire(control_plane, cluster, path, {**OURS, "limit": 2, "continue": token_of(page)})

@@ -22,9 +22,10 @@ from tests.integration.scripted import (
     torn,
     write_kubeconfig,
 )
-from vcuda.errors import ApiError, BadInput, Conflict, Forbidden, Gone, NotFound, Unavailable
+from vcuda.errors import ApiError, BadInput, Conflict, Forbidden, Gone, ListOverdue, NotFound, TooLarge, Unavailable
 from vcuda.kube import JSON_PATCH, MERGE_PATCH, Kube
 from vcuda.kube.connection import KEPT_SECONDS, ApiRequest, Sender, loader
+from vcuda.kube.pages import MOST_OBJECT_BYTES
 
 PATH = "/api/v1/namespaces/ns/configmaps"
 
@@ -230,6 +231,33 @@ def test_an_answer_that_is_no_list_is_no_answer(kube: Kube, script: Script, body
     script.answers.append(Answer(body))
     with pytest.raises(Unavailable, match="no list"):
         list(kube.list_pages(PATH))
+
+
+def test_a_page_that_is_too_large_is_given_up_and_requested_again_with_fewer_objects(
+    kube: Kube, script: Script
+) -> None:
+    """The rest of it is not read, so that its connection is closed."""
+
+    async def go_on() -> bytes:
+        return b"x" * 2**20
+
+    script.answers.append(stream(b'{"kind":"List","metadata":{"resourceVersion":"7"},"items":[{"a":"', *[go_on] * 1000))
+    script.answers += [page(7, item("a", 1), token="t"), page(7, item("b", 2))]
+    assert [len(one.items) for one in kube.list_pages(PATH)] == [1, 1]
+    asked = [(request.params["limit"], request.params.get("continue")) for request in script.seen]
+    assert asked == [("32", None), ("8", None), ("32", "t")]
+
+
+def test_an_object_that_is_too_large_is_an_error_that_names_it(kube: Kube, script: Script) -> None:
+    script.answers.append(Answer(b"x" * (MOST_OBJECT_BYTES + 1)))
+    with pytest.raises(TooLarge, match=f"GET {PATH}/a: the answer has more than {MOST_OBJECT_BYTES} bytes"):
+        kube.get(f"{PATH}/a")
+
+
+def test_a_list_that_does_not_end_in_time_is_an_error_that_says_so(kube: Kube, script: Script) -> None:
+    script.answers += [page(7, item("a", 1), token="t"), Answer(forever)]
+    with pytest.raises(ListOverdue, match=rf"LIST {PATH} took longer than 0\.5 s"):
+        list(kube.list_pages(PATH, seconds=0.5))
 
 
 def test_a_stream_that_falls_silent_ends(kube: Kube, script: Script) -> None:

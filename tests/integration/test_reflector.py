@@ -1,6 +1,7 @@
 """A reflector against a server that fails, ends watches, says nothing, or tells nonsense; and how often it asks."""
 
 import itertools
+import json
 import threading
 from typing import Self
 
@@ -23,6 +24,7 @@ from tests.integration.scripted import (
     torn,
 )
 from vcuda.kube import Backoff, Key, Kube, Reflector
+from vcuda.kube.pages import MOST_OBJECT_BYTES
 
 
 def test_events_since_the_list_are_applied_in_order(kube: Kube, script: Script) -> None:
@@ -375,3 +377,35 @@ def test_stop_from_a_callback_ends_the_watch(kube: Kube, script: Script) -> None
     script.answers.append(page(10))
     script.watches.append(stream(event("ADDED", item("a", 11, value=1)), event("ADDED", item("b", 12, value=2))))
     assert run(kube, 9, Reflector.stop).events == [(None, 1)]
+
+
+def large(name: str, version: int) -> dict[str, object]:
+    """Return an object of more bytes than are read, with its metadata in the order of the API server."""
+    metadata = {"name": name, "namespace": "ns", "uid": f"uid-{name}", "resourceVersion": str(version)}
+    return {"metadata": metadata, "value": 9, "text": "x" * MOST_OBJECT_BYTES}
+
+
+def test_an_event_that_is_too_large_has_all_listed_again_and_stops_no_watch(kube: Kube, script: Script) -> None:
+    script.answers += [page(10, item("a", 3, value=1)), page(30, item("a", 3, value=1), item("b", 21, value=2))]
+    script.watches += [stream(event("ADDED", large("b", 21))), stream(event("ADDED", item("c", 31, value=3)))]
+    done = run(kube, 2)
+    assert script.asked() == ["LIST", "WATCH 10", "LIST", "WATCH 30"]
+    assert done.values() == {"a": 1, "b": 2, "c": 3}
+
+
+def test_an_object_that_is_too_large_keeps_its_last_good_value_and_the_others_are_listed(
+    kube: Kube, script: Script
+) -> None:
+    def compact(*items: dict[str, object], token: str = "") -> Answer:
+        """A page as the API server writes it: without spaces."""
+        listed = {"kind": "List", "metadata": {"resourceVersion": "30", "continue": token}, "items": items}
+        return Answer(json.dumps(listed, separators=(",", ":")).encode())
+
+    script.answers.append(page(10, item("a", 3, value=1), item("b", 4, value=2)))
+    script.answers += [*[compact(large("a", 21), token="t")] * 4, compact(item("b", 22, value=20))]
+    script.watches += [GONE, stream(bookmark(31))]
+    done = run(kube, 2)
+    limits = [request.params["limit"] for request in script.seen if "watch" not in request.params]
+    assert limits == ["32", "32", "8", "2", "1", "1"]
+    assert done.values() == {"a": 1, "b": 20}
+    assert done.reflector.counts.undecodable == 1

@@ -12,7 +12,7 @@ from tests.claim_builders import HAMI, NVIDIA, claim, entry, published, share, t
 from tests.integration.reviews import Json, card_pod, gpu_pod, patched
 from tests.processes import WebhookProcess, serving
 from vcuda.claims.objects import API_VERSION
-from vcuda.claims.pin import ClaimPin, read_pin, write_pin
+from vcuda.claims.pin import ClaimPin, write_pin
 
 GROUP, VERSION = API_VERSION.split("/")
 CLAIM_KIND = {"group": GROUP, "version": VERSION, "kind": "ResourceClaim"}
@@ -64,11 +64,7 @@ def test_a_claim_is_pinned_and_charged_beside_pods(server: WebhookProcess) -> No
 def test_the_pin_is_one_selector_that_is_read_again(server: WebhookProcess) -> None:
     asked = in_namespace(claim(), "team-a")
     stored = patched(asked, server.review("/mutate", asked, kind=CLAIM_KIND))
-    (request,) = view(stored).devices.requests or ()
-    assert request.exactly
-    (expression,) = request.exactly.expressions
-    pin = read_pin(expression)
-    assert pin
+    (pin,) = view(stored).pins
     assert pin.patterns[0] == "m40"
     assert "patch" not in server.review("/mutate", stored, kind=CLAIM_KIND)
 

@@ -25,6 +25,7 @@ from tests.claim_builders import (
     spec,
     template,
 )
+from vcuda.claims.digest import digest_of, pack
 from vcuda.claims.objects import ClaimSpec
 from vcuda.claims.pin import ClaimPin, read_pin, write_pin
 from vcuda.k8s_types import AdmissionRequest, AdmissionResponse, GroupVersionKind, UserInfo
@@ -51,7 +52,7 @@ class Server:
 
     def __init__(self, quota: NamespaceQuota = QUOTA, *, served: bool = True, **templates: Manifest) -> None:
         whole = Quota({"team-a": quota}, version="41")
-        found = {name: msgspec.convert(each, ClaimSpec) for name, each in templates.items()}
+        found = {name: pack(digest_of(msgspec.convert(each, ClaimSpec))) for name, each in templates.items()}
         self.policy = PolicySnapshot(
             whole,
             NODES,

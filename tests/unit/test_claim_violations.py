@@ -16,7 +16,7 @@ from tests.tables import cases
 from vcuda.allocations.given_cards import OtherCard
 from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
 from vcuda.allocations.stored_pods import StoredPod, read_stored
-from vcuda.claims.objects import ClaimSpec
+from vcuda.claims.digest import ClaimDigest, pack
 from vcuda.errors import Unavailable
 from vcuda.kube import LedgerStore, NodeInformer, QuotaInformer, QuotaPlace
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota
@@ -35,7 +35,7 @@ def pod(name: str, age: int, cards: int = 1, **fields: Any) -> StoredPod:
 def claim(name: str, age: int = 1, *, terminating: bool = False, given: int = 0, **taken: Any) -> PricedClaim:
     """Return one created ``age`` hours ago, held to M40 for a card unless said otherwise; ``given``: cards of P100."""
     created = f"2026-01-01T{23 - age:02}:00:00Z"
-    stored = StoredClaim(f"uid-{name}", "team-a", name, ClaimSpec(), (), created, terminating)
+    stored = StoredClaim(f"uid-{name}", "team-a", name, pack(ClaimDigest()), (), created, terminating)
     charges = {"M40": CARD, **({"P100": Charge(100 * given)} if given else {})}
     return stored, ClaimCharge(**{"charges": charges, "held": "M40", **taken})
 

@@ -113,7 +113,7 @@ def test_each_read_of_a_body_may_take_only_what_is_left_of_the_call() -> None:
     """A server that drips meets the deadline all the same."""
     response = Mock()
     response.read1.side_effect = [b"a", b"b", b"c", b""]
-    assert read_body(response, time.monotonic() + 60) == b"abc"
+    assert read_body(response, time.monotonic() + 60, 100) == b"abc"
     timeouts = [call.args[0] for call in response.connection.sock.settimeout.call_args_list]
     assert len(timeouts) == 4
     assert timeouts == sorted(timeouts, reverse=True)
@@ -124,7 +124,7 @@ def test_past_the_deadline_nothing_is_read_and_the_connection_is_not_used_again(
     response = Mock()
     response.read1.return_value = b""
     with pytest.raises(TimeoutError):
-        read_body(response, time.monotonic() - 1)
+        read_body(response, time.monotonic() - 1, 100)
     response.close.assert_called_once_with()
     response.read1.assert_not_called()
 
@@ -133,7 +133,7 @@ def test_a_body_is_read_though_its_connection_was_given_up_already() -> None:
     """As it is when the server has said that it will close."""
     response = Mock(connection=None)
     response.read1.side_effect = [b"a", b""]
-    assert read_body(response, time.monotonic() + 60) == b"a"
+    assert read_body(response, time.monotonic() + 60, 100) == b"a"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.api_double import ApiDouble, Effect, Script, delivered, lost_request
@@ -104,9 +105,11 @@ def test_a_403_tells_the_figures_of_the_list_and_a_429_those_of_the_ledger(names
 def test_stored_claims_are_counted_too(namespace: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
     namespace.ledger(committed={"M40": FULL})
     namespace.pods(2)
+    count = namespace.replica.store.count_pods
     for claimed, outcome in ((TWO, Refused), (CARD, PutOff)):
         view = ObservedClaims("1000", {"M40": claimed}, ())
-        monkeypatch.setattr(namespace.replica.store, "count_claims", lambda *_, view=view: view)
+        counted = lambda *args, view=view: msgspec.structs.replace(count(*args), claims=view)  # noqa: E731
+        monkeypatch.setattr(namespace.replica.store, "count_pods", counted)
         assert isinstance(namespace.charge(), outcome)
 
 

@@ -35,7 +35,7 @@ OF_USERS = (
     *("vcuda.kube.ledger_store", "vcuda.kube.informers"),
     *("webhook.pod_review", "webhook.quota_edit", "webhook.admission"),
     *("webhook.ledgers", "webhook.ledger_client", "webhook.verdicts", "webhook.claim_review"),
-    *("vcuda.claims.request", "vcuda.claims.charges"),
+    *("vcuda.claims.request", "vcuda.claims.charges", "vcuda.claims.digest", "vcuda.kube.turns"),
     "controller.stale_gc",
 )
 """Modules whose sentences, log lines aside, all reach users."""

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from controller import retrier as retries
-from controller.retrier import BUDGET_SECONDS, RETRY_ANNOTATION, FreeQuota, Owner, RefusedOwner, find_refused
+from controller.refused import Owner, RefusedOwner, find_refused
+from controller.retrier import BUDGET_SECONDS, RETRY_ANNOTATION, FreeQuota
 from tests.api_double import ApiDouble, Effect
 from tests.builders import LABELS, MODEL, container, held_to
 from vcuda.kube import NodeInformer, QuotaInformer, QuotaPlace
@@ -213,7 +214,7 @@ def test_an_event_leads_to_an_owner_in_its_namespace_or_to_none(api: ApiDouble, 
     for namespace in ("team-a", "team-b"):
         api.store(f"/apis/batch/v1/namespaces/{namespace}/jobs/train", JOB)
     store_event(api, name)
-    assert [each.path for each in find_refused(api.kube, "team-a")] == found
+    assert [each.path for each in find_refused(api.kube, "team-a").owners] == found
     asked = ["GET"] if name in ("train", "gone") else []
     assert api.calls == ["LIST", "LIST", "LIST", *asked]
 
@@ -235,7 +236,7 @@ def test_a_workload_that_cannot_be_decoded_costs_only_itself(bad: Mapping[str, A
     for name in ("good", "bad"):
         store_event(api, name)
     api.objects["/api/v1/namespaces/team-a/events/odd"] = {"metadata": {"name": "odd"}, "involvedObject": 7}
-    found = [each.path for each in find_refused(api.kube, "team-a")]
+    found = [each.path for each in find_refused(api.kube, "team-a").owners]
     assert found == [f"{collection}/good" for collection, _ in collections]
 
 

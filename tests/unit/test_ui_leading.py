@@ -13,7 +13,8 @@ from tests.claim_builders import NVIDIA, claim_policy
 from tests.usage_samples import model_use, namespace_use
 from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
 from vcuda.allocations.stored_pods import StoredPod, charges_of
-from vcuda.claims.objects import AllocatedDevice, ClaimSpec
+from vcuda.claims.digest import ClaimDigest, pack
+from vcuda.claims.objects import AllocatedDevice
 from vcuda.placement.placement import FreeCards
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
 
@@ -43,7 +44,7 @@ def test_a_claim_is_shown_once_for_each_model_with_the_node_of_its_device() -> N
     devices = claim_policy().devices
     allocated = (AllocatedDevice("r0", NVIDIA, "new", "gpu-0"),)
     held, free = (
-        StoredClaim(name, "team-a", name, ClaimSpec(), given, "2026-01-01T00:00:00Z")
+        StoredClaim(name, "team-a", name, pack(ClaimDigest()), given, "2026-01-01T00:00:00Z")
         for name, given in (("held", allocated), ("free", ()))
     )
     both = ClaimCharge({"A100": Charge(100, 0, 100), "M40": Charge(50, 300)}, "A100")

@@ -8,8 +8,9 @@ from typing import Any
 
 from tests import builders, claim_builders as made
 from tools.reference.told import Chapter, Told
+from vcuda.claims.digest import MOST_ASKED_BYTES
 from vcuda.claims.objects import CLAIM
-from vcuda.claims.pin import ClaimPin, write_pin
+from vcuda.claims.pin import LONGEST_PIN, ClaimPin, write_pin
 from vcuda.claims.request import read_claim
 from vcuda.k8s_types import AdmissionResponse, GroupVersionKind
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Quota, Usage
@@ -67,8 +68,13 @@ def _told() -> Sequence[Told]:
     whole = made.claim_policy(quota=Quota({"team-a": A_FEW}))
     waiting = check_templates([read_claim(made.view(made.claim()), whole)], "team-a", A_FEW, full)
     product = f'device.attributes["{made.NVIDIA}"].productName == "{made.M40}"'
+    entries = [made.first_of(*[made.entry()] * 8)] * 9
+    large = made.claim(*[made.entry()] * 33), made.claim(*entries), made.claim(made.entry("x" * MOST_ASKED_BYTES))
+    forged = [write_pin(ClaimPin(made.HAMI, (name * (LONGEST_PIN - 200),))) for name in "abcd"]
     return [
         Told(_ask(configured).message, "Write what it says. A line in gpu_units is the administrator's."),
+        *(Told(_ask(each).message, "Write a smaller claim.") for each in large),
+        *(Told(_ask(made.claim(made.entry(made.NVIDIA, *forged[:n]))).message, "The same.") for n in (3, 4)),
         Told(_ask(made.claim(), NamespaceQuota({})).message, "Ask for a quota of a model."),
         Told(_ask(made.claim(*HELD)).message, "Leave the selectors out."),
         Told(

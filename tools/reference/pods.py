@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -15,9 +15,10 @@ from tests import builders
 from tests.builders import LABELS, MODEL, POOL, held_to, required, requirement, term, vcuda_pod
 from tests.integration.reviews import review_of
 from tools.reference.told import Chapter, Told
-from vcuda.errors import BadReview, LedgerLost, UnreadableLedger
+from vcuda.errors import BadReview, LedgerLost, ListOverdue, UnreadableLedger
 from vcuda.k8s_types import AdmissionResponse, ConfigMap, GroupVersionKind, ObjectMeta
 from vcuda.kube import NamedLedger
+from vcuda.kube.turns import ListTurns
 from vcuda.ledger.ledger import LEASE_SECONDS, MARGIN_SECONDS, MOST_PENDING, STORABLE_SECONDS, Ledger, Pending
 from vcuda.placement.patches import Hints
 from vcuda.placement.placement import Candidates, Choice, FreeCards, Nodes, choose
@@ -26,7 +27,16 @@ from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Shortage, Usa
 from vcuda.requests.config import parse_config
 from webhook import ledger_client as cluster_ledgers
 from webhook.admission import Gate, NotReady, Service
-from webhook.ledgers import TOO_MANY_NAMESPACES, ChargeRequest, Decision, Ledgers, MemoryLedgers, PutOff, RecentChoices
+from webhook.ledgers import (
+    TOO_MANY_NAMESPACES,
+    ChargeRequest,
+    Decision,
+    Ledgers,
+    MemoryLedgers,
+    PutOff,
+    RecentChoices,
+    RetryLater,
+)
 from webhook.metrics import Metrics
 from webhook.pod_review import mutate, validate
 
@@ -289,6 +299,7 @@ def _undecided() -> list[Told]:
     return [
         Told(_charge(CARD, SMALL, _Full()).message, later),
         *(Told(_charge(CARD, SMALL, ledgers).message, again) for ledgers in busy),
+        *(Told(_charge(CARD, SMALL, _Busy(RetryLater(text))).message, then) for text, then in _overdue()),
         Told(_charge(CARD, SMALL, _Busy(TOO_MANY_NAMESPACES)).message, "Only with `--standalone`: start it anew."),
         Told(
             str(LedgerLost("team-a", 0, STORABLE_SECONDS + LEASE_SECONDS + MARGIN_SECONDS)),
@@ -309,6 +320,20 @@ def _undecided() -> list[Told]:
         Told("this replica knows an older quota ConfigMap than the ledger was counted by", behind),
         Told('failed calling webhook "validate.quota.vcuda.io": … (the API server\'s own sentence)', down),
     ]
+
+
+def _overdue() -> Iterator[tuple[str, str]]:
+    """Yield what is told while a namespace cannot be listed in time, or has no turn, and what to do."""
+
+    def too_large(_seconds: float) -> None:
+        raise ListOverdue
+
+    smaller = "Have fewer or smaller pods and claims in the namespace."
+    for turns, then in ((ListTurns(), smaller), (ListTurns(quick=0), "Nothing: its creator tries again by itself.")):
+        try:
+            turns.run("team-a", too_large, patience=0)
+        except ListOverdue as error:
+            yield str(error), then
 
 
 def _service(gate: Gate) -> Service:

@@ -1,38 +1,49 @@
 """Stored ResourceClaims as the ledger counts them."""
 
-import functools
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
 from vcuda.allocations.given_cards import OtherCard
 from vcuda.allocations.stored_pods import StoredPod
+from vcuda.bounded import SizedCache
 from vcuda.claims import charges, objects, request
 from vcuda.claims.devices import DeviceOffer
+from vcuda.claims.digest import PackedDigest, pack, read_spec, unpack
 from vcuda.k8s_types import K8sObject
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Charge
 from vcuda.requests.resources import WHOLE_CARD
 
-SPECS_REMEMBERED = 4096
-"""Claims made from one template are alike: each spec is kept and decoded once."""
+DIGESTS_BYTES, PRICES_BYTES = 4 * 2**20, 4 * 2**20
+"""Bytes of digests that are remembered by the hash of their spec, and of charges by their digest."""
+
+LONGEST_FAULT = 1024
+"""Characters of the fault that is kept with a charge: as many as an Event has."""
+
+MOST_ALLOCATED = 256
+"""Devices of one claim that are kept. The API server allows 32 (AllocationResultsMaxSize in k8s.io/api `resource/v1`);
+only the scheduler writes them."""
+
+MOST_USERS = 256
+"""Users of one claim that are kept: as many as the API server allows (ResourceClaimReservedForMaxSize)."""
 
 
 class StoredClaim(msgspec.Struct, frozen=True):
-    """What is kept of a claim that is stored; it counts by its spec, allocated or not, which cannot change any more.
-
-    ``terminating``: its deletion has been accepted, and it goes with the last pod that uses it. ``users`` are the uids
-    of the pods that may use its devices, as the scheduler wrote them into the status.
-    """
+    """What is kept of a claim that is stored. It counts by its spec, allocated or not, which cannot change."""
 
     uid: str
     namespace: str
     name: str
-    spec: objects.ClaimSpec
+    digest: PackedDigest
+    """What its spec asks for."""
     allocated: tuple[objects.AllocatedDevice, ...] = ()
     created: str = ""
     terminating: bool = False
+    """Whether its deletion was accepted. It goes with the last pod that uses it."""
     users: tuple[str, ...] = ()
+    """The uids of the pods that may use its devices, as the scheduler wrote them into the status."""
 
 
 class ClaimCharge(msgspec.Struct, frozen=True):
@@ -69,56 +80,78 @@ class _Claim(K8sObject, frozen=True, gc=False):
 
 
 _CLAIM = msgspec.json.Decoder(_Claim)
-_SPEC = msgspec.json.Decoder(objects.ClaimSpec)
 
 
-def read_stored_claim(raw: bytes | msgspec.Raw) -> StoredClaim:
-    """Return what is kept of a claim."""
-    claim = _CLAIM.decode(raw)
-    metadata, status = claim.metadata, claim.status
-    allocated = status.allocation.devices.results if status and status.allocation else None
-    spec = _read_spec(bytes(claim.spec))
-    return StoredClaim(
-        metadata.uid,
-        metadata.namespace,
-        metadata.name,
-        spec,
-        allocated or (),
-        metadata.creation_timestamp or "",
-        metadata.deletion_timestamp is not None,
-        tuple(each.uid for each in (status.reserved_for if status else None) or () if each.resource == "pods"),
-    )
+class ClaimReader:
+    """Reads stored claims, in every thread. Claims made from one template are alike: their spec is read once."""
 
+    def __init__(self) -> None:
+        self._digests: SizedCache[bytes, PackedDigest] = SizedCache(
+            DIGESTS_BYTES, lambda key, packed: len(key) + len(packed)
+        )
 
-@functools.lru_cache(SPECS_REMEMBERED)
-def _read_spec(raw: bytes) -> objects.ClaimSpec:
-    return _SPEC.decode(raw)
+    @property
+    def kept_bytes(self) -> int:
+        """The bytes of the digests that are remembered."""
+        return self._digests.bytes
+
+    def read(self, raw: bytes | msgspec.Raw) -> StoredClaim:
+        """Return what is kept of a claim in JSON; raise one of ``UNDECODABLE`` for anything else."""
+        claim = _CLAIM.decode(raw)
+        metadata, status = claim.metadata, claim.status
+        allocated = status.allocation.devices.results if status and status.allocation else None
+        consumers = (status.reserved_for if status else None) or ()
+        return StoredClaim(
+            metadata.uid,
+            metadata.namespace,
+            metadata.name,
+            self.digest(claim.spec),
+            (allocated or ())[:MOST_ALLOCATED],
+            metadata.creation_timestamp or "",
+            metadata.deletion_timestamp is not None,
+            tuple(each.uid for each in consumers[:MOST_USERS] if each.resource == "pods"),
+        )
+
+    def digest(self, spec: msgspec.Raw) -> PackedDigest:
+        """Return the digest of a spec in JSON; raise one of ``UNDECODABLE`` for anything else."""
+        # Not the text itself is kept: it may be megabytes long.
+        key = hashlib.blake2b(spec, digest_size=16).digest()
+        packed = self._digests.get(key)
+        if packed is None:
+            packed = pack(read_spec(spec))
+            self._digests.put(key, packed)
+        return packed
 
 
 class ClaimCounter:
-    """What stored claims take by one policy. Claims of one spec that are held to a model are worked out once."""
+    """What stored claims take by one policy. Of claims that ask alike the charge is worked out once."""
 
     def __init__(self, policy: charges.ClaimPolicy) -> None:
         self._policy = policy
-        # By identity, as a spec with capacities cannot be hashed; each is kept, so that no other takes its place.
-        self._held: dict[int, tuple[objects.ClaimSpec, ClaimCharge]] = {}
+        self._by_digest: SizedCache[PackedDigest, ClaimCharge] = SizedCache(
+            PRICES_BYTES, lambda packed, found: len(packed) + len(found.fault)
+        )
         self._models: dict[str, str | None] = {}
 
     def __call__(self, claim: StoredClaim) -> ClaimCharge:
         """Return what a claim takes."""
-        known = self._held.get(id(claim.spec))
-        # As nearly always: every device is of the model that was asked for, and no more than that.
-        if known is not None and all(self._model_of(each) == known[1].held for each in claim.allocated):
-            return known[1]
-        asked = request.read_claim(claim.spec, self._policy)
+        known = self._by_digest.get(claim.digest)
+        if known is not None and self._gives_as_asked(claim, known):
+            return known
+        asked = request.read_claim(unpack(claim.digest), self._policy)
         held = asked.model(lenient=True) if asked.gpus else None
         taken = {held: asked.charge(held)} if held else {}
-        fault = str(asked.faults[0]) if asked.faults else ""
+        fault = str(asked.faults[0])[:LONGEST_FAULT] if asked.faults else ""
         uncounted = not held and bool(asked.gpus or asked.faults)
         found = ClaimCharge(taken, held, certain=not asked.faults, fault=fault, uncounted=uncounted)
-        if held and not asked.faults:
-            self._held[id(claim.spec)] = claim.spec, found
+        self._by_digest.put(claim.digest, found)
         return self._with_devices(claim, asked, found) if claim.allocated else found
+
+    def _gives_as_asked(self, claim: StoredClaim, known: ClaimCharge) -> bool:
+        """Return whether the devices of a claim, if it has any, are all of the one model that it is held to."""
+        if not claim.allocated:
+            return True
+        return known.certain and known.held is not None and {*map(self._model_of, claim.allocated)} == {known.held}
 
     def _with_devices(self, claim: StoredClaim, asked: charges.ClaimRequest, found: ClaimCharge) -> ClaimCharge:
         """Return what a claim takes by its spec, raised to what it was given."""
@@ -137,7 +170,7 @@ class ClaimCounter:
         # Its status is written by the scheduler alone, and so is evidence.
         models = [self._model_of(each) for each in claim.allocated]
         main = held or min(filter(None, models), default=None)
-        entries = asked.by_request_name(claim.spec)
+        entries = asked.by_name()
         given: dict[str, Charge] = {}
         for device, own in zip(claim.allocated, models, strict=True):
             entry, model = entries.get(device.request), own or main

@@ -1,32 +1,41 @@
-"""What a CEL expression certainly demands of a device: the equalities that stand in it, joined by ``&&``.
+"""Reads the equalities that a CEL expression certainly demands of a device: those joined by ``&&`` at its top.
 
-CEL is not evaluated here. What is not recognized says nothing; it can only narrow what a request may get.
+CEL is not evaluated here. A part that is not recognized says nothing. The facts can only narrow what a request may get.
 """
 
+import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-# Strings with escapes, prefixes or three quotes, and comments, are not read: an expression that has any says nothing.
+# An expression with escapes, string prefixes, three quotes or comments says nothing.
 _UNREAD = re.compile(r"""\\|'''|\"\"\"|//""")
-_TOKEN = re.compile(r"""\s*(?:("[^"'\n]*"|'[^"'\n]*')|(\w+|&&|\|\||[=!<>]=|[-+*/%<>!?:.,()\[\]{}]))\s*""")
-
-_OPERATORS = {"in": " in "}  # the one that is a word, and must not run into another
+# Possessive quantifiers never backtrack, so that reading takes time in proportion to the text, whatever it is.
+_PIECE = r"""(?>"[^"'\n]*+"|'[^"'\n]*+'|\w++|&&|\|\||[=!<>]=|[-+*/%<>!?:.,()\[\]{}])"""
+_READABLE = re.compile(rf"\s*+(?:{_PIECE}\s*+)*+")
+_TOKEN = re.compile(_PIECE)
+_STEPS = {**dict.fromkeys("([{", 1), **dict.fromkeys(")]}", -1)}
+_JOINTS = frozenset({"&&", "||", "?"})
+_QUOTES = frozenset("\"'")
 
 _DRIVER = re.compile(r'device\.driver=="([^"]*)"')
 _ATTRIBUTE = re.compile(r'device\.attributes\["([^"]*)"\]\.(\w+)(?:==("[^"]*")| in \[((?:"[^"]*",?)+)\])')
 _TEXT = re.compile(r'"([^"]*)"')
 
+Attributes = Mapping[tuple[str, str], frozenset[str]]
+"""The texts that an attribute must be one of, by the attribute's domain and name."""
+
 
 class Facts(msgspec.Struct, frozen=True, gc=False):
-    """What every device that passes has: this driver (None: not said), and by domain and attribute of these texts."""
+    """The properties of every device that passes."""
 
     driver: str | None = None
-    attributes: Mapping[tuple[str, str], frozenset[str]] = {}
+    """Its driver; None if the expressions do not say."""
+    attributes: Attributes = {}
 
     def only(self, domain: str | None, attribute: str) -> str | None:
-        """Return the one text that an attribute must have, or None where none or more than one is said."""
+        """Return the one text that an attribute must have; None if none or more than one is possible."""
         found = self.attributes.get((domain or "", attribute), frozenset())
         return next(iter(found)) if len(found) == 1 else None
 
@@ -45,31 +54,37 @@ def read_facts(expressions: Iterable[str]) -> Facts:
 
 
 def _conditions(expression: str) -> Iterator[str]:
-    """Yield the parts that ``&&`` joins, without spaces, with double quotes; nothing where it is not sure of them."""
-    parts: list[list[str]] = [[]]
-    depth, before = 0, ""
-    for part in _tokens(expression):
-        depth += (part in "([{") - (part in ")]}")
-        # An alternative at the top: then no single part has to hold. A question mark after a dot is only a safe access.
-        if depth == 0 and (part == "||" or (part == "?" and before != ".")):
-            return
-        if depth == 0 and part == "&&":
-            parts.append([])
-        else:
-            parts[-1].append(part)
-        before = part
-    if depth == 0:
-        yield from ("".join(part) for part in parts)
+    """Yield the parts that ``&&`` joins and that begin with ``device``, without spaces and with double quotes."""
+    if _UNREAD.search(expression) or not _READABLE.fullmatch(expression):
+        return
+    tokens = _TOKEN.findall(expression)
+    joints = _joints(tokens)
+    if joints is None or any(_is_alternative(tokens, at) for at in joints):
+        return
+    ands = [at for at in joints if tokens[at] == "&&"]
+    for before, after in itertools.pairwise([-1, *ands, len(tokens)]):
+        part = tokens[before + 1 : after]
+        if part and part[0] == "device":
+            yield _normalized(part)
 
 
-def _tokens(expression: str) -> list[str]:
-    if _UNREAD.search(expression):
-        return []
-    tokens, at = [], 0
-    while at < len(expression):
-        found = _TOKEN.match(expression, at)
-        if found is None:
-            return []
-        tokens.append(f'"{found[1][1:-1]}"' if found[1] else _OPERATORS.get(found[2], found[2]))
-        at = found.end()
-    return tokens
+def _joints(tokens: Sequence[str]) -> list[int] | None:
+    """Return where ``&&``, ``||`` and ``?`` stand outside of brackets; None if the brackets do not match."""
+    joints, depth = [], 0
+    for at, token in enumerate(tokens):
+        if token in _STEPS:
+            depth += _STEPS[token]
+        elif depth == 0 and token in _JOINTS:
+            joints.append(at)
+    return joints if depth == 0 else None
+
+
+def _is_alternative(tokens: Sequence[str], at: int) -> bool:
+    # With an alternative at the top no single part has to hold. A question mark after a dot is only a safe access.
+    return tokens[at] == "||" or (tokens[at] == "?" and (at == 0 or tokens[at - 1] != "."))
+
+
+def _normalized(tokens: Sequence[str]) -> str:
+    quoted = (f'"{token[1:-1]}"' if token[0] in _QUOTES else token for token in tokens)
+    # The operator that is a word must not run into another.
+    return "".join(" in " if token == "in" else token for token in quoted)  # noqa: S105  # a token of CEL

@@ -6,14 +6,15 @@ write in CEL, only narrow what it may get.
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import ROUND_CEILING, Decimal
 
 import msgspec
 
+from vcuda.bounded import SizedCache
 from vcuda.claims.devices import Capacity, DeviceOffer, Devices
+from vcuda.claims.digest import PINS_TOO_LARGE, ClaimDigest, PackedDigest
 from vcuda.claims.drivers import CORES, MEMORY, DeviceKind, Kind, UnitWorth
-from vcuda.claims.objects import ClaimSpec, DeviceEntry
 from vcuda.claims.pin import ClaimPin, add_selector, write_pin
 from vcuda.claims.products import Products
 from vcuda.errors import Fault
@@ -23,13 +24,68 @@ from vcuda.requests.resources import CLASS, WHOLE_CARD, GpuResources
 
 _MIB = 1024 * 1024
 
+REQUESTS_BYTES = 8 * 2**20
+"""Bytes of the requests of templates that are remembered."""
 
-class ClaimPolicy(msgspec.Struct, frozen=True):
+REQUEST_PER_DIGEST = 25
+"""Bytes of a request that was read, for each byte of its digest."""
+
+
+class KindOffers(msgspec.Struct, frozen=True):
+    """The devices of one kind, of those that are worth the same one."""
+
+    all: tuple[DeviceOffer, ...] = ()
+    by_model: Mapping[str, tuple[DeviceOffer, ...]] = {}
+
+    def on(self, model: str) -> tuple[DeviceOffer, ...]:
+        """Return those of a model; those of all models if there is none of it yet."""
+        return self.by_model.get(model) or self.all or (_UNSEEN,)
+
+
+class ClaimPolicy(msgspec.Struct, frozen=True, dict=True):
     """What claims are read by: the devices there are, the products of each model, and the table of units."""
 
     devices: Devices
     products: Products
     worth_of: UnitWorth
+
+    # These are made once: a claim has many entries, and a cluster many devices.
+    @functools.cached_property
+    def kinds(self) -> Mapping[tuple[str, str], KindOffers]:
+        """The devices by driver and type."""
+        found: dict[tuple[str, str], list[DeviceOffer]] = {}
+        for offer in self.devices.offers:
+            found.setdefault((offer.driver, offer.type), []).append(offer)
+        kinds = {}
+        for kind, offers in found.items():
+            by_model: dict[str, list[DeviceOffer]] = {}
+            for offer in offers:
+                if model := self.products.model_of(offer.product):
+                    by_model.setdefault(model, []).append(offer)
+            kinds[kind] = KindOffers(_different(offers), {model: _different(own) for model, own in by_model.items()})
+        return kinds
+
+    @functools.cached_property
+    def drivers_on(self) -> Mapping[str, frozenset[str]]:
+        """The drivers that have a device of a model, by model."""
+        found: dict[str, set[str]] = {}
+        for (driver, _), offers in self.kinds.items():
+            for model in offers.by_model:
+                found.setdefault(model, set()).add(driver)
+        return {model: frozenset(drivers) for model, drivers in found.items()}
+
+    @functools.cached_property
+    def capacities_of(self) -> Mapping[str, frozenset[str]]:
+        """The names of the capacities that some device of a driver has, by driver."""
+        found: dict[str, set[str]] = {}
+        for offer in self.devices.offers:
+            found.setdefault(offer.driver, set()).update(name for name, _ in offer.capacities)
+        return {driver: frozenset(names) for driver, names in found.items()}
+
+    @functools.cached_property
+    def requests(self) -> "SizedCache[PackedDigest, ClaimRequest]":
+        """The requests of templates that were read by this policy."""
+        return SizedCache(REQUESTS_BYTES, lambda packed, _: REQUEST_PER_DIGEST * len(packed))
 
     @classmethod
     def of(
@@ -45,47 +101,71 @@ class ClaimPolicy(msgspec.Struct, frozen=True):
 
 
 class ClaimEntry(msgspec.Struct, frozen=True, gc=False):
-    """One entry of a request: ``path`` is its field path, ``capacities`` what it asks for of each.
-
-    ``pins`` are its selectors of our form, ``profile`` the MIG profile that it certainly demands, or empty, and
-    ``product`` those products, or None where that is not said.
-    """
+    """One entry of a request."""
 
     path: str
+    """Its field path."""
     request: int
-    entry: DeviceEntry
+    """The number of its request."""
+    name: str
+    """The name by which an allocation refers to it: REQUEST, or REQUEST/ENTRY for one of ``firstAvailable``."""
     found: DeviceKind
     count: int
     capacities: Mapping[str, Decimal]
+    """The amount that it asks for of each capacity."""
+    has_selectors: bool
     pins: tuple[ClaimPin, ...]
+    """Its selectors of our form."""
     profile: str
+    """The MIG profile that it certainly demands; empty if any will do."""
     products: frozenset[str] | None
+    """The products of which it certainly demands one; None if any will do."""
 
 
-class ClaimRequest(msgspec.Struct, frozen=True, gc=False):
+class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
     """What a claim asks for. With ``faults`` the rest holds what could still be read."""
 
     entries: tuple[ClaimEntry, ...]
     faults: tuple[Fault, ...]
     policy: ClaimPolicy
+    digest: ClaimDigest = ClaimDigest()
 
-    @property
+    @functools.cached_property
     def gpus(self) -> tuple[ClaimEntry, ...]:
         """The entries that are worth something."""
         return tuple(entry for entry in self.entries if entry.found.is_gpu)
 
-    def by_request_name(self, spec: ClaimSpec) -> Mapping[str, ClaimEntry]:
-        """Return the entries that are worth something, by the name that an allocation calls them by."""
-        names = [request.name for request in spec.devices.requests or ()]
-        return {"/".join(filter(None, (names[each.request], each.entry.name))): each for each in self.gpus}
+    # The models of pins and products are looked up once for all models, and once for entries that are alike.
+    @functools.cached_property
+    def _models_of_pin(self) -> Mapping[ClaimPin, frozenset[str | None]]:
+        model_of = self.policy.products.model_of_pattern
+        return {pin: frozenset(map(model_of, pin.patterns)) for pin in self.digest.pins}
+
+    @functools.cached_property
+    def _models_of_products(self) -> Mapping[frozenset[str] | None, frozenset[str]]:
+        different = {entry.products for entry in self.gpus}
+        return {each: frozenset(filter(None, map(self.policy.products.model_of, each or ()))) for each in different}
+
+    def by_name(self) -> Mapping[str, ClaimEntry]:
+        """Return the entries that are worth something, by the name by which an allocation refers to them."""
+        return {each.name: each for each in self.gpus}
 
     @property
     def has_share(self) -> bool:
         """Whether it may get a part of a card, of which the driver limits the use."""
         return any(entry.found.kind is Kind.SHARE for entry in self.entries)
 
+    @functools.cached_property
+    def _charges(self) -> dict[str, Charge]:
+        return {}
+
     def charge(self, model: str) -> Charge:
         """Return what the claim takes of this model's quota; of ``firstAvailable`` the dearest entry counts."""
+        if model not in self._charges:
+            self._charges[model] = self._charge(model)
+        return self._charges[model]
+
+    def _charge(self, model: str) -> Charge:
         dearest: dict[int, Charge] = {}
         for entry in self.gpus:
             worth = self.worth(entry, model)
@@ -105,11 +185,8 @@ class ClaimRequest(msgspec.Struct, frozen=True, gc=False):
         return WHOLE_CARD
 
     def _offers(self, entry: ClaimEntry, model: str) -> tuple[DeviceOffer, ...]:
-        """Return the devices that the entry could get on this model; of all models, where none of it is there yet."""
-        kind = (entry.found.driver, entry.found.type)
-        offers = [offer for offer in self.policy.devices.offers if (offer.driver, offer.type) == kind]
-        own = tuple(offer for offer in offers if self._is_of(offer, model))
-        return own or tuple(offers) or (_UNSEEN,)
+        """Return the devices that the entry could get on this model."""
+        return self.policy.kinds.get((entry.found.driver or "", entry.found.type), KindOffers()).on(model)
 
     def _profiles(self, entry: ClaimEntry, model: str) -> tuple[str, ...]:
         if entry.profile:
@@ -131,23 +208,29 @@ class ClaimRequest(msgspec.Struct, frozen=True, gc=False):
 
     def _held_to(self, entry: ClaimEntry, *, lenient: bool) -> str | None:
         for pin in entry.pins:
-            models = {self.policy.products.model_of_pattern(pattern) for pattern in pin.patterns}
+            models = self._models_of_pin[pin]
             if lenient and len(models) > 1:
-                models.discard(None)
+                models -= {None}
             if len(models) == 1 and (held := next(iter(models))):
                 return held
         return None
 
     def is_present(self, model: str) -> bool:
         """Return whether there is a device of this model of each driver that is asked for one."""
-        present = {offer.driver for offer in self.policy.devices.offers if self._is_of(offer, model)}
+        present = self.policy.drivers_on.get(model, frozenset())
         return present.issuperset(entry.found.driver for entry in self.gpus)
 
-    def _is_of(self, offer: DeviceOffer, model: str) -> bool:
-        return self.policy.products.model_of(offer.product) == model
+    @functools.cached_property
+    def _exclusions(self) -> dict[str, str | None]:
+        return {}
 
     def excludes(self, model: str) -> str | None:
-        """Return why the claim cannot be held to this model, or None where it can."""
+        """Return why the claim cannot be held to this model; None if it can."""
+        if model not in self._exclusions:
+            self._exclusions[model] = self._excluded_from(model)
+        return self._exclusions[model]
+
+    def _excluded_from(self, model: str) -> str | None:
         foreign = self.policy.products.foreign(model)
         if foreign is not None:
             return ambiguous(model, foreign)
@@ -155,28 +238,37 @@ class ClaimRequest(msgspec.Struct, frozen=True, gc=False):
             held = self._held_to(entry, lenient=False)
             if held not in (None, model):
                 return f"a selector of {entry.path}, which holds it to {held}"
-            known = {self.policy.products.model_of(product) for product in entry.products or ()} - {None}
+            known = self._models_of_products[entry.products]
             if known and model not in known:
                 return f"a selector of {entry.path}, which demands another product"
-        return None
+        # A spec with more pins than are read would not be read as held to the model.
+        return None if self.digest.has_room([pin for _, pin in self._missing_pins(model)]) else PINS_TOO_LARGE
 
     def patch(self, model: str) -> list[Operation]:
-        """Return the operations that hold every entry to the products of this model."""
-        patterns = self.policy.products.patterns_of(model)
+        """Return the operations that hold every entry to the products of this model, which `excludes` must allow."""
         operations = []
+        for entry, pin in self._missing_pins(model):
+            pointer = "/" + entry.path.replace(".", "/").replace("[", "/").replace("]", "")
+            operations.append(add_selector(pointer, write_pin(pin), has_selectors=entry.has_selectors))
+        return operations
+
+    def _missing_pins(self, model: str) -> Iterator[tuple[ClaimEntry, ClaimPin]]:
+        patterns = self.policy.products.patterns_of(model)
         for entry in self.gpus:
             if self._held_to(entry, lenient=False) != model:
                 by_profile = entry.found.kind is Kind.MIG and not entry.profile
                 profiles = self._profiles(entry, model) if by_profile else ()
-                pin = ClaimPin(entry.found.driver or "", patterns, tuple(sorted(filter(None, profiles))))
-                pointer = "/" + entry.path.replace(".", "/").replace("[", "/").replace("]", "")
-                operations.append(add_selector(pointer, entry.entry, write_pin(pin)))
-        return operations
+                yield entry, ClaimPin(entry.found.driver or "", patterns, tuple(sorted(filter(None, profiles))))
 
 
 def ambiguous(model: str, product: str) -> str:
     """Say why nothing can be held to a model: a product of its patterns is not of it alone."""
     return f"its products: {product} counts as one of {model}, and not of that model alone"
+
+
+def _different(offers: Iterable[DeviceOffer]) -> tuple[DeviceOffer, ...]:
+    """Return one of those that differ by their product alone."""
+    return tuple({(each.profile, each.shared, each.capacities): each for each in offers}.values())
 
 
 _UNSEEN = DeviceOffer("", shared=True)

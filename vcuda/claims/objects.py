@@ -60,12 +60,11 @@ class DeviceRequest(K8sStruct, frozen=True, gc=False):
     exactly: DeviceEntry | None = None
     first_available: tuple[DeviceEntry, ...] | None = None
 
-    def entries(self) -> Iterator[tuple[str, DeviceEntry]]:
-        """Yield each entry with its field path below the request."""
+    def entries(self) -> Iterator[tuple[int | None, DeviceEntry]]:
+        """Yield each entry with its position in ``firstAvailable``, None for ``exactly``."""
         if self.exactly is not None:
-            yield "exactly", self.exactly
-        for index, entry in enumerate(self.first_available or ()):
-            yield f"firstAvailable[{index}]", entry
+            yield None, self.exactly
+        yield from enumerate(self.first_available or ())
 
 
 class OpaqueParameters(K8sStruct, frozen=True, gc=False):
@@ -101,8 +100,6 @@ class AllocatedDevice(K8sStruct, frozen=True, gc=False):
     driver: str = ""
     pool: str = ""
     device: str = ""
-    admin_access: bool | None = None
-    consumed_capacity: Mapping[str, Quantity] | None = None
 
 
 class AllocatedDevices(K8sStruct, frozen=True, gc=False):

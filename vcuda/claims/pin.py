@@ -1,7 +1,8 @@
-"""The selector that holds a claim's request to the products of one GPU model: how it is written, and read again.
+"""The selector that holds a claim's request to the products of one GPU model: how it is written and read again.
 
-It is guarded: without a guard one device that lacks the attribute stops the scheduling of every pod with the claim.
-``orValue`` would do too, but the API server then finds no bound to the cost of ``matches``, and refuses the claim.
+The selector is guarded: without a guard, one device that lacks the attribute stops the scheduling of every pod with the
+claim. ``orValue`` would do too, but the API server then finds no bound to the cost of ``matches``, and refuses the
+claim.
 """
 
 import re
@@ -10,15 +11,20 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from vcuda.claims.devices import PRODUCT, PROFILE
-from vcuda.claims.objects import DeviceEntry
 from vcuda.k8s_types import Operation
 from vcuda.requests.resources import fold
 
 MOST_SELECTORS = 32
-"""As many a request may have (DeviceSelectorsMaxSize in k8s.io/api `resource/v1`)."""
+"""Selectors that the API server allows in one request (DeviceSelectorsMaxSize in k8s.io/api `resource/v1`)."""
 
-# Characters of an expression, less what the rest of ours takes (CELSelectorExpressionMaxLength is 10 KiB).
-MOST_CHARACTERS = 9 * 1024
+LONGEST_PIN = 2048
+"""Characters of the longest selector that is written here, and of the longest that is read as one.
+
+The API server takes 10 KiB (CELSelectorExpressionMaxLength). Two are room for some forty products of one model.
+"""
+
+# The part of it that the MIG profiles may take.
+_MOST_OF_PROFILES = 512
 
 # RE2 takes a backslash before any of these as the character itself.
 _SPECIAL = frozenset(r"\.+()|[]{}^$")
@@ -29,46 +35,56 @@ _FORM = re.compile(
     rf'"{PRODUCT}" in device\.attributes\[{_TEXT}\] && device\.attributes\[{_TEXT}\]\.{PRODUCT}\.matches\({_TEXT}\)'
     rf'(?: && device\.attributes\[{_TEXT}\]\.\?{PROFILE}\.orValue\(""\) in \[((?:{_TEXT}(?:, )?)+)\])?'
 )
+_BEGINNING = f'"{PRODUCT}" in device.attributes['
 _PIECE = re.compile(r"\\(.)|(\[ -\]|\.\*|\.|\|)|(.)", re.DOTALL)
 _MEANING = {"[ -]": "-", ".*": "*", ".": "?"}
 _OPEN, _CLOSE = "(?i)^(?:", ")$"
 
 
-class ClaimPin(msgspec.Struct, frozen=True, gc=False):
-    """What our selector demands of a driver's devices: a product of these patterns, and one of these MIG profiles.
-
-    The patterns are folded. Without ``profiles`` any will do.
-    """
+class ClaimPin(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """The demand of our selector on the devices of a driver."""
 
     driver: str
     patterns: tuple[str, ...]
+    """A device's product must match one of these. They are folded."""
     profiles: tuple[str, ...] = ()
+    """A device must have one of these MIG profiles; any if empty."""
 
 
 def write_pin(pin: ClaimPin) -> str:
-    """Return the CEL expression; of patterns beyond what an expression may have, as many as there is room for."""
-    # Left out are the last, which were only seen: to leave one out narrows.
-    driver = _quote(pin.driver)
-    attributes = f"device.attributes[{driver}]"
-    pattern = _quote(f"{_OPEN}{'|'.join(_fitting(pin.patterns))}{_CLOSE}")
+    """Return the CEL expression, with as many of the patterns and profiles as `LONGEST_PIN` has room for."""
+    # The last patterns are left out, which were only seen on nodes. To leave one out narrows.
+    profiles = ", ".join(_fitting(map(_quote, pin.profiles), _MOST_OF_PROFILES))
+    room = LONGEST_PIN - len(_written(pin.driver, "", profiles))
+    return _written(pin.driver, "|".join(_fitting(map(_escape, pin.patterns), room)), profiles)
+
+
+def _written(driver: str, alternatives: str, profiles: str) -> str:
+    attributes = f"device.attributes[{_quote(driver)}]"
+    pattern = _quote(f"{_OPEN}{alternatives}{_CLOSE}")
     products = f'"{PRODUCT}" in {attributes} && {attributes}.{PRODUCT}.matches({pattern})'
-    if not pin.profiles:
-        return products
-    return f'{products} && {attributes}.?{PROFILE}.orValue("") in [{", ".join(map(_quote, pin.profiles))}]'
+    return f'{products} && {attributes}.?{PROFILE}.orValue("") in [{profiles}]' if profiles else products
 
 
-def _fitting(patterns: Iterable[str]) -> Iterator[str]:
-    room = MOST_CHARACTERS
-    for pattern in patterns:
-        written = "".join(_WILD.get(each) or (f"\\{each}" if each in _SPECIAL else each) for each in pattern)
-        room -= len(_quote(written))
+def _escape(pattern: str) -> str:
+    return "".join(_WILD.get(each) or (f"\\{each}" if each in _SPECIAL else each) for each in pattern)
+
+
+def _fitting(texts: Iterable[str], room: int) -> Iterator[str]:
+    for text in texts:
+        room -= len(_quote(text))  # what stands between two is no longer than the quotes
         if room >= 0:
-            yield written
+            yield text
+
+
+def looks_like_pin(expression: str) -> bool:
+    """Return whether an expression begins as one of ours does, and is not longer."""
+    return len(expression) <= LONGEST_PIN and expression.startswith(_BEGINNING)
 
 
 def read_pin(expression: str) -> ClaimPin | None:
-    """Return what an expression demands that is exactly as we write it; None for every other."""
-    found = _FORM.fullmatch(expression)
+    """Return the demand of an expression that is exactly as it is written here; None for every other expression."""
+    found = _FORM.fullmatch(expression) if looks_like_pin(expression) else None
     if found is None:
         return None
     driver, pattern = _unquote(found[1]), _unquote(found[3])
@@ -77,7 +93,7 @@ def read_pin(expression: str) -> ClaimPin | None:
         return None
     alternatives = _read_alternatives(pattern[len(_OPEN) : -len(_CLOSE)])
     pin = ClaimPin(driver, alternatives, profiles)
-    # Whatever could be read in another way than it is written is none of ours.
+    # An expression that could be read in another way than it is written is none of ours.
     return pin if write_pin(pin) == expression else None
 
 
@@ -99,14 +115,9 @@ def _unquote(text: str) -> str:
     return re.sub(r'\\(["\\])', r"\1", text)
 
 
-def pins_of(entry: DeviceEntry, driver: str) -> tuple[ClaimPin, ...]:
-    """Return every selector of this form that a request has for the devices of a driver; all of them hold."""
-    return tuple(pin for each in entry.expressions if (pin := read_pin(each)) and pin.driver == driver)
-
-
-def add_selector(path: str, entry: DeviceEntry, expression: str) -> Operation:
-    """Return the operation that adds a selector to the entry at this JSON Pointer."""
+def add_selector(path: str, expression: str, *, has_selectors: bool) -> Operation:
+    """Return the operation that adds a selector to the entry at this JSON Pointer, behind those that it has."""
     selector = {"cel": {"expression": expression}}
-    if entry.selectors:
+    if has_selectors:
         return {"op": "add", "path": f"{path}/selectors/-", "value": selector}
     return {"op": "add", "path": f"{path}/selectors", "value": [selector]}

@@ -1,5 +1,6 @@
 """Which GPU model a product is, by the name that its driver gives it; a space equals ``-``, case does not matter."""
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
@@ -11,16 +12,24 @@ Rows = Mapping[str, tuple[str, ...]]
 """By model, the patterns of its products."""
 
 
-class Products(msgspec.Struct, frozen=True):
-    """The products of each model, all folded.
+class ModelProducts(msgspec.Struct, frozen=True):
+    """The products of one model."""
 
-    ``names`` are models by their folded name, ``rows`` the patterns of the quota's table, and ``seen`` the models of
-    the nodes on which a product was seen. Where more than one model is found, it is none.
-    """
+    patterns: tuple[str, ...]
+    """Its own name, its row, and the products that were seen on its nodes and match none of these."""
+    foreign: str | None
+    """A product that the patterns match although it is not certainly of the model; None if there is none."""
+
+
+class Products(msgspec.Struct, frozen=True, dict=True):
+    """The products of each model, all folded. A product of more than one model is of none."""
 
     names: Mapping[str, frozenset[str]]
+    """The models by their folded name."""
     rows: Rows
+    """The patterns of the quota's table."""
     seen: Mapping[str, frozenset[str]]
+    """The models of the nodes on which a product was seen."""
 
     @classmethod
     def of(
@@ -38,13 +47,22 @@ class Products(msgspec.Struct, frozen=True):
         rows = {model: tuple(dict.fromkeys(map(fold, row.products))) for model, row in named.rows.items()}
         return cls(names, rows, {product: frozenset(found) for product, found in seen.items()})
 
+    # Both are kept: they are needed for every claim, and change with the quota and the devices only.
+    @functools.cached_property
+    def _matchers(self) -> Mapping[str, Callable[[str], object]]:
+        return {model: matcher(patterns) for model, patterns in self.rows.items()}
+
+    @functools.cached_property
+    def _known(self) -> dict[str, ModelProducts]:
+        return {}
+
     def model_of(self, product: str) -> str | None:
         """Return the one model that a product is of, or None."""
         folded = fold(product)
         return _only(self.names.get(folded) or self._listed(folded) or self.seen.get(folded, frozenset()))
 
     def _listed(self, folded: str) -> frozenset[str]:
-        return frozenset(model for model, patterns in self.rows.items() if matcher(patterns)(folded))
+        return frozenset(model for model, matches in self._matchers.items() if matches(folded))
 
     def model_of_pattern(self, pattern: str) -> str | None:
         """Return the one model whose products a pattern certainly stands for, or None."""
@@ -53,18 +71,25 @@ class Products(msgspec.Struct, frozen=True):
         return _only(frozenset(model for model, patterns in self.rows.items() if pattern in patterns))
 
     def patterns_of(self, model: str) -> tuple[str, ...]:
-        """Return the patterns of a model's products: its own name, its row, and what was seen beside these."""
-        # Its name is always the first: it still tells the model when the nodes with its products are away.
-        known = tuple(dict.fromkeys((fold(model), *self.rows.get(model, ()))))
-        matches = matcher(known)
-        own = (product for product in sorted(self.seen) if not matches(product) and self.model_of(product) == model)
-        return (*known, *(product for product in own if product.isprintable() and not WILDCARDS.intersection(product)))
+        """Return the patterns of a model's products, its own name first."""
+        return self._products_of(model).patterns
 
     def foreign(self, model: str) -> str | None:
-        """Return a product that the patterns of this model let in though it is not certainly of it; None: none is."""
-        matches = matcher(self.patterns_of(model))
-        known = sorted({*self.seen, *self.names})
-        return next((each for each in known if matches(each) and self.model_of(each) != model), None)
+        """Return a product that the patterns of a model match though it is not certainly of it; None if none does."""
+        return self._products_of(model).foreign
+
+    def _products_of(self, model: str) -> ModelProducts:
+        if model not in self._known:
+            # Its name is always the first: it still tells the model when the nodes with its products are away.
+            own = tuple(dict.fromkeys((fold(model), *self.rows.get(model, ()))))
+            matches = matcher(own)
+            more = (each for each in sorted(self.seen) if not matches(each) and self.model_of(each) == model)
+            patterns = (*own, *(each for each in more if each.isprintable() and not WILDCARDS.intersection(each)))
+            matches = matcher(patterns)
+            known = sorted({*self.seen, *self.names})
+            foreign = next((each for each in known if matches(each) and self.model_of(each) != model), None)
+            self._known[model] = ModelProducts(patterns, foreign)
+        return self._known[model]
 
     def among(self, patterns: Iterable[str]) -> Callable[[str], object]:
         """Return what tells whether a product, as its driver writes it, is one of these patterns."""

@@ -1,14 +1,16 @@
-"""Reads what a claim asks for, and what is wrong with the way it asks."""
+"""Reads what a claim asks for from its digest, and what is wrong with the way it asks."""
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
 
-from vcuda.claims.cel import read_facts
+from vcuda.claims.cel import Facts
 from vcuda.claims.charges import ClaimEntry, ClaimPolicy, ClaimRequest
 from vcuda.claims.devices import PRODUCT, PROFILE
+from vcuda.claims.digest import ClaimDigest, EntryDigest, EntryRead, PackedDigest, unpack
 from vcuda.claims.drivers import CORES, MEMORY, DeviceKind, Kind, find_kind
-from vcuda.claims.objects import EXACT_COUNT, ClaimSpec, DeviceEntry
-from vcuda.claims.pin import MOST_SELECTORS, pins_of
+from vcuda.claims.objects import EXACT_COUNT
+from vcuda.claims.pin import MOST_SELECTORS, ClaimPin
 from vcuda.errors import Fault
 from vcuda.k8s_types import Quantity, parse_quantity
 
@@ -19,59 +21,72 @@ _MOST = 2**53
 """As much of a capacity as no device has."""
 
 
-def read_claim(spec: ClaimSpec, policy: ClaimPolicy) -> ClaimRequest:
-    """Return what a claim asks for, and every fault, with its field path."""
+def read_claim(digest: ClaimDigest, policy: ClaimPolicy) -> ClaimRequest:
+    """Return what a claim asks for, and every fault with its field path."""
     entries: list[ClaimEntry] = []
-    faults: list[Fault] = []
-    for index, request in enumerate(spec.devices.requests or ()):
+    faults: list[Fault] = [*digest.faults]
+    reads = digest.entries()
+    for index, request in enumerate(digest.requests):
         base = f"spec.devices.requests[{index}]"
-        listed = [(f"{base}.{field}", entry) for field, entry in request.entries()]
-        if not listed:
+        if not request.entries:
             faults.append(Fault(base, "asks in a way that is not known here; write exactly or firstAvailable"))
-        for path, entry in listed:
+        for read in itertools.islice(reads, len(request.entries)):
+            path, entry = f"{base}.{read.entry.field}", read.entry
             found = find_kind(entry.device_class_name, policy.devices, policy.worth_of)
             if found is None:
                 faults.append(_unknown_class(path, entry.device_class_name))
             # What is worth nothing may be asked for in every way.
             elif found.is_gpu:
-                faults.extend(_shape_faults(path, entry, found))
+                faults.extend(_shape_faults(path, read, found))
                 capacities, wrong = _read_capacities(path, entry, found, policy)
                 faults.extend(wrong)
-                entries.append(_entry(path, index, entry, found, capacities))
-    faults.extend(_config_faults(spec, entries))
-    return ClaimRequest(tuple(entries), tuple(faults), policy)
+                name = "/".join(filter(None, (request.name, entry.name)))
+                entries.append(_entry(path, name, read, found, capacities))
+    faults.extend(_config_faults(digest, entries))
+    return ClaimRequest(tuple(entries), tuple(faults), policy, digest)
 
 
-def _config_faults(spec: ClaimSpec, entries: Iterable[ClaimEntry]) -> Iterator[Fault]:
+def read_packed(packed: PackedDigest, policy: ClaimPolicy) -> ClaimRequest:
+    """Return what a claim with this digest asks for. The result is remembered as long as the policy is in force."""
+    known = policy.requests.get(packed)
+    if known is None:
+        known = read_claim(unpack(packed), policy)
+        policy.requests.put(packed, known)
+    return known
+
+
+def _config_faults(digest: ClaimDigest, entries: Iterable[ClaimEntry]) -> Iterator[Fault]:
     # HAMi's driver sets up MPS in the place of its own limits (`applySharingConfig`, cmd/hami-kubelet-plugin), and what
     # the next release of one knows is not known here.
-    named = spec.devices.requests or ()
-    shares = {(entry.found.driver, named[entry.request].name) for entry in entries if entry.found.kind is Kind.SHARE}
-    for index, config in enumerate(spec.devices.config or ()):
-        # An entry of firstAvailable is called REQUEST/ENTRY.
-        requests = {request.partition("/")[0] for request in config.requests or ()}
-        driver = config.opaque.driver if config.opaque else ""
-        if any(each == driver and (not requests or request in requests) for each, request in shares):
+    names = [request.name for request in digest.requests]
+    shares = {(entry.found.driver, names[entry.request]) for entry in entries if entry.found.kind is Kind.SHARE}
+    for index, config in enumerate(digest.config):
+        named = config.requests
+        if any(driver == config.driver and (not named or request in named) for driver, request in shares):
             message = "parameters of a driver may take the limit off a share of a card; leave them out"
             yield Fault(f"spec.devices.config[{index}].opaque", f"{message}, or name the requests for whole cards")
 
 
-def _entry(
-    path: str, index: int, entry: DeviceEntry, found: DeviceKind, capacities: Mapping[str, Decimal]
-) -> ClaimEntry:
-    driver, facts = found.driver or "", read_facts(entry.expressions)
+def _entry(path: str, name: str, read: EntryRead, found: DeviceKind, capacities: Mapping[str, Decimal]) -> ClaimEntry:
+    driver, entry = found.driver or "", read.entry
     return ClaimEntry(
         path=path,
-        request=index,
-        entry=entry,
+        request=read.request,
+        name=name,
         found=found,
         # What is wrong is read as one; it is admitted only where the quota enforces nothing.
         count=entry.count if entry.count and 0 < entry.count <= MOST_DEVICES else 1,
         capacities=capacities,
-        pins=pins_of(entry, driver),
-        profile=facts.only(driver, PROFILE) or found.profile,
-        products=facts.attributes.get((driver, PRODUCT)),
+        has_selectors=entry.selectors > 0,
+        pins=_pins_of(read, found),
+        profile=Facts(attributes=read.attributes).only(driver, PROFILE) or found.profile,
+        products=read.attributes.get((driver, PRODUCT)),
     )
+
+
+def _pins_of(read: EntryRead, found: DeviceKind) -> tuple[ClaimPin, ...]:
+    """Return the pins of an entry that are for the devices of its driver. All of them hold."""
+    return tuple(pin for pin in read.pins if pin.driver == (found.driver or ""))
 
 
 def _unknown_class(path: str, name: str) -> Fault:
@@ -80,7 +95,8 @@ def _unknown_class(path: str, name: str) -> Fault:
     return Fault(f"{path}.deviceClassName", f"{message}; ask the administrator to add to gpu_units {rows}")
 
 
-def _shape_faults(path: str, entry: DeviceEntry, found: DeviceKind) -> Iterator[Fault]:
+def _shape_faults(path: str, read: EntryRead, found: DeviceKind) -> Iterator[Fault]:
+    entry = read.entry
     if found.driver is None:
         message = (
             f"the selectors of DeviceClass {entry.device_class_name} name no driver, so its devices cannot be held"
@@ -94,19 +110,18 @@ def _shape_faults(path: str, entry: DeviceEntry, found: DeviceKind) -> Iterator[
         yield Fault(f"{path}.adminAccess", "gives devices that others use; it is not allowed where GPUs are limited")
     if entry.count is not None and not 0 < entry.count <= MOST_DEVICES:
         yield Fault(f"{path}.count", f"{entry.count} is not allowed; write a whole number from 1 to {MOST_DEVICES}")
-    if len(entry.selectors or ()) >= MOST_SELECTORS and not pins_of(entry, found.driver or ""):
+    if entry.selectors >= MOST_SELECTORS and not _pins_of(read, found):
         message = f"{MOST_SELECTORS} leave no room for the one that holds it to a GPU model"
         yield Fault(f"{path}.selectors", f"{message}; write at most {MOST_SELECTORS - 1}")
 
 
 def _read_capacities(
-    path: str, entry: DeviceEntry, found: DeviceKind, policy: ClaimPolicy
+    path: str, entry: EntryDigest, found: DeviceKind, policy: ClaimPolicy
 ) -> tuple[dict[str, Decimal], list[Fault]]:
-    asked = (entry.capacity.requests if entry.capacity else None) or {}
     known = _capacity_names(found, policy)
     capacities: dict[str, Decimal] = {}
     faults = []
-    for name, quantity in asked.items():
+    for name, quantity in entry.capacities:
         field = f"{path}.capacity.requests[{name}]"
         if known and name not in known:
             faults.append(Fault(field, f"these devices have no such capacity; they have {', '.join(sorted(known))}"))
@@ -118,12 +133,11 @@ def _read_capacities(
     return capacities, faults
 
 
-def _capacity_names(found: DeviceKind, policy: ClaimPolicy) -> set[str]:
+def _capacity_names(found: DeviceKind, policy: ClaimPolicy) -> frozenset[str]:
     if found.kind is Kind.SHARE:
-        return {CORES, MEMORY}
+        return frozenset({CORES, MEMORY})
     # On a device that is not shared a capacity only filters, so any that some of them has will do.
-    offers = (offer for offer in policy.devices.offers if offer.driver == found.driver)
-    return {name for offer in offers for name, _ in offer.capacities}
+    return policy.capacities_of.get(found.driver or "", frozenset())
 
 
 def _read_amount(quantity: Quantity) -> Decimal:

@@ -4,13 +4,14 @@ The official ``kubernetes`` client brings configuration, authentication and tran
 they cost seventy times the decoding, and they drop the fields that they do not know.
 """
 
-from vcuda.kube.client import JSON_PATCH, MERGE_PATCH, Heard, Kube, Page, Stream, segment, upsert
+from vcuda.kube.client import JSON_PATCH, MERGE_PATCH, Heard, Kube, Stream, segment, upsert
 from vcuda.kube.connection import Params, VersionCheck, end_process
 from vcuda.kube.dra import CLAIMS, ClaimPolicies, DeviceInformer, ServedWatches, TemplateInformer, is_served
 from vcuda.kube.informers import FreeCardsInformer, NodeInformer, QuotaInformer, QuotaPlace, RuntimeClassInformer
 from vcuda.kube.ledger_marks import OPENING_SECONDS
 from vcuda.kube.ledger_store import NOT_TRACKED, LedgerStore, NamedLedger, Stored, ledger_name
 from vcuda.kube.objects import Event, InvolvedObject, post_event, post_event_or_log
+from vcuda.kube.pages import Page
 from vcuda.kube.reflector import Backoff, OnEvent, Reflector
 from vcuda.kube.store import Counts
 from vcuda.kube.watch import Key

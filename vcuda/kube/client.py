@@ -6,7 +6,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
@@ -18,10 +18,11 @@ from urllib.parse import quote, urlsplit
 import msgspec
 import urllib3
 from kubernetes.client import ApiClient, Configuration
-from urllib3.exceptions import HTTPError, ReadTimeoutError
+from urllib3.exceptions import HTTPError, ReadTimeoutError, TimeoutError as UrllibTimeoutError
 
 from vcuda import __version__, errors
 from vcuda.kube.connection import ApiRequest, Params, Sender, VersionCheck, loader
+from vcuda.kube.pages import MOST_OBJECT_BYTES, Page, Pager, Skip, name_in
 
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
@@ -51,13 +52,6 @@ class Status(msgspec.Struct, frozen=True):
         return (self.details and self.details.causes) or ()
 
 
-class Page(NamedTuple):
-    """One page of a LIST: the version of the whole list, and the page's objects, undecoded."""
-
-    resource_version: str
-    items: Sequence[msgspec.Raw]
-
-
 class Heard(NamedTuple):
     """An answer: its body, the sentences that the API server and its webhooks warn with, and the server's own time."""
 
@@ -66,18 +60,10 @@ class Heard(NamedTuple):
     date: datetime.datetime | None = None
 
 
-class _ListMeta(msgspec.Struct, frozen=True, rename="camel"):
-    resource_version: str
-    continue_: str = msgspec.field(name="continue", default="")
-
-
-class _List(msgspec.Struct, frozen=True):
-    metadata: _ListMeta
-    items: list[msgspec.Raw] | None = None
-
-
 _STATUS = msgspec.json.Decoder(Status)
-_LIST = msgspec.json.Decoder(_List)
+
+LIST_SECONDS = 60.0
+"""For a whole LIST, where the caller does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +106,12 @@ class Kube:
         """Close the connections that no call is using."""
         self.sender.close()
 
-    def get(self, path: str, params: Params | None = None, timeout: float = 10) -> bytes:
-        """Read one object or list: consistent, as the API server reads from etcd, unless params say otherwise."""
-        return self.get_heard(path, params, timeout).body
+    def get(self, path: str, params: Params | None = None, timeout: float = 10, most: int = MOST_OBJECT_BYTES) -> bytes:
+        """Read one object: consistent, as the API server reads from etcd, unless params say otherwise.
+
+        Raises TooLarge for an answer of more than ``most`` bytes.
+        """
+        return self._heard(ApiRequest("GET", path, params), timeout, most).body
 
     def get_heard(self, path: str, params: Params | None = None, timeout: float = 10) -> Heard:
         """Read as ``get`` does, and return the API server's time beside the object."""
@@ -155,23 +144,31 @@ class Kube:
         return self._heard(ApiRequest("DELETE", path, params, body), timeout).body
 
     def list_pages(
-        self, path: str, params: Params | None = None, limit: int = 500, timeout: float = 30
+        self,
+        path: str,
+        params: Params | None = None,
+        limit: int = 500,
+        timeout: float = 30,
+        *,
+        seconds: float = LIST_SECONDS,
+        skip: Skip | None = None,
     ) -> Iterator[Page]:
-        """Yield the pages of one consistent LIST, ``limit`` objects each; the timeout is for each page.
+        """Yield the pages of one consistent LIST, of at most ``limit`` objects and some MiB each.
 
-        Raises Gone where paging took longer than etcd keeps the version (5 min by default): start again.
+        ``timeout`` is for one page, ``seconds`` for the whole LIST and what the caller does between pages. ``skip`` is
+        called for an object of more than `MOST_OBJECT_BYTES`, which is then left out.
+
+        Raises TooLarge for such an object without ``skip``; ListOverdue after ``seconds``; Gone where paging took
+        longer than etcd keeps the version (5 min by default): start again.
         """
-        query = {**(params or {}), "limit": limit}
-        while True:
-            body = self.get(path, query, timeout)
-            try:
-                page = _LIST.decode(body)
-            except msgspec.MsgspecError as error:
-                raise errors.Unavailable(f"GET {path}: the answer is no list: {error}") from error
-            yield Page(page.metadata.resource_version, page.items or ())
-            if not page.metadata.continue_:
-                return
-            query["continue"] = page.metadata.continue_
+
+        # The API server takes another limit with each page of a LIST: the token that continues it holds the version and
+        # the key alone (EncodeContinue in k8s.io/apiserver, pkg/storage/continue.go).
+        def fetch(objects: int, token: str, timeout: float, most: int) -> bytes:
+            query = {**(params or {}), "limit": objects, **({"continue": token} if token else {})}
+            return self.get(path, query, timeout, most)
+
+        yield from Pager(fetch, f"LIST {path}", most=limit, timeout=timeout, seconds=seconds, skip=skip)
 
     def stream(
         self, path: str, params: Params | None = None, *, connect_timeout: float = 10, read_timeout: float
@@ -183,7 +180,7 @@ class Kube:
             response = self.sender.send(request, urllib3.Timeout(connect=connect_timeout, read=read_timeout))
             if response.status == HTTPStatus.OK:
                 return Stream(response, str(request))
-            body = read_body(response, time.monotonic() + connect_timeout)
+            body = read_body(response, time.monotonic() + connect_timeout, MOST_OBJECT_BYTES)
         raise refusal(str(request), response.status, body)
 
     def _check_version(self, timeout: float) -> None:
@@ -193,15 +190,15 @@ class Kube:
             server = f"{host.scheme}://{host.netloc.rpartition('@')[2]}"  # before the @ may be a password
             check.make(lambda: self._answer(ApiRequest("GET", "/version"), timeout).body, server)
 
-    def _heard(self, request: ApiRequest, timeout: float) -> Heard:
+    def _heard(self, request: ApiRequest, timeout: float, most: int = MOST_OBJECT_BYTES) -> Heard:
         self._check_version(timeout)
-        return self._answer(request, timeout)
+        return self._answer(request, timeout, most)
 
-    def _answer(self, request: ApiRequest, timeout: float) -> Heard:
+    def _answer(self, request: ApiRequest, timeout: float, most: int = MOST_OBJECT_BYTES) -> Heard:
         deadline = time.monotonic() + timeout
         with transport(str(request)):
             response = self.sender.send(request, urllib3.Timeout(total=timeout))
-            answer = read_body(response, deadline)
+            answer = read_body(response, deadline, most)
         if HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES:
             headers = response.headers
             return Heard(answer, warnings_in(headers.getlist("Warning")), _date(headers.get("Date")))
@@ -264,6 +261,7 @@ def _date(header: str | None) -> datetime.datetime | None:
 
 
 _CHUNK = 64 * 1024  # bytes; one read of the socket, so that a line is seen as soon as it is there
+_HEAD_PARTS = 16  # of these the beginning of an answer is made that is too large
 
 
 @contextlib.contextmanager
@@ -271,14 +269,21 @@ def transport(what: str) -> Iterator[None]:
     """Turn every way a connection can fail into Unavailable; ``what`` is the request, for the message."""
     try:
         yield
+    except (UrllibTimeoutError, TimeoutError) as error:
+        raise errors.TimedOut(f"{what}: {type(error).__name__}: {error}") from error
     except (HTTPError, OSError) as error:
         raise errors.Unavailable(f"{what}: {type(error).__name__}: {error}") from error
+    except errors.TooLarge as error:
+        raise errors.TooLarge(f"{what}: {error}", error.head) from error
 
 
-def read_body(response: urllib3.BaseHTTPResponse, deadline: float) -> bytes:
-    """Read the body until ``deadline`` (time.monotonic seconds); TimeoutError past it, HTTPError when cut short."""
+def read_body(response: urllib3.BaseHTTPResponse, deadline: float, most: int) -> bytes:
+    """Read the body until ``deadline`` (time.monotonic seconds).
+
+    Raises TimeoutError past it, HTTPError where the body is cut short, TooLarge where it has more than ``most`` bytes.
+    """
     # urllib3's own timeout starts again with every read, so a server that drips would never meet it.
-    parts: list[bytes] = []
+    parts = _Parts(most)
     while True:
         remaining = deadline - time.monotonic()
         if remaining <= 0:
@@ -289,27 +294,52 @@ def read_body(response: urllib3.BaseHTTPResponse, deadline: float) -> bytes:
             sock.settimeout(remaining)
         part = response.read1(_CHUNK, decode_content=False)
         if not part:
-            return b"".join(parts)
-        parts.append(part)
+            return parts.take()
+        try:
+            parts.add(part)
+        except errors.TooLarge:
+            response.close()  # the rest is not read, so that the connection cannot be used again
+            raise
 
 
-def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+class _Parts:
+    """Bytes that come in parts, at most so many: each is copied once more at the end, also where it is one of many."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def add(self, part: bytes) -> None:
+        """Add a part; raise TooLarge where there are too many bytes with it."""
+        self._parts.append(part)
+        self._size += len(part)
+        if self._size > self._most:
+            head = b"".join(self._parts[:_HEAD_PARTS])[:_CHUNK]
+            raise errors.TooLarge(f"the answer has more than {self._most} bytes", head)
+
+    def take(self) -> bytes:
+        """Return the bytes, and begin anew."""
+        whole = b"".join(self._parts)
+        self._parts, self._size = [], 0
+        return whole
+
+
+def split_lines(chunks: Iterable[bytes], most: int = MOST_OBJECT_BYTES) -> Iterator[bytes]:
     """Yield the lines of a stream without their newline, however they are cut into chunks; blank ones are left out.
 
-    Raises Unavailable where the stream ends inside a line.
+    Raises Unavailable where the stream ends inside a line; TooLarge for a line of more than ``most`` bytes.
     """
-    # Bytes, as 0x0A is never part of a longer UTF-8 character. Each is copied at most twice, also where one line comes
-    # in a hundred chunks.
-    parts: list[bytes] = []
+    # Bytes, as 0x0A is never part of a longer UTF-8 character.
+    parts = _Parts(most)
     for chunk in chunks:
         head, *tail = chunk.split(b"\n")
-        parts.append(head)
+        parts.add(head)
         for piece in tail:
-            line = b"".join(parts)
-            parts = [piece]
-            if line:
+            if line := parts.take():
                 yield line
-    if any(parts):
+            parts.add(piece)
+    if parts.take():
         raise errors.Unavailable("the stream ended inside a line")
 
 
@@ -333,10 +363,18 @@ class Stream:
         self._socket.close()
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield lines until the server ends it or is silent for the read timeout; Unavailable where it breaks."""
+        """Yield lines until the server ends it or is silent for the read timeout.
+
+        Raises Unavailable where it breaks, WatchLost for a line that is too large to be read.
+        """
         # Silence cannot be told from a connection that died without a word; either way the reader asks anew.
-        with transport(self._what):
-            yield from split_lines(self._chunks())
+        try:
+            with transport(self._what):
+                yield from split_lines(self._chunks())
+        except errors.TooLarge as error:
+            # A list tells all that this watch would have told from here on.
+            message = f"{self._what}: an event of {name_in(error.head)} has more than {MOST_OBJECT_BYTES} bytes"
+            raise errors.WatchLost(message) from error
 
     def _chunks(self) -> Iterator[bytes]:
         with contextlib.suppress(ReadTimeoutError):

@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 import msgspec
 import structlog
 
-from vcuda import errors
+from vcuda import errors, k8s_types
 from vcuda.allocations.stored_claims import ClaimCounter
+from vcuda.bounded import ByteAllowance
 from vcuda.claims import charges, devices, objects
+from vcuda.claims.digest import PackedDigest, pack, read_spec
 from vcuda.kube import client, informers, reflector
 from vcuda.requests.resources import GpuResources
 
@@ -23,7 +25,12 @@ ASK_AGAIN_SECONDS = 60.0
 
 _SLICE = msgspec.json.Decoder(objects.ResourceSlice)
 _CLASS = msgspec.json.Decoder(objects.DeviceClass)
-_TEMPLATE = msgspec.json.Decoder(objects.ResourceClaimTemplate)
+
+MOST_OF_NAMESPACE_BYTES, MOST_TEMPLATE_BYTES = 512 * 1024, 32 * 2**20
+"""Bytes of what is kept of the templates of one namespace, and of all: 600 usual templates, and 40,000.
+
+A usual digest has a hundred bytes, and is counted with `ENTRY_BYTES` more. The largest has 14 KiB.
+"""
 
 
 def is_served(kube: client.Kube) -> bool:
@@ -152,21 +159,79 @@ class DeviceInformer:
             self._on_change()
 
 
-class TemplateInformer:
-    """Follows the ResourceClaimTemplates, and keeps what their claims ask for."""
+class StoredTemplate(msgspec.Struct, frozen=True, gc=False):
+    """What is kept of a ResourceClaimTemplate."""
 
-    def __init__(self, kube: client.Kube) -> None:
-        self._templates: reflector.Reflector[objects.ClaimSpec] = reflector.Reflector(
-            kube, TEMPLATES, lambda raw: _TEMPLATE.decode(raw).spec.spec
+    namespace: str
+    uid: str
+    digest: PackedDigest
+    """What its claims ask for."""
+
+
+class _RawTemplateSpec(k8s_types.K8sStruct, frozen=True, gc=False):
+    spec: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class _RawTemplate(k8s_types.K8sObject, frozen=True, gc=False):
+    """A template, with the spec of its claims as text."""
+
+    spec: _RawTemplateSpec = _RawTemplateSpec()
+
+
+_TEMPLATE = msgspec.json.Decoder(_RawTemplate)
+
+
+class TemplateInformer:
+    """Follows the ResourceClaimTemplates of all namespaces, and keeps what their claims ask for, within bounds.
+
+    A template beyond the bounds is not known. That is safe: each claim that is made from it is checked and charged. It
+    is kept when it is listed again and there is room.
+    """
+
+    def __init__(
+        self, kube: client.Kube, most_of_namespace: int = MOST_OF_NAMESPACE_BYTES, most: int = MOST_TEMPLATE_BYTES
+    ) -> None:
+        self._allowance = ByteAllowance(most_of_namespace, most)
+        self._told: set[str] = set()
+        self._log = structlog.get_logger()
+        self._templates: reflector.Reflector[StoredTemplate] = reflector.Reflector(
+            kube, TEMPLATES, self._decode, on_event=self._on_event, on_listed=self._on_listed
         )
 
     def reflectors(self) -> Mapping[str, reflector.Reflector[Any]]:
         """Return the watches by the name of what they follow."""
         return {"resourceclaimtemplates": self._templates}
 
-    def find(self, namespace: str, name: str) -> objects.ClaimSpec | None:
-        """Return what the claims of a template ask for; None where it is not known."""
-        return self._templates.get((namespace, name))
+    @property
+    def kept_bytes(self) -> int:
+        """The bytes that are counted for all templates that are kept."""
+        return self._allowance.bytes
+
+    def find(self, namespace: str, name: str) -> PackedDigest | None:
+        """Return what the claims of a template ask for; None if it is not known."""
+        found = self._templates.get((namespace, name))
+        return found.digest if found else None
+
+    def _decode(self, raw: bytes) -> StoredTemplate | None:
+        template = _TEMPLATE.decode(raw)
+        namespace, uid = template.metadata.namespace, template.metadata.uid
+        packed = pack(read_spec(template.spec.spec))
+        if self._allowance.keep(namespace, uid, len(packed)):
+            return StoredTemplate(namespace, uid, packed)
+        if namespace not in self._told:
+            self._told.add(namespace)
+            told = "claim templates are not kept: they are too large together; their claims are still checked"
+            self._log.warning(told, namespace=namespace)
+        return None
+
+    def _on_event(self, old: StoredTemplate | None, new: StoredTemplate | None) -> None:
+        if old and (new is None or new.uid != old.uid):
+            self._allowance.release(old.namespace, old.uid)
+
+    def _on_listed(self) -> None:
+        # A list that broke may have counted templates that were deleted before the next.
+        self._allowance.retain((each.namespace, each.uid) for each in self._templates.snapshot().values())
+        self._told.clear()
 
 
 class _Made(NamedTuple):

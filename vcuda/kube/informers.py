@@ -85,7 +85,7 @@ class QuotaInformer:
 
         Raises Unavailable: no answer.
         """
-        for page in self._kube.list_pages(self._path, self._params):
+        for page in self._kube.list_pages(self._path, self._params, seconds=10):
             for metadata in (_decode(raw).metadata for raw in page.items):
                 if metadata.name == self._place.name:
                     return metadata.resource_version

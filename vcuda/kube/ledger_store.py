@@ -8,18 +8,17 @@ import contextlib
 import math
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from vcuda import errors, k8s_types
-from vcuda.allocations.stored_claims import ClaimCharge, ClaimPrice, StoredClaim, charged_by_pods, read_stored_claim
-from vcuda.allocations.stored_pods import ClaimUser, StoredPod, charges_of, read_claim_user, read_stored
-from vcuda.claims.objects import API_PATH
-from vcuda.kube import client, objects, watch
+from vcuda.allocations.stored_claims import ClaimPrice
+from vcuda.kube import client, watch
+from vcuda.kube.counts import NamespaceCounter
 from vcuda.kube.ledger_marks import OPENING_SECONDS, LedgerMarks, SeenVersions, answered
 from vcuda.kube.reflector import Reflector
+from vcuda.kube.turns import ListTurns
 from vcuda.ledger.ledger import (
     LEASE_SECONDS,
     LOST,
@@ -27,11 +26,8 @@ from vcuda.ledger.ledger import (
     STORABLE_SECONDS,
     Ledger,
     Reservation,
-    charges_by_model,
-    long_grace,
-    long_graces,
 )
-from vcuda.ledger.settle import Expired, ObservedClaims, ObservedPods, settle
+from vcuda.ledger.settle import Expired, settle
 from vcuda.ledger.text import OtherFormat, read_ledger, write_ledger
 from vcuda.placement.placement import Nodes
 from vcuda.requests.resources import BUILT_IN, GpuResources
@@ -45,7 +41,6 @@ FINALIZER = "quota.vcuda.io/ledger"
 LOOK_AGAIN_SECONDS = 0.05
 
 _CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
-_POD = msgspec.json.Decoder(k8s_types.Pod)
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -62,24 +57,6 @@ class Stored(msgspec.Struct, frozen=True):
     opens: bool = False
     deleting: bool = False
     answered: float = -math.inf
-
-
-class ListedPods(NamedTuple):
-    """The pods of one namespace that use GPUs.
-
-    ``version``: the resourceVersion of the LIST.
-    ``charged``: those that ask for GPUs themselves.
-    ``claim_users``: those that use ResourceClaims; a pod may be in both.
-    """
-
-    version: str
-    charged: Sequence[StoredPod]
-    claim_users: Sequence[ClaimUser]
-
-    @property
-    def uids(self) -> frozenset[str]:
-        """The uids of all of them."""
-        return frozenset([*(pod.uid for pod in self.charged), *(pod.uid for pod in self.claim_users)])
 
 
 class NamedLedger(msgspec.Struct, frozen=True):
@@ -116,12 +93,13 @@ class NamedLedger(msgspec.Struct, frozen=True):
 NOT_TRACKED: Sequence[Mapping[str, str]] = ({},)
 
 
-class LedgerStore:
+class LedgerStore(NamespaceCounter):
     """Reads and writes ledgers; whoever writes an old version loses, by Conflict.
 
     ``nodes`` tells the model of a pod that is held to none by its spec but runs on a node that has one; ``resources``
     what pods can ask for now; ``claim_price`` what claims take, None as long as devices have not been read. After
-    ``storable_seconds`` a pod that was charged in a ledger that is lost can no longer be stored.
+    ``storable_seconds`` a pod that was charged in a ledger that is lost can no longer be stored. ``turns`` are shared
+    with nobody else.
     """
 
     def __init__(
@@ -135,12 +113,10 @@ class LedgerStore:
         storable_seconds: float = STORABLE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        turns: ListTurns | None = None,
     ) -> None:
-        self._kube = kube
+        super().__init__(kube, nodes, resources, claim_price, turns or ListTurns())
         self._namespace = namespace
-        self._nodes = nodes
-        self.resources = resources
-        self.claim_price = claim_price
         self._sleep = sleep
         # By namespace what was last counted in a ledger that was written here, where a watch is to know it again.
         self._written: dict[str, str] = {}
@@ -152,11 +128,6 @@ class LedgerStore:
         self.check_lost = self._marks.check_lost
         # What was granted when a ledger was last seen is stored after so long, or never will be.
         self._versions = SeenVersions(storable_seconds + LEASE_SECONDS + MARGIN_SECONDS, clock)
-
-    @property
-    def config_version(self) -> str:
-        """The version of the ConfigMap by which pods are counted now."""
-        return self.resources().version
 
     def read(self, namespace: str, timeout: float = 10) -> Stored:
         """Return the newest ledger, not to be written; where there is no open one, what a LIST of the pods counts.
@@ -255,85 +226,6 @@ class LedgerStore:
         self._versions.note(namespace, stored.version, anew=anew)
         if stored.ledger.lost is None:
             self._marks.opened(namespace)
-
-    def count_pods(self, namespace: str, timeout: float = 10) -> ObservedPods:
-        """Return what a namespace's pods and claims take, from consistent LISTs; the timeout is for each page.
-
-        Raises Unavailable: there are claims, and which devices there are is not known yet.
-        """
-        config_version = self.config_version  # before the pods: they are counted by this one, or by a newer
-        listed, nodes = self.list_pods(namespace, timeout), self._nodes()
-        extended = charged_by_pods(listed.charged, nodes)
-        # The pods first: a claim that is left out is that of a pod which is in the count.
-        claims = self.count_claims(namespace, extended, timeout)
-        return ObservedPods(
-            listed.version,
-            charges_by_model(charges_of(listed.charged, nodes)),
-            listed.uids,
-            since=listed.version,
-            config_version=config_version,
-            claims=claims,
-            extended=extended,
-            graces=long_graces((pod.model_on(nodes) or "", pod.grace_seconds) for pod in listed.charged if pod.live),
-            claim_grace=long_grace(pod.grace_seconds for pod in listed.claim_users if pod.live),
-        )
-
-    def count_claims(self, namespace: str, extended: Collection[str], timeout: float = 10) -> ObservedClaims | None:
-        """Return what a namespace's claims take but for these, from a consistent LIST; None where none are served."""
-        version, priced = self.priced_claims(namespace, extended, timeout)
-        if not version:
-            return None
-        known = {claim.uid: taken.charges for claim, taken in priced if taken.charges}
-        committed = charges_by_model(each for taken in known.values() for each in taken.items())
-        users = {uid for claim, _ in priced for uid in claim.users}
-        return ObservedClaims(version, committed, known.keys(), since=version, users=users)
-
-    def priced_claims(
-        self, namespace: str, extended: Collection[str], timeout: float = 10
-    ) -> tuple[str, Sequence[tuple[StoredClaim, ClaimCharge]]]:
-        """Return the version of a consistent LIST (empty where none are served), and what each claim takes.
-
-        Left out are those of these names, which pods are charged for. Raises Unavailable: there are claims, and which
-        devices there are is not known yet.
-        """
-        version, stored = self.claims(namespace, timeout)
-        price = self.claim_price()
-        if price is None and stored:
-            raise errors.Unavailable("the devices that ResourceClaims are charged by have not been read yet")
-        return version, [(each, price(each)) for each in stored if each.name not in extended] if price else []
-
-    def stored_uids(self, namespace: str, timeout: float = 10) -> frozenset[str]:
-        """Return the uids of a namespace's pods that use GPUs and of its claims, from consistent LISTs."""
-        pods, claims = self.list_pods(namespace, timeout), self.claims(namespace, timeout)[1]
-        return pods.uids | {claim.uid for claim in claims}
-
-    def claims(self, namespace: str, timeout: float = 10) -> tuple[str, list[StoredClaim]]:
-        """Return a namespace's claims and their version, from a consistent LIST; no version where none are served."""
-        path, version = f"{API_PATH}/namespaces/{client.segment(namespace)}/resourceclaims", ""
-        stored: list[StoredClaim] = []
-        try:
-            for page in self._kube.list_pages(path, timeout=timeout):
-                version = version or page.resource_version
-                stored.extend(map(read_stored_claim, page.items))
-        except errors.NotFound:
-            return "", []
-        return version, stored
-
-    def list_pods(self, namespace: str, timeout: float = 10) -> ListedPods:
-        """Return a namespace's pods that use GPUs, from a consistent LIST; the timeout is for each page, in seconds."""
-        path, version = f"/api/v1/namespaces/{client.segment(namespace)}/pods", ""
-        charged: list[StoredPod] = []
-        claim_users: list[ClaimUser] = []
-        known = self.resources()
-        for page in self._kube.list_pages(path, timeout=timeout):
-            version = version or page.resource_version
-            # A pod that cannot be decoded is charged nothing: the webhook rejects it.
-            for pod in objects.decode_each(_POD, page.items):
-                if stored := read_stored(pod, self._nodes().keys, known):
-                    charged.append(stored)
-                if user := read_claim_user(pod):
-                    claim_users.append(user)
-        return ListedPods(version, charged, claim_users)
 
     def write(self, namespace: str, ledger: Ledger, replaced: Stored, timeout: float = 10) -> Stored:
         """Write a ledger in place of the one that was read, or opened.

@@ -136,10 +136,11 @@ _SLICE = msgspec.json.Decoder(EndpointSlice)
 def service_addresses(kube: Kube, namespace: str, service: str, port_name: str, timeout: float = 30) -> dict[str, bool]:
     """Return HOST:PORT of every endpoint of a Service, and whether it is ready, as `read_addresses` does.
 
-    Raises VcudaError.
+    ``timeout`` is for all of it. Raises VcudaError.
     """
     path = f"/apis/discovery.k8s.io/v1/namespaces/{segment(namespace)}/endpointslices"
-    pages = kube.list_pages(path, {"labelSelector": f"{SERVICE_NAME}={service}"}, timeout=timeout)
+    selector = {"labelSelector": f"{SERVICE_NAME}={service}"}
+    pages = kube.list_pages(path, selector, timeout=timeout, seconds=timeout)
     try:
         return read_addresses([_SLICE.decode(item) for page in pages for item in page.items], port_name)
     except k8s_types.UNDECODABLE as error:

@@ -29,6 +29,8 @@ does not cache (Events), and of that it sends none. A charge stays pending for l
 was stored before its charge is given up.
 """
 _STANDING = 10  # seconds; a watch that has stood so long ends the row of failures before it
+# For a list in pages. After this it is begun again; the API server forgets its version after 5 minutes anyway.
+RELIST_SECONDS = 240.0
 # What an API server answers that does not stream lists: their feature gate WatchList is off up to 1.31, and in 1.33.
 _NOT_STREAMED = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
 
@@ -238,11 +240,19 @@ class Reflector(Generic[T]):
     def relist(self) -> None:
         """Change over to a list in pages, once: what the thread does where lists are not streamed."""
         # Without resourceVersion the API server answers as new as etcd is, from its cache where it can.
-        pages = self._kube.list_pages(self._path, self._params, self._page_size)
-        listing = store.from_pages(watch.until(self._stopping, pages), self._list_reader())
+        kept: dict[watch.Key, store.StoreEntry[T]] = {}
+        reader = self._list_reader()
+        pages = self._kube.list_pages(
+            self._path,
+            self._params,
+            self._page_size,
+            seconds=RELIST_SECONDS,
+            skip=lambda skipped: kept.update(reader.last_good(skipped)),
+        )
+        listing = store.from_pages(watch.until(self._stopping, pages), reader)
         if not self._stopping.is_set():
             self._stream_broken = False
-            self._replace(listing, streamed=False)
+            self._replace(store.Listing({**kept, **listing.entries}, listing.version), streamed=False)
 
     def _list_reader(self) -> store.ObjectReader[T]:
         return replace(self._reader, anew=self._on_listing())

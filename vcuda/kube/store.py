@@ -10,7 +10,8 @@ import msgspec
 import structlog
 
 from vcuda.errors import Unavailable
-from vcuda.kube import client, watch
+from vcuda.kube import watch
+from vcuda.kube.pages import Page, SkippedObject
 
 T = TypeVar("T")
 
@@ -147,6 +148,14 @@ class ObjectReader(Generic[T]):
             return last_good
         return None if value is None else StoreEntry(meta.uid, meta.resource_version, value)
 
+    def last_good(self, skipped: SkippedObject) -> Mapping[watch.Key, StoreEntry[T]]:
+        """Return the last good value of an object that is too large to be read, if it has one."""
+        self.counts.undecodable += 1
+        self._log.error("object too large to be read", object=str(skipped))
+        key = watch.Key(*skipped)
+        known = self.store.entry(key)
+        return {key: known} if known else {}
+
     def meta(self, raw: bytes) -> watch.Meta | None:
         """Return the metadata of an object in a list, or None where they cannot be read: it is left out."""
         try:
@@ -157,7 +166,7 @@ class ObjectReader(Generic[T]):
             return None
 
 
-def from_pages(pages: Iterable[client.Page], reader: ObjectReader[T]) -> Listing[T]:
+def from_pages(pages: Iterable[Page], reader: ObjectReader[T]) -> Listing[T]:
     """Gather the pages of one LIST; each is decoded before the next is asked for."""
     version = ""
     entries: dict[watch.Key, StoreEntry[T]] = {}

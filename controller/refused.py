@@ -1,0 +1,270 @@
+"""Finds the workloads and pods that were refused for quota, by their conditions and by Events.
+
+Everything that is read here is written by tenants. So it is read in pages, within seconds, and little of it is kept.
+"""
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
+import msgspec
+
+from vcuda import errors, k8s_types
+from vcuda.kube import Kube, objects, segment
+from vcuda.quota.model import NOT_MUTATED, OVER_QUOTA
+
+LOOK_SECONDS = 10.0
+"""For all LISTs of one look at a namespace."""
+
+MOST_REFUSED = 1000
+"""Objects that Events of one namespace refer to and that are kept. Others are left for a later look."""
+
+LONGEST_UID = 64
+"""Characters of a uid: the API server's have 36."""
+
+MOST_OWNER_BYTES = 8 * 2**20
+"""Bytes, as JSON, of the owners that one look keeps. Others are left for a later look."""
+
+JOB_ENDED = ("Complete", "Failed", "SuccessCriteriaMet", "FailureTarget")
+"""Conditions after which a Job creates no more pods."""
+
+_COLLECTIONS = {
+    "ReplicaSet": "/apis/apps/v1/namespaces/{}/replicasets",
+    "StatefulSet": "/apis/apps/v1/namespaces/{}/statefulsets",
+    "DaemonSet": "/apis/apps/v1/namespaces/{}/daemonsets",
+    "ReplicationController": "/api/v1/namespaces/{}/replicationcontrollers",
+    "Job": "/apis/batch/v1/namespaces/{}/jobs",
+}
+# These two keep a refusal as condition ReplicaFailure until a pod could be created; the others only write an Event,
+# which the API server forgets after an hour (--event-ttl). The two write it as well, at each try: so all of them, with
+# their templates, are listed only where Events refer to one, where one was found before, and now and then.
+WITH_CONDITION = ("ReplicaSet", "ReplicationController")
+_WITH_EVENT = ("StatefulSet", "DaemonSet", "Job")
+
+
+class Condition(k8s_types.K8sStruct, frozen=True, gc=False):
+    """A status condition."""
+
+    type: str = ""
+    status: str = ""
+    message: str = ""
+    last_transition_time: str | None = None
+
+
+class OwnerSpec(k8s_types.K8sStruct, frozen=True, gc=False):
+    """How many pods of which template; a Job calls its number parallelism, and ends after so many completions."""
+
+    replicas: int | None = None
+    parallelism: int | None = None
+    completions: int | None = None
+    suspend: bool | None = None
+    template: k8s_types.Pod = k8s_types.Pod()
+
+
+class OwnerStatus(k8s_types.K8sStruct, frozen=True, gc=False):
+    """How many pods there are; a Job calls its number active, a DaemonSet counts nodes."""
+
+    replicas: int = 0
+    active: int = 0
+    succeeded: int = 0
+    desired_number_scheduled: int = 0
+    current_number_scheduled: int = 0
+    conditions: tuple[Condition, ...] | None = None
+
+
+class Owner(k8s_types.K8sObject, frozen=True, gc=False):
+    """A ReplicaSet, ReplicationController, StatefulSet, DaemonSet or Job."""
+
+    spec: OwnerSpec = OwnerSpec()
+    status: OwnerStatus = OwnerStatus()
+
+    @property
+    def missing(self) -> int:
+        """How many pods it still wants to create. The API server fills in the numbers that people leave out."""
+        spec, status = self.spec, self.status
+        if self.metadata.deletion_timestamp:
+            return 0
+        if spec.parallelism is not None:
+            return max(self._wanted_by_job(spec.parallelism) - status.active, 0)
+        if spec.replicas is not None:
+            return max(spec.replicas - status.replicas, 0)
+        return max(status.desired_number_scheduled - status.current_number_scheduled, 0)
+
+    def _wanted_by_job(self, parallelism: int) -> int:
+        # As Kubernetes' job controller counts (manageJob in pkg/controller/job).
+        ended = any(each.type in JOB_ENDED and each.status == "True" for each in self.status.conditions or ())
+        if self.spec.suspend or ended:
+            return 0
+        if self.spec.completions is None:
+            return 0 if self.status.succeeded else parallelism
+        return min(parallelism, self.spec.completions - self.status.succeeded)
+
+    def refused_since(self) -> str | None:
+        """Return when its condition began to say that it was refused for quota; None if it does not say so."""
+        # Controllers record only the text of a refusal, so the Status causes are not available here.
+        for condition in self.status.conditions or ():
+            if condition.type == "ReplicaFailure" and condition.status == "True" and may_pass_later(condition.message):
+                return condition.last_transition_time or ""
+        return None
+
+
+def may_pass_later(message: str) -> bool:
+    """Return whether a message is of a refusal by quota that may be admitted at the next try."""
+    return OVER_QUOTA in message or NOT_MUTATED in message
+
+
+class RefusedOwner(msgspec.Struct, frozen=True):
+    """An owner that was refused."""
+
+    path: str
+    """Its path in the API."""
+    since: str
+    """When it was refused first, as far as is known."""
+    owner: Owner
+
+    def is_of(self, kind: str, namespace: str) -> bool:
+        """Return whether it is of this kind, in this namespace."""
+        return self.path.startswith(f"{_COLLECTIONS[kind].format(segment(namespace))}/")
+
+
+class RefusedOwners:
+    """The refused owners of one look, of `MOST_OWNER_BYTES` at most.
+
+    Owners that were ``judged`` at an earlier look make room for the others.
+    """
+
+    def __init__(self, judged: Collection[str] = ()) -> None:
+        self._judged = judged
+        self._first: list[RefusedOwner] = []
+        self._again: list[tuple[RefusedOwner, int]] = []
+        self._bytes = 0
+        self.complete = True
+        """Whether every owner was kept that was not judged before."""
+
+    @property
+    def owners(self) -> list[RefusedOwner]:
+        """The owners that are kept."""
+        return [*self._first, *(owner for owner, _ in self._again)]
+
+    def add(self, refused: RefusedOwner, size: int) -> None:
+        """Keep an owner of so many bytes, if there is room; the first one always."""
+        judged = refused.path in self._judged
+        while self._again and not judged and self._bytes + size > MOST_OWNER_BYTES:
+            self._bytes -= self._again.pop()[1]
+        if self._bytes and self._bytes + size > MOST_OWNER_BYTES:
+            self.complete = self.complete and judged
+            return
+        self._bytes += size
+        if judged:
+            self._again.append((refused, size))
+        else:
+            self._first.append(refused)
+
+
+class RefusedObject(k8s_types.K8sStruct, frozen=True, gc=False):
+    """The object that an Event of a refusal is about."""
+
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+
+
+class RefusalEvent(k8s_types.K8sStruct, frozen=True, gc=False):
+    """An Event that says why something could not be created."""
+
+    involved_object: RefusedObject = RefusedObject()
+    message: str | None = None
+    first_timestamp: str | None = None
+
+
+_EVENT = msgspec.json.Decoder(RefusalEvent)
+_OWNER = msgspec.json.Decoder(Owner)
+
+
+def find_refused(
+    kube: Kube,
+    namespace: str,
+    in_time: Callable[[], bool] = lambda: True,
+    listed: Collection[str] = WITH_CONDITION,
+    judged: Collection[str] = (),
+) -> RefusedOwners:
+    """Return the owners that still miss pods and were refused for quota.
+
+    Of kinds with a condition those are listed that Events refer to, and those that are ``listed``. Other owners that
+    Events refer to are read while ``in_time`` returns true. An owner that cannot be decoded costs only itself.
+
+    Raises ListOverdue where the LISTs take longer than `LOOK_SECONDS`.
+    """
+    until = time.monotonic() + LOOK_SECONDS
+    told = refused_by_events(kube, namespace, "FailedCreate", _COLLECTIONS)
+    kinds = [kind for kind in WITH_CONDITION if kind in listed or any(each.kind == kind for each in told)]
+    found = RefusedOwners(judged)
+    for refused, size in _refused_by_condition(kube, namespace, kinds, until):
+        if refused.owner.missing:
+            found.add(refused, size)
+    for refused, size in _refused_by_event(kube, namespace, told, in_time):
+        if refused.owner.missing:
+            found.add(refused, size)
+    return found
+
+
+def _refused_by_condition(
+    kube: Kube, namespace: str, kinds: Iterable[str], until: float
+) -> Iterator[tuple[RefusedOwner, int]]:
+    for kind in kinds:
+        collection = _COLLECTIONS[kind].format(segment(namespace))
+        pages = kube.list_pages(collection, seconds=until - time.monotonic())
+        for raw in (raw for page in pages for raw in page.items):
+            for owner in objects.decode_each(_OWNER, [raw]):
+                since = owner.refused_since()
+                if since is not None:
+                    path = f"{collection}/{segment(owner.metadata.name)}"
+                    yield RefusedOwner(path, since, owner), len(bytes(raw))
+
+
+def refused_by_events(
+    kube: Kube, namespace: str, reason: str, kinds: Collection[str], leave_out: Collection[str] = ()
+) -> dict[RefusedObject, str]:
+    """Return the objects that Events of this reason say were refused for quota, each with its first refusal.
+
+    Objects of other kinds are left out, and those whose uid is in ``leave_out``. Of more than `MOST_REFUSED` objects
+    the first ones by the names of the Events are returned.
+
+    Raises ListOverdue where the LIST takes longer than `LOOK_SECONDS`.
+    """
+    first: dict[RefusedObject, str] = {}
+    path = f"/api/v1/namespaces/{segment(namespace)}/events"
+    pages = kube.list_pages(path, {"fieldSelector": f"reason={reason}"}, seconds=LOOK_SECONDS)
+    for event in objects.decode_each(_EVENT, (raw for page in pages for raw in page.items)):
+        told, since = event.involved_object, event.first_timestamp or ""
+        if told not in first and len(first) >= MOST_REFUSED:
+            continue
+        if told.uid not in leave_out and _is_possible(told, kinds) and may_pass_later(event.message or ""):
+            first[told] = min(since, first.get(told, since))
+    return first
+
+
+def _is_possible(told: RefusedObject, kinds: Collection[str]) -> bool:
+    # Anyone who may write Events in the namespace can name anything in one, another namespace's path too. The API
+    # server bounds none of these texts.
+    return told.kind in kinds and len(told.uid) <= LONGEST_UID and k8s_types.can_be_name(told.name)
+
+
+def _refused_by_event(
+    kube: Kube, namespace: str, told: Mapping[RefusedObject, str], in_time: Callable[[], bool]
+) -> Iterator[tuple[RefusedOwner, int]]:
+    """Yield the owners of kinds that have no such condition, each with its first refusal that is remembered."""
+    first: dict[str, str] = {}
+    for each, since in told.items():
+        if each.kind in _WITH_EVENT:
+            path = f"{_COLLECTIONS[each.kind].format(segment(namespace))}/{segment(each.name)}"
+            first[path] = min(since, first.get(path, since))
+    # In another order each time: where there are more than can be read in time, each has its turn.
+    for path, since in random.sample(sorted(first.items()), len(first)):
+        if not in_time():
+            return
+        # Events outlive their object.
+        with contextlib.suppress(errors.NotFound):
+            raw = kube.get(path)
+            yield from ((RefusedOwner(path, since, owner), len(raw)) for owner in objects.decode_each(_OWNER, [raw]))

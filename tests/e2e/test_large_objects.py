@@ -1,0 +1,226 @@
+"""Objects as large as etcd takes, which a tenant may store by the hundred: no process of ours goes near its limit."""
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from http import HTTPStatus
+from pathlib import Path
+
+import pytest
+
+from tests.builders import MODEL
+from tests.e2e.cluster import Cluster, Json, administering
+from tests.e2e.control_plane import running_control_plane
+from tests.e2e.dra import NVIDIA, Published, card, claim, published, request, require_dra, served, template
+from tests.e2e.installation import (
+    Installation,
+    await_committed,
+    await_ready,
+    controlling,
+    installed,
+    limited_team,
+    started_again,
+    tenant_of,
+)
+from tests.e2e.rest import Answer
+from tests.integration.reviews import card_pod, gpu_pod
+from tests.processes import ControllerProcess, eventually
+from vcuda.quota.model import OVER_QUOTA
+
+MOST_OF_REPLICA, MOST_OF_CONTROLLER = 256, 256
+"""MiB that a replica and a controller may take at most: half and a quarter of their limits."""
+
+GATED_PODS, TEMPLATES, CLAIMS, EVENTS = 200, 60, 30, 120
+NODE = "large-a100"
+GATED = [{"name": "example.com/wait"}]
+LARGE = {"env": [{"name": f"SETTING_{number}", "value": "x" * 100_000} for number in range(12)]}
+CEL = [f'"{number}" != "{"x" * 10_200}"' for number in range(30)]
+SELECTORS = [{"cel": {"expression": text}} for text in CEL]
+HUGE = [request(NVIDIA, f"gpu-{number}", selectors=SELECTORS) for number in range(4)]
+
+
+@pytest.fixture(scope="module")
+def cluster(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A control plane that other tests have not filled, with cards by a driver where those are served."""
+    with (
+        running_control_plane(assets, tmp_path_factory.mktemp("large") / "control-plane") as running,
+        administering(running) as admin,
+    ):
+        if served(admin):
+            with published(admin, Published(NVIDIA, NODE, [card(number, "A100") for number in range(8)])):
+                yield admin
+        else:
+            admin.create_node(NODE, {MODEL: "A100"})
+            yield admin
+
+
+@pytest.fixture
+def installation(cluster: Cluster, tmp_path: Path) -> Iterator[Installation]:
+    """A replica whose memory nobody has used before."""
+    with installed(cluster, tmp_path) as running:
+        yield running
+
+
+def memory(pid: int, field: str = "VmHWM") -> int:
+    """Return what the kernel says of a process' memory, in MiB: by default the most that it ever had."""
+    found = re.search(rf"{field}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert found
+    return int(found[1]) // 1024
+
+
+def create_all(tenant: Cluster, manifests: list[Json]) -> None:
+    with ThreadPoolExecutor(4) as many:
+        for answer in many.map(tenant.try_create, manifests):
+            answer.ok()
+
+
+@contextmanager
+def in_a_loop(*calls: Callable[[], object]) -> Iterator[None]:
+    """Repeat each of the calls in a thread of its own until the block ends."""
+    end = threading.Event()
+
+    def repeat(call: Callable[[], object]) -> None:
+        while not end.is_set():
+            call()
+
+    with ThreadPoolExecutor(len(calls)) as threads:
+        running = [threads.submit(repeat, call) for call in calls]
+        try:
+            yield
+        finally:
+            end.set()
+        for each in running:
+            each.result()
+
+
+def test_hundreds_of_large_pods_without_gpus_keep_a_replica_within_its_memory_at_the_first_gpu_pod(
+    cluster: Cluster, installation: Installation
+) -> None:
+    """The first one has all pods of its namespace listed; other namespaces have theirs created meanwhile."""
+    entry = {"quota": {"A100": 8}}
+    with installation.team(entry) as namespace, installation.team(entry) as other:
+        with tenant_of(cluster, namespace) as tenant:
+            pods = [gpu_pod(f"large-{number}", namespace, {"cpu": "1"}) for number in range(GATED_PODS)]
+            for pod in pods:
+                pod["spec"]["containers"][0] |= LARGE
+                pod["spec"]["schedulingGates"] = GATED
+            create_all(tenant, pods)
+            worker = installation.replica.worker()
+            with ThreadPoolExecutor(1) as first:
+                admitted = first.submit(await_created, tenant, card_pod("first", namespace))
+                for number in range(8):
+                    cluster.create(card_pod(f"beside-{number}", other))
+                admitted.result()
+        assert installation.replica.worker() == worker
+        assert memory(worker) <= MOST_OF_REPLICA
+
+
+def await_created(tenant: Cluster, pod: Json) -> Json:
+    """Create a pod as its controller would: again, while the answer is that it may be admitted later."""
+    answers: list[Answer] = []
+
+    def created() -> bool:
+        answers.append(tenant.try_create(pod))
+        return answers[-1].status != HTTPStatus.TOO_MANY_REQUESTS
+
+    eventually(created, lambda: str(answers))
+    return answers[-1].ok()
+
+
+def test_large_templates_keep_replicas_within_their_memory_and_disturb_no_other_tenant(
+    cluster: Cluster, installation: Installation
+) -> None:
+    """Each holds 1.2 MB of CEL. Small pods name one a hundred times, in dry runs."""
+    require_dra(cluster)
+    entry = {"quota": {"A100": 8}}
+    before = memory(installation.replica.worker(), "VmRSS")
+    with installation.team(entry) as namespace, installation.team(entry) as other:
+        with tenant_of(cluster, namespace) as tenant:
+            create_all(tenant, [template(namespace, f"large-{number}", *HUGE) for number in range(TEMPLATES)])
+            claims = [{"name": f"c{number}", "resourceClaimTemplateName": "large-0"} for number in range(100)]
+            small = gpu_pod("small", namespace, {"cpu": "1"})
+            small["spec"]["resourceClaims"] = claims
+            worker = installation.replica.worker()
+            with in_a_loop(*[lambda: tenant.try_create(small, dryRun="All")] * 2):
+                for number in range(8):
+                    cluster.create(card_pod(f"beside-{number}", other))
+            assert tenant.try_create(small, dryRun="All").status == HTTPStatus.CREATED
+        assert installation.replica.worker() == worker
+        assert memory(worker, "VmRSS") - before <= TEMPLATES // 2
+        assert memory(worker) <= MOST_OF_REPLICA
+        installation.replica.terminate()
+        with started_again(installation) as again:
+            await_ready(again)
+            assert memory(again.replica.worker()) <= MOST_OF_REPLICA
+
+
+def test_a_template_that_is_too_large_to_be_read_is_rejected_with_the_bound(
+    cluster: Cluster, installation: Installation
+) -> None:
+    require_dra(cluster)
+    ways = [{"name": f"way-{number}", "deviceClassName": NVIDIA} for number in range(8)]
+    wide = [{"name": f"gpu-{number}", "firstAvailable": ways} for number in range(32)]
+    with installation.team({"quota": {"A100": 8}}) as namespace, tenant_of(cluster, namespace) as tenant:
+        answer = tenant.try_create(template(namespace, "wide", *wide))
+        assert answer.status == HTTPStatus.UNPROCESSABLE_ENTITY
+        assert "must not have more than 64 entries in all requests together" in answer.message
+
+
+@pytest.fixture
+def controller(installation: Installation) -> Iterator[ControllerProcess]:
+    with controlling(installation) as running:
+        yield running
+
+
+def test_large_claims_and_events_keep_the_controller_within_its_memory(
+    cluster: Cluster, installation: Installation, controller: ControllerProcess
+) -> None:
+    """Events make it look for refused workloads whenever quota is freed."""
+    with limited_team(installation, {"quota": {"A100": 4 * CLAIMS + 8}}) as namespace:
+        with tenant_of(cluster, namespace) as tenant:
+            if served(cluster):
+                claims = [claim(namespace, f"large-{number}", *distinct(number)) for number in range(CLAIMS)]
+                create_all(tenant, claims)
+                await_committed(installation, namespace, A100=400 * CLAIMS)
+            create_all(tenant, [large_event(namespace, number) for number in range(EVENTS)])
+            charged = {"A100": 100 + (400 * CLAIMS if served(cluster) else 0)}
+            # A second look begins when the first one has ended.
+            for _ in range(2):
+                tenant.create(card_pod("held", namespace))
+                await_committed(installation, namespace, **charged)
+                wanted = listed_events(cluster) + EVENTS
+                cluster.delete_pod(namespace, "held")
+                eventually(partial(has_listed_events, cluster, wanted), controller.output)
+        assert memory(controller.process.pid) <= MOST_OF_CONTROLLER
+
+
+def listed_events(cluster: Cluster) -> float:
+    """Return how many Events the API server has returned in LISTs, of whomever."""
+    text = cluster.kubectl("get", "--raw", "/metrics").stdout
+    counted = r'^apiserver_storage_list_returned_objects_total\{.*resource="events".*\} (\S+)'
+    return sum(map(float, re.findall(counted, text, re.MULTILINE)))
+
+
+def has_listed_events(cluster: Cluster, wanted: float) -> bool:
+    return listed_events(cluster) >= wanted
+
+
+def distinct(number: int) -> list[Json]:
+    """Requests that no other claim has: nothing that is kept of them serves two."""
+    return [request(NVIDIA, f"gpu-{number}-{at}", **HUGE[at]["exactly"]) for at in range(len(HUGE))]
+
+
+def large_event(namespace: str, number: int) -> Json:
+    about = {"kind": "ReplicaSet", "name": f"train-{number}", "namespace": namespace, "uid": f"u-{number}"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"refused-{number}", "namespace": namespace},
+        "involvedObject": about,
+        "reason": "FailedCreate",
+        "message": f"{OVER_QUOTA}: A100 {'x' * 1_000_000}",
+        "type": "Warning",
+    }

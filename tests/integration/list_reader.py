@@ -1,0 +1,76 @@
+"""Reads one LIST as a part of the system does, in a process of its own.
+
+Prints by how many MiB its peak of memory has grown, and how many objects it has read.
+
+Usage: python -m tests.integration.list_reader KUBECONFIG WHAT
+"""
+
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from controller.claim_retrier import REASON
+from controller.claims import ClaimInformer
+from controller.node.pods import list_uids
+from controller.pods import PodInformer
+from controller.refused import find_refused, refused_by_events
+from controller.ui.events import EventInformer, read_refusal
+from tests.builders import LABELS
+from vcuda.kube import Kube, LedgerStore, Reflector, TemplateInformer
+from vcuda.placement.placement import Nodes
+
+
+def store(kube: Kube) -> LedgerStore:
+    return LedgerStore(kube, "vcuda-quota", lambda: Nodes(LABELS))
+
+
+def relisted(reflector: Reflector[Any]) -> int:
+    reflector.relist()
+    assert not reflector.counts.undecodable
+    return len(reflector.snapshot())
+
+
+def events(kube: Kube) -> int:
+    informer = EventInformer(kube, REASON, read_refusal)
+    relisted(informer.reflector)
+    informer.reflector.synced.set()
+    return len(informer.newest() or ())
+
+
+def claims(kube: Kube) -> ClaimInformer:
+    return ClaimInformer(kube, store(kube), PodInformer(kube, LABELS, lambda _: None), lambda _: None)
+
+
+READERS: Mapping[str, Callable[[Kube], int]] = {
+    "a count of pods": lambda kube: len(store(kube).list_pods("team-a").uids),
+    "a count of claims": lambda kube: len(store(kube).claims("team-a")[1]),
+    "the watch of pods": lambda kube: relisted(PodInformer(kube, LABELS, lambda _: None).reflector),
+    "the watch of claims": lambda kube: relisted(claims(kube).reflector),
+    "the watch of templates": lambda kube: sum(map(relisted, TemplateInformer(kube).reflectors().values())),
+    "the watch of Events": events,
+    "Events of refused pods": lambda kube: len(refused_by_events(kube, "team-a", REASON, ("Pod",))),
+    "refused workloads": lambda kube: len(find_refused(kube, "team-a").owners),
+    "the pods of a node": lambda kube: len(list_uids(kube, "node-1")),
+}
+
+
+def peak() -> int:
+    """Return the most memory that this process has had, in MiB."""
+    # Not getrusage's maximum: a new program begins with that of the process that started it.
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found
+    return int(found[1]) // 1024
+
+
+def main() -> None:
+    """Read it, and print the figures."""
+    kube = Kube.connect(Path(sys.argv[1]))
+    before = peak()
+    read = READERS[sys.argv[2]](kube)
+    print(peak() - before, read)
+
+
+if __name__ == "__main__":
+    main()

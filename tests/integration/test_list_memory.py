@@ -1,0 +1,114 @@
+"""Every LIST of objects that tenants make large takes a small, constant part of a process' memory."""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from controller.claim_retrier import REASON
+from controller.refused import MOST_OWNER_BYTES
+from tests.builders import ONE_CARD, stored_pod
+from tests.claim_builders import NVIDIA, claim, entry, template
+from tests.integration.list_reader import READERS
+from tests.integration.scripted import write_kubeconfig
+from vcuda.quota.model import OVER_QUOTA
+
+OBJECTS = 80
+LARGE = "x" * 1_200_000
+MOST_MIB = 48
+"""Two pages of 8 MiB while the second is read, the objects that are decoded of one, and what Python keeps of either."""
+
+EXPECTED = {"Events of refused pods": 1, "refused workloads": MOST_OWNER_BYTES // len(LARGE)}
+"""Objects that are kept of a list, where that is not all of them."""
+
+CEL = [f'"{number}" != "{"x" * 10_000}"' for number in range(30)]
+LARGE_CLAIM = [entry(NVIDIA, *CEL)] * 4
+ANNOTATED = {"annotations": {"note": LARGE}}
+
+SAMPLES: dict[str, dict[str, Any]] = {
+    "pods": {**stored_pod(ONE_CARD), "metadata": ANNOTATED},
+    "resourceclaims": claim(*LARGE_CLAIM),
+    "resourceclaimtemplates": template(*LARGE_CLAIM),
+    "events": {
+        "metadata": {},
+        "involvedObject": {"kind": "Pod", "name": "train", "uid": "1"},
+        "reason": REASON,
+        "message": f"{OVER_QUOTA}: {LARGE}",
+    },
+    "replicasets": {
+        "metadata": {},
+        "spec": {"replicas": 2, "template": {"metadata": ANNOTATED, "spec": {"containers": []}}},
+        "status": {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": OVER_QUOTA}]},
+    },
+}
+
+
+REST = {
+    kind: json.dumps({field: value for field, value in sample.items() if field != "metadata"})[1:].encode()
+    for kind, sample in SAMPLES.items()
+}
+"""All of an object but its metadata, written once, as it is large."""
+
+
+class Lists(BaseHTTPRequestHandler):
+    """Answers each LIST in pages, as the API server does: so many objects of its kind, or none of an unknown kind."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        asked = {key: value for key, (value, *_) in parse_qs(url.query).items()}
+        kind = url.path.rpartition("/")[2]
+        begin, objects = int(asked.get("continue", 0)), OBJECTS if kind in SAMPLES else 0
+        end = min(begin + int(asked["limit"]), objects)
+        head = {"resourceVersion": "7", "continue": str(end) if end < objects else ""}
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        try:
+            for part in _list(head, kind, range(begin, end)):
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
+            self.wfile.write(b"0\r\n\r\n")
+        except OSError:  # the reader has had enough of this page
+            self.close_connection = True
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def _list(head: dict[str, str], kind: str, numbers: range) -> Iterator[bytes]:
+    yield b'{"metadata":%s,"items":[' % json.dumps(head).encode()
+    for number in numbers:
+        name = f"large-{number}"
+        named = {"name": name, "namespace": f"team-{number}", "uid": f"{number}", "resourceVersion": "7"}
+        metadata = json.dumps({**named, **SAMPLES[kind]["metadata"]}).encode()
+        yield b"," * (number > numbers[0]) + b'{"metadata":%s,%s' % (metadata, REST[kind])
+    yield b"]}"
+
+
+@pytest.fixture(scope="module")
+def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Return the kubeconfig of the server of these lists."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Lists) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        path = tmp_path_factory.mktemp("lists") / "kubeconfig"
+        write_kubeconfig(path, f"http://127.0.0.1:{server.server_port}", {"token": "t"})
+        yield path
+        server.shutdown()
+
+
+@pytest.mark.parametrize("what", READERS)
+def test_a_list_of_large_objects_takes_little_memory(kubeconfig: Path, what: str) -> None:
+    command = [sys.executable, "-m", "tests.integration.list_reader", str(kubeconfig), what]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    grown, read = map(int, done.stdout.splitlines()[-1].split())
+    assert read == EXPECTED.get(what, OBJECTS)
+    assert grown <= MOST_MIB

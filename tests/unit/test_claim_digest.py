@@ -1,0 +1,450 @@
+"""The digest of a claim's spec says the same as the spec, is small, and is made within bounds."""
+
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import jsonpatch
+import msgspec
+import pytest
+import structlog
+from hypothesis import given, settings, strategies as st
+
+from tests.api_double import ApiDouble
+from tests.builders import Manifest
+from tests.claim_builders import (
+    A100,
+    CLASSES,
+    HAMI,
+    M40,
+    NVIDIA,
+    SLICES,
+    claim,
+    claim_policy,
+    device,
+    entry,
+    first_of,
+    selector,
+    share,
+    slice_of,
+    spec,
+    template,
+    view,
+)
+from tests.tables import cases
+from tests.unit.test_claim_review import QUOTA as QUOTA_OF_TEAM, Server, claiming
+from vcuda.allocations.stored_claims import DIGESTS_BYTES, ClaimCounter, ClaimReader
+from vcuda.bounded import ENTRY_BYTES, ByteAllowance, SizedCache
+from vcuda.claims import digest as digests
+from vcuda.claims.cel import read_facts
+from vcuda.claims.charges import ClaimPolicy
+from vcuda.claims.digest import MOST_CHARACTERS, MOST_ENTRIES, pack, unpack
+from vcuda.claims.objects import ClaimSpec
+from vcuda.claims.pin import LONGEST_PIN, ClaimPin, read_pin, write_pin
+from vcuda.claims.request import read_claim
+from vcuda.kube import TemplateInformer
+from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Quota
+from vcuda.requests.resources import fold
+from webhook.claim_review import MOST_TEMPLATES
+
+QUOTA = Quota({"team-a": NamespaceQuota({"M40": Limit(800), "A100": Limit(800)})})
+POLICY = claim_policy(quota=QUOTA)
+MIG = "mig.nvidia.com"
+ATTRIBUTE = f'device.attributes["{NVIDIA}"]'
+MOST_PACKED = 16 * 1024
+
+# Specs that are small enough to be read whole, as the text itself says
+
+PINS = st.builds(
+    lambda driver, patterns, profiles: write_pin(ClaimPin(driver, patterns, profiles)),
+    st.sampled_from([NVIDIA, HAMI]),
+    st.lists(st.sampled_from(["m40", "a100", "tesla-m40-24gb", "nope", "a*"]), min_size=1, max_size=3).map(tuple),
+    st.sampled_from([(), ("1g.5gb",), ("1g.5gb", "3g.20gb")]),
+)
+CONDITIONS = st.sampled_from(
+    [
+        f'{ATTRIBUTE}.productName == "{M40}"',
+        f"{ATTRIBUTE}.productName in ['{M40}', \"{A100}\"]",
+        f'{ATTRIBUTE}.profile == "1g.5gb"',
+        f'{ATTRIBUTE}.?profile.orValue("") == "3g.20gb"',
+        f'device.driver == "{NVIDIA}"',
+        "true",
+        '"x".matches("\\\\d")',
+        "(",
+        "|| true",
+    ]
+)
+EXPRESSIONS = PINS | st.lists(CONDITIONS, min_size=1, max_size=3).map(" && ".join)
+ENTRIES = st.builds(
+    lambda name, expressions, fields: entry(name, *expressions, **fields),
+    st.sampled_from([*CLASSES, "nobody-knows", "rdma.example.com"]),
+    st.lists(EXPRESSIONS, max_size=4),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "count": st.sampled_from([0, 1, 2, 33, None]),
+            "allocationMode": st.sampled_from(["", "ExactCount", "All"]),
+            "adminAccess": st.sampled_from([True, False, None]),
+            "capacity": st.sampled_from(
+                [None, {"requests": {"cores": "30", "memory": 2**30}}, {"requests": {"x": "y"}}]
+            ),
+        },
+    ),
+)
+REQUESTS = st.lists(ENTRIES | st.lists(ENTRIES, max_size=3).map(lambda each: first_of(*each)), max_size=4)
+CONFIGS = st.lists(
+    st.sampled_from([{"opaque": {"driver": HAMI}}, {"requests": ["r0", "r1/way-0"], "opaque": {"driver": HAMI}}, {}]),
+    max_size=2,
+)
+
+_TOKEN = re.compile(r"""\s*(?:("[^"'\n]*"|'[^"'\n]*')|(\w+|&&|\|\||[=!<>]=|[-+*/%<>!?:.,()\[\]{}]))\s*""")
+_DEMAND = re.compile(r'device\.attributes\["([^"]*)"\]\.(productName|profile)(?:==("[^"]*")| in \[((?:"[^"]*",?)+)\])')
+
+
+def conditions(expression: str) -> Iterator[str]:
+    """Yield the parts that must all hold, read token by token: the slow way that the product had before."""
+    parts: list[list[str]] = [[]]
+    depth, before, at = 0, "", 0
+    while at < len(expression):
+        found = _TOKEN.match(expression, at)
+        if found is None or re.search(r"""\\|'''|\"\"\"|//""", expression):
+            return
+        part = f'"{found[1][1:-1]}"' if found[1] else {"in": " in "}.get(found[2], found[2])
+        depth += (part in "([{") - (part in ")]}")
+        if depth == 0 and (part == "||" or (part == "?" and before != ".")):
+            return
+        if depth == 0 and part == "&&":
+            parts.append([])
+        else:
+            parts[-1].append(part)
+        before, at = part, found.end()
+    if depth == 0:
+        yield from ("".join(part) for part in parts)
+
+
+def demands(expressions: Iterable[str]) -> Mapping[tuple[str, str], frozenset[str]]:
+    """Return the texts that the attributes must have by all these expressions."""
+    found: dict[tuple[str, str], frozenset[str]] = {}
+    for match in (_DEMAND.fullmatch(each) for text in expressions for each in conditions(text)):
+        if match:
+            texts = frozenset(re.findall(r'"([^"]*)"', match[3] or match[4]))
+            found[match[1], match[2]] = texts & found.get((match[1], match[2]), texts)
+    return found
+
+
+def entries_of(manifest: Manifest) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield each entry of a spec with its field path."""
+    for index, request in enumerate(manifest["devices"]["requests"]):
+        path = f"spec.devices.requests[{index}]"
+        if "exactly" in request:
+            yield f"{path}.exactly", request["exactly"]
+        for number, each in enumerate(request.get("firstAvailable", ())):
+            yield f"{path}.firstAvailable[{number}]", each
+
+
+@settings(max_examples=300)
+@given(REQUESTS, CONFIGS)
+def test_the_digest_of_a_spec_says_what_its_text_says(requests: list[Manifest], config: list[Manifest]) -> None:
+    asked = {"devices": {**spec(*requests)["devices"], "config": config}}
+    kept = digests.digest_of(msgspec.convert(asked, ClaimSpec))
+    found = read_claim(unpack(pack(kept)), POLICY)
+    assert unpack(pack(kept)) == kept
+    by_path = dict(entries_of(asked))
+    for each in found.entries:
+        own = by_path[each.path]
+        texts = [each["cel"]["expression"] for each in own.get("selectors") or ()]
+        pins = dict.fromkeys(pin for text in texts if (pin := read_pin(text)) and pin.driver == each.found.driver)
+        stated = demands(texts)
+        profiles = stated.get((each.found.driver or "", "profile"), frozenset())
+        assert [*each.pins] == [*pins]
+        assert each.products == stated.get((each.found.driver or "", "productName"))
+        assert each.profile == (next(iter(profiles)) if len(profiles) == 1 else each.found.profile)
+        assert each.capacities.keys() <= ((own.get("capacity") or {}).get("requests") or {}).keys()
+        assert each.has_selectors == bool(texts)
+        assert each.count == (own.get("count") if own.get("count") in range(1, 33) else 1)
+    paths = [fault.path for fault in found.faults]
+    assert {path for path in paths if path.endswith("adminAccess")} == {
+        f"{each.path}.adminAccess" for each in found.entries if by_path[each.path].get("adminAccess")
+    }
+    assert {path for path in paths if path.endswith("allocationMode")} == {
+        f"{each.path}.allocationMode" for each in found.entries if by_path[each.path].get("allocationMode") == "All"
+    }
+
+
+# Pins
+
+MANY = tuple(f"NVIDIA A100 of make {number:03}" for number in range(200))
+CARD = device(A100)
+MADE = (
+    {**CARD, "name": f"gpu-{at}", "attributes": {**CARD["attributes"], "productName": {"string": name}}}
+    for at, name in enumerate(MANY)
+)
+LARGE = claim_policy([*SLICES, slice_of(NVIDIA, "new", *MADE, generation=2)], quota=QUOTA)
+FOREIGN = st.builds(lambda text, size: (text * size)[:9000], st.text(min_size=1, max_size=20), st.integers(1, 9000))
+FORGED = st.lists(st.sampled_from(MANY), min_size=1).map(lambda names: write_pin(ClaimPin(NVIDIA, (*names,))))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.builds(
+            lambda name, texts: entry(name, *texts),
+            st.sampled_from([NVIDIA, MIG, "gpu-manager"]),
+            st.lists(FOREIGN | FORGED | EXPRESSIONS, max_size=31),
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+    st.sampled_from([POLICY, LARGE]),
+)
+def test_a_spec_that_was_pinned_is_always_read_as_pinned(requests: list[Manifest], policy: ClaimPolicy) -> None:
+    asked = claim(*requests)
+    found = read_claim(view(asked), policy)
+    for model in ("M40", "A100"):
+        if not found.faults and not found.excludes(model):
+            patched = jsonpatch.apply_patch(asked, json.dumps(found.patch(model)))
+            assert read_claim(view(patched), policy).model() == model
+
+
+def test_a_claim_with_too_many_pins_of_its_own_is_refused_with_the_bound() -> None:
+    shortest = len(write_pin(ClaimPin(HAMI, ("",))))
+    forged = (write_pin(ClaimPin(HAMI, (f"{number}" * (LONGEST_PIN - 10 - shortest),))) for number in range(3))
+    answer = Server(QUOTA_OF_TEAM).mutate(claim(entry(NVIDIA, *forged)))
+    assert (answer.outcome, answer.status) == ("not-allowed", HTTPStatus.FORBIDDEN)
+    assert "must not have more than 6144 characters together" in answer.message
+
+
+# Bounds
+
+
+def requests(number: int, **fields: Any) -> list[Manifest]:
+    return [entry(NVIDIA, **fields) for _ in range(number)]
+
+
+def pin_like(number: int) -> str:
+    return f'"productName" in device.attributes["{number:03}{"x" * 400}'
+
+
+@cases(
+    "asked, bound",
+    requests_beyond_the_api=(requests(33), "32 requests"),
+    ways_beyond_the_api=([first_of(*requests(9))], "8 entries in one firstAvailable"),
+    selectors_beyond_the_api=([entry(NVIDIA, *["true"] * 33)], "32 selectors in one entry"),
+    more_entries=([first_of(*requests(8))] * 9, f"{MOST_ENTRIES} entries in all requests"),
+    long_names=(requests(32, allocationMode="x" * 253), "8192 bytes of requests and config"),
+    many_capacities=([share(**{f"c{number}": "1" for number in range(2000)})], "8192 bytes of requests and config"),
+    many_pins=([entry(NVIDIA, *map(pin_like, range(20)))], "6144 characters of selectors"),
+)
+def test_a_spec_that_is_too_large_is_refused_with_the_bound_where_it_is_enforced(
+    asked: list[Manifest], bound: str
+) -> None:
+    for create, path in ((claim, "spec.devices"), (template, "spec.spec.devices")):
+        manifest = create(*asked)
+        answer = Server().validate(manifest)
+        assert (answer.outcome, answer.status) == ("malformed", HTTPStatus.UNPROCESSABLE_ENTITY)
+        assert [(fault.path, bound in fault.message) for fault in answer.faults] == [(path, True)]
+        warning = Server(NamespaceQuota(QUOTA_OF_TEAM.limits, mode=Mode.WARN)).validate(manifest)
+        assert (warning.allowed, bound in "".join(warning.warnings)) == (True, True)
+    assert not Server().mutate(claim(*asked)).allowed
+
+
+def test_a_stored_claim_that_is_too_large_counts_by_the_devices_that_it_was_given() -> None:
+    results = [{"request": "r0", "driver": NVIDIA, "pool": node, "device": "gpu-0"} for node in ("new", "new", "old")]
+    status = {"allocation": {"devices": {"results": results}}}
+    stored = ClaimReader().read(json.dumps({**claim(*requests(33)), "status": status}).encode())
+    taken = ClaimCounter(POLICY)(stored)
+    assert taken.charges == {"A100": Charge(200, 0, 200), "M40": Charge(100, 0, 100)}
+    assert (taken.certain, "32 requests" in taken.fault) == (False, True)
+
+
+def test_a_spec_of_a_megabyte_of_cel_is_read_within_bounds_and_nothing_of_it_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(digests, "read_facts", lambda texts: read.extend(texts) or read_facts(texts))  # type: ignore[func-returns-value]
+    texts = (f'"secret{number:06}" != "{"x" * 1500}"' for number in itertools.count())
+    asked = claim(*(entry(NVIDIA, *itertools.islice(texts, 30)) for _ in range(28)))
+    assert len(json.dumps(asked)) > 1_270_000
+    packed = pack(view(asked))
+    assert sum(map(len, read)) <= MOST_CHARACTERS
+    assert b"secret" not in bytes(packed)
+    assert len(packed) < 2000
+
+
+@given(st.lists(ENTRIES | st.builds(lambda name: entry(name * 30), st.sampled_from("abc")), max_size=40))
+def test_no_digest_is_larger_than_its_bound(asked: list[Manifest]) -> None:
+    assert len(pack(view(claim(*asked)))) <= MOST_PACKED
+
+
+PROFILE = f'{ATTRIBUTE}.profile == "1g.5gb"'
+PRODUCT = f'{ATTRIBUTE}.productName == "{M40}"'
+
+
+@cases(
+    "text, is_read",
+    alone=("", True),
+    among_others=("&& x" * 100, True),
+    in_a_long_expression=("&& x" * 600, False),
+)
+def test_an_expression_that_is_too_long_says_nothing_and_only_makes_a_claim_dearer(text: str, *, is_read: bool) -> None:
+    partition = read_claim(view(claim(entry(MIG, PROFILE + text))), POLICY)
+    assert partition.charge("A100").cores == (14 if is_read else 42)
+    card = read_claim(view(claim(entry(NVIDIA, PRODUCT + text))), POLICY)
+    assert (card.excludes("A100") is None) is not is_read
+
+
+def test_of_many_expressions_those_beyond_the_bound_of_a_claim_say_nothing() -> None:
+    before = [f'"{number}" != "{"x" * 1000}"' for number in range(5)]
+    assert read_claim(view(claim(entry(NVIDIA, *before, PRODUCT))), POLICY).excludes("A100") is None
+    assert read_claim(view(claim(entry(NVIDIA, PRODUCT, *before))), POLICY).excludes("A100")
+    assert read_claim(view(claim(*[entry(NVIDIA, *before[:3], PRODUCT)] * 8)), POLICY).excludes("A100"), "each once"
+
+
+def test_claims_whose_text_differs_and_says_nothing_have_equal_digests() -> None:
+    first, second = (pack(view(claim(entry(NVIDIA, f'"{text}" != "x"')))) for text in ("one", "another"))
+    assert first == second
+
+
+# Pods that name templates
+
+
+def test_a_pod_is_judged_by_digests_alone_and_by_each_template_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, asked = Server(train=spec(entry(count=3, selectors=[selector(PRODUCT)]))), list[str]()
+    find = server.policy.templates
+    templates = lambda namespace, name: find(namespace, asked.append(name) or name)  # type: ignore[func-returns-value]  # noqa: E731
+    server.policy = msgspec.structs.replace(server.policy, templates=templates)
+    monkeypatch.setattr(digests, "read_facts", lambda _: pytest.fail("an expression was read"))
+    answer = server.create(claiming(*["train"] * 200))
+    assert (answer.outcome, "can never fit" in answer.message, asked) == ("over-quota", True, ["train"])
+    asked.clear()
+    assert server.create(claiming(*(f"other-{number}" for number in range(200)))).allowed
+    assert len(asked) == MOST_TEMPLATES
+
+
+# Memory for all templates, and for stored claims
+
+TEMPLATES = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaimtemplates/{}"
+
+
+def stored_template(api: ApiDouble, namespace: str, name: str, *asked: Manifest) -> None:
+    metadata = {"namespace": namespace, "name": name, "uid": f"{namespace}-{name}"}
+    api.store(TEMPLATES.format(namespace, name), {**template(*asked), "metadata": metadata})
+
+
+@pytest.fixture
+def known(api: ApiDouble) -> TemplateInformer:
+    """Return an informer with room for two templates in a namespace, and three in all."""
+    size = ENTRY_BYTES + 100
+    return TemplateInformer(api.kube, most_of_namespace=2 * size, most=3 * size)
+
+
+def found(known: TemplateInformer, *names: str) -> list[str]:
+    [reflector] = known.reflectors().values()
+    reflector.relist()
+    return [name for name in names if known.find(*name.split("/"))]
+
+
+def test_templates_are_kept_within_bounds_for_each_namespace_and_for_all(
+    api: ApiDouble, known: TemplateInformer
+) -> None:
+    for name in "abc":
+        stored_template(api, "team-a", name)
+    assert found(known, "team-a/a", "team-a/b", "team-a/c") == ["team-a/a", "team-a/b"]
+    for namespace in ("team-b", "team-c"):
+        stored_template(api, namespace, "a")
+    assert found(known, "team-a/a", "team-b/a", "team-c/a") == ["team-a/a", "team-b/a"]
+
+
+def test_templates_that_are_not_kept_are_logged_once_for_each_namespace(
+    api: ApiDouble, known: TemplateInformer
+) -> None:
+    for name in "abcdef":
+        stored_template(api, "team-a", name)
+    with structlog.testing.capture_logs() as logs:
+        found(known)
+    told = [line for line in logs if line["log_level"] == "warning"]
+    assert [(line["namespace"], "their claims are still checked" in line["event"]) for line in told] == [
+        ("team-a", True)
+    ]
+
+
+def test_a_template_that_goes_makes_room_for_another(api: ApiDouble, known: TemplateInformer) -> None:
+    for name in "abc":
+        stored_template(api, "team-a", name)
+    assert "team-a/c" not in found(known, "team-a/a", "team-a/b", "team-a/c")
+    api.remove(TEMPLATES.format("team-a", "a"))
+    found(known)
+    assert found(known, "team-a/b", "team-a/c") == ["team-a/b", "team-a/c"]
+    for name in "bc":
+        api.remove(TEMPLATES.format("team-a", name))
+    assert (found(known), known.kept_bytes) == ([], 0)
+
+
+def test_a_list_that_breaks_takes_no_room_for_good(api: ApiDouble, known: TemplateInformer) -> None:
+    """Templates that it brought may be deleted before the next list."""
+    [reflector] = known.reflectors().values()
+    listed = api.list_pages
+
+    def torn(*args: Any, **fields: Any) -> Iterator[Any]:
+        yield from listed(*args, **fields)
+        raise ConnectionError
+
+    stored_template(api, "team-a", "a")
+    api.list_pages = torn  # type: ignore[method-assign]
+    with pytest.raises(ConnectionError):
+        reflector.relist()
+    api.list_pages = listed  # type: ignore[method-assign]
+    api.remove(TEMPLATES.format("team-a", "a"))
+    assert (found(known), known.kept_bytes) == ([], 0)
+
+
+def test_digests_of_stored_claims_are_remembered_within_a_bound_in_bytes() -> None:
+    reader = ClaimReader()
+    for number in range(3000):
+        text = f'{ATTRIBUTE}.productName in ["{number}{"x" * 1500}"]'
+        reader.read(json.dumps(claim(entry(NVIDIA, text))).encode())
+    assert DIGESTS_BYTES - 4096 < reader.kept_bytes <= DIGESTS_BYTES
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 400))))
+def test_a_cache_never_exceeds_its_bytes_and_forgets_what_was_used_longest_ago(puts: Sequence[tuple[str, int]]) -> None:
+    room = 3 * ENTRY_BYTES
+    cache: SizedCache[str, int] = SizedCache(room, lambda _, size: size)
+    model: dict[str, int] = {}
+    for key, size in puts:
+        cache.put(key, size)
+        model.pop(key, None)
+        if size + ENTRY_BYTES <= room:
+            model[key] = size
+        while sum(model.values()) + len(model) * ENTRY_BYTES > room:
+            del model[next(iter(model))]
+        assert cache.bytes == sum(model.values()) + len(model) * ENTRY_BYTES
+        assert {key: cache.get(key) for key in model} == model
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("uvwx"), st.none() | st.integers(0, 900))))
+def test_an_allowance_is_never_exceeded_and_counts_each_object_once(steps: list[tuple[str, str, int | None]]) -> None:
+    allowance, kept = ByteAllowance(1500, 2500), dict[tuple[str, str], int]()
+    for namespace, uid, size in steps:
+        kept.pop((namespace, uid), None)
+        if size is None:
+            allowance.release(namespace, uid)
+        elif allowance.keep(namespace, uid, size):
+            kept[namespace, uid] = size + ENTRY_BYTES
+        else:
+            own = sum(each for (home, _), each in kept.items() if home == namespace)
+            assert own + size + ENTRY_BYTES > 1500 or sum(kept.values()) + size + ENTRY_BYTES > 2500
+        assert allowance.bytes == sum(kept.values()) <= 2500
+    allowance.retain([*kept][:1])
+    assert allowance.bytes == sum([*kept.values()][:1])
+
+
+def test_no_pin_is_longer_than_what_is_read_as_one() -> None:
+    written = write_pin(ClaimPin(NVIDIA, tuple(map(fold, MANY)), tuple(f"{number}g.5gb" for number in range(200))))
+    assert len(written) <= LONGEST_PIN
+    pin = read_pin(written)
+    assert pin
+    assert (pin.patterns[0], pin.profiles[0]) == (fold(MANY[0]), "0g.5gb")

@@ -1,0 +1,212 @@
+"""Little of a tenant's large objects stays in the memory of the controller and of the node agent."""
+
+import json
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import structlog
+
+from controller.claim_retrier import MOST_WOKEN, REASON, ClaimRetrier
+from controller.labels import ENFORCED_LABEL, NamespaceLabels
+from controller.node.names import present_uids
+from controller.publisher import KEY, LABELS, NAME, Publisher
+from controller.refused import (
+    LONGEST_UID,
+    MOST_OWNER_BYTES,
+    MOST_REFUSED,
+    Owner,
+    RefusedOwner,
+    RefusedOwners,
+    refused_by_events,
+)
+from controller.ui.events import EventInformer, read_refusal
+from tests.api_double import ApiDouble
+from tests.builders import Manifest
+from tests.unit.test_retrier import Retried
+from tests.unit.test_stored_claims import report
+from vcuda.errors import ListOverdue
+from vcuda.kube import QuotaInformer, QuotaPlace
+from vcuda.quota.model import OVER_QUOTA
+
+MIB = 2**20
+LARGE = "x" * MIB
+EVENTS = "/api/v1/namespaces/team-a/events"
+
+
+@contextmanager
+def keeping_at_most(most: int) -> Iterator[None]:
+    """Fail if what is done within leaves more bytes in memory than this."""
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        yield
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before <= most
+
+
+# Events
+
+
+def store_event(api: ApiDouble, name: str, /, **about: str) -> None:
+    metadata = {"name": name, "namespace": "team-a", "uid": f"event-{name}"}
+    message = f"{OVER_QUOTA}: M40 {'x' * 1000}"
+    api.store(f"{EVENTS}/{name}", {"metadata": metadata, "involvedObject": about, "message": message, "reason": REASON})
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        pytest.param({"kind": "Nonsense", "name": "train", "uid": "1"}, id="another kind"),
+        pytest.param({"kind": LARGE, "name": "train", "uid": "1"}, id="a long kind"),
+        pytest.param({"kind": "Pod", "name": LARGE, "uid": "1"}, id="a long name"),
+        pytest.param({"kind": "Pod", "name": "train", "uid": "u" * (LONGEST_UID + 1)}, id="a long uid"),
+    ],
+)
+def test_an_event_about_what_cannot_be_is_passed_over(api: ApiDouble, about: dict[str, str]) -> None:
+    store_event(api, "forged", **about)
+    store_event(api, "real", kind="Pod", name="train", uid="1")
+    assert [each.name for each in refused_by_events(api.kube, "team-a", REASON, ("Pod",))] == ["train"]
+
+
+def test_of_many_objects_that_events_are_about_a_bounded_number_is_kept(api: ApiDouble) -> None:
+    for number in range(MOST_REFUSED + 50):
+        store_event(api, f"{number}", kind="Pod", name=f"train-{number}", uid=f"{number}")
+    found = refused_by_events(api.kube, "team-a", REASON, ("Pod",))
+    assert len(found) == MOST_REFUSED
+    rest = refused_by_events(api.kube, "team-a", REASON, ("Pod",), leave_out={each.uid for each in found})
+    assert len(rest) == 50
+
+
+def test_the_uids_of_pods_that_were_looked_at_are_bounded(api: ApiDouble, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MOST_WOKEN <= 10_000
+    monkeypatch.setattr("controller.claim_retrier.MOST_WOKEN", 30)
+    for number in range(50):
+        store_event(api, f"{number}", kind="Pod", name=f"train-{number}", uid=f"{number}")
+    retrier = ClaimRetrier(api.kube, lambda: True)
+    retrier.report("team-a", report(0))
+    for _ in range(5):
+        retrier.reconciler.turn("team-a")
+    assert api.calls.count("GET") == 30
+
+
+def test_a_message_of_a_megabyte_is_not_kept_by_the_page(api: ApiDouble) -> None:
+    for number in range(10):
+        store_event(api, f"{number}", kind="Pod", name=f"train-{number}")
+        stored = api.objects[f"{EVENTS}/{number}"]
+        stored["message"] = f"{OVER_QUOTA}: {LARGE}"
+    informer = EventInformer(api.kube, REASON, read_refusal)
+    with keeping_at_most(100_000):
+        informer.reflector.relist()
+    informer.reflector.synced.set()
+    assert len(informer.newest() or ()) == 10
+
+
+# Owners
+
+
+def refused_owner(name: str) -> RefusedOwner:
+    return RefusedOwner(name, "2026-01-01T00:00:00Z", Owner())
+
+
+def test_of_large_owners_as_many_are_kept_as_fit_and_each_has_its_turn() -> None:
+    size = MOST_OWNER_BYTES // 3
+    names = [f"train-{number}" for number in range(7)]
+    judged = set[str]()
+    looks = []
+    for _ in range(3):
+        found = RefusedOwners(judged)
+        for name in names:
+            found.add(refused_owner(name), size)
+        looks.append(([each.path for each in found.owners], found.complete))
+        judged |= {each.path for each in found.owners}
+    assert looks == [
+        (["train-0", "train-1", "train-2"], False),
+        (["train-3", "train-4", "train-5"], False),
+        (["train-6", "train-0", "train-1"], True),
+    ]
+
+
+def test_an_owner_that_is_larger_than_the_bound_is_kept_alone() -> None:
+    found = RefusedOwners()
+    found.add(refused_owner("huge"), 2 * MOST_OWNER_BYTES)
+    found.add(refused_owner("small"), 1)
+    assert [each.path for each in found.owners] == ["huge"]
+
+
+def test_large_workloads_are_all_retried_in_the_end(api: ApiDouble) -> None:
+    retried = Retried(api, owners=12)
+    for manifest in api.objects.values():
+        if "spec" in manifest:
+            manifest["spec"]["template"]["metadata"] = {"annotations": {"note": "x" * (MOST_OWNER_BYTES // 4)}}
+    told = []
+    for _ in range(5):
+        retried.retrier.reconciler.turn("team-a")
+        retried.now += 10
+        told.append(retried.told())
+    assert told[0] <= 4
+    assert told[-1] == 12
+
+
+def test_a_namespace_whose_workloads_cannot_be_listed_in_time_rests(api: ApiDouble) -> None:
+    retried = Retried(api, owners=1)
+
+    def overdue(*_: object, **__: object) -> object:
+        retried.now += 10
+        raise ListOverdue("LIST took longer than 10 s")
+
+    api.list_pages = overdue  # type: ignore[method-assign, assignment]
+    with structlog.testing.capture_logs() as logs:
+        retried.retrier.reconciler.turn("team-a")
+    assert [line["event"] for line in logs] == ["refused workloads not found in time"]
+    retried.queue.add("team-b")
+    retried.now += 80
+    assert retried.queue.next() == "team-b"
+    retried.now += 11
+    assert retried.queue.next() == "team-a"
+
+
+# Watched objects
+
+
+def labels(api: ApiDouble) -> NamespaceLabels:
+    return NamespaceLabels(api.kube, QuotaInformer(api.kube, QuotaPlace(), frozenset()), lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("path", "large", "watched"),
+    [
+        pytest.param(
+            "/api/v1/namespaces/team-{}",
+            {"labels": {ENFORCED_LABEL: "false"}, "annotations": {"note": LARGE}},
+            lambda api: labels(api).reflector,
+            id="annotations of a namespace",
+        ),
+        pytest.param(
+            f"/api/v1/namespaces/team-{{}}/configmaps/{NAME}",
+            {"labels": LABELS},
+            lambda api: Publisher(api.kube).published,
+            id="a report that a tenant wrote",
+        ),
+    ],
+)
+def test_little_is_kept_of_a_large_object(
+    api: ApiDouble, path: str, large: Manifest, watched: Callable[[ApiDouble], object]
+) -> None:
+    for number in range(10):
+        where = path.format(number)
+        metadata = {"name": where.rpartition("/")[2], "namespace": f"team-{number}", "uid": str(number), **large}
+        api.store(where, {"metadata": metadata, "data": {KEY: LARGE}})
+    reflector = watched(api)
+    with keeping_at_most(100_000):
+        reflector.relist()  # type: ignore[attr-defined]
+    assert len(reflector.snapshot()) == 10  # type: ignore[attr-defined]
+
+
+def test_a_uid_that_a_pod_claims_is_not_kept_if_it_can_be_none() -> None:
+    mirrors = {"kubernetes.io/config.mirror": LARGE, "kubernetes.io/config.hash": "5f3b"}
+    assert list(present_uids("own", mirrors)) == ["own", "5f3b"]
+    assert len(json.dumps(mirrors)) > MIB

@@ -1,0 +1,223 @@
+"""LISTs are made in turns: tenants with large objects keep each other waiting and nobody else."""
+
+import asyncio
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from tests.api_double import ApiDouble, Effect
+from tests.builders import ONE_CARD, stored_pod
+from tests.replicas import POD, Clock, Replica
+from tests.waiting import PATIENT
+from vcuda.errors import ListOverdue
+from vcuda.kube import turns
+from vcuda.kube.turns import REST_PER_SECOND, SLOW_FOR_SECONDS, ListTurns
+from vcuda.ledger.ledger import Admitted
+from webhook.ledgers import PutOff, RetryLater
+
+QUICK, SLOW = 2.0, 8.0
+
+
+class Lists:
+    """LISTs of namespaces that each take so many seconds of the test's time, and the turns for them."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.turns = ListTurns(QUICK, SLOW, quick=2, slow=1, clock=self.clock.monotonic)
+        self.made: list[tuple[str, float]] = []
+
+    def make(self, namespace: str, takes: float) -> str:
+        """Have a namespace listed, which takes so long."""
+
+        def listed(seconds: float) -> str:
+            self.made.append((namespace, seconds))
+            self.clock.pass_by(min(takes, seconds))
+            if takes > seconds:
+                raise ListOverdue(f"LIST of {namespace}")
+            return f"{namespace} in {takes:g} s"
+
+        return self.turns.run(namespace, listed, patience=0.0)
+
+
+@pytest.fixture
+def lists() -> Lists:
+    return Lists()
+
+
+def test_a_list_that_is_not_quick_is_made_again_with_more_time_and_at_once_so_the_next_time(lists: Lists) -> None:
+    assert lists.make("large", 5) == lists.make("large", 5) == "large in 5 s"
+    assert lists.make("small", 1) == "small in 1 s"
+    assert lists.made == [("large", QUICK), ("large", SLOW), ("large", SLOW), ("small", QUICK)]
+
+
+def test_a_namespace_counts_as_slow_until_a_list_of_it_was_quick_or_for_ten_minutes(lists: Lists) -> None:
+    lists.make("large", 5)
+    lists.make("large", 0.5)
+    lists.make("large", 1.5)
+    lists.make("other", 5)
+    lists.clock.pass_by(SLOW_FOR_SECONDS)
+    lists.make("other", 1)
+    assert [each for each in lists.made if each[1] == QUICK] == [
+        ("large", QUICK),
+        ("large", QUICK),
+        ("other", QUICK),
+        ("other", QUICK),
+    ]
+
+
+def test_a_namespace_that_cannot_be_listed_in_time_rests_and_the_error_says_why(lists: Lists) -> None:
+    why = r"namespace huge could not be listed within 8 s.*next attempt is made in 32 s"
+    with pytest.raises(ListOverdue, match=why):
+        lists.make("huge", 100)
+    began = len(lists.made)
+    with pytest.raises(ListOverdue, match=why):
+        lists.make("huge", 100)
+    assert len(lists.made) == began
+    lists.clock.pass_by(SLOW * REST_PER_SECOND)
+    assert lists.make("huge", 7) == "huge in 7 s"
+
+
+def test_any_other_error_is_raised_and_frees_the_turn(lists: Lists) -> None:
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError):
+            lists.turns.run("team-a", lambda _: 1 / 0, patience=0.0)
+    assert lists.make("team-a", 1)
+
+
+def test_slow_namespaces_are_remembered_within_a_bound(lists: Lists, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "MOST_REMEMBERED", 3)
+    for number in range(5):
+        lists.make(f"large-{number}", 5)
+    lists.made.clear()
+    lists.make("large-4", 5)
+    assert lists.made == [("large-4", SLOW)]
+
+
+class Held:
+    """LISTs in threads that go on until the test ends them."""
+
+    def __init__(self, made: ListTurns) -> None:
+        self.turns = made
+        self.end = threading.Event()
+        self.begun = threading.Semaphore(0)
+        self.at_once = self.most = 0
+        self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(16)
+
+    def begin(self, namespace: str, patience: float = PATIENT) -> Future[None]:
+        return self._threads.submit(self.turns.run, namespace, self._list, patience)
+
+    def _list(self, _seconds: float) -> None:
+        with self._lock:
+            self.at_once += 1
+            self.most = max(self.most, self.at_once)
+        self.begun.release()
+        assert self.end.wait(PATIENT)
+        with self._lock:
+            self.at_once -= 1
+
+
+def test_slow_namespaces_keep_only_each_other_waiting() -> None:
+    lists = Lists()
+    made, held = lists.turns, Held(lists.turns)
+    large = [f"large-{number}" for number in range(8)]
+    for namespace in large:
+        lists.make(namespace, takes=5)
+    listing = [held.begin(namespace) for namespace in large]
+    assert held.begun.acquire(timeout=PATIENT)
+    assert made.run("small", lambda seconds: seconds, patience=0.0) == QUICK
+    with pytest.raises(ListOverdue, match="other LISTs take too long"):
+        held.begin("large-0", patience=0.0).result(PATIENT)
+    held.end.set()
+    for each in listing:
+        each.result(PATIENT)
+    assert held.most == 1
+
+
+def test_no_more_lists_are_made_at_once_than_there_are_turns() -> None:
+    held = Held(ListTurns(QUICK, SLOW, quick=2, slow=1))
+    listing = [held.begin(f"team-{number}") for number in range(6)]
+    for _ in range(2):
+        assert held.begun.acquire(timeout=PATIENT)
+    held.end.set()
+    for each in listing:
+        each.result(PATIENT)
+    assert held.most == 2
+
+
+# A webhook replica with namespaces that cannot be listed
+
+
+class Uncountable:
+    """An API server that lists the pods of namespaces called large-… never in time."""
+
+    def __init__(self, api: ApiDouble) -> None:
+        self.lists: list[str] = []
+        self._listed = api.list_pages
+        api.list_pages = self._list  # type: ignore[method-assign, assignment]
+
+    def _list(self, path: str, *args: object, **fields: object) -> object:
+        self.lists.append(path)
+        if "/large" in path:
+            raise ListOverdue(f"LIST {path} took longer than 8 s")
+        return self._listed(path, *args, **fields)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def uncountable(api: ApiDouble) -> Uncountable:
+    return Uncountable(api)
+
+
+def test_a_pod_of_a_namespace_that_cannot_be_counted_gets_429_with_the_reason_and_delays_no_other(
+    replica: Replica, uncountable: Uncountable
+) -> None:
+    decision = replica.charge("a", namespace="large")
+    assert isinstance(decision, RetryLater)
+    again = replica.charge("b", namespace="large")
+    assert isinstance(again, RetryLater)
+    for reason in (decision.reason, again.reason):
+        assert "could not be listed within 8 s" in reason
+    assert len(uncountable.lists) == 2, "the quick one and the slow one, and none while it rests"
+    assert isinstance(replica.charge("a"), Admitted)
+
+
+def test_usage_of_such_a_namespace_is_the_last_that_was_read(replica: Replica, uncountable: Uncountable) -> None:
+    assert replica.usage("large") == {}
+    assert uncountable.lists
+
+
+def test_a_pod_over_quota_is_to_retry_later_while_nothing_can_be_counted(api: ApiDouble, clock: Clock) -> None:
+    replica = Replica(api, clock)
+    for number in range(4):
+        assert isinstance(replica.charge(f"a{number}"), Admitted)
+    api.list_pages = _overdue  # type: ignore[method-assign, assignment]
+    decision = replica.charge("one-more", deadline=clock.now + PATIENT)
+    assert isinstance(decision, PutOff)
+    assert not decision.counted
+
+
+def _overdue(*_: object, **__: object) -> object:
+    raise ListOverdue
+
+
+def test_many_readers_of_one_namespaces_usage_share_its_reads(api: ApiDouble, replica: Replica) -> None:
+    """Without an open ledger each read lists the pods, so dry runs alone could keep every thread busy."""
+    api.store(POD, stored_pod(ONE_CARD))
+    reading, opened = threading.Event(), threading.Event()
+
+    def hold(_method: str, _timeout: float, effect: Effect) -> bytes:
+        reading.set()
+        assert opened.wait(PATIENT)
+        return effect()
+
+    async def many() -> list[object]:
+        api.deliver = hold
+        callers = [asyncio.create_task(replica.ledgers.usage("team-a")) for _ in range(50)]
+        assert await asyncio.to_thread(reading.wait, PATIENT)
+        opened.set()
+        return list(await asyncio.gather(*callers))
+
+    usages = asyncio.run(many())
+    assert len({str(usage) for usage in usages}) == 1
+    assert api.calls.count("LIST") <= 4, "two reads, each with a LIST of pods and one of claims"

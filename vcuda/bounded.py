@@ -1,0 +1,92 @@
+"""Memory bounds in bytes: a cache of results that can be computed again, and a share of memory for each namespace."""
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+ENTRY_BYTES = 700
+"""Counted for each entry in addition to its size: names, Python objects and dictionary slots."""
+
+
+class SizedCache(Generic[K, V]):
+    """A cache of at most ``most_bytes``, safe in every thread. The entry that was used longest ago goes first.
+
+    ``size_of`` returns the bytes of a key with its value.
+    """
+
+    def __init__(self, most_bytes: int, size_of: Callable[[K, V], int]) -> None:
+        self._most = most_bytes
+        self._size_of = size_of
+        self._lock = threading.Lock()
+        self._entries: dict[K, tuple[V, int]] = {}
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: K) -> V | None:
+        """Return the value under a key, or None."""
+        with self._lock:
+            if (found := self._entries.pop(key, None)) is None:
+                return None
+            self._entries[key] = found  # behind all others
+            return found[0]
+
+    def put(self, key: K, value: V) -> None:
+        """Keep a value; one that is larger than the cache is not kept."""
+        size = self._size_of(key, value) + ENTRY_BYTES
+        with self._lock:
+            if old := self._entries.pop(key, None):
+                self.bytes -= old[1]
+            if size > self._most:
+                return
+            self._entries[key] = value, size
+            self.bytes += size
+            while self.bytes > self._most:
+                self.bytes -= self._entries.pop(next(iter(self._entries)))[1]
+
+
+class ByteAllowance:
+    """Counts the bytes that are kept for objects, at most so many for one namespace and for all together.
+
+    It is for one thread.
+    """
+
+    def __init__(self, most_of_namespace: int, most: int) -> None:
+        self._most_of_namespace = most_of_namespace
+        self._most = most
+        self._kept: dict[str, dict[str, int]] = {}
+        self._of_namespace: dict[str, int] = {}
+        self.bytes = 0
+
+    def keep(self, namespace: str, uid: str, size: int) -> bool:
+        """Count an object, in place of what was counted for it before; False if there is no room for it."""
+        self.release(namespace, uid)
+        size += ENTRY_BYTES
+        own = self._of_namespace.get(namespace, 0) + size
+        if own > self._most_of_namespace or self.bytes + size > self._most:
+            return False
+        self._kept.setdefault(namespace, {})[uid] = size
+        self._of_namespace[namespace] = own
+        self.bytes += size
+        return True
+
+    def release(self, namespace: str, uid: str) -> None:
+        """Count an object no more."""
+        kept = self._kept.get(namespace, {})
+        if (size := kept.pop(uid, None)) is None:
+            return
+        self.bytes -= size
+        self._of_namespace[namespace] -= size
+        if not kept:
+            del self._kept[namespace], self._of_namespace[namespace]
+
+    def retain(self, objects: Iterable[tuple[str, str]]) -> None:
+        """Release every object but these, each given by its namespace and uid."""
+        kept = set(objects)
+        for namespace, uid in [(each, uid) for each, uids in self._kept.items() for uid in uids]:
+            if (namespace, uid) not in kept:
+                self.release(namespace, uid)

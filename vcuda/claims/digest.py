@@ -1,0 +1,270 @@
+"""The digest of a claim's spec: all that decides the claim's charge, in a few hundred bytes, without any CEL.
+
+A spec may hold 1.27 MB of CEL. It is read once, within bounds, when a claim or template is reviewed or observed, and is
+then forgotten. A digest depends on the spec alone, so it stays valid when the quota or the devices change.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, NewType
+
+import msgspec
+
+from vcuda.claims.cel import Attributes, read_facts
+from vcuda.claims.devices import PRODUCT, PROFILE
+from vcuda.claims.objects import ClaimSpec, DeviceClaim, DeviceEntry, DeviceRequest
+from vcuda.claims.pin import MOST_SELECTORS, ClaimPin, looks_like_pin, read_pin, write_pin
+from vcuda.errors import Fault
+from vcuda.k8s_types import Quantity
+
+MOST_REQUESTS, MOST_ALTERNATIVES, MOST_CONFIGS = 32, 8, 32
+"""As many as the API server allows in one claim, and of alternatives in one request.
+
+DeviceRequestsMaxSize, FirstAvailableDeviceRequestMaxSize and DeviceConfigMaxSize in k8s.io/api `resource/v1`.
+"""
+
+MOST_ENTRIES = 64
+"""Entries of all requests of one claim, of ``exactly`` and ``firstAvailable``. Each is priced on every model."""
+
+MOST_ASKED_BYTES = 8 * 1024
+"""Bytes of the longest digest, without pins: 64 entries with usual names take half of that."""
+
+MOST_PIN_BYTES = 6 * 1024
+"""Bytes of the pins of one digest, each counted once: three of the longest, or some thirty usual ones."""
+
+LONGEST_EXPRESSION, MOST_CHARACTERS = 2048, 4096
+"""Characters of the longest expression whose facts are read, and of all expressions of one claim.
+
+Longer expressions say nothing. That is safe, as facts only narrow: without a profile a partition is charged as the
+dearest, and without products no model is excluded.
+"""
+
+_TOO_MANY = (
+    f"must not have more than {MOST_REQUESTS} requests, {MOST_ALTERNATIVES} entries in one firstAvailable, "
+    f"{MOST_SELECTORS} selectors in one entry, or {MOST_CONFIGS} entries in config"
+)
+_TOO_MANY_ENTRIES = (
+    f"must not have more than {MOST_ENTRIES} entries in all requests together, each exactly and each entry of "
+    "firstAvailable counted; write fewer requests, for example one with a count"
+)
+_TOO_LARGE = (
+    f"must not have more than {MOST_ASKED_BYTES} bytes of requests and config, without selectors and parameters; "
+    "write fewer requests, for example one with a count"
+)
+_TOO_MANY_PINS = (
+    f"must not have more than {MOST_PIN_BYTES} characters of selectors that name products of a GPU model; write fewer"
+)
+PINS_TOO_LARGE = (
+    f"its selectors that name products of a GPU model, which must not have more than {MOST_PIN_BYTES} characters "
+    "together; write fewer of them, or fewer requests"
+)
+
+Fact = tuple[str, str, tuple[str, ...]]
+"""A domain, an attribute in it, and the texts of which a device's must be one."""
+
+
+class EntryDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """The demand of one entry of a request, of ``exactly`` or of one of ``firstAvailable``."""
+
+    alternative: int | None
+    """Its position in ``firstAvailable``; None for ``exactly``."""
+    name: str = ""
+    """Its name in ``firstAvailable``; empty for ``exactly``."""
+    device_class_name: str = ""
+    selectors: int = 0
+    """The number of its selectors."""
+    allocation_mode: str = ""
+    count: int | None = None
+    admin_access: bool = False
+    capacities: tuple[tuple[str, Quantity], ...] = ()
+    facts: tuple[int, ...] = ()
+    """Positions in the claim's ``facts``: the products and MIG profiles that its selectors certainly demand."""
+
+    @property
+    def field(self) -> str:
+        """Its field path below the request."""
+        return "exactly" if self.alternative is None else f"firstAvailable[{self.alternative}]"
+
+
+class RequestDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """One request of a claim."""
+
+    name: str = ""
+    entries: tuple[EntryDigest, ...] = ()
+
+
+class ConfigDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Parameters for a driver."""
+
+    driver: str = ""
+    """Empty for parameters that are not for one driver."""
+    requests: tuple[str, ...] = ()
+    """The names of the requests that they are for; all if empty."""
+
+
+class EntryRead(NamedTuple):
+    """An entry, the number of its request, its pins in order, and the attributes that its selectors demand."""
+
+    request: int
+    entry: EntryDigest
+    pins: tuple[ClaimPin, ...]
+    attributes: Attributes
+
+
+class ClaimDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """All that decides what a claim takes. A spec that is too large for that has a ``fault`` and nothing else."""
+
+    requests: tuple[RequestDigest, ...] = ()
+    config: tuple[ConfigDigest, ...] = ()
+    facts: tuple[Fact, ...] = ()
+    """The different facts of its entries."""
+    pins: tuple[ClaimPin, ...] = ()
+    """The different selectors of our form."""
+    pinned: tuple[tuple[int, ...], ...] = ()
+    """For each entry of all requests in order, the positions of its pins in ``pins``."""
+    pin_bytes: int = 0
+    """Characters of the selectors that begin as ours do, each counted once, and one for each position."""
+    fault: str = ""
+
+    def entries(self) -> Iterator[EntryRead]:
+        """Yield the entries of all requests in order."""
+        flat = ((index, entry) for index, request in enumerate(self.requests) for entry in request.entries)
+        for (index, entry), positions in zip(flat, self.pinned, strict=True):
+            facts = (self.facts[at] for at in entry.facts)
+            attributes = {(domain, attribute): frozenset(texts) for domain, attribute, texts in facts}
+            yield EntryRead(index, entry, tuple(self.pins[at] for at in positions), attributes)
+
+    def has_room(self, added: Sequence[ClaimPin]) -> bool:
+        """Return whether the spec could still be read with these pins, each added to one entry."""
+        # The digest of the pinned spec differs from this one by the pins alone.
+        size = sum(len(write_pin(pin)) for pin in {*added}.difference(self.pins)) + len(added)
+        return self.pin_bytes + size <= MOST_PIN_BYTES
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """The fault of a spec that is too large to be read."""
+        return (Fault("spec.devices", self.fault),) if self.fault else ()
+
+
+PackedDigest = NewType("PackedDigest", bytes)
+"""A digest as it is kept in memory: bytes, so that its size is known. Claims that ask alike have equal ones."""
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(ClaimDigest)
+_SPEC = msgspec.json.Decoder(ClaimSpec)
+
+
+def pack(digest: ClaimDigest) -> PackedDigest:
+    """Return a digest as bytes."""
+    return PackedDigest(_ENCODER.encode(digest))
+
+
+def unpack(packed: PackedDigest) -> ClaimDigest:
+    """Return the digest in these bytes, which must come from `pack`."""
+    return _DECODER.decode(packed)
+
+
+def read_spec(raw: bytes | msgspec.Raw) -> ClaimDigest:
+    """Return the digest of a spec in JSON; raise one of ``UNDECODABLE`` for anything else."""
+    return digest_of(_SPEC.decode(raw))
+
+
+def digest_of(spec: ClaimSpec) -> ClaimDigest:
+    """Return the digest of a spec."""
+    devices = spec.devices
+    if _has_too_many(devices):
+        return ClaimDigest(fault=_TOO_MANY)
+    expressions = _Expressions()
+    requests: list[RequestDigest] = []
+    pinned: list[tuple[int, ...]] = []
+    for request in devices.requests or ():
+        entries = []
+        for alternative, entry in request.entries():
+            pins, stated = expressions.read(entry.expressions)
+            pinned.append(pins)
+            entries.append(_entry(alternative, entry, stated))
+        requests.append(RequestDigest(request.name, tuple(entries)))
+    config = tuple(
+        ConfigDigest(
+            each.opaque.driver if each.opaque else "",
+            # The API calls an entry of firstAvailable REQUEST/ENTRY.
+            tuple(dict.fromkeys(name.partition("/")[0] for name in each.requests or ())),
+        )
+        for each in devices.config or ()
+    )
+    if len(pinned) > MOST_ENTRIES:
+        return ClaimDigest(fault=_TOO_MANY_ENTRIES)
+    facts = tuple(expressions.facts)
+    if len(_ENCODER.encode((requests, config, facts))) > MOST_ASKED_BYTES:
+        return ClaimDigest(fault=_TOO_LARGE)
+    pin_bytes = expressions.pin_bytes + sum(map(len, pinned))
+    if pin_bytes > MOST_PIN_BYTES:
+        return ClaimDigest(fault=_TOO_MANY_PINS)
+    return ClaimDigest(tuple(requests), config, facts, tuple(expressions.pins), tuple(pinned), pin_bytes)
+
+
+def _has_too_many(devices: DeviceClaim) -> bool:
+    # A mutating webhook is called before the API server has validated the object.
+    requests, config = devices.requests or (), devices.config or ()
+    return len(requests) > MOST_REQUESTS or len(config) > MOST_CONFIGS or any(map(_is_too_wide, requests))
+
+
+def _is_too_wide(request: DeviceRequest) -> bool:
+    if len(request.first_available or ()) > MOST_ALTERNATIVES:
+        return True
+    return any(len(entry.selectors or ()) > MOST_SELECTORS for _, entry in request.entries())
+
+
+def _entry(alternative: int | None, entry: DeviceEntry, facts: tuple[int, ...]) -> EntryDigest:
+    capacities = (entry.capacity.requests if entry.capacity else None) or {}
+    return EntryDigest(
+        alternative,
+        entry.name,
+        entry.device_class_name,
+        len(entry.selectors or ()),
+        entry.allocation_mode,
+        entry.count,
+        bool(entry.admin_access),
+        tuple(capacities.items()),
+        facts,
+    )
+
+
+class _Expressions:
+    """Reads the expressions of one claim, each different one once, until the bounds are reached."""
+
+    def __init__(self) -> None:
+        self.pins: dict[ClaimPin, int] = {}
+        self.pin_bytes = 0
+        self.facts: dict[Fact, int] = {}
+        self._positions: dict[str, int | None] = {}
+        self._attributes: dict[str, Attributes] = {}
+        self._left = MOST_CHARACTERS
+
+    def read(self, expressions: Iterable[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the positions of an entry's pins, and of the facts that its other expressions state."""
+        pins: dict[int, None] = {}
+        attributes: dict[tuple[str, str], frozenset[str]] = {}
+        for expression in expressions:
+            position = self._position(expression) if looks_like_pin(expression) else None
+            if position is not None:
+                pins[position] = None
+                continue
+            for key, texts in self._read_attributes(expression).items():
+                attributes[key] = texts & attributes.get(key, texts)
+        facts = ((*key, tuple(sorted(texts))) for key, texts in attributes.items() if key[1] in (PRODUCT, PROFILE))
+        return tuple(pins), tuple(self.facts.setdefault(fact, len(self.facts)) for fact in facts)
+
+    def _position(self, expression: str) -> int | None:
+        if expression not in self._positions:
+            self.pin_bytes += len(expression)
+            pin = read_pin(expression) if self.pin_bytes <= MOST_PIN_BYTES else None
+            self._positions[expression] = None if pin is None else self.pins.setdefault(pin, len(self.pins))
+        return self._positions[expression]
+
+    def _read_attributes(self, expression: str) -> Attributes:
+        if expression not in self._attributes:
+            if len(expression) > min(LONGEST_EXPRESSION, self._left):
+                return {}
+            self._left -= len(expression)
+            self._attributes[expression] = read_facts([expression]).attributes
+        return self._attributes[expression]

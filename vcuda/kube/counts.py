@@ -1,0 +1,184 @@
+"""Counts the GPU pods and the claims of one namespace, and what they take, by consistent LISTs."""
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from vcuda import errors, k8s_types
+from vcuda.allocations.stored_claims import ClaimCharge, ClaimPrice, ClaimReader, StoredClaim, charged_by_pods
+from vcuda.allocations.stored_pods import ClaimUser, StoredPod, charges_of, read_claim_user, read_stored
+from vcuda.claims.objects import API_PATH
+from vcuda.kube import client, objects
+from vcuda.kube.pages import Page
+from vcuda.kube.turns import ListTurns
+from vcuda.ledger.ledger import charges_by_model, long_grace, long_graces
+from vcuda.ledger.settle import ObservedClaims, ObservedPods
+from vcuda.placement.placement import Nodes
+from vcuda.requests.resources import GpuResources
+
+T = TypeVar("T")
+
+PricedClaims = Sequence[tuple[StoredClaim, ClaimCharge]]
+"""Claims with what each of them takes."""
+
+_POD = msgspec.json.Decoder(k8s_types.Pod)
+
+
+class _Turn(NamedTuple):
+    """A turn to list one namespace, until a time of the monotonic clock; ``timeout`` is for each page."""
+
+    kube: client.Kube
+    namespace: str
+    timeout: float
+    until: float
+
+    def pages(self, api: str, resource: str) -> Iterator[Page]:
+        """Yield the pages of a LIST."""
+        path = f"{api}/namespaces/{client.segment(self.namespace)}/{resource}"
+        return self.kube.list_pages(path, timeout=self.timeout, seconds=self.until - time.monotonic())
+
+
+class ListedPods(NamedTuple):
+    """The pods of one namespace that use GPUs.
+
+    ``version``: the resourceVersion of the LIST.
+    ``charged``: those that ask for GPUs themselves.
+    ``claim_users``: those that use ResourceClaims; a pod may be in both.
+    """
+
+    version: str
+    charged: Sequence[StoredPod]
+    claim_users: Sequence[ClaimUser]
+
+    @property
+    def uids(self) -> frozenset[str]:
+        """The uids of all of them."""
+        return frozenset([*(pod.uid for pod in self.charged), *(pod.uid for pod in self.claim_users)])
+
+
+class NamespaceCounter:
+    """Lists the pods and claims of one namespace at a time, in turns that no namespace can take for itself alone.
+
+    Each method takes a timeout in seconds, for one page and for the wait until its turn. Each raises ListOverdue where
+    there is no turn in time, or where the objects are too many or too large to be listed in time.
+    """
+
+    def __init__(
+        self,
+        kube: client.Kube,
+        nodes: Callable[[], Nodes],
+        resources: Callable[[], GpuResources],
+        claim_price: Callable[[], ClaimPrice | None],
+        turns: ListTurns,
+    ) -> None:
+        self._kube = kube
+        self._nodes = nodes
+        self._turns = turns
+        self.resources = resources
+        self.claim_price = claim_price
+        self.claim_reader = ClaimReader()
+
+    @property
+    def config_version(self) -> str:
+        """The version of the ConfigMap by which pods are counted now."""
+        return self.resources().version
+
+    def count_pods(self, namespace: str, timeout: float = 10) -> ObservedPods:
+        """Return what a namespace's pods and claims take.
+
+        Raises Unavailable: there are claims, and the devices have not been read yet.
+        """
+        return self._in_turn(namespace, timeout, self._count)
+
+    def count_claims(self, namespace: str, extended: Collection[str], timeout: float = 10) -> ObservedClaims | None:
+        """Return what a namespace's claims take, but for those of these names; None where claims are not served."""
+        return _count_claims(*self.priced_claims(namespace, extended, timeout))
+
+    def priced_claims(self, namespace: str, extended: Collection[str], timeout: float = 10) -> tuple[str, PricedClaims]:
+        """Return the version of the LIST (empty where claims are not served), and what each claim takes.
+
+        Claims of these names are left out: pods are charged for them. Raises Unavailable: there are claims, and the
+        devices have not been read yet.
+        """
+        return self._in_turn(namespace, timeout, lambda turn: self._price(turn, extended))
+
+    def stored_uids(self, namespace: str, timeout: float = 10) -> frozenset[str]:
+        """Return the uids of a namespace's pods that use GPUs and of its claims."""
+        pods, (_, claims) = self._in_turn(namespace, timeout, lambda turn: (self._pods(turn), self._claims(turn)))
+        return pods.uids | {claim.uid for claim in claims}
+
+    def claims(self, namespace: str, timeout: float = 10) -> tuple[str, list[StoredClaim]]:
+        """Return a namespace's claims and their version; no version where claims are not served."""
+        return self._in_turn(namespace, timeout, self._claims)
+
+    def list_pods(self, namespace: str, timeout: float = 10) -> ListedPods:
+        """Return a namespace's pods that use GPUs."""
+        return self._in_turn(namespace, timeout, self._pods)
+
+    def _in_turn(self, namespace: str, timeout: float, make: Callable[[_Turn], T]) -> T:
+        def take(seconds: float) -> T:
+            return make(_Turn(self._kube, namespace, timeout, time.monotonic() + seconds))
+
+        return self._turns.run(namespace, take, timeout)
+
+    def _count(self, turn: _Turn) -> ObservedPods:
+        config_version = self.config_version  # before the pods: they are counted by this one, or by a newer
+        listed, nodes = self._pods(turn), self._nodes()
+        extended = charged_by_pods(listed.charged, nodes)
+        # The pods first: a claim that is left out is that of a pod which is in the count.
+        claims = _count_claims(*self._price(turn, extended))
+        return ObservedPods(
+            listed.version,
+            charges_by_model(charges_of(listed.charged, nodes)),
+            listed.uids,
+            since=listed.version,
+            config_version=config_version,
+            claims=claims,
+            extended=extended,
+            graces=long_graces((pod.model_on(nodes) or "", pod.grace_seconds) for pod in listed.charged if pod.live),
+            claim_grace=long_grace(pod.grace_seconds for pod in listed.claim_users if pod.live),
+        )
+
+    def _price(self, turn: _Turn, extended: Collection[str]) -> tuple[str, PricedClaims]:
+        version, stored = self._claims(turn)
+        price = self.claim_price()
+        if price is None and stored:
+            raise errors.Unavailable("the devices that ResourceClaims are charged by have not been read yet")
+        return version, [(each, price(each)) for each in stored if each.name not in extended] if price else []
+
+    def _claims(self, turn: _Turn) -> tuple[str, list[StoredClaim]]:
+        version = ""
+        stored: list[StoredClaim] = []
+        try:
+            for page in turn.pages(API_PATH, "resourceclaims"):
+                version = version or page.resource_version
+                stored.extend(map(self.claim_reader.read, page.items))
+        except errors.NotFound:
+            return "", []
+        return version, stored
+
+    def _pods(self, turn: _Turn) -> ListedPods:
+        version = ""
+        charged: list[StoredPod] = []
+        claim_users: list[ClaimUser] = []
+        known = self.resources()
+        for page in turn.pages("/api/v1", "pods"):
+            version = version or page.resource_version
+            # A pod that cannot be decoded is charged nothing: the webhook rejects it.
+            for pod in objects.decode_each(_POD, page.items):
+                if stored := read_stored(pod, self._nodes().keys, known):
+                    charged.append(stored)
+                if user := read_claim_user(pod):
+                    claim_users.append(user)
+        return ListedPods(version, charged, claim_users)
+
+
+def _count_claims(version: str, priced: PricedClaims) -> ObservedClaims | None:
+    if not version:
+        return None
+    known = {claim.uid: taken.charges for claim, taken in priced if taken.charges}
+    committed = charges_by_model(each for taken in known.values() for each in taken.items())
+    users = {uid for claim, _ in priced for uid in claim.users}
+    return ObservedClaims(version, committed, known.keys(), since=version, users=users)

@@ -1,0 +1,196 @@
+"""The pages of a LIST: each of a few MiB, however large the objects are."""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from vcuda import errors
+
+MOST_PAGE_BYTES = 8 * 2**20
+"""Bytes that are read of a page with more than one object. A larger page is given up, and a shorter one requested."""
+
+MOST_OBJECT_BYTES = 16 * 2**20
+"""Bytes that are read of one object, in a page or otherwise.
+
+etcd stores up to 1.5 MiB (--max-request-bytes), and Go writes each ``<``, ``>`` and ``&`` of it as six bytes of JSON
+(encoding/json, HTMLEscape): 9 MiB and some metadata.
+"""
+
+FIRST_PAGE = 32
+"""Objects of the first page."""
+
+GROWTH = 4
+"""A page may have so many times the objects of the one before; it is requested again with as many times fewer."""
+
+AIM_BYTES = 4 * 2**20
+"""Bytes that a page is to have."""
+
+
+class PageSize:
+    """The number of objects to ask for in the next page, at most ``most``."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.objects = min(FIRST_PAGE, most)
+
+    @property
+    def most_bytes(self) -> int:
+        """The bytes that may be read of the next page."""
+        return MOST_PAGE_BYTES if self.objects > 1 else MOST_OBJECT_BYTES
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether the next page asks for more than the first one."""
+        return self.objects > FIRST_PAGE
+
+    def came(self, objects: int, size: int) -> None:
+        """Note what the page had: the next one has as many of such objects as fit."""
+        fitting = AIM_BYTES * objects // size if objects else self.objects
+        self.objects = max(1, min(fitting, self.objects * GROWTH, self._most))
+
+    def shrink(self) -> None:
+        """Note that the page was too large: it is requested again with fewer objects."""
+        self.objects = max(1, self.objects // GROWTH)
+
+
+class Page(NamedTuple):
+    """One page of a LIST: the version of the whole list, and the page's objects, undecoded."""
+
+    resource_version: str
+    items: list[msgspec.Raw]
+
+
+class _ListMeta(msgspec.Struct, frozen=True, rename="camel"):
+    resource_version: str
+    continue_: str = msgspec.field(name="continue", default="")
+
+
+class _List(msgspec.Struct, frozen=True):
+    metadata: _ListMeta
+    items: list[msgspec.Raw] | None = None
+
+
+_LIST = msgspec.json.Decoder(_List)
+
+
+def read_page(body: bytes) -> tuple[Page, str]:
+    """Return a page, and the token that continues the list, or an empty one. Raises msgspec.MsgspecError."""
+    listed = _LIST.decode(body)
+    return Page(listed.metadata.resource_version, listed.items or []), listed.metadata.continue_
+
+
+class SkippedObject(NamedTuple):
+    """An object that is too large to be read, as far as its beginning names it."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}" if self.namespace else self.name or "an object without a name"
+
+
+_ITEMS = re.compile(rb',\s*"items"\s*:\s*\[')
+# The API server writes an object's name first, and its namespace before everything that may be long.
+_NAME = re.compile(
+    rb'"metadata":\{"name":"([^"]{1,253})"(?:,"generateName":"[^"]{0,253}")?(?:,"namespace":"([^"]{1,63})")?'
+)
+
+
+def read_skipped(head: bytes) -> tuple[Page, str, SkippedObject]:
+    """Return an empty page in place of one whose only object is too large, of which ``head`` is the beginning.
+
+    Also returns the token that continues the list, and the object. Raises msgspec.MsgspecError where the list's own
+    metadata are not in it: the API server writes them before the items.
+    """
+    found = _ITEMS.search(head)
+    page, token = read_page((head[: found.end()] if found else head) + b"]}")
+    return page, token, name_in(head[found.end() :] if found else b"")
+
+
+def name_in(head: bytes) -> SkippedObject:
+    """Return the object whose beginning this is."""
+    found = _NAME.search(head)
+    if found is None:
+        return SkippedObject("", "")
+    return SkippedObject((found[2] or b"").decode(), found[1].decode())
+
+
+Fetch = Callable[[int, str, float, int], bytes]
+"""Returns a page, given its most objects, the token that it continues, the seconds for it, and its most bytes.
+
+Raises TooLarge for a page of more bytes, TimedOut after the seconds.
+"""
+
+Skip = Callable[[SkippedObject], None]
+"""Called for an object that is too large to be read."""
+
+
+class Pager:
+    """Reads one LIST page by page. ``what`` names it in errors; ``clock`` is in seconds."""
+
+    def __init__(
+        self,
+        fetch: Fetch,
+        what: str,
+        *,
+        most: int,
+        timeout: float,
+        seconds: float,
+        skip: Skip | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._fetch = fetch
+        self._what = what
+        self._size = PageSize(most)
+        self._timeout = timeout
+        self._overdue = errors.ListOverdue(f"{what} took longer than {seconds:g} s")
+        self._deadline = clock() + seconds
+        self._skip = skip
+        self._clock = clock
+
+    def __iter__(self) -> Iterator[Page]:
+        """Yield the pages. Raises as `Kube.list_pages` does."""
+        page, token = self._next("")
+        yield page
+        while token:
+            page, token = self._next(token)
+            yield page
+
+    def _next(self, token: str) -> tuple[Page, str]:
+        """Return the page that a token continues, with the token of the one behind it."""
+        while (left := self._deadline - self._clock()) > 0:
+            try:
+                return self._read(token, min(self._timeout, left))
+            except errors.TooLarge as error:
+                if self._size.objects == 1:
+                    return self._skipped(error)
+            except errors.TimedOut as error:
+                if left <= self._timeout:
+                    raise self._overdue from error
+                # A page takes longer the more objects it has. At first nothing says that the time was for them.
+                if not self._size.has_grown:
+                    raise
+            self._size.shrink()
+        raise self._overdue
+
+    def _read(self, token: str, timeout: float) -> tuple[Page, str]:
+        body = self._fetch(self._size.objects, token, timeout, self._size.most_bytes)
+        try:
+            page, following = read_page(body)
+        except msgspec.MsgspecError as error:
+            raise errors.Unavailable(f"{self._what}: the answer is no list: {error}") from error
+        self._size.came(len(page.items), len(body))
+        return page, following
+
+    def _skipped(self, error: errors.TooLarge) -> tuple[Page, str]:
+        try:
+            page, token, skipped = read_skipped(error.head)
+        except msgspec.MsgspecError:
+            raise error from None
+        if self._skip is None:
+            raise errors.TooLarge(f"{self._what}: {skipped} has more than {MOST_OBJECT_BYTES} bytes", b"") from error
+        self._skip(skipped)
+        return page, token
