@@ -33,6 +33,9 @@ UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 """Set by a kubelet on the pod that shows one of its static pods (pkg/kubelet/types); but anyone can write it."""
 
+DEFAULT_GRACE_SECONDS = 30
+"""The grace period that the API server writes into a pod without one."""
+
 _LONGEST_NAME = 253
 _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
 
@@ -198,6 +201,12 @@ class PodSpec(K8sStruct, frozen=True, gc=False):
     termination_grace_period_seconds: int | None = None
     runtime_class_name: str | None = None
     resource_claims: tuple[PodResourceClaim, ...] | None = None
+
+    @property
+    def grace_seconds(self) -> int:
+        """The seconds that the containers get to end."""
+        given = self.termination_grace_period_seconds
+        return DEFAULT_GRACE_SECONDS if given is None else given
 
 
 class ExtendedResourceClaim(K8sStruct, frozen=True, gc=False):

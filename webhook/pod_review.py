@@ -9,7 +9,6 @@ from http import HTTPStatus
 import msgspec
 from jsonpointer import JsonPointer
 
-from vcuda.allocations.stored_pods import grace_seconds
 from vcuda.k8s_types import MIRROR_ANNOTATION, UNDECODABLE, AdmissionRequest, AdmissionResponse, Operation, Pod
 from vcuda.placement import card_types, patches, placement
 from vcuda.quota.model import NOT_MUTATED, cards
@@ -197,7 +196,7 @@ async def validate(
         if claimed.refusal and review.enforced:
             return verdicts.refused(review, claimed.outcome, claimed.refusal)
         told = claimed.sentences
-    grace = grace_seconds(review.pod.spec)
+    grace = review.pod.spec.grace_seconds
     if not review.charged:
         unrecorded = await verdicts.record_grace(
             request, review, ledgers, deadline, metadata=review.pod.metadata, grace=grace

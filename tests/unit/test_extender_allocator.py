@@ -28,9 +28,8 @@ from tests.extended import (
     store_pod,
 )
 from vcuda.allocations.cards import Share
-from vcuda.allocations.stored_pods import DEFAULT_GRACE_SECONDS as GRACE_SECONDS
 from vcuda.errors import Unavailable
-from vcuda.k8s_types import Pod
+from vcuda.k8s_types import DEFAULT_GRACE_SECONDS as GRACE_SECONDS, Pod
 
 COMPONENT = Path(__file__).parents[2] / "manifests" / "components" / "scheduler"
 

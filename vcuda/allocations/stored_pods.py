@@ -6,16 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from vcuda.allocations.cards import PodCards, read_pod_cards
-from vcuda.k8s_types import MIRROR_ANNOTATION, Pod, PodSpec
+from vcuda.k8s_types import DEFAULT_GRACE_SECONDS, MIRROR_ANNOTATION, Pod
 from vcuda.placement import affinity, placement
 from vcuda.quota.model import Charge
 from vcuda.requests.pod_request import NO_MODELS, PodRequest, asks_for_vcuda, read_request
 from vcuda.requests.resources import BUILT_IN, MAX_PRODUCT, GpuResources
 from vcuda.requests.schemes import ALLOCATION_ANNOTATIONS, ALLOCATION_LABELS, SCHEMES, Scheme, is_named
-
-DEFAULT_GRACE_SECONDS = 30
-"""What the API server writes where a pod says nothing."""
-
 
 MOST_REQUESTS_REMEMBERED, LONGEST_REMEMBERED = 512, 4096
 """Specs of containers whose charge is remembered, and the bytes that the longest of them has."""
@@ -295,15 +291,9 @@ def read_stored(
     )
 
 
-def grace_seconds(spec: PodSpec) -> int:
-    """Return the seconds that the containers of a pod get to end."""
-    given = spec.termination_grace_period_seconds
-    return DEFAULT_GRACE_SECONDS if given is None else given
-
-
 def _longest_grace(pod: Pod) -> int:
     # A deletion may give more time than the spec, and kubelet goes by it; one that gives less it may not have seen.
-    return max(grace_seconds(pod.spec), pod.metadata.deletion_grace_period_seconds or 0)
+    return max(pod.spec.grace_seconds, pod.metadata.deletion_grace_period_seconds or 0)
 
 
 def _extended_claim_of(pod: Pod) -> str:
