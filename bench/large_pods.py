@@ -26,7 +26,7 @@ from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Limit, NamespaceQuota, Quota
 from webhook import admission
 from webhook.context import PolicySnapshot
-from webhook.ledgers import MemoryLedgers
+from webhook.ledgers import MemoryLedgers, ReviewDeadline
 from webhook.metrics import Metrics
 
 MAX_BODY = 3 * 2**20
@@ -111,12 +111,12 @@ async def measure(webhook: admission.Service, path: str, large: bytes, at_once: 
     """Answer some large reviews at once, and small ones until those are done."""
     small, took, cpu = review(SMALL), [], []
     started = time.perf_counter()
-    work = [asyncio.create_task(webhook.answer(path, large, 10)) for _ in range(at_once)]
+    work = [asyncio.create_task(webhook.answer(path, large, ReviewDeadline.after(10))) for _ in range(at_once)]
     done = asyncio.gather(*work)
     while not done.done():
         before, used = time.perf_counter(), time.process_time()
         await asyncio.sleep(0.001)  # as long as the loop is held up, this takes longer
-        await webhook.answer("/mutate", small, 10)
+        await webhook.answer("/mutate", small, ReviewDeadline.after(10))
         took.append(time.perf_counter() - before)
         cpu.append(time.process_time() - used)
     await done
@@ -158,7 +158,7 @@ def _cpu(webhook: admission.Service, path: str, body: bytes) -> float:
     took = []
     for _ in range(ROUNDS):
         started = time.process_time()
-        asyncio.run(webhook.answer(path, body, 10))
+        asyncio.run(webhook.answer(path, body, ReviewDeadline.after(10)))
         took.append(time.process_time() - started)
     return min(took)
 
@@ -169,7 +169,7 @@ def _by_size(webhook: admission.Service) -> Iterator[tuple[str, str]]:
         body, took = review(_with("metadata", "annotations", notes)), []
         for _ in range(20):
             started = time.thread_time()
-            asyncio.run(webhook.answer("/mutate", body, 10))
+            asyncio.run(webhook.answer("/mutate", body, ReviewDeadline.after(10)))
             took.append(time.thread_time() - started)
         yield str(len(body) // 1024), f"{min(took) * 1000:.1f}"
 

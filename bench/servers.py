@@ -23,7 +23,8 @@ from gunicorn.app.base import BaseApplication
 from bench.cpu import family
 from tests.builders import held_to
 from vcuda.logs import configure_batched
-from webhook.app import JSON, read_body
+from webhook.app import JSON
+from webhook.bodies import read_body
 from webhook.server import MakeService, Settings, WebhookServer
 from webhook.worker import KEEP_ALIVE_SECONDS
 

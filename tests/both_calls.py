@@ -12,7 +12,7 @@ from tests.strategies import MODELS, NODE_NAMES, POOLS, UNKNOWN_NODE, VALUES_OF
 from vcuda.k8s_types import AdmissionResponse
 from webhook import pod_review
 from webhook.context import PolicySnapshot
-from webhook.ledgers import MemoryLedgers, RecentChoices
+from webhook.ledgers import MemoryLedgers, RecentChoices, ReviewDeadline
 
 
 class Webhook:
@@ -25,12 +25,12 @@ class Webhook:
 
     def mutate(self, pod: Manifest) -> AdmissionResponse:
         """Answer for a pod that is created."""
-        return asyncio.run(pod_review.mutate(review(pod), self.policy, self.ledgers, self._choices, float("inf")))
+        return asyncio.run(pod_review.mutate(review(pod), self.policy, self.ledgers, self._choices, ReviewDeadline()))
 
     def validate(self, pod: Manifest) -> AdmissionResponse:
         """Answer for a pod that is about to be stored."""
         stored = review({**pod, "metadata": {**pod["metadata"], "uid": "u-1"}})
-        return asyncio.run(pod_review.validate(stored, self.policy, self.ledgers, self._choices, float("inf")))
+        return asyncio.run(pod_review.validate(stored, self.policy, self.ledgers, self._choices, ReviewDeadline()))
 
 
 def patched(pod: Manifest, patch: object) -> Manifest:

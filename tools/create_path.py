@@ -24,7 +24,7 @@ from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Limit, NamespaceQuota, Quota
 from webhook.admission import Gate, Service
 from webhook.context import PolicySnapshot
-from webhook.ledgers import MemoryLedgers
+from webhook.ledgers import MemoryLedgers, ReviewDeadline
 from webhook.metrics import Metrics
 
 ROOT = Path(__file__).parent.parent
@@ -86,7 +86,7 @@ def _asked(webhook: Service, path: str, pod: Json) -> Json:
     kind = {"group": "", "version": "v1", "kind": "Pod"}
     request = {"uid": "review-1", "kind": kind, "namespace": "team-a", "operation": "CREATE", "object": pod}
     review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
-    answer = asyncio.run(webhook.answer(path, msgspec.json.encode(review), API_SERVER_TIMEOUT))
+    answer = asyncio.run(webhook.answer(path, msgspec.json.encode(review), ReviewDeadline.after(API_SERVER_TIMEOUT)))
     response: Json = msgspec.json.decode(answer)["response"]
     return response
 

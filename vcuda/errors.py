@@ -1,5 +1,6 @@
 """Every error this project raises on purpose; all are VcudaErrors, and each class stands below its own kind."""
 
+import enum
 import math
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -116,6 +117,27 @@ class TooLarge(Unavailable):
 
 class ListOverdue(Unavailable):
     """A LIST took longer than it may: there are too many objects, or they are too large."""
+
+
+class DropReason(enum.StrEnum):
+    """Why a review was not decided."""
+
+    CROWDED = "crowded"
+    """Too many large reviews waited."""
+    LATE = "late"
+    """Its deadline had passed, or would have before it was decided."""
+    DISCONNECTED = "disconnected"
+    """The caller closed the connection."""
+    SLOW = "slow"
+    """The rest of a large body did not arrive in time."""
+
+
+class Dropped(Unavailable):
+    """This replica does not decide the review. Nothing was charged for it, so another replica may."""
+
+    def __init__(self, message: str, reason: DropReason) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class WriteUnanswered(Unavailable):

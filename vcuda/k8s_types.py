@@ -9,7 +9,7 @@ Field names are Kubernetes' own in snake case. ``None`` stands for absent and fo
 import base64
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from http import HTTPStatus
 from typing import Any
@@ -25,6 +25,14 @@ Quantity = str | int | float
 
 Operation = dict[str, Any]
 """One operation of a JSON Patch (RFC 6902)."""
+
+Check = Callable[[], None]
+"""Called between the parts of long work. It raises if nobody needs the result any more."""
+
+
+def no_check() -> None:
+    """Let the work go on."""
+
 
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding raises for bytes that hold no such view: not JSON, not UTF-8, of another shape, or nested too deep."""
@@ -386,17 +394,18 @@ class AdmissionResponse(msgspec.Struct, frozen=True, gc=False):
 _REASONS: Mapping[HTTPStatus, str] = {
     HTTPStatus.BAD_REQUEST: "BadRequest",
     HTTPStatus.FORBIDDEN: "Forbidden",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "RequestEntityTooLarge",
     HTTPStatus.UNPROCESSABLE_ENTITY: "Invalid",
     HTTPStatus.TOO_MANY_REQUESTS: "TooManyRequests",
 }
 
 
-def write_review(uid: str, answer: AdmissionResponse) -> bytes:
+def write_review(uid: str, answer: AdmissionResponse, check: Check = no_check) -> bytes:
     """Return the AdmissionReview that answers the request ``uid``."""
     response: dict[str, object] = {"uid": uid, "allowed": answer.allowed}
     if answer.patch:
         response["patchType"] = "JSONPatch"
-        response["patch"] = _encode_patch(answer.patch)
+        response["patch"] = _encode_patch(answer.patch, check)
     if answer.warnings:
         response["warnings"] = answer.warnings
     # These go into the API server's audit log, where an administrator finds why a pod got its model.
@@ -407,9 +416,12 @@ def write_review(uid: str, answer: AdmissionResponse) -> bytes:
     return msgspec.json.encode({"apiVersion": API_VERSION, "kind": KIND, "response": response})
 
 
-def _encode_patch(patch: Sequence[Operation]) -> msgspec.Raw:
+def _encode_patch(patch: Sequence[Operation], check: Check) -> msgspec.Raw:
     # In pieces: that of a pod of many terms has megabytes, and one call for all of it would hold up every other thread.
-    pieces = (msgspec.json.encode(patch[at : at + 1000])[1:-1] for at in range(0, len(patch), 1000))
+    pieces = []
+    for at in range(0, len(patch), 1000):
+        check()
+        pieces.append(msgspec.json.encode(patch[at : at + 1000])[1:-1])
     text = b"[" + b",".join(pieces) + b"]"
     step = 3 * 2**16  # a multiple of 3, so that the pieces can be joined
     encoded = b"".join(base64.b64encode(text[at : at + step]) for at in range(0, len(text), step))

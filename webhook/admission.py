@@ -1,41 +1,33 @@
 """The webhook's work apart from HTTP: takes a review's bytes, gives its answer, counts and logs it."""
 
-import asyncio
 import functools
-import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
-from typing import Any, TypeVar
 
 import msgspec
 import structlog
 
 from vcuda import errors, k8s_types, kube
 from vcuda.claims.objects import GROUP
-from vcuda.quota.model import Usage
 from webhook import claim_review, context, pod_review, quota_edit
-from webhook.ledgers import ChargeRequest, Decision, Ledgers, RecentChoices
+from webhook.bodies import MAX_BODY, ReviewHead
+from webhook.large_reviews import PLACES, QUOTA_PLACES, ReviewThread
+from webhook.ledgers import Ledgers, RecentChoices, ReviewDeadline
 from webhook.metrics import Metrics
-
-T = TypeVar("T")
 
 QUIET = frozenset({"ignored", "unlimited", "mirror"})
 """Outcomes of pods that are none of the quota's business: counted, and logged at debug level only."""
-
-MARGIN_SECONDS = 0.5
-"""Kept back from the API server's timeout, so that the answer is there before it gives up."""
 
 # So much takes 1 to 5 ms of the event loop, by the machine and its load, in which it serves nobody else
 # (`python -m bench large-pods`). A usual review has 4 to 20 KiB; to hand one over takes about as long as to answer it.
 LARGE_REVIEW = 64 * 1024
 
-# One of them computes at a time; the others are those that wait for a ledger, which takes as long as the API server.
-LARGE_REVIEW_THREADS = 8
-
-# The longest that the API server waits for a webhook (validation of timeoutSeconds in admissionregistration/v1).
-MAX_WAIT_SECONDS = 30.0
+TOO_LARGE = (
+    f"the API server sends this object to this webhook in more than {MAX_BODY} bytes ({MAX_BODY // 2**20} MiB): "
+    "each &, < and > counts as six bytes, and an update contains the old object too; "
+    "make it smaller, for example by moving long texts to a ConfigMap"
+)
+"""The message of a review that is over `MAX_BODY`."""
 
 
 class NotReady(errors.Unavailable):
@@ -60,69 +52,6 @@ class Gate(msgspec.Struct):
         self.leaving = self.closed = True
 
 
-class _LoopLedgers(msgspec.Struct, frozen=True):
-    """The ledgers as a worker thread sees them: what they do is done on the event loop, for their state is its own.
-
-    While it waits the thread gives ``computing`` away, the lock of those that decode and decide.
-    """
-
-    ledgers: Ledgers
-    loop: asyncio.AbstractEventLoop
-    computing: threading.Lock
-
-    async def charge(self, request: ChargeRequest) -> Decision:
-        return self._on_loop(self.ledgers.charge(request))
-
-    async def usage(self, namespace: str) -> Mapping[str, Usage]:
-        return self._on_loop(self.ledgers.usage(namespace))
-
-    async def cached_usage(self, namespace: str) -> Mapping[str, Usage]:
-        return self._on_loop(self.ledgers.cached_usage(namespace))
-
-    async def stored_usage(
-        self, namespace: str, charged: Mapping[str, Usage], deadline: float
-    ) -> Mapping[str, Usage] | None:
-        return self._on_loop(self.ledgers.stored_usage(namespace, charged, deadline))
-
-    async def close(self) -> None:
-        """Leave it to the event loop, which ends later."""
-
-    def _on_loop(self, call: Coroutine[Any, Any, T]) -> T:
-        done = asyncio.run_coroutine_threadsafe(call, self.loop)
-        self.computing.release()
-        try:
-            # Blocks this thread, which has nothing else to do. Bounded, because a loop that ends answers nobody.
-            return done.result(MAX_WAIT_SECONDS)
-        except TimeoutError:
-            if done.done():  # raised by the call itself
-                raise
-            done.cancel()
-            raise errors.Unavailable("this replica stood still for too long") from None
-        finally:
-            self.computing.acquire()
-
-
-class WorkerThreads:
-    """Threads for reviews that take long to decode or to decide, so that the event loop serves the others meanwhile.
-
-    One of them computes at a time: two would only take the interpreter's lock from the loop, and from one another.
-    """
-
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(LARGE_REVIEW_THREADS, thread_name_prefix="large-review")
-        self._computing = threading.Lock()
-
-    async def run(self, work: Callable[[Ledgers], Coroutine[Any, Any, T]], ledgers: Ledgers) -> T:
-        """Return what ``work`` returns in a thread, given ledgers that it may use there."""
-        loop = asyncio.get_running_loop()
-        there = _LoopLedgers(ledgers, loop, self._computing)
-        return await loop.run_in_executor(self._threads, self._compute, work, there)
-
-    def _compute(self, work: Callable[[Ledgers], Coroutine[Any, Any, T]], ledgers: Ledgers) -> T:
-        with self._computing:
-            return asyncio.run(work(ledgers))
-
-
 class Service(msgspec.Struct, frozen=True):
     """Everything a review is answered from."""
 
@@ -133,16 +62,30 @@ class Service(msgspec.Struct, frozen=True):
     log: structlog.typing.FilteringBoundLogger
     place: kube.QuotaPlace = kube.QuotaPlace()
     choices: RecentChoices = msgspec.field(default_factory=RecentChoices)
-    large_pods: WorkerThreads = msgspec.field(default_factory=WorkerThreads)
-    quota_edits: WorkerThreads = msgspec.field(default_factory=WorkerThreads)
+    large_reviews: ReviewThread = msgspec.field(default_factory=lambda: ReviewThread("large-review", PLACES))
+    quota_edits: ReviewThread = msgspec.field(default_factory=lambda: ReviewThread("quota-edit", QUOTA_PLACES))
 
     @property
     def ready(self) -> bool:
         """Whether the quota has been read and the replica is not about to stop."""
         return not self.gate.leaving and self.policy() is not None
 
-    async def answer(self, path: str, body: bytes, timeout: float) -> bytes:
-        """Return the review that answers the one in ``body``; ``timeout`` is the API server's, in seconds.
+    @property
+    def waiting(self) -> int:
+        """The reviews that wait for a place."""
+        return self.large_reviews.waiting + self.quota_edits.waiting
+
+    def thread_for(self, path: str, size: int) -> ReviewThread | None:
+        """Return the thread that decides reviews of this path and size; None if the event loop decides them."""
+        # A document of a few hundred KiB takes PyYAML seconds.
+        if path == "/quota":
+            return self.quota_edits
+        return self.large_reviews if size > LARGE_REVIEW else None
+
+    async def answer(self, path: str, body: bytes, deadline: ReviewDeadline, line: str = "") -> bytes:
+        """Return the review that answers the one in ``body``.
+
+        ``line`` is the namespace as `ReviewHead` read it: large reviews of one namespace wait in one line.
 
         Raises:
             BadReview: the body is no review this server answers.
@@ -152,31 +95,39 @@ class Service(msgspec.Struct, frozen=True):
         started = time.perf_counter()
         if self.gate.closed:
             raise NotReady("this replica is stopping")
-        deadline = time.monotonic() + max(timeout - MARGIN_SECONDS, MARGIN_SECONDS)
+        thread = self.thread_for(path, len(body))
+        if thread is None:
+            return await self._answer(path, body, started, deadline, self.ledgers)
         work = functools.partial(self._answer, path, body, started, deadline)
-        if path == "/quota":
-            # A document of a few hundred KiB takes PyYAML seconds; pods are not to wait behind it, large ones neither.
-            return await self.quota_edits.run(work, self.ledgers)
-        if len(body) > LARGE_REVIEW:
-            return await self.large_pods.run(work, self.ledgers)
-        return await work(self.ledgers)
+        return await thread.run(work, self.ledgers, line, deadline)
 
-    async def _answer(self, path: str, body: bytes, started: float, deadline: float, ledgers: Ledgers) -> bytes:
+    def reject_too_large(self, path: str, head: ReviewHead) -> bytes:
+        """Return the denial of a review that is over `MAX_BODY`. Only its first bytes have been read."""
+        response = k8s_types.AdmissionResponse("too-large", False, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, TOO_LARGE)
+        self.metrics.observe(path, response, 0)
+        self.log.info("admission", path=path, uid=head.uid, namespace=head.namespace, outcome=response.outcome)
+        return k8s_types.write_review(head.uid, response)
+
+    async def _answer(
+        self, path: str, body: bytes, started: float, deadline: ReviewDeadline, ledgers: Ledgers
+    ) -> bytes:
+        deadline.check()
         request = k8s_types.read_review(body)
+        deadline.check()
         response = await self._decide(path, request, deadline, ledgers)
-        reply = k8s_types.write_review(request.uid, response)
+        reply = k8s_types.write_review(request.uid, response, deadline.check)
         seconds = time.perf_counter() - started
         self.metrics.observe(path, response, seconds)
         self._log(path, request, response, seconds)
         return reply
 
     async def _decide(
-        self, path: str, request: k8s_types.AdmissionRequest, deadline: float, ledgers: Ledgers
+        self, path: str, request: k8s_types.AdmissionRequest, deadline: ReviewDeadline, ledgers: Ledgers
     ) -> k8s_types.AdmissionResponse:
         policy = self.policy()
         if path == "/quota":
             # Without a quota in force too: this is how a broken one is mended.
-            return await quota_edit.check_edit(request, self.place, policy, ledgers)
+            return await quota_edit.check_edit(request, self.place, policy, ledgers, check=deadline.check)
         if request.kind.group == GROUP:
             return await self._decide_claim(path, request, policy, deadline, ledgers)
         if policy is None:
@@ -199,7 +150,7 @@ class Service(msgspec.Struct, frozen=True):
         path: str,
         request: k8s_types.AdmissionRequest,
         policy: context.PolicySnapshot | None,
-        deadline: float,
+        deadline: ReviewDeadline,
         ledgers: Ledgers,
     ) -> k8s_types.AdmissionResponse:
         if policy is None:

@@ -6,10 +6,10 @@ the log does.
 
 import asyncio
 import functools
-from collections.abc import Coroutine
+import time
 from http import HTTPStatus
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 from urllib.parse import parse_qs
 
 import flask
@@ -18,26 +18,27 @@ from a2wsgi import WSGIMiddleware, asgi_typing, wsgi_typing
 from kubernetes.utils.duration import parse_duration
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
-from vcuda.errors import BadReview, Unavailable, VcudaError
+from vcuda.errors import BadReview, Dropped, DropReason, Unavailable, VcudaError
 from webhook import admission, metrics
+from webhook.bodies import HEAD, LARGE_BODY, MAX_BODY, BodyTooLarge, ReviewHead, read_body
+from webhook.ledgers import ReviewDeadline
 
 REVIEWS = frozenset({"/mutate", "/validate", "/quota"})
 HEALTH, METRICS = ("/healthz", "/readyz"), "/metrics"
 DEFAULT_TIMEOUT_SECONDS = 10.0
 """The API server's own default for a webhook without timeoutSeconds."""
 
-MAX_BODY = 3 * 2**20
-"""Bytes. The API server takes objects up to 3 MiB, so nothing larger comes from it."""
+MAX_TIMEOUT_SECONDS = 30.0
+"""The longest timeoutSeconds of a webhook (validation in k8s.io/kubernetes, pkg/apis/admissionregistration)."""
 
-# Bytes; the review of a usual pod has 4 to 20 KiB.
-LARGE_BODY = 2**16
+MARGIN_SECONDS = 0.5
+"""Kept back from the API server's timeout, so that the answer is there before it gives up."""
 
-# Bodies over that in memory at once: some 18 MiB, and as much again while they are decoded. The others stay unread, in
-# the kernel and at their sender, and are told to come again before the API server itself gives the call up. Who sends
-# one slowly has less time than for a small one, since others wait for its place.
-MAX_LARGE_BODIES = 6
-LARGE_BODY_WAIT_SECONDS = 6.0
+# A large body that arrives slowly has less time than a small one, since other reviews wait for its place.
 LARGE_BODY_SECONDS = 3.0
+
+ARRIVED, DEADLINE = "vcuda.arrived", "vcuda.deadline"
+"""Extensions of the ASGI scope: when the request arrived, by the monotonic clock, and its `ReviewDeadline`."""
 
 # A probe and a scrape at once are all there ever is.
 PAGE_THREADS = 4
@@ -82,7 +83,6 @@ class Application:
         self._service = service
         self._callers = callers
         self._pages = WSGIMiddleware(cast("wsgi_typing.WSGIApp", make_pages(service)), workers=PAGE_THREADS)
-        self._large_bodies = asyncio.Semaphore(MAX_LARGE_BODIES)
 
     async def __call__(
         self, scope: asgi_typing.HTTPScope, receive: asgi_typing.Receive, send: asgi_typing.Send
@@ -111,28 +111,54 @@ class Application:
         headers = dict(scope["headers"])
         if headers.get(b"content-type", b"").partition(b";")[0] != JSON:
             raise BadReview(f"the body must be {JSON.decode()}", HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
-        if int(headers.get(b"content-length", 0)) > MAX_BODY:
-            raise _too_large()
-        path, timeout = scope["path"], timeout_of(scope["query_string"])
-        chunks: list[bytes] = []
-        if await read_body(receive, chunks, LARGE_BODY):
-            return await self._service.answer(path, b"".join(chunks), timeout)
-        crowded = Unavailable("too many large reviews are being read at once")
-        await _within(LARGE_BODY_WAIT_SECONDS, self._large_bodies.acquire(), crowded)
+        length, chunks = int(headers.get(b"content-length", 0)), list[bytes]()
         try:
-            late = BadReview("the body has not come in time", HTTPStatus.REQUEST_TIMEOUT)
-            await _within(LARGE_BODY_SECONDS, read_body(receive, chunks), late)
+            return await self._answer_body(scope["path"], length, receive, chunks, deadline_of(scope))
+        except BodyTooLarge:
+            head = ReviewHead.read(b"".join(chunks))
+            if not head.uid:
+                raise
+            return self._service.reject_too_large(scope["path"], head)
+        except (ConnectionAbortedError, asyncio.CancelledError):
+            self._service.metrics.drop(scope["path"], DropReason.DISCONNECTED)
+            raise
+
+    async def _answer_body(
+        self, path: str, length: int, receive: asgi_typing.Receive, chunks: list[bytes], deadline: ReviewDeadline
+    ) -> bytes:
+        if length > MAX_BODY:
+            await read_body(receive, chunks, HEAD)
+            raise BodyTooLarge
+        whole = await read_body(receive, chunks, LARGE_BODY)
+        size = sum(map(len, chunks))
+        thread = self._service.thread_for(path, size)
+        if thread is None:
+            return await self._service.answer(path, b"".join(chunks), deadline)
+        line = ReviewHead.read(b"".join(chunks)).namespace
+        async with thread.place(line, size if whole else length or MAX_BODY, deadline):
+            if not whole:
+                await self._read_rest(path, receive, chunks, deadline)
             body = b"".join(chunks)
             chunks.clear()
-            return await self._service.answer(path, body, timeout)
-        finally:
-            self._large_bodies.release()
+            return await self._service.answer(path, body, deadline, line)
+
+    async def _read_rest(
+        self, path: str, receive: asgi_typing.Receive, chunks: list[bytes], deadline: ReviewDeadline
+    ) -> None:
+        try:
+            async with asyncio.timeout(min(LARGE_BODY_SECONDS, deadline.left)):
+                await read_body(receive, chunks)
+        except TimeoutError:
+            self._service.metrics.drop(path, DropReason.SLOW)
+            raise BadReview("the body has not come in time", HTTPStatus.REQUEST_TIMEOUT) from None
 
     def _fault(self, path: str, error: Exception) -> tuple[HTTPStatus, str]:
         match error:
             case BadReview():
                 return error.status, str(error)
             case Unavailable():
+                if isinstance(error, Dropped):
+                    self._service.metrics.drop(path, error.reason)
                 self._service.log.warning("not answered", path=path, reason=str(error))
                 return HTTPStatus.SERVICE_UNAVAILABLE, str(error)
             case VcudaError():
@@ -141,26 +167,17 @@ class Application:
         return HTTPStatus.INTERNAL_SERVER_ERROR, _internal(self._service, path, error)
 
 
-async def read_body(receive: asgi_typing.Receive, chunks: list[bytes], enough: int = MAX_BODY) -> bool:
-    """Take what comes of a body until it is whole, or more than ``enough`` bytes are here; return whether it is whole.
+def deadline_of(scope: asgi_typing.HTTPScope) -> ReviewDeadline:
+    """Return when a request must be answered, counted from its arrival, and note it for the server.
 
     Raises:
-        BadReview: it is over `MAX_BODY`.
-        ConnectionAbortedError: the client is gone, so there is nobody to answer.
+        BadReview: its timeout is no duration.
 
     """
-    size = sum(map(len, chunks))
-    while size <= enough:
-        message = await receive()
-        if message["type"] != "http.request":
-            raise ConnectionAbortedError
-        chunks.append(message.get("body", b""))
-        size += len(chunks[-1])
-        if size > MAX_BODY:
-            raise _too_large()
-        if not message.get("more_body", False):
-            return True
-    return False
+    timeout, extensions = timeout_of(scope["query_string"]), cast("dict[str, Any]", scope.setdefault("extensions", {}))
+    arrived = extensions.get(ARRIVED, time.monotonic())
+    deadline = extensions[DEADLINE] = ReviewDeadline(arrived + max(timeout - MARGIN_SECONDS, timeout / 2))
+    return deadline
 
 
 @functools.lru_cache(maxsize=64)
@@ -178,18 +195,7 @@ def timeout_of(query: bytes) -> float:
         seconds: float = parse_duration(duration).total_seconds()
     except ValueError as error:
         raise BadReview(f"timeout={duration!r} is no duration: {error}") from error
-    return seconds
-
-
-def _too_large() -> BadReview:
-    return BadReview(f"the body is over {MAX_BODY} bytes", HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-
-
-async def _within(seconds: float, work: Coroutine[object, object, object], late: VcudaError) -> None:
-    try:
-        await asyncio.wait_for(work, seconds)
-    except TimeoutError:
-        raise late from None
+    return min(seconds, MAX_TIMEOUT_SECONDS)
 
 
 def _internal(service: admission.Service, path: str, error: Exception) -> str:

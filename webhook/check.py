@@ -20,7 +20,7 @@ from vcuda.quota.model import UNASKED_NAMESPACES, Charge
 from vcuda.requests.pod_request import read_request
 from vcuda.workloads import Manifest, Workload, made_claims, workloads_in
 from webhook import claim_review, context, files, pod_review
-from webhook.ledgers import RecentChoices
+from webhook.ledgers import RecentChoices, ReviewDeadline
 
 Ask = Callable[[str, k8s_types.AdmissionRequest], Awaitable[k8s_types.AdmissionResponse]]
 """Has a review answered, by its path."""
@@ -70,9 +70,9 @@ def check(workloads: Sequence[Workload], cluster: files.OfflineCluster) -> list[
         is_pod = request.kind.kind == "Pod"
         if path == "/mutate":
             mutate = pod_review.mutate if is_pod else claim_review.mutate
-            return await mutate(request, policy, ledgers, choices, float("inf"))
+            return await mutate(request, policy, ledgers, choices, ReviewDeadline())
         validate = pod_review.validate if is_pod else claim_review.validate
-        return await validate(request, policy, ledgers, choices, float("inf"))
+        return await validate(request, policy, ledgers, choices, ReviewDeadline())
 
     return asyncio.run(decide(workloads, ask, cluster))
 

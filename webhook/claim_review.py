@@ -21,7 +21,7 @@ from vcuda.quota.model import NOT_MUTATED, Charge, NamespaceQuota, Shortage, Usa
 from vcuda.requests.refusals import find_unlimited
 from webhook import verdicts
 from webhook.context import PolicySnapshot
-from webhook.ledgers import Ledgers, PutOff, RecentChoices
+from webhook.ledgers import Ledgers, PutOff, RecentChoices, ReviewDeadline
 
 WAITS = "its claim waits until so much is free"
 
@@ -140,7 +140,11 @@ class ClaimCandidates(msgspec.Struct, frozen=True, gc=False):
 
 
 async def mutate(
-    request: AdmissionRequest, policy: PolicySnapshot, ledgers: Ledgers, choices: RecentChoices, deadline: float
+    request: AdmissionRequest,
+    policy: PolicySnapshot,
+    ledgers: Ledgers,
+    choices: RecentChoices,
+    deadline: ReviewDeadline,
 ) -> AdmissionResponse:
     """Return the patch that pins the claim, or the refusal of a claim that can get no model now.
 
@@ -151,6 +155,7 @@ async def mutate(
     review = review_of(request, policy)
     if isinstance(review, AdmissionResponse) or request.kind.kind == TEMPLATE:
         return review if isinstance(review, AdmissionResponse) else AdmissionResponse("ignored")
+    deadline.check()
     namespace, quota = review.namespace, review.quota
     candidates = ClaimCandidates.of(review.request, quota)
     if not candidates.charges:
@@ -163,12 +168,13 @@ async def mutate(
         usage = await ledgers.usage(namespace)
         if review.enforced and (short := candidates.shortages(quota, usage)):
             never = all(each.can_never_fit for each in short)
-            stored = usage if never else await ledgers.stored_usage(namespace, usage, deadline)
+            stored = usage if never else await ledgers.stored_usage(namespace, usage, deadline.end)
             if stored is None:
                 return verdicts.over_quota_for_now(review, PutOff(short, counted=False))
             usage = stored
             if short := candidates.shortages(quota, usage):
                 return verdicts.over_quota(review, *short)
+    deadline.check()
     choice = candidates.choose(review.request, quota, usage)
     if not request.dry_run:
         choices.add(namespace, choice.model, candidates.charges[choice.model])
@@ -188,7 +194,11 @@ def _unpinned(review: ClaimReview, sentence: str) -> AdmissionResponse:
 
 
 async def validate(
-    request: AdmissionRequest, policy: PolicySnapshot, ledgers: Ledgers, choices: RecentChoices, deadline: float
+    request: AdmissionRequest,
+    policy: PolicySnapshot,
+    ledgers: Ledgers,
+    choices: RecentChoices,
+    deadline: ReviewDeadline,
 ) -> AdmissionResponse:
     """Return whether the claim may be stored, with its charge written down before it is allowed.
 
@@ -199,6 +209,7 @@ async def validate(
     review = review_of(request, policy)
     if isinstance(review, AdmissionResponse):
         return review
+    deadline.check()
     if request.kind.kind == TEMPLATE:
         return await _check_template(review, ledgers)
     model = review.request.model()

@@ -1,4 +1,7 @@
-"""Where charges are kept: the interface that decisions use, the store in memory, and what /mutate chose just now."""
+"""Where charges are kept, and until when a review may ask for one.
+
+The interface that decisions use, the store in memory, the deadline of a review, and what /mutate chose just now.
+"""
 
 import math
 import threading
@@ -10,8 +13,54 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from vcuda.errors import Dropped, DropReason
 from vcuda.ledger.ledger import MOST_PENDING, Admitted, Ledger, Pending, Refused, admit
 from vcuda.quota.model import Charge, Mode, NamespaceQuota, Shortage, Usage
+
+
+class ReviewDeadline:
+    """When the answer to one review must be ready, and whether somebody still waits for it.
+
+    ``end`` is in seconds of ``clock``. The event loop and the thread that decides the review share this object.
+    """
+
+    def __init__(self, end: float = math.inf, clock: Callable[[], float] = time.monotonic) -> None:
+        self.end = end
+        self.charging = False
+        self._clock = clock
+        self._abandoned = False
+
+    @classmethod
+    def after(cls, seconds: float) -> "ReviewDeadline":
+        """Return the deadline that is so many seconds from now."""
+        return cls(time.monotonic() + seconds)
+
+    @property
+    def left(self) -> float:
+        """The seconds until the deadline."""
+        return self.end - self._clock()
+
+    def abandon(self) -> None:
+        """Note that nobody waits for the answer any more."""
+        self._abandoned = True
+
+    def keep(self) -> None:
+        """Note that a charge may be written from now on: the review is then decided, whoever waits for it."""
+        self.charging = True
+
+    def check(self) -> None:
+        """Raise if the review is not worth deciding any more. Call it between the parts of long work.
+
+        Raises:
+            Dropped: the deadline has passed, or the caller has gone.
+
+        """
+        # Once for each of tens of thousands of terms: the usual case comes first.
+        if self.charging or (not self._abandoned and self._clock() < self.end):
+            return
+        if self._abandoned:
+            raise Dropped("the caller of this review has gone", DropReason.DISCONNECTED)
+        raise Dropped("the deadline of this review has passed", DropReason.LATE)
 
 
 class RetryLater(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from vcuda.errors import DropReason
 from vcuda.k8s_types import AdmissionResponse
 from vcuda.kube import Reflector
 
@@ -34,6 +35,12 @@ class Metrics:
             buckets=_BUCKETS,
             registry=self.registry,
         )
+        self._dropped = Counter(
+            "vcuda_reviews_dropped",
+            "Admission reviews that this replica did not decide, by path and reason; nothing was charged for them.",
+            ["path", "reason"],
+            registry=self.registry,
+        )
         self._admission_of: dict[tuple[str, str, str], Counter] = {}
         self._seconds_of: dict[str, Histogram] = {}
 
@@ -45,6 +52,10 @@ class Metrics:
         histogram = self._seconds_of.get(path) or self._seconds_of.setdefault(path, self._seconds.labels(path))
         counter.inc()
         histogram.observe(seconds)
+
+    def drop(self, path: str, reason: DropReason) -> None:
+        """Count one review that is not decided."""
+        self._dropped.labels(path, reason.value).inc()
 
     def watch(self, name: str, help_: str, read: Callable[[], float]) -> None:
         """Export a figure that is read when it is asked for."""

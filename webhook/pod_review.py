@@ -9,7 +9,16 @@ from http import HTTPStatus
 import msgspec
 from jsonpointer import JsonPointer
 
-from vcuda.k8s_types import MIRROR_ANNOTATION, UNDECODABLE, AdmissionRequest, AdmissionResponse, Operation, Pod
+from vcuda.k8s_types import (
+    MIRROR_ANNOTATION,
+    UNDECODABLE,
+    AdmissionRequest,
+    AdmissionResponse,
+    Check,
+    Operation,
+    Pod,
+    no_check,
+)
 from vcuda.placement import card_types, patches, placement
 from vcuda.quota.model import NOT_MUTATED, cards
 from vcuda.requests.pod_request import PodRequest, asks_for_vcuda, read_request
@@ -17,13 +26,15 @@ from vcuda.requests.refusals import could_reach_gpus, find_refusals
 from webhook import verdicts
 from webhook.claim_review import TemplateCheck, check_templates, requests_of
 from webhook.context import PolicySnapshot
-from webhook.ledgers import Ledgers, PutOff, RecentChoices
+from webhook.ledgers import Ledgers, PutOff, RecentChoices, ReviewDeadline
 
 # The group in every kubelet's client certificate. Unlike anything in the pod it is what the API server authenticated.
 NODES_GROUP = "system:nodes"
 
 # Of the annotations and labels that /mutate would have removed: a pod may have thousands.
 MOST_RECORDS = 10
+# Of the models that a refusal says a pod is held to: its node affinity may list a hundred thousand values.
+MOST_MODELS = 10
 MOST_OF_SCHEDULER = 63  # characters of a name that is not ours
 
 _PODS = msgspec.json.Decoder(Pod)
@@ -42,12 +53,16 @@ class PodReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
         return self.policy.hints.of(self.request.schemes)
 
 
-def review_of(request: AdmissionRequest, policy: PolicySnapshot) -> PodReview | AdmissionResponse:
+def review_of(
+    request: AdmissionRequest, policy: PolicySnapshot, check: Check = no_check
+) -> PodReview | AdmissionResponse:
     """Return the pod under review, or the answer where nothing is left to decide.
 
     That is: it asks for no cards, its namespace has no limit, or it is malformed and its quota is enforced.
+    ``check`` is called between the parts of the work.
     """
     pod, quota = gpu_pod_of(request), policy.quota.for_namespace(request.namespace)
+    check()
     if isinstance(pod, AdmissionResponse):
         return verdicts.admitted_unread(pod, quota) if pod.outcome == "malformed" and quota else pod
     if is_mirror(request, pod):
@@ -57,12 +72,19 @@ def review_of(request: AdmissionRequest, policy: PolicySnapshot) -> PodReview | 
     if quota is None:
         return AdmissionResponse("unlimited" if asks_for_vcuda(pod, policy.resources) else "ignored")
     asked = read_request(pod, policy.resources)
+    check()
     extended = policy.claims.devices.extended_resources if policy.claims else None
-    refusals = find_refusals(pod, asked, policy.resources, policy.runtime_classes, extended)
-    faults = (*asked.faults, *(refusal.fault for refusal in refusals if refusal.allowance not in quota.allow))
+    faults = list(asked.faults)
+    for refusal in find_refusals(pod, asked, policy.resources, policy.runtime_classes, extended):
+        check()
+        if refusal.allowance not in quota.allow:
+            faults.append(refusal.fault)
+    check()
     # The schemes by which the pod asks, and whether by units.
     scheme = ",".join([*(scheme.name for scheme in asked.schemes), *["units"] * asked.by_units])
-    review = PodReview(request.namespace, quota, policy, faults, (), scheme, pod=pod, request=asked, charged=asked.asks)
+    review = PodReview(
+        request.namespace, quota, policy, tuple(faults), (), scheme, pod=pod, request=asked, charged=asked.asks
+    )
     if faults and review.enforced:
         return verdicts.malformed(faults, scheme)
     return review if review.charged or (pod.spec.resource_claims and policy.claims) else _not_charged(review)
@@ -103,15 +125,19 @@ def is_mirror(request: AdmissionRequest, pod: Pod) -> bool:
 
 
 async def mutate(
-    request: AdmissionRequest, policy: PolicySnapshot, ledgers: Ledgers, choices: RecentChoices, deadline: float
+    request: AdmissionRequest,
+    policy: PolicySnapshot,
+    ledgers: Ledgers,
+    choices: RecentChoices,
+    deadline: ReviewDeadline,
 ) -> AdmissionResponse:
-    """Return the patch that pins the pod, or the refusal of a pod that can get no model now; ``deadline`` as below.
+    """Return the patch that pins the pod, or the refusal of a pod that can get no model now.
 
     Raises:
-        Unavailable: the ledger could not be read.
+        Unavailable: the ledger could not be read, or the deadline has passed.
 
     """
-    review = review_of(request, policy)
+    review = review_of(request, policy, deadline.check)
     if isinstance(review, AdmissionResponse):
         return review
     if not review.charged:
@@ -120,13 +146,16 @@ async def mutate(
         return AdmissionResponse("claims", patch=patch, warnings=review.warnings())
     namespace, asked = review.namespace, review.request
     candidates = placement.find_candidates(
-        review.pod, asked.schemes, review.quota, policy.nodes, asked.share, has_share=asked.has_share
+        *(review.pod, asked.schemes, review.quota, policy.nodes, asked.share),
+        has_share=asked.has_share,
+        check=deadline.check,
     )
     if not candidates.models:
         return _without_model(review, candidates.sentence(namespace, review.quota))
     choice = await _choose(review, candidates, ledgers, choices, deadline)
     if isinstance(choice, AdmissionResponse):
         return choice
+    deadline.check()
     if not request.dry_run:
         choices.add(namespace, choice.model, asked.charge_on(choice.model))
     # The reason reaches the API server's audit log alone; who only asks, by a dry run, is told it as a warning.
@@ -136,7 +165,11 @@ async def mutate(
     forecast = [choice.forecast] if request.dry_run and choice.forecast else []
     return AdmissionResponse(
         "pinned",
-        patch=patches.patch_for(review.pod, choice.model, review.quota.pools, types, review.hints, nodes=policy.nodes),
+        patch=patches.patch_for(
+            *(review.pod, choice.model, review.quota.pools, types, review.hints),
+            nodes=policy.nodes,
+            check=deadline.check,
+        ),
         warnings=review.warnings(*forecast),
         reason=choice.reason,
         model=choice.model,
@@ -145,7 +178,11 @@ async def mutate(
 
 
 async def _choose(
-    review: PodReview, candidates: placement.Candidates, ledgers: Ledgers, choices: RecentChoices, deadline: float
+    review: PodReview,
+    candidates: placement.Candidates,
+    ledgers: Ledgers,
+    choices: RecentChoices,
+    deadline: ReviewDeadline,
 ) -> placement.Choice | AdmissionResponse:
     namespace, quota, asked = review.namespace, review.quota, review.request.charge_on
     usage = choices.on_top_of(await ledgers.cached_usage(namespace), namespace)
@@ -161,7 +198,7 @@ async def _choose(
         return choice
     # Nor does the ledger, which may count what has gone. Whom what is stored leaves room /validate decides about.
     if not all(shortage.can_never_fit for shortage in choice):
-        stored = await ledgers.stored_usage(namespace, usage, deadline)
+        stored = await ledgers.stored_usage(namespace, usage, deadline.end)
         if stored is None:
             return verdicts.over_quota_for_now(review, PutOff(choice, counted=False))
         choice = placement.choose(candidates, quota, asked, stored)
@@ -176,23 +213,27 @@ def _without_model(review: PodReview, sentence: str) -> AdmissionResponse:
 
 
 async def validate(
-    request: AdmissionRequest, policy: PolicySnapshot, ledgers: Ledgers, choices: RecentChoices, deadline: float
+    request: AdmissionRequest,
+    policy: PolicySnapshot,
+    ledgers: Ledgers,
+    choices: RecentChoices,
+    deadline: ReviewDeadline,
 ) -> AdmissionResponse:
     """Return whether the pod may be stored, with its charge written down before it is allowed.
 
-    ``deadline`` is when the answer must be there, in seconds of the monotonic clock.
-
     Raises:
-        Unavailable: the ledger could not be read or written.
+        Unavailable: the ledger could not be read or written, or the deadline has passed before that.
 
     """
-    review = review_of(request, policy)
+    review = review_of(request, policy, deadline.check)
     if isinstance(review, AdmissionResponse):
         return review
     pin = placement.read_pin(review.pod, policy.hints.labels, policy.resources.models)
+    deadline.check()
     told: Sequence[str] = ()
     if review.pod.spec.resource_claims:
         claimed = await _check_claims(review, ledgers)
+        deadline.check()
         if claimed.refusal and review.enforced:
             return verdicts.refused(review, claimed.outcome, claimed.refusal)
         told = claimed.sentences
@@ -281,7 +322,9 @@ def _unpinned(review: PodReview, pin: placement.Pin) -> str:
     if pin.model in quota.limits:
         return _outside_pools(review)
     allowed = [f"{model}: {cards(limit.cores)}" for model, limit in quota.limits.items() if limit.cores]
-    held = ", ".join(sorted(pin.models)) if pin.models else "none" if pin.models is not None else "any"
+    held = "any" if pin.models is None else ", ".join(sorted(pin.models)[:MOST_MODELS]) or "none"
+    if pin.models is not None and len(pin.models) > MOST_MODELS:
+        held += f" and {len(pin.models) - MOST_MODELS} more"
     return (
         f"the pod is not held to one GPU model that namespace {review.namespace} may use "
         f"({', '.join(allowed) or 'none'}) by a required node affinity or nodeSelector: it allows {held}"

@@ -29,10 +29,13 @@ async def check_edit(
     policy: context.PolicySnapshot | None,
     charged: ledgers.Ledgers,
     comparing: float = COMPARING_SECONDS,
+    *,
+    check: k8s_types.Check = k8s_types.no_check,
 ) -> k8s_types.AdmissionResponse:
     """Return whether the ConfigMap may be stored, with the path of every fault or the warnings of a good document.
 
-    ``comparing`` is for how many seconds its limits are compared with what is in use.
+    ``comparing`` is for how many seconds its limits are compared with what is in use. ``check`` is called between the
+    parts of the work.
     """
     if request.kind.kind != "ConfigMap" or (request.namespace, request.name) != (place.namespace, place.name):
         return k8s_types.AdmissionResponse("ignored")
@@ -44,14 +47,16 @@ async def check_edit(
         data = _CONFIG_MAP.decode(request.object).data or {}
     except k8s_types.UNDECODABLE as error:
         return _refused(place, (errors.Fault("", f"the ConfigMap cannot be read: {error}"),))
+    check()
     try:
         read = parse_config(data, place.key)
     except errors.QuotaFault as fault:
         return _refused(place, fault.faults)
+    check()
     quota = read.quota
     if policy:
         policy = msgspec.structs.replace(policy, nodes=policy.nodes.named_by(read.resources.models))
-    compared = await _compared(quota, policy, charged, time.monotonic() + comparing)
+    compared = await _compared(quota, policy, charged, time.monotonic() + comparing, check)
     warnings = [*compared, *_doubts(quota, policy), *_without_effect(read.resources, policy)]
     if len(warnings) > MOST_WARNINGS:
         warnings[MOST_WARNINGS:] = [f"and {len(warnings) - MOST_WARNINGS} more warnings"]
@@ -85,7 +90,11 @@ def _without_effect(resources: GpuResources, policy: context.PolicySnapshot | No
 
 
 async def _compared(
-    quota: Quota, policy: context.PolicySnapshot | None, charged: ledgers.Ledgers, deadline: float
+    quota: Quota,
+    policy: context.PolicySnapshot | None,
+    charged: ledgers.Ledgers,
+    deadline: float,
+    check: k8s_types.Check,
 ) -> list[str]:
     # First of all it is told that not all were compared, for the last of many warnings are not shown.
     before = policy.quota.namespaces if policy else {}
@@ -95,6 +104,7 @@ async def _compared(
         if time.monotonic() >= deadline:
             left = len(changed) - done
             return [f"{left} of the namespaces were not compared with what is in use: they are too many", *found]
+        check()
         found += await _below_use(namespace, entry, charged)
     return found
 

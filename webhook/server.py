@@ -223,6 +223,7 @@ class WebhookServer(BaseApplication):
         """Announce the address when the worker serves it: gunicorn's own ``when_ready`` comes before there is one."""
         if self.service is not None:
             export_connections(self.service.metrics, worker)
+            export_waiting(self.service.metrics, self.service)
         host, port = worker.sockets[0].getsockname()[:2]
         self._announce(f"https://{f'[{host}]' if ':' in host else host}:{port}")
 
@@ -249,4 +250,13 @@ def export_connections(metrics: Metrics, worker: WebhookWorker) -> None:
     )
     metrics.count(
         "vcuda_requests_overdue", "Requests, since the start, that did not come in time.", lambda: worker.overdue
+    )
+
+
+def export_waiting(metrics: Metrics, service: admission.Service) -> None:
+    """Export how many reviews wait."""
+    metrics.watch(
+        "vcuda_large_reviews_waiting",
+        "Reviews over 64 KiB, and edits of the quota, that wait for a place to be decided.",
+        lambda: service.waiting,
     )

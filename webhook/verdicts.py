@@ -14,7 +14,7 @@ from vcuda.ledger.ledger import NO_MODEL, Admitted, Refused
 from vcuda.quota.model import Charge, Mode, NamespaceQuota, Shortage, cards, exceeded
 from vcuda.requests.pod_request import MALFORMED
 from webhook.context import PolicySnapshot
-from webhook.ledgers import ChargeRequest, Decision, Ledgers, PutOff, RetryLater
+from webhook.ledgers import ChargeRequest, Decision, Ledgers, PutOff, RetryLater, ReviewDeadline
 
 ADMITTED_ALL_THE_SAME = "admitted, because this quota only warns"
 
@@ -126,7 +126,7 @@ async def charge(
     request: AdmissionRequest,
     review: Review,
     ledgers: Ledgers,
-    deadline: float,
+    deadline: ReviewDeadline,
     *,
     metadata: ObjectMeta,
     model: str,
@@ -139,7 +139,7 @@ async def charge(
     ``grace``: the grace period of a pod in seconds; 0 for a claim.
 
     Raises:
-        Unavailable: the ledger could not be read or written.
+        Unavailable: the ledger could not be read or written, or the deadline has passed before that.
 
     """
     if not metadata.uid:
@@ -154,7 +154,7 @@ async def record_grace(
     request: AdmissionRequest,
     review: Review,
     ledgers: Ledgers,
-    deadline: float,
+    deadline: ReviewDeadline,
     *,
     metadata: ObjectMeta,
     grace: int,
@@ -186,7 +186,7 @@ async def _charge(
     request: AdmissionRequest,
     review: Review,
     ledgers: Ledgers,
-    deadline: float,
+    deadline: ReviewDeadline,
     metadata: ObjectMeta,
     *,
     model: str,
@@ -197,10 +197,13 @@ async def _charge(
     # What is changed later was created long ago, whenever the change came.
     created = _seconds(metadata.creation_timestamp) if request.operation == "CREATE" else math.inf
     charged = ChargeRequest(
-        *(review.namespace, metadata.uid, model, asked, review.quota, deadline, version, dry_run),
+        *(review.namespace, metadata.uid, model, asked, review.quota, deadline.end, version, dry_run),
         created=created,
         grace=grace if needs_record(review, grace) else 0,
     )
+    deadline.check()
+    if not dry_run:
+        deadline.keep()
     return await ledgers.charge(charged)
 
 

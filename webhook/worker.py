@@ -11,6 +11,7 @@ import os
 import socket
 import ssl
 import struct
+import time
 from collections import OrderedDict
 from contextlib import suppress
 from enum import Enum
@@ -20,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from gunicorn.asgi.protocol import ASGIProtocol
 from gunicorn.workers.gasgi import ASGIWorker
 
-from webhook.app import MAX_BODY, error_object
+from webhook.app import ARRIVED, DEADLINE, error_object
+from webhook.bodies import MAX_BODY
 
 if TYPE_CHECKING:
     from webhook.server import WebhookServer
@@ -44,7 +46,7 @@ MAX_UNREAD = MAX_UNSENT = RECEIVE_BUFFER = 2**14
 # Letters of an error; the parser's repeat what was sent, which may be long.
 MAX_MESSAGE = 300
 
-# For how long a request whose client has gone is decided on: its charge may be written already, and is told of so.
+# For how long a request whose client has gone is still decided if its charge may be written already: it is logged so.
 DISCONNECT_GRACE_SECONDS = 30.0
 
 # How long what was written just now may take to leave the process, before its connection's output is shut down.
@@ -54,6 +56,12 @@ TICK_SECONDS = 0.25
 ACCEPTED_AT_ONCE = 16
 
 _RESET = struct.pack("ii", 1, 0)
+
+# Linux' struct tcp_info (include/uapi/linux/tcp.h): the state in its first byte, and in milliseconds how long ago the
+# last data came. No other system tells so; there a request counts as arrived when it is read.
+_TCP_INFO = getattr(socket, "TCP_INFO", None)
+_TCP_INFO_BYTES, _LAST_DATA_AT = 56, 52
+_PEER_HAS_LEFT = (7, 8)  # TCP_CLOSE and TCP_CLOSE_WAIT
 
 
 class Phase(Enum):
@@ -83,6 +91,7 @@ class WebhookProtocol(ASGIProtocol):
     _closed: bool
     _body_receiver: Any
     _callback_parser: Any
+    _reading_paused: bool
     _request_ready: asyncio.Event
     _resume_reading: Any
     _safe_write: Any
@@ -96,6 +105,7 @@ class WebhookProtocol(ASGIProtocol):
         self.deadline = 0.0
         self.received = self.discarded = 0
         self.client_name: str | None = None
+        self._scope: dict[str, Any] = {}
         self.handshake: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -111,15 +121,27 @@ class WebhookProtocol(ASGIProtocol):
         self.worker.enter(self, Phase.FIRST)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection; what is being decided for it goes on a while."""
+        """Forget the connection, and drop its review unless a charge for it may be written already."""
         self.worker.leave(self)
         # gunicorn's own timer would keep all of the connection, its TLS buffers too, for as long as the grace period.
         task, self._task = self._task, None
         super().connection_lost(exc)
         if task is not None and not task.done():
-            cancelling = self.worker.loop.call_later(DISCONNECT_GRACE_SECONDS, task.cancel)
-            task.add_done_callback(lambda _: cancelling.cancel())
+            if self._has_review_to_drop():
+                task.cancel()
+            else:
+                cancelling = self.worker.loop.call_later(DISCONNECT_GRACE_SECONDS, task.cancel)
+                task.add_done_callback(lambda _: cancelling.cancel())
         self._request_ready.set()
+
+    def _has_review_to_drop(self) -> bool:
+        deadline = self._scope.get("extensions", {}).get(DEADLINE)
+        return deadline is not None and not deadline.charging
+
+    def notice_departure(self) -> None:
+        """Close it if its peer has left while nothing is read from it: only a read would tell so otherwise."""
+        if self._reading_paused and _tcp_info(self._sock)[0] in _PEER_HAS_LEFT:
+            self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Take bytes; after the last answer they are thrown away, since closing before could destroy that answer."""
@@ -155,6 +177,8 @@ class WebhookProtocol(ASGIProtocol):
             self.worker.overdue += 1
             self._send_error_response(408, "it has not come in time")
             self._close_transport()
+            if self._task is not None and self._has_review_to_drop():
+                self._task.cancel()
         elif self.phase in (Phase.FIRST, Phase.NEXT):
             self._begin_to_close()
             self.transport.close()
@@ -178,6 +202,7 @@ class WebhookProtocol(ASGIProtocol):
 
     def _arm_keepalive_timer(self) -> None:
         """Begin to wait for another request, unless some of it is here."""
+        self._scope = {}
         if self.phase is not Phase.REQUEST and not self._closed:
             self.worker.enter(self, Phase.NEXT)
 
@@ -203,9 +228,13 @@ class WebhookProtocol(ASGIProtocol):
         self._safe_write(head.encode() + body)
 
     def _build_http_scope(self, request: Any, sockname: Any, peername: Any) -> dict[str, Any]:
-        """Add whose certificate the client has presented; OpenSSL has checked it in the handshake."""
+        """Add whose certificate the client has presented, which OpenSSL has checked, and when the request arrived."""
         scope: dict[str, Any] = super()._build_http_scope(request, sockname, peername)  # type: ignore[misc]
-        scope["extensions"] = {"tls": {"client_cert_name": self.client_name}}  # as in ASGI's TLS extension
+        # A replica that was suspended, or is overloaded, comes to a request long after the kernel has received it.
+        arrived = time.monotonic() - _tcp_info(self._sock)[1]
+        tls = {"client_cert_name": self.client_name}  # as in ASGI's TLS extension
+        scope["extensions"] = {"tls": tls, ARRIVED: arrived}
+        self._scope = scope
         return scope
 
     def _is_websocket_upgrade(self, request: Any) -> bool:  # noqa: ARG002
@@ -351,6 +380,8 @@ class WebhookWorker(ASGIWorker):
         for phase in self._waiting.values():
             while phase and (first := next(iter(phase))).deadline <= now:
                 first.expire()
+        for connection in list(self._waiting[Phase.REQUEST]):
+            connection.notice_departure()
         await asyncio.sleep(TICK_SECONDS)
 
     def handle_exit_signal(self) -> None:
@@ -368,3 +399,14 @@ class WebhookWorker(ASGIWorker):
         self.app.stopping.set()
         # gunicorn's own flag, ``alive``, would close kept connections at once, and lose the requests on their way.
         self.stopping = True
+
+
+def _tcp_info(sock: socket.socket) -> tuple[int, float]:
+    """Return the state of a TCP connection, and how many seconds ago its last data came; zeros if nobody tells."""
+    try:
+        told = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _TCP_INFO_BYTES) if _TCP_INFO is not None else b""
+    except OSError:  # it has just been closed
+        told = b""
+    if len(told) < _TCP_INFO_BYTES:
+        return 0, 0.0
+    return told[0], struct.unpack_from("=I", told, _LAST_DATA_AT)[0] / 1000

@@ -22,7 +22,7 @@ from tests.e2e.rest import Answer
 from vcuda.placement.patches import Hints
 from vcuda.quota.model import Limit, NamespaceQuota, Quota
 from webhook.context import PolicySnapshot
-from webhook.ledgers import MemoryLedgers, RecentChoices
+from webhook.ledgers import MemoryLedgers, RecentChoices, ReviewDeadline
 from webhook.pod_review import mutate
 
 EXAMPLES = 60
@@ -41,7 +41,7 @@ def dry_run(cluster: Cluster, pod: Manifest, namespace: str) -> Answer:
 def pinned(pod: Manifest, namespace: str) -> Manifest | None:
     """Return the pod as /mutate leaves it where every model has room; None where it gets none."""
     policy = PolicySnapshot(Quota({namespace: ROOMY}), nodes(), Hints(scheduler="gpu-scheduler"))
-    answer = asyncio.run(mutate(review(pod, namespace), policy, MemoryLedgers(), RecentChoices(), float("inf")))
+    answer = asyncio.run(mutate(review(pod, namespace), policy, MemoryLedgers(), RecentChoices(), ReviewDeadline()))
     if answer.outcome != "pinned":
         return None
     patched: Manifest = jsonpatch.apply_patch(copy.deepcopy(pod), msgspec.json.encode(answer.patch))

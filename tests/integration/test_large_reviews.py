@@ -1,9 +1,12 @@
 """Large pods, and edits of the quota, are decided in threads: as any other, and while the event loop serves others."""
 
 import asyncio
+import gc
+import itertools
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -12,11 +15,11 @@ import structlog
 from tests.builders import Manifest, held_to, pod_of_cores, policy_for, vcuda_pod
 from tests.integration.reviews import review_of
 from tests.waiting import PATIENT
-from vcuda.errors import BadReview, Unavailable
+from vcuda.errors import BadReview, Dropped, DropReason, Unavailable
 from vcuda.quota.model import Limit, NamespaceQuota, Usage
-from webhook import admission
-from webhook.admission import LARGE_REVIEW, LARGE_REVIEW_THREADS, Gate, Service
-from webhook.ledgers import ChargeRequest, Decision, MemoryLedgers
+from webhook.admission import LARGE_REVIEW, Gate, Service
+from webhook.large_reviews import PLACES
+from webhook.ledgers import ChargeRequest, Decision, MemoryLedgers, ReviewDeadline
 from webhook.metrics import Metrics
 
 LARGE = {"note": "x" * LARGE_REVIEW}
@@ -59,7 +62,7 @@ def body(manifest: Manifest, **fields: Any) -> bytes:
 
 
 async def allowed(webhook: Service, path: str, raw: bytes) -> bool:
-    answer = json.loads(await asyncio.wait_for(webhook.answer(path, raw, 10), PATIENT))
+    answer = json.loads(await asyncio.wait_for(webhook.answer(path, raw, ReviewDeadline.after(10)), PATIENT))
     return bool(answer["response"]["allowed"])
 
 
@@ -67,7 +70,10 @@ async def allowed(webhook: Service, path: str, raw: bytes) -> bool:
 def test_a_large_pod_is_answered_as_a_small_one(path: str) -> None:
     async def answers() -> list[Any]:
         small = body(pod_of_cores(100, annotations={"note": "x"}, affinity=held_to("M40")))
-        told = [json.loads(await service(MemoryLedgers()).answer(path, raw, 10)) for raw in (small, large())]
+        told = [
+            json.loads(await service(MemoryLedgers()).answer(path, raw, ReviewDeadline.after(10)))
+            for raw in (small, large())
+        ]
         return [each["response"] for each in told]
 
     small, of_large = asyncio.run(answers())
@@ -100,51 +106,140 @@ def test_many_large_pods_at_once_fill_the_quota_exactly() -> None:
 
 
 def test_large_pods_that_wait_for_their_ledger_keep_no_other_waiting() -> None:
-    """They give away what lets one of them compute at a time: as many as there are threads come to the ledger."""
+    """A review gives its turn away while it waits: as many come to the ledger at once as hold a place."""
 
     async def create() -> list[bool]:
         together = asyncio.Event()
 
         async def until_all_are_there() -> None:
-            if ledgers.arrived == LARGE_REVIEW_THREADS:
+            if ledgers.arrived == PLACES.grants:
                 together.set()
             await together.wait()
 
         ledgers = Ledgers(until_all_are_there)
         webhook = service(ledgers, cards=100)
-        pods = (large(f"uid-{n}") for n in range(LARGE_REVIEW_THREADS))
-        return await asyncio.gather(*(allowed(webhook, "/validate", raw) for raw in pods))
+        return await asyncio.gather(
+            *(allowed(webhook, "/validate", large(f"uid-{number}")) for number in range(PLACES.grants))
+        )
 
     assert all(asyncio.run(create()))
 
 
 def test_the_event_loop_serves_others_while_a_large_pod_is_decided() -> None:
-    """A thread that computes for long is stood in for by one that holds the lock of those that compute."""
+    """One large pod computes. A second one waits for its turn; a small one does not."""
 
     async def create() -> None:
         webhook = service(MemoryLedgers())
-        held, free = threading.Event(), threading.Event()
-
-        async def compute(_ledgers: object) -> None:
-            held.set()
-            assert free.wait(PATIENT)
-
-        computing = asyncio.create_task(webhook.large_pods.run(compute, MemoryLedgers()))
-        assert await asyncio.to_thread(held.wait, PATIENT)
-        behind = asyncio.create_task(allowed(webhook, "/validate", large()))
-        assert await allowed(webhook, "/validate", body(pod_of_cores(100, uid="small", affinity=held_to("M40"))))
-        assert not behind.done()
-        free.set()
-        await computing
+        async with computing(webhook, ReviewDeadline.after(PATIENT)):
+            behind = asyncio.create_task(allowed(webhook, "/validate", large()))
+            assert await allowed(webhook, "/validate", body(pod_of_cores(100, uid="small", affinity=held_to("M40"))))
+            assert not behind.done()
         assert await behind
 
     asyncio.run(create())
 
 
+@asynccontextmanager
+async def computing(webhook: Service, deadline: ReviewDeadline) -> AsyncIterator["asyncio.Task[None]"]:
+    """Hold the turn with a review that computes, and let it end with the block."""
+    held, free = threading.Event(), threading.Event()
+
+    async def compute(_ledgers: object) -> None:
+        held.set()
+        assert free.wait(PATIENT)
+        deadline.check()
+
+    task = asyncio.create_task(webhook.large_reviews.run(compute, MemoryLedgers(), "team-b", deadline))
+    assert await asyncio.to_thread(held.wait, PATIENT)
+    try:
+        yield task
+    finally:
+        free.set()
+        await asyncio.wait([task])
+
+
+def test_a_large_pod_whose_caller_goes_is_computed_no_further() -> None:
+    """A thread cannot be interrupted, so its next check ends it."""
+
+    async def create() -> DropReason:
+        logged: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
+        async with computing(service(MemoryLedgers()), deadline := ReviewDeadline.after(PATIENT)) as task:
+            task.cancel()
+        assert task.cancelled()
+        gc.collect()
+        assert logged == []
+        with pytest.raises(Dropped) as told:
+            deadline.check()
+        return told.value.reason
+
+    assert asyncio.run(create()) is DropReason.DISCONNECTED
+
+
+def test_a_large_pod_whose_deadline_passes_while_it_waits_for_its_turn_is_dropped() -> None:
+    async def create() -> DropReason:
+        webhook = service(MemoryLedgers())
+        async with computing(webhook, ReviewDeadline.after(PATIENT)):
+            with pytest.raises(Dropped) as told:
+                await webhook.answer("/validate", large(), ReviewDeadline.after(0.05))
+        return told.value.reason
+
+    assert asyncio.run(create()) is DropReason.LATE
+
+
+@pytest.mark.parametrize("path", ["/mutate", "/validate"])
+def test_a_large_pod_whose_deadline_passes_while_it_is_computed_is_dropped(path: str) -> None:
+    """The clock stops short of the deadline at every check in turn: whichever is the first behind it ends the work."""
+
+    async def end_of(checks: int) -> DropReason | None:
+        ticks = itertools.count(-checks)
+        late = ReviewDeadline(0, lambda: next(ticks))
+        ledgers = Ledgers()
+        try:
+            await service(ledgers)._answer(path, large(), 0, late, ledgers)  # what the thread runs
+        except Dropped as dropped:
+            return None if ledgers.arrived else dropped.reason
+        return None
+
+    ends = [asyncio.run(end_of(checks)) for checks in range(40)]
+    checks = ends.index(None)
+    assert ends == [DropReason.LATE] * checks + [None] * (40 - checks)
+    assert checks >= 5
+
+
+def test_a_large_pod_whose_charge_may_be_written_is_decided_after_its_deadline_too() -> None:
+    """A charge that nobody is told of would hold quota until it is found to be of no pod."""
+
+    async def create() -> bool:
+        asked = asyncio.Event()
+
+        async def outlast_the_deadline() -> None:
+            asked.set()
+            await asyncio.sleep(deadline.left + 0.01)
+
+        deadline = ReviewDeadline.after(0.5)
+        answer = json.loads(await service(Ledgers(outlast_the_deadline)).answer("/validate", large(), deadline))
+        assert asked.is_set()
+        return bool(answer["response"]["allowed"])
+
+    assert asyncio.run(create())
+
+
+def test_a_large_pod_that_only_reads_the_ledger_is_dropped_at_its_deadline() -> None:
+    async def create() -> DropReason:
+        webhook = service(Ledgers(asyncio.Event().wait))
+        dry_run = body(pod_of_cores(100, annotations=LARGE, affinity=held_to("M40")), dryRun=True)
+        with pytest.raises(Dropped) as told:
+            await webhook.answer("/validate", dry_run, ReviewDeadline.after(0.5))
+        return told.value.reason
+
+    assert asyncio.run(create()) is DropReason.LATE
+
+
 def test_a_caller_of_a_large_pod_that_goes_takes_nothing_from_the_others() -> None:
     async def create() -> None:
         webhook = service(MemoryLedgers())
-        gone = asyncio.create_task(webhook.answer("/validate", large("gone"), 10))
+        gone = asyncio.create_task(webhook.answer("/validate", large("gone"), ReviewDeadline.after(10)))
         await asyncio.sleep(0)
         gone.cancel()
         assert all([await allowed(webhook, "/validate", large(f"uid-{n}")) for n in range(3)])
@@ -159,27 +254,11 @@ def test_an_error_reaches_the_caller_and_the_next_is_decided(error: Exception) -
 
     async def create() -> None:
         failing, webhook = service(Ledgers(fail)), service(MemoryLedgers())
-        for _ in range(2 * LARGE_REVIEW_THREADS):
+        for _ in range(2 * PLACES.grants):
             with pytest.raises(type(error)):
-                await failing.answer("/validate", large(), 10)
+                await failing.answer("/validate", large(), ReviewDeadline.after(10))
         with pytest.raises(BadReview):
-            await webhook.answer("/validate", b"x" * 2 * LARGE_REVIEW, 10)
+            await webhook.answer("/validate", b"x" * 2 * LARGE_REVIEW, ReviewDeadline.after(10))
         assert await allowed(webhook, "/validate", large())
-
-    asyncio.run(create())
-
-
-def test_a_large_pod_on_a_replica_that_stood_still_is_sent_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its process was stopped while the pod waited for the ledger, for longer than the API server waits."""
-    monkeypatch.setattr(admission, "MAX_WAIT_SECONDS", 0.01)
-
-    async def create() -> None:
-        ledgers = Ledgers(asyncio.Event().wait)
-        webhook = service(ledgers)
-        with pytest.raises(Unavailable, match="stood still"):
-            await webhook.answer("/validate", large("uid-0"), 10)
-        assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
-        ledgers.until = None
-        assert await allowed(webhook, "/validate", large("uid-1"))
 
     asyncio.run(create())

@@ -2,16 +2,24 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any
 from unittest import mock
 
 import pytest
+import structlog
+from prometheus_client.parser import text_string_to_metric_families
 
+from tests.integration.reviews import review_of
 from webhook import app
-from webhook.admission import Service
-from webhook.app import LARGE_BODY, MAX_BODY, MAX_LARGE_BODIES, Application, timeout_of
+from webhook.admission import Gate, Service
+from webhook.app import ARRIVED, Application, timeout_of
+from webhook.bodies import LARGE_BODY, MAX_BODY, ReviewHead
+from webhook.large_reviews import PLACES
+from webhook.ledgers import MemoryLedgers
+from webhook.metrics import Metrics
 
 LARGE = b" " * (LARGE_BODY + 1)
 JSON = [(b"content-type", b"application/json")]
@@ -20,7 +28,14 @@ JSON = [(b"content-type", b"application/json")]
 class Client:
     """One request: its body in parts, and what is sent back. After the last part it is silent, or gone."""
 
-    def __init__(self, *parts: bytes, whole: bool = True, gone: bool = False, length: int | None = None) -> None:
+    def __init__(
+        self,
+        *parts: bytes,
+        whole: bool = True,
+        gone: bool = False,
+        length: int | None = None,
+        timeout: str = "10s",
+    ) -> None:
         last = len(parts) - 1
         self._parts = [
             {"type": "http.request", "body": part, "more_body": not (whole and number == last)}
@@ -29,7 +44,8 @@ class Client:
         if gone:
             self._parts.append({"type": "http.disconnect"})
         said = [] if length is None else [(b"content-length", str(length).encode())]
-        self.scope: Any = {"path": "/mutate", "method": "POST", "query_string": b"", "headers": JSON + said}
+        self.scope: Any = {"path": "/mutate", "method": "POST", "headers": JSON + said}
+        self.scope["query_string"] = f"timeout={timeout}".encode()
         self.sent: list[Any] = []
         self.read = 0
 
@@ -51,15 +67,24 @@ class Client:
 @pytest.fixture
 def service() -> mock.Mock:
     """Answers each review by itself."""
-    made = mock.Mock(spec=Service, log=mock.Mock())
-    made.answer = mock.AsyncMock(side_effect=lambda _path, body, _timeout: body)
+    log = structlog.wrap_logger(structlog.ReturnLogger(), processors=[])
+    real = Service(lambda: None, MemoryLedgers(), Metrics(), Gate(), log)
+    made = mock.Mock(wraps=real, log=log, metrics=real.metrics)
+    made.answer = mock.AsyncMock(side_effect=lambda _path, body, *_: body)
     return made
 
 
 @pytest.fixture(autouse=True)
 def hurry() -> Iterator[None]:
-    with mock.patch.multiple(app, LARGE_BODY_SECONDS=0.01, LARGE_BODY_WAIT_SECONDS=0.05):
+    with mock.patch.multiple(app, LARGE_BODY_SECONDS=0.01):
         yield
+
+
+def dropped(service: mock.Mock) -> dict[str, float]:
+    """How many reviews were dropped so far, by reason."""
+    families = text_string_to_metric_families(service.metrics.render().decode())
+    samples = [each for family in families for each in family.samples]
+    return {each.labels["reason"]: each.value for each in samples if each.name == "vcuda_reviews_dropped_total"}
 
 
 def serve(service: mock.Mock, *clients: Client) -> None:
@@ -79,13 +104,29 @@ def test_a_body_is_put_together_of_its_parts(service: mock.Mock, parts: tuple[by
     assert (client.status, client.sent[1]["body"]) == (HTTPStatus.OK, b"".join(parts))
 
 
-def test_a_body_that_says_it_is_too_large_is_refused_unread(service: mock.Mock) -> None:
-    client = Client(LARGE, length=MAX_BODY + 1)
+KIND = b'{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1",'
+HEAD = KIND + b'"request":{"uid":"f-1","namespace":"team-a","object":"'
+
+
+@pytest.mark.parametrize(
+    ("parts", "length", "read"),
+    [((HEAD + LARGE, LARGE), MAX_BODY + 1, 1), ((HEAD, *[b" " * 2**20] * 9), None, 4)],
+    ids=["as it says", "as it turns out"],
+)
+def test_a_review_over_the_bound_is_denied_with_the_reason_and_read_no_further(
+    service: mock.Mock, parts: tuple[bytes, ...], length: int | None, read: int
+) -> None:
+    client = Client(*parts, length=length)
     serve(service, client)
-    assert (client.status, client.read) == (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, 0)
+    assert (client.status, client.read) == (HTTPStatus.OK, read)
+    response = json.loads(client.sent[1]["body"])["response"]
+    assert (response["uid"], response["allowed"]) == ("f-1", False)
+    assert (response["status"]["code"], response["status"]["reason"]) == (413, "RequestEntityTooLarge")
+    assert f"more than {MAX_BODY} bytes (3 MiB): each &, < and > counts as six bytes" in response["status"]["message"]
+    service.answer.assert_not_called()
 
 
-def test_a_body_that_turns_out_too_large_is_read_no_further(service: mock.Mock) -> None:
+def test_a_body_over_the_bound_that_names_no_review_is_an_http_error(service: mock.Mock) -> None:
     client = Client(*[b" " * 2**20] * 9)
     serve(service, client)
     assert (client.status, client.read) == (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, 4)
@@ -96,38 +137,76 @@ def test_nobody_is_answered_who_is_gone(service: mock.Mock) -> None:
     serve(service, client)
     assert client.sent == []
     service.answer.assert_not_called()
+    assert dropped(service) == {"disconnected": 1}
 
 
-def test_of_more_large_reviews_than_there_is_room_for_the_rest_is_told_to_come_again(service: mock.Mock) -> None:
-    """Elsewhere, best: so the connection ends. Small ones are answered meanwhile."""
+def of(namespace: str) -> bytes:
+    return HEAD.replace(b"team-a", namespace.encode()) + LARGE
+
+
+def test_reviews_of_one_namespace_leave_places_for_the_others_and_small_ones_need_none(service: mock.Mock) -> None:
+    """The others of the crowd are told to repeat the call, elsewhere at best: so the connection ends."""
     done = asyncio.Event()
 
-    async def answer(_path: str, body: bytes, _timeout: float) -> bytes:
-        if len(body) > LARGE_BODY:
+    async def answer(_path: str, body: bytes, *_: object) -> bytes:
+        if b'"team-a"' in body:
             await done.wait()
         return body
 
     async def finish(message: Any) -> None:
-        late.sent.append(message)
+        last.sent.append(message)
         done.set()
 
     service.answer = answer
-    early, late, small = [Client(LARGE, b"x") for _ in range(MAX_LARGE_BODIES)], Client(LARGE, b"x"), Client(b"{}")
-    late.send = finish  # type: ignore[method-assign]
-    serve(service, *early, late, small)
-    assert {client.status for client in (*early, small)} == {HTTPStatus.OK}
-    crowded = {"error": "too many large reviews are being read at once", "status": 503}
-    assert (late.status, json.loads(late.sent[1]["body"])) == (503, crowded)
-    assert {(b"retry-after", b"1"), (b"connection", b"close")} < set(late.sent[0]["headers"])
+    crowd = [Client(of("team-a"), b"x", timeout="1s", length=len(LARGE)) for _ in range(PLACES.key_grants + 1)]
+    other, small, last = Client(of("team-b"), b"x"), Client(b"{}"), crowd[-1]
+    last.send = finish  # type: ignore[method-assign]
+    serve(service, *crowd, other, small)
+    assert {client.status for client in (*crowd[:-1], other, small)} == {HTTPStatus.OK}
+    late = {"error": "this replica had too many large reviews to decide this one in time", "status": 503}
+    assert (last.status, json.loads(last.sent[1]["body"])) == (503, late)
+    assert {(b"retry-after", b"1"), (b"connection", b"close")} < set(last.sent[0]["headers"])
+    assert dropped(service) == {"late": 1}
 
 
 def test_who_sends_a_large_body_slowly_makes_room_for_others(service: mock.Mock) -> None:
-    slow = [Client(LARGE, whole=False) for _ in range(MAX_LARGE_BODIES)]
-    good = Client(LARGE, b"x")
+    slow = [Client(of(f"team-{number % 4}"), whole=False) for number in range(PLACES.grants)]
+    good = Client(of("team-0"), b"x")
     serve(service, *slow, good)
     assert {client.status for client in slow} == {HTTPStatus.REQUEST_TIMEOUT}
     assert good.status == HTTPStatus.OK
+    assert dropped(service) == {"slow": PLACES.grants}
 
 
-def test_the_timeout_is_the_api_servers() -> None:
-    assert [timeout_of(query) for query in (b"timeout=3s", b"timeout=1m30s", b"timeout=500ms", b"")] == [3, 90, 0.5, 10]
+@pytest.mark.parametrize(("size", "path"), [(2, "/validate"), (2, "/quota"), (2 * LARGE_BODY, "/validate")])
+def test_a_review_that_was_received_too_long_ago_is_not_decided(size: int, path: str) -> None:
+    """The replica was suspended, or overloaded, for longer than the API server waits."""
+    policy = mock.Mock()
+    webhook = mock.Mock(wraps=Service(policy, MemoryLedgers(), Metrics(), Gate(), mock.Mock()), log=mock.Mock())
+    client = Client(b" " * size)
+    client.scope |= {"path": path, "extensions": {ARRIVED: time.monotonic() - 60}}
+    serve(webhook, client)
+    assert client.status == HTTPStatus.SERVICE_UNAVAILABLE
+    policy.assert_not_called()
+
+
+def test_the_timeout_is_the_api_servers_and_never_longer() -> None:
+    told = [timeout_of(query) for query in (b"timeout=3s", b"timeout=1m30s", b"timeout=500ms", b"")]
+    assert told == [3, 30, 0.5, 10]
+
+
+@pytest.mark.parametrize(
+    ("body", "head"),
+    [
+        (HEAD + b'"}}', ("f-1", "team-a")),
+        (json.dumps(review_of({}, uid="u", namespace="n", name='","namespace":"other')).encode(), ("u", "n")),
+        (b'{"request":{"uid":"u","kind":{}}}', ("u", "")),
+        (b'{"request":{"uid":"%s","namespace":"%s"}}' % (b"u" * 65, b"n" * 64), ("", "")),
+        (b'{"request":{"namespace":"Team/A","uid":"u"}}', ("", "")),
+        (b'{"request":{"uid":"u"},' + b" " * 5000 + b'"namespace":"n"', ("u", "")),
+        (b"", ("", "")),
+    ],
+    ids=["plain", "a name that looks like a field", "none", "too long", "in another order", "too late", "empty"],
+)
+def test_the_first_bytes_tell_whose_review_it_is(body: bytes, head: tuple[str, str]) -> None:
+    assert ReviewHead.read(body) == head

@@ -19,7 +19,7 @@ from bench.servers import PIN
 from tests.builders import policy_for, review
 from tests.rendered import BASE, rendered
 from vcuda.quota.model import Limit, NamespaceQuota
-from webhook.ledgers import MemoryLedgers, RecentChoices
+from webhook.ledgers import MemoryLedgers, RecentChoices, ReviewDeadline
 from webhook.pod_review import mutate
 
 CASES = [Case(name, spread) for name in arrangements.EVERY for spread in creates.SPREADS]
@@ -96,7 +96,9 @@ def test_what_is_asked_for_is_measured_in_its_own_order_and_what_needs_go_is_ski
 
 def test_the_constant_pin_is_the_patch_that_ours_answers_the_same_pod_with() -> None:
     quota = NamespaceQuota({"M40": Limit(800)})
-    answer = asyncio.run(mutate(review(gpu_pod()), policy_for(quota), MemoryLedgers(), RecentChoices(), float("inf")))
+    answer = asyncio.run(
+        mutate(review(gpu_pod()), policy_for(quota), MemoryLedgers(), RecentChoices(), ReviewDeadline())
+    )
     assert [msgspec.to_builtins(operation) for operation in answer.patch] == json.loads(PIN)
 
 

@@ -7,7 +7,7 @@ from hypothesis import assume, given, strategies as st
 from tests.both_calls import Webhook, patched
 from tests.builders import LABELS, MODEL, Manifest, held_to, policy_for, vcuda_pod
 from tests.tables import cases
-from vcuda.placement.card_types import is_named
+from vcuda.placement.card_types import MAX_CHOICE, is_named
 from vcuda.placement.placement import Nodes
 from vcuda.placement.registers import Card, Register
 from vcuda.quota.model import Limit, NamespaceQuota
@@ -76,6 +76,7 @@ def test_vgpu_manager_is_told_in_its_own_words() -> None:
     wanted={USE: "V100"},
     unwanted_type={NOT_USE: "Tesla"},
     all_wanted_are_unwanted={USE: "M40", NOT_USE: "24GB,P100"},
+    too_long_a_text={NOT_USE: "T4," * MAX_CHOICE},
 )
 def test_a_type_that_no_model_has_left_is_refused(annotations: Mapping[str, str]) -> None:
     answer = webhook(TESLA).mutate(vcuda_pod(SHARE, annotations=annotations))

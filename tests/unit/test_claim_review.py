@@ -33,7 +33,7 @@ from vcuda.quota.model import Allowance, Charge, Limit, Mode, NamespaceQuota, Qu
 from vcuda.requests.config import parse_config
 from webhook import claim_review, pod_review
 from webhook.context import PolicySnapshot
-from webhook.ledgers import ChargeRequest, Decision, MemoryLedgers, RecentChoices, RetryLater
+from webhook.ledgers import ChargeRequest, Decision, MemoryLedgers, RecentChoices, RetryLater, ReviewDeadline
 
 QUOTA = NamespaceQuota({"M40": Limit(200), "A100": Limit(400)})
 CONTROLLER = UserInfo("system:serviceaccount:kube-system:resource-claim-controller")
@@ -66,13 +66,13 @@ class Server:
     def mutate(self, manifest: Manifest, **fields: object) -> AdmissionResponse:
         request = self._request(manifest, fields)
         decide = claim_review.mutate if request.kind.group else pod_review.mutate
-        return asyncio.run(decide(request, self.policy, self.ledgers, self.choices, float("inf")))
+        return asyncio.run(decide(request, self.policy, self.ledgers, self.choices, ReviewDeadline()))
 
     def validate(self, manifest: Manifest, uid: str = "u-1", **fields: object) -> AdmissionResponse:
         stored = {**manifest, "metadata": {**manifest["metadata"], "uid": uid}}
         request = self._request(stored, fields)
         decide = claim_review.validate if request.kind.group else pod_review.validate
-        return asyncio.run(decide(request, self.policy, self.ledgers, self.choices, float("inf")))
+        return asyncio.run(decide(request, self.policy, self.ledgers, self.choices, ReviewDeadline()))
 
     def create(self, manifest: Manifest, uid: str = "u-1") -> AdmissionResponse:
         """Take it through both calls, as the API server does."""

@@ -20,7 +20,7 @@ from vcuda.quota.model import NOT_MUTATED, Charge, Limit, Mode, NamespaceQuota, 
 from webhook.admission import Gate, NotReady, Service
 from webhook.context import PolicySnapshot
 from webhook.ledger_client import TOO_MANY, UNSURE
-from webhook.ledgers import ChargeRequest, Decision, MemoryLedgers
+from webhook.ledgers import ChargeRequest, Decision, MemoryLedgers, ReviewDeadline
 from webhook.metrics import Metrics
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(0)}, pools=("public",))
@@ -159,7 +159,11 @@ def body(manifest: object, **fields: Any) -> bytes:
 def ask(case: Case, path: str, mode: Mode) -> Told:
     log = CapturingLogger()
     policy = policy_for(msgspec.structs.replace(QUOTA, mode=mode))
-    answer = asyncio.run(service(policy, Ledgers(case.fault), log).answer(path, body(case.manifest, **case.fields), 10))
+    answer = asyncio.run(
+        service(policy, Ledgers(case.fault), log).answer(
+            path, body(case.manifest, **case.fields), ReviewDeadline.after(10)
+        )
+    )
     [call] = log.calls
     return Told(json.loads(answer)["response"], call.kwargs["outcome"])
 
@@ -213,7 +217,7 @@ def test_a_refusal_names_a_hundred_faults_and_how_many_there_are() -> None:
 def test_what_is_no_name_of_a_namespace_is_refused_and_not_repeated(namespace: str) -> None:
     asked = body(SOME, namespace=namespace)
     webhook = service(PolicySnapshot(Quota(default=QUOTA), Nodes(LABELS)), MemoryLedgers(), CapturingLogger())
-    response = json.loads(asyncio.run(webhook.answer("/validate", asked, 10)))["response"]
+    response = json.loads(asyncio.run(webhook.answer("/validate", asked, ReviewDeadline.after(10))))["response"]
     assert (response["allowed"], response["status"]["code"]) == (False, BAD_REQUEST)
     assert len(response["status"]["message"]) < 100
 
@@ -241,8 +245,8 @@ def test_without_a_quota_read_only_those_pass_whom_none_holds(path: str) -> None
     webhook = service(None, MemoryLedgers(), CapturingLogger())
     assert not webhook.ready
     with pytest.raises(NotReady):
-        asyncio.run(webhook.answer(path, body(vcuda_pod()), 10))
-    assert b'"allowed":true' in asyncio.run(webhook.answer(path, body(pod(container())), 10))
+        asyncio.run(webhook.answer(path, body(vcuda_pod()), ReviewDeadline.after(10)))
+    assert b'"allowed":true' in asyncio.run(webhook.answer(path, body(pod(container())), ReviewDeadline.after(10)))
 
 
 @pytest.mark.parametrize("path", [*BOTH, "/quota"])
@@ -250,10 +254,10 @@ def test_a_replica_that_stops_answers_until_it_is_closed_and_not_after(path: str
     webhook = service(policy_for(QUOTA), MemoryLedgers(), CapturingLogger())
     webhook.gate.leave()
     assert not webhook.ready
-    assert asyncio.run(webhook.answer(path, body(pod(container())), 10))
+    assert asyncio.run(webhook.answer(path, body(pod(container())), ReviewDeadline.after(10)))
     webhook.gate.close()
     with pytest.raises(NotReady):
-        asyncio.run(webhook.answer(path, body(pod(container())), 10))
+        asyncio.run(webhook.answer(path, body(pod(container())), ReviewDeadline.after(10)))
 
 
 @pytest.mark.parametrize("path", [*BOTH, "/quota"])
@@ -262,4 +266,6 @@ def test_a_replica_that_stops_answers_until_it_is_closed_and_not_after(path: str
 )
 def test_what_is_no_review_is_the_callers_mistake(path: str, raw: bytes) -> None:
     with pytest.raises(BadReview):
-        asyncio.run(service(policy_for(QUOTA), MemoryLedgers(), CapturingLogger()).answer(path, raw, 10))
+        asyncio.run(
+            service(policy_for(QUOTA), MemoryLedgers(), CapturingLogger()).answer(path, raw, ReviewDeadline.after(10))
+        )

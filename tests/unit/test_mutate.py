@@ -12,11 +12,18 @@ from tests.builders import MODEL, Manifest, held_to, policy_for, required, requi
 from vcuda.k8s_types import AdmissionResponse
 from vcuda.placement.patches import Hints
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
-from webhook.ledgers import ChargeRequest, MemoryLedgers, RecentChoices, RetryLater
+from webhook.ledgers import ChargeRequest, MemoryLedgers, RecentChoices, RetryLater, ReviewDeadline
 from webhook.pod_review import mutate
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(200)})
 DEADLINE = 5.0
+
+
+def in_time() -> ReviewDeadline:
+    """A deadline that is five seconds away, by a clock that stands still."""
+    return ReviewDeadline(DEADLINE, lambda: 0.0)
+
+
 FORGED = {"tencent.com/gpu-assigned": "true"}
 
 
@@ -48,7 +55,7 @@ def mutated(
 ) -> AdmissionResponse:
     """Return the answer to one pod, where so many cores of each model are in use."""
     given = policy_for(replace(quota, mode=mode))
-    return asyncio.run(mutate(review(manifest, **fields), given, Ledgers(used or {}), RecentChoices(), DEADLINE))
+    return asyncio.run(mutate(review(manifest, **fields), given, Ledgers(used or {}), RecentChoices(), in_time()))
 
 
 # Pinned
@@ -125,7 +132,7 @@ FULL = {"M40": 800, "P100": 200}
     ],
 )
 def test_only_what_is_stored_refuses_a_pod(stored: Mapping[str, int] | None, outcome: str, status: int) -> None:
-    asked = mutate(review(vcuda_pod()), policy_for(QUOTA), Counted(FULL, stored), RecentChoices(), DEADLINE)
+    asked = mutate(review(vcuda_pod()), policy_for(QUOTA), Counted(FULL, stored), RecentChoices(), in_time())
     answer = asyncio.run(asked)
     assert (answer.outcome, answer.status, answer.retry_after) == (outcome, status, None)
     assert answer.model == ("P100" if stored == {**FULL, "P100": 100} else "M40")
@@ -133,7 +140,7 @@ def test_only_what_is_stored_refuses_a_pod(stored: Mapping[str, int] | None, out
 
 def test_what_can_never_fit_is_refused_without_a_count() -> None:
     manifest = vcuda_pod({"tencent.com/vcuda-core": 900})
-    asked = mutate(review(manifest), policy_for(QUOTA), Counted(FULL, None), RecentChoices(), DEADLINE)
+    asked = mutate(review(manifest), policy_for(QUOTA), Counted(FULL, None), RecentChoices(), in_time())
     assert asyncio.run(asked).outcome == "over-quota"
 
 
@@ -171,7 +178,7 @@ def test_without_a_model_a_pod_is_cleaned_and_goes_to_the_scheduler_all_the_same
     """It takes a card like any other: past the scheduler, that card would be given to another pod too."""
     manifest = vcuda_pod(nodeSelector={MODEL: "A100"}, nodeName="n1", annotations=FORGED)
     given = replace(policy_for(replace(QUOTA, mode=mode)), hints=Hints(scheduler="gpu-scheduler"))
-    answer = asyncio.run(mutate(review(manifest), given, Ledgers({}), RecentChoices(), DEADLINE))
+    answer = asyncio.run(mutate(review(manifest), given, Ledgers({}), RecentChoices(), in_time()))
     assert (answer.outcome, answer.allowed) == ("unpinned", True)
     on_its_node = {"matchFields": [requirement("metadata.name", "In", "n1")]}
     assert answer.patch == [
@@ -188,7 +195,7 @@ def test_without_a_model_a_pod_is_cleaned_and_goes_to_the_scheduler_all_the_same
 def test_a_refusal_is_never_taken_from_what_was_known_a_moment_ago() -> None:
     ledgers = Ledgers(now={}, a_moment_ago={"M40": 800, "P100": 200})
     assert (
-        asyncio.run(mutate(review(vcuda_pod()), policy_for(QUOTA), ledgers, RecentChoices(), DEADLINE)).outcome
+        asyncio.run(mutate(review(vcuda_pod()), policy_for(QUOTA), ledgers, RecentChoices(), in_time())).outcome
         == "pinned"
     )
 
@@ -197,7 +204,7 @@ def models_of_a_burst(limits: dict[str, Limit], **fields: Any) -> list[str]:
     """Return the models that four pods of one card get, one after another, with nothing charged yet."""
     choices, given = RecentChoices(), policy_for(NamespaceQuota(limits))
     return [
-        asyncio.run(mutate(review(vcuda_pod(), **fields), given, Ledgers({}), choices, DEADLINE)).model
+        asyncio.run(mutate(review(vcuda_pod(), **fields), given, Ledgers({}), choices, in_time())).model
         for _ in range(4)
     ]
 

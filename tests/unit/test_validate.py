@@ -16,12 +16,19 @@ from vcuda.k8s_types import AdmissionResponse, UserInfo
 from vcuda.placement.patches import Hints
 from vcuda.quota.model import NOT_MUTATED, Charge, Limit, Mode, NamespaceQuota, Shortage, Usage
 from webhook.ledger_client import TOO_MANY
-from webhook.ledgers import CROWDED, ChargeRequest, MemoryLedgers, PutOff, RecentChoices, RetryLater
+from webhook.ledgers import CROWDED, ChargeRequest, MemoryLedgers, PutOff, RecentChoices, RetryLater, ReviewDeadline
 from webhook.pod_review import mutate, validate
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(0), "A100": Limit(250, 1000)})
 POOLED = NamespaceQuota({"M40": Limit(800)}, pools=("public", "lab"))
 DEADLINE = 5.0
+
+
+def in_time() -> ReviewDeadline:
+    """A deadline that is five seconds away, by a clock that stands still."""
+    return ReviewDeadline(DEADLINE, lambda: 0.0)
+
+
 M40, P100, V100 = (requirement(MODEL, "In", model) for model in ("M40", "P100", "V100"))
 PUBLIC, PRIVATE, LAB = (requirement(POOL, "In", pool) for pool in ("public", "private", "lab"))
 EITHER, NO_P100 = requirement(MODEL, "In", "P100", "M40"), requirement(MODEL, "NotIn", "P100")
@@ -33,7 +40,7 @@ def validated(
 ) -> AdmissionResponse:
     policy = builders.policy_for(quota)
     asked = builders.review(manifest, **fields)
-    return asyncio.run(validate(asked, policy, ledgers or MemoryLedgers(), RecentChoices(), DEADLINE))
+    return asyncio.run(validate(asked, policy, ledgers or MemoryLedgers(), RecentChoices(), in_time()))
 
 
 def used(ledgers: MemoryLedgers) -> dict[str, Charge]:
@@ -80,7 +87,7 @@ def test_what_may_fit_later_is_put_off_and_told_what_it_waits_for(
     ledgers = mock.Mock(charge=mock.AsyncMock(return_value=decision))
     policy = replace(builders.policy_for(QUOTA), storable_seconds=75)
     asked = builders.review(pod_of_cores(200))
-    answer = asyncio.run(validate(asked, policy, ledgers, RecentChoices(), DEADLINE))
+    answer = asyncio.run(validate(asked, policy, ledgers, RecentChoices(), in_time()))
     assert (answer.outcome, answer.status, answer.retry_after) == (outcome, HTTPStatus.TOO_MANY_REQUESTS, wait)
     assert answer.message.startswith("exceeded GPU quota: M40 in namespace team-a, requested: 2 cards, used: ")
     assert told in answer.message
@@ -249,7 +256,7 @@ def test_what_mutate_would_still_change_is_refused_or_warned_of(fields: Manifest
     hints = Hints(scheduler="gpu-scheduler")
     policy = replace(builders.policy_for(replace(QUOTA, mode=mode)), hints=hints)
     ledgers, asked = MemoryLedgers(), builders.review(pod_of_cores(100, **{"schedulerName": "gpu-scheduler", **fields}))
-    answer = asyncio.run(validate(asked, policy, ledgers, RecentChoices(), DEADLINE))
+    answer = asyncio.run(validate(asked, policy, ledgers, RecentChoices(), in_time()))
     told = answer.message if mode is Mode.ENFORCE else "".join(answer.warnings)
     assert (answer.allowed, bool(used(ledgers))) == (mode is not Mode.ENFORCE,) * 2
     assert told.startswith((f"{NOT_MUTATED}: ", "spec.schedulerName must")) is (mode is not Mode.AUDIT)
@@ -260,9 +267,9 @@ def test_what_mutate_would_still_change_is_refused_or_warned_of(fields: Manifest
 def test_whatever_mutate_leaves_is_admitted(fields: Manifest) -> None:
     policy, written = builders.policy_for(QUOTA), pod_of_cores(100, **{"affinity": None, **fields})
     ledgers, choices = MemoryLedgers(), RecentChoices()
-    proposed = asyncio.run(mutate(builders.review(written), policy, ledgers, choices, DEADLINE))
+    proposed = asyncio.run(mutate(builders.review(written), policy, ledgers, choices, in_time()))
     stored = jsonpatch.apply_patch(written, json.dumps(list(proposed.patch)))
-    assert asyncio.run(validate(builders.review(stored), policy, ledgers, choices, DEADLINE)).outcome == "charged"
+    assert asyncio.run(validate(builders.review(stored), policy, ledgers, choices, in_time())).outcome == "charged"
 
 
 @pytest.mark.parametrize("decision", [TOO_MANY, CROWDED])

@@ -17,7 +17,7 @@ from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Quota, Usage
 from vcuda.requests.resources import WHOLE_CARD, GpuResources
 from webhook.claim_review import check_templates, mutate, validate
 from webhook.context import PolicySnapshot
-from webhook.ledgers import MemoryLedgers, RecentChoices
+from webhook.ledgers import MemoryLedgers, RecentChoices, ReviewDeadline
 
 A_FEW = NamespaceQuota({"A100": Limit(100)})
 TEAM = NamespaceQuota({"M40": Limit(800), "A100": Limit(200)})
@@ -44,8 +44,8 @@ def _ask(manifest: builders.Manifest, quota: NamespaceQuota = TEAM, **rows: Any)
     kind = GroupVersionKind("resource.k8s.io", "v1", manifest["kind"])
     request, ledgers, choices = builders.review(manifest, kind=kind), MemoryLedgers(), RecentChoices()
     if manifest["kind"] == CLAIM and not manifest["metadata"].get("uid"):
-        return asyncio.run(mutate(request, policy, ledgers, choices, float("inf")))
-    return asyncio.run(validate(request, policy, ledgers, choices, float("inf")))
+        return asyncio.run(mutate(request, policy, ledgers, choices, ReviewDeadline()))
+    return asyncio.run(validate(request, policy, ledgers, choices, ReviewDeadline()))
 
 
 def _told() -> Sequence[Told]:

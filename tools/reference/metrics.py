@@ -25,7 +25,7 @@ from vcuda.placement.patches import Hints
 from vcuda.tls import ServingCertificate, serving_files, write_files
 from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
 from webhook.context import ClusterPolicy
-from webhook.server import Cluster, export_connections
+from webhook.server import Cluster, export_connections, export_waiting
 
 _NAME = re.compile(r"vcuda_[a-z0-9_]+")
 _NOWHERE = """{apiVersion: v1, kind: Config, current-context: none, users: [{name: none, user: {}}],
@@ -82,6 +82,7 @@ def _webhook(kubeconfig: Path, certificate: ServingCertificate) -> CollectorRegi
     with mock.patch.object(ClusterPolicy, "start"):  # there is no cluster to watch
         metrics = cluster.make_service(certificate).metrics
     export_connections(metrics, mock.Mock(connections=0, shed=0, overdue=0, client_expiry=0))
+    export_waiting(metrics, mock.Mock(waiting=0))
     return metrics.registry
 
 

@@ -37,6 +37,7 @@ OUTCOMES = {
     "busy": "put off by a second: the ledger is full, contended, or it is not known whether a write landed",
     "unreadable-ledger": "refused: the ledger is damaged",
     "ledger-lost": "put off by 429: the ledger is gone, and what was charged in it may still be stored",
+    "too-large": "refused by 413: the review of the object is over 3 MiB",
     "bad-request": "refused: the webhook is registered wrongly",
     "quota-accepted": "`/quota`: the document is good",
     "quota-refused": "`/quota`: it is malformed",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,18 +14,19 @@ from tests import builders
 from tests.builders import LABELS, MODEL, POOL, held_to, required, requirement, term, vcuda_pod
 from tests.integration.reviews import review_of
 from tools.reference.told import Chapter, Told
-from vcuda.errors import BadReview, LedgerLost, ListOverdue, UnreadableLedger
+from vcuda.errors import BadReview, Dropped, LedgerLost, ListOverdue, UnreadableLedger
 from vcuda.k8s_types import AdmissionResponse, ConfigMap, GroupVersionKind, ObjectMeta
 from vcuda.kube import NamedLedger
 from vcuda.kube.turns import ListTurns
 from vcuda.ledger.ledger import LEASE_SECONDS, MARGIN_SECONDS, MOST_PENDING, STORABLE_SECONDS, Ledger, Pending
+from vcuda.placement.card_types import MAX_CHOICE
 from vcuda.placement.patches import Hints
 from vcuda.placement.placement import Candidates, Choice, FreeCards, Nodes, choose
 from vcuda.placement.registers import Card, Register
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Shortage, Usage, exceeded
 from vcuda.requests.config import parse_config
 from webhook import ledger_client as cluster_ledgers
-from webhook.admission import Gate, NotReady, Service
+from webhook.admission import TOO_LARGE, Gate, NotReady, Service
 from webhook.ledgers import (
     TOO_MANY_NAMESPACES,
     ChargeRequest,
@@ -36,6 +36,7 @@ from webhook.ledgers import (
     PutOff,
     RecentChoices,
     RetryLater,
+    ReviewDeadline,
 )
 from webhook.metrics import Metrics
 from webhook.pod_review import mutate, validate
@@ -46,7 +47,6 @@ WARNS = NamespaceQuota({"M40": Limit(100)}, mode=Mode.WARN)
 CARD, BIG = {"tencent.com/vcuda-core": 100}, {"tencent.com/vcuda-core": 200}
 FORGED = {"tencent.com/gpu-assigned": "true"}
 NO_HINTS = Hints()
-IN_TIME = float("inf")
 NODES = builders.nodes(
     one={MODEL: "M40", POOL: "public"}, two={MODEL: "M40", POOL: "private"}, three={MODEL: "P100", POOL: "public"}
 )
@@ -92,7 +92,7 @@ def _answer(limits: Mapping[str, Any], quota: NamespaceQuota, nodes: Nodes = NOD
     """What /mutate says to a pod."""
     policy = builders.policy_for(quota, nodes)
     return asyncio.run(
-        mutate(builders.review(vcuda_pod(limits, **fields)), policy, MemoryLedgers(), RecentChoices(), IN_TIME)
+        mutate(builders.review(vcuda_pod(limits, **fields)), policy, MemoryLedgers(), RecentChoices(), ReviewDeadline())
     )
 
 
@@ -108,7 +108,7 @@ def _charge(
     manifest = vcuda_pod(limits, **{"metadata": {"uid": "one"}, "affinity": held_to("M40"), **fields})
     policy = builders.policy_for(quota, nodes)
     policy = msgspec.structs.replace(policy, hints=hints, storable_seconds=STORABLE_SECONDS)
-    deadline = time.monotonic() + 1
+    deadline = ReviewDeadline.after(1)
     ours = ledgers or MemoryLedgers()
     return asyncio.run(validate(builders.review(manifest), policy, ours, RecentChoices(), deadline))
 
@@ -170,6 +170,10 @@ def _refused() -> list[Told]:
         Told(
             _answer(model, TEAM, annotations={"nvidia.com/use-gputype": "A100"}).message,
             "Correct the annotation, or ask for quota of that model.",
+        ),
+        Told(
+            _answer(model, TEAM, annotations={"nvidia.com/use-gputype": "A100," * MAX_CHOICE}).message,
+            "Name fewer types of cards in the annotation.",
         ),
         Told(
             _answer(CARD, TEAM, nodeSelector={MODEL: "A100"}).message,
@@ -237,7 +241,9 @@ def _beside(manifest: builders.Manifest) -> str:
     schedulers = "{hami: {scheduler: hami-scheduler}, vgpu-manager: {scheduler: vgpu-scheduler}}"
     resources = parse_config({"gpu_quota": "", "gpu_schemes": schedulers}).resources
     policy = msgspec.structs.replace(builders.policy_for(TEAM), resources=resources)
-    return asyncio.run(mutate(builders.review(manifest), policy, MemoryLedgers(), RecentChoices(), IN_TIME)).message
+    return asyncio.run(
+        mutate(builders.review(manifest), policy, MemoryLedgers(), RecentChoices(), ReviewDeadline())
+    ).message
 
 
 _SHARE = {"nvidia.com/vcuda-core": 20, "nvidia.com/vcuda-memory": 100}
@@ -314,12 +320,27 @@ def _undecided() -> list[Told]:
             " [a damaged ledger](operations.md#a-damaged-ledger).",
         ),
         Told(_not_ready(stopping), "Nothing: the API server asks another replica."),
-        Told("this replica stood still for too long", "Nothing: the API server asks another replica."),
+        *(Told(text, "Nothing: the API server asks another replica.") for text in _dropped()),
+        Told(
+            TOO_LARGE,
+            "Make the object smaller. For a pod, `kubectl get pod -o json | wc -c` tells its size without the escapes.",
+        ),
         Told(_not_ready(Gate()), unread),
         Told("the devices that ResourceClaims are charged by have not been read yet", unread),
         Told("this replica knows an older quota ConfigMap than the ledger was counted by", behind),
         Told('failed calling webhook "validate.quota.vcuda.io": … (the API server\'s own sentence)', down),
     ]
+
+
+def _dropped() -> Iterator[str]:
+    """Yield what is told of reviews that a replica does not decide."""
+    late, abandoned = ReviewDeadline(0), ReviewDeadline()
+    abandoned.abandon()
+    for deadline in (late, abandoned):
+        try:
+            deadline.check()
+        except Dropped as dropped:
+            yield str(dropped)
 
 
 def _overdue() -> Iterator[tuple[str, str]]:
@@ -343,7 +364,7 @@ def _service(gate: Gate) -> Service:
 def _not_ready(gate: Gate) -> str:
     body = json.dumps(review_of(vcuda_pod())).encode()
     try:
-        asyncio.run(_service(gate).answer("/validate", body, 5))
+        asyncio.run(_service(gate).answer("/validate", body, ReviewDeadline.after(5)))
     except NotReady as error:
         return str(error)
     raise AssertionError("a pod was decided without a quota")
@@ -352,7 +373,7 @@ def _not_ready(gate: Gate) -> str:
 def _bad(body: bytes) -> str:
     """What is told of a body that is no review."""
     try:
-        asyncio.run(_service(Gate()).answer("/validate", body, 5))
+        asyncio.run(_service(Gate()).answer("/validate", body, ReviewDeadline.after(5)))
     except BadReview as error:
         return str(error)
     raise AssertionError("a body that is no review was answered")
@@ -400,7 +421,7 @@ def _dry_run(limits: Mapping[str, Any], quota: NamespaceQuota) -> str:
     request = builders.review(vcuda_pod(limits), dry_run=True)
     return str(
         asyncio.run(
-            mutate(request, builders.policy_for(quota, NODES), MemoryLedgers(), RecentChoices(), IN_TIME)
+            mutate(request, builders.policy_for(quota, NODES), MemoryLedgers(), RecentChoices(), ReviewDeadline())
         ).warnings[-1]
     )
 
@@ -413,11 +434,11 @@ def _registered() -> list[Told]:
     nobody = "No API server sends this."
     versions = {"apiVersion": "admission.k8s.io/v2", "kind": "AdmissionReview"}
     return [
-        Told(asyncio.run(mutate(kind, policy, MemoryLedgers(), RecentChoices(), IN_TIME)).message, rules),
+        Told(asyncio.run(mutate(kind, policy, MemoryLedgers(), RecentChoices(), ReviewDeadline())).message, rules),
         Told(_charge(CARD, SMALL, metadata={}).message, rules),
-        Told(asyncio.run(mutate(invented, policy, MemoryLedgers(), RecentChoices(), IN_TIME)).message, nobody),
+        Told(asyncio.run(mutate(invented, policy, MemoryLedgers(), RecentChoices(), ReviewDeadline())).message, nobody),
         Told(_bad(json.dumps(versions).encode()), rules),
-        Told(asyncio.run(mutate(unread, policy, MemoryLedgers(), RecentChoices(), IN_TIME)).message, nobody),
+        Told(asyncio.run(mutate(unread, policy, MemoryLedgers(), RecentChoices(), ReviewDeadline())).message, nobody),
         Told(_bad(b"pod"), nobody),
         Told(_bad(json.dumps({**versions, "apiVersion": "admission.k8s.io/v1"}).encode()), nobody),
     ]

@@ -20,6 +20,9 @@ from vcuda.requests.schemes import Scheme
 MAX_TYPES = 32
 """Types that are written on one pod; a model has one or two."""
 
+MAX_CHOICE = 8192
+"""Characters of an annotation that chooses among models. It is read for every model, and a pod's may have megabytes."""
+
 MAX_WORDS = 16
 """Words of a type or model that are compared."""
 
@@ -108,6 +111,8 @@ def select(pod: Pod, scheme: Scheme, model: str, types: CardTypes, *, has_share:
 
     A text that the pod wants, or does not want, counts where it is part of a type or of the model's name.
     """
+    if too_long := _too_long(pod, scheme):
+        return Selection(excluded_by=f"annotation {too_long}, which must not be longer than {MAX_CHOICE} characters")
     known = types.of_model(scheme.name, model)
     wanted, unwanted = _substrings(pod, scheme.wanted_models), _substrings(pod, scheme.unwanted_models)
     kept = [kind for kind in known if contains_any(kind, wanted)] if wanted else list(known)
@@ -124,6 +129,11 @@ def select(pod: Pod, scheme: Scheme, model: str, types: CardTypes, *, has_share:
         if (scheme.name, model) not in types.whole:
             return Selection(excluded_by=f"the MIG mode of its cards: {ANY_SLICE}")
     return Selection(left)
+
+
+def _too_long(pod: Pod, scheme: Scheme) -> str | None:
+    keys = (scheme.wanted_models, scheme.unwanted_models)
+    return next((key for key in keys if key and len(pod.annotations.get(key, "")) > MAX_CHOICE), None)
 
 
 def _sliced(scheme: Scheme, model: str, types: CardTypes) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from jsonpointer import escape
 
-from vcuda.k8s_types import Operation, Pod, PodSpec, Requirement
+from vcuda.k8s_types import Check, Operation, Pod, PodSpec, Requirement, no_check
 from vcuda.placement.affinity import NAME_FIELD, NodeLabels, matches_nothing, required_terms
 from vcuda.placement.placement import NO_NODES, Nodes
 from vcuda.requests.schemes import ALLOCATION_LABELS, CREATION_ANNOTATIONS, Scheme
@@ -62,10 +62,12 @@ def patch_for(
     hints: Hints,
     *,
     nodes: Nodes = NO_NODES,
+    check: Check = no_check,
 ) -> list[Operation]:
     """Return the operations that pin the pod to ``model`` in ``pools`` (none: any) and let its scheduler place it.
 
-    ``types`` are the annotations by which its scheduler chooses among the cards of a node.
+    ``types`` are the annotations by which its scheduler chooses among the cards of a node. ``check`` is called for each
+    term of its node selection.
     """
     selected = (pod.spec.node_selector or {}).get(hints.labels.model)
     values = dict.fromkeys(nodes.label_values(model))
@@ -74,7 +76,7 @@ def patch_for(
     required = [_Wanted(hints.labels.model, values, lambda value: nodes.named.model_of(value) == model)]
     if pools:
         required.append(_Wanted(hints.labels.pool, pools))
-    return [*_schedule(pod, required, hints), *_annotate(pod, {**types, MODEL_ANNOTATION: model})]
+    return [*_schedule(pod, required, hints, check), *_annotate(pod, {**types, MODEL_ANNOTATION: model})]
 
 
 def unpinned_patch(pod: Pod, hints: Hints) -> list[Operation]:
@@ -88,11 +90,11 @@ def pools_patch(pod: Pod, pools: tuple[str, ...], hints: Hints) -> list[Operatio
     return [*_require(pod.spec, [_Wanted(hints.labels.pool, pools)] if pools else [], [])]
 
 
-def _schedule(pod: Pod, required: list[_Wanted], hints: Hints) -> Iterator[Operation]:
+def _schedule(pod: Pod, required: list[_Wanted], hints: Hints, check: Check = no_check) -> Iterator[Operation]:
     spec = pod.spec
     # A preset nodeName passes the scheduler by. It becomes a requirement, so that it runs and still picks that node.
     fields = [_Wanted(NAME_FIELD, (spec.node_name,))] if spec.node_name else []
-    yield from _require(spec, required, fields)
+    yield from _require(spec, required, fields, check)
     if spec.node_name:
         yield {"op": "remove", "path": "/spec/nodeName"}
     # Who names a scheduler wants that one; Kubernetes writes its own where none is named.
@@ -122,12 +124,15 @@ def _annotate(pod: Pod, wanted: Mapping[str, str]) -> Iterator[Operation]:
         yield _add(f"/metadata/annotations/{escape(key)}", value)
 
 
-def _require(spec: PodSpec, labels: list[_Wanted], fields: list[_Wanted]) -> Iterator[Operation]:
+def _require(
+    spec: PodSpec, labels: list[_Wanted], fields: list[_Wanted], check: Check = no_check
+) -> Iterator[Operation]:
     # To every term, since they are ORed; where there is none yet it is made, with whatever holds it.
     terms = required_terms(spec)
     if terms is not None:
         base = "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms"
         for index, term in enumerate(terms):
+            check()
             if not matches_nothing(term):
                 yield from _append(f"{base}/{index}/matchExpressions", term.match_expressions, labels)
                 if fields:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from vcuda.k8s_types import Pod
+from vcuda.k8s_types import Check, Pod, no_check
 from vcuda.placement.affinity import Labels, NodeIndex, NodeLabels, NodeSelection, Term, Values, limited_values
 from vcuda.placement.card_types import CardTypes, select
 from vcuda.placement.registers import Registers
@@ -133,18 +133,21 @@ def find_candidates(
     share: int = 0,
     *,
     has_share: bool = False,
+    check: Check = no_check,
 ) -> Candidates:
     """Return the quota's models less those that the pod's annotations, selectors or affinity exclude.
 
     ``share`` is the most that one of its containers asks for of a card, in cores; ``has_share``: one asks for less than
-    all of a card.
+    all of a card. ``check`` is called for each term of its node selection.
     """
     selected = {
         model: [select(pod, scheme, model, nodes.types, has_share=has_share) for scheme in schemes]
         for model in quota.limits
     }
     unwanted = {model: next((s.excluded_by for s in each if s.excluded_by), None) for model, each in selected.items()}
-    reach = _reach_of(NodeSelection.of(pod.spec), quota, nodes)
+    selection = NodeSelection.of(pod.spec)
+    check()
+    reach = _reach_of(selection, quota, nodes, check)
     excluded = {model: reason for model in quota.limits if (reason := unwanted[model] or reach.excludes(model, quota))}
     models = tuple(model for model in quota.limits if model not in excluded)
     present = reach.present.intersection(models)
@@ -277,13 +280,14 @@ class _Reach(NamedTuple):
         return "the pod's nodeName, nodeSelector or required node affinity"
 
 
-def _reach_of(selection: NodeSelection, quota: NamespaceQuota, nodes: Nodes) -> _Reach:
+def _reach_of(selection: NodeSelection, quota: NamespaceQuota, nodes: Nodes, check: Check) -> _Reach:
     keys, index, models = nodes.keys, nodes.index, quota.limits.keys()
     in_pools: set[str] = set()
     anywhere: set[str] = set()
     selected = index.selected(selection.selector)
     matching = named = 0
     for term in selection.terms:
+        check()
         found = index.matching(term, selected)
         matching |= found
         if len(in_pools) == len(models):

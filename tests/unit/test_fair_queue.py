@@ -1,0 +1,202 @@
+"""The queue of large reviews: keys are served in turn, nothing exceeds its bounds, and nobody waits for nothing."""
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+
+from tests.waiting import PATIENT
+from vcuda.errors import Dropped, DropReason
+from webhook.fair_queue import SHARED, Bounds, EntryState, FairQueue, QueueEntry
+
+ONE = Bounds(grants=1, size=0, key_grants=1, key_size=0, waiting=100, keys=100)
+FEW = Bounds(grants=4, size=100, key_grants=2, key_size=60, waiting=6, keys=3)
+
+
+class Clock:
+    """Stands still until it is set."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def queue(bounds: Bounds, clock: Clock | None = None) -> FairQueue:
+    return FairQueue(bounds, "crowded", "late", clock or Clock())
+
+
+def granted(entries: Sequence[QueueEntry]) -> list[QueueEntry]:
+    return [entry for entry in entries if entry.state is EntryState.GRANTED]
+
+
+def served(line: FairQueue, entries: Sequence[QueueEntry]) -> str:
+    """The keys of the entries in the order in which they are granted, where each leaves before the next."""
+    order = ""
+    while found := granted(entries):
+        assert len(found) == 1
+        order += found[0].key
+        line.leave(found[0])
+    return order
+
+
+def test_keys_are_served_in_turn_and_the_entries_of_one_in_order() -> None:
+    line = queue(ONE)
+    entries = [line.enter(key, 0) for key in "aaaabbc"]
+    assert served(line, entries) == "abcabaa"
+    assert line.waiting == 0
+
+
+def test_a_key_that_comes_anew_waits_for_one_entry_of_each_other_key_at_most() -> None:
+    """For the one that is granted, and of a key that waits too for one more."""
+    line = queue(ONE)
+    flood = [line.enter("a", 0) for _ in range(20)]
+    assert served(line, [*flood, line.enter("b", 0)])[:3] == "aba"
+    flood = [line.enter(key, 0) for key in "ac" * 10]
+    assert served(line, [*flood, line.enter("b", 0)])[:4] == "acba"
+
+
+def test_one_key_never_holds_all_grants_and_what_it_leaves_others_get_at_once() -> None:
+    line = queue(FEW)
+    flood = [line.enter("a", 1) for _ in range(5)]
+    assert len(granted(flood)) == FEW.key_grants
+    assert line.enter("b", 1).state is EntryState.GRANTED
+
+
+def test_bytes_are_bounded_for_a_key_and_for_all() -> None:
+    line = queue(FEW)
+    first, second = line.enter("a", 50), line.enter("a", 11)
+    assert (first.state, second.state) == (EntryState.GRANTED, EntryState.WAITING)
+    third, fourth = line.enter("b", 50), line.enter("c", 1)
+    assert (third.state, fourth.state) == (EntryState.GRANTED, EntryState.WAITING)
+    line.leave(first)
+    assert (second.state, fourth.state) == (EntryState.GRANTED, EntryState.GRANTED)
+
+
+def test_what_is_larger_than_the_bound_is_granted_alone_and_small_ones_do_not_overtake_it() -> None:
+    line = queue(FEW)
+    small, large, later = line.enter("a", 1), line.enter("b", 500), line.enter("c", 1)
+    assert (large.state, later.state) == (EntryState.WAITING, EntryState.WAITING)
+    line.leave(small)
+    assert (large.state, later.state) == (EntryState.GRANTED, EntryState.WAITING)
+
+
+def test_where_too_many_wait_the_newest_of_the_longest_line_gives_way_to_another_key() -> None:
+    line = queue(FEW)
+    flood = [line.enter("a", 1) for _ in range(FEW.key_grants + FEW.waiting)]
+    with pytest.raises(Dropped, match="crowded") as told:
+        line.enter("a", 1)
+    assert told.value.reason is DropReason.CROWDED
+    others = [line.enter("b", 1) for _ in range(4)]
+    assert [entry.state for entry in flood[-3:]] == [EntryState.WAITING, EntryState.DROPPED, EntryState.DROPPED]
+    assert [entry.state for entry in others] == [
+        EntryState.GRANTED,
+        EntryState.GRANTED,
+        EntryState.WAITING,
+        EntryState.WAITING,
+    ]
+    assert line.waiting == FEW.waiting
+
+
+def test_further_keys_share_a_line() -> None:
+    """Whoever invents a key for each entry is only a few keys among others."""
+    line = queue(FEW)
+    for key in "abcd":
+        line.enter(key, 1)
+    keys = [line.enter(key, 1).key for key in "abcefa"]
+    assert keys == [*"abc", SHARED, SHARED, "a"]
+
+
+def test_an_entry_is_never_granted_after_its_end() -> None:
+    """The process was suspended: the timers of those that wait have not run yet."""
+    clock = Clock()
+    line = queue(ONE, clock)
+    first, late, good = line.enter("a", 0), line.enter("b", 0, end=5), line.enter("c", 0, end=7)
+    clock.now = 6
+    line.leave(first)
+    assert (late.state, late.reason, good.state) == (EntryState.DROPPED, DropReason.LATE, EntryState.GRANTED)
+    with pytest.raises(Dropped, match="late"):
+        asyncio.run(wait(line, "a", end=6))
+
+
+async def wait(line: FairQueue, key: str, end: float = math.inf) -> str:
+    async with line.granted(key, 0, end):
+        return key
+
+
+def test_who_waits_is_woken_dropped_at_the_end_and_lost_to_nobody_when_cancelled() -> None:
+    async def run() -> None:
+        line = queue(ONE)
+        first = line.enter("a", 0)
+        late, gone, last = (asyncio.create_task(wait(line, key, end)) for key, end in (("b", 0.01), ("c", 9), ("d", 9)))
+        with pytest.raises(Dropped, match="late"):
+            await late
+        # It is granted, and cancelled before it knows.
+        line.leave(first)
+        gone.cancel()
+        assert await asyncio.wait_for(last, PATIENT) == "d"
+        assert (gone.cancelled(), line.waiting) == (True, 0)
+        assert line.enter("e", 0).state is EntryState.GRANTED
+
+    asyncio.run(run())
+
+
+class Machine(RuleBasedStateMachine):
+    """Entries come, leave and run out of time in any order."""
+
+    entries = Bundle("entries")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Clock()
+        self.queue = queue(FEW, self.clock)
+        self.all: list[QueueEntry] = []
+
+    @rule(target=entries, key=st.sampled_from("abcdefgh"), size=st.integers(0, 120), wait=st.integers(1, 9))
+    def enter(self, key: str, size: int, wait: int) -> QueueEntry:
+        try:
+            entry = self.queue.enter(key, size, self.clock.now + wait)
+        except Dropped:
+            assert self.queue.waiting == FEW.waiting
+            return self.all[0]
+        self.all.append(entry)
+        return entry
+
+    @rule(entry=entries)
+    def leave(self, entry: QueueEntry) -> None:
+        self.queue.leave(entry)
+
+    @rule()
+    def pass_time(self) -> None:
+        self.clock.now += 1
+
+    @invariant()
+    def nothing_exceeds_its_bounds(self) -> None:
+        held, waiting = granted(self.all), [entry for entry in self.all if entry.state is EntryState.WAITING]
+        assert len(held) <= FEW.grants
+        assert len(held) <= 1 or sum(entry.size for entry in held) <= FEW.size
+        for key, count in Counter(entry.key for entry in held).items():
+            assert count <= FEW.key_grants
+            assert count == 1 or sum(entry.size for entry in held if entry.key == key) <= FEW.key_size
+        assert len(waiting) == self.queue.waiting <= FEW.waiting
+        assert len({entry.key for entry in waiting}) <= FEW.keys + 1
+        assert all(
+            entry.decided.is_set() for entry in self.all if entry.state in (EntryState.GRANTED, EntryState.DROPPED)
+        )
+
+    @invariant()
+    def nobody_waits_if_nothing_is_granted_and_no_key_alone(self) -> None:
+        held, waiting = granted(self.all), [entry for entry in self.all if entry.state is EntryState.WAITING]
+        assert held or not waiting
+        # Whoever waits is behind a grant of its own key, or behind somebody for whom there is no room.
+        fits = [entry for entry in waiting if entry.key not in {each.key for each in held}]
+        room = len(held) < FEW.grants and sum(entry.size for entry in held) + 120 <= FEW.size
+        assert not (room and fits)
+
+
+TestMachine = Machine.TestCase

@@ -1,0 +1,198 @@
+"""A bounded queue that serves its keys in turn: here the keys are namespaces, and what is granted is a place or a turn.
+
+Each key has a line of its own. A grant goes to the first key, in the order of their turns, that is below its own
+bounds. A key goes to the end of that order when an entry of it is granted, and again when that entry leaves. So a key
+that comes anew is behind at most one entry of every key that waits.
+"""
+
+import asyncio
+import enum
+import math
+import time
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+import msgspec
+
+from vcuda.errors import Dropped, DropReason
+
+SHARED = ""
+"""The key of entries that name no key, and of those whose key is one too many."""
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """How much a queue grants at once, and how much may wait in it."""
+
+    grants: int
+    """Entries that are granted at once."""
+    size: int
+    """What these take together, in bytes. One entry is granted whatever it takes."""
+    key_grants: int
+    """Entries of one key that are granted at once."""
+    key_size: int
+    """What these take together, in bytes. One entry is granted whatever it takes."""
+    waiting: int
+    """Entries that wait."""
+    keys: int
+    """Keys of the entries that wait. Entries of further keys share one line."""
+
+
+class EntryState(enum.Enum):
+    """Where an entry is."""
+
+    WAITING = "waiting"
+    GRANTED = "granted"
+    DROPPED = "dropped"
+    LEFT = "left"
+
+
+class QueueEntry:
+    """One caller's wait for a grant of ``size`` bytes, and then the grant.
+
+    ``end`` is when the caller stops waiting, in seconds of the queue's clock.
+    """
+
+    def __init__(self, key: str, size: int, end: float) -> None:
+        self.key = key
+        self.size = size
+        self.end = end
+        self.state = EntryState.WAITING
+        self.reason = DropReason.LATE  # why it was dropped, if it was
+        self.decided = asyncio.Event()  # set when the entry is granted or dropped
+
+
+class _Held(NamedTuple):
+    """What is granted at present: to one key, or to all."""
+
+    grants: int = 0
+    size: int = 0
+
+    def has_room(self, entry: QueueEntry, grants: int, size: int) -> bool:
+        return not self.grants or (self.grants < grants and self.size + entry.size <= size)
+
+    def changed(self, grants: int, size: int) -> "_Held":
+        return _Held(self.grants + grants, self.size + size)
+
+
+class FairQueue:
+    """Entries that wait in lines by key, and entries that are granted. All calls must come from one event loop.
+
+    ``crowded`` is the message for an entry that finds no room to wait, ``late`` for one whose time is over.
+    """
+
+    def __init__(self, bounds: Bounds, crowded: str, late: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._bounds = bounds
+        self._messages = {DropReason.CROWDED: crowded, DropReason.LATE: late}
+        self._clock = clock
+        # In the order of their turns. A line is never empty.
+        self._lines: OrderedDict[str, deque[QueueEntry]] = OrderedDict()
+        self._held: dict[str, _Held] = {}
+        self._total = _Held()
+        self.waiting = 0
+
+    @asynccontextmanager
+    async def granted(self, key: str, size: int, end: float) -> AsyncIterator[None]:
+        """Wait for a grant until ``end``, and hold it in the ``with`` block.
+
+        Raises:
+            Dropped: too many entries wait, or the time is over.
+
+        """
+        entry = self.enter(key, size, end)
+        try:
+            if entry.state is EntryState.WAITING:
+                await self._await_decision(entry)
+            if entry.state is EntryState.DROPPED:
+                raise self._dropped(entry.reason)
+            yield
+        finally:
+            self.leave(entry)
+
+    async def _await_decision(self, entry: QueueEntry) -> None:
+        # Not wait_for(): in Python 3.11 it swallows a cancellation that comes together with the grant.
+        try:
+            async with asyncio.timeout(None if math.isinf(entry.end) else entry.end - self._clock()):
+                await entry.decided.wait()
+        except TimeoutError:
+            if entry.state is EntryState.WAITING:
+                self._drop(entry, DropReason.LATE)
+
+    def enter(self, key: str, size: int, end: float = math.inf) -> QueueEntry:
+        """Put an entry into the line of its key, and grant it at once if there is room.
+
+        Raises:
+            Dropped: too many entries wait, and no other key has more of them.
+
+        """
+        if key not in self._lines and len(self._lines) >= self._bounds.keys:
+            key = SHARED
+        if self.waiting >= self._bounds.waiting:
+            self._make_room(key)
+        entry = QueueEntry(key, size, end)
+        self._lines.setdefault(key, deque()).append(entry)
+        self.waiting += 1
+        self._grant()
+        return entry
+
+    def leave(self, entry: QueueEntry) -> None:
+        """End an entry's wait or its grant. It may be called again."""
+        if entry.state is EntryState.WAITING:
+            self._take_out(entry)
+        elif entry.state is EntryState.GRANTED:
+            self._add(entry, -1)
+            if entry.key in self._lines:
+                self._lines.move_to_end(entry.key)
+        entry.state = EntryState.LEFT
+        self._grant()
+
+    def _make_room(self, key: str) -> None:
+        """Drop the newest entry of the longest line, if that line stays longer than this key's."""
+        longest = max(self._lines.values(), key=len)
+        if len(longest) < len(self._lines.get(key, ())) + 2:
+            raise self._dropped(DropReason.CROWDED)
+        self._drop(longest[-1], DropReason.CROWDED)
+
+    def _grant(self) -> None:
+        while entry := self._next():
+            # After a time in which this process was suspended, nobody may wait for it any more.
+            if entry.end <= self._clock():
+                self._drop(entry, DropReason.LATE)
+                continue
+            self._take_out(entry)
+            if entry.key in self._lines:
+                self._lines.move_to_end(entry.key)
+            self._add(entry, 1)
+            entry.state = EntryState.GRANTED
+            entry.decided.set()
+
+    def _next(self) -> QueueEntry | None:
+        bounds = self._bounds
+        for key, line in self._lines.items():
+            if self._held.get(key, _Held()).has_room(line[0], bounds.key_grants, bounds.key_size):
+                # A smaller entry of another key does not overtake: a large one might never find room.
+                return line[0] if self._total.has_room(line[0], bounds.grants, bounds.size) else None
+        return None
+
+    def _drop(self, entry: QueueEntry, reason: DropReason) -> None:
+        self._take_out(entry)
+        entry.state, entry.reason = EntryState.DROPPED, reason
+        entry.decided.set()
+
+    def _dropped(self, reason: DropReason) -> Dropped:
+        return Dropped(self._messages[reason], reason)
+
+    def _take_out(self, entry: QueueEntry) -> None:
+        line = self._lines[entry.key]
+        line.remove(entry)
+        if not line:
+            del self._lines[entry.key]
+        self.waiting -= 1
+
+    def _add(self, entry: QueueEntry, grants: int) -> None:
+        size = grants * entry.size
+        held = self._held.pop(entry.key, _Held()).changed(grants, size)
+        if held.grants:
+            self._held[entry.key] = held
+        self._total = self._total.changed(grants, size)
