@@ -218,8 +218,10 @@ class Server(OwnProcess):
 class StatusProcess(Server):
     """A running `vcuda-controller`, of either command, with its status served at ``port`` of 127.0.0.1."""
 
-    def __init__(self, command: str, *flags: str | Path) -> None:
-        super().__init__((SCRIPTS / "vcuda-controller", command, *flags), {})
+    def __init__(
+        self, command: str, *flags: str | Path, program: Sequence[str | Path] = (SCRIPTS / "vcuda-controller",)
+    ) -> None:
+        super().__init__((*program, command, *flags), {})
 
     def await_start(self) -> None:
         self.port: int = self.await_log("serving status")["port"]
@@ -231,8 +233,8 @@ class StatusProcess(Server):
 class ControllerProcess(StatusProcess):
     """A running candidate; it leads once it logs so."""
 
-    def __init__(self, *flags: str | Path) -> None:
-        super().__init__("run", *flags)
+    def __init__(self, *flags: str | Path, program: Sequence[str | Path] = (SCRIPTS / "vcuda-controller",)) -> None:
+        super().__init__("run", *flags, program=program)
 
     def await_synced(self) -> None:
         """Return once it leads and has listed everything."""

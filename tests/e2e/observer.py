@@ -41,8 +41,8 @@ def held_by_pod(pod: Json) -> dict[str, int]:
     # What it uses by claims is held by these.
     if pod["status"].get("phase") in ("Succeeded", "Failed") or pod["spec"].get("resourceClaims"):
         return {}
-    containers = pod["spec"]["containers"]
-    return {model_of(pod): sum(int(container["resources"]["limits"][CORES]) for container in containers)}
+    cores = sum(int(container["resources"]["limits"].get(CORES, 0)) for container in pod["spec"]["containers"])
+    return {model_of(pod): cores} if cores else {}
 
 
 def held_by_claim(claim: Json) -> Counter[str]:

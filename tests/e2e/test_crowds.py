@@ -10,7 +10,7 @@ from urllib3.exceptions import HTTPError
 
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import Installation, await_ledger, charged, tenant_of
-from tests.e2e.test_large_pods import SELECTOR, TERMS, of_tenant
+from tests.e2e.large_attackers import ESCAPED, HEAVY
 from tests.integration.reviews import card_pod
 from tests.processes import eventually
 from tests.waiting import PATIENT
@@ -19,7 +19,6 @@ CROWD = 32
 """Dry runs at once. A replica takes some tenths of a second for each."""
 
 LARGE = {"example.com/note": "x" * 100_000}
-ESCAPED = {"env": [{"name": f"SETTING_{number}", "value": "&" * 100_000} for number in range(6)]}
 
 
 @contextmanager
@@ -62,7 +61,8 @@ def test_large_pods_of_other_tenants_are_admitted_beside_a_crowd(
 
 
 def heavy_pod(namespace: str) -> Json:
-    return of_tenant("heavy", namespace, nodeSelector=SELECTOR, affinity=TERMS)
+    pod = card_pod("heavy", namespace)
+    return {**pod, "spec": {**pod["spec"], **HEAVY}}
 
 
 def test_of_a_crowd_what_is_late_is_dropped_and_the_next_one_is_decided(

@@ -14,7 +14,7 @@ import pytest
 from tests.builders import MODEL
 from tests.e2e.cluster import Cluster, Json, administering
 from tests.e2e.control_plane import running_control_plane
-from tests.e2e.dra import NVIDIA, Published, card, claim, published, request, require_dra, served, template
+from tests.e2e.dra import NVIDIA, Published, card, published, require_dra, served, template
 from tests.e2e.installation import (
     Installation,
     await_committed,
@@ -25,21 +25,16 @@ from tests.e2e.installation import (
     started_again,
     tenant_of,
 )
+from tests.e2e.large_attackers import large_claim, large_event, large_pod, large_template
 from tests.e2e.rest import Answer
 from tests.integration.reviews import card_pod, gpu_pod
 from tests.processes import ControllerProcess, eventually
-from vcuda.quota.model import OVER_QUOTA
 
 MOST_OF_REPLICA, MOST_OF_CONTROLLER = 256, 256
 """MiB that a replica and a controller may take at most: half and a quarter of their limits."""
 
 GATED_PODS, TEMPLATES, CLAIMS, EVENTS = 200, 60, 30, 120
 NODE = "large-a100"
-GATED = [{"name": "example.com/wait"}]
-LARGE = {"env": [{"name": f"SETTING_{number}", "value": "x" * 100_000} for number in range(12)]}
-CEL = [f'"{number}" != "{"x" * 10_200}"' for number in range(30)]
-SELECTORS = [{"cel": {"expression": text}} for text in CEL]
-HUGE = [request(NVIDIA, f"gpu-{number}", selectors=SELECTORS) for number in range(4)]
 
 
 @pytest.fixture(scope="module")
@@ -103,11 +98,7 @@ def test_hundreds_of_large_pods_without_gpus_keep_a_replica_within_its_memory_at
     entry = {"quota": {"A100": 8}}
     with installation.team(entry) as namespace, installation.team(entry) as other:
         with tenant_of(cluster, namespace) as tenant:
-            pods = [gpu_pod(f"large-{number}", namespace, {"cpu": "1"}) for number in range(GATED_PODS)]
-            for pod in pods:
-                pod["spec"]["containers"][0] |= LARGE
-                pod["spec"]["schedulingGates"] = GATED
-            create_all(tenant, pods)
+            create_all(tenant, [large_pod(namespace, number) for number in range(GATED_PODS)])
             worker = installation.replica.worker()
             with ThreadPoolExecutor(1) as first:
                 admitted = first.submit(await_created, tenant, card_pod("first", namespace))
@@ -139,7 +130,7 @@ def test_large_templates_keep_replicas_within_their_memory_and_disturb_no_other_
     before = memory(installation.replica.worker(), "VmRSS")
     with installation.team(entry) as namespace, installation.team(entry) as other:
         with tenant_of(cluster, namespace) as tenant:
-            create_all(tenant, [template(namespace, f"large-{number}", *HUGE) for number in range(TEMPLATES)])
+            create_all(tenant, [large_template(namespace, number) for number in range(TEMPLATES)])
             claims = [{"name": f"c{number}", "resourceClaimTemplateName": "large-0"} for number in range(100)]
             small = gpu_pod("small", namespace, {"cpu": "1"})
             small["spec"]["resourceClaims"] = claims
@@ -182,7 +173,7 @@ def test_large_claims_and_events_keep_the_controller_within_its_memory(
     with limited_team(installation, {"quota": {"A100": 4 * CLAIMS + 8}}) as namespace:
         with tenant_of(cluster, namespace) as tenant:
             if served(cluster):
-                claims = [claim(namespace, f"large-{number}", *distinct(number)) for number in range(CLAIMS)]
+                claims = [large_claim(namespace, number) for number in range(CLAIMS)]
                 create_all(tenant, claims)
                 await_committed(installation, namespace, A100=400 * CLAIMS)
             create_all(tenant, [large_event(namespace, number) for number in range(EVENTS)])
@@ -206,21 +197,3 @@ def listed_events(cluster: Cluster) -> float:
 
 def has_listed_events(cluster: Cluster, wanted: float) -> bool:
     return listed_events(cluster) >= wanted
-
-
-def distinct(number: int) -> list[Json]:
-    """Requests that no other claim has: nothing that is kept of them serves two."""
-    return [request(NVIDIA, f"gpu-{number}-{at}", **HUGE[at]["exactly"]) for at in range(len(HUGE))]
-
-
-def large_event(namespace: str, number: int) -> Json:
-    about = {"kind": "ReplicaSet", "name": f"train-{number}", "namespace": namespace, "uid": f"u-{number}"}
-    return {
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {"name": f"refused-{number}", "namespace": namespace},
-        "involvedObject": about,
-        "reason": "FailedCreate",
-        "message": f"{OVER_QUOTA}: A100 {'x' * 1_000_000}",
-        "type": "Warning",
-    }

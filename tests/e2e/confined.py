@@ -1,0 +1,95 @@
+"""Processes with the memory limit that kubelet gives their containers, where this machine lets a test do so."""
+
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+from tests.e2e.installation import MANIFESTS
+
+CGROUPS = Path("/sys/fs/cgroup")
+UNITS: Mapping[str, int] = {"Mi": 1, "Gi": 1024}
+
+
+class Version(NamedTuple):
+    """The directory of the memory controller in a version of cgroups, and its files."""
+
+    parent: Path
+    limit: str
+    peak: str
+    events: str
+
+
+VERSIONS = (
+    Version(CGROUPS / "memory", "memory.limit_in_bytes", "memory.max_usage_in_bytes", "memory.oom_control"),
+    Version(CGROUPS, "memory.max", "memory.peak", "memory.events"),
+)
+
+
+@dataclass(frozen=True)
+class MemoryGroup:
+    """A cgroup for one of our programs, or none: ``missing`` tells why. ``limit`` is in MiB."""
+
+    limit: int
+    version: Version | None = None
+    directory: Path = CGROUPS
+    missing: str = ""
+
+    def command(self, *program: str | Path) -> Sequence[str | Path]:
+        """Return the command that runs a program in this group."""
+        if self.version is None:
+            return program
+        return ("/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', self.directory / "cgroup.procs", *program)
+
+    @property
+    def peak(self) -> int | None:
+        """The most memory that the group has had, page cache included, in MiB; None without a group."""
+        return int(self._read(self.version.peak)) // 2**20 if self.version else None
+
+    @property
+    def kills(self) -> int:
+        """How many processes the kernel has killed because the group was over its limit."""
+        found = re.search(r"^oom_kill (\d+)", self._read(self.version.events), re.MULTILINE) if self.version else None
+        return int(found[1]) if found else 0
+
+    def _read(self, name: str) -> str:
+        return (self.directory / name).read_text()
+
+
+@contextmanager
+def memory_group(limit: int) -> Iterator[MemoryGroup]:
+    """Make a cgroup with a limit in MiB, and remove it when its processes have ended."""
+    tried = []
+    for version in VERSIONS:
+        directory = version.parent / f"vcuda-e2e-{secrets.token_hex(4)}"
+        try:
+            directory.mkdir()
+        except OSError as error:
+            tried.append(str(error))
+            continue
+        try:
+            (directory / version.limit).write_text(str(limit * 2**20))
+        except OSError as error:
+            tried.append(str(error))
+            directory.rmdir()
+            continue
+        try:
+            yield MemoryGroup(limit, version, directory)
+        finally:
+            directory.rmdir()
+        return
+    yield MemoryGroup(limit, missing="; ".join(tried))
+
+
+def memory_limit(manifest: str) -> int:
+    """Return the memory limit in MiB of the one container of a Deployment of the base."""
+    documents = yaml.safe_load_all((MANIFESTS / manifest).read_text())
+    [deployment] = [each for each in documents if each["kind"] == "Deployment"]
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    number, unit = re.fullmatch(r"(\d+)(\w+)", container["resources"]["limits"]["memory"]).groups()  # type: ignore[union-attr]
+    return int(number) * UNITS[unit]

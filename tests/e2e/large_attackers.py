@@ -1,0 +1,182 @@
+"""Tenants that store objects as large as etcd takes, and send reviews as large as the API server sends."""
+
+import random
+import threading
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+
+from tests.builders import required, requirement, term
+from tests.e2e.attackers import outcome
+from tests.e2e.chaos import API_AWAY, BUSY, NOT_PINNED, OVER_QUOTA, STORED, WEBHOOK_AWAY, path_of
+from tests.e2e.cluster import Json
+from tests.e2e.dra import NVIDIA, VERSION, claim, request, template
+from tests.e2e.observer import AWAY
+from tests.e2e.rest import Rest
+from tests.integration.reviews import card_pod, gpu_pod
+from vcuda.quota.model import OVER_QUOTA as SAID
+
+KEPT = 60
+"""Objects that one attacker has stored at a time: so many of 1.2 MB."""
+
+PAUSE = 1.5
+"""Seconds, on an average, between two objects of one attacker: etcd keeps what is deleted until it is compacted."""
+
+LARGE = {"env": [{"name": f"SETTING_{number}", "value": "x" * 100_000} for number in range(12)]}
+ESCAPED = {"env": [{"name": f"SETTING_{number}", "value": "&" * 100_000} for number in range(6)]}
+GATED = {"schedulingGates": [{"name": "example.com/wait"}]}
+SELECTORS = [{"cel": {"expression": f'"{number}" != "{"x" * 10_200}"'}} for number in range(30)]
+REQUESTS = 4
+HEAVY = {
+    "nodeSelector": {f"key-{number}": "v" for number in range(40_000)},
+    "affinity": required(*(term(requirement(f"key-{number}", "Exists")) for number in range(50))),
+}
+
+TOO_LARGE = "too large to be reviewed"
+GIVEN_UP = frozenset({API_AWAY, WEBHOOK_AWAY, NOT_PINNED, BUSY})
+"""What a caller is answered who waits for a second, or is one of too many."""
+
+ATTACKS: Mapping[str, frozenset[str]] = {
+    "large pods without GPUs": frozenset({STORED}),
+    "GPU pods beside them": frozenset({STORED, OVER_QUOTA, BUSY}),
+    "large Events": frozenset({STORED}),
+    "dry runs of heavy pods": GIVEN_UP | {STORED, OVER_QUOTA},
+    "pods that grow when they are escaped": GIVEN_UP | {TOO_LARGE},
+}
+"""Each with all that it may be answered."""
+
+CLAIM_ATTACKS: Mapping[str, frozenset[str]] = {
+    "large templates": frozenset({STORED}),
+    "dry runs that name one a hundred times": GIVEN_UP | {STORED},
+    "large claims": frozenset({STORED, OVER_QUOTA}),
+}
+
+
+@dataclass(frozen=True)
+class LargeSiege:
+    """What a tenant does who may edit two namespaces: ``limited`` by a quota, and ``unlimited``.
+
+    ``counts`` are the answers, by attack.
+    """
+
+    tenant: Rest
+    limited: str
+    unlimited: str
+    claims: bool
+    counts: Mapping[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+
+    def attackers(self) -> list[Callable[[threading.Event], None]]:
+        """One thread each, for `in_threads`."""
+        creates: dict[str, Callable[[int], Json]] = {
+            "large pods without GPUs": partial(large_pod, self.limited),
+            "GPU pods beside them": lambda number: card_pod(f"card-{number}", self.limited),
+            "large Events": partial(large_event, self.limited),
+        }
+        dry_runs: dict[str, Callable[[int], Json]] = {
+            "dry runs of heavy pods": self._heavy,
+            "pods that grow when they are escaped": self._escaped,
+        }
+        if self.claims:
+            creates["large templates"] = partial(large_template, self.unlimited)
+            creates["large claims"] = partial(large_claim, self.limited)
+            self.tenant.send("POST", *addressed(large_template(self.limited, 0))).ok()
+            dry_runs["dry runs that name one a hundred times"] = self._naming
+        kept = {"GPU pods beside them": 1, "large claims": 2}
+        return [
+            *(partial(self._store, name, make, kept.get(name, KEPT)) for name, make in creates.items()),
+            *(partial(self._try, name, make) for name, make in dry_runs.items()),
+        ]
+
+    def _store(self, name: str, make: Callable[[int], Json], kept: int, stop: threading.Event) -> None:
+        """Create objects, and delete the oldest of more than are kept."""
+        stored: deque[str] = deque()
+        for number in count():
+            if stop.wait(random.uniform(0, 2 * PAUSE)):  # noqa: S311  # a load
+                return
+            with suppress(*AWAY):
+                path, made = addressed(make(number))
+                answer = outcome(self.tenant.send("POST", path, made))
+                self.counts[name][answer] += 1
+                if answer == STORED:
+                    stored.append(f"{path}/{made['metadata']['name']}")
+                while len(stored) > kept:
+                    self.tenant.send("DELETE", stored.popleft(), {"gracePeriodSeconds": 0})
+
+    def _try(self, name: str, make: Callable[[int], Json], stop: threading.Event) -> None:
+        """Create objects by dry runs, each of which the caller waits for a second for."""
+        for number in count():
+            if stop.wait(random.uniform(0, PAUSE / 2)):  # noqa: S311  # a load
+                return
+            try:
+                answer = self.tenant.send("POST", *addressed(make(number)), dryRun="All", timeout="1s")
+            except AWAY:
+                self.counts[name][API_AWAY] += 1
+            else:
+                self.counts[name][TOO_LARGE if answer.status == 413 else outcome(answer)] += 1
+
+    def _heavy(self, number: int) -> Json:
+        pod = card_pod(f"heavy-{number}", self.limited)
+        pod["spec"] |= HEAVY
+        return pod
+
+    def _escaped(self, number: int) -> Json:
+        pod = card_pod(f"escaped-{number}", self.limited)
+        pod["spec"]["containers"][0] |= ESCAPED
+        return pod
+
+    def _naming(self, number: int) -> Json:
+        pod = gpu_pod(f"small-{number}", self.limited, {"cpu": "1"})
+        name = large_template(self.limited, 0)["metadata"]["name"]
+        pod["spec"]["resourceClaims"] = [
+            {"name": f"claim-{each}", "resourceClaimTemplateName": name} for each in range(100)
+        ]
+        return pod
+
+
+def large_pod(namespace: str, number: int) -> Json:
+    """A pod without GPUs, gated so that no node takes it."""
+    pod = gpu_pod(f"large-{number}", namespace, {"cpu": "1"})
+    pod["spec"]["containers"][0] |= LARGE
+    pod["spec"] |= GATED
+    return pod
+
+
+def large_claim(namespace: str, number: int) -> Json:
+    """Nothing that is kept of one serves another."""
+    return claim(namespace, f"large-{number}", *requests(f"gpu-{number}"))
+
+
+def requests(name: str) -> list[Json]:
+    return [request(NVIDIA, f"{name}-{number}", selectors=SELECTORS) for number in range(REQUESTS)]
+
+
+def large_template(namespace: str, number: int) -> Json:
+    return template(namespace, f"large-{number}", *requests("gpu"))
+
+
+def large_event(namespace: str, number: int) -> Json:
+    """The controller reads these where quota is freed, to find whom to try again."""
+    about = {"kind": "ReplicaSet", "name": f"train-{number}", "namespace": namespace, "uid": f"u-{number}"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"refused-{number}", "namespace": namespace},
+        "involvedObject": about,
+        "reason": "FailedCreate",
+        "message": f"{SAID}: M40 {'x' * 1_000_000}",
+        "type": "Warning",
+    }
+
+
+def addressed(made: Json) -> tuple[str, Json]:
+    """Return where to create an object, and the object."""
+    namespace = made["metadata"]["namespace"]
+    match made["kind"]:
+        case "Event":
+            return f"/api/v1/namespaces/{namespace}/events", made
+        case "ResourceClaimTemplate":
+            return f"/apis/{VERSION}/namespaces/{namespace}/resourceclaimtemplates", made
+    return path_of(made), made
