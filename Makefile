@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 K8S ?=
 # Half of their time these tests wait for somebody, so several files run at once, each process on a control plane of its own.
 E2E_WORKERS ?= 2
+# Which of them: `make e2e TESTS="not one_version"` leaves out what is the same on every version.
+TESTS ?=
 # For how long `make chaos` goes on at the least, and until how many objects were tried to be created.
 CHAOS_SECONDS ?= 600
 CREATES ?= 0
@@ -33,7 +35,7 @@ fuzz: $(VENV)/installed  ## Send the webhook what no caller should, and let ever
 	MACHINE_EXAMPLES=3000 $(BIN)/pytest tests/unit/test_reservation_machine.py tests/unit/test_running_machine.py --timeout 3600
 
 e2e: $(VENV)/installed  ## Run the tests against a real control plane, building it once; K8S=1.30.14 for another version than the newest
-	$(ASSETS) $(BIN)/pytest tests/e2e -m "not chaos and not reread" -n $(E2E_WORKERS) --dist loadfile --no-loadscope-reorder --durations 10
+	$(ASSETS) $(BIN)/pytest tests/e2e -m "not chaos and not reread$(if $(TESTS), and ($(TESTS)))" -n $(E2E_WORKERS) --dist loadfile --no-loadscope-reorder --durations 10
 
 chaos: $(VENV)/installed  ## Let every part fail again and again under load, with tenants attacking, and count what is stored: for ten minutes, or longer, as in CREATES=100000
 	$(ASSETS) CHAOS_SECONDS=$(CHAOS_SECONDS) CHAOS_CREATES=$(CREATES) $(BIN)/pytest tests/e2e -m chaos -s

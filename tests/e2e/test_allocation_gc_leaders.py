@@ -3,10 +3,14 @@
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import Installation, controlling, two_candidates
 from tests.e2e.stale_objects import REASON, Allocated, is_allocated
 from vcuda.requests.schemes import SCHEMES
+
+pytestmark = pytest.mark.one_version
 
 PODS = 400
 MIDWAY = 40

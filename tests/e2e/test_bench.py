@@ -17,6 +17,8 @@ from tests.e2e.cluster import Cluster, Json
 from tests.e2e.dra import require_dra, served
 from tests.e2e.installation import make_certificates
 
+pytestmark = pytest.mark.one_version
+
 
 @contextmanager
 def running(cluster: Cluster, directory: Path, name: str) -> Iterator[Arranged]:

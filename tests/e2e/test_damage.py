@@ -13,6 +13,8 @@ from vcuda.ledger.ledger import Ledger
 from vcuda.ledger.text import write_ledger
 from vcuda.quota.model import Charge
 
+pytestmark = pytest.mark.one_version
+
 SETTLED, MENDED = "vcuda_settle_seconds_count", "vcuda_settle_mended_total"
 AHEAD = 50
 """So many writes later the pods that are known are as new as the damaged count says it is."""

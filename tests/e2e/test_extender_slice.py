@@ -11,6 +11,8 @@ from tests.e2e.installation import SYSTEM_NAMESPACE, create_system_namespace
 from tests.e2e.stage import SLICES
 from vcuda.kube import Kube
 
+pytestmark = pytest.mark.one_version
+
 Lead = Callable[[str], Advertiser]
 
 

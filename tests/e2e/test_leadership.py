@@ -38,7 +38,7 @@ from vcuda.errors import ApiError, Unavailable
 from vcuda.kube import Kube, Params, QuotaPlace, Stream
 from vcuda.placement.affinity import NodeLabels
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.one_version]
 
 Pair = tuple[ControllerProcess, ControllerProcess]
 ENTRY = {"quota": {"M40": 4}}

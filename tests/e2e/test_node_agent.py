@@ -21,7 +21,7 @@ from tests.integration.node.disk import Disk, snapshot, uid
 from tests.integration.reviews import card_pod
 from tests.processes import SCRIPTS, NodeProcess
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.one_version]
 
 STATIC = "4dbbbc6a1bd7a7d1d1e2b6c6a9c1a4f0"
 SYSTEM = "vcuda-quota-node"

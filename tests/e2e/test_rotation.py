@@ -17,7 +17,7 @@ from tests.e2e.installation import account_of
 from tests.e2e.stage import SERVER_NAME, Stage, staged, unnoticed, utc_now
 from tests.e2e.steady import shake
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.one_version]
 
 SHORT = ("--overlap", "3s", "--retention", "3s", "--timeout", "200s")
 

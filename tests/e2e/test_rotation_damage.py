@@ -21,7 +21,7 @@ from tests.e2e.steady import shake
 from tests.processes import eventually
 from vcuda.x509 import Signed, make_authority, make_leaf, service_names
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.one_version]
 
 SHORT = ("--overlap", "1s", "--retention", "1s", "--timeout", "60s")
 GARBAGE = base64.b64encode(b"-----BEGIN CERTIFICATE-----\nnot one\n-----END CERTIFICATE-----\n").decode()

@@ -18,7 +18,7 @@ from tests.e2e.cluster import Cluster
 from tests.e2e.lossy_proxy import Losses, lossy_proxy
 from tests.e2e.stage import CA_SECRET, SERVING_SECRET, staged, unnoticed, utc_now
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.one_version]
 
 READS_BEFORE_A_WRITE = 5
 """Both Secrets, both kinds of webhook configuration, and the EndpointSlices."""

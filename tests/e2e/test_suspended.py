@@ -18,6 +18,8 @@ from tests.e2e.steady import in_threads
 from tests.integration.reviews import gpu_pod, pinned, with_uid
 from tests.processes import eventually
 
+pytestmark = pytest.mark.one_version
+
 CALLERS = 8
 GRANTED = "vcuda_ledger_granted_total"
 CARDS = 200
