@@ -179,7 +179,8 @@ def stale_leader(installation: Installation, version: str) -> Iterator[Leader]:
     kube = StaleKube(connected.sender, version=version)
     place = QuotaPlace(installation.quota.namespace, installation.quota.name)
     faults: list[str] = []
-    registry, on_fault, timing = CollectorRegistry(), partial(faults.append, "a loop"), SettleTiming(pending_ttl=1.0)
+    registry, on_fault = CollectorRegistry(), partial(faults.append, "a loop")
+    timing = SettleTiming(pending_ttl=1.0, max_terminating=0)  # no kubelet runs here
     leader = Leader(kube, place, SYSTEM_NAMESPACE, NodeLabels(), registry, on_fault=on_fault, timing=timing)
     leader.start()
     try:
