@@ -31,8 +31,8 @@ LEAST_GRANTS = 4
 reservation hides. Of a model that is granted at all so many are reserved: fewer would be a write for each after all."""
 
 WRITE_SECONDS, MOST_WRITE_SECONDS = 1.0, 4.0
-"""What was granted is written after these at the least and at the most, to stand by its uid as pending. Until then it is
-counted as reserved. A replica hears as late that another one waits for room: so it writes seldom only while there is
+"""What was granted is written after these at the least and at the most, to stand by its uid as pending. Until then it
+is counted as reserved. A replica hears as late that another one waits for room: so it writes seldom only while there is
 much. The most is less than half of a lease, so that a write that fails can be repeated."""
 
 PART_OF_TIME = 8
