@@ -16,6 +16,8 @@ from tests.e2e.json_server import answering, asks_about_pods, reviewed
 from tests.integration.reviews import gpu_pod
 from tests.processes import eventually
 
+pytestmark = pytest.mark.one_version
+
 RECORDED = {
     row["name"]: row for row in json.loads((Path(__file__).parents[1] / "data" / "peers" / "webhooks.json").read_text())
 }

@@ -16,6 +16,8 @@ from tests.e2e.steady import in_threads
 from tests.processes import WebhookProcess
 from vcuda.ledger.text import FORMAT
 
+pytestmark = pytest.mark.one_version
+
 REPLICAS, CALLERS = 3, 3
 CARDS = 4000
 ROOM_FOR = (500, 50, 5, 1)

@@ -22,7 +22,7 @@ from tests.rendered import MANIFESTS, container
 from vcuda.kube import MERGE_PATCH
 from vcuda.x509 import make_leaf, service_names
 
-pytestmark = pytest.mark.usefixtures("plane")
+pytestmark = [pytest.mark.usefixtures("plane"), pytest.mark.one_version]
 
 POLICY = "exempt.quota.vcuda.io"
 Night = tuple[System, ControllerProcess]

@@ -22,7 +22,7 @@ from tests.integration.reviews import gpu_pod
 from tests.processes import WebhookProcess, eventually
 from tests.rendered import container, pod_spec
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.one_version]
 
 PACE = 20
 """Pods created a second."""
