@@ -22,6 +22,7 @@ from vcuda.quota.model import Mode, Usage
 from webhook.batches import BatchCommitter, PendingCall, SharedCall
 from webhook.leases import (
     GIVE_WAY_SECONDS,
+    MOST_WRITE_SECONDS,
     Demand,
     ReservationLease,
     Terms,
@@ -44,8 +45,9 @@ LIST_THREADS = 32
 CACHED_USAGE_SECONDS = 0.5
 """How long a ledger once read is good enough to prefer a model by; never to refuse by."""
 
-GRANTING_USAGE_SECONDS = 2.0
-"""The same while charges are granted from a reservation: these are added, and the next flush is near."""
+GRANTING_USAGE_SECONDS = MOST_WRITE_SECONDS + 1.0
+"""The same while charges are granted from a reservation: these are added, and the next flush tells what others took.
+That is seconds away only where there is much room."""
 
 READ_TIMEOUT_SECONDS = 3.0
 """So short that those who wait for a read that fails still hear of it."""
