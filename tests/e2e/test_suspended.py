@@ -20,9 +20,9 @@ from tests.processes import eventually
 
 pytestmark = pytest.mark.one_version
 
-CALLERS = 4
+CALLERS = 8
 GRANTED = "vcuda_ledger_granted_total"
-CARDS = 400
+CARDS = 200
 
 
 @pytest.fixture
