@@ -133,7 +133,7 @@ class DropReason(enum.StrEnum):
 
 
 class Dropped(Unavailable):
-    """This replica does not decide the review. Nothing was charged for it, so another replica may."""
+    """This replica does not decide the review. It has charged nothing, so another replica may decide it."""
 
     def __init__(self, message: str, reason: DropReason) -> None:
         super().__init__(message)

@@ -91,7 +91,7 @@ class ReviewThread:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         late = "this replica had too many large reviews to decide this one in time"
         self._places = FairQueue(places, "too many large reviews wait on this replica", late)
-        # Who holds a place waits for no more than one turn, so nobody is turned away here.
+        # A review that holds a place waits for one turn at a time, so no review is dropped here for want of room.
         turns = Bounds(1, 0, 1, 0, waiting=4 * places.grants, keys=4 * places.grants)
         self._turns = FairQueue(turns, "too many large reviews are decided at once", late)
 

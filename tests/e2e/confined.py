@@ -66,17 +66,10 @@ def memory_group(limit: int) -> Iterator[MemoryGroup]:
     """Make a cgroup with a limit in MiB, and remove it when its processes have ended."""
     tried = []
     for version in VERSIONS:
-        directory = version.parent / f"vcuda-e2e-{secrets.token_hex(4)}"
         try:
-            directory.mkdir()
+            directory = _made(version, limit)
         except OSError as error:
             tried.append(str(error))
-            continue
-        try:
-            (directory / version.limit).write_text(str(limit * 2**20))
-        except OSError as error:
-            tried.append(str(error))
-            directory.rmdir()
             continue
         try:
             yield MemoryGroup(limit, version, directory)
@@ -84,6 +77,17 @@ def memory_group(limit: int) -> Iterator[MemoryGroup]:
             directory.rmdir()
         return
     yield MemoryGroup(limit, missing="; ".join(tried))
+
+
+def _made(version: Version, limit: int) -> Path:
+    directory = version.parent / f"vcuda-e2e-{secrets.token_hex(4)}"
+    directory.mkdir()
+    try:
+        (directory / version.limit).write_text(str(limit * 2**20))
+    except OSError:
+        directory.rmdir()
+        raise
+    return directory
 
 
 def memory_limit(manifest: str) -> int:

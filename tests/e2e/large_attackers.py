@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from http import HTTPStatus
 from itertools import count
 
 from tests.builders import required, requirement, term
@@ -35,9 +36,12 @@ HEAVY = {
     "affinity": required(*(term(requirement(f"key-{number}", "Exists")) for number in range(50))),
 }
 
+NAMED = "large-0"
+"""The template that pods name."""
+
 TOO_LARGE = "too large to be reviewed"
 GIVEN_UP = frozenset({API_AWAY, WEBHOOK_AWAY, NOT_PINNED, BUSY})
-"""What a caller is answered who waits for a second, or is one of too many."""
+"""The answers to a caller who waits for a second, or is one of too many."""
 
 ATTACKS: Mapping[str, frozenset[str]] = {
     "large pods without GPUs": frozenset({STORED}),
@@ -106,7 +110,7 @@ class LargeSiege:
                     self.tenant.send("DELETE", stored.popleft(), {"gracePeriodSeconds": 0})
 
     def _try(self, name: str, make: Callable[[int], Json], stop: threading.Event) -> None:
-        """Create objects by dry runs, each of which the caller waits for a second for."""
+        """Create objects by dry runs. The caller waits for each for a second."""
         for number in count():
             if stop.wait(random.uniform(0, PAUSE / 2)):  # noqa: S311  # a load
                 return
@@ -115,7 +119,9 @@ class LargeSiege:
             except AWAY:
                 self.counts[name][API_AWAY] += 1
             else:
-                self.counts[name][TOO_LARGE if answer.status == 413 else outcome(answer)] += 1
+                self.counts[name][
+                    TOO_LARGE if answer.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE else outcome(answer)
+                ] += 1
 
     def _heavy(self, number: int) -> Json:
         pod = card_pod(f"heavy-{number}", self.limited)
@@ -129,9 +135,8 @@ class LargeSiege:
 
     def _naming(self, number: int) -> Json:
         pod = gpu_pod(f"small-{number}", self.limited, {"cpu": "1"})
-        name = large_template(self.limited, 0)["metadata"]["name"]
         pod["spec"]["resourceClaims"] = [
-            {"name": f"claim-{each}", "resourceClaimTemplateName": name} for each in range(100)
+            {"name": f"claim-{each}", "resourceClaimTemplateName": NAMED} for each in range(100)
         ]
         return pod
 
@@ -145,7 +150,7 @@ def large_pod(namespace: str, number: int) -> Json:
 
 
 def large_claim(namespace: str, number: int) -> Json:
-    """Nothing that is kept of one serves another."""
+    """Return a claim whose digest no other claim has."""
     return claim(namespace, f"large-{number}", *requests(f"gpu-{number}"))
 
 

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
 
@@ -11,6 +10,7 @@ from urllib3.exceptions import HTTPError
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import Installation, await_ledger, charged, tenant_of
 from tests.e2e.large_attackers import ESCAPED, HEAVY
+from tests.e2e.steady import in_threads
 from tests.integration.reviews import card_pod
 from tests.processes import eventually
 from tests.waiting import PATIENT
@@ -24,24 +24,18 @@ LARGE = {"example.com/note": "x" * 100_000}
 @contextmanager
 def crowd(tenant: Cluster, pod: Json, timeout: str = "30s") -> Iterator[None]:
     """Send a pod as dry runs, many at once, until the block ends. The block begins when some are answered."""
-    end, answered = threading.Event(), threading.Semaphore(0)
+    answered = threading.Semaphore(0)
 
-    def send() -> None:
-        while not end.is_set():
+    def send(stop: threading.Event) -> None:
+        while not stop.is_set():
             with suppress(HTTPError):  # the API server may close the connection when the time is over
                 tenant.try_create(pod, dryRun="All", timeout=timeout)
             answered.release()
 
-    with ThreadPoolExecutor(CROWD) as threads:
-        running = [threads.submit(send) for _ in range(CROWD)]
-        try:
-            for _ in range(CROWD):
-                assert answered.acquire(timeout=PATIENT)
-            yield
-        finally:
-            end.set()
-        for each in running:
-            each.result()
+    with in_threads([send] * CROWD):
+        for _ in range(CROWD):
+            assert answered.acquire(timeout=PATIENT)
+        yield
 
 
 def test_large_pods_of_other_tenants_are_admitted_beside_a_crowd(

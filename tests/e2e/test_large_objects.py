@@ -2,9 +2,8 @@
 
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders import MODEL
+from tests.e2e.chaos import kernel_says
 from tests.e2e.cluster import Cluster, Json, administering
 from tests.e2e.control_plane import running_control_plane
 from tests.e2e.dra import NVIDIA, Published, card, published, require_dra, served, template
@@ -27,6 +27,7 @@ from tests.e2e.installation import (
 )
 from tests.e2e.large_attackers import large_claim, large_event, large_pod, large_template
 from tests.e2e.rest import Answer
+from tests.e2e.steady import in_threads
 from tests.integration.reviews import card_pod, gpu_pod
 from tests.processes import ControllerProcess, eventually
 
@@ -60,35 +61,14 @@ def installation(cluster: Cluster, tmp_path: Path) -> Iterator[Installation]:
 
 
 def memory(pid: int, field: str = "VmHWM") -> int:
-    """Return what the kernel says of a process' memory, in MiB: by default the most that it ever had."""
-    found = re.search(rf"{field}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    assert found
-    return int(found[1]) // 1024
+    """Return a figure of a process' memory, in MiB: by default the most that it ever had."""
+    return kernel_says(pid, "status", field)
 
 
 def create_all(tenant: Cluster, manifests: list[Json]) -> None:
     with ThreadPoolExecutor(4) as many:
         for answer in many.map(tenant.try_create, manifests):
             answer.ok()
-
-
-@contextmanager
-def in_a_loop(*calls: Callable[[], object]) -> Iterator[None]:
-    """Repeat each of the calls in a thread of its own until the block ends."""
-    end = threading.Event()
-
-    def repeat(call: Callable[[], object]) -> None:
-        while not end.is_set():
-            call()
-
-    with ThreadPoolExecutor(len(calls)) as threads:
-        running = [threads.submit(repeat, call) for call in calls]
-        try:
-            yield
-        finally:
-            end.set()
-        for each in running:
-            each.result()
 
 
 def test_hundreds_of_large_pods_without_gpus_keep_a_replica_within_its_memory_at_the_first_gpu_pod(
@@ -135,7 +115,12 @@ def test_large_templates_keep_replicas_within_their_memory_and_disturb_no_other_
             small = gpu_pod("small", namespace, {"cpu": "1"})
             small["spec"]["resourceClaims"] = claims
             worker = installation.replica.worker()
-            with in_a_loop(*[lambda: tenant.try_create(small, dryRun="All")] * 2):
+
+            def try_again_and_again(stop: threading.Event) -> None:
+                while not stop.is_set():
+                    tenant.try_create(small, dryRun="All")
+
+            with in_threads([try_again_and_again] * 2):
                 for number in range(8):
                     cluster.create(card_pod(f"beside-{number}", other))
             assert tenant.try_create(small, dryRun="All").status == HTTPStatus.CREATED

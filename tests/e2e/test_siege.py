@@ -61,7 +61,7 @@ def own_cluster(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -
 
 @dataclass
 class Creates:
-    """What another tenant was answered, and after how many seconds. Its pods are ``named`` so."""
+    """The answers to another tenant, and the seconds that each took. ``named`` is the beginning of its pods' names."""
 
     named: str
     counts: Counter[str] = field(default_factory=Counter)
@@ -204,7 +204,7 @@ def create(
     cluster: Cluster,
     stage: Stage,
     creates: Sequence[Creates],
-    attacks: Sequence[Callable[[threading.Event], None]],
+    attacks: Sequence[Attack],
     seconds: float,
 ) -> None:
     """Let the other tenants create pods for so many seconds, and the attackers attack."""
