@@ -85,7 +85,7 @@ def its_time_counts_from_before_the_write(world: ReservationWorld) -> None:
     world.reserve(A)
     written(world)
     world.ask(A, 1)
-    world.pass_by(WRITE_SECONDS * 1.1)
+    world.pass_by(WRITE_SECONDS * 2.2)
     [put] = world.wire.open
     put.arrive()
     landed = int(world.time.now)
@@ -150,15 +150,15 @@ def created_while_a_write_is_under_way(world: ReservationWorld) -> None:
 
 def a_write_of_unknown_outcome_lands_late(world: ReservationWorld) -> None:
     """It reserves less than before, and whoever went by what is read meanwhile would grant more."""
-    world.reserve(A, 80, size="fifth")
-    written(world, "fifth")
+    world.reserve(A, 80, size="twentieth")
+    written(world, "twentieth")
     world.pause(A)
     world.pass_by(RATE_SECONDS * 1.1)
-    world.ask(A, 4, size="fifth")
+    world.ask(A, 4, size="twentieth")
     world.resume(A)
     [put] = world.flush(A)
     world.give_up(put, lands=True)
-    world.ask(A, 12, size="fifth")
+    world.ask(A, 30, size="twentieth")
     for call in [call for call in world.flush(A) if call.method == "GET"]:
         world.answer(call)
     world.wire.land()
@@ -166,7 +166,7 @@ def a_write_of_unknown_outcome_lands_late(world: ReservationWorld) -> None:
         world.pass_by(0.03)
         world.answer(world.wire.of(world.replicas[A])[0])
     world.pass_by(0.03)
-    world.ask(A, 12, size="fifth")
+    world.ask(A, 30, size="twentieth")
 
 
 def what_was_granted_is_in_the_next_write(world: ReservationWorld) -> None:
@@ -238,7 +238,7 @@ def free_cores(world: ReservationWorld) -> int:
 
 
 def little_room_beside_what_others_reserve(world: ReservationWorld) -> None:
-    world.reserve(A, 99, size="fifth")
+    world.reserve(A, 90, size="fifth")
     for number in (free_cores(world) // 20 - 1, 1):
         world.ask(B, number, size="fifth")
         world.go_on(world.replicas[B])
@@ -281,18 +281,20 @@ def renewed_for_longer_than_it_could_stand_by_itself(world: ReservationWorld) ->
 
 def who_waits_is_given_what_others_reserve(world: ReservationWorld) -> None:
     """For what is larger than what is left beside that; those others go on creating pods meanwhile."""
-    world.reserve(A, 100, size="fifth")
+    world.reserve(A, 100, size="twentieth")
     world.ask(B, free_cores(world) // 100)
     world.go_on()
+    world.ask(B, free_cores(world) // 5, size="twentieth")
+    world.go_on()
     for _ in range(2):
-        world.ask(B, 1, size="eight")
+        world.ask(B, 1, size="five")
         world.go_on()
-        world.ask(A, 2, size="fifth")
+        world.ask(A, 2, size="twentieth")
         world.flush(A)
         world.go_on()
         world.flush(A)
         world.go_on()
-    assert [each.size for each in world.subjects.values() if each.before >= 0].count("eight") == 1
+    assert [each.size for each in world.subjects.values() if each.before >= 0].count("five") == 1
 
 
 def never_stored(world: ReservationWorld) -> None:

@@ -18,8 +18,9 @@ SIZES: Mapping[str, Mapping[str, int]] = {
     "card": {CORES: 100},
     "half": {CORES: 50, MEMORY: 8},
     "fifth": {CORES: 20, MEMORY: 1},
+    "twentieth": {CORES: 5, MEMORY: 1},
     "pair": {CORES: 200},
-    "eight": {CORES: 800},
+    "five": {CORES: 500},
 }
 
 

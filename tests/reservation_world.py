@@ -141,7 +141,7 @@ class ReservationWorld:
         self.through()
         self.store_some()
         self.settle()
-        self.pass_by(2)
+        self.pass_by(RATE_SECONDS)
 
     def __enter__(self) -> Self:
         return self
@@ -206,7 +206,7 @@ class ReservationWorld:
             self.subjects[uid] = self.subjects[uid]._replace(before=len(self._edits) - 1)
 
     def reserve(self, replica: int, number: int = 12, model: str = "M40", size: str = "card") -> None:
-        """Create so many that the replica reserves room for a fourth of them; all are stored and settled."""
+        """Create so many that the replica reserves a tenth of the room that is left; all are stored and settled."""
         for each in (number, 1):
             self.ask(replica, each, model, size)
             self.go_on()

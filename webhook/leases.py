@@ -8,7 +8,7 @@ import math
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -16,12 +16,12 @@ import msgspec
 from vcuda.ledger.ledger import LEASE_SECONDS, Ledger, Pending, Reservation
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, fits
 
-RATE_SECONDS = 2.0
-"""The time by which demand is measured; after as long without any the reservation is given back."""
+RATE_SECONDS = 4.0
+"""The time by which demand is measured; after as long without any the reservation is given back. A replica of several
+hardly sees more than a charge a second of one namespace: in a shorter time there would be too few to reserve for."""
 
-TARGET_SECONDS = 1.5
-"""For so much of the demand a replica reserves. At 30 pods a second over three replicas, 0.25 s are two charges each:
-then nearly every charge is a write after all."""
+TARGET_SECONDS = 5.0
+"""For so much of the demand a replica reserves: for longer than the time after which it writes in any case."""
 
 LEAST_SPAN_SECONDS = 0.5
 """Demand that has just begun is taken for what comes in at least so long: a few at once are no rate yet."""
@@ -30,11 +30,16 @@ LEAST_GRANTS = 4
 """With fewer within `RATE_SECONDS`, of all models, each charge is written by itself, as a write costs less than a
 reservation hides. Of a model that is granted at all so many are reserved: fewer would be a write for each after all."""
 
-WRITE_SECONDS = 1.0
-"""After which what was granted is written in any case, to stand by its uid as pending: until then it is counted as
-reserved. So long it may take to hear that somebody waits for room, too."""
+WRITE_SECONDS, MOST_WRITE_SECONDS = 1.0, 4.0
+"""What was granted is written after these at the least and at the most, to stand by its uid as pending. Until then it
+is counted as reserved. A replica hears as late that another one waits for room: so it writes seldom only while there is
+much. The most is less than half of a lease, so that a write that fails can be repeated."""
 
-SPENT_PART = 2
+PART_OF_TIME = 8
+"""Between these it is written when one part in so many has passed of the time in which the room would be used up, if
+every replica that reserves had this one's demand."""
+
+SPENT_PART = 4
 """It is written sooner where one part in so many of what was reserved is left."""
 
 MOST_GRANTED = 128
@@ -43,8 +48,9 @@ MOST_GRANTED = 128
 LEAST_ROOM = 20
 """With room for fewer charges nothing is reserved: near its limit a namespace is decided exactly."""
 
-PART_OF_ROOM = 4
-"""All replicas together reserve at most one part in so many of the room that is left."""
+PART_OF_ROOM, PART_OF_REPLICA = 4, 10
+"""All replicas together, and one, reserve at most one part in so many of the room that is left. One that dies withholds
+its part until the leader knows of it, after some 90 s."""
 
 CREATED_SECONDS = LEASE_SECONDS
 """For how long after the answer to a write, by the API server's clock, an object may be created that is granted from
@@ -107,20 +113,33 @@ def target(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Mapping[str
     The ledger is without the replica's own reservation, and holds all that it granted.
     """
     charges: dict[str, Charge] = {}
-    recent = demand.recent()
-    if sum(number for number, _ in recent.values()) < LEAST_GRANTS:
+    if sum(number for number, _ in demand.recent().values()) < LEAST_GRANTS:
         return charges
-    for model, (number, charged) in recent.items():
-        mean = Charge(*(math.ceil(part / number) for part in msgspec.structs.astuple(charged)))
-        if not mean.cores or model not in quota.limits:
-            continue
-        room = _room(quota.limits[model], ledger.usage(model).used, mean)
+    for model, number, mean, room in _rooms(ledger, quota, demand):
         if room < LEAST_ROOM:
             continue
         wanted = max(math.ceil(number * TARGET_SECONDS / demand.seconds), LEAST_GRANTS)
-        if most := min(wanted, room // (PART_OF_ROOM * (len(ledger.reserved) + 1))):
+        if most := min(wanted, room // max(PART_OF_ROOM * (len(ledger.reserved) + 1), PART_OF_REPLICA)):
             charges[model] = _times(mean, most)
     return charges
+
+
+def seconds_until_write(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> float:
+    """Return after how many seconds what is granted is to be written: soon where the room will be used up soon.
+
+    The ledger is the one that `target` is given.
+    """
+    replicas = len(ledger.reserved) + 1
+    full = (room * demand.seconds / (number * replicas) for _, number, _, room in _rooms(ledger, quota, demand))
+    return min(max(min(full, default=0.0) / PART_OF_TIME, WRITE_SECONDS), MOST_WRITE_SECONDS)
+
+
+def _rooms(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Iterator[tuple[str, int, Charge, int]]:
+    """Yield each model of which some was granted, how many charges, their mean, and for how many such there is room."""
+    for model, (number, charged) in demand.recent().items():
+        mean = Charge(*(math.ceil(part / number) for part in msgspec.structs.astuple(charged)))
+        if mean.cores and model in quota.limits:
+            yield model, number, mean, _room(quota.limits[model], ledger.usage(model).used, mean)
 
 
 def _room(limit: Limit, used: Charge, charge: Charge) -> int:
@@ -137,12 +156,14 @@ class _Sent(msgspec.Struct, frozen=True):
     """A write that is under way, or whose outcome is not known: what it reserves, and the uids that it makes pending.
 
     ``at``: when it was sent first, in seconds of the clock of leases. ``terms``: the quota by which it was sized.
+    ``next_seconds``: after how many seconds the next one is due.
     """
 
     reservation: Reservation
     uids: frozenset[str]
     at: float
     terms: object
+    next_seconds: float
 
 
 class ReservationLease:
@@ -160,7 +181,7 @@ class ReservationLease:
         self._reserved: Mapping[str, Charge] = {}
         self._terms: object = None
         self._counter = 0
-        self._until = self._created_until = -math.inf
+        self._until = self._created_until = self._due_at = -math.inf
         self._sent: _Sent | None = None
         # What may be granted whatever becomes of the write that is under way; kept, since every charge asks for it.
         self._left: dict[str, Charge] = {}
@@ -175,7 +196,7 @@ class ReservationLease:
     @property
     def is_due(self) -> bool:
         """Whether it is time to write what was granted, and to hear whether somebody waits for room."""
-        if len(self.granted) >= MOST_GRANTED or self._clock() >= self._until - LEASE_SECONDS + WRITE_SECONDS:
+        if len(self.granted) >= MOST_GRANTED or self._clock() >= self._due_at:
             return True
         left = ((each, self._left.get(model, Charge())) for model, each in self._reserved.items())
         return any(rest.cores * SPENT_PART <= each.cores for each, rest in left)
@@ -212,7 +233,7 @@ class ReservationLease:
         if sent and own and own.counter == sent.reservation.counter:
             # It has landed, and nobody heard when: nothing is granted until another is confirmed.
             self._confirm(sent)
-            self._until = -math.inf
+            self._until = self._due_at = -math.inf
         self._sent = None
         self._left = self._remaining()
         if own is None:
@@ -224,7 +245,8 @@ class ReservationLease:
 
     def forget(self) -> None:
         """Give up the reservation, and what was granted from it: the ledger is gone, or this replica's part of it."""
-        self._reserved, self.granted, self._sent, self._until, self._left = {}, {}, None, -math.inf, {}
+        self._reserved, self.granted, self._sent, self._left = {}, {}, None, {}
+        self._until = self._due_at = -math.inf
 
     def flushed(self, ledger: Ledger) -> Ledger:
         """Return the ledger without this replica's reservation, and with all that it granted pending."""
@@ -233,16 +255,22 @@ class ReservationLease:
         others = {holder: each for holder, each in ledger.reserved.items() if holder != self.holder}
         return msgspec.structs.replace(ledger, reserved=others, pending={**self.granted, **ledger.pending})
 
-    def send(self, ledger: Ledger, charges: Mapping[str, Charge], terms: object = None) -> Ledger:
+    def send(
+        self,
+        ledger: Ledger,
+        charges: Mapping[str, Charge],
+        terms: object = None,
+        next_seconds: float = WRITE_SECONDS,
+    ) -> Ledger:
         """Return the flushed ledger with a reservation of these charges; it is under way from now on.
 
-        ``terms``: the quota by which the charges were sized.
+        ``terms``: the quota by which the charges were sized. ``next_seconds``: after how many the next write is due.
         """
         if not (charges or self.active):
             return ledger
         self._counter += 1
         reservation = Reservation(charges, self._counter)
-        self._sent = _Sent(reservation, frozenset(self.granted), self._clock(), terms)
+        self._sent = _Sent(reservation, frozenset(self.granted), self._clock(), terms, next_seconds)
         # If it does not land there is what is left now; if it does, what it reserves for those that come from now on.
         for model, left in self._left.items():
             after = charges.get(model, Charge())
@@ -260,6 +288,7 @@ class ReservationLease:
 
     def _confirm(self, sent: _Sent) -> None:
         self._reserved, self._until = sent.reservation.charges, sent.at + LEASE_SECONDS
+        self._due_at = self._until - LEASE_SECONDS + sent.next_seconds
         self._terms = sent.terms
         self.granted = {uid: each for uid, each in self.granted.items() if uid not in sent.uids}
         self._left = self._remaining()

@@ -18,9 +18,18 @@ from vcuda.kube import LedgerStore, Stored
 from vcuda.ledger import ledger as rules
 from vcuda.ledger.ledger import Admitted, Ledger, Pending, Refused
 from vcuda.ledger.settle import ObservedPods, is_counted_before, settle
-from vcuda.quota.model import Charge, Mode, Usage
+from vcuda.quota.model import Mode, Usage
 from webhook.batches import BatchCommitter, PendingCall, SharedCall
-from webhook.leases import GIVE_WAY_SECONDS, Demand, ReservationLease, Terms, boot_seconds, target
+from webhook.leases import (
+    GIVE_WAY_SECONDS,
+    MOST_WRITE_SECONDS,
+    Demand,
+    ReservationLease,
+    Terms,
+    boot_seconds,
+    seconds_until_write,
+    target,
+)
 from webhook.ledgers import ByNamespace, ChargeRequest, Decision, PutOff, RetryLater
 from webhook.metrics import LedgerMetrics
 from webhook.recount import SOON_SECONDS, Recount
@@ -36,8 +45,9 @@ LIST_THREADS = 32
 CACHED_USAGE_SECONDS = 0.5
 """How long a ledger once read is good enough to prefer a model by; never to refuse by."""
 
-GRANTING_USAGE_SECONDS = 2.0
-"""The same while charges are granted from a reservation: these are added, and the next flush is near."""
+GRANTING_USAGE_SECONDS = MOST_WRITE_SECONDS + 1.0
+"""The same while charges are granted from a reservation: these are added, and the next flush tells what others took.
+That is seconds away only where there is much room."""
 
 READ_TIMEOUT_SECONDS = 3.0
 """So short that those who wait for a read that fails still hear of it."""
@@ -329,10 +339,10 @@ class NamespaceLedger:
         if calls:
             self._terms = _terms(calls[-1].item, self._shared.store)
         terms = self._terms
-        charges: Mapping[str, Charge] = {}
-        if terms and terms.quota.mode is Mode.ENFORCE and not (self._lease.gives_way or self._shared.leaving):
-            charges = target(ledger, terms.quota, self._demand)
-        return self._lease.send(ledger, charges, terms)
+        if not terms or terms.quota.mode is not Mode.ENFORCE or self._lease.gives_way or self._shared.leaving:
+            return self._lease.send(ledger, {}, terms)
+        charges = target(ledger, terms.quota, self._demand)
+        return self._lease.send(ledger, charges, terms, seconds_until_write(ledger, terms.quota, self._demand))
 
     def _ask_for_room(self, ledger: Ledger) -> Ledger:
         """Return the ledger with a mark that has the other replicas reserve nothing for a while."""

@@ -20,9 +20,9 @@ from tests.processes import eventually
 
 pytestmark = pytest.mark.one_version
 
-CALLERS = 8
+CALLERS = 4
 GRANTED = "vcuda_ledger_granted_total"
-CARDS = 200
+CARDS = 400
 
 
 @pytest.fixture

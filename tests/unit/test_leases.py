@@ -7,7 +7,17 @@ import pytest
 
 from vcuda.ledger.ledger import Ledger, Pending, Reservation
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
-from webhook.leases import CREATED_SECONDS, LEAST_GRANTS, MOST_GRANTED, WRITE_SECONDS, Demand, ReservationLease, target
+from webhook.leases import (
+    CREATED_SECONDS,
+    LEAST_GRANTS,
+    MOST_GRANTED,
+    MOST_WRITE_SECONDS,
+    WRITE_SECONDS,
+    Demand,
+    ReservationLease,
+    seconds_until_write,
+    target,
+)
 
 CARD = Charge(100, 0, 100)
 SHARE = Charge(10, 1024)
@@ -34,11 +44,11 @@ def demand(seconds: float = 2.0, **grants: Sequence[Charge]) -> Demand:
 @pytest.mark.parametrize(
     ("limit", "used", "beside", "grants", "reserved"),
     [
-        pytest.param(1000, 0, 0, 12, 9, id="1.5 s of what was granted within 2 s"),
-        pytest.param(1000, 0, 0, LEAST_GRANTS - 2, 0, id="nothing by so little demand"),
-        pytest.param(60, 36, 0, 12, 6, id="a quarter of the room at most"),
-        pytest.param(60, 36, 1, 12, 3, id="which is shared with another replica"),
-        pytest.param(60, 40, 0, 12, 5, id="room for 20 is enough"),
+        pytest.param(1000, 0, 0, 12, 30, id="five seconds of the demand"),
+        pytest.param(1000, 0, 0, LEAST_GRANTS - 3, 0, id="nothing by so little demand"),
+        pytest.param(100, 40, 0, 12, 6, id="a tenth of the room at most"),
+        pytest.param(100, 40, 3, 12, 3, id="and a quarter together with other replicas"),
+        pytest.param(60, 40, 0, 12, 2, id="room for 20 is enough"),
         pytest.param(60, 41, 0, 12, 0, id="nothing near the limit"),
         pytest.param(60, 80, 0, 12, 0, id="nothing over a limit that was lowered"),
     ],
@@ -51,10 +61,10 @@ def test_what_is_reserved(limit: int, used: int, beside: int, grants: int, reser
     assert target(ledger, quota, demand(M40=[CARD] * grants)) == wanted
 
 
-@pytest.mark.parametrize(("seconds", "reserved"), [(2.0, 9), (1.5, 12), (0.5, 36), (0.0, 36)])
+@pytest.mark.parametrize(("seconds", "reserved"), [(2.0, 30), (1.5, 40), (0.5, 120), (0.0, 120)])
 def test_demand_that_has_just_begun_is_a_rate_too(seconds: float, reserved: int) -> None:
-    """Or the first two seconds of a burst would be reserved for as if they were its end."""
-    quota = NamespaceQuota({"M40": Limit(100_000)})
+    """Or the first seconds of a burst would be reserved for as if they were its end."""
+    quota = NamespaceQuota({"M40": Limit(1_000_000)})
     assert target(Ledger(), quota, demand(seconds, M40=[CARD] * 12)) == {"M40": cards(reserved)}
 
 
@@ -62,26 +72,26 @@ def test_a_model_of_which_little_is_asked_for_is_reserved_beside_others() -> Non
     """A namespace's pods are spread over its models, so each may have few of many."""
     quota = NamespaceQuota({"M40": Limit(100_000), "P100": Limit(100_000)})
     reserved = target(Ledger(), quota, demand(M40=[CARD] * 12, P100=[CARD]))
-    assert reserved == {"M40": cards(9), "P100": cards(LEAST_GRANTS)}
+    assert reserved == {"M40": cards(30), "P100": cards(LEAST_GRANTS)}
 
 
 def test_memory_is_room_too_and_a_model_without_a_quota_has_none() -> None:
     quota = NamespaceQuota({"M40": Limit(10_000, 40 * 1024)})
     recent = demand(M40=[SHARE] * 40, P100=[SHARE] * 40)
-    assert target(Ledger(), quota, recent) == {"M40": Charge(100, 10 * 1024)}
+    assert target(Ledger(), quota, recent) == {"M40": Charge(40, 4 * 1024)}
 
 
-def test_demand_is_what_was_granted_within_two_seconds() -> None:
+def test_demand_is_what_was_granted_within_four_seconds() -> None:
     now = 0.0
     demand = Demand(lambda: now)
     demand.add("M40", CARD)
-    now = 1.5
+    now = 3.5
     demand.add("M40", SHARE)
     demand.add("P100", SHARE)
     assert demand.recent() == {"M40": (2, CARD + SHARE), "P100": (1, SHARE)}
-    now = 2.0
+    now = 4.0
     assert demand.recent() == {"M40": (1, SHARE), "P100": (1, SHARE)}
-    now = 3.5
+    now = 7.5
     assert demand.recent() == {}
 
 
@@ -91,8 +101,8 @@ def test_demand_is_what_was_granted_within_two_seconds() -> None:
         pytest.param(400, 1, 0.5, False, id="little was granted"),
         pytest.param(400, 1, WRITE_SECONDS, True, id="after a second"),
         pytest.param(400, 0, WRITE_SECONDS, True, id="and where nothing was, to hear whether somebody waits"),
-        pytest.param(10, 4, 0.5, False, id="more than half is left"),
-        pytest.param(10, 5, 0.5, True, id="half is left"),
+        pytest.param(10, 7, 0.5, False, id="more than a quarter is left"),
+        pytest.param(10, 8, 0.5, True, id="less than a quarter is left"),
         pytest.param(400, MOST_GRANTED, 0.5, True, id="many were granted"),
     ],
 )
@@ -104,6 +114,34 @@ def test_when_what_was_granted_is_written(reserved: int, granted: int, seconds: 
     assert all(lease.grant(str(number), Pending("M40", CARD), created=0.0) for number in range(granted))
     now = seconds
     assert lease.is_due is due
+
+
+@pytest.mark.parametrize(
+    ("room", "replicas", "seconds"),
+    [
+        pytest.param(10_000, 3, MOST_WRITE_SECONDS, id="for a long time"),
+        pytest.param(96, 1, 2.0, id="for 16 s"),
+        pytest.param(96, 2, WRITE_SECONDS, id="for 8 s, since two replicas take it"),
+        pytest.param(0, 1, WRITE_SECONDS, id="for none"),
+    ],
+)
+def test_the_sooner_the_room_will_be_used_up_the_sooner_is_written(room: int, replicas: int, seconds: float) -> None:
+    """Six cards a second are granted. There is room for these seconds:"""
+    others = {str(number): Reservation({}, 1) for number in range(replicas - 1)}
+    ledger = Ledger({"M40": cards(100)}, reserved=others)
+    quota = NamespaceQuota({"M40": Limit(100 * (100 + room))})
+    assert seconds_until_write(ledger, quota, demand(M40=[CARD] * 12)) == seconds
+
+
+def test_a_write_is_due_after_the_seconds_that_it_was_sent_with() -> None:
+    now = 0.0
+    lease = ReservationLease(lambda: now)
+    lease.send(Ledger(), {"M40": cards(400)}, next_seconds=MOST_WRITE_SECONDS)
+    lease.confirmed(answered=0.0)
+    now = MOST_WRITE_SECONDS - 0.1
+    assert not lease.is_due
+    now = MOST_WRITE_SECONDS
+    assert lease.is_due
 
 
 def test_without_the_time_of_creation_or_of_the_answer_nothing_is_granted() -> None:

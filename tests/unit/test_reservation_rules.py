@@ -120,7 +120,7 @@ MUTANTS = [
     Broken(
         "FLUSH without SYNC",
         leases,
-        "if most := min(wanted, room // (PART_OF_ROOM * (len(ledger.reserved) + 1))):",
+        "if most := min(wanted, room // max(PART_OF_ROOM * (len(ledger.reserved) + 1), PART_OF_REPLICA)):",
         "if most := wanted:",
         scenarios.a_burst_just_below_the_limit,
     ),
