@@ -21,7 +21,8 @@ from tests.processes import free_ports
 
 NONE, QUOTA, GO_IDLE, GO_PIN, FLASK_PIN = "none", "resourcequota", "go-idle", "go-pin", "flask-pin"
 CLAIMS_NONE, CLAIMS_OURS, OURS_1 = "claims-none", "claims-ours-1", "ours-1"
-OURS: Mapping[str, int] = {OURS_1: 1, "ours-3": 3, CLAIMS_OURS: 1}
+TIGHT = ("tight-ours-1", "tight-ours-3")
+OURS: Mapping[str, int] = {OURS_1: 1, "ours-3": 3, "tight-ours-1": 1, "tight-ours-3": 3, CLAIMS_OURS: 1}
 """Ours, by the number of replicas."""
 
 EVERY = (NONE, QUOTA, GO_IDLE, GO_PIN, FLASK_PIN, *OURS, CLAIMS_NONE)
@@ -31,16 +32,24 @@ IN_GO = (GO_IDLE, GO_PIN)
 LIMIT = {"quota": {"M40": 100_000, "P100": 100_000, "A100": 100_000}}
 """What nobody reaches."""
 
+TIGHT_LIMIT = {"quota": {"M40": 6}}
+"""Room for 60 pods of the bench."""
+
+STORED_OF_TIGHT = 48
+"""Of these 60 so many are stored at most, so that an exact count refuses none."""
+
 
 class Arranged(NamedTuple):
     """An arrangement that is in effect: the processes to count, by name, and whether a controller settles ledgers.
 
-    ``claims``: of it ResourceClaims are created, no pods.
+    ``claims``: of it ResourceClaims are created, no pods. ``most``: so many pods of a namespace are stored at a time,
+    and then the oldest is deleted for each new one; None if none are deleted.
     """
 
     processes: Mapping[str, Sequence[int]]
     settles: bool
     claims: bool = False
+    most: int | None = None
 
 
 def namespaces(name: str, spread: int) -> list[str]:
@@ -50,8 +59,9 @@ def namespaces(name: str, spread: int) -> list[str]:
 
 def prepare(plane: Plane, names: Sequence[str], most: int) -> None:
     """Create so many namespaces of each arrangement, with what lasts in them: the quota that each is held to."""
-    ours = [namespace for name in names if name in OURS for namespace in namespaces(name, most)]
-    write_quota(plane.cluster, dict.fromkeys(ours, LIMIT))
+    limits = {name: TIGHT_LIMIT if name in TIGHT else LIMIT for name in names if name in OURS}
+    quota = {namespace: limit for name, limit in limits.items() for namespace in namespaces(name, most)}
+    write_quota(plane.cluster, quota)
     create_nodes(plane.cluster, ("M40", "P100"), 10)
     if set(names) & set(OF_CLAIMS):
         seed.serve_classes(plane)
@@ -92,7 +102,7 @@ def arranged(plane: Plane, name: str, program: Path | None) -> Iterator[Arranged
         stack.enter_context(
             plane.cluster.register_webhooks(mutating=registered[MUTATING], validating=registered[VALIDATING])
         )
-        yield Arranged(processes, name in OURS, name in OF_CLAIMS)
+        yield Arranged(processes, name in OURS, name in OF_CLAIMS, STORED_OF_TIGHT if name in TIGHT else None)
 
 
 def webhooks(plane: Plane, name: str, program: Path | None) -> list[AbstractContextManager[Server]]:

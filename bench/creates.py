@@ -55,6 +55,9 @@ def main(
       flask-pin      go-pin in Flask, on gunicorn's gthread worker
       ours-1         our webhook, one replica, and the controller
       ours-3         our webhook, three replicas, and the controller
+      tight-ours-1   ours-1 with quota for 60 pods a namespace, of which 48 are stored at most: then the oldest is
+                     deleted for each new one. An exact count admits all; 429 means that the release is awaited
+      tight-ours-3   the same with three replicas
       claims-ours-1  ours-1, of ResourceClaims for as much (Kubernetes 1.34 or later)
       claims-none    ResourceClaims with no admission of its own
 

@@ -25,7 +25,7 @@ class Case(NamedTuple):
 class Figures(msgspec.Struct, frozen=True):
     """CPU milliseconds per stored pod; stored pods a second, and milliseconds of a create; creates that were refused.
 
-    ``by_process`` is the CPU again, for each of `PROCESSES`.
+    ``retry_later``: how many of the refused were answered 429. ``by_process``: the CPU for each of `PROCESSES`.
     """
 
     cpu_ms_per_pod: float
@@ -34,6 +34,7 @@ class Figures(msgspec.Struct, frozen=True):
     p99_ms: float
     refused: int
     by_process: Mapping[str, float]
+    retry_later: int = 0
 
 
 Results = Mapping[Case, Sequence[Figures]]
@@ -43,7 +44,8 @@ Results = Mapping[Case, Sequence[Figures]]
 def figures_of(result: load.Result, cpu_seconds: Mapping[str, float]) -> Figures:
     """Return what this load and the CPU seconds that it cost come to. A process that there is not costs nothing."""
     by_process = {name: cpu_seconds.get(name, 0.0) * 1000 / result.wanted for name in PROCESSES}
-    return Figures(sum(by_process.values()), result.rate, result.p50, result.p99, result.refused, by_process)
+    cpu_ms = sum(by_process.values())
+    return Figures(cpu_ms, result.rate, result.p50, result.p99, result.refused, by_process, result.retry_later)
 
 
 def medians(rounds: Sequence[Figures]) -> Figures:
@@ -62,6 +64,7 @@ def medians(rounds: Sequence[Figures]) -> Figures:
         median(one.p99_ms for one in rounds),
         sum(one.refused for one in rounds),
         {name: median(one.by_process[name] for one in rounds) for name in PROCESSES},
+        sum(one.retry_later for one in rounds),
     )
 
 
@@ -75,12 +78,22 @@ def as_json(results: Results) -> str:
 
 def as_table(results: Results) -> str:
     """Return one line for each case."""
-    heading = ("creates of pods", "namespaces", "CPU ms/pod", *PROCESSES, "pods/s", "p50 ms", "p99 ms", "refused")
+    heading = (
+        "creates of pods",
+        "namespaces",
+        "CPU ms/pod",
+        *PROCESSES,
+        "pods/s",
+        "p50 ms",
+        "p99 ms",
+        "refused",
+        "429",
+    )
     return "\n".join(aligned([heading, *(_line(case, medians(rounds)) for case, rounds in results.items())]))
 
 
 def _line(case: Case, median: Figures) -> tuple[str, ...]:
     by_process = (f"{median.by_process[name]:.2f}" if median.by_process[name] else "-" for name in PROCESSES)
-    times = (f"{median.p50_ms:.1f}", f"{median.p99_ms:.1f}", str(median.refused))
+    times = (f"{median.p50_ms:.1f}", f"{median.p99_ms:.1f}", str(median.refused), str(median.retry_later))
     cost = (f"{median.cpu_ms_per_pod:.2f}", *by_process, f"{median.pods_per_second:.0f}")
     return (case.arrangement, str(case.namespaces), *cost, *times)

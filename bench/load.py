@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import json
 import socket
 import ssl
 import statistics
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
@@ -20,9 +23,11 @@ END_OF_CHUNKS = b"\r\n0\r\n\r\n"
 
 
 class Result(NamedTuple):
-    """Requests a second, two percentiles of the time for one, in milliseconds, and how many these are.
+    """What a load came to.
 
-    Beside them, how many were refused.
+    ``rate``: wanted answers a second. ``p50``, ``p99``: percentiles of the time to one of these, in milliseconds.
+    ``wanted``: how many there were. ``refused``: how many other answers. ``retry_later``: how many of those were 429.
+    ``deleted``: how many of the objects were deleted during the load.
     """
 
     rate: float
@@ -30,15 +35,31 @@ class Result(NamedTuple):
     p99: float
     wanted: int
     refused: int
+    retry_later: int = 0
+    deleted: int = 0
 
 
-def post(url: str, body: bytes, headers: Mapping[str, str] | None = None) -> bytes:
-    """Return one POST of JSON as it goes over the wire."""
+class Life(NamedTuple):
+    """How the objects of one connection come and go.
+
+    ``create``: the request that creates one. ``delete``: returns the request that deletes the object of this name.
+    ``most``: how many are stored at a time; one more, and the oldest is deleted. ``pause``: seconds to wait after a
+    create that was not answered as wanted.
+    """
+
+    create: bytes
+    delete: Callable[[str], bytes]
+    most: int
+    pause: float
+
+
+def post(url: str, body: bytes, headers: Mapping[str, str] | None = None, method: str = "POST") -> bytes:
+    """Return one request with a body of JSON as it goes over the wire."""
     parts = urlsplit(url)
     target = f"{parts.path}?{parts.query}" if parts.query else parts.path
     fields = {"Host": parts.netloc, "Content-Type": "application/json", "Content-Length": len(body), **(headers or {})}
     lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-    return f"POST {target} HTTP/1.1\r\n{lines}\r\n".encode() + body
+    return f"{method} {target} HTTP/1.1\r\n{lines}\r\n".encode() + body
 
 
 def run(
@@ -60,21 +81,19 @@ def run_over(
     connections: Sequence[ssl.SSLSocket], requests: Sequence[Sequence[bytes]], *, seconds: float, wanted: HTTPStatus
 ) -> Result:
     """Send the requests in turn, over and over, on the connection in their place, all at once."""
-    started = time.perf_counter()
-    log = _Log(wanted, started + seconds, [], [])
-    threads = [
-        threading.Thread(target=_send, args=(connection, turn, log))
-        for connection, turn in zip(connections, requests, strict=True)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    took, refused = time.perf_counter() - started, len(log.refusals)
+    with _logged(wanted, seconds) as log:
+        _in_threads([(_send, (connection, turn, log)) for connection, turn in zip(connections, requests, strict=True)])
+    refused = len(log.refusals)
     if len(log.times) <= refused:
         raise RuntimeError(f"{refused} refused, only {len(log.times)} not; the first: {log.refusals[:1]}")
-    cuts = statistics.quantiles(log.times, n=100)
-    return Result(len(log.times) / took, cuts[49] * 1000, cuts[98] * 1000, len(log.times), refused)
+    return _result(log)
+
+
+def run_ending(connections: Sequence[ssl.SSLSocket], lives: Sequence[Life], *, seconds: float) -> Result:
+    """Create and delete objects on each connection for so many seconds, as its `Life` says, all at once."""
+    with _logged(HTTPStatus.CREATED, seconds) as log:
+        _in_threads([(_live, (connection, life, log)) for connection, life in zip(connections, lives, strict=True)])
+    return _result(log)
 
 
 def send_each(server: str, ca: Path, requests: Iterable[bytes], *, connections: int, wanted: HTTPStatus) -> None:
@@ -88,9 +107,8 @@ def send_each(server: str, ca: Path, requests: Iterable[bytes], *, connections: 
                     request = next(left, None)
                 if request is None:
                     return
-                connection.sendall(request)
-                answer = _read_answer(connection)
-                if int(answer[9:12]) != wanted:
+                answer = _answer_to(connection, request)
+                if _status(answer) != wanted:
                     raise RuntimeError(f"refused: {answer!r}")
 
     with ThreadPoolExecutor(connections) as threads:
@@ -98,22 +116,80 @@ def send_each(server: str, ca: Path, requests: Iterable[bytes], *, connections: 
             done.result()
 
 
-class _Log(NamedTuple):
-    """What the connections share: the status wanted, when to stop, seconds of each answer wanted, and other answers."""
+@dataclass
+class _Log:
+    """What the connections share.
+
+    ``wanted``: the status that is counted. ``started``, ``deadline``, ``ended``: in seconds of `time.perf_counter`.
+    ``times``: seconds until each wanted answer. ``refusals``: the other answers. ``deleted``: one item for each object.
+    """
 
     wanted: int
+    started: float
     deadline: float
-    times: list[float]
-    refusals: list[bytes]
+    ended: float = 0.0
+    times: list[float] = field(default_factory=list)
+    refusals: list[bytes] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def _logged(wanted: HTTPStatus, seconds: float) -> Iterator[_Log]:
+    started = time.perf_counter()
+    log = _Log(wanted, started, started + seconds)
+    yield log
+    log.ended = time.perf_counter()
+
+
+def _in_threads(work: Sequence[tuple[Callable[..., None], tuple[object, ...]]]) -> None:
+    with ThreadPoolExecutor(len(work)) as threads:
+        for done in [threads.submit(function, *arguments) for function, arguments in work]:
+            done.result()
+
+
+def _result(log: _Log) -> Result:
+    cuts = statistics.quantiles(log.times, n=100)
+    return Result(
+        len(log.times) / (log.ended - log.started),
+        cuts[49] * 1000,
+        cuts[98] * 1000,
+        len(log.times),
+        len(log.refusals),
+        sum(_status(answer) == HTTPStatus.TOO_MANY_REQUESTS for answer in log.refusals),
+        len(log.deleted),
+    )
+
+
+def _live(connection: ssl.SSLSocket, life: Life, log: _Log) -> None:
+    stored: deque[str] = deque()
+    while (started := time.perf_counter()) < log.deadline:
+        answer = _answer_to(connection, life.create)
+        if _status(answer) == log.wanted:
+            log.times.append(time.perf_counter() - started)
+            stored.append(json.loads(answer.partition(b"\r\n\r\n")[2])["metadata"]["name"])
+        else:
+            log.refusals.append(answer)
+            time.sleep(life.pause)
+        if len(stored) > life.most:
+            log.deleted.append(stored.popleft())
+            _answer_to(connection, life.delete(log.deleted[-1]))
+
+
+def _answer_to(connection: ssl.SSLSocket, request: bytes) -> bytes:
+    connection.sendall(request)
+    return _read_answer(connection)
+
+
+def _status(answer: bytes) -> int:
+    return int(answer[9:12])
 
 
 def _send(connection: ssl.SSLSocket, turn: Sequence[bytes], log: _Log) -> None:
     for request in itertools.cycle(turn):
         if (started := time.perf_counter()) >= log.deadline:
             return
-        connection.sendall(request)
-        answer = _read_answer(connection)
-        if int(answer[9:12]) == log.wanted:
+        answer = _answer_to(connection, request)
+        if _status(answer) == log.wanted:
             log.times.append(time.perf_counter() - started)
         else:
             log.refusals.append(answer)

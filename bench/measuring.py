@@ -41,6 +41,9 @@ PATIENCE = 60.0
 QUIET_SECONDS, QUIET_SHARE, QUIET_WITHIN = 0.25, 0.2, 10.0
 """Processes are quiet that took less than this share of one CPU for so long; how long is waited for that."""
 
+PAUSE_SECONDS = 0.05
+"""Until a pod that was refused is created again."""
+
 CORES = int(GPU_POD["tencent.com/vcuda-core"])
 
 
@@ -53,11 +56,14 @@ def measure(plane: Plane, arranged: Arranged, namespaces: Sequence[str], seconds
         put(connections, plane, namespaces, WARM_UP_SECONDS, "?dryRun=All", claims=arranged.claims)
         await_quiet(arranged.processes)
         before = cpu.by_name(arranged.processes)
-        result = put(connections, plane, namespaces, seconds, claims=arranged.claims)
+        if arranged.most is None:
+            result = put(connections, plane, namespaces, seconds, claims=arranged.claims)
+        else:
+            result = put_ending(connections, plane, namespaces, seconds, arranged.most)
     done = time.monotonic() + SETTLE_SECONDS
     if arranged.settles:
-        cores = result.wanted * CORES
-        await_ledgers(plane, namespaces, lambda ledgers: sum(map(committed, ledgers)) == cores)
+        cores = (result.wanted - result.deleted) * CORES
+        await_ledgers(plane, namespaces, lambda ledgers: sum(map(charged, ledgers)) == cores)
     time.sleep(max(0.0, done - time.monotonic()))
     after = cpu.by_name(arranged.processes)
     clear(plane, namespaces, claims=arranged.claims)
@@ -88,6 +94,30 @@ def put(
     each = [post(namespace) for namespace in namespaces]
     requests = [each[number % len(each) :: len(connections)] for number in range(len(connections))]
     return load.run_over(connections, requests, seconds=seconds, wanted=HTTPStatus.CREATED)
+
+
+def put_ending(
+    connections: Sequence[ssl.SSLSocket], plane: Plane, namespaces: Sequence[str], seconds: float, most: int
+) -> load.Result:
+    """Create pods all the time, and delete the oldest of a namespace where more than ``most`` are stored in it.
+
+    There must not be more namespaces than connections.
+    """
+    headers = {"Authorization": plane.authorization}
+    body, now = json.dumps(gpu_pod()).encode(), json.dumps({"gracePeriodSeconds": 0}).encode()
+
+    def life(number: int) -> load.Life:
+        place = number % len(namespaces)
+        path = f"{plane.cluster.server}{collection(namespaces[place], claims=False)}"
+        sharing = len(range(place, len(connections), len(namespaces)))
+        return load.Life(
+            load.post(path, body, headers),
+            lambda name: load.post(f"{path}/{name}", now, headers, "DELETE"),
+            most // sharing,
+            PAUSE_SECONDS,
+        )
+
+    return load.run_ending(connections, [life(number) for number in range(len(connections))], seconds=seconds)
 
 
 def await_quiet(processes: Mapping[str, Sequence[int]]) -> None:
@@ -124,6 +154,11 @@ def ledger_in(config_map: Json) -> Ledger:
 def committed(ledger: Ledger) -> int:
     """The cores of all models that were counted from stored pods and claims."""
     return sum(charge.cores for charge in (*ledger.committed.values(), *ledger.claimed.values()))
+
+
+def charged(ledger: Ledger) -> int:
+    """The cores that were counted from stored pods and claims; -1 while anything is pending."""
+    return -1 if ledger.pending else committed(ledger)
 
 
 def collection(namespace: str, *, claims: bool) -> str:

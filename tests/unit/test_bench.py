@@ -30,7 +30,7 @@ STAT = "{} S 1 41 41 0 -1 4194560 9 8 7 6 {} {} {} {} 20 0 9 0 5301 1 1"
 
 def figures(cpu: float, refused: int = 0) -> Figures:
     """Return figures of which each is told from the others."""
-    return Figures(cpu, cpu + 100, cpu + 200, cpu + 300, refused, dict.fromkeys(PROCESSES, cpu / 4))
+    return Figures(cpu, cpu + 100, cpu + 200, cpu + 300, refused, dict.fromkeys(PROCESSES, cpu / 4), refused // 2)
 
 
 def test_every_round_has_all_cases_in_another_order() -> None:
@@ -50,11 +50,12 @@ def test_cpu_is_user_and_system_time_with_that_of_ended_children_whatever_the_pr
 
 
 def test_cpu_is_told_per_stored_pod_and_by_process() -> None:
-    result = Result(rate=250.0, p50=3.0, p99=9.0, wanted=500, refused=2)
+    result = Result(rate=250.0, p50=3.0, p99=9.0, wanted=500, refused=2, retry_later=1)
     round_ = figures_of(result, {"kube-apiserver": 1.0, "etcd": 0.25})
     assert round_.by_process == {"kube-apiserver": 2.0, "etcd": 0.5, "webhook": 0.0, "controller": 0.0}
     assert round_.cpu_ms_per_pod == 2.5
-    assert (round_.pods_per_second, round_.p50_ms, round_.p99_ms, round_.refused) == (250.0, 3.0, 9.0, 2)
+    assert (round_.pods_per_second, round_.p50_ms, round_.p99_ms) == (250.0, 3.0, 9.0)
+    assert (round_.refused, round_.retry_later) == (2, 1)
 
 
 def test_figures_are_medians_of_the_rounds_and_every_refusal_counts() -> None:
@@ -67,7 +68,7 @@ def test_json_is_by_arrangement_and_number_of_namespaces() -> None:
     report = json.loads(as_json(results))
     assert {name: [*cases] for name, cases in report.items()} == {"none": ["1", "10"], "ours-1": ["1"]}
     told = {"cpu_ms_per_pod": 4.0, "pods_per_second": 104.0, "p50_ms": 204.0, "p99_ms": 304.0, "refused": 0}
-    assert report["ours-1"]["1"] == {**told, "by_process": dict.fromkeys(PROCESSES, 1.0)}
+    assert report["ours-1"]["1"] == {**told, "retry_later": 0, "by_process": dict.fromkeys(PROCESSES, 1.0)}
 
 
 def test_the_table_has_a_line_for_each_case_and_a_dash_for_what_does_not_run() -> None:
@@ -75,7 +76,7 @@ def test_the_table_has_a_line_for_each_case_and_a_dash_for_what_does_not_run() -
     alone = Figures(1.5, 900.0, 12.34, 56.78, 0, by_process)
     heading, *lines = as_table({Case("none", 1): [alone], Case("ours-1", 10): [figures(4.0)]}).splitlines()
     assert heading.split("  ")[0] == "creates of pods"
-    assert lines[0].split() == ["none", "1", "1.50", "1.25", "0.25", "-", "-", "900", "12.3", "56.8", "0"]
+    assert lines[0].split() == ["none", "1", "1.50", "1.25", "0.25", "-", "-", "900", "12.3", "56.8", "0", "0"]
     assert lines[1].split()[:4] == ["ours-1", "10", "4.00", "1.00"]
 
 
