@@ -86,7 +86,7 @@ def its_time_counts_from_before_the_write(world: ReservationWorld) -> None:
     written(world)
     world.ask(A, 1)
     world.pass_by(WRITE_SECONDS * 2.2)
-    [put] = world.wire.open
+    [put] = world.writes(A)
     put.arrive()
     landed = int(world.time.now)
     world.store_some()
@@ -156,7 +156,8 @@ def a_write_of_unknown_outcome_lands_late(world: ReservationWorld) -> None:
     world.pass_by(RATE_SECONDS * 1.1)
     world.ask(A, 4, size="twentieth")
     world.resume(A)
-    [put] = world.flush(A)
+    world.flush(A)
+    [put] = world.writes(A)
     world.give_up(put, lands=True)
     world.ask(A, 30, size="twentieth")
     for call in [call for call in world.flush(A) if call.method == "GET"]:
@@ -216,7 +217,7 @@ def the_limit_is_lowered(world: ReservationWorld) -> None:
 
 def the_limit_is_lowered_while_another_replica_writes_first(world: ReservationWorld) -> None:
     """The reservation is still the one that the larger limit allowed."""
-    world.reserve(A, 4)
+    world.reserve(A, 5)
     world.set_limits({**LIMITS, "M40": Limit(500)})
     for _ in range(4):
         world.go_on()
@@ -243,6 +244,7 @@ def little_room_beside_what_others_reserve(world: ReservationWorld) -> None:
         world.ask(B, number, size="fifth")
         world.go_on(world.replicas[B])
         world.store_some()
+        assert free_cores(world) >= 0
     for replica in (A, B):
         world.ask(replica, 60, size="fifth")
 

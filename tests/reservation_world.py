@@ -207,9 +207,8 @@ class ReservationWorld:
 
     def reserve(self, replica: int, number: int = 12, model: str = "M40", size: str = "card") -> None:
         """Create so many that the replica reserves a tenth of the room that is left; all are stored and settled."""
-        for each in (number, 1):
-            self.ask(replica, each, model, size)
-            self.go_on()
+        self.ask(replica, number, model, size)
+        self.go_on()
         self.store_some()
         self.settle()
 
@@ -228,7 +227,15 @@ class ReservationWorld:
     def idle(self, replica: int) -> list[OpenCall]:
         """Let so much time pass that the replica gives back what it reserved; return the calls that do so."""
         self.pass_by(RATE_SECONDS * 1.1)
-        return self.flush(replica)
+        self.flush(replica)
+        return self.writes(replica)
+
+    def writes(self, replica: int) -> list[OpenCall]:
+        """Answer the reads of a replica that has written nothing for a while; return the writes that follow."""
+        process = self.replicas[replica]
+        while reads := [call for call in self.wire.of(process) if call.method == "GET"]:
+            self.answer(reads[0])
+        return self.wire.of(process)
 
     def go_on(self, *senders: object) -> None:
         """Answer every call while as much time passes as replicas wait for others."""

@@ -27,8 +27,12 @@ LEAST_SPAN_SECONDS = 0.5
 """Demand that has just begun is taken for what comes in at least so long: a few at once are no rate yet."""
 
 LEAST_GRANTS = 4
-"""With fewer within `RATE_SECONDS`, of all models, each charge is written by itself, as a write costs less than a
-reservation hides. Of a model that is granted at all so many are reserved: fewer would be a write for each after all."""
+"""The least demand for which room is reserved, and the least that is reserved, in charges.
+
+If this replica admitted fewer within `RATE_SECONDS`, and the ledger has fewer pending, each charge is written alone,
+because a write costs less than a reservation hides. The pending charges show what the other replicas admit: without
+them, each replica would make four writes before it reserves.
+"""
 
 WRITE_SECONDS, MOST_WRITE_SECONDS = 1.0, 4.0
 """What was granted is written after these at the least and at the most, to stand by its uid as pending. Until then it
@@ -74,28 +78,33 @@ def boot_seconds() -> float:
 
 
 class Demand:
-    """What was granted of each model within the last `RATE_SECONDS`."""
+    """The charges that this replica admitted within the last `RATE_SECONDS`, by model."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._grants: deque[tuple[float, str, Charge]] = deque()
+        self._grants: deque[tuple[float, str, str, Charge]] = deque()
+        self._uids: set[str] = set()
         # Kept, and not summed up at each flush: a burst leaves thousands.
         self._sums: dict[str, tuple[int, Charge]] = {}
         self._since = -math.inf
 
-    def add(self, model: str, charge: Charge) -> None:
-        """Count a grant of now."""
+    def add(self, uid: str, model: str, charge: Charge) -> None:
+        """Count a charge of now, once: a charge is decided again after another replica wrote first."""
         if not self.recent():
             self._since = self._clock()
+        if uid in self._uids:
+            return
         number, charged = self._sums.get(model, (0, Charge()))
         self._sums[model] = number + 1, charged + charge
-        self._grants.append((self._clock(), model, charge))
+        self._uids.add(uid)
+        self._grants.append((self._clock(), uid, model, charge))
 
     def recent(self) -> Mapping[str, tuple[int, Charge]]:
-        """Return by model how many grants there were, and what they took together."""
+        """Return by model how many charges there were, and their sum."""
         since = self._clock() - RATE_SECONDS
         while self._grants and self._grants[0][0] <= since:
-            _, model, charge = self._grants.popleft()
+            _, uid, model, charge = self._grants.popleft()
+            self._uids.remove(uid)
             number, charged = self._sums.pop(model)
             if number > 1:
                 self._sums[model] = number - 1, charged - charge
@@ -113,7 +122,8 @@ def target(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Mapping[str
     The ledger is without the replica's own reservation, and holds all that it granted.
     """
     charges: dict[str, Charge] = {}
-    if sum(number for number, _ in demand.recent().values()) < LEAST_GRANTS:
+    admitted = sum(number for number, _ in demand.recent().values())
+    if max(admitted, len(ledger.pending)) < LEAST_GRANTS:
         return charges
     for model, number, mean, room in _rooms(ledger, quota, demand):
         if room < LEAST_ROOM:

@@ -49,6 +49,10 @@ GRANTING_USAGE_SECONDS = MOST_WRITE_SECONDS + 1.0
 """The same while charges are granted from a reservation: these are added, and the next flush tells what others took.
 That is seconds away only where there is much room."""
 
+REMEMBERED_SECONDS = 1.0
+"""How long the version that was read or written last is replaced without a read. After that time the controller or
+another replica has usually written, and a write that loses costs more than a read."""
+
 READ_TIMEOUT_SECONDS = 3.0
 """So short that those who wait for a read that fails still hear of it."""
 
@@ -155,6 +159,7 @@ class NamespaceLedger:
         self._namespace = namespace
         self._shared = shared
         self._remembered: Stored | None = None
+        self._remembered_at = -math.inf
         self._unanswered: _Unanswered | None = None
         self._noted = Ledger()
         self._usages: Mapping[str, Usage] = {}
@@ -179,8 +184,6 @@ class NamespaceLedger:
             self._shared.metrics.wait.observe(self._shared.clock() - started)
         if isinstance(decision, Refused):
             decision = await self._refuse(request, decision)
-        if isinstance(decision, Admitted) and not request.dry_run and request.model != rules.NO_MODEL:
-            self._demand.add(request.model, request.charge)
         return decision
 
     async def _refuse(self, request: ChargeRequest, refused: Refused) -> Decision:
@@ -229,6 +232,7 @@ class NamespaceLedger:
         if not self._lease.grant(request.uid, asked, request.created):
             return None
         self._shared.metrics.granted.inc()
+        self._demand.add(request.uid, request.model, request.charge)
         usage = self._usages.get(request.model, Usage())
         usage = msgspec.structs.replace(usage, used=usage.used + request.charge, pending=usage.pending + request.charge)
         self._usages = {**self._usages, request.model: usage}
@@ -304,7 +308,7 @@ class NamespaceLedger:
 
         """
         await self._send_again()
-        remembered, self._remembered = self._remembered, None
+        remembered = self._take_remembered()
         stored = remembered or await self._read_own(calls)
         counted = await self._complete(stored.ledger, calls)
         flushed = self._lease.flushed(counted)
@@ -321,18 +325,26 @@ class NamespaceLedger:
         gives_back = self._lease.active and not calls and stored.version
         changed = (changed and not all(call.item.dry_run for call in calls)) or stored.opens
         if changed or self._lease.granted or gives_back:
+            self._note_demand(calls, decisions)
             for call in calls:
                 call.late = UNSURE  # what a deadline means that comes while the write is under way
             stored = await self._write(self._reserving(ledger, calls), stored)
             ledger = stored.ledger
             self._shared.metrics.size.observe(stored.size)
         if stored.version is not None:  # one that has yet to be opened counts pods, and those change unseen
-            self._remembered = stored
+            self._remembered, self._remembered_at = stored, self._shared.clock()
         self._note(ledger)
         for call, decision in zip(calls, decisions, strict=True):
             call.settle(decision)
         if self._lease.active and (self._flusher is None or self._flusher.done()):
             self._flusher = asyncio.create_task(self._flush())
+
+    def _note_demand(self, calls: Sequence[Charging], decisions: Sequence[Decision]) -> None:
+        """Count the admitted charges as demand before their write, which reserves for the next ones."""
+        for call, decision in zip(calls, decisions, strict=True):
+            asked = call.item
+            if isinstance(decision, Admitted) and not asked.dry_run and asked.model != rules.NO_MODEL:
+                self._demand.add(asked.uid, asked.model, asked.charge)
 
     def _reserving(self, ledger: Ledger, calls: Sequence[Charging]) -> Ledger:
         """Return the flushed ledger with what is to be reserved, by the demand and the room that there is."""
@@ -372,10 +384,15 @@ class NamespaceLedger:
         # Whoever waits may have its charge in it, and finds it there.
         if unanswered := self._unanswered:
             try:
-                self._remembered = await self._write(*unanswered)
+                self._remembered, self._remembered_at = await self._write(*unanswered), self._shared.clock()
             except Conflict:
                 # The version that it was to replace is gone: it has landed, or never will. The ledger tells which.
                 self._unanswered = None
+
+    def _take_remembered(self) -> Stored | None:
+        """Return the version that this replica read or wrote last, once, if nobody is likely to have written since."""
+        remembered, self._remembered = self._remembered, None
+        return remembered if self._shared.clock() - self._remembered_at < REMEMBERED_SECONDS else None
 
     async def _read_own(self, calls: Sequence[Charging]) -> Stored:
         store = self._shared.store

@@ -227,5 +227,5 @@ def test_what_is_granted_from_a_reservation_is_used_at_once(api: ApiDouble, repl
         clock.now += CACHED_USAGE_SECONDS
         return await replica.ledgers.cached_usage("team-a")
 
-    assert asyncio.run(under_load())["M40"].used == Charge(600, 0, 600)
+    assert asyncio.run(under_load())["M40"].used == Charge(500, 0, 500)
     assert api.calls == []
