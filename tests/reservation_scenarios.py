@@ -156,6 +156,7 @@ def a_write_of_unknown_outcome_lands_late(world: ReservationWorld) -> None:
     world.pass_by(RATE_SECONDS * 1.1)
     world.ask(A, 4, size="twentieth")
     world.resume(A)
+    world.pass_by(0.5)
     world.flush(A)
     [put] = world.writes(A)
     world.give_up(put, lands=True)

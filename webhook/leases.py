@@ -23,8 +23,9 @@ hardly sees more than a charge a second of one namespace: in a shorter time ther
 TARGET_SECONDS = 5.0
 """For so much of the demand a replica reserves: for longer than the time after which it writes in any case."""
 
-LEAST_SPAN_SECONDS = 0.5
-"""Demand that has just begun is taken for what comes in at least so long: a few at once are no rate yet."""
+LEAST_SPAN_SECONDS = 0.1
+"""The shortest time over which demand is measured, so that a few charges at once are not mistaken for a high rate. A
+burst that has just begun reserves for seconds: a smaller first reservation would cost one more write."""
 
 LEAST_GRANTS = 4
 """The least demand for which room is reserved, and the least that is reserved, in charges.
