@@ -25,9 +25,9 @@ from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Limit, NamespaceQuota, Quota
 from webhook import admission
-from webhook.context import PolicySnapshot
-from webhook.ledgers import MemoryLedgers, ReviewDeadline
+from webhook.ledger.ledgers import MemoryLedgers, ReviewDeadline
 from webhook.metrics import Metrics
+from webhook.review.context import PolicySnapshot
 
 MAX_BODY = 3 * 2**20
 ROUNDS = 5

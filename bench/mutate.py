@@ -14,8 +14,8 @@ from vcuda.cli import aligned
 from vcuda.placement.patches import Hints
 from vcuda.tls import serving_files, write_files
 from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
-from webhook.files import read_cluster
-from webhook.server import Standalone
+from webhook.check.files import read_cluster
+from webhook.server.server import Standalone
 
 ROUNDS, SECONDS, CONNECTIONS = 7, 2.0, 8
 

@@ -28,7 +28,7 @@ from vcuda.ledger.text import read_ledger
 from vcuda.placement.patches import Hints
 from vcuda.tls import serving_files, write_files
 from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
-from webhook.server import Cluster as OnCluster, MakeService
+from webhook.server.server import Cluster as OnCluster, MakeService
 
 PLACE = QuotaPlace()
 SYSTEM_NAMESPACE, LEDGER_NAMESPACE = "vcuda-quota", "vcuda-quota-ledgers"

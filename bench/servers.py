@@ -23,10 +23,10 @@ from gunicorn.app.base import BaseApplication
 from bench.cpu import family
 from tests.builders import held_to
 from vcuda.logs import configure_batched
-from webhook.app import JSON
-from webhook.bodies import read_body
-from webhook.server import MakeService, Settings, WebhookServer
-from webhook.worker import KEEP_ALIVE_SECONDS
+from webhook.intake.bodies import read_body
+from webhook.server.app import JSON
+from webhook.server.server import MakeService, Settings, WebhookServer
+from webhook.server.worker import KEEP_ALIVE_SECONDS
 
 THREADS = 32
 STARTED = 20.0

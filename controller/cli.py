@@ -14,11 +14,14 @@ import click
 import structlog
 from prometheus_client import CollectorRegistry
 
-from controller import charge_ages, httpd, manager, stale_gc, violation_watcher
+from controller import httpd, manager
 from controller.elector import Elector, LeaseTiming
 from controller.extender import publish, service
-from controller.node.cli import node
+from controller.garbage import stale_gc
+from controller.garbage.node.cli import node
+from controller.settle import charge_ages
 from controller.ui.leading import UsagePage, showing
+from controller.violations import violation_watcher
 from vcuda import __version__, cli, errors, logs, tls
 from vcuda.kube import Kube, QuotaPlace, VersionCheck
 from vcuda.placement.affinity import NodeLabels

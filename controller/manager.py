@@ -9,20 +9,13 @@ import msgspec
 import structlog
 from prometheus_client import CollectorRegistry
 
-from controller import (
-    certificates,
-    charge_ages,
-    claim_retrier,
-    metrics,
-    publisher,
-    retrier,
-    settler,
-    stale_gc,
-    workqueue,
-)
+from controller import certificates, metrics, workqueue
 from controller.extender import publish, service
-from controller.labels import NamespaceLabels
-from controller.violation_watcher import Evictor, ViolationOptions, ViolationWatcher
+from controller.garbage import stale_gc
+from controller.retry import claim_retrier, retrier
+from controller.settle import charge_ages, publisher, settler
+from controller.settle.labels import NamespaceLabels
+from controller.violations.violation_watcher import Evictor, ViolationOptions, ViolationWatcher
 from vcuda import kube as k8s
 from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
 from vcuda.ledger.report import NamespaceUse

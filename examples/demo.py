@@ -32,9 +32,9 @@ from vcuda.k8s_types import API_VERSION, KIND, AdmissionRequest, AdmissionRespon
 from vcuda.placement.patches import Hints
 from vcuda.quota.model import Mode, NamespaceQuota, cards
 from vcuda.requests.pod_request import asks_for_vcuda
-from webhook.check import Row, decide, read_workloads, with_templates
-from webhook.context import PolicySnapshot
-from webhook.files import read_cluster
+from webhook.check.check import Row, decide, read_workloads, with_templates
+from webhook.check.files import read_cluster
+from webhook.review.context import PolicySnapshot
 
 EXAMPLES = Path(__file__).parents[1] / "manifests" / "examples"
 WRAPPER = textwrap.TextWrapper(120, initial_indent="    ", subsequent_indent="      ", break_on_hyphens=False)

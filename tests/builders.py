@@ -11,7 +11,7 @@ from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.placement import Nodes
 from vcuda.quota.document import parse_quota
 from vcuda.quota.model import NamespaceQuota, Quota
-from webhook.context import PolicySnapshot
+from webhook.review.context import PolicySnapshot
 
 Manifest = dict[str, Any]
 

@@ -6,9 +6,9 @@ from typing import Any
 import structlog
 from prometheus_client import CollectorRegistry
 
+from controller.garbage.stale_gc import EVERYTHING, PatchRemover, Remove, StaleAllocationGc
 from controller.metrics import GarbageMetrics
 from controller.pods import PodInformer
-from controller.stale_gc import EVERYTHING, PatchRemover, Remove, StaleAllocationGc
 from tests.allocated import NODE, allocated_pod
 from tests.api_double import ApiDouble, Delivery, Effect
 from tests.builders import LABELS

@@ -8,9 +8,9 @@ from typing import Any
 import yaml
 from click.testing import CliRunner, Result
 
-from controller.explain import PROBE
-from controller.plugin import main
-from controller.publisher import LABELS
+from controller.plugin.cli import main
+from controller.plugin.explain import PROBE
+from controller.settle.publisher import LABELS
 from tests.api_double import ApiDouble
 from tests.builders import Manifest
 from vcuda.errors import ApiError, VcudaError

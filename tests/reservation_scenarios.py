@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from tests.reservation_subjects import LIMITS
 from tests.reservation_world import ReservationWorld
 from vcuda.quota.model import Charge, Limit
-from webhook.leases import RATE_SECONDS, WRITE_SECONDS
+from webhook.ledger.leases import RATE_SECONDS, WRITE_SECONDS
 
 Scenario = Callable[[ReservationWorld], None]
 

@@ -16,7 +16,7 @@ from typing import Any, Self
 from prometheus_client import CollectorRegistry
 
 from controller.metrics import SettleMetrics
-from controller.settler import Settler
+from controller.settle.settler import Settler
 from tests import builders
 from tests.api_double import Api, ApiDouble
 from tests.replicas import LEDGER
@@ -30,9 +30,9 @@ from vcuda.ledger.ledger import STORABLE_SECONDS, Admitted, Ledger, charges_by_m
 from vcuda.ledger.text import read_ledger
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, fits, total
-from webhook.leases import RATE_SECONDS
-from webhook.ledger_client import ClusterLedgers
-from webhook.ledgers import ChargeRequest, Decision
+from webhook.ledger.leases import RATE_SECONDS
+from webhook.ledger.ledger_client import ClusterLedgers
+from webhook.ledger.ledgers import ChargeRequest, Decision
 from webhook.metrics import LedgerMetrics
 
 QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"

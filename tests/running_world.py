@@ -14,9 +14,9 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from controller.charge_ages import SettleTiming
 from controller.metrics import SettleMetrics
-from controller.settler import Settler
+from controller.settle.charge_ages import SettleTiming
+from controller.settle.settler import Settler
 from tests import builders
 from tests.api_double import ApiDouble
 from tests.builders import Manifest
@@ -29,7 +29,7 @@ from vcuda.ledger.ledger import STORABLE_SECONDS, Admitted, Ledger
 from vcuda.ledger.settle import settle
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
-from webhook.ledgers import ChargeRequest
+from webhook.ledger.ledgers import ChargeRequest
 
 TEAM, MODEL = "team-a", "A100"
 ONE = Charge(100, 0, 100)

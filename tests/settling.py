@@ -8,7 +8,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from controller.metrics import SettleMetrics
-from controller.settler import Settler
+from controller.settle.settler import Settler
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, Manifest
 from tests.replicas import Replica

@@ -23,9 +23,9 @@ from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Limit, NamespaceQuota, Quota
 from webhook.admission import Gate, Service
-from webhook.context import PolicySnapshot
-from webhook.ledgers import MemoryLedgers, ReviewDeadline
+from webhook.ledger.ledgers import MemoryLedgers, ReviewDeadline
 from webhook.metrics import Metrics
+from webhook.review.context import PolicySnapshot
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("webhook", "vcuda", "controller", "certs")

@@ -9,11 +9,11 @@ import structlog
 
 from vcuda import errors, k8s_types, kube
 from vcuda.claims.objects import GROUP
-from webhook import claim_review, context, pod_review, quota_edit
-from webhook.bodies import MAX_BODY, ReviewHead
-from webhook.large_reviews import PLACES, QUOTA_PLACES, ReviewThread
-from webhook.ledgers import Ledgers, RecentChoices, ReviewDeadline
+from webhook.intake.bodies import MAX_BODY, ReviewHead
+from webhook.intake.large_reviews import PLACES, QUOTA_PLACES, ReviewThread
+from webhook.ledger.ledgers import Ledgers, RecentChoices, ReviewDeadline
 from webhook.metrics import Metrics
+from webhook.review import claim_review, context, pod_review, quota_edit
 
 QUIET = frozenset({"ignored", "unlimited", "mirror"})
 """Outcomes of pods that are none of the quota's business: counted, and logged at debug level only."""

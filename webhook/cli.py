@@ -18,8 +18,10 @@ from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.patches import Hints
 from vcuda.requests.resources import WILDCARDS
 from vcuda.requests.runtime_devices import GPU_RUNTIME_CLASSES
-from webhook import app, check as offline, context, files
-from webhook.server import Cluster, Failure, MakeService, Settings, Standalone, WebhookServer
+from webhook.check import check as offline, files
+from webhook.review import context
+from webhook.server import app
+from webhook.server.server import Cluster, Failure, MakeService, Settings, Standalone, WebhookServer
 
 FAILED = 1
 _ANY_CHARACTER = dict.fromkeys(map(ord, WILDCARDS), "x")

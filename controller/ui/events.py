@@ -102,7 +102,7 @@ def read_refusal(event: StoredEvent, at: str) -> RefusedWorkload | None:
 
 
 def read_removal(event: StoredEvent, at: str) -> RemovedAllocation:
-    """Return the removal that an Event of `controller.stale_gc` tells of."""
+    """Return the removal that an Event of `controller.garbage.stale_gc` tells of."""
     kind, name = _about(event)
     message = (event.message or "")[:MAX_MESSAGE_LENGTH]
     return RemovedAllocation(event.involved_object.namespace and event.metadata.namespace, name, kind, message, at)

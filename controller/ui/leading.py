@@ -9,10 +9,12 @@ from typing import Any
 import flask
 import msgspec
 
-from controller import certificates, claim_retrier, httpd, manager, stale_gc
+from controller import certificates, httpd, manager
+from controller.garbage import stale_gc
+from controller.retry import claim_retrier
 from controller.ui import app, events, feed, page, snapshot
 from controller.ui.model import CapacityInformer, HolderRow, rounded
-from controller.violation_watcher import kind_of
+from controller.violations.violation_watcher import kind_of
 from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
 from vcuda.allocations.stored_pods import StoredPod, charges_of
 from vcuda.claims.devices import NO_DEVICES, Devices

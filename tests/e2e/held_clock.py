@@ -14,7 +14,8 @@ from pathlib import Path
 from unittest import mock
 
 from tests.processes import WebhookProcess
-from webhook import cli, ledger_client
+from webhook import cli
+from webhook.ledger import ledger_client
 
 HELD_AT = "HELD_AT"
 """The environment's name of the file that holds the clock."""

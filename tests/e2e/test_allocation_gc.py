@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from controller.garbage.stale_gc import PatchRemover, StaleAllocationGc, StaleObject
 from controller.metrics import GarbageMetrics
 from controller.pods import PodInformer
-from controller.stale_gc import PatchRemover, StaleAllocationGc, StaleObject
 from tests.allocated import rfc3339
 from tests.builders import LABELS
 from tests.e2e.cluster import Cluster, Json

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from controller.metrics import EvictionMetrics
-from controller.violation_watcher import EvictionOutcome, Evictor
+from controller.violations.violation_watcher import EvictionOutcome, Evictor
 from tests.builders import LABELS, MODEL
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import LEDGER_NAMESPACE, Installation, await_committed, controlling, limited_team

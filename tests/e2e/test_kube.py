@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from controller.publisher import is_without_home
+from controller.settle.publisher import is_without_home
 from tests.e2e.cluster import Cluster, Json
 from vcuda.errors import ApiError, Conflict, Gone, NotFound
 from vcuda.kube import JSON_PATCH, MERGE_PATCH, Kube, Page

@@ -10,8 +10,8 @@ from http import HTTPStatus
 import pytest
 from prometheus_client import CollectorRegistry
 
-from controller.charge_ages import SettleTiming
 from controller.manager import Leader
+from controller.settle.charge_ages import SettleTiming
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.installation import (

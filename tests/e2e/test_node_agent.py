@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.node.names import TRASH
+from controller.garbage.node.names import TRASH
 from tests.e2e.cluster import Cluster
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.installation import account_of, tenant_of

@@ -21,9 +21,9 @@ from tests.e2e.cluster import Cluster
 from tests.e2e.rest import Answer
 from vcuda.placement.patches import Hints
 from vcuda.quota.model import Limit, NamespaceQuota, Quota
-from webhook.context import PolicySnapshot
-from webhook.ledgers import MemoryLedgers, RecentChoices, ReviewDeadline
-from webhook.pod_review import mutate
+from webhook.ledger.ledgers import MemoryLedgers, RecentChoices, ReviewDeadline
+from webhook.review.context import PolicySnapshot
+from webhook.review.pod_review import mutate
 
 EXAMPLES = 60
 ROOMY = NamespaceQuota({model: Limit(10_000) for model in strategies.MODELS}, pools=strategies.POOLS)

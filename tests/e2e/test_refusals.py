@@ -10,7 +10,7 @@ from tests.e2e.installation import Installation, await_committed, controlling, l
 from tests.e2e.rest import Answer
 from tests.integration.reviews import card_pod
 from tests.processes import eventually
-from webhook.recount import SETTLE_SECONDS
+from webhook.ledger.recount import SETTLE_SECONDS
 
 CARDS = 3
 ROUNDS = 10

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 import yaml
 
-from controller.explain import MAKES_A_CLAIM, NOT_SERVED
-from controller.publisher import LABELS
+from controller.plugin.explain import MAKES_A_CLAIM, NOT_SERVED
+from controller.settle.publisher import LABELS
 from tests.builders import MODEL
 from tests.e2e import dra
 from tests.e2e.cluster import Cluster, Json, webhook

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from controller.claim_retrier import REASON
 from controller.claims import ClaimInformer
-from controller.node.pods import list_uids
+from controller.garbage.node.pods import list_uids
 from controller.pods import PodInformer
-from controller.refused import find_refused, refused_by_events
+from controller.retry.claim_retrier import REASON
+from controller.retry.refused import find_refused, refused_by_events
 from controller.ui.events import EventInformer, read_refusal
 from tests.builders import LABELS
 from vcuda.kube import Kube, LedgerStore, Reflector, TemplateInformer

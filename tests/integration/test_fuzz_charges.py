@@ -21,7 +21,7 @@ from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Limit, NamespaceQuota, Quota
 from vcuda.requests.resources import CardModels, GpuResources, ProductRow
 from vcuda.requests.schemes import SCHEMES
-from webhook.context import PolicySnapshot
+from webhook.review.context import PolicySnapshot
 
 SHARE = 0.1
 VARIANTS = 20

@@ -19,7 +19,7 @@ import pytest
 
 from tests.integration.fuzzing import GOOD, SECONDS, Target, answers_in, for_a_while, read_all, under_fire
 from tests.integration.reviews import card_pod, review_of
-from webhook.server import MAX_CONNECTIONS
+from webhook.server.server import MAX_CONNECTIONS
 
 FEW = 4
 CROWD = 8 * FEW

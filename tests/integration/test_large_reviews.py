@@ -18,8 +18,8 @@ from tests.waiting import PATIENT
 from vcuda.errors import BadReview, Dropped, DropReason, Unavailable
 from vcuda.quota.model import Limit, NamespaceQuota, Usage
 from webhook.admission import LARGE_REVIEW, Gate, Service
-from webhook.large_reviews import PLACES
-from webhook.ledgers import ChargeRequest, Decision, MemoryLedgers, ReviewDeadline
+from webhook.intake.large_reviews import PLACES
+from webhook.ledger.ledgers import ChargeRequest, Decision, MemoryLedgers, ReviewDeadline
 from webhook.metrics import Metrics
 
 LARGE = {"note": "x" * LARGE_REVIEW}

@@ -12,8 +12,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from controller.claim_retrier import REASON
-from controller.refused import MOST_OWNER_BYTES
+from controller.retry.claim_retrier import REASON
+from controller.retry.refused import MOST_OWNER_BYTES
 from tests.builders import ONE_CARD, stored_pod
 from tests.claim_builders import NVIDIA, claim, entry, template
 from tests.integration.list_reader import READERS

@@ -11,8 +11,8 @@ from certs.cli import main as certs_cli
 from certs.client import client as certs_client
 from certs.parsing import CLIENT_CA_KEY, MANAGED_BY, OURS
 from controller.cli import main as controller_cli
-from controller.labels import PROBE, PROBE_POLICY
-from controller.node.names import VM_DIRECTORIES
+from controller.garbage.node.names import VM_DIRECTORIES
+from controller.settle.labels import PROBE, PROBE_POLICY
 from tests import rendered as manifests
 from tests.pod_security import offences
 from tests.rendered import (
@@ -37,7 +37,7 @@ from webhook.cli import main as webhook_cli
 
 PROGRAMS = {"vcuda-webhook": webhook_cli, "vcuda-controller": controller_cli, "vcuda-certs": certs_cli}
 GUNICORN_GRACE = 10
-"""Seconds that the server gives requests under way, over --drain-seconds; see `webhook.server`."""
+"""Seconds that the server gives requests under way, over --drain-seconds; see `webhook.server.server`."""
 
 every_overlay = pytest.mark.parametrize("overlay", EVERY, ids=lambda overlay: overlay.name)
 

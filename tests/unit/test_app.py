@@ -13,13 +13,13 @@ import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.integration.reviews import review_of
-from webhook import app
 from webhook.admission import Gate, Service
-from webhook.app import ARRIVED, Application, timeout_of
-from webhook.bodies import LARGE_BODY, MAX_BODY, ReviewHead
-from webhook.large_reviews import PLACES
-from webhook.ledgers import MemoryLedgers
+from webhook.intake.bodies import LARGE_BODY, MAX_BODY, ReviewHead
+from webhook.intake.large_reviews import PLACES
+from webhook.ledger.ledgers import MemoryLedgers
 from webhook.metrics import Metrics
+from webhook.server import app
+from webhook.server.app import ARRIVED, Application, timeout_of
 
 LARGE = b" " * (LARGE_BODY + 1)
 JSON = [(b"content-type", b"application/json")]

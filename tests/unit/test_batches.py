@@ -12,7 +12,7 @@ from typing import Any, ParamSpec
 import pytest
 
 from tests.waiting import PATIENT
-from webhook.batches import BatchCommitter, PendingCall
+from webhook.ledger.batches import BatchCommitter, PendingCall
 
 P = ParamSpec("P")
 Batch = Sequence[PendingCall[str, str]]

@@ -19,8 +19,8 @@ from bench.servers import PIN
 from tests.builders import policy_for, review
 from tests.rendered import BASE, rendered
 from vcuda.quota.model import Limit, NamespaceQuota
-from webhook.ledgers import MemoryLedgers, RecentChoices, ReviewDeadline
-from webhook.pod_review import mutate
+from webhook.ledger.ledgers import MemoryLedgers, RecentChoices, ReviewDeadline
+from webhook.review.pod_review import mutate
 
 CASES = [Case(name, spread) for name in arrangements.EVERY for spread in creates.SPREADS]
 

@@ -48,7 +48,7 @@ from vcuda.claims.request import read_claim
 from vcuda.kube import TemplateInformer
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Quota
 from vcuda.requests.resources import fold
-from webhook.claim_review import MOST_TEMPLATES
+from webhook.review.claim_review import MOST_TEMPLATES
 
 QUOTA = Quota({"team-a": NamespaceQuota({"M40": Limit(800), "A100": Limit(800)})})
 POLICY = claim_policy(quota=QUOTA)

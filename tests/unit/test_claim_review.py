@@ -31,9 +31,9 @@ from vcuda.claims.pin import ClaimPin, read_pin, write_pin
 from vcuda.k8s_types import AdmissionRequest, AdmissionResponse, GroupVersionKind, UserInfo
 from vcuda.quota.model import Allowance, Charge, Limit, Mode, NamespaceQuota, Quota
 from vcuda.requests.config import parse_config
-from webhook import claim_review, pod_review
-from webhook.context import PolicySnapshot
-from webhook.ledgers import ChargeRequest, Decision, MemoryLedgers, RecentChoices, RetryLater, ReviewDeadline
+from webhook.ledger.ledgers import ChargeRequest, Decision, MemoryLedgers, RecentChoices, RetryLater, ReviewDeadline
+from webhook.review import claim_review, pod_review
+from webhook.review.context import PolicySnapshot
 
 QUOTA = NamespaceQuota({"M40": Limit(200), "A100": Limit(400)})
 CONTROLLER = UserInfo("system:serviceaccount:kube-system:resource-claim-controller")

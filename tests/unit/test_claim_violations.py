@@ -7,8 +7,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from controller.metrics import EvictionMetrics, ViolationsCollector
-from controller.violation_watcher import Evictor, ViolationWatcher, event_of
-from controller.violations import PricedClaim, Violation, find_violations
+from controller.violations.violation_watcher import Evictor, ViolationWatcher, event_of
+from controller.violations.violations import PricedClaim, Violation, find_violations
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, MODEL, Manifest, held_to, nodes, stored_pod, view
 from tests.replicas import Clock

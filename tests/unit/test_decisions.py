@@ -18,10 +18,10 @@ from vcuda.k8s_types import API_VERSION, KIND, GroupVersionKind, UserInfo
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import NOT_MUTATED, Charge, Limit, Mode, NamespaceQuota, Quota, Usage
 from webhook.admission import Gate, NotReady, Service
-from webhook.context import PolicySnapshot
-from webhook.ledger_client import TOO_MANY, UNSURE
-from webhook.ledgers import ChargeRequest, Decision, MemoryLedgers, ReviewDeadline
+from webhook.ledger.ledger_client import TOO_MANY, UNSURE
+from webhook.ledger.ledgers import ChargeRequest, Decision, MemoryLedgers, ReviewDeadline
 from webhook.metrics import Metrics
+from webhook.review.context import PolicySnapshot
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(0)}, pools=("public",))
 HELD = held_to("M40", "public")

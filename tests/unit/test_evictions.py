@@ -9,7 +9,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from controller.metrics import EvictionMetrics, ViolationsCollector
-from controller.violation_watcher import Evictor, ViolationWatcher
+from controller.violations.violation_watcher import Evictor, ViolationWatcher
 from tests.api_double import ApiDouble, Delivery, Script, lost_reply, lost_request
 from tests.builders import LABELS, Manifest, held_to, vcuda_pod, view
 from tests.replicas import Clock

@@ -11,7 +11,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from tests.waiting import PATIENT
 from vcuda.errors import Dropped, DropReason
-from webhook.fair_queue import SHARED, Bounds, EntryState, FairQueue, QueueEntry
+from webhook.intake.fair_queue import SHARED, Bounds, EntryState, FairQueue, QueueEntry
 
 ONE = Bounds(grants=1, size=0, key_grants=1, key_size=0, waiting=100, keys=100)
 FEW = Bounds(grants=4, size=100, key_grants=2, key_size=60, waiting=6, keys=3)

@@ -15,8 +15,8 @@ from vcuda.errors import BadInput, QuotaFault
 from vcuda.placement.patches import Hints
 from vcuda.quota.model import Charge, Limit
 from vcuda.requests.resources import BUILT_IN
-from webhook.check import read_workloads
-from webhook.files import OfflineCluster, read_cluster, read_quota, read_stored
+from webhook.check.check import read_workloads
+from webhook.check.files import OfflineCluster, read_cluster, read_quota, read_stored
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from controller.violation_watcher import event_of
-from controller.violations import find_violations
+from controller.violations.violation_watcher import event_of
+from controller.violations.violations import find_violations
 from tests.builders import LABELS, MODEL, held_to, stored_pod, view
 from tests.tables import cases
 from vcuda.allocations.stored_pods import read_stored

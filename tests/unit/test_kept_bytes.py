@@ -8,11 +8,9 @@ from contextlib import contextmanager
 import pytest
 import structlog
 
-from controller.claim_retrier import MOST_WOKEN, REASON, ClaimRetrier
-from controller.labels import ENFORCED_LABEL, NamespaceLabels
-from controller.node.names import present_uids
-from controller.publisher import KEY, LABELS, NAME, Publisher
-from controller.refused import (
+from controller.garbage.node.names import present_uids
+from controller.retry.claim_retrier import MOST_WOKEN, REASON, ClaimRetrier
+from controller.retry.refused import (
     LONGEST_UID,
     MOST_OWNER_BYTES,
     MOST_REFUSED,
@@ -21,6 +19,8 @@ from controller.refused import (
     RefusedOwners,
     refused_by_events,
 )
+from controller.settle.labels import ENFORCED_LABEL, NamespaceLabels
+from controller.settle.publisher import KEY, LABELS, NAME, Publisher
 from controller.ui.events import EventInformer, read_refusal
 from tests.api_double import ApiDouble
 from tests.builders import Manifest
@@ -83,7 +83,7 @@ def test_of_many_objects_that_events_are_about_a_bounded_number_is_kept(api: Api
 
 def test_the_uids_of_pods_that_were_looked_at_are_bounded(api: ApiDouble, monkeypatch: pytest.MonkeyPatch) -> None:
     assert MOST_WOKEN <= 10_000
-    monkeypatch.setattr("controller.claim_retrier.MOST_WOKEN", 30)
+    monkeypatch.setattr("controller.retry.claim_retrier.MOST_WOKEN", 30)
     for number in range(50):
         store_event(api, f"{number}", kind="Pod", name=f"train-{number}", uid=f"{number}")
     retrier = ClaimRetrier(api.kube, lambda: True)

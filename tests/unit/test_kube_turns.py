@@ -14,7 +14,7 @@ from vcuda.errors import ListOverdue
 from vcuda.kube import turns
 from vcuda.kube.turns import REST_PER_SECOND, SLOW_FOR_SECONDS, ListTurns
 from vcuda.ledger.ledger import Admitted
-from webhook.ledgers import PutOff, RetryLater
+from webhook.ledger.ledgers import PutOff, RetryLater
 
 QUICK, SLOW = 2.0, 8.0
 

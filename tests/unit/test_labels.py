@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from controller.labels import ENFORCED_LABEL, PROBE, PROBE_POLICY, NamespaceLabels
+from controller.settle.labels import ENFORCED_LABEL, PROBE, PROBE_POLICY, NamespaceLabels
 from tests.api_double import ApiDouble
 from vcuda.errors import ApiError
 from vcuda.kube import QuotaInformer, QuotaPlace

@@ -7,7 +7,7 @@ import pytest
 
 from vcuda.ledger.ledger import Ledger, Pending, Reservation
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
-from webhook.leases import (
+from webhook.ledger.leases import (
     CREATED_SECONDS,
     LEAST_GRANTS,
     MOST_GRANTED,

@@ -20,7 +20,7 @@ from vcuda.kube import Stored
 from vcuda.ledger.ledger import STORABLE_SECONDS, Admitted, Refused
 from vcuda.ledger.settle import ObservedPods, settle
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
-from webhook.ledgers import ChargeRequest, PutOff, RetryLater
+from webhook.ledger.ledgers import ChargeRequest, PutOff, RetryLater
 
 LIMIT = 500
 

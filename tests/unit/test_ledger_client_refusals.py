@@ -16,8 +16,8 @@ from vcuda.ledger.ledger import Admitted, Ledger, Pending, Refused, Reservation,
 from vcuda.ledger.settle import ObservedClaims, ObservedPods
 from vcuda.quota.model import Charge, Mode, NamespaceQuota, Usage
 from vcuda.requests.resources import GpuResources
-from webhook.ledgers import Decision, PutOff
-from webhook.recount import MIN_INTERVAL_SECONDS, REST_PER_SECOND, SETTLE_SECONDS, SOON_SECONDS
+from webhook.ledger.ledgers import Decision, PutOff
+from webhook.ledger.recount import MIN_INTERVAL_SECONDS, REST_PER_SECOND, SETTLE_SECONDS, SOON_SECONDS
 
 TWO, FULL = CARD + CARD, Charge(400, 0, 400)
 TERMINATING = {"gone": Terminating("M40", TWO, 30)}

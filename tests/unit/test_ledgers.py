@@ -11,7 +11,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule, 
 from tests.replicas import Clock
 from vcuda.ledger.ledger import Admitted, Refused
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
-from webhook.ledgers import CHOICE_SECONDS, ChargeRequest, Decision, MemoryLedgers, RecentChoices
+from webhook.ledger.ledgers import CHOICE_SECONDS, ChargeRequest, Decision, MemoryLedgers, RecentChoices
 
 MODELS = ("M40", "P100")
 CHARGES = st.builds(Charge, st.integers(1, 300), st.integers(0, 2000), st.integers(0, 300))

@@ -12,8 +12,8 @@ from tests.builders import MODEL, Manifest, held_to, policy_for, required, requi
 from vcuda.k8s_types import AdmissionResponse
 from vcuda.placement.patches import Hints
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
-from webhook.ledgers import ChargeRequest, MemoryLedgers, RecentChoices, RetryLater, ReviewDeadline
-from webhook.pod_review import mutate
+from webhook.ledger.ledgers import ChargeRequest, MemoryLedgers, RecentChoices, RetryLater, ReviewDeadline
+from webhook.review.pod_review import mutate
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(200)})
 DEADLINE = 5.0

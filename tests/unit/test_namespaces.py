@@ -7,8 +7,7 @@ import pytest
 
 from vcuda.errors import BadReview, NotFound, Unavailable
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
-from webhook import namespaces
-from webhook.ledgers import (
+from webhook.ledger.ledgers import (
     IDLE_SECONDS,
     MOST_NAMESPACES,
     TOO_MANY_NAMESPACES,
@@ -17,7 +16,8 @@ from webhook.ledgers import (
     MemoryLedgers,
     RecentChoices,
 )
-from webhook.namespaces import FOUND_SECONDS, MISSING_SECONDS, ExistingNamespaces
+from webhook.review import namespaces
+from webhook.review.namespaces import FOUND_SECONDS, MISSING_SECONDS, ExistingNamespaces
 
 
 class Clock:

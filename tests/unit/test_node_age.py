@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from controller.node.age import AgePolicy, ModifiedAge, Now, ObservedAge
-from controller.node.names import Keep, KeepReason
+from controller.garbage.node.age import AgePolicy, ModifiedAge, Now, ObservedAge
+from controller.garbage.node.names import Keep, KeepReason
 
 GRACE = 300.0
 WALL = 1_700_000_000.0

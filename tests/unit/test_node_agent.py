@@ -11,7 +11,7 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry
 
-from controller.node.agent import (
+from controller.garbage.node.agent import (
     MAX_MISSED_PERIODS,
     MAX_TOLD,
     Action,
@@ -24,9 +24,9 @@ from controller.node.agent import (
     Wakeup,
     shown,
 )
-from controller.node.fs import OutOfTime
-from controller.node.names import Keep, KeepReason, MustStay
-from controller.node.pods import validate_listing
+from controller.garbage.node.fs import OutOfTime
+from controller.garbage.node.names import Keep, KeepReason, MustStay
+from controller.garbage.node.pods import validate_listing
 
 UNKNOWN = Keep(KeepReason.PODS_UNKNOWN, "no list")
 RESULTS = ("complete", "blocked", "unfinished", "failed")
@@ -64,7 +64,7 @@ def logs() -> Iterator[list[Any]]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The steady clock, in its one element."""
     now = [1000.0]
-    monkeypatch.setattr("controller.node.agent.time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
+    monkeypatch.setattr("controller.garbage.node.agent.time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
     return now
 
 

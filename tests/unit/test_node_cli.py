@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from controller.cli import main
-from controller.node.names import VM_DIRECTORIES
+from controller.garbage.node.names import VM_DIRECTORIES
 
 STAY = ["--scheme", "gpu-manager", "--node", "gpu-7"]
 
@@ -14,7 +14,7 @@ STAY = ["--scheme", "gpu-manager", "--node", "gpu-7"]
 @pytest.fixture
 def no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A kubeconfig that is none: to get so far as to read it is to have passed every check."""
-    monkeypatch.setattr("controller.node.in_use.sees_host", lambda: False)
+    monkeypatch.setattr("controller.garbage.node.in_use.sees_host", lambda: False)
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text("")
     return kubeconfig

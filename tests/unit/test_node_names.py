@@ -2,7 +2,7 @@
 
 import pytest
 
-from controller.node.names import (
+from controller.garbage.node.names import (
     VM_DIRECTORIES,
     FileKind,
     Form,

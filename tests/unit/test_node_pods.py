@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from controller.node.pods import read_pods
+from controller.garbage.node.pods import read_pods
 from vcuda.errors import BadInput
 
 NODE = "gpu-7"

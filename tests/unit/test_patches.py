@@ -24,7 +24,7 @@ from vcuda.placement.patches import MODEL_ANNOTATION, Hints, patch_for, unpinned
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Mode, NamespaceQuota, Quota
 from vcuda.requests.pod_request import read_request
-from webhook.context import PolicySnapshot
+from webhook.review.context import PolicySnapshot
 
 CASES = Path(__file__).parent.parent / "data" / "patches"
 SCHEDULER = "gpu-scheduler"

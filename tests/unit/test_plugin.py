@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 import pytest
 import yaml
 
-from controller.plugin import bar
-from controller.publisher import LABELS
+from controller.plugin.cli import bar
+from controller.settle.publisher import LABELS
 from tests.api_double import lost_request
 from tests.builders import vcuda_pod
 from tests.gpuquota import Cluster, explain, run

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from controller.explain import MAKES_A_CLAIM, NOT_SERVED, PROBE, TOO_LONG
+from controller.plugin.explain import MAKES_A_CLAIM, NOT_SERVED, PROBE, TOO_LONG
 from tests.builders import Manifest, container, pod, vcuda_pod
 from tests.claim_builders import NVIDIA, claim, entry, spec, template
 from tests.gpuquota import Cluster, explain

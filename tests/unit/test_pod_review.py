@@ -9,8 +9,8 @@ import pytest
 from tests.builders import container, pod, policy_for, review, vcuda_pod
 from vcuda.k8s_types import AdmissionRequest, AdmissionResponse, GroupVersionKind, UserInfo
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Quota
-from webhook.context import PolicySnapshot
-from webhook.pod_review import PodReview, review_of
+from webhook.review.context import PolicySnapshot
+from webhook.review.pod_review import PodReview, review_of
 
 QUOTA = NamespaceQuota({"M40": Limit(800)})
 POLICY = policy_for(QUOTA)

@@ -8,7 +8,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from controller.metrics import UsageCollector
-from controller.publisher import Publisher
+from controller.settle.publisher import Publisher
 from tests.api_double import ApiDouble, Delivery, Effect, Script, delivered, lost_reply
 from tests.replicas import Clock
 from vcuda.errors import ApiError, Cause, NotFound, VcudaError

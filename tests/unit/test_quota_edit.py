@@ -16,9 +16,9 @@ from vcuda.k8s_types import AdmissionResponse, GroupVersionKind
 from vcuda.kube import QuotaPlace
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Quota, Usage
 from vcuda.requests.resources import BUILT_IN
-from webhook.context import PolicySnapshot
-from webhook.ledgers import MemoryLedgers
-from webhook.quota_edit import COMPARING_SECONDS, MOST_WARNINGS, check_edit
+from webhook.ledger.ledgers import MemoryLedgers
+from webhook.review.context import PolicySnapshot
+from webhook.review.quota_edit import COMPARING_SECONDS, MOST_WARNINGS, check_edit
 
 PLACE = QuotaPlace("kube-system", "gpuquota", "gpu_quota")
 CONFIG_MAP = GroupVersionKind(version="v1", kind="ConfigMap")

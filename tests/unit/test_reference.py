@@ -33,10 +33,15 @@ OF_USERS = (
     *("vcuda.requests.scheme_settings", "vcuda.placement.card_types", "vcuda.allocations.given_cards"),
     *("vcuda.allocations.cards", "controller.extender.strategy", "vcuda.allocations.stale"),
     *("vcuda.kube.ledger_store", "vcuda.kube.informers"),
-    *("webhook.pod_review", "webhook.quota_edit", "webhook.admission"),
-    *("webhook.ledgers", "webhook.ledger_client", "webhook.verdicts", "webhook.claim_review"),
+    *("webhook.review.pod_review", "webhook.review.quota_edit", "webhook.admission"),
+    *(
+        "webhook.ledger.ledgers",
+        "webhook.ledger.ledger_client",
+        "webhook.review.verdicts",
+        "webhook.review.claim_review",
+    ),
     *("vcuda.claims.request", "vcuda.claims.charges", "vcuda.claims.digest", "vcuda.kube.turns"),
-    "controller.stale_gc",
+    "controller.garbage.stale_gc",
 )
 """Modules whose sentences, log lines aside, all reach users."""
 

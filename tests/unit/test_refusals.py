@@ -15,8 +15,8 @@ from vcuda.quota.model import Allowance, Limit, Mode, NamespaceQuota, Quota
 from vcuda.requests.config import parse_config
 from vcuda.requests.refusals import could_reach_gpus
 from vcuda.requests.runtime_devices import RuntimeClasses
-from webhook.context import PolicySnapshot
-from webhook.pod_review import review_of
+from webhook.review.context import PolicySnapshot
+from webhook.review.pod_review import review_of
 
 LIMITS = {"M40": Limit(800)}
 SHARE = {"nvidia.com/vcuda-core": 20, "nvidia.com/vcuda-memory": 100}

@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 import pytest
 
-from controller.charge_ages import ChargeAges
-from controller.settler import Settler
+from controller.settle.charge_ages import ChargeAges
+from controller.settle.settler import Settler
 from tests import reservation_scenarios as scenarios
 from tests.reservation_world import ReservationWorld
 from vcuda.kube.ledger_marks import LedgerMarks
 from vcuda.ledger import ledger, settle as settling
-from webhook import leases
-from webhook.leases import ReservationLease
-from webhook.ledger_client import NamespaceLedger
+from webhook.ledger import leases
+from webhook.ledger.leases import ReservationLease
+from webhook.ledger.ledger_client import NamespaceLedger
 
 
 @pytest.mark.parametrize("scenario", scenarios.ALL, ids=lambda scenario: scenario.__name__)

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller import retrier as retries
-from controller.refused import Owner, RefusedOwner, find_refused
-from controller.retrier import BUDGET_SECONDS, RETRY_ANNOTATION, FreeQuota
+from controller.retry import retrier as retries
+from controller.retry.refused import Owner, RefusedOwner, find_refused
+from controller.retry.retrier import BUDGET_SECONDS, RETRY_ANNOTATION, FreeQuota
 from tests.api_double import ApiDouble, Effect
 from tests.builders import LABELS, MODEL, container, held_to
 from vcuda.kube import NodeInformer, QuotaInformer, QuotaPlace

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import pytest
 
 from controller import claim_holds, pods
-from controller.charge_ages import Watch
 from controller.claim_holds import AWAIT_PODS_SECONDS, Hold, LostAllocation, hold_by_pod
 from controller.pods import KeptPod, PodLives
+from controller.settle.charge_ages import Watch
 from tests.running_world import CLAIMS, MODEL, ONE, PODS, RunningWorld, TrueClaim, TruePod
 from vcuda.ledger import settle as settling
 from vcuda.ledger.ledger import STORABLE_SECONDS, UNSEEN_SECONDS, Ledger, Reservation, Terminating

@@ -6,7 +6,7 @@ import uuid
 import msgspec
 import pytest
 
-from controller.settler import MANY_PENDING_BYTES, MAX_ATTEMPTS
+from controller.settle.settler import MANY_PENDING_BYTES, MAX_ATTEMPTS
 from tests.api_double import ApiDouble, Effect, delivered
 from tests.builders import LABELS, stored_pod
 from tests.replicas import LEDGER, Replica

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from controller.stale_gc import (
+from controller.garbage.stale_gc import (
     EVERYTHING,
     MAX_ATTEMPTS,
     MOST_KEYS_LOGGED,

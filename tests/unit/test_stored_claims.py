@@ -8,8 +8,8 @@ import jsonpatch
 import pytest
 import structlog
 
-from controller.claim_retrier import MOST_AT_ONCE, REASON, ClaimRetrier
 from controller.pods import REMEMBER_GONE_SECONDS
+from controller.retry.claim_retrier import MOST_AT_ONCE, REASON, ClaimRetrier
 from tests.api_double import ApiDouble
 from tests.builders import Manifest, stored_pod
 from tests.claim_builders import CLASSES, NODES, NVIDIA, claim, claim_policy, view

@@ -15,9 +15,17 @@ from tests.builders import MODEL, POOL, Manifest, container, held_to, pod, pod_o
 from vcuda.k8s_types import AdmissionResponse, UserInfo
 from vcuda.placement.patches import Hints
 from vcuda.quota.model import NOT_MUTATED, Charge, Limit, Mode, NamespaceQuota, Shortage, Usage
-from webhook.ledger_client import TOO_MANY
-from webhook.ledgers import CROWDED, ChargeRequest, MemoryLedgers, PutOff, RecentChoices, RetryLater, ReviewDeadline
-from webhook.pod_review import mutate, validate
+from webhook.ledger.ledger_client import TOO_MANY
+from webhook.ledger.ledgers import (
+    CROWDED,
+    ChargeRequest,
+    MemoryLedgers,
+    PutOff,
+    RecentChoices,
+    RetryLater,
+    ReviewDeadline,
+)
+from webhook.review.pod_review import mutate, validate
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(0), "A100": Limit(250, 1000)})
 POOLED = NamespaceQuota({"M40": Limit(800)}, pools=("public", "lab"))

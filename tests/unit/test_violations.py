@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
-from controller.violations import Violation, ViolationKind, find_violations
+from controller.violations.violations import Violation, ViolationKind, find_violations
 from tests.builders import LABELS, MODEL, nodes, vcuda_pod, view
 from vcuda.allocations.stored_pods import StoredPod, read_stored
 from vcuda.placement.placement import Nodes

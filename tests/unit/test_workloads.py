@@ -13,7 +13,7 @@ from vcuda.errors import BadInput
 from vcuda.quota.model import Charge
 from vcuda.requests.pod_request import read_request
 from vcuda.workloads import MOST_PODS, Workload, workloads_in
-from webhook.check import read_workloads
+from webhook.check.check import read_workloads
 
 TEMPLATE = {"metadata": {"labels": {"app": "train"}}, "spec": {"containers": [container({"nvidia.com/gpu": 2})]}}
 

@@ -15,9 +15,9 @@ from vcuda.claims.request import read_claim
 from vcuda.k8s_types import AdmissionResponse, GroupVersionKind
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Quota, Usage
 from vcuda.requests.resources import WHOLE_CARD, GpuResources
-from webhook.claim_review import check_templates, mutate, validate
-from webhook.context import PolicySnapshot
-from webhook.ledgers import MemoryLedgers, RecentChoices, ReviewDeadline
+from webhook.ledger.ledgers import MemoryLedgers, RecentChoices, ReviewDeadline
+from webhook.review.claim_review import check_templates, mutate, validate
+from webhook.review.context import PolicySnapshot
 
 A_FEW = NamespaceQuota({"A100": Limit(100)})
 TEAM = NamespaceQuota({"M40": Limit(800), "A100": Limit(200)})

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import click
 
 from certs import cli as certs_cli
-from controller import cli as controller_cli, plugin
+from controller import cli as controller_cli
+from controller.plugin import cli as plugin
 from tools.reference.markdown import code, listed, table
 from webhook import cli as webhook_cli
 

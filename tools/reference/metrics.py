@@ -15,8 +15,8 @@ from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
 from controller.extender.service import Listening
+from controller.garbage.node.agent import SweepMetrics
 from controller.manager import Leader
-from controller.node.agent import SweepMetrics
 from tools.reference.markdown import code, listed, table
 from tools.reference.sources import strings
 from vcuda.kube import Kube, QuotaPlace
@@ -24,8 +24,8 @@ from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.patches import Hints
 from vcuda.tls import ServingCertificate, serving_files, write_files
 from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
-from webhook.context import ClusterPolicy
-from webhook.server import Cluster, export_connections, export_waiting
+from webhook.review.context import ClusterPolicy
+from webhook.server.server import Cluster, export_connections, export_waiting
 
 _NAME = re.compile(r"vcuda_[a-z0-9_]+")
 _NOWHERE = """{apiVersion: v1, kind: Config, current-context: none, users: [{name: none, user: {}}],

@@ -13,14 +13,14 @@ import structlog
 from click.testing import CliRunner
 from prometheus_client import CollectorRegistry
 
-from controller import plugin
-from controller.explain import PROBE
 from controller.extender.strategy import UNSEEN, assign, least_free
+from controller.garbage.stale_gc import PatchRemover, StaleObject
 from controller.metrics import GarbageMetrics
-from controller.publisher import KEY, NAME
-from controller.stale_gc import PatchRemover, StaleObject
-from controller.violation_watcher import NOT_COUNTED_MESSAGE
-from controller.violations import CLAIM_NOT_COUNTED_MESSAGE
+from controller.plugin import cli as plugin
+from controller.plugin.explain import PROBE
+from controller.settle.publisher import KEY, NAME
+from controller.violations.violation_watcher import NOT_COUNTED_MESSAGE
+from controller.violations.violations import CLAIM_NOT_COUNTED_MESSAGE
 from tests import claim_builders
 from tests.allocated import allocated_pod
 from tests.api_double import ApiDouble

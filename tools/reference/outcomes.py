@@ -6,9 +6,9 @@ import ast
 import dataclasses
 from collections.abc import Iterator, Mapping
 
-from controller.node.names import KeepReason
-from controller.violation_watcher import EvictionOutcome
-from controller.violations import ViolationKind
+from controller.garbage.node.names import KeepReason
+from controller.violations.violation_watcher import EvictionOutcome
+from controller.violations.violations import ViolationKind
 from tools.reference.markdown import code, table
 from tools.reference.others import removal_rules
 from tools.reference.sources import calls
@@ -79,7 +79,7 @@ def in_the_source() -> set[str]:
 
 _ANSWERS = (
     "vcuda.k8s_types.AdmissionResponse",
-    *(f"webhook.verdicts.{name}" for name in ("refused", "put_off")),
+    *(f"webhook.review.verdicts.{name}" for name in ("refused", "put_off")),
 )
 
 

@@ -25,9 +25,9 @@ from vcuda.placement.placement import Candidates, Choice, FreeCards, Nodes, choo
 from vcuda.placement.registers import Card, Register
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Shortage, Usage, exceeded
 from vcuda.requests.config import parse_config
-from webhook import ledger_client as cluster_ledgers
 from webhook.admission import TOO_LARGE, Gate, NotReady, Service
-from webhook.ledgers import (
+from webhook.ledger import ledger_client as cluster_ledgers
+from webhook.ledger.ledgers import (
     TOO_MANY_NAMESPACES,
     ChargeRequest,
     Decision,
@@ -39,7 +39,7 @@ from webhook.ledgers import (
     ReviewDeadline,
 )
 from webhook.metrics import Metrics
-from webhook.pod_review import mutate, validate
+from webhook.review.pod_review import mutate, validate
 
 TEAM = NamespaceQuota({"M40": Limit(800), "P100": Limit(250)}, pools=("public",))
 SMALL = NamespaceQuota({"M40": Limit(100, 8192)})

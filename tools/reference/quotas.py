@@ -21,8 +21,8 @@ from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage
 from vcuda.quota.yaml import MAX_DEPTH, MAX_ENTRIES, MAX_TEXT
 from vcuda.requests.config import DOMAINS, MODELS, QUOTA, SCHEME_SETTINGS, UNITS, parse_config
 from vcuda.requests.resources import PLAIN_CARDS
-from webhook.ledgers import Ledgers, MemoryLedgers
-from webhook.quota_edit import COMPARING_SECONDS, MOST_WARNINGS, check_edit
+from webhook.ledger.ledgers import Ledgers, MemoryLedgers
+from webhook.review.quota_edit import COMPARING_SECONDS, MOST_WARNINGS, check_edit
 
 NODES = builders.nodes(one={MODEL: "M40", POOL: "public"})
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from controller.node.age import Now, ObservedAge
-from controller.node.agent import Action, DirectoryOutcome, Report
-from controller.node.fs import OutOfTime
-from controller.node.names import TRASH, VM_DIRECTORIES, Keep, KeepReason
-from controller.node.pods import KubeletPods
-from controller.node.sweep import NodeSweep
+from controller.garbage.node.age import Now, ObservedAge
+from controller.garbage.node.agent import Action, DirectoryOutcome, Report
+from controller.garbage.node.fs import OutOfTime
+from controller.garbage.node.names import TRASH, VM_DIRECTORIES, Keep, KeepReason
+from controller.garbage.node.pods import KubeletPods
+from controller.garbage.node.sweep import NodeSweep
 from vcuda.errors import VcudaError
 
 GRACE, RETENTION = 300.0, 3600.0

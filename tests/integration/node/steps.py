@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from controller.node import fs
+from controller.garbage.node import fs
 
 STEPS = [(os, "mkdir"), (os, "unlink"), (os, "rmdir"), (fs, "rename")]
 """Every call that changes anything on a disk."""

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from controller.node import fs
-from controller.node.agent import Action
-from controller.node.fs import opened_root
-from controller.node.in_use import InUse, scan
-from controller.node.names import TRASH, Keep, KeepReason
+from controller.garbage.node import fs
+from controller.garbage.node.agent import Action
+from controller.garbage.node.fs import opened_root
+from controller.garbage.node.in_use import InUse, scan
+from controller.garbage.node.names import TRASH, Keep, KeepReason
 from tests.integration.node.disk import RETENTION, Agent, Disk, snapshot, uid
 
 DEEP = 3000
@@ -211,7 +211,7 @@ def test_with_host_pid_a_process_that_cannot_be_looked_into_keeps_what_it_might_
     disk: Disk, monkeypatch: pytest.MonkeyPatch, reason: KeepReason | None, *, sees_all: bool
 ) -> None:
     disk.make(uid(1))
-    monkeypatch.setattr("controller.node.in_use.scan", lambda *_, **__: InUse(unseen=["7"]))
+    monkeypatch.setattr("controller.garbage.node.in_use.scan", lambda *_, **__: InUse(unseen=["7"]))
     assert Agent(disk, sees_all=sees_all).reason(uid(1)) is reason
 
 

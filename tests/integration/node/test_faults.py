@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from controller.node.agent import Action, DirectoryOutcome
-from controller.node.names import TRASH, Keep, KeepReason
+from controller.garbage.node.agent import Action, DirectoryOutcome
+from controller.garbage.node.names import TRASH, Keep, KeepReason
 from tests.integration.node import fuse
 from tests.integration.node.disk import GRACE, HOUR, RETENTION, Agent, Disk, need_root, nested, snapshot, tmpfs, uid
 from tests.integration.node.steps import Killed, Steps
@@ -216,7 +216,7 @@ def test_a_file_system_that_knows_no_exclusive_rename(
     disk: Disk, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NFS, or a kernel before 3.15."""
-    monkeypatch.setattr("controller.node.fs.renameat2", lambda *_: errno.EINVAL)
+    monkeypatch.setattr("controller.garbage.node.fs.renameat2", lambda *_: errno.EINVAL)
     nested(disk, 1)
     nested(disk, 2)
     agent.sweep_after_grace()

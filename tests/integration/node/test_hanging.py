@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import pytest
 
-from controller.node.agent import Action
-from controller.node.fs import mount_number
-from controller.node.in_use import ProcessScanner
-from controller.node.names import Keep, KeepReason
+from controller.garbage.node.agent import Action
+from controller.garbage.node.fs import mount_number
+from controller.garbage.node.in_use import ProcessScanner
+from controller.garbage.node.names import Keep, KeepReason
 from tests.integration.node import fuse
 from tests.integration.node.disk import HOUR, Agent, Disk, need_root, uid
 
@@ -95,5 +95,5 @@ def test_a_process_that_holds_very_much_is_waited_for(disk: Disk, monkeypatch: p
             time.sleep(0.05 * (f"/{process.pid}/" in info))
             return mount_number(info)
 
-        monkeypatch.setattr("controller.node.in_use.mount_number", slowly)
+        monkeypatch.setattr("controller.garbage.node.in_use.mount_number", slowly)
         assert agent.sweep()[uid(1)].verdict is Action.MOVED

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from controller.node.names import TRASH, KeepReason, MustStay
-from controller.node.pods import KubeletPods
+from controller.garbage.node.names import TRASH, KeepReason, MustStay
+from controller.garbage.node.pods import KubeletPods
 from tests.integration.node.disk import GRACE, HOUR, RETENTION, Agent, Disk, Snapshot, snapshot, uid
 from tests.integration.node.steps import Killed, Steps
 from vcuda.errors import Unavailable

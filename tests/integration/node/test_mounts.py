@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.node.names import TRASH, KeepReason
+from controller.garbage.node.names import TRASH, KeepReason
 from tests.integration.node.disk import HOUR, RETENTION, Agent, Disk, bind_mount, need_root, tmpfs, uid
 
 
@@ -80,7 +80,7 @@ def test_a_mount_that_appears_after_the_mounts_were_read_is_not_crossed(
     need_root()
     at = disk.make(uid(1)) / "main" / "mnt" / where
     at.mkdir(parents=True)
-    monkeypatch.setattr("controller.node.in_use.Scan.read_mounts", lambda *_: None)
+    monkeypatch.setattr("controller.garbage.node.in_use.Scan.read_mounts", lambda *_: None)
     with bind_mount(disk.guarded, at):
         assert agent.reason(uid(1)) is KeepReason.MOUNT
 

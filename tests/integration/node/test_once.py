@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from controller.node.names import TRASH
+from controller.garbage.node.names import TRASH
 from tests.integration.node.disk import HOUR, Disk, need_root, snapshot, uid
 
 PROGRAM = Path(sysconfig.get_path("scripts"), "vcuda-controller")

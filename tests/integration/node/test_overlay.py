@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from controller.node.agent import Action
-from controller.node.fs import opened_root
-from controller.node.in_use import scan
-from controller.node.names import KeepReason
+from controller.garbage.node.agent import Action
+from controller.garbage.node.fs import opened_root
+from controller.garbage.node.in_use import scan
+from controller.garbage.node.names import KeepReason
 from tests.integration.node.disk import HOUR, Agent, Disk, mounted, need_root, tmpfs, uid
 from tests.integration.node.test_attacks import held
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from controller.node.names import MustStay
-from controller.node.pods import KubeletPods, RecentPodList, WatchedPods, list_uids
+from controller.garbage.node.names import MustStay
+from controller.garbage.node.pods import KubeletPods, RecentPodList, WatchedPods, list_uids
 from tests.integration.scripted import Answer, Script, item, page, status
 from tests.processes import PATIENCE
 from vcuda.errors import Gone, Unavailable, VcudaError
@@ -138,7 +138,7 @@ def views(monkeypatch: pytest.MonkeyPatch) -> list[View]:
         made.append(View(on_event))
         return made[-1]
 
-    monkeypatch.setattr("controller.node.pods.Reflector", make)
+    monkeypatch.setattr("controller.garbage.node.pods.Reflector", make)
     return made
 
 

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from controller.node.fs import Mount, OpenDirectory, OutOfTime
-from controller.node.in_use import SCAN_TIMEOUT_SECONDS, InUse, ProcessScanner
-from controller.node.names import MustStay
+from controller.garbage.node.fs import Mount, OpenDirectory, OutOfTime
+from controller.garbage.node.in_use import SCAN_TIMEOUT_SECONDS, InUse, ProcessScanner
+from controller.garbage.node.names import MustStay
 from tests.waiting import PATIENT
 
 Ask = Callable[[], bool]
@@ -59,9 +59,9 @@ class Looks:
 def looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Looks]:
     """In place of the looks and of the clock."""
     looks = Looks()
-    monkeypatch.setattr("controller.node.in_use.scan", looks)
-    monkeypatch.setattr("controller.node.in_use.time", SimpleNamespace(monotonic=lambda: looks.now))
-    monkeypatch.setattr("controller.node.in_use.STEP_SECONDS", 0.01)
+    monkeypatch.setattr("controller.garbage.node.in_use.scan", looks)
+    monkeypatch.setattr("controller.garbage.node.in_use.time", SimpleNamespace(monotonic=lambda: looks.now))
+    monkeypatch.setattr("controller.garbage.node.in_use.STEP_SECONDS", 0.01)
     yield looks
     looks.end()
 

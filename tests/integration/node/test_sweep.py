@@ -2,9 +2,9 @@
 
 import pytest
 
-from controller.node.agent import Action
-from controller.node.names import TRASH, VM_DIRECTORIES, Keep, KeepReason, MustStay
-from controller.node.pods import KubeletPods
+from controller.garbage.node.agent import Action
+from controller.garbage.node.names import TRASH, VM_DIRECTORIES, Keep, KeepReason, MustStay
+from controller.garbage.node.pods import KubeletPods
 from tests.integration.node.disk import GRACE, RETENTION, Agent, Disk, snapshot, uid
 from vcuda.errors import Unavailable
 

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from controller.node.names import TRASH, Keep, KeepReason
+from controller.garbage.node.names import TRASH, Keep, KeepReason
 from tests.integration.node.disk import HOUR, RETENTION, Agent, Disk, nested, uid
 from tests.integration.node.steps import Steps
 
@@ -27,7 +27,7 @@ def holds(disk: Disk, count: int) -> bool:
 def test_a_deletion_that_is_out_of_time_goes_on_with_the_next_sweep(
     disk: Disk, agent: Agent, steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("controller.node.fs.BATCH", 0)
+    monkeypatch.setattr("controller.garbage.node.fs.BATCH", 0)
     nested(disk, 1)
     agent.sweep_after_grace()
     agent.sweep()
@@ -51,7 +51,7 @@ def test_where_the_check_alone_takes_a_period_a_tree_goes_in_the_end_and_holds_u
     disk: Disk, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its time is up before anything is deleted, in every sweep; the other's too, as it comes after it."""
-    monkeypatch.setattr("controller.node.fs.BATCH", 4)
+    monkeypatch.setattr("controller.garbage.node.fs.BATCH", 4)
     for number, files in ((1, 9), (2, 5)):
         path = disk.make(uid(number))
         for name in range(files - 2):

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from controller.node.fs import OpenDirectory, opened_root, walk
-from controller.node.in_use import scan
-from controller.node.names import KeepReason, MustStay
+from controller.garbage.node.fs import OpenDirectory, opened_root, walk
+from controller.garbage.node.in_use import scan
+from controller.garbage.node.names import KeepReason, MustStay
 from tests.integration.node.disk import uid
 
 DEEP = 500
@@ -85,7 +85,7 @@ def test_a_tree_that_is_moved_while_it_is_walked_is_noticed(tmp_path: Path) -> N
 def test_a_tree_both_deep_and_wide_is_refused_rather_than_held_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("controller.node.fs.MAX_PARKED", 10)
+    monkeypatch.setattr("controller.garbage.node.fs.MAX_PARKED", 10)
     descend(tmp_path, 100)
     with opened_root(tmp_path) as root:
         assert len(names(root)) == 200

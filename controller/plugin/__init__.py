@@ -1,0 +1,1 @@
+"""The kubectl plugin: `cli` is `kubectl gpuquota`, `explain` its explanation of one workload."""

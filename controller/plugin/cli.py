@@ -1,0 +1,302 @@
+"""The kubectl plugin ``kubectl gpuquota``: what a namespace may use, what it uses, and what would be refused."""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+import msgspec
+import yaml
+from kubernetes.config import kube_config
+
+from controller.plugin.explain import ExplainedObject, ask_about
+from controller.settle.publisher import KEY, LABELS, NAME
+from vcuda import __version__, cli, errors, k8s_types
+from vcuda.kube import Kube, segment
+from vcuda.ledger.report import NamespaceUse
+from vcuda.quota import document, model
+from vcuda.workloads import NO_PODS, Workload, workloads_in
+
+BAR = 20
+"""Characters of the bar that shows how much of a limit is in use."""
+
+FAILED = 1
+OWN_KUBECONFIG = Path("~/.kube/config")
+
+_CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
+_USE = msgspec.json.Decoder(NamespaceUse)
+WIDE = "wide"
+OUTPUTS = click.Choice(["table", WIDE, "json", "yaml"])
+
+
+class Target(msgspec.Struct, frozen=True):
+    """Where the cluster is, the namespace that is asked about, and how the answer is to be written."""
+
+    kubeconfig: Path | None
+    context: str | None
+    named: str | None
+    output: str
+
+    def namespace(self, named: str | None = None) -> str:
+        """Return the one named, here or before the command, or the context's; end with status 2 if it is no name."""
+        namespace = named or self.named or _namespace_of(self.kubeconfig, self.context)
+        if not document.is_namespace_name(namespace):
+            cli.fail(f"{namespace!r} {document.NO_NAMESPACE}")
+        return namespace
+
+    def connect(self) -> Kube:
+        """Return a handle on kubectl's cluster; end with status 2 where the kubeconfig cannot be read.
+
+        As in client-go a person's own kubeconfig comes before the service account of the pod they are in.
+        """
+        try:
+            return Kube.connect(self.kubeconfig or _own_kubeconfig(), self.context)
+        except errors.BadInput as error:
+            cli.fail(str(error))
+
+
+@click.group(invoke_without_command=True, context_settings=cli.HELP)
+@click.version_option(__version__, prog_name="kubectl gpuquota", message="%(prog)s %(version)s")
+@click.option("-n", "--namespace", help="Namespace; without it the context's.")
+@click.option("-A", "--all-namespaces", is_flag=True, help="Every limited namespace.")
+@click.option(
+    "--kubeconfig",
+    envvar="KUBECONFIG",
+    show_envvar=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Without it: ~/.kube/config, or where there is none the pod's service account.",
+)
+@click.option("--context", "context_name", help="Context of the kubeconfig.")
+@click.option(
+    "-o",
+    "--output",
+    type=OUTPUTS,
+    default="table",
+    show_default=True,
+    help="wide: the pods and ResourceClaims that hold cards too.",
+)
+@click.pass_context
+def main(
+    context: click.Context,
+    *,
+    namespace: str | None,
+    all_namespaces: bool,
+    kubeconfig: Path | None,
+    context_name: str | None,
+    output: str,
+) -> None:
+    """Show GPU quota: per model what is used, the limit, and what is pending.
+
+    While many pods are created some cards are RESERVED: set aside by the webhook to admit the next ones sooner, and
+    given back within seconds. They are not in USED, and nobody else may use them.
+
+    \b
+    Examples:
+      kubectl gpuquota
+      kubectl gpuquota -n team-a -o json
+      kubectl gpuquota -n team-a -o wide
+          who holds the cards, too: pods and ResourceClaims, the largest first
+      kubectl gpuquota -A
+      kubectl gpuquota explain -f pod.yaml
+          what would happen to these pods and claims now, and why
+
+    Exit status: 0 shown, 1 the cluster did not answer or the namespace has no quota, 2 bad input.
+    """
+    context.obj = target = Target(kubeconfig, context_name, namespace, output)
+    if context.invoked_subcommand is None:
+        kube = target.connect()
+        try:
+            uses = list(_all(kube) if all_namespaces else _one(kube, target.namespace()))
+        except errors.VcudaError as error:
+            cli.fail(str(error), FAILED)
+        heading = ("NAMESPACE", "MODEL", "USED", "LIMIT", "", "PENDING", "MEMORY MiB", "RESERVED")
+        table = [heading, *(row for use in uses for row in _rows(use))]
+        # At rest nothing is reserved, and nobody has to learn what that would be.
+        any_reserved = any(each.reserved for use in uses for each in use.models)
+        _show(uses, output, *(row if any_reserved else row[:-1] for row in table))
+        if output == WIDE:
+            click.echo()
+            holders = (row for use in uses for row in _holders(use))
+            _show(uses, output, ("NAMESPACE", "MODEL", "HELD BY", "NAME", "CARDS", "MEMORY MiB"), *holders)
+
+
+@main.command()
+@click.option(
+    "-f",
+    "--filename",
+    "filenames",
+    required=True,
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True),
+    help="A manifest, - for standard input; repeatable.",
+)
+@click.option("-n", "--namespace", help="Namespace; also before the command.")
+@click.option("-o", "--output", type=OUTPUTS, help="Also before the command.  [default: table]")
+@click.pass_obj
+def explain(target: Target, *, filenames: tuple[str, ...], namespace: str | None, output: str | None) -> None:
+    """Ask the cluster what would happen to a manifest now: a server-side dry run, nothing is created.
+
+    Takes what makes pods, Pod, Deployment, StatefulSet, DaemonSet, ReplicaSet, Job and CronJob, and ResourceClaim and
+    ResourceClaimTemplate. What makes no pods is passed over; another kind with a pod template in it is bad input. One
+    pod of each is asked about, beside what runs already, and behind it the claims that would be made for it, of the
+    templates in the manifest or in the cluster. What the cluster warns of is printed on standard error.
+
+    HAMi-DRA's webhook makes a claim for a pod even in a dry run, and leaves it behind: where it is installed, such a
+    pod is not asked about.
+
+    \b
+    Examples:
+      kubectl gpuquota explain -f pod.yaml
+      kubectl gpuquota explain -n team-a -f deployment.yaml -o json
+      kubectl gpuquota explain -f claim-template.yaml -f pod.yaml
+
+    Exit status: 0 all would be admitted, 1 some would not or the cluster did not answer, 2 bad input.
+    """
+    kube = target.connect()
+    home = target.namespace(namespace)
+    workloads: list[Workload] = []
+    try:
+        for filename in filenames:
+            with click.open_file(filename, encoding="utf-8") as file:
+                workloads += workloads_in(filename, file.read(), home)
+    except (OSError, UnicodeDecodeError, errors.BadInput) as error:
+        cli.fail(str(error))
+    try:
+        verdicts = list(ask_about(kube, workloads))
+    except errors.VcudaError as error:
+        cli.fail(str(error), FAILED)
+    _show_verdicts(verdicts, output or target.output)
+    if not verdicts:
+        click.echo(NO_PODS, err=True)
+    raise SystemExit(FAILED if any(verdict.decision != "admitted" for verdict in verdicts) else 0)
+
+
+def _show_verdicts(verdicts: list[ExplainedObject], output: str) -> None:
+    heading = ("OBJECT", "NAMESPACE", "DECISION", "MODEL", "REASON")
+    _show(verdicts, output, heading, *((v.object, v.namespace, v.decision, v.model, v.reason) for v in verdicts))
+    for verdict in verdicts if output in ("table", WIDE) else ():
+        for warning in verdict.warnings:
+            _warn(f"{verdict.object}: {warning}")
+
+
+def _one(kube: Kube, namespace: str) -> Iterator[NamespaceUse]:
+    try:
+        yield _read(kube.get(f"/api/v1/namespaces/{segment(namespace)}/configmaps/{NAME}"))
+    except errors.NotFound:
+        cli.fail(f"namespace {namespace} has no GPU quota, or its usage has not been published yet", FAILED)
+
+
+def _all(kube: Kube) -> Iterator[NamespaceUse]:
+    # A policy keeps all but the controller from writing this name; and what is none of its own it withdraws.
+    labels = ",".join(f"{key}={value}" for key, value in LABELS.items())
+    own = {"fieldSelector": f"metadata.name={NAME}", "labelSelector": labels}
+    for page in kube.list_pages("/api/v1/configmaps", own):
+        for raw in page.items:
+            try:
+                yield _read(raw)
+            except errors.BadInput as error:  # whoever may edit one namespace's report spoils that one only
+                _warn(str(error))
+
+
+def _read(raw: bytes) -> NamespaceUse:
+    config_map = _CONFIG_MAP.decode(raw)
+    namespace = config_map.metadata.namespace
+    where = f"ConfigMap {NAME} in namespace {namespace}"
+    try:
+        use = _USE.decode((config_map.data or {}).get(KEY, ""))
+    except msgspec.MsgspecError as error:
+        raise errors.BadInput(f"{where} cannot be read: {error}") from error
+    if use.namespace != namespace:
+        raise errors.BadInput(f"{where} is not of this namespace")
+    return use
+
+
+def _warn(text: str) -> None:
+    click.echo(f"Warning: {cli.printable(text)}", err=True)
+
+
+def _rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each model; one where there is none. Beside the namespace stands what keeps it from refusing."""
+    found = {
+        use.mode: use.mode != model.Mode.ENFORCE,
+        "taking effect": use.taking_effect,
+        "ledger lost": use.ledger_lost,
+    }
+    notes = ", ".join(note for note, holds in found.items() if holds)
+    namespace = f"{use.namespace} ({notes})" if notes else use.namespace
+    for each in use.models:
+        figures = (each.used, each.limit, each.pending, each.reserved)
+        used, limit, pending, reserved = (f"{cards:g}" for cards in figures)
+        pending += f" ({each.terminating:g} terminating)" if each.terminating else ""
+        memory = "" if each.memory_limit is None else f"{each.memory_used} of {each.memory_limit}"
+        reserved += f" ({each.memory_reserved} MiB)" if each.memory_reserved else ""
+        shown = bar(each.used, each.limit, each.reserved)
+        yield (namespace, each.model, used, limit, shown, pending, memory, reserved)
+    if not use.models:
+        yield (namespace, "no GPU", "", "", "", "", "", "")
+
+
+def _holders(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each pod and each claim that holds cards, and one for those that the report leaves out."""
+    for each in use.models:
+        for holder in each.pods:
+            kind, number = ("claim" if holder.claim else "pod"), f"{holder.cores / model.CORES_PER_CARD:g}"
+            yield (use.namespace, each.model, kind, holder.name, number, str(holder.memory or ""))
+        if each.more_pods:
+            yield (use.namespace, each.model, "", f"and {each.more_pods} more", "", "")
+
+
+def bar(used: float, limit: float, reserved: float = 0) -> str:
+    """Return a bar such as ``[######++----]``; empty only where nothing is used, full only from the limit on.
+
+    What is ``reserved`` is shown by plus signs behind what is used.
+    """
+    used_to, taken_to = _filled(used, limit), _filled(used + reserved, limit)
+    # A little that is reserved is seen too, where there is a place for it.
+    taken_to = max(taken_to, min(used_to + 1, BAR - 1)) if reserved else taken_to
+    return f"[{'#' * used_to}{'+' * (taken_to - used_to)}{'-' * (BAR - taken_to)}]"
+
+
+def _filled(used: float, limit: float) -> int:
+    # A limit of 0 is full as soon as anything is used, as where it was lowered below what runs.
+    share = used / limit if limit else float(used > 0)
+    filled = round(share * BAR) if share < 1 else BAR
+    return min(max(filled, 1), BAR - 1) if 0 < share < 1 else filled
+
+
+def _show(values: Sequence[msgspec.Struct], output: str, *table: tuple[str, ...]) -> None:
+    """Print the values as they are, or the table that is made of them."""
+    if output == "json":
+        click.echo(json.dumps(msgspec.to_builtins(values), indent=2))  # which, unlike msgspec, escapes all but ASCII
+    elif output == "yaml":
+        click.echo(yaml.safe_dump(msgspec.to_builtins(values), sort_keys=False), nl=False)
+    else:
+        click.echo("\n".join(cli.aligned([tuple(map(cli.printable, row)) for row in table])))
+
+
+def _own_kubeconfig() -> Path | None:
+    # One that names no context says nothing: then the pod's service account is asked, as by kubectl.
+    home = os.environ.get("HOME")
+    path = Path(home) / OWN_KUBECONFIG.relative_to("~") if home else None
+    if path is None or not path.exists():
+        return None
+    try:
+        config = yaml.safe_load(path.read_bytes())
+    except (OSError, yaml.YAMLError):
+        return OWN_KUBECONFIG  # to read it again says what is wrong with it
+    return OWN_KUBECONFIG if isinstance(config, dict) and config.get("current-context") else None
+
+
+def _namespace_of(kubeconfig: Path | None, context: str | None) -> str:
+    """Return the namespace of the context in use, as kubectl does; ``default`` where it names none."""
+    # The client's own loader gives the credentials alone; its merger reads what KUBECONFIG may name several files for.
+    try:
+        config = kube_config.KubeConfigMerger(str(kubeconfig or kube_config.KUBE_CONFIG_DEFAULT_LOCATION)).config  # type: ignore[no-untyped-call]  # no types
+    except TypeError:  # an empty file
+        config = None
+    if config is None:  # in a pod, without a kubeconfig
+        return "default"
+    name = context or config.value.get("current-context")
+    contexts = {each.value["name"]: each.value.get("context") for each in config.value.get("contexts") or ()}
+    return (contexts.get(name) or {}).get("namespace") or "default"

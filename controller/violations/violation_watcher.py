@@ -1,0 +1,340 @@
+"""Tells of the pods and claims that their quota would not let in, and evicts pods where that is asked for.
+
+They are told of by Event, metric and on the usage page. Only those pods are evicted that have been beyond the quota for
+a whole period, at every look in between.
+"""
+
+import datetime
+import enum
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+import msgspec
+import structlog
+
+from controller.metrics import EvictionMetrics
+from controller.violations.violations import Holder, PricedClaim, Violation, ViolationKind, find_violations
+from controller.workqueue import Reconciler
+from vcuda.allocations.stored_claims import charged_by_pods
+from vcuda.allocations.stored_pods import StoredPod
+from vcuda.claims.objects import API_VERSION
+from vcuda.errors import ApiError, Conflict, HeldByBudget, NotFound, VcudaError
+from vcuda.kube import Kube, LedgerStore, NodeInformer, QuotaInformer, objects, segment
+from vcuda.ledger.report import NamespaceUse
+from vcuda.quota.model import UNASKED_NAMESPACES, Mode
+
+COMPONENT = "vcuda-controller"
+BEYOND_QUOTA = "BeyondQuota"
+NOT_COUNTED = "NotCounted"
+OTHER_MODEL = "OtherModelAllocated"
+EVICTED = "EvictedOverQuota"
+PUT_OFF = "EvictionPutOff"
+DELETED = "DeletedOverQuota"
+
+NOT_COUNTED_MESSAGE = (
+    "the GPU quota of namespace {} does not count this pod: it is held to no GPU model and runs on no node that has "
+    "one; it was created before the quota was enforced, so create it anew to have it counted"
+)
+
+REPORT_GRACE_SECONDS = 1.0
+"""From a report to the look at it: a pod may be seen before the edit of the quota that let it in."""
+
+EVICTION_TIMEOUT_SECONDS = 30.0
+"""How long an eviction may take. The API server itself tries one that conflicts, as where the name is another pod's by
+now, 20 times and half a second apart, before it says so (``EvictionsRetry`` in Kubernetes)."""
+
+
+class EvictionOutcome(enum.StrEnum):
+    """What became of an eviction: done, against a PodDisruptionBudget, of a pod that has gone meanwhile, or failed.
+
+    One that a budget held up too often ends as a deletion.
+    """
+
+    EVICTED = "evicted"
+    BUDGET = "budget"
+    DELETED = "deleted"
+    GONE = "gone"
+    FAILED = "failed"
+
+
+class Evictor:
+    """Evicts what etcd says is beyond the quota that etcd has; what the watches say only tells where to look.
+
+    One pod at a time, by the Eviction API, so that PodDisruptionBudgets hold: always, or for ``delete_after`` tries of
+    a pod, which is deleted then.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        store: LedgerStore,
+        quota: QuotaInformer,
+        nodes: NodeInformer,
+        metrics: EvictionMetrics,
+        *,
+        delete_after: int | None = None,
+    ) -> None:
+        self._kube = kube
+        self._store = store
+        self._quota = quota
+        self._nodes = nodes
+        self._metrics = metrics
+        self._delete_after = delete_after
+        self._log = structlog.get_logger()
+
+    def evict_newest(self, namespace: str, tries: Mapping[str, int]) -> str | None:
+        """Try to evict the newest of these pods that is beyond the quota; return its uid, None where none is.
+
+        ``tries``: how often each was tried before, by uid.
+
+        Raises VcudaError, or what decoding raises, where it cannot be judged.
+        """
+        found = self._newest(namespace, tries)
+        if found is None:
+            return None
+        pod, why = found
+        outcome = self.evict(pod, why, tries[pod.uid])
+        self._metrics.evictions.labels(outcome.value).inc()
+        return pod.uid
+
+    def _newest(self, namespace: str, uids: Collection[str]) -> tuple[StoredPod, str] | None:
+        quota = self._quota.current()
+        limits = quota.for_namespace(namespace) if quota else None
+        # A system namespace's pods are created without asking us: the next would stand in the place of each.
+        if quota is None or limits is None or namespace in quota.system | UNASKED_NAMESPACES:
+            return None
+        pods = self._store.list_pods(namespace).charged
+        nodes = self._nodes.current()
+        # The pods first: a claim that is left out is that of a pod which is among them.
+        _, claims = self._store.priced_claims(namespace, charged_by_pods(pods, nodes))
+        # One that was just raised may not have come yet; or the one stored is malformed, and the last good one stays in
+        # force. Either way the pods are judged by a quota that nobody wants any more.
+        if self._quota.stored_version() != quota.version:
+            self._log.warning("nothing evicted: the quota in force is not the one that is stored", namespace=namespace)
+            return None
+        found = (each for each in find_violations(namespace, limits, pods, nodes, claims) if each.evictable)
+        wanted = ((each.holder, each.message) for each in found if each.holder.uid in uids)
+        return next(((pod, why) for pod, why in wanted if isinstance(pod, StoredPod)), None)
+
+    def evict(self, pod: StoredPod, why: str, tries: int = 0) -> EvictionOutcome:
+        """Evict this very pod, tried so often before, and tell ``why``; whatever comes of it, nothing is raised."""
+        # Told after the fact, so that no Event is ever untrue; who crashes in between leaves none.
+        subject, uid = _involved(pod), pod.uid[:8]
+        log = self._log.bind(namespace=pod.namespace, pod=pod.name, uid=pod.uid, why=why)
+        try:
+            self._send(pod)
+        except HeldByBudget as error:
+            if self._delete_after and tries + 1 >= self._delete_after:
+                return self._delete(pod, why, tries + 1)
+            log.info("eviction put off by a PodDisruptionBudget", budget=error.why)
+            message = f"not evicted for now, as a PodDisruptionBudget does not allow it ({error.why}): {why}"
+            put_off = objects.Event(subject, f"eviction-put-off-{uid}", PUT_OFF, message, COMPONENT, type="Warning")
+            objects.post_event_or_log(self._kube, put_off)
+            return EvictionOutcome.BUDGET
+        except (NotFound, Conflict):
+            return EvictionOutcome.GONE
+        except VcudaError as error:
+            log.warning("eviction failed", error=str(error))
+            return EvictionOutcome.FAILED
+        log.info("evicted")
+        evicted = objects.Event(subject, f"evicted-{uid}", EVICTED, f"evicted: {why}", COMPONENT, type="Warning")
+        objects.post_event_or_log(self._kube, evicted)
+        return EvictionOutcome.EVICTED
+
+    def _delete(self, pod: StoredPod, why: str, tries: int) -> EvictionOutcome:
+        """Delete the pod, with its own grace period: a budget of the tenant's own would keep it for ever."""
+        log = self._log.bind(namespace=pod.namespace, pod=pod.name, uid=pod.uid, tries=tries)
+        path = f"/api/v1/namespaces/{segment(pod.namespace)}/pods/{segment(pod.name)}"
+        try:
+            self._kube.delete(path, msgspec.json.encode({"preconditions": {"uid": pod.uid}}))
+        except (NotFound, Conflict):
+            return EvictionOutcome.GONE
+        except VcudaError as error:
+            log.warning("deletion failed", error=str(error))
+            return EvictionOutcome.FAILED
+        log.info("deleted", why=why)
+        message = f"deleted, as PodDisruptionBudgets have not allowed its eviction {tries} times: {why}"
+        deleted = objects.Event(_involved(pod), f"deleted-{pod.uid[:8]}", DELETED, message, COMPONENT, type="Warning")
+        objects.post_event_or_log(self._kube, deleted)
+        return EvictionOutcome.DELETED
+
+    def _send(self, pod: StoredPod) -> None:
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": pod.name, "namespace": pod.namespace},
+            # Where the name is another pod's by now the API server answers with 409.
+            "deleteOptions": {"preconditions": {"uid": pod.uid}},
+        }
+        path = f"/api/v1/namespaces/{segment(pod.namespace)}/pods/{segment(pod.name)}/eviction"
+        self._kube.post(path, msgspec.json.encode(body), timeout=EVICTION_TIMEOUT_SECONDS)
+
+
+def kind_of(holder: Holder) -> str:
+    """Return the kind of the object."""
+    return "Pod" if isinstance(holder, StoredPod) else "ResourceClaim"
+
+
+def _involved(holder: Holder) -> objects.InvolvedObject:
+    version = "v1" if isinstance(holder, StoredPod) else API_VERSION
+    return objects.InvolvedObject(version, kind_of(holder), holder.name, holder.namespace, holder.uid)
+
+
+class ViolationOptions(msgspec.Struct, frozen=True):
+    """``period``: seconds until what was found is looked at again. ``evict``: what is then still there is evicted.
+
+    ``delete_after``: how often that is tried before a pod is deleted that a PodDisruptionBudget holds; None: always.
+    """
+
+    period: float = 60.0
+    evict: bool = False
+    delete_after: int | None = None
+
+
+class OngoingViolation(msgspec.Struct, frozen=True):
+    """What was found at every look since ``since`` (monotonic seconds), which was at ``at`` (RFC 3339)."""
+
+    violation: Violation
+    since: float
+    at: str
+
+
+class ViolationWatcher:
+    """Looks at a namespace after each report on it, and every ``period`` seconds while something is wrong there.
+
+    ``pods`` returns the vcuda pods of a namespace as they are now, ``claims`` what its claims take, but for those that
+    pods are charged for. Without an ``evictor`` it only tells.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        quota: QuotaInformer,
+        nodes: NodeInformer,
+        pods: Callable[[str], Iterable[StoredPod]],
+        *,
+        claims: Callable[[str], Iterable[PricedClaim]] = lambda _: (),
+        period: float,
+        evictor: Evictor | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.reconciler = Reconciler("audit", self.reconcile, failure="not audited", clock=clock)
+        self._kube = kube
+        self._quota = quota
+        self._nodes = nodes
+        self._pods = pods
+        self._claims = claims
+        self._period = period
+        self._evictor = evictor
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._ongoing: dict[str, Mapping[str, OngoingViolation]] = {}
+        self._told: dict[str, set[tuple[str, ViolationKind]]] = {}
+        self._tried: dict[str, tuple[float, int]] = {}
+        self._log = structlog.get_logger()
+
+    def report(self, namespace: str, _use: NamespaceUse | None) -> None:
+        """Let a namespace be looked at: something has changed there, or it is no longer limited."""
+        self.reconciler.queue.add(namespace, REPORT_GRACE_SECONDS)
+
+    def ongoing(self) -> Sequence[OngoingViolation]:
+        """Return everything that is wrong now, by namespace, the newest pod or claim first."""
+        with self._lock:
+            return [each for _, found in sorted(self._ongoing.items()) for each in found.values()]
+
+    def counts(self) -> Mapping[tuple[str, str, str], int]:
+        """Return how many objects there are of each kind, namespace and kind of violation."""
+        found = (each.violation for each in self.ongoing())
+        return Counter((kind_of(each.holder), each.holder.namespace, each.kind.value) for each in found)
+
+    def reconcile(self, namespace: str) -> float | None:
+        """Look at one namespace, tell, and evict at most one pod; return in how many seconds to look again.
+
+        Raises VcudaError, or what decoding raises.
+        """
+        quota = self._quota.current()
+        limits = quota.for_namespace(namespace) if quota else None
+        found: Sequence[Violation] = ()
+        if limits:
+            pods, claims = self._pods(namespace), self._claims(namespace)
+            found = find_violations(namespace, limits, pods, self._nodes.current(), claims)
+        ongoing = self._update_ongoing(namespace, found)
+        if limits is None or not ongoing:
+            self._told.pop(namespace, None)
+            return None
+        if limits.mode != Mode.AUDIT:
+            self._tell(namespace, found)
+        # The next one at once, which the queue's interval keeps a second apart: each is judged without those before.
+        return 0.0 if self._evict(namespace, ongoing) else self._period
+
+    def _update_ongoing(self, namespace: str, found: Iterable[Violation]) -> Mapping[str, OngoingViolation]:
+        """Take over what was found, by uid; what was found before just so goes on since then."""
+        before = self._ongoing.get(namespace, {})
+        ongoing = {each.holder.uid: self._since(before.get(each.holder.uid), each) for each in found}
+        for uid in before.keys() - ongoing.keys():
+            self._tried.pop(uid, None)
+        with self._lock:
+            self._ongoing.pop(namespace, None)
+            if ongoing:
+                self._ongoing[namespace] = ongoing
+        return ongoing
+
+    def _since(self, before: OngoingViolation | None, violation: Violation) -> OngoingViolation:
+        # The message is no part of it: its figures change with every other pod of the namespace.
+        if before and (before.violation.kind, before.violation.evictable) == (violation.kind, violation.evictable):
+            return msgspec.structs.replace(before, violation=violation)
+        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return OngoingViolation(violation, self._clock(), now)
+
+    def _tell(self, namespace: str, found: Iterable[Violation]) -> None:
+        """Write an Event on each pod and claim, once while this process leads."""
+        violations = {(each.holder.uid, each.kind): each for each in found}
+        told = self._told.setdefault(namespace, set())
+        told.intersection_update(violations)
+        for key in violations.keys() - told:
+            self._post(violations[key])
+            told.add(key)
+
+    def _post(self, violation: Violation) -> None:
+        holder = violation.holder
+        what = "pod" if isinstance(holder, StoredPod) else "claim"
+        log = self._log.bind(namespace=holder.namespace, uid=holder.uid, **{what: holder.name})
+        try:
+            objects.post_event(self._kube, event_of(violation))
+        except ApiError as error:
+            log.warning("event refused", error=str(error))  # and would be refused again
+            return
+        if violation.kind == ViolationKind.UNPINNED:
+            log.info(f"told that a {what} is not counted")
+        elif violation.kind == ViolationKind.OTHER_MODEL:
+            log.info(f"told that a {what} has a card of another model", why=violation.message)
+        else:
+            log.info(f"told that a {what} is beyond its quota", finding=violation.kind.value, why=violation.message)
+
+    def _evict(self, namespace: str, ongoing: Mapping[str, OngoingViolation]) -> bool:
+        """Try to evict one pod, of those found for a period and not tried within it; return whether one was tried."""
+        due_since = self._clock() - self._period
+        evictable = {uid: each.since for uid, each in ongoing.items() if each.violation.evictable}
+        tries = {uid: (since, *self._tried.get(uid, (since, 0))) for uid, since in evictable.items()}
+        due = {uid: count for uid, (since, at, count) in tries.items() if max(since, at) <= due_since}
+        tried = self._evictor.evict_newest(namespace, due) if due and self._evictor else None
+        if tried is None:
+            return False
+        self._tried[tried] = (self._clock(), due[tried] + 1)
+        return True
+
+
+def event_of(violation: Violation) -> objects.Event:
+    """Return the Event that tells of a violation."""
+    # A part of the uid: a pod that is made again under its name is told anew.
+    subject, uid = _involved(violation.holder), violation.holder.uid[:8]
+    if violation.kind == ViolationKind.UNPINNED:
+        in_general = NOT_COUNTED_MESSAGE.format(subject.namespace)
+        message = in_general if isinstance(violation.holder, StoredPod) else violation.message
+        return objects.Event(subject, f"not-counted-{uid}", NOT_COUNTED, message, "vcuda-quota", type="Warning")
+    if violation.kind == ViolationKind.OTHER_MODEL:
+        about = f"{violation.kind}-{uid}"
+        return objects.Event(subject, about, OTHER_MODEL, violation.message, COMPONENT, type="Warning")
+    return objects.Event(subject, f"{violation.kind}-{uid}", BEYOND_QUOTA, violation.message, COMPONENT, type="Warning")

@@ -1,0 +1,206 @@
+"""What the webhook would do with pods and claims of manifests: decided by asking it, told in a table for people.
+
+Who is asked is a parameter: the decisions themselves, for the command `check`, or a server, as in the demo.
+"""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+import jsonpatch
+import msgspec
+from jsonpointer import JsonPointer
+
+from vcuda import cli, k8s_types
+from vcuda.claims import objects, request as claim_requests
+from vcuda.claims.digest import digest_of
+from vcuda.quota.model import UNASKED_NAMESPACES, Charge
+from vcuda.requests.pod_request import read_request
+from vcuda.workloads import Manifest, Workload, made_claims, workloads_in
+from webhook.check import files
+from webhook.ledger.ledgers import RecentChoices, ReviewDeadline
+from webhook.review import claim_review, context, pod_review
+
+Ask = Callable[[str, k8s_types.AdmissionRequest], Awaitable[k8s_types.AdmissionResponse]]
+"""Has a review answered, by its path."""
+
+PODS = k8s_types.GroupVersionKind(version="v1", kind="Pod")
+
+_WORDS = {"ignored": "no GPU", "unlimited": "not limited"}
+
+_COUNTED = "a system namespace: the API server asks nobody about its {}, so they count and are never refused"
+
+_MADE_LATER = "charged is each claim that is made of it"
+
+
+class Row(msgspec.Struct, frozen=True):
+    """What becomes of ``count`` pods or claims of one object; ``charge`` is for each of them."""
+
+    object: str
+    namespace: str
+    count: int
+    decision: str
+    model: str
+    charge: str
+    reason: str
+
+    @property
+    def refused(self) -> bool:
+        """Whether these may not be created."""
+        return self.decision == "refused"
+
+
+def read_workloads(paths: Sequence[Path], namespace: str) -> list[Workload]:
+    """Return every claim, and every object that makes pods, in order; ``namespace`` is for those that name none.
+
+    Raises:
+        BadInput: a file cannot be read, or an object in it makes no pods or a malformed one.
+
+    """
+    return [workload for path in paths for workload in workloads_in(str(path), files.read_text(path), namespace)]
+
+
+def check(workloads: Sequence[Workload], cluster: files.OfflineCluster) -> list[Row]:
+    """Decide every object in order, each beside what is stored and what was admitted before it."""
+    cluster = with_templates(cluster, workloads)
+    policy, ledgers, choices = cluster.policy, cluster.ledgers(), RecentChoices()
+
+    async def ask(path: str, request: k8s_types.AdmissionRequest) -> k8s_types.AdmissionResponse:
+        is_pod = request.kind.kind == "Pod"
+        if path == "/mutate":
+            mutate = pod_review.mutate if is_pod else claim_review.mutate
+            return await mutate(request, policy, ledgers, choices, ReviewDeadline())
+        validate = pod_review.validate if is_pod else claim_review.validate
+        return await validate(request, policy, ledgers, choices, ReviewDeadline())
+
+    return asyncio.run(decide(workloads, ask, cluster))
+
+
+def with_templates(cluster: files.OfflineCluster, workloads: Iterable[Workload]) -> files.OfflineCluster:
+    """Return the cluster with the templates among these workloads, which replace stored ones of their name."""
+    specs = ((each.namespace, each.name, each.claim_spec) for each in workloads)
+    own = {(home, name): msgspec.convert(spec, objects.ClaimSpec) for home, name, spec in specs if spec is not None}
+    templates = {**cluster.templates, **own}
+    policy = msgspec.structs.replace(cluster.policy, templates=files.find_in(templates))
+    return msgspec.structs.replace(cluster, policy=policy, templates=templates)
+
+
+async def decide(workloads: Iterable[Workload], ask: Ask, cluster: files.OfflineCluster) -> list[Row]:
+    """Return what is answered about every object, asked in order; behind a pod come the claims made for it.
+
+    Those of a workload that fare alike share a row, with the reason of the first: how much is free differs in each.
+    """
+    rows = []
+    for workload in workloads:
+        decided: dict[str, list[tuple[Hashable, Row]]] = {}
+        for _ in range(workload.count):
+            async for decision in _decide(workload, ask, cluster):
+                decided.setdefault(decision[1].object, []).append(decision)
+        for decisions in decided.values():
+            for _, alike in groupby(decisions, key=lambda decision: decision[0]):
+                (_, first), *others = alike
+                rows.append(msgspec.structs.replace(first, count=1 + len(others)))
+    return rows
+
+
+async def _decide(workload: Workload, ask: Ask, cluster: files.OfflineCluster) -> AsyncIterator[tuple[Hashable, Row]]:
+    """Yield what becomes of one more object, and of its claims, each with what tells whether the next fares alike."""
+    namespace, created, policy = workload.namespace, workload.created, cluster.policy
+    name = f"{workload.kind}/{workload.name}"
+    if created["kind"] != "Pod":
+        yield await _decide_one(name, created, ask, policy)
+        return
+    claims = [(each, cluster.templates.get((namespace, each.template))) for each in made_claims(created)]
+    told = [
+        f"{objects.TEMPLATE} {each.template} is in none of these files, so its claims are not checked"
+        for each, spec in claims
+        if spec is None and policy.quota.for_namespace(namespace)
+    ]
+    alike, row = await _decide_one(name, created, ask, policy, told)
+    yield alike, row
+    for each, spec in claims if not row.refused else ():
+        if spec is not None:
+            claim = {**each.claim, "spec": msgspec.json.decode(msgspec.json.encode(spec))}
+            yield await _decide_one(f"{objects.CLAIM}/{each.name}", claim, ask, policy)
+
+
+async def _decide_one(
+    name: str, created: Manifest, ask: Ask, policy: context.PolicySnapshot, told: Sequence[str] = ()
+) -> tuple[Hashable, Row]:
+    namespace = created["metadata"]["namespace"]
+    stored, answers = await _create(created, namespace, ask)
+    first, last = answers[0], answers[-1]
+    untouched, kind = _WORDS.get(first.outcome), created["kind"]
+    model = last.model or first.model
+    charge = _charge(stored, model, policy)
+    if kind == objects.TEMPLATE and last.allowed and not untouched:
+        told = [_MADE_LATER, *told]
+    stories = [last.message, first.reason, *patch_story(first.patch), *last.warnings, *(told if last.allowed else ())]
+    row = Row(
+        object=name,
+        namespace=namespace,
+        count=1,
+        decision=(untouched or "admitted") if last.allowed else "refused",
+        model=model,
+        charge=str(charge) if charge.cores else "",
+        reason="; ".join(story for story in stories if story),
+    )
+    if namespace in UNASKED_NAMESPACES and not untouched:
+        counted = _COUNTED.format("pods" if kind == "Pod" else "claims")
+        return "counted", msgspec.structs.replace(row, decision="counted", model="", reason=counted)
+    return (last.outcome, last.model, bool(last.warnings)), row
+
+
+def _charge(stored: Manifest, model: str, policy: context.PolicySnapshot) -> Charge:
+    """Return what a pod or a claim takes; that of a claim in no model is the most that it could take."""
+    if stored["kind"] == "Pod":
+        return read_request(msgspec.convert(stored, k8s_types.Pod), policy.resources).charge_on(model)
+    if stored["kind"] == objects.TEMPLATE:
+        return Charge()
+    spec = msgspec.convert(stored.get("spec", {}), objects.ClaimSpec)
+    return claim_requests.read_claim(digest_of(spec), policy.claim_policy).charge(model)
+
+
+async def _create(created: Manifest, namespace: str, ask: Ask) -> tuple[Manifest, list[k8s_types.AdmissionResponse]]:
+    """Take an object through /mutate and /validate as the API server does; return it as stored, and the answers."""
+    answers, patched = [], created
+    # The manifests register templates for /validate alone.
+    if created["kind"] != objects.TEMPLATE:
+        answers.append(await ask("/mutate", _request(created, namespace)))
+        if not answers[0].allowed:
+            return created, answers
+        patched = jsonpatch.apply_patch(created, msgspec.json.encode(answers[0].patch))
+    # The API server gives an object its uid after mutation; it is what a charge is known by.
+    stored = {**patched, "metadata": {**patched["metadata"], "uid": str(uuid.uuid4())}}
+    return stored, [*answers, await ask("/validate", _request(stored, namespace))]
+
+
+def _request(created: Manifest, namespace: str) -> k8s_types.AdmissionRequest:
+    # YAML has types that JSON has not, such as dates; where text is expected they are text.
+    raw = msgspec.Raw(msgspec.json.encode(created, enc_hook=str))
+    kind = PODS if created["kind"] == "Pod" else k8s_types.GroupVersionKind(objects.GROUP, "v1", created["kind"])
+    return k8s_types.AdmissionRequest(
+        uid=str(uuid.uuid4()), kind=kind, namespace=namespace, operation="CREATE", object=raw
+    )
+
+
+def patch_story(patch: Sequence[k8s_types.Operation]) -> Iterator[str]:
+    """Yield a phrase for each kind of change that the pod's owner may not expect."""
+    removed = [operation["path"] for operation in patch if operation["op"] == "remove"]
+    records = [path for path in removed if path.startswith("/metadata/")]
+    if records:
+        yield f"allocation records removed: {', '.join(JsonPointer(path).parts[-1] for path in records)}"
+    if "/spec/nodeName" in removed:
+        yield "nodeName moved to a required node affinity"
+    for operation in patch:
+        if operation["path"] == "/spec/schedulerName":
+            yield f"scheduler set to {operation['value']}"
+
+
+def table(rows: Iterable[Row]) -> Iterator[str]:
+    """Yield the lines of a table for people."""
+    heading = ("OBJECT", "NAMESPACE", "COUNT", "DECISION", "MODEL", "CHARGE", "REASON")
+    cells = [heading, *((r.object, r.namespace, str(r.count), r.decision, r.model, r.charge, r.reason) for r in rows)]
+    yield from cli.aligned(cells)

@@ -1,0 +1,208 @@
+"""A cluster as files have it: the quota, the nodes and what is stored there, for decisions without an API server."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+import structlog
+import yaml
+
+from vcuda import errors, k8s_types, workloads
+from vcuda.allocations import stored_claims, stored_pods
+from vcuda.claims import charges, devices as dra, digest, objects
+from vcuda.ledger.ledger import charges_by_model
+from vcuda.placement import affinity, patches, placement, registers
+from vcuda.quota import model
+from vcuda.requests import config, resources, runtime_devices
+from webhook.ledger import ledgers as memory
+from webhook.review import context
+
+_KINDS: Mapping[str, type[k8s_types.K8sObject]] = {
+    "Node": k8s_types.Node,
+    "ResourceSlice": objects.ResourceSlice,
+    "DeviceClass": objects.DeviceClass,
+    objects.TEMPLATE: objects.ResourceClaimTemplate,
+    objects.CLAIM: objects.ResourceClaim,
+    "Pod": k8s_types.Pod,
+}
+"""What may stand in the file of the nodes."""
+
+_NAMESPACED = frozenset({objects.TEMPLATE, objects.CLAIM, "Pod"})
+
+
+TemplateSpecs = Mapping[tuple[str, str], objects.ClaimSpec]
+"""The specs of the claims that templates make, by the namespace and name of the template."""
+
+
+class OfflineCluster(msgspec.Struct, frozen=True):
+    """What decisions are made from."""
+
+    policy: context.PolicySnapshot
+    committed: Mapping[str, Mapping[str, model.Charge]]
+    """What stored objects take, by namespace and model."""
+    templates: TemplateSpecs = {}
+
+    def ledgers(self) -> memory.MemoryLedgers:
+        """Return ledgers that begin with what is stored."""
+        return memory.MemoryLedgers(self.committed)
+
+
+def read_cluster(
+    quota: Path,
+    nodes: Path | None,
+    hints: patches.Hints,
+    gpu_runtime_classes: tuple[str, ...] = runtime_devices.GPU_RUNTIME_CLASSES,
+    scheduler_users: frozenset[str] = context.SCHEDULER_USERS,
+) -> OfflineCluster:
+    """Return what the files say. Claims are read as from Kubernetes 1.34 on, whether devices are known or not.
+
+    Runtime classes are judged by their names, since the files have no RuntimeClass.
+
+    Raises:
+        BadInput: a file cannot be read, or has faults.
+
+    """
+    read = read_quota(quota)
+    known = read.resources
+    stored = read_stored(nodes, hints.labels, known) if nodes else StoredObjects(placement.Nodes(hints.labels))
+    stored = msgspec.structs.replace(stored, nodes=stored.nodes.named_by(known.models))
+    known = known.with_claimed(stored.devices.extended_resources)
+    claims = charges.ClaimPolicy.of(stored.devices, stored.nodes.model_of, read.quota, known)
+    policy = context.PolicySnapshot(
+        read.quota,
+        stored.nodes,
+        hints,
+        resources=known,
+        runtime_classes=runtime_devices.RuntimeClasses(gpu_runtime_classes),
+        claims=claims,
+        templates=find_in(stored.templates),
+        scheduler_users=scheduler_users,
+    )
+    return OfflineCluster(policy, stored.committed(claims), stored.templates)
+
+
+def find_in(templates: TemplateSpecs) -> context.ClaimTemplates:
+    """Return what finds the digests of these templates."""
+    digests = {key: digest.pack(digest.digest_of(spec)) for key, spec in templates.items()}
+    return lambda namespace, name: digests.get((namespace, name))
+
+
+def read_quota(path: Path) -> config.QuotaConfig:
+    """Return what a file says: the quota document itself, or the ConfigMap that holds it and further keys.
+
+    Raises:
+        BadInput: the file cannot be read, or has faults (QuotaFault, with all of them).
+
+    """
+    text = read_text(path)
+    try:
+        documents = list(yaml.safe_load_all(text))
+    except workloads.NOT_YAML:
+        documents = []  # the parser below says what is wrong, and where
+    if len(documents) == 1 and isinstance(documents[0], dict) and documents[0].get("kind") == "ConfigMap":
+        data = workloads.convert(str(path), documents[0], k8s_types.ConfigMap).data or {}
+        if config.QUOTA not in data:
+            raise errors.BadInput(f"{path}: the ConfigMap has no key {config.QUOTA}")
+        return config.parse_config(data)
+    return config.parse_config({config.QUOTA: text})
+
+
+class StoredObjects(msgspec.Struct, frozen=True):
+    """What is in a file of a cluster's objects."""
+
+    nodes: placement.Nodes
+    devices: dra.Devices = dra.NO_DEVICES
+    templates: TemplateSpecs = {}
+    claims: Sequence[stored_claims.StoredClaim] = ()
+    pods: Sequence[stored_pods.StoredPod] = ()
+
+    def committed(self, claim_policy: charges.ClaimPolicy) -> Mapping[str, Mapping[str, model.Charge]]:
+        """Return what the pods and claims take, as on a cluster: what is held to no model takes nothing."""
+        price = stored_claims.ClaimCounter(claim_policy)
+        namespaces = {*(claim.namespace for claim in self.claims), *(pod.namespace for pod in self.pods)}
+        pods: dict[str, list[stored_pods.StoredPod]] = {namespace: [] for namespace in namespaces}
+        for pod in self.pods:
+            pods[pod.namespace].append(pod)
+        taken = {namespace: list(stored_pods.charges_of(each, self.nodes)) for namespace, each in pods.items()}
+        # The scheduler's claim for what a pod asks for itself is left out: that pod is in the count.
+        extended = {namespace: stored_claims.charged_by_pods(each, self.nodes) for namespace, each in pods.items()}
+        for claim in self.claims:
+            if claim.name not in extended[claim.namespace]:
+                taken[claim.namespace] += price(claim).charges.items()
+        return {namespace: charges_by_model(each) for namespace, each in taken.items()}
+
+
+def read_stored(path: Path, labels: affinity.NodeLabels, known: resources.GpuResources) -> StoredObjects:
+    """Return the nodes in a file, and their devices, claims and pods, as ``kubectl get … -A -o yaml`` prints them.
+
+    Raises:
+        BadInput: the file cannot be read or holds something else.
+
+    """
+    found: dict[str, dict[tuple[str, str], tuple[str, Any]]] = {kind: {} for kind in _KINDS}
+    for where, manifest in workloads.objects_in(str(path), read_text(path)):
+        stored = _read_object(where, manifest)
+        found[manifest["kind"]][stored.metadata.namespace, stored.metadata.name] = where, stored
+    node_labels, cards = {}, {}
+    for (_, name), (where, node) in found["Node"].items():
+        node_labels[name] = node.labels
+        cards[name] = registers.read_registers(node.annotations, functools.partial(_ignored, where))
+    slices = [_read_slice(where, each) for where, each in found["ResourceSlice"].values()]
+    classes = {name: dra.read_class(each) for (_, name), (_, each) in found["DeviceClass"].items()}
+    published = dra.Devices.of(slices, classes)
+    charged = known.with_claimed(published.extended_resources)
+    pods = (stored_pods.read_stored(pod, labels, charged) for _, pod in found["Pod"].values())
+    return StoredObjects(
+        placement.Nodes.of(node_labels, labels, cards),
+        published,
+        {key: template.spec.spec for key, (_, template) in found[objects.TEMPLATE].items()},
+        tuple(
+            stored_claims.StoredClaim(claim.metadata.uid, namespace, name, _digest_of(claim), claim.allocated)
+            for (namespace, name), (_, claim) in found[objects.CLAIM].items()
+        ),
+        tuple(filter(None, pods)),
+    )
+
+
+def _digest_of(claim: objects.ResourceClaim) -> digest.PackedDigest:
+    return digest.pack(digest.digest_of(claim.spec))
+
+
+def _read_object(where: str, manifest: workloads.Manifest) -> k8s_types.K8sObject:
+    kind = manifest["kind"]
+    if kind not in _KINDS:
+        raise errors.BadInput(f"{where}: expected one of {', '.join(_KINDS)}, not {kind}")
+    if _KINDS[kind].__module__ == objects.__name__:
+        workloads.require_claims_api(where, manifest)
+    stored = workloads.convert(where, manifest, _KINDS[kind])
+    if not stored.metadata.name:
+        raise errors.BadInput(f"{where}: the {kind} has no name")
+    # What is of no namespace would be charged to nobody.
+    if kind in _NAMESPACED and not stored.metadata.namespace:
+        raise errors.BadInput(f"{where}: the {kind} {stored.metadata.name} has no namespace")
+    return stored
+
+
+def _read_slice(where: str, published: objects.ResourceSlice) -> dra.PoolSlice:
+    try:
+        return dra.read_slice(published)
+    except ValueError as error:
+        raise errors.BadInput(f"{where}: malformed: {error}") from error
+
+
+def _ignored(where: str, annotation: str, error: ValueError) -> None:
+    structlog.get_logger().warning(
+        "malformed register of cards ignored", place=where, annotation=annotation, error=str(error)
+    )
+
+
+def read_text(path: Path) -> str:
+    """Return what is in a file, or on standard input where the path is ``-``; BadInput where it cannot be read."""
+    try:
+        with click.open_file(str(path), encoding="utf-8") as file:
+            return str(file.read())
+    except (OSError, UnicodeDecodeError) as error:
+        raise errors.BadInput(f"{path}: cannot be read: {error}") from error

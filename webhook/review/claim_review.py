@@ -1,0 +1,291 @@
+"""What is decided about a ResourceClaim that is created: /mutate pins it to a GPU model, /validate charges it.
+
+Nothing is charged for a ResourceClaimTemplate, nor for a pod that names one: each claim that is made of it is. They are
+only told, or refused, what could never fit.
+"""
+
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from http import HTTPStatus
+
+import msgspec
+
+from vcuda.claims.charges import ClaimRequest, ambiguous
+from vcuda.claims.digest import ClaimDigest, digest_of
+from vcuda.claims.objects import CLAIM, TEMPLATE, ResourceClaim, ResourceClaimTemplate
+from vcuda.claims.request import read_claim, read_packed
+from vcuda.errors import Fault
+from vcuda.k8s_types import UNDECODABLE, AdmissionRequest, AdmissionResponse, ObjectMeta
+from vcuda.placement.placement import Choice
+from vcuda.quota.model import NOT_MUTATED, Charge, NamespaceQuota, Shortage, Usage, cards, exceeded, fits, free_of
+from vcuda.requests.refusals import find_unlimited
+from webhook.ledger.ledgers import Ledgers, PutOff, RecentChoices, ReviewDeadline
+from webhook.review import verdicts
+from webhook.review.context import PolicySnapshot
+
+WAITS = "its claim waits until so much is free"
+
+MOST_TEMPLATES = 8
+"""Different templates of one pod that are judged. The largest takes some milliseconds the first time."""
+
+_CLAIMS = msgspec.json.Decoder(ResourceClaim)
+_TEMPLATES = msgspec.json.Decoder(ResourceClaimTemplate)
+
+
+class ClaimReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
+    """A claim, or a template of claims, that asks for GPUs in a namespace with a limit."""
+
+    metadata: ObjectMeta
+    request: ClaimRequest
+
+
+def review_of(request: AdmissionRequest, policy: PolicySnapshot) -> ClaimReview | AdmissionResponse:
+    """Return the claim under review, or the answer where nothing is left to decide."""
+    if request.kind.kind not in (CLAIM, TEMPLATE):
+        message = f"this webhook answers for claims, not for {request.kind.kind}; correct the rules that call it"
+        return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
+    # What a claim asks for cannot be changed once it is stored.
+    if request.operation != "CREATE" or request.sub_resource:
+        return AdmissionResponse("ignored")
+    # The scheduler claims what a pod asks for by an extended resource: that pod was charged, and is pinned.
+    if request.kind.kind == CLAIM and request.user_info.username in (
+        policy.scheduler_users | policy.resources.scheduler_users
+    ):
+        return AdmissionResponse("scheduler")
+    quota, misnamed = policy.quota.for_namespace(request.namespace), verdicts.misnamed(request.namespace)
+    if misnamed or quota is None:
+        return misnamed or AdmissionResponse("unlimited")
+    try:
+        return _read(request, quota, policy)
+    except UNDECODABLE as error:
+        message = f"the {request.kind.kind} cannot be read: {error}"
+        return verdicts.admitted_unread(AdmissionResponse("malformed", False, HTTPStatus.BAD_REQUEST, message), quota)
+
+
+def _read(request: AdmissionRequest, quota: NamespaceQuota, policy: PolicySnapshot) -> ClaimReview | AdmissionResponse:
+    metadata, digest, annotations, under = _decode(request)
+    asked = read_claim(digest, policy.claim_policy)
+    if not asked.gpus and not asked.faults:
+        return AdmissionResponse("ignored")
+    refusals = find_unlimited(annotations) if asked.has_share else ()
+    refused = [each.fault for each in refusals if each.allowance not in quota.allow]
+    faults = tuple(Fault(f"{under}{path}", message) for path, message in (*asked.faults, *refused))
+    drivers = dict.fromkeys(entry.found.driver or "" for entry in asked.gpus)
+    # Whoever creates one keeps it in one of few workers, or holds devices for it, for as long as a 429 tells to wait.
+    review = ClaimReview(
+        request.namespace,
+        quota,
+        policy,
+        faults,
+        scheme=",".join(drivers),
+        may_wait=False,
+        metadata=metadata,
+        request=asked,
+    )
+    return verdicts.malformed(faults, review.scheme) if faults and review.enforced else review
+
+
+def _decode(request: AdmissionRequest) -> tuple[ObjectMeta, ClaimDigest, Mapping[str, str], str]:
+    """Return the metadata, what the claim asks for, its annotations, and what its field paths begin with."""
+    if request.kind.kind == TEMPLATE:
+        template = _TEMPLATES.decode(request.object)
+        return template.metadata, digest_of(template.spec.spec), template.spec.annotations, "spec."
+    claim = _CLAIMS.decode(request.object)
+    return claim.metadata, digest_of(claim.spec), claim.annotations, ""
+
+
+class ClaimCandidates(msgspec.Struct, frozen=True, gc=False):
+    """The models of a quota that a claim may get, each with its charge, and why it may not get the others."""
+
+    charges: Mapping[str, Charge]
+    excluded: Mapping[str, str]
+
+    @classmethod
+    def of(cls, asked: ClaimRequest, quota: NamespaceQuota) -> "ClaimCandidates":
+        """Return the models of this quota that the claim's own selectors leave."""
+        excluded = {model: reason for model in quota.limits if (reason := asked.excludes(model))}
+        return cls({model: asked.charge(model) for model in quota.limits if model not in excluded}, excluded)
+
+    def sentence(self, namespace: str, quota: NamespaceQuota) -> str:
+        """Return the refusal of a claim that may get none of its namespace's models."""
+        if not quota.limits:
+            return f"namespace {namespace} may use no GPU model: its quota lists none"
+        reasons = "; ".join(f"{model} is excluded by {reason}" for model, reason in self.excluded.items())
+        return f"no GPU model that this claim may use in namespace {namespace}: {reasons}"
+
+    def shortages(self, quota: NamespaceQuota, usage: Mapping[str, Usage]) -> tuple[Shortage, ...]:
+        """Return how much is short of each model, in the order of the quota document; empty where one has room."""
+        short = tuple(
+            Shortage(model, asked, usage.get(model, Usage()), quota.limits[model])
+            for model, asked in self.charges.items()
+        )
+        return () if any(fits(each.limit, each.usage.used, each.asked) for each in short) else short
+
+    def choose(self, asked: ClaimRequest, quota: NamespaceQuota, usage: Mapping[str, Usage]) -> Choice:
+        """Return the model with room that has devices now, and of these the one with the most free; else the first."""
+
+        def free(model: str) -> int:
+            return quota.limits[model].cores - usage.get(model, Usage()).used.cores
+
+        def has_room(model: str) -> bool:
+            return fits(quota.limits[model], usage.get(model, Usage()).used, self.charges[model])
+
+        best = min(self.charges, key=lambda model: (not has_room(model), not asked.is_present(model), -free(model)))
+        amount = free_of(quota.limits[best], usage.get(best, Usage()))
+        if not has_room(best):
+            return Choice(best, "over quota on every model, and this quota does not enforce")
+        if len(self.charges) == 1:
+            return Choice(best, f"the only model it may use, {amount}")
+        return Choice(best, f"most room, {amount}")
+
+
+async def mutate(
+    request: AdmissionRequest,
+    policy: PolicySnapshot,
+    ledgers: Ledgers,
+    choices: RecentChoices,
+    deadline: ReviewDeadline,
+) -> AdmissionResponse:
+    """Return the patch that pins the claim, or the refusal of a claim that can get no model now.
+
+    Raises:
+        Unavailable: the ledger could not be read.
+
+    """
+    review = review_of(request, policy)
+    if isinstance(review, AdmissionResponse) or request.kind.kind == TEMPLATE:
+        return review if isinstance(review, AdmissionResponse) else AdmissionResponse("ignored")
+    deadline.check()
+    namespace, quota = review.namespace, review.quota
+    candidates = ClaimCandidates.of(review.request, quota)
+    if not candidates.charges:
+        refusal = candidates.sentence(namespace, quota)
+        return verdicts.refused(review, "not-allowed", refusal) if review.enforced else _unpinned(review, refusal)
+    usage = choices.on_top_of(await ledgers.cached_usage(namespace), namespace)
+    if candidates.shortages(quota, usage):
+        # What is remembered, or was only chosen for others, refuses nobody. Nor does the ledger, which may count what
+        # has gone: whom what is stored leaves room /validate decides about.
+        usage = await ledgers.usage(namespace)
+        if review.enforced and (short := candidates.shortages(quota, usage)):
+            never = all(each.can_never_fit for each in short)
+            stored = usage if never else await ledgers.stored_usage(namespace, usage, deadline.end)
+            if stored is None:
+                return verdicts.over_quota_for_now(review, PutOff(short, counted=False))
+            usage = stored
+            if short := candidates.shortages(quota, usage):
+                return verdicts.over_quota(review, *short)
+    deadline.check()
+    choice = candidates.choose(review.request, quota, usage)
+    if not request.dry_run:
+        choices.add(namespace, choice.model, candidates.charges[choice.model])
+    return AdmissionResponse(
+        "pinned",
+        patch=review.request.patch(choice.model),
+        warnings=review.warnings(*([choice.forecast] if request.dry_run else [])),
+        reason=choice.reason,
+        model=choice.model,
+        scheme=review.scheme,
+    )
+
+
+def _unpinned(review: ClaimReview, sentence: str) -> AdmissionResponse:
+    told = review.warnings(f"{sentence}; {verdicts.ADMITTED_ALL_THE_SAME}")
+    return AdmissionResponse("unpinned", warnings=told, scheme=review.scheme)
+
+
+async def validate(
+    request: AdmissionRequest,
+    policy: PolicySnapshot,
+    ledgers: Ledgers,
+    choices: RecentChoices,
+    deadline: ReviewDeadline,
+) -> AdmissionResponse:
+    """Return whether the claim may be stored, with its charge written down before it is allowed.
+
+    Raises:
+        Unavailable: the ledger could not be read or written.
+
+    """
+    review = review_of(request, policy)
+    if isinstance(review, AdmissionResponse):
+        return review
+    deadline.check()
+    if request.kind.kind == TEMPLATE:
+        return await _check_template(review, ledgers)
+    model = review.request.model()
+    stray = [] if model in review.quota.limits else [f"{NOT_MUTATED}: {_not_held(review, model)}"]
+    if model and (product := review.request.policy.products.foreign(model)):
+        stray.append(ambiguous(model, product))
+    if stray and review.enforced:
+        return verdicts.refused(review, "not-pinned", "; ".join(stray))
+    if model is None:
+        return AdmissionResponse("unpinned", scheme=review.scheme, warnings=review.warnings(*stray))
+    charge = review.request.charge(model)
+    # What /mutate has chosen for this claim counts no more: from here on its charge does.
+    choices.release(review.namespace, model, charge)
+    return await verdicts.charge(
+        request, review, ledgers, deadline, metadata=review.metadata, model=model, asked=charge, stray=stray
+    )
+
+
+def _not_held(review: ClaimReview, model: str | None) -> str:
+    allowed = [f"{each}: {cards(limit.cores)}" for each, limit in review.quota.limits.items() if limit.cores]
+    return (
+        f"the claim is not held to the products of one GPU model that namespace {review.namespace} may use "
+        f"({', '.join(allowed) or 'none'}) by a selector of each request: it is held to {model or 'none'}"
+    )
+
+
+async def _check_template(review: ClaimReview, ledgers: Ledgers) -> AdmissionResponse:
+    usage = await ledgers.cached_usage(review.namespace)
+    checked = check_templates([review.request], review.namespace, review.quota, usage)
+    if checked.refusal and review.enforced:
+        return verdicts.refused(review, checked.outcome, checked.refusal)
+    return AdmissionResponse("template", warnings=review.warnings(*checked.sentences), scheme=review.scheme)
+
+
+class TemplateCheck(msgspec.Struct, frozen=True, gc=False):
+    """What is told of claims that are yet to be made: why one of them could never be, or that it has to wait."""
+
+    outcome: str = ""
+    refusal: str = ""
+    warnings: Sequence[str] = ()
+
+    @property
+    def sentences(self) -> Sequence[str]:
+        """The warnings for whoever is let in all the same."""
+        return [f"{self.refusal}; {verdicts.ADMITTED_ALL_THE_SAME}"] if self.refusal else self.warnings
+
+
+def check_templates(
+    templates: Iterable[ClaimRequest], namespace: str, quota: NamespaceQuota, usage: Mapping[str, Usage]
+) -> TemplateCheck:
+    """Return what is told of the claims that will be made of these templates, beside what is charged now."""
+    warnings = []
+    for asked in templates:
+        if asked.faults:
+            return TemplateCheck("malformed", verdicts.malformed_sentence(asked.faults))
+        candidates = ClaimCandidates.of(asked, quota)
+        if not candidates.charges:
+            return TemplateCheck("not-allowed", candidates.sentence(namespace, quota))
+        short = candidates.shortages(quota, usage)
+        if short and candidates.shortages(quota, {}):
+            return TemplateCheck("over-quota", exceeded(namespace, *short))
+        if short:
+            warnings.append(f"{exceeded(namespace, *short)}; {WAITS}")
+    return TemplateCheck(warnings=warnings)
+
+
+def requests_of(namespace: str, templates: Collection[str], policy: PolicySnapshot) -> list[ClaimRequest]:
+    """Return what the claims of these templates ask for, where that is GPUs.
+
+    Only the first `MOST_TEMPLATES` different ones are looked at. The claims of the others are checked when they are
+    made, as are those of templates that are not known.
+    """
+    names = itertools.islice(dict.fromkeys(templates), MOST_TEMPLATES)
+    digests = [digest for name in names if (digest := policy.templates(namespace, name))]
+    if not digests:
+        return []
+    claims = policy.claim_policy
+    asked = (read_packed(digest, claims) for digest in digests)
+    return [each for each in asked if each.gpus or each.faults]

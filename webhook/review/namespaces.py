@@ -1,0 +1,87 @@
+"""Which namespaces there are, asked of the API server and remembered for a while."""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from vcuda import errors, kube
+from vcuda.quota import model
+from webhook.ledger import ledgers
+
+# A namespace is there before the API server asks about its first pod. One that was not there may be made at any time,
+# and whoever asks for others' names is not to keep them out for longer.
+FOUND_SECONDS, MISSING_SECONDS = 60.0, 1.0
+
+LOOK_UP_TIMEOUT_SECONDS = 3.0
+LOOK_UP_THREADS = 4
+
+
+class ExistingNamespaces:
+    """Ledgers of namespaces that exist, as the API server said up to a minute ago.
+
+    It is for callers that are not known by a certificate: whoever reaches the port names a namespace.
+    """
+
+    def __init__(
+        self, charged: ledgers.Ledgers, client: kube.Kube, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._charged = charged
+        self._client = client
+        self._clock = clock
+        self._threads = ThreadPoolExecutor(LOOK_UP_THREADS, thread_name_prefix="namespaces")
+        self._known = ledgers.ByNamespace(lambda _namespace: _LookUp(), clock)
+
+    async def charge(self, request: ledgers.ChargeRequest) -> ledgers.Decision:
+        """Decide a charge and keep it, once per uid; BadReview where there is no such namespace."""
+        await self._look_up(request.namespace)
+        return await self._charged.charge(request)
+
+    async def cached_usage(self, namespace: str) -> Mapping[str, model.Usage]:
+        """Return what was charged a moment ago; BadReview where there is no such namespace."""
+        await self._look_up(namespace)
+        return await self._charged.cached_usage(namespace)
+
+    async def usage(self, namespace: str) -> Mapping[str, model.Usage]:
+        """Return what is charged; nothing in a namespace that is not there yet, as one may get its quota first."""
+        return await self._charged.usage(namespace)
+
+    async def stored_usage(
+        self, namespace: str, charged: Mapping[str, model.Usage], deadline: float
+    ) -> Mapping[str, model.Usage] | None:
+        """Return what is stored, as it was `usage` that found no room."""
+        return await self._charged.stored_usage(namespace, charged, deadline)
+
+    async def close(self) -> None:
+        """Write down what is not yet."""
+        await self._charged.close()
+
+    async def _look_up(self, namespace: str) -> None:
+        known = self._known[namespace]
+        if known.until <= self._clock():
+            # A burst in one namespace asks once: else it would fill the pool, and time out for the others.
+            if known.asked is None or known.asked.done():
+                known.asked = asyncio.get_running_loop().run_in_executor(self._threads, self._ask, namespace)
+            try:
+                known.exists = await asyncio.wait_for(asyncio.shield(known.asked), LOOK_UP_TIMEOUT_SECONDS)
+            except TimeoutError:
+                raise errors.Unavailable("too many namespaces are being looked up at once") from None
+            known.until = self._clock() + (FOUND_SECONDS if known.exists else MISSING_SECONDS)
+        if not known.exists:
+            raise errors.BadReview(f"there is no namespace {namespace}")
+
+    def _ask(self, namespace: str) -> bool:
+        try:
+            self._client.get(f"/api/v1/namespaces/{kube.segment(namespace)}", timeout=LOOK_UP_TIMEOUT_SECONDS)
+        except errors.NotFound:
+            return False
+        return True
+
+
+class _LookUp(msgspec.Struct):
+    exists: bool = False
+    until: float = -math.inf
+    asked: asyncio.Future[bool] | None = None

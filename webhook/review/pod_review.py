@@ -1,0 +1,336 @@
+"""What is decided about a pod that is created: /mutate picks a model and patches the pod, /validate charges it.
+
+/mutate writes nothing. /validate recomputes the charge from the pod as it will be stored; nothing else admits a pod.
+"""
+
+from collections.abc import Iterator, Sequence
+from http import HTTPStatus
+
+import msgspec
+from jsonpointer import JsonPointer
+
+from vcuda.k8s_types import (
+    MIRROR_ANNOTATION,
+    UNDECODABLE,
+    AdmissionRequest,
+    AdmissionResponse,
+    Check,
+    Operation,
+    Pod,
+    no_check,
+)
+from vcuda.placement import card_types, patches, placement
+from vcuda.quota.model import NOT_MUTATED, cards
+from vcuda.requests.pod_request import PodRequest, asks_for_vcuda, read_request
+from vcuda.requests.refusals import could_reach_gpus, find_refusals
+from webhook.ledger.ledgers import Ledgers, PutOff, RecentChoices, ReviewDeadline
+from webhook.review import verdicts
+from webhook.review.claim_review import TemplateCheck, check_templates, requests_of
+from webhook.review.context import PolicySnapshot
+
+# The group in every kubelet's client certificate. Unlike anything in the pod it is what the API server authenticated.
+NODES_GROUP = "system:nodes"
+
+# Of the annotations and labels that /mutate would have removed: a pod may have thousands.
+MOST_RECORDS = 10
+# Of the models that a refusal says a pod is held to: its node affinity may list a hundred thousand values.
+MOST_MODELS = 10
+MOST_OF_SCHEDULER = 63  # characters of a name that is not ours
+
+_PODS = msgspec.json.Decoder(Pod)
+
+
+class PodReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
+    """A pod that asks for GPUs in a namespace with a limit; ``charged`` says whether itself, or by its claims alone."""
+
+    pod: Pod
+    request: PodRequest
+    charged: bool = True
+
+    @property
+    def hints(self) -> patches.Hints:
+        """What is set for the system, and for the schemes by which the pod asks."""
+        return self.policy.hints.of(self.request.schemes)
+
+
+def review_of(
+    request: AdmissionRequest, policy: PolicySnapshot, check: Check = no_check
+) -> PodReview | AdmissionResponse:
+    """Return the pod under review, or the answer where nothing is left to decide.
+
+    That is: it asks for no cards, its namespace has no limit, or it is malformed and its quota is enforced.
+    ``check`` is called between the parts of the work.
+    """
+    pod, quota = gpu_pod_of(request), policy.quota.for_namespace(request.namespace)
+    check()
+    if isinstance(pod, AdmissionResponse):
+        return verdicts.admitted_unread(pod, quota) if pod.outcome == "malformed" and quota else pod
+    if is_mirror(request, pod):
+        return AdmissionResponse("mirror")
+    if misnamed := verdicts.misnamed(request.namespace):
+        return misnamed
+    if quota is None:
+        return AdmissionResponse("unlimited" if asks_for_vcuda(pod, policy.resources) else "ignored")
+    asked = read_request(pod, policy.resources)
+    check()
+    extended = policy.claims.devices.extended_resources if policy.claims else None
+    faults = list(asked.faults)
+    for refusal in find_refusals(pod, asked, policy.resources, policy.runtime_classes, extended):
+        check()
+        if refusal.allowance not in quota.allow:
+            faults.append(refusal.fault)
+    check()
+    # The schemes by which the pod asks, and whether by units.
+    scheme = ",".join([*(scheme.name for scheme in asked.schemes), *["units"] * asked.by_units])
+    review = PodReview(
+        request.namespace, quota, policy, tuple(faults), (), scheme, pod=pod, request=asked, charged=asked.asks
+    )
+    if faults and review.enforced:
+        return verdicts.malformed(faults, scheme)
+    return review if review.charged or (pod.spec.resource_claims and policy.claims) else _not_charged(review)
+
+
+def _not_charged(review: PodReview) -> AdmissionResponse:
+    # Of what cannot be counted nothing is charged; its owner is told, or else the log.
+    if not review.faults:
+        return AdmissionResponse("ignored")
+    sentence = verdicts.malformed_sentence(review.faults)
+    return AdmissionResponse("malformed", message=sentence, warnings=review.warnings())
+
+
+def gpu_pod_of(request: AdmissionRequest) -> Pod | AdmissionResponse:
+    """Return the pod that a review creates, if it could have to do with GPUs.
+
+    To any other the answer is the same under every quota, and returned.
+    """
+    kind = request.kind
+    if kind.kind != "Pod" or kind.group:
+        named = "/".join(part for part in (kind.group, kind.version, kind.kind) if part)
+        message = f"this webhook answers for pods, not for {named or 'an unnamed kind'}; correct the rules that call it"
+        return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
+    # A pod's requests for cards cannot be changed once it is stored; ephemeral containers may have no resources.
+    if request.operation != "CREATE" or request.sub_resource:
+        return AdmissionResponse("ignored")
+    try:
+        pod = _PODS.decode(request.object)
+    except UNDECODABLE as error:
+        return AdmissionResponse("malformed", False, HTTPStatus.BAD_REQUEST, f"the pod cannot be read: {error}")
+    return pod if could_reach_gpus(pod) else AdmissionResponse("ignored")
+
+
+def is_mirror(request: AdmissionRequest, pod: Pod) -> bool:
+    """Return whether a kubelet shows one of its static pods: it runs already, and only a node may say so."""
+    # The annotation alone exempts nobody: anyone can write it.
+    return MIRROR_ANNOTATION in pod.annotations and NODES_GROUP in (request.user_info.groups or ())
+
+
+async def mutate(
+    request: AdmissionRequest,
+    policy: PolicySnapshot,
+    ledgers: Ledgers,
+    choices: RecentChoices,
+    deadline: ReviewDeadline,
+) -> AdmissionResponse:
+    """Return the patch that pins the pod, or the refusal of a pod that can get no model now.
+
+    Raises:
+        Unavailable: the ledger could not be read, or the deadline has passed.
+
+    """
+    review = review_of(request, policy, deadline.check)
+    if isinstance(review, AdmissionResponse):
+        return review
+    if not review.charged:
+        # Which cards it gets is up to its claims, each of which is pinned by itself.
+        patch = patches.pools_patch(review.pod, review.quota.pools, policy.hints)
+        return AdmissionResponse("claims", patch=patch, warnings=review.warnings())
+    namespace, asked = review.namespace, review.request
+    candidates = placement.find_candidates(
+        *(review.pod, asked.schemes, review.quota, policy.nodes, asked.share),
+        has_share=asked.has_share,
+        check=deadline.check,
+    )
+    if not candidates.models:
+        return _without_model(review, candidates.sentence(namespace, review.quota))
+    choice = await _choose(review, candidates, ledgers, choices, deadline)
+    if isinstance(choice, AdmissionResponse):
+        return choice
+    deadline.check()
+    if not request.dry_run:
+        choices.add(namespace, choice.model, asked.charge_on(choice.model))
+    # The reason reaches the API server's audit log alone; who only asks, by a dry run, is told it as a warning.
+    types = card_types.annotations_for(
+        review.pod, asked.schemes, choice.model, policy.nodes.types, has_share=asked.has_share
+    )
+    forecast = [choice.forecast] if request.dry_run and choice.forecast else []
+    return AdmissionResponse(
+        "pinned",
+        patch=patches.patch_for(
+            *(review.pod, choice.model, review.quota.pools, types, review.hints),
+            nodes=policy.nodes,
+            check=deadline.check,
+        ),
+        warnings=review.warnings(*forecast),
+        reason=choice.reason,
+        model=choice.model,
+        scheme=review.scheme,
+    )
+
+
+async def _choose(
+    review: PodReview,
+    candidates: placement.Candidates,
+    ledgers: Ledgers,
+    choices: RecentChoices,
+    deadline: ReviewDeadline,
+) -> placement.Choice | AdmissionResponse:
+    namespace, quota, asked = review.namespace, review.quota, review.request.charge_on
+    usage = choices.on_top_of(await ledgers.cached_usage(namespace), namespace)
+    choice = placement.choose(candidates, quota, asked, usage)
+    if isinstance(choice, placement.Choice):
+        return choice
+    # What is remembered, or was only chosen for others, refuses nobody.
+    usage = await ledgers.usage(namespace)
+    if not review.enforced:
+        return placement.choose_regardless(candidates, quota, asked, usage)
+    choice = placement.choose(candidates, quota, asked, usage)
+    if isinstance(choice, placement.Choice):
+        return choice
+    # Nor does the ledger, which may count what has gone. Whom what is stored leaves room /validate decides about.
+    if not all(shortage.can_never_fit for shortage in choice):
+        stored = await ledgers.stored_usage(namespace, usage, deadline.end)
+        if stored is None:
+            return verdicts.over_quota_for_now(review, PutOff(choice, counted=False))
+        choice = placement.choose(candidates, quota, asked, stored)
+    return choice if isinstance(choice, placement.Choice) else verdicts.over_quota(review, *choice)
+
+
+def _without_model(review: PodReview, sentence: str) -> AdmissionResponse:
+    if review.enforced:
+        return verdicts.refused(review, "not-allowed", sentence)
+    # It takes a card like any other: past the scheduler, that card would be given to another pod too.
+    return AdmissionResponse("unpinned", patch=patches.unpinned_patch(review.pod, review.hints), scheme=review.scheme)
+
+
+async def validate(
+    request: AdmissionRequest,
+    policy: PolicySnapshot,
+    ledgers: Ledgers,
+    choices: RecentChoices,
+    deadline: ReviewDeadline,
+) -> AdmissionResponse:
+    """Return whether the pod may be stored, with its charge written down before it is allowed.
+
+    Raises:
+        Unavailable: the ledger could not be read or written, or the deadline has passed before that.
+
+    """
+    review = review_of(request, policy, deadline.check)
+    if isinstance(review, AdmissionResponse):
+        return review
+    pin = placement.read_pin(review.pod, policy.hints.labels, policy.resources.models)
+    deadline.check()
+    told: Sequence[str] = ()
+    if review.pod.spec.resource_claims:
+        claimed = await _check_claims(review, ledgers)
+        deadline.check()
+        if claimed.refusal and review.enforced:
+            return verdicts.refused(review, claimed.outcome, claimed.refusal)
+        told = claimed.sentences
+    grace = review.pod.spec.grace_seconds
+    if not review.charged:
+        unrecorded = await verdicts.record_grace(
+            request, review, ledgers, deadline, metadata=review.pod.metadata, grace=grace
+        )
+        return unrecorded or _claiming(review, pin, told)
+    # Recomputed from the pod as it will be stored: another webhook, or its owner, may have undone what /mutate did; or
+    # it was not asked, as its failurePolicy is Ignore.
+    undone = [] if pin.within(review.quota) else [_unpinned(review, pin)]
+    undone += left_to_mutate(patches.unpinned_patch(review.pod, review.hints))
+    if pin.model:
+        request_of, types = review.request, policy.nodes.types
+        found = card_types.reachable_others(
+            review.pod, request_of.schemes, pin.model, types, has_share=request_of.has_share
+        )
+        undone += [f"its annotations let it have {what}" for what in found]
+    stray = [f"{NOT_MUTATED}: {'; '.join(undone)}"] if undone else []
+    stray += other_scheduler(review)
+    if stray and review.enforced:
+        return verdicts.refused(review, "not-pinned", "; ".join(stray))
+    if pin.model is None:
+        return AdmissionResponse("unpinned", scheme=review.scheme, warnings=review.warnings(*stray))
+    # What /mutate has chosen for this pod counts no more: from here on its charge does.
+    metadata, charge = review.pod.metadata, review.request.charge_on(pin.model)
+    choices.release(review.namespace, pin.model, charge)
+    return await verdicts.charge(
+        request,
+        review,
+        ledgers,
+        deadline,
+        metadata=metadata,
+        model=pin.model,
+        asked=charge,
+        grace=grace,
+        stray=[*stray, *told],
+    )
+
+
+async def _check_claims(review: PodReview, ledgers: Ledgers) -> TemplateCheck:
+    # Of a template that is not known yet nothing is told: its claims are checked when they are made, and charged then.
+    claims = review.pod.spec.resource_claims or ()
+    templates = [each.resource_claim_template_name for each in claims if each.resource_claim_template_name]
+    asked = requests_of(review.namespace, templates, review.policy)
+    if not asked:
+        return TemplateCheck()
+    return check_templates(asked, review.namespace, review.quota, await ledgers.cached_usage(review.namespace))
+
+
+def _claiming(review: PodReview, pin: placement.Pin, told: Sequence[str]) -> AdmissionResponse:
+    """Answer for a pod whose cards are all claimed: nothing is charged for it."""
+    undone = [] if pin.in_pools(review.quota) else [f"{NOT_MUTATED}: {_outside_pools(review)}"]
+    if undone and review.enforced:
+        return verdicts.refused(review, "not-pinned", *undone)
+    return AdmissionResponse("claims", warnings=review.warnings(*undone, *told))
+
+
+def left_to_mutate(patch: Sequence[Operation]) -> Iterator[str]:
+    """Yield what a pod has that /mutate takes away, or lacks that it gives, besides its model."""
+    removed = [operation["path"] for operation in patch if operation["op"] == "remove"]
+    records = [JsonPointer(path).parts[-1] for path in removed if path.startswith("/metadata/")]
+    if "/spec/nodeName" in removed:
+        yield "spec.nodeName is set, past the scheduler"
+    if records:
+        more = f" and {len(records) - MOST_RECORDS} more" if len(records) > MOST_RECORDS else ""
+        yield f"it carries allocation records: {', '.join(records[:MOST_RECORDS])}{more}"
+    if any(operation["path"] == "/spec/schedulerName" for operation in patch):
+        yield "spec.schedulerName is not the one that places vcuda pods"
+
+
+def other_scheduler(review: PodReview) -> Iterator[str]:
+    """Yield why a pod may not name its scheduler, where another one places all vcuda pods."""
+    placing, named = review.policy.hints.scheduler, review.pod.spec.scheduler_name
+    # Each would give away cards that it believes to be free: what is charged once would be used by two. Units are
+    # counted on each node by Kubernetes itself, whoever places them.
+    if placing and review.request.schemes and named not in ("", placing, patches.DEFAULT_SCHEDULER):
+        why = f"{named[:MOST_OF_SCHEDULER]} does not know which cards are free"
+        yield f"spec.schedulerName must be {placing}, or left out: {why}"
+
+
+def _unpinned(review: PodReview, pin: placement.Pin) -> str:
+    """Say why the pod is not held to one allowed model, with those it may use."""
+    quota = review.quota
+    if pin.model in quota.limits:
+        return _outside_pools(review)
+    allowed = [f"{model}: {cards(limit.cores)}" for model, limit in quota.limits.items() if limit.cores]
+    held = "any" if pin.models is None else ", ".join(sorted(pin.models)[:MOST_MODELS]) or "none"
+    if pin.models is not None and len(pin.models) > MOST_MODELS:
+        held += f" and {len(pin.models) - MOST_MODELS} more"
+    return (
+        f"the pod is not held to one GPU model that namespace {review.namespace} may use "
+        f"({', '.join(allowed) or 'none'}) by a required node affinity or nodeSelector: it allows {held}"
+    )
+
+
+def _outside_pools(review: PodReview) -> str:
+    where = f"pools {', '.join(review.quota.pools)}, where namespace {review.namespace} must stay"
+    return f"the pod is not held to the {where}, by a required node affinity or nodeSelector"

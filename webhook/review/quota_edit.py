@@ -1,0 +1,137 @@
+"""/quota: refuses a malformed quota document when it is edited, and warns of what looks wrong in a good one."""
+
+import time
+from collections.abc import Iterator
+from http import HTTPStatus
+
+import msgspec
+
+from vcuda import errors, k8s_types, kube
+from vcuda.ledger.ledger import NO_LIMIT
+from vcuda.quota.model import CORES_PER_CARD, UNASKED_NAMESPACES, NamespaceQuota, Quota, cards
+from vcuda.requests.config import parse_config
+from vcuda.requests.resources import PLAIN_CARDS, GpuResources
+from webhook.ledger import ledgers
+from webhook.review import context
+
+# The API server cuts off all warnings of an answer together at 4 KiB.
+MOST_WARNINGS = 20
+
+# To read one ledger takes milliseconds, and a document may change thousands: past the API server's own timeout the edit
+# would be refused, each time it is tried.
+COMPARING_SECONDS = 1.0
+
+_CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
+
+
+async def check_edit(
+    request: k8s_types.AdmissionRequest,
+    place: kube.QuotaPlace,
+    policy: context.PolicySnapshot | None,
+    charged: ledgers.Ledgers,
+    comparing: float = COMPARING_SECONDS,
+    *,
+    check: k8s_types.Check = k8s_types.no_check,
+) -> k8s_types.AdmissionResponse:
+    """Return whether the ConfigMap may be stored, with the path of every fault or the warnings of a good document.
+
+    ``comparing`` is for how many seconds its limits are compared with what is in use. ``check`` is called between the
+    parts of the work.
+    """
+    if request.kind.kind != "ConfigMap" or (request.namespace, request.name) != (place.namespace, place.name):
+        return k8s_types.AdmissionResponse("ignored")
+    if request.operation == "DELETE":
+        return k8s_types.AdmissionResponse(
+            "quota-deleted", warnings=["without this ConfigMap no namespace has a GPU quota"]
+        )
+    try:
+        data = _CONFIG_MAP.decode(request.object).data or {}
+    except k8s_types.UNDECODABLE as error:
+        return _refused(place, (errors.Fault("", f"the ConfigMap cannot be read: {error}"),))
+    check()
+    try:
+        read = parse_config(data, place.key)
+    except errors.QuotaFault as fault:
+        return _refused(place, fault.faults)
+    check()
+    quota = read.quota
+    if policy:
+        policy = msgspec.structs.replace(policy, nodes=policy.nodes.named_by(read.resources.models))
+    compared = await _compared(quota, policy, charged, time.monotonic() + comparing, check)
+    warnings = [*compared, *_doubts(quota, policy), *_without_effect(read.resources, policy)]
+    if len(warnings) > MOST_WARNINGS:
+        warnings[MOST_WARNINGS:] = [f"and {len(warnings) - MOST_WARNINGS} more warnings"]
+    return k8s_types.AdmissionResponse("quota-accepted", warnings=warnings)
+
+
+def _refused(place: kube.QuotaPlace, faults: tuple[errors.Fault, ...]) -> k8s_types.AdmissionResponse:
+    # kubectl prints the path of each fault, so one of the document as a whole has the document's.
+    document = f"data.{place.key}"
+    shown = errors.limited(faults, document)
+    message = "the quota document is malformed: " + "; ".join(map(str, shown))
+    causes = tuple(fault._replace(path=fault.path or document) for fault in shown)
+    return k8s_types.AdmissionResponse("quota-refused", False, HTTPStatus.UNPROCESSABLE_ENTITY, message, causes)
+
+
+def _doubts(quota: Quota, policy: context.PolicySnapshot | None) -> Iterator[str]:
+    entries = {**quota.namespaces, **({"*": quota.default} if quota.default else {})}
+    if policy:
+        for namespace, entry in entries.items():
+            yield from _unknown_names(namespace, entry, policy)
+    system = policy.quota.system if policy else quota.system
+    for namespace in sorted(quota.namespaces.keys() & (system | UNASKED_NAMESPACES)):
+        yield f"{namespace}: a system namespace; where nobody is asked about it, its pods count and are never refused"
+
+
+def _without_effect(resources: GpuResources, policy: context.PolicySnapshot | None) -> Iterator[str]:
+    extended = policy.claims.devices.extended_resources if policy and policy.claims else ()
+    if resources.with_claimed(extended) is not resources:
+        models = ", ".join(resources.models.cores)
+        yield f"gpu_models: `cards` of {models} has no effect while a DeviceClass gives whole devices as {PLAIN_CARDS}"
+
+
+async def _compared(
+    quota: Quota,
+    policy: context.PolicySnapshot | None,
+    charged: ledgers.Ledgers,
+    deadline: float,
+    check: k8s_types.Check,
+) -> list[str]:
+    # First of all it is told that not all were compared, for the last of many warnings are not shown.
+    before = policy.quota.namespaces if policy else {}
+    changed = [(namespace, entry) for namespace, entry in quota.namespaces.items() if before.get(namespace) != entry]
+    found: list[str] = []
+    for done, (namespace, entry) in enumerate(changed):
+        if time.monotonic() >= deadline:
+            left = len(changed) - done
+            return [f"{left} of the namespaces were not compared with what is in use: they are too many", *found]
+        check()
+        found += await _below_use(namespace, entry, charged)
+    return found
+
+
+def _unknown_names(namespace: str, entry: NamespaceQuota, policy: context.PolicySnapshot) -> Iterator[str]:
+    # Only a warning: the nodes may come later.
+    nodes = policy.nodes
+    for model in entry.limits:
+        if model not in nodes.models:
+            known = ", ".join(sorted(nodes.models)) or "none"
+            yield f"{namespace}.quota.{model}: no node has this model in label {nodes.keys.model} (known: {known})"
+    pools = {node.get(nodes.keys.pool) for node in nodes.labels.values()}
+    for pool in entry.pools:
+        if pool not in pools:
+            yield f"{namespace}.pool: no node has pool {pool} in label {nodes.keys.pool}"
+
+
+async def _below_use(namespace: str, entry: NamespaceQuota, charged: ledgers.Ledgers) -> list[str]:
+    try:
+        usages = await charged.usage(namespace)
+    except (errors.Unavailable, errors.UnreadableLedger, errors.LedgerLost) as error:
+        return [f"{namespace}: not compared with what is in use: {error}"]
+    found = []
+    for model, usage in usages.items():
+        limit, used = entry.limits.get(model, NO_LIMIT), usage.in_use
+        if used.cores > limit.cores or (limit.memory is not None and used.memory_under(limit) > limit.memory):
+            figures = f"{cards(used.cores)} in use, limit {limit.cores / CORES_PER_CARD:g}"
+            found.append(f"{namespace}.quota.{model}: {figures}; running pods stay, new ones are refused until it fits")
+    return found

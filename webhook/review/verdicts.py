@@ -1,0 +1,248 @@
+"""The answers about what a namespace with a limit creates, the same for every kind of object."""
+
+import math
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from http import HTTPStatus
+
+import msgspec
+
+from vcuda.errors import MOST_FAULTS, Fault, limited
+from vcuda.k8s_types import AdmissionRequest, AdmissionResponse, ObjectMeta
+from vcuda.ledger.ledger import NO_MODEL, Admitted, Refused
+from vcuda.quota.model import Charge, Mode, NamespaceQuota, Shortage, cards, exceeded
+from vcuda.requests.pod_request import MALFORMED
+from webhook.ledger.ledgers import ChargeRequest, Decision, Ledgers, PutOff, RetryLater, ReviewDeadline
+from webhook.review.context import PolicySnapshot
+
+ADMITTED_ALL_THE_SAME = "admitted, because this quota only warns"
+
+RETRY_AFTER_SECONDS = 1
+
+NAMESPACE = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+"""A DNS label (RFC 1123), as all names of namespaces are."""
+
+MOST_OF_NAMESPACE = 63
+
+
+class Review(msgspec.Struct, frozen=True, gc=False):
+    """An object in a namespace with a limit: what /mutate and /validate decide about.
+
+    ``scheme`` is how it asks, as counted and logged. ``notes`` are sentences about it for the answer that admits it.
+    ``may_wait``: who creates it does well to try again when a 429 says so.
+    """
+
+    namespace: str
+    quota: NamespaceQuota
+    policy: PolicySnapshot
+    faults: tuple[Fault, ...] = ()
+    notes: tuple[str, ...] = ()
+    scheme: str = ""
+    may_wait: bool = True
+
+    @property
+    def enforced(self) -> bool:
+        """Whether what is over the quota, or malformed, is refused."""
+        return self.quota.mode is Mode.ENFORCE
+
+    def warnings(self, *sentences: str) -> tuple[str, ...]:
+        """Return the sentences for the object's owner; a quota that only audits tells nobody."""
+        if self.quota.mode is Mode.AUDIT:
+            return ()
+        malformed = [f"{malformed_sentence(self.faults)}; {ADMITTED_ALL_THE_SAME}"] if self.faults else []
+        return (*malformed, *self.notes[:MOST_FAULTS], *sentences)
+
+
+def misnamed(namespace: str) -> AdmissionResponse | None:
+    """Return the answer to a review of a namespace that cannot be; None where it can."""
+    if NAMESPACE.fullmatch(namespace):
+        return None
+    # Shown cut off: whoever invents one can make it as long as a request.
+    message = f"{namespace[:MOST_OF_NAMESPACE]!r} is no name of a namespace"
+    return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
+
+
+def admitted_unread(malformed: AdmissionResponse, quota: NamespaceQuota) -> AdmissionResponse:
+    """Return the answer to what cannot be read, by the mode of its quota."""
+    # What is in it that cannot be read is not charged either; the controller counts what is stored all the same.
+    if quota.mode is Mode.ENFORCE:
+        return malformed
+    told = [f"{malformed.message}; {ADMITTED_ALL_THE_SAME}"] if quota.mode is Mode.WARN else []
+    return AdmissionResponse(malformed.outcome, warnings=told)
+
+
+def malformed_sentence(faults: Sequence[Fault]) -> str:
+    """Return the message that names what is wrong with a request."""
+    return f"{MALFORMED}: " + "; ".join(map(str, limited(faults)))
+
+
+def malformed(faults: Sequence[Fault], scheme: str = "") -> AdmissionResponse:
+    """Return the refusal of a malformed request."""
+    # 422 as the API server's own validation: kubectl prints each fault with its path, from the causes of the Status.
+    status = HTTPStatus.UNPROCESSABLE_ENTITY
+    return AdmissionResponse("malformed", False, status, malformed_sentence(faults), limited(faults), scheme=scheme)
+
+
+def refused(review: Review, outcome: str, message: str, model: str = "") -> AdmissionResponse:
+    """Return a refusal by quota."""
+    # 403 as Kubernetes' own ResourceQuota: a controller that creates pods tries again, with back-off.
+    return AdmissionResponse(outcome, False, HTTPStatus.FORBIDDEN, message, model=model, scheme=review.scheme)
+
+
+def over_quota(review: Review, *shortages: Shortage) -> AdmissionResponse:
+    """Return the refusal of what does not fit beside what is stored; each shortage is of one model that it may use."""
+    return refused(review, "over-quota", exceeded(review.namespace, *shortages), shortages[0].model)
+
+
+def over_quota_for_now(review: Review, decision: PutOff) -> AdmissionResponse:
+    """Return the answer to what does not fit the ledger, though it may fit beside what is stored."""
+    shortages = decision.shortages
+    message, model = exceeded(review.namespace, *shortages), shortages[0].model
+    # Else without retryAfterSeconds: controllers would sleep on it in one of their few workers. When quota is given
+    # back the workload is tried again.
+    wait = RETRY_AFTER_SECONDS if decision.soon and review.may_wait else None
+    if not decision.counted:
+        message += "; how much of that is stored could not be counted in time"
+        return put_off(review, "over-quota-uncounted", message, wait, model)
+    if any(shortage.rests_on_reserved for shortage in shortages):
+        return put_off(review, "over-quota-reserved", f"{message}; what is reserved is given back", wait, model)
+    if any(shortage.rests_on_pending for shortage in shortages):
+        within = f" within {review.policy.storable_seconds:g} s" if review.policy.storable_seconds else ""
+        message += f"; what is pending and is never stored is given back{within}"
+        return put_off(review, "over-quota-pending", message, wait, model)
+    return put_off(
+        review, "over-quota-unsettled", f"{message}; what has gone is given back when it is settled", wait, model
+    )
+
+
+def put_off(review: Review, outcome: str, message: str, wait: int | None, model: str) -> AdmissionResponse:
+    """Return the answer to what may fit later: ``wait`` are the seconds until then, where it is soon."""
+    status = HTTPStatus.TOO_MANY_REQUESTS if review.may_wait else HTTPStatus.FORBIDDEN
+    return AdmissionResponse(outcome, False, status, message, retry_after=wait, model=model, scheme=review.scheme)
+
+
+async def charge(
+    request: AdmissionRequest,
+    review: Review,
+    ledgers: Ledgers,
+    deadline: ReviewDeadline,
+    *,
+    metadata: ObjectMeta,
+    model: str,
+    asked: Charge,
+    grace: int = 0,
+    stray: Sequence[str] = (),
+) -> AdmissionResponse:
+    """Return the answer after the charge has been written down; ``stray`` are further sentences for its owner.
+
+    ``grace``: the grace period of a pod in seconds; 0 for a claim.
+
+    Raises:
+        Unavailable: the ledger could not be read or written, or the deadline has passed before that.
+
+    """
+    if not metadata.uid:
+        # So it is in a mutating webhook. To admit it uncharged would be a way past the quota.
+        message = f"the {request.kind.kind.lower()} has no uid yet; register this path as a validating webhook"
+        return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
+    decision = await _charge(request, review, ledgers, deadline, metadata, model=model, asked=asked, grace=grace)
+    return _answer(review, model, decision, stray)
+
+
+async def record_grace(
+    request: AdmissionRequest,
+    review: Review,
+    ledgers: Ledgers,
+    deadline: ReviewDeadline,
+    *,
+    metadata: ObjectMeta,
+    grace: int,
+) -> AdmissionResponse | None:
+    """Record how long a pod may run whose GPUs are charged to its claims; return why it cannot be admitted now, if so.
+
+    ``grace``: its grace period in seconds.
+
+    Raises:
+        Unavailable: the ledger could not be read or written.
+
+    """
+    if not needs_record(review, grace) or not metadata.uid:
+        return None
+    decision = await _charge(request, review, ledgers, deadline, metadata, model=NO_MODEL, asked=Charge(), grace=grace)
+    return None if isinstance(decision, Admitted) else _answer(review, NO_MODEL, decision, ())
+
+
+def needs_record(review: Review, grace: int) -> bool:
+    """Return whether the ledger has to record a grace period, given in seconds.
+
+    A charge stays pending for as long as its pod may be stored: no shorter grace period needs a record.
+    """
+    storable = review.policy.storable_seconds
+    return storable is not None and grace > storable
+
+
+async def _charge(
+    request: AdmissionRequest,
+    review: Review,
+    ledgers: Ledgers,
+    deadline: ReviewDeadline,
+    metadata: ObjectMeta,
+    *,
+    model: str,
+    asked: Charge,
+    grace: int,
+) -> Decision:
+    version, dry_run = review.policy.quota.version, bool(request.dry_run)
+    # What is changed later was created long ago, whenever the change came.
+    created = _seconds(metadata.creation_timestamp) if request.operation == "CREATE" else math.inf
+    charged = ChargeRequest(
+        *(review.namespace, metadata.uid, model, asked, review.quota, deadline.end, version, dry_run),
+        created=created,
+        grace=grace if needs_record(review, grace) else 0,
+    )
+    deadline.check()
+    if not dry_run:
+        deadline.keep()
+    return await ledgers.charge(charged)
+
+
+def _seconds(timestamp: str | None) -> float:
+    # Whatever the creator wrote there, the API server has set it by now; in what is no creation it is of another time.
+    try:
+        return datetime.fromisoformat(timestamp).timestamp() if timestamp else math.inf
+    except ValueError:
+        return math.inf
+
+
+def _answer(review: Review, model: str, decision: Decision, stray: Sequence[str]) -> AdmissionResponse:
+    match decision:
+        case Admitted():
+            return AdmissionResponse(
+                "over-quota-allowed" if decision.shortage else "charged",
+                warnings=review.warnings(*stray, *_warnings(review.namespace, model, decision)),
+                model=model,
+                scheme=review.scheme,
+            )
+        case Refused(shortage):
+            return over_quota(review, shortage)
+        case PutOff():
+            return over_quota_for_now(review, decision)
+        case RetryLater(reason, soon):
+            # client-go tries a 429 with retryAfterSeconds again by itself, as kubectl and the controllers do.
+            wait = RETRY_AFTER_SECONDS if soon and review.may_wait else None
+            message = f"{reason}; try again in {wait} s" if wait else f"{reason}; try again later"
+            return put_off(review, "busy", message, wait, model)
+
+
+def _warnings(namespace: str, model: str, granted: Admitted) -> list[str]:
+    """Say that something is over a quota that only warns, or that an enforced one is nearly used up."""
+    if granted.shortage:
+        return [f"{exceeded(namespace, granted.shortage)}; {ADMITTED_ALL_THE_SAME}"]
+    if granted.nearly_full:
+        used, limit = granted.usage.in_use, granted.limit
+        amounts = f"{cards(used.cores)} of {cards(limit.cores)}"
+        if limit.memory is not None:
+            amounts += f", {used.memory_under(limit)} of {limit.memory} MiB"
+        return [f"GPU quota nearly used up: {model} in namespace {namespace}, {amounts}"]
+    return []

@@ -1,0 +1,242 @@
+"""The HTTP side: one ASGI application answers the reviews; Flask, beside it, answers every other page.
+
+Whatever goes wrong is answered by a short JSON object, ``{"error": …, "status": …}``. The caller never sees a trace;
+the log does.
+"""
+
+import asyncio
+import functools
+import time
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+from urllib.parse import parse_qs
+
+import flask
+import msgspec
+from a2wsgi import WSGIMiddleware, asgi_typing, wsgi_typing
+from kubernetes.utils.duration import parse_duration
+from werkzeug.exceptions import HTTPException, MethodNotAllowed
+
+from vcuda.errors import BadReview, Dropped, DropReason, Unavailable, VcudaError
+from webhook import admission, metrics
+from webhook.intake.bodies import HEAD, LARGE_BODY, MAX_BODY, BodyTooLarge, ReviewHead, read_body
+from webhook.ledger.ledgers import ReviewDeadline
+
+REVIEWS = frozenset({"/mutate", "/validate", "/quota"})
+HEALTH, METRICS = ("/healthz", "/readyz"), "/metrics"
+DEFAULT_TIMEOUT_SECONDS = 10.0
+"""The API server's own default for a webhook without timeoutSeconds."""
+
+MAX_TIMEOUT_SECONDS = 30.0
+"""The longest timeoutSeconds of a webhook (validation in k8s.io/kubernetes, pkg/apis/admissionregistration)."""
+
+MARGIN_SECONDS = 0.5
+"""Kept back from the API server's timeout, so that the answer is there before it gives up."""
+
+# A large body that arrives slowly has less time than a small one, since other reviews wait for its place.
+LARGE_BODY_SECONDS = 3.0
+
+ARRIVED, DEADLINE = "vcuda.arrived", "vcuda.deadline"
+"""Extensions of the ASGI scope: when the request arrived, by the monotonic clock, and its `ReviewDeadline`."""
+
+# A probe and a scrape at once are all there ever is.
+PAGE_THREADS = 4
+
+JSON = b"application/json"
+
+
+def error_object(message: str, status: int) -> bytes:
+    """Return the JSON object that every error is told by."""
+    return msgspec.json.encode({"error": message, "status": int(status)})
+
+
+class Callers(NamedTuple):
+    """Who is answered: everybody, or who presents a certificate that ``client_ca`` signed, with ``name`` if given.
+
+    The health checks are open to all, and the metrics too, unless ``metrics`` says that a certificate is for them too.
+    """
+
+    client_ca: Path | None = None
+    name: str | None = None
+    metrics: bool = False
+
+    def check(self, scope: asgi_typing.HTTPScope) -> None:
+        """Return where the caller of a request is answered; else raise BadReview."""
+        open_to_all = (*HEALTH, *(() if self.metrics else (METRICS,)))
+        if self.client_ca is None or scope["path"] in open_to_all:
+            return
+        name = (scope.get("extensions") or {}).get("tls", {}).get("client_cert_name")
+        if name is None:
+            raise BadReview("a client certificate is needed: see --client-ca", HTTPStatus.UNAUTHORIZED)
+        if self.name not in (None, name):
+            raise BadReview("the client certificate is of another name: see --client-name", HTTPStatus.FORBIDDEN)
+
+
+EVERYBODY = Callers()
+
+
+class Application:
+    """The webhook's ASGI application over one service."""
+
+    def __init__(self, service: admission.Service, callers: Callers = EVERYBODY) -> None:
+        self._service = service
+        self._callers = callers
+        self._pages = WSGIMiddleware(cast("wsgi_typing.WSGIApp", make_pages(service)), workers=PAGE_THREADS)
+
+    async def __call__(
+        self, scope: asgi_typing.HTTPScope, receive: asgi_typing.Receive, send: asgi_typing.Send
+    ) -> None:
+        """Serve one request."""
+        status, headers = HTTPStatus.OK, [(b"content-type", JSON)]
+        try:
+            self._callers.check(scope)
+            if scope["path"] not in REVIEWS or scope["method"] != "POST":
+                await self._pages(scope, receive, send)
+                return
+            body = await self._answer(scope, receive)
+        except ConnectionAbortedError:
+            return
+        except Exception as error:  # noqa: BLE001  # whatever it is, the caller gets a sentence and the log the trace
+            status, message = self._fault(scope["path"], error)
+            body = error_object(message, status)
+            if status is HTTPStatus.SERVICE_UNAVAILABLE:
+                # The API server repeats the call, and on another connection: so it reaches another replica.
+                headers += [(b"retry-after", b"1"), (b"connection", b"close")]
+        headers.append((b"content-length", str(len(body)).encode()))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _answer(self, scope: asgi_typing.HTTPScope, receive: asgi_typing.Receive) -> bytes:
+        headers = dict(scope["headers"])
+        if headers.get(b"content-type", b"").partition(b";")[0] != JSON:
+            raise BadReview(f"the body must be {JSON.decode()}", HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
+        length, chunks = int(headers.get(b"content-length", 0)), list[bytes]()
+        try:
+            return await self._answer_body(scope["path"], length, receive, chunks, deadline_of(scope))
+        except BodyTooLarge:
+            head = ReviewHead.read(b"".join(chunks))
+            if not head.uid:
+                raise
+            return self._service.reject_too_large(scope["path"], head)
+        except (ConnectionAbortedError, asyncio.CancelledError):
+            self._service.metrics.drop(scope["path"], DropReason.DISCONNECTED)
+            raise
+
+    async def _answer_body(
+        self, path: str, length: int, receive: asgi_typing.Receive, chunks: list[bytes], deadline: ReviewDeadline
+    ) -> bytes:
+        if length > MAX_BODY:
+            await read_body(receive, chunks, HEAD)
+            raise BodyTooLarge
+        whole = await read_body(receive, chunks, LARGE_BODY)
+        size = sum(map(len, chunks))
+        thread = self._service.thread_for(path, size)
+        if thread is None:
+            return await self._service.answer(path, b"".join(chunks), deadline)
+        line = ReviewHead.read(b"".join(chunks)).namespace
+        async with thread.place(line, size if whole else length or MAX_BODY, deadline):
+            if not whole:
+                await self._read_rest(path, receive, chunks, deadline)
+            body = b"".join(chunks)
+            chunks.clear()
+            return await self._service.answer(path, body, deadline, line)
+
+    async def _read_rest(
+        self, path: str, receive: asgi_typing.Receive, chunks: list[bytes], deadline: ReviewDeadline
+    ) -> None:
+        try:
+            async with asyncio.timeout(min(LARGE_BODY_SECONDS, deadline.left)):
+                await read_body(receive, chunks)
+        except TimeoutError:
+            self._service.metrics.drop(path, DropReason.SLOW)
+            raise BadReview("the body has not come in time", HTTPStatus.REQUEST_TIMEOUT) from None
+
+    def _fault(self, path: str, error: Exception) -> tuple[HTTPStatus, str]:
+        match error:
+            case BadReview():
+                return error.status, str(error)
+            case Unavailable():
+                if isinstance(error, Dropped):
+                    self._service.metrics.drop(path, error.reason)
+                self._service.log.warning("not answered", path=path, reason=str(error))
+                return HTTPStatus.SERVICE_UNAVAILABLE, str(error)
+            case VcudaError():
+                self._service.log.error("not answered", path=path, reason=str(error))
+                return HTTPStatus.INTERNAL_SERVER_ERROR, str(error)
+        return HTTPStatus.INTERNAL_SERVER_ERROR, _internal(self._service, path, error)
+
+
+def deadline_of(scope: asgi_typing.HTTPScope) -> ReviewDeadline:
+    """Return when a request must be answered, counted from its arrival, and note it for the server.
+
+    Raises:
+        BadReview: its timeout is no duration.
+
+    """
+    timeout, extensions = timeout_of(scope["query_string"]), cast("dict[str, Any]", scope.setdefault("extensions", {}))
+    arrived = extensions.get(ARRIVED, time.monotonic())
+    deadline = extensions[DEADLINE] = ReviewDeadline(arrived + max(timeout - MARGIN_SECONDS, timeout / 2))
+    return deadline
+
+
+@functools.lru_cache(maxsize=64)
+def timeout_of(query: bytes) -> float:
+    """Return the API server's ``?timeout=10s`` in seconds. There are few different ones, so each is read once.
+
+    Raises:
+        BadReview: it is no duration.
+
+    """
+    duration = parse_qs(query.decode("latin-1")).get("timeout", [""])[0]
+    if not duration:
+        return DEFAULT_TIMEOUT_SECONDS
+    try:
+        seconds: float = parse_duration(duration).total_seconds()
+    except ValueError as error:
+        raise BadReview(f"timeout={duration!r} is no duration: {error}") from error
+    return min(seconds, MAX_TIMEOUT_SECONDS)
+
+
+def _internal(service: admission.Service, path: str, error: Exception) -> str:
+    service.log.error("internal error", path=path, exc_info=error)
+    return "internal error; the webhook's log has the details"
+
+
+def make_pages(service: admission.Service) -> flask.Flask:
+    """Return the Flask application that serves what is not a review: the health checks and the metrics."""
+    app = flask.Flask("webhook", static_folder=None)
+    app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
+
+    def readiness() -> flask.Response:
+        if service.ready:
+            return _text("ok")
+        reason = "stopping" if service.gate.leaving else "the quota has not been read yet"
+        return _text(reason, HTTPStatus.SERVICE_UNAVAILABLE)
+
+    def failed(error: Exception) -> flask.Response:
+        if not isinstance(error, HTTPException):
+            return _json(_internal(service, flask.request.path, error), HTTPStatus.INTERNAL_SERVER_ERROR)
+        reply = _json(error.description or error.name, HTTPStatus(error.code or HTTPStatus.INTERNAL_SERVER_ERROR))
+        if isinstance(error, MethodNotAllowed):
+            reply.headers["Allow"] = ", ".join(sorted(error.valid_methods or ()))
+        return reply
+
+    healthz, readyz = HEALTH
+    app.add_url_rule(healthz, healthz, lambda: _text("ok"))
+    app.add_url_rule(readyz, readyz, readiness)
+    app.add_url_rule(
+        METRICS, METRICS, lambda: flask.Response(service.metrics.render(), content_type=metrics.CONTENT_TYPE)
+    )
+    for path in REVIEWS:
+        app.add_url_rule(path, path, methods=["POST"])  # those come to `Application`; here it is told that GET does not
+    app.register_error_handler(Exception, failed)
+    return app
+
+
+def _json(message: str, status: HTTPStatus) -> flask.Response:
+    return flask.Response(error_object(message, status), status=status.value, content_type=JSON.decode())
+
+
+def _text(body: str, status: HTTPStatus = HTTPStatus.OK) -> flask.Response:
+    return flask.Response(f"{body}\n", status=status.value, content_type="text/plain; charset=utf-8")
