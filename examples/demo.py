@@ -26,9 +26,10 @@ from typing import IO, Any
 import click
 import msgspec
 
+from vcuda.admission_review import API_VERSION, KIND, AdmissionRequest, AdmissionResponse
 from vcuda.cli import aligned
 from vcuda.errors import BadInput
-from vcuda.k8s_types import API_VERSION, KIND, AdmissionRequest, AdmissionResponse, Pod
+from vcuda.k8s_types import Pod
 from vcuda.placement.patches import Hints
 from vcuda.quota.model import Mode, NamespaceQuota, cards
 from vcuda.requests.pod_request import asks_for_vcuda

@@ -9,7 +9,7 @@ import msgspec
 
 from tests.builders import Manifest, review
 from tests.strategies import MODELS, NODE_NAMES, POOLS, UNKNOWN_NODE, VALUES_OF
-from vcuda.k8s_types import AdmissionResponse
+from vcuda.admission_review import AdmissionResponse
 from webhook.ledger.ledgers import MemoryLedgers, RecentChoices, ReviewDeadline
 from webhook.review import pod_review
 from webhook.review.context import PolicySnapshot

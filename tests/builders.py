@@ -5,8 +5,9 @@ from typing import Any
 
 import msgspec
 
+from vcuda.admission_review import AdmissionRequest, GroupVersionKind, UserInfo
 from vcuda.errors import Fault, QuotaFault
-from vcuda.k8s_types import AdmissionRequest, GroupVersionKind, Pod, UserInfo
+from vcuda.k8s_types import Pod
 from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.placement import Nodes
 from vcuda.quota.document import parse_quota

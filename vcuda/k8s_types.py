@@ -1,4 +1,4 @@
-"""The Kubernetes API's types: views of objects, quantities, and the AdmissionReview of its webhooks.
+"""The Kubernetes API's types: views of objects, and quantities.
 
 Views have only the fields that are read, and are decoded from raw bytes by msgspec.
 
@@ -6,18 +6,14 @@ A view is never written back: what it leaves out would be lost. Changes go out a
 Field names are Kubernetes' own in snake case. ``None`` stands for absent and for null alike, as in Go's API types.
 """
 
-import base64
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
-from http import HTTPStatus
 from typing import Any
 
 import msgspec
 from kubernetes.utils import quantity as kubernetes_quantity
-
-from vcuda.errors import BadReview, Fault
 
 Quantity = str | int | float
 """A Kubernetes quantity as it stands in JSON: the API server writes text, people also write numbers."""
@@ -306,135 +302,3 @@ def parse_whole(quantity: str | float) -> int:
     if number > 2**53:
         raise ValueError(f"{quantity} is larger than any cluster")
     return int(number)
-
-
-# AdmissionReview v1: k8s.io/api `admission/v1`, and
-# https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/
-API_VERSION = "admission.k8s.io/v1"
-KIND = "AdmissionReview"
-
-
-class GroupVersionKind(K8sStruct, frozen=True, gc=False):
-    """The kind of the object under review."""
-
-    group: str = ""
-    version: str = ""
-    kind: str = ""
-
-
-class UserInfo(K8sStruct, frozen=True, gc=False):
-    """Who asks, as the API server authenticated them: this part cannot be forged."""
-
-    username: str = ""
-    groups: tuple[str, ...] | None = None
-
-
-class AdmissionRequest(K8sStruct, frozen=True, gc=False):
-    """One operation under review. A pod's own metadata.namespace may be empty in mutation: ``namespace`` is not."""
-
-    uid: str
-    kind: GroupVersionKind = GroupVersionKind()
-    sub_resource: str = ""
-    name: str = ""
-    namespace: str = ""
-    operation: str = ""
-    user_info: UserInfo = UserInfo()
-    object: msgspec.Raw = msgspec.Raw(b"null")
-    old_object: msgspec.Raw = msgspec.Raw(b"null")
-    dry_run: bool | None = None
-
-
-class AdmissionReview(K8sStruct, frozen=True, gc=False):
-    """The envelope."""
-
-    api_version: str = ""
-    kind: str = ""
-    request: AdmissionRequest | None = None
-
-
-_DECODER = msgspec.json.Decoder(AdmissionReview)
-
-
-def read_review(body: bytes) -> AdmissionRequest:
-    """Return the request in a review; raise BadReview where the body is no AdmissionReview v1 with a request."""
-    try:
-        review = _DECODER.decode(body)
-    except UNDECODABLE as error:
-        raise BadReview(f"the body is no AdmissionReview in JSON: {error}") from error
-    if review.kind != KIND or review.api_version != API_VERSION:
-        got = f"{review.api_version or 'no apiVersion'} {review.kind or 'no kind'}"
-        hint = "set admissionReviewVersions: [v1] in the webhook"
-        raise BadReview(f"this server answers {API_VERSION} {KIND}, not {got}; {hint}")
-    if review.request is None:
-        raise BadReview(f"the {KIND} has no request")
-    return review.request
-
-
-class AdmissionResponse(msgspec.Struct, frozen=True, gc=False):
-    """The decision on one request, before it is put on the wire.
-
-    ``outcome`` is the word under which it is counted and logged. ``status`` is what a refused client sees;
-    ``retry_after`` is in seconds, where it should come again by itself. ``reason`` tells why an allowed pod got its
-    model; with the model it goes into the API server's audit log.
-    """
-
-    outcome: str
-    allowed: bool = True
-    status: HTTPStatus = HTTPStatus.OK
-    message: str = ""
-    faults: Sequence[Fault] = ()
-    patch: Sequence[Operation] = ()
-    warnings: Sequence[str] = ()
-    retry_after: int | None = None
-    reason: str = ""
-    model: str = ""
-    scheme: str = ""
-
-
-_REASONS: Mapping[HTTPStatus, str] = {
-    HTTPStatus.BAD_REQUEST: "BadRequest",
-    HTTPStatus.FORBIDDEN: "Forbidden",
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "RequestEntityTooLarge",
-    HTTPStatus.UNPROCESSABLE_ENTITY: "Invalid",
-    HTTPStatus.TOO_MANY_REQUESTS: "TooManyRequests",
-}
-
-
-def write_review(uid: str, answer: AdmissionResponse, check: Check = no_check) -> bytes:
-    """Return the AdmissionReview that answers the request ``uid``."""
-    response: dict[str, object] = {"uid": uid, "allowed": answer.allowed}
-    if answer.patch:
-        response["patchType"] = "JSONPatch"
-        response["patch"] = _encode_patch(answer.patch, check)
-    if answer.warnings:
-        response["warnings"] = answer.warnings
-    # These go into the API server's audit log, where an administrator finds why a pod got its model.
-    if answer.reason:
-        response["auditAnnotations"] = {"model": answer.model, "reason": answer.reason}
-    if not answer.allowed:
-        response["status"] = _status(answer)
-    return msgspec.json.encode({"apiVersion": API_VERSION, "kind": KIND, "response": response})
-
-
-def _encode_patch(patch: Sequence[Operation], check: Check) -> msgspec.Raw:
-    # In pieces: that of a pod of many terms has megabytes, and one call for all of it would hold up every other thread.
-    pieces = []
-    for at in range(0, len(patch), 1000):
-        check()
-        pieces.append(msgspec.json.encode(patch[at : at + 1000])[1:-1])
-    text = b"[" + b",".join(pieces) + b"]"
-    step = 3 * 2**16  # a multiple of 3, so that the pieces can be joined
-    encoded = b"".join(base64.b64encode(text[at : at + step]) for at in range(0, len(text), step))
-    return msgspec.Raw(b'"' + encoded + b'"')
-
-
-def _status(answer: AdmissionResponse) -> dict[str, object]:
-    details: dict[str, Any] = {}
-    # The API server makes a Retry-After header of it, and client-go then waits so long and sends the request again.
-    if answer.retry_after is not None:
-        details["retryAfterSeconds"] = answer.retry_after
-    for path, message in answer.faults:
-        cause = {"reason": "FieldValueInvalid", "field": path, "message": message}
-        details.setdefault("causes", []).append(cause)
-    told = {"code": answer.status.value, "reason": _REASONS.get(answer.status, ""), "message": answer.message}
-    return {"status": "Failure", **told, **({"details": details} if details else {})}

@@ -8,6 +8,7 @@ import msgspec
 import structlog
 
 from vcuda import errors, k8s_types, kube
+from vcuda.admission_review import AdmissionRequest, AdmissionResponse, read_review, write_review
 from vcuda.claims.objects import GROUP
 from webhook.intake.bodies import MAX_BODY, ReviewHead
 from webhook.intake.large_reviews import PLACES, QUOTA_PLACES, ReviewThread
@@ -103,27 +104,27 @@ class Service(msgspec.Struct, frozen=True):
 
     def reject_too_large(self, path: str, head: ReviewHead) -> bytes:
         """Return the denial of a review that is over `MAX_BODY`. Only its first bytes have been read."""
-        response = k8s_types.AdmissionResponse("too-large", False, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, TOO_LARGE)
+        response = AdmissionResponse("too-large", False, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, TOO_LARGE)
         self.metrics.observe(path, response, 0)
         self.log.info("admission", path=path, uid=head.uid, namespace=head.namespace, outcome=response.outcome)
-        return k8s_types.write_review(head.uid, response)
+        return write_review(head.uid, response)
 
     async def _answer(
         self, path: str, body: bytes, started: float, deadline: ReviewDeadline, ledgers: Ledgers
     ) -> bytes:
         deadline.check()
-        request = k8s_types.read_review(body)
+        request = read_review(body)
         deadline.check()
         response = await self._decide(path, request, deadline, ledgers)
-        reply = k8s_types.write_review(request.uid, response, deadline.check)
+        reply = write_review(request.uid, response, deadline.check)
         seconds = time.perf_counter() - started
         self.metrics.observe(path, response, seconds)
         self._log(path, request, response, seconds)
         return reply
 
     async def _decide(
-        self, path: str, request: k8s_types.AdmissionRequest, deadline: ReviewDeadline, ledgers: Ledgers
-    ) -> k8s_types.AdmissionResponse:
+        self, path: str, request: AdmissionRequest, deadline: ReviewDeadline, ledgers: Ledgers
+    ) -> AdmissionResponse:
         policy = self.policy()
         if path == "/quota":
             # Without a quota in force too: this is how a broken one is mended.
@@ -134,7 +135,7 @@ class Service(msgspec.Struct, frozen=True):
             # Pods that have nothing to do with GPUs pass all the same: a webhook that starts must not stop a cluster.
             # Any resource with a domain may be one of the units, so who asks for one waits.
             pod = pod_review.gpu_pod_of(request)
-            if isinstance(pod, k8s_types.AdmissionResponse):
+            if isinstance(pod, AdmissionResponse):
                 return pod
             raise NotReady("the quota has not been read yet")
         try:
@@ -148,11 +149,11 @@ class Service(msgspec.Struct, frozen=True):
     async def _decide_claim(
         self,
         path: str,
-        request: k8s_types.AdmissionRequest,
+        request: AdmissionRequest,
         policy: context.PolicySnapshot | None,
         deadline: ReviewDeadline,
         ledgers: Ledgers,
-    ) -> k8s_types.AdmissionResponse:
+    ) -> AdmissionResponse:
         if policy is None:
             raise NotReady("the quota has not been read yet")
         try:
@@ -163,7 +164,11 @@ class Service(msgspec.Struct, frozen=True):
             return _without_ledger(error, HTTPStatus.FORBIDDEN)
 
     def _log(
-        self, path: str, request: k8s_types.AdmissionRequest, response: k8s_types.AdmissionResponse, seconds: float
+        self,
+        path: str,
+        request: AdmissionRequest,
+        response: AdmissionResponse,
+        seconds: float,
     ) -> None:
         if response.outcome in QUIET:
             self.log.debug("admission", path=path, uid=request.uid, outcome=response.outcome)
@@ -184,16 +189,14 @@ class Service(msgspec.Struct, frozen=True):
         )
 
 
-def _without_ledger(
-    error: errors.UnreadableLedger | errors.LedgerLost, while_lost: HTTPStatus
-) -> k8s_types.AdmissionResponse:
+def _without_ledger(error: errors.UnreadableLedger | errors.LedgerLost, while_lost: HTTPStatus) -> AdmissionResponse:
     # An answer, not an HTTP error: that the API server would ignore, and then refuse the pod as not pinned.
     if isinstance(error, errors.LedgerLost):
-        return k8s_types.AdmissionResponse("ledger-lost", False, while_lost, str(error))
-    return k8s_types.AdmissionResponse("unreadable-ledger", False, HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
+        return AdmissionResponse("ledger-lost", False, while_lost, str(error))
+    return AdmissionResponse("unreadable-ledger", False, HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
 
 
-def _generated_name(request: k8s_types.AdmissionRequest) -> str:
+def _generated_name(request: AdmissionRequest) -> str:
     # In /mutate a pod under generateName has no name yet, in the request neither.
     try:
         named = msgspec.json.decode(request.object, type=_Named).metadata

@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from vcuda.admission_review import AdmissionResponse
 from vcuda.errors import DropReason
-from vcuda.k8s_types import AdmissionResponse
 from vcuda.kube import Reflector
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -25,10 +25,10 @@ from tests.claim_builders import (
     spec,
     template,
 )
+from vcuda.admission_review import AdmissionRequest, AdmissionResponse, GroupVersionKind, UserInfo
 from vcuda.claims.digest import digest_of, pack
 from vcuda.claims.objects import ClaimSpec
 from vcuda.claims.pin import ClaimPin, read_pin, write_pin
-from vcuda.k8s_types import AdmissionRequest, AdmissionResponse, GroupVersionKind, UserInfo
 from vcuda.quota.model import Allowance, Charge, Limit, Mode, NamespaceQuota, Quota
 from vcuda.requests.config import parse_config
 from webhook.ledger.ledgers import ChargeRequest, Decision, MemoryLedgers, RecentChoices, RetryLater, ReviewDeadline

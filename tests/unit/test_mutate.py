@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.builders import MODEL, Manifest, held_to, policy_for, required, requirement, review, vcuda_pod
-from vcuda.k8s_types import AdmissionResponse
+from vcuda.admission_review import AdmissionResponse
 from vcuda.placement.patches import Hints
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
 from webhook.ledger.ledgers import ChargeRequest, MemoryLedgers, RecentChoices, RetryLater, ReviewDeadline

@@ -17,7 +17,7 @@ from tests.both_calls import EVERY_NODE, Webhook, patched
 from tests.builders import LABELS, MODEL, POOL, Manifest, held_to, required, requirement, term, vcuda_pod, view
 from tests.node_selection import may_run_on
 from tests.strategies import MODELS, NODE_NAMES, POOLS
-from vcuda.k8s_types import AdmissionResponse
+from vcuda.admission_review import AdmissionResponse
 from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.card_types import CardTypes, annotations_for
 from vcuda.placement.patches import MODEL_ANNOTATION, Hints, patch_for, unpinned_patch

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from tests.builders import container, pod, policy_for, review, vcuda_pod
-from vcuda.k8s_types import AdmissionRequest, AdmissionResponse, GroupVersionKind, UserInfo
+from vcuda.admission_review import AdmissionRequest, AdmissionResponse, GroupVersionKind, UserInfo
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Quota
 from webhook.review.context import PolicySnapshot
 from webhook.review.pod_review import PodReview, review_of

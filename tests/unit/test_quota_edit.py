@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from tests.builders import MODEL, POOL, nodes, review
+from vcuda.admission_review import AdmissionResponse, GroupVersionKind
 from vcuda.claims.charges import ClaimPolicy
 from vcuda.claims.devices import ClassFacts, Devices
 from vcuda.errors import MOST_FAULTS, Fault, Unavailable, UnreadableLedger, VcudaError
-from vcuda.k8s_types import AdmissionResponse, GroupVersionKind
 from vcuda.kube import QuotaPlace
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Quota, Usage
 from vcuda.requests.resources import BUILT_IN

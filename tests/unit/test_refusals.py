@@ -8,8 +8,8 @@ import pytest
 from tests.both_calls import Webhook
 from tests.builders import Manifest, container, held_to, pod, policy_for, quota_faults, review, vcuda_pod, view
 from tests.tables import cases
+from vcuda.admission_review import AdmissionResponse
 from vcuda.errors import MOST_FAULTS
-from vcuda.k8s_types import AdmissionResponse
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Allowance, Limit, Mode, NamespaceQuota, Quota
 from vcuda.requests.config import parse_config

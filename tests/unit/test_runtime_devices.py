@@ -9,7 +9,7 @@ import pytest
 from tests.both_calls import Webhook
 from tests.builders import Manifest, container, held_to, pod, policy_for, sidecar
 from tests.tables import cases
-from vcuda.k8s_types import AdmissionResponse
+from vcuda.admission_review import AdmissionResponse
 from vcuda.quota.model import Allowance, Limit, NamespaceQuota
 from vcuda.requests.config import parse_config
 from vcuda.requests.runtime_devices import DEVICE_VARIABLES, GPU_RUNTIME_CLASSES, RuntimeClasses

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from tests import builders
 from tests.builders import MODEL, POOL, Manifest, container, held_to, pod, pod_of_cores, required, requirement, term
-from vcuda.k8s_types import AdmissionResponse, UserInfo
+from vcuda.admission_review import AdmissionResponse, UserInfo
 from vcuda.placement.patches import Hints
 from vcuda.quota.model import NOT_MUTATED, Charge, Limit, Mode, NamespaceQuota, Shortage, Usage
 from webhook.ledger.ledger_client import TOO_MANY

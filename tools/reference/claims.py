@@ -8,11 +8,11 @@ from typing import Any
 
 from tests import builders, claim_builders as made
 from tools.reference.told import Chapter, Told
+from vcuda.admission_review import AdmissionResponse, GroupVersionKind
 from vcuda.claims.digest import MOST_ASKED_BYTES
 from vcuda.claims.objects import CLAIM
 from vcuda.claims.pin import LONGEST_PIN, ClaimPin, write_pin
 from vcuda.claims.request import read_claim
-from vcuda.k8s_types import AdmissionResponse, GroupVersionKind
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Quota, Usage
 from vcuda.requests.resources import WHOLE_CARD, GpuResources
 from webhook.ledger.ledgers import MemoryLedgers, RecentChoices, ReviewDeadline

@@ -78,7 +78,7 @@ def in_the_source() -> set[str]:
 
 
 _ANSWERS = (
-    "vcuda.k8s_types.AdmissionResponse",
+    "vcuda.AdmissionResponse",
     *(f"webhook.review.verdicts.{name}" for name in ("refused", "put_off")),
 )
 

@@ -14,8 +14,9 @@ from tests import builders
 from tests.builders import LABELS, MODEL, POOL, held_to, required, requirement, term, vcuda_pod
 from tests.integration.reviews import review_of
 from tools.reference.told import Chapter, Told
+from vcuda.admission_review import AdmissionResponse, GroupVersionKind
 from vcuda.errors import BadReview, Dropped, LedgerLost, ListOverdue, UnreadableLedger
-from vcuda.k8s_types import AdmissionResponse, ConfigMap, GroupVersionKind, ObjectMeta
+from vcuda.k8s_types import ConfigMap, ObjectMeta
 from vcuda.kube import NamedLedger
 from vcuda.kube.turns import ListTurns
 from vcuda.ledger.ledger import LEASE_SECONDS, MARGIN_SECONDS, MOST_PENDING, STORABLE_SECONDS, Ledger, Pending

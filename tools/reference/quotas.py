@@ -11,10 +11,10 @@ import msgspec
 from tests import builders
 from tests.builders import MODEL, POOL
 from tools.reference.told import Chapter, Told
+from vcuda.admission_review import AdmissionResponse, GroupVersionKind
 from vcuda.claims.charges import ClaimPolicy
 from vcuda.claims.devices import ClassFacts, Devices
 from vcuda.errors import MOST_FAULTS, QuotaFault, Unavailable
-from vcuda.k8s_types import AdmissionResponse, GroupVersionKind
 from vcuda.kube import QuotaPlace
 from vcuda.quota.document import MAX_NAMESPACES
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage

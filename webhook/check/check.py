@@ -14,6 +14,7 @@ import msgspec
 from jsonpointer import JsonPointer
 
 from vcuda import cli, k8s_types
+from vcuda.admission_review import AdmissionRequest, AdmissionResponse, GroupVersionKind
 from vcuda.claims import objects, request as claim_requests
 from vcuda.claims.digest import digest_of
 from vcuda.quota.model import UNASKED_NAMESPACES, Charge
@@ -23,10 +24,10 @@ from webhook.check import files
 from webhook.ledger.ledgers import RecentChoices, ReviewDeadline
 from webhook.review import claim_review, context, pod_review
 
-Ask = Callable[[str, k8s_types.AdmissionRequest], Awaitable[k8s_types.AdmissionResponse]]
+Ask = Callable[[str, AdmissionRequest], Awaitable[AdmissionResponse]]
 """Has a review answered, by its path."""
 
-PODS = k8s_types.GroupVersionKind(version="v1", kind="Pod")
+PODS = GroupVersionKind(version="v1", kind="Pod")
 
 _WORDS = {"ignored": "no GPU", "unlimited": "not limited"}
 
@@ -67,7 +68,7 @@ def check(workloads: Sequence[Workload], cluster: files.OfflineCluster) -> list[
     cluster = with_templates(cluster, workloads)
     policy, ledgers, choices = cluster.policy, cluster.ledgers(), RecentChoices()
 
-    async def ask(path: str, request: k8s_types.AdmissionRequest) -> k8s_types.AdmissionResponse:
+    async def ask(path: str, request: AdmissionRequest) -> AdmissionResponse:
         is_pod = request.kind.kind == "Pod"
         if path == "/mutate":
             mutate = pod_review.mutate if is_pod else claim_review.mutate
@@ -163,7 +164,7 @@ def _charge(stored: Manifest, model: str, policy: context.PolicySnapshot) -> Cha
     return claim_requests.read_claim(digest_of(spec), policy.claim_policy).charge(model)
 
 
-async def _create(created: Manifest, namespace: str, ask: Ask) -> tuple[Manifest, list[k8s_types.AdmissionResponse]]:
+async def _create(created: Manifest, namespace: str, ask: Ask) -> tuple[Manifest, list[AdmissionResponse]]:
     """Take an object through /mutate and /validate as the API server does; return it as stored, and the answers."""
     answers, patched = [], created
     # The manifests register templates for /validate alone.
@@ -177,13 +178,11 @@ async def _create(created: Manifest, namespace: str, ask: Ask) -> tuple[Manifest
     return stored, [*answers, await ask("/validate", _request(stored, namespace))]
 
 
-def _request(created: Manifest, namespace: str) -> k8s_types.AdmissionRequest:
+def _request(created: Manifest, namespace: str) -> AdmissionRequest:
     # YAML has types that JSON has not, such as dates; where text is expected they are text.
     raw = msgspec.Raw(msgspec.json.encode(created, enc_hook=str))
-    kind = PODS if created["kind"] == "Pod" else k8s_types.GroupVersionKind(objects.GROUP, "v1", created["kind"])
-    return k8s_types.AdmissionRequest(
-        uid=str(uuid.uuid4()), kind=kind, namespace=namespace, operation="CREATE", object=raw
-    )
+    kind = PODS if created["kind"] == "Pod" else GroupVersionKind(objects.GROUP, "v1", created["kind"])
+    return AdmissionRequest(uid=str(uuid.uuid4()), kind=kind, namespace=namespace, operation="CREATE", object=raw)
 
 
 def patch_story(patch: Sequence[k8s_types.Operation]) -> Iterator[str]:

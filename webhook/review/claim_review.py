@@ -10,12 +10,13 @@ from http import HTTPStatus
 
 import msgspec
 
+from vcuda.admission_review import AdmissionRequest, AdmissionResponse
 from vcuda.claims.charges import ClaimRequest, ambiguous
 from vcuda.claims.digest import ClaimDigest, digest_of
 from vcuda.claims.objects import CLAIM, TEMPLATE, ResourceClaim, ResourceClaimTemplate
 from vcuda.claims.request import read_claim, read_packed
 from vcuda.errors import Fault
-from vcuda.k8s_types import UNDECODABLE, AdmissionRequest, AdmissionResponse, ObjectMeta
+from vcuda.k8s_types import UNDECODABLE, ObjectMeta
 from vcuda.placement.placement import Choice
 from vcuda.quota.model import NOT_MUTATED, Charge, NamespaceQuota, Shortage, Usage, cards, exceeded, fits, free_of
 from vcuda.requests.refusals import find_unlimited

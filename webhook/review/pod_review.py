@@ -9,16 +9,8 @@ from http import HTTPStatus
 import msgspec
 from jsonpointer import JsonPointer
 
-from vcuda.k8s_types import (
-    MIRROR_ANNOTATION,
-    UNDECODABLE,
-    AdmissionRequest,
-    AdmissionResponse,
-    Check,
-    Operation,
-    Pod,
-    no_check,
-)
+from vcuda.admission_review import AdmissionRequest, AdmissionResponse
+from vcuda.k8s_types import MIRROR_ANNOTATION, UNDECODABLE, Check, Operation, Pod, no_check
 from vcuda.placement import card_types, patches, placement
 from vcuda.quota.model import NOT_MUTATED, cards
 from vcuda.requests.pod_request import PodRequest, asks_for_vcuda, read_request

@@ -7,6 +7,7 @@ from http import HTTPStatus
 import msgspec
 
 from vcuda import errors, k8s_types, kube
+from vcuda.admission_review import AdmissionRequest, AdmissionResponse
 from vcuda.ledger.ledger import NO_LIMIT
 from vcuda.quota.model import CORES_PER_CARD, UNASKED_NAMESPACES, NamespaceQuota, Quota, cards
 from vcuda.requests.config import parse_config
@@ -25,25 +26,23 @@ _CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
 
 
 async def check_edit(
-    request: k8s_types.AdmissionRequest,
+    request: AdmissionRequest,
     place: kube.QuotaPlace,
     policy: context.PolicySnapshot | None,
     charged: ledgers.Ledgers,
     comparing: float = COMPARING_SECONDS,
     *,
     check: k8s_types.Check = k8s_types.no_check,
-) -> k8s_types.AdmissionResponse:
+) -> AdmissionResponse:
     """Return whether the ConfigMap may be stored, with the path of every fault or the warnings of a good document.
 
     ``comparing`` is for how many seconds its limits are compared with what is in use. ``check`` is called between the
     parts of the work.
     """
     if request.kind.kind != "ConfigMap" or (request.namespace, request.name) != (place.namespace, place.name):
-        return k8s_types.AdmissionResponse("ignored")
+        return AdmissionResponse("ignored")
     if request.operation == "DELETE":
-        return k8s_types.AdmissionResponse(
-            "quota-deleted", warnings=["without this ConfigMap no namespace has a GPU quota"]
-        )
+        return AdmissionResponse("quota-deleted", warnings=["without this ConfigMap no namespace has a GPU quota"])
     try:
         data = _CONFIG_MAP.decode(request.object).data or {}
     except k8s_types.UNDECODABLE as error:
@@ -61,16 +60,16 @@ async def check_edit(
     warnings = [*compared, *_doubts(quota, policy), *_without_effect(read.resources, policy)]
     if len(warnings) > MOST_WARNINGS:
         warnings[MOST_WARNINGS:] = [f"and {len(warnings) - MOST_WARNINGS} more warnings"]
-    return k8s_types.AdmissionResponse("quota-accepted", warnings=warnings)
+    return AdmissionResponse("quota-accepted", warnings=warnings)
 
 
-def _refused(place: kube.QuotaPlace, faults: tuple[errors.Fault, ...]) -> k8s_types.AdmissionResponse:
+def _refused(place: kube.QuotaPlace, faults: tuple[errors.Fault, ...]) -> AdmissionResponse:
     # kubectl prints the path of each fault, so one of the document as a whole has the document's.
     document = f"data.{place.key}"
     shown = errors.limited(faults, document)
     message = "the quota document is malformed: " + "; ".join(map(str, shown))
     causes = tuple(fault._replace(path=fault.path or document) for fault in shown)
-    return k8s_types.AdmissionResponse("quota-refused", False, HTTPStatus.UNPROCESSABLE_ENTITY, message, causes)
+    return AdmissionResponse("quota-refused", False, HTTPStatus.UNPROCESSABLE_ENTITY, message, causes)
 
 
 def _doubts(quota: Quota, policy: context.PolicySnapshot | None) -> Iterator[str]:

@@ -8,8 +8,9 @@ from http import HTTPStatus
 
 import msgspec
 
+from vcuda.admission_review import AdmissionRequest, AdmissionResponse
 from vcuda.errors import MOST_FAULTS, Fault, limited
-from vcuda.k8s_types import AdmissionRequest, AdmissionResponse, ObjectMeta
+from vcuda.k8s_types import ObjectMeta
 from vcuda.ledger.ledger import NO_MODEL, Admitted, Refused
 from vcuda.quota.model import Charge, Mode, NamespaceQuota, Shortage, cards, exceeded
 from vcuda.requests.pod_request import MALFORMED
