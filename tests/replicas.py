@@ -13,8 +13,9 @@ from tests.waiting import PATIENT
 from vcuda.kube import LedgerStore
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage
-from webhook.ledger.ledger_client import FLUSH_SECONDS, ClusterLedgers
+from webhook.ledger.cluster_ledgers import ClusterLedgers
 from webhook.ledger.ledgers import ChargeRequest, Decision
+from webhook.ledger.namespace_ledger import FLUSH_SECONDS
 from webhook.metrics import LedgerMetrics
 
 LEDGER = "/api/v1/namespaces/vcuda-quota/configmaps/gpu-ledger-team-a"

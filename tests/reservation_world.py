@@ -30,8 +30,8 @@ from vcuda.ledger.ledger import STORABLE_SECONDS, Admitted, Ledger, charges_by_m
 from vcuda.ledger.text import read_ledger
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, fits, total
+from webhook.ledger.cluster_ledgers import ClusterLedgers
 from webhook.ledger.leases import RATE_SECONDS
-from webhook.ledger.ledger_client import ClusterLedgers
 from webhook.ledger.ledgers import ChargeRequest, Decision
 from webhook.metrics import LedgerMetrics
 

@@ -29,7 +29,7 @@ from webhook.review.context import PolicySnapshot
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("webhook", "vcuda", "controller", "certs")
-MAX_MODULES = 16
+MAX_MODULES = 17
 API_SERVER_TIMEOUT = 10.0
 
 POD: dict[str, Any] = {

@@ -15,7 +15,7 @@ from unittest import mock
 
 from tests.processes import WebhookProcess
 from webhook import cli
-from webhook.ledger import ledger_client
+from webhook.ledger import cluster_ledgers, namespace_ledger
 
 HELD_AT = "HELD_AT"
 """The environment's name of the file that holds the clock."""
@@ -35,7 +35,7 @@ class HeldClock:
 
     async def sleep(self, seconds: float) -> None:
         """Sleep by this clock; the few milliseconds of one try after another pass in any case."""
-        if seconds < ledger_client.FLUSH_SECONDS:
+        if seconds < namespace_ledger.FLUSH_SECONDS:
             await asyncio.sleep(seconds)
             return
         until = self() + seconds
@@ -65,8 +65,8 @@ class SuspendedWebhook(WebhookProcess):
 def main() -> None:
     """`vcuda-webhook`, with that clock."""
     clock = HeldClock(Path(os.environ[HELD_AT]))
-    ledgers = functools.partial(ledger_client.ClusterLedgers, boot_clock=clock, sleep=clock.sleep)
-    with mock.patch.object(ledger_client, "ClusterLedgers", ledgers):
+    ledgers = functools.partial(cluster_ledgers.ClusterLedgers, boot_clock=clock, sleep=clock.sleep)
+    with mock.patch.object(cluster_ledgers, "ClusterLedgers", ledgers):
         cli.main()
 
 

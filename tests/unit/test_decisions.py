@@ -18,8 +18,8 @@ from vcuda.errors import MOST_FAULTS, BadReview, LedgerLost, Unavailable, Unread
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import NOT_MUTATED, Charge, Limit, Mode, NamespaceQuota, Quota, Usage
 from webhook.admission import Gate, NotReady, Service
-from webhook.ledger.ledger_client import TOO_MANY, UNSURE
 from webhook.ledger.ledgers import ChargeRequest, Decision, MemoryLedgers, ReviewDeadline
+from webhook.ledger.namespace_ledger import TOO_MANY, UNSURE
 from webhook.metrics import Metrics
 from webhook.review.context import PolicySnapshot
 

@@ -17,8 +17,8 @@ from vcuda.errors import Unavailable
 from vcuda.ledger.ledger import MOST_PENDING, Admitted, Ledger, Pending, Refused
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
 from vcuda.requests.resources import GpuResources
-from webhook.ledger.ledger_client import CACHED_USAGE_SECONDS
 from webhook.ledger.ledgers import PutOff
+from webhook.ledger.namespace_ledger import CACHED_USAGE_SECONDS
 
 QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
 

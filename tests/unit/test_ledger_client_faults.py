@@ -12,8 +12,8 @@ from tests.waiting import PATIENT
 from vcuda.errors import Unavailable, UnreadableLedger
 from vcuda.ledger.ledger import Admitted
 from vcuda.quota.model import Charge
-from webhook.ledger.ledger_client import TOO_MANY, UNSURE
 from webhook.ledger.ledgers import Decision, PutOff
+from webhook.ledger.namespace_ledger import TOO_MANY, UNSURE
 
 # Other writers
 

@@ -36,7 +36,7 @@ OF_USERS = (
     *("webhook.review.pod_review", "webhook.review.quota_edit", "webhook.admission"),
     *(
         "webhook.ledger.ledgers",
-        "webhook.ledger.ledger_client",
+        "webhook.ledger.namespace_ledger",
         "webhook.review.verdicts",
         "webhook.review.claim_review",
     ),

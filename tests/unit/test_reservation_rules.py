@@ -15,7 +15,7 @@ from vcuda.kube.ledger_marks import LedgerMarks
 from vcuda.ledger import ledger, settle as settling
 from webhook.ledger import leases
 from webhook.ledger.leases import ReservationLease
-from webhook.ledger.ledger_client import NamespaceLedger
+from webhook.ledger.namespace_ledger import NamespaceLedger
 
 
 @pytest.mark.parametrize("scenario", scenarios.ALL, ids=lambda scenario: scenario.__name__)

@@ -15,7 +15,6 @@ from tests.builders import MODEL, POOL, Manifest, container, held_to, pod, pod_o
 from vcuda.admission_review import AdmissionResponse, UserInfo
 from vcuda.placement.patches import Hints
 from vcuda.quota.model import NOT_MUTATED, Charge, Limit, Mode, NamespaceQuota, Shortage, Usage
-from webhook.ledger.ledger_client import TOO_MANY
 from webhook.ledger.ledgers import (
     CROWDED,
     ChargeRequest,
@@ -25,6 +24,7 @@ from webhook.ledger.ledgers import (
     RetryLater,
     ReviewDeadline,
 )
+from webhook.ledger.namespace_ledger import TOO_MANY
 from webhook.review.pod_review import mutate, validate
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(0), "A100": Limit(250, 1000)})

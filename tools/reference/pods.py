@@ -27,7 +27,7 @@ from vcuda.placement.registers import Card, Register
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Shortage, Usage, exceeded
 from vcuda.requests.config import parse_config
 from webhook.admission import TOO_LARGE, Gate, NotReady, Service
-from webhook.ledger import ledger_client as cluster_ledgers
+from webhook.ledger import namespace_ledger as cluster_ledgers
 from webhook.ledger.ledgers import (
     TOO_MANY_NAMESPACES,
     ChargeRequest,

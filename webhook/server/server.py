@@ -21,11 +21,12 @@ from vcuda.requests.runtime_devices import GPU_RUNTIME_CLASSES
 from vcuda.tls import ServingCertificate, watch
 from webhook import admission
 from webhook.check import files
-from webhook.ledger import ledger_client
+from webhook.ledger import cluster_ledgers, namespace_ledger
 from webhook.metrics import LedgerMetrics, Metrics, ReflectorCollector
 from webhook.review import context, namespaces
 from webhook.server import app
-from webhook.server.worker import KEEP_ALIVE_SECONDS, ServedApplication, WebhookWorker
+from webhook.server.application import ServedApplication
+from webhook.server.worker import KEEP_ALIVE_SECONDS, WebhookWorker
 
 MAX_CONNECTIONS = 2048
 """Connections open at once; an API server has some hundreds at most. For one more, another one that idles is closed.
@@ -73,7 +74,9 @@ class Cluster(msgspec.Struct, frozen=True):
         check = k8s.VersionCheck(structlog.get_logger().warning, self.end)
         # A connection for each thread of the ledgers, so that none of them waits for another's, and two to spare.
         kube = k8s.Kube.connect(
-            self.kubeconfig, pool_size=ledger_client.KUBE_THREADS + ledger_client.LIST_THREADS + 2, version_check=check
+            self.kubeconfig,
+            pool_size=namespace_ledger.KUBE_THREADS + namespace_ledger.LIST_THREADS + 2,
+            version_check=check,
         )
         quota = k8s.QuotaInformer(kube, self.place, SYSTEM_NAMESPACES | {self.system_namespace, self.ledger_namespace})
         nodes = k8s.NodeInformer(kube, self.hints.labels, resources=quota.resources)
@@ -103,7 +106,7 @@ class Cluster(msgspec.Struct, frozen=True):
             claim_price=claims.price,
             storable_seconds=self.storable_seconds,
         )
-        ledgers = ledger_client.ClusterLedgers(store, LedgerMetrics(metrics.registry))
+        ledgers = cluster_ledgers.ClusterLedgers(store, LedgerMetrics(metrics.registry))
         metrics.watch("vcuda_quota_config_valid", "0 while the document in the cluster is malformed.", quota.is_valid)
         metrics.registry.register(ReflectorCollector(policy.reflectors))
         policy.start()

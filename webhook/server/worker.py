@@ -11,7 +11,6 @@ import os
 import socket
 import ssl
 import struct
-import threading
 import time
 from collections import OrderedDict
 from contextlib import suppress
@@ -19,14 +18,12 @@ from enum import Enum
 from http import HTTPStatus
 from typing import Any
 
-from gunicorn.app.base import BaseApplication
 from gunicorn.asgi.protocol import ASGIProtocol
 from gunicorn.workers.gasgi import ASGIWorker
 
-from vcuda.tls import ServingCertificate
-from webhook.admission import Service
 from webhook.intake.bodies import MAX_BODY
 from webhook.server.app import ARRIVED, DEADLINE, error_object
+from webhook.server.application import ServedApplication
 
 KEEP_ALIVE_SECONDS = 120.0
 """Longer than the API server's 90 (IdleConnTimeout in client-go), so that it never sends into a closed connection."""
@@ -267,20 +264,6 @@ class WebhookProtocol(ASGIProtocol):
                 self._sock.shutdown(socket.SHUT_WR)
             except OSError:
                 self.transport.abort()
-
-
-class ServedApplication(BaseApplication):
-    """The gunicorn application that `WebhookWorker` serves.
-
-    ``certificate``: of new connections. ``service``: what answers reviews; None before the worker has started.
-    ``stopping``: set when the worker stops. ``drain``: seconds from the failing readiness check to the last accepted
-    connection.
-    """
-
-    certificate: ServingCertificate
-    service: Service | None
-    stopping: threading.Event
-    drain: float
 
 
 class WebhookWorker(ASGIWorker):

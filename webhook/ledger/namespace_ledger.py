@@ -1,4 +1,4 @@
-"""The ledgers of a cluster, shared by every replica: charges are committed in groups, by compare-and-swap."""
+"""The ledger of one namespace, as a replica works on it: charges are committed in groups, by compare-and-swap."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ from webhook.ledger.leases import (
     seconds_until_write,
     target,
 )
-from webhook.ledger.ledgers import ByNamespace, ChargeRequest, Decision, PutOff, RetryLater
+from webhook.ledger.ledgers import ChargeRequest, Decision, PutOff, RetryLater
 from webhook.ledger.recount import SOON_SECONDS, Recount
 from webhook.metrics import LedgerMetrics
 
@@ -72,9 +72,6 @@ FLUSH_SECONDS = 0.1
 ASK_AGAIN_SECONDS = 1.0
 """Between two marks of a replica that it finds no room for what others reserve."""
 
-CLOSING_ATTEMPTS = 5
-"""How often the last write of a replica that stops is tried when others write first."""
-
 # Two replicas that lost to each other would else meet again at every try.
 MAX_JITTER_SECONDS = 0.02
 
@@ -85,10 +82,12 @@ Charging = PendingCall[ChargeRequest, Decision]
 
 
 @dataclass(eq=False)
-class ClusterLedgers:
-    """One `NamespaceLedger` for each namespace; the interface is `webhook.ledger.ledgers.Ledgers`.
+class Shared:
+    """What the ledgers of all namespaces share in one replica.
 
-    ``clock``, ``sleep`` and ``boot_clock``, the one of leases, are for tests.
+    ``store`` reads and writes them. ``clock``, ``sleep`` and ``boot_clock``, the clock of leases, are for tests.
+    ``leaving``: the replica stops, and reserves nothing any more. ``threads`` have the calls of reads and writes, and
+    ``list_threads`` those of LISTs.
     """
 
     store: LedgerStore
@@ -101,42 +100,6 @@ class ClusterLedgers:
     # To hand a call over takes 50 µs, beside a write's milliseconds: too little to have a second HTTP client for.
     threads: Executor = field(default_factory=lambda: ThreadPoolExecutor(KUBE_THREADS, thread_name_prefix="ledger"))
     list_threads: Executor = field(default_factory=lambda: ThreadPoolExecutor(LIST_THREADS, thread_name_prefix="list"))
-    _ledgers: "ByNamespace[NamespaceLedger]" = field(init=False)
-
-    def __post_init__(self) -> None:
-        # One that goes while a write is under way, and is made again, loses at most a compare-and-swap to the other.
-        self._ledgers = ByNamespace(lambda namespace: NamespaceLedger(namespace, self), self.clock)
-
-    async def charge(self, request: ChargeRequest) -> Decision:
-        """Decide a charge and keep it, once per uid; a dry run keeps nothing."""
-        try:
-            return await self._ledgers[request.namespace].charge(request)
-        except ListOverdue as error:
-            return RetryLater(str(error))
-
-    async def usage(self, namespace: str) -> Mapping[str, Usage]:
-        """Return what is charged to each model, as of now."""
-        return await self._ledgers[namespace].usage()
-
-    async def cached_usage(self, namespace: str) -> Mapping[str, Usage]:
-        """Return what is charged to each model, as of at most `CACHED_USAGE_SECONDS` ago."""
-        return await self._ledgers[namespace].cached_usage()
-
-    async def stored_usage(
-        self, namespace: str, charged: Mapping[str, Usage], deadline: float
-    ) -> Mapping[str, Usage] | None:
-        """Return what is stored of each model, by a LIST begun after this call, and what is terminating."""
-        return await self._ledgers[namespace].stored_usage(charged, deadline)
-
-    async def flush(self) -> None:
-        """Write down what was granted, and what is reserved from now on; what cannot be written now is so later."""
-        await asyncio.gather(*(each.flush() for each in self._ledgers.values()))
-
-    async def close(self) -> None:
-        """Write down what was granted, and give back what is reserved; what cannot be is counted after its time."""
-        self.leaving = True
-        for _ in range(CLOSING_ATTEMPTS):
-            await self.flush()
 
 
 class _Unanswered(NamedTuple):
@@ -155,7 +118,7 @@ class NamespaceLedger:
     remembered. Under load a part of the room is reserved, and charges are granted from that and written by the flush.
     """
 
-    def __init__(self, namespace: str, shared: ClusterLedgers) -> None:
+    def __init__(self, namespace: str, shared: Shared) -> None:
         self._namespace = namespace
         self._shared = shared
         self._remembered: Stored | None = None
