@@ -27,6 +27,7 @@ OF_USERS = (
         "vcuda.placement.placement",
         "vcuda.placement.affinity",
         "vcuda.placement.patches",
+        "vcuda.admission_review",
         "vcuda.k8s_types",
     ),
     *("vcuda.quota.model", "vcuda.quota.document", "vcuda.requests.config", "vcuda.requests.refusals"),

@@ -78,7 +78,7 @@ def in_the_source() -> set[str]:
 
 
 _ANSWERS = (
-    "vcuda.AdmissionResponse",
+    "vcuda.admission_review.AdmissionResponse",
     *(f"webhook.review.verdicts.{name}" for name in ("refused", "put_off")),
 )
 

@@ -1,6 +1,6 @@
-"""Where charges are kept, and until when a review may ask for one.
+"""The interface of the ledgers, and the ledgers in memory.
 
-The interface that decisions use, the store in memory, the deadline of a review, and what /mutate chose just now.
+The deadline of a review and the recent choices of /mutate are here too.
 """
 
 import math
@@ -45,17 +45,17 @@ class ReviewDeadline:
         self._abandoned = True
 
     def keep(self) -> None:
-        """Note that a charge may be written from now on: the review is then decided, whoever waits for it."""
+        """Note that a charge may be written from now on. The review is then decided even if its caller has gone."""
         self.charging = True
 
     def check(self) -> None:
         """Raise if the review is not worth deciding any more. Call it between the parts of long work.
 
         Raises:
-            Dropped: the deadline has passed, or the caller has gone.
+            Dropped: the deadline has passed, or the caller has disconnected.
 
         """
-        # Once for each of tens of thousands of terms: the usual case comes first.
+        # Reviews call this for each of tens of thousands of terms, so the usual case comes first.
         if self.charging or (not self._abandoned and self._clock() < self.end):
             return
         if self._abandoned:
@@ -64,10 +64,10 @@ class ReviewDeadline:
 
 
 class RetryLater(msgspec.Struct, frozen=True):
-    """Not decided: the caller comes again. ``reason`` is a sentence without its full stop.
+    """The charge is not decided; the caller should retry. ``reason`` is a sentence without its full stop.
 
-    ``soon`` says that it passes within 2 s. Only then is the caller told when to come: until then client-go, and with
-    it kube-controller-manager, sleeps on one of few workers.
+    ``soon``: the reason passes within 2 s. Only then does the answer state when to retry, because client-go, and with
+    it kube-controller-manager, sleeps for that time in one of few workers.
     """
 
     reason: str
@@ -75,8 +75,10 @@ class RetryLater(msgspec.Struct, frozen=True):
 
 
 class PutOff(msgspec.Struct, frozen=True):
-    """Does not fit the ledger, though what is stored leaves room for it; or that is not ``counted``. Each shortage is
-    of one model. The caller comes again; ``soon`` as in `RetryLater`.
+    """The charge does not fit the ledger, though the stored objects leave room. The caller should retry.
+
+    ``shortages``: one for each model. ``soon``: as in `RetryLater`. ``counted``: False if the stored objects could not
+    be counted in time.
     """
 
     shortages: tuple[Shortage, ...]
@@ -90,13 +92,14 @@ CROWDED = RetryLater("too many pods of this namespace are being created at once"
 
 
 class ChargeRequest(msgspec.Struct, frozen=True):
-    """One pod's charge to be decided; ``uid`` is the pod's.
+    """The charge of one pod or claim, to be decided. ``uid`` is that of the object.
 
-    ``deadline`` is in seconds of the monotonic clock. ``counted_since`` is the version of the quota: a ledger whose
-    pods were counted before it may miss some that were stored while there was no limit. ``created`` is the object's
-    creationTimestamp in Unix seconds, as the API server has set it just now; without one every charge is written.
-
-    ``grace``: seconds for which the pod may run after a forced deletion, if the ledger has to record them; else 0.
+    ``deadline``: in seconds of the monotonic clock.
+    ``counted_since``: the version of the quota. A ledger that was counted before it may lack pods that were stored
+    while the namespace had no limit.
+    ``created``: the creationTimestamp that the API server has set just now, in Unix seconds. Without it the charge is
+    never granted from a reservation.
+    ``grace``: seconds for which the pod may run after a forced deletion, if the ledger must record them; otherwise 0.
     """
 
     namespace: str
@@ -118,7 +121,7 @@ class ChargeRequest(msgspec.Struct, frozen=True):
 
 
 class Ledgers(Protocol):
-    """The ledgers of all namespaces. Its coroutines run on one event loop, whoever asks."""
+    """The ledgers of all namespaces. All coroutines of one object run on the same event loop."""
 
     async def charge(self, request: ChargeRequest) -> Decision:
         """Decide a charge and keep it, once per uid; a dry run keeps nothing.
@@ -137,14 +140,14 @@ class Ledgers(Protocol):
         """
 
     async def cached_usage(self, namespace: str) -> Mapping[str, Usage]:
-        """Return the same as of a moment ago: good enough to prefer a model by, never to refuse by."""
+        """Return the usage of a moment ago. It may be used to prefer a model, never to refuse a pod."""
 
     async def stored_usage(
         self, namespace: str, charged: Mapping[str, Usage], deadline: float
     ) -> Mapping[str, Usage] | None:
-        """Return what is stored of each model now, and what is terminating of the ``charged``: to refuse by.
+        """Return the usage by the stored objects, with the terminating part of ``charged``. A refusal may rest on it.
 
-        None: it could not be counted before the deadline.
+        None if the objects could not be counted before the deadline.
 
         Raises:
             Unavailable: the store did not answer.
@@ -152,14 +155,14 @@ class Ledgers(Protocol):
         """
 
     async def close(self) -> None:
-        """Write down what is not yet; the server answers nobody any more."""
+        """Write all charges that are not written yet. The caller must have stopped answering reviews."""
 
 
 MOST_NAMESPACES = 10_000
-"""Namespaces that something is kept of at once: whoever asks names them."""
+"""Most namespaces for which a value is kept, since callers may invent names."""
 
 IDLE_SECONDS = 600.0
-"""For how long it is kept of one that nobody asks about; far longer than anything that is kept counts."""
+"""Seconds for which the value of an unused namespace is kept; far longer than any such value is valid."""
 
 TOO_MANY_NAMESPACES = RetryLater("too many namespaces have a ledger in memory")
 
@@ -167,22 +170,22 @@ V = TypeVar("V")
 
 
 class ByNamespace(Generic[V]):
-    """A value for each namespace, made when it is asked for; what was asked for longest ago goes when it is too much.
+    """A cache of one value for each namespace. If it is full, the value that was used longest ago is dropped.
 
-    So what is kept must be what can be had again, at a price: a cache.
+    The caller must be able to do without a dropped value, which is then made again.
     """
 
     def __init__(self, make: Callable[[str], V], clock: Callable[[], float] = time.monotonic) -> None:
         self._make = make
         self._clock = clock
-        # By when they were last asked for, the oldest first.
+        # Each value with the time of its last use, the oldest first.
         self._kept: dict[str, tuple[V, float]] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def values(self) -> list[V]:
-        """Return what is kept."""
+        """Return all cached values."""
         return [value for value, _ in self._kept.values()]
 
     def __getitem__(self, namespace: str) -> V:
@@ -220,16 +223,16 @@ class MemoryLedgers:
     async def stored_usage(
         self, _namespace: str, charged: Mapping[str, Usage], _deadline: float
     ) -> Mapping[str, Usage] | None:
-        """Return what is charged: nothing else is known to be stored."""
+        """Return what is charged, since no other objects are known here."""
         return charged
 
     async def close(self) -> None:
-        """Forget nothing: there is nowhere to write it."""
+        """Do nothing: these ledgers are written nowhere."""
 
 
 def _oldest_committed(ledger: Ledger) -> Ledger:
-    # On a cluster the controller sees pods stored, and commits them. Nobody does so here, so the oldest counts as
-    # committed in time: else the namespace would have too many pending for good.
+    # On a cluster the controller commits stored pods. No controller runs here, so the oldest pending charge is
+    # committed when there are too many. Otherwise the namespace would reject every further pod.
     if len(ledger.pending) < MOST_PENDING:
         return ledger
     uid, oldest = next(iter(ledger.pending.items()))
@@ -238,8 +241,8 @@ def _oldest_committed(ledger: Ledger) -> Ledger:
     return msgspec.structs.replace(ledger, committed=committed, pending=pending)
 
 
-# Longer than the API server takes from /mutate to /validate, also where other webhooks are asked in between. A choice
-# that is not charged by then was charged by another replica, or its pod was refused by somebody else.
+# The API server takes less time from /mutate to /validate, even with other webhooks in between. A choice that this
+# replica has not charged by then was charged by another replica, or another webhook refused its pod.
 CHOICE_SECONDS = 2.0
 
 
@@ -254,7 +257,7 @@ class _NamespaceChoices:
 
     def __init__(self) -> None:
         self.choices: deque[_Chosen] = deque()
-        # Kept, and not summed up at each call: a burst leaves thousands, and every pod of it asks for the sums.
+        # The sums are kept up to date, because a burst makes thousands of choices and each of its pods needs the sums.
         self.sums: dict[str, Charge] = {}
 
     def remove(self, choice: _Chosen) -> None:
@@ -267,8 +270,8 @@ class _NamespaceChoices:
 class RecentChoices:
     """The models that /mutate has just chosen and /validate has not charged yet; safe in every thread.
 
-    A burst of flexible pods so spreads over the models that have room, instead of all taking the same last card. A
-    choice only steers the next one. It never refuses a pod, and it is no charge.
+    With them a burst of flexible pods spreads over the models that have room, instead of competing for one last card. A
+    choice only steers the next choice. It is no charge, and it never refuses a pod.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -284,16 +287,16 @@ class RecentChoices:
             chosen.sums[model] = chosen.sums.get(model, Charge()) + charge
 
     def release(self, namespace: str, model: str, charge: Charge) -> None:
-        """Forget the oldest choice like this one: it is about to be charged."""
+        """Remove the oldest choice of this model and charge, because it is about to be charged."""
         with self._lock:
             chosen = self._current(namespace)
-            # By what it takes and not by uid: /mutate sees a pod before it has one.
+            # A choice has no uid, because /mutate sees a pod before it gets one.
             alike = (each for each in chosen.choices if (each.model, each.charge) == (model, charge))
             if oldest := next(alike, None):
                 chosen.remove(oldest)
 
     def on_top_of(self, usages: Mapping[str, Usage], namespace: str) -> Mapping[str, Usage]:
-        """Return the usages with what was chosen counted as used."""
+        """Return the usages with all choices counted as used."""
         with self._lock:
             sums = dict(self._current(namespace).sums)
         if not sums:

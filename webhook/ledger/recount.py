@@ -1,4 +1,4 @@
-"""What is stored of one namespace's pods and claims, as a refusal has to know it: counted anew, not by the ledger."""
+"""Counts the stored pods and claims of a namespace before a refusal, since the ledger may still count deleted ones."""
 
 import contextlib
 import math
@@ -14,23 +14,23 @@ from webhook.ledger.batches import BatchCommitter, PendingCall
 from webhook.ledger.ledgers import PutOff
 
 MIN_INTERVAL_SECONDS = 0.5
-"""Between the beginnings of two LISTs of a namespace, however many are refused there."""
+"""Seconds between the starts of two LISTs of a namespace, however many charges are refused there."""
 
 REST_PER_SECOND = 4.0
-"""After each second that a LIST took: of a large namespace the pods are counted less often."""
+"""Seconds of rest after each second that a LIST took, so that a large namespace is listed less often."""
 
 SETTLE_SECONDS = UNSEEN_SECONDS + MARGIN_SECONDS
-"""After which a replica settles by a count that it made then, if no controller has settled by a newer view. Where the
-ledger records longer grace periods it waits for as long."""
+"""Age in seconds at which a replica settles by its own count, if no controller has settled by a newer view. If the
+ledger records longer grace periods, the replica waits for these."""
 
 SOON_SECONDS = 2.0
-"""A shortage that has been known for longer is not one that passes by itself within this time."""
+"""A shortage that has lasted longer than these seconds is not expected to pass within them."""
 
 
 class Recount:
-    """Counts by consistent LISTs; all who wait when one begins share it.
+    """Counts by consistent LISTs. All callers that wait when a LIST begins share its result.
 
-    ``count`` makes one, and ``known`` returns the ledger that was read or written last.
+    ``count`` makes one LIST. ``known`` returns the ledger that was read or written last.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class Recount:
         self._sleep = sleep
         self._next = -math.inf
         self._waiting = BatchCommitter[None, ObservedPods | None](self._serve, None, self._pause, clock)
-        # The oldest count by which the ledger is to be settled, when it was made, and when the newest was.
+        # The oldest count that the ledger has not been settled by, its time, and the time of the newest count.
         self._first: ObservedPods | None = None
         self._since = self._listed = -math.inf
 
     async def judge(self, shortage: Shortage, deadline: float) -> Refused | PutOff:
-        """Return a refusal where a LIST that begins after this call leaves no room either; else what puts it off.
+        """Return a refusal if a LIST that begins after this call shows no room either; otherwise a `PutOff`.
 
-        ``shortage`` is by a ledger that was read before.
+        ``shortage``: by a ledger that was read before this call.
 
         Raises:
             Unavailable: the LIST failed.
@@ -61,28 +61,29 @@ class Recount:
         """
         if (observed := await self._begun_now(deadline)) is None:
             return PutOff((shortage,), counted=False)
-        # What was terminating before the LIST is not in it; what has gone since is, and may be terminating too by now.
+        # The LIST lacks the pods that were terminating before it, so their charge is added. Pods deleted since the
+        # LIST are still in it.
         usage = observed.usage(shortage.model, shortage.usage.terminating)
         if not fits(shortage.limit, usage.used, shortage.asked):
             return Refused(msgspec.structs.replace(shortage, usage=usage))
         self._note(observed)
-        # A controller that runs settles within that time, and what is pending may be so for longer.
+        # A running controller settles within that time. A pending charge may stay for longer.
         soon = not shortage.rests_on_pending and self._clock() < self._since + SOON_SECONDS
         return PutOff((shortage,), soon=soon)
 
     def _note(self, observed: ObservedPods) -> None:
         first, now, before = self._first, self._clock(), self._listed
         self._listed = now
-        # Where etcd was set back, what was counted before is no more: then versions are earlier, or nothing is decided
-        # in the namespace for longer than this, as its ledger is lost.
+        # After etcd was restored from a backup, the older counts are invalid. Then versions are lower, or the ledger is
+        # lost, and no charge of the namespace is decided for longer than this time.
         back = first and is_older(observed.resource_version, first.resource_version)
         if first is None or back or now > before + 2 * SETTLE_SECONDS or not _is_due(first, self._known()):
             self._first, self._since = observed, now
 
     async def usages(self, charged: Mapping[str, Usage], deadline: float) -> Mapping[str, Usage] | None:
-        """Return what a LIST that begins after this call counts of each model, and what is terminating of ``charged``.
+        """Return the usage of each model by a LIST that begins now, with the terminating part of ``charged``.
 
-        None: there was no such count in time. Raises Unavailable: the LIST failed.
+        None if no LIST ended before the deadline. Raises Unavailable if the LIST failed.
         """
         if (observed := await self._begun_now(deadline)) is None:
             return None
@@ -90,24 +91,24 @@ class Recount:
         return {model: observed.usage(model, charged.get(model, Usage()).terminating) for model in models}
 
     def settle(self, ledger: Ledger) -> Ledger:
-        """Return the ledger settled, where it was to be for so long that no controller does; else the same one."""
+        """Return the ledger, settled if it has been due for so long that no controller can be running."""
         first, now = self._first, self._clock()
-        # Only with a LIST made just now, that shows etcd to be at a later version still.
+        # A LIST of this moment is required: it proves that etcd has not been restored to an older version.
         if first is None or now < self._since + SETTLE_SECONDS or now > self._listed + SOON_SECONDS:
             return ledger
         if not _is_due(first, ledger):
             return ledger
-        # No watch here saw the departures that the count shows: they are held, as by a leader that begins.
+        # No watch of this replica saw why pods are missing, so their charges stay as terminating, as for a new leader.
         counted = settle(ledger, first)
         new = {key: each for key, each in counted.terminating.items() if key not in ledger.terminating}
         if now < self._since + max((each.seconds for each in new.values()), default=0) + MARGIN_SECONDS:
             return ledger
-        # That time is over by now, as the count is so old.
+        # The count is older than these grace periods, so the terminating charges have ended.
         return settle(counted, first, Expired(ended=new.keys()))
 
     async def _begun_now(self, deadline: float) -> ObservedPods | None:
         observed = await self._waiting.serve(None, deadline)
-        # Who knows an older quota ConfigMap than the ledger was counted by does not know what units are worth.
+        # A replica with an older quota ConfigMap than the ledger's does not know the current values of units.
         if observed and is_older(observed.config_version, self._known().config_version):
             return None
         return observed
@@ -119,7 +120,7 @@ class Recount:
     async def _serve(self, calls: Sequence[PendingCall[None, ObservedPods | None]]) -> None:
         started, observed = self._clock(), None
         try:
-            # Of what could not be listed in time nothing is known; whoever waits is told so.
+            # A LIST that took too long yields None, and each caller reports that.
             with contextlib.suppress(ListOverdue):
                 observed = await self._count()
         finally:

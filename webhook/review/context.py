@@ -1,4 +1,4 @@
-"""What decisions are made from besides the pod itself: the quota in force, the nodes, and the system's settings."""
+"""The policy that reviews are decided by: the quota in force, the nodes, and the settings of the system."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -14,24 +14,24 @@ from vcuda.requests.resources import BUILT_IN, GpuResources
 from vcuda.requests.runtime_devices import GPU_RUNTIME_CLASSES, RuntimeClasses
 
 SCHEDULER_USERS = frozenset({"system:kube-scheduler"})
-"""Who makes the claim for a pod's extended resources, once it has chosen the devices; a flag adds other schedulers."""
+"""The users that create the claim for a pod's extended resources. A flag adds other schedulers."""
 
 
 ClaimTemplates = Callable[[str, str], digest.PackedDigest | None]
-"""Returns what the claims of a ResourceClaimTemplate ask for, by its namespace and name; None: it is not known."""
+"""Returns the digest of a ResourceClaimTemplate by its namespace and name; None if it is not known."""
 
 
 def no_templates(_namespace: str, _name: str) -> None:
-    """Know none."""
+    """Return None: no template is known."""
 
 
 class PolicySnapshot(msgspec.Struct, frozen=True):
     """One consistent view, taken at the start of a decision.
 
-    What is pending, and was never stored, is given back ``storable_seconds`` after it was charged; None: never.
-    ``resources`` is what pods can ask for; ``runtime_classes`` tells which of them give GPUs; ``claims`` is what claims
-    are read by; None: the API server has none. ``templates`` are those that claims are made of, and ``scheduler_users``
-    make claims for pods that are charged.
+    ``storable_seconds``: a pending charge whose object was never stored is released so long after it was made; None:
+    never. ``resources``: the resources that pods can request. ``runtime_classes``: says which classes give GPUs.
+    ``claims``: how claims are read; None if the API server serves none. ``templates``: finds the templates of claims.
+    ``scheduler_users``: the users that create claims for pods that are charged already.
     """
 
     quota: model.Quota
@@ -46,7 +46,7 @@ class PolicySnapshot(msgspec.Struct, frozen=True):
 
     @property
     def claim_policy(self) -> charges.ClaimPolicy:
-        """What claims are read by, also where no device is known: a claim is never free."""
+        """How claims are read. Without known devices there is a policy too, since a claim is never free."""
         return self.claims or charges.ClaimPolicy.of(
             devices.NO_DEVICES, self.nodes.model_of, self.quota, self.resources
         )
@@ -59,9 +59,9 @@ PolicySource = Callable[[], PolicySnapshot | None]
 class ClusterPolicy(msgspec.Struct, frozen=True, dict=True):
     """The quota and the nodes of a cluster, current to within a watch event; each watch is a thread.
 
-    Which cards are free is published by the extender, where there is one, every few seconds; nothing waits for it.
-    Nothing waits for the RuntimeClasses either: a class that is not known yet is judged by its name. So the webhook
-    serves without the right to list them. ``gpu_runtime_classes`` are the patterns of those that give GPUs.
+    The extender, if there is one, publishes the free cards every few seconds. The webhook does not wait for them. Nor
+    does it wait for the RuntimeClasses: a class that is not known yet is judged by its name, so the webhook serves
+    without the right to list them. ``gpu_runtime_classes``: the patterns of the classes that give GPUs.
     """
 
     quota: kube.QuotaInformer
@@ -79,8 +79,8 @@ class ClusterPolicy(msgspec.Struct, frozen=True, dict=True):
     def current(self) -> PolicySnapshot | None:
         """Return the policy in force, or None until quota and nodes have been read once."""
         read = self.quota.in_force()
-        # Without its nodes every pod would be refused, as no node has the model that it needs; and every claim without
-        # the devices, where any are published.
+        # Before the nodes are known every pod would be refused, because no node has the model that it needs. Before the
+        # published devices are known every claim would be refused.
         if read is None or not self.nodes.reflector.synced.is_set() or not self.dra.settled:
             return None
         nodes, free = self.nodes.current(), self.cards.current()

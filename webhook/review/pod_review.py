@@ -1,6 +1,6 @@
-"""What is decided about a pod that is created: /mutate picks a model and patches the pod, /validate charges it.
+"""Decides the creation of a pod: /mutate picks a model and patches the pod, /validate charges it.
 
-/mutate writes nothing. /validate recomputes the charge from the pod as it will be stored; nothing else admits a pod.
+/mutate writes nothing. /validate recomputes the charge from the pod as it will be stored. Only /validate admits a pod.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,12 +20,12 @@ from webhook.review import verdicts
 from webhook.review.claim_review import TemplateCheck, check_templates, requests_of
 from webhook.review.context import PolicySnapshot
 
-# The group in every kubelet's client certificate. Unlike anything in the pod it is what the API server authenticated.
+# The group in every kubelet's client certificate. The API server authenticated it, unlike anything in the pod.
 NODES_GROUP = "system:nodes"
 
-# Of the annotations and labels that /mutate would have removed: a pod may have thousands.
+# A refusal names at most so many of the annotations and labels to remove: a pod may have thousands.
 MOST_RECORDS = 10
-# Of the models that a refusal says a pod is held to: its node affinity may list a hundred thousand values.
+# A refusal names at most so many of the models in a pod's node affinity, which may list a hundred thousand values.
 MOST_MODELS = 10
 MOST_OF_SCHEDULER = 63  # characters of a name that is not ours
 
@@ -33,7 +33,10 @@ _PODS = msgspec.json.Decoder(Pod)
 
 
 class PodReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
-    """A pod that asks for GPUs in a namespace with a limit; ``charged`` says whether itself, or by its claims alone."""
+    """A pod that requests GPUs in a namespace with a limit.
+
+    ``charged``: the pod itself requests cards. False if only its claims do.
+    """
 
     pod: Pod
     request: PodRequest
@@ -41,17 +44,17 @@ class PodReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
 
     @property
     def hints(self) -> patches.Hints:
-        """What is set for the system, and for the schemes by which the pod asks."""
+        """The scheduler hints of the system and of the schemes that the pod uses."""
         return self.policy.hints.of(self.request.schemes)
 
 
 def review_of(
     request: AdmissionRequest, policy: PolicySnapshot, check: Check = no_check
 ) -> PodReview | AdmissionResponse:
-    """Return the pod under review, or the answer where nothing is left to decide.
+    """Return the pod under review, or the answer if nothing is left to decide.
 
-    That is: it asks for no cards, its namespace has no limit, or it is malformed and its quota is enforced.
-    ``check`` is called between the parts of the work.
+    Nothing is left to decide if the pod requests no cards, if its namespace has no limit, or if the pod is malformed
+    and its quota is enforced. ``check`` is called between the parts of the work.
     """
     pod, quota = gpu_pod_of(request), policy.quota.for_namespace(request.namespace)
     check()
@@ -83,7 +86,7 @@ def review_of(
 
 
 def _not_charged(review: PodReview) -> AdmissionResponse:
-    # Of what cannot be counted nothing is charged; its owner is told, or else the log.
+    # A request that cannot be counted is not charged. A warning says so to the owner, or else the log does.
     if not review.faults:
         return AdmissionResponse("ignored")
     sentence = verdicts.malformed_sentence(review.faults)
@@ -91,10 +94,7 @@ def _not_charged(review: PodReview) -> AdmissionResponse:
 
 
 def gpu_pod_of(request: AdmissionRequest) -> Pod | AdmissionResponse:
-    """Return the pod that a review creates, if it could have to do with GPUs.
-
-    To any other the answer is the same under every quota, and returned.
-    """
+    """Return the pod that a review creates if it could reach a GPU; otherwise the answer, which no quota changes."""
     kind = request.kind
     if kind.kind != "Pod" or kind.group:
         named = "/".join(part for part in (kind.group, kind.version, kind.kind) if part)
@@ -111,7 +111,7 @@ def gpu_pod_of(request: AdmissionRequest) -> Pod | AdmissionResponse:
 
 
 def is_mirror(request: AdmissionRequest, pod: Pod) -> bool:
-    """Return whether a kubelet shows one of its static pods: it runs already, and only a node may say so."""
+    """Return whether the pod is the mirror of a static pod, which runs already. Only a node may create one."""
     # The annotation alone exempts nobody: anyone can write it.
     return MIRROR_ANNOTATION in pod.annotations and NODES_GROUP in (request.user_info.groups or ())
 
@@ -133,7 +133,7 @@ async def mutate(
     if isinstance(review, AdmissionResponse):
         return review
     if not review.charged:
-        # Which cards it gets is up to its claims, each of which is pinned by itself.
+        # The claims of this pod decide about its cards, and each claim is pinned by its own review.
         patch = patches.pools_patch(review.pod, review.quota.pools, policy.hints)
         return AdmissionResponse("claims", patch=patch, warnings=review.warnings())
     namespace, asked = review.namespace, review.request
@@ -150,7 +150,7 @@ async def mutate(
     deadline.check()
     if not request.dry_run:
         choices.add(namespace, choice.model, asked.charge_on(choice.model))
-    # The reason reaches the API server's audit log alone; who only asks, by a dry run, is told it as a warning.
+    # The reason reaches only the API server's audit log. A dry run gets it as a warning.
     types = card_types.annotations_for(
         review.pod, asked.schemes, choice.model, policy.nodes.types, has_share=asked.has_share
     )
@@ -181,14 +181,14 @@ async def _choose(
     choice = placement.choose(candidates, quota, asked, usage)
     if isinstance(choice, placement.Choice):
         return choice
-    # What is remembered, or was only chosen for others, refuses nobody.
+    # A cached ledger, or the choices for other pods, must not refuse a pod: read the ledger now.
     usage = await ledgers.usage(namespace)
     if not review.enforced:
         return placement.choose_regardless(candidates, quota, asked, usage)
     choice = placement.choose(candidates, quota, asked, usage)
     if isinstance(choice, placement.Choice):
         return choice
-    # Nor does the ledger, which may count what has gone. Whom what is stored leaves room /validate decides about.
+    # The ledger may still count deleted pods. If the stored pods leave room, pin this pod and let /validate decide.
     if not all(shortage.can_never_fit for shortage in choice):
         stored = await ledgers.stored_usage(namespace, usage, deadline.end)
         if stored is None:
@@ -200,7 +200,7 @@ async def _choose(
 def _without_model(review: PodReview, sentence: str) -> AdmissionResponse:
     if review.enforced:
         return verdicts.refused(review, "not-allowed", sentence)
-    # It takes a card like any other: past the scheduler, that card would be given to another pod too.
+    # This pod takes a card too. Without the scheduler's knowledge, another pod would get the same card.
     return AdmissionResponse("unpinned", patch=patches.unpinned_patch(review.pod, review.hints), scheme=review.scheme)
 
 
@@ -211,7 +211,7 @@ async def validate(
     choices: RecentChoices,
     deadline: ReviewDeadline,
 ) -> AdmissionResponse:
-    """Return whether the pod may be stored, with its charge written down before it is allowed.
+    """Return whether the pod may be stored. Its charge is written before it is admitted.
 
     Raises:
         Unavailable: the ledger could not be read or written, or the deadline has passed before that.
@@ -235,8 +235,8 @@ async def validate(
             request, review, ledgers, deadline, metadata=review.pod.metadata, grace=grace
         )
         return unrecorded or _claiming(review, pin, told)
-    # Recomputed from the pod as it will be stored: another webhook, or its owner, may have undone what /mutate did; or
-    # it was not asked, as its failurePolicy is Ignore.
+    # Another webhook, or the owner, may have undone the patch of /mutate. Or /mutate was not called, since its
+    # failurePolicy is Ignore. So everything is recomputed from the pod as it will be stored.
     undone = [] if pin.within(review.quota) else [_unpinned(review, pin)]
     undone += left_to_mutate(patches.unpinned_patch(review.pod, review.hints))
     if pin.model:
@@ -251,7 +251,7 @@ async def validate(
         return verdicts.refused(review, "not-pinned", "; ".join(stray))
     if pin.model is None:
         return AdmissionResponse("unpinned", scheme=review.scheme, warnings=review.warnings(*stray))
-    # What /mutate has chosen for this pod counts no more: from here on its charge does.
+    # From here on the charge of this pod counts, so the choice of /mutate is released.
     metadata, charge = review.pod.metadata, review.request.charge_on(pin.model)
     choices.release(review.namespace, pin.model, charge)
     return await verdicts.charge(
@@ -268,7 +268,7 @@ async def validate(
 
 
 async def _check_claims(review: PodReview, ledgers: Ledgers) -> TemplateCheck:
-    # Of a template that is not known yet nothing is told: its claims are checked when they are made, and charged then.
+    # A template that the watch has not delivered is not judged. Its claims are charged when they are created.
     claims = review.pod.spec.resource_claims or ()
     templates = [each.resource_claim_template_name for each in claims if each.resource_claim_template_name]
     asked = requests_of(review.namespace, templates, review.policy)
@@ -278,7 +278,7 @@ async def _check_claims(review: PodReview, ledgers: Ledgers) -> TemplateCheck:
 
 
 def _claiming(review: PodReview, pin: placement.Pin, told: Sequence[str]) -> AdmissionResponse:
-    """Answer for a pod whose cards are all claimed: nothing is charged for it."""
+    """Return the answer to a pod that gets all its cards by claims. The pod itself is not charged."""
     undone = [] if pin.in_pools(review.quota) else [f"{NOT_MUTATED}: {_outside_pools(review)}"]
     if undone and review.enforced:
         return verdicts.refused(review, "not-pinned", *undone)
@@ -286,7 +286,7 @@ def _claiming(review: PodReview, pin: placement.Pin, told: Sequence[str]) -> Adm
 
 
 def left_to_mutate(patch: Sequence[Operation]) -> Iterator[str]:
-    """Yield what a pod has that /mutate takes away, or lacks that it gives, besides its model."""
+    """Yield the parts of a pod, besides its model, that differ from what /mutate would have made of it."""
     removed = [operation["path"] for operation in patch if operation["op"] == "remove"]
     records = [JsonPointer(path).parts[-1] for path in removed if path.startswith("/metadata/")]
     if "/spec/nodeName" in removed:
@@ -299,17 +299,17 @@ def left_to_mutate(patch: Sequence[Operation]) -> Iterator[str]:
 
 
 def other_scheduler(review: PodReview) -> Iterator[str]:
-    """Yield why a pod may not name its scheduler, where another one places all vcuda pods."""
+    """Yield the reason if the pod names a scheduler other than the one that places all vcuda pods."""
     placing, named = review.policy.hints.scheduler, review.pod.spec.scheduler_name
-    # Each would give away cards that it believes to be free: what is charged once would be used by two. Units are
-    # counted on each node by Kubernetes itself, whoever places them.
+    # Two schedulers would give the same free card to two pods, and both pods would use a card that is charged once.
+    # Units are safe with any scheduler, because Kubernetes itself counts them on each node.
     if placing and review.request.schemes and named not in ("", placing, patches.DEFAULT_SCHEDULER):
         why = f"{named[:MOST_OF_SCHEDULER]} does not know which cards are free"
         yield f"spec.schedulerName must be {placing}, or left out: {why}"
 
 
 def _unpinned(review: PodReview, pin: placement.Pin) -> str:
-    """Say why the pod is not held to one allowed model, with those it may use."""
+    """Return the reason why the pod is not pinned to one allowed model, with the models that it may use."""
     quota = review.quota
     if pin.model in quota.limits:
         return _outside_pools(review)

@@ -1,4 +1,4 @@
-"""The answers about what a namespace with a limit creates, the same for every kind of object."""
+"""The answers to creations in a namespace with a limit, the same for pods and ResourceClaims."""
 
 import math
 import re
@@ -28,10 +28,10 @@ MOST_OF_NAMESPACE = 63
 
 
 class Review(msgspec.Struct, frozen=True, gc=False):
-    """An object in a namespace with a limit: what /mutate and /validate decide about.
+    """An object in a namespace with a limit, under review by /mutate or /validate.
 
-    ``scheme`` is how it asks, as counted and logged. ``notes`` are sentences about it for the answer that admits it.
-    ``may_wait``: who creates it does well to try again when a 429 says so.
+    ``scheme``: the schemes that the object uses, for metrics and logs. ``notes``: sentences for the answer that admits
+    the object. ``may_wait``: the creator may retry after the time that a 429 states.
     """
 
     namespace: str
@@ -44,11 +44,11 @@ class Review(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def enforced(self) -> bool:
-        """Whether what is over the quota, or malformed, is refused."""
+        """Whether an object over the quota, or a malformed one, is refused."""
         return self.quota.mode is Mode.ENFORCE
 
     def warnings(self, *sentences: str) -> tuple[str, ...]:
-        """Return the sentences for the object's owner; a quota that only audits tells nobody."""
+        """Return the warnings for the object's owner; empty if the quota only audits."""
         if self.quota.mode is Mode.AUDIT:
             return ()
         malformed = [f"{malformed_sentence(self.faults)}; {ADMITTED_ALL_THE_SAME}"] if self.faults else []
@@ -56,17 +56,17 @@ class Review(msgspec.Struct, frozen=True, gc=False):
 
 
 def misnamed(namespace: str) -> AdmissionResponse | None:
-    """Return the answer to a review of a namespace that cannot be; None where it can."""
+    """Return the refusal of a review whose namespace has an impossible name; None if the name is possible."""
     if NAMESPACE.fullmatch(namespace):
         return None
-    # Shown cut off: whoever invents one can make it as long as a request.
+    # The message cuts the name off, since a forged name may be as long as a request.
     message = f"{namespace[:MOST_OF_NAMESPACE]!r} is no name of a namespace"
     return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
 
 
 def admitted_unread(malformed: AdmissionResponse, quota: NamespaceQuota) -> AdmissionResponse:
-    """Return the answer to what cannot be read, by the mode of its quota."""
-    # What is in it that cannot be read is not charged either; the controller counts what is stored all the same.
+    """Return the answer to an object that cannot be decoded, by the mode of its quota."""
+    # The object is not charged here. The controller counts it once it is stored.
     if quota.mode is Mode.ENFORCE:
         return malformed
     told = [f"{malformed.message}; {ADMITTED_ALL_THE_SAME}"] if quota.mode is Mode.WARN else []
@@ -74,34 +74,37 @@ def admitted_unread(malformed: AdmissionResponse, quota: NamespaceQuota) -> Admi
 
 
 def malformed_sentence(faults: Sequence[Fault]) -> str:
-    """Return the message that names what is wrong with a request."""
+    """Return the message that names the faults of a request."""
     return f"{MALFORMED}: " + "; ".join(map(str, limited(faults)))
 
 
 def malformed(faults: Sequence[Fault], scheme: str = "") -> AdmissionResponse:
     """Return the refusal of a malformed request."""
-    # 422 as the API server's own validation: kubectl prints each fault with its path, from the causes of the Status.
+    # The API server's own validation answers 422 too. kubectl prints each fault with its path, from the Status' causes.
     status = HTTPStatus.UNPROCESSABLE_ENTITY
     return AdmissionResponse("malformed", False, status, malformed_sentence(faults), limited(faults), scheme=scheme)
 
 
 def refused(review: Review, outcome: str, message: str, model: str = "") -> AdmissionResponse:
     """Return a refusal by quota."""
-    # 403 as Kubernetes' own ResourceQuota: a controller that creates pods tries again, with back-off.
+    # Kubernetes' ResourceQuota answers 403 too: a controller that creates pods retries with back-off.
     return AdmissionResponse(outcome, False, HTTPStatus.FORBIDDEN, message, model=model, scheme=review.scheme)
 
 
 def over_quota(review: Review, *shortages: Shortage) -> AdmissionResponse:
-    """Return the refusal of what does not fit beside what is stored; each shortage is of one model that it may use."""
+    """Return the refusal of an object for which the stored objects leave no room.
+
+    ``shortages``: one for each model that the object may use.
+    """
     return refused(review, "over-quota", exceeded(review.namespace, *shortages), shortages[0].model)
 
 
 def over_quota_for_now(review: Review, decision: PutOff) -> AdmissionResponse:
-    """Return the answer to what does not fit the ledger, though it may fit beside what is stored."""
+    """Return the answer to an object that does not fit the ledger, though the stored objects may leave room."""
     shortages = decision.shortages
     message, model = exceeded(review.namespace, *shortages), shortages[0].model
-    # Else without retryAfterSeconds: controllers would sleep on it in one of their few workers. When quota is given
-    # back the workload is tried again.
+    # A long wait goes without retryAfterSeconds, because a controller would sleep for it in one of its few workers. Our
+    # controller has the workload retried when quota is released.
     wait = RETRY_AFTER_SECONDS if decision.soon and review.may_wait else None
     if not decision.counted:
         message += "; how much of that is stored could not be counted in time"
@@ -118,7 +121,10 @@ def over_quota_for_now(review: Review, decision: PutOff) -> AdmissionResponse:
 
 
 def put_off(review: Review, outcome: str, message: str, wait: int | None, model: str) -> AdmissionResponse:
-    """Return the answer to what may fit later: ``wait`` are the seconds until then, where it is soon."""
+    """Return the answer to an object that may fit later.
+
+    ``wait``: seconds after which the caller should retry; None if that is not soon.
+    """
     status = HTTPStatus.TOO_MANY_REQUESTS if review.may_wait else HTTPStatus.FORBIDDEN
     return AdmissionResponse(outcome, False, status, message, retry_after=wait, model=model, scheme=review.scheme)
 
@@ -135,7 +141,7 @@ async def charge(
     grace: int = 0,
     stray: Sequence[str] = (),
 ) -> AdmissionResponse:
-    """Return the answer after the charge has been written down; ``stray`` are further sentences for its owner.
+    """Charge the object, and return the answer. ``stray``: further warnings for the owner.
 
     ``grace``: the grace period of a pod in seconds; 0 for a claim.
 
@@ -144,7 +150,7 @@ async def charge(
 
     """
     if not metadata.uid:
-        # So it is in a mutating webhook. To admit it uncharged would be a way past the quota.
+        # Only a mutating webhook sees an object without a uid. Admitting it uncharged would bypass the quota.
         message = f"the {request.kind.kind.lower()} has no uid yet; register this path as a validating webhook"
         return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
     decision = await _charge(request, review, ledgers, deadline, metadata, model=model, asked=asked, grace=grace)
@@ -160,9 +166,9 @@ async def record_grace(
     metadata: ObjectMeta,
     grace: int,
 ) -> AdmissionResponse | None:
-    """Record how long a pod may run whose GPUs are charged to its claims; return why it cannot be admitted now, if so.
+    """Record the grace period of a pod whose GPUs are charged to its claims.
 
-    ``grace``: its grace period in seconds.
+    ``grace``: the grace period in seconds. Returns None, or the refusal if the record could not be made.
 
     Raises:
         Unavailable: the ledger could not be read or written.
@@ -195,7 +201,7 @@ async def _charge(
     grace: int,
 ) -> Decision:
     version, dry_run = review.policy.quota.version, bool(request.dry_run)
-    # What is changed later was created long ago, whenever the change came.
+    # An UPDATE may come long after the creation, so its creationTimestamp says nothing about this charge.
     created = _seconds(metadata.creation_timestamp) if request.operation == "CREATE" else math.inf
     charged = ChargeRequest(
         *(review.namespace, metadata.uid, model, asked, review.quota, deadline.end, version, dry_run),
@@ -209,7 +215,7 @@ async def _charge(
 
 
 def _seconds(timestamp: str | None) -> float:
-    # Whatever the creator wrote there, the API server has set it by now; in what is no creation it is of another time.
+    # At a creation the API server has overwritten the creator's value by now.
     try:
         return datetime.fromisoformat(timestamp).timestamp() if timestamp else math.inf
     except ValueError:
@@ -230,14 +236,14 @@ def _answer(review: Review, model: str, decision: Decision, stray: Sequence[str]
         case PutOff():
             return over_quota_for_now(review, decision)
         case RetryLater(reason, soon):
-            # client-go tries a 429 with retryAfterSeconds again by itself, as kubectl and the controllers do.
+            # client-go, and so kubectl and every controller, retries a 429 with retryAfterSeconds by itself.
             wait = RETRY_AFTER_SECONDS if soon and review.may_wait else None
             message = f"{reason}; try again in {wait} s" if wait else f"{reason}; try again later"
             return put_off(review, "busy", message, wait, model)
 
 
 def _warnings(namespace: str, model: str, granted: Admitted) -> list[str]:
-    """Say that something is over a quota that only warns, or that an enforced one is nearly used up."""
+    """Return a warning if a quota that only warns is exceeded, or if an enforced quota is nearly used up."""
     if granted.shortage:
         return [f"{exceeded(namespace, granted.shortage)}; {ADMITTED_ALL_THE_SAME}"]
     if granted.nearly_full:
