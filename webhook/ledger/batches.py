@@ -1,4 +1,4 @@
-"""Callers that wait for the same work share it: whatever waits when a batch begins is done together."""
+"""Lets callers share work: all items that wait when a batch begins are worked on together."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ R = TypeVar("R")
 class PendingCall(Generic[T, R]):
     """One caller's item, and the future that its caller awaits.
 
-    ``deadline`` is in seconds of the monotonic clock; ``late`` is what the caller is told when it comes.
+    ``deadline``: in seconds of the monotonic clock. ``late``: the result if the deadline passes first.
     """
 
     item: T
@@ -30,25 +30,25 @@ class PendingCall(Generic[T, R]):
 
 @dataclass(eq=False)
 class BatchCommitter(Generic[T, R]):
-    """A queue that one task works off, a batch at a time: everything that waits when a batch begins.
+    """A queue whose items one task works on in batches. A batch has all items that wait when it begins.
 
-    The task lives as long as something waits, and belongs to no caller: one that is cancelled, or whose deadline
-    comes, leaves the others as they are. ``gather`` is awaited before each batch, told how many were in the one before:
-    whoever comes in that time is in it too.
+    The task ends when no item waits. It belongs to no caller, so a caller that is cancelled, or whose deadline passes,
+    does not disturb the others. ``gather`` is awaited before each batch, with the size of the last batch. Items that
+    arrive meanwhile join the batch.
     """
 
     work: Callable[[Sequence[PendingCall[T, R]]], Awaitable[None]]
     late: R
     gather: Callable[[int], Awaitable[None]]
     clock: Callable[[], float] = time.monotonic
-    # Held while a batch is in work; whoever else touches what the work does holds it too.
+    # Held during a batch. Other code must hold it to use the data that ``work`` changes.
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)
     _waiting: list[PendingCall[T, R]] = field(default_factory=list)
     _last_batch: int = 0
     _task: asyncio.Task[None] | None = None
 
     async def serve(self, item: T, deadline: float) -> R:
-        """Return the item's result; ``late``, as it then stands, where the deadline came first.
+        """Return the item's result, or the current ``late`` of its call if the deadline passes first.
 
         Raises what ``work`` raised for it.
         """
@@ -63,7 +63,7 @@ class BatchCommitter(Generic[T, R]):
                 raise
             return call.late
         finally:
-            # One that is in work already is cancelled there: what became of it is nobody's to hear.
+            # If the caller was cancelled while its item is in a batch, the result is dropped.
             if call in self._waiting:
                 self._waiting.remove(call)
 
@@ -83,14 +83,14 @@ class BatchCommitter(Generic[T, R]):
                 if not call.answer.done():
                     call.answer.set_exception(error)
         finally:
-            # Those that the work passed over, or all where the loop ends in the midst: nobody is left waiting.
+            # No caller may wait forever, even if ``work`` skipped its item or was cancelled.
             for call in batch:
                 call.settle(call.late)
 
 
 @dataclass(eq=False)
 class SharedCall(Generic[R]):
-    """A call whose result is shared by all who wait when it begins; those who come later wait for the next one."""
+    """A call whose result all callers that wait at its start share. Later callers wait for the next call."""
 
     make: Callable[[], Awaitable[R]]
     clock: Callable[[], float] = time.monotonic
@@ -100,7 +100,7 @@ class SharedCall(Generic[R]):
         self._waiting = BatchCommitter(self._serve, None, _no_pause, self.clock)
 
     async def result(self, seconds: float) -> R | None:
-        """Return the result of a call that begins after this one; None if it was not there within ``seconds``.
+        """Return the result of a call that begins after this one; None if it takes longer than ``seconds``.
 
         Raises what the call raised.
         """
@@ -113,4 +113,4 @@ class SharedCall(Generic[R]):
 
 
 async def _no_pause(_last_batch: int) -> None:
-    """Gather nobody: those who wait are enough."""
+    """Start the batch at once."""

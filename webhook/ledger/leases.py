@@ -1,4 +1,4 @@
-"""What a webhook replica may grant from its reservation in a ledger, without a write for each charge.
+"""The reservation of a webhook replica in a ledger, from which it grants charges without a write for each.
 
 The rules, and why no interleaving admits too much, are in docs/ledger.md; tests/model explores them.
 """
@@ -62,11 +62,11 @@ CREATED_SECONDS = LEASE_SECONDS
 its reservation. Both are in whole seconds; where clocks run, the lease itself ends before that."""
 
 GIVE_WAY_SECONDS = 2.0
-"""For how long nothing is reserved after somebody came for whom reservations left no room."""
+"""Seconds for which a replica reserves nothing after a new `waiting` mark."""
 
 
 class Terms(NamedTuple):
-    """What a charge is decided by beside the ledger: the quota, and the version of the ConfigMap that it is of."""
+    """The quota that a charge is decided by, and the versions that it is from."""
 
     quota: NamespaceQuota
     counted_since: str
@@ -85,7 +85,7 @@ class Demand:
         self._clock = clock
         self._grants: deque[tuple[float, str, str, Charge]] = deque()
         self._uids: set[str] = set()
-        # Kept, and not summed up at each flush: a burst leaves thousands.
+        # The sums are kept up to date, because a burst leaves thousands of charges.
         self._sums: dict[str, tuple[int, Charge]] = {}
         self._since = -math.inf
 
@@ -113,14 +113,14 @@ class Demand:
 
     @property
     def seconds(self) -> float:
-        """Within how long that was: shorter than `RATE_SECONDS` where it has just begun."""
+        """The time of the demand in seconds: `RATE_SECONDS`, or less if the demand has just begun."""
         return min(max(self._clock() - self._since, LEAST_SPAN_SECONDS), RATE_SECONDS)
 
 
 def target(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Mapping[str, Charge]:
-    """Return what to reserve of each model beside everything that is in the ledger; it always fits.
+    """Return the charge to reserve of each model. It always fits the room that the ledger leaves.
 
-    The ledger is without the replica's own reservation, and holds all that it granted.
+    The ledger must be without the replica's own reservation, and must have all charges that the replica granted.
     """
     charges: dict[str, Charge] = {}
     admitted = sum(number for number, _ in demand.recent().values())
@@ -136,9 +136,9 @@ def target(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Mapping[str
 
 
 def seconds_until_write(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> float:
-    """Return after how many seconds what is granted is to be written: soon where the room will be used up soon.
+    """Return the seconds until granted charges must be written: fewer if the room will soon be used up.
 
-    The ledger is the one that `target` is given.
+    ``ledger``: as for `target`.
     """
     replicas = len(ledger.reserved) + 1
     full = (room * demand.seconds / (number * replicas) for _, number, _, room in _rooms(ledger, quota, demand))
@@ -146,7 +146,7 @@ def seconds_until_write(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -
 
 
 def _rooms(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Iterator[tuple[str, int, Charge, int]]:
-    """Yield each model of which some was granted, how many charges, their mean, and for how many such there is room."""
+    """Yield for each model with demand: its name, the number of charges, their mean, and the room in such charges."""
     for model, (number, charged) in demand.recent().items():
         mean = Charge(*(math.ceil(part / number) for part in msgspec.structs.astuple(charged)))
         if mean.cores and model in quota.limits:
@@ -154,7 +154,7 @@ def _rooms(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Iterator[tu
 
 
 def _room(limit: Limit, used: Charge, charge: Charge) -> int:
-    """Return how many charges like this one fit beside what is used."""
+    """Return how many charges like this one the limit still admits."""
     most = max(limit.cores - used.cores, 0) // charge.cores
     return bisect.bisect_left(range(1, most + 1), True, key=lambda n: not fits(limit, used, _times(charge, n)))
 
@@ -186,7 +186,7 @@ class ReservationLease:
 
     def __init__(self, clock: Callable[[], float] = boot_seconds) -> None:
         self._clock = clock
-        # Another at each start: what a process granted that is gone, the one in its place does not know.
+        # Each start of a process gets a new id, because it does not know what its predecessor granted.
         self.holder = secrets.token_urlsafe(9)
         self.granted: dict[str, Pending] = {}
         self._reserved: Mapping[str, Charge] = {}
@@ -194,7 +194,7 @@ class ReservationLease:
         self._counter = 0
         self._until = self._created_until = self._due_at = -math.inf
         self._sent: _Sent | None = None
-        # What may be granted whatever becomes of the write that is under way; kept, since every charge asks for it.
+        # The rest that may be granted, whether or not the current write lands. It is kept, since every charge needs it.
         self._left: dict[str, Charge] = {}
         self._waiting: str | None = None
         self._give_way_until = -math.inf

@@ -96,14 +96,15 @@ class Shared:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     boot_clock: Callable[[], float] = boot_seconds
     leaving: bool = False
-    # The API server's client blocks, so its calls are in threads, and bounded by them; all else is on the event loop.
-    # To hand a call over takes 50 µs, beside a write's milliseconds: too little to have a second HTTP client for.
+    # The client of the API server blocks, so its calls run in threads, which also bound them. All else runs on the
+    # event loop. Passing a call to a thread takes 50 µs of a write's milliseconds, so a second, asynchronous client is
+    # not worth its code.
     threads: Executor = field(default_factory=lambda: ThreadPoolExecutor(KUBE_THREADS, thread_name_prefix="ledger"))
     list_threads: Executor = field(default_factory=lambda: ThreadPoolExecutor(LIST_THREADS, thread_name_prefix="list"))
 
 
 class _Unanswered(NamedTuple):
-    """A write whose outcome is not known, and what it was to replace."""
+    """A write whose outcome is unknown, and the version that it replaces."""
 
     ledger: Ledger
     replaced: Stored
@@ -132,14 +133,14 @@ class NamespaceLedger:
         self._recount = Recount(self._list, lambda: self._noted, shared.clock, shared.sleep)
         self._lease = ReservationLease(shared.boot_clock)
         self._demand = Demand(shared.clock)
-        # What the next reservation is sized by.
+        # The quota that sizes the next reservation.
         self._terms: Terms | None = None
         self._flusher: asyncio.Task[None] | None = None
-        # When the others were asked for room last, and since when again and again.
+        # The time of the last `waiting` mark, and of the first of an unbroken series.
         self._asked_at = self._asking_since = -math.inf
 
     async def charge(self, request: ChargeRequest) -> Decision:
-        """Decide a charge: from the reservation, or together with those that wait beside it."""
+        """Decide a charge: grant it from the reservation, or write it together with the other waiting charges."""
         decision: Decision | None = self._grant(request)
         if decision is None:
             started = self._shared.clock()
@@ -150,18 +151,18 @@ class NamespaceLedger:
         return decision
 
     async def _refuse(self, request: ChargeRequest, refused: Refused) -> Decision:
-        """Return a refusal where what is stored leaves no room either; else what puts the charge off, or admits it."""
+        """Return a refusal if the stored objects leave no room either; otherwise a `PutOff`, or an admission."""
         shortage = refused.shortage
         if shortage.can_never_fit:
             return refused
         if shortage.rests_on_reserved:
-            # Replicas that live give way at once, and then reserve nothing while somebody waits. That of one that is
-            # gone stays for as long as it takes to know that.
+            # Running replicas release their reservations at once, and reserve nothing while a caller waits. The
+            # reservation of a dead replica stays until the leader knows that it is dead.
             return PutOff((shortage,), soon=self._shared.clock() < self._asking_since + SOON_SECONDS)
         judged = await self._recount.judge(shortage, request.deadline)
         if isinstance(judged, Refused) or not judged.counted:
             return judged
-        # While one waited for the LIST the ledger may have been settled.
+        # The ledger may have been settled during the LIST.
         decision: Decision = await self._committer.serve(request, request.deadline)
         return (
             msgspec.structs.replace(judged, shortages=(decision.shortage,))
@@ -170,7 +171,7 @@ class NamespaceLedger:
         )
 
     async def stored_usage(self, charged: Mapping[str, Usage], deadline: float) -> Mapping[str, Usage] | None:
-        """Return what is stored now of each model, and terminating of ``charged``; None if not counted in time."""
+        """Return the usage by a LIST, with the terminating part of ``charged``; None if it was not counted in time."""
         return await self._recount.usages(charged, deadline)
 
     async def _list(self) -> ObservedPods:
@@ -180,15 +181,15 @@ class NamespaceLedger:
         return await loop.run_in_executor(self._shared.list_threads, count, self._namespace, READ_TIMEOUT_SECONDS)
 
     async def _gather(self, last_batch: int) -> None:
-        # More may come in that time. Who comes alone never waits for others.
+        # More charges may arrive in that time. A single charge never waits for others.
         if last_batch > 1:
             await self._shared.sleep(GATHER_SECONDS)
 
     def _grant(self, request: ChargeRequest) -> Admitted | None:
-        """Return a yes that is written later; None where the ledger has to be asked."""
+        """Return an admission from the reservation, which is written later; None if the charge must be written now."""
         crowded = len(self._noted.pending) + len(self._lease.granted) >= rules.MOST_PENDING
-        # What is granted is counted until it is settled or its time is over. A pod that may run for longer has to be
-        # recorded by a write: it could be deleted by force while nobody watches.
+        # A granted charge counts until it is settled or expires. A pod that may run for longer needs a record in the
+        # ledger, because it could be deleted by force while no watch runs.
         if request.dry_run or request.grace or crowded or not self._lease.is_by(_terms(request, self._shared.store)):
             return None
         asked = Pending(request.model, request.charge)
@@ -202,43 +203,43 @@ class NamespaceLedger:
         return Admitted(self._noted, usage, request.quota.limits[request.model])
 
     async def _flush(self) -> None:
-        """Write what was granted and the next reservation, until nothing is reserved any more."""
+        """Write the granted charges and the next reservation whenever that is due, until nothing is reserved."""
         while self._lease.active:
             await self._shared.sleep(FLUSH_SECONDS)
             if self._lease.is_due or self._lease.gives_way or self._unanswered or not self._demand.recent():
                 await self.flush()
 
     async def flush(self) -> None:
-        """Write what was granted, and what is reserved from now on."""
+        """Write the granted charges and the next reservation."""
         async with self._committer.busy:
-            # Nothing is lost where it fails, and it is tried again: what was granted is in what is reserved.
+            # A failed write loses nothing, and is retried: the reservation covers the granted charges.
             with contextlib.suppress(VcudaError):
                 if self._lease.active:
                     await self._attempt([])
 
     async def cached_usage(self) -> Mapping[str, Usage]:
-        """Return what is charged to each model, from memory where that is new enough."""
+        """Return the charged usage of each model, from memory if that is new enough."""
         good_for = GRANTING_USAGE_SECONDS if self._lease.active else CACHED_USAGE_SECONDS
         if self._shared.clock() - self._usages_read_at < good_for:
             return self._usages
         return await self.usage()
 
     async def usage(self) -> Mapping[str, Usage]:
-        """Return what is charged to each model, read now, without what is reserved; as read last if that takes long."""
-        # Not remembered to decide by: the committer may be writing a later version at this moment.
+        """Return the charged usage of each model without reservations: read now, or last if reading takes too long."""
+        # This version must not be remembered for decisions: the committer may be writing a later one.
         with contextlib.suppress(ListOverdue):  # /validate says so
             if stored := await self._reads.result(USAGE_SECONDS):
                 return self._note(stored.ledger)
         return self._usages
 
     def _note(self, ledger: Ledger) -> Mapping[str, Usage]:
-        # What is reserved is room to whoever chooses a model: it is granted, or given back, as soon as somebody asks.
+        # A reservation is free for the choice of a model: it is granted, or released as soon as a charge needs it.
         self._usages = msgspec.structs.replace(ledger, reserved={}).usages()
         self._noted, self._usages_read_at = ledger, self._shared.clock()
         return self._usages
 
     async def _commit(self, calls: Sequence[Charging]) -> None:
-        """Give every call its decision. Raises Unavailable where nothing is known to be written."""
+        """Give every call its decision. Raises Unavailable if certainly nothing was written."""
         self._shared.metrics.batch.observe(len(calls))
         unsure = False
         while open_ := self._in_time(calls):
@@ -252,16 +253,16 @@ class NamespaceLedger:
             except Unavailable:
                 if not unsure:
                     raise
-                return  # each caller is told UNSURE, which is its `late` by now
+                return  # each caller gets UNSURE, which is its `late` by now
             else:
                 return
             for call in open_:
-                # After conflicts alone nothing of ours is in the ledger: those writes are known to have failed.
+                # A conflict proves that the write failed. After conflicts alone the ledger has none of the charges.
                 call.late = UNSURE if unsure else TOO_MANY
             await self._shared.sleep(random.uniform(0, MAX_JITTER_SECONDS))  # noqa: S311  # spreads the replicas; guards nothing
 
     async def _attempt(self, calls: Sequence[Charging]) -> None:
-        """Decide against one version, and write it where that is needed.
+        """Decide the calls against one version of the ledger, and write if something changed.
 
         Raises:
             Conflict: another writer was first.
@@ -281,8 +282,9 @@ class NamespaceLedger:
             ledger = self._ask_for_room(ledger)
         changed = ledger is not flushed or counted is not stored.ledger
         if remembered and calls and not (changed and all(isinstance(decision, Admitted) for decision in decisions)):
-            # A refusal is never taken from memory: the controller may have released a charge since. Nor is a yes that
-            # writes nothing, for no compare-and-swap shows that what is remembered still holds.
+            # A refusal must not rest on the remembered version, because the controller may have released a charge
+            # since. Nor must an admission without a write, because only a compare-and-swap proves that the version
+            # is current.
             await self._attempt(calls)
             return
         gives_back = self._lease.active and not calls and stored.version
@@ -294,7 +296,7 @@ class NamespaceLedger:
             stored = await self._write(self._reserving(ledger, calls), stored)
             ledger = stored.ledger
             self._shared.metrics.size.observe(stored.size)
-        if stored.version is not None:  # one that has yet to be opened counts pods, and those change unseen
+        if stored.version is not None:  # a closed ledger is a count of pods, which change unseen
             self._remembered, self._remembered_at = stored, self._shared.clock()
         self._note(ledger)
         for call, decision in zip(calls, decisions, strict=True):
@@ -310,7 +312,7 @@ class NamespaceLedger:
                 self._demand.add(asked.uid, asked.model, asked.charge)
 
     def _reserving(self, ledger: Ledger, calls: Sequence[Charging]) -> Ledger:
-        """Return the flushed ledger with what is to be reserved, by the demand and the room that there is."""
+        """Return the flushed ledger with the next reservation, sized by the demand and the room."""
         if calls:
             self._terms = _terms(calls[-1].item, self._shared.store)
         terms = self._terms
@@ -320,7 +322,7 @@ class NamespaceLedger:
         return self._lease.send(ledger, charges, terms, seconds_until_write(ledger, terms.quota, self._demand))
 
     def _ask_for_room(self, ledger: Ledger) -> Ledger:
-        """Return the ledger with a mark that has the other replicas reserve nothing for a while."""
+        """Return the ledger with a new `waiting` mark, at which the other replicas release their reservations."""
         now = self._shared.clock()
         if now >= self._asked_at + GIVE_WAY_SECONDS:
             self._asking_since = now
@@ -337,23 +339,23 @@ class NamespaceLedger:
             raise WriteUnanswered from error
         self._unanswered = None
         self._lease.confirmed(stored.answered)
-        # Not before: what was decided from memory is decided again, and so is what lost to another writer.
+        # Only a confirmed write counts as asked, because a lost write is decided and marked again.
         if ledger.waiting != replaced.ledger.waiting:
             self._asked_at = self._shared.clock()
         return stored
 
     async def _send_again(self) -> None:
-        """Send the same write until its outcome is known: reading the version that it replaces would prove nothing."""
-        # Whoever waits may have its charge in it, and finds it there.
+        """Repeat a write of unknown outcome. Reading the version that it replaces would prove nothing."""
+        # The charge of a waiting call may be in that write. The call then finds it in the ledger.
         if unanswered := self._unanswered:
             try:
                 self._remembered, self._remembered_at = await self._write(*unanswered), self._shared.clock()
             except Conflict:
-                # The version that it was to replace is gone: it has landed, or never will. The ledger tells which.
+                # The replaced version is gone, so the write has landed or never will. The ledger shows which.
                 self._unanswered = None
 
     def _take_remembered(self) -> Stored | None:
-        """Return the version that this replica read or wrote last, once, if nobody is likely to have written since."""
+        """Return the version that this replica read or wrote last, once, if it is probably still current."""
         remembered, self._remembered = self._remembered, None
         return remembered if self._shared.clock() - self._remembered_at < REMEMBERED_SECONDS else None
 
@@ -371,22 +373,23 @@ class NamespaceLedger:
         return stored
 
     async def _complete(self, ledger: Ledger, calls: Sequence[Charging]) -> Ledger:
-        # One that was last counted before the quota was edited may miss pods: those that were stored while the
-        # namespace was not limited, and no leader was there to drop the ledger. Nor has it what units are worth now.
+        # A ledger that was counted before the last edit of the quota may lack pods that were stored while the namespace
+        # had no limit and no leader dropped the ledger. It may also use old values of units.
         config_version = self._shared.store.config_version
         ledger = self._recount.settle(ledger)
-        # Nor claims, where it is from before the API server had any.
+        # A ledger from before the API server served claims lacks them.
         uncounted = not ledger.claim_resource_version and self._shared.store.claim_price() is not None
         if uncounted or any(is_counted_before(ledger, call.item.counted_since, config_version) for call in calls):
             observed = await self._in_thread(self._shared.store.count_pods, READ_TIMEOUT_SECONDS)
-            # Such a count lowers no ledger; and without it this one may miss pods. The watch brings the ConfigMap.
+            # An older count must not lower the ledger, and without a count the ledger may lack pods. The watch will
+            # deliver the newer ConfigMap.
             if observed.is_older(ledger):
                 raise Unavailable("this replica knows an older quota ConfigMap than the ledger was counted by")
             return settle(ledger, observed, counted_since=observed.resource_version)
         return ledger
 
     async def _in_thread(self, call: Callable[..., T], *args: object) -> T:
-        # One under way goes on where its task ends: a write that nobody awaits lands all the same, or does not.
+        # A call goes on after its task was cancelled. A write may then land although no task awaits it.
         return await asyncio.get_running_loop().run_in_executor(self._shared.threads, call, self._namespace, *args)
 
     def _in_time(self, calls: Sequence[Charging]) -> Sequence[Charging]:
@@ -394,7 +397,7 @@ class NamespaceLedger:
         for call in calls:
             if call.deadline <= now:
                 call.settle(call.late)
-        # Of the others nobody waits for the answer any more: it is there, or its caller has gone.
+        # All other calls have their answer, or their caller has gone.
         return [call for call in calls if not call.answer.done()]
 
 
@@ -403,7 +406,7 @@ def _terms(asked: ChargeRequest, store: LedgerStore) -> Terms:
 
 
 def _decide(ledger: Ledger, calls: Sequence[Charging]) -> tuple[Ledger, list[Decision]]:
-    """Decide the calls in order, each beside those granted before it."""
+    """Decide the calls in order. Each decision counts the charges that were admitted before it."""
     decisions = []
     for call in calls:
         decision = call.item.decide(ledger)

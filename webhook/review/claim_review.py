@@ -1,7 +1,7 @@
-"""What is decided about a ResourceClaim that is created: /mutate pins it to a GPU model, /validate charges it.
+"""Decides the creation of a ResourceClaim: /mutate pins it to a GPU model, /validate charges it.
 
-Nothing is charged for a ResourceClaimTemplate, nor for a pod that names one: each claim that is made of it is. They are
-only told, or refused, what could never fit.
+A ResourceClaimTemplate is not charged, nor is a pod that names one, because each claim made from the template is. The
+template and the pod are refused if such a claim could never fit, and otherwise get a warning if it must wait.
 """
 
 import itertools
@@ -27,7 +27,7 @@ from webhook.review.context import PolicySnapshot
 WAITS = "its claim waits until so much is free"
 
 MOST_TEMPLATES = 8
-"""Different templates of one pod that are judged. The largest takes some milliseconds the first time."""
+"""Most templates of one pod that are judged. The largest template takes some milliseconds the first time."""
 
 _CLAIMS = msgspec.json.Decoder(ResourceClaim)
 _TEMPLATES = msgspec.json.Decoder(ResourceClaimTemplate)
@@ -41,14 +41,14 @@ class ClaimReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
 
 
 def review_of(request: AdmissionRequest, policy: PolicySnapshot) -> ClaimReview | AdmissionResponse:
-    """Return the claim under review, or the answer where nothing is left to decide."""
+    """Return the claim under review, or the answer if nothing is left to decide."""
     if request.kind.kind not in (CLAIM, TEMPLATE):
         message = f"this webhook answers for claims, not for {request.kind.kind}; correct the rules that call it"
         return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
-    # What a claim asks for cannot be changed once it is stored.
+    # The requests of a stored claim cannot be changed.
     if request.operation != "CREATE" or request.sub_resource:
         return AdmissionResponse("ignored")
-    # The scheduler claims what a pod asks for by an extended resource: that pod was charged, and is pinned.
+    # The scheduler creates the claim for a pod's extended resources. That pod is charged and pinned already.
     if request.kind.kind == CLAIM and request.user_info.username in (
         policy.scheduler_users | policy.resources.scheduler_users
     ):
@@ -72,7 +72,7 @@ def _read(request: AdmissionRequest, quota: NamespaceQuota, policy: PolicySnapsh
     refused = [each.fault for each in refusals if each.allowance not in quota.allow]
     faults = tuple(Fault(f"{under}{path}", message) for path, message in (*asked.faults, *refused))
     drivers = dict.fromkeys(entry.found.driver or "" for entry in asked.gpus)
-    # Whoever creates one keeps it in one of few workers, or holds devices for it, for as long as a 429 tells to wait.
+    # The controllers that create claims would block one of few workers, or hold devices, while a 429 has them wait.
     review = ClaimReview(
         request.namespace,
         quota,
@@ -164,8 +164,8 @@ async def mutate(
         return verdicts.refused(review, "not-allowed", refusal) if review.enforced else _unpinned(review, refusal)
     usage = choices.on_top_of(await ledgers.cached_usage(namespace), namespace)
     if candidates.shortages(quota, usage):
-        # What is remembered, or was only chosen for others, refuses nobody. Nor does the ledger, which may count what
-        # has gone: whom what is stored leaves room /validate decides about.
+        # A cached ledger, or the choices for other objects, must not refuse a claim. The ledger itself may still count
+        # deleted objects: if the stored ones leave room, pin this claim and let /validate decide.
         usage = await ledgers.usage(namespace)
         if review.enforced and (short := candidates.shortages(quota, usage)):
             never = all(each.can_never_fit for each in short)
@@ -201,7 +201,7 @@ async def validate(
     choices: RecentChoices,
     deadline: ReviewDeadline,
 ) -> AdmissionResponse:
-    """Return whether the claim may be stored, with its charge written down before it is allowed.
+    """Return whether the claim may be stored. Its charge is written before it is admitted.
 
     Raises:
         Unavailable: the ledger could not be read or written.
@@ -222,7 +222,7 @@ async def validate(
     if model is None:
         return AdmissionResponse("unpinned", scheme=review.scheme, warnings=review.warnings(*stray))
     charge = review.request.charge(model)
-    # What /mutate has chosen for this claim counts no more: from here on its charge does.
+    # From here on the charge of this claim counts, so the choice of /mutate is released.
     choices.release(review.namespace, model, charge)
     return await verdicts.charge(
         request, review, ledgers, deadline, metadata=review.metadata, model=model, asked=charge, stray=stray
@@ -246,7 +246,10 @@ async def _check_template(review: ClaimReview, ledgers: Ledgers) -> AdmissionRes
 
 
 class TemplateCheck(msgspec.Struct, frozen=True, gc=False):
-    """What is told of claims that are yet to be made: why one of them could never be, or that it has to wait."""
+    """The check of claims that are yet to be created.
+
+    ``outcome``, ``refusal``: why such a claim could never be admitted. ``warnings``: say that it has to wait.
+    """
 
     outcome: str = ""
     refusal: str = ""
@@ -254,14 +257,14 @@ class TemplateCheck(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def sentences(self) -> Sequence[str]:
-        """The warnings for whoever is let in all the same."""
+        """The warnings if the object is admitted."""
         return [f"{self.refusal}; {verdicts.ADMITTED_ALL_THE_SAME}"] if self.refusal else self.warnings
 
 
 def check_templates(
     templates: Iterable[ClaimRequest], namespace: str, quota: NamespaceQuota, usage: Mapping[str, Usage]
 ) -> TemplateCheck:
-    """Return what is told of the claims that will be made of these templates, beside what is charged now."""
+    """Check the claims that will be created from these templates against the quota and the current usage."""
     warnings = []
     for asked in templates:
         if asked.faults:
@@ -278,10 +281,10 @@ def check_templates(
 
 
 def requests_of(namespace: str, templates: Collection[str], policy: PolicySnapshot) -> list[ClaimRequest]:
-    """Return what the claims of these templates ask for, where that is GPUs.
+    """Return the GPU requests of the claims of these templates.
 
-    Only the first `MOST_TEMPLATES` different ones are looked at. The claims of the others are checked when they are
-    made, as are those of templates that are not known.
+    Only the first `MOST_TEMPLATES` different templates are read. The claims of the others, and of unknown templates,
+    are checked when they are created.
     """
     names = itertools.islice(dict.fromkeys(templates), MOST_TEMPLATES)
     digests = [digest for name in names if (digest := policy.templates(namespace, name))]

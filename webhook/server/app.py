@@ -1,7 +1,6 @@
-"""The HTTP side: one ASGI application answers the reviews; Flask, beside it, answers every other page.
+"""The ASGI application: it has reviews answered by `webhook.admission`, and every other request by Flask.
 
-Whatever goes wrong is answered by a short JSON object, ``{"error": …, "status": …}``. The caller never sees a trace;
-the log does.
+An error is answered by a short JSON object, ``{"error": …, "status": …}``. The stack trace goes only to the log.
 """
 
 import asyncio
@@ -32,7 +31,7 @@ MAX_TIMEOUT_SECONDS = 30.0
 """The longest timeoutSeconds of a webhook (validation in k8s.io/kubernetes, pkg/apis/admissionregistration)."""
 
 MARGIN_SECONDS = 0.5
-"""Kept back from the API server's timeout, so that the answer is there before it gives up."""
+"""Subtracted from the API server's timeout, so that the answer arrives in time."""
 
 # A large body that arrives slowly has less time than a small one, since other reviews wait for its place.
 LARGE_BODY_SECONDS = 3.0
@@ -40,21 +39,23 @@ LARGE_BODY_SECONDS = 3.0
 ARRIVED, DEADLINE = "vcuda.arrived", "vcuda.deadline"
 """Extensions of the ASGI scope: when the request arrived, by the monotonic clock, and its `ReviewDeadline`."""
 
-# A probe and a scrape at once are all there ever is.
+# A probe and a scrape may come at once, and seldom more.
 PAGE_THREADS = 4
 
 JSON = b"application/json"
 
 
 def error_object(message: str, status: int) -> bytes:
-    """Return the JSON object that every error is told by."""
+    """Return the JSON object that reports an error."""
     return msgspec.json.encode({"error": message, "status": int(status)})
 
 
 class Callers(NamedTuple):
-    """Who is answered: everybody, or who presents a certificate that ``client_ca`` signed, with ``name`` if given.
+    """The callers that are answered.
 
-    The health checks are open to all, and the metrics too, unless ``metrics`` says that a certificate is for them too.
+    ``client_ca``: signs their certificates; None if every caller is answered. ``name``: the common name that the
+    certificate must have; None for any. ``metrics``: a certificate is required for the metrics too. The health checks
+    are open to all.
     """
 
     client_ca: Path | None = None
@@ -62,7 +63,7 @@ class Callers(NamedTuple):
     metrics: bool = False
 
     def check(self, scope: asgi_typing.HTTPScope) -> None:
-        """Return where the caller of a request is answered; else raise BadReview."""
+        """Raise BadReview if the caller of this request must not be answered."""
         open_to_all = (*HEALTH, *(() if self.metrics else (METRICS,)))
         if self.client_ca is None or scope["path"] in open_to_all:
             return
@@ -97,11 +98,11 @@ class Application:
             body = await self._answer(scope, receive)
         except ConnectionAbortedError:
             return
-        except Exception as error:  # noqa: BLE001  # whatever it is, the caller gets a sentence and the log the trace
+        except Exception as error:  # noqa: BLE001  # the caller gets a message for any error, and the log the trace
             status, message = self._fault(scope["path"], error)
             body = error_object(message, status)
             if status is HTTPStatus.SERVICE_UNAVAILABLE:
-                # The API server repeats the call, and on another connection: so it reaches another replica.
+                # The API server repeats the call on another connection, which may reach another replica.
                 headers += [(b"retry-after", b"1"), (b"connection", b"close")]
         headers.append((b"content-length", str(len(body)).encode()))
         await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -168,10 +169,10 @@ class Application:
 
 
 def deadline_of(scope: asgi_typing.HTTPScope) -> ReviewDeadline:
-    """Return when a request must be answered, counted from its arrival, and note it for the server.
+    """Return the deadline of a request, counted from its arrival, and note it in the scope for the worker.
 
     Raises:
-        BadReview: its timeout is no duration.
+        BadReview: the timeout is not a duration.
 
     """
     timeout, extensions = timeout_of(scope["query_string"]), cast("dict[str, Any]", scope.setdefault("extensions", {}))
@@ -185,7 +186,7 @@ def timeout_of(query: bytes) -> float:
     """Return the API server's ``?timeout=10s`` in seconds. There are few different ones, so each is read once.
 
     Raises:
-        BadReview: it is no duration.
+        BadReview: it is not a duration.
 
     """
     duration = parse_qs(query.decode("latin-1")).get("timeout", [""])[0]
@@ -204,7 +205,7 @@ def _internal(service: admission.Service, path: str, error: Exception) -> str:
 
 
 def make_pages(service: admission.Service) -> flask.Flask:
-    """Return the Flask application that serves what is not a review: the health checks and the metrics."""
+    """Return the Flask application of the health checks and the metrics."""
     app = flask.Flask("webhook", static_folder=None)
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
 
@@ -229,7 +230,7 @@ def make_pages(service: admission.Service) -> flask.Flask:
         METRICS, METRICS, lambda: flask.Response(service.metrics.render(), content_type=metrics.CONTENT_TYPE)
     )
     for path in REVIEWS:
-        app.add_url_rule(path, path, methods=["POST"])  # those come to `Application`; here it is told that GET does not
+        app.add_url_rule(path, path, methods=["POST"])  # for the 405 to a GET; `Application` answers POST
     app.register_error_handler(Exception, failed)
     return app
 
