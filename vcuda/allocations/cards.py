@@ -16,10 +16,10 @@ import msgspec
 from vcuda.k8s_types import Container, Pod, Quantity, can_be_name, parse_whole
 from vcuda.quota.model import CORES_PER_CARD
 from vcuda.requests.pod_request import resources_of
-from vcuda.requests.schemes import GPU_MANAGER, NVIDIA_VCUDA, Scheme
+from vcuda.requests.schemes import SCHEMES, Scheme
 
-INDEXED = (GPU_MANAGER, NVIDIA_VCUDA)
-"""The schemes whose scheduler says by number which cards of its node a container gets."""
+INDEXED = tuple(scheme for scheme in SCHEMES if scheme.card_index)
+"""The schemes whose scheduler chooses the cards of a container by number."""
 
 MOST_CARDS = 1024
 """Cards a node may claim to have; more is a mistake, and would cost memory."""
@@ -211,17 +211,6 @@ class PodCards(msgspec.Struct, frozen=True):
     is_cut: bool = False
 
 
-class CardAnnotations(msgspec.Struct, frozen=True):
-    """The names of a scheme's annotations; ``index`` is what the number of a container is appended to."""
-
-    time: str
-    node: str
-    index: str
-    assigned: str
-
-
-CARD_ANNOTATIONS = {scheme.name: CardAnnotations(*scheme.allocation_annotations) for scheme in INDEXED}
-"""The annotations of each scheme by its name."""
 _NUMBER = re.compile("[0-9]{1,6}", re.ASCII)
 
 LONGEST_REMEMBERED = 64
@@ -237,10 +226,9 @@ def read_pod_cards(pod: Pod) -> PodCards | None:
     if pod.has_ended or not annotations:
         return None
     for scheme in INDEXED:
-        keys = CARD_ANNOTATIONS[scheme.name]
-        node = pod.spec.node_name or annotations.get(keys.node, "")
+        node = pod.spec.node_name or annotations.get(str(scheme.predicate_node), "")
         # Tenants can write annotations where no quota is enforced, so what is kept of them is bounded.
-        shares = tuple(itertools.islice(_shares(pod, scheme, keys), MOST_CARDS + 1)) if can_be_name(node) else ()
+        shares = tuple(itertools.islice(_shares(pod, scheme), MOST_CARDS + 1)) if can_be_name(node) else ()
         if shares:
             return PodCards(node, shares[:MOST_CARDS], is_cut=len(shares) > MOST_CARDS)
     return None
@@ -248,16 +236,18 @@ def read_pod_cards(pod: Pod) -> PodCards | None:
 
 def annotations_for(scheme: Scheme, node: str, shares: Mapping[int, tuple[Share, ...]], time: int) -> dict[str, str]:
     """Return what is written on a pod that gets these shares, by container, of a node; ``time`` is Unix nanoseconds."""
-    keys = CARD_ANNOTATIONS[scheme.name]
-    indexes = {f"{keys.index}{number}": ",".join(str(share.card) for share in got) for number, got in shares.items()}
     # gpu-manager serves the pods of its node in the order of these times.
-    return {keys.time: str(time), keys.node: node, keys.assigned: "false", **indexes}
+    written = {**dict.fromkeys(scheme.predicate_times, str(time)), str(scheme.predicate_node): node}
+    if scheme.phase and scheme.phase.placed:
+        written[scheme.phase.key] = scheme.phase.placed
+    cards = {number: ",".join(str(share.card) for share in got) for number, got in shares.items()}
+    return {**written, **{f"{scheme.card_index}{number}": text for number, text in cards.items()}}
 
 
-def _shares(pod: Pod, scheme: Scheme, keys: CardAnnotations) -> Iterator[Share]:
+def _shares(pod: Pod, scheme: Scheme) -> Iterator[Share]:
     annotations = pod.annotations
     for number, container in enumerate(pod.spec.containers or ()):
-        text = annotations.get(f"{keys.index}{number}")
+        text = annotations.get(f"{scheme.card_index}{number}")
         if text and (cores := amount_of(container, scheme.cores)):
             memory = amount_of(container, scheme.memory) * scheme.memory_unit
             # Pods are alike in this by the thousand, and tell it at every event; what somebody makes up is bounded.

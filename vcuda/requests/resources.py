@@ -65,11 +65,10 @@ NOT_FIXED: Mapping[str, str] = dict.fromkeys(
 """Units that a number alone says too little of, and what to write instead."""
 
 VENDORS = (
-    "nvidia.com",
+    *dict.fromkeys(scheme.vendor_domain for scheme in SCHEMES),
     "amd.com",
     "gpu.intel.com",
     "habana.ai",
-    "tencent.com/vcuda-*",
     "tke.cloud.tencent.com/qgpu-*",
     "volcano.sh/vgpu-*",
     "huawei.com/Ascend*",
@@ -101,7 +100,7 @@ VENDORS = (
     "vastaitech.com",
     "vke.volcengine.com/mgpu-*",
 )
-"""The domains of accelerator vendors. Where a domain has other resources too, only the part with accelerators."""
+"""The domains of accelerator vendors. If a domain has other resources too: the beginning of the accelerators' names."""
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[-._A-Za-z0-9]{0,61}[A-Za-z0-9])?", re.ASCII)
 # Of NVIDIA's device plugin, with MIG strategy "mixed": what stands behind the memory are media extensions and the like.
