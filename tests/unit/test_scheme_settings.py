@@ -24,6 +24,7 @@ from vcuda.quota.model import Charge, Limit, NamespaceQuota
 from vcuda.requests.config import parse_config
 from vcuda.requests.pod_request import read_request
 from vcuda.requests.resources import GpuResources
+from vcuda.requests.schemes import SCHEMES
 
 RECORDED = json.loads((Path(__file__).parent.parent / "data" / "peers" / "webhooks.json").read_text())
 QUOTA = NamespaceQuota({"M40": Limit(800)})
@@ -105,7 +106,7 @@ NOT_A_NAME = "can be no resource; write a name such as nvidia.com/vgpu"
 @cases(
     "text, fault",
     unknown_scheme=("hamis: {scheduler: a}", ".hamis: unknown scheme; did you mean `hami`?"),
-    no_scheme=("x: {}", ".x: unknown scheme; the schemes are gpu-manager, nvidia-vcuda, hami, vgpu-manager"),
+    no_scheme=("x: {}", f".x: unknown scheme; the schemes are {', '.join(scheme.name for scheme in SCHEMES)}"),
     no_mapping=("hami: 1", ".hami: 1 stands here; write a mapping such as hami: {scheduler: hami-scheduler}"),
     unknown_key=("hami: {schedulr: a}", ".hami.schedulr: unknown key; did you mean `scheduler`?"),
     unknown_resource=("hami: {resources: {counts: a/b}}", ".hami.resources.counts: unknown key; did you mean `count`?"),
