@@ -143,5 +143,5 @@ def is_covered(requested: Collection[str], known: resources.GpuResources) -> boo
 def _is_from_nvidia_plugin(name: str, known: resources.GpuResources) -> bool:
     scheme = known.scheme_of.get(name)
     if scheme:
-        return name == scheme.main_resource
+        return scheme.sets_visible_devices and name == scheme.main_resource
     return known.counts(name) and name.startswith(("nvidia.com/", resources.CLASS_RESOURCE))

@@ -2,8 +2,8 @@
 
 To add a vendor:
 
-1. Add a `Scheme` below, and add it to `SCHEMES`. Each field says what it is for; leave out those that the vendor has
-   not. Read the names in the vendor's source, and name the source below.
+1. Add a `Scheme` and add it to `SCHEMES`. Leave out the fields that the vendor has no name for. Take the names from the
+   vendor's source code, and add the source to the list at the end of this docstring.
 2. If the vendor's library reads variables or files in a container, describe them in `share_limits` and set ``limits``.
 3. Add its annotations and labels to the policy ``allocations.quota.vcuda.io`` in manifests/base/policies.yaml. A test
    in tests/unit/test_schemes.py lists those that are missing.
@@ -86,7 +86,7 @@ class Scheme(msgspec.Struct, frozen=True):
     memory_percentage: str | None = None
     """The resource for memory as a percentage of the card's."""
 
-    # What users write on a pod
+    # Written on a pod by users
     core_limit: str | None = None
     """The annotation with the upper limit of a share's cores."""
     wanted_models: str | None = None
@@ -96,7 +96,7 @@ class Scheme(msgspec.Struct, frozen=True):
     card_mode: str | None = None
     """The annotation that says how the card is shared, if cards may be in MIG mode."""
 
-    # What the vendor's components write on a pod
+    # Written on a pod by the vendor's components
     allocation_annotations: tuple[str, ...] = ()
     """Written by the scheduler and the device plugin."""
     allocation_labels: tuple[str, ...] = ()
@@ -118,7 +118,7 @@ class Scheme(msgspec.Struct, frozen=True):
     allocated: str | None = None
     """The annotation that lists the pod's cards by uuid."""
 
-    # What the vendor's components write on a node
+    # Written on a node by the vendor's components
     node_lock: str | None = None
     """The annotation by which the scheduler and the device plugin take turns on the node."""
     register: str | None = None
@@ -128,6 +128,9 @@ class Scheme(msgspec.Struct, frozen=True):
     pod_directory: PodDirectory | None = None
     """The directories that the node agent cleans up."""
 
+    # Done by the vendor's components
+    sets_visible_devices: bool = False
+    """Whether the device plugin sets NVIDIA_VISIBLE_DEVICES in a container that requests `main_resource`."""
     scheduler: str | None = None
     """The scheduler of the vendor's pods; None: the one of ``--scheduler-name``. Set by ``gpu_schemes``."""
     scheduler_users: tuple[str, ...] = ()
@@ -172,6 +175,7 @@ GPU_MANAGER = Scheme(
     phase=AllocationPhase("tencent.com/gpu-assigned", done="true", placed="false"),
     card_index="tencent.com/predicate-gpu-idx-",
     pod_directory=PodDirectory("/etc/gpu-manager/vm"),
+    sets_visible_devices=True,
     limits=VCUDA_CONTROLLER,
 )
 
@@ -191,6 +195,7 @@ NVIDIA_VCUDA = Scheme(
     phase=AllocationPhase("nvidia.com/gpu-assigned", done="true", placed="false"),
     card_index="nvidia.com/predicate-gpu-idx-",
     pod_directory=PodDirectory("/etc/gpu-manager/vm"),
+    sets_visible_devices=True,
     limits=VCUDA_CONTROLLER,
 )
 
@@ -224,6 +229,7 @@ HAMI = Scheme(
     counts_cards_by_register=True,
     allocated="hami.io/vgpu-devices-allocated",
     pod_directory=PodDirectory("/usr/local/vgpu/containers", f"{UID}_{CONTAINER}"),
+    sets_visible_devices=True,
     limits=HAMI_CORE,
 )
 
@@ -251,6 +257,7 @@ VGPU_MANAGER = Scheme(
     register="nvidia.com/node-device-register",
     allocated="nvidia.com/real-allocated",
     pod_directory=PodDirectory("/etc/vgpu-manager", f"{UID}_{CONTAINER}"),
+    sets_visible_devices=True,
     limits=VGPU_MANAGER_LIBRARY,
 )
 
