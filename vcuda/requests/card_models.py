@@ -1,11 +1,11 @@
-"""Key ``gpu_models`` of the quota ConfigMap: which products are a model, and what one whole device of it is worth::
+"""Key ``gpu_models`` of the quota ConfigMap: the products of each model, and the value of one whole device of it::
 
-    A100: [NVIDIA-A100-*GB]                                        # names of products, as a node's label has them
-    A100-shared: {products: [NVIDIA-A100-*-SHARED], cards: 0.25}   # and what one nvidia.com/gpu is there of a card
+    A100: [NVIDIA-A100-*GB]                                        # names of products, as in a node's label
+    A100-shared: {products: [NVIDIA-A100-*-SHARED], cards: 0.25}   # one nvidia.com/gpu is a quarter of a card
 
-A product is what the label of a node's model says, or the ``productName`` of a device; a space equals ``-``, case does
-not matter. In its name here ``*`` stands for any text and ``?`` for one character. A product that no row names is a
-model by its own name, as every model is without this key.
+A product is the value of a node's model label, or the ``productName`` of a device. A space equals ``-``, and letter
+case does not matter. In a row, ``*`` stands for any text and ``?`` for one character. A product that no row names is a
+model of its own name. Without this key every product is.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,13 +28,13 @@ from vcuda.quota.yaml import KeyPath, Plain
 from vcuda.requests.resources import MAX_PRODUCT, CardModels, ProductRow, fold
 
 MAX_PRODUCTS = 32
-"""Names of products in one row, so that the selector of a claim always has room for all of them."""
+"""Names of products in one row. The selector of a claim has room for all of them."""
 MAX_ROWS = 256
-"""Models, and products in all: each is compared with every other."""
+"""Models, and products of all models together. Each is compared with every other."""
 
 
 def common_product(one: str, other: str) -> str | None:
-    """Return a name that both patterns stand for, or None where there is none."""
+    """Return a name that both patterns match; None if there is none."""
     tried: set[tuple[int, int]] = set()
 
     def rest(at: int, by: int) -> str | None:
@@ -52,7 +52,7 @@ def common_product(one: str, other: str) -> str | None:
 
 
 def _steps(left: str, right: str) -> Iterator[tuple[int, int, str]]:
-    """Yield how many characters of each pattern may be used up next, and for what in the name."""
+    """Yield the next steps: the characters used up of each pattern, and the text that they add to the name."""
     if left == "*":
         yield 1, 0, ""
         if right:
@@ -92,7 +92,7 @@ _EXAMPLE = (
 
 
 def read_cores_of_device(value: object) -> int:
-    """Return the cores that one whole device is worth: from 1 to those of a card."""
+    """Return the cores of one whole device, from 1 to those of a card."""
     cores = read_cores(value)
     if not 0 < cores <= CORES_PER_CARD:
         raise WrongValueError(
@@ -123,8 +123,11 @@ _ENTRIES: pydantic.TypeAdapter[dict[str, _ModelEntry]] = pydantic.TypeAdapter(
 
 
 def read_models(tree: Plain, limited: Iterable[str] = ()) -> CardModels:
-    """Return the rows; raise pydantic's ValidationError with every fault. ``limited`` are the models of the quota."""
-    # A bare list is short for the products alone: faults in it are told by the place that it has in the text.
+    """Return the rows. ``limited`` are the models of the quota.
+
+    Raises pydantic's ValidationError with every fault.
+    """
+    # A bare list is short for `products`. The path of a fault in it must not have that key, which the text has not.
     written = tree.items() if isinstance(tree, dict) else ()
     bare = {name for name, entry in written if isinstance(entry, list)}
     plain = {name: {"products": entry} if name in bare else entry for name, entry in written}
@@ -162,7 +165,7 @@ class _Claimed(NamedTuple):
 
 
 def _overlaps(rows: Mapping[str, ProductRow], limited: Iterable[str]) -> Iterator[tuple[KeyPath, str]]:
-    """Yield what leaves open which of two models a product is."""
+    """Yield the places where a product could be of two models."""
     products = [
         _Claimed((model, "products", at), model, product)
         for model, row in rows.items()
@@ -171,7 +174,7 @@ def _overlaps(rows: Mapping[str, ProductRow], limited: Iterable[str]) -> Iterato
     if len(rows) > MAX_ROWS or len(products) > MAX_ROWS:
         yield (), f"there are {len(rows)} models and {len(products)} products; at most {MAX_ROWS} of each are read"
         return
-    # A model that only the quota has is one of its own too; of these there may be thousands.
+    # A model that only the quota names is a model of its own too. There may be thousands of these.
     of_row = CardModels(rows).model_of
     strangers = {fold(model): model for model in sorted(limited) if model not in rows and of_row(model) != model}
     names = {**strangers, **{fold(model): model for model in reversed([*rows])}}
@@ -193,7 +196,7 @@ _NARROW = "a product is of one model: narrow one of the two, as by the end of NV
 
 
 def _common(one: str, other: str) -> str | None:
-    # Most differ in how they begin, which is seen at once.
+    # Most patterns differ in their first characters, so that the search is rarely needed.
     for mine, theirs in zip(one, other, strict=False):
         if mine in "*?" or theirs in "*?":
             break
