@@ -77,16 +77,16 @@ def read_product(value: object) -> str:
         or not value.isprintable()
         or not 0 < len(value) <= MAX_PRODUCT
     ):
-        raise WrongValueError(f"{shown(value)} is no product's name; {_EXAMPLE}")
+        raise WrongValueError(f"{_EXAMPLE}; got {shown(value)}")
     if unknown := next((each for each in value if each in "[]{}\\"), None):
-        raise WrongValueError(f"{shown(value)}: {unknown} has no meaning here; {_EXAMPLE}")
+        raise WrongValueError(f"must not contain {unknown}; got {shown(value)}")
     if not any(map(str.isalnum, value)):
-        raise WrongValueError(f"{shown(value)} is every product; {_EXAMPLE}")
+        raise WrongValueError(f"must not match every product; got {shown(value)}")
     return value
 
 
 _EXAMPLE = (
-    f"write at most {MAX_PRODUCT} printable characters such as NVIDIA-A100-*GB, "
+    f"must be a product of at most {MAX_PRODUCT} printable ASCII characters, for example NVIDIA-A100-*GB, "
     "where * stands for any text and ? for one character"
 )
 
@@ -96,16 +96,16 @@ def read_cores_of_device(value: object) -> int:
     cores = read_cores(value)
     if not 0 < cores <= CORES_PER_CARD:
         raise WrongValueError(
-            f"{shown(value)} is no part of a card; write what one nvidia.com/gpu is of it, above 0 and at most 1"
+            f"must be the part of a card that one nvidia.com/gpu is, above 0 and at most 1; got {shown(value)}"
         )
     return cores
 
 
 def _read_products(value: object) -> tuple[object, ...]:
     if not isinstance(value, list):
-        raise WrongValueError(f"{shown(value)} is no list; write one such as [NVIDIA-A100-*GB]")
+        raise WrongValueError(f"must be a list, for example [NVIDIA-A100-*GB]; got {shown(value)}")
     if len(value) > MAX_PRODUCTS:
-        raise WrongValueError(f"there are {len(value)} products; at most {MAX_PRODUCTS} are read for one model")
+        raise WrongValueError(f"must not have more than {MAX_PRODUCTS} products; got {len(value)}")
     return tuple(value)
 
 
@@ -172,7 +172,10 @@ def _overlaps(rows: Mapping[str, ProductRow], limited: Iterable[str]) -> Iterato
         for at, product in enumerate(row.products)
     ]
     if len(rows) > MAX_ROWS or len(products) > MAX_ROWS:
-        yield (), f"there are {len(rows)} models and {len(products)} products; at most {MAX_ROWS} of each are read"
+        yield (
+            (),
+            f"must not have more than {MAX_ROWS} models or {MAX_ROWS} products; got {len(rows)} and {len(products)}",
+        )
         return
     # A model that only the quota names is a model of its own too. There may be thousands of these.
     of_row = CardModels(rows).model_of
@@ -180,19 +183,19 @@ def _overlaps(rows: Mapping[str, ProductRow], limited: Iterable[str]) -> Iterato
     names = {**strangers, **{fold(model): model for model in reversed([*rows])}}
     for model in rows:
         if (spelled := strangers.get(fold(model), names[fold(model)])) != model:
-            yield (model,), f"{spelled} differs from it by its case alone; write both the same"
+            yield (model,), f"must be written as {spelled}, from which it differs only in letter case"
     alone = [_Claimed((name,), name, name) for name in names.values()]
     for number, own in enumerate(products):
         for other in (*alone, *products[:number]):
             if other.model != own.model and (both := _common(own.pattern, other.pattern)) is not None:
-                whose = "a model of its own" if other in alone else f"{other.model} by {shown(other.name)}"
-                yield own.place, f"{shown(own.name)} is {printable(both)} too, which is {whose}; {_NARROW}"
+                whose = "is a model itself" if other in alone else f"belongs to {other.model} by {shown(other.name)}"
+                yield own.place, f"{shown(own.name)} also matches {printable(both)}, which {whose}; {_NARROW}"
                 break
         if any((each.model, each.pattern) == (own.model, own.pattern) for each in products[:number]):
-            yield own.place, "is listed twice; leave it out here"
+            yield own.place, "duplicate product; remove it"
 
 
-_NARROW = "a product is of one model: narrow one of the two, as by the end of NVIDIA-A100-*GB"
+_NARROW = "a product must not have two models: narrow one of the two, for example by an ending as in NVIDIA-A100-*GB"
 
 
 def _common(one: str, other: str) -> str | None:
@@ -214,7 +217,7 @@ def _sentence(details: ErrorDetails) -> str:
             keys = _ModelEntry.model_fields
             return f"unknown key; {suggestion(place[-1], keys) or 'the keys here are `products`, `cards`'}"
     example = "A100: [NVIDIA-A100-*GB]" if not place else "[NVIDIA-A100-*GB], or {products: […], cards: 0.25}"
-    return f"{shown(details['input'])} stands here; write products of a model, such as {example}"
+    return f"must be the products of a model, for example {example}; got {shown(details['input'])}"
 
 
 def sentence(details: ErrorDetails) -> str:

@@ -50,7 +50,7 @@ def parse_config(
             return otherwise
 
     if key not in data:
-        faults.append(Fault(f"data.{key}", "is missing; the quota document belongs there"))
+        faults.append(Fault(f"data.{key}", "is required; write the quota document there"))
     quota = read(key, lambda text: document.parse_quota(text, system), Quota())
     schemes = read(
         SCHEME_SETTINGS,
@@ -89,18 +89,20 @@ def read_unit_name(name: str, info: pydantic.ValidationInfo) -> str:
     """Return the name of a resource or class, which must not be in another table."""
     domain, slash, rest = name.partition("/")
     if name.startswith(CLASS_RESOURCE):
-        raise document.WrongValueError(f"write {CLASS}{document.printable(rest)}, for claims and for pods alike")
+        raise document.WrongValueError(
+            f"must be written as {CLASS}{document.printable(rest)}, for claims and pods alike"
+        )
     if not (k8s_types.can_be_name(rest) if domain + slash == CLASS else is_resource(name)):
         raise document.WrongValueError(
-            f"{document.shown(name)} can be no resource; write a name such as nvidia.com/gpu.shared, "
-            f"or of a DeviceClass, {CLASS}NAME"
+            "must be the name of a resource, for example nvidia.com/gpu.shared, or of a DeviceClass, "
+            f"{CLASS}NAME; got {document.shown(name)}"
         )
     # With a second row for a built-in resource it would be unclear which of the two values applies.
     taken: GpuResources = info.context or BUILT_IN
     if scheme := taken.scheme_of.get(name):
-        raise document.WrongValueError(f"is counted already, as a resource of scheme {scheme.name}; leave it out")
+        raise document.WrongValueError(f"is already counted as a resource of scheme {scheme.name}; remove it")
     if name in NOT_FIXED or BUILT_IN.unit_of(name) is not None:
-        raise document.WrongValueError("is built in; leave it out")
+        raise document.WrongValueError("is built in; remove it")
     return name
 
 
@@ -108,7 +110,7 @@ def read_worth(value: object) -> int:
     """Return the cores of one unit."""
     cores = document.read_cores(value)
     if not cores:
-        raise document.WrongValueError("0 cards are worth nothing; write {} for that")
+        raise document.WrongValueError("must be above 0; write {} for a resource that is no GPU")
     return cores
 
 
@@ -126,7 +128,7 @@ class _UnitEntry(document.StrictModel):
     @pydantic.model_validator(mode="after")
     def _has_cards(self) -> "_UnitEntry":
         if self.memory and not self.cards:
-            raise document.WrongValueError("memory without cards; write both, such as {cards: 0.25, memory: 10Gi}")
+            raise document.WrongValueError("cards is required with memory, for example {cards: 0.25, memory: 10Gi}")
         return self
 
     @property
@@ -152,14 +154,14 @@ def _sentence_of_unit(details: ErrorDetails) -> str:
         case "extra_forbidden":
             hint = document.suggestion(details["loc"][-1], _UnitEntry.model_fields)
             return f"unknown key; {hint or 'the keys here are `cards`, `memory`'}"
-    return f"{document.shown(details['input'])} stands here; write what one is worth, such as amd.com/gpu: {{cards: 1}}"
+    return f"must be a mapping, for example amd.com/gpu: {{cards: 1}}; got {document.shown(details['input'])}"
 
 
 def _read_domain(value: object) -> str:
     domain, slash, prefix = value.partition("/") if isinstance(value, str) else ("", "", "")
     if not (k8s_types.can_be_name(domain) and (_PREFIX.fullmatch(prefix) or not slash)):
         raise document.WrongValueError(
-            f"{document.shown(value)} is no domain of resources; write one such as acme.com, or acme.com/gpu-*"
+            f"must be a domain of resources, for example acme.com or acme.com/gpu-*; got {document.shown(value)}"
         )
     return f"{domain}{slash}{prefix}"
 
@@ -177,4 +179,4 @@ def _read_domains(tree: Plain) -> tuple[str, ...]:
 def _sentence_of_domain(details: ErrorDetails) -> str:
     if details["type"] == "value_error":
         return str(details["ctx"]["error"])
-    return f"{document.shown(details['input'])} stands here; write a list of domains, such as [acme.com]"
+    return f"must be a list of domains, for example [acme.com]; got {document.shown(details['input'])}"

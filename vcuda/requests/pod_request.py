@@ -163,7 +163,7 @@ def _read_container(path: str, container: Container, known: GpuResources) -> Con
     schemes = _in_order(known.scheme_of[name] for name in amounts if name in known.scheme_of)
     if len(schemes) > 1:
         names = " and ".join(scheme.name for scheme in schemes)
-        faults.append(Fault(base, f"asks by two schemes, {names}; write the resources of one of them"))
+        faults.append(Fault(base, f"requests resources of two schemes, {names}; request those of one"))
     charges, per_card, misshapen = _read_units(base, amounts, known)
     scheme = schemes[0] if schemes else None
     has_unit_share = any(0 < (known.unit_of(name) or NOTHING).cores < CORES_PER_CARD for name in charges)

@@ -64,7 +64,7 @@ class _Judge(NamedTuple):
 
 
 def could_reach_gpus(pod: Pod) -> bool:
-    """Return whether a pod asks in any way for anything that could be a GPU; nothing is to be decided for the others.
+    """Return whether a pod requests anything that could be a GPU. All other pods are admitted without a decision.
 
     The matchConditions in manifests/base/registration.yaml must be true for each pod for which this returns True.
     """
@@ -89,7 +89,7 @@ def find_refusals(
     runtime_classes: RuntimeClasses,
     extended: Collection[str] | None = None,
 ) -> Iterator[Refusal]:
-    """Yield the refused parts of a pod besides the faults of its request, each with its path.
+    """Yield the refused parts of a pod, each with its path. The faults of its request are not among them.
 
     ``extended`` are the resources by which devices of a DeviceClass are requested; None: claims are not charged.
     """
@@ -103,7 +103,10 @@ def find_refusals(
         yield Refusal("spec.runtimeClassName", message, Allowance.RUNTIME_CLASS)
     if len({scheme.scheduler for scheme in request.schemes if scheme.scheduler}) > 1:
         names = " and ".join(scheme.name for scheme in request.schemes)
-        yield Refusal("spec.schedulerName", f"asks by {names}, which have a scheduler each; ask by one of them")
+        yield Refusal(
+            "spec.schedulerName",
+            f"requests resources of {names}, which have different schedulers; request those of one",
+        )
     judge = _Judge(known, extended or (), tuple(_limits_of(request, known, claims=claims)))
     for path, container in pod.all_containers():
         yield from _of_container(path, container, judge)

@@ -44,27 +44,27 @@ def read_scheme_name(name: str) -> str:
 def read_resource(value: object) -> str:
     """Return the name of an extended resource."""
     if not isinstance(value, str) or not is_resource(value):
-        raise WrongValueError(f"{shown(value)} can be no resource; write a name such as nvidia.com/vgpu")
+        raise WrongValueError(f"must be the name of a resource, for example nvidia.com/vgpu; got {shown(value)}")
     if (
         value.startswith(CLASS_RESOURCE)
         or worth_of_profile(value)
         or (value in BUILT_IN_UNITS and value != PLAIN_CARDS)
     ):
-        raise WrongValueError("is built in as a unit; a scheme has names of its own")
+        raise WrongValueError("is built in as a unit; write a resource that only this scheme has")
     return value
 
 
 def read_memory_mib(value: object) -> int:
     """Return whole MiB."""
     if not isinstance(value, Decimal) or value != value.to_integral_value() or not 1 <= value <= MAX_MEMORY_MIB:
-        raise WrongValueError(f"{shown(value)} is no number of MiB; write a whole one from 1 to {MAX_MEMORY_MIB}")
+        raise WrongValueError(f"must be a whole number of MiB from 1 to {MAX_MEMORY_MIB}; got {shown(value)}")
     return int(value)
 
 
 def read_scheduler(value: object) -> str:
     """Return a name that is valid in spec.schedulerName."""
     if not isinstance(value, str) or not k8s_types.can_be_name(value):
-        raise WrongValueError(f"{shown(value)} can be no scheduler's name; write one such as hami-scheduler")
+        raise WrongValueError(f"must be the name of a scheduler, for example hami-scheduler; got {shown(value)}")
     return value
 
 
@@ -72,7 +72,7 @@ def read_service_account(value: object) -> str:
     """Return the user name of a service account that is written as NAMESPACE/NAME."""
     namespace, slash, name = value.partition("/") if isinstance(value, str) else ("", "", "")
     if not (slash and all(map(k8s_types.can_be_name, (namespace, name)))):
-        raise WrongValueError(f"{shown(value)} is no service account; write one such as hami-system/hami-scheduler")
+        raise WrongValueError(f"must be a service account, for example hami-system/hami-scheduler; got {shown(value)}")
     return f"system:serviceaccount:{namespace}:{name}"
 
 
@@ -136,9 +136,9 @@ def _misplaced(entries: Mapping[str, _SchemeEntry]) -> Iterator[tuple[tuple[str,
         if scheme.count is None:
             # These are constants in the code of gpu-manager and gpu-admission.
             fixed = (("resources", bool(entry.names)), ("memory_mib", entry.memory_mib is not None))
-            yield from (((name, key), f"is fixed in {name} itself; leave it out") for key, given in fixed if given)
+            yield from (((name, key), f"is fixed in {name}; remove it") for key, given in fixed if given)
         elif scheme.memory_percentage is None and "memory_percentage" in entry.names:
-            yield (name, "resources", "memory_percentage"), f"{name} has none; leave it out"
+            yield (name, "resources", "memory_percentage"), f"{name} has none; remove it"
 
 
 def _taken_twice(
@@ -150,7 +150,7 @@ def _taken_twice(
             others = [user for taken, user in users if taken == resource]
             if len(others) > 1:
                 whose = next((user for user in others if user != name), name)
-                yield (name, "resources", key), f"{resource} is a resource of scheme {whose} already"
+                yield (name, "resources", key), f"{resource} is already a resource of scheme {whose}"
 
 
 def sentence(details: ErrorDetails) -> str:
@@ -165,4 +165,4 @@ def sentence(details: ErrorDetails) -> str:
             keys = (_ResourceNames if "resources" in place[:-1] else _SchemeEntry).model_fields
             hint = document.suggestion(place[-1], keys) or f"the keys here are {', '.join(f'`{key}`' for key in keys)}"
             return f"unknown key; {hint}"
-    return f"{shown(details['input'])} stands here; write a mapping such as hami: {{scheduler: hami-scheduler}}"
+    return f"must be a mapping, for example hami: {{scheduler: hami-scheduler}}; got {shown(details['input'])}"
