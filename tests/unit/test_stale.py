@@ -134,7 +134,7 @@ def test_a_bind_that_began_and_never_came_about_is_told_as_such(scheme: Scheme) 
     pod = stored(scheme, phase="allocating")
     assert rules(pod, LATE - 1) == []
     [removal] = find_stale(pod, LATE)
-    why = "its binding began at 2023-11-14T22:13:20Z and never came about"
+    why = "its binding began at 2023-11-14T22:13:20Z and never completed"
     assert (removal.rule, removal.why) == ("allocating", why)
     assert due(pod) == LATE
 
@@ -382,5 +382,5 @@ def test_what_is_removed_and_why() -> None:
     assert expired
     assert gone
     assert expired.annotations == gone.annotations == (LOCK,)
-    assert expired.why == f"never given back: {NOW},team-a,train-0"
+    assert expired.why == f"never released: {NOW},team-a,train-0"
     assert gone.why == "its pod team-a/train-0 does not exist"
