@@ -92,7 +92,6 @@ class ClaimReader:
 
     @property
     def kept_bytes(self) -> int:
-        """The bytes of the remembered digests."""
         return self._digests.bytes
 
     def read(self, raw: bytes | msgspec.Raw) -> StoredClaim:
@@ -134,7 +133,6 @@ class ClaimCounter:
         self._models: dict[str, str | None] = {}
 
     def __call__(self, claim: StoredClaim) -> ClaimCharge:
-        """Return the charge of a claim."""
         known = self._by_digest.get(claim.digest)
         if known is not None and self._gives_as_asked(claim, known):
             return known

@@ -181,7 +181,6 @@ class StoredPod(msgspec.Struct, frozen=True):
         return bool((self.allocation and self.allocation.is_cut) or (self.cards and self.cards.is_cut))
 
     def charge_on(self, nodes: placement.Nodes) -> Charge:
-        """Return the charge to its model."""
         return self.on_models.get(self.model_on(nodes) or "", self.charge) if self.on_models else self.charge
 
     def model_on(self, nodes: placement.Nodes) -> str | None:

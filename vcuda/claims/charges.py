@@ -20,7 +20,7 @@ from vcuda.claims.products import Products
 from vcuda.errors import Fault
 from vcuda.k8s_types import Operation
 from vcuda.quota.model import Charge, Quota, models_of, total
-from vcuda.requests.resources import CLASS, WHOLE_CARD, GpuResources
+from vcuda.requests.resources import CLASS, MIG_PROFILE, WHOLE_CARD, GpuResources, worth_of_slices
 
 _MIB = 1024 * 1024
 
@@ -95,7 +95,6 @@ class ClaimPolicy(msgspec.Struct, frozen=True, dict=True):
         quota: Quota,
         resources: GpuResources,
     ) -> "ClaimPolicy":
-        """Return the policy for this cluster and quota."""
         products = Products.of(models_of(quota), resources.models, devices, model_of_node)
         return cls(devices, products, lambda name: resources.unit_of(f"{CLASS}{name}"))
 
@@ -278,14 +277,13 @@ ANY_PROFILE = ""
 """An unknown MIG profile."""
 
 # The names of NVIDIA's driver. The text after the memory names media extensions and the like.
-_PROFILE = re.compile(r"([1-7])g\.([1-9][0-9]{0,3})gb(?:\+[.a-z]+)?", re.ASCII)
-_MIG_SLICES = 7
+_PROFILE = re.compile(rf"{MIG_PROFILE}(?:\+[.a-z]+)?", re.ASCII)
 
 
 def worth_of_profile(profile: str) -> Charge:
     """Return the value of a MIG partition; a whole card if the profile is unknown."""
     found = _PROFILE.fullmatch(profile)
-    return Charge(WHOLE_CARD.cores * int(found[1]) // _MIG_SLICES, int(found[2]) * 1024) if found else WHOLE_CARD
+    return worth_of_slices(found) if found else WHOLE_CARD
 
 
 def _peak(charges: Iterable[Charge]) -> Charge:

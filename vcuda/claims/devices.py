@@ -128,7 +128,6 @@ class ClassFacts(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_class(found: DeviceClass) -> ClassFacts:
-    """Return the facts of a DeviceClass."""
     facts = read_facts(each.cel.expression for each in found.spec.selectors or () if each.cel)
     own = facts.driver
     return ClassFacts(own, facts.only(own, TYPE), facts.only(own, PROFILE), found.spec.extended_resource_name or "")
@@ -149,7 +148,6 @@ class DevicesByName(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, pools: Mapping[PoolName, Sequence[PoolSlice]]) -> "DevicesByName":
-        """Return the devices of the slices of these pools."""
         several = {name: slices for name, slices in pools.items() if len(slices) > 1}
         spread = {
             name: {device: each for each in slices for device in each.devices} for name, slices in several.items()

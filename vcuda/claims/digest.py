@@ -154,7 +154,6 @@ _SPEC = msgspec.json.Decoder(ClaimSpec)
 
 
 def pack(digest: ClaimDigest) -> PackedDigest:
-    """Return a digest as bytes."""
     return PackedDigest(_ENCODER.encode(digest))
 
 
@@ -169,7 +168,6 @@ def read_spec(raw: bytes | msgspec.Raw) -> ClaimDigest:
 
 
 def digest_of(spec: ClaimSpec) -> ClaimDigest:
-    """Return the digest of a spec."""
     devices = spec.devices
     if _has_too_many(devices):
         return ClaimDigest(fault=_TOO_MANY)

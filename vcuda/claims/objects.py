@@ -49,7 +49,6 @@ class DeviceEntry(K8sStruct, frozen=True, gc=False):
 
     @property
     def expressions(self) -> tuple[str, ...]:
-        """The CEL expressions of its selectors."""
         return tuple(each.cel.expression for each in self.selectors or () if each.cel)
 
 
@@ -137,7 +136,6 @@ class ResourceClaim(K8sObject, frozen=True, gc=False):
 
     @property
     def allocated(self) -> tuple[AllocatedDevice, ...]:
-        """The devices that are allocated for it."""
         allocation = self.status.allocation if self.status else None
         return (allocation.devices.results or ()) if allocation else ()
 

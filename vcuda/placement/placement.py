@@ -123,7 +123,6 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
 
 
 def would_be_pinned(model: str) -> str:
-    """Return the message for a pod that is not created yet."""
     return f"would be pinned to {model}"
 
 
@@ -209,10 +208,8 @@ class _Ranking(NamedTuple):
 
     def _rank(self, model: str) -> tuple[bool, bool, int, int]:
         absent, unfit = model not in self.candidates.present, model in self.candidates.no_fitting_card
-        return absent, unfit, -self._free_on_cards(model), -self._free_under_limit(model)
-
-    def _free_under_limit(self, model: str) -> int:
-        return self.quota.limits[model].cores - self.usage_of(model).used.cores
+        free_under_limit = self.quota.limits[model].cores - self.usage_of(model).used.cores
+        return absent, unfit, -self._free_on_cards(model), -free_under_limit
 
     def _free_on_cards(self, model: str) -> int:
         if not self.candidates.free:

@@ -48,12 +48,10 @@ class Register(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, *cards: Card) -> "Register":
-        """Return the register of these cards."""
         modes = {card.mig for card in cards}
         return cls(cards, tuple(sorted({card.type for card in cards})), True in modes, False in modes)
 
     def type_of(self, uuid: str) -> str | None:
-        """Return the type of the card with this uuid; None if there is no such card."""
         return next((card.type for card in self.cards if card.uuid == uuid), None)
 
 

@@ -70,7 +70,6 @@ _SHOWN = {"*": "", "?": "x"}
 
 
 def read_product(value: object) -> str:
-    """Return the name of a product, or a pattern of names."""
     if (
         not isinstance(value, str)
         or not value.isascii()
@@ -221,5 +220,4 @@ def _sentence(details: ErrorDetails) -> str:
 
 
 def sentence(details: ErrorDetails) -> str:
-    """Return what is wrong, for people."""
     return str(details["ctx"]["why"])

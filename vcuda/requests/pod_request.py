@@ -45,7 +45,6 @@ class PodRequest(msgspec.Struct, frozen=True, gc=False):
     """The libraries that may limit its containers' shares of cards."""
 
     def charge_on(self, model: str) -> Charge:
-        """Return the charge to this model's quota."""
         return self.on_models.get(model, self.charge)
 
     @property

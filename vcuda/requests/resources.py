@@ -105,7 +105,8 @@ VENDORS = (
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[-._A-Za-z0-9]{0,61}[A-Za-z0-9])?", re.ASCII)
 # Resources of NVIDIA's device plugin with MIG strategy "mixed". The text after the memory names media extensions etc.
-_MIG = re.compile(r"nvidia\.com/mig-([1-7])g\.([1-9][0-9]{0,3})gb(?:\.[a-z]+)*", re.ASCII)
+MIG_PROFILE = r"([1-7])g\.([1-9][0-9]{0,3})gb"
+_MIG = re.compile(rf"nvidia\.com/mig-{MIG_PROFILE}(?:\.[a-z]+)*", re.ASCII)
 _MIG_SLICES = 7
 PROFILE = "nvidia.com/mig-"
 LONGEST = 253 + len("/") + 63
@@ -211,7 +212,6 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def scheduler_users(self) -> frozenset[str]:
-        """The users of the schemes' own schedulers."""
         return frozenset(user for scheme in self.schemes for user in scheme.scheduler_users)
 
     @functools.cached_property
@@ -236,7 +236,6 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
     # These are computed once, since every pod of the cluster is looked up in them.
     @functools.cached_property
     def scheme_of(self) -> Mapping[str, Scheme]:
-        """The scheme of each resource."""
         return {resource: scheme for scheme in self.schemes for resource in scheme.resources}
 
     @functools.cached_property
@@ -297,6 +296,9 @@ def unit_name(resource: str) -> str:
 def worth_of_profile(name: str) -> Charge | None:
     """Return the value of one slice of a MIG profile; None for any other resource."""
     profile = _MIG.fullmatch(name)
-    if not profile:
-        return None
+    return worth_of_slices(profile) if profile else None
+
+
+def worth_of_slices(profile: re.Match[str]) -> Charge:
+    """Return the value of a match of `MIG_PROFILE`."""
     return Charge(CORES_PER_CARD * int(profile[1]) // _MIG_SLICES, int(profile[2]) * 1024)

@@ -42,7 +42,6 @@ def read_scheme_name(name: str) -> str:
 
 
 def read_resource(value: object) -> str:
-    """Return the name of an extended resource."""
     if not isinstance(value, str) or not is_resource(value):
         raise WrongValueError(f"must be the name of a resource, for example nvidia.com/vgpu; got {shown(value)}")
     if (
@@ -55,14 +54,12 @@ def read_resource(value: object) -> str:
 
 
 def read_memory_mib(value: object) -> int:
-    """Return whole MiB."""
     if not isinstance(value, Decimal) or value != value.to_integral_value() or not 1 <= value <= MAX_MEMORY_MIB:
         raise WrongValueError(f"must be a whole number of MiB from 1 to {MAX_MEMORY_MIB}; got {shown(value)}")
     return int(value)
 
 
 def read_scheduler(value: object) -> str:
-    """Return a name that is valid in spec.schedulerName."""
     if not isinstance(value, str) or not k8s_types.can_be_name(value):
         raise WrongValueError(f"must be the name of a scheduler, for example hami-scheduler; got {shown(value)}")
     return value
@@ -154,7 +151,6 @@ def _taken_twice(
 
 
 def sentence(details: ErrorDetails) -> str:
-    """Return what is wrong, for people."""
     place = details["loc"]
     match details["type"]:
         case "value_error":

@@ -140,7 +140,6 @@ class Scheme(msgspec.Struct, frozen=True):
 
     @property
     def resources(self) -> tuple[str, ...]:
-        """Every resource name of the scheme."""
         names = (self.count, self.cores, self.memory, self.memory_percentage)
         return tuple(name for name in names if name)
 

@@ -70,7 +70,9 @@ class ShareLimits(msgspec.Struct, frozen=True, eq=False, dict=True):
         # kubelet makes a relative path absolute, and runtimes clean it (`MakeAbsolutePath`, `filepath.Clean`).
         mounted = posixpath.normpath("/" + mount_path.lstrip("/"))
         return any(
-            mounted == path or mounted.startswith(f"{path}/") or (mounted != TMP and _is_above(mounted, path))
+            mounted == path
+            or mounted.startswith(f"{path}/")
+            or (mounted != TMP and path.startswith(f"{mounted.rstrip('/')}/"))
             for path in self.paths
         )
 
@@ -83,10 +85,6 @@ class ShareLimits(msgspec.Struct, frozen=True, eq=False, dict=True):
     def _find(self) -> Callable[[str], re.Match[str] | None]:
         # One pattern: a pod may have thousands of variables, and each is looked up.
         return re.compile("|".join(f"({_regex_of(each.pattern)})" for each in self.variables)).fullmatch
-
-
-def _is_above(directory: str, path: str) -> bool:
-    return path.startswith(directory.rstrip("/") + "/")
 
 
 def _regex_of(pattern: str) -> str:
