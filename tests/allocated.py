@@ -4,10 +4,14 @@ import datetime
 from typing import Any
 
 from tests.builders import Manifest, vcuda_pod
-from vcuda.requests.schemes import SECONDS, Scheme
+from vcuda.requests.schemes import SCHEMES, SECONDS, Scheme
 
 NODE = "gpu-1"
 """Where they are allocated."""
+
+
+RECORDED = tuple(each for each in SCHEMES if each.predicate_node and each.predicate_times and each.phase)
+"""The schemes whose vendor records allocations on pods."""
 
 
 def card_of(scheme: Scheme) -> dict[str, int]:
