@@ -192,7 +192,7 @@ def _rows(scheme: Scheme) -> Iterator[tuple[str, str, str]]:
         (scheme.core_limit, pod, "read; refused where it is not an integer from the requested cores to 100"),
         (scheme.wanted_models, pod, WANTED),
         (scheme.unwanted_models, pod, UNWANTED),
-        (scheme.card_mode, pod, "read; `hami-core` is set on shares of a model with cards in MIG mode"),
+        (scheme.card_mode, pod, f"read; {code(scheme.shared_mode)} is set on shares of a model with cards in MIG mode"),
         *((key, pod, stale) for key in scheme.allocation_annotations),
         *((key, pod, "removed at creation") for key in scheme.creation_annotations),
         *((key, "label of a pod", stale) for key in scheme.allocation_labels),

@@ -35,8 +35,8 @@ HAMi takes the first free slice with enough memory, or the slice that the pod pr
 unknown when the pod is created.
 """
 
-_MIG, _SHARED = "mig", "hami-core"
-"""Modes of a card. The pod's annotation lists the allowed ones."""
+_MIG = "mig"
+"""The mode of a card in MIG mode. The pod's annotation lists the allowed modes."""
 
 _WORD = re.compile(r"[a-z0-9]+", re.ASCII)
 
@@ -161,7 +161,7 @@ def annotations_for(
             continue
         usable = select(pod, scheme, model, types, has_share=has_share).types
         if has_share and scheme.card_mode and _sliced(scheme, model, types):
-            found[scheme.card_mode] = pod.annotations.get(scheme.card_mode) or _SHARED
+            found[scheme.card_mode] = pod.annotations.get(scheme.card_mode) or scheme.shared_mode
         others = types.others(scheme.name, model)
         beside = types.beside.get((scheme.name, model), ())
         similar = (kind for kind in others if contains_any(kind, map(str.casefold, usable)))

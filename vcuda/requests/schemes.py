@@ -9,7 +9,9 @@ To add a vendor:
    in tests/unit/test_schemes.py lists those that are missing.
 4. If a node register or a list of a pod's cards has a new format, extend vcuda/placement/registers.py or
    vcuda/allocations/given_cards.py.
-5. Name the vendor in CHANGELOG.md, and write docs/reference.md again (``make reference``).
+5. If the vendor has a DRA driver, add it to ``DRIVERS`` in vcuda/claims/drivers.py and its DeviceClasses to
+   ``BUILT_IN_UNITS`` in vcuda/requests/resources.py.
+6. Name the vendor in CHANGELOG.md, and generate docs/reference.md (``make reference``).
 
 Everything else follows from the row: charges, refusals, the garbage collection, the node agent, and the test pods.
 
@@ -95,6 +97,8 @@ class Scheme(msgspec.Struct, frozen=True):
     """The annotation with the types of card that the pod does not accept."""
     card_mode: str | None = None
     """The annotation that says how the card is shared, if cards may be in MIG mode."""
+    shared_mode: str = ""
+    """The value of ``card_mode`` for a share of a card that is not in MIG mode."""
 
     # Written on a pod by the vendor's components
     allocation_annotations: tuple[str, ...] = ()
@@ -210,6 +214,7 @@ HAMI = Scheme(
     wanted_models="nvidia.com/use-gputype",
     unwanted_models="nvidia.com/nouse-gputype",
     card_mode="nvidia.com/vgpu-mode",
+    shared_mode="hami-core",
     allocation_annotations=(
         "hami.io/vgpu-node",
         "hami.io/vgpu-time",
