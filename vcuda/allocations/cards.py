@@ -178,7 +178,7 @@ def read_card_request(pod: Pod) -> CardRequest | Unplaceable | None:
     if not schemes:
         return None
     if len(schemes) > 1:
-        return Unplaceable(f"asks for both {schemes[0].cores} and {schemes[1].cores}")
+        return Unplaceable(f"requests both {schemes[0].cores} and {schemes[1].cores}")
     containers = tuple(_container_requests(pod.spec.containers or (), schemes[0]))
     if any(each.cores > CORES_PER_CARD and each.cores % CORES_PER_CARD for each in containers):
         return Unplaceable("cores over 100 must be whole cards, 100 each")

@@ -111,7 +111,7 @@ class ClaimEntry(msgspec.Struct, frozen=True, gc=False):
     found: DeviceKind
     count: int
     capacities: Mapping[str, Decimal]
-    """The amount that it asks for of each capacity."""
+    """The requested amount of each capacity."""
     has_selectors: bool
     pins: tuple[ClaimPin, ...]
     """Its selectors that were written by this webhook, or look the same."""
@@ -236,7 +236,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         for entry in self.gpus:
             held = self._held_to(entry, lenient=False)
             if held not in (None, model):
-                return f"a selector of {entry.path}, which holds it to {held}"
+                return f"a selector of {entry.path}, which pins it to {held}"
             known = self._models_of_products[entry.products]
             if known and model not in known:
                 return f"a selector of {entry.path}, which demands another product"
@@ -244,7 +244,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return None if self.digest.has_room([pin for _, pin in self._missing_pins(model)]) else PINS_TOO_LARGE
 
     def patch(self, model: str) -> list[Operation]:
-        """Return the operations that hold every entry to the products of this model, which `excludes` must allow."""
+        """Return the operations that pin every entry to this model, for which `excludes` must return None."""
         operations = []
         for entry, pin in self._missing_pins(model):
             pointer = "/" + entry.path.replace(".", "/").replace("[", "/").replace("]", "")

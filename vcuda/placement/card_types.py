@@ -28,7 +28,7 @@ MAX_CHOICE = 8192
 MAX_WORDS = 16
 """Words of a type or model that are compared."""
 
-ANY_SLICE = "there a share may get a slice of any size that is free; ask for whole cards"
+ANY_SLICE = "a share may get a free slice of any size there; request whole cards"
 """The reason why a share cannot get a card in MIG mode.
 
 HAMi takes the first free slice with enough memory, or the slice that the pod prefers. The charge of a share would be

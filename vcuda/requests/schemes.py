@@ -1,4 +1,4 @@
-"""The vendors: the names by which pods ask for each vendor's cards, and by which its components record allocations.
+"""The vendors: the names by which pods request each vendor's cards, and by which its components record allocations.
 
 To add a vendor:
 
@@ -106,7 +106,7 @@ class Scheme(msgspec.Struct, frozen=True):
     allocation_labels: tuple[str, ...] = ()
     """Written by the scheduler and the device plugin."""
     creation_annotations: tuple[str, ...] = ()
-    """Written by the vendor's webhook on a pod whose request it converts. The pod's copy still has the request."""
+    """Written by the vendor's webhook on a pod whose request it converts. A new pod with one is a copy of such a pod."""
     predicate_node: str | None = None
     """The annotation with the chosen node."""
     predicate_times: tuple[str, ...] = ()
