@@ -106,7 +106,7 @@ class Scheme(msgspec.Struct, frozen=True):
     allocation_labels: tuple[str, ...] = ()
     """Written by the scheduler and the device plugin."""
     creation_annotations: tuple[str, ...] = ()
-    """Written by the vendor's webhook on a pod whose request it converts. A new pod with one is a copy of such a pod."""
+    """Written by the vendor's webhook on a pod whose request it converts. A new pod with one is a copy."""
     predicate_node: str | None = None
     """The annotation with the chosen node."""
     predicate_times: tuple[str, ...] = ()
