@@ -126,7 +126,7 @@ def read_models(tree: Plain, limited: Iterable[str] = ()) -> CardModels:
 
     Raises pydantic's ValidationError with every fault.
     """
-    # A bare list is short for `products`. The path of a fault in it must not have that key, which the text has not.
+    # A bare list is short for `products`. The path of a fault in it leaves out that key, which is not in the text.
     written = tree.items() if isinstance(tree, dict) else ()
     bare = {name for name, entry in written if isinstance(entry, list)}
     plain = {name: {"products": entry} if name in bare else entry for name, entry in written}
