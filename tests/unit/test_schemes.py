@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from vcuda.requests.refusals import COMPUTE_POLICY, KAI
-from vcuda.requests.resources import BUILT_IN
+from vcuda.requests.resources import BUILT_IN, GpuResources
 from vcuda.requests.schemes import HAMI, SCHEMES, Scheme, guarded_annotations, is_named
 
 POLICIES = Path(__file__).parents[2] / "manifests" / "base" / "policies.yaml"
@@ -42,6 +42,23 @@ def test_the_resources_by_which_vcuda_is_asked_for() -> None:
 @EACH
 def test_a_resource_leads_back_to_its_scheme(scheme: Scheme) -> None:
     assert {BUILT_IN.scheme_of[resource] for resource in scheme.resources} == {scheme}
+
+
+@EACH
+def test_another_resource_of_a_vendors_domain_is_refused(scheme: Scheme) -> None:
+    """The domain must match the vendor's own resources: then it also matches a resource that is missing in the row."""
+    assert all(GpuResources((scheme,)).vendors.match(resource) for resource in scheme.resources)
+    domain, _, part = scheme.vendor_domain.partition("/")
+    assert BUILT_IN.is_unknown_gpu(f"{domain}/{part.removesuffix('*')}missing")
+
+
+@EACH
+def test_the_extender_can_write_the_allocation_of_a_scheme_with_cards_by_number(scheme: Scheme) -> None:
+    if scheme.card_index:
+        assert scheme.predicate_node
+        assert scheme.predicate_times
+        assert scheme.phase
+        assert scheme.phase.placed
 
 
 @EACH

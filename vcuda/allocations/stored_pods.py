@@ -263,7 +263,10 @@ def read_stored(
         return None
     # The charge and the model are read from the spec only, which the owner cannot change. Up to Kubernetes 1.30 a
     # required affinity may have any text as a value. A text longer than a label cannot match a node.
-    metadata, extended = pod.metadata, _extended_claim_of(pod)
+    metadata = pod.metadata
+    # From the status, since tenants can write the annotations and owners of a claim, but no status.
+    made = pod.status.extended_resource_claim_status if pod.status else None
+    extended = made.resource_claim_name if made else ""
     request, model = (cache or RequestCache(known, labels)).read(pod)
     model = model if model and (len(model) <= MAX_PRODUCT or model in known.models.rows) else None
     allocation = read_allocation(pod, request.schemes, whole_keys=whole_keys)
@@ -293,12 +296,6 @@ def read_stored(
 def _longest_grace(pod: Pod) -> int:
     # kubelet uses the grace period of a deletion. If it is shorter than the spec's, kubelet may not have seen it yet.
     return max(pod.spec.grace_seconds, pod.metadata.deletion_grace_period_seconds or 0)
-
-
-def _extended_claim_of(pod: Pod) -> str:
-    # From the status, since tenants can write the annotations and owners of a claim, but no status.
-    made = pod.status.extended_resource_claim_status if pod.status else None
-    return made.resource_claim_name if made else ""
 
 
 def charges_of(pods: Iterable[StoredPod], nodes: placement.Nodes) -> Iterator[tuple[str, Charge]]:

@@ -60,7 +60,10 @@ def _conditions(expression: str) -> Iterator[str]:
         return
     tokens = _TOKEN.findall(expression)
     joints = _joints(tokens)
-    if joints is None or any(_is_alternative(tokens, at) for at in joints):
+    # With an alternative at the top level no single part must be true. A question mark after a dot is a safe access.
+    if joints is None or any(
+        tokens[at] == "||" or (tokens[at] == "?" and tokens[at - 1 : at] != ["."]) for at in joints
+    ):
         return
     ands = [at for at in joints if tokens[at] == "&&"]
     for before, after in itertools.pairwise([-1, *ands, len(tokens)]):
@@ -78,11 +81,6 @@ def _joints(tokens: Sequence[str]) -> list[int] | None:
         elif depth == 0 and token in _JOINTS:
             joints.append(at)
     return joints if depth == 0 else None
-
-
-def _is_alternative(tokens: Sequence[str], at: int) -> bool:
-    # With an alternative at the top level no single part must be true. A question mark after a dot is a safe access.
-    return tokens[at] == "||" or (tokens[at] == "?" and (at == 0 or tokens[at - 1] != "."))
 
 
 def _normalized(tokens: Sequence[str]) -> str:

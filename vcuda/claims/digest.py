@@ -11,7 +11,7 @@ import msgspec
 
 from vcuda.claims.cel import Attributes, read_facts
 from vcuda.claims.devices import PRODUCT, PROFILE
-from vcuda.claims.objects import ClaimSpec, DeviceClaim, DeviceEntry, DeviceRequest
+from vcuda.claims.objects import ClaimSpec, DeviceClaim, DeviceEntry
 from vcuda.claims.pin import MOST_SELECTORS, ClaimPin, looks_like_pin, read_pin, write_pin
 from vcuda.errors import Fault
 from vcuda.k8s_types import Quantity
@@ -203,13 +203,11 @@ def digest_of(spec: ClaimSpec) -> ClaimDigest:
 def _has_too_many(devices: DeviceClaim) -> bool:
     # A mutating webhook is called before the API server has validated the object.
     requests, config = devices.requests or (), devices.config or ()
-    return len(requests) > MOST_REQUESTS or len(config) > MOST_CONFIGS or any(map(_is_too_wide, requests))
-
-
-def _is_too_wide(request: DeviceRequest) -> bool:
-    if len(request.first_available or ()) > MOST_ALTERNATIVES:
+    if len(requests) > MOST_REQUESTS or len(config) > MOST_CONFIGS:
         return True
-    return any(len(entry.selectors or ()) > MOST_SELECTORS for _, entry in request.entries())
+    if any(len(request.first_available or ()) > MOST_ALTERNATIVES for request in requests):
+        return True
+    return any(len(entry.selectors or ()) > MOST_SELECTORS for request in requests for _, entry in request.entries())
 
 
 def _entry(alternative: int | None, entry: DeviceEntry, facts: tuple[int, ...]) -> EntryDigest:

@@ -231,7 +231,8 @@ def _read_cores(base: str, scheme: Scheme, asked: Mapping[str, int]) -> tuple[Ch
     if not cores:
         faults.append(_fault(base, scheme.memory, f"memory without cores; add {scheme.cores}"))
     elif cores < CORES_PER_CARD and not memory:
-        faults.append(_share_without_memory(base, scheme))
+        unit = "MiB" if scheme.memory_unit == 1 else f"blocks of {scheme.memory_unit} MiB"
+        faults.append(_fault(base, scheme.cores, f"a share of a card needs memory; add {scheme.memory} in {unit}"))
     elif cores > CORES_PER_CARD and cores % CORES_PER_CARD:
         lower = cores - cores % CORES_PER_CARD
         near = f"write {lower} or {lower + CORES_PER_CARD}"
@@ -278,11 +279,6 @@ def _core_limit_faults(pod: Pod, requests: list[ContainerCharge]) -> Iterator[Fa
             if lowest > CORES_PER_CARD:
                 advice = "leave it out: whole cards have no limit below them"
             yield Fault(f"metadata.annotations[{scheme.core_limit}]", f"{text!r} is not allowed; {advice}")
-
-
-def _share_without_memory(base: str, scheme: Scheme) -> Fault:
-    unit = "MiB" if scheme.memory_unit == 1 else f"blocks of {scheme.memory_unit} MiB"
-    return _fault(base, scheme.cores, f"a share of a card needs memory; add {scheme.memory} in {unit}")
 
 
 def _fault(base: str, resource: str, message: str) -> Fault:

@@ -205,7 +205,8 @@ def _is_privileged(container: Container) -> bool:
 
 def _unknown_resources(path: str, asked: Collection[str], judge: _Judge) -> Iterator[Refusal]:
     known = judge.known
-    without_count = _without_count(asked, known)
+    schemes = dict.fromkeys(known.scheme_of[name] for name in asked if name in known.scheme_of)
+    without_count = [scheme for scheme in schemes if scheme.count and scheme.count not in asked]
     for name in asked:
         scheme = _uncounted(without_count, name, known) if without_count else None
         # A DeviceClass may give its devices any name.
@@ -214,12 +215,6 @@ def _unknown_resources(path: str, asked: Collection[str], judge: _Judge) -> Iter
             yield Refusal(
                 f"{path}.resources.limits[{name}]", _how_to_name(name, scheme) if scheme else _how_to_count(name)
             )
-
-
-def _without_count(asked: Collection[str], known: GpuResources) -> list[Scheme]:
-    """Return the schemes whose cores or memory are requested without their count."""
-    schemes = dict.fromkeys(known.scheme_of[name] for name in asked if name in known.scheme_of)
-    return [scheme for scheme in schemes if scheme.count and scheme.count not in asked]
 
 
 def _uncounted(schemes: Collection[Scheme], name: str, known: GpuResources) -> Scheme | None:

@@ -84,11 +84,8 @@ class ShareLimits(msgspec.Struct, frozen=True, eq=False, dict=True):
     @functools.cached_property
     def _find(self) -> Callable[[str], re.Match[str] | None]:
         # One pattern: a pod may have thousands of variables, and each is looked up.
-        return re.compile("|".join(f"({_regex_of(each.pattern)})" for each in self.variables)).fullmatch
-
-
-def _regex_of(pattern: str) -> str:
-    return ".*".join(map(re.escape, pattern.split("*")))
+        patterns = (".*".join(map(re.escape, each.pattern.split("*"))) for each in self.variables)
+        return re.compile("|".join(f"({pattern})" for pattern in patterns)).fullmatch
 
 
 def _all(allowance: Allowance, *patterns: str) -> Iterable[LimitVariable]:
