@@ -93,7 +93,8 @@ def pools_patch(pod: Pod, pools: tuple[str, ...], hints: Hints) -> list[Operatio
 
 def _schedule(pod: Pod, required: list[_Wanted], hints: Hints, check: Check = no_check) -> Iterator[Operation]:
     spec = pod.spec
-    # A pod with a nodeName bypasses the scheduler. As a requirement, the scheduler runs and picks the same node.
+    # A pod with a nodeName bypasses the scheduler. The nodeName becomes a requirement of the node affinity, so that the
+    # scheduler runs and picks the same node.
     fields = [_Wanted(NAME_FIELD, (spec.node_name,))] if spec.node_name else []
     yield from _require(spec, required, fields, check)
     if spec.node_name:
@@ -101,7 +102,8 @@ def _schedule(pod: Pod, required: list[_Wanted], hints: Hints, check: Check = no
     # A pod that names a scheduler keeps it. Kubernetes writes its default scheduler if the pod names none.
     if hints.scheduler and spec.scheduler_name in ("", DEFAULT_SCHEDULER) and spec.scheduler_name != hints.scheduler:
         yield _add("/spec/schedulerName", hints.scheduler)
-    # A manifest may have these because it is a copy of a stored pod, or forged. gpu-admission never places such a pod.
+    # A manifest has these keys if it was copied from a stored pod, or if they are forged. gpu-admission never places a
+    # pod with them.
     yield from _remove("/metadata/annotations", pod.annotations, CREATION_ANNOTATIONS)
     yield from _remove("/metadata/labels", pod.labels, ALLOCATION_LABELS)
 

@@ -239,9 +239,9 @@ class Pin(msgspec.Struct, frozen=True, gc=False):
     """The models and pools to which a pod's spec limits its node."""
 
     models: frozenset[str] | None
-    """None: any."""
+    """None if the spec does not limit the model."""
     pools: frozenset[str] | None
-    """None: any."""
+    """None if the spec does not limit the pool."""
 
     @property
     def model(self) -> str | None:

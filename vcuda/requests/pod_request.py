@@ -20,7 +20,7 @@ SIDECAR = "Always"
 NONE = (0, "0")
 """A quantity of zero, as the API server and as people write it."""
 MOST_UNITS = 10_000_000
-"""The units on 5,000 nodes, the most that Kubernetes supports, with 2,000 on each."""
+"""The most units of one request: 2,000 on each of 5,000 nodes, the most nodes that Kubernetes supports."""
 NO_MODELS: Mapping[str, Charge] = types.MappingProxyType({})
 _PERCENT = re.compile(r"[0-9]{1,3}", re.ASCII)
 

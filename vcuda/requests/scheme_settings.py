@@ -121,7 +121,7 @@ def _with(scheme: Scheme, entry: _SchemeEntry | None) -> Scheme:
     set_here: dict[str, Any] = dict(entry.names)
     if entry.memory_mib:
         set_here["memory_unit"] = entry.memory_mib
-    # Under a name that NVIDIA's own device plugin does not use, every unit is a vGPU.
+    # NVIDIA's own device plugin uses only `PLAIN_CARDS`. Under another name every unit is a vGPU.
     plain = scheme.counts_plain_cards and entry.names.get("count", PLAIN_CARDS) == PLAIN_CARDS
     set_here["scheduler_users"] = tuple(entry.service_accounts)
     return msgspec.structs.replace(scheme, **set_here, scheduler=entry.scheduler, counts_plain_cards=plain)
