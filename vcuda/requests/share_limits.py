@@ -2,12 +2,12 @@
 
 A device plugin passes the limits to a library in the container by environment variables and mounted files. kubelet
 appends the container's own ``env`` and ``volumeMounts`` to those of the device plugin (``GenerateRunContainerOptions``
-in kubernetes pkg/kubelet/kubelet_pods.go). Of two with one name or path the container's own wins. So every variable is
-refused that the device plugin sets or the library reads, except for values that are known to lift nothing. A CDI device
-works the other way round (``ContainerEdits.Apply`` in container-device-interface): there the driver's variables win.
-But a pod can still set those that the driver leaves out.
+in kubernetes pkg/kubelet/kubelet_pods.go). If two have the same name or path, the container's own wins. So a pod must
+not set a variable that the device plugin sets or the library reads, unless the value is known to lift no limit. With a
+CDI device the driver's variables win (``ContainerEdits.Apply`` in container-device-interface), but a pod can still set
+those that the driver does not set.
 
-``LD_PRELOAD`` is admitted: it adds to ``/etc/ld.so.preload`` and removes nothing from it. Out of reach are ``envFrom``,
+``LD_PRELOAD`` is admitted: it adds to ``/etc/ld.so.preload`` and removes nothing from it. Not checked are ``envFrom``,
 the image with its variables and links, and a command that sets variables for the programs that it starts.
 """
 
