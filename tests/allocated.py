@@ -1,34 +1,37 @@
 """Pods as the vendors' schedulers and device plugins leave them: asked for by a scheme, and allocated by it."""
 
 import datetime
-from collections.abc import Mapping
 from typing import Any
 
 from tests.builders import Manifest, vcuda_pod
-from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, SECONDS, VGPU_MANAGER, Scheme
+from vcuda.requests.schemes import SCHEMES, SECONDS, Scheme
 
 NODE = "gpu-1"
 """Where they are allocated."""
 
-ASKED: Mapping[str, Mapping[str, Any]] = {
-    GPU_MANAGER.name: {GPU_MANAGER.cores: 100},
-    NVIDIA_VCUDA.name: {NVIDIA_VCUDA.cores: 100},
-    HAMI.name: {"nvidia.com/gpu": 1},
-    VGPU_MANAGER.name: {"nvidia.com/vgpu-number": 1},
-}
 
-_BESIDES: Mapping[str, Mapping[str, str]] = {
-    GPU_MANAGER.name: {"tencent.com/predicate-gpu-idx-0": "3"},
-    NVIDIA_VCUDA.name: {"nvidia.com/predicate-gpu-idx-0": "3"},
-    HAMI.name: {
-        "hami.io/vgpu-devices-to-allocate": "GPU-1,NVIDIA,1000,30:;",
-        "hami.io/vgpu-devices-allocated": "GPU-1,NVIDIA,1000,30:;",
-    },
-    VGPU_MANAGER.name: {"nvidia.com/pre-allocated": "main[GPU-1_30_1000]", "nvidia.com/real-allocated": ""},
-}
+RECORDED = tuple(each for each in SCHEMES if each.predicate_node and each.predicate_times and each.phase)
+"""The schemes whose vendor records allocations on pods."""
 
-_FIRST_PHASE = {GPU_MANAGER.name: "false", NVIDIA_VCUDA.name: "false"}
-"""gpu-admission writes its mark at once; the others only begin with binding."""
+
+def card_of(scheme: Scheme) -> dict[str, int]:
+    """The limits of a container that requests one whole card."""
+    return {scheme.main_resource: 1 if scheme.count else 100}
+
+
+def share_of(scheme: Scheme) -> dict[str, int]:
+    """The limits of a container that requests a share of a card."""
+    return {**({scheme.count: 1} if scheme.count else {}), scheme.cores: 20, scheme.memory: 100}
+
+
+def _cards(scheme: Scheme) -> dict[str, str]:
+    """The annotations of an allocation besides its node, its times and its phase."""
+    judged = {scheme.predicate_node, *scheme.predicate_times, scheme.phase and scheme.phase.key}
+    return {
+        f"{key}0" if key.endswith("-") else key: "3" if key.endswith("-") else "GPU-1,NVIDIA,1000,30:;"
+        for key in scheme.allocation_annotations
+        if key not in judged
+    }
 
 
 def unix(scheme: Scheme, at: float) -> str:
@@ -42,14 +45,13 @@ def rfc3339(at: float) -> str:
 def marks(
     scheme: Scheme, at: float, *, node: str | None = NODE, phase: str | None = None
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """The annotations and labels of an allocation at ``at`` (Unix seconds), in a phase of `schemes.Phase`."""
-    annotations = {**_BESIDES[scheme.name], **{key: unix(scheme, at) for key in scheme.predicate_times}}
+    """The annotations and labels of an allocation at ``at`` (Unix seconds), in a phase of `AllocationPhase`."""
+    annotations = {**_cards(scheme), **{key: unix(scheme, at) for key in scheme.predicate_times}}
     if node is not None:
         annotations[str(scheme.predicate_node)] = node
     labels: dict[str, str] = {}
-    assert scheme.phase
-    told = getattr(scheme.phase, phase) if phase else _FIRST_PHASE.get(scheme.name)
-    if told is not None:
+    told = getattr(scheme.phase, phase or "placed") if scheme.phase else None
+    if scheme.phase and told is not None:
         (labels if scheme.phase.key in scheme.allocation_labels else annotations)[scheme.phase.key] = told
     return annotations, labels
 
@@ -73,4 +75,4 @@ def allocated_pod(scheme: Scheme, at: float, *, created: float | None = None, **
         "labels": {**own["labels"], **labels},
     }
     spec = {"nodeName": bound} if bound else {}
-    return {**vcuda_pod(ASKED[scheme.name], metadata=metadata, **spec), "status": {"phase": status}}
+    return {**vcuda_pod(card_of(scheme), metadata=metadata, **spec), "status": {"phase": status}}

@@ -32,6 +32,11 @@ UNITS: Mapping[str, Amounts] = {
     "nvidia.com/hostdev": NOTHING,
 }
 """What one of each is worth that is built in (NVIDIA's MIG guide: seven slices, and the memory of the profile)."""
+VENDOR_RESOURCES = (
+    *(f"{domain}/{name}" for domain in OWN for name in ("vcuda-core", "vcuda-memory")),
+    *(f"nvidia.com/{name}" for count, shares in COUNTED.items() for name in (count, *shares) if name),
+)
+"""The vendors' resources whose charges are worked out here."""
 UNKNOWN = ("amd.com/gpu", "nvidia.com/gpu.shared", "deviceclass.resource.kubernetes.io/other.example.com")
 """What may be a GPU, and nothing says what it is worth."""
 

@@ -12,8 +12,8 @@ from vcuda.kube import Kube, Reflector
 from vcuda.ledger.report import ModelUse, NamespaceUse
 from vcuda.placement.affinity import NodeLabels
 from vcuda.quota.model import CORES_PER_CARD
-from vcuda.requests.resources import NO_ROWS, CardModels
-from vcuda.requests.schemes import HAMI, SCHEMES
+from vcuda.requests.resources import NO_ROWS, PLAIN_CARDS, CardModels
+from vcuda.requests.schemes import SCHEMES
 
 FULL = 10
 """The step of what is used up."""
@@ -244,6 +244,7 @@ class ModelNode(msgspec.Struct, frozen=True):
 
 
 _NODE = msgspec.json.Decoder(Node)
+_REGISTERS = tuple(scheme.register for scheme in SCHEMES if scheme.register and scheme.counts_cards_by_register)
 
 
 def read_node(raw: bytes, model_label: str) -> ModelNode | None:
@@ -252,25 +253,26 @@ def read_node(raw: bytes, model_label: str) -> ModelNode | None:
     model = node.labels.get(model_label)
     if not model:
         return None
-    offered, register = (node.status and node.status.allocatable) or {}, node.annotations.get(HAMI.register or "")
+    offered = (node.status and node.status.allocatable) or {}
+    register = next((node.annotations[name] for name in _REGISTERS if name in node.annotations), None)
     plain = register is None and not any(_whole(offered.get(scheme.cores)) for scheme in SCHEMES)
-    return ModelNode(model, cards_of(offered, register), plain=plain and HAMI.count in offered)
+    return ModelNode(model, cards_of(offered, register), plain=plain and PLAIN_CARDS in offered)
 
 
-def cards_of(offered: Mapping[str, Quantity], hami_devices: str | None = None) -> float | None:
-    """Return the cards that a node offers, by its allocatable resources; None where they do not tell.
+def cards_of(offered: Mapping[str, Quantity], register: str | None = None) -> float | None:
+    """Return the cards that a node offers by its allocatable resources; None if they do not say.
 
-    A scheme that offers cores offers 100 a card. ``nvidia.com/gpu`` counts cards where NVIDIA's own plugin runs. Under
-    HAMi it counts the parts that cards can be split into, so there its own list of devices counts.
+    A scheme that offers cores offers 100 per card. ``nvidia.com/gpu`` counts cards if NVIDIA's own plugin runs. Under
+    HAMi it counts the parts that cards can be split into, so that HAMi's ``register`` of the node is counted instead.
     """
     for scheme in SCHEMES:
         cores = _whole(offered.get(scheme.cores))
         # A plugin that was turned off leaves its resource at 0 (kubelet's device manager), beside another's.
         if cores:
             return cores / CORES_PER_CARD
-    if hami_devices is not None:
-        return _listed(hami_devices)
-    return _whole(offered.get(HAMI.count or ""))
+    if register is not None:
+        return _listed(register)
+    return _whole(offered.get(PLAIN_CARDS))
 
 
 def total_cards(nodes: Iterable[ModelNode], named: CardModels = NO_ROWS) -> Mapping[str, float | None]:

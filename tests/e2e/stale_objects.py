@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tests.allocated import ASKED, marks
+from tests.allocated import card_of, marks
 from tests.builders import vcuda_pod
 from tests.e2e.cluster import Cluster, Json
 from vcuda.requests.schemes import Scheme, is_named
@@ -31,8 +31,8 @@ class Allocated:
         annotations, labels = marks(self.scheme, time.time(), node=self.node, phase=self.phase)
         metadata = {"namespace": namespace, "name": self.name, "annotations": {**self.own, **annotations}}
         spec = {"schedulerName": self.scheduler, **({"nodeName": self.bound} if self.bound else {})}
-        manifest = vcuda_pod(ASKED[self.scheme.name], metadata={**metadata, "labels": labels}, **spec)
-        limits = {key: str(value) for key, value in ASKED[self.scheme.name].items()}
+        manifest = vcuda_pod(card_of(self.scheme), metadata={**metadata, "labels": labels}, **spec)
+        limits = {key: str(value) for key, value in card_of(self.scheme).items()}
         manifest["spec"]["containers"][0]["resources"] = {"limits": limits}
         cluster.create(manifest)
         if self.status == "Running":

@@ -15,6 +15,7 @@ from tests.e2e.installation import Installation, await_nodes, await_ready, regis
 from tests.e2e.second_scheduler import NAME, PREDICATING
 from tests.integration.reviews import card_pod, gpu_pod
 from tests.processes import serving
+from vcuda.requests.schemes import SCHEMES
 
 Team = Callable[[Json], str]
 
@@ -26,10 +27,12 @@ NODES = {
 """The labels of the nodes by name; the third belongs to the pool that the other teams may not use."""
 
 SHARES = {
-    "gpu-manager": {"tencent.com/vcuda-core": "50", "tencent.com/vcuda-memory": "16"},
-    "nvidia-vcuda": {"nvidia.com/vcuda-core": "50", "nvidia.com/vcuda-memory": "4096"},
-    "hami": {"nvidia.com/gpu": "1", "nvidia.com/gpucores": "50", "nvidia.com/gpumem": "4096"},
-    "vgpu-manager": {"nvidia.com/vgpu-number": "1", "nvidia.com/vgpu-cores": "50", "nvidia.com/vgpu-memory": "4096"},
+    scheme.name: {
+        **({scheme.count: "1"} if scheme.count else {}),
+        scheme.cores: "50",
+        scheme.memory: str(4096 // scheme.memory_unit),
+    }
+    for scheme in SCHEMES
 }
 """Half a card and 4 GiB of its memory, as each scheme asks for it."""
 

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from controller.garbage.stale_gc import PatchRemover, StaleAllocationGc, StaleObject
 from controller.metrics import GarbageMetrics
 from controller.pods import PodInformer
-from tests.allocated import rfc3339
+from tests.allocated import RECORDED, rfc3339
 from tests.builders import LABELS
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.control_plane import ControlPlane
@@ -21,7 +21,7 @@ from tests.processes import ControllerProcess
 from vcuda.allocations.stale import Removal
 from vcuda.errors import Conflict
 from vcuda.kube import InvolvedObject, Kube, NodeInformer
-from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, SCHEMES, VGPU_MANAGER
+from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, VGPU_MANAGER
 
 TIMEOUT = 5
 NODE, OTHER = "gc-node", "gc-other"
@@ -29,18 +29,24 @@ LOCK = "hami.io/mutex.lock"
 PASSES = 1000
 
 STALE = [
-    *(Allocated(f"{scheme.name}.unbound", scheme, NODE) for scheme in SCHEMES),
-    *(Allocated(f"{scheme.name}.node-gone", scheme, "no-such-node") for scheme in SCHEMES),
-    *(Allocated(f"{scheme.name}.other-node", scheme, OTHER, bound=NODE) for scheme in SCHEMES),
-    *(Allocated(f"{scheme.name}.finished", scheme, NODE, "done", bound=NODE, status="Succeeded") for scheme in SCHEMES),
+    *(Allocated(f"{scheme.name}.unbound", scheme, NODE) for scheme in RECORDED),
+    *(Allocated(f"{scheme.name}.node-gone", scheme, "no-such-node") for scheme in RECORDED),
+    *(Allocated(f"{scheme.name}.other-node", scheme, OTHER, bound=NODE) for scheme in RECORDED),
+    *(
+        Allocated(f"{scheme.name}.finished", scheme, NODE, "done", bound=NODE, status="Succeeded")
+        for scheme in RECORDED
+    ),
     *(Allocated(f"{scheme.name}.allocating", scheme, NODE, "allocating") for scheme in (HAMI, VGPU_MANAGER)),
 ]
 """One pod for every rule of every scheme; the rule is in its name."""
 
 ALIVE = [
-    *(Allocated(f"{scheme.name}.running", scheme, NODE, "done", bound=NODE, status="Running") for scheme in SCHEMES),
-    *(Allocated(f"{scheme.name}.starting", scheme, NODE, bound=NODE) for scheme in SCHEMES),
-    *(Allocated(f"{scheme.name}.confirmed", scheme, OTHER, "done", bound=NODE, status="Running") for scheme in SCHEMES),
+    *(Allocated(f"{scheme.name}.running", scheme, NODE, "done", bound=NODE, status="Running") for scheme in RECORDED),
+    *(Allocated(f"{scheme.name}.starting", scheme, NODE, bound=NODE) for scheme in RECORDED),
+    *(
+        Allocated(f"{scheme.name}.confirmed", scheme, OTHER, "done", bound=NODE, status="Running")
+        for scheme in RECORDED
+    ),
     Allocated("hami.binding", HAMI, NODE, "allocating", bound=NODE),
 ]
 """Bound where they were allocated, or confirmed by a device plugin."""

@@ -5,10 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.allocated import RECORDED
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import Installation, controlling, two_candidates
 from tests.e2e.stale_objects import REASON, Allocated, is_allocated
-from vcuda.requests.schemes import SCHEMES
 
 pytestmark = pytest.mark.one_version
 
@@ -21,14 +21,14 @@ CALLERS = 8
 
 
 def stale_pods(cluster: Cluster, namespace: str, count: int) -> list[Allocated]:
-    pods = [Allocated(f"stale-{number}", SCHEMES[number % len(SCHEMES)], "no-such-node") for number in range(count)]
+    pods = [Allocated(f"stale-{number}", RECORDED[number % len(RECORDED)], "no-such-node") for number in range(count)]
     with ThreadPoolExecutor(CALLERS) as callers:
         list(callers.map(lambda pod: pod.create(cluster, namespace), pods))
     return pods
 
 
 def freed(found: list[Json]) -> list[Json]:
-    return [pod for pod in found if not any(is_allocated(pod, scheme) for scheme in SCHEMES)]
+    return [pod for pod in found if not any(is_allocated(pod, scheme) for scheme in RECORDED)]
 
 
 def writes_since(cluster: Cluster, path: str, version: str, count: int) -> Counter[str]:

@@ -109,7 +109,7 @@ def test_claims_of_a_template_and_of_all_devices_that_slipped_by_are_beyond_the_
         cluster.create(claiming(team, "train", resourceClaimTemplateName="gpu"))
         assert "may not use GPU model H100" in told(cluster, team, "BeyondQuota", "train-gpu")["message"]
         cluster.create(claim(team, "every", of("A100", allocationMode="All")))
-        assert "All takes as many devices as there are" in told(cluster, team, "NotCounted", "every")["message"]
+        assert "must be ExactCount, with a count; got All" in told(cluster, team, "NotCounted", "every")["message"]
         cluster.create(claiming(team, "greedy", resourceClaimName="every"))
         assert "this claim takes 3 cards" in told(cluster, team, "BeyondQuota", "every")["message"]
         await_committed(installation, team, A100=300, H100=100)

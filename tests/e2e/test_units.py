@@ -98,7 +98,7 @@ def test_what_a_table_has_is_charged_and_pinned(
 REFUSED = {
     "another resource": (vcuda_pod({"amd.com/gpu": "1"}), "`amd.com/gpu: {cards: 1}`", ""),
     "another class": (vcuda_pod({f"{CLASS}a.b": "1"}), "`deviceclass/a.b: {cards: 1}`", ""),
-    "a class of MIG": (vcuda_pod({f"{CLASS}mig.nvidia.com": "1"}), "depends on its MIG profile", ""),
+    "a class of MIG": (vcuda_pod({f"{CLASS}mig.nvidia.com": "1"}), "depends on the MIG profile", ""),
     "all devices": (pod(container(**ALL)), "spec.containers[0].env[0]", "visible-devices"),
     "all devices at the start": (
         pod(container(), init=[container(name="init", **ALL)]),

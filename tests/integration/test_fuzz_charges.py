@@ -14,13 +14,12 @@ from hypothesis import HealthCheck, assume, given, seed, settings, strategies as
 from tests import strategies
 from tests.both_calls import EVERY_NODE, Webhook, patched
 from tests.builders import MODEL, POOL, Manifest, container, requirement, sidecar, term
-from tests.charging import NOTHING, UNITS, UNKNOWN, asked_by, gives_more
+from tests.charging import NOTHING, UNITS, UNKNOWN, VENDOR_RESOURCES, asked_by, gives_more
 from tests.integration.fuzzing import for_a_while
 from tests.node_selection import may_run_on
 from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Limit, NamespaceQuota, Quota
 from vcuda.requests.resources import CardModels, GpuResources, ProductRow
-from vcuda.requests.schemes import SCHEMES
 from webhook.review.context import PolicySnapshot
 
 SHARE = 0.1
@@ -30,7 +29,7 @@ SEED = int(os.environ.get("FUZZ_SEED") or random.SystemRandom().randrange(2**32)
 ROOM = Limit(10**12, 10**12)
 QUOTAS = [NamespaceQuota({"M40": ROOM, "P100": ROOM}, pools) for pools in ((), ("public",), ("public", "lab"))]
 
-RESOURCES = ["cpu", "example.com/nic", *(name for scheme in SCHEMES for name in scheme.resources), *UNITS, *UNKNOWN]
+RESOURCES = ["cpu", "example.com/nic", *VENDOR_RESOURCES, *UNITS, *UNKNOWN]
 PLAIN = [0, "0", "1", 2, "20", "50", "100", "200"]
 QUANTITIES = [*PLAIN, *PLAIN, "99", "150", "1e2", "100.0", "0.1k", "+50", "1Ki", "1500m", "-1", "0.5", "1e-2", "", None]
 SOUND: list[dict[str, Any]] = [{}]

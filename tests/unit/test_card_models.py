@@ -237,43 +237,45 @@ def test_a_pattern_of_many_wildcards_takes_no_longer_than_its_length() -> None:
 
 
 EXAMPLE = (
-    "write at most 64 printable characters such as NVIDIA-A100-*GB, where * stands for any text and ? for one character"
+    "must be a product of at most 64 printable ASCII characters, for example NVIDIA-A100-*GB, "
+    "where * stands for any text and ? for one character"
 )
-NARROW = "a product is of one model: narrow one of the two, as by the end of NVIDIA-A100-*GB"
+NARROW = "a product must not have two models: narrow one of the two, for example by an ending as in NVIDIA-A100-*GB"
 
 
 @pytest.mark.parametrize(
     ("rows", "fault"),
     [
-        ("A100: NVIDIA", '.A100: "NVIDIA" stands here; write products of a model, such as [NVIDIA-A100-*GB], or {'),
+        ("A100: NVIDIA", ".A100: must be the products of a model, for example [NVIDIA-A100-*GB], or {"),
         ("A100: {product: [x]}", ".A100.product: unknown key; did you mean `products`?"),
-        ("A100: {products: x}", '.A100.products: "x" is no list; write one such as [NVIDIA-A100-*GB]'),
-        ("A100: [a, 1]", f".A100[1]: 1 is no product's name; {EXAMPLE}"),
-        ("A100: {products: [é]}", f'.A100.products[0]: "é" is no product\'s name; {EXAMPLE}'),
-        ('A100: [""]', f'.A100[0]: "" is no product\'s name; {EXAMPLE}'),
-        ("A100: ['A[12]']", f'.A100[0]: "A[12]": [ has no meaning here; {EXAMPLE}'),
-        ("A100: ['*-?']", f'.A100[0]: "*-?" is every product; {EXAMPLE}'),
-        (f"A100: [{', '.join('abc' * 11)}]", ".A100: there are 33 products; at most 32 are read for one model"),
+        ("A100: {products: x}", '.A100.products: must be a list, for example [NVIDIA-A100-*GB]; got "x"'),
+        ("A100: [a, 1]", f".A100[1]: {EXAMPLE}; got 1"),
+        ("A100: {products: [é]}", f'.A100.products[0]: {EXAMPLE}; got "é"'),
+        ('A100: [""]', f'.A100[0]: {EXAMPLE}; got ""'),
+        ("A100: ['A[12]']", '.A100[0]: must not contain [; got "A[12]"'),
+        ("A100: ['*-?']", '.A100[0]: must not match every product; got "*-?"'),
+        (f"A100: [{', '.join('abc' * 11)}]", ".A100: must not have more than 32 products; got 33"),
         ("A100: {cards: 0.125}", ".A100.cards: 0.125 has more than two decimals; write 0.12"),
         (
             "A100: {cards: 0}",
-            ".A100.cards: 0 is no part of a card; write what one nvidia.com/gpu is of it, above 0 and at most 1",
+            ".A100.cards: must be the part of a card that one nvidia.com/gpu is, above 0 and at most 1; got 0",
         ),
         (
             "A100: {cards: 1.01}",
-            ".A100.cards: 1.01 is no part of a card; write what one nvidia.com/gpu is of it, above 0 and at most 1",
+            ".A100.cards: must be the part of a card that one nvidia.com/gpu is, above 0 and at most 1; got 1.01",
         ),
         ("A100: {cards: '0.5'}", '.A100.cards: "0.5" is text; write 0.5 without quotes'),
-        ("A100: [a-*, A *]", ".A100[1]: is listed twice; leave it out here"),
-        ("A100: [a1], B: [A1]", f'.B[0]: "A1" is a1 too, which is A100 by "a1"; {NARROW}'),
+        ("A100: [a-*, A *]", ".A100[1]: duplicate product; remove it"),
+        ("A100: [a1], B: [A1]", f'.B[0]: "A1" also matches a1, which belongs to A100 by "a1"; {NARROW}'),
         (
             "A100: [N-A100-*], B: {products: [x, N-A100-*-SHARED]}",
-            f'.B.products[1]: "N-A100-*-SHARED" is n-a100--shared too, which is A100 by "N-A100-*"; {NARROW}',
+            '.B.products[1]: "N-A100-*-SHARED" also matches n-a100--shared, which belongs to A100 by "N-A100-*"; '
+            + NARROW,
         ),
-        ("A100: [h*], H100: [x]", f'.A100[0]: "h*" is h100 too, which is a model of its own; {NARROW}'),
-        ("A100: ['p*']", f'.A100[0]: "p*" is p100 too, which is a model of its own; {NARROW}'),
-        ("m40: []", ".m40: M40 differs from it by its case alone; write both the same"),
-        ("A100: [], a100: []", ".a100: A100 differs from it by its case alone; write both the same"),
+        ("A100: [h*], H100: [x]", f'.A100[0]: "h*" also matches h100, which is a model itself; {NARROW}'),
+        ("A100: ['p*']", f'.A100[0]: "p*" also matches p100, which is a model itself; {NARROW}'),
+        ("m40: []", ".m40: must be written as M40, from which it differs only in letter case"),
+        ("A100: [], a100: []", ".a100: must be written as A100, from which it differs only in letter case"),
         ("a b: []", '["a b"]'),
     ],
 )
@@ -286,7 +288,7 @@ def test_a_malformed_row_is_refused_with_its_path(rows: str, fault: str) -> None
 
 def test_so_many_rows_are_read_and_no_more() -> None:
     rows = json.dumps({f"m{number}": [f"p{number}-*"] for number in range(257)})
-    with pytest.raises(QuotaFault, match="there are 257 models and 257 products; at most 256 of each are read"):
+    with pytest.raises(QuotaFault, match="must not have more than 256 models or 256 products; got 257 and 257"):
         known(rows)
     assert len(known(json.dumps({f"m{number}": [f"p{number}-*"] for number in range(256)})).models.rows) == 256
 

@@ -108,7 +108,7 @@ def sliced(*mig: bool) -> Nodes:
 
 MODE = "nvidia.com/vgpu-mode"
 BOTH, ALL_MIG = sliced(True, False), sliced(True)
-ANY_SLICE = "there a share may get a slice of any size that is free; ask for whole cards"
+ANY_SLICE = "a share may get a free slice of any size there; request whole cards"
 
 
 @cases(

@@ -142,7 +142,7 @@ def test_a_pod_that_needs_no_card_by_number_may_go_anywhere(manifest: Manifest) 
     sidecar_alone=(pod(container(), init=[sidecar(SHARE)]), "init containers cannot get vcuda cards"),
     two_schemes=(
         pod(container(SHARE), container({"nvidia.com/vcuda-core": 100})),
-        f"asks for both {CORES} and nvidia.com/vcuda-core",
+        f"requests both {CORES} and nvidia.com/vcuda-core",
     ),
     a_card_and_a_half=(vcuda_pod({CORES: 150}), "cores over 100 must be whole cards, 100 each"),
 )

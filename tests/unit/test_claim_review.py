@@ -331,7 +331,7 @@ def claiming(*names: str) -> Manifest:
         pytest.param(spec(entry(count=4)), 0, True, "", id="fits"),
         pytest.param(spec(entry(count=4)), 1, True, "its claim waits until so much is free", id="not now"),
         pytest.param(spec(entry(count=5)), 0, False, "can never fit", id="never"),
-        pytest.param(spec(entry("foo")), 0, False, "is worth is not known", id="malformed"),
+        pytest.param(spec(entry("foo")), 0, False, "no value is configured", id="malformed"),
         pytest.param(spec(entry("compute-domain-daemon.nvidia.com")), 0, True, "", id="no GPU"),
     ],
 )

@@ -23,7 +23,7 @@ from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota
 
 AT = nodes(**{"gpu-1": {MODEL: "P100"}})
 TWO = NamespaceQuota({"M40": Limit(200)})
-FAULT = "spec.devices.requests[0].exactly.allocationMode: All takes as many devices as there are"
+FAULT = "spec.devices.requests[0].exactly.allocationMode: must be ExactCount, with a count; got All"
 CARD = Charge(100, 0, 100)
 
 

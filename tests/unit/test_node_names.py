@@ -15,7 +15,7 @@ from controller.garbage.node.names import (
     present_uids,
     trash_name,
 )
-from vcuda.requests.schemes import SCHEMES
+from vcuda.requests.schemes import SCHEMES, Scheme
 
 UID = "0df28fbd-5f5f-11e8-bc74-36e6bb280816"
 ITS, OTHERS = frozenset({UID}), frozenset({"1df28fbd-5f5f-11e8-bc74-36e6bb280816"})
@@ -24,8 +24,14 @@ GPU_MANAGER, HAMI = VM_DIRECTORIES["gpu-manager"], VM_DIRECTORIES["hami"]
 UNKNOWN = Keep(KeepReason.PODS_UNKNOWN, "no list")
 
 
-def test_every_scheme_has_directories() -> None:
-    assert set(VM_DIRECTORIES) == {scheme.name for scheme in SCHEMES}
+@pytest.mark.parametrize("scheme", [each for each in SCHEMES if each.pod_directory], ids=lambda scheme: scheme.name)
+def test_every_directory_of_a_vendor_leads_to_its_pod(scheme: Scheme) -> None:
+    assert scheme.pod_directory
+    name = scheme.pod_directory.name.format(uid=UID, container="main")
+    form = VM_DIRECTORIES[scheme.name]
+    assert (form.root, form.uid(name)) == (scheme.pod_directory.root, UID)
+    assert form.read_trashed(trash_name(name, 1)) == Trashed(name, UID, 1, moving=False)
+    assert keep_in_root(form, name, FileKind.DIRECTORY, PodPresence(ITS)) == Keep(KeepReason.POD)
 
 
 def test_every_reason_can_be_told() -> None:

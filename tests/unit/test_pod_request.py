@@ -316,14 +316,14 @@ def test_more_than_all_of_a_cards_memory() -> None:
 )
 def test_two_schemes_in_one_container(limits: dict[str, Any], names: str) -> None:
     """The limits stand here in the order in which the API server writes them."""
-    sentence = f"{LIMITS}: asks by two schemes, {names}; write the resources of one of them"
+    sentence = f"{LIMITS}: requests resources of two schemes, {names}; request those of one"
     assert refusals(vcuda_pod(limits)) == [sentence]
 
 
 def test_two_schemes_over_limits_and_requests() -> None:
     resources = {"limits": {"nvidia.com/gpu": 1}, "requests": {CORES: 100}}
     (refusal,) = refusals(pod(container(resources=resources)))
-    assert refusal.startswith(f"{LIMITS}: asks by two schemes, ")
+    assert refusal.startswith(f"{LIMITS}: requests resources of two schemes, ")
 
 
 def test_two_schemes_in_two_containers_are_fine() -> None:

@@ -100,7 +100,7 @@ def test_a_malformed_document_is_refused_with_the_path_of_every_fault() -> None:
 def test_a_config_map_without_the_document(raw: bytes) -> None:
     """Stored, it would lift every quota."""
     answer = edited(None, object=msgspec.Raw(raw))
-    missing = Fault("data.gpu_quota", "is missing; the quota document belongs there")
+    missing = Fault("data.gpu_quota", "is required; write the quota document there")
     assert (answer.outcome, answer.allowed, answer.faults) == ("quota-refused", False, (missing,))
 
 

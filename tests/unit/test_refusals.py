@@ -177,8 +177,8 @@ def test_what_no_table_counts_is_refused_with_the_line_to_add(resource: str, nam
 
 def test_a_class_whose_worth_is_not_fixed_is_refused_with_what_to_ask_for() -> None:
     assert refused(vcuda_pod({f"{CLASS}mig.nvidia.com": 1}), *Allowance).message == (
-        f"malformed GPU request: {FIRST}.resources.limits[{CLASS}mig.nvidia.com]: what one is worth depends on its MIG "
-        "profile; ask for nvidia.com/mig-<profile>, or by a ResourceClaim"
+        f"malformed GPU request: {FIRST}.resources.limits[{CLASS}mig.nvidia.com]: the charge depends on the MIG "
+        "profile; request nvidia.com/mig-<profile>, or use a ResourceClaim"
     )
 
 

@@ -12,7 +12,9 @@ from tests.tables import cases
 from vcuda.admission_review import AdmissionResponse
 from vcuda.quota.model import Allowance, Limit, NamespaceQuota
 from vcuda.requests.config import parse_config
-from vcuda.requests.runtime_devices import DEVICE_VARIABLES, GPU_RUNTIME_CLASSES, RuntimeClasses
+from vcuda.requests.resources import BUILT_IN, GpuResources
+from vcuda.requests.runtime_devices import DEVICE_VARIABLES, GPU_RUNTIME_CLASSES, RuntimeClasses, is_covered
+from vcuda.requests.schemes import HAMI
 
 CLASS = "deviceclass.resource.kubernetes.io/"
 LEGACY = {"name": "CUDA_VERSION", "value": "12.4.1"}
@@ -133,6 +135,13 @@ REQUESTS: dict[str, Mapping[str, int]] = {
 def test_an_ordinary_gpu_container_may_set_cuda_version(limits: Mapping[str, int]) -> None:
     units = "{nvidia.com/gpu.shared: {cards: 0.25}}"
     assert refused_paths(pod(container(limits, env=[LEGACY])), units=units) == []
+
+
+def test_a_request_covers_cuda_version_only_if_the_vendors_device_plugin_sets_nvidia_visible_devices() -> None:
+    count = str(HAMI.count)
+    assert is_covered([count], BUILT_IN)
+    silent = GpuResources((msgspec.structs.replace(HAMI, sets_visible_devices=False),))
+    assert not is_covered([count], silent)
 
 
 @pytest.mark.parametrize("limits", REQUESTS.values(), ids=REQUESTS)

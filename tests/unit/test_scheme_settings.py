@@ -24,6 +24,7 @@ from vcuda.quota.model import Charge, Limit, NamespaceQuota
 from vcuda.requests.config import parse_config
 from vcuda.requests.pod_request import read_request
 from vcuda.requests.resources import GpuResources
+from vcuda.requests.schemes import SCHEMES
 
 RECORDED = json.loads((Path(__file__).parent.parent / "data" / "peers" / "webhooks.json").read_text())
 QUOTA = NamespaceQuota({"M40": Limit(800)})
@@ -73,8 +74,8 @@ def test_a_pod_of_two_schedulers_is_refused(call: str) -> None:
     both = pod(container({"nvidia.com/gpu": 1}), container({"nvidia.com/vgpu-number": 1}), affinity=held_to("M40"))
     answer = getattr(asked, call)(both)
     assert answer.message == (
-        "malformed GPU request: spec.schedulerName: asks by hami and vgpu-manager, which have a scheduler each; "
-        "ask by one of them"
+        "malformed GPU request: spec.schedulerName: requests resources of hami and vgpu-manager, "
+        "which have different schedulers; request those of one"
     )
 
 
@@ -99,51 +100,51 @@ def test_a_share_beside_what_may_be_its_count_is_refused_with_the_setting_to_mak
     assert (answer.allowed, told is None or told in answer.message) == (told is None, True)
 
 
-NOT_A_NAME = "can be no resource; write a name such as nvidia.com/vgpu"
+NOT_A_NAME = "must be the name of a resource, for example nvidia.com/vgpu"
 
 
 @cases(
     "text, fault",
     unknown_scheme=("hamis: {scheduler: a}", ".hamis: unknown scheme; did you mean `hami`?"),
-    no_scheme=("x: {}", ".x: unknown scheme; the schemes are gpu-manager, nvidia-vcuda, hami, vgpu-manager"),
-    no_mapping=("hami: 1", ".hami: 1 stands here; write a mapping such as hami: {scheduler: hami-scheduler}"),
+    no_scheme=("x: {}", f".x: unknown scheme; the schemes are {', '.join(scheme.name for scheme in SCHEMES)}"),
+    no_mapping=("hami: 1", ".hami: must be a mapping, for example hami: {scheduler: hami-scheduler}; got 1"),
     unknown_key=("hami: {schedulr: a}", ".hami.schedulr: unknown key; did you mean `scheduler`?"),
     unknown_resource=("hami: {resources: {counts: a/b}}", ".hami.resources.counts: unknown key; did you mean `count`?"),
     no_key=(
         "hami: {x: 1}",
         ".hami.x: unknown key; the keys here are `resources`, `memory_mib`, `scheduler`, `service_accounts`",
     ),
-    no_domain=("hami: {resources: {count: gpu}}", f'.hami.resources.count: "gpu" {NOT_A_NAME}'),
-    a_number=("hami: {resources: {count: 1}}", f".hami.resources.count: 1 {NOT_A_NAME}"),
+    no_domain=("hami: {resources: {count: gpu}}", f'.hami.resources.count: {NOT_A_NAME}; got "gpu"'),
+    a_number=("hami: {resources: {count: 1}}", f".hami.resources.count: {NOT_A_NAME}; got 1"),
     a_slice=(
         "hami: {resources: {count: nvidia.com/mig-1g.5gb}}",
-        ".hami.resources.count: is built in as a unit; a scheme has names of its own",
+        ".hami.resources.count: is built in as a unit; write a resource that only this scheme has",
     ),
     of_another_scheme=(
         "hami: {resources: {count: nvidia.com/vgpu-number}}",
-        ".hami.resources.count: nvidia.com/vgpu-number is a resource of scheme vgpu-manager already",
+        ".hami.resources.count: nvidia.com/vgpu-number is already a resource of scheme vgpu-manager",
     ),
     twice=(
         "hami: {resources: {count: nvidia.com/gpumem}}",
-        ".hami.resources.count: nvidia.com/gpumem is a resource of scheme hami already",
+        ".hami.resources.count: nvidia.com/gpumem is already a resource of scheme hami",
     ),
-    fixed=("gpu-manager: {memory_mib: 1}", ".gpu-manager.memory_mib: is fixed in gpu-manager itself; leave it out"),
+    fixed=("gpu-manager: {memory_mib: 1}", ".gpu-manager.memory_mib: is fixed in gpu-manager; remove it"),
     it_has_none=(
         "vgpu-manager: {resources: {memory_percentage: a.b/c}}",
-        ".vgpu-manager.resources.memory_percentage: vgpu-manager has none; leave it out",
+        ".vgpu-manager.resources.memory_percentage: vgpu-manager has none; remove it",
     ),
-    no_memory=("hami: {memory_mib: 0}", ".hami.memory_mib: 0 is no number of MiB; write a whole one from 1 to 1048576"),
+    no_memory=("hami: {memory_mib: 0}", ".hami.memory_mib: must be a whole number of MiB from 1 to 1048576; got 0"),
     a_part=(
         "hami: {memory_mib: 0.5}",
-        ".hami.memory_mib: 0.5 is no number of MiB; write a whole one from 1 to 1048576",
+        ".hami.memory_mib: must be a whole number of MiB from 1 to 1048576; got 0.5",
     ),
     no_scheduler=(
         'hami: {scheduler: ""}',
-        '.hami.scheduler: "" can be no scheduler\'s name; write one such as hami-scheduler',
+        '.hami.scheduler: must be the name of a scheduler, for example hami-scheduler; got ""',
     ),
     no_service_account=(
         "hami: {service_accounts: [hami]}",
-        '.hami.service_accounts[0]: "hami" is no service account; write one such as hami-system/hami-scheduler',
+        '.hami.service_accounts[0]: must be a service account, for example hami-system/hami-scheduler; got "hami"',
     ),
 )
 def test_a_malformed_setting_is_refused_with_its_path(text: str, fault: str) -> None:
@@ -172,7 +173,7 @@ def test_whatever_is_written_is_settings_or_faults(tree: object) -> None:
 
 def test_a_name_in_two_tables_is_refused_and_one_that_a_scheme_has_given_up_is_free() -> None:
     renamed = "hami: {resources: {count: nvidia.com/vgpu, cores: nvidia.com/vcores}}"
-    with pytest.raises(QuotaFault, match=r"nvidia\.com/vgpu\]: is counted already, as a resource of scheme hami"):
+    with pytest.raises(QuotaFault, match=r"nvidia\.com/vgpu\]: is already counted as a resource of scheme hami"):
         known(renamed, gpu_units="nvidia.com/vgpu: {cards: 1}")
     free = known(renamed, gpu_units="nvidia.com/gpucores: {}")
     assert (free.is_unknown_gpu("nvidia.com/gpucores"), free.counts("nvidia.com/vcores")) == (False, True)

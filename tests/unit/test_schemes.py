@@ -2,13 +2,14 @@
 
 import re
 from collections import Counter
+from collections.abc import Iterable, Set
 from pathlib import Path
 
 import pytest
 import yaml
 
 from vcuda.requests.refusals import COMPUTE_POLICY, KAI
-from vcuda.requests.resources import BUILT_IN
+from vcuda.requests.resources import BUILT_IN, GpuResources
 from vcuda.requests.schemes import HAMI, SCHEMES, Scheme, guarded_annotations, is_named
 
 POLICIES = Path(__file__).parents[2] / "manifests" / "base" / "policies.yaml"
@@ -24,20 +25,40 @@ def test_no_resource_belongs_to_two_schemes() -> None:
 
 
 def test_the_resources_by_which_vcuda_is_asked_for() -> None:
-    """One that were missing here could be asked for without being charged."""
+    """A resource that is missing from its row is requested without a charge."""
     resources = {scheme.name: set(scheme.resources) for scheme in SCHEMES}
     assert len(resources) == len(SCHEMES)
-    assert resources == {
-        "gpu-manager": {"tencent.com/vcuda-core", "tencent.com/vcuda-memory"},
-        "nvidia-vcuda": {"nvidia.com/vcuda-core", "nvidia.com/vcuda-memory"},
-        "hami": {"nvidia.com/gpu", "nvidia.com/gpucores", "nvidia.com/gpumem", "nvidia.com/gpumem-percentage"},
-        "vgpu-manager": {"nvidia.com/vgpu-number", "nvidia.com/vgpu-cores", "nvidia.com/vgpu-memory"},
-    }
+    assert (
+        resources.items()
+        >= {
+            "gpu-manager": {"tencent.com/vcuda-core", "tencent.com/vcuda-memory"},
+            "nvidia-vcuda": {"nvidia.com/vcuda-core", "nvidia.com/vcuda-memory"},
+            "hami": {"nvidia.com/gpu", "nvidia.com/gpucores", "nvidia.com/gpumem", "nvidia.com/gpumem-percentage"},
+            "vgpu-manager": {"nvidia.com/vgpu-number", "nvidia.com/vgpu-cores", "nvidia.com/vgpu-memory"},
+        }.items()
+    )
 
 
 @EACH
 def test_a_resource_leads_back_to_its_scheme(scheme: Scheme) -> None:
     assert {BUILT_IN.scheme_of[resource] for resource in scheme.resources} == {scheme}
+
+
+@EACH
+def test_another_resource_of_a_vendors_domain_is_refused(scheme: Scheme) -> None:
+    """The domain must match the vendor's own resources: then it also matches a resource that is missing in the row."""
+    assert all(GpuResources((scheme,)).vendors.match(resource) for resource in scheme.resources)
+    domain, _, part = scheme.vendor_domain.partition("/")
+    assert BUILT_IN.is_unknown_gpu(f"{domain}/{part.removesuffix('*')}missing")
+
+
+@EACH
+def test_the_extender_can_write_the_allocation_of_a_scheme_with_cards_by_number(scheme: Scheme) -> None:
+    if scheme.card_index:
+        assert scheme.predicate_node
+        assert scheme.predicate_times
+        assert scheme.phase
+        assert scheme.phase.placed
 
 
 @EACH
@@ -88,7 +109,7 @@ def test_a_key_is_named_whole_or_by_how_it_begins(key: str) -> None:
 
 
 def test_the_policy_guards_exactly_the_annotations_and_labels_of_the_schemes() -> None:
-    """A new scheme, or a new annotation of one, has to be added to the policy, and one that goes has to leave it."""
+    """A key of a new scheme must be added to the policy, and a key that no scheme has any more must be removed."""
     documents = yaml.safe_load_all(POLICIES.read_text())
     [policy] = [
         each["spec"]
@@ -100,9 +121,15 @@ def test_the_policy_guards_exactly_the_annotations_and_labels_of_the_schemes() -
     guarded = re.findall('"(.*?)"', listed)
     for found in (variables["foundAdded"], variables["foundRemoved"]):
         [prefixes, endings] = [re.findall(rf'key\.{method}\("(.*?)"\)', found) for method in ("startsWith", "endsWith")]
-        assert sorted([*guarded, *prefixes]) == sorted(guarded_annotations())
+        assert _missing_and_left_over([*guarded, *prefixes], guarded_annotations()) == (set(), set())
         assert endings == [COMPUTE_POLICY]
         [pattern] = re.findall(r'key\.matches\("(.*?)"\)', found)
         assert all(re.match(pattern, key) and re.match(pattern, key.title()) for key in KAI)
     [labels] = re.findall(r"^\[(.*?)\]", variables["labelChanged"])
-    assert {*re.findall('"(.*?)"', labels)} == {name for scheme in SCHEMES for name in scheme.allocation_labels}
+    written = {name for scheme in SCHEMES for name in scheme.allocation_labels}
+    assert _missing_and_left_over(re.findall('"(.*?)"', labels), written) == (set(), set())
+
+
+def _missing_and_left_over(listed: Iterable[str], written: Set[str]) -> tuple[set[str], set[str]]:
+    """The keys to add to the list in policies.yaml, and those to remove from it."""
+    return {*written} - {*listed}, {*listed} - {*written}

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.allocated import card_of, share_of
 from tests.both_calls import Webhook
 from tests.builders import Manifest, container, held_to, pod, policy_for
 from tests.tables import cases
@@ -16,18 +17,6 @@ from vcuda.requests.config import parse_config
 from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, SCHEMES, VGPU_MANAGER, Scheme
 from vcuda.requests.share_limits import HAMI_CORE, TMP, VCUDA_CONTROLLER, VGPU_MANAGER_LIBRARY, ShareLimits
 
-SHARES: dict[str, Mapping[str, int]] = {
-    "gpu-manager": {"tencent.com/vcuda-core": 20, "tencent.com/vcuda-memory": 10},
-    "nvidia-vcuda": {"nvidia.com/vcuda-core": 20, "nvidia.com/vcuda-memory": 100},
-    "hami": {"nvidia.com/gpu": 1, "nvidia.com/gpucores": 10, "nvidia.com/gpumem": 100},
-    "vgpu-manager": {"nvidia.com/vgpu-number": 1, "nvidia.com/vgpu-cores": 10, "nvidia.com/vgpu-memory": 100},
-}
-CARDS: dict[str, Mapping[str, int]] = {
-    "gpu-manager": {"tencent.com/vcuda-core": 100},
-    "nvidia-vcuda": {"nvidia.com/vcuda-core": 100},
-    "hami": {"nvidia.com/gpu": 1},
-    "vgpu-manager": {"nvidia.com/vgpu-number": 1},
-}
 SET: dict[str, tuple[str, ...]] = {
     "gpu-manager": ("LD_LIBRARY_PATH",),
     "nvidia-vcuda": ("LD_LIBRARY_PATH",),
@@ -62,12 +51,19 @@ SET: dict[str, tuple[str, ...]] = {
         "VGPU_POD_NAME",
     ),
 }
-"""Variables that each vendor's device plugin sets or its library reads."""
+"""Variables that the device plugins set or the libraries read. Those of a new vendor are taken from its row."""
 
 CLAIM = {"name": "gpu", "resourceClaimName": "train"}
 EACH = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
+
+
+def set_by(scheme: Scheme) -> tuple[str, ...]:
+    return SET.get(scheme.name) or tuple(each.pattern.replace("*", "0") for each in scheme.limits.variables)
+
+
 VARIABLES = pytest.mark.parametrize(
-    ("scheme", "name"), [pytest.param(s, n, id=f"{s.name} {n}") for s in SCHEMES for n in SET[s.name]]
+    ("scheme", "name"),
+    [pytest.param(each, name, id=f"{each.name} {name}") for each in SCHEMES for name in set_by(each)],
 )
 
 
@@ -95,7 +91,7 @@ VARIABLE, MOUNT = "spec.containers[0].env[0]", "spec.containers[0].volumeMounts[
 
 @VARIABLES
 def test_no_variable_replaces_a_limit_of_a_share_unless_its_allowance_is_given(scheme: Scheme, name: str) -> None:
-    manifest = with_variable(SHARES[scheme.name], name)
+    manifest = with_variable(share_of(scheme), name)
     limit = scheme.limits.find(name)
     assert limit is not None
     assert faults_of(manifest) == [VARIABLE]
@@ -106,7 +102,7 @@ def test_no_variable_replaces_a_limit_of_a_share_unless_its_allowance_is_given(s
 @VARIABLES
 def test_a_value_from_another_object_is_refused_as_it_is_unknown(scheme: Scheme, name: str) -> None:
     variable = {"name": name, "valueFrom": {"configMapKeyRef": {"name": "own", "key": "limit"}}}
-    assert faults_of(pod(container(SHARES[scheme.name], env=[variable]))) == [VARIABLE]
+    assert faults_of(pod(container(share_of(scheme), env=[variable]))) == [VARIABLE]
 
 
 @VARIABLES
@@ -114,7 +110,7 @@ def test_on_a_whole_card_a_limit_lifts_nothing(scheme: Scheme, name: str) -> Non
     """Apart from the switches, which turn off what a vendor may set for whole cards too."""
     limit = scheme.limits.find(name)
     switches = limit is not None and limit.allowance is Allowance.DISABLE_CONTROL
-    assert faults_of(with_variable(CARDS[scheme.name], name)) == [VARIABLE] * switches
+    assert faults_of(with_variable(card_of(scheme), name)) == [VARIABLE] * switches
 
 
 @cases(
@@ -146,7 +142,7 @@ def test_a_part_of_a_cards_memory_is_a_share_as_well_as_a_part_of_its_cores(limi
     ],
 )
 def test_a_variable_that_lifts_no_limit_of_this_vendor_is_admitted(scheme: Scheme, name: str, value: str) -> None:
-    assert faults_of(with_variable(SHARES[scheme.name], name, value)) == []
+    assert faults_of(with_variable(share_of(scheme), name, value)) == []
 
 
 @cases(
@@ -155,20 +151,20 @@ def test_a_variable_that_lifts_no_limit_of_this_vendor_is_admitted(scheme: Schem
     another_one=("0", True),
 )
 def test_the_priority_is_that_of_the_resource(value: str, *, refused: bool) -> None:
-    limits = {**SHARES["hami"], "nvidia.com/priority": 1}
+    limits = {**share_of(HAMI), "nvidia.com/priority": 1}
     assert bool(faults_of(with_variable(limits, "CUDA_TASK_PRIORITY", value))) is refused
 
 
 def test_a_common_variable_is_refused_only_in_the_container_that_has_the_share() -> None:
     path: Manifest = {"env": [{"name": "LD_LIBRARY_PATH", "value": "/opt/lib"}]}
-    share = container(SHARES["gpu-manager"])
+    share = container(share_of(GPU_MANAGER))
     assert faults_of(pod(share, container(**path))) == []
-    assert faults_of(pod(container(), container(SHARES["gpu-manager"], **path))) == ["spec.containers[1].env[0]"]
+    assert faults_of(pod(container(), container(share_of(GPU_MANAGER), **path))) == ["spec.containers[1].env[0]"]
 
 
 def test_a_variable_of_a_vendor_is_refused_in_every_container_of_the_pod() -> None:
     variable = {"name": "CUDA_OVERSUBSCRIBE", "value": "true"}
-    assert faults_of(pod(container(SHARES["hami"]), init=[container(env=[variable])])) == [
+    assert faults_of(pod(container(share_of(HAMI)), init=[container(env=[variable])])) == [
         "spec.initContainers[0].env[0]"
     ]
 
@@ -201,9 +197,9 @@ def test_no_volume_is_mounted_over_the_library_of_a_share(scheme: Scheme) -> Non
     for path in scheme.limits.paths:
         for mounted in (path, f"{path}/x", path.rpartition("/")[0] or "/"):
             expected = [] if mounted == TMP else [MOUNT]
-            assert faults_of(with_mount(SHARES[scheme.name], mounted)) == expected, mounted
-            assert faults_of(with_mount(SHARES[scheme.name], mounted), Allowance.LIMIT_LIBRARY) == []
-            assert faults_of(with_mount(CARDS[scheme.name], mounted)) == []
+            assert faults_of(with_mount(share_of(scheme), mounted)) == expected, mounted
+            assert faults_of(with_mount(share_of(scheme), mounted), Allowance.LIMIT_LIBRARY) == []
+            assert faults_of(with_mount(card_of(scheme), mounted)) == []
 
 
 @pytest.mark.parametrize(
@@ -224,7 +220,7 @@ def test_no_volume_is_mounted_over_the_library_of_a_share(scheme: Scheme) -> Non
 )
 def test_the_preload_file_cannot_be_replaced_however_its_path_is_written(path: str) -> None:
     for scheme in (HAMI, VGPU_MANAGER):
-        assert faults_of(with_mount(SHARES[scheme.name], path)) == [MOUNT]
+        assert faults_of(with_mount(share_of(scheme), path)) == [MOUNT]
 
 
 @pytest.mark.parametrize(
@@ -233,12 +229,12 @@ def test_the_preload_file_cannot_be_replaced_however_its_path_is_written(path: s
 )
 def test_a_volume_beside_the_library_is_admitted(path: str) -> None:
     for scheme in (HAMI, VGPU_MANAGER):
-        assert faults_of(with_mount(SHARES[scheme.name], path)) == []
+        assert faults_of(with_mount(share_of(scheme), path)) == []
 
 
 def test_only_the_mounts_of_containers_with_a_gpu_are_judged() -> None:
     mounts: Manifest = {"volumeMounts": [{"name": "own", "mountPath": "/etc"}]}
-    assert faults_of(pod(container(SHARES["hami"]), container(**mounts))) == []
+    assert faults_of(pod(container(share_of(HAMI)), container(**mounts))) == []
     claiming = container(resources={"claims": [{"name": "gpu"}]}, **mounts)
     assert faults_of(pod(container(**mounts), claiming, resourceClaims=[CLAIM])) == [
         "spec.containers[1].volumeMounts[0].mountPath"

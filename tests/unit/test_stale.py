@@ -8,21 +8,21 @@ import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
-from tests.allocated import NODE, allocated_pod, marks, rfc3339, unix
+from tests.allocated import NODE, RECORDED, allocated_pod, marks, rfc3339, unix
 from tests.builders import LABELS, view
 from tests.tables import cases
 from vcuda.allocations import stale
 from vcuda.allocations.stale import ABSURD, Lock, Removal, find_stale_lock, read_locks, removal_patch
 from vcuda.allocations.stored_pods import StoredPod, read_stored
 from vcuda.k8s_types import Node, ObjectMeta
-from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, SCHEMES, VGPU_MANAGER, Scheme
+from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, VGPU_MANAGER, Scheme
 
 START = 1_700_000_000.0
 TIMEOUT = 300.0
 LATE = START + TIMEOUT
 """The first moment at which what was allocated at the start is stale."""
 
-EACH = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
+EACH = pytest.mark.parametrize("scheme", RECORDED, ids=lambda scheme: scheme.name)
 WITH_PHASE = pytest.mark.parametrize("scheme", [HAMI, VGPU_MANAGER], ids=lambda scheme: scheme.name)
 
 
@@ -134,7 +134,7 @@ def test_a_bind_that_began_and_never_came_about_is_told_as_such(scheme: Scheme) 
     pod = stored(scheme, phase="allocating")
     assert rules(pod, LATE - 1) == []
     [removal] = find_stale(pod, LATE)
-    why = "its binding began at 2023-11-14T22:13:20Z and never came about"
+    why = "its binding began at 2023-11-14T22:13:20Z and never completed"
     assert (removal.rule, removal.why) == ("allocating", why)
     assert due(pod) == LATE
 
@@ -259,7 +259,7 @@ TIMES = st.one_of(st.integers(0, 700).map(lambda s: START + s), st.just(START + 
 @st.composite
 def pods(draw: st.DrawFn) -> StoredPod:
     """Any pod with an allocation, or two, in any state."""
-    scheme, other = draw(st.sampled_from(SCHEMES)), draw(st.sampled_from(SCHEMES))
+    scheme, other = draw(st.sampled_from(RECORDED)), draw(st.sampled_from(RECORDED))
     extra, extra_labels = marks(other, draw(TIMES), node=draw(st.sampled_from([NODE, "gpu-2", "", None])))
     both = draw(st.booleans())
     return stored(
@@ -382,5 +382,5 @@ def test_what_is_removed_and_why() -> None:
     assert expired
     assert gone
     assert expired.annotations == gone.annotations == (LOCK,)
-    assert expired.why == f"never given back: {NOW},team-a,train-0"
+    assert expired.why == f"never released: {NOW},team-a,train-0"
     assert gone.why == "its pod team-a/train-0 does not exist"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests import builders
-from tests.allocated import NODE, allocated_pod, marks
+from tests.allocated import NODE, RECORDED, allocated_pod, marks
 from tests.tables import cases
 from vcuda.allocations.cards import MOST_CARDS, PodCards, Share
 from vcuda.allocations.stored_pods import (
@@ -116,7 +116,7 @@ def test_only_live_pods_are_charged() -> None:
     assert list(charges_of(pods, Nodes(builders.LABELS))) == [("M40", CARD)] * 2
 
 
-EACH = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
+EACH = pytest.mark.parametrize("scheme", RECORDED, ids=lambda scheme: scheme.name)
 
 
 def allocation_on(manifest: builders.Manifest) -> Allocation | None:

@@ -80,28 +80,28 @@ def test_an_amount_that_is_none_is_a_fault_with_its_path(amount: object) -> None
     assert fault.path == "spec.containers[0].resources.limits[nvidia.com/mig-1g.5gb]"
 
 
-WORTH = "write what one is worth, such as amd.com/gpu: {cards: 1}"
-SPELLING = "write a name such as nvidia.com/gpu.shared, or of a DeviceClass, deviceclass/NAME"
-DOMAINS = "write one such as acme.com, or acme.com/gpu-*"
+WORTH = "must be a mapping, for example amd.com/gpu: {cards: 1}"
+SPELLING = "must be the name of a resource, for example nvidia.com/gpu.shared, or of a DeviceClass, deviceclass/NAME"
+DOMAINS = "must be a domain of resources, for example acme.com or acme.com/gpu-*"
 
 
 @pytest.mark.parametrize(
     ("units", "fault"),
     [
-        ("nvidia.com/gpu: {}", "[nvidia.com/gpu]: is counted already, as a resource of scheme hami; leave it out"),
-        ("nvidia.com/mig-1g.5gb: {}", "[nvidia.com/mig-1g.5gb]: is built in; leave it out"),
-        ("deviceclass/mig-manager: {}", "[deviceclass/mig-manager]: is built in; leave it out"),
-        (f"{CLASS}a: {{}}", f"[{CLASS}a]: write deviceclass/a, for claims and for pods alike"),
+        ("nvidia.com/gpu: {}", "[nvidia.com/gpu]: is already counted as a resource of scheme hami; remove it"),
+        ("nvidia.com/mig-1g.5gb: {}", "[nvidia.com/mig-1g.5gb]: is built in; remove it"),
+        ("deviceclass/mig-manager: {}", "[deviceclass/mig-manager]: is built in; remove it"),
+        (f"{CLASS}a: {{}}", f"[{CLASS}a]: must be written as deviceclass/a, for claims and pods alike"),
         ("amd.com/gpu: {}, amd.com/gpu: {}", "[amd.com/gpu]: is written twice; keep one of them"),
         ("amd.com/gpu: {cards: 0.125}", "[amd.com/gpu].cards: 0.125 has more than two decimals; write 0.12"),
-        ("amd.com/gpu: {cards: 0}", "[amd.com/gpu].cards: 0 cards are worth nothing; write {} for that"),
+        ("amd.com/gpu: {cards: 0}", "[amd.com/gpu].cards: must be above 0; write {} for a resource that is no GPU"),
         (
             "amd.com/gpu: {memory: 1Gi}",
-            "[amd.com/gpu]: memory without cards; write both, such as {cards: 0.25, memory: 10Gi}",
+            "[amd.com/gpu]: cards is required with memory, for example {cards: 0.25, memory: 10Gi}",
         ),
         ("amd.com/gpu: {card: 1}", "[amd.com/gpu].card: unknown key; did you mean `cards`?"),
-        ("amd.com/gpu: 1", f"[amd.com/gpu]: 1 stands here; {WORTH}"),
-        ("gpu: {cards: 1}", f'.gpu: "gpu" can be no resource; {SPELLING}'),
+        ("amd.com/gpu: 1", f"[amd.com/gpu]: {WORTH}; got 1"),
+        ("gpu: {cards: 1}", f'.gpu: {SPELLING}; got "gpu"'),
     ],
 )
 def test_a_malformed_unit_is_refused_with_its_path(units: str, fault: str) -> None:
@@ -111,7 +111,7 @@ def test_a_malformed_unit_is_refused_with_its_path(units: str, fault: str) -> No
 @pytest.mark.parametrize(
     ("key", "text", "fault"),
     [
-        ("gpu_units", "[1]", f"data.gpu_units: a list stands here; {WORTH}"),
+        ("gpu_units", "[1]", f"data.gpu_units: {WORTH}; got a list"),
         (
             "gpu_domains",
             "[a",
@@ -120,9 +120,9 @@ def test_a_malformed_unit_is_refused_with_its_path(units: str, fault: str) -> No
         (
             "gpu_domains",
             "[acme.com, acme.com/gpu]",
-            f'gpu_domains[1]: "acme.com/gpu" is no domain of resources; {DOMAINS}',
+            f'gpu_domains[1]: {DOMAINS}; got "acme.com/gpu"',
         ),
-        ("gpu_domains", "a.b", 'data.gpu_domains: "a.b" stands here; write a list of domains, such as [acme.com]'),
+        ("gpu_domains", "a.b", 'data.gpu_domains: must be a list of domains, for example [acme.com]; got "a.b"'),
     ],
 )
 def test_a_malformed_key_is_refused_with_its_path(key: str, text: str, fault: str) -> None:

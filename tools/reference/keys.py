@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from tools.reference.markdown import code, listed, table
 from tools.reference.sources import ROOT, strings
-from vcuda.allocations.cards import CARD_ANNOTATIONS
 from vcuda.requests.schemes import SCHEMES, Scheme
 
 _KEY = re.compile(r"[a-z0-9-]+(?:\.[a-z0-9-]+)+/[A-Za-z0-9._-]*")
@@ -177,20 +176,23 @@ def section() -> str:
 
 def _section(scheme: Scheme) -> str:
     unit = "" if scheme.memory_unit == 1 else f"; {code(scheme.memory)} counts blocks of {scheme.memory_unit} MiB"
-    asked = f"Asked for by {listed(scheme.resources)}{unit}."
+    asked = f"{scheme.display_name} is requested by {listed(scheme.resources)}{unit}."
     rows = [(code(key), on, what) for key, on, what in dict.fromkeys(_rows(scheme))]
-    return f"### {scheme.name}\n\n{asked}\n\n{table(('key', 'on', 'what we do with it'), rows)}"
+    kept = scheme.pod_directory
+    directory = f" Its device plugin keeps directories in {code(kept.root)}, named {code(kept.name)}." if kept else ""
+    keys = table(("key", "on", "what we do with it"), rows)
+    return f"### {scheme.name}\n\n{asked}{directory}\n\n{keys}"
 
 
 def _rows(scheme: Scheme) -> Iterator[tuple[str, str, str]]:
     """Each key with where it stands and what we do with it; one that ends in ``-`` stands for all that begin so."""
-    pod, written = "annotation of a pod", "; set by the extender" if scheme.name in CARD_ANNOTATIONS else ""
+    pod, written = "annotation of a pod", "; set by the extender" if scheme.card_index else ""
     stale = f"removed at creation, and later where it is stale{written}"
     named = (
         (scheme.core_limit, pod, "read; refused where it is not an integer from the requested cores to 100"),
         (scheme.wanted_models, pod, WANTED),
         (scheme.unwanted_models, pod, UNWANTED),
-        (scheme.card_mode, pod, "read; `hami-core` is set on shares of a model with cards in MIG mode"),
+        (scheme.card_mode, pod, f"read; {code(scheme.shared_mode)} is set on shares of a model with cards in MIG mode"),
         *((key, pod, stale) for key in scheme.allocation_annotations),
         *((key, pod, "removed at creation") for key in scheme.creation_annotations),
         *((key, "label of a pod", stale) for key in scheme.allocation_labels),

@@ -1,1 +1,1 @@
-"""What schedulers and device plugins write on pods and nodes, and which cards that takes."""
+"""Stored pods and claims: their charges, the allocations that schedulers write on them, and their cards."""

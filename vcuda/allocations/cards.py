@@ -1,8 +1,8 @@
-"""The cards of a node, and what is taken of them: what gpu-admission works out from a node and the pods on it.
+"""The cards of a node and their use, computed as gpu-admission does from the node and its pods.
 
-A node offers cards by ``vcuda-core`` in its capacity, 100 a card. ``vcuda-memory`` is divided evenly between the cards
-in whole blocks, and the rest of it is nobody's. Which cards a container has stands in its pod's annotations
-(tkestack/gpu-admission ``pkg/device``, ``pkg/util``; gpu-manager goes by the same).
+A node offers 100 ``vcuda-core`` in its capacity for each card. ``vcuda-memory`` is divided evenly between the cards in
+whole blocks, and the remainder is not used. The annotations of a pod list the cards of its containers
+(tkestack/gpu-admission ``pkg/device``, ``pkg/util``; gpu-manager uses the same rules).
 """
 
 import functools
@@ -16,17 +16,17 @@ import msgspec
 from vcuda.k8s_types import Container, Pod, Quantity, can_be_name, parse_whole
 from vcuda.quota.model import CORES_PER_CARD
 from vcuda.requests.pod_request import resources_of
-from vcuda.requests.schemes import GPU_MANAGER, NVIDIA_VCUDA, Scheme
+from vcuda.requests.schemes import SCHEMES, Scheme
 
-INDEXED = (GPU_MANAGER, NVIDIA_VCUDA)
-"""The schemes whose scheduler says by number which cards of its node a container gets."""
+INDEXED = tuple(scheme for scheme in SCHEMES if scheme.card_index)
+"""The schemes whose scheduler chooses the cards of a container by number."""
 
 MOST_CARDS = 1024
-"""Cards a node may claim to have; more is a mistake, and would cost memory."""
+"""The most cards of one node. A larger number is a mistake, and would cost memory."""
 
 
 class Share(NamedTuple):
-    """What one container has of one card: cores, and memory in MiB. With 100 cores it has all of its memory too."""
+    """A container's part of one card: cores, and memory in MiB. With 100 cores it has all memory of the card."""
 
     card: int
     cores: int
@@ -34,33 +34,38 @@ class Share(NamedTuple):
 
 
 class Unplaceable(NamedTuple):
-    """Why a pod cannot be placed on a node. ``final``: whatever ends on the node, it stays so."""
+    """The reason why a pod cannot be placed on a node."""
 
     text: str
     final: bool = True
+    """Whether the reason remains when other pods on the node end."""
 
 
 class Cards(msgspec.Struct, frozen=True, gc=False):
-    """A node's cards by number: cores and MiB used of each. More may be used than there is: then nothing is free.
+    """The use of a node's cards. Use may exceed a card: nothing of the card is free then.
 
-    ``card_memory`` is one card's memory in MiB. ``free_cores`` are those of all cards; ``free_memory`` is what the node
-    has left in MiB, with what could not be divided between the cards. ``whole`` cards are those that nobody has
-    anything of; ``most_cores`` are the free cores of the card that has the most. All this is kept, as each pod asks
-    every node.
+    The sums are stored, since every pod is compared with every node.
     """
 
     scheme: Scheme
     card_memory: int
+    """The memory of one card in MiB."""
     used_cores: tuple[int, ...]
+    """By the number of the card."""
     used_memory: tuple[int, ...]
+    """In MiB, by the number of the card."""
     free_cores: int
+    """Of all cards."""
     free_memory: int
+    """Of the node in MiB, with the remainder that could not be divided between the cards."""
     whole: int
+    """The number of unused cards."""
     most_cores: int
+    """The free cores of the card with the most."""
 
     @classmethod
     def unused(cls, scheme: Scheme, count: int, memory: int) -> "Cards":
-        """Return so many cards of a node with ``memory`` blocks of the scheme's unit, none of them used."""
+        """Return ``count`` unused cards of a node with ``memory`` blocks of the scheme's unit."""
         unit = scheme.memory_unit
         nothing = (0,) * count
         free = count * CORES_PER_CARD
@@ -71,11 +76,11 @@ class Cards(msgspec.Struct, frozen=True, gc=False):
         return max(CORES_PER_CARD - self.used_cores[card], 0), max(self.card_memory - self.used_memory[card], 0)
 
     def is_whole(self, card: int) -> bool:
-        """Return whether nobody has anything of the card."""
+        """Return whether the card is unused."""
         return not self.used_cores[card] and not self.used_memory[card]
 
     def have(self, shares: Iterable[Share]) -> bool:
-        """Return whether all these shares are free, one beside the other."""
+        """Return whether all these shares are free at the same time."""
         cards = self
         for share in shares:
             if not 0 <= share.card < len(cards.used_cores):
@@ -88,25 +93,25 @@ class Cards(msgspec.Struct, frozen=True, gc=False):
         return True
 
     def fragmented_cores(self) -> int:
-        """Return the free cores of cards that are not wholly free: no pod that wants whole cards can have them."""
+        """Return the free cores of cards in use. A pod that requests whole cards cannot get them."""
         return self.free_cores - self.whole * CORES_PER_CARD
 
     def taken(self, shares: Iterable[Share]) -> "Cards":
-        """Return the cards with these shares used too. One of a card that the node does not have counts for nothing."""
+        """Return the cards with these shares used too. Shares of cards that the node does not have are ignored."""
         return self._changed(shares, 1)
 
     def returned(self, shares: Iterable[Share]) -> "Cards":
-        """Return the cards without these shares, which must have been taken before."""
+        """Return the cards without these shares, which must be taken."""
         return self._changed(shares, -1)
 
     def _changed(self, shares: Iterable[Share], sign: int) -> "Cards":
         cores, memory = list(self.used_cores), list(self.used_memory)
         free_cores, free_memory = self.free_cores, self.free_memory
         for share in shares:
-            if not 0 <= share.card < len(cores):  # an annotation may name a card that has since been taken out
+            if not 0 <= share.card < len(cores):  # an annotation may name a card that was removed since
                 continue
             card = share.card
-            # More may be used of a card than there is, so what it adds to the sums is taken out and worked out anew.
+            # Since use may exceed a card, its part of the sums is subtracted here and added again below.
             free_cores += min(cores[card], CORES_PER_CARD)
             free_memory += min(memory[card], self.card_memory)
             cores[card] += sign * min(share.cores, CORES_PER_CARD)
@@ -119,7 +124,7 @@ class Cards(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_cards(capacity: Mapping[str, Quantity]) -> Cards | Unplaceable:
-    """Return the cards that a node's capacity offers, all unused, or why there are none to place on."""
+    """Return the cards in a node's capacity, all unused, or the reason why there are none."""
     offered = [scheme for scheme in INDEXED if scheme.cores in capacity and _whole(capacity, scheme.cores) != 0]
     if not offered:
         return Unplaceable("no vcuda cards")
@@ -142,36 +147,38 @@ def _whole(capacity: Mapping[str, Quantity], resource: str) -> int | None:
 
 
 class ContainerRequest(msgspec.Struct, frozen=True, gc=False):
-    """What one container wants: under 100 cores a share of one card, with MiB of memory; else so many whole cards."""
+    """The request of one container: a share of one card if ``cores`` is less than 100, otherwise whole cards."""
 
     container: int
+    """The number of the container in its pod."""
     cores: int
     memory: int
+    """In MiB."""
 
     @property
     def cards(self) -> int:
-        """How many whole cards; 0 for a share."""
+        """The number of whole cards; 0 for a share."""
         return self.cores // CORES_PER_CARD
 
 
 class CardRequest(msgspec.Struct, frozen=True, gc=False):
-    """What a pod wants by one scheme, container by container in the order of its spec; none: it needs no card."""
+    """The request of a pod by one scheme: its containers that request cards, in the order of the spec."""
 
     scheme: Scheme
     containers: tuple[ContainerRequest, ...]
 
 
 def read_card_request(pod: Pod) -> CardRequest | Unplaceable | None:
-    """Return what the pod wants; None where it wants no card by number; or why no node can serve it."""
+    """Return the request of the pod, None if it requests no card by number, or why no node can have it."""
     schemes = [scheme for scheme in INDEXED if _asks(pod.spec.containers, scheme)]
-    # gpu-manager looks for the card of an init container among the containers (`Allocate` in
-    # pkg/services/allocator/nvidia), finds none, and never starts it.
+    # gpu-manager searches only the containers for the card of an init container (`Allocate` in
+    # pkg/services/allocator/nvidia), does not find it, and never starts the init container.
     if any(_asks(pod.spec.init_containers, scheme) for scheme in INDEXED):
         return Unplaceable("init containers cannot get vcuda cards")
     if not schemes:
         return None
     if len(schemes) > 1:
-        return Unplaceable(f"asks for both {schemes[0].cores} and {schemes[1].cores}")
+        return Unplaceable(f"requests both {schemes[0].cores} and {schemes[1].cores}")
     containers = tuple(_container_requests(pod.spec.containers or (), schemes[0]))
     if any(each.cores > CORES_PER_CARD and each.cores % CORES_PER_CARD for each in containers):
         return Unplaceable("cores over 100 must be whole cards, 100 each")
@@ -181,7 +188,7 @@ def read_card_request(pod: Pod) -> CardRequest | Unplaceable | None:
 def _container_requests(containers: tuple[Container, ...], scheme: Scheme) -> Iterator[ContainerRequest]:
     for number, container in enumerate(containers):
         cores, memory = amount_of(container, scheme.cores), amount_of(container, scheme.memory)
-        # A share without memory gets no card in gpu-admission (`IsGPURequiredContainer`); gpu-manager starts none such.
+        # gpu-admission gives no card to a share without memory (`IsGPURequiredContainer`); gpu-manager never starts it.
         if cores >= CORES_PER_CARD or (cores and memory):
             yield ContainerRequest(number, cores, memory * scheme.memory_unit)
 
@@ -191,83 +198,72 @@ def _asks(containers: tuple[Container, ...] | None, scheme: Scheme) -> bool:
 
 
 def names_cards(pod: Pod) -> bool:
-    """Return whether a container names a scheme's cores, be it none of them: then the extender is asked to bind it."""
+    """Return whether a container names a scheme's cores, even 0 of them. kube-scheduler lets the extender bind it."""
     return any(scheme.cores in resources_of(each) for _, each in pod.all_containers() for scheme in INDEXED)
 
 
 def amount_of(container: Container, resource: str) -> int:
-    """Return how much of a resource is asked for; 0 where it is not, or where the API server would not store it."""
+    """Return the requested amount of a resource; 0 if there is none, or if the API server would reject it."""
     return _whole(resources_of(container), resource) or 0
 
 
 class PodCards(msgspec.Struct, frozen=True):
-    """The shares that a stored pod has, or is to have, of the cards of ``node``.
-
-    ``is_cut``: its annotations give it more than `MOST_CARDS`; only the first ones are kept.
-    """
+    """The shares of the cards of ``node`` that a stored pod has or will have."""
 
     node: str
     shares: tuple[Share, ...]
+    """The first `MOST_CARDS` of its annotations."""
     is_cut: bool = False
+    """Whether its annotations list more."""
 
 
-class CardAnnotations(msgspec.Struct, frozen=True):
-    """The names of a scheme's annotations; ``index`` is what the number of a container is appended to."""
-
-    time: str
-    node: str
-    index: str
-    assigned: str
-
-
-CARD_ANNOTATIONS = {scheme.name: CardAnnotations(*scheme.allocation_annotations) for scheme in INDEXED}
-"""The annotations of each scheme by its name."""
 _NUMBER = re.compile("[0-9]{1,6}", re.ASCII)
 
 LONGEST_REMEMBERED = 64
-"""Characters of an annotation that tells cards and is read once for all that are like it."""
+"""Characters of an annotation with cards that is remembered for all equal annotations."""
 
 
 def read_pod_cards(pod: Pod) -> PodCards | None:
-    """Return the cards that the pod's annotations give it; None where they give it none, or it has ended.
+    """Return the cards in the pod's annotations; None if there are none, or the pod has ended.
 
-    A bound pod has them on its node; one that is not bound on the node that was chosen for it.
+    They are on the node to which the pod is bound, or on the chosen node of a pod that is not bound.
     """
     annotations = pod.annotations
     if pod.has_ended or not annotations:
         return None
     for scheme in INDEXED:
-        keys = CARD_ANNOTATIONS[scheme.name]
-        node = pod.spec.node_name or annotations.get(keys.node, "")
-        # Tenants can write annotations where no quota is enforced, so what is kept of them is bounded.
-        shares = tuple(itertools.islice(_shares(pod, scheme, keys), MOST_CARDS + 1)) if can_be_name(node) else ()
+        node = pod.spec.node_name or annotations.get(str(scheme.predicate_node), "")
+        # Without an enforced quota tenants can write annotations. So the number of shares is bounded.
+        shares = tuple(itertools.islice(_shares(pod, scheme), MOST_CARDS + 1)) if can_be_name(node) else ()
         if shares:
             return PodCards(node, shares[:MOST_CARDS], is_cut=len(shares) > MOST_CARDS)
     return None
 
 
 def annotations_for(scheme: Scheme, node: str, shares: Mapping[int, tuple[Share, ...]], time: int) -> dict[str, str]:
-    """Return what is written on a pod that gets these shares, by container, of a node; ``time`` is Unix nanoseconds."""
-    keys = CARD_ANNOTATIONS[scheme.name]
-    indexes = {f"{keys.index}{number}": ",".join(str(share.card) for share in got) for number, got in shares.items()}
-    # gpu-manager serves the pods of its node in the order of these times.
-    return {keys.time: str(time), keys.node: node, keys.assigned: "false", **indexes}
+    """Return the annotations of a pod that gets these shares of a node, by container; ``time`` is Unix nanoseconds."""
+    # gpu-manager serves the pods of its node in the order of this time.
+    written = {**dict.fromkeys(scheme.predicate_times, str(time)), str(scheme.predicate_node): node}
+    if scheme.phase and scheme.phase.placed:
+        written[scheme.phase.key] = scheme.phase.placed
+    cards = {number: ",".join(str(share.card) for share in got) for number, got in shares.items()}
+    return {**written, **{f"{scheme.card_index}{number}": text for number, text in cards.items()}}
 
 
-def _shares(pod: Pod, scheme: Scheme, keys: CardAnnotations) -> Iterator[Share]:
+def _shares(pod: Pod, scheme: Scheme) -> Iterator[Share]:
     annotations = pod.annotations
     for number, container in enumerate(pod.spec.containers or ()):
-        text = annotations.get(f"{keys.index}{number}")
+        text = annotations.get(f"{scheme.card_index}{number}")
         if text and (cores := amount_of(container, scheme.cores)):
             memory = amount_of(container, scheme.memory) * scheme.memory_unit
-            # Pods are alike in this by the thousand, and tell it at every event; what somebody makes up is bounded.
+            # Thousands of pods have equal annotations, which every event brings again. Long ones are not remembered.
             read = _shares_in if len(text) <= LONGEST_REMEMBERED else _shares_in.__wrapped__
             yield from read(text, cores, memory)
 
 
 @functools.lru_cache(maxsize=2048)
 def _shares_in(text: str, cores: int, memory: int) -> tuple[Share, ...]:
-    # No more cards than the container asks for: the owner of a pod can write on it what he likes.
+    # No more cards than the container requests, since the owner of a pod can write any annotation.
     count = min(max(1, cores // CORES_PER_CARD), MOST_CARDS)
     numbers = (int(part) for part in text.split(",", count)[:count] if _NUMBER.fullmatch(part.strip()))
     return tuple(_share(number, min(cores, CORES_PER_CARD), memory) for number in numbers if number < MOST_CARDS)
@@ -275,5 +271,5 @@ def _shares_in(text: str, cores: int, memory: int) -> tuple[Share, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _share(card: int, cores: int, memory: int) -> Share:
-    # One object for all pods that have the same share.
+    # Pods with equal shares have one object.
     return Share(card, cores, memory)

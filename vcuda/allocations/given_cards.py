@@ -1,6 +1,6 @@
-"""Whether a pod was given a card of another model than it is charged to, by its annotations and its node's register.
+"""Finds pods that got a card of another model than they are charged to, by their annotations and the node's register.
 
-Neither is evidence enough to change a charge by: who may write them can err. So this is only told.
+Such a finding is only reported, and changes no charge: the authors of both may be wrong.
 """
 
 import re
@@ -12,13 +12,13 @@ from vcuda.allocations.stored_pods import StoredPod
 from vcuda.placement.placement import Nodes
 from vcuda.requests.schemes import Scheme
 
-# HAMi writes "uuid,vendor,memory,cores:" for each card, with "[slice]" behind the uuid of one in MIG mode, and ";"
-# after each container; vgpu-manager "container[index_uuid_cores_memory]".
+# HAMi writes "uuid,vendor,memory,cores:" for each card, with "[slice]" after the uuid in MIG mode, and ";" after each
+# container. vgpu-manager writes "container[index_uuid_cores_memory]".
 _SEPARATORS = re.compile(r"[][,:;_\s]+")
 
 
 class OtherCard(msgspec.Struct, frozen=True):
-    """A card that is of another model than its pod is charged to; ``models`` are those that its type is known of."""
+    """A card of another model than its pod is charged to. ``models`` are the models of its type, as far as known."""
 
     charged: str
     node: str
@@ -32,7 +32,7 @@ class OtherCard(msgspec.Struct, frozen=True):
 
 
 def find_other_card(pod: StoredPod, nodes: Nodes) -> OtherCard | None:
-    """Return the first card of a bound pod that is of another model than the pod is charged to; None where none is."""
+    """Return the first card of a bound pod that has another model than the pod is charged to; None if there is none."""
     charged = pod.model_on(nodes)
     registers = nodes.registers.get(pod.node, {})
     if charged is None or pod.allocation is None or not registers:

@@ -1,7 +1,8 @@
-"""Which allocations on pods are stale: written by a scheduler, and never to be used, or used no more.
+"""Finds stale allocations: written on a pod by a scheduler, and not used any more or never to be used.
 
-gpu-admission refuses a pod that carries one for ever (``had been predicated!``), and counts it on its node. What is
-alive is never touched. The locks by which HAMi's scheduler and device plugin take turns on a node are judged here too.
+gpu-admission never places a pod with a stale allocation (``had been predicated!``), and counts it on its node. An
+allocation that is in use is never stale. This module also finds stale locks: HAMi's scheduler and device plugin take
+turns on a node by a lock.
 """
 
 import datetime
@@ -19,31 +20,29 @@ from vcuda.k8s_types import Node
 from vcuda.requests.schemes import SCHEMES, Scheme
 
 ABSURD = 86_400.0
-"""Seconds: a time that is further in the future is none; vgpu-manager writes the largest 64-bit number for "never"."""
+"""Seconds in the future after which a time is ignored. vgpu-manager writes the largest 64-bit number for "never"."""
 
 AT_ONCE = -math.inf
 _UNIX_TIME = re.compile(r"[0-9]{1,20}", re.ASCII)
 
 Exists = Callable[[str], bool]
-"""Whether there is a node of this name."""
+"""Returns whether there is a node with this name."""
 
 
 class Removal(msgspec.Struct, frozen=True):
-    """What is to go from an object: one scheme's annotations and labels, by which rule, and why, for people."""
+    """The annotations and labels of one scheme to remove from an object."""
 
     scheme: str
     rule: str
     why: str
+    """The reason, for people."""
     annotations: tuple[str, ...]
     labels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One scheme's allocation on one pod, at ``now`` (Unix seconds). ``timeout``: seconds that binding may take.
-
-    ``seen``: when its times were first seen, in Unix seconds; one that was yet to come then counts as that.
-    """
+    """One scheme's allocation on one pod. All times are Unix seconds."""
 
     pod: StoredPod
     allocation: Allocation
@@ -51,23 +50,25 @@ class Case:
     exists: Exists
     now: float
     timeout: float
+    """Seconds that binding may take."""
     seen: float
+    """The time at which the allocation's times were first seen. A later time in the allocation counts as this one."""
 
     @property
     def node(self) -> str | None:
-        """The node that was chosen, or None where that is not told."""
+        """The chosen node; None if the allocation does not name it."""
         return self.allocation.get(self.scheme.predicate_node)
 
     def is_in(self, phase: str) -> bool:
-        """Return whether the allocation has come to ``done`` or ``allocating``."""
+        """Return whether the allocation is in this phase, ``done`` or ``allocating``."""
         told = self.scheme.phase
         value = getattr(told, phase) if told else None
         return told is not None and value is not None and self.allocation.get(told.key) == value
 
     def allocated(self) -> float:
-        """Return when it was allocated, in Unix seconds: the newest believable time; infinity where nothing tells."""
-        # No allocation comes before the pod's creation. Whoever owns the pod can write any time: none that is yet to
-        # come keeps an allocation for longer than one of now would.
+        """Return the newest credible time of the allocation in Unix seconds; infinity if there is none."""
+        # No allocation is older than its pod. The owner of the pod can write any time: with a time in the future the
+        # allocation must not last longer than with the current time.
         created = parse_rfc3339(self.pod.created)
         times = [] if created is None else [created]
         for key in self.scheme.predicate_times:
@@ -78,7 +79,7 @@ class Case:
 
 
 class Staleness(NamedTuple):
-    """The rule by which an allocation is stale, from when on, in Unix seconds, and why, for people."""
+    """The rule by which an allocation is stale, the Unix time from which it is, and the reason for people."""
 
     rule: str
     since: float
@@ -86,7 +87,7 @@ class Staleness(NamedTuple):
 
 
 def _stale_by(case: Case) -> Iterator[Staleness]:
-    """Yield each rule that applies; the first that holds counts. A scheme's row says what is read for it."""
+    """Yield each rule that applies, now or later. The first whose time has come decides."""
     pod, node = case.pod, case.node
     if not pod.live:
         yield Staleness("finished", AT_ONCE, "the pod has ended")
@@ -95,22 +96,24 @@ def _stale_by(case: Case) -> Iterator[Staleness]:
         yield Staleness("node-gone", AT_ONCE, f"its node {node} does not exist")
     made = case.allocated()
     since = made + case.timeout
-    # Nothing is taken from a pod that is bound to the node it was allocated on: gpu-manager reads its annotations while
-    # its containers start (`Allocate`, `PreStartContainer`), HAMi and vgpu-manager too, and every scheduler counts them
-    # from then on. Nor where they do not name a node, or where the device plugin has written that the cards are the
-    # pod's: only the plugin of the pod's own node writes that. Nor at once: kubelet may be at work on what was written.
+    # A bound pod keeps its allocation
+    # - if the allocation is for the pod's node: gpu-manager (`Allocate`, `PreStartContainer`), HAMi and vgpu-manager
+    #   read it while the containers start, and every scheduler counts it from then on;
+    # - if the allocation names no node;
+    # - if its phase is done: only the device plugin of the pod's own node writes this;
+    # - until the timeout: kubelet may be reading the allocation.
     if pod.node and node and node != pod.node and not case.is_in("done"):
         yield Staleness("other-node", since, f"made for {node}, bound to {pod.node}")
     if pod.node or math.isinf(made):
         return
-    told = rfc3339(min(made, case.now))  # no date has more than four digits for its year, and a later one is not told
+    told = rfc3339(min(made, case.now))  # the year of a later time may have more than four digits
     if case.is_in("allocating"):
-        yield Staleness("allocating", since, f"its binding began at {told} and never came about")
+        yield Staleness("allocating", since, f"its binding began at {told} and never completed")
     yield Staleness("unbound", since, f"made at {told}, and the pod was never bound")
 
 
 def future_times(pod: StoredPod, now: float) -> tuple[str, ...]:
-    """Return the times of allocation on a pod that are yet to come, as they are written."""
+    """Return the times of allocation on a pod that are in the future, as they are written."""
     if pod.allocation is None:
         return ()
     told = ((pod.allocation.get(key), scheme) for scheme in pod.allocation.schemes for key in scheme.predicate_times)
@@ -120,18 +123,18 @@ def future_times(pod: StoredPod, now: float) -> tuple[str, ...]:
 def find_stale(
     pod: StoredPod, exists: Exists, now: float, timeout: float, seen: float = math.inf
 ) -> tuple[Removal, ...]:
-    """Return what is stale on a pod: at most one removal for each scheme that has written on it.
+    """Return the stale allocations of a pod, at most one for each scheme.
 
-    ``now`` and ``seen`` are in Unix seconds, ``timeout`` in seconds; see `Case`. ``exists`` is only asked about nodes
-    that unbound pods name.
+    ``now`` and ``seen`` are Unix seconds, ``timeout`` is seconds; see `Case`. ``exists`` is called only for the chosen
+    nodes of unbound pods.
     """
     return tuple(filter(None, map(_judge, _cases(pod, exists, now, timeout, seen))))
 
 
 def first_stale(pod: StoredPod, exists: Exists, now: float, timeout: float, seen: float = math.inf) -> float | None:
-    """Return the Unix time from which something on a pod is stale as it stands now; it may have passed.
+    """Return the Unix time from which an allocation of the unchanged pod is stale; it may have passed.
 
-    None where only a change of the pod, or of the nodes, can make it so.
+    None if an allocation can become stale only by a change of the pod or of the nodes.
     """
     every = (stale.since for case in _cases(pod, exists, now, timeout, seen) for stale in _stale_by(case))
     first = min(every, default=math.inf)
@@ -153,8 +156,8 @@ def _judge(case: Case) -> Removal | None:
 
 
 def removal_patch(resource_version: str, removals: Iterable[Removal]) -> bytes:
-    """Return the JSON Patch that takes all this from an object, if it is still of this version."""
-    # A merge patch would do without the test, and could take what a scheduler has written a moment ago.
+    """Return the JSON Patch with these removals, which fails if the object has another version."""
+    # A merge patch has no test of the version, and could remove keys that a scheduler wrote a moment ago.
     operations = [{"op": "test", "path": "/metadata/resourceVersion", "value": resource_version}]
     for removal in removals:
         for parent, keys in (("annotations", removal.annotations), ("labels", removal.labels)):
@@ -163,12 +166,12 @@ def removal_patch(resource_version: str, removals: Iterable[Removal]) -> bytes:
 
 
 def parse_unix(text: str | None, unit: int) -> float | None:
-    """Return a Unix time in seconds, from one of ``unit`` in a second; None for what is no whole number."""
+    """Return a Unix time in seconds; ``unit`` is the number of the text's units in a second. None for other texts."""
     return int(text) / unit if text and _UNIX_TIME.fullmatch(text) else None
 
 
 def parse_rfc3339(text: str) -> float | None:
-    """Return a Unix time in seconds; None for what is no RFC 3339 time with its offset."""
+    """Return a Unix time in seconds; None for a text that is no RFC 3339 time with an offset."""
     try:
         moment = datetime.datetime.fromisoformat(text)
     except ValueError:
@@ -177,26 +180,28 @@ def parse_rfc3339(text: str) -> float | None:
 
 
 def rfc3339(at: float) -> str:
-    """Return a Unix time for people."""
+    """Return a Unix time as RFC 3339 in whole seconds."""
     return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 HolderExists = Callable[[str, str], bool]
-"""Whether there is a pod of this namespace and name."""
+"""Returns whether there is a pod with this namespace and name."""
 
 
 class Lock(msgspec.Struct, frozen=True):
-    """A lock on a node. ``taken``: Unix seconds, or None where it does not tell; ``holder``: namespace and pod."""
+    """A lock on a node."""
 
     scheme: Scheme
     value: str
     taken: float | None
+    """The Unix time at which it was taken; None if the lock has none."""
     holder: tuple[str, str] | None
+    """The namespace and name of the pod for which it was taken; None if the lock names none."""
 
     def expires(self, seen: float, now: float, timeout: float) -> float:
-        """Return when its time is over, in Unix seconds.
+        """Return the Unix time at which the lock expires.
 
-        ``seen`` is when it was first seen, and counts where it does not tell a time, or one that cannot be.
+        It is counted from ``seen``, the time at which the lock was first seen, if the lock has no credible time.
         """
         believable = self.taken is not None and self.taken <= now + ABSURD
         return (self.taken if self.taken is not None and believable else seen) + timeout
@@ -204,7 +209,7 @@ class Lock(msgspec.Struct, frozen=True):
 
 def read_locks(node: Node) -> Iterator[Lock]:
     """Yield every scheme's lock on a node."""
-    # HAMi writes "time,namespace,pod" (pkg/util/nodelock), its older releases the time alone.
+    # HAMi writes "time,namespace,pod" (pkg/util/nodelock). Older releases write the time only.
     for scheme in SCHEMES:
         value = node.annotations.get(scheme.node_lock) if scheme.node_lock else None
         if value is not None:
@@ -214,10 +219,13 @@ def read_locks(node: Node) -> Iterator[Lock]:
 
 
 def find_stale_lock(lock: Lock, expires: float, now: float, exists: HolderExists) -> Removal | None:
-    """Return the removal of a lock whose time is over or whose pod is gone; ``exists`` is asked in time only."""
+    """Return the removal of a lock that has expired or whose pod is deleted; None for other locks.
+
+    ``exists`` is called only for a lock that has not expired.
+    """
     keys = (str(lock.scheme.node_lock),)
     if expires <= now:
-        return Removal(lock.scheme.name, "lock-expired", f"never given back: {lock.value}", keys)
+        return Removal(lock.scheme.name, "lock-expired", f"never released: {lock.value}", keys)
     if lock.holder and not exists(*lock.holder):
         return Removal(lock.scheme.name, "lock-holder-gone", f"its pod {'/'.join(lock.holder)} does not exist", keys)
     return None

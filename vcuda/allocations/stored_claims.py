@@ -1,4 +1,4 @@
-"""Stored ResourceClaims as the ledger counts them."""
+"""Stored ResourceClaims, and their charges."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
@@ -17,53 +17,53 @@ from vcuda.quota.model import Charge
 from vcuda.requests.resources import WHOLE_CARD
 
 DIGESTS_BYTES, PRICES_BYTES = 4 * 2**20, 4 * 2**20
-"""Bytes of digests that are remembered by the hash of their spec, and of charges by their digest."""
+"""Bytes of remembered digests, by the hash of their spec, and of remembered charges, by their digest."""
 
 LONGEST_FAULT = 1024
-"""Characters of the fault that is kept with a charge: as many as an Event has."""
+"""Characters of the fault that is kept with a charge: the length of an Event's message."""
 
 MOST_ALLOCATED = 256
 """Devices of one claim that are kept. The API server allows 32 (AllocationResultsMaxSize in k8s.io/api `resource/v1`);
 only the scheduler writes them."""
 
 MOST_USERS = 256
-"""Users of one claim that are kept: as many as the API server allows (ResourceClaimReservedForMaxSize)."""
+"""Users of one claim that are kept: the bound of the API server (ResourceClaimReservedForMaxSize)."""
 
 
 class StoredClaim(msgspec.Struct, frozen=True):
-    """What is kept of a claim that is stored. It counts by its spec, allocated or not, which cannot change."""
+    """A stored claim. It is charged by its spec, which cannot change, whether it is allocated or not."""
 
     uid: str
     namespace: str
     name: str
     digest: PackedDigest
-    """What its spec asks for."""
+    """The digest of its spec."""
     allocated: tuple[objects.AllocatedDevice, ...] = ()
     created: str = ""
     terminating: bool = False
-    """Whether its deletion was accepted. It goes with the last pod that uses it."""
+    """Whether its deletion was accepted. It is deleted when no pod uses it any more."""
     users: tuple[str, ...] = ()
-    """The uids of the pods that may use its devices, as the scheduler wrote them into the status."""
+    """The uids of the pods that may use its devices, from the status, which the scheduler writes."""
 
 
 class ClaimCharge(msgspec.Struct, frozen=True):
-    """What a claim takes of each model, by its spec and by the devices that it was given, whichever is more.
-
-    ``held`` is the model that its spec holds it to. ``certain``: its classes and its devices are all known; else one of
-    them is away just now, and more may be taken. ``fault``: what the quota refuses in the way it asks, or empty.
-    ``uncounted``: it asks for GPUs, as far as is known, and nothing tells of which model. ``other`` is a device that it
-    was given of another model than it is held to.
-    """
+    """The charge of a claim."""
 
     charges: Mapping[str, Charge] = {}
+    """By model: the larger of the charges by the spec and by the allocated devices."""
     held: str | None = None
+    """The model to which its spec pins it."""
     certain: bool = True
+    """Whether its classes and devices are all known. Otherwise the charge may be too small."""
     fault: str = ""
+    """The fault of its request; empty if there is none."""
     uncounted: bool = False
+    """Whether it requests GPUs, as far as known, of an unknown model."""
     other: OtherCard | None = None
+    """An allocated device of another model than ``held``."""
 
     def raised_by(self, before: "ClaimCharge") -> "ClaimCharge":
-        """Return this, and of each model as much as it took before."""
+        """Return this charge, raised to the charge ``before`` on each model."""
         models = dict.fromkeys([*self.charges, *before.charges])
         charges = {each: self.charges.get(each, Charge()).peak(before.charges.get(each, Charge())) for each in models}
         return msgspec.structs.replace(self, charges=charges, uncounted=self.uncounted and not charges)
@@ -73,7 +73,7 @@ ClaimPrice = Callable[[StoredClaim], ClaimCharge]
 
 
 class _Claim(K8sObject, frozen=True, gc=False):
-    """A claim, with its spec as text."""
+    """A claim with its spec as JSON text."""
 
     spec: msgspec.Raw = msgspec.Raw(b"{}")
     status: objects.ClaimStatus | None = None
@@ -83,7 +83,7 @@ _CLAIM = msgspec.json.Decoder(_Claim)
 
 
 class ClaimReader:
-    """Reads stored claims, in every thread. Claims made from one template are alike: their spec is read once."""
+    """Reads stored claims, in any thread. Equal specs, as of claims from one template, are read once."""
 
     def __init__(self) -> None:
         self._digests: SizedCache[bytes, PackedDigest] = SizedCache(
@@ -92,11 +92,10 @@ class ClaimReader:
 
     @property
     def kept_bytes(self) -> int:
-        """The bytes of the digests that are remembered."""
         return self._digests.bytes
 
     def read(self, raw: bytes | msgspec.Raw) -> StoredClaim:
-        """Return what is kept of a claim in JSON; raise one of ``UNDECODABLE`` for anything else."""
+        """Return a claim from JSON. Raises one of ``UNDECODABLE`` for other texts."""
         claim = _CLAIM.decode(raw)
         metadata, status = claim.metadata, claim.status
         allocated = status.allocation.devices.results if status and status.allocation else None
@@ -113,8 +112,8 @@ class ClaimReader:
         )
 
     def digest(self, spec: msgspec.Raw) -> PackedDigest:
-        """Return the digest of a spec in JSON; raise one of ``UNDECODABLE`` for anything else."""
-        # Not the text itself is kept: it may be megabytes long.
+        """Return the digest of a spec in JSON. Raises one of ``UNDECODABLE`` for other texts."""
+        # The key is a hash, since the text may be megabytes long.
         key = hashlib.blake2b(spec, digest_size=16).digest()
         packed = self._digests.get(key)
         if packed is None:
@@ -124,7 +123,7 @@ class ClaimReader:
 
 
 class ClaimCounter:
-    """What stored claims take by one policy. Of claims that ask alike the charge is worked out once."""
+    """Computes the charges of stored claims by one policy. Claims with equal digests are computed once."""
 
     def __init__(self, policy: charges.ClaimPolicy) -> None:
         self._policy = policy
@@ -134,7 +133,6 @@ class ClaimCounter:
         self._models: dict[str, str | None] = {}
 
     def __call__(self, claim: StoredClaim) -> ClaimCharge:
-        """Return what a claim takes."""
         known = self._by_digest.get(claim.digest)
         if known is not None and self._gives_as_asked(claim, known):
             return known
@@ -148,16 +146,16 @@ class ClaimCounter:
         return self._with_devices(claim, asked, found) if claim.allocated else found
 
     def _gives_as_asked(self, claim: StoredClaim, known: ClaimCharge) -> bool:
-        """Return whether the devices of a claim, if it has any, are all of the one model that it is held to."""
+        """Return whether all allocated devices of a claim have the model to which the claim is pinned."""
         if not claim.allocated:
             return True
         return known.certain and known.held is not None and {*map(self._model_of, claim.allocated)} == {known.held}
 
     def _with_devices(self, claim: StoredClaim, asked: charges.ClaimRequest, found: ClaimCharge) -> ClaimCharge:
-        """Return what a claim takes by its spec, raised to what it was given."""
+        """Return the charge by the spec, raised to the charge by the allocated devices."""
         given = self._given(claim, asked, found.held)
         if not found.held and len(given) == 1:
-            # What else it asks for, of which nobody knows a model, counts for the one that is known.
+            # The rest of its request has no known model, and is charged to the one model of its devices.
             given = {model: charge.peak(asked.charge(model)) for model, charge in given.items()}
         return msgspec.structs.replace(
             found.raised_by(ClaimCharge(given)),
@@ -166,15 +164,15 @@ class ClaimCounter:
         )
 
     def _given(self, claim: StoredClaim, asked: charges.ClaimRequest, held: str | None) -> Mapping[str, Charge]:
-        """Return what the allocated devices are worth, by model."""
-        # Its status is written by the scheduler alone, and so is evidence.
+        """Return the charge of the allocated devices by model."""
+        # The status is reliable, since only the scheduler writes it.
         models = [self._model_of(each) for each in claim.allocated]
         main = held or min(filter(None, models), default=None)
         entries = asked.by_name()
         given: dict[str, Charge] = {}
         for device, own in zip(claim.allocated, models, strict=True):
             entry, model = entries.get(device.request), own or main
-            # Of a class in no table it is a whole card, if it is one; a class of the table without an entry is no GPU.
+            # A GPU of a class that is in no table counts as a whole card. A class without an entry is no GPU.
             unlisted = WHOLE_CARD if own and asked.faults else Charge()
             worth = asked.worth(entry, model) if entry and model else unlisted
             if model and worth != Charge():
@@ -182,12 +180,12 @@ class ClaimCounter:
         return given
 
     def _other_card(self, claim: StoredClaim, held: str) -> OtherCard | None:
-        """Return the first device that is of another model than the one that the claim is held to."""
+        """Return the first device of another model than the one to which the claim is pinned."""
         for device in claim.allocated:
             model, known = self._model_of(device), self._offer(device)
             if known is None or not known[0].product or model == held:
                 continue
-            # A product that is of no model, or of two, may still be one that it was held to.
+            # A product of no model, or of two, is accepted if the pin of the claim includes it.
             if model or not self._policy.products.among(self._policy.products.patterns_of(held))(known[0].product):
                 models = (model,) if model else ()
                 return OtherCard(held, known[1] or device.pool, device.device, known[0].product, models)
@@ -207,5 +205,5 @@ class ClaimCounter:
 
 
 def charged_by_pods(pods: Iterable[StoredPod], nodes: Nodes) -> frozenset[str]:
-    """Return the names of the claims that the scheduler made for pods of a namespace that are themselves charged."""
+    """Return the names of the claims that the scheduler made for pods which are charged themselves."""
     return frozenset(pod.extended_claim for pod in pods if pod.live and pod.extended_claim and pod.model_on(nodes))

@@ -1,4 +1,4 @@
-"""Stored pods as the ledger counts them, with the allocation that schedulers and device plugins wrote on them."""
+"""Stored pods: their charges, and the allocations that schedulers and device plugins wrote on them."""
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,21 +14,21 @@ from vcuda.requests.resources import BUILT_IN, MAX_PRODUCT, GpuResources
 from vcuda.requests.schemes import ALLOCATION_ANNOTATIONS, ALLOCATION_LABELS, SCHEMES, Scheme, is_named
 
 MOST_REQUESTS_REMEMBERED, LONGEST_REMEMBERED = 512, 4096
-"""Specs of containers whose charge is remembered, and the bytes that the longest of them has."""
+"""The number of specs whose request is remembered, and the bytes of the longest of them."""
 
 _ENCODER = msgspec.json.Encoder()
 
 MOST_KEYS_REMEMBERED = 16
-"""Allocation annotations and labels on a pod whose schemes are worked out once for all that are like it."""
+"""The most allocation keys on a pod whose schemes are remembered for all pods with the same keys."""
 
 LONGEST_LIST = 16_384
 """Bytes that are kept of a list of cards.
 
-A vendor writes at most 80 bytes for each card of each container: that is 16 cards for 12 containers.
+A vendor writes at most 80 bytes for each card of each container, so this is enough for 16 cards in 12 containers.
 """
 
 LONGEST_TEXT = 254
-"""Bytes that are kept of any other text. A node's name has at most 253, so a name that was cut is none."""
+"""Bytes that are kept of any other text. A node's name has at most 253, so that a cut name is never a valid one."""
 
 _ANNOTATIONS = tuple(name for scheme in SCHEMES for name in scheme.allocation_annotations)
 _LABELS = tuple(name for scheme in SCHEMES for name in scheme.allocation_labels)
@@ -48,39 +48,38 @@ class Keys(msgspec.Struct, frozen=True, gc=False):
 
 
 class Allocation(msgspec.Struct, frozen=True, gc=False):
-    """The allocation annotations and labels on a pod, of every scheme, and whose they are.
+    """The allocation annotations and labels of all schemes on a pod.
 
-    Tenants can write them where no quota is enforced, so what is kept of one pod is bounded: each name of the schemes'
-    tables once, and at most `LONGEST_LIST` or `LONGEST_TEXT` bytes of those values that something is judged by.
-
-    ``schemes``: those that the pod asks by come first. Two vendors share names (``nvidia.com/predicate-node``): a key
-    belongs to the first of the schemes that has it. ``is_cut``: a value that something is judged by was longer.
+    Without an enforced quota tenants can write these keys, so their size is bounded. Each name in a scheme's row is
+    kept once. Values that no rule reads are dropped. The others are cut to `LONGEST_LIST` or `LONGEST_TEXT` bytes.
     """
 
     annotations: Mapping[str, str]
     labels: Mapping[str, str]
     schemes: tuple[Scheme, ...]
+    """The schemes by which the pod requests come first. A key that two schemes have belongs to the first of them."""
     is_cut: bool = False
+    """Whether a value was cut."""
 
     def get(self, key: str | None) -> str | None:
-        """Return the value of an annotation or label; None where it is absent or empty."""
+        """Return the value of an annotation or label; None if it is missing or empty."""
         if key is None:
             return None
         return self.annotations.get(key) or self.labels.get(key) or None
 
     def keys_of(self, scheme: Scheme) -> Keys:
-        """Return the keys that belong to a scheme; none if it is none of ``schemes``.
+        """Return the keys that belong to a scheme; no keys if it is not one of ``schemes``.
 
-        The caller must have read the allocation with ``whole_keys`` if the keys are to be found on the pod.
+        To get the keys as they are on the pod, the caller must have read the allocation with ``whole_keys``.
         """
         return dict(_claims(self.annotations, self.labels, self.schemes)).get(scheme.name, Keys((), ()))
 
 
 def read_allocation(pod: Pod, asked: tuple[Scheme, ...], *, whole_keys: bool = False) -> Allocation | None:
-    """Return the allocation on a pod that asks by these schemes; None where there is none.
+    """Return the allocation on a pod that requests by these schemes; None if there is none.
 
-    ``whole_keys``: a key that begins with a scheme's name is kept as it is. Otherwise all such keys are kept as one,
-    under the scheme's name: a pod can have thousands.
+    A name in a scheme's row may stand for many keys. With ``whole_keys`` each of them is kept. Otherwise they are kept
+    as one key, the name in the row, since a pod can have thousands of them.
     """
     found = [(kept, key, value) for key, value in pod.annotations.items() if (kept := _annotation_kept(key))]
     labels = {kept: value for key, value in pod.labels.items() if (kept := _label_kept(key))}
@@ -88,7 +87,7 @@ def read_allocation(pod: Pod, asked: tuple[Scheme, ...], *, whole_keys: bool = F
         return None
     annotations = {key if whole_keys else kept: _kept_of(kept, value) for kept, key, value in found}
     is_cut = any(len(value) > _most_of(kept) for kept, _, value in found if kept in _TEXTS or kept in _LISTS)
-    # Pods are alike in this by the thousand. Names that a pod's owner makes up are bounded, and those of one pod too.
+    # Thousands of pods have the same keys. The owner of a pod can invent keys: so many keys are not remembered.
     choose = _schemes_of if len(annotations) + len(labels) <= MOST_KEYS_REMEMBERED else _schemes_of.__wrapped__
     schemes = choose((*annotations,), (*labels,), tuple(each.name for each in asked))
     return Allocation(annotations, labels, schemes, is_cut)
@@ -102,12 +101,12 @@ def _kept_of(name: str, value: str) -> str:
     if name not in _TEXTS and name not in _LISTS:
         return ""
     kept = value[: _most_of(name)]
-    # All that vendors write is ASCII. One other character makes Python keep up to four bytes for each.
+    # Vendors write ASCII only. With one other character Python stores up to four bytes for each character.
     return kept if kept.isascii() else kept.encode("ascii", "replace").decode()
 
 
-# Remembered, as the names of all schemes are many and those on pods few. The API server bounds a key's length, so that
-# those which somebody makes up cost no more than others.
+# Remembered, since the schemes have many names and pods have few different keys. The API server bounds the length of a
+# key, so that invented keys cost no more than others.
 @functools.lru_cache(maxsize=4096)
 def _annotation_kept(key: str) -> str:
     return _name_of(key, _ANNOTATIONS) if ALLOCATION_ANNOTATIONS.fullmatch(key) else ""
@@ -124,7 +123,7 @@ def _name_of(key: str, names: tuple[str, ...]) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _schemes_of(annotations: tuple[str, ...], labels: tuple[str, ...], asked: tuple[str, ...]) -> tuple[Scheme, ...]:
-    # A pod may carry what no scheme that it asks by has written: its manifest was copied from another.
+    # A pod may have keys of schemes by which it does not request, for example from the pod that it was copied from.
     by_name = {scheme.name: scheme for scheme in SCHEMES}
     order = {name: by_name[name] for name in (*asked, *by_name)}.values()
     found = {name for name, _ in _claims(annotations, labels, order)}
@@ -145,54 +144,54 @@ def _claims(annotations: Iterable[str], labels: Iterable[str], schemes: Iterable
 
 
 class StoredPod(msgspec.Struct, frozen=True):
-    """What is kept of a vcuda pod that is stored.
-
-    ``model`` is what its spec holds it to, or None: then ``on_models`` is what it takes of those where that is less
-    than its ``charge``. ``node`` is the node it is bound to, or empty. ``live``: it holds, or will hold, its cards; a
-    terminating pod does too, until its containers have ended. ``allocation`` is what its
-    scheduler and device plugin have written on it; None where that is nothing. ``cards`` are those that this
-    gives it by number. ``version`` is its resourceVersion. ``terminating``: its deletion has been accepted. ``mirror``:
-    it shows a static pod, which runs whatever becomes of it here. ``grace_seconds``: for so long its containers may run
-    after it was deleted. ``extended_claim`` is the name of the ResourceClaim that the scheduler has made for what the
-    pod itself asks for, and is charged for. ``uses_claims``: it names ResourceClaims, which are charged by themselves.
-    """
+    """A stored pod that requests a GPU."""
 
     uid: str
     namespace: str
     name: str
     model: str | None
+    """The model to which its spec pins it; None if it is not pinned to one."""
     node: str
+    """The node to which it is bound; empty if it is not bound."""
     live: bool
+    """Whether it has or will get its cards. A terminating pod has them until its containers have ended."""
     charge: Charge
     created: str
     allocation: Allocation | None = None
     cards: PodCards | None = None
+    """The cards that its allocation lists by number."""
     version: str = ""
+    """Its resourceVersion."""
     terminating: bool = False
+    """Whether its deletion was accepted."""
     mirror: bool = False
+    """Whether it is the mirror of a static pod, which runs even if the mirror is deleted."""
     grace_seconds: int = DEFAULT_GRACE_SECONDS
+    """The seconds that its containers may run after it was deleted."""
     extended_claim: str = ""
+    """The ResourceClaim that the scheduler made for the pod's own request. The pod is charged, not the claim."""
     on_models: Mapping[str, Charge] = NO_MODELS
+    """Without a ``model``: the charge on the models on which it is less than ``charge``."""
     uses_claims: bool = False
+    """Whether it names ResourceClaims, which are charged separately."""
 
     @property
     def is_cut(self) -> bool:
-        """Whether its annotations hold more than is kept of them; its charge does not depend on them."""
+        """Whether its annotations are longer than the part that is kept. Its charge does not depend on them."""
         return bool((self.allocation and self.allocation.is_cut) or (self.cards and self.cards.is_cut))
 
     def charge_on(self, nodes: placement.Nodes) -> Charge:
-        """Return what it takes of the model that it is charged to."""
         return self.on_models.get(self.model_on(nodes) or "", self.charge) if self.on_models else self.charge
 
     def model_on(self, nodes: placement.Nodes) -> str | None:
-        """Return the model it is charged to: the one it is held to, else its node's; None where neither is known."""
+        """Return the model to which it is charged: of its pin, otherwise of its node; None if neither is known."""
         return self.model or (nodes.model_of(self.node) if self.node else None)
 
 
 class ClaimUser(msgspec.Struct, frozen=True, gc=False):
-    """What is kept of a stored pod that uses ResourceClaims and asks for no GPU itself. It is charged nothing.
+    """A stored pod that uses ResourceClaims and requests no GPU itself. It has no charge.
 
-    The fields are as in `StoredPod`.
+    For the fields see `StoredPod`.
     """
 
     uid: str
@@ -205,7 +204,7 @@ class ClaimUser(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_claim_user(pod: Pod) -> ClaimUser | None:
-    """Return what is kept of a pod that uses ResourceClaims, or None if it uses none."""
+    """Return a pod that uses ResourceClaims; None for other pods."""
     if not pod.spec.resource_claims:
         return None
     metadata = pod.metadata
@@ -221,10 +220,10 @@ def read_claim_user(pod: Pod) -> ClaimUser | None:
 
 
 class RequestCache:
-    """What pods ask for, and the model that holds each, remembered by that part of their specs.
+    """Remembers the request and the pinned model of pods by the part of the spec from which they are read.
 
-    The pods of one workload are alike in it, and change no more. It is for one thread, and for one ``known`` and
-    ``labels``. Of large ones nothing is kept, and of all at most so many.
+    That part is equal in all pods of a workload, and does not change. A cache must be used in one thread only. It keeps
+    at most `MOST_REQUESTS_REMEMBERED` specs, and none longer than `LONGEST_REMEMBERED`.
     """
 
     def __init__(self, known: GpuResources, labels: affinity.NodeLabels) -> None:
@@ -233,12 +232,12 @@ class RequestCache:
         self._asked: dict[bytes, tuple[PodRequest, str | None]] = {}
 
     def read(self, pod: Pod) -> tuple[PodRequest, str | None]:
-        """Return what `read_request` does of it, but for its faults: a stored pod is charged all the same."""
+        """Return the request of a pod without its faults, since a stored pod is charged in any case, and its model."""
         spec = pod.spec
         text = _ENCODER.encode((spec.containers, spec.init_containers, spec.affinity, spec.node_selector))
         found = self._asked.get(text)
         if found is None:
-            # Faults tell of annotations too, and name fields.
+            # Faults are dropped, since they depend on annotations too and name fields.
             request = msgspec.structs.replace(read_request(pod, self.known), faults=())
             found = request, placement.read_pin(pod, self.labels, self.known.models).model
             if len(self._asked) >= MOST_REQUESTS_REMEMBERED:
@@ -256,19 +255,22 @@ def read_stored(
     *,
     whole_keys: bool = False,
 ) -> StoredPod | None:
-    """Return what is kept of a pod, or None where it asks for nothing that is charged.
+    """Return a stored pod; None if its request is not charged.
 
-    ``cache`` is for ``known`` and ``labels``. ``whole_keys``: see `read_allocation`.
+    ``cache`` must have the same ``known`` and ``labels``. ``whole_keys``: see `read_allocation`.
     """
     if not asks_for_vcuda(pod, known):
         return None
-    # What is charged and where it is pinned are read from the spec alone, which its owner cannot change any more. Up to
-    # Kubernetes 1.30 a required affinity may have any text as a value. A longer one can be no label of a node.
-    metadata, extended = pod.metadata, _extended_claim_of(pod)
+    # The charge and the model are read from the spec only, which the owner cannot change. Up to Kubernetes 1.30 a
+    # required affinity may have any text as a value. A text longer than a label cannot match a node.
+    metadata = pod.metadata
+    # From the status, since tenants can write the annotations and owners of a claim, but no status.
+    made = pod.status.extended_resource_claim_status if pod.status else None
+    extended = made.resource_claim_name if made else ""
     request, model = (cache or RequestCache(known, labels)).read(pod)
     model = model if model and (len(model) <= MAX_PRODUCT or model in known.models.rows) else None
     allocation = read_allocation(pod, request.schemes, whole_keys=whole_keys)
-    # Where the scheduler has claimed devices for it, these are the pod's, and whole: not what a device plugin offers.
+    # If the scheduler made a claim for the pod, its devices are whole cards, not devices of a device plugin.
     on_models = NO_MODELS if extended else request.on_models
     return StoredPod(
         uid=metadata.uid,
@@ -292,18 +294,12 @@ def read_stored(
 
 
 def _longest_grace(pod: Pod) -> int:
-    # A deletion may give more time than the spec, and kubelet goes by it; one that gives less it may not have seen.
+    # kubelet uses the grace period of a deletion. If it is shorter than the spec's, kubelet may not have seen it yet.
     return max(pod.spec.grace_seconds, pod.metadata.deletion_grace_period_seconds or 0)
 
 
-def _extended_claim_of(pod: Pod) -> str:
-    # From the status, which tenants cannot write: annotations and owners of a claim they can.
-    made = pod.status.extended_resource_claim_status if pod.status else None
-    return made.resource_claim_name if made else ""
-
-
 def charges_of(pods: Iterable[StoredPod], nodes: placement.Nodes) -> Iterator[tuple[str, Charge]]:
-    """Yield (model, charge) of every pod that holds cards of a known model."""
+    """Yield the model and the charge of every live pod with a known model."""
     for pod in pods:
         model = pod.model_on(nodes) if pod.live else None
         if model:

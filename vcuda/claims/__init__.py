@@ -1,1 +1,1 @@
-"""ResourceClaims (Dynamic Resource Allocation): the devices there are, what a claim takes, and its pin to one model."""
+"""ResourceClaims (Dynamic Resource Allocation): the devices of the cluster, the charge of a claim, and its pin."""

@@ -1,6 +1,7 @@
-"""Reads the equalities that a CEL expression certainly demands of a device: those joined by ``&&`` at its top.
+"""Reads the equalities that a CEL expression certainly demands of a device: those joined by ``&&`` at its top level.
 
-CEL is not evaluated here. A part that is not recognized says nothing. The facts can only narrow what a request may get.
+This module does not evaluate CEL. It ignores a part that it does not recognize. That is safe, since a fact can only
+narrow the devices for a request.
 """
 
 import itertools
@@ -9,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-# An expression with escapes, string prefixes, three quotes or comments says nothing.
+# An expression with escapes, string prefixes, three quotes or comments is ignored.
 _UNREAD = re.compile(r"""\\|'''|\"\"\"|//""")
-# Possessive quantifiers never backtrack, so that reading takes time in proportion to the text, whatever it is.
+# Possessive quantifiers never backtrack, so that reading any text takes time proportional to its length.
 _PIECE = r"""(?>"[^"'\n]*+"|'[^"'\n]*+'|\w++|&&|\|\||[=!<>]=|[-+*/%<>!?:.,()\[\]{}])"""
 _READABLE = re.compile(rf"\s*+(?:{_PIECE}\s*+)*+")
 _TOKEN = re.compile(_PIECE)
@@ -28,7 +29,7 @@ Attributes = Mapping[tuple[str, str], frozenset[str]]
 
 
 class Facts(msgspec.Struct, frozen=True, gc=False):
-    """The properties of every device that passes."""
+    """The properties of every device that matches."""
 
     driver: str | None = None
     """Its driver; None if the expressions do not say."""
@@ -41,7 +42,7 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_facts(expressions: Iterable[str]) -> Facts:
-    """Return what all these expressions, which must all hold, certainly demand."""
+    """Return the facts of expressions that must all be true."""
     driver: str | None = None
     attributes: dict[tuple[str, str], frozenset[str]] = {}
     for condition in (each for expression in expressions for each in _conditions(expression)):
@@ -59,7 +60,10 @@ def _conditions(expression: str) -> Iterator[str]:
         return
     tokens = _TOKEN.findall(expression)
     joints = _joints(tokens)
-    if joints is None or any(_is_alternative(tokens, at) for at in joints):
+    # With an alternative at the top level no single part must be true. A question mark after a dot is a safe access.
+    if joints is None or any(
+        tokens[at] == "||" or (tokens[at] == "?" and tokens[at - 1 : at] != ["."]) for at in joints
+    ):
         return
     ands = [at for at in joints if tokens[at] == "&&"]
     for before, after in itertools.pairwise([-1, *ands, len(tokens)]):
@@ -69,7 +73,7 @@ def _conditions(expression: str) -> Iterator[str]:
 
 
 def _joints(tokens: Sequence[str]) -> list[int] | None:
-    """Return where ``&&``, ``||`` and ``?`` stand outside of brackets; None if the brackets do not match."""
+    """Return the positions of ``&&``, ``||`` and ``?`` outside of brackets; None if the brackets do not match."""
     joints, depth = [], 0
     for at, token in enumerate(tokens):
         if token in _STEPS:
@@ -79,12 +83,7 @@ def _joints(tokens: Sequence[str]) -> list[int] | None:
     return joints if depth == 0 else None
 
 
-def _is_alternative(tokens: Sequence[str], at: int) -> bool:
-    # With an alternative at the top no single part has to hold. A question mark after a dot is only a safe access.
-    return tokens[at] == "||" or (tokens[at] == "?" and (at == 0 or tokens[at - 1] != "."))
-
-
 def _normalized(tokens: Sequence[str]) -> str:
     quoted = (f'"{token[1:-1]}"' if token[0] in _QUOTES else token for token in tokens)
-    # The operator that is a word must not run into another.
+    # The operator `in` needs blanks around it.
     return "".join(" in " if token == "in" else token for token in quoted)  # noqa: S105  # a token of CEL

@@ -1,7 +1,7 @@
-"""What a claim takes from a quota, everything that is wrong with the way it asks, and what holds it to one model.
+"""The charge of a claim, the faults of its request, and the selectors that pin it to one model.
 
-All of it is read from the claim's spec, which nobody can change once it is stored. Its constraints, and what people
-write in CEL, only narrow what it may get.
+All of these are read from the spec, which cannot change after the claim is stored. Constraints and CEL expressions in
+the spec only narrow the devices that the claim may get.
 """
 
 import functools
@@ -20,36 +20,36 @@ from vcuda.claims.products import Products
 from vcuda.errors import Fault
 from vcuda.k8s_types import Operation
 from vcuda.quota.model import Charge, Quota, models_of, total
-from vcuda.requests.resources import CLASS, WHOLE_CARD, GpuResources
+from vcuda.requests.resources import CLASS, MIG_PROFILE, WHOLE_CARD, GpuResources, worth_of_slices
 
 _MIB = 1024 * 1024
 
 REQUESTS_BYTES = 8 * 2**20
-"""Bytes of the requests of templates that are remembered."""
+"""Bytes of the remembered requests of templates."""
 
 REQUEST_PER_DIGEST = 25
-"""Bytes of a request that was read, for each byte of its digest."""
+"""Bytes of a request for each byte of its digest."""
 
 
 class KindOffers(msgspec.Struct, frozen=True):
-    """The devices of one kind, of those that are worth the same one."""
+    """The devices of one kind. One device stands for all that have the same value."""
 
     all: tuple[DeviceOffer, ...] = ()
     by_model: Mapping[str, tuple[DeviceOffer, ...]] = {}
 
     def on(self, model: str) -> tuple[DeviceOffer, ...]:
-        """Return those of a model; those of all models if there is none of it yet."""
+        """Return the devices of a model; the devices of all models if the model has none yet."""
         return self.by_model.get(model) or self.all or (_UNSEEN,)
 
 
 class ClaimPolicy(msgspec.Struct, frozen=True, dict=True):
-    """What claims are read by: the devices there are, the products of each model, and the table of units."""
+    """The input for reading claims: the cluster's devices, the products of each model, and the table of units."""
 
     devices: Devices
     products: Products
     worth_of: UnitWorth
 
-    # These are made once: a claim has many entries, and a cluster many devices.
+    # These are computed once, since a claim has many entries and a cluster has many devices.
     @functools.cached_property
     def kinds(self) -> Mapping[tuple[str, str], KindOffers]:
         """The devices by driver and type."""
@@ -95,7 +95,6 @@ class ClaimPolicy(msgspec.Struct, frozen=True, dict=True):
         quota: Quota,
         resources: GpuResources,
     ) -> "ClaimPolicy":
-        """Return what claims are read by."""
         products = Products.of(models_of(quota), resources.models, devices, model_of_node)
         return cls(devices, products, lambda name: resources.unit_of(f"{CLASS}{name}"))
 
@@ -106,24 +105,24 @@ class ClaimEntry(msgspec.Struct, frozen=True, gc=False):
     path: str
     """Its field path."""
     request: int
-    """The number of its request."""
+    """The position of its request in the claim."""
     name: str
     """The name by which an allocation refers to it: REQUEST, or REQUEST/ENTRY for one of ``firstAvailable``."""
     found: DeviceKind
     count: int
     capacities: Mapping[str, Decimal]
-    """The amount that it asks for of each capacity."""
+    """The requested amount of each capacity."""
     has_selectors: bool
     pins: tuple[ClaimPin, ...]
-    """Its selectors of our form."""
+    """Its selectors that were written by this webhook, or look the same."""
     profile: str
-    """The MIG profile that it certainly demands; empty if any will do."""
+    """The MIG profile that it certainly demands; empty if there is none."""
     products: frozenset[str] | None
-    """The products of which it certainly demands one; None if any will do."""
+    """The products of which it certainly demands one; None if it demands none."""
 
 
 class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
-    """What a claim asks for. With ``faults`` the rest holds what could still be read."""
+    """The request of a claim. With ``faults``, the other fields have the part that could be read."""
 
     entries: tuple[ClaimEntry, ...]
     faults: tuple[Fault, ...]
@@ -132,10 +131,10 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def gpus(self) -> tuple[ClaimEntry, ...]:
-        """The entries that are worth something."""
+        """The entries for devices that have a value."""
         return tuple(entry for entry in self.entries if entry.found.is_gpu)
 
-    # The models of pins and products are looked up once for all models, and once for entries that are alike.
+    # The models of pins and products are looked up once for all models and entries.
     @functools.cached_property
     def _models_of_pin(self) -> Mapping[ClaimPin, frozenset[str | None]]:
         model_of = self.policy.products.model_of_pattern
@@ -147,12 +146,12 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return {each: frozenset(filter(None, map(self.policy.products.model_of, each or ()))) for each in different}
 
     def by_name(self) -> Mapping[str, ClaimEntry]:
-        """Return the entries that are worth something, by the name by which an allocation refers to them."""
+        """Return the entries for devices that have a value, by the name by which an allocation refers to them."""
         return {each.name: each for each in self.gpus}
 
     @property
     def has_share(self) -> bool:
-        """Whether it may get a part of a card, of which the driver limits the use."""
+        """Whether it may get a share of a card, whose use the driver limits."""
         return any(entry.found.kind is Kind.SHARE for entry in self.entries)
 
     @functools.cached_property
@@ -160,7 +159,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return {}
 
     def charge(self, model: str) -> Charge:
-        """Return what the claim takes of this model's quota; of ``firstAvailable`` the dearest entry counts."""
+        """Return the charge to this model's quota. Of ``firstAvailable`` the entry with the largest charge counts."""
         if model not in self._charges:
             self._charges[model] = self._charge(model)
         return self._charges[model]
@@ -174,7 +173,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return total(dearest.values())
 
     def worth(self, entry: ClaimEntry, model: str) -> Charge:
-        """Return what one device of this entry takes of this model's quota."""
+        """Return the charge of one device of this entry to this model's quota."""
         match entry.found.kind:
             case Kind.UNIT:
                 return entry.found.worth
@@ -191,17 +190,17 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
     def _profiles(self, entry: ClaimEntry, model: str) -> tuple[str, ...]:
         if entry.profile:
             return (entry.profile,)
-        # Of what is held already, its own selector tells what was charged: profiles that come later are not among it.
-        # Without profiles there it could be any, which is at most a whole card.
+        # The pin of an entry that is pinned already lists the profiles that were charged, and no later ones. A pin
+        # without profiles allows any profile, which is at most a whole card.
         if entry.pins:
             return next((pin.profiles for pin in entry.pins if pin.profiles), (ANY_PROFILE,))
         return tuple(dict.fromkeys(offer.profile for offer in self._offers(entry, model)))
 
     def model(self, *, lenient: bool = False) -> str | None:
-        """Return the one model that our selectors hold every entry to; None where they do not.
+        """Return the one model to which all entries are pinned; None if there is no such model.
 
-        ``lenient``: products that no model is known of any more do not matter beside others, as those of a stored
-        claim whose nodes are away.
+        ``lenient`` ignores products without a known model if a pin has others. In a stored claim these may be products
+        whose nodes are away.
         """
         held = {self._held_to(entry, lenient=lenient) for entry in self.gpus}
         return next(iter(held)) if len(held) == 1 else None
@@ -216,7 +215,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return None
 
     def is_present(self, model: str) -> bool:
-        """Return whether there is a device of this model of each driver that is asked for one."""
+        """Return whether each driver in the request has a device of this model."""
         present = self.policy.drivers_on.get(model, frozenset())
         return present.issuperset(entry.found.driver for entry in self.gpus)
 
@@ -225,7 +224,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return {}
 
     def excludes(self, model: str) -> str | None:
-        """Return why the claim cannot be held to this model; None if it can."""
+        """Return the reason why the claim cannot be pinned to this model; None if it can."""
         if model not in self._exclusions:
             self._exclusions[model] = self._excluded_from(model)
         return self._exclusions[model]
@@ -237,15 +236,15 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         for entry in self.gpus:
             held = self._held_to(entry, lenient=False)
             if held not in (None, model):
-                return f"a selector of {entry.path}, which holds it to {held}"
+                return f"a selector of {entry.path}, which pins it to {held}"
             known = self._models_of_products[entry.products]
             if known and model not in known:
                 return f"a selector of {entry.path}, which demands another product"
-        # A spec with more pins than are read would not be read as held to the model.
+        # With more pins than are read, the claim would not be seen as pinned.
         return None if self.digest.has_room([pin for _, pin in self._missing_pins(model)]) else PINS_TOO_LARGE
 
     def patch(self, model: str) -> list[Operation]:
-        """Return the operations that hold every entry to the products of this model, which `excludes` must allow."""
+        """Return the operations that pin every entry to this model, for which `excludes` must return None."""
         operations = []
         for entry, pin in self._missing_pins(model):
             pointer = "/" + entry.path.replace(".", "/").replace("[", "/").replace("]", "")
@@ -262,30 +261,29 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
 
 
 def ambiguous(model: str, product: str) -> str:
-    """Say why nothing can be held to a model: a product of its patterns is not of it alone."""
+    """Return the reason why nothing can be pinned to a model that shares a product with another."""
     return f"its products: {product} counts as one of {model}, and not of that model alone"
 
 
 def _different(offers: Iterable[DeviceOffer]) -> tuple[DeviceOffer, ...]:
-    """Return one of those that differ by their product alone."""
+    """Return one of the devices that differ only in their product."""
     return tuple({(each.profile, each.shared, each.capacities): each for each in offers}.values())
 
 
 _UNSEEN = DeviceOffer("", shared=True)
-"""Stands for the devices of a driver of which none is there: what is not asked for by name is all of a card."""
+"""The device that is assumed for a driver without devices. A capacity that is not requested is all of the card's."""
 
 ANY_PROFILE = ""
-"""Stands for a MIG profile that nobody has said."""
+"""An unknown MIG profile."""
 
-# As NVIDIA's driver names them; what stands behind the memory are media extensions and the like.
-_PROFILE = re.compile(r"([1-7])g\.([1-9][0-9]{0,3})gb(?:\+[.a-z]+)?", re.ASCII)
-_MIG_SLICES = 7
+# The names of NVIDIA's driver. The text after the memory names media extensions and the like.
+_PROFILE = re.compile(rf"{MIG_PROFILE}(?:\+[.a-z]+)?", re.ASCII)
 
 
 def worth_of_profile(profile: str) -> Charge:
-    """Return what a MIG partition is worth; a whole card where the profile is not known."""
+    """Return the value of a MIG partition; a whole card if the profile is unknown."""
     found = _PROFILE.fullmatch(profile)
-    return Charge(WHOLE_CARD.cores * int(found[1]) // _MIG_SLICES, int(found[2]) * 1024) if found else WHOLE_CARD
+    return worth_of_slices(found) if found else WHOLE_CARD
 
 
 def _peak(charges: Iterable[Charge]) -> Charge:
@@ -298,10 +296,10 @@ def _share(asked: Mapping[str, Decimal], offer: DeviceOffer) -> Charge:
     capacities = dict(offer.capacities)
     cores = _consumed(asked.get(CORES), capacities.get(CORES))
     memory = _consumed(asked.get(MEMORY), capacities.get(MEMORY))
-    # By default it is all of the card's, whatever that is.
+    # The default is all memory of the card, whatever its size.
     if MEMORY not in asked and MEMORY in capacities and memory == capacities[MEMORY].value:
         memory = None
-    # Of a share that asks for no cores, or for no memory, the drivers limit none: it may use all of its card.
+    # The drivers do not limit cores or memory that a share does not request: it may use all of the card's.
     return Charge(
         _whole(cores) if cores else WHOLE_CARD.cores,
         _whole(memory / _MIB) if memory else 0,

@@ -1,4 +1,4 @@
-"""The devices that drivers offer, and the classes by which they are asked for, as decisions read them."""
+"""The devices that drivers offer, and the DeviceClasses by which claims request them."""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,11 +11,11 @@ from vcuda.claims.objects import Device, DeviceCapacity, DeviceClass, ResourceSl
 from vcuda.k8s_types import Quantity, parse_quantity
 
 PRODUCT, TYPE, PROFILE = "productName", "type", "profile"
-"""Attributes in a driver's own domain: the card's name as NVML gives it, what kind of device it is, its MIG profile."""
+"""Attributes in a driver's own domain: the card's name from NVML, the kind of the device, its MIG profile."""
 
 
 class Capacity(msgspec.Struct, frozen=True, gc=False):
-    """How much of something a device has, and how requests for a part of it are rounded (KEP-5075)."""
+    """One capacity of a device, and how requests for a part of it are rounded (KEP-5075)."""
 
     value: Decimal
     default: Decimal | None = None
@@ -24,9 +24,9 @@ class Capacity(msgspec.Struct, frozen=True, gc=False):
     valid: tuple[Decimal, ...] = ()
 
     def consumed(self, asked: Decimal | None) -> Decimal:
-        """Return what a request takes of it, as the scheduler counts; None asks for nothing by name."""
-        # k8s.io/dynamic-resource-allocation `calculateConsumedCapacity`. What is over the largest valid value no device
-        # gives, and is returned as it was asked for.
+        """Return the amount that the scheduler counts for a request; None is a request without an amount."""
+        # k8s.io/dynamic-resource-allocation `calculateConsumedCapacity`. No device has more than the largest valid
+        # value, so that a larger request is returned unchanged.
         if asked is None:
             return self.value if self.default is None else self.default
         if self.least is not None:
@@ -42,9 +42,9 @@ def _stepped(asked: Decimal, least: Decimal, step: Decimal) -> Decimal:
 
 
 class DeviceOffer(msgspec.Struct, frozen=True, gc=False):
-    """What devices have in common that are alike to a quota; what a driver does not say of them is empty.
+    """The properties of a device that matter to a quota. Many devices are equal in them.
 
-    ``shared``: it can be allocated to several claims at once, each with a part of its capacities.
+    A property that the driver does not publish is empty.
     """
 
     driver: str
@@ -52,28 +52,29 @@ class DeviceOffer(msgspec.Struct, frozen=True, gc=False):
     product: str = ""
     profile: str = ""
     shared: bool = False
+    """Whether it can be allocated to several claims at once, each with a part of its capacities."""
     capacities: tuple[tuple[str, Capacity], ...] = ()
 
 
 class PoolSlice(msgspec.Struct, frozen=True, gc=False):
-    """What is kept of a ResourceSlice: the devices by name, and the different ``offers`` among them.
-
-    ``node`` is empty where they are not of one node.
-    """
+    """A ResourceSlice."""
 
     name: str
     driver: str
     pool: str
     generation: int
     node: str
+    """Empty if the devices are not on one node."""
     devices: Mapping[str, DeviceOffer]
+    """By name."""
     offers: tuple[DeviceOffer, ...] = ()
+    """The different values of ``devices``."""
 
 
 def read_slice(published: ResourceSlice, alike: dict[DeviceOffer, DeviceOffer] | None = None) -> PoolSlice:
-    """Return what is kept of a slice; raise ValueError where a capacity is no quantity.
+    """Return a slice. Raises ValueError if a capacity is no quantity.
 
-    ``alike`` is where the offers of other slices are, so that one is kept of those that are equal.
+    ``alike`` has the offers of other slices, so that equal offers are stored once. The offers of this slice are added.
     """
     spec, known = published.spec, {} if alike is None else alike
     devices = {}
@@ -114,37 +115,39 @@ def _number(quantity: Quantity | None) -> Decimal | None:
 
 
 class ClassFacts(msgspec.Struct, frozen=True, gc=False):
-    """What the selectors of a class certainly demand (None: not said), and its extended resource (empty: none)."""
+    """The facts of a DeviceClass."""
 
     driver: str | None = None
+    """The driver that its selectors certainly demand; None if they do not say."""
     type: str | None = None
+    """The device type that they demand, likewise."""
     profile: str | None = None
+    """The MIG profile that they demand, likewise."""
     extended_resource: str = ""
+    """The extended resource by which pods request its devices; empty if there is none."""
 
 
 def read_class(found: DeviceClass) -> ClassFacts:
-    """Return what is kept of a class."""
     facts = read_facts(each.cel.expression for each in found.spec.selectors or () if each.cel)
     own = facts.driver
     return ClassFacts(own, facts.only(own, TYPE), facts.only(own, PROFILE), found.spec.extended_resource_name or "")
 
 
 DeviceName = tuple[str, str, str]
-"""Driver, pool and device: by these three a device is known in the status of a claim."""
+"""Driver, pool and device: the name of a device in the status of a claim."""
 
 PoolName = tuple[str, str]
 """Driver and pool."""
 
 
 class DevicesByName(msgspec.Struct, frozen=True):
-    """Every single device, looked for in the one slice of its pool, or in ``spread`` where it has several."""
+    """An index of all devices: by the slice of their pool, or in ``spread`` for pools with several slices."""
 
     slices: Mapping[PoolName, PoolSlice] = {}
     spread: Mapping[PoolName, Mapping[str, PoolSlice]] = {}
 
     @classmethod
     def of(cls, pools: Mapping[PoolName, Sequence[PoolSlice]]) -> "DevicesByName":
-        """Return the devices of the slices of these pools."""
         several = {name: slices for name, slices in pools.items() if len(slices) > 1}
         spread = {
             name: {device: each for each in slices for device in each.devices} for name, slices in several.items()
@@ -152,27 +155,24 @@ class DevicesByName(msgspec.Struct, frozen=True):
         return cls({name: slices[0] for name, slices in pools.items() if name not in several}, spread)
 
     def get(self, name: DeviceName) -> tuple[DeviceOffer, str] | None:
-        """Return a device's offer with its node, empty where it is not of one; None where there is none of the name."""
+        """Return a device's offer and its node, which is empty if it is not on one; None if there is no such device."""
         driver, pool, device = name
         found = self.slices.get((driver, pool)) or self.spread.get((driver, pool), {}).get(device)
         return (found.devices[device], found.node) if found and device in found.devices else None
 
 
 class Devices(msgspec.Struct, frozen=True):
-    """All devices and classes of a cluster, as last seen.
-
-    ``offers`` are the different ones, each with the nodes that have such devices; ``by_name`` is every single device's,
-    with its node.
-    """
+    """The devices and DeviceClasses of a cluster, as last seen."""
 
     offers: Mapping[DeviceOffer, frozenset[str]] = {}
+    """The different offers, each with the nodes that have such devices."""
     classes: Mapping[str, ClassFacts] = {}
     by_name: DevicesByName = DevicesByName()
 
     @classmethod
     def of(cls, slices: Iterable[PoolSlice], classes: Mapping[str, ClassFacts]) -> "Devices":
-        """Return the devices of these slices; where slices of a pool contradict each other, its newest generation."""
-        # This is done anew after each change, of thousands of slices: so the single devices are not gone through.
+        """Return the devices of these slices. Of each pool only the newest generation counts."""
+        # This runs after each change, with thousands of slices, and so does not loop over single devices.
         pools: dict[PoolName, list[PoolSlice]] = {}
         for each in slices:
             newest = pools.setdefault((each.driver, each.pool), [])
@@ -189,7 +189,7 @@ class Devices(msgspec.Struct, frozen=True):
 
     @property
     def extended_resources(self) -> frozenset[str]:
-        """The resources by which pods may ask for devices of a class without a claim."""
+        """The resources by which pods may request devices of a class without a claim."""
         return frozenset(facts.extended_resource for facts in self.classes.values() if facts.extended_resource)
 
 

@@ -1,4 +1,4 @@
-"""The digest of a claim's spec: all that decides the claim's charge, in a few hundred bytes, without any CEL.
+"""The digest of a claim's spec: everything that its charge depends on, in a few hundred bytes and without CEL.
 
 A spec may hold 1.27 MB of CEL. It is read once, within bounds, when a claim or template is reviewed or observed, and is
 then forgotten. A digest depends on the spec alone, so it stays valid when the quota or the devices change.
@@ -11,13 +11,13 @@ import msgspec
 
 from vcuda.claims.cel import Attributes, read_facts
 from vcuda.claims.devices import PRODUCT, PROFILE
-from vcuda.claims.objects import ClaimSpec, DeviceClaim, DeviceEntry, DeviceRequest
+from vcuda.claims.objects import ClaimSpec, DeviceClaim, DeviceEntry
 from vcuda.claims.pin import MOST_SELECTORS, ClaimPin, looks_like_pin, read_pin, write_pin
 from vcuda.errors import Fault
 from vcuda.k8s_types import Quantity
 
 MOST_REQUESTS, MOST_ALTERNATIVES, MOST_CONFIGS = 32, 8, 32
-"""As many as the API server allows in one claim, and of alternatives in one request.
+"""The bounds of the API server for one claim, and for the alternatives in one request.
 
 DeviceRequestsMaxSize, FirstAvailableDeviceRequestMaxSize and DeviceConfigMaxSize in k8s.io/api `resource/v1`.
 """
@@ -34,8 +34,8 @@ MOST_PIN_BYTES = 6 * 1024
 LONGEST_EXPRESSION, MOST_CHARACTERS = 2048, 4096
 """Characters of the longest expression whose facts are read, and of all expressions of one claim.
 
-Longer expressions say nothing. That is safe, as facts only narrow: without a profile a partition is charged as the
-dearest, and without products no model is excluded.
+Longer expressions are ignored. That is safe, since facts only narrow: without a profile a partition has the largest
+charge, and without products no model is excluded.
 """
 
 _TOO_MANY = (
@@ -98,7 +98,7 @@ class ConfigDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
     driver: str = ""
     """Empty for parameters that are not for one driver."""
     requests: tuple[str, ...] = ()
-    """The names of the requests that they are for; all if empty."""
+    """The names of the requests to which they apply; empty: all."""
 
 
 class EntryRead(NamedTuple):
@@ -111,18 +111,18 @@ class EntryRead(NamedTuple):
 
 
 class ClaimDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """All that decides what a claim takes. A spec that is too large for that has a ``fault`` and nothing else."""
+    """Everything that a claim's charge depends on. A spec that is too large has only a ``fault``."""
 
     requests: tuple[RequestDigest, ...] = ()
     config: tuple[ConfigDigest, ...] = ()
     facts: tuple[Fact, ...] = ()
     """The different facts of its entries."""
     pins: tuple[ClaimPin, ...] = ()
-    """The different selectors of our form."""
+    """The different selectors that are pins."""
     pinned: tuple[tuple[int, ...], ...] = ()
     """For each entry of all requests in order, the positions of its pins in ``pins``."""
     pin_bytes: int = 0
-    """Characters of the selectors that begin as ours do, each counted once, and one for each position."""
+    """Characters of the selectors that begin like pins, each counted once, and one for each position."""
     fault: str = ""
 
     def entries(self) -> Iterator[EntryRead]:
@@ -146,7 +146,7 @@ class ClaimDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 PackedDigest = NewType("PackedDigest", bytes)
-"""A digest as it is kept in memory: bytes, so that its size is known. Claims that ask alike have equal ones."""
+"""A digest as bytes, so that its size is known. Claims with equal requests have equal digests."""
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(ClaimDigest)
@@ -154,7 +154,6 @@ _SPEC = msgspec.json.Decoder(ClaimSpec)
 
 
 def pack(digest: ClaimDigest) -> PackedDigest:
-    """Return a digest as bytes."""
     return PackedDigest(_ENCODER.encode(digest))
 
 
@@ -164,12 +163,11 @@ def unpack(packed: PackedDigest) -> ClaimDigest:
 
 
 def read_spec(raw: bytes | msgspec.Raw) -> ClaimDigest:
-    """Return the digest of a spec in JSON; raise one of ``UNDECODABLE`` for anything else."""
+    """Return the digest of a spec in JSON. Raises one of ``UNDECODABLE`` for other texts."""
     return digest_of(_SPEC.decode(raw))
 
 
 def digest_of(spec: ClaimSpec) -> ClaimDigest:
-    """Return the digest of a spec."""
     devices = spec.devices
     if _has_too_many(devices):
         return ClaimDigest(fault=_TOO_MANY)
@@ -205,13 +203,11 @@ def digest_of(spec: ClaimSpec) -> ClaimDigest:
 def _has_too_many(devices: DeviceClaim) -> bool:
     # A mutating webhook is called before the API server has validated the object.
     requests, config = devices.requests or (), devices.config or ()
-    return len(requests) > MOST_REQUESTS or len(config) > MOST_CONFIGS or any(map(_is_too_wide, requests))
-
-
-def _is_too_wide(request: DeviceRequest) -> bool:
-    if len(request.first_available or ()) > MOST_ALTERNATIVES:
+    if len(requests) > MOST_REQUESTS or len(config) > MOST_CONFIGS:
         return True
-    return any(len(entry.selectors or ()) > MOST_SELECTORS for _, entry in request.entries())
+    if any(len(request.first_available or ()) > MOST_ALTERNATIVES for request in requests):
+        return True
+    return any(len(entry.selectors or ()) > MOST_SELECTORS for request in requests for _, entry in request.entries())
 
 
 def _entry(alternative: int | None, entry: DeviceEntry, facts: tuple[int, ...]) -> EntryDigest:

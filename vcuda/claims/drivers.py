@@ -1,7 +1,7 @@
-"""The DRA drivers whose devices are known here, one row each: what its kinds of devices are worth, and its classes.
+"""The known DRA drivers, one row each: the kinds of its devices and its DeviceClasses.
 
-Sources: kubernetes-sigs/dra-driver-nvidia-gpu and Project-HAMi/k8s-dra-driver (``deployments/helm``, ``pkg`` where the
-slices are made), coldzerofear/vgpu-manager (``deploy`` and ``pkg/kubeletplugin``).
+Sources: kubernetes-sigs/dra-driver-nvidia-gpu and Project-HAMi/k8s-dra-driver (``deployments/helm``, ``pkg`` for the
+slices), coldzerofear/vgpu-manager (``deploy`` and ``pkg/kubeletplugin``).
 """
 
 import enum
@@ -13,25 +13,27 @@ from vcuda.claims.devices import Devices
 from vcuda.quota.model import Charge
 
 CORES, MEMORY = "cores", "memory"
-"""The capacities that a share is asked for by: hundredths of a card, and bytes."""
+"""The capacities of a share: hundredths of a card, and bytes."""
 
 
 class Kind(enum.Enum):
-    """What one device of a class is to a quota."""
+    """How one device of a class is charged."""
 
     WHOLE = enum.auto()
     MIG = enum.auto()
     SHARE = enum.auto()
     UNIT = enum.auto()
-    """What the operator's own row says."""
+    """By the operator's row for the class."""
 
 
 class Driver(msgspec.Struct, frozen=True):
-    """A driver's name, what its devices are by their attribute ``type``, and the type of each class of its own."""
+    """A DRA driver."""
 
     name: str
     kinds: Mapping[str, Kind]
+    """The kinds of its devices by their attribute ``type``."""
     classes: Mapping[str, str]
+    """The types of its own DeviceClasses by their name."""
 
 
 DRIVERS = (
@@ -55,32 +57,32 @@ NO_GPU_DRIVERS = frozenset({"compute-domain.nvidia.com"})
 """Drivers whose devices are no GPUs: NVIDIA's channels between nodes."""
 
 UnitWorth = Callable[[str], Charge | None]
-"""What one device of a class is worth by the table of units; None where the class is not in it."""
+"""Returns the value of one device of a class by the table of units; None if the class is not in it."""
 
 
 class DeviceKind(msgspec.Struct, frozen=True, gc=False):
-    """The devices of a class: whose they are (None: not known), how they are counted, and their type, or empty.
-
-    ``worth`` is of kind UNIT alone. ``profile`` is the MIG profile that the class itself demands, or empty.
-    """
+    """The devices of a class."""
 
     driver: str | None
+    """None if it is unknown."""
     kind: Kind
     type: str = ""
     worth: Charge = Charge()
+    """The value of one device of kind UNIT."""
     profile: str = ""
+    """The MIG profile that the class demands; empty if it demands none."""
 
     @property
     def is_gpu(self) -> bool:
-        """Whether its devices are worth anything."""
+        """Whether its devices have a value."""
         return self.kind is not Kind.UNIT or self.worth != Charge()
 
 
 def find_kind(name: str, devices: Devices, worth_of: UnitWorth) -> DeviceKind | None:
-    """Return what the devices of a class are; None where nobody has said what they are worth."""
+    """Return the kind of a class's devices; None if no value is configured for them."""
     facts = devices.classes.get(name)
     own = _BY_CLASS.get(name)
-    # What the class itself says counts more than its name; before it is there, its name has to do.
+    # The selectors of the class take precedence over its name, which is used if the class does not exist yet.
     driver = (facts and facts.driver) or (own and own.name) or None
     if driver in NO_GPU_DRIVERS:
         return DeviceKind(driver, Kind.UNIT)
@@ -90,7 +92,7 @@ def find_kind(name: str, devices: Devices, worth_of: UnitWorth) -> DeviceKind | 
         worth = worth_of(name) if name not in known.classes else None
         if worth is not None:
             return DeviceKind(driver, Kind.UNIT, said, worth)
-        # Of a kind that is not known, or not said, a device is at most a whole card.
+        # A device of an unknown type is at most a whole card.
         return DeviceKind(driver, known.kinds.get(said, Kind.WHOLE), said, profile=(facts and facts.profile) or "")
     worth = worth_of(name)
     return None if worth is None else DeviceKind(driver, Kind.UNIT, worth=worth)

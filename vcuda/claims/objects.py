@@ -9,7 +9,7 @@ from vcuda.k8s_types import K8sObject, K8sStruct, Quantity
 
 GROUP = "resource.k8s.io"
 API_VERSION = f"{GROUP}/v1"
-"""The version that is read. Kubernetes has it from 1.34 on, and converts what is written in another."""
+"""The version that is read. Kubernetes has it from 1.34 on, and converts objects of other versions."""
 
 API_PATH = f"/apis/{API_VERSION}"
 
@@ -25,19 +25,19 @@ class CelSelector(K8sStruct, frozen=True, gc=False):
 
 
 class DeviceSelector(K8sStruct, frozen=True, gc=False):
-    """A condition on a device; all of a request's must hold, and all of its class' too."""
+    """A condition on a device. A device must match all selectors of the request and of its class."""
 
     cel: CelSelector | None = None
 
 
 class CapacityRequirements(K8sStruct, frozen=True, gc=False):
-    """How much of a device's capacities a request takes, by name; on a device that is not shared it only filters."""
+    """The requested amounts of a device's capacities, by name. On a device that is not shared they only filter."""
 
     requests: Mapping[str, Quantity] | None = None
 
 
 class DeviceEntry(K8sStruct, frozen=True, gc=False):
-    """What is asked for by ``exactly``, or by one entry of ``firstAvailable``."""
+    """The value of ``exactly``, or one entry of ``firstAvailable``."""
 
     name: str = ""
     device_class_name: str = ""
@@ -49,39 +49,38 @@ class DeviceEntry(K8sStruct, frozen=True, gc=False):
 
     @property
     def expressions(self) -> tuple[str, ...]:
-        """The CEL expressions of its selectors."""
         return tuple(each.cel.expression for each in self.selectors or () if each.cel)
 
 
 class DeviceRequest(K8sStruct, frozen=True, gc=False):
-    """One request of a claim: exactly this, or the first of these that there is."""
+    """One request of a claim: one entry, or the first of several entries that is available."""
 
     name: str = ""
     exactly: DeviceEntry | None = None
     first_available: tuple[DeviceEntry, ...] | None = None
 
     def entries(self) -> Iterator[tuple[int | None, DeviceEntry]]:
-        """Yield each entry with its position in ``firstAvailable``, None for ``exactly``."""
+        """Yield the position in ``firstAvailable``, None for ``exactly``, and the entry."""
         if self.exactly is not None:
             yield None, self.exactly
         yield from enumerate(self.first_available or ())
 
 
 class OpaqueParameters(K8sStruct, frozen=True, gc=False):
-    """Parameters for one driver, which alone knows what they mean."""
+    """Parameters for one driver. Their meaning depends on the driver."""
 
     driver: str = ""
 
 
 class DeviceConfig(K8sStruct, frozen=True, gc=False):
-    """How a driver is to set devices up: those of these requests, or of all."""
+    """Parameters for the devices of these requests, or of all requests."""
 
     requests: tuple[str, ...] | None = None
     opaque: OpaqueParameters | None = None
 
 
 class DeviceClaim(K8sStruct, frozen=True, gc=False):
-    """What a claim asks for. Its constraints only narrow that."""
+    """The requests of a claim. Its constraints are not read, since they only narrow the devices."""
 
     requests: tuple[DeviceRequest, ...] | None = None
     config: tuple[DeviceConfig, ...] | None = None
@@ -94,7 +93,7 @@ class ClaimSpec(K8sStruct, frozen=True, gc=False):
 
 
 class AllocatedDevice(K8sStruct, frozen=True, gc=False):
-    """A device that was allocated for one request; driver, pool and device are its name."""
+    """A device that was allocated for one request. Driver, pool and device together are its name."""
 
     request: str = ""
     driver: str = ""
@@ -109,13 +108,13 @@ class AllocatedDevices(K8sStruct, frozen=True, gc=False):
 
 
 class ClaimAllocation(K8sStruct, frozen=True, gc=False):
-    """What the scheduler has allocated for a claim."""
+    """The allocation of a claim, which the scheduler writes."""
 
     devices: AllocatedDevices = AllocatedDevices()
 
 
 class Consumer(K8sStruct, frozen=True, gc=False):
-    """Who uses a claim: a pod, as a rule."""
+    """A user of a claim, usually a pod."""
 
     resource: str = ""
     name: str = ""
@@ -123,7 +122,7 @@ class Consumer(K8sStruct, frozen=True, gc=False):
 
 
 class ClaimStatus(K8sStruct, frozen=True, gc=False):
-    """What has become of a claim; tenants cannot write it."""
+    """The status of a claim, which tenants cannot write."""
 
     allocation: ClaimAllocation | None = None
     reserved_for: tuple[Consumer, ...] | None = None
@@ -137,13 +136,12 @@ class ResourceClaim(K8sObject, frozen=True, gc=False):
 
     @property
     def allocated(self) -> tuple[AllocatedDevice, ...]:
-        """The devices that are allocated for it."""
         allocation = self.status.allocation if self.status else None
         return (allocation.devices.results or ()) if allocation else ()
 
 
 class ClaimTemplateSpec(K8sObject, frozen=True, gc=False):
-    """The claim that is made for each pod that names the template, with these labels and annotations."""
+    """The claim that is created for each pod that names the template, with these labels and annotations."""
 
     spec: ClaimSpec = ClaimSpec()
 
@@ -155,20 +153,20 @@ class ResourceClaimTemplate(K8sObject, frozen=True, gc=False):
 
 
 class DeviceClassSpec(K8sStruct, frozen=True, gc=False):
-    """Which devices are of a class, and by which extended resource a pod may ask for them."""
+    """The selectors of a class, and the extended resource by which a pod may request its devices."""
 
     selectors: tuple[DeviceSelector, ...] | None = None
     extended_resource_name: str | None = None
 
 
 class DeviceClass(K8sObject, frozen=True, gc=False):
-    """A class of devices; only the cluster's administrator can make one."""
+    """A class of devices, which only the cluster's administrator can create."""
 
     spec: DeviceClassSpec = DeviceClassSpec()
 
 
 class ValidRange(K8sStruct, frozen=True, gc=False):
-    """Requests below ``min`` are raised to it, those above it rounded up by ``step``; above ``max`` none is met."""
+    """A request below ``min`` is raised to it; other requests are rounded up by ``step``. None may exceed ``max``."""
 
     min: Quantity | None = None
     max: Quantity | None = None
@@ -176,7 +174,7 @@ class ValidRange(K8sStruct, frozen=True, gc=False):
 
 
 class RequestPolicy(K8sStruct, frozen=True, gc=False):
-    """What of a capacity a request takes: ``default`` where it names none, else rounded up to what is valid."""
+    """How a request is rounded up to a valid amount. A request without an amount gets ``default``."""
 
     default: Quantity | None = None
     valid_values: tuple[Quantity, ...] | None = None
@@ -184,20 +182,20 @@ class RequestPolicy(K8sStruct, frozen=True, gc=False):
 
 
 class DeviceCapacity(K8sStruct, frozen=True, gc=False):
-    """How much of something a device has. Without a policy a request that names none takes all of it."""
+    """One capacity of a device. Without a policy, a request without an amount takes all of it."""
 
     value: Quantity = 0
     request_policy: RequestPolicy | None = None
 
 
 class DeviceAttribute(K8sStruct, frozen=True, gc=False):
-    """A property of a device; those that are no text are not read."""
+    """A property of a device. Only texts are read."""
 
     string: str | None = None
 
 
 class Device(K8sStruct, frozen=True, gc=False):
-    """A device of a slice. Names without a domain are of the driver's own."""
+    """A device of a slice. Names without a domain are in the driver's domain."""
 
     name: str = ""
     attributes: Mapping[str, DeviceAttribute] | None = None
@@ -206,7 +204,7 @@ class Device(K8sStruct, frozen=True, gc=False):
 
 
 class ResourcePool(K8sStruct, frozen=True, gc=False):
-    """The pool that a slice is a part of; of its generations only the newest counts."""
+    """The pool of a slice. Only the newest generation of a pool counts."""
 
     name: str = ""
     generation: int = 0
@@ -214,7 +212,7 @@ class ResourcePool(K8sStruct, frozen=True, gc=False):
 
 
 class ResourceSliceSpec(K8sStruct, frozen=True, gc=False):
-    """Devices that one driver offers; ``node_name`` is empty where they are not of one node."""
+    """Devices of one driver. ``node_name`` is empty if they are not on one node."""
 
     driver: str = ""
     pool: ResourcePool = ResourcePool()

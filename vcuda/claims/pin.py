@@ -1,8 +1,8 @@
-"""The selector that holds a claim's request to the products of one GPU model: how it is written and read again.
+"""Writes and reads pins: selectors that limit a claim's request to the products of one GPU model.
 
-The selector is guarded: without a guard, one device that lacks the attribute stops the scheduling of every pod with the
-claim. ``orValue`` would do too, but the API server then finds no bound to the cost of ``matches``, and refuses the
-claim.
+A pin begins with a test for the attribute. Without it, one device that lacks the attribute would stop the scheduling of
+every pod with the claim. ``orValue`` would work too, but the API server then finds no bound for the cost of ``matches``
+and rejects the claim.
 """
 
 import re
@@ -18,15 +18,15 @@ MOST_SELECTORS = 32
 """Selectors that the API server allows in one request (DeviceSelectorsMaxSize in k8s.io/api `resource/v1`)."""
 
 LONGEST_PIN = 2048
-"""Characters of the longest selector that is written here, and of the longest that is read as one.
+"""Characters of the longest pin that is written, and of the longest that is read.
 
-The API server takes 10 KiB (CELSelectorExpressionMaxLength). Two are room for some forty products of one model.
+The API server allows 10 KiB (CELSelectorExpressionMaxLength). 2 KiB have room for some forty products of one model.
 """
 
-# The part of it that the MIG profiles may take.
+# The characters of a pin for MIG profiles.
 _MOST_OF_PROFILES = 512
 
-# RE2 takes a backslash before any of these as the character itself.
+# RE2 reads a backslash and any of these as the character itself.
 _SPECIAL = frozenset(r"\.+()|[]{}^$")
 _WILD = {"*": ".*", "?": ".", "-": "[ -]"}
 
@@ -42,7 +42,7 @@ _OPEN, _CLOSE = "(?i)^(?:", ")$"
 
 
 class ClaimPin(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The demand of our selector on the devices of a driver."""
+    """The demand of a pin on the devices of a driver."""
 
     driver: str
     patterns: tuple[str, ...]
@@ -53,7 +53,7 @@ class ClaimPin(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 def write_pin(pin: ClaimPin) -> str:
     """Return the CEL expression, with as many of the patterns and profiles as `LONGEST_PIN` has room for."""
-    # The last patterns are left out, which were only seen on nodes. To leave one out narrows.
+    # The last patterns, which were only seen on nodes, are left out. That narrows the devices.
     profiles = ", ".join(_fitting(map(_quote, pin.profiles), _MOST_OF_PROFILES))
     room = LONGEST_PIN - len(_written(pin.driver, "", profiles))
     return _written(pin.driver, "|".join(_fitting(map(_escape, pin.patterns), room)), profiles)
@@ -72,18 +72,18 @@ def _escape(pattern: str) -> str:
 
 def _fitting(texts: Iterable[str], room: int) -> Iterator[str]:
     for text in texts:
-        room -= len(_quote(text))  # what stands between two is no longer than the quotes
+        room -= len(_quote(text))  # the separator is no longer than the quotes
         if room >= 0:
             yield text
 
 
 def looks_like_pin(expression: str) -> bool:
-    """Return whether an expression begins as one of ours does, and is not longer."""
+    """Return whether an expression begins like a pin and is not longer than one."""
     return len(expression) <= LONGEST_PIN and expression.startswith(_BEGINNING)
 
 
 def read_pin(expression: str) -> ClaimPin | None:
-    """Return the demand of an expression that is exactly as it is written here; None for every other expression."""
+    """Return the pin in an expression that `write_pin` could have written; None for other expressions."""
     found = _FORM.fullmatch(expression) if looks_like_pin(expression) else None
     if found is None:
         return None
@@ -93,7 +93,7 @@ def read_pin(expression: str) -> ClaimPin | None:
         return None
     alternatives = _read_alternatives(pattern[len(_OPEN) : -len(_CLOSE)])
     pin = ClaimPin(driver, alternatives, profiles)
-    # An expression that could be read in another way than it is written is none of ours.
+    # An expression that `write_pin` would write differently is no pin.
     return pin if write_pin(pin) == expression else None
 
 
@@ -116,7 +116,7 @@ def _unquote(text: str) -> str:
 
 
 def add_selector(path: str, expression: str, *, has_selectors: bool) -> Operation:
-    """Return the operation that adds a selector to the entry at this JSON Pointer, behind those that it has."""
+    """Return the operation that appends a selector to the entry at this JSON Pointer."""
     selector = {"cel": {"expression": expression}}
     if has_selectors:
         return {"op": "add", "path": f"{path}/selectors/-", "value": selector}

@@ -1,4 +1,4 @@
-"""Which GPU model a product is, by the name that its driver gives it; a space equals ``-``, case does not matter."""
+"""Finds the GPU model of a product. A space equals ``-``, and letter case does not matter."""
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
@@ -35,7 +35,7 @@ class Products(msgspec.Struct, frozen=True, dict=True):
     def of(
         cls, models: Iterable[str], named: CardModels, devices: Devices, model_of_node: Callable[[str], str | None]
     ) -> "Products":
-        """Return the products of these models, as the rows and the devices on nodes of a model tell."""
+        """Return the products of these models by the rows of the quota, and by the devices on nodes of each model."""
         names: dict[str, frozenset[str]] = {}
         for model in {*models, *named.rows}:
             names[fold(model)] = names.get(fold(model), frozenset()) | {model}
@@ -47,7 +47,7 @@ class Products(msgspec.Struct, frozen=True, dict=True):
         rows = {model: tuple(dict.fromkeys(map(fold, row.products))) for model, row in named.rows.items()}
         return cls(names, rows, {product: frozenset(found) for product, found in seen.items()})
 
-    # Both are kept: they are needed for every claim, and change with the quota and the devices only.
+    # Both are stored, since every claim needs them, and they change only with the quota and the devices.
     @functools.cached_property
     def _matchers(self) -> Mapping[str, Callable[[str], object]]:
         return {model: matcher(patterns) for model, patterns in self.rows.items()}
@@ -57,7 +57,7 @@ class Products(msgspec.Struct, frozen=True, dict=True):
         return {}
 
     def model_of(self, product: str) -> str | None:
-        """Return the one model that a product is of, or None."""
+        """Return the model of a product; None if it has no model, or more than one."""
         folded = fold(product)
         return _only(self.names.get(folded) or self._listed(folded) or self.seen.get(folded, frozenset()))
 
@@ -65,7 +65,7 @@ class Products(msgspec.Struct, frozen=True, dict=True):
         return frozenset(model for model, matches in self._matchers.items() if matches(folded))
 
     def model_of_pattern(self, pattern: str) -> str | None:
-        """Return the one model whose products a pattern certainly stands for, or None."""
+        """Return the one model whose products a pattern certainly matches; None if there is no such model."""
         if not WILDCARDS.intersection(pattern):
             return self.model_of(pattern)
         return _only(frozenset(model for model, patterns in self.rows.items() if pattern in patterns))
@@ -75,12 +75,12 @@ class Products(msgspec.Struct, frozen=True, dict=True):
         return self._products_of(model).patterns
 
     def foreign(self, model: str) -> str | None:
-        """Return a product that the patterns of a model match though it is not certainly of it; None if none does."""
+        """Return a product that matches a model's patterns and may be of another model; None if there is none."""
         return self._products_of(model).foreign
 
     def _products_of(self, model: str) -> ModelProducts:
         if model not in self._known:
-            # Its name is always the first: it still tells the model when the nodes with its products are away.
+            # The model's name comes first. It identifies the model also when the nodes with its products are away.
             own = tuple(dict.fromkeys((fold(model), *self.rows.get(model, ()))))
             matches = matcher(own)
             more = (each for each in sorted(self.seen) if not matches(each) and self.model_of(each) == model)
@@ -92,7 +92,7 @@ class Products(msgspec.Struct, frozen=True, dict=True):
         return self._known[model]
 
     def among(self, patterns: Iterable[str]) -> Callable[[str], object]:
-        """Return what tells whether a product, as its driver writes it, is one of these patterns."""
+        """Return a function that returns a true value if a product matches one of these patterns."""
         matches = matcher(patterns)
         return lambda product: matches(fold(product))
 

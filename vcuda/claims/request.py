@@ -1,4 +1,4 @@
-"""Reads what a claim asks for from its digest, and what is wrong with the way it asks."""
+"""Reads the request of a claim and its faults from the digest."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,27 +15,27 @@ from vcuda.errors import Fault
 from vcuda.k8s_types import Quantity, parse_quantity
 
 MOST_DEVICES = 32
-"""As many as one claim can be given (AllocationResultsMaxSize in k8s.io/api `resource/v1`)."""
+"""The most devices of one claim (AllocationResultsMaxSize in k8s.io/api `resource/v1`)."""
 
 _MOST = 2**53
-"""As much of a capacity as no device has."""
+"""More than any device has of a capacity."""
 
 
 def read_claim(digest: ClaimDigest, policy: ClaimPolicy) -> ClaimRequest:
-    """Return what a claim asks for, and every fault with its field path."""
+    """Return the request of a claim, with every fault and its field path."""
     entries: list[ClaimEntry] = []
     faults: list[Fault] = [*digest.faults]
     reads = digest.entries()
     for index, request in enumerate(digest.requests):
         base = f"spec.devices.requests[{index}]"
         if not request.entries:
-            faults.append(Fault(base, "asks in a way that is not known here; write exactly or firstAvailable"))
+            faults.append(Fault(base, "must have exactly or firstAvailable"))
         for read in itertools.islice(reads, len(request.entries)):
             path, entry = f"{base}.{read.entry.field}", read.entry
             found = find_kind(entry.device_class_name, policy.devices, policy.worth_of)
             if found is None:
                 faults.append(_unknown_class(path, entry.device_class_name))
-            # What is worth nothing may be asked for in every way.
+            # A device without a value may be requested in any way.
             elif found.is_gpu:
                 faults.extend(_shape_faults(path, read, found))
                 capacities, wrong = _read_capacities(path, entry, found, policy)
@@ -47,7 +47,7 @@ def read_claim(digest: ClaimDigest, policy: ClaimPolicy) -> ClaimRequest:
 
 
 def read_packed(packed: PackedDigest, policy: ClaimPolicy) -> ClaimRequest:
-    """Return what a claim with this digest asks for. The result is remembered as long as the policy is in force."""
+    """Return the request of a claim with this digest. The policy remembers the result."""
     known = policy.requests.get(packed)
     if known is None:
         known = read_claim(unpack(packed), policy)
@@ -56,14 +56,14 @@ def read_packed(packed: PackedDigest, policy: ClaimPolicy) -> ClaimRequest:
 
 
 def _config_faults(digest: ClaimDigest, entries: Iterable[ClaimEntry]) -> Iterator[Fault]:
-    # HAMi's driver sets up MPS in the place of its own limits (`applySharingConfig`, cmd/hami-kubelet-plugin), and what
-    # the next release of one knows is not known here.
+    # With parameters HAMi's driver replaces its own limits by MPS (`applySharingConfig`, cmd/hami-kubelet-plugin), and
+    # future releases of a driver may have other parameters.
     names = [request.name for request in digest.requests]
     shares = {(entry.found.driver, names[entry.request]) for entry in entries if entry.found.kind is Kind.SHARE}
     for index, config in enumerate(digest.config):
         named = config.requests
         if any(driver == config.driver and (not named or request in named) for driver, request in shares):
-            message = "parameters of a driver may take the limit off a share of a card; leave them out"
+            message = "parameters of a driver may turn off the limits of a share of a card; remove them"
             yield Fault(f"spec.devices.config[{index}].opaque", f"{message}, or name the requests for whole cards")
 
 
@@ -74,7 +74,7 @@ def _entry(path: str, name: str, read: EntryRead, found: DeviceKind, capacities:
         request=read.request,
         name=name,
         found=found,
-        # What is wrong is read as one; it is admitted only where the quota enforces nothing.
+        # A wrong count is read as 1. The claim is admitted only if the quota does not enforce.
         count=entry.count if entry.count and 0 < entry.count <= MOST_DEVICES else 1,
         capacities=capacities,
         has_selectors=entry.selectors > 0,
@@ -85,34 +85,37 @@ def _entry(path: str, name: str, read: EntryRead, found: DeviceKind, capacities:
 
 
 def _pins_of(read: EntryRead, found: DeviceKind) -> tuple[ClaimPin, ...]:
-    """Return the pins of an entry that are for the devices of its driver. All of them hold."""
+    """Return the pins of an entry for the devices of its driver. A device must match all of them."""
     return tuple(pin for pin in read.pins if pin.driver == (found.driver or ""))
 
 
 def _unknown_class(path: str, name: str) -> Fault:
-    message = f"what a device of DeviceClass {name} is worth is not known"
+    message = f"no value is configured for a device of DeviceClass {name}"
     rows = f"`deviceclass/{name}: {{cards: 1}}`, or `deviceclass/{name}: {{}}` if it is no GPU"
-    return Fault(f"{path}.deviceClassName", f"{message}; ask the administrator to add to gpu_units {rows}")
+    return Fault(f"{path}.deviceClassName", f"{message}. Ask your administrator to add a line to `gpu_units`: {rows}")
 
 
 def _shape_faults(path: str, read: EntryRead, found: DeviceKind) -> Iterator[Fault]:
     entry = read.entry
     if found.driver is None:
         message = (
-            f"the selectors of DeviceClass {entry.device_class_name} name no driver, so its devices cannot be held"
+            f"the selectors of DeviceClass {entry.device_class_name} name no driver, so its devices cannot be pinned"
         )
-        hint = 'to a GPU model; write device.driver == "…" there'
+        hint = 'to a GPU model; ask your administrator to add device.driver == "…" there'
         yield Fault(f"{path}.deviceClassName", f"{message} {hint}")
     if entry.allocation_mode not in ("", EXACT_COUNT):
-        message = f"{entry.allocation_mode} takes as many devices as there are; write {EXACT_COUNT}, with a count"
+        message = f"must be {EXACT_COUNT}, with a count; got {entry.allocation_mode}"
         yield Fault(f"{path}.allocationMode", message)
     if entry.admin_access:
-        yield Fault(f"{path}.adminAccess", "gives devices that others use; it is not allowed where GPUs are limited")
+        yield Fault(
+            f"{path}.adminAccess",
+            "must not be true in a namespace with a GPU quota, since it gives devices that other claims use",
+        )
     if entry.count is not None and not 0 < entry.count <= MOST_DEVICES:
-        yield Fault(f"{path}.count", f"{entry.count} is not allowed; write a whole number from 1 to {MOST_DEVICES}")
+        yield Fault(f"{path}.count", f"must be from 1 to {MOST_DEVICES}; got {entry.count}")
     if entry.selectors >= MOST_SELECTORS and not _pins_of(read, found):
-        message = f"{MOST_SELECTORS} leave no room for the one that holds it to a GPU model"
-        yield Fault(f"{path}.selectors", f"{message}; write at most {MOST_SELECTORS - 1}")
+        message = f"must not have more than {MOST_SELECTORS - 1} selectors: one more pins the request to a GPU model"
+        yield Fault(f"{path}.selectors", message)
 
 
 def _read_capacities(
@@ -124,25 +127,27 @@ def _read_capacities(
     for name, quantity in entry.capacities:
         field = f"{path}.capacity.requests[{name}]"
         if known and name not in known:
-            faults.append(Fault(field, f"these devices have no such capacity; they have {', '.join(sorted(known))}"))
+            faults.append(
+                Fault(field, f"these devices do not have this capacity; they have {', '.join(sorted(known))}")
+            )
             continue
         try:
             capacities[name] = _read_amount(quantity)
         except ValueError as error:
-            faults.append(Fault(field, f"{error}; write a quantity from 0 up"))
+            faults.append(Fault(field, f"{error}; must be a quantity of at least 0"))
     return capacities, faults
 
 
 def _capacity_names(found: DeviceKind, policy: ClaimPolicy) -> frozenset[str]:
     if found.kind is Kind.SHARE:
         return frozenset({CORES, MEMORY})
-    # On a device that is not shared a capacity only filters, so any that some of them has will do.
+    # On a device that is not shared a capacity only filters. So every capacity of some device is allowed.
     return policy.capacities_of.get(found.driver or "", frozenset())
 
 
 def _read_amount(quantity: Quantity) -> Decimal:
     amount = parse_quantity(quantity)
-    # The API server takes it, and the scheduler then counts nothing for it.
+    # The API server accepts a negative amount, and the scheduler counts nothing for it.
     if amount < 0:
         raise ValueError(f"{quantity} is negative")
     if amount > _MOST:

@@ -1,8 +1,11 @@
-"""Which nodes a pod's nodeSelector, nodeName and required node affinity allow.
+"""The nodes that a pod's nodeSelector, nodeName and required node affinity allow.
 
-The rules are Kubernetes' (k8s.io/component-helpers ``scheduling/corev1/nodeaffinity``, apimachinery
-``labels.Requirement``): terms are ORed, requirements ANDed, a term without any requirement matches no node,
-nodeSelector holds beside every term, NotIn and DoesNotExist also match a node without the label.
+The rules are those of Kubernetes (k8s.io/component-helpers ``scheduling/corev1/nodeaffinity``, apimachinery
+``labels.Requirement``):
+
+- Terms are ORed and the requirements of a term are ANDed. A term without requirements matches no node.
+- The nodeSelector must match in addition to one term.
+- NotIn and DoesNotExist also match a node without the label.
 """
 
 import bisect
@@ -22,29 +25,34 @@ Labels = Mapping[str, str]
 
 
 class NodeLabels(msgspec.Struct, frozen=True):
-    """The node labels that hold a node's GPU model and its pool."""
+    """The names of the node labels with a node's GPU model and its pool."""
 
     model: str = "gaia.tencent.com/gpu-model"
     pool: str = "gaia.tencent.com/gpu-pool"
 
 
 class Values(msgspec.Struct, gc=False):
-    """What requirements on one key allow its label's value to be; they are ANDed.
+    """The values that the requirements on one key allow for its label. The requirements are ANDed.
 
-    What the API server would not store (an unknown operator, ``In`` without values, ``Exists`` with some) allows
-    nothing; the scheduler does not read a term with such a requirement either.
+    A requirement that the API server does not store allows nothing: an unknown operator, ``In`` without values,
+    ``Exists`` with values. The scheduler also ignores a term with such a requirement.
     """
 
     present: bool = True
+    """Whether the label may exist."""
     absent: bool = True
+    """Whether the label may be missing."""
     listed: set[str] | None = None
+    """The value must be one of these; None: no such list."""
     excluded: set[str] | None = None
+    """The value must be none of these."""
     numeric: bool = False
+    """Whether the value must be an integer between ``above`` and ``below``, both excluded."""
     above: int = -(2**63) - 1
     below: int = 2**63
 
     def require(self, operator: str, values: Collection[str]) -> None:
-        """Allow nothing that does not meet this requirement too. It takes time in proportion to its values."""
+        """Add a requirement, in time proportional to the number of its values."""
         match operator:
             case "In":
                 self.absent = False
@@ -72,7 +80,7 @@ class Values(msgspec.Struct, gc=False):
             self.below = min(self.below, bound)
 
     def allow(self, value: str | None) -> bool:
-        """Return whether a label may have this value; None is an absent label."""
+        """Return whether the label may have this value; None means that the label is missing."""
         if value is None:
             return self.absent
         if not self.present or (self.excluded and value in self.excluded):
@@ -86,17 +94,17 @@ class Values(msgspec.Struct, gc=False):
         return number is not None and self.above < number < self.below
 
     def allow_any(self) -> bool:
-        """Return whether there is a value that a label may have, or it may be absent."""
+        """Return whether any value is allowed, or a missing label."""
         if self.absent or not self.present:
             return self.absent
         if self.listed is not None:
             return any(map(self.allow, self.listed))
-        # No label is negative. Of texts there is always another than those excluded, and an integer has many: with
-        # more and more zeros before it.
+        # A label cannot be negative. The excluded values never cover all values: there are endless texts, and endless
+        # ways to write an integer with leading zeros.
         return not self.numeric or max(self.above, -1) + 1 < self.below
 
     def among(self, values: Set[str]) -> Set[str]:
-        """Return those of the values that a label may have."""
+        """Return those of the values that are allowed."""
         if not self.present:
             return set()
         found = values if self.listed is None else values & self.listed
@@ -104,33 +112,32 @@ class Values(msgspec.Struct, gc=False):
         return {value for value in found if self._in_bounds(value)} if self.numeric else found
 
     def limit(self) -> Set[str] | None:
-        """Return the values that a label may have, or None where they are not limited to a list."""
+        """Return the allowed values; None if they are not limited to a list."""
         if self.listed is None or (self.present and not self.excluded and not self.numeric):
             return self.listed
         return set(filter(self.allow, self.listed))
 
 
 class Term(msgspec.Struct, frozen=True, gc=False):
-    """One way in which a pod may be placed: what it allows the labels of these keys to be, and the node's name.
-
-    ``name`` is None where any will do.
-    """
+    """One term of a node selection."""
 
     labels: Mapping[str, Values]
+    """The allowed values by label."""
     name: Values | None
+    """The allowed names of the node; None: any."""
 
 
 class NodeSelection(msgspec.Struct, frozen=True, gc=False):
-    """Where a pod may be placed: the labels that its nodes must have, and the terms, of which one must hold."""
+    """The nodes on which a pod may be placed: they have the labels of ``selector`` and match one of the terms."""
 
     selector: Mapping[str, str]
     terms: tuple[Term, ...]
 
     @classmethod
     def of(cls, spec: PodSpec) -> "NodeSelection":
-        """Return the selection of nodeSelector, nodeName and required node affinity; no terms: nowhere.
+        """Return the selection by nodeSelector, nodeName and required node affinity.
 
-        What a term allows the label of a key to be is what the nodeSelector does too.
+        Without terms it allows no node. The values of a term are those that the nodeSelector allows too.
         """
         selector = spec.node_selector or {}
         required = required_terms(spec)
@@ -138,7 +145,7 @@ class NodeSelection(msgspec.Struct, frozen=True, gc=False):
         return cls(selector, tuple(_read_term(each, selector, spec.node_name) for each in held))
 
     def values_of(self, term: Term, key: str) -> Values | None:
-        """Return what a term of this selection allows a label to be, or None where it leaves that open."""
+        """Return the values that a term of this selection allows for a label; None if it allows all."""
         values = term.labels.get(key)
         return _selected(self.selector[key]) if values is None and key in self.selector else values
 
@@ -155,7 +162,7 @@ def _read_term(term: NodeSelectorTerm, selector: Mapping[str, str], node_name: s
     name = _selected(node_name or None)
     name.absent = False
     for line in term.match_fields or ():
-        # Of a node's fields only its name can be selected by; another one is no way to any node.
+        # The name is the only field of a node that a term can select by. With another field the term matches no node.
         name.require(line.operator if line.key == NAME_FIELD else "", line.values or ())
     return Term(labels, name)
 
@@ -168,7 +175,7 @@ def _selected(value: str | None) -> Values:
 
 
 class _LabelIndex:
-    """Which nodes have which value of one label, as bits of a number: one for each node."""
+    """The nodes by their value of one label. A set of nodes is a number with one bit for each node."""
 
     def __init__(self, by_value: Mapping[str, int]) -> None:
         self.by_value = by_value
@@ -178,7 +185,7 @@ class _LabelIndex:
         self._up_to = [0, *itertools.accumulate(by_value[value] for _, value in numbers)]
 
     def find(self, values: Values) -> int:
-        """Return the nodes that have one of these values."""
+        """Return the nodes that have an allowed value."""
         if values.listed is not None:
             known = filter(self.by_value.__contains__, values.listed)
             return sum(self.by_value[value] for value in known if values.allow(value))
@@ -193,15 +200,15 @@ class _LabelIndex:
 
 
 class NodeIndex:
-    """Nodes by their labels: a pod's whole selection is asked of all of them at once.
+    """An index of nodes by their labels, which finds the nodes for a pod's whole selection at once.
 
-    To ask each node by itself costs the pod's size times the nodes. Here a requirement costs about as much as its own
-    values, whatever the cluster's size: some thousand nodes are some hundred bytes of a number.
+    A comparison with each node would cost the size of the pod times the number of nodes. With the index a requirement
+    costs about as much as its values, however large the cluster: a set of thousands of nodes has hundreds of bytes.
     """
 
     def __init__(self, nodes: Mapping[str, Labels] = types.MappingProxyType({})) -> None:
         self._nodes = nodes
-        # Most keys are those of every node; which others there are takes longer to find out, after each node's change.
+        # Most keys are on every node. To collect the keys of all nodes takes longer, after each change of a node.
         self._usual: Labels = next(iter(nodes.values()), {})
         self._all = (1 << len(nodes)) - 1
         self._by_key: dict[str, _LabelIndex] = {}
@@ -215,12 +222,12 @@ class NodeIndex:
         return _LabelIndex({name: 1 << at for at, name in enumerate(self._nodes)})
 
     def values_of(self, key: str) -> Set[str]:
-        """Return the values of a label that there are."""
+        """Return the values of a label on all nodes."""
         index = self._index(key)
         return index.by_value.keys() if index else set()
 
     def having(self, key: str, values: Iterable[str]) -> int:
-        """Return the nodes whose label has one of these values, as bits."""
+        """Return the nodes whose label has one of these values."""
         index = self._index(key)
         return sum(index.by_value.get(value, 0) for value in set(values)) if index else 0
 
@@ -232,7 +239,7 @@ class NodeIndex:
         return found
 
     def matching(self, term: Term, among: int) -> int:
-        """Return those of the nodes that a term allows."""
+        """Return the nodes in ``among`` that a term allows."""
         found = among & self._names.find(term.name) if term.name else among
         for key, values in term.labels.items():
             index = self._index(key)
@@ -245,7 +252,7 @@ class NodeIndex:
         return found
 
     def _index(self, key: str) -> _LabelIndex | None:
-        # Made when it is asked for: a node has dozens of labels, and pods select by a few.
+        # Built on demand: a node has dozens of labels, and pods select by a few of them.
         index = self._by_key.get(key)
         if index is None and (key in self._usual or key in self._keys):
             by_value: dict[str, int] = {}
@@ -257,21 +264,21 @@ class NodeIndex:
 
 
 def required_terms(spec: PodSpec) -> tuple[NodeSelectorTerm, ...] | None:
-    """Return the terms of the required node affinity, or None where there is none."""
+    """Return the terms of the required node affinity; None if there is none."""
     affinity = spec.affinity and spec.affinity.node_affinity
     selector: NodeSelector | None = affinity.required_during_scheduling_ignored_during_execution if affinity else None
     return None if selector is None else selector.node_selector_terms or ()
 
 
 def matches_nothing(term: NodeSelectorTerm) -> bool:
-    """Return whether a term is empty. Kubernetes lets it match no node; with something added it would match some."""
+    """Return whether a term is empty, and so matches no node. With a requirement added it would match some."""
     return not term.match_expressions and not term.match_fields
 
 
 def limited_values(spec: PodSpec, key: str) -> frozenset[str] | None:
-    """Return every value that a label of the pod's node may have, or None where its node selection leaves it open.
+    """Return the values that a label of the pod's node may have; None if its node selection does not limit them.
 
-    It takes time in proportion to the size of the spec and no more.
+    It takes time proportional to the size of the spec.
     """
     selected = (spec.node_selector or {}).get(key)
     required = required_terms(spec)
@@ -293,11 +300,11 @@ def limited_values(spec: PodSpec, key: str) -> frozenset[str] | None:
 
 
 def _integer(text: str) -> int | None:
-    # As Go's ParseInt, by which the scheduler compares: a 64-bit integer, or nothing.
+    # The scheduler uses Go's ParseInt, which reads 64-bit integers only.
     digits = text[1:] if text.startswith(("+", "-")) else text
     if not digits.isascii() or not digits.isdigit():
         return None
-    # At most 19 digits of them all are read, so that a label of a thousand digits costs no more than another.
+    # At most 19 digits are converted, so that a label of a thousand digits costs no more than another.
     significant = digits.lstrip("0") or "0"
     number = int(text[: len(text) - len(digits)] + significant) if len(significant) <= _INT64_DIGITS else 2**63
     return number if -(2**63) <= number < 2**63 else None

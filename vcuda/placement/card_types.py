@@ -1,8 +1,10 @@
-"""The types of card that nodes of a model have, those that a pod may get of them, and how its scheduler is told.
+"""The types of card on the nodes of each model, and the annotations that limit a pod to the types of its model.
 
-HAMi and vgpu-manager choose a card by its registered type: its name has to contain one of the texts that the pod wants,
-and none of those that it does not want, in any case. A node has one model, by its label, and may have cards of another
-type beside: then the label alone, or a text that is part of both names, would give it a card that it is not charged.
+HAMi and vgpu-manager choose a card by its registered type. The type must contain one of the texts that the pod wants,
+and none of the texts that it does not want. Letter case does not matter.
+
+The label of a node names one model, but the node may also have cards of other types. On such a node a pod could get a
+card of a model that it is not charged for: by the label alone, or by a text that is part of both types.
 """
 
 import itertools
@@ -18,40 +20,46 @@ from vcuda.requests.resources import NO_ROWS, CardModels
 from vcuda.requests.schemes import Scheme
 
 MAX_TYPES = 32
-"""Types that are written on one pod; a model has one or two."""
+"""Types that are written on one pod. Most models have one or two."""
 
 MAX_CHOICE = 8192
-"""Characters of an annotation that chooses among models. It is read for every model, and a pod's may have megabytes."""
+"""Characters of an annotation that chooses types. It is read for every model, and may have megabytes."""
 
 MAX_WORDS = 16
 """Words of a type or model that are compared."""
 
-ANY_SLICE = "there a share may get a slice of any size that is free; ask for whole cards"
-"""Why no share is let onto a card in MIG mode: HAMi takes the first free slice with enough memory, or the one that the
-pod prefers, so that what a share would take cannot be told when the pod is created."""
+ANY_SLICE = "a share may get a free slice of any size there; request whole cards"
+"""The reason why a share cannot get a card in MIG mode.
 
-_MIG, _SHARED = "mig", "hami-core"
-"""Modes of a card; the annotation names those that the pod allows."""
+HAMi takes the first free slice with enough memory, or the slice that the pod prefers. The charge of a share would be
+unknown when the pod is created.
+"""
+
+_MIG = "mig"
+"""The mode of a card in MIG mode. The pod's annotation lists the allowed modes."""
 
 _WORD = re.compile(r"[a-z0-9]+", re.ASCII)
 
 
 class CardTypes(msgspec.Struct, frozen=True):
-    """The registered types of all nodes, by scheme and model: of this model, and others on the same nodes.
+    """The registered types of all nodes. The keys are the scheme and the model of the nodes.
 
-    The model's name is the operator's word. Where it names some of the types, the others are another model's; where it
-    names none of them, all are of the model. ``sliced`` are the models of which cards are in MIG mode, ``whole``
-    those of which cards are not.
+    The operator chooses the name of a model. If the name matches some types on its nodes, the other types belong to
+    other models. If it matches none, all types belong to the model.
     """
 
     own: Mapping[tuple[str, str], tuple[str, ...]] = {}
+    """The types of the model."""
     beside: Mapping[tuple[str, str], tuple[str, ...]] = {}
+    """The types of other models on the same nodes."""
     sliced: frozenset[tuple[str, str]] = frozenset()
+    """The models with cards in MIG mode."""
     whole: frozenset[tuple[str, str]] = frozenset()
+    """The models with cards that are not in MIG mode."""
 
     @classmethod
     def of(cls, nodes: Iterable[tuple[str | None, Registers]], named: CardModels = NO_ROWS) -> "CardTypes":
-        """Return those of nodes, given the model and the registers of each; ``named`` are the products of models."""
+        """Return the types of these nodes, given as their model and registers. ``named`` are the products of models."""
         found: dict[tuple[str, str], set[str]] = {}
         sliced, whole = set(), set()
         for model, registers in nodes:
@@ -70,23 +78,23 @@ class CardTypes(msgspec.Struct, frozen=True):
         return cls(own, beside, frozenset(sliced), frozenset(whole))
 
     def of_model(self, scheme: str, model: str) -> tuple[str, ...]:
-        """Return the types that a model's cards have; none where no node of it has registered any."""
+        """Return the types of a model's cards; empty if no node of the model has registered any."""
         return self.own.get((scheme, model), ())
 
     def others(self, scheme: str, model: str) -> frozenset[str]:
-        """Return all types in the cluster that are none of this model."""
+        """Return all types in the cluster that do not belong to this model."""
         every = (kinds for part in (self.own, self.beside) for (each, _), kinds in part.items() if each == scheme)
         return frozenset(itertools.chain.from_iterable(every)).difference(self.of_model(scheme, model))
 
     def models_of(self, scheme: str, kind: str) -> tuple[str, ...]:
-        """Return the models of which this type is."""
+        """Return the models to which this type belongs."""
         return tuple(
             sorted(model for (each, model), own in self.own.items() if each == scheme and model and kind in own)
         )
 
 
 def is_named(kind: str, model: str) -> bool:
-    """Return whether a label's value names this type of card: A10 is no A100, RTX3090 is a GeForce RTX 3090."""
+    """Return whether a label's value names this type of card: A10 is no A100; RTX3090 is a GeForce RTX 3090."""
     words, wanted = _words(kind), _words(model)
     following = iter(words)
     if wanted and all(word in following for word in wanted):
@@ -100,16 +108,16 @@ def _words(name: str) -> list[str]:
 
 
 class Selection(NamedTuple):
-    """The types of a model that a pod may get, none where they are not known; or what excludes the model."""
+    """The types of a model that a pod may get, empty if they are unknown; or the reason that excludes the model."""
 
     types: tuple[str, ...] = ()
     excluded_by: str | None = None
 
 
 def select(pod: Pod, scheme: Scheme, model: str, types: CardTypes, *, has_share: bool) -> Selection:
-    """Return which types of a model a pod may get by its own annotations.
+    """Return the types of a model that a pod may get by its own annotations.
 
-    A text that the pod wants, or does not want, counts where it is part of a type or of the model's name.
+    A text that the pod wants or does not want applies if it is part of a type or of the model's name.
     """
     if too_long := _too_long(pod, scheme):
         return Selection(excluded_by=f"annotation {too_long}, which must not be longer than {MAX_CHOICE} characters")
@@ -143,9 +151,9 @@ def _sliced(scheme: Scheme, model: str, types: CardTypes) -> bool:
 def annotations_for(
     pod: Pod, schemes: Iterable[Scheme], model: str, types: CardTypes, *, has_share: bool
 ) -> Mapping[str, str]:
-    """Return the annotations by which the schedulers of these schemes give the pod cards of this model alone.
+    """Return the annotations by which the schedulers of these schemes give the pod only cards of this model.
 
-    Types are written in full. Where one is part of another model's, that one is added to what the pod does not want.
+    Types are written in full. If a type is part of another model's type, the other type is added to the unwanted ones.
     """
     found: dict[str, str] = {}
     for scheme in schemes:
@@ -153,7 +161,7 @@ def annotations_for(
             continue
         usable = select(pod, scheme, model, types, has_share=has_share).types
         if has_share and scheme.card_mode and _sliced(scheme, model, types):
-            found[scheme.card_mode] = pod.annotations.get(scheme.card_mode) or _SHARED
+            found[scheme.card_mode] = pod.annotations.get(scheme.card_mode) or scheme.shared_mode
         others = types.others(scheme.name, model)
         beside = types.beside.get((scheme.name, model), ())
         similar = (kind for kind in others if contains_any(kind, map(str.casefold, usable)))
@@ -164,7 +172,7 @@ def annotations_for(
             missing = [kind for kind in avoided if kind.casefold() not in present]
             found[scheme.unwanted_models] = ",".join([*own, *missing])
         usable = tuple(kind for kind in usable if not contains_any(kind, map(str.casefold, avoided)))
-        # Two schemes may share the annotation; the one whose nodes say what they have is right about it.
+        # Two schemes may share the annotation. The scheme with registered types takes precedence.
         if usable or scheme.wanted_models not in found:
             found[scheme.wanted_models] = ",".join(usable[:MAX_TYPES]) or model
     return found
@@ -173,8 +181,8 @@ def annotations_for(
 def reachable_others(
     pod: Pod, schemes: Iterable[Scheme], model: str, types: CardTypes, *, has_share: bool
 ) -> Iterator[str]:
-    """Yield what a pod that is held to a model could get there, by its annotations as they are, and is not charged."""
-    # As the schedulers read them: blanks count, and an empty text is part of every name.
+    """Yield the cards that a pod pinned to a model could get there by its current annotations without a charge."""
+    # The schedulers keep blanks in the texts, and an empty text is part of every type.
     for scheme in schemes:
         wanted, unwanted = _texts(pod, scheme.wanted_models), _excluding(pod, scheme)
         for kind in types.beside.get((scheme.name, model), ()):
@@ -186,13 +194,13 @@ def reachable_others(
 
 
 def contains_any(name: str, texts: Iterable[str]) -> bool:
-    """Return whether one of these texts, in lower case, is part of a name."""
+    """Return whether one of these texts, which must be in lower case, is part of a name."""
     folded = name.casefold()
     return any(text in folded for text in texts)
 
 
 def _excluding(pod: Pod, scheme: Scheme) -> list[str]:
-    # Types are ASCII. What is not compares otherwise in Go, in whose words the schedulers do: it is not relied on.
+    # Types are ASCII. The schedulers are written in Go, which compares other texts differently: these are ignored.
     text = pod.annotations.get(scheme.unwanted_models) if scheme.unwanted_models else None
     return [part.casefold() for part in (text or "").split(",") if part and part.isascii()]
 
@@ -203,5 +211,5 @@ def _texts(pod: Pod, annotation: str | None) -> list[str]:
 
 
 def _substrings(pod: Pod, annotation: str | None) -> list[str]:
-    # Blank ones say nothing: who wrote one meant no name.
+    # Blank texts are ignored: their author meant no name.
     return [text.strip() for text in _texts(pod, annotation) if text.strip()]

@@ -1,4 +1,4 @@
-"""The JSON Patch that pins a pod to a model, gives it to its scheduler, and takes from it what may be forged."""
+"""The JSON Patch that pins a pod to a model, sets its scheduler, and removes keys that may be forged."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,27 +13,28 @@ from vcuda.placement.placement import NO_NODES, Nodes
 from vcuda.requests.schemes import ALLOCATION_LABELS, CREATION_ANNOTATIONS, Scheme
 
 MODEL_ANNOTATION = "quota.vcuda.io/model"
-"""The model a pod was given, for people. Nothing is decided from it: its owner can edit it."""
+"""The model of a pod, for people. No decision reads it, since the owner of the pod can edit it."""
 
 DEFAULT_SCHEDULER = "default-scheduler"
 
 
 class Hints(msgspec.Struct, frozen=True):
-    """What is set for the whole system: the node labels, and the scheduler that places vcuda pods (none: as asked)."""
+    """Settings of the whole cluster."""
 
     labels: NodeLabels = NodeLabels()
     scheduler: str | None = None
+    """The scheduler that places GPU pods; None: the one that the pod names."""
 
     def of(self, schemes: Iterable[Scheme]) -> "Hints":
-        """Return the hints for a pod that asks by these schemes: the scheduler of one goes before that for all."""
+        """Return the hints for a pod that requests by these schemes. A scheme's scheduler replaces the general one."""
         own = next((scheme.scheduler for scheme in schemes if scheme.scheduler), None)
         return msgspec.structs.replace(self, scheduler=own) if own else self
 
 
 class _Wanted:
-    """A requirement that every term is to have; made once, as there may be thousands of them.
+    """A requirement that every term must have. It is made once, since there may be thousands of terms.
 
-    ``allows`` tells of a value whether it says the same as those that are wanted.
+    ``allows`` returns whether a value means the same as ``values``. By default only ``values`` do.
     """
 
     def __init__(self, key: str, values: Iterable[str], allows: Callable[[str], bool] | None = None) -> None:
@@ -43,17 +44,17 @@ class _Wanted:
         self.plain = {"key": key, "operator": "In", "values": list(self.values)}
 
     def beside(self, present: tuple[Requirement, ...]) -> dict[str, Any] | None:
-        """Return what is to be added to a term; None where what is ``present`` there already says so."""
-        # A second call on the patched pod has to patch nothing: the API server may call again (reinvocationPolicy).
+        """Return the requirement to add to a term; None if the requirements ``present`` there include it."""
+        # A second call with the patched pod must patch nothing: the API server may call again (reinvocationPolicy).
         lists = [r.values for r in present if r.key == self.key and r.operator == "In" and r.values]
         if any(all(map(self.allows, values)) for values in lists):
             return None
-        # Beside a list that names other values of the model, those known now would leave the pod no node.
+        # A list in the term may name other values of the model. Without these no node would match both lists.
         others = [value for values in lists for value in values if self.allows(value) and value not in self.values]
         return {**self.plain, "values": [*self.values, *dict.fromkeys(others)]} if others else self.plain
 
 
-# Minimal: nothing is replaced that already says the same, and what a person wrote stays as it is.
+# The patch is minimal: it replaces nothing that already means the same, and keeps what a person wrote.
 def patch_for(
     pod: Pod,
     model: str,
@@ -64,10 +65,10 @@ def patch_for(
     nodes: Nodes = NO_NODES,
     check: Check = no_check,
 ) -> list[Operation]:
-    """Return the operations that pin the pod to ``model`` in ``pools`` (none: any) and let its scheduler place it.
+    """Return the operations that pin the pod to ``model`` in ``pools`` (if empty: any) and set its scheduler.
 
     ``types`` are the annotations by which its scheduler chooses among the cards of a node. ``check`` is called for each
-    term of its node selection.
+    term of the pod's node selection.
     """
     selected = (pod.spec.node_selector or {}).get(hints.labels.model)
     values = dict.fromkeys(nodes.label_values(model))
@@ -80,27 +81,29 @@ def patch_for(
 
 
 def unpinned_patch(pod: Pod, hints: Hints) -> list[Operation]:
-    """Return the operations that let a pod's scheduler place it where it gets no model, and passes all the same."""
-    # Without them it would take a card that its scheduler knows nothing of, and gives to others.
+    """Return the operations for a pod that is admitted without a model: they set its scheduler."""
+    # Otherwise the pod would use a card that its scheduler does not know of, and gives to another pod.
     return [*_schedule(pod, [], hints)]
 
 
 def pools_patch(pod: Pod, pools: tuple[str, ...], hints: Hints) -> list[Operation]:
-    """Return the operations that hold a pod to ``pools`` (none: any) whose cards are claimed apart from it."""
+    """Return the operations that hold a pod to ``pools`` (if empty: any) if its cards come from ResourceClaims."""
     return [*_require(pod.spec, [_Wanted(hints.labels.pool, pools)] if pools else [], [])]
 
 
 def _schedule(pod: Pod, required: list[_Wanted], hints: Hints, check: Check = no_check) -> Iterator[Operation]:
     spec = pod.spec
-    # A preset nodeName passes the scheduler by. It becomes a requirement, so that it runs and still picks that node.
+    # A pod with a nodeName bypasses the scheduler. The nodeName becomes a requirement of the node affinity, so that the
+    # scheduler runs and picks the same node.
     fields = [_Wanted(NAME_FIELD, (spec.node_name,))] if spec.node_name else []
     yield from _require(spec, required, fields, check)
     if spec.node_name:
         yield {"op": "remove", "path": "/spec/nodeName"}
-    # Who names a scheduler wants that one; Kubernetes writes its own where none is named.
+    # A pod that names a scheduler keeps it. Kubernetes writes its default scheduler if the pod names none.
     if hints.scheduler and spec.scheduler_name in ("", DEFAULT_SCHEDULER) and spec.scheduler_name != hints.scheduler:
         yield _add("/spec/schedulerName", hints.scheduler)
-    # A manifest copied from a live pod carries these, or a forged one, and gpu-admission then refuses it for ever.
+    # A manifest has these keys if it was copied from a stored pod, or if they are forged. gpu-admission never places a
+    # pod with them.
     yield from _remove("/metadata/annotations", pod.annotations, CREATION_ANNOTATIONS)
     yield from _remove("/metadata/labels", pod.labels, ALLOCATION_LABELS)
 
@@ -127,7 +130,7 @@ def _annotate(pod: Pod, wanted: Mapping[str, str]) -> Iterator[Operation]:
 def _require(
     spec: PodSpec, labels: list[_Wanted], fields: list[_Wanted], check: Check = no_check
 ) -> Iterator[Operation]:
-    # To every term, since they are ORed; where there is none yet it is made, with whatever holds it.
+    # Every term gets the requirements, since terms are ORed. A missing term is created, with its parents.
     terms = required_terms(spec)
     if terms is not None:
         base = "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms"

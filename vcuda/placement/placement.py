@@ -1,4 +1,4 @@
-"""Which GPU models a pod may use, and which of them it gets."""
+"""Finds the GPU models that a pod may use, and chooses one of them."""
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Set
@@ -17,21 +17,23 @@ from vcuda.requests.schemes import Scheme
 
 
 class Nodes(msgspec.Struct, frozen=True):
-    """The cluster's nodes as placement reads them: their labels by name, and those of a GPU model by their labels.
-
-    ``registers`` are the cards that nodes have by their own account, ``types`` the types of these by model. ``free`` is
-    how much of their cards is free, as far as that is published. ``named`` tells which model a label's value is, and
-    ``seen`` are those values that there are, by model.
-    """
+    """The cluster's nodes."""
 
     keys: NodeLabels = NodeLabels()
     labels: Mapping[str, Labels] = {}
+    """The labels of each node, by the node's name."""
     index: NodeIndex = msgspec.field(default_factory=NodeIndex)
+    """The nodes that have a model label."""
     registers: Mapping[str, Registers] = {}
+    """The registers of each node, by the node's name."""
     types: CardTypes = CardTypes()
+    """The registered types of card by model."""
     free: "FreeCardsByPool" = {}
+    """The free cards, as far as they are published."""
     named: CardModels = NO_ROWS
+    """The models of products, which are the values of the model label."""
     seen: Mapping[str, frozenset[str]] = {}
+    """The values of the model label on nodes, by model."""
 
     @classmethod
     def of(
@@ -41,7 +43,7 @@ class Nodes(msgspec.Struct, frozen=True):
         registers: Mapping[str, Registers] = MappingProxyType({}),
         named: CardModels = NO_ROWS,
     ) -> "Nodes":
-        """Return the nodes indexed; those without the label that holds their model count for nothing there."""
+        """Return these nodes. The index leaves out nodes without a model label."""
         index = NodeIndex({name: node for name, node in labels.items() if keys.model in node})
         seen: dict[str, frozenset[str]] = {}
         for value in index.values_of(keys.model):
@@ -52,29 +54,29 @@ class Nodes(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(found, types=types)
 
     def named_by(self, named: CardModels) -> "Nodes":
-        """Return the same nodes where these rows tell their models."""
+        """Return the same nodes with their models by these rows."""
         return self if named is self.named else Nodes.of(self.labels, self.keys, self.registers, named)
 
     @property
     def models(self) -> Set[str]:
-        """The models of which there is a node."""
+        """The models that have a node."""
         return self.seen.keys()
 
     def model_of(self, name: str) -> str | None:
-        """Return the GPU model of a node, or None where the node or its label is not known."""
+        """Return the GPU model of a node; None if the node or its label is unknown."""
         value = self.labels.get(name, {}).get(self.keys.model)
         return None if value is None else self.named.model_of(value)
 
     def label_values(self, model: str) -> tuple[str, ...]:
-        """Return the values that the label of a node of this model has, or could have."""
+        """Return the known values of the model label for this model, on nodes or in the quota's rows."""
         return self.named.label_values(model, self.seen.get(model, ()))
 
     def allowed(self, values: Values, models: Set[str]) -> Set[str]:
-        """Return those of the models that a node could be of whose label has one of these values."""
+        """Return the models that a node can have if its model label has one of these values."""
         if not self.named.rows:
             return values.among(models)
         if values.listed is not None:
-            # Also of a value that no node has yet.
+            # No node may have the value yet.
             return models & set(map(self.named.model_of, filter(values.allow, values.listed)))
         return {model for model in models if any(map(values.allow, self.label_values(model)))}
 
@@ -83,25 +85,25 @@ NO_NODES = Nodes()
 
 
 ChargeOn = Callable[[str], Charge]
-"""Returns what something takes of a model's quota."""
+"""Returns the charge to a model's quota."""
 
 
 class Candidates(msgspec.Struct, frozen=True, gc=False):
-    """The models a pod may use, in the order of the quota document, and why it may not use the others.
-
-    ``present`` are those for which a node exists now that the pod's own constraints allow. ``free`` is how much of
-    their cards is free in the namespace's pools; empty where that is not published. ``no_fitting_card`` are those
-    without a card that has room for the pod's largest container, as far as that is published.
-    """
+    """The models that a pod may use."""
 
     models: tuple[str, ...]
+    """In the order of the quota document."""
     present: frozenset[str]
+    """The models that have a node now that the pod's own constraints allow."""
     excluded: Mapping[str, str]
+    """The other models of the quota, with the reason."""
     free: "Mapping[str, FreeCards]" = {}
+    """The free cards in the namespace's pools; empty if they are not published."""
     no_fitting_card: frozenset[str] = frozenset()
+    """The models without a card that has room for the pod's largest container, as far as that is published."""
 
     def sentence(self, namespace: str, quota: NamespaceQuota) -> str:
-        """Return the refusal of a pod that may use none of its namespace's models."""
+        """Return the message for a pod that may not use any of its namespace's models."""
         if not quota.limits:
             return f"namespace {namespace} may use no GPU model: its quota lists none"
         reasons = "; ".join(f"{model} is excluded by {reason}" for model, reason in self.excluded.items())
@@ -109,19 +111,18 @@ class Candidates(msgspec.Struct, frozen=True, gc=False):
 
 
 class Choice(msgspec.Struct, frozen=True, gc=False):
-    """The model a pod gets, and why that one."""
+    """The model of a pod, and the reason for the choice."""
 
     model: str
     reason: str
 
     @property
     def forecast(self) -> str:
-        """The sentence for whoever only asks: which model the pod would get, and why."""
+        """The message for a request that creates no pod: the model that the pod would get, and the reason."""
         return f"{would_be_pinned(self.model)}: {self.reason}"
 
 
 def would_be_pinned(model: str) -> str:
-    """Return what is told of a pod that is not created yet."""
     return f"would be pinned to {model}"
 
 
@@ -135,10 +136,10 @@ def find_candidates(
     has_share: bool = False,
     check: Check = no_check,
 ) -> Candidates:
-    """Return the quota's models less those that the pod's annotations, selectors or affinity exclude.
+    """Return the quota's models without those that the pod's annotations, selectors or affinity exclude.
 
-    ``share`` is the most that one of its containers asks for of a card, in cores; ``has_share``: one asks for less than
-    all of a card. ``check`` is called for each term of its node selection.
+    ``share`` is the most cores of one card that a container requests. ``has_share``: a container requests less than a
+    card. ``check`` is called for each term of the pod's node selection.
     """
     selected = {
         model: [select(pod, scheme, model, nodes.types, has_share=has_share) for scheme in schemes]
@@ -159,12 +160,15 @@ def find_candidates(
 def choose(
     candidates: Candidates, quota: NamespaceQuota, asked: ChargeOn, usage: Mapping[str, Usage]
 ) -> Choice | tuple[Shortage, ...]:
-    """Return the best candidate with room, or how much each is short of, in the order of the quota document.
+    """Return the best candidate with room, or the shortage of each candidate in the order of the quota document.
 
-    ``asked`` tells what is taken of a model.
+    ``asked`` returns the charge to a model. The best candidate is the first by these criteria:
 
-    Best is: a node for it exists now, then a card of it has room for each container and most of its cards are free,
-    where that is published, then most free cores under the limit, then first in the quota document.
+    1. A node of it exists now.
+    2. A card of it has room for each container, if that is published.
+    3. It has the most free cards, if that is published.
+    4. It has the most free cores under the limit.
+    5. It is the first in the quota document.
     """
     ranking = _Ranking(candidates, quota, asked, usage)
     fitting = [
@@ -180,7 +184,7 @@ def choose(
 def choose_regardless(
     candidates: Candidates, quota: NamespaceQuota, asked: ChargeOn, usage: Mapping[str, Usage]
 ) -> Choice:
-    """Return the best candidate even where none has room, for quotas that do not enforce. There must be a candidate."""
+    """Return the best candidate, even if none has room, for quotas that do not enforce. There must be a candidate."""
     choice = choose(candidates, quota, asked, usage)
     if isinstance(choice, Choice):
         return choice
@@ -189,7 +193,7 @@ def choose_regardless(
 
 
 class _Ranking(NamedTuple):
-    """The candidates set against each other for one request."""
+    """The order of the candidates for one request."""
 
     candidates: Candidates
     quota: NamespaceQuota
@@ -204,20 +208,18 @@ class _Ranking(NamedTuple):
 
     def _rank(self, model: str) -> tuple[bool, bool, int, int]:
         absent, unfit = model not in self.candidates.present, model in self.candidates.no_fitting_card
-        return absent, unfit, -self._free_on_cards(model), -self._free_under_limit(model)
-
-    def _free_under_limit(self, model: str) -> int:
-        return self.quota.limits[model].cores - self.usage_of(model).used.cores
+        free_under_limit = self.quota.limits[model].cores - self.usage_of(model).used.cores
+        return absent, unfit, -self._free_on_cards(model), -free_under_limit
 
     def _free_on_cards(self, model: str) -> int:
         if not self.candidates.free:
             return 0
-        # Less what was admitted a moment ago: those pods have no cards yet, and a burst would all go to one model.
+        # Pending pods have no cards yet. Without this subtraction a burst of pods would all get the same model.
         free = self.candidates.free.get(model, FreeCards()).room_for(self.asked(model))
         return free - self.usage_of(model).pending.cores
 
     def reason(self, fitting: list[str]) -> str:
-        """Say why the first of the models with room is taken."""
+        """Return the reason for the choice of the first model with room."""
         best, candidates = fitting[0], self.candidates
         free = free_of(self.quota.limits[best], self.usage_of(best))
         if len(candidates.models) == 1:
@@ -234,43 +236,45 @@ class _Ranking(NamedTuple):
 
 
 class Pin(msgspec.Struct, frozen=True, gc=False):
-    """What a stored pod's spec limits its node to: the models, and the pools; None where it leaves them open."""
+    """The models and pools to which a pod's spec limits its node."""
 
     models: frozenset[str] | None
+    """None if the spec does not limit the model."""
     pools: frozenset[str] | None
+    """None if the spec does not limit the pool."""
 
     @property
     def model(self) -> str | None:
-        """The one model the pod is held to, or None."""
+        """The one model to which the pod is pinned; None if it is not pinned to one."""
         return next(iter(self.models)) if self.models is not None and len(self.models) == 1 else None
 
     def within(self, quota: NamespaceQuota) -> bool:
-        """Return whether the pod can only land on one model that the quota lists, and in the quota's pools."""
+        """Return whether the pod is pinned to one model of the quota, and to the quota's pools."""
         return self.model in quota.limits and self.in_pools(quota)
 
     def in_pools(self, quota: NamespaceQuota) -> bool:
-        """Return whether the pod can only land in the quota's pools."""
+        """Return whether the pod is pinned to the quota's pools."""
         return not quota.pools or (self.pools is not None and self.pools <= set(quota.pools))
 
 
 def read_pin(pod: Pod, labels: NodeLabels, named: CardModels = NO_ROWS) -> Pin:
-    """Return what nodeSelector and required node affinity hold the pod to."""
-    # Not by its annotation, which its owner can edit. Nobody can edit this part of a stored pod; only, while a
-    # scheduling gate holds it back, add to it (KEP-3838): that can hold it to less, never to something else.
+    """Return the pin of a pod by its nodeSelector and required node affinity."""
+    # The owner of a pod can edit its annotations, but not this part of the spec. While the pod has a scheduling gate,
+    # requirements can be added (KEP-3838): they narrow the pin and cannot change it to another model.
     values = limited_values(pod.spec, labels.model)
     models = None if values is None else frozenset(map(named.model_of, values))
     return Pin(models, limited_values(pod.spec, labels.pool))
 
 
 class _Reach(NamedTuple):
-    """The models that a pod could reach ``in_pools`` of its quota, or ``anywhere``, and those ``present`` in them now.
-
-    To reach a model is to be allowed on a node of it that could be, not on one that is: nodes come and go.
-    """
+    """The models of the nodes that a pod's node selection allows."""
 
     in_pools: frozenset[str]
+    """The models of possible nodes in the pools of the quota. A possible node need not exist yet."""
     anywhere: frozenset[str]
+    """The models of possible nodes in any pool."""
     present: frozenset[str]
+    """The models of existing nodes in the pools of the quota."""
 
     def excludes(self, model: str, quota: NamespaceQuota) -> str | None:
         if model in self.in_pools:
@@ -291,10 +295,10 @@ def _reach_of(selection: NodeSelection, quota: NamespaceQuota, nodes: Nodes, che
         found = index.matching(term, selected)
         matching |= found
         if len(in_pools) == len(models):
-            continue  # there may be thousands of terms, and they tell no more
+            continue  # no model is missing, and there may be thousands of terms
         names = term.name.limit() if term.name else None
         if names is not None and names <= nodes.labels.keys():
-            # All nodes that it names are known, so their labels decide; one that is not known may have any.
+            # The labels of the named nodes decide if all of them are known. An unknown node may have any labels.
             named |= found
         elif _could_be_met(term, keys):
             model, pool = selection.values_of(term, keys.model), selection.values_of(term, keys.pool)
@@ -312,7 +316,7 @@ def _reach_of(selection: NodeSelection, quota: NamespaceQuota, nodes: Nodes, che
 
 
 def _could_be_met(term: Term, keys: NodeLabels) -> bool:
-    # By some node, whatever its model and pool.
+    # Whether any node can match, apart from its model and pool.
     if term.name and not term.name.allow_any():
         return False
     for key, values in term.labels.items():
@@ -326,18 +330,18 @@ CARDS_KEY = "cards.json"
 
 
 class FreeCards(msgspec.Struct, frozen=True, gc=False):
-    """The cards of one model in one pool: how many there are, and how many nobody has anything of.
-
-    ``free_cores`` are hundredths of a card; ``fragmented_cores`` are those of them on cards that are in use: no pod
-    that wants whole cards can have them. ``largest`` are those of the card that has the most: no container gets a
-    larger share. Releases that do not publish it leave it 0, for every model.
-    """
+    """The cards of one model in one pool. Cores are hundredths of a card."""
 
     cards: int = 0
+    """The number of cards."""
     whole: int = 0
+    """The number of unused cards."""
     free_cores: int = 0
+    """The free cores of all cards."""
     fragmented_cores: int = 0
+    """The free cores of cards that are in use. A pod that requests whole cards cannot get them."""
     largest: int = 0
+    """The free cores of the card with the most: no container gets a larger share. Old releases publish 0."""
 
     def __add__(self, other: "FreeCards") -> "FreeCards":
         *mine, largest = msgspec.structs.astuple(self)
@@ -345,12 +349,12 @@ class FreeCards(msgspec.Struct, frozen=True, gc=False):
         return FreeCards(*[*sums, max(largest, other.largest)])
 
     def room_for(self, asked: Charge) -> int:
-        """Return the cores that a pod can choose from: those of whole cards alone, where it asks for any."""
+        """Return the free cores that a pod can use: only those of unused cards if it requests whole cards."""
         return self.whole * CORES_PER_CARD if asked.card_memory >= CORES_PER_CARD else self.free_cores
 
 
 FreeCardsByPool = Mapping[tuple[str, str], FreeCards]
-"""By model and pool; the pool of a node that has none is empty."""
+"""By model and pool. The pool is empty for nodes without one."""
 
 
 class _PublishedCards(msgspec.Struct, frozen=True):
@@ -360,7 +364,7 @@ class _PublishedCards(msgspec.Struct, frozen=True):
 
 
 def free_by_model(published: FreeCardsByPool, pools: Iterable[str]) -> Mapping[str, FreeCards]:
-    """Return the sums by model over these pools; none named: over all."""
+    """Return the sums by model over these pools; over all pools if ``pools`` is empty."""
     allowed = frozenset(pools)
     found: dict[str, FreeCards] = {}
     for (model, pool), free in published.items():
@@ -370,11 +374,11 @@ def free_by_model(published: FreeCardsByPool, pools: Iterable[str]) -> Mapping[s
 
 
 def write_free_cards(by_pool: FreeCardsByPool) -> str:
-    """Return the free cards as they are published, in a fixed order."""
+    """Return the text in which free cards are published, in a fixed order."""
     rows = [_PublishedCards(model, pool, free) for (model, pool), free in sorted(by_pool.items())]
     return msgspec.json.format(msgspec.json.encode(rows), indent=2).decode()
 
 
 def read_free_cards(text: str) -> FreeCardsByPool:
-    """Return published free cards; raise ValueError for a text that holds none."""
+    """Return the free cards in a published text. Raises ValueError for any other text."""
     return {(row.model, row.pool): row.free for row in msgspec.json.decode(text, type=list[_PublishedCards])}

@@ -1,8 +1,8 @@
-"""The cards that a node has by its device plugin's account: annotations of nodes, by HAMi and vgpu-manager.
+"""Reads registers: annotations in which the device plugins of HAMi and vgpu-manager list the cards of a node.
 
-HAMi from 2.8 on and vgpu-manager write a JSON list. HAMi before that writes
-``uuid,count,memory,cores,type,numa,health`` for each card, its later releases ``,index,mode`` besides, with a colon
-after each (HAMi ``pkg/device/devices.go``).
+vgpu-manager and HAMi from 2.8 on write a JSON list. Older HAMi releases write
+``uuid,count,memory,cores,type,numa,health`` and a colon for each card. The later ones of these add ``,index,mode``
+before the colon (HAMi ``pkg/device/devices.go``).
 """
 
 import sys
@@ -16,16 +16,16 @@ from vcuda.requests.schemes import SCHEMES
 MAX_CARDS = 1024
 """Cards that one node may register; more is a mistake."""
 MAX_TYPES = 16
-"""Types of card on one node: what is registered is written on pods."""
+"""Types of card on one node. The types are written on pods."""
 MAX_TEXT = 128
-"""Characters in a card's type or uuid: NVML's own bound is 96."""
+"""Characters in a card's type or uuid. The bound of NVML is 96."""
 
 _MIG = "mig"
 _FIELDS = (7, 9)
 
 
 class Card(msgspec.Struct, frozen=True, gc=False):
-    """One card: its uuid, its type in its driver's words, and whether it is handed out in MIG slices."""
+    """One card: its uuid, its type as the driver names it, and whether it is in MIG mode."""
 
     uuid: str
     type: str
@@ -33,36 +33,37 @@ class Card(msgspec.Struct, frozen=True, gc=False):
 
 
 class Register(msgspec.Struct, frozen=True, gc=False):
-    """The cards of one node as one device plugin has them, and their types, each once.
+    """The cards of one node by one device plugin.
 
-    ``sliced``: a card is in MIG mode; ``whole``: one is not. Kept, as all nodes are gone through at each change.
+    The types and modes are computed once, since every change of a node reads the registers of all nodes.
     """
 
     cards: tuple[Card, ...] = ()
     types: tuple[str, ...] = ()
+    """The different types of the cards."""
     sliced: bool = False
+    """Whether a card is in MIG mode."""
     whole: bool = False
+    """Whether a card is not in MIG mode."""
 
     @classmethod
     def of(cls, *cards: Card) -> "Register":
-        """Return the register of these cards."""
         modes = {card.mig for card in cards}
         return cls(cards, tuple(sorted({card.type for card in cards})), True in modes, False in modes)
 
     def type_of(self, uuid: str) -> str | None:
-        """Return the type of the card with this uuid; None where there is no such card."""
         return next((card.type for card in self.cards if card.uuid == uuid), None)
 
 
 Registers = Mapping[str, Register]
-"""What is registered on one node, by the name of the scheme whose device plugin it was."""
+"""The registers of one node by the name of the scheme."""
 
 ANNOTATIONS = {scheme.register: scheme.name for scheme in SCHEMES if scheme.register}
-"""The annotations of a node that hold a register, each with the name of its scheme."""
+"""The names of schemes by the annotation of a node that is their register."""
 
 
 class _Entry(msgspec.Struct, frozen=True, gc=False):
-    # HAMi's id is the uuid; vgpu-manager's is a number, with the uuid beside it.
+    # The id is the uuid in HAMi, and a number in vgpu-manager, which has a field for the uuid.
     type: str
     id: str | int = ""
     uuid: str = ""
@@ -74,7 +75,7 @@ _decode = msgspec.json.Decoder(list[_Entry]).decode
 
 
 def read_register(text: str) -> Register:
-    """Return what is registered in an annotation; raise ValueError where that cannot be made out."""
+    """Return the register in an annotation. Raises ValueError if it is malformed."""
     listed = text.lstrip().startswith("[")
     try:
         register = Register.of(*(_listed(text) if listed else _separated(text)))
@@ -101,18 +102,18 @@ def _separated(text: str) -> Iterator[Card]:
 
 
 def _card(uuid: str, kind: str, *, mig: bool) -> Card:
-    # A type is written into a list that commas separate, and read back from there without blanks around it.
+    # Types are written into lists that are separated by commas, and read from there without blanks around them.
     kind = kind.strip()
     for name, value in (("uuid", uuid), ("type", kind)):
         plain = value.isascii() and value.isprintable() and "," not in value
         if not value or len(value) > MAX_TEXT or not plain:
             raise ValueError(f"a card with {value[:MAX_TEXT]!r} for its {name}")
-    # Interned: thousands of nodes have a few types.
+    # Interned, since thousands of nodes have the same few types.
     return Card(uuid, sys.intern(kind), mig)
 
 
 def read_registers(annotations: Mapping[str, str], on_fault: Callable[[str, ValueError], object]) -> Registers:
-    """Return what is registered on a node; a malformed register is told to ``on_fault``, and counts for nothing."""
+    """Return the registers of a node. A malformed register is passed to ``on_fault`` and ignored."""
     found = {}
     for key, scheme in ANNOTATIONS.items():
         if key in annotations:

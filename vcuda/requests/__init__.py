@@ -1,1 +1,1 @@
-"""How pods ask for GPUs: the vendors' schemes, and what one pod requests."""
+"""How pods request GPUs: the vendors' schemes, and the request of one pod."""

@@ -1,11 +1,11 @@
-"""Key ``gpu_models`` of the quota ConfigMap: which products are a model, and what one whole device of it is worth::
+"""Key ``gpu_models`` of the quota ConfigMap: the products of each model, and the value of one whole device of it::
 
-    A100: [NVIDIA-A100-*GB]                                        # names of products, as a node's label has them
-    A100-shared: {products: [NVIDIA-A100-*-SHARED], cards: 0.25}   # and what one nvidia.com/gpu is there of a card
+    A100: [NVIDIA-A100-*GB]                                        # names of products, as in a node's label
+    A100-shared: {products: [NVIDIA-A100-*-SHARED], cards: 0.25}   # one nvidia.com/gpu is a quarter of a card
 
-A product is what the label of a node's model says, or the ``productName`` of a device; a space equals ``-``, case does
-not matter. In its name here ``*`` stands for any text and ``?`` for one character. A product that no row names is a
-model by its own name, as every model is without this key.
+A product is the value of a node's model label, or the ``productName`` of a device. A space equals ``-``, and letter
+case does not matter. In a row, ``*`` stands for any text and ``?`` for one character. A product that no row names is a
+model of its own name. Without this key every product is.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,13 +28,13 @@ from vcuda.quota.yaml import KeyPath, Plain
 from vcuda.requests.resources import MAX_PRODUCT, CardModels, ProductRow, fold
 
 MAX_PRODUCTS = 32
-"""Names of products in one row, so that the selector of a claim always has room for all of them."""
+"""Names of products in one row. The selector of a claim has room for all of them."""
 MAX_ROWS = 256
-"""Models, and products in all: each is compared with every other."""
+"""Models, and products of all models together. Each is compared with every other."""
 
 
 def common_product(one: str, other: str) -> str | None:
-    """Return a name that both patterns stand for, or None where there is none."""
+    """Return a name that both patterns match; None if there is none."""
     tried: set[tuple[int, int]] = set()
 
     def rest(at: int, by: int) -> str | None:
@@ -52,7 +52,7 @@ def common_product(one: str, other: str) -> str | None:
 
 
 def _steps(left: str, right: str) -> Iterator[tuple[int, int, str]]:
-    """Yield how many characters of each pattern may be used up next, and for what in the name."""
+    """Yield the next steps: the characters used up of each pattern, and the text that they add to the name."""
     if left == "*":
         yield 1, 0, ""
         if right:
@@ -70,42 +70,41 @@ _SHOWN = {"*": "", "?": "x"}
 
 
 def read_product(value: object) -> str:
-    """Return the name of a product, or a pattern of names."""
     if (
         not isinstance(value, str)
         or not value.isascii()
         or not value.isprintable()
         or not 0 < len(value) <= MAX_PRODUCT
     ):
-        raise WrongValueError(f"{shown(value)} is no product's name; {_EXAMPLE}")
+        raise WrongValueError(f"{_EXAMPLE}; got {shown(value)}")
     if unknown := next((each for each in value if each in "[]{}\\"), None):
-        raise WrongValueError(f"{shown(value)}: {unknown} has no meaning here; {_EXAMPLE}")
+        raise WrongValueError(f"must not contain {unknown}; got {shown(value)}")
     if not any(map(str.isalnum, value)):
-        raise WrongValueError(f"{shown(value)} is every product; {_EXAMPLE}")
+        raise WrongValueError(f"must not match every product; got {shown(value)}")
     return value
 
 
 _EXAMPLE = (
-    f"write at most {MAX_PRODUCT} printable characters such as NVIDIA-A100-*GB, "
+    f"must be a product of at most {MAX_PRODUCT} printable ASCII characters, for example NVIDIA-A100-*GB, "
     "where * stands for any text and ? for one character"
 )
 
 
 def read_cores_of_device(value: object) -> int:
-    """Return the cores that one whole device is worth: from 1 to those of a card."""
+    """Return the cores of one whole device, from 1 to those of a card."""
     cores = read_cores(value)
     if not 0 < cores <= CORES_PER_CARD:
         raise WrongValueError(
-            f"{shown(value)} is no part of a card; write what one nvidia.com/gpu is of it, above 0 and at most 1"
+            f"must be the part of a card that one nvidia.com/gpu is, above 0 and at most 1; got {shown(value)}"
         )
     return cores
 
 
 def _read_products(value: object) -> tuple[object, ...]:
     if not isinstance(value, list):
-        raise WrongValueError(f"{shown(value)} is no list; write one such as [NVIDIA-A100-*GB]")
+        raise WrongValueError(f"must be a list, for example [NVIDIA-A100-*GB]; got {shown(value)}")
     if len(value) > MAX_PRODUCTS:
-        raise WrongValueError(f"there are {len(value)} products; at most {MAX_PRODUCTS} are read for one model")
+        raise WrongValueError(f"must not have more than {MAX_PRODUCTS} products; got {len(value)}")
     return tuple(value)
 
 
@@ -123,8 +122,11 @@ _ENTRIES: pydantic.TypeAdapter[dict[str, _ModelEntry]] = pydantic.TypeAdapter(
 
 
 def read_models(tree: Plain, limited: Iterable[str] = ()) -> CardModels:
-    """Return the rows; raise pydantic's ValidationError with every fault. ``limited`` are the models of the quota."""
-    # A bare list is short for the products alone: faults in it are told by the place that it has in the text.
+    """Return the rows. ``limited`` are the models of the quota.
+
+    Raises pydantic's ValidationError with every fault.
+    """
+    # A bare list is short for `products`. The path of a fault in it leaves out that key, which is not in the text.
     written = tree.items() if isinstance(tree, dict) else ()
     bare = {name for name, entry in written if isinstance(entry, list)}
     plain = {name: {"products": entry} if name in bare else entry for name, entry in written}
@@ -162,38 +164,41 @@ class _Claimed(NamedTuple):
 
 
 def _overlaps(rows: Mapping[str, ProductRow], limited: Iterable[str]) -> Iterator[tuple[KeyPath, str]]:
-    """Yield what leaves open which of two models a product is."""
+    """Yield the places where a product could be of two models."""
     products = [
         _Claimed((model, "products", at), model, product)
         for model, row in rows.items()
         for at, product in enumerate(row.products)
     ]
     if len(rows) > MAX_ROWS or len(products) > MAX_ROWS:
-        yield (), f"there are {len(rows)} models and {len(products)} products; at most {MAX_ROWS} of each are read"
+        yield (
+            (),
+            f"must not have more than {MAX_ROWS} models or {MAX_ROWS} products; got {len(rows)} and {len(products)}",
+        )
         return
-    # A model that only the quota has is one of its own too; of these there may be thousands.
+    # A model that only the quota names is a model of its own too. There may be thousands of these.
     of_row = CardModels(rows).model_of
     strangers = {fold(model): model for model in sorted(limited) if model not in rows and of_row(model) != model}
     names = {**strangers, **{fold(model): model for model in reversed([*rows])}}
     for model in rows:
         if (spelled := strangers.get(fold(model), names[fold(model)])) != model:
-            yield (model,), f"{spelled} differs from it by its case alone; write both the same"
+            yield (model,), f"must be written as {spelled}, from which it differs only in letter case"
     alone = [_Claimed((name,), name, name) for name in names.values()]
     for number, own in enumerate(products):
         for other in (*alone, *products[:number]):
             if other.model != own.model and (both := _common(own.pattern, other.pattern)) is not None:
-                whose = "a model of its own" if other in alone else f"{other.model} by {shown(other.name)}"
-                yield own.place, f"{shown(own.name)} is {printable(both)} too, which is {whose}; {_NARROW}"
+                whose = "is a model itself" if other in alone else f"belongs to {other.model} by {shown(other.name)}"
+                yield own.place, f"{shown(own.name)} also matches {printable(both)}, which {whose}; {_NARROW}"
                 break
         if any((each.model, each.pattern) == (own.model, own.pattern) for each in products[:number]):
-            yield own.place, "is listed twice; leave it out here"
+            yield own.place, "duplicate product; remove it"
 
 
-_NARROW = "a product is of one model: narrow one of the two, as by the end of NVIDIA-A100-*GB"
+_NARROW = "a product must not have two models: narrow one of the two, for example by an ending as in NVIDIA-A100-*GB"
 
 
 def _common(one: str, other: str) -> str | None:
-    # Most differ in how they begin, which is seen at once.
+    # Most patterns differ in their first characters, so that the search is rarely needed.
     for mine, theirs in zip(one, other, strict=False):
         if mine in "*?" or theirs in "*?":
             break
@@ -211,9 +216,8 @@ def _sentence(details: ErrorDetails) -> str:
             keys = _ModelEntry.model_fields
             return f"unknown key; {suggestion(place[-1], keys) or 'the keys here are `products`, `cards`'}"
     example = "A100: [NVIDIA-A100-*GB]" if not place else "[NVIDIA-A100-*GB], or {products: […], cards: 0.25}"
-    return f"{shown(details['input'])} stands here; write products of a model, such as {example}"
+    return f"must be the products of a model, for example {example}; got {shown(details['input'])}"
 
 
 def sentence(details: ErrorDetails) -> str:
-    """Return what is wrong, for people."""
     return str(details["ctx"]["why"])

@@ -1,4 +1,4 @@
-"""The data of the quota ConfigMap, all its keys: the quota, and what can be asked for in the cluster."""
+"""The quota ConfigMap with all its keys: the quota, and the resources by which pods request GPUs."""
 
 import math
 import re
@@ -19,7 +19,7 @@ from vcuda.requests.resources import BUILT_IN, CLASS, CLASS_RESOURCE, NO_ROWS, N
 from vcuda.requests.schemes import SCHEMES
 
 QUOTA, UNITS, DOMAINS, SCHEME_SETTINGS, MODELS = "gpu_quota", "gpu_units", "gpu_domains", "gpu_schemes", "gpu_models"
-"""The keys of the ConfigMap; that of the quota is settable."""
+"""The keys of the ConfigMap. The key of the quota can be set to another name."""
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ _PREFIX = re.compile(r"[A-Za-z0-9][-._A-Za-z0-9]{0,61}\*", re.ASCII)
 
 
 class QuotaConfig(msgspec.Struct, frozen=True):
-    """What one version of the ConfigMap says."""
+    """The content of one version of the ConfigMap."""
 
     quota: Quota = Quota()
     resources: GpuResources = BUILT_IN
@@ -36,9 +36,9 @@ class QuotaConfig(msgspec.Struct, frozen=True):
 def parse_config(
     data: Mapping[str, str], key: str = QUOTA, system: frozenset[str] = SYSTEM_NAMESPACES, version: str = ""
 ) -> QuotaConfig:
-    """Return what the ConfigMap's ``data`` says, at its resourceVersion; ``key`` is that of the quota.
+    """Return the content of the ConfigMap's ``data``. ``key`` is the key of the quota, ``version`` the resourceVersion.
 
-    Raises QuotaFault with the faults of all keys. The paths of those in further keys begin with the key.
+    Raises QuotaFault with the faults of all keys. The path of a fault in another key than the quota's begins with it.
     """
     faults: list[Fault] = []
 
@@ -50,7 +50,7 @@ def parse_config(
             return otherwise
 
     if key not in data:
-        faults.append(Fault(f"data.{key}", "is missing; the quota document belongs there"))
+        faults.append(Fault(f"data.{key}", "is required; write the quota document there"))
     quota = read(key, lambda text: document.parse_quota(text, system), Quota())
     schemes = read(
         SCHEME_SETTINGS,
@@ -86,39 +86,41 @@ def _placed(name: str, fault: Fault) -> Fault:
 
 
 def read_unit_name(name: str, info: pydantic.ValidationInfo) -> str:
-    """Return the name of a resource or class that no other table has."""
+    """Return the name of a resource or class, which must not be in another table."""
     domain, slash, rest = name.partition("/")
     if name.startswith(CLASS_RESOURCE):
-        raise document.WrongValueError(f"write {CLASS}{document.printable(rest)}, for claims and for pods alike")
+        raise document.WrongValueError(
+            f"must be written as {CLASS}{document.printable(rest)}, for claims and pods alike"
+        )
     if not (k8s_types.can_be_name(rest) if domain + slash == CLASS else is_resource(name)):
         raise document.WrongValueError(
-            f"{document.shown(name)} can be no resource; write a name such as nvidia.com/gpu.shared, "
-            f"or of a DeviceClass, {CLASS}NAME"
+            "must be the name of a resource, for example nvidia.com/gpu.shared, or of a DeviceClass, "
+            f"{CLASS}NAME; got {document.shown(name)}"
         )
-    # The built-in rows say what the devices are; a second row would leave open which of the two is meant.
+    # With a second row for a built-in resource it would be unclear which of the two values applies.
     taken: GpuResources = info.context or BUILT_IN
     if scheme := taken.scheme_of.get(name):
-        raise document.WrongValueError(f"is counted already, as a resource of scheme {scheme.name}; leave it out")
+        raise document.WrongValueError(f"is already counted as a resource of scheme {scheme.name}; remove it")
     if name in NOT_FIXED or BUILT_IN.unit_of(name) is not None:
-        raise document.WrongValueError("is built in; leave it out")
+        raise document.WrongValueError("is built in; remove it")
     return name
 
 
 def read_worth(value: object) -> int:
-    """Return the cores that one of a unit is worth."""
+    """Return the cores of one unit."""
     cores = document.read_cores(value)
     if not cores:
-        raise document.WrongValueError("0 cards are worth nothing; write {} for that")
+        raise document.WrongValueError("must be above 0; write {} for a resource that is no GPU")
     return cores
 
 
 def read_memory_of_unit(value: object) -> int:
-    """Return whole MiB, rounded up: a charge is never less than what is given."""
+    """Return whole MiB, rounded up, so that a charge is never less than the memory."""
     return math.ceil(document.read_bytes(value) / document.MIB)
 
 
 class _UnitEntry(document.StrictModel):
-    """What one of a unit is worth; nothing, where nothing is said."""
+    """The value of one unit. An empty entry is worth nothing."""
 
     cards: Annotated[int, pydantic.PlainValidator(read_worth)] = 0
     memory: Annotated[int, pydantic.PlainValidator(read_memory_of_unit)] = 0
@@ -126,12 +128,12 @@ class _UnitEntry(document.StrictModel):
     @pydantic.model_validator(mode="after")
     def _has_cards(self) -> "_UnitEntry":
         if self.memory and not self.cards:
-            raise document.WrongValueError("memory without cards; write both, such as {cards: 0.25, memory: 10Gi}")
+            raise document.WrongValueError("cards is required with memory, for example {cards: 0.25, memory: 10Gi}")
         return self
 
     @property
     def worth(self) -> Charge:
-        # As of a share without memory: what is left out is that part of the card's.
+        # A unit without memory is charged that part of the card's memory, like a share without memory.
         return Charge(self.cards, self.memory, 0 if self.memory else self.cards)
 
 
@@ -152,14 +154,14 @@ def _sentence_of_unit(details: ErrorDetails) -> str:
         case "extra_forbidden":
             hint = document.suggestion(details["loc"][-1], _UnitEntry.model_fields)
             return f"unknown key; {hint or 'the keys here are `cards`, `memory`'}"
-    return f"{document.shown(details['input'])} stands here; write what one is worth, such as amd.com/gpu: {{cards: 1}}"
+    return f"must be a mapping, for example amd.com/gpu: {{cards: 1}}; got {document.shown(details['input'])}"
 
 
 def _read_domain(value: object) -> str:
     domain, slash, prefix = value.partition("/") if isinstance(value, str) else ("", "", "")
     if not (k8s_types.can_be_name(domain) and (_PREFIX.fullmatch(prefix) or not slash)):
         raise document.WrongValueError(
-            f"{document.shown(value)} is no domain of resources; write one such as acme.com, or acme.com/gpu-*"
+            f"must be a domain of resources, for example acme.com or acme.com/gpu-*; got {document.shown(value)}"
         )
     return f"{domain}{slash}{prefix}"
 
@@ -170,11 +172,11 @@ _DOMAINS = pydantic.TypeAdapter(
 
 
 def _read_domains(tree: Plain) -> tuple[str, ...]:
-    # An empty text, which check_text reads as an empty mapping, names none; JSON's lists are no tuples to pydantic.
+    # check_text reads an empty text as an empty mapping: no domains. Strict pydantic accepts no list for a tuple.
     return _DOMAINS.validate_python(tuple(tree) if isinstance(tree, list) else () if tree == {} else tree)
 
 
 def _sentence_of_domain(details: ErrorDetails) -> str:
     if details["type"] == "value_error":
         return str(details["ctx"]["error"])
-    return f"{document.shown(details['input'])} stands here; write a list of domains, such as [acme.com]"
+    return f"must be a list of domains, for example [acme.com]; got {document.shown(details['input'])}"

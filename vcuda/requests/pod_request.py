@@ -1,4 +1,4 @@
-"""What a pod asks for: its charge, and everything that is wrong with the way it asks."""
+"""Reads the GPU request of a pod: its charge, and every fault of the request."""
 
 import re
 import types
@@ -14,63 +14,61 @@ from vcuda.requests.schemes import Scheme
 from vcuda.requests.share_limits import ShareLimits
 
 MALFORMED = "malformed GPU request"
-"""How every refusal of a malformed request begins."""
+"""The beginning of every refusal of a malformed request."""
 
 SIDECAR = "Always"
 NONE = (0, "0")
-"""How the API server writes that a container wants none of a resource, and how people do."""
+"""A quantity of zero, as the API server and as people write it."""
 MOST_UNITS = 10_000_000
-"""As many as 5,000 nodes, the most that Kubernetes supports, could have with 2,000 on each."""
+"""The most units of one request: 2,000 on each of 5,000 nodes, the most nodes that Kubernetes supports."""
 NO_MODELS: Mapping[str, Charge] = types.MappingProxyType({})
 _PERCENT = re.compile(r"[0-9]{1,3}", re.ASCII)
 
 
 class PodRequest(msgspec.Struct, frozen=True, gc=False):
-    """What a pod takes, by which schemes, and what is wrong with it.
-
-    With ``faults`` the charge holds what could still be read; such a pod is refused where the quota is enforced.
-    ``share`` is the most that a container asks for of one card, in cores: 100 where it asks for whole ones.
-    ``by_units``: it also asks for what no scheme has. ``has_share``: a container asks for less than a card's cores.
-    ``on_models`` is the charge on each model of whose nodes one whole device is less than a card. ``limits`` are
-    the libraries that may limit its containers' shares of cards.
-    """
+    """The GPU request of a pod."""
 
     charge: Charge
+    """With faults: the charge of the part that could be read."""
     schemes: tuple[Scheme, ...]
     faults: tuple[Fault, ...] = ()
+    """A pod with faults is refused if its quota is enforced."""
     share: int = 0
+    """The most cores of one card that a container requests: 100 if it requests whole cards."""
     by_units: bool = False
+    """Whether it requests a resource that belongs to no scheme."""
     has_share: bool = False
+    """Whether a container requests less than the cores of a card."""
     on_models: Mapping[str, Charge] = NO_MODELS
+    """The charge on each model of which one whole device is less than a card."""
     limits: tuple[ShareLimits, ...] = ()
+    """The libraries that may limit its containers' shares of cards."""
 
     def charge_on(self, model: str) -> Charge:
-        """Return what the pod takes of this model's quota."""
         return self.on_models.get(model, self.charge)
 
     @property
     def asks(self) -> bool:
-        """Whether it asks for anything that is charged."""
+        """Whether it requests a resource that is charged."""
         return bool(self.schemes) or self.by_units
 
 
 class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
-    """What one container asks for: by a scheme, by units, or both.
-
-    ``charges`` are by what is set against its like in another container: the scheme's name, or the unit's. ``plain`` is
-    under which of these it asks for whole devices and says nothing else of them; empty: it does not. ``limits``
-    are the libraries that may limit its shares of cards.
-    """
+    """The request of one container: by a scheme, by units, or both."""
 
     scheme: Scheme | None
     charges: Mapping[str, Charge]
+    """By kind: the name of the scheme or of the unit. Only charges of one kind are compared between containers."""
     cores_per_card: int
+    """The most cores of one card that it requests."""
     faults: tuple[Fault, ...]
     plain: str = ""
+    """The kind by which it requests a bare count of whole devices; empty if there is none."""
     limits: tuple[ShareLimits, ...] = ()
+    """The libraries that may limit its shares of cards."""
 
     def charge(self, kind: str, cores: int) -> Charge:
-        """Return what it asks for of one kind, where one whole device is worth so many cores."""
+        """Return the charge of one kind if one whole device has this many cores."""
         charge = self.charges.get(kind, NOTHING)
         if cores == CORES_PER_CARD or kind != self.plain:
             return charge
@@ -79,9 +77,9 @@ class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
 
 
 def asks_for_vcuda(pod: Pod, known: GpuResources = BUILT_IN) -> bool:
-    """Return whether any container asks for something that is charged, and for more than 0 of it."""
-    # Every pod of the cluster passes here, and most ask for no GPU: nothing is made for them, not even a field path.
-    # What is charged has a domain in its name; to look for its slash in all names at once is cheaper than one by one.
+    """Return whether any container requests more than 0 of a resource that is charged."""
+    # This runs for every pod of the cluster, and most request no GPU: so it creates no objects, not even a field path.
+    # A charged resource has a domain in its name. One search for the slash in all names is cheaper than one for each.
     spec = pod.spec
     for containers in (spec.containers, spec.init_containers):
         for container in containers or ():
@@ -94,8 +92,8 @@ def asks_for_vcuda(pod: Pod, known: GpuResources = BUILT_IN) -> bool:
 
 
 def resources_of(container: Container) -> Mapping[str, Quantity]:
-    """Return a container's limits, with requests for what the limits leave out, as gpu-manager and HAMi read them."""
-    # For stored pods both are equal (Kubernetes wants that of extended resources); a template may have one alone.
+    """Return a container's limits, and its requests for resources that have no limit, as gpu-manager and HAMi do."""
+    # In stored pods both are equal, as Kubernetes requires for extended resources. A template may have only one.
     resources = container.resources
     if resources is None:
         return {}
@@ -106,7 +104,7 @@ def resources_of(container: Container) -> Mapping[str, Quantity]:
 
 
 def read_request(pod: Pod, known: GpuResources = BUILT_IN) -> PodRequest:
-    """Return what the pod takes while it runs, and every fault, with its field path."""
+    """Return the request of a pod, with every fault and its field path."""
     containers = tuple(pod.all_containers())
     asked = [_read_container(path, container, known) for path, container in containers]
     requests = [request for request in asked if request]
@@ -138,9 +136,8 @@ def read_request(pod: Pod, known: GpuResources = BUILT_IN) -> PodRequest:
 def _effective_charge(
     containers: Sequence[tuple[str, Container]], asked: Sequence[ContainerCharge | None], kind: str, cores: int
 ) -> Charge:
-    # By one scheme or unit, since the scheduler sets only like resources against each other.
-    # As the scheduler counts a pod (KEP-753, k8s.io/component-helpers `resource.PodRequests`): containers and sidecars
-    # against the largest init container, which runs beside the sidecars that were started before it.
+    # The scheduler counts each resource by itself, as the larger of two sums (KEP-753, k8s.io/component-helpers
+    # `resource.PodRequests`): all containers and sidecars; or one init container and the sidecars started before it.
     together = largest = Charge()
     for (path, container), request in zip(containers, asked, strict=True):
         charge = request.charge(kind, cores) if request else NOTHING
@@ -165,7 +162,7 @@ def _read_container(path: str, container: Container, known: GpuResources) -> Con
     schemes = _in_order(known.scheme_of[name] for name in amounts if name in known.scheme_of)
     if len(schemes) > 1:
         names = " and ".join(scheme.name for scheme in schemes)
-        faults.append(Fault(base, f"asks by two schemes, {names}; write the resources of one of them"))
+        faults.append(Fault(base, f"requests resources of two schemes, {names}; request those of one"))
     charges, per_card, misshapen = _read_units(base, amounts, known)
     scheme = schemes[0] if schemes else None
     has_unit_share = any(0 < (known.unit_of(name) or NOTHING).cores < CORES_PER_CARD for name in charges)
@@ -175,7 +172,7 @@ def _read_container(path: str, container: Container, known: GpuResources) -> Con
         charge, cores, wrong_shape = read(base, scheme, amounts)
         per_card, misshapen = max(per_card, cores), [*wrong_shape, *misshapen]
         charges[scheme.name] = charge
-        # A share is less than the cores of a card, or less than its memory.
+        # A share is less than the cores or less than the memory of a card.
         if cores < CORES_PER_CARD or charge.card_memory < charge.cores:
             limits = (*limits, scheme.limits)
     plain = _plain_kind(resources, scheme)
@@ -184,7 +181,7 @@ def _read_container(path: str, container: Container, known: GpuResources) -> Con
 
 
 def _plain_kind(resources: Mapping[str, Quantity], scheme: Scheme | None) -> str:
-    # What else it says of its cards, and be it 0, is what it takes of them, whatever one is on the node.
+    # A container that also sets cores or memory, even 0, is charged those. Only a bare count is priced per model.
     if scheme is None or not scheme.counts_plain_cards:
         return PLAIN_CARDS
     others = (name for name in scheme.resources if name != scheme.count)
@@ -192,7 +189,7 @@ def _plain_kind(resources: Mapping[str, Quantity], scheme: Scheme | None) -> str
 
 
 def _amounts(base: str, resources: Mapping[str, Quantity], known: GpuResources) -> tuple[dict[str, int], list[Fault]]:
-    # What is no whole number is a fault and stands there as 0, so that the rest of the container is checked too.
+    # An amount that is no whole number is a fault and counts as 0, so that the rest of the container is checked too.
     amounts: dict[str, int] = {}
     faults: list[Fault] = []
     for name, quantity in resources.items():
@@ -217,7 +214,7 @@ def _read_units(base: str, asked: Mapping[str, int], known: GpuResources) -> tup
         worth = known.unit_of(name) if name not in known.scheme_of else None
         if worth is None:
             continue
-        # Whole cards are a unit's as well as shares: of one card it takes at most all.
+        # One unit may be worth several cards. Of one card it takes at most all cores.
         per_card = max(per_card, min(worth.cores, CORES_PER_CARD)) if count else per_card
         if count > MOST_UNITS:
             faults.append(_fault(base, name, f"{count} is larger than any cluster"))
@@ -227,14 +224,15 @@ def _read_units(base: str, asked: Mapping[str, int], known: GpuResources) -> tup
 
 
 def _read_cores(base: str, scheme: Scheme, asked: Mapping[str, int]) -> tuple[Charge, int, list[Fault]]:
-    # gpu-manager's way: under 100 cores are a share of one card, multiples of 100 whole cards with all their memory.
+    # In gpu-manager fewer than 100 cores are a share of one card. Multiples of 100 are whole cards with their memory.
     cores = asked.get(scheme.cores, 0)
     memory = asked.get(scheme.memory, 0) * scheme.memory_unit
     faults = []
     if not cores:
         faults.append(_fault(base, scheme.memory, f"memory without cores; add {scheme.cores}"))
     elif cores < CORES_PER_CARD and not memory:
-        faults.append(_share_without_memory(base, scheme))
+        unit = "MiB" if scheme.memory_unit == 1 else f"blocks of {scheme.memory_unit} MiB"
+        faults.append(_fault(base, scheme.cores, f"a share of a card needs memory; add {scheme.memory} in {unit}"))
     elif cores > CORES_PER_CARD and cores % CORES_PER_CARD:
         lower = cores - cores % CORES_PER_CARD
         near = f"write {lower} or {lower + CORES_PER_CARD}"
@@ -245,10 +243,11 @@ def _read_cores(base: str, scheme: Scheme, asked: Mapping[str, int]) -> tuple[Ch
 
 
 def _read_counted(base: str, scheme: Scheme, asked: Mapping[str, int]) -> tuple[Charge, int, list[Fault]]:
-    # A number of vGPUs, and the share that each has of its card. Without a number one is meant: the vendors' own
-    # webhooks add it (HAMi `MutateAdmission`). Without cores, or with 0, a vGPU may use all of its card, and counts as
-    # a whole one. Without memory it gets all of the card's; so it does with 100 cores, which ask for the card alone
-    # (HAMi `Coresreq=100`), whatever memory they come with.
+    # The request is a number of vGPUs, and the share that each has of its card.
+    # - Without a number it is one: the vendors' own webhooks add it (HAMi `MutateAdmission`).
+    # - Without cores, or with 0, a vGPU may use all cores of its card, and is charged all of them.
+    # - Without memory, or with 100 cores, it gets all of the card's memory. 100 cores request the card exclusively
+    #   (HAMi `Coresreq=100`), whatever memory the pod requests.
     count = asked.get(scheme.count or "", 1)
     cores = asked.get(scheme.cores, 0)
     percentage = asked.get(scheme.memory_percentage or "", 0)
@@ -267,7 +266,7 @@ def _read_counted(base: str, scheme: Scheme, asked: Mapping[str, int]) -> tuple[
 
 
 def _core_limit_faults(pod: Pod, requests: list[ContainerCharge]) -> Iterator[Fault]:
-    # The annotation lets a pod use more of its card than it asks for (gpu-manager, vcuda-core-limit).
+    # With this annotation a pod may use more of its card than it requests (gpu-manager, vcuda-core-limit).
     if not pod.annotations:
         return
     for scheme in _in_order(request.scheme for request in requests if request.scheme):
@@ -280,11 +279,6 @@ def _core_limit_faults(pod: Pod, requests: list[ContainerCharge]) -> Iterator[Fa
             if lowest > CORES_PER_CARD:
                 advice = "leave it out: whole cards have no limit below them"
             yield Fault(f"metadata.annotations[{scheme.core_limit}]", f"{text!r} is not allowed; {advice}")
-
-
-def _share_without_memory(base: str, scheme: Scheme) -> Fault:
-    unit = "MiB" if scheme.memory_unit == 1 else f"blocks of {scheme.memory_unit} MiB"
-    return _fault(base, scheme.cores, f"a share of a card needs memory; add {scheme.memory} in {unit}")
 
 
 def _fault(base: str, resource: str, message: str) -> Fault:

@@ -22,7 +22,7 @@ COMPUTE_POLICY = "/vgpu-compute-policy"
 COMPUTE_POLICIES = ("", "fixed", "balance")
 
 KAI = {"gpu-fraction": Allowance.GPU_FRACTION, "gpu-memory": Allowance.GPU_MEMORY}
-"""The annotations by which KAI's pods ask for a share of a card (KAI-Scheduler, pkg/common/constants).
+"""The annotations by which KAI's pods request a share of a card (KAI-Scheduler, pkg/common/constants).
 
 They are compared in any letter case, since admission webhooks that copy annotations differ in it.
 """
@@ -64,7 +64,7 @@ class _Judge(NamedTuple):
 
 
 def could_reach_gpus(pod: Pod) -> bool:
-    """Return whether a pod asks in any way for anything that could be a GPU; nothing is to be decided for the others.
+    """Return whether a pod requests anything that could be a GPU. All other pods are admitted without a decision.
 
     The matchConditions in manifests/base/registration.yaml must be true for each pod for which this returns True.
     """
@@ -89,7 +89,7 @@ def find_refusals(
     runtime_classes: RuntimeClasses,
     extended: Collection[str] | None = None,
 ) -> Iterator[Refusal]:
-    """Yield the refused parts of a pod besides the faults of its request, each with its path.
+    """Yield the refused parts of a pod, each with its path. The faults of its request are not among them.
 
     ``extended`` are the resources by which devices of a DeviceClass are requested; None: claims are not charged.
     """
@@ -103,7 +103,10 @@ def find_refusals(
         yield Refusal("spec.runtimeClassName", message, Allowance.RUNTIME_CLASS)
     if len({scheme.scheduler for scheme in request.schemes if scheme.scheduler}) > 1:
         names = " and ".join(scheme.name for scheme in request.schemes)
-        yield Refusal("spec.schedulerName", f"asks by {names}, which have a scheduler each; ask by one of them")
+        yield Refusal(
+            "spec.schedulerName",
+            f"requests resources of {names}, which have different schedulers; request those of one",
+        )
     judge = _Judge(known, extended or (), tuple(_limits_of(request, known, claims=claims)))
     for path, container in pod.all_containers():
         yield from _of_container(path, container, judge)
@@ -202,7 +205,8 @@ def _is_privileged(container: Container) -> bool:
 
 def _unknown_resources(path: str, asked: Collection[str], judge: _Judge) -> Iterator[Refusal]:
     known = judge.known
-    without_count = _without_count(asked, known)
+    schemes = dict.fromkeys(known.scheme_of[name] for name in asked if name in known.scheme_of)
+    without_count = [scheme for scheme in schemes if scheme.count and scheme.count not in asked]
     for name in asked:
         scheme = _uncounted(without_count, name, known) if without_count else None
         # A DeviceClass may give its devices any name.
@@ -211,12 +215,6 @@ def _unknown_resources(path: str, asked: Collection[str], judge: _Judge) -> Iter
             yield Refusal(
                 f"{path}.resources.limits[{name}]", _how_to_name(name, scheme) if scheme else _how_to_count(name)
             )
-
-
-def _without_count(asked: Collection[str], known: GpuResources) -> list[Scheme]:
-    """Return the schemes whose cores or memory are requested without their count."""
-    schemes = dict.fromkeys(known.scheme_of[name] for name in asked if name in known.scheme_of)
-    return [scheme for scheme in schemes if scheme.count and scheme.count not in asked]
 
 
 def _uncounted(schemes: Collection[Scheme], name: str, known: GpuResources) -> Scheme | None:

@@ -1,10 +1,10 @@
-"""What can be asked for in a cluster: the vendors' schemes, and what one of every other countable resource is worth.
+"""The resources by which pods request GPUs: the vendors' schemes, and units, which are charged a value for each one.
 
-Built-in rows, and those that the operator adds in further keys of the quota ConfigMap::
+The tables are built in. The operator adds to them by these keys of the quota ConfigMap::
 
     gpu_units:   {nvidia.com/gpu.shared: {cards: 0.25}, deviceclass/rdma.example.com: {}}   # {}: worth nothing
     gpu_schemes: {hami: {resources: {count: nvidia.com/vgpu}}}                              # see `scheme_settings`
-    gpu_domains: [acme.com, example.com/gpu-*]                                              # GPU vendors of their own
+    gpu_domains: [acme.com, example.com/gpu-*]                                              # more GPU vendors
     gpu_models:  {A100: [NVIDIA-A100-*GB]}                                                  # see `card_models`
 """
 
@@ -22,18 +22,19 @@ from vcuda.requests.schemes import SCHEMES, Scheme
 from vcuda.requests.share_limits import ShareLimits
 
 CLASS_RESOURCE = "deviceclass.resource.kubernetes.io/"
-"""How a pod asks for a device of a class without a claim (KEP-5004): the resource's name ends in that of the class."""
+"""By these resources, which end in the name of a DeviceClass, a pod requests a device without a claim (KEP-5004)."""
 CLASS = "deviceclass/"
-"""How a class is named in the units table."""
+"""The beginning of the name of a class in the units table."""
 
 WHOLE_CARD = Charge(CORES_PER_CARD, 0, CORES_PER_CARD)
 NOTHING = Charge()
 
 PLAIN_CARDS = "nvidia.com/gpu"
-"""The resource of NVIDIA's own device plugin: whole cards, where no scheme has the name."""
+"""The resource of NVIDIA's own device plugin: whole cards, unless a scheme uses the name."""
 
-# Classes of the three DRA drivers (deployments/helm of each), and what is no GPU in the domain of a vendor. A share
-# that is asked for without its capacity is a whole card: so is one of a class of shares, asked for by the class's name.
+# The DeviceClasses of the three DRA drivers (deployments/helm of each), and resources of a vendor that are no GPUs. A
+# share that is requested without a capacity is charged as a whole card. A pod that requests a share by its class cannot
+# state a capacity, so that classes of shares are whole cards too.
 BUILT_IN_UNITS: Mapping[str, Charge] = {
     **dict.fromkeys(
         (
@@ -60,16 +61,15 @@ BUILT_IN_UNITS: Mapping[str, Charge] = {
 
 NOT_FIXED: Mapping[str, str] = dict.fromkeys(
     ("deviceclass/mig.nvidia.com", "deviceclass/mig-manager"),
-    "what one is worth depends on its MIG profile; ask for nvidia.com/mig-<profile>, or by a ResourceClaim",
+    "the charge depends on the MIG profile; request nvidia.com/mig-<profile>, or use a ResourceClaim",
 )
-"""Units that a number alone says too little of, and what to write instead."""
+"""Resources that have no fixed value, and the advice for pods that request them."""
 
 VENDORS = (
-    "nvidia.com",
+    *dict.fromkeys(scheme.vendor_domain for scheme in SCHEMES),
     "amd.com",
     "gpu.intel.com",
     "habana.ai",
-    "tencent.com/vcuda-*",
     "tke.cloud.tencent.com/qgpu-*",
     "volcano.sh/vgpu-*",
     "huawei.com/Ascend*",
@@ -101,38 +101,39 @@ VENDORS = (
     "vastaitech.com",
     "vke.volcengine.com/mgpu-*",
 )
-"""The domains of accelerator vendors. Where a domain has other resources too, only the part with accelerators."""
+"""The domains of accelerator vendors. If a domain has other resources too: the beginning of the accelerators' names."""
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[-._A-Za-z0-9]{0,61}[A-Za-z0-9])?", re.ASCII)
-# Of NVIDIA's device plugin, with MIG strategy "mixed": what stands behind the memory are media extensions and the like.
-_MIG = re.compile(r"nvidia\.com/mig-([1-7])g\.([1-9][0-9]{0,3})gb(?:\.[a-z]+)*", re.ASCII)
+# Resources of NVIDIA's device plugin with MIG strategy "mixed". The text after the memory names media extensions etc.
+MIG_PROFILE = r"([1-7])g\.([1-9][0-9]{0,3})gb"
+_MIG = re.compile(rf"nvidia\.com/mig-{MIG_PROFILE}(?:\.[a-z]+)*", re.ASCII)
 _MIG_SLICES = 7
 PROFILE = "nvidia.com/mig-"
 LONGEST = 253 + len("/") + 63
-"""Characters of a resource's name: a domain's and those behind it."""
+"""Characters of the longest name of a resource: a domain, a slash and a name."""
 
 
 MAX_PRODUCT = 64
-"""Characters of a product's name: those of an attribute of a device; a label's value has at most 63."""
+"""Characters of the longest product: the bound of a device's attribute. A label's value has at most 63."""
 WILDCARDS = frozenset("*?")
 
-# The last two are what Unicode, and so RE2, takes for a k and an s in another case.
+# Unicode, and so RE2, takes the last two for k and s in another letter case.
 _FOLD = str.maketrans(string.ascii_uppercase + " \u212a\u017f", string.ascii_lowercase + "-ks")
 
 
 def fold(name: str) -> str:
-    """Return a product's name, or a pattern of names, as it is compared."""
+    """Return a product, or a pattern of products, in the form in which they are compared."""
     return name.translate(_FOLD)
 
 
 def matcher(patterns: Iterable[str]) -> Callable[[str], object]:
-    """Return what tells whether a folded name is one of these folded patterns."""
+    """Return a function that returns a true value if a folded name matches one of these folded patterns."""
     return re.compile("|".join(map(_regex_of, patterns))).fullmatch
 
 
 def _regex_of(pattern: str) -> str:
-    # What stands between two `*` is looked for once, from the left: to try each place it has would take a time that
-    # grows with a power of the name's length, and names come from pods too.
+    # Each text between two `*` is matched at its first place only. To try every place would take time that grows with a
+    # power of the name's length, and names come from pods too.
     first, *others = pattern.split("*")
     inner = "".join(f"(?>.*?{_literal(part)})" for part in others[:-1] if part)
     return _literal(first) + (f"{inner}.*{_literal(others[-1])}" if others else "")
@@ -143,35 +144,37 @@ def _literal(text: str) -> str:
 
 
 class ProductRow(msgspec.Struct, frozen=True):
-    """The patterns of a model's products, as written, and the cores that one whole device of its nodes is worth."""
+    """One model of ``gpu_models``."""
 
     products: tuple[str, ...] = ()
+    """The patterns of its products, as written."""
     cores: int = CORES_PER_CARD
+    """The value of one whole device on its nodes."""
 
 
 class CardModels(msgspec.Struct, frozen=True, dict=True):
-    """The rows by model; ``CardModels()`` names none, and every product is a model by its own name."""
+    """The rows by model. With ``CardModels()`` every product is a model of its own name."""
 
     rows: Mapping[str, ProductRow] = {}
 
     @functools.cached_property
     def _find(self) -> Callable[[str], re.Match[str] | None]:
-        # One pattern for all: a pod may select by thousands of values, each of which is looked up.
+        # One pattern for all rows, since a pod may select nodes by thousands of values.
         rows = ((model, *row.products) for model, row in self.rows.items())
         patterns = ("|".join(_regex_of(fold(name)) for name in names) for names in rows)
         return re.compile("|".join(f"({pattern})" for pattern in patterns)).fullmatch
 
     def model_of(self, product: str) -> str:
-        """Return the model that a product is of: a node's label has its name, or a device."""
+        """Return the model of a product, which is the value of a node's label or an attribute of a device."""
         if not self.rows or len(product) > MAX_PRODUCT:
             return product
         found = self._find(fold(product))
         return next(itertools.islice(self.rows, (found.lastindex or 1) - 1, None)) if found else product
 
     def label_values(self, model: str, seen: Iterable[str] = ()) -> tuple[str, ...]:
-        """Return values of a node's label that are a model: its name, those ``seen``, and what its row has in full.
+        """Return the known label values of a model: its name, those ``seen`` on nodes, and the full names of its row.
 
-        A value that only a pattern stands for, and that no node has, cannot be told beforehand.
+        A value that no node has and that only a pattern matches is not known.
         """
         products = (each.replace(" ", "-") for each in self.rows.get(model, ProductRow()).products)
         known = sorted({*seen, *filter(_NAME.fullmatch, products)})
@@ -179,7 +182,7 @@ class CardModels(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def cores(self) -> Mapping[str, int]:
-        """What one whole device is worth on nodes of a model, where that is less than a card."""
+        """The cores of one whole device by model, for the models of which it is less than a card."""
         return {model: row.cores for model, row in self.rows.items() if row.cores != CORES_PER_CARD}
 
 
@@ -187,7 +190,7 @@ NO_ROWS = CardModels()
 
 
 def _pattern_of(domain: str) -> str:
-    # Of a whole domain those of its subdomains too; of a part the resources whose names begin so.
+    # A whole domain includes its subdomains. A part of a domain is the resources whose names begin with it.
     name, _, prefix = domain.partition("/")
     if prefix:
         return f"{re.escape(name)}/{re.escape(prefix.removesuffix('*'))}"
@@ -195,26 +198,25 @@ def _pattern_of(domain: str) -> str:
 
 
 class GpuResources(msgspec.Struct, frozen=True, dict=True):
-    """Everything that pods of one cluster can ask for GPUs by; ``GpuResources()`` is what is built in.
-
-    ``own_units``, ``own_vendors`` and ``models`` are the operator's. ``version`` is the resourceVersion of the
-    ConfigMap that says so: what was counted by an older one may be worth something else by now, or of another model.
-    """
+    """All resources by which pods of one cluster request GPUs. ``GpuResources()`` has the built-in tables only."""
 
     schemes: tuple[Scheme, ...] = SCHEMES
     own_units: Mapping[str, Charge] = {}
+    """The operator's units by name."""
     own_vendors: tuple[str, ...] = ()
+    """The operator's vendor domains."""
     version: str = ""
+    """The resourceVersion of the ConfigMap. A charge by an older version may differ in its amount or its model."""
     models: CardModels = NO_ROWS
+    """The operator's models."""
 
     @functools.cached_property
     def scheduler_users(self) -> frozenset[str]:
-        """The users that the schemes' own schedulers are."""
         return frozenset(user for scheme in self.schemes for user in scheme.scheduler_users)
 
     @functools.cached_property
     def limits_without_scheme(self) -> tuple[ShareLimits, ...]:
-        """The libraries that may limit a share by a unit or a ResourceClaim: neither names the vendor."""
+        """The libraries that may limit a share from a unit or a ResourceClaim, neither of which names the vendor."""
         return tuple(dict.fromkeys(each.limits for each in self.schemes if not each.limits.needs_scheme))
 
     @functools.cached_property
@@ -231,44 +233,46 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
         variables = (variable for scheme in self.schemes for variable in scheme.limits.variables)
         return ShareLimits(tuple(each for each in variables if each.allowance is allowance))
 
-    # Made once, since every pod of the cluster is looked up in them.
+    # These are computed once, since every pod of the cluster is looked up in them.
     @functools.cached_property
     def scheme_of(self) -> Mapping[str, Scheme]:
-        """Which scheme a container's resource belongs to."""
         return {resource: scheme for scheme in self.schemes for resource in scheme.resources}
 
     @functools.cached_property
     def vendors(self) -> re.Pattern[str]:
-        """Matches the beginning of a resource that may well be a GPU where no table has it."""
-        # One pattern: a pod may have tens of thousands of resources, and each is looked at.
+        """Matches the beginning of a resource of a GPU vendor."""
+        # One pattern for all vendors, since a pod may have tens of thousands of resources.
         patterns = map(_pattern_of, (*VENDORS, *self.own_vendors))
         return re.compile("|".join(patterns), re.ASCII | re.IGNORECASE)
 
     def unit_of(self, resource: str) -> Charge | None:
-        """Return what one of a resource is worth that belongs to no scheme; None where no table has it."""
+        """Return the value of one of a resource that belongs to no scheme; None if it is in no table."""
         name = unit_name(resource)
         worth = self.own_units.get(name) or BUILT_IN_UNITS.get(name)
         return worth or (worth_of_profile(name) if name.startswith(PROFILE) else None)
 
     def counts(self, resource: str) -> bool:
-        """Return whether whoever asks for this resource is charged."""
+        """Return whether a request for this resource is charged."""
         return resource in self.scheme_of or self.unit_of(resource) not in (None, NOTHING)
 
     def is_unknown_gpu(self, resource: str) -> bool:
-        """Return whether this may well be a GPU, and no table says what it is worth."""
-        # One that is longer can be no resource: the API server refuses it (IsQualifiedName).
+        """Return whether a resource is probably a GPU although no table has a value for it."""
+        # The API server rejects longer names (IsQualifiedName).
         if len(resource) > LONGEST or resource in self.scheme_of or self.unit_of(resource) is not None:
             return False
         return resource.startswith(CLASS_RESOURCE) or self.vendors.match(resource) is not None
 
     def counts_like(self, other: "GpuResources") -> bool:
-        """Return whether every pod is charged the same by both, and to the same model."""
+        """Return whether both charge every pod the same, to the same model."""
         mine, theirs = ((each.schemes, each.own_units, each.models) for each in (self, other))
         return self is other or mine == theirs
 
     def with_claimed(self, extended: Collection[str]) -> "GpuResources":
-        """Return the same where the scheduler claims devices for these resources: one of such a resource is whole."""
-        # Which node has a device plugin and which a driver is not known before the pod is placed.
+        """Return these resources for a cluster in which the scheduler claims devices for the ``extended`` resources.
+
+        One of such a resource is a whole card.
+        """
+        # Before the pod is placed it is unknown whether its node has a device plugin or a driver.
         if PLAIN_CARDS not in extended or not self.models.cores:
             return self
         rows = {model: ProductRow(row.products) for model, row in self.models.rows.items()}
@@ -285,13 +289,16 @@ def is_resource(name: str) -> bool:
 
 
 def unit_name(resource: str) -> str:
-    """Return the name of a container's resource in the units table."""
+    """Return the name in the units table of a container's resource."""
     return CLASS + resource.removeprefix(CLASS_RESOURCE) if resource.startswith(CLASS_RESOURCE) else resource
 
 
 def worth_of_profile(name: str) -> Charge | None:
-    """Return what one slice of a MIG profile is worth; None for any other resource."""
+    """Return the value of one slice of a MIG profile; None for any other resource."""
     profile = _MIG.fullmatch(name)
-    if not profile:
-        return None
+    return worth_of_slices(profile) if profile else None
+
+
+def worth_of_slices(profile: re.Match[str]) -> Charge:
+    """Return the value of a match of `MIG_PROFILE`."""
     return Charge(CORES_PER_CARD * int(profile[1]) // _MIG_SLICES, int(profile[2]) * 1024)

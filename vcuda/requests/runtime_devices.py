@@ -128,7 +128,7 @@ def hides_cards(variables: Iterable[EnvVar]) -> bool:
 #   HAMi                has the same strategies (HAMi pkg/device-plugin/nvidiadevice/nvinternal/plugin/server.go)
 #   vgpu-manager        has the same strategies (coldzerofear/vgpu-manager pkg/deviceplugin/vgpu/vnum_plugin.go)
 #   DRA drivers         their CDI specifications set it to void (k8s-dra-driver-gpu cmd/gpu-kubelet-plugin/cdi.go), but
-#                       a ResourceClaim in a pod does not tell whose driver it is for
+#                       a ResourceClaim in a pod does not name its driver
 #
 # So a container that has only a ResourceClaim must set void itself. That costs nothing: the CDI device still gives it
 # the cards.
@@ -143,5 +143,5 @@ def is_covered(requested: Collection[str], known: resources.GpuResources) -> boo
 def _is_from_nvidia_plugin(name: str, known: resources.GpuResources) -> bool:
     scheme = known.scheme_of.get(name)
     if scheme:
-        return name == scheme.main_resource
+        return scheme.sets_visible_devices and name == scheme.main_resource
     return known.counts(name) and name.startswith(("nvidia.com/", resources.CLASS_RESOURCE))

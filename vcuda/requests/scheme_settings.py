@@ -1,11 +1,12 @@
-"""Key ``gpu_schemes`` of the quota ConfigMap: what a cluster has set otherwise than its vendor's defaults::
+"""Key ``gpu_schemes`` of the quota ConfigMap: the settings of a cluster that differ from its vendor's defaults::
 
     hami: {resources: {count: nvidia.com/vgpu}, memory_mib: 100, scheduler: hami-scheduler}
 
-``resources`` are the names by which pods ask, ``memory_mib`` is what one of the memory's is (HAMi's and vgpu-manager's
-memory factor), ``scheduler`` the scheduler of pods that ask so; without one ``--scheduler-name`` holds.
-``service_accounts`` are that scheduler's own, such as ``hami-system/hami-scheduler``: the claims that it makes for pods
-pass, beside those of ``--scheduler-users``.
+- ``resources``: the names of the resources that pods request.
+- ``memory_mib``: the MiB in one unit of the memory resource (the memory factor of HAMi and vgpu-manager).
+- ``scheduler``: the scheduler of pods that request these resources. The default is ``--scheduler-name``.
+- ``service_accounts``: the accounts of that scheduler, for example ``hami-system/hami-scheduler``. The claims that it
+  makes for pods are admitted, like those of ``--scheduler-users``.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,7 +25,7 @@ from vcuda.requests.resources import BUILT_IN_UNITS, CLASS_RESOURCE, PLAIN_CARDS
 from vcuda.requests.schemes import SCHEMES, Scheme
 
 MAX_MEMORY_MIB = 1024 * 1024
-"""MiB that one of a scheme's memory may be: 1 TiB."""
+"""The largest ``memory_mib``: 1 TiB."""
 
 _TAKEN = "taken"
 
@@ -33,7 +34,7 @@ _BY_NAME = {scheme.name: scheme for scheme in SCHEMES}
 
 
 def read_scheme_name(name: str) -> str:
-    """Return the name of a scheme that there is."""
+    """Return the name of a scheme, which must exist."""
     if name not in _BY_NAME:
         hint = document.suggestion(name, _BY_NAME) or f"the schemes are {', '.join(_BY_NAME)}"
         raise WrongValueError(f"unknown scheme; {hint}")
@@ -41,37 +42,34 @@ def read_scheme_name(name: str) -> str:
 
 
 def read_resource(value: object) -> str:
-    """Return a name that an extended resource can have."""
     if not isinstance(value, str) or not is_resource(value):
-        raise WrongValueError(f"{shown(value)} can be no resource; write a name such as nvidia.com/vgpu")
+        raise WrongValueError(f"must be the name of a resource, for example nvidia.com/vgpu; got {shown(value)}")
     if (
         value.startswith(CLASS_RESOURCE)
         or worth_of_profile(value)
         or (value in BUILT_IN_UNITS and value != PLAIN_CARDS)
     ):
-        raise WrongValueError("is built in as a unit; a scheme has names of its own")
+        raise WrongValueError("is built in as a unit; write a resource that only this scheme has")
     return value
 
 
 def read_memory_mib(value: object) -> int:
-    """Return whole MiB."""
     if not isinstance(value, Decimal) or value != value.to_integral_value() or not 1 <= value <= MAX_MEMORY_MIB:
-        raise WrongValueError(f"{shown(value)} is no number of MiB; write a whole one from 1 to {MAX_MEMORY_MIB}")
+        raise WrongValueError(f"must be a whole number of MiB from 1 to {MAX_MEMORY_MIB}; got {shown(value)}")
     return int(value)
 
 
 def read_scheduler(value: object) -> str:
-    """Return a name that spec.schedulerName can have."""
     if not isinstance(value, str) or not k8s_types.can_be_name(value):
-        raise WrongValueError(f"{shown(value)} can be no scheduler's name; write one such as hami-scheduler")
+        raise WrongValueError(f"must be the name of a scheduler, for example hami-scheduler; got {shown(value)}")
     return value
 
 
 def read_service_account(value: object) -> str:
-    """Return the user that a service account is, which is given as NAMESPACE/NAME."""
+    """Return the user name of a service account that is written as NAMESPACE/NAME."""
     namespace, slash, name = value.partition("/") if isinstance(value, str) else ("", "", "")
     if not (slash and all(map(k8s_types.can_be_name, (namespace, name)))):
-        raise WrongValueError(f"{shown(value)} is no service account; write one such as hami-system/hami-scheduler")
+        raise WrongValueError(f"must be a service account, for example hami-system/hami-scheduler; got {shown(value)}")
     return f"system:serviceaccount:{namespace}:{name}"
 
 
@@ -94,7 +92,7 @@ class _SchemeEntry(document.StrictModel):
 
     @property
     def names(self) -> Mapping[str, str]:
-        """The resources that are named here, by the scheme's own fields."""
+        """The resources of this entry by the fields of `Scheme`."""
         return {key: name for key, name in self.resources.model_dump().items() if name is not None}
 
 
@@ -105,7 +103,7 @@ _ENTRIES: pydantic.TypeAdapter[dict[str, _SchemeEntry]] = pydantic.TypeAdapter(
 
 
 def read_schemes(tree: Plain) -> tuple[Scheme, ...]:
-    """Return all schemes as they are set here; raise pydantic's ValidationError, with every fault."""
+    """Return all schemes with these settings. Raises pydantic's ValidationError with every fault."""
     entries = _ENTRIES.validate_python(tree)
     schemes = tuple(_with(scheme, entries.get(scheme.name)) for scheme in SCHEMES)
     faults = [
@@ -123,7 +121,7 @@ def _with(scheme: Scheme, entry: _SchemeEntry | None) -> Scheme:
     set_here: dict[str, Any] = dict(entry.names)
     if entry.memory_mib:
         set_here["memory_unit"] = entry.memory_mib
-    # NVIDIA's own device plugin has the one name; under another a vGPU is HAMi's alone.
+    # NVIDIA's own device plugin uses only `PLAIN_CARDS`. Under another name every unit is a vGPU.
     plain = scheme.counts_plain_cards and entry.names.get("count", PLAIN_CARDS) == PLAIN_CARDS
     set_here["scheduler_users"] = tuple(entry.service_accounts)
     return msgspec.structs.replace(scheme, **set_here, scheduler=entry.scheduler, counts_plain_cards=plain)
@@ -133,11 +131,11 @@ def _misplaced(entries: Mapping[str, _SchemeEntry]) -> Iterator[tuple[tuple[str,
     for name, entry in entries.items():
         scheme = _BY_NAME[name]
         if scheme.count is None:
-            # Constants of gpu-manager's and gpu-admission's code: a cluster that has others has another scheme.
+            # These are constants in the code of gpu-manager and gpu-admission.
             fixed = (("resources", bool(entry.names)), ("memory_mib", entry.memory_mib is not None))
-            yield from (((name, key), f"is fixed in {name} itself; leave it out") for key, given in fixed if given)
+            yield from (((name, key), f"is fixed in {name}; remove it") for key, given in fixed if given)
         elif scheme.memory_percentage is None and "memory_percentage" in entry.names:
-            yield (name, "resources", "memory_percentage"), f"{name} has none; leave it out"
+            yield (name, "resources", "memory_percentage"), f"{name} has none; remove it"
 
 
 def _taken_twice(
@@ -149,11 +147,10 @@ def _taken_twice(
             others = [user for taken, user in users if taken == resource]
             if len(others) > 1:
                 whose = next((user for user in others if user != name), name)
-                yield (name, "resources", key), f"{resource} is a resource of scheme {whose} already"
+                yield (name, "resources", key), f"{resource} is already a resource of scheme {whose}"
 
 
 def sentence(details: ErrorDetails) -> str:
-    """Return what is wrong, for people."""
     place = details["loc"]
     match details["type"]:
         case "value_error":
@@ -164,4 +161,4 @@ def sentence(details: ErrorDetails) -> str:
             keys = (_ResourceNames if "resources" in place[:-1] else _SchemeEntry).model_fields
             hint = document.suggestion(place[-1], keys) or f"the keys here are {', '.join(f'`{key}`' for key in keys)}"
             return f"unknown key; {hint}"
-    return f"{shown(details['input'])} stands here; write a mapping such as hami: {{scheduler: hami-scheduler}}"
+    return f"must be a mapping, for example hami: {{scheduler: hami-scheduler}}; got {shown(details['input'])}"

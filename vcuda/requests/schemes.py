@@ -1,7 +1,24 @@
-"""The ways to ask for vcuda, one row each. To add a vendor is to add a row.
+"""The vendors: the names by which pods request each vendor's cards, and by which its components record allocations.
+
+To add a vendor:
+
+1. Add a `Scheme` and add it to `SCHEMES`. Leave out the fields that the vendor has no name for. Take the names from the
+   vendor's source code, and add the source to the list at the end of this docstring.
+2. If the vendor's library reads variables or files in a container, describe them in `share_limits` and set ``limits``.
+3. Add its annotations and labels to the policy ``allocations.quota.vcuda.io`` in manifests/base/policies.yaml. A test
+   in tests/unit/test_schemes.py lists those that are missing.
+4. If a node register or a list of a pod's cards has a new format, extend vcuda/placement/registers.py or
+   vcuda/allocations/given_cards.py.
+5. If the vendor has a DRA driver, add it to ``DRIVERS`` in vcuda/claims/drivers.py and its DeviceClasses to
+   ``BUILT_IN_UNITS`` in vcuda/requests/resources.py.
+6. Name the vendor in CHANGELOG.md, and generate docs/reference.md (``make reference``).
+
+Everything else follows from the row: charges, refusals, the garbage collection, the node agent, and the test pods.
 
 Sources: tkestack/gpu-manager and gpu-admission (``pkg/api``, ``pkg/util/types.go``), their nvidia.com fork,
 Project-HAMi/HAMi (``pkg/util/types.go``, ``pkg/device/nvidia``), coldzerofear/vgpu-manager (``pkg/util/consts.go``).
+The directories: gpu-manager ``pkg/services/virtual-manager``, HAMi's NVIDIA device plugin
+(``$HOOK_PATH/containers/<pod uid>_<container>``), vgpu-manager (``/etc/vgpu-manager/<pod uid>_<container>``).
 """
 
 import re
@@ -12,78 +29,132 @@ import msgspec
 from vcuda.requests.share_limits import HAMI_CORE, VCUDA_CONTROLLER, VGPU_MANAGER_LIBRARY, ShareLimits
 
 NANOSECONDS, SECONDS = 1_000_000_000, 1
-"""Units of an annotation's Unix time, as so many in a second."""
+"""Units of the Unix time in an annotation, as their number in a second."""
+
+UID, CONTAINER = "{uid}", "{container}"
+"""Placeholders in the name of a pod's directory: the pod's uid and the name of a container."""
 
 
 class AllocationPhase(msgspec.Struct, frozen=True):
-    """How far an allocation has come, as the annotation or label ``key`` tells.
+    """The annotation or label that says how far an allocation is, and its values.
 
-    ``done`` is what the device plugin writes once the cards are the pod's, ``allocating`` what stands there while the
-    pod is being bound (None: that is not told).
+    A value is None if the vendor does not write it.
     """
 
     key: str
     done: str
+    """Written by the device plugin when the pod has its cards."""
+    placed: str | None = None
+    """Written by the scheduler when it chooses a node."""
     allocating: str | None = None
+    """Written while the pod is being bound."""
+
+
+class PodDirectory(msgspec.Struct, frozen=True):
+    """The directories that a device plugin keeps on a node for each pod."""
+
+    root: str
+    name: str = UID
+    """The name of one directory in ``root``; it contains `UID` once, and may contain `CONTAINER`."""
 
 
 class Scheme(msgspec.Struct, frozen=True):
-    """The names by which one vendor's vcuda is asked for and recorded.
+    """The names by which one vendor's cards are requested and its allocations are recorded.
 
-    ``memory_unit`` is in MiB. Where ``count`` is set, cores and memory are per vGPU, and cores that are left out are a
-    whole card; ``counts_plain_cards``: the count alone is also how NVIDIA's own device plugin is asked for whole cards.
-    ``card_mode`` is the annotation that says how the card may be shared, where a card may be in MIG mode instead.
-    ``allocation_annotations`` and ``allocation_labels`` are what its scheduler and device plugin write on a pod; a name
-    that ends in ``-`` stands for every key that begins with it. ``creation_annotations`` are what its own webhook
-    writes on a pod that it makes into another: one that still asks by the scheme has a copy. Of the annotations,
-    ``predicate_node`` holds the node that was chosen, and ``predicate_times`` when that was, in Unix time of
-    ``time_unit``; the newest counts.
-    ``node_lock`` is the annotation of a node by which its scheduler and device plugin take turns there, ``register``
-    that in which the device plugin says what cards the node has; ``allocated`` is the annotation of a pod that names
-    those that it was given, by uuid. ``scheduler`` places its pods; None: the one that is set for all. As
-    ``scheduler_users`` that scheduler claims devices for pods that ask for them by extended resource. ``limits`` are
-    the variables and files by which its library limits a share in the container.
+    In a tuple of annotations or labels, a name that ends in ``-`` stands for every key that begins with it.
     """
 
     name: str
+    """The name in flags, metrics and ``gpu_schemes``."""
+    display_name: str
+    """The name of the software, for people."""
+    vendor_domain: str
+    """The domain of the vendor's resources. A pod is refused if it requests a resource of the domain that has no value.
+
+    If the domain also has resources that are no accelerators: the beginning of the accelerators' names, then ``*``.
+    """
+
+    # Resources
     cores: str
+    """The resource for cores: 100 are one card."""
     memory: str
+    """The resource for memory."""
     memory_unit: int = 1
+    """MiB in one ``memory``."""
     count: str | None = None
+    """The resource for the number of vGPUs. If set, cores and memory are per vGPU; without cores a vGPU is a card."""
     counts_plain_cards: bool = False
+    """Whether NVIDIA's own device plugin also uses ``count``, for whole cards."""
     memory_percentage: str | None = None
+    """The resource for memory as a percentage of the card's."""
+
+    # Written on a pod by users
     core_limit: str | None = None
+    """The annotation with the upper limit of a share's cores."""
     wanted_models: str | None = None
+    """The annotation with the types of card that the pod accepts."""
     unwanted_models: str | None = None
+    """The annotation with the types of card that the pod does not accept."""
     card_mode: str | None = None
+    """The annotation that says how the card is shared, if cards may be in MIG mode."""
+    shared_mode: str = ""
+    """The value of ``card_mode`` for a share of a card that is not in MIG mode."""
+
+    # Written on a pod by the vendor's components
     allocation_annotations: tuple[str, ...] = ()
+    """Written by the scheduler and the device plugin."""
     allocation_labels: tuple[str, ...] = ()
+    """Written by the scheduler and the device plugin."""
     creation_annotations: tuple[str, ...] = ()
+    """Written by the vendor's webhook on a pod whose request it converts. A new pod with one is a copy."""
     predicate_node: str | None = None
+    """The annotation with the chosen node."""
     predicate_times: tuple[str, ...] = ()
+    """The annotations with the time of that choice, in Unix time; the newest counts."""
     time_unit: int = SECONDS
+    """The unit of ``predicate_times``."""
     phase: AllocationPhase | None = None
-    node_lock: str | None = None
-    register: str | None = None
+    card_index: str | None = None
+    """The annotation that lists a container's cards by number; the container's number is appended to it.
+
+    The extender places the pods of a scheme that sets it.
+    """
     allocated: str | None = None
+    """The annotation that lists the pod's cards by uuid."""
+
+    # Written on a node by the vendor's components
+    node_lock: str | None = None
+    """The annotation by which the scheduler and the device plugin take turns on the node."""
+    register: str | None = None
+    """The annotation with the node's cards."""
+    counts_cards_by_register: bool = False
+    """Whether the node offers no cores, so that only ``register`` says how many cards it has."""
+    pod_directory: PodDirectory | None = None
+    """The directories that the node agent cleans up."""
+
+    # Done by the vendor's components
+    sets_visible_devices: bool = False
+    """Whether the device plugin sets NVIDIA_VISIBLE_DEVICES in a container that requests `main_resource`."""
     scheduler: str | None = None
+    """The scheduler of the vendor's pods; None: the one of ``--scheduler-name``. Set by ``gpu_schemes``."""
     scheduler_users: tuple[str, ...] = ()
+    """The users that this scheduler is. It claims devices for pods that request an extended resource."""
     limits: ShareLimits = ShareLimits()
+    """The variables and files by which the vendor's library limits a share in a container."""
 
     @property
     def resources(self) -> tuple[str, ...]:
-        """Every resource name of the scheme."""
         names = (self.count, self.cores, self.memory, self.memory_percentage)
         return tuple(name for name in names if name)
 
     @property
     def main_resource(self) -> str:
-        """The resource that kubelet asks the device plugin for: only a container that has it gets a card."""
+        """The resource that the device plugin serves: only a container that requests it gets a card."""
         return self.count or self.cores
 
     @property
     def model_choices(self) -> tuple[str, ...]:
-        """The annotations by which a pod wants some types of card or way to share them, or does not want others."""
+        """The annotations by which a pod chooses among types of card or ways to share them."""
         return tuple(name for name in (self.wanted_models, self.unwanted_models, self.card_mode) if name)
 
 
@@ -94,6 +165,8 @@ def _gpu_admission_annotations(domain: str) -> tuple[str, ...]:
 
 GPU_MANAGER = Scheme(
     name="gpu-manager",
+    display_name="gpu-manager",
+    vendor_domain="tencent.com/vcuda-*",
     cores="tencent.com/vcuda-core",
     memory="tencent.com/vcuda-memory",
     memory_unit=256,  # gpu-manager counts memory in blocks; all others in MiB
@@ -102,12 +175,17 @@ GPU_MANAGER = Scheme(
     predicate_node="tencent.com/predicate-node",
     predicate_times=("tencent.com/predicate-time",),
     time_unit=NANOSECONDS,
-    phase=AllocationPhase("tencent.com/gpu-assigned", done="true"),
+    phase=AllocationPhase("tencent.com/gpu-assigned", done="true", placed="false"),
+    card_index="tencent.com/predicate-gpu-idx-",
+    pod_directory=PodDirectory("/etc/gpu-manager/vm"),
+    sets_visible_devices=True,
     limits=VCUDA_CONTROLLER,
 )
 
 NVIDIA_VCUDA = Scheme(
     name="nvidia-vcuda",
+    display_name="gpu-manager's nvidia.com fork",
+    vendor_domain="nvidia.com",
     cores="nvidia.com/vcuda-core",
     memory="nvidia.com/vcuda-memory",
     core_limit="nvidia.com/vcuda-core-limit",
@@ -117,12 +195,17 @@ NVIDIA_VCUDA = Scheme(
     predicate_node="nvidia.com/predicate-node",
     predicate_times=("nvidia.com/predicate-time",),
     time_unit=NANOSECONDS,
-    phase=AllocationPhase("nvidia.com/gpu-assigned", done="true"),
+    phase=AllocationPhase("nvidia.com/gpu-assigned", done="true", placed="false"),
+    card_index="nvidia.com/predicate-gpu-idx-",
+    pod_directory=PodDirectory("/etc/gpu-manager/vm"),
+    sets_visible_devices=True,
     limits=VCUDA_CONTROLLER,
 )
 
 HAMI = Scheme(
     name="hami",
+    display_name="HAMi",
+    vendor_domain="nvidia.com",
     count="nvidia.com/gpu",
     counts_plain_cards=True,  # HAMi's own name for a vGPU is that of NVIDIA's device plugin for a card
     cores="nvidia.com/gpucores",
@@ -131,6 +214,7 @@ HAMI = Scheme(
     wanted_models="nvidia.com/use-gputype",
     unwanted_models="nvidia.com/nouse-gputype",
     card_mode="nvidia.com/vgpu-mode",
+    shared_mode="hami-core",
     allocation_annotations=(
         "hami.io/vgpu-node",
         "hami.io/vgpu-time",
@@ -146,12 +230,17 @@ HAMI = Scheme(
     phase=AllocationPhase("hami.io/bind-phase", done="success", allocating="allocating"),
     node_lock="hami.io/mutex.lock",
     register="hami.io/node-nvidia-register",
+    counts_cards_by_register=True,
     allocated="hami.io/vgpu-devices-allocated",
+    pod_directory=PodDirectory("/usr/local/vgpu/containers", f"{UID}_{CONTAINER}"),
+    sets_visible_devices=True,
     limits=HAMI_CORE,
 )
 
 VGPU_MANAGER = Scheme(
     name="vgpu-manager",
+    display_name="vgpu-manager",
+    vendor_domain="nvidia.com",
     count="nvidia.com/vgpu-number",
     cores="nvidia.com/vgpu-cores",
     memory="nvidia.com/vgpu-memory",
@@ -171,17 +260,19 @@ VGPU_MANAGER = Scheme(
     phase=AllocationPhase("nvidia.com/assigned-phase", done="succeed", allocating="allocating"),
     register="nvidia.com/node-device-register",
     allocated="nvidia.com/real-allocated",
+    pod_directory=PodDirectory("/etc/vgpu-manager", f"{UID}_{CONTAINER}"),
+    sets_visible_devices=True,
     limits=VGPU_MANAGER_LIBRARY,
 )
 
-# The order decides to which of two schemes an annotation belongs that both write, where a pod asks by neither.
+# Two schemes may write the same annotation. If a pod requests cards by neither, it belongs to the first of them.
 SCHEMES: tuple[Scheme, ...] = (GPU_MANAGER, NVIDIA_VCUDA, HAMI, VGPU_MANAGER)
 
 
 def guarded_annotations(schemes: Iterable[Scheme] = SCHEMES) -> frozenset[str]:
-    """Return the annotations of a pod that only schedulers and device plugins may change; see policies.yaml.
+    """Return the annotations of a stored pod that only schedulers and device plugins may change.
 
-    A name that ends in ``-`` stands for every key that begins with it.
+    A name that ends in ``-`` stands for every key that begins with it. The list in policies.yaml has the same names.
     """
     return frozenset(
         name
@@ -202,11 +293,11 @@ def _any_of(names: Iterable[str]) -> re.Pattern[str]:
 CREATION_ANNOTATIONS = _any_of(
     name for scheme in SCHEMES for name in (*scheme.allocation_annotations, *scheme.creation_annotations)
 )
-"""Match a whole key that no new pod may carry."""
+"""Matches a whole annotation key that must not be on a new pod."""
 
 ALLOCATION_ANNOTATIONS = _any_of(name for scheme in SCHEMES for name in scheme.allocation_annotations)
 ALLOCATION_LABELS = _any_of(name for scheme in SCHEMES for name in scheme.allocation_labels)
-"""Match a whole key that the scheduler or device plugin of any scheme writes."""
+"""Match a whole key that the scheduler or device plugin of any vendor writes."""
 
 
 def is_named(key: str, names: tuple[str, ...]) -> bool:

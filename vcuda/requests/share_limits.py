@@ -2,12 +2,12 @@
 
 A device plugin passes the limits to a library in the container by environment variables and mounted files. kubelet
 appends the container's own ``env`` and ``volumeMounts`` to those of the device plugin (``GenerateRunContainerOptions``
-in kubernetes pkg/kubelet/kubelet_pods.go). Of two with one name or path the container's own wins. So every variable is
-refused that the device plugin sets or the library reads, except for values that are known to lift nothing. A CDI device
-works the other way round (``ContainerEdits.Apply`` in container-device-interface): there the driver's variables win.
-But a pod can still set those that the driver leaves out.
+in kubernetes pkg/kubelet/kubelet_pods.go). If two have the same name or path, the container's own wins. So a pod must
+not set a variable that the device plugin sets or the library reads, unless the value is known to lift no limit. With a
+CDI device the driver's variables win (``ContainerEdits.Apply`` in container-device-interface), but a pod can still set
+those that the driver does not set.
 
-``LD_PRELOAD`` is admitted: it adds to ``/etc/ld.so.preload`` and removes nothing from it. Out of reach are ``envFrom``,
+``LD_PRELOAD`` is admitted: it adds to ``/etc/ld.so.preload`` and removes nothing from it. Not checked are ``envFrom``,
 the image with its variables and links, and a command that sets variables for the programs that it starts.
 """
 
@@ -70,7 +70,9 @@ class ShareLimits(msgspec.Struct, frozen=True, eq=False, dict=True):
         # kubelet makes a relative path absolute, and runtimes clean it (`MakeAbsolutePath`, `filepath.Clean`).
         mounted = posixpath.normpath("/" + mount_path.lstrip("/"))
         return any(
-            mounted == path or mounted.startswith(f"{path}/") or (mounted != TMP and _is_above(mounted, path))
+            mounted == path
+            or mounted.startswith(f"{path}/")
+            or (mounted != TMP and path.startswith(f"{mounted.rstrip('/')}/"))
             for path in self.paths
         )
 
@@ -82,15 +84,8 @@ class ShareLimits(msgspec.Struct, frozen=True, eq=False, dict=True):
     @functools.cached_property
     def _find(self) -> Callable[[str], re.Match[str] | None]:
         # One pattern: a pod may have thousands of variables, and each is looked up.
-        return re.compile("|".join(f"({_regex_of(each.pattern)})" for each in self.variables)).fullmatch
-
-
-def _is_above(directory: str, path: str) -> bool:
-    return path.startswith(directory.rstrip("/") + "/")
-
-
-def _regex_of(pattern: str) -> str:
-    return ".*".join(map(re.escape, pattern.split("*")))
+        patterns = (".*".join(map(re.escape, each.pattern.split("*"))) for each in self.variables)
+        return re.compile("|".join(f"({pattern})" for pattern in patterns)).fullmatch
 
 
 def _all(allowance: Allowance, *patterns: str) -> Iterable[LimitVariable]:

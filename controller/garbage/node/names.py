@@ -1,9 +1,4 @@
-"""The directories that vendors keep on a node for each pod: how they are named, and whether one may go.
-
-Sources: tkestack/gpu-manager (``pkg/services/virtual-manager``: ``/etc/gpu-manager/vm/<pod uid>``), Project-HAMi/HAMi
-(its NVIDIA device plugin: ``$HOOK_PATH/containers/<pod uid>_<container>``), coldzerofear/vgpu-manager
-(``/etc/vgpu-manager/<pod uid>_<container>``).
-"""
+"""The directories that vendors keep on a node for each pod: how they are named, and whether one may be deleted."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -13,7 +8,7 @@ from typing import NamedTuple, Self
 import msgspec
 
 from vcuda import errors, k8s_types
-from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, VGPU_MANAGER
+from vcuda.requests.schemes import CONTAINER, SCHEMES, UID, PodDirectory
 
 # The API server makes random UUIDs (k8s.io/apiserver pkg/registry/rest/meta.go), kubelet the MD5 of a static pod's
 # manifest (pkg/kubelet/config/common.go). A static pod may also bring any text as its uid: such a name is foreign.
@@ -70,16 +65,15 @@ def moving_name(name: str, time: int) -> str:
     return f"{trash_name(name, time)}.{MOVING}"
 
 
-def _form(root: str, name: str) -> Form:
+def form_of(directory: PodDirectory) -> Form:
+    """Return the form of a vendor's directories."""
+    name = re.escape(directory.name).replace(re.escape(UID), _UID).replace(re.escape(CONTAINER), _CONTAINER)
     trashed = rf"(?P<name>{name})\.(?P<time>[0-9]{{1,12}})(?P<moving>\.{MOVING})?"
-    return Form(root, re.compile(name), re.compile(trashed))
+    return Form(directory.root, re.compile(name), re.compile(trashed))
 
 
 VM_DIRECTORIES: Mapping[str, Form] = {
-    GPU_MANAGER.name: _form("/etc/gpu-manager/vm", _UID),
-    NVIDIA_VCUDA.name: _form("/etc/gpu-manager/vm", _UID),
-    HAMI.name: _form("/usr/local/vgpu/containers", f"{_UID}_{_CONTAINER}"),
-    VGPU_MANAGER.name: _form("/etc/vgpu-manager", f"{_UID}_{_CONTAINER}"),
+    scheme.name: form_of(scheme.pod_directory) for scheme in SCHEMES if scheme.pod_directory
 }
 """By the scheme's name."""
 

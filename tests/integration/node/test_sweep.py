@@ -7,6 +7,7 @@ from controller.garbage.node.names import TRASH, VM_DIRECTORIES, Keep, KeepReaso
 from controller.garbage.node.pods import KubeletPods
 from tests.integration.node.disk import GRACE, RETENTION, Agent, Disk, snapshot, uid
 from vcuda.errors import Unavailable
+from vcuda.requests.schemes import SCHEMES
 
 STATIC = "4dbbbc6a1bd7a7d1d1e2b6c6a9c1a4f0"
 
@@ -34,16 +35,15 @@ def test_a_directory_goes_once_its_pod_has_been_gone_for_the_grace_period(disk: 
 @pytest.mark.parametrize("scheme", VM_DIRECTORIES)
 def test_directories_of_every_scheme(disk: Disk, scheme: str) -> None:
     disk.scheme = scheme
-    suffix = "" if VM_DIRECTORIES[scheme].uid(uid(1)) else "_main"
-    other = "" if suffix else "_main"
-    for number in (1, 2):
-        disk.make(uid(number) + suffix)
-        disk.make(uid(number) + other)
+    [template] = [each.pod_directory.name for each in SCHEMES if each.name == scheme and each.pod_directory]
+    ours, foreign = ([text.format(uid=uid(n), container="main") for n in (1, 2)] for text in (template, "{uid}@main"))
+    for name in (*ours, *foreign):
+        disk.make(name)
     disk.pods.uids = {uid(1)}
     said = Agent(disk).sweep_after_grace()
-    assert said[uid(1) + suffix].keep == Keep(KeepReason.POD)
-    assert said[uid(2) + suffix].verdict is Action.MOVED
-    assert disk.names() == {uid(1) + suffix, uid(1) + other, uid(2) + other}
+    assert said[ours[0]].keep == Keep(KeepReason.POD)
+    assert said[ours[1]].verdict is Action.MOVED
+    assert disk.names() == {ours[0], *foreign}
 
 
 def test_what_is_in_the_trash_is_the_same_and_is_deleted_after_its_retention(disk: Disk, agent: Agent) -> None:
