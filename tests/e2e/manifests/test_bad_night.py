@@ -1,4 +1,4 @@
-"""The bad night of docs/troubleshooting.md: each case is made to happen, and its commands are typed as they are there."""
+"""The bad night of docs/troubleshooting.md: each case is made to happen, and its commands are typed as they are."""
 
 import base64
 import time
