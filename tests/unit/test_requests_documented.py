@@ -44,7 +44,7 @@ PROOF = {
         "test_a_pod_takes_no_limit_off_the_share_that_its_claim_may_give",
         "test_a_share_by_a_claim_keeps_its_limit_unless_the_quota_allows_otherwise",
     ),
-    "a ResourceClaim, whoever creates it": (
+    "a ResourceClaim, of any user": (
         "test_whole_cards_units_and_the_dearest_of_several_ways",
         "test_shares_take_what_the_scheduler_counts_for_them",
         "test_mig_partitions_by_profile",
