@@ -185,7 +185,7 @@ def certs(cluster: Cluster, name: str, *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def presenting(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Presenting]:
-    """With the first pair installed, as operations.md says.
+    """With the first pair installed, as docs/operations.md says.
 
     The rotation has the rights that the manifests give it.
     """

@@ -24,7 +24,7 @@ NO_SCHEMA = ("cert-manager.io/", "monitoring.coreos.com/")
 """The groups of kinds that others install, which are in no release."""
 
 PART_OF = ("app.kubernetes.io/part-of", "vcuda-quota")
-"""The label by which docs/operations.md looks for what an uninstall left."""
+"""The label by which docs/upgrade.md looks for what an uninstall left."""
 
 OPTIONS = {
     *("client-certificates", "delete-beyond-budget", "enforce-audit", "node-host-pid"),

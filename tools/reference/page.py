@@ -11,7 +11,7 @@ from tools.reference.told import Chapter
 PATH = ROOT / "docs" / "reference.md"
 HEAD = """# Reference
 Every flag, metric, Event, annotation, label and message. `make reference` writes this page from the code, and a test
-fails where it differs: do not edit it. How to run the system is in [operations.md](operations.md).
+fails where it differs: do not edit it. How to run the system is in [operations](operations.md).
 
 [Flags](#flags) · [Metrics](#metrics) · [Label values](#label-values) · [Events](#events) ·
 [Annotations and labels](#annotations-and-labels) · [Messages](#messages)"""

@@ -146,7 +146,7 @@ def _refused() -> list[Told]:
             _put_off(short),
             "By 429: pods have gone, and the ledger counts them still. The controller settles that in a moment, and"
             " then controllers are made to try again. If it lasts, no controller runs: see"
-            " [a busy ledger](operations.md#a-busy-ledger). Without one a replica settles it after 32 s.",
+            " [a busy ledger](troubleshooting.md#a-busy-ledger). Without one a replica settles it after 32 s.",
         ),
         Told(
             _put_off(short, counted=False),
@@ -293,9 +293,11 @@ class _Full(MemoryLedgers):
 
 
 def _undecided() -> list[Told]:
-    again = "Nothing: it is tried again in a second. If it lasts, see [a busy ledger](operations.md#a-busy-ledger)."
-    down = "The operator has to look: [the webhook is down](operations.md#the-webhook-is-down)."
-    later = "Its creator tries again by itself. If it lasts, see [a busy ledger](operations.md#a-busy-ledger)."
+    again = (
+        "Nothing: it is tried again in a second. If it lasts, see [a busy ledger](troubleshooting.md#a-busy-ledger)."
+    )
+    down = "The operator has to look: [the webhook is down](troubleshooting.md#the-webhook-is-down)."
+    later = "Its creator tries again by itself. If it lasts, see [a busy ledger](troubleshooting.md#a-busy-ledger)."
     busy = [_Busy(cluster_ledgers.TOO_MANY), _Busy(cluster_ledgers.UNSURE)]
     unread = (
         "Nothing, if the webhook has just started. Else it cannot read the quota ConfigMap or the nodes: see its log."
@@ -310,15 +312,16 @@ def _undecided() -> list[Told]:
         Told(_charge(CARD, SMALL, _Busy(TOO_MANY_NAMESPACES)).message, "Only with `--standalone`: start it anew."),
         Told(
             str(LedgerLost("team-a", 0, STORABLE_SECONDS + LEASE_SECONDS + MARGIN_SECONDS)),
-            "By itself, then: [a lost ledger](operations.md#a-lost-ledger).",
+            "By itself, then: [a lost ledger](troubleshooting.md#a-lost-ledger).",
         ),
         Told(
-            _unreadable('{"pending": '), "The operator has to look: [a damaged ledger](operations.md#a-damaged-ledger)."
+            _unreadable('{"pending": '),
+            "The operator has to look: [a damaged ledger](troubleshooting.md#a-damaged-ledger).",
         ),
         Told(
             _unreadable('{"format": 2}'),
             "Go on with the update: replicas of the other release can read it. See"
-            " [a damaged ledger](operations.md#a-damaged-ledger).",
+            " [a damaged ledger](troubleshooting.md#a-damaged-ledger).",
         ),
         Told(_not_ready(stopping), "Nothing: the API server asks another replica."),
         *(Told(text, "Nothing: the API server asks another replica.") for text in _dropped()),

@@ -1,4 +1,4 @@
-"""The commands of docs/operations.md as they stand there, and a system to type them at."""
+"""The commands of docs/ exactly as the pages have them, and a system to type them at."""
 
 import os
 import re
@@ -16,13 +16,15 @@ from tests.rendered import MANIFESTS
 
 TEAM = "team-a"
 ROOT = MANIFESTS.parent
-OPERATIONS = ROOT / "docs" / "operations.md"
+DOCS = ROOT / "docs"
 REGISTERED = "mutatingwebhookconfigurations,validatingwebhookconfigurations"
 
 
 def commands(heading: str) -> list[str]:
-    """The commands of the section under this heading, a block each; without those of the sections below it."""
-    section = re.split(rf"^##+ {heading}\n", OPERATIONS.read_text(encoding="utf-8"), flags=re.MULTILINE)[1]
+    """The blocks of commands under this heading of any page; without those of the sections below it."""
+    pages = (page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("*.md")))
+    found = [re.split(rf"^##+ {heading}\n", page, flags=re.MULTILINE)[1:] for page in pages]
+    [section] = [section for sections in found for section in sections]
     own = re.split(r"^##+ ", section, flags=re.MULTILINE)[0]
     return re.findall(r"^ *```sh\n(.*?)^ *```$", own, re.MULTILINE | re.DOTALL)
 

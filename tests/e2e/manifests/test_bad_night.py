@@ -1,4 +1,4 @@
-"""The bad night of docs/operations.md: each case is made to happen, and its commands are typed as they stand there."""
+"""The bad night of docs/troubleshooting.md: each case is made to happen, and its commands are typed as they are."""
 
 import base64
 import time
@@ -38,7 +38,7 @@ def night(admin: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def tell(what: str, began: float) -> None:
-    """Print how long it has taken since ``began``, for docs/operations.md."""
+    """Print how long it has taken since ``began``, for docs/troubleshooting.md."""
     print(f"bad night: {what}: {time.monotonic() - began:.1f} s")
 
 

@@ -1,4 +1,4 @@
-"""What docs/operations.md has operators type, typed as it stands there."""
+"""What docs/install.md, upgrade.md and operations.md have operators type, typed exactly as they have it."""
 
 import re
 from http import HTTPStatus

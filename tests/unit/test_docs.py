@@ -1,0 +1,94 @@
+"""README, CHANGELOG, CONTRIBUTING and docs/: links resolve, every page is in the site, lists and tables render."""
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+OF_THE_SITE = tuple(sorted(DOCS.rglob("*.md")))
+PAGES = (*(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")), *OF_THE_SITE)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^ *```")
+BLOCK = re.compile(r"[-*] |\d+\. |\| ")
+OF_A_BLOCK = re.compile(rf"{BLOCK.pattern}|\||  |#")
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+pages = pytest.mark.parametrize("page", PAGES, ids=name_of)
+pages_of_the_site = pytest.mark.parametrize("page", OF_THE_SITE, ids=name_of)
+
+
+def prose(page: Path) -> list[str]:
+    """The lines of the page, with those of code blocks left empty."""
+    lines, in_code = [], False
+    for line in page.read_text(encoding="utf-8").splitlines():
+        fence = FENCE.match(line) is not None
+        lines.append("" if fence or in_code else line)
+        in_code = in_code != fence
+    return lines
+
+
+def slugs(heading: str) -> set[str]:
+    """The anchors that GitHub and mkdocs give to a heading: GitHub keeps several dashes in a row."""
+    github = re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+    return {github, re.sub(r"-+", "-", github)}
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of the page that are the same on GitHub and on the site."""
+    headings = [found[1] for line in prose(page) if (found := re.match(r"#+ (.+)", line))]
+    return {min(of_heading) for heading in headings if len(of_heading := slugs(heading)) == 1}
+
+
+def relative_links(page: Path) -> Iterator[tuple[Path, str]]:
+    """Each file that the page links to, with the anchor there."""
+    for target in LINK.findall("\n".join(prose(page))):
+        path, _, anchor = target.partition("#")
+        if not re.match(r"[a-z]+:", target):
+            yield (page.parent / path if path else page), anchor
+
+
+@pages
+def test_every_relative_link_and_anchor_resolves(page: Path) -> None:
+    for target, anchor in relative_links(page):
+        assert target.is_file(), target
+        assert not anchor or anchor in anchors(target), f"{target}#{anchor}"
+
+
+@pages_of_the_site
+def test_a_page_of_the_site_links_to_nothing_outside_the_site(page: Path) -> None:
+    """`make docs` fails otherwise."""
+    assert [target for target, _ in relative_links(page) if not target.resolve().is_relative_to(DOCS)] == []
+
+
+@pages_of_the_site
+def test_every_list_and_every_table_begins_after_an_empty_line(page: Path) -> None:
+    """GitHub does without the line; mkdocs would print the list as text of the paragraph before."""
+    lines = ["", *prose(page)]
+    broken = [line for before, line in pairwise(lines) if BLOCK.match(line) and before and not OF_A_BLOCK.match(before)]
+    assert broken == []
+
+
+def test_every_page_of_docs_is_in_the_navigation_once() -> None:
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    named = sorted(pages_of(config["nav"]))
+    assert named == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+
+
+def pages_of(nav: object) -> Iterator[str]:
+    """The paths at the leaves of mkdocs.yml's ``nav``."""
+    if isinstance(nav, str):
+        yield nav
+        return
+    assert isinstance(nav, list)
+    for entry in nav:
+        for below in entry.values():
+            yield from pages_of(below)

@@ -1,0 +1,86 @@
+"""docs/requests.md: tests prove each row of what is charged. Their names are here, not on a page for users."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TESTS = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "tests" / "unit").glob("test_*.py")}
+HEAD = re.compile(r"^\| [^|]+ \| it is charged \|$")
+
+PROOF = {
+    "`tencent.com/vcuda-core` and": ("test_cores_and_memory_of_the_pod",),
+    "HAMi's or vgpu-manager's resources |": ("test_cores_and_memory_of_each_vgpu", "test_memory_in_percent"),
+    "HAMi's or vgpu-manager's resources under other names": (
+        "test_charge_pin_and_scheduler_are_the_same_whoever_is_asked_first",
+        "test_a_share_beside_what_may_be_its_count_is_refused_with_the_setting_to_make",
+    ),
+    "a share of a model whose cards HAMi has in MIG mode": ("test_no_share_is_let_onto_a_card_in_mig_mode",),
+    "a card type by HAMi's or vgpu-manager's annotations": (
+        "test_no_card_beside_is_ever_chosen_and_one_of_the_model_s_is",
+        "test_given_cards.py",
+    ),
+    "`nvidia.com/gpu` alone |": ("test_cores_and_memory_of_each_vgpu",),
+    "`nvidia.com/gpu` alone, on a model": (
+        "test_one_whole_device_is_charged_what_it_is_worth_on_its_model_and_nothing_else_is",
+    ),
+    "`nvidia.com/mig-3g.20gb`": ("test_a_unit_is_charged_count_times_worth",),
+    "`deviceclass.resource.kubernetes.io/gpu.nvidia.com`": (
+        "test_a_unit_is_charged_count_times_worth",
+        "test_the_schedulers_own_claims_pass_and_nobody_elses_marked_as_such",
+        "test_a_claim_is_left_out_only_where_a_charged_pods_status_names_it",
+    ),
+    "a MIG class of a DRA driver": ("test_a_class_whose_worth_is_not_fixed_is_refused_with_what_to_ask_for",),
+    "the resource of a DeviceClass of your own": (
+        "test_a_resource_that_a_class_gives_its_own_name_is_refused_until_it_is_counted",
+    ),
+    "a resource with a row in `gpu_units`": ("test_a_unit_is_charged_count_times_worth",),
+    "`nvidia.com/hostdev`": ("test_what_is_worth_nothing_is_no_request", "test_compute_domains_are_no_gpus"),
+    "any other resource of a GPU vendor": ("test_what_no_table_counts_is_refused_with_the_line_to_add",),
+    "`spec.resourceClaims`, before": ("test_a_resource_claim_is_refused_whatever_is_allowed",),
+    "a GPU in a way that is not counted": (
+        "test_what_gives_more_than_is_counted_is_refused_unless_it_is_allowed",
+        "test_a_pod_takes_no_limit_off_the_share_that_its_claim_may_give",
+        "test_a_share_by_a_claim_keeps_its_limit_unless_the_quota_allows_otherwise",
+    ),
+    "a ResourceClaim, of any user": (
+        "test_whole_cards_units_and_the_dearest_of_several_ways",
+        "test_shares_take_what_the_scheduler_counts_for_them",
+        "test_mig_partitions_by_profile",
+        "test_a_claim_is_pinned_to_the_model_with_the_most_room_and_charged_by_its_uid",
+    ),
+    "a claim with `allocationMode: All`": ("test_every_way_to_ask_wrongly_is_told_with_its_path",),
+    "a claim without devices": (
+        "test_what_is_none_of_the_quotas_business",
+        "test_all_and_admin_access_are_free_for_what_is_worth_nothing",
+    ),
+    "a ResourceClaimTemplate": ("test_templates_and_the_pods_that_name_them_are_checked_and_not_charged",),
+    "parameters for the driver of a share": ("test_parameters_for_the_driver_of_a_share_are_refused",),
+}
+"""By how a row begins: functions or files in tests/unit that prove what the row promises."""
+
+
+def rows() -> list[str]:
+    """The rows of the page's tables with the heading "it is charged", each without its first bar."""
+    lines = (ROOT / "docs" / "requests.md").read_text(encoding="utf-8").splitlines()
+    found = []
+    for at in (at for at, line in enumerate(lines) if HEAD.match(line)):
+        end = lines.index("", at)
+        found += [line.removeprefix("| ") for line in lines[at + 2 : end]]
+    return found
+
+
+def test_every_row_has_its_tests_and_every_test_its_row() -> None:
+    proven = {row: [start for start in PROOF if row.startswith(start)] for row in rows()}
+    assert {row for row, starts in proven.items() if len(starts) != 1} == set()
+    assert PROOF.keys() - {starts[0] for starts in proven.values()} == set()
+
+
+@pytest.mark.parametrize("start", PROOF)
+def test_the_tests_of_a_row_exist(start: str) -> None:
+    assert [name for name in PROOF[start] if not (name in TESTS or has_function(name))] == []
+
+
+def has_function(name: str) -> bool:
+    return any(f"def {name}(" in text for text in TESTS.values())
