@@ -68,7 +68,6 @@ lint: $(VENV)/installed  ## Check style, types and layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.house --check
-	$(BIN)/python -m tools.create_path --check
 
 format: $(VENV)/installed  ## Put the code in order
 	$(BIN)/ruff check --fix

@@ -1,0 +1,69 @@
+"""docs/architecture.md lists the modules that a create and a turn of the settler pass, in their order."""
+
+import asyncio
+import base64
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonpatch
+import msgspec
+import structlog
+
+from tests.api_double import ApiDouble
+from tests.builders import LABELS
+from tests.replicas import Replica
+from tests.settling import PENDING, Settling
+from tests.traced import modules_of
+from vcuda.placement.placement import Nodes
+from vcuda.quota.model import Limit, NamespaceQuota, Quota
+from webhook.admission import Gate, Service
+from webhook.ledger.ledgers import ReviewDeadline
+from webhook.metrics import Metrics
+from webhook.review.context import PolicySnapshot
+
+ARCHITECTURE = Path(__file__).parents[2] / "docs/architecture.md"
+POD: dict[str, Any] = {
+    "metadata": {"generateName": "train-", "namespace": "team-a"},
+    "spec": {"containers": [{"name": "main", "resources": {"limits": {"tencent.com/vcuda-core": "100"}}}]},
+}
+
+
+def documented(heading: str) -> list[str]:
+    """Return the modules of the numbered list under this heading."""
+    section = ARCHITECTURE.read_text().partition(f"### {heading}\n")[2].partition("\n#")[0]
+    return [path.replace("/", ".") for path in re.findall(r"^\d+\. `([\w/]+)\.py`", section, re.MULTILINE)]
+
+
+def create(service: Service, uid: str) -> None:
+    """Call both webhooks for a new pod, as the API server does."""
+
+    def called(path: str, pod: dict[str, Any]) -> dict[str, Any]:
+        kind = {"group": "", "version": "v1", "kind": "Pod"}
+        request = {"uid": "review", "kind": kind, "namespace": "team-a", "operation": "CREATE", "object": pod}
+        review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+        answer = asyncio.run(service.answer(path, msgspec.json.encode(review), ReviewDeadline.after(10)))
+        response: dict[str, Any] = msgspec.json.decode(answer)["response"]
+        return response
+
+    pinned = jsonpatch.apply_patch(POD, base64.b64decode(called("/mutate", POD)["patch"]))
+    pod = {**pinned, "metadata": {**pinned["metadata"], "name": uid, "uid": uid}}
+    assert called("/validate", pod)["allowed"]
+
+
+def test_the_modules_of_a_create_are_documented_in_their_order(api: ApiDouble) -> None:
+    """The first pod makes the ledger. The second one takes the usual path, which is traced, in a replica of its own."""
+    policy = PolicySnapshot(
+        Quota({"team-a": NamespaceQuota({"M40": Limit(400)})}, version="1"),
+        Nodes.of({"node-1": {LABELS.model: "M40"}}, LABELS),
+    )
+    first, second = (
+        Service(lambda: policy, Replica(api).ledgers, Metrics(), Gate(), structlog.get_logger()) for _ in range(2)
+    )
+    create(first, "first")
+    assert modules_of(lambda: create(second, "second")) == documented("The modules of a create")
+
+
+def test_the_modules_of_a_turn_of_the_settler_are_documented_in_their_order(api: ApiDouble, replica: Replica) -> None:
+    settling = Settling(api, replica, PENDING)
+    assert modules_of(settling.take_turn) == documented("The modules of a turn of the settler")
