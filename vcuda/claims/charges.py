@@ -262,7 +262,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
 
 def ambiguous(model: str, product: str) -> str:
     """Return the reason why nothing can be pinned to a model that shares a product with another."""
-    return f"its products: {product} counts as one of {model}, and not of that model alone"
+    return f"its products: {product} matches the products of {model}, but may be of another model"
 
 
 def _different(offers: Iterable[DeviceOffer]) -> tuple[DeviceOffer, ...]:
