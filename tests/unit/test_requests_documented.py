@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from vcuda.quota.model import Allowance
+
 ROOT = Path(__file__).parents[2]
 TESTS = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "tests" / "unit").glob("test_*.py")}
 HEAD = re.compile(r"^\| [^|]+ \| it is charged \|$")
@@ -61,9 +63,13 @@ PROOF = {
 """By how a row begins: functions or files in tests/unit that prove what the row promises."""
 
 
+def page() -> str:
+    return (ROOT / "docs" / "requests.md").read_text(encoding="utf-8")
+
+
 def rows() -> list[str]:
     """The rows of the page's tables with the heading "it is charged", each without its first bar."""
-    lines = (ROOT / "docs" / "requests.md").read_text(encoding="utf-8").splitlines()
+    lines = page().splitlines()
     found = []
     for at in (at for at, line in enumerate(lines) if HEAD.match(line)):
         end = lines.index("", at)
@@ -80,6 +86,12 @@ def test_every_row_has_its_tests_and_every_test_its_row() -> None:
 @pytest.mark.parametrize("start", PROOF)
 def test_the_tests_of_a_row_exist(start: str) -> None:
     assert [name for name in PROOF[start] if not (name in TESTS or has_function(name))] == []
+
+
+def test_the_page_lists_every_permission_of_a_quota_entry() -> None:
+    section = page().partition("## What can be allowed\n")[2]
+    first_cells = [line.split(" | ")[0] for line in section.splitlines() if line.startswith("| `")]
+    assert {name for cell in first_cells for name in re.findall(r"`([a-z-]+)`", cell)} == {*Allowance} | {"allow"}
 
 
 def has_function(name: str) -> bool:
