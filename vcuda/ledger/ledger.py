@@ -1,8 +1,8 @@
-"""The ledger of one namespace: what is charged to its quota, and the decision on one more charge.
+"""The ledger of one namespace: the charges to its quota, and the decision on one more charge.
 
-A pod that can be stored is always in ``committed`` or in ``pending`` of the version that was decided against, and one
-that is gone in ``terminating`` for as long as its containers may run. The writer holds that version by
-compare-and-swap, so whatever runs beside it can only make the ledger count too much.
+The version that a decision is made against has every storable pod in ``committed`` or ``pending``, and every deleted
+pod in ``terminating`` for as long as its containers may run. A decision is written by compare-and-swap on that version,
+so concurrent writers can only make the ledger count too much.
 """
 
 import itertools
@@ -13,45 +13,46 @@ import msgspec
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Shortage, Usage, fits, total
 
 MOST_PENDING = 512
-"""Pending charges a namespace may have at once, so that a runaway owner cannot grow its ledger without end."""
+"""Most pending charges of a namespace, so that a runaway owner cannot grow its ledger without bound."""
 
 STORABLE_SECONDS = 75
-"""After which a pod that was admitted is never stored any more: past the minute that the API server gives a request,
-and what etcd may take of it besides."""
+"""Seconds after its admission when a pod can no longer be stored. The API server ends a request after a minute, and
+etcd may need some seconds more."""
 
 MOST_TERMINATING = 512
-"""Pods that are gone and stay charged by their uid; with more, the others stay in the count itself."""
+"""Most deleted pods that stay charged by their uid. The charges of further ones stay in the count itself."""
 
 LEASE_SECONDS = 10
-"""For how long a replica may grant from its reservation, from before it sent the last write that is confirmed."""
+"""Seconds for which a replica may grant from its reservation, from when it sent the last confirmed write."""
 
 MARGIN_SECONDS = 2
-"""What is waited beyond a time that others measure by clocks of their own: their drift, and rounding."""
+"""Seconds to wait beyond a time that another process measures, for the drift and the rounding of clocks."""
 
 LOST = "lost"
-"""Who holds everything in a ledger that has just been made: nobody renews it, and nothing is admitted beside it."""
+"""The key of the reservation that closes a new or lost ledger. No replica renews it, and no charge is admitted."""
 
 UNSEEN_SECONDS = 30
-"""How long a decrease is held that no watch saw: Kubernetes' default grace period. Longer ones are recorded."""
+"""Seconds for which a decrease that no watch saw stays charged: Kubernetes' default grace period. The ledger records
+longer grace periods."""
 
 NO_MODEL = ""
 """The model of a pending entry that charges nothing: it records the grace period of a pod that uses claims."""
 
 LEAST_TERMINATING_SECONDS = 5
-"""How long a pod stays charged at least that is gone without having ended, even with a grace period of 0. kubelet gives
-every container a second to end, after it has heard of the deletion, and then has to stop it."""
+"""Least seconds for which a pod that was deleted before it ended stays charged, even with a grace period of 0. kubelet
+must first learn of the deletion, then gives each container a second, and then stops it."""
 
 WARN_FROM = 0.9
-"""The part of a limit in use from which on admitted pods carry a warning."""
+"""The used part of a limit above which admitted pods get a warning."""
 
 NO_LIMIT = Limit(cores=0)
-"""What a model that is not listed is held to."""
+"""The limit of a model that the quota does not list."""
 
 
 class Pending(msgspec.Struct, frozen=True):
-    """A charge whose pod has not yet been seen stored.
+    """The charge of an admitted pod or claim that the controller has not seen stored yet.
 
-    ``grace``: seconds for which the pod's containers may run after its forced deletion; 0 if a charge that is pending
+    ``grace``: seconds for which the pod's containers may run after its forced deletion; 0 if the pending charge
     outlasts them anyway.
     """
 
@@ -61,7 +62,7 @@ class Pending(msgspec.Struct, frozen=True):
 
 
 class Terminating(msgspec.Struct, frozen=True):
-    """The charge of a pod that is gone, whose containers may run for so many ``seconds`` after that."""
+    """The charge of a deleted pod whose containers may still run for so many ``seconds`` after its deletion."""
 
     model: str
     charge: Charge
@@ -69,9 +70,10 @@ class Terminating(msgspec.Struct, frozen=True):
 
 
 class Reservation(msgspec.Struct, frozen=True, rename="camel"):
-    """What one webhook replica may grant of each model without a write, for ``seconds`` after the write that says so.
+    """The charges that one webhook replica may grant without a write.
 
-    ``counter`` is another in each of the replica's writes: so it is known of each whether it has landed.
+    ``charges``: by model. ``counter``: differs in each write of the replica, to tell which write has landed.
+    ``seconds``: how long the reservation is valid after its write.
     """
 
     charges: Mapping[str, Charge]
@@ -82,18 +84,19 @@ class Reservation(msgspec.Struct, frozen=True, rename="camel"):
 class Ledger(msgspec.Struct, frozen=True):
     """The charges of one namespace.
 
-    ``committed`` holds per model what stored pods take, counted at ``pod_resource_version``, and ``claimed`` what
-    stored ResourceClaims take, counted at ``claim_resource_version``; ``pending`` holds by uid what was admitted since,
-    and ``terminating`` what may still run though it is gone. There a key may be no uid: a decrease that nobody saw
-    happen has no pod. ``config_version`` is that of the ConfigMap that said what a unit was worth when they were
-    counted.
-
-    ``graces`` holds per model the longest grace period, in seconds, of the pods in ``committed``; ``claim_grace`` that
-    of the stored pods that use claims. Neither holds periods up to `UNSEEN_SECONDS`.
+    ``committed``: by model, the charges of stored pods, counted at ``pod_resource_version``.
+    ``claimed``: by model, the charges of stored ResourceClaims, counted at ``claim_resource_version``.
+    ``pending``: by uid, the charges admitted since.
+    ``terminating``: the charges of deleted pods that may still run. A key is the uid of a pod, or another key for a
+    decrease that no watch saw.
+    ``config_version``: the version of the quota ConfigMap whose values of units the counts use.
+    ``reserved``: by replica. ``waiting``: a mark that asks replicas to release their reservations.
+    ``graces``: by model, the longest grace period of the pods in ``committed``, in seconds. ``claim_grace``: that of
+    the stored pods that use claims. Neither has periods up to `UNSEEN_SECONDS`.
     """
 
-    # Each count has a version of its own: two watches are never equally far, and the later of them could not be written
-    # down without promising too much of the other, nor the earlier without having an older view replace a newer one.
+    # Each count has its own version, because two watches are never at the same version. The later version would promise
+    # too much of the other watch. With the earlier one an older view could replace a newer one.
     committed: Mapping[str, Charge] = {}
     pod_resource_version: str = ""
     pending: Mapping[str, Pending] = {}
@@ -108,7 +111,7 @@ class Ledger(msgspec.Struct, frozen=True):
 
     @property
     def lost(self) -> Reservation | None:
-        """What reserves everything, as charges may be missing here; None where everybody may charge."""
+        """The reservation that closes the ledger, because charges may be missing; None if the ledger is open."""
         return self.reserved.get(LOST)
 
     @property
@@ -117,7 +120,7 @@ class Ledger(msgspec.Struct, frozen=True):
         return not (self.committed or self.pending or self.terminating or self.claimed or self.reserved)
 
     def usage(self, model: str) -> Usage:
-        """Return what is charged to one model."""
+        """Return the usage of one model."""
         pending, terminating = (
             total(entry.charge for entry in entries.values() if entry.model == model)
             for entries in (self.pending, self.terminating)
@@ -127,32 +130,32 @@ class Ledger(msgspec.Struct, frozen=True):
         return Usage(stored + pending + terminating + reserved, pending, terminating, reserved)
 
     def usages(self) -> Mapping[str, Usage]:
-        """Return what is charged to every model that has a charge."""
+        """Return the usage of every model that has a charge."""
         entries: Iterable[Pending | Terminating] = (*self.pending.values(), *self.terminating.values())
         reserved = itertools.chain.from_iterable(each.charges for each in self.reserved.values())
         models = {*self.committed, *self.claimed, *(entry.model for entry in entries), *reserved} - {NO_MODEL}
         return {model: self.usage(model) for model in sorted(models)}
 
     def reserved_of(self, model: str) -> Charge:
-        """Return what all replicas together reserve of one model."""
+        """Return the sum of all replicas' reservations of one model."""
         return total(each.charges[model] for each in self.reserved.values() if model in each.charges)
 
     def longest_grace(self, pending: Pending) -> int:
-        """Return the seconds for which the containers behind a pending charge may run after a forced deletion.
+        """Return the seconds for which containers may run after a forced deletion of the object of a pending charge.
 
-        A pending entry does not say whether it is a pod or a claim. For a claim the pods that use it count.
+        A pending charge may be of a pod or of a claim. For a claim the grace periods of the pods that use it count.
         """
         return max(pending.grace, self.longest_claim_grace)
 
     @property
     def longest_claim_grace(self) -> int:
-        """The longest grace period of the pods that use claims, stored or pending, in seconds; 0 if it is short."""
+        """The longest grace period of stored or pending pods that use claims, in seconds; 0 if it is short."""
         # Any pending pod may be one that uses claims.
         return max(self.claim_grace, *(each.grace for each in self.pending.values()), 0)
 
 
 class Admitted(msgspec.Struct, frozen=True):
-    """The charge is in ``ledger``. ``shortage`` says by how much it is over a limit that only warns."""
+    """The charge is admitted, and is in ``ledger``. ``shortage``: what is missing under a quota that only warns."""
 
     ledger: Ledger
     usage: Usage
@@ -174,7 +177,7 @@ class Refused(msgspec.Struct, frozen=True):
 
 
 class TooManyPending(msgspec.Struct, frozen=True):
-    """The namespace has as many pending charges as it may; the caller comes again."""
+    """The namespace has the most pending charges that it may have. The caller should retry."""
 
 
 def admit(
@@ -182,11 +185,11 @@ def admit(
 ) -> Admitted | Refused | TooManyPending:
     """Decide one charge against one version of the ledger.
 
-    Where the quota is not ``enforced``, what does not fit is charged all the same.
+    ``enforced``: False if the quota only warns or audits. A charge that does not fit is then admitted with a shortage.
     """
     limit = quota.limits.get(asked.model, NO_LIMIT)
     usage = ledger.usage(asked.model)
-    # The API server repeats calls; a pod that is charged already is not charged twice, and not refused either.
+    # The API server repeats calls. A pod that is charged already must not be charged twice, nor be refused.
     if uid in ledger.pending:
         return Admitted(ledger, usage, limit)
     shortage = None
@@ -194,7 +197,7 @@ def admit(
         shortage = Shortage(asked.model, asked.charge, usage, limit)
         if enforced:
             return Refused(shortage)
-    # After the refusal: a namespace at its limit is told so, however many charges are pending.
+    # This comes after the refusal, so that a namespace at its limit gets a refusal however many charges are pending.
     if len(ledger.pending) >= MOST_PENDING:
         return TooManyPending()
     charged = msgspec.structs.replace(ledger, pending={**ledger.pending, uid: asked})
@@ -205,7 +208,7 @@ def admit(
 def long_graces(graces: Iterable[tuple[str, int]]) -> Mapping[str, int]:
     """Return the longest grace period of each model in seconds, given as (model, seconds), without the short ones.
 
-    Every unseen decrease is held for `UNSEEN_SECONDS` anyway.
+    Every unseen decrease stays charged for `UNSEEN_SECONDS` anyway.
     """
     longest: dict[str, int] = {}
     for model, seconds in graces:
@@ -229,5 +232,5 @@ def charges_by_model(charges: Iterable[tuple[str, Charge]]) -> Mapping[str, Char
 
 def is_older(version: str, than: str) -> bool:
     """Return whether one resourceVersion of pods is older than another; the empty one is the oldest."""
-    # They are etcd's revisions, which only grow; KEP-5504 lets clients compare them.
+    # They are revisions of etcd, which only grow. KEP-5504 allows clients to compare them.
     return int(version or 0) < int(than or 0)

@@ -1,4 +1,4 @@
-"""Settling: the ledger is recounted from the stored pods and claims, and what time has released leaves it.
+"""Settles a ledger: recounts it from the stored pods and claims, and removes expired charges.
 
 docs/ledger.md has the rules, and `tests/model` explores them.
 """
@@ -22,14 +22,14 @@ from vcuda.quota.model import Charge, Usage
 
 
 class ObservedClaims(msgspec.Struct, frozen=True):
-    """What has been seen of one namespace's ResourceClaims, up to ``resource_version``.
+    """The ResourceClaims of one namespace, as observed up to ``resource_version``.
 
-    ``committed`` is what those stored then take, by model, less those that pods are charged for; ``seen`` are the uids
-    of all that were stored at some time, but for those of which it is not known what they take.
-
-    ``vanished`` holds the charges of claims that lost their devices while a pod that used them may still run. A key is
-    no uid, since one claim may lose its devices more than once. No watch saw what happened before version ``since``.
-    ``users`` are the uids of the pods that use them. ``gone`` are those of the ``seen`` that have been deleted.
+    ``committed``: by model, the charges of the stored claims, without those that are charged to their pod.
+    ``seen``: the uids of all claims that were stored at some time, without those whose charge is unknown.
+    ``vanished``: the charges of claims that lost their devices while a pod that used them may still run. The keys are
+    no uids, because one claim may lose its devices more than once.
+    ``since``: no watch saw the events before this version.
+    ``users``: the uids of the pods that use these claims. ``gone``: the uids in ``seen`` that have been deleted.
     """
 
     resource_version: str
@@ -41,7 +41,7 @@ class ObservedClaims(msgspec.Struct, frozen=True):
     gone: Collection[str] = ()
 
     def after(self, watched: "ObservedClaims | None", ledger: Ledger) -> "ObservedClaims":
-        """Return this LIST with what a watch had seen before it, to settle the ledger by."""
+        """Return this LIST with the earlier observations of a watch."""
         if watched is None:
             return self
         seen, since = {*self.seen, *watched.seen}, _seen_since(self, watched, ledger.claim_resource_version)
@@ -49,15 +49,16 @@ class ObservedClaims(msgspec.Struct, frozen=True):
 
 
 class ObservedPods(msgspec.Struct, frozen=True):
-    """What a controller has seen of one namespace's pods, up to ``resource_version``, and of its claims.
+    """The pods of one namespace, as observed up to ``resource_version``, and its claims.
 
-    ``committed`` is what those stored then take, by model. ``seen`` are the uids of all that were stored at some time:
-    those there now, and those that have gone since. ``vanished`` are the bound ones among the latter that were not seen
-    to end, by uid. What has happened before version ``since`` nobody saw; for a LIST that is its own version. What a
-    unit is worth was said by the ConfigMap at ``config_version``. Without ``claims`` none are known of: their count
-    stays. ``extended`` are the names of those that are left out there, as these pods are charged for them.
-
-    ``graces`` and ``claim_grace`` are as in `Ledger`. ``gone`` are those of the ``seen`` that have been deleted.
+    ``committed``: by model, the charges of the stored pods.
+    ``seen``: the uids of all pods that were stored at some time, deleted or not.
+    ``vanished``: by uid, the charges of deleted pods that were bound and were not seen to end.
+    ``since``: no watch saw the events before this version. For a LIST it is the version of the LIST.
+    ``config_version``: the version of the quota ConfigMap whose values of units the count uses.
+    ``claims``: None if claims are unknown; their count in the ledger then stays.
+    ``extended``: the names of the claims that are not counted, because these pods are charged for them.
+    ``graces``, ``claim_grace``: as in `Ledger`. ``gone``: the uids in ``seen`` that have been deleted.
     """
 
     resource_version: str
@@ -73,7 +74,7 @@ class ObservedPods(msgspec.Struct, frozen=True):
     gone: Collection[str] = ()
 
     def after(self, watched: "ObservedPods", ledger: Ledger) -> "ObservedPods":
-        """Return this LIST of pods and claims with what a watch of each had seen before it, to settle the ledger by."""
+        """Return this LIST of pods and claims with the earlier observations of both watches."""
         return msgspec.structs.replace(
             self,
             seen={*self.seen, *watched.seen},
@@ -83,41 +84,41 @@ class ObservedPods(msgspec.Struct, frozen=True):
         )
 
     def is_older(self, ledger: Ledger) -> bool:
-        """Return whether the ledger was counted by newer views, or by newer units."""
+        """Return whether the ledger was counted from newer observations, or with newer values of units."""
         counted_before = is_older(self.config_version, ledger.config_version)
         older = is_older(self.resource_version, ledger.pod_resource_version) or counted_before
         return older or (self.claims is not None and self.are_claims_older(ledger))
 
     def usage(self, model: str, terminating: Charge) -> Usage:
-        """Return what is stored of one model, beside what is terminating of it."""
+        """Return the usage of one model by the stored objects and the ``terminating`` charge."""
         claimed = self.claims.committed.get(model, Charge()) if self.claims else Charge()
         return Usage(self.committed.get(model, Charge()) + claimed + terminating, terminating=terminating)
 
     def are_claims_older(self, ledger: Ledger) -> bool:
-        """Return whether the ledger counts claims by a newer view."""
+        """Return whether the ledger counts claims from a newer observation."""
         return is_older(self.claims.resource_version if self.claims else "", ledger.claim_resource_version)
 
 
 def _seen_since(listed: ObservedPods | ObservedClaims, watched: ObservedPods | ObservedClaims, counted: str) -> str:
-    """Return the version from which on every departure up to a LIST was seen.
+    """Return the version since which every deletion up to a LIST was seen.
 
-    ``counted``: the version at which the ledger counts them.
+    ``counted``: the version at which the ledger counts the objects.
     """
-    # No watch saw how an object went that the LIST lacks and the watch has, nor one that only the ledger counts.
+    # No watch saw the deletion of an object that the watch has and the LIST lacks, or that only the ledger counts.
     missing = {*watched.seen} - {*watched.gone} - {*listed.seen}
     return listed.since if missing or is_older(watched.resource_version, counted) else watched.since
 
 
 class Expired(msgspec.Struct, frozen=True):
-    """What time has released from a ledger.
+    """The charges and reservations of a ledger that have expired.
 
-    ``absent``: pending uids that no pod or claim can have any more. A consistent LIST that began after
+    ``absent``: pending uids whose pod or claim can no longer be stored. A consistent LIST that began after
     `STORABLE_SECONDS` lacks them.
-    ``unsure``: the seconds for which the containers of those absent may run that may have been stored, and deleted by
-    force, while no watch saw that; 0 for the others.
-    ``ended``: the terminating keys whose seconds are over.
-    ``reaped``: replicas that are gone. Every charge that they granted is stored by now, or never will be. The count
-    that is observed has to be of a LIST that began after that.
+    ``unsure``: for absent uids, the seconds for which their containers may still run. It is 0 unless the object may
+    have been stored, and deleted by force, while no watch ran.
+    ``ended``: terminating keys whose seconds have passed.
+    ``reaped``: dead replicas. Every charge that they granted is stored by now, or never will be. The observed count
+    must be of a LIST that began after that time.
     """
 
     absent: Collection[str] = frozenset()
@@ -132,19 +133,19 @@ NOTHING_EXPIRED = Expired()
 def settle(
     ledger: Ledger, observed: ObservedPods, expired: Expired = NOTHING_EXPIRED, *, counted_since: str = ""
 ) -> Ledger:
-    """Return the ledger recounted from what was observed, without the pending charges whose pods were seen stored.
+    """Return the ledger recounted from the observed objects, without the pending charges of stored objects.
 
-    Pods and claims that vanished become terminating, and so does a decrease that no watch saw. Returns the same ledger
-    if nothing differs, unless it was counted before version ``counted_since``.
+    Vanished pods and claims become terminating, and so does a decrease that no watch saw. Returns the same ledger if
+    nothing differs, unless it was counted before version ``counted_since``.
     """
-    # 1. What time has released goes, whatever was observed.
+    # 1. Remove the expired charges, whatever was observed.
     left = _without_expired(ledger, expired)
-    # 2. An older view would lower the count: of a leader that was suspended, or lists from a cache, or values units by
-    #    an older quota. Pods and claims are counted together or not at all: what a claim takes may be in the count of
-    #    its pod, and in its own once the pod is gone.
+    # 2. Ignore an older observation, which could lower the count: of a suspended leader, of a LIST from a cache, or
+    # with older values of units. Pods and claims are counted together or not at all: the charge of a claim may be in
+    # the count of its pod, and in its own count once the pod is deleted.
     if observed.is_older(ledger):
         return left
-    # 3. Count. What has departed is held, as far as its containers may run.
+    # 3. Count. The charge of a deleted object stays while its containers may run.
     claims = observed.claims or ObservedClaims(ledger.claim_resource_version, ledger.claimed, ())
     had = {*ledger.terminating, *expired.ended}
     room = MOST_TERMINATING - len(left.terminating)
@@ -165,7 +166,7 @@ def settle(
         graces=observed.graces,
         claim_grace=_claim_grace(ledger, observed),
     )
-    # 4. A count that says the same is not written, unless the quota was edited since the last one.
+    # 4. Skip the write of an equal count, unless the quota was edited since the last count.
     if _says_the_same(settled, ledger) and not is_counted_before(ledger, counted_since, observed.config_version):
         return ledger
     return settled
@@ -199,17 +200,18 @@ def _says_the_same(settled: Ledger, ledger: Ledger) -> bool:
 
 def _claim_grace(ledger: Ledger, observed: ObservedPods) -> int:
     """Return the longest grace period of the pods that use the counted claims, in seconds."""
-    # A claim may outlive a pod that was deleted before the watch began: then that pod is not known.
+    # A claim may outlive a pod that was deleted before the watch began, and that pod is unknown.
     if observed.claims and {*observed.claims.users} <= {*observed.seen}:
         return observed.claim_grace
     return max(observed.claim_grace, ledger.claim_grace)
 
 
 class _Departed(msgspec.Struct, frozen=True):
-    """A count of what is stored, with what has left it.
+    """A count of the stored objects, with the charges of the deleted ones.
 
-    ``committed``: the count, by model, and what has left but has no room among the terminating charges.
-    ``held``: the charges that become terminating, by key. ``left``: by model, all that has left, held or not.
+    ``committed``: by model, the count, with the charges of deleted objects that find no room among the terminating
+    ones.
+    ``held``: by key, the charges that become terminating. ``left``: by model, the charges of all deleted objects.
     """
 
     committed: Mapping[str, Charge]
@@ -229,7 +231,7 @@ class _Departed(msgspec.Struct, frozen=True):
 
 
 def _unseen_pods(ledger: Ledger, observed: ObservedPods, pods: _Departed) -> Mapping[str, Terminating]:
-    """Return what the count of pods has lost though the watch saw no departure of so much."""
+    """Return the terminating charges of the decrease in the count of pods that no watched deletion explains."""
     if not is_older(ledger.pod_resource_version, observed.since):
         return {}
     stored = [each for uid, each in ledger.pending.items() if uid in observed.seen]
@@ -242,7 +244,7 @@ def _unseen_pods(ledger: Ledger, observed: ObservedPods, pods: _Departed) -> Map
 
 
 def _unseen_claims(ledger: Ledger, claims: ObservedClaims, claimed: _Departed) -> Mapping[str, Terminating]:
-    """Return what the count of claims has lost though the watch saw no departure of so much."""
+    """Return the terminating charges of the decrease in the count of claims that no watched deletion explains."""
     if not is_older(ledger.claim_resource_version, claims.since):
         return {}
     stored = [each for uid, each in ledger.pending.items() if uid in claims.seen]
@@ -263,9 +265,9 @@ def _lost(
     after: Mapping[str, Charge],
     left: Mapping[str, Charge],
 ) -> Iterator[tuple[str, Charge]]:
-    """Yield by model how much more was charged ``before`` than is there ``after``, beside what was seen to leave."""
-    # What has come may hide what has gone: the pods that were pending, and those that a replica has granted and not
-    # written yet. Of the latter there are at most as many as are reserved.
+    """Yield for each model the charge that is in ``before``, but neither in ``after`` nor in ``left``."""
+    # New pods may hide deleted ones in the count: pods that were pending, and pods that a replica granted and has not
+    # written yet. The reservations bound the latter.
     known = charges_by_model([*before.items(), *((each.model, each.charge) for each in stored)])
     for model, charge in known.items():
         there = after.get(model, Charge()) + left.get(model, Charge())
@@ -275,7 +277,7 @@ def _lost(
 
 
 def is_counted_before(ledger: Ledger, version: str, config_version: str) -> bool:
-    """Return whether pods, or claims where they are counted, were before this version, or by an older ConfigMap."""
+    """Return whether the ledger counts pods or claims from before this version, or with an older ConfigMap."""
     claims = ledger.claim_resource_version
     return (
         is_older(ledger.pod_resource_version, version)
