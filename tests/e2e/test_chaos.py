@@ -82,8 +82,8 @@ MAX_TERMINATING = 5
 """Seconds for which the charge of a bound pod that was torn away is held, whoever leads."""
 
 ROOMY: Mapping[str, float] = {"P100": 1200}
-"""In cards. The callers do not fill these for most of a cycle, so replicas reserve. No node has the model, so that a deleted
-pod releases its charge at once."""
+"""In cards. The callers do not fill these for most of a cycle, so replicas reserve. No node has the model, so that a
+deleted pod releases its charge at once."""
 
 QUOTAS: Sequence[Mapping[str, float]] = ({"M40": 6, "P100": 3}, {"V100": 2.5}, {"M40": 8})
 """In cards, one namespace each; the last one is besieged by its own tenants."""
