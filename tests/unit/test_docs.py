@@ -57,6 +57,12 @@ def relative_links(page: Path) -> Iterator[tuple[Path, str]]:
 
 
 @pages
+def test_every_file_of_the_code_that_is_named_exists(page: Path) -> None:
+    named = re.findall(r"`((?:webhook|controller|certs|vcuda|tests|tools|bench|manifests)/[\w./-]*)`", page.read_text())
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+@pages
 def test_every_relative_link_and_anchor_resolves(page: Path) -> None:
     for target, anchor in relative_links(page):
         assert target.is_file(), target
