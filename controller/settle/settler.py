@@ -1,4 +1,5 @@
-"""Settles the ledgers: recounts what stored pods take, and releases what has gone. Only the leader runs this."""
+"""Settles the ledgers: recounts them from the stored pods, and releases the charges of deleted ones. Only the leader
+does this."""
 
 import contextlib
 import math
@@ -21,42 +22,43 @@ from vcuda.ledger.settle import Expired, ObservedPods, settle
 from vcuda.quota.model import NamespaceQuota
 
 MAX_ATTEMPTS = 5
-"""How often one settlement is tried when the replicas write first."""
+"""Attempts of one settlement while replicas write first."""
 
 RETRY_SECONDS = 2.0
-"""After which a settlement that failed is tried again, at first."""
+"""Seconds until the first retry of a failed settlement."""
 
 CONFLICT_RETRY_SECONDS = 0.1
-"""After which a settlement that the replicas were ahead of every time, so that nothing was written, has another turn:
-while it waits charges pile up whose pods are stored by now."""
+"""Seconds until the retry of a settlement that lost every write to replicas. Meanwhile the charges of stored pods pile
+up."""
 
 
 GROWTH_SECONDS = 3.0
-"""Between two settlements of a ledger with room, to which pods have only been added: what is pending is charged as much
-as what is committed, so that nobody waits for it, and replicas that charge are not to be in its way."""
+"""Seconds between two settlements of a ledger with room, if pods have only been added. Pending charges count as much as
+committed ones, so no caller waits for a settlement, and fewer settlements disturb the replicas less."""
 
 
 FEW_PENDING_BYTES = 2048
-"""Less than this is written of up to some 80 pending charges."""
+"""A ledger with fewer bytes of pending charges has at most some 80 of them."""
 
 MANY_PENDING_BYTES = 3072
-"""More than this of more than some 130, which is a quarter of what a namespace may have: what watches bring comes late
-where so many pods are created."""
+"""A ledger with more bytes has more than some 130 pending charges, a quarter of what a namespace may have. Watches lag
+when so many pods are created."""
 
 CROWDED_SECONDS = 0.25
-"""Between two settlements of a ledger with many pending: at 400 pods a second it would else be full before the next."""
+"""Seconds between two settlements of a ledger with many pending charges, which could be full soon: at 400 pods a second
+within the usual second."""
 
 
 AWAIT_PODS_AGAIN_SECONDS = 0.5
-"""Between two settlements of a ledger whose claims lost devices before the watch of pods showed why."""
+"""Seconds between two settlements of a ledger whose claims lost devices before the pod watch showed why."""
 
 
 class Settler:
-    """Keeps every ledger true to the pods that are stored.
+    """Keeps every ledger in line with the stored pods and claims.
 
-    ``on_report`` gets each namespace's report after it was looked at, and None where it is no longer limited.
-    ``others`` names namespaces that are to be looked at though they may have no quota, no ledger and no vcuda pods.
-    ``exists`` tells whether there is a namespace of this name: one that was deleted is not limited any more.
+    ``on_report``: gets the report of a namespace after each settlement; None if the namespace is no longer limited.
+    ``others``: returns further namespaces to look at, without a quota, a ledger or vcuda pods.
+    ``exists``: returns whether a namespace exists. A deleted namespace is no longer limited.
     """
 
     def __init__(
@@ -77,8 +79,8 @@ class Settler:
             "settle", self._reconcile, failure="not settled", retry_seconds=RETRY_SECONDS, clock=clock
         )
         self.queue = self.reconciler.queue
-        # Those without a limit have turns of their own: thousands may go at once, and what is freed elsewhere is not to
-        # wait until the ledger of each is deleted.
+        # Namespaces without a limit have their own queue. Thousands of them may appear at once, and a release of quota
+        # elsewhere must not wait until all their ledgers are deleted.
         self.unlimited = Reconciler(
             "unlimited", self._reconcile_unlimited, failure="not settled", retry_seconds=RETRY_SECONDS, clock=clock
         )
@@ -104,11 +106,11 @@ class Settler:
         self._others = others
         self._exists = exists
         self._clock = clock
-        # By namespaces without a limit that have a ledger, since when that is known.
+        # For namespaces without a limit that have a ledger: since when that is known.
         self._unlimited_since: dict[str, float] = {}
-        # The namespaces in which there was room at the last look: there nobody waits for some.
+        # Namespaces that had room at their last settlement, so that no caller waits for a release.
         self._with_room: set[str] = set()
-        # By namespaces whose damaged ledger is to be deleted: its version, and since when it is known.
+        # For namespaces whose damaged ledger will be deleted: its version, and since when it is known.
         self._unreadable: dict[str, tuple[str, float]] = {}
         self._log = structlog.get_logger()
 
@@ -122,15 +124,15 @@ class Settler:
             self.queue.add(namespace, interval=CROWDED_SECONDS if pending_bytes > MANY_PENDING_BYTES else None)
 
     def add_all(self) -> None:
-        """Let every namespace be due that is known."""
+        """Make every known namespace due."""
         for namespace in self.known_namespaces():
             self.queue.add(namespace)
 
     def full_resync(self) -> None:
-        """Compare every ledger that is at rest with the pods; log, count and mend what differs."""
+        """Compare every ledger without a pending turn with the pods, report drift, and make every namespace due."""
         for namespace in self.known_namespaces():
             known = self.ledgers.get(self._store.key(namespace))
-            # A ledger with a turn to come, or one just now, may differ for a moment: events are at work on it.
+            # A ledger with a current or coming turn may differ for a moment, because its events are not settled yet.
             active = self.queue.is_active(namespace) or self.unlimited.queue.is_active(namespace)
             if known and not active and self._differs(known):
                 self._metrics.drift.inc()
@@ -142,7 +144,7 @@ class Settler:
         try:
             ledger = known.read().ledger
         except errors.UnreadableLedger:
-            return False  # to settle it will fail, and say so
+            return False  # its settlement will fail and report that
         if ledger.lost:
             return False
         claims = self.claims.observed(known.namespace, observed.extended)
@@ -151,7 +153,7 @@ class Settler:
         return newer and not same
 
     def known_namespaces(self) -> Iterable[str]:
-        """Return every namespace that has a quota, a ledger or vcuda pods, and the others."""
+        """Return every namespace with a quota, a ledger or vcuda pods, and the other namespaces to look at."""
         quota = self._quota.current()
         named = quota.namespaces if quota else ()
         with_ledger = (ledger.namespace for ledger in self.ledgers.snapshot().values())
@@ -173,7 +175,7 @@ class Settler:
             except errors.Conflict:
                 queue.retry(namespace, CONFLICT_RETRY_SECONDS)
             except errors.LedgerLost as lost:
-                # Each is closed when it is made; a replica that makes the first one of a namespace opens it at once.
+                # A new ledger is closed. The replica that creates the first ledger of a namespace opens it at once.
                 if lost.missing < OPENING_SECONDS:
                     queue.add(namespace, OPENING_SECONDS)
                     return
@@ -186,13 +188,13 @@ class Settler:
         return quota.for_namespace(namespace) if quota and self._is_there(namespace) else None
 
     def _is_there(self, namespace: str) -> bool:
-        # Where a pod is there is a namespace, though the watch of namespaces may not have brought it yet.
+        # A namespace with a pod exists, even if the namespace watch has not delivered it yet.
         return bool(self._exists(namespace) or self.pods.pods(namespace) or self.claims.claims(namespace))
 
     def settle(self, namespace: str) -> None:
         """Settle one namespace's ledger and report its usage.
 
-        Raises Conflict where the replicas were ahead every time, LedgerLost, UnreadableLedger, and other VcudaErrors.
+        Raises Conflict if replicas wrote first every time. Raises LedgerLost, UnreadableLedger, or another VcudaError.
         """
         quota = self._quota.current()
         known = self.ledgers.get(self._store.key(namespace))
@@ -205,7 +207,8 @@ class Settler:
             self._store.check_lost(namespace, lost)
             stored = self._opened(namespace)
         if quota is None:
-            # Malformed since before this process began. The replicas may have the last good one, and go on charging.
+            # The quota has been malformed since before this process started. Replicas may still charge by the last good
+            # document.
             if stored:
                 self._settle_newest(namespace, stored)
             return
@@ -235,7 +238,7 @@ class Settler:
         self._report(namespace, limits, stored.ledger if stored else Ledger())
 
     def _report_lost(self, namespace: str) -> None:
-        """Report what stored pods and claims use, and that nothing else may be used until the ledger is made anew."""
+        """Report the usage of stored pods and claims. The rest of the quota is closed until the ledger is rebuilt."""
         if limits := self._limits(namespace):
             observed = self.pods.observed(namespace, self._nodes.current())
             claims = self.claims.observed(namespace, observed.extended)
@@ -251,14 +254,14 @@ class Settler:
         self._on_report(namespace, use)
 
     def _opened(self, namespace: str) -> Stored:
-        """Return the ledger as it is now; one that was lost, and nobody else has made anew, is counted and opened."""
+        """Return the current ledger. A lost ledger that no replica has rebuilt is counted and opened."""
         stored = self._store.open(namespace)
         return self._store.write(namespace, stored.ledger, stored) if stored.opens else stored
 
     def _settle_newest(self, namespace: str, stored: Stored) -> Stored:
-        """Settle the ledger as the watch has brought it; where that was out of date, as it is now.
+        """Settle the ledger that the watch delivered, or after a conflict the current one.
 
-        Under load the replicas write many times a second, and what the watch brings is old when it comes.
+        Under load the replicas write many times a second, so a delivered ledger is often out of date.
         """
         for _ in range(MAX_ATTEMPTS - 1):
             try:
@@ -286,38 +289,38 @@ class Settler:
         return settle(ledger, observed, Expired(unsure.keys(), unsure, ended, reaped), counted_since=newest)
 
     def _observed(self, namespace: str, ledger: Ledger) -> ObservedPods:
-        """Return what the watch has seen of a namespace's pods; where the ledger's count is newer, what etcd has."""
+        """Return the observation of the watch, or of a LIST if the count of the ledger is newer."""
         observed = self.pods.observed(namespace, self._nodes.current())
         counted_by_older = is_older(observed.config_version, self._store.config_version)
         if self.claims.awaits_pods(namespace):
             self.queue.add(namespace, AWAIT_PODS_AGAIN_SECONDS)
         if not (is_older(observed.resource_version, ledger.pod_resource_version) or counted_by_older):
             return msgspec.structs.replace(observed, claims=self.claims.as_new_as(ledger, namespace, observed.extended))
-        # What units are worth has changed, and the list of all pods by that is not there yet. Or a webhook that counts
-        # pods has done so at a later version than a quiet watch has come to, and the API server
-        # sends a bookmark once a minute at best: until then the watch would say nothing about the ledger.
+        # Either the values of units have changed, and the pods have not been priced anew yet. Or a webhook counted pods
+        # at a later version than a quiet watch has reached. The API server sends a bookmark only once a minute, and
+        # until then the watch could not settle the ledger.
         return self._listed(namespace, ledger)
 
     def _listed(self, namespace: str, ledger: Ledger) -> ObservedPods:
-        """Return what etcd has, with what the watches had seen before that."""
+        """Return a LIST of the pods and claims, with the earlier observations of the watches."""
         observed = self.pods.observed(namespace, self._nodes.current())
         claims = self.claims.observed(namespace, observed.extended, ledger.longest_claim_grace)
         watched = msgspec.structs.replace(observed, claims=claims)
         return self._store.count_pods(namespace).after(watched, ledger)
 
     def _drop_or_settle(self, namespace: str, stored: Stored, why: str, due: float = -math.inf) -> None:
-        """Delete a ledger in which nothing is charged that pods do not show, when that is ``due``; else settle it."""
-        # One that is made anew counts the pods stored by then, and would miss one that is still on its way, or one that
-        # is gone and may still run.
+        """Delete the ledger at ``due`` if the stored pods show all of its charges; otherwise settle it."""
+        # A new ledger would count only the pods stored by then. It would miss a pod that may still be stored, and a
+        # deleted pod that may still run.
         ledger = stored.ledger
-        # Where nothing was ever charged, or all has gone, no count would tell more. Many are dropped at once, and each
-        # count is two LISTs, as the watch of a quiet cluster is behind a count that a replica has made.
+        # An empty ledger needs no count. Many ledgers may be dropped at once, and a count costs two LISTs, because the
+        # watch of a quiet cluster is behind a count that a replica made.
         if not ledger.is_empty or self.pods.observed(namespace, self._nodes.current()).vanished:
             ledger = self._settled(namespace, ledger)
         if ledger.pending or ledger.terminating or ledger.reserved or stored.version is None:
             self._write(namespace, ledger, stored)
             return
-        # Replicas that have not heard yet would make it anew, and so would an edit that is taken back.
+        # A replica that does not know the new quota yet would create the ledger again, and so would a reverted edit.
         if (left := due - self._clock()) > 0:
             self.unlimited.queue.add(namespace, left)
             return
@@ -326,11 +329,11 @@ class Settler:
             self._log.info("ledger dropped", namespace=namespace, why=why)
 
     def _drop_unreadable(self, namespace: str) -> None:
-        """Delete a damaged ledger whose deletion was asked for, once no pod that is charged in it can be stored."""
+        """Delete a damaged ledger that a user has deleted, once no pod that was charged in it can still be stored."""
         known = self.ledgers.get(self._store.key(namespace))
         if known is None or not known.deleting:
             return
-        # Nobody charges in it meanwhile, as nobody can read it.
+        # No replica can read the ledger, so none charges in it meanwhile.
         version, now = known.config_map.metadata.resource_version, self._clock()
         first, since = self._unreadable.get(namespace, ("", now))
         since = since if first == version else now
@@ -343,14 +346,14 @@ class Settler:
         self._log.warning("damaged ledger dropped", namespace=namespace)
 
     def reservation_ages(self) -> Mapping[str, float]:
-        """Return by namespace for how many seconds its oldest reservation has not been renewed."""
+        """Return for each namespace the seconds since its oldest reservation was renewed."""
         return self._ages.reservation_ages(self._clock())
 
     def _watching(self) -> Watch:
         return self._ages.watching(self.pods.since, self.claims.since, self._clock())
 
     def _abandoned(self, namespace: str, ledger: Ledger) -> Collection[str]:
-        """Return the replicas that are gone and whose reservation may be removed."""
+        """Return the dead replicas whose reservation may be removed."""
         over = self._ages.reservations(namespace, ledger, self._watching(), self._clock())
         self._look_again(namespace, over)
         for replica in over.keys:
@@ -358,16 +361,17 @@ class Settler:
         return over.keys
 
     def _absent(self, namespace: str, ledger: Ledger) -> Mapping[str, int]:
-        """Return the pending uids that are not stored and never will be, and for how many seconds each may still run.
+        """Return the pending uids that are not stored and never will be, each with the seconds for which it may still
+        run.
 
-        Those are 0 for a pod that was never stored.
+        The seconds are 0 for a pod that was never stored.
         """
         watch = self._watching()
         over = self._ages.pending(namespace, ledger, watch, self._clock())
         self._look_again(namespace, over)
         if not over.keys:
             return {}
-        # A LIST without a resourceVersion is a quorum read: what it lacks is in no API server's etcd.
+        # A LIST without a resourceVersion is a quorum read: an object that it lacks is not stored.
         absent = set(over.keys) - self._store.stored_uids(namespace)
         unseen = {uid: self._ages.seconds_unseen(namespace, ledger, uid, watch, self._clock()) for uid in absent}
         for uid, seconds in unseen.items():
@@ -376,7 +380,7 @@ class Settler:
         return unseen
 
     def _ended(self, namespace: str, ledger: Ledger) -> Collection[str]:
-        """Return the terminating keys whose time is over."""
+        """Return the terminating keys whose seconds have passed."""
         over = self._ages.terminating(namespace, ledger, self._clock())
         self._look_again(namespace, over)
         for key in over.keys:
