@@ -70,7 +70,7 @@ def _host_and_port(_context: click.Context, _option: click.Parameter, text: str)
 @click.group(context_settings=cli.HELP)
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def main() -> None:
-    """Holds every namespace to its GPU quota, per GPU model, when pods are created."""
+    """Enforces the GPU quota of each namespace, per GPU model, when pods are created."""
 
 
 @main.command(context_settings=_ENVIRONMENT)
@@ -79,16 +79,22 @@ def main() -> None:
     default="0.0.0.0:8443",
     metavar="HOST:PORT",
     callback=_host_and_port,
-    help="Where to listen; port 0 takes a free one.",
+    help="Address to listen on; port 0 picks a free port.",
 )
 @cli.option("--cert-dir", type=click.Path(file_okay=False, path_type=Path), help="Directory of tls.crt and tls.key.")
-@cli.option("--client-ca", type=_file, help="CAs of the client certificates without which nobody is answered.")
-@cli.option("--client-name", metavar="NAME", help="Common name that such a certificate must have.")
-@cli.option("--protect-metrics", is_flag=True, help="/metrics needs such a certificate too; the health checks do not.")
+@cli.option(
+    "--client-ca", type=_file, help="CAs of client certificates; a review without such a certificate is rejected."
+)
+@cli.option("--client-name", metavar="NAME", help="Common name that a client certificate must have.")
+@cli.option(
+    "--protect-metrics", is_flag=True, help="Require a client certificate for /metrics too; the health checks never do."
+)
 @cli.kubeconfig_option
 @cli.quota_configmap_option
 @cli.quota_key_option
-@cli.option("--system-namespace", default="vcuda-quota", help="Namespace of this system: free cards.")
+@cli.option(
+    "--system-namespace", default="vcuda-quota", help="Namespace of this system, which has the ConfigMap of free cards."
+)
 @cli.ledger_namespace_option
 @cli.storable_option
 @_hint_options
@@ -97,13 +103,18 @@ def main() -> None:
     default=",".join(context.SCHEDULER_USERS),
     metavar="NAMES",
     callback=_names,
-    help="Users, with commas, whose claims are for pods that are charged: all your schedulers, and nobody else.",
+    help="Comma-separated users that create claims for pods already charged: all your schedulers, and no other user.",
 )
-@cli.option("--drain-seconds", default=5.0, type=cli.FiniteRange(0, 600), help="Work on after readiness has failed.")
+@cli.option(
+    "--drain-seconds",
+    default=5.0,
+    type=cli.FiniteRange(0, 600),
+    help="Seconds to answer reviews after readiness fails.",
+)
 @cli.log_level_option
 @cli.option("--standalone", is_flag=True, help="Without a cluster: quota from --quota, ledger in memory.")
 @cli.option("--quota", type=_file, help="Quota document, or the ConfigMap that holds it; for --standalone.")
-@cli.option("--nodes", type=_file, help="Nodes, devices and what is stored, as for `check`; for --standalone.")
+@cli.option("--nodes", type=_file, help="Nodes, devices and stored objects, as for `check`; for --standalone.")
 def serve(
     *,
     bind: str,
@@ -130,19 +141,20 @@ def serve(
 ) -> None:
     """Serve the webhook over TLS: /mutate, /validate, /quota, /healthz, /readyz and /metrics.
 
-    On a cluster it watches the quota ConfigMap and the nodes, and keeps a ledger per namespace. Certificates that are
-    replaced in --cert-dir, and a --client-ca, are picked up by themselves. SIGTERM stops it without a lost request.
+    On a cluster the webhook watches the quota ConfigMap and the nodes, and keeps a ledger per namespace. It reloads the
+    certificate in --cert-dir and the file of --client-ca when they change. After SIGTERM it fails readiness, answers
+    reviews for --drain-seconds, and exits without losing a request.
 
     \b
     Examples:
       vcuda-webhook serve --cert-dir /certs
           in a pod, with its service account
       vcuda-webhook serve --cert-dir certs --kubeconfig ~/.kube/config --bind 127.0.0.1:8443
-          beside a cluster; `vcuda-certs issue --dir certs` makes the certificates
+          outside the cluster; `vcuda-certs issue --dir certs` makes the certificates
       vcuda-webhook serve --standalone --quota gpuquota.yaml --bind 127.0.0.1:8443
           without a cluster, with a certificate made for this run
 
-    Exit status: 0 stopped; 1 the address cannot be listened on, or Kubernetes is too old; 2 bad input.
+    Exit status: 0 stopped; 1 the webhook cannot listen on the address, or Kubernetes is too old; 2 bad input.
     """
     logs.configure_batched(log_level)
     hints = Hints(NodeLabels(model_label, pool_label), scheduler_name)
@@ -184,8 +196,8 @@ def serve(
 @main.command(context_settings=_ENVIRONMENT)
 @click.argument("manifests", nargs=-1, required=True, type=_file, metavar="MANIFEST.yaml...")
 @cli.option("--quota", required=True, type=_file, help="Quota document, or the ConfigMap that holds it.")
-@cli.option("--nodes", type=_file, help="Nodes, devices and what is stored, as kubectl prints them (see above).")
-@cli.option("-n", "--namespace", default="default", help="Namespace of manifests that name none.")
+@cli.option("--nodes", type=_file, help="Nodes, devices and stored objects, as kubectl prints them (see above).")
+@cli.option("-n", "--namespace", default="default", help="Namespace of manifests without a namespace.")
 @_hint_options
 @cli.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
 def check(
@@ -200,25 +212,27 @@ def check(
     model_label: str,
     output: str,
 ) -> None:
-    """Say what the webhook would do with the pods and ResourceClaims of these manifests, without a cluster.
+    """Show whether the webhook would admit the pods and ResourceClaims of these manifests, without a cluster.
 
-    Takes Pod, Deployment, StatefulSet, DaemonSet, ReplicaSet, Job, CronJob, ResourceClaim and ResourceClaimTemplate;
-    several documents a file, Lists, and - for standard input. What makes no pods is passed over; another kind with a
-    pod template in it is bad input. All are decided in order, each beside those admitted before it; replicas count, a
-    DaemonSet counts once. Behind a pod stand the claims that are made of templates for it. What is in kube-system and
-    in this system's namespaces is counted and never refused, as the manifests register the webhook.
+    Supported kinds are Pod, Deployment, StatefulSet, DaemonSet, ReplicaSet, Job, CronJob, ResourceClaim and
+    ResourceClaimTemplate. A file may have several documents and Lists; - reads standard input. Objects that create no
+    pods are ignored. Any other kind with a pod template is bad input.
 
-    --quota takes the ConfigMap with all its keys, or the document under gpu_quota alone. --nodes takes what claims are
-    charged by, ResourceSlices, DeviceClasses and ResourceClaimTemplates, and what is stored: the Pods and
-    ResourceClaims in it are charged first. Without them nothing that runs already is known. Claims are decided as by
-    Kubernetes 1.34 or later; older ones have none, and pods that name them are refused there.
+    The objects are decided in order. Each admitted object uses quota that the next ones lack. Every replica is charged;
+    a DaemonSet is charged once. The claims made from templates for a pod follow that pod. Objects in kube-system and in
+    this system's namespaces are charged but never refused, because the manifests exempt these namespaces.
+
+    --quota reads the ConfigMap with all its keys, or only the document under gpu_quota. --nodes reads the nodes, and
+    the ResourceSlices, DeviceClasses and ResourceClaimTemplates that the charge of a claim depends on. The Pods and
+    ResourceClaims in that file are charged first; without them, running pods are not charged. Claims are decided as on
+    Kubernetes 1.34 or later. Older versions have no claims, and pods that name claims are refused there.
 
     \b
     Examples:
       vcuda-webhook check --quota gpuquota.yaml -n team-a deployment.yaml
       kubectl get nodes,resourceslices,deviceclasses,resourceclaimtemplates,resourceclaims,pods -A -o yaml > now.yaml
       vcuda-webhook check --quota gpuquota.yaml --nodes now.yaml claim.yaml
-          beside what is there now
+          together with the objects that are stored now
       kustomize build . | vcuda-webhook check --quota gpuquota.yaml -o json -
 
     Exit status: 0 all admitted, 1 some refused, 2 bad input.

@@ -24,20 +24,20 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._admissions = Counter(
             "vcuda_admissions",
-            "Admission reviews answered, by path, outcome and the schemes by which the pod asks.",
+            "Admission reviews answered, by path, outcome and the schemes that the pod requests GPUs by.",
             ["path", "outcome", "scheme"],
             registry=self.registry,
         )
         self._seconds = Histogram(
             "vcuda_admission_duration_seconds",
-            "Time from the whole request read to its answer made.",
+            "Seconds from reading the whole request to computing its answer.",
             ["path"],
             buckets=_BUCKETS,
             registry=self.registry,
         )
         self._dropped = Counter(
             "vcuda_reviews_dropped",
-            "Admission reviews that this replica did not decide, by path and reason; nothing was charged for them.",
+            "Admission reviews that this replica did not decide, by path and reason; no quota was charged for them.",
             ["path", "reason"],
             registry=self.registry,
         )
@@ -76,30 +76,42 @@ class LedgerMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.batch = Histogram(
             "vcuda_ledger_batch_charges",
-            "Charges decided together.",
+            "Charges decided in one batch.",
             buckets=(1, 2, 4, 8, 16, 32, 64),
             registry=registry,
         )
         self.wait = Histogram(
             "vcuda_ledger_wait_seconds",
-            "Time from a charge's arrival to its decision written.",
+            "Seconds from the arrival of a charge until its decision is written.",
             buckets=_BUCKETS,
             registry=registry,
         )
         self.size = Histogram(
             "vcuda_ledger_bytes",
-            "Size of a ledger as written.",
+            "Bytes of a ledger when it is written.",
             buckets=(1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000),
             registry=registry,
         )
         self.granted = Counter(
-            "vcuda_ledger_granted", "Charges granted from a reservation, and written with others.", registry=registry
+            "vcuda_ledger_granted",
+            "Charges admitted from a reservation and written later with others.",
+            registry=registry,
         )
-        self.conflicts = Counter("vcuda_ledger_conflicts", "Writes lost to another writer.", registry=registry)
+        self.conflicts = Counter(
+            "vcuda_ledger_conflicts",
+            "Ledger writes that failed because another replica or the controller wrote first.",
+            registry=registry,
+        )
         self.lists = Counter(
-            "vcuda_ledger_lists", "LISTs of a namespace's pods and claims to refuse by.", registry=registry
+            "vcuda_ledger_lists",
+            "LISTs of a namespace's pods and claims before a charge is refused.",
+            registry=registry,
         )
-        self.unsure = Counter("vcuda_ledger_unsure", "Writes that got no answer, looked for again.", registry=registry)
+        self.unsure = Counter(
+            "vcuda_ledger_unsure",
+            "Ledger writes without an answer; the ledger is read again to find out if they succeeded.",
+            registry=registry,
+        )
 
 
 class _Count(Collector):
@@ -125,11 +137,13 @@ class ReflectorCollector(Collector):
         """Yield one family per figure, labelled by resource."""
         age = GaugeMetricFamily(
             "vcuda_watch_last_event_age_seconds",
-            "Seconds since the API server was last heard on this watch; over 120 means it is not heard.",
+            "Seconds since this watch was last listed, started or sent an event or bookmark; over 120: it has stalled.",
             labels=["resource"],
         )
         trouble = CounterMetricFamily(
-            "vcuda_watch_incidents", "What happened on this watch since the start.", labels=["resource", "kind"]
+            "vcuda_watch_incidents",
+            "Incidents of this watch since the process started, by kind.",
+            labels=["resource", "kind"],
         )
         for resource, reflector in self._reflectors().items():
             age.add_metric([resource], reflector.last_event_age(self._clock()))
