@@ -83,7 +83,9 @@ def main() -> None:
 )
 @cli.option("--cert-dir", type=click.Path(file_okay=False, path_type=Path), help="Directory of tls.crt and tls.key.")
 @cli.option(
-    "--client-ca", type=_file, help="CAs of client certificates; a review without such a certificate is rejected."
+    "--client-ca",
+    type=_file,
+    help="CAs of client certificates; only health checks, and by default metrics, are answered without one.",
 )
 @cli.option("--client-name", metavar="NAME", help="Common name that a client certificate must have.")
 @cli.option(
