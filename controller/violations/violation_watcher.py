@@ -1,7 +1,7 @@
-"""Tells of the pods and claims that their quota would not let in, and evicts pods where that is asked for.
+"""Reports pods and claims that their quota would not admit, and evicts pods if that is enabled.
 
-They are told of by Event, metric and on the usage page. Only those pods are evicted that have been beyond the quota for
-a whole period, at every look in between.
+Events, a metric and the usage page report them. A pod is evicted only after it has been beyond the quota at every check
+of a whole period.
 """
 
 import datetime
@@ -39,17 +39,19 @@ NOT_COUNTED_MESSAGE = (
 )
 
 REPORT_GRACE_SECONDS = 1.0
-"""From a report to the look at it: a pod may be seen before the edit of the quota that let it in."""
+"""Seconds from a report to the check of a namespace. A pod may be observed before the edit of the quota that admitted
+it."""
 
 EVICTION_TIMEOUT_SECONDS = 30.0
-"""How long an eviction may take. The API server itself tries one that conflicts, as where the name is another pod's by
-now, 20 times and half a second apart, before it says so (``EvictionsRetry`` in Kubernetes)."""
+"""Longest time of an eviction. The API server retries a conflicting one, for example if another pod has the name by
+now, 20 times and half a second apart (``EvictionsRetry`` in Kubernetes)."""
 
 
 class EvictionOutcome(enum.StrEnum):
-    """What became of an eviction: done, against a PodDisruptionBudget, of a pod that has gone meanwhile, or failed.
+    """The outcomes of an eviction.
 
-    One that a budget held up too often ends as a deletion.
+    BUDGET: a PodDisruptionBudget did not allow it. DELETED: a budget refused it too often, so the pod was deleted.
+    GONE: the pod no longer exists.
     """
 
     EVICTED = "evicted"
@@ -60,10 +62,10 @@ class EvictionOutcome(enum.StrEnum):
 
 
 class Evictor:
-    """Evicts what etcd says is beyond the quota that etcd has; what the watches say only tells where to look.
+    """Evicts pods beyond the quota, judged by the stored objects and the stored quota. Watches only say where to look.
 
-    One pod at a time, by the Eviction API, so that PodDisruptionBudgets hold: always, or for ``delete_after`` tries of
-    a pod, which is deleted then.
+    Pods are evicted one at a time by the Eviction API, which respects PodDisruptionBudgets. After ``delete_after``
+    attempts that a budget refused, the pod is deleted; None: never.
     """
 
     def __init__(
@@ -85,11 +87,11 @@ class Evictor:
         self._log = structlog.get_logger()
 
     def evict_newest(self, namespace: str, tries: Mapping[str, int]) -> str | None:
-        """Try to evict the newest of these pods that is beyond the quota; return its uid, None where none is.
+        """Try to evict the newest of these pods that is beyond the quota. Return its uid, or None if there is none.
 
-        ``tries``: how often each was tried before, by uid.
+        ``tries``: by uid of these pods, the number of earlier attempts.
 
-        Raises VcudaError, or what decoding raises, where it cannot be judged.
+        Raises VcudaError, or an error of decoding, if the pods cannot be judged.
         """
         found = self._newest(namespace, tries)
         if found is None:
@@ -102,15 +104,15 @@ class Evictor:
     def _newest(self, namespace: str, uids: Collection[str]) -> tuple[StoredPod, str] | None:
         quota = self._quota.current()
         limits = quota.for_namespace(namespace) if quota else None
-        # A system namespace's pods are created without asking us: the next would stand in the place of each.
+        # The webhook is not called for pods of a system namespace, so an evicted pod would be replaced at once.
         if quota is None or limits is None or namespace in quota.system | UNASKED_NAMESPACES:
             return None
         pods = self._store.list_pods(namespace).charged
         nodes = self._nodes.current()
-        # The pods first: a claim that is left out is that of a pod which is among them.
+        # The pods are listed first, because the claims of these pods are left out of the claims.
         _, claims = self._store.priced_claims(namespace, charged_by_pods(pods, nodes))
-        # One that was just raised may not have come yet; or the one stored is malformed, and the last good one stays in
-        # force. Either way the pods are judged by a quota that nobody wants any more.
+        # The watch may not have delivered a raised quota yet, or the stored quota is malformed and the last good one is
+        # in force. In both cases the pods would be judged by an outdated quota.
         if self._quota.stored_version() != quota.version:
             self._log.warning("nothing evicted: the quota in force is not the one that is stored", namespace=namespace)
             return None
@@ -119,8 +121,8 @@ class Evictor:
         return next(((pod, why) for pod, why in wanted if isinstance(pod, StoredPod)), None)
 
     def evict(self, pod: StoredPod, why: str, tries: int = 0) -> EvictionOutcome:
-        """Evict this very pod, tried so often before, and tell ``why``; whatever comes of it, nothing is raised."""
-        # Told after the fact, so that no Event is ever untrue; who crashes in between leaves none.
+        """Evict this pod after ``tries`` earlier attempts, and report ``why``. Errors are logged, not raised."""
+        # The Event follows the eviction, so that it is always true. A crash in between leaves no Event.
         subject, uid = _involved(pod), pod.uid[:8]
         log = self._log.bind(namespace=pod.namespace, pod=pod.name, uid=pod.uid, why=why)
         try:
@@ -144,7 +146,7 @@ class Evictor:
         return EvictionOutcome.EVICTED
 
     def _delete(self, pod: StoredPod, why: str, tries: int) -> EvictionOutcome:
-        """Delete the pod, with its own grace period: a budget of the tenant's own would keep it for ever."""
+        """Delete the pod with its own grace period, because a budget of the tenant could otherwise keep it forever."""
         log = self._log.bind(namespace=pod.namespace, pod=pod.name, uid=pod.uid, tries=tries)
         path = f"/api/v1/namespaces/{segment(pod.namespace)}/pods/{segment(pod.name)}"
         try:
@@ -165,7 +167,7 @@ class Evictor:
             "apiVersion": "policy/v1",
             "kind": "Eviction",
             "metadata": {"name": pod.name, "namespace": pod.namespace},
-            # Where the name is another pod's by now the API server answers with 409.
+            # The API server answers 409 if another pod has the name by now.
             "deleteOptions": {"preconditions": {"uid": pod.uid}},
         }
         path = f"/api/v1/namespaces/{segment(pod.namespace)}/pods/{segment(pod.name)}/eviction"
@@ -183,9 +185,10 @@ def _involved(holder: Holder) -> objects.InvolvedObject:
 
 
 class ViolationOptions(msgspec.Struct, frozen=True):
-    """``period``: seconds until what was found is looked at again. ``evict``: what is then still there is evicted.
+    """The options of the audit.
 
-    ``delete_after``: how often that is tried before a pod is deleted that a PodDisruptionBudget holds; None: always.
+    ``period``: seconds until a violation is checked again. ``evict``: pods with a violation are then evicted.
+    ``delete_after``: attempts that a PodDisruptionBudget may refuse before the pod is deleted; None: it never is.
     """
 
     period: float = 60.0
@@ -194,7 +197,7 @@ class ViolationOptions(msgspec.Struct, frozen=True):
 
 
 class OngoingViolation(msgspec.Struct, frozen=True):
-    """What was found at every look since ``since`` (monotonic seconds), which was at ``at`` (RFC 3339)."""
+    """A violation that every check has found since ``since`` (monotonic seconds), which is ``at`` in RFC 3339."""
 
     violation: Violation
     since: float
@@ -202,10 +205,10 @@ class OngoingViolation(msgspec.Struct, frozen=True):
 
 
 class ViolationWatcher:
-    """Looks at a namespace after each report on it, and every ``period`` seconds while something is wrong there.
+    """Checks a namespace after each report on it, and every ``period`` seconds while it has violations.
 
-    ``pods`` returns the vcuda pods of a namespace as they are now, ``claims`` what its claims take, but for those that
-    pods are charged for. Without an ``evictor`` it only tells.
+    ``pods``: returns the current vcuda pods of a namespace. ``claims``: returns its claims with their charges, without
+    claims that are charged to their pod. ``evictor``: None to report only.
     """
 
     def __init__(
@@ -236,23 +239,23 @@ class ViolationWatcher:
         self._log = structlog.get_logger()
 
     def report(self, namespace: str, _use: NamespaceUse | None) -> None:
-        """Let a namespace be looked at: something has changed there, or it is no longer limited."""
+        """Have a namespace checked after a change in it, or after its limit was removed."""
         self.reconciler.queue.add(namespace, REPORT_GRACE_SECONDS)
 
     def ongoing(self) -> Sequence[OngoingViolation]:
-        """Return everything that is wrong now, by namespace, the newest pod or claim first."""
+        """Return all current violations by namespace, the newest pod or claim first."""
         with self._lock:
             return [each for _, found in sorted(self._ongoing.items()) for each in found.values()]
 
     def counts(self) -> Mapping[tuple[str, str, str], int]:
-        """Return how many objects there are of each kind, namespace and kind of violation."""
+        """Return the number of objects by kind, namespace and kind of violation."""
         found = (each.violation for each in self.ongoing())
         return Counter((kind_of(each.holder), each.holder.namespace, each.kind.value) for each in found)
 
     def reconcile(self, namespace: str) -> float | None:
-        """Look at one namespace, tell, and evict at most one pod; return in how many seconds to look again.
+        """Check one namespace, report, and evict at most one pod. Return the seconds until the next check; None: never.
 
-        Raises VcudaError, or what decoding raises.
+        Raises VcudaError, or an error of decoding.
         """
         quota = self._quota.current()
         limits = quota.for_namespace(namespace) if quota else None
@@ -266,11 +269,12 @@ class ViolationWatcher:
             return None
         if limits.mode != Mode.AUDIT:
             self._tell(namespace, found)
-        # The next one at once, which the queue's interval keeps a second apart: each is judged without those before.
+        # After an eviction the next check follows at once, which the interval of the queue makes a second. Each pod is
+        # judged without the pods evicted before it.
         return 0.0 if self._evict(namespace, ongoing) else self._period
 
     def _update_ongoing(self, namespace: str, found: Iterable[Violation]) -> Mapping[str, OngoingViolation]:
-        """Take over what was found, by uid; what was found before just so goes on since then."""
+        """Store the violations by uid. A violation that was found before keeps its time."""
         before = self._ongoing.get(namespace, {})
         ongoing = {each.holder.uid: self._since(before.get(each.holder.uid), each) for each in found}
         for uid in before.keys() - ongoing.keys():
@@ -282,14 +286,14 @@ class ViolationWatcher:
         return ongoing
 
     def _since(self, before: OngoingViolation | None, violation: Violation) -> OngoingViolation:
-        # The message is no part of it: its figures change with every other pod of the namespace.
+        # The message is not compared, because its figures change with every other pod of the namespace.
         if before and (before.violation.kind, before.violation.evictable) == (violation.kind, violation.evictable):
             return msgspec.structs.replace(before, violation=violation)
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         return OngoingViolation(violation, self._clock(), now)
 
     def _tell(self, namespace: str, found: Iterable[Violation]) -> None:
-        """Write an Event on each pod and claim, once while this process leads."""
+        """Write an Event for each pod and claim, once while this process leads."""
         violations = {(each.holder.uid, each.kind): each for each in found}
         told = self._told.setdefault(namespace, set())
         told.intersection_update(violations)
@@ -304,7 +308,7 @@ class ViolationWatcher:
         try:
             objects.post_event(self._kube, event_of(violation))
         except ApiError as error:
-            log.warning("event refused", error=str(error))  # and would be refused again
+            log.warning("event refused", error=str(error))  # a retry would be refused too
             return
         if violation.kind == ViolationKind.UNPINNED:
             log.info(f"told that a {what} is not counted")
@@ -314,7 +318,7 @@ class ViolationWatcher:
             log.info(f"told that a {what} is beyond its quota", finding=violation.kind.value, why=violation.message)
 
     def _evict(self, namespace: str, ongoing: Mapping[str, OngoingViolation]) -> bool:
-        """Try to evict one pod, of those found for a period and not tried within it; return whether one was tried."""
+        """Try to evict one pod that was found for a period and not tried within it. Return whether one was tried."""
         due_since = self._clock() - self._period
         evictable = {uid: each.since for uid, each in ongoing.items() if each.violation.evictable}
         tries = {uid: (since, *self._tried.get(uid, (since, 0))) for uid, since in evictable.items()}
@@ -327,8 +331,8 @@ class ViolationWatcher:
 
 
 def event_of(violation: Violation) -> objects.Event:
-    """Return the Event that tells of a violation."""
-    # A part of the uid: a pod that is made again under its name is told anew.
+    """Return the Event that reports a violation."""
+    # The name has a part of the uid, so that a new pod of the same name gets its own Event.
     subject, uid = _involved(violation.holder), violation.holder.uid[:8]
     if violation.kind == ViolationKind.UNPINNED:
         in_general = NOT_COUNTED_MESSAGE.format(subject.namespace)

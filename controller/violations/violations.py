@@ -1,7 +1,7 @@
-"""Pods and claims that their namespace's quota would not let in as it is now: found, by what is stored.
+"""Finds stored pods and claims that the current quota of their namespace would not admit.
 
-They are there where a namespace was limited after they were created, where a limit was lowered, and where they were
-created while the webhook was not asked.
+They exist if the namespace was limited after they were created, if a limit was lowered, or if they were created while
+the webhook was not called.
 """
 
 import enum
@@ -28,7 +28,8 @@ CLAIM_NOT_COUNTED_MESSAGE = (
 
 
 class ViolationKind(enum.StrEnum):
-    """What is wrong with it: no model to count it by, not allowed, over the limit, given another model's card."""
+    """The kinds of violation: no model to count by, a model that is not allowed, over the limit, a card of another
+    model."""
 
     UNPINNED = "unpinned"
     NOT_ALLOWED = "not-allowed"
@@ -37,11 +38,11 @@ class ViolationKind(enum.StrEnum):
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """A pod or a claim that the quota would not let in, and why.
+    """A pod or a claim that the quota would not admit, and why.
 
-    ``evictable``: a pod; the quota is enforced, and without it the namespace uses less. A mirror pod is not: its
-    static pod runs on, and kubelet shows it anew, as the newest of all. Nor is a claim: as long as a pod uses it, its
-    deletion frees nothing.
+    ``evictable``: the quota is enforced, and an eviction would lower the usage of the namespace. A mirror pod is not
+    evictable, because kubelet creates it again while its static pod runs. Nor is a claim, because the deletion of a
+    claim in use releases nothing.
     """
 
     kind: ViolationKind
@@ -51,7 +52,7 @@ class Violation(msgspec.Struct, frozen=True):
 
 
 class _Charged(NamedTuple):
-    """What a pod or a claim takes of one model."""
+    """The charge of a pod or a claim for one model."""
 
     holder: Holder
     charge: Charge
@@ -64,13 +65,14 @@ def find_violations(
     nodes: Nodes,
     claims: Iterable[PricedClaim] = (),
 ) -> Sequence[Violation]:
-    """Return what is wrong with a namespace's pods and claims, the newest first; of one the gravest.
+    """Return the gravest violation of each pod and claim of a namespace, the newest object first.
 
-    One is beyond the limit where it does not fit beside the older ones that do. So the newest go, without them the
-    rest is within the limit, and each of them would be too much for it. Finished pods count for nothing. One that is
-    terminating is never found, and leaves its place to the others already. Of those within the limit, whoever was given
-    a card of another model than it is charged to is only told of, and so is a claim that asks in a way that is refused.
-    Of the ``claims`` those are left out that pods are charged for.
+    An object is beyond the limit if it does not fit together with the older objects that fit. So the newest objects are
+    found, the rest is within the limit, and each found object alone would exceed it. Finished pods do not count. A
+    terminating object is never found, and does not count against the others. An object within the limit is found if it
+    was given a card of another model than its charge, or if it is a claim with a request that the webhook rejects.
+
+    ``claims`` must not include claims that are already charged to their pod.
     """
     claims = tuple(claims)
     by_model: dict[str | None, list[_Charged]] = {}
@@ -98,16 +100,15 @@ def _charged(
 
 
 def _age(of: _Charged | Violation) -> tuple[str, str, str]:
-    # RFC 3339 in UTC, as the API server writes it, sorts as text, to the second; the name decides within one.
+    # The API server writes RFC 3339 in UTC, which sorts as text, to the second. The name decides within a second.
     return of.holder.created, of.holder.name, of.holder.uid
 
 
 def _violations(
     namespace: str, quota: NamespaceQuota, model: str | None, held: Sequence[_Charged]
 ) -> Iterator[Violation]:
-    """Yield what is wrong with those on one model, given oldest first."""
-    # Were one that terminates in the way of others here, each eviction would take one more pod with it, as the one that
-    # goes still holds its card.
+    """Yield the violations of the objects on one model, which must be given oldest first."""
+    # A terminating pod still has its card. If it counted here, each eviction would cause one more.
     staying = [each for each in held if not each.holder.terminating]
     if model is None:
         message = f"the GPU quota of namespace {namespace} does not count it: it is held to no model and runs on none"
@@ -156,7 +157,7 @@ def _of_pods(by_model: Mapping[str | None, Iterable[_Charged]], nodes: Nodes) ->
 def _of_claims(namespace: str, claims: Iterable[PricedClaim]) -> Iterator[Violation]:
     for claim, taken in claims:
         if taken.other:
-            # A claim's status, unlike a pod's annotations, is evidence.
+            # Unlike a pod's annotations, the status of a claim is evidence.
             both = "; it counts for both" if taken.other.models else ""
             yield Violation(ViolationKind.OTHER_MODEL, claim, f"{taken.other}{both}")
         if taken.uncounted:
