@@ -1,7 +1,7 @@
-"""The work queue and the loop that every part of the leader runs on: one key at a time, and again when it is due.
+"""The work queue and the loop of every duty of the leader: it reconciles one key at a time, and again when it is due.
 
-The idea is that of client-go's ``util/workqueue`` and controller-runtime's ``Reconciler``: events only say which key
-to look at, so many of them cost one look, and a look that was missed is made up for by the next.
+The idea is that of client-go's ``util/workqueue`` and controller-runtime's ``Reconciler``: an event only says which key
+to reconcile. So many events cost one turn, and the next turn makes up for a missed event.
 """
 
 import heapq
@@ -16,36 +16,37 @@ import structlog
 from vcuda import errors, k8s_types
 from vcuda.kube import Backoff
 
-# Between two turns of one key, at least, where a loop has no other: events that come thick share one.
+# Default of the least seconds between two turns of one key, so that frequent events share a turn.
 MIN_INTERVAL_SECONDS = 1.0
-RETRY_SECONDS = 5.0  # after which a key whose look failed is tried again at first, where a loop has no other
-MAX_RETRY_SECONDS = 10.0  # to this the delay between two tries of one key grows, where it does not begin above
+RETRY_SECONDS = 5.0  # default of the seconds until the first retry of a failed turn
+MAX_RETRY_SECONDS = 10.0  # the delay between retries grows to this, unless it begins above
 
 
 class WorkQueue:
-    """Keys with the time when each is due, in seconds of the monotonic clock; each stands in it once.
+    """Keys with the time when each is due, in seconds of the monotonic clock. Each key is in the queue once.
 
-    ``min_interval`` is the least time between two turns of one key: events in between share the later one.
+    ``min_interval``: least seconds between two turns of one key. Events in between share the later turn.
     """
 
     def __init__(self, min_interval: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._min_interval = min_interval
         self._clock = clock
         self._due_at: dict[str, float] = {}
-        # A key that is added for an earlier time has its later entry left in the heap: taking it out would cost a scan.
+        # If a key is added for an earlier time, its later entry stays in the heap, because removing it would cost a
+        # scan.
         self._heap: list[tuple[float, int, str]] = []
         self._number = itertools.count()
         self._last_turn: dict[str, float] = {}
-        # Since when the keys were due whose turn has not ended, or has come to nothing; and those that said so.
+        # Since when keys have been due whose turn has not ended or has failed; and the keys to be retried.
         self._unserved: dict[str, float] = {}
         self._retried: set[str] = set()
         self._changed = threading.Condition()
         self._closed = False
 
     def add(self, key: str, delay: float = 0.0, interval: float | None = None) -> None:
-        """Let a key be due after ``delay`` seconds, or sooner if it is already.
+        """Make a key due after ``delay`` seconds, or earlier if it is due earlier already.
 
-        ``interval`` is the least time since its last turn, where that is to be another than the queue's own.
+        ``interval``: least seconds since its last turn, instead of the interval of the queue.
         """
         now = self._clock()
         with self._changed:
@@ -57,7 +58,7 @@ class WorkQueue:
                 self._changed.notify()
 
     def retry(self, key: str, delay: float) -> None:
-        """Let a key be due after ``delay`` seconds, and not before, as its last turn came to nothing.
+        """Make a key due after ``delay`` seconds, and not earlier, because its last turn failed.
 
         That turn does not count for the interval.
         """
@@ -73,27 +74,27 @@ class WorkQueue:
             return key in self._due_at or recent
 
     def served(self, key: str) -> None:
-        """Take note that a key's turn has ended; unless it was to be tried again it came to something."""
+        """Note the end of a key's turn. Clear the key's lag unless this turn queued a retry."""
         with self._changed:
             if key not in self._retried:
                 self._unserved.pop(key, None)
             self._retried.discard(key)
 
     def lag(self) -> float:
-        """Return for how many seconds the key that has waited longest was due without a turn that came to something."""
+        """Return the seconds for which the longest waiting key has been due without a successful turn."""
         with self._changed:
             key = self._earliest()
             due = (*self._unserved.values(), *(() if key is None else (self._due_at[key],)))
             return max(self._clock() - min(due), 0.0) if due else 0.0
 
     def close(self) -> None:
-        """End every `next` from now on."""
+        """Make every call of `next` return None from now on."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def next(self) -> str | None:
-        """Block until a key is due, and return it; None when closed."""
+        """Block until a key is due, and return it. None if the queue is closed."""
         with self._changed:
             while not self._closed:
                 key = self._earliest()
@@ -101,7 +102,7 @@ class WorkQueue:
                 if key is not None and self._due_at[key] <= now:
                     self._unserved.setdefault(key, self._due_at.pop(key))
                     heapq.heappop(self._heap)
-                    if self._min_interval:  # without one nobody asks when the last turn was
+                    if self._min_interval:  # without an interval the time of the last turn is not needed
                         self._last_turn[key] = now
                     return key
                 self._changed.wait(None if key is None else self._due_at[key] - now)
@@ -119,10 +120,13 @@ class WorkQueue:
 class Reconciler:
     """Serves the keys of its queue, one after the other, until it is stopped.
 
-    ``reconcile`` looks at one key, and returns in how many seconds to look again, or None: when something adds it. It
-    may be called at any time, as often as one likes. Where the API server refuses it or does not answer, or an object
-    cannot be decoded, that key alone is tried again, first within ``retry_seconds``, later less and less often; the
-    warning ``failure`` has the key by ``key_name``. Any other error is a fault of ours: it ends `run`.
+    ``reconcile``: serves one key. It returns the seconds until the next turn, or None to wait for an event. It must be
+    safe to call at any time, and any number of times.
+    ``retry_seconds``: delay of the first retry of a key, which later grows. A key is retried if the API server rejects
+    a call or does not answer, or if an object cannot be decoded.
+    ``failure``, ``key_name``: the text of the warning about that, and the name of the key in it.
+
+    Any other error is a fault of ours, and ends `run`.
     """
 
     def __init__(
@@ -148,17 +152,17 @@ class Reconciler:
         self._log = structlog.get_logger()
 
     def run(self) -> None:
-        """Serve whatever is due until stopped."""
+        """Serve all keys that are due, until stopped."""
         self._last_turn_ended = self._clock()
         while (key := self.queue.next()) is not None:
             self.turn(key)
 
     def turn(self, key: str) -> None:
-        """Look at one key now."""
+        """Reconcile one key now."""
         try:
             again = self._reconcile(key)
         except (errors.VcudaError, *k8s_types.UNDECODABLE) as error:
-            # Anybody may write an object that cannot be decoded: that must not end the loop for all others.
+            # A tenant may write an object that cannot be decoded. It must not end the loop for all other keys.
             again = self._backoff(key).next()
             self._log.warning(self._failure, **{self._key_name: key}, error=str(error))
         else:
@@ -169,13 +173,13 @@ class Reconciler:
         self._last_turn_ended = self._clock()
 
     def stop(self) -> None:
-        """Begin no turn any more; one that has begun comes to its end."""
+        """Begin no further turn. The current turn is finished."""
         self.queue.close()
 
     def is_stuck(self, seconds: float) -> bool:
-        """Return whether it runs, and has not ended a turn for so long; a turn that failed has ended too.
+        """Return whether the loop runs, and has ended no turn for so many seconds. A failed turn counts as ended.
 
-        It says something only of a loop that always has a turn within that time.
+        The answer is only meaningful for a loop that always has a turn within that time.
         """
         return self._last_turn_ended is not None and self._clock() - self._last_turn_ended > seconds
 
@@ -185,12 +189,12 @@ class Reconciler:
 
 
 def spawn(name: str, loop: Callable[[], None], on_fault: Callable[[], None]) -> threading.Thread:
-    """Run a loop in a thread; ``on_fault`` is called when it ends by a fault of its own, as nobody would see that."""
+    """Run a loop in a thread. Call ``on_fault`` if the loop ends by a fault of its own."""
 
     def guarded() -> None:
         try:
             loop()
-        except Exception:  # noqa: BLE001  # it is logged, and whoever hears of the fault ends the process
+        except Exception:  # noqa: BLE001  # the fault is logged, and ``on_fault`` ends the process
             structlog.get_logger().exception("loop ended by a fault of its own", loop=name)
             on_fault()
 

@@ -1,7 +1,7 @@
-"""Lets workloads that were refused for quota try again as soon as some is free.
+"""Makes workloads that were refused for quota retry as soon as quota is free.
 
-A controller that was refused a pod waits before it asks again, up to 16 minutes (kubernetes/kubernetes#98656). A
-change of its object makes it ask at once; the change here is one annotation that nothing else reads.
+A controller whose pod was refused waits up to 16 minutes before it retries (kubernetes/kubernetes#98656). A change of
+its object makes it retry at once. The change here is one annotation that no other program reads.
 """
 
 import datetime
@@ -24,57 +24,57 @@ from vcuda.requests.resources import BUILT_IN, GpuResources
 
 RETRY_ANNOTATION = "quota.vcuda.io/retried-at"
 
-NEXT_LOOK_SECONDS = 5.0  # after which a namespace with free quota and refused workloads is looked at again
-# How long a workload that may try again has to create its pods, before it is told so once more.
+NEXT_LOOK_SECONDS = 5.0  # seconds until a namespace with free quota and refused workloads is checked again
+# Seconds for which a workload may create its pods before its annotation is changed again.
 CREATION_TIMEOUT_SECONDS = 8.0
-# What a look at a namespace may take to read the workloads that Events tell of, and again to judge; the rest is for the
-# next look. One that takes longer all the same, by the size of what is listed, is followed by a rest, nine times as
-# long. So nobody holds up the workloads of other namespaces, with however many or large ones of their own.
+# Seconds for which one check of a namespace may read the workloads that Events refer to, and again to judge them. The
+# next check does the rest. If a check takes longer because of large LISTs, the namespace rests nine times as long. So
+# the workloads of one namespace cannot delay those of other namespaces.
 BUDGET_SECONDS = 1.0
 REST_PER_SECOND = 9.0
-MAX_PODS = 1000  # of one workload that are looked for a place; more are told in vain at worst
+MAX_PODS = 1000  # of one workload that are matched with free quota; at worst a larger workload retries in vain
 
 LISTED_EVERY_SECONDS = 300.0
-"""After which owners that keep a refusal as a condition are listed, though no Event refers to one."""
+"""Seconds until owners that record a refusal as a condition are listed even if no Event refers to one."""
 
 
 class FreeQuota(msgspec.Struct, frozen=True):
-    """What is free of one model: cores in hundredths of a card, memory in MiB, None where that is not limited."""
+    """The free quota of one model: cores in hundredths of a card, memory in MiB or None if memory is not limited."""
 
     cores: int
     memory: int | None = None
 
     @classmethod
     def of(cls, use: ModelUse) -> "FreeQuota":
-        """Return what a report says to be free."""
+        """Return the free quota in a report."""
         return cls(round(use.available * CORES_PER_CARD), use.memory_available)
 
     def takes(self, charge: Charge, limit: Limit) -> bool:
-        """Return whether a charge fits, as far as can be told; one without cores never does: no quota refuses it."""
+        """Return whether a charge seems to fit. A charge without cores never does, because no quota refuses it."""
         memory_fits = self.memory is None or _least_memory(charge, limit) <= self.memory
         return 0 < charge.cores <= self.cores and memory_fits
 
     def without(self, charge: Charge, limit: Limit) -> "FreeQuota":
-        """Return what a charge leaves."""
+        """Return the rest after a charge."""
         memory = None if self.memory is None else self.memory - _least_memory(charge, limit)
         return FreeQuota(self.cores - charge.cores, memory)
 
     def exceeds(self, other: "FreeQuota") -> bool:
-        """Return whether there is more of anything than in another."""
+        """Return whether cores or memory are more than in another free quota."""
         ours = math.inf if self.memory is None else self.memory
         return self.cores > other.cores or (other.memory is not None and ours > other.memory)
 
 
 def _least_memory(charge: Charge, limit: Limit) -> int:
-    # In MiB, a card's share rounded down. What is free was rounded already, and the other way: rounded up here too, an
-    # owner whose pod fits exactly would not be told. One that is told in vain asks once more, which harms nobody.
+    # In MiB, with a card's share rounded down. The free memory was rounded down too, so with a charge rounded up, an
+    # owner whose pod fits exactly would not retry. A retry in vain does no harm.
     if not limit.memory or not limit.cores:
         return charge.memory
     return charge.memory + charge.card_memory * limit.memory // limit.cores
 
 
 def oldest_first(refused: Iterable[RefusedOwner], judged: Collection[str] = ()) -> list[RefusedOwner]:
-    """Return the owners by the age of their refusal; behind the others those whose paths were ``judged`` already."""
+    """Return the owners by the age of their refusal. Owners whose paths are in ``judged`` come last."""
     return sorted(refused, key=lambda each: (each.path in judged, each.since, each.path))
 
 
@@ -85,7 +85,7 @@ def select_retries(
     nodes: placement.Nodes,
     known: GpuResources = BUILT_IN,
 ) -> list[RefusedOwner]:
-    """Return the owners that may try again, the first ones first, and no more than fit into what is ``free`` by model.
+    """Return the owners that may retry, in order, and no more than fit into the ``free`` quota by model.
 
     An owner takes from the model with the most free cores that it may use.
     """
@@ -96,7 +96,7 @@ def select_retries(
 def _take(
     owner: Owner, quota: NamespaceQuota, left: dict[str, FreeQuota], nodes: placement.Nodes, known: GpuResources
 ) -> bool:
-    """Take what its missing pods would, as far as it goes, from what is left; return whether one fits at all."""
+    """Take the charges of the owner's missing pods from ``left``, as far as they fit. Return whether one fits."""
     request = read_request(owner.spec.template, known)
     models = placement.find_candidates(owner.spec.template, request.schemes, quota, nodes).models
     took = False
@@ -115,7 +115,7 @@ def _take(
 
 
 class Retrier:
-    """Watches the reports for quota that becomes free, and tells the owners that it is enough for to try again."""
+    """Watches the reports for quota that becomes free, and makes the owners retry whose pods now fit."""
 
     def __init__(
         self, kube: Kube, quota: QuotaInformer, nodes: NodeInformer, clock: Callable[[], float] = time.monotonic
@@ -133,7 +133,7 @@ class Retrier:
         self._log = structlog.get_logger()
 
     def report(self, namespace: str, use: NamespaceUse | None) -> None:
-        """Take note of what is free; more than before makes the namespace's refused owners due."""
+        """Note the free quota. If there is more than before, the refused owners of the namespace become due."""
         free = {model.model: FreeQuota.of(model) for model in use.models} if use else {}
         before = self._free.pop(namespace, {})
         if free:
@@ -166,7 +166,7 @@ class Retrier:
         for refused in chosen:
             if self._told.get(refused.path, -math.inf) + CREATION_TIMEOUT_SECONDS <= self._clock():
                 self._tell(refused)
-        # Their controllers take their time, and their pods change the ledger: what is left is for others then.
+        # The controllers need some time, and their new pods change the ledger. The next check gives the rest to others.
         again = NEXT_LOOK_SECONDS if chosen or unjudged or not found.complete else None
         spent = self._clock() - started
         if again and spent > BUDGET_SECONDS:
@@ -175,7 +175,8 @@ class Retrier:
         return again
 
     def _rest(self, namespace: str, spent: float, reason: str) -> None:
-        """Let a namespace rest that took too long, so that others have turns. Its workloads retry by themselves."""
+        """Make a namespace rest whose check took too long, so that others have turns. Its workloads retry by
+        themselves."""
         self._log.warning("refused workloads not found in time", namespace=namespace, reason=reason)
         self.reconciler.queue.retry(namespace, max(NEXT_LOOK_SECONDS, spent * REST_PER_SECOND))
 
@@ -189,12 +190,12 @@ class Retrier:
         return found
 
     def _budget(self) -> Callable[[], bool]:
-        """Return what says whether there is time left, from now on."""
+        """Return a function that returns whether the budget from now on has time left."""
         deadline = self._clock() + BUDGET_SECONDS
         return lambda: self._clock() < deadline
 
     def _in_time(self, in_order: Iterable[RefusedOwner], judged: set[str]) -> Iterator[RefusedOwner]:
-        """Yield the owners until the time is over, one at least, and note which."""
+        """Yield the owners, at least one, until the budget is used up, and add them to ``judged``."""
         in_time = self._budget()
         for refused in in_order:
             judged.add(refused.path)
@@ -206,7 +207,7 @@ class Retrier:
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         body = msgspec.json.encode({"metadata": {"annotations": {RETRY_ANNOTATION: now}}})
         recent = self._clock() - CREATION_TIMEOUT_SECONDS
-        # Before the patch: one whose answer is lost may have landed, and counts as told.
+        # This comes before the patch, because a patch whose answer is lost may have landed.
         self._told = {path: at for path, at in self._told.items() if at > recent} | {refused.path: self._clock()}
         try:
             self._kube.patch(refused.path, body, MERGE_PATCH)
