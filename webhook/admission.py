@@ -1,4 +1,5 @@
-"""The webhook's work apart from HTTP: takes a review's bytes, gives its answer, counts and logs it."""
+"""Answers reviews, apart from HTTP: decodes a review, routes it to `webhook.review`, encodes, counts and logs the
+answer."""
 
 import functools
 import time
@@ -17,10 +18,10 @@ from webhook.metrics import Metrics
 from webhook.review import claim_review, context, pod_review, quota_edit
 
 QUIET = frozenset({"ignored", "unlimited", "mirror"})
-"""Outcomes of pods that are none of the quota's business: counted, and logged at debug level only."""
+"""Outcomes of pods that no quota concerns. They are counted, and logged only at debug level."""
 
-# So much takes 1 to 5 ms of the event loop, by the machine and its load, in which it serves nobody else
-# (`python -m bench large-pods`). A usual review has 4 to 20 KiB; to hand one over takes about as long as to answer it.
+# A review of this size blocks the event loop for 1 to 5 ms, by the machine and its load (`python -m bench large-pods`).
+# Usual reviews have 4 to 20 KiB. Passing one of these to a thread would take about as long as answering it.
 LARGE_REVIEW = 64 * 1024
 
 TOO_LARGE = (
@@ -32,13 +33,14 @@ TOO_LARGE = (
 
 
 class NotReady(errors.Unavailable):
-    """The quota has not been read yet, or the server is about to stop: another replica, or a later try, answers."""
+    """The quota has not been read yet, or the server is about to stop. Another replica or a retry will get an
+    answer."""
 
 
 class Gate(msgspec.Struct):
-    """Whether this replica takes work: it stops in two steps, so that no request is lost.
+    """Whether this replica takes requests. It stops in two steps, so that no request is lost.
 
-    ``leaving``: readiness fails, while requests are still answered. ``closed``: late ones are sent elsewhere.
+    ``leaving``: readiness fails, and requests are still answered. ``closed``: late requests get a 503.
     """
 
     leaving: bool = False
@@ -49,12 +51,12 @@ class Gate(msgspec.Struct):
         self.leaving = True
 
     def close(self) -> None:
-        """Send every further request elsewhere."""
+        """Answer every further request with a 503, so that another replica gets it."""
         self.leaving = self.closed = True
 
 
 class Service(msgspec.Struct, frozen=True):
-    """Everything a review is answered from."""
+    """Answers reviews from the policy and the ledgers."""
 
     policy: context.PolicySource
     ledgers: Ledgers
@@ -86,11 +88,11 @@ class Service(msgspec.Struct, frozen=True):
     async def answer(self, path: str, body: bytes, deadline: ReviewDeadline, line: str = "") -> bytes:
         """Return the review that answers the one in ``body``.
 
-        ``line`` is the namespace as `ReviewHead` read it: large reviews of one namespace wait in one line.
+        ``line``: the namespace that `ReviewHead` read. Large reviews of one namespace wait in one line.
 
         Raises:
-            BadReview: the body is no review this server answers.
-            Unavailable: it cannot be answered now; nothing is allowed because something failed.
+            BadReview: the body is not a review that this server answers.
+            Unavailable: the review cannot be answered now.
 
         """
         started = time.perf_counter()
@@ -127,13 +129,13 @@ class Service(msgspec.Struct, frozen=True):
     ) -> AdmissionResponse:
         policy = self.policy()
         if path == "/quota":
-            # Without a quota in force too: this is how a broken one is mended.
+            # This works without a quota in force too, so that a malformed one can be corrected.
             return await quota_edit.check_edit(request, self.place, policy, ledgers, check=deadline.check)
         if request.kind.group == GROUP:
             return await self._decide_claim(path, request, policy, deadline, ledgers)
         if policy is None:
-            # Pods that have nothing to do with GPUs pass all the same: a webhook that starts must not stop a cluster.
-            # Any resource with a domain may be one of the units, so who asks for one waits.
+            # Pods without GPUs are admitted all the same: a starting webhook must not stop a cluster.
+            # Any resource with a domain may be a unit, so a pod with such a resource must be retried.
             pod = pod_review.gpu_pod_of(request)
             if isinstance(pod, AdmissionResponse):
                 return pod
@@ -143,7 +145,7 @@ class Service(msgspec.Struct, frozen=True):
                 return await pod_review.mutate(request, policy, ledgers, self.choices, deadline)
             return await pod_review.validate(request, policy, ledgers, self.choices, deadline)
         except (errors.UnreadableLedger, errors.LedgerLost) as error:
-            # Without retryAfterSeconds: controllers would sleep on it in one of their few workers.
+            # There is no retryAfterSeconds, because a controller would sleep for it in one of its few workers.
             return _without_ledger(error, HTTPStatus.TOO_MANY_REQUESTS)
 
     async def _decide_claim(
@@ -190,14 +192,15 @@ class Service(msgspec.Struct, frozen=True):
 
 
 def _without_ledger(error: errors.UnreadableLedger | errors.LedgerLost, while_lost: HTTPStatus) -> AdmissionResponse:
-    # An answer, not an HTTP error: that the API server would ignore, and then refuse the pod as not pinned.
+    # This is an answer and not an HTTP error. The API server would ignore an error of /mutate, and the pod would then
+    # be rejected as not pinned.
     if isinstance(error, errors.LedgerLost):
         return AdmissionResponse("ledger-lost", False, while_lost, str(error))
     return AdmissionResponse("unreadable-ledger", False, HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
 
 
 def _generated_name(request: AdmissionRequest) -> str:
-    # In /mutate a pod under generateName has no name yet, in the request neither.
+    # At /mutate a pod with generateName has no name yet, nor has its request.
     try:
         named = msgspec.json.decode(request.object, type=_Named).metadata
     except k8s_types.UNDECODABLE:
@@ -210,6 +213,6 @@ class _PodNames(k8s_types.K8sStruct, frozen=True):
     generate_name: str = ""
 
 
-# The names alone: the annotations of a large pod take longer to decode than all else in it.
+# Only the names are decoded, because the annotations of a large pod take longest.
 class _Named(k8s_types.K8sStruct, frozen=True):
     metadata: _PodNames = _PodNames()

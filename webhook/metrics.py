@@ -1,4 +1,4 @@
-"""What the webhook tells Prometheus. One process, one registry; nothing is global."""
+"""The metrics of the webhook. Each process has its own registry."""
 
 import dataclasses
 import time
@@ -58,11 +58,11 @@ class Metrics:
         self._dropped.labels(path, reason.value).inc()
 
     def watch(self, name: str, help_: str, read: Callable[[], float]) -> None:
-        """Export a figure that is read when it is asked for."""
+        """Export a gauge that is read at each scrape."""
         Gauge(name, help_, registry=self.registry).set_function(read)
 
     def count(self, name: str, help_: str, read: Callable[[], float]) -> None:
-        """Export a count that something else keeps; Prometheus' naming adds ``_total``."""
+        """Export a counter that is kept elsewhere. Prometheus adds ``_total`` to its name."""
         self.registry.register(_Count(name, help_, read))
 
     def render(self) -> bytes:
@@ -71,7 +71,7 @@ class Metrics:
 
 
 class LedgerMetrics:
-    """How the group commit fares."""
+    """The metrics of the writes of ledgers."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.batch = Histogram(
@@ -125,7 +125,7 @@ class _Count(Collector):
 
 
 class ReflectorCollector(Collector):
-    """The state of the watches: how long ago the API server was last heard, and what went wrong since the start."""
+    """The state of the watches: the seconds since the API server last answered, and the failures since the start."""
 
     def __init__(
         self, reflectors: Callable[[], Mapping[str, Reflector[Any]]], clock: Callable[[], float] = time.monotonic

@@ -1,6 +1,6 @@
-"""What the webhook would do with pods and claims of manifests: decided by asking it, told in a table for people.
+"""Reviews the pods and claims of manifests, and prints the answers as a table.
 
-Who is asked is a parameter: the decisions themselves, for the command `check`, or a server, as in the demo.
+The reviews go to the decisions themselves for the command `check`, and to a server in the demo.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from webhook.ledger.ledgers import RecentChoices, ReviewDeadline
 from webhook.review import claim_review, context, pod_review
 
 Ask = Callable[[str, AdmissionRequest], Awaitable[AdmissionResponse]]
-"""Has a review answered, by its path."""
+"""Answers a review, given its path."""
 
 PODS = GroupVersionKind(version="v1", kind="Pod")
 
@@ -37,7 +37,7 @@ _MADE_LATER = "charged is each claim that is made of it"
 
 
 class Row(msgspec.Struct, frozen=True):
-    """What becomes of ``count`` pods or claims of one object; ``charge`` is for each of them."""
+    """The decision on ``count`` pods or claims of one object. ``charge``: of each of them."""
 
     object: str
     namespace: str
@@ -49,12 +49,12 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def refused(self) -> bool:
-        """Whether these may not be created."""
+        """Whether they are rejected."""
         return self.decision == "refused"
 
 
 def read_workloads(paths: Sequence[Path], namespace: str) -> list[Workload]:
-    """Return every claim, and every object that makes pods, in order; ``namespace`` is for those that name none.
+    """Return all claims, and all objects that create pods, in order. ``namespace``: for objects that name none.
 
     Raises:
         BadInput: a file cannot be read, or an object in it makes no pods or a malformed one.
@@ -64,7 +64,7 @@ def read_workloads(paths: Sequence[Path], namespace: str) -> list[Workload]:
 
 
 def check(workloads: Sequence[Workload], cluster: files.OfflineCluster) -> list[Row]:
-    """Decide every object in order, each beside what is stored and what was admitted before it."""
+    """Decide every object in order. Each decision counts the stored objects and those admitted before."""
     cluster = with_templates(cluster, workloads)
     policy, ledgers, choices = cluster.policy, cluster.ledgers(), RecentChoices()
 
@@ -89,9 +89,10 @@ def with_templates(cluster: files.OfflineCluster, workloads: Iterable[Workload])
 
 
 async def decide(workloads: Iterable[Workload], ask: Ask, cluster: files.OfflineCluster) -> list[Row]:
-    """Return what is answered about every object, asked in order; behind a pod come the claims made for it.
+    """Return the answers to all objects in order. The claims that are created for a pod follow it.
 
-    Those of a workload that fare alike share a row, with the reason of the first: how much is free differs in each.
+    Pods of a workload with equal answers share a row with the reason of the first one, since the free quota in the
+    reasons differs.
     """
     rows = []
     for workload in workloads:
@@ -107,7 +108,7 @@ async def decide(workloads: Iterable[Workload], ask: Ask, cluster: files.Offline
 
 
 async def _decide(workload: Workload, ask: Ask, cluster: files.OfflineCluster) -> AsyncIterator[tuple[Hashable, Row]]:
-    """Yield what becomes of one more object, and of its claims, each with what tells whether the next fares alike."""
+    """Yield the rows of one more pod or claim and of its claims, each with a key that is equal for equal answers."""
     namespace, created, policy = workload.namespace, workload.created, cluster.policy
     name = f"{workload.kind}/{workload.name}"
     if created["kind"] != "Pod":
@@ -155,7 +156,7 @@ async def _decide_one(
 
 
 def _charge(stored: Manifest, model: str, policy: context.PolicySnapshot) -> Charge:
-    """Return what a pod or a claim takes; that of a claim in no model is the most that it could take."""
+    """Return the charge of a pod or a claim. For a claim without a model it is the largest possible charge."""
     if stored["kind"] == "Pod":
         return read_request(msgspec.convert(stored, k8s_types.Pod), policy.resources).charge_on(model)
     if stored["kind"] == objects.TEMPLATE:
@@ -165,7 +166,7 @@ def _charge(stored: Manifest, model: str, policy: context.PolicySnapshot) -> Cha
 
 
 async def _create(created: Manifest, namespace: str, ask: Ask) -> tuple[Manifest, list[AdmissionResponse]]:
-    """Take an object through /mutate and /validate as the API server does; return it as stored, and the answers."""
+    """Pass an object through /mutate and /validate like the API server. Return the stored object and the answers."""
     answers, patched = [], created
     # The manifests register templates for /validate alone.
     if created["kind"] != objects.TEMPLATE:
@@ -173,13 +174,13 @@ async def _create(created: Manifest, namespace: str, ask: Ask) -> tuple[Manifest
         if not answers[0].allowed:
             return created, answers
         patched = jsonpatch.apply_patch(created, msgspec.json.encode(answers[0].patch))
-    # The API server gives an object its uid after mutation; it is what a charge is known by.
+    # The API server gives an object its uid after mutation. The uid identifies its charge.
     stored = {**patched, "metadata": {**patched["metadata"], "uid": str(uuid.uuid4())}}
     return stored, [*answers, await ask("/validate", _request(stored, namespace))]
 
 
 def _request(created: Manifest, namespace: str) -> AdmissionRequest:
-    # YAML has types that JSON has not, such as dates; where text is expected they are text.
+    # YAML has types that JSON lacks, such as dates. They are encoded as text.
     raw = msgspec.Raw(msgspec.json.encode(created, enc_hook=str))
     kind = PODS if created["kind"] == "Pod" else GroupVersionKind(objects.GROUP, "v1", created["kind"])
     return AdmissionRequest(uid=str(uuid.uuid4()), kind=kind, namespace=namespace, operation="CREATE", object=raw)

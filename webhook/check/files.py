@@ -1,4 +1,4 @@
-"""A cluster as files have it: the quota, the nodes and what is stored there, for decisions without an API server."""
+"""Reads a cluster from files: the quota, the nodes and stored objects, for decisions without an API server."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ _KINDS: Mapping[str, type[k8s_types.K8sObject]] = {
     objects.CLAIM: objects.ResourceClaim,
     "Pod": k8s_types.Pod,
 }
-"""What may stand in the file of the nodes."""
+"""The kinds that the file of the nodes may contain."""
 
 _NAMESPACED = frozenset({objects.TEMPLATE, objects.CLAIM, "Pod"})
 
@@ -38,15 +38,15 @@ TemplateSpecs = Mapping[tuple[str, str], objects.ClaimSpec]
 
 
 class OfflineCluster(msgspec.Struct, frozen=True):
-    """What decisions are made from."""
+    """The policy and the stored charges that decisions are made from."""
 
     policy: context.PolicySnapshot
     committed: Mapping[str, Mapping[str, model.Charge]]
-    """What stored objects take, by namespace and model."""
+    """The charges of stored objects, by namespace and model."""
     templates: TemplateSpecs = {}
 
     def ledgers(self) -> memory.MemoryLedgers:
-        """Return ledgers that begin with what is stored."""
+        """Return ledgers that begin with the stored charges."""
         return memory.MemoryLedgers(self.committed)
 
 
@@ -57,7 +57,7 @@ def read_cluster(
     gpu_runtime_classes: tuple[str, ...] = runtime_devices.GPU_RUNTIME_CLASSES,
     scheduler_users: frozenset[str] = context.SCHEDULER_USERS,
 ) -> OfflineCluster:
-    """Return what the files say. Claims are read as from Kubernetes 1.34 on, whether devices are known or not.
+    """Return the cluster that the files describe. Claims are read as by Kubernetes 1.34 or later.
 
     Runtime classes are judged by their names, since the files have no RuntimeClass.
 
@@ -85,13 +85,13 @@ def read_cluster(
 
 
 def find_in(templates: TemplateSpecs) -> context.ClaimTemplates:
-    """Return what finds the digests of these templates."""
+    """Return a function that finds the digests of these templates."""
     digests = {key: digest.pack(digest.digest_of(spec)) for key, spec in templates.items()}
     return lambda namespace, name: digests.get((namespace, name))
 
 
 def read_quota(path: Path) -> config.QuotaConfig:
-    """Return what a file says: the quota document itself, or the ConfigMap that holds it and further keys.
+    """Return the quota configuration in a file: the quota document itself, or the ConfigMap with it and further keys.
 
     Raises:
         BadInput: the file cannot be read, or has faults (QuotaFault, with all of them).
@@ -101,7 +101,7 @@ def read_quota(path: Path) -> config.QuotaConfig:
     try:
         documents = list(yaml.safe_load_all(text))
     except workloads.NOT_YAML:
-        documents = []  # the parser below says what is wrong, and where
+        documents = []  # the parser below reports the fault with its position
     if len(documents) == 1 and isinstance(documents[0], dict) and documents[0].get("kind") == "ConfigMap":
         data = workloads.convert(str(path), documents[0], k8s_types.ConfigMap).data or {}
         if config.QUOTA not in data:
@@ -111,7 +111,7 @@ def read_quota(path: Path) -> config.QuotaConfig:
 
 
 class StoredObjects(msgspec.Struct, frozen=True):
-    """What is in a file of a cluster's objects."""
+    """The objects in a file of a cluster's objects."""
 
     nodes: placement.Nodes
     devices: dra.Devices = dra.NO_DEVICES
@@ -120,14 +120,14 @@ class StoredObjects(msgspec.Struct, frozen=True):
     pods: Sequence[stored_pods.StoredPod] = ()
 
     def committed(self, claim_policy: charges.ClaimPolicy) -> Mapping[str, Mapping[str, model.Charge]]:
-        """Return what the pods and claims take, as on a cluster: what is held to no model takes nothing."""
+        """Return the charges of the pods and claims, as on a cluster: an object without a model is not charged."""
         price = stored_claims.ClaimCounter(claim_policy)
         namespaces = {*(claim.namespace for claim in self.claims), *(pod.namespace for pod in self.pods)}
         pods: dict[str, list[stored_pods.StoredPod]] = {namespace: [] for namespace in namespaces}
         for pod in self.pods:
             pods[pod.namespace].append(pod)
         taken = {namespace: list(stored_pods.charges_of(each, self.nodes)) for namespace, each in pods.items()}
-        # The scheduler's claim for what a pod asks for itself is left out: that pod is in the count.
+        # The scheduler's claim for a pod's extended resources is left out, because that pod is charged.
         extended = {namespace: stored_claims.charged_by_pods(each, self.nodes) for namespace, each in pods.items()}
         for claim in self.claims:
             if claim.name not in extended[claim.namespace]:
@@ -180,7 +180,7 @@ def _read_object(where: str, manifest: workloads.Manifest) -> k8s_types.K8sObjec
     stored = workloads.convert(where, manifest, _KINDS[kind])
     if not stored.metadata.name:
         raise errors.BadInput(f"{where}: the {kind} has no name")
-    # What is of no namespace would be charged to nobody.
+    # An object without a namespace could not be charged.
     if kind in _NAMESPACED and not stored.metadata.namespace:
         raise errors.BadInput(f"{where}: the {kind} {stored.metadata.name} has no namespace")
     return stored
@@ -200,7 +200,7 @@ def _ignored(where: str, annotation: str, error: ValueError) -> None:
 
 
 def read_text(path: Path) -> str:
-    """Return what is in a file, or on standard input where the path is ``-``; BadInput where it cannot be read."""
+    """Return the text of a file, or of standard input if the path is ``-``. Raises BadInput if it cannot be read."""
     try:
         with click.open_file(str(path), encoding="utf-8") as file:
             return str(file.read())

@@ -25,13 +25,14 @@ from webhook.ledger.ledgers import ChargeRequest, Decision, Ledgers, ReviewDeadl
 T = TypeVar("T")
 
 PLACES = Bounds(grants=12, size=6 * MAX_BODY, key_grants=4, key_size=2 * MAX_BODY, waiting=96, keys=16)
-"""Of large pods and claims. A namespace holds at most a third of the places.
+"""The places of large pods and claims. A namespace holds at most a third of them.
 
-What waits holds some 100 KiB each; with what is read, that is less than `MAX_UNFINISHED` of `webhook.server.worker`.
+A waiting review holds some 100 KiB. With the bodies that are read, all waiting reviews hold less than `MAX_UNFINISHED`
+of `webhook.server.worker`.
 """
 
 QUOTA_PLACES = Bounds(grants=4, size=4 * MAX_BODY, key_grants=4, key_size=4 * MAX_BODY, waiting=16, keys=16)
-"""Of edits of the quota. Their own places keep pods and large documents from waiting for each other."""
+"""The places of edits of the quota, so that pods and large documents do not wait for each other."""
 
 WAIT_SHARE = 0.5
 """The part of its remaining time that a review waits for a place. The API server can then still repeat the call."""
@@ -41,7 +42,7 @@ LEAST_SECONDS = 0.3
 
 
 class LedgerCall(Generic[T]):
-    """A call of the ledgers that a review in the thread waits for: whoever drives the review makes it on the loop.
+    """A call of the ledgers that a review in the thread waits for. The event loop makes the call.
 
     ``charges``: the call may write a charge, so it is not given up once it has begun.
     """
@@ -79,7 +80,7 @@ class _LoopLedgers(msgspec.Struct, frozen=True):
 
 
 class _Ended(msgspec.Struct, frozen=True):
-    """What a review has returned."""
+    """The result of a review."""
 
     value: Any
 
@@ -119,7 +120,7 @@ class ReviewThread:
         """Return what ``work`` returns. It runs in the thread, and gets ledgers that it may use there.
 
         Raises:
-            Dropped: the deadline came before a turn did, or the caller has gone.
+            Dropped: the deadline passed before a turn, or the caller has disconnected.
 
         """
         steps = work(_LoopLedgers(ledgers))
@@ -151,7 +152,7 @@ class ReviewThread:
                 # A thread cannot be interrupted. It ends at its next check, and so does its turn.
                 deadline.abandon()
                 await asyncio.wait([step])
-                step.exception()  # asyncio would log one that nobody has asked for
+                step.exception()  # asyncio would log an exception that is never read
                 raise
 
 

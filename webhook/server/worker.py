@@ -1,7 +1,8 @@
-"""gunicorn's ASGI worker with what it lacks: bounds on clients, and a stop that loses no request.
+"""Extends gunicorn's ASGI worker with bounds on clients, and with a stop that loses no request.
 
-gunicorn parses the requests, calls the application and keeps connections. Added here: how many connections there may
-be, how long each step of a client may take, how much of unfinished requests is held, errors as JSON, and the drain.
+gunicorn parses the requests, calls the application and keeps connections. This module adds bounds on the number of
+connections, on the time of each step of a client, and on the bytes of unfinished requests. It also adds errors as JSON,
+and the drain. The next module on the path is `webhook.server.app`.
 """
 
 import asyncio
@@ -29,25 +30,27 @@ KEEP_ALIVE_SECONDS = 120.0
 """Longer than the API server's 90 (IdleConnTimeout in client-go), so that it never sends into a closed connection."""
 
 LINGER_SECONDS = 2.0
-"""How long a connection stays open after its last answer, or, without a request, after the server began to stop."""
+"""Seconds for which a connection stays open after its last answer, or without a request after the server began to
+stop."""
 
-# Bytes of requests that are not whole, of all connections together.
+# Bytes of incomplete requests, of all connections together.
 MAX_UNFINISHED = 24 * 2**20
 
-# Bytes of one body that are thrown away, since most clients look for an answer only when all of it is sent.
+# Bytes of one body that are read and discarded, since most clients read an answer only after they sent the whole body.
 MAX_DISCARDED = 10 * MAX_BODY
 
-# Bytes of one connection that are taken before the application asks for them, and that are kept for its peer. What one
-# read brings is bounded by the socket's buffer: asyncio's own, of 256 KiB each, are 250 MiB for a thousand senders.
+# Bytes of one connection that are read ahead, and that are kept for its peer. The socket's buffer bounds one read:
+# asyncio's own buffers of 256 KiB would be 250 MiB for a thousand senders.
 MAX_UNREAD = MAX_UNSENT = RECEIVE_BUFFER = 2**14
 
-# Letters of an error; the parser's repeat what was sent, which may be long.
+# Characters of an error message, since the parser's messages repeat what a client sent.
 MAX_MESSAGE = 300
 
-# For how long a request whose client has gone is still decided if its charge may be written already: it is logged so.
+# Seconds for which a request is still decided after its client disconnected, if its charge may be written already. Its
+# decision is then logged.
 DISCONNECT_GRACE_SECONDS = 30.0
 
-# How long what was written just now may take to leave the process, before its connection's output is shut down.
+# Seconds for which written bytes may leave the process before the output of the connection is shut down.
 FLUSH_SECONDS = 0.05
 
 TICK_SECONDS = 0.25
@@ -55,25 +58,25 @@ ACCEPTED_AT_ONCE = 16
 
 _RESET = struct.pack("ii", 1, 0)
 
-# Linux' struct tcp_info (include/uapi/linux/tcp.h): the state in its first byte, and in milliseconds how long ago the
-# last data came. No other system tells so; there a request counts as arrived when it is read.
+# Linux' struct tcp_info (include/uapi/linux/tcp.h) has the state in its first byte, and the milliseconds since the last
+# data. On other systems a request counts as arrived when it is read.
 _TCP_INFO = getattr(socket, "TCP_INFO", None)
 _TCP_INFO_BYTES, _LAST_DATA_AT = 56, 52
 _PEER_HAS_LEFT = (7, 8)  # TCP_CLOSE and TCP_CLOSE_WAIT
 
 
 class Phase(Enum):
-    """What a connection waits for, and for how many seconds as a whole, however often something moves.
+    """The phase that a connection waits in, and the seconds of the whole phase.
 
-    One for which something is being decided is in none of these.
+    A connection whose request is being decided is in no phase.
     """
 
     HANDSHAKE = "handshake", 10.0
-    FIRST = "first", KEEP_ALIVE_SECONDS  # the first byte of all: Go's transport opens connections that it does not use
+    FIRST = "first", KEEP_ALIVE_SECONDS  # the first byte; Go's transport opens connections that it does not use
     NEXT = "next", KEEP_ALIVE_SECONDS  # the first byte of another request
     REQUEST = "request", 10.0  # the rest of a request; the API server's own default for the whole call
-    RESPONSE = "response", 10.0  # its peer to take an answer
-    CLOSING = "closing", LINGER_SECONDS  # its peer to have read the last answer, and to close
+    RESPONSE = "response", 10.0  # the peer must read the answer
+    CLOSING = "closing", LINGER_SECONDS  # the peer must read the last answer and close
 
 
 IDLE = (Phase.HANDSHAKE, Phase.FIRST, Phase.NEXT)
@@ -107,7 +110,7 @@ class WebhookProtocol(ASGIProtocol):
         self.handshake: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to wait for the first request: the handshake is done."""
+        """Begin to wait for the first request after the handshake."""
         super().connection_made(transport)
         self.transport.set_write_buffer_limits(high=MAX_UNSENT)
         self.transport.set_read_buffer_limits(high=MAX_UNREAD)
@@ -121,7 +124,7 @@ class WebhookProtocol(ASGIProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection, and drop its review unless a charge for it may be written already."""
         self.worker.leave(self)
-        # gunicorn's own timer would keep all of the connection, its TLS buffers too, for as long as the grace period.
+        # gunicorn's own timer would keep the connection with its TLS buffers for the whole grace period.
         task, self._task = self._task, None
         super().connection_lost(exc)
         if task is not None and not task.done():
@@ -137,12 +140,12 @@ class WebhookProtocol(ASGIProtocol):
         return deadline is not None and not deadline.charging
 
     def notice_departure(self) -> None:
-        """Close it if its peer has left while nothing is read from it: only a read would tell so otherwise."""
+        """Close the connection if its peer has closed it. Without this only a read would notice that."""
         if self._reading_paused and _tcp_info(self._sock)[0] in _PEER_HAS_LEFT:
             self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; after the last answer they are thrown away, since closing before could destroy that answer."""
+        """Take bytes. After the last answer they are discarded, since closing earlier could destroy that answer."""
         if not self._closed:
             super().data_received(data)
             return
@@ -151,15 +154,15 @@ class WebhookProtocol(ASGIProtocol):
             self.transport.abort()
 
     def pause_writing(self) -> None:
-        """Begin to wait for the peer to take what it is sent."""
+        """Begin to wait until the peer reads the answer."""
         super().pause_writing()
         if not self._closed:
             self.worker.enter(self, Phase.RESPONSE)
 
     def reset(self) -> None:
-        """Close it by a reset: a request that is on its way is then known to have failed.
+        """Close the connection by a reset, so that the API server knows that a sent request has failed.
 
-        After an orderly close the API server could not tell, and would not repeat the call; after a reset it does.
+        The API server repeats a call after a reset. It would not after an orderly close.
         """
         self.worker.leave(self)
         with suppress(OSError):  # it has just been closed, and connection_lost() is still to come
@@ -170,7 +173,7 @@ class WebhookProtocol(ASGIProtocol):
             self.handshake.cancel()
 
     def expire(self) -> None:
-        """End it, as its phase has taken too long; in the middle of a request, with an answer."""
+        """End the connection, because its phase has taken too long. An incomplete request gets an answer."""
         if self.phase is Phase.REQUEST:
             self.worker.overdue += 1
             self._send_error_response(408, "it has not come in time")
@@ -183,10 +186,10 @@ class WebhookProtocol(ASGIProtocol):
         else:
             self.reset()
 
-    # What follows overrides parts of gunicorn that have no public name; setup.cfg pins its minor version for them.
+    # The next methods override parts of gunicorn that have no public name, so setup.cfg pins its minor version.
 
     def _feed_callback_parser(self, data: bytes) -> bool:
-        """Take bytes of requests: those that came just now, or those behind a request that is answered."""
+        """Parse bytes of requests: new ones, or those that follow an answered request."""
         going_on: bool = super()._feed_callback_parser(data)  # type: ignore[misc]
         if self._closed:
             return going_on
@@ -199,13 +202,13 @@ class WebhookProtocol(ASGIProtocol):
         return going_on
 
     def _arm_keepalive_timer(self) -> None:
-        """Begin to wait for another request, unless some of it is here."""
+        """Begin to wait for another request, unless a part of it has arrived."""
         self._scope = {}
         if self.phase is not Phase.REQUEST and not self._closed:
             self.worker.enter(self, Phase.NEXT)
 
     def _send_response_start(self, status: int, headers: Any, request: Any, close: bool = False) -> None:
-        """Send the head of an answer, and end the connection after it where it says so, or a body is not whole.
+        """Send the head of an answer. End the connection after it if the head says so, or if the body is incomplete.
 
         gunicorn goes on after an answer with ``Connection: close`` of the application's own.
         """
@@ -215,7 +218,7 @@ class WebhookProtocol(ASGIProtocol):
         super()._send_response_start(status, headers, request, close=close)  # type: ignore[misc]
 
     def _send_error_response(self, status: int, message: str, extra_headers: Any = ()) -> None:  # noqa: ARG002
-        """Answer what the parser refuses by the same JSON object as every other error."""
+        """Answer a request that the parser rejects by the same JSON object as every other error."""
         if self._closed:
             return
         body = error_object(f"the request cannot be answered: {message}"[:MAX_MESSAGE], status)
@@ -226,9 +229,10 @@ class WebhookProtocol(ASGIProtocol):
         self._safe_write(head.encode() + body)
 
     def _build_http_scope(self, request: Any, sockname: Any, peername: Any) -> dict[str, Any]:
-        """Add whose certificate the client has presented, which OpenSSL has checked, and when the request arrived."""
+        """Add the name in the client's certificate, which OpenSSL has verified, and the time of the request's
+        arrival."""
         scope: dict[str, Any] = super()._build_http_scope(request, sockname, peername)  # type: ignore[misc]
-        # A replica that was suspended, or is overloaded, comes to a request long after the kernel has received it.
+        # A suspended or overloaded replica reads a request long after the kernel has received it.
         arrived = time.monotonic() - _tcp_info(self._sock)[1]
         tls = {"client_cert_name": self.client_name}  # as in ASGI's TLS extension
         scope["extensions"] = {"tls": tls, ARRIVED: arrived}
@@ -245,7 +249,7 @@ class WebhookProtocol(ASGIProtocol):
         if self._callback_parser.is_complete:
             self.transport.close()
         else:
-            # A close while the peer still sends makes a reset of it, which can destroy the answer before it is read.
+            # A close while the peer still sends becomes a reset, which can destroy the answer before it is read.
             self._resume_reading()
             self.worker.loop.call_later(FLUSH_SECONDS, self._end_output)
 
@@ -254,11 +258,12 @@ class WebhookProtocol(ASGIProtocol):
         self.worker.enter(self, Phase.CLOSING)
         if self._body_receiver is not None:
             self._body_receiver.signal_disconnect()
-        # gunicorn's wait for a next request would else go on until asgi_disconnect_grace_period cancels it.
+        # Without this gunicorn would wait for a next request until asgi_disconnect_grace_period.
         self._request_ready.set()
 
     def _end_output(self) -> None:
-        # Nothing more comes, but what the peer sends is still read: with asyncio's TLS that takes the socket itself.
+        # No more output follows, but the peer's bytes are still read. asyncio's TLS allows that only on the socket
+        # itself.
         if not self.transport.is_closing():
             try:
                 self._sock.shutdown(socket.SHUT_WR)
@@ -267,7 +272,7 @@ class WebhookProtocol(ASGIProtocol):
 
 
 class WebhookWorker(ASGIWorker):
-    """The process that serves. It stops so that no request is lost: readiness fails first, and work goes on a while."""
+    """The serving process. Its stop loses no request: readiness fails first, and requests are served for a while."""
 
     app: ServedApplication
     loop: Any
@@ -278,22 +283,22 @@ class WebhookWorker(ASGIWorker):
         super().__init__(*args, **kwargs)
         self.stopping = False
         self.shed = self.overdue = self._unfinished = 0
-        self.client_expiry = math.nan  # of the certificate that was presented last
+        self.client_expiry = math.nan  # of the last certificate that a client presented
         self._waiting: dict[Phase, OrderedDict[WebhookProtocol, None]] = {phase: OrderedDict() for phase in Phase}
 
     @property
     def connections(self) -> int:
-        """Connections open, with those that shake hands."""
+        """The number of open connections, including those in a TLS handshake."""
         return self.nr_conns + len(self._waiting[Phase.HANDSHAKE])
 
     def enter(self, connection: WebhookProtocol, phase: Phase) -> None:
-        """Let a connection begin a phase. Those of one phase stand in the order of their deadlines."""
+        """Put a connection into a phase. The connections of a phase are in the order of their deadlines."""
         self.leave(connection)
         connection.phase, connection.deadline = phase, self.loop.time() + phase.value[1]
         self._waiting[phase][connection] = None
 
     def leave(self, connection: WebhookProtocol) -> None:
-        """Let a connection wait for nothing: something is being decided for it, or it is gone."""
+        """Take a connection out of its phase, because its request is being decided or it is closed."""
         if connection.phase is not None:
             del self._waiting[connection.phase][connection]
             connection.phase = None
@@ -301,7 +306,7 @@ class WebhookWorker(ASGIWorker):
             connection.received = 0
 
     def note_received(self, connection: WebhookProtocol, size: int) -> None:
-        """Count some of a request; where all together have sent too much, the oldest that is not whole is given up."""
+        """Count bytes of a request. If all incomplete requests are too large together, end the oldest one."""
         connection.received += size
         self._unfinished += size
         while self._unfinished > MAX_UNFINISHED:
@@ -313,7 +318,7 @@ class WebhookWorker(ASGIWorker):
                 sock, peer = listener.accept()
             except (BlockingIOError, ConnectionError):
                 return
-            except OSError as error:  # of the network, or no file is left: nothing to end the server for
+            except OSError as error:  # a network error, or no file descriptor is left; the server goes on
                 self.log.warning("no connection accepted: %s", error)
                 if error.errno in (errno.EMFILE, errno.ENFILE):
                     self._shed_one()
@@ -326,13 +331,13 @@ class WebhookWorker(ASGIWorker):
                 self._shed_one()
 
     async def _shake_hands(self, connection: WebhookProtocol, sock: socket.socket, peer: object) -> None:
-        """Speak TLS from here on, with the certificate of now: open connections keep that of their handshake."""
+        """Begin TLS with the current certificate. Open connections keep the certificate of their handshake."""
         try:
             await self.loop.connect_accepted_socket(
                 lambda: connection, sock, ssl=self.app.certificate.current(), ssl_shutdown_timeout=LINGER_SECONDS
             )
         except OSError as error:
-            # A wrong certificate somewhere is logged, but not a probe of the port, which just hangs up.
+            # A certificate error is logged. A probe of the port, which only hangs up, is not.
             if isinstance(error, ssl.SSLError) and error.errno != ssl.SSL_ERROR_EOF:
                 self.log.warning("TLS handshake with %s failed: %s", peer, error)
         finally:
@@ -344,7 +349,7 @@ class WebhookWorker(ASGIWorker):
     def _shed_one(self) -> None:
         """Close the oldest connection of the phase that has the most.
 
-        A flood of any one kind so closes itself, and spares the API server's connections: those are few, or are used.
+        So a flood of one kind closes its own connections, and spares those of the API server, which are few or in use.
         """
         crowd = max(self._waiting.values(), key=len)
         if crowd:
@@ -352,9 +357,9 @@ class WebhookWorker(ASGIWorker):
             next(iter(crowd)).reset()
 
     async def _serve(self) -> None:
-        """Serve until the worker is told to stop, or gunicorn's arbiter is gone; then end what is left."""
+        """Serve until the worker must stop or gunicorn's arbiter has ended. Then end the remaining connections."""
         for listener in self.sockets:
-            # What one read of a connection can bring is bounded by this, and so what many connections together can.
+            # This bounds the bytes of one read, and so the bytes of many connections together.
             listener.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
             self.loop.add_reader(listener.sock, self._accept, listener.sock)
         while self.alive and not self.stopping and self.ppid == os.getppid():
@@ -362,7 +367,7 @@ class WebhookWorker(ASGIWorker):
         for listener in self.sockets:
             self.loop.remove_reader(listener.sock)
             listener.close()
-        # Those without a request stay a moment, for one that may be on its way: it is told to come again.
+        # Connections without a request stay for a moment. A late request on one of them gets a 503, and is repeated.
         lingering = self.loop.time() + LINGER_SECONDS
         while self.connections and not self._quick_shutdown:
             if self.loop.time() > lingering:
@@ -383,7 +388,7 @@ class WebhookWorker(ASGIWorker):
         await asyncio.sleep(TICK_SECONDS)
 
     def handle_exit_signal(self) -> None:
-        """On SIGTERM fail readiness, and begin to stop when the endpoints have had time to lose this replica."""
+        """On SIGTERM fail readiness. Begin to stop when the endpoints have had time to remove this replica."""
         service = self.app.service
         if service is None or service.gate.leaving:
             self._stop()
@@ -395,12 +400,12 @@ class WebhookWorker(ASGIWorker):
         if self.app.service is not None:
             self.app.service.gate.close()
         self.app.stopping.set()
-        # gunicorn's own flag, ``alive``, would close kept connections at once, and lose the requests on their way.
+        # gunicorn's own flag, ``alive``, would close kept connections at once and lose requests that were just sent.
         self.stopping = True
 
 
 def _tcp_info(sock: socket.socket) -> tuple[int, float]:
-    """Return the state of a TCP connection, and how many seconds ago its last data came; zeros if nobody tells."""
+    """Return the state of a TCP connection, and the seconds since its last data. Zeros if the system has no figures."""
     try:
         told = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _TCP_INFO_BYTES) if _TCP_INFO is not None else b""
     except OSError:  # it has just been closed
