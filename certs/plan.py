@@ -1,4 +1,4 @@
-"""Decides the next step of a rotation from what is true of a state. Pure: no I/O, no clock."""
+"""Decides the next step of a rotation from the state. Pure: without I/O or a clock."""
 
 from datetime import datetime, timedelta
 
@@ -10,10 +10,10 @@ from vcuda.x509 import Signed, common_name
 
 
 def outdated(certificate: x509.Certificate, now: datetime, policy: RotationPolicy) -> str:
-    """Why it is to be replaced; empty where it is not."""
+    """Return why the certificate must be replaced; empty if it need not be."""
     if not states.is_valid(certificate, now):
         return f"is valid from {shown(certificate.not_valid_before_utc)} to {shown(certificate.not_valid_after_utc)}"
-    # One of the future counts for nothing: what is made now would be replaced again and again.
+    # An `issued_before` in the future is ignored, because new certificates would be replaced again and again.
     if policy.issued_before and states.issued(certificate) < policy.issued_before <= now:
         return f"was issued before {shown(policy.issued_before)}"
     if states.in_look_ahead(certificate, now):
@@ -22,7 +22,7 @@ def outdated(certificate: x509.Certificate, now: datetime, policy: RotationPolic
 
 
 def broken(state: states.State, now: datetime, policy: RotationPolicy) -> str:
-    """Why the serving Secret is of no use to a webhook that reads it now; empty where it is of use."""
+    """Return why a webhook cannot use the serving Secret now; empty if it can."""
     leaf = state.serving.leaf
     if leaf is None:
         return state.serving.fault
@@ -45,9 +45,9 @@ def published(state: states.State, authority: Signed | None) -> bool:
 
 
 def would_break(state: states.State, authority: Signed | None, now: datetime) -> bool:
-    """Whether calls that succeed now would fail if ``authority`` signed, of a configuration that is read-only."""
-    # That is one which trusts what is served, or is about to be, and not the authority. One that cannot be asked
-    # may show what it trusts.
+    """Whether calls by a read-only configuration that succeed now would fail if ``authority`` signed."""
+    # Such a configuration trusts a leaf that is served now or soon, and does not trust the authority. An endpoint that
+    # cannot be dialled may serve a trusted leaf.
     if authority is None:
         return False
     leaf = state.serving.leaf
@@ -66,7 +66,7 @@ def served_everywhere(state: states.State, now: datetime) -> bool:
 
 
 def others(state: states.State, now: datetime) -> list[states.DialledEndpoint]:
-    """The endpoints that do not show a leaf of the current authority. One that is not ready counts if it answers."""
+    """The endpoints without a leaf of the current authority. An endpoint that is not ready counts if it answers."""
     current = state.authorities.current
     bundle = (current.certificate,) if current else ()
     asked = [endpoint for endpoint in state.endpoints if endpoint.ready or endpoint.leaf is not None]
@@ -74,7 +74,7 @@ def others(state: states.State, now: datetime) -> list[states.DialledEndpoint]:
 
 
 def may_work(state: states.State, now: datetime) -> bool:
-    """Whether a call may succeed: a caBundle trusts what a ready endpoint shows, or one cannot be asked from here."""
+    """Whether a call may succeed: a caBundle trusts the leaf of a ready endpoint, or an endpoint cannot be dialled."""
     return any(
         endpoint.leaf is None or states.trusts(hook.bundle, endpoint.leaf, now)
         for endpoint in state.ready()
@@ -92,8 +92,8 @@ def noted_since(state: states.State, now: datetime, *, served: bool) -> datetime
     """Since when the current authority is served everywhere, or the next one trusted everywhere, by the Secret."""
     there = state.authorities
     seen, authority = (there.served, there.current) if served else (there.trusted, there.next_ca)
-    # What is noted of another authority is of the rotation before. A time in the future was written by a clock that
-    # went wrong: it says nothing.
+    # A note on another authority is from the previous rotation. A time in the future is from a wrong clock, and is
+    # ignored.
     if (
         seen is None
         or authority is None
@@ -105,7 +105,7 @@ def noted_since(state: states.State, now: datetime, *, served: bool) -> datetime
 
 
 def shown(moment: datetime) -> str:
-    """Return the moment for people, in UTC."""
+    """Return the moment as text for people, in UTC."""
     return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
 
 
@@ -117,9 +117,9 @@ _UNREGISTERED = (
 
 
 def plan(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision:
-    """Return what comes next: of these, the first that applies. Their order is the order of the steps."""
-    # Nothing is written before a person has seen to these: a wrong clock, or a Secret of somebody else's, would make
-    # every step below a mistake.
+    """Return the next step: the first of these that applies. They are in the order of the steps."""
+    # These problems need a person, and nothing is written until they are solved. With a wrong clock, or a Secret of
+    # another owner, every step below would be a mistake.
     if state.problems:
         return steps.StepRefused(state.problems)
     if state.tool:
@@ -137,7 +137,7 @@ def plan(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenF
 
 
 def _authority(state: states.State, now: datetime, policy: RotationPolicy) -> Decision | None:
-    # (a) The next authority is made when the current one is of no use, or has less than its look-ahead left.
+    # (a) Make the next authority if the current one is unusable, or has less than its look-ahead left.
     next_ca, current = state.authorities.next_ca, state.authorities.current
     if next_ca is None and current is None:
         return steps.MakeAuthority("; ".join(state.authorities.faults) or "there is no CA")
@@ -147,10 +147,9 @@ def _authority(state: states.State, now: datetime, policy: RotationPolicy) -> De
 
 
 def _bundles(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # (b) Every caBundle has every authority of which a leaf may be served; (e) a retired one only while that is so.
-    # Once nobody serves a leaf of theirs, retired ones are not put back where they are missing: else of two runs, of
-    # which one has waited longer than the other, or was killed while it took them out, each would undo the other's
-    # work.
+    # (b) Put every authority whose leaves may be served into every caBundle. (e) Remove retired ones when none is
+    # served. Retired authorities whose leaves are no longer served are not put back where they are missing. Otherwise
+    # two runs, of which one has waited longer, or was killed while it removed them, would undo each other's work.
     retired = frozenset((*state.authorities.retired, *states.unknown_cas(state)))
     needed = _unserved(state, now, policy) is not None
     unwanted = retired if not needed and _retained(state, now, policy, seen) is None else frozenset()
@@ -166,13 +165,13 @@ def _bundles(state: states.State, now: datetime, policy: RotationPolicy, seen: S
 def _bundle(
     present: states.Certificates, wanted: states.Certificates, unwanted: frozenset[x509.Certificate]
 ) -> states.Certificates:
-    # What is there, less the unwanted, and what is missing after it. Certificates that are not ours stay.
+    # The present certificates without the unwanted ones, then the missing ones. Certificates of others stay.
     kept = tuple(one for one in present if one not in unwanted)
     return (*kept, *(one for one in wanted if one not in kept))
 
 
 def _broken_leaf(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # A serving Secret of no use is mended at once, by the current authority, which has had its overlap.
+    # An unusable serving Secret is repaired at once, by the current authority, which has had its overlap.
     reason = broken(state, now, policy)
     if not reason or not current_signs(state, now):
         return None
@@ -182,7 +181,7 @@ def _broken_leaf(state: states.State, now: datetime, policy: RotationPolicy, see
 
 
 def _takeover(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # (c) The next authority takes over; until it may, whatever it waits for, a leaf in its look-ahead is renewed.
+    # (c) The next authority becomes the current one. While it waits for that, a leaf in its look-ahead is renewed.
     decision = _promotion(state, now, policy, seen)
     if isinstance(decision, steps.Wait | steps.StepRefused):
         return _ageing_leaf(state, now, policy, seen) or decision
@@ -190,7 +189,7 @@ def _takeover(state: states.State, now: datetime, policy: RotationPolicy, seen: 
 
 
 def _promotion(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # The next authority signs from when it has been trusted everywhere for the overlap.
+    # The next authority signs after it has been trusted everywhere for the overlap.
     if state.authorities.next_ca is None:
         return None
     if would_break(state, state.authorities.next_ca, now):
@@ -219,7 +218,7 @@ def _untrusting(state: states.State, policy: RotationPolicy) -> states.Problem |
 
 
 def _ageing_leaf(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # A leaf in its look-ahead is renewed by the current authority where that gains time, and none trusts it less.
+    # The current authority renews a leaf in its look-ahead if that gains time and no client trusts the new leaf less.
     leaf, current = state.serving.leaf, state.authorities.current
     if leaf is None or current is None or not states.in_look_ahead(leaf.certificate, now):
         return None
@@ -232,7 +231,7 @@ def _ageing_leaf(state: states.State, now: datetime, policy: RotationPolicy, see
 
 
 def _due_leaf(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # A leaf is renewed in time, and after a change of the authority; the one before is trusted all along.
+    # A leaf is renewed in time, and after a change of the authority. The previous authority stays trusted.
     leaf, current = state.serving.leaf, state.authorities.current
     if leaf is None or current is None:
         return None
@@ -244,14 +243,14 @@ def _due_leaf(state: states.State, now: datetime, policy: RotationPolicy, seen: 
 
 
 def _propagation(state: states.State, now: datetime, policy: RotationPolicy) -> Decision | None:
-    # (d) Every ready endpoint is dialled, and shows the leaf that is in the Secret.
+    # (d) Every ready endpoint must serve the leaf in the Secret, which is checked by dialling it.
     leaf = state.serving.leaf
     lagging = [endpoint for endpoint in state.ready() if leaf is None or endpoint.leaf != leaf.certificate]
     return _lag([f"{one.address}: {one.fault or 'an earlier leaf'}" for one in lagging], state, now, policy)
 
 
 def _retirement(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # (e) A retired authority, which `_bundles` has just found in no caBundle any more, is forgotten.
+    # (e) Delete a retired authority, which `_bundles` has just found in no caBundle.
     retired = state.authorities.retired
     if not retired and not states.unknown_cas(state):
         return None
@@ -262,7 +261,7 @@ def _retirement(state: states.State, now: datetime, policy: RotationPolicy, seen
 
 
 def _unserved(state: states.State, now: datetime, policy: RotationPolicy) -> Decision | None:
-    # What has to happen before every endpoint is known to serve a leaf of the current authority; None where it is.
+    # The step that is missing before every endpoint is known to serve a leaf of the current authority; None if none is.
     leaf, current = state.serving.leaf, state.authorities.current
     if leaf is None or current is None or not states.signed_by(leaf.certificate, current.certificate):
         return steps.Wait("there is no leaf of the current CA yet")
@@ -280,9 +279,9 @@ def _unserved(state: states.State, now: datetime, policy: RotationPolicy) -> Dec
 
 
 def _presented_until(state: states.State, now: datetime, policy: RotationPolicy, *, noted: bool) -> datetime | None:
-    # Nobody can ask an API server which certificate it presents: a retired CA stays until none of its leaves can be
-    # valid any more, or until a person says that all present the new pair, which is noted. What only the ConfigMap
-    # knows was made after that note, perhaps.
+    # The certificate that an API server presents cannot be asked for. So a retired CA stays until none of its leaves
+    # can be valid, or until a person states that all API servers present the new pair, which is recorded. An authority
+    # that only the ConfigMap has may be newer than that record.
     if policy.installed:
         return None
     possible = (*states.unknown_cas(state), *(() if noted else state.authorities.retired))
@@ -296,7 +295,7 @@ def _retained(state: states.State, now: datetime, policy: RotationPolicy, seen: 
 
 
 def _lag(told: list[str], state: states.State, now: datetime, policy: RotationPolicy) -> Decision | None:
-    # Wait for endpoints that do not show the new leaf; one that takes longer than kubelet may is a person's to see.
+    # Wait for endpoints that do not serve the new leaf. An endpoint that takes longer than kubelet may needs a person.
     if not told or state.serving.leaf is None:
         return None
     made = states.issued(state.serving.leaf.certificate)
@@ -307,7 +306,7 @@ def _lag(told: list[str], state: states.State, now: datetime, policy: RotationPo
 
 
 def _settling(state: states.State, now: datetime, policy: RotationPolicy, seen: timedelta) -> steps.Wait | None:
-    # A moment for the API servers, in case this run, or a person, has only just changed a caBundle.
+    # Give the API servers a moment, because this run, or a person, may have just changed a caBundle.
     left = policy.settle(policy.overlap) - seen
     return (
         steps.Wait(f"the {policy.readers} are given a moment to read the caBundles", now + left)
@@ -317,7 +316,7 @@ def _settling(state: states.State, now: datetime, policy: RotationPolicy, seen: 
 
 
 def _lasting(due: datetime, left: timedelta, now: datetime, reason: str) -> steps.Wait | None:
-    # Wait until it is due by the wall clock, and until this run has seen it for a moment by itself.
+    # Wait until the step is due by the wall clock, and until this run itself has seen the condition for a moment.
     until = max(due, now + left)
     return steps.Wait(reason, until) if until > now else None
 
@@ -327,15 +326,15 @@ def _elsewhere(state: states.State) -> str:
 
 
 def _end(state: states.State, now: datetime, policy: RotationPolicy) -> steps.Done | steps.StepRefused:
-    # All is done, but for what a person has to unlock, and for who should call and answer.
+    # All is done, except for problems that need a person, and for missing configurations or endpoints.
     problems = (*idle(state, now, policy), *state.read_only())
     return steps.StepRefused(problems) if problems else steps.Done(_next_due(state))
 
 
 def idle(state: states.State, now: datetime, policy: RotationPolicy) -> tuple[states.Problem, ...]:
-    """What a person has to see to before any call can succeed, though the certificates are as they should be.
+    """Return the problems that a person must solve before a call can succeed, although the certificates are correct.
 
-    A fresh leaf may be the first one, for which the webhook waits before it starts: it is given time.
+    A fresh leaf may be the first one, which the webhook waits for before it starts. So the webhook is given some time.
     """
     leaf = state.serving.leaf
     if leaf and now - states.issued(leaf.certificate) < steps.PROPAGATION:

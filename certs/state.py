@@ -1,4 +1,4 @@
-"""What a rotation goes by: the two Secrets, the caBundles, and what the endpoints serve. Frozen, no I/O, no clock."""
+"""The observed state of a rotation: two Secrets, caBundles, and endpoints. Frozen data, without I/O or a clock."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ UNREADABLE_EXTENSIONS = (x509.ExtensionNotFound, x509.DuplicateExtension, x509.U
 
 @dataclass(frozen=True, slots=True)
 class SeenSince:
-    """Since when something has been seen to hold for the authority with this fingerprint."""
+    """The time since which a condition holds for the authority with this fingerprint."""
 
     fingerprint: str
     since: datetime
@@ -25,12 +25,13 @@ class SeenSince:
 
 @dataclass(frozen=True, slots=True)
 class Authorities:
-    """The CA Secret. ``version`` is its resourceVersion, empty where there is no Secret.
+    """The CA Secret.
 
-    ``current`` signs the leaves. ``next_ca`` is made and published, and signs nothing yet. ``retired`` ones sign
-    nothing any more, and are trusted until nobody serves a leaf of theirs. ``trusted``: every caBundle had
-    ``next_ca`` since then; ``served``: every endpoint had a leaf of ``current``. ``faults`` say what in the Secret
-    could not be used.
+    ``version``: its resourceVersion; empty if there is no Secret. ``current``: the authority that signs the leaves.
+    ``next_ca``: an authority that is published and signs nothing yet. ``retired``: authorities that sign nothing any
+    more, and are trusted until no endpoint serves a leaf of theirs. ``trusted``: since when every caBundle has
+    ``next_ca``. ``served``: since when every endpoint has a leaf of ``current``. ``faults``: the unusable parts of the
+    Secret.
     """
 
     version: str = ""
@@ -44,9 +45,10 @@ class Authorities:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """The serving Secret. ``leaf`` is None where there is no usable pair, and ``fault`` says why.
+    """The serving Secret.
 
-    ``authorities`` are the certificates in its ``ca.crt``.
+    ``leaf``: None if there is no usable pair, and ``fault`` then says why. ``authorities``: the certificates in its
+    ``ca.crt``.
     """
 
     version: str = ""
@@ -57,10 +59,10 @@ class Serving:
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """One webhook of a configuration, at ``index`` of its list, that calls our Service; and the CAs in its caBundle.
+    """One webhook of a configuration, at ``index`` of its list, that calls our Service, with the CAs in its caBundle.
 
-    ``faulty``: something in the caBundle is no certificate. ``server``: the name that the API server asks a leaf for;
-    empty where that is not known.
+    ``faulty``: a part of the caBundle is not a certificate. ``server``: the name that the API server requires in a
+    leaf; empty if it is unknown.
     """
 
     index: int
@@ -74,7 +76,7 @@ class Hook:
 class Configuration:
     """A webhook configuration: ``kind`` is Mutating- or ValidatingWebhookConfiguration.
 
-    ``read_only`` says why it is not to be written, where it is not; what its caBundles trust counts all the same.
+    ``read_only``: why it must not be written; None if it may be. Its caBundles count in any case.
     """
 
     kind: str
@@ -93,7 +95,7 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class DialledEndpoint:
-    """Where the webhook is served (HOST:PORT), and the leaf that it shows; where it shows none ``fault`` says why."""
+    """An address of the webhook (HOST:PORT), and the leaf that it serves. If it serves none, ``fault`` says why."""
 
     address: str
     ready: bool
@@ -103,7 +105,7 @@ class DialledEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that a person has to decide or to mend, and the command to begin with."""
+    """A problem that a person must solve, and the command to begin with."""
 
     text: str
     command: str
@@ -114,9 +116,10 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """All of it, as read at one time. ``left_alone`` says what was seen and is not ours to touch.
+    """The whole state, as read at one time.
 
-    ``tool`` is the name of another tool that looks after all of it; nothing is ours then.
+    ``left_alone``: sentences on objects that belong to others. ``tool``: the name of another tool that manages all of
+    it; nothing is ours then.
     """
 
     authorities: Authorities = field(default_factory=Authorities)
@@ -132,7 +135,7 @@ class State:
         return (hook for configuration in self.configurations for hook in configuration.hooks)
 
     def read_only(self) -> tuple[Problem, ...]:
-        """What a person has to do before all configurations can be written."""
+        """The problems that a person must solve before all configurations can be written."""
         return tuple(one.read_only for one in self.configurations if one.read_only)
 
     def ready(self) -> tuple[DialledEndpoint, ...]:
@@ -141,14 +144,14 @@ class State:
 
 
 def known(state: State) -> Certificates:
-    """Return every authority in the CA Secret, in the order of their making."""
+    """Return every authority in the CA Secret, oldest first."""
     signing = (state.authorities.current, state.authorities.next_ca)
     return (*state.authorities.retired, *(one.certificate for one in signing if one))
 
 
 def unknown_cas(state: State) -> Certificates:
-    """Return authorities of ours in caBundles that the CA Secret does not know: it was restored, or partly lost."""
-    # They go as retired ones do, and are put into no other caBundle: their name alone does not make them trusted.
+    """Return our authorities in caBundles that the CA Secret lacks, because it was restored or partly lost."""
+    # They are removed like retired ones, and are put into no other caBundle: a name alone does not make them trusted.
     found = dict.fromkeys(one for hook in state.hooks() for one in hook.bundle if is_ours(one))
     return tuple(one for one in found if one not in known(state))
 
@@ -159,7 +162,7 @@ def fingerprint(certificate: x509.Certificate) -> str:
 
 
 def issued(certificate: x509.Certificate) -> datetime:
-    """When a certificate of ours was made: its start, without the time that it is back-dated by."""
+    """When a certificate of ours was issued: its start, without the time that it is backdated by."""
     return certificate.not_valid_before_utc + BACKDATE
 
 
@@ -169,14 +172,14 @@ def is_valid(certificate: x509.Certificate, now: datetime) -> bool:
 
 
 def in_look_ahead(certificate: x509.Certificate, now: datetime) -> bool:
-    """Whether less than a third of its life is left: renewed while there is time to fail."""
-    # As cert-manager counts, so that whoever knows the one expects the other.
+    """Whether less than a third of its life is left, so that a renewal may fail and be retried."""
+    # cert-manager uses the same fraction.
     life = certificate.not_valid_after_utc - issued(certificate)
     return certificate.not_valid_after_utc - now < life / 3
 
 
 def signed_by(leaf: x509.Certificate, authority: x509.Certificate) -> bool:
-    """Whether ``authority`` signed ``leaf``; nothing about times and names."""
+    """Whether ``authority`` signed ``leaf``, regardless of times and names."""
     try:
         leaf.verify_directly_issued_by(authority)
     except (InvalidSignature, UnsupportedAlgorithm, ValueError, TypeError):
@@ -185,22 +188,22 @@ def signed_by(leaf: x509.Certificate, authority: x509.Certificate) -> bool:
 
 
 def trusts(bundle: Iterable[x509.Certificate], leaf: x509.Certificate | None, now: datetime) -> bool:
-    """Whether a client that goes by ``bundle`` accepts ``leaf``, as far as signature and times go."""
+    """Whether a client that trusts ``bundle`` accepts the signature and the times of ``leaf``."""
     if leaf is None or not is_valid(leaf, now):
         return False
     return any(is_valid(authority, now) and signed_by(leaf, authority) for authority in bundle)
 
 
 def may_chain(bundle: Iterable[x509.Certificate], leaf: x509.Certificate, now: datetime) -> bool:
-    """Whether a client that goes by ``bundle`` may accept ``leaf`` by an intermediate CA that is served with it."""
-    # Of what is served only the leaf is read here, so that can be told of nobody else's. Authorities of ours sign no
-    # others (path length 0).
+    """Whether a client that trusts ``bundle`` may accept ``leaf`` by an intermediate CA that is served with it."""
+    # Only the served leaf is read, so intermediates of other CAs are unknown. Our authorities sign no other authority
+    # (path length 0).
     if is_signed_by_ours(leaf) or not is_valid(leaf, now):
         return False
     roots = [authority for authority in bundle if is_valid(authority, now) and not is_ours(authority)]
     try:
         return leaf.issuer != leaf.subject and any(authority.subject != leaf.issuer for authority in roots)
-    except ValueError:  # a name that cannot be read
+    except ValueError:  # a malformed name
         return False
 
 
@@ -211,7 +214,7 @@ def is_for(leaf: x509.Certificate, server: str) -> bool:
 
 
 def names_of(subject: Names | x509.Certificate) -> frozenset[str]:
-    """The DNS names and IP addresses that it is for, as text."""
+    """The DNS names and IP addresses of the certificate, as text."""
     if isinstance(subject, Names):
         return frozenset([*subject.dns, *map(str, subject.addresses)])
     try:

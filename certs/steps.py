@@ -1,4 +1,4 @@
-"""The steps of a rotation and the other answers to "what comes next?"; what each step writes."""
+"""The steps of a rotation, its other decisions, and the writes of each step."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -10,21 +10,21 @@ from vcuda.x509 import AUTHORITY_LIFE, LEAF_LIFE, Names, Signed, is_ours, make_a
 OVERLAP = timedelta(hours=1)
 RETENTION = timedelta(days=1)
 
-# A run has to have seen a state by itself for so long before it goes by it: a wall clock that jumps cannot shorten
-# that. API servers take up a changed caBundle within about a second.
+# Time for which a run itself must have seen a state before it acts on it, so that a jump of the wall clock cannot
+# shorten it. API servers use a changed caBundle within about a second.
 SETTLE = timedelta(seconds=10)
 
 # Webhooks take longer: kubelet updates a mounted ConfigMap at its next sync, up to about 100 s in all.
 CLIENT_SETTLE = timedelta(minutes=2)
 
-# How long an endpoint may take to serve a new leaf before a person should look. kubelet updates a mounted Secret at its
-# next sync (60 s and a jitter), from a cache that may be older: up to about 100 s in all.
+# Time for an endpoint to serve a new leaf before a person should check it. kubelet updates a mounted Secret at its next
+# sync (60 s and a jitter), from a cache that may be older: up to about 100 s in all.
 PROPAGATION = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """What to tell a person to run."""
+    """The commands that messages recommend."""
 
     restart: str = "kubectl -n vcuda-quota rollout restart deployment/vcuda-webhook"
     endpoints: str = "kubectl -n vcuda-quota get pods,endpointslices"
@@ -36,13 +36,15 @@ class Commands:
 
 @dataclass(frozen=True, slots=True)
 class RotationPolicy:
-    """What is wanted.
+    """The settings of a rotation.
 
-    ``overlap``: how long a new authority is trusted everywhere before a leaf of its own is served. ``retention``: how
-    long the old one is trusted after the last leaf of its own was served. ``issued_before``: certificates made before
-    then are replaced, however long they live. ``registered``: webhook configurations are to call the Service.
+    ``overlap``: time for which a new authority is trusted everywhere before a leaf of it is served.
+    ``retention``: time for which the old authority is trusted after its last leaf was served.
+    ``issued_before``: certificates from before this time are replaced, however long they are valid.
+    ``registered``: webhook configurations must call the Service.
     ``client``: the common name of a client certificate, which API servers present to the webhook; empty for the serving
-    certificate. ``installed``: a person says that all of them present the pair that is in the Secret.
+    certificate.
+    ``installed``: a person states that all API servers present the pair in the Secret.
     """
 
     names: Names
@@ -58,20 +60,20 @@ class RotationPolicy:
 
     @property
     def readers(self) -> str:
-        """Who trusts by the caBundles."""
+        """The programs that trust by the caBundles."""
         return "webhooks" if self.client else "API servers"
 
     def settle(self, span: timedelta) -> timedelta:
-        """How long a run has to see by itself what a wall clock says has held for ``span``."""
+        """The time for which a run itself must see a condition that holds for ``span`` by the wall clock."""
         return min(CLIENT_SETTLE if self.client else SETTLE, span)
 
 
 @dataclass(frozen=True, slots=True)
 class SeenFor:
-    """How long this run itself has seen things without a break, by a clock that does not jump.
+    """How long this run has seen conditions without a break, by a clock that does not jump.
 
-    ``next_ca`` and ``current``: that authority in every caBundle that may be written. ``served``: every endpoint with
-    a leaf of the current one.
+    ``next_ca``, ``current``: every caBundle that may be written has this authority. ``served``: every endpoint serves a
+    leaf of the current authority.
     """
 
     next_ca: timedelta = timedelta()
@@ -81,13 +83,13 @@ class SeenFor:
 
 @dataclass(frozen=True, slots=True)
 class Reasoned:
-    """What every step says of itself: why it is taken. The class's name is the step's, as people are shown it."""
+    """A step with the reason for it. The name of the class is the name that people see."""
 
     reason: str
 
 
 class MakeAuthority(Reasoned):
-    """Make the next authority and keep it beside the current one."""
+    """Make the next authority, and store it together with the current one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +102,11 @@ class SetBundles:
 
 
 class NoteTrusted(Reasoned):
-    """Write down since when the next authority is trusted everywhere."""
+    """Record since when the next authority is trusted everywhere."""
 
 
 class Promote(Reasoned):
-    """Let the next authority be the current one, and retire the one before."""
+    """Make the next authority the current one, and retire the previous one."""
 
 
 class IssueLeaf(Reasoned):
@@ -112,11 +114,11 @@ class IssueLeaf(Reasoned):
 
 
 class NoteServed(Reasoned):
-    """Write down since when every endpoint serves a leaf of the current authority."""
+    """Record since when every endpoint serves a leaf of the current authority."""
 
 
 class Forget(Reasoned):
-    """Forget the retired authorities: no caBundle holds them any more."""
+    """Delete the retired authorities, which no caBundle has any more."""
 
 
 Step = MakeAuthority | SetBundles | NoteTrusted | Promote | IssueLeaf | NoteServed | Forget
@@ -124,7 +126,7 @@ Step = MakeAuthority | SetBundles | NoteTrusted | Promote | IssueLeaf | NoteServ
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing may be done before ``until``, or, where that is None, before the endpoints have changed."""
+    """Wait until ``until``, or if that is None, until the endpoints have changed."""
 
     reason: str
     until: datetime | None = None
@@ -132,34 +134,34 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class StepRefused:
-    """Nothing more can be done before a person has done something."""
+    """Stop, because a person must solve a problem first."""
 
     problems: tuple[observed.Problem, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """All is as it should be until ``until``; None where nothing here is ours."""
+    """Nothing is due before ``until``; None if nothing here is ours."""
 
     until: datetime | None
 
 
 End = Wait | StepRefused | Done
-"""How a run ends; a wait where the next thing is beyond its budget."""
+"""The end of a run. It is a wait if the next step is beyond the budget."""
 
 Decision = Step | End
 
 
 @dataclass(frozen=True, slots=True)
 class WriteAuthorities:
-    """The CA Secret is to be as ``after``, provided that it still has the version there."""
+    """Write the CA Secret as ``after``, if it still has the version in it."""
 
     after: observed.Authorities
 
 
 @dataclass(frozen=True, slots=True)
 class WriteServing:
-    """The serving Secret is to hold this leaf, provided that it still has ``version``."""
+    """Write this leaf into the serving Secret, if it still has ``version``."""
 
     version: str
     leaf: Signed
@@ -168,9 +170,9 @@ class WriteServing:
 
 @dataclass(frozen=True, slots=True)
 class WriteBundles:
-    """The webhooks of a configuration are to have these caBundles, provided that it still has ``version``.
+    """Write these caBundles into the webhooks of a configuration, if it still has ``version``.
 
-    ``indices`` are their places in its list, one a bundle.
+    ``indices``: the places of the webhooks in its list, one for each bundle.
     """
 
     kind: str
@@ -184,7 +186,7 @@ Write = WriteAuthorities | WriteServing | WriteBundles
 
 
 def write_of(step: Step, state: observed.State, now: datetime, policy: RotationPolicy) -> Write:
-    """Return what ``step`` writes; new keys are made here."""
+    """Return the write of ``step``. New keys are made here."""
     match step:
         case SetBundles():
             return _bundles(step, state)
@@ -197,7 +199,7 @@ def write_of(step: Step, state: observed.State, now: datetime, policy: RotationP
 
 
 def after(state: observed.State, write: Write) -> observed.State:
-    """Return the state once ``write`` has succeeded, but for the new versions, and for endpoints that follow later."""
+    """Return the state after ``write``, except for the new versions, and for endpoints that follow later."""
     match write:
         case WriteAuthorities():
             return replace(state, authorities=write.after)
@@ -213,8 +215,8 @@ def after(state: observed.State, write: Write) -> observed.State:
 
 def _with_next_ca(state: observed.State, now: datetime, policy: RotationPolicy) -> observed.Authorities:
     there = state.authorities
-    # Where the CA Secret was lost, caBundles and the serving Secret may know more than it. Leaves of those CAs are
-    # served until the new one's are: so they are retired like any other, and dropped then.
+    # If the CA Secret was lost, caBundles and the serving Secret may have CAs that it lacks. Leaves of these are served
+    # until the new CA's leaves are. So they are retired like any other authority, and dropped later.
     lost = () if there.current else (*filter(is_ours, state.serving.authorities), *observed.unknown_cas(state))
     retired = dict.fromkeys((*there.retired, *_certificates(there.next_ca), *lost))
     next_ca = make_authority(now, policy.authority_life, client=bool(policy.client))
