@@ -1,4 +1,4 @@
-"""Leader election on a Lease: one controller acts, the others wait.
+"""Leader election on a Lease: one controller leads, the others are standbys.
 
 The rules are client-go's (``tools/leaderelection``): a lease is taken by compare-and-swap, renewed well before it
 ends, and only taken from another when it has not been renewed for its whole duration as seen on this side's own clock.
@@ -30,12 +30,13 @@ class LeaseTiming(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, lease_seconds: int) -> "LeaseTiming":
-        """Return the timing of a lease of so many seconds: two thirds to renew it, ten tries within that at most."""
+        """Return the timing of a lease of so many seconds: two thirds of them to renew it, with at most ten
+        attempts."""
         return cls(lease_seconds, lease_seconds * 2 / 3, min(2.0, lease_seconds / 5))
 
 
 class LeaseSpec(k8s_types.K8sStruct, frozen=True, gc=False):
-    """Who holds it, and when it was last renewed; both times are RFC 3339 with microseconds."""
+    """The holder of the Lease and its last renewal. Both times are RFC 3339 with microseconds."""
 
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
@@ -53,11 +54,11 @@ class Lease(k8s_types.K8sObject, frozen=True, gc=False):
 _LEASE = msgspec.json.Decoder(Lease)
 
 CALL_FAILURES = (errors.VcudaError, *k8s_types.UNDECODABLE)
-"""What a call can end by: an answer that cannot be decoded is as good as none."""
+"""The errors of a call. An answer that cannot be decoded counts as a failure."""
 
 
 class Elector:
-    """One candidate for a Lease. ``identity`` names it and must be its own; ``wait`` sleeps, and is True to stop."""
+    """One candidate for a Lease. ``identity``: its unique name. ``wait``: sleeps, and returns True to stop."""
 
     def __init__(
         self,
@@ -84,11 +85,11 @@ class Elector:
 
     @property
     def holder(self) -> str:
-        """Who held the lease when it was last looked at; empty where nobody did, or nobody has looked yet."""
+        """The holder of the lease when it was last read; empty if there was none, or if it was not read yet."""
         return (self._observed and self._observed.spec.holder_identity) or ""
 
     def acquire(self) -> bool:
-        """Block until the lease is ours; False if told to stop before."""
+        """Block until this candidate has the lease. False if it must stop before that."""
         while not self._attempt():
             if self._wait(self._timing.retry_period):
                 return False
@@ -96,9 +97,9 @@ class Elector:
         return True
 
     def hold(self) -> bool:
-        """Renew until told to stop, which is True, or until the lease is lost, which is False."""
+        """Renew the lease. Return True when this candidate must stop, and False when the lease is lost."""
         while not self._wait(self._timing.retry_period):
-            # Asked before each attempt too: one that begins after the deadline could succeed on a lease taken since.
+            # The deadline is checked before each attempt, because a late attempt could succeed on a lease taken since.
             if self._in_time() and self._attempt():
                 continue
             if not self._in_time() or self._is_taken():
@@ -107,9 +108,9 @@ class Elector:
         return True
 
     def release(self) -> None:
-        """Give the lease up, so that another need not wait for its end."""
+        """Release the lease, so that another candidate need not wait until it expires."""
         try:
-            lease = self._read()  # anew: the last renewal may have landed though its answer was lost
+            lease = self._read()  # read again, because the last renewal may have landed although its answer was lost
             if lease is None or lease.spec.holder_identity != self._identity:
                 return
             transitions = lease.spec.lease_transitions
@@ -120,13 +121,14 @@ class Elector:
             self._log.info("lease released")
 
     def _attempt(self) -> bool:
-        """Take or renew the lease once. What fails is logged, and counts as an attempt that did not succeed."""
+        """Take or renew the lease once. A failure is logged, and counts as an unsuccessful attempt."""
         started = self._clock()
         try:
             lease = self._read()
             if lease is not None and self._is_held_by_other(lease):
                 return False
-            # Compare-and-swap: where another was first the API server answers with 409, and this attempt has failed.
+            # This is a compare-and-swap: if another candidate was first, the API server answers 409 and the attempt
+            # fails.
             self._remember(self._write(self._next_spec(lease), lease))
         except CALL_FAILURES as error:
             self._log.debug("attempt failed", error=str(error))
@@ -144,7 +146,7 @@ class Elector:
         return lease
 
     def _remember(self, lease: Lease) -> None:
-        # On our own clock: the times in the Lease are by that of its holder, which may be wrong.
+        # Measured by this process' own clock, because the clock of the holder, which the Lease has, may be wrong.
         self._observed, self._observed_at = lease, self._clock()
 
     def _is_held_by_other(self, lease: Lease) -> bool:
@@ -155,7 +157,7 @@ class Elector:
         return self._clock() < self._observed_at + lasts
 
     def _in_time(self) -> bool:
-        # Counted from before the renewal was asked for, while others count from after they have seen it.
+        # Counted from before the request, while other candidates count from after they have seen the renewal.
         return self._clock() - self._renewed_at <= self._timing.renew_deadline
 
     def _is_taken(self) -> bool:
@@ -172,7 +174,7 @@ class Elector:
         return msgspec.structs.replace(spec, lease_transitions=transitions + 1)
 
     def _write(self, spec: LeaseSpec, lease: Lease | None) -> Lease:
-        """Replace the lease that was read, or create it where there was none."""
+        """Replace the lease that was read, or create it if there was none."""
         metadata = {"name": self._name, "namespace": self._namespace}
         if lease:
             metadata["resourceVersion"] = lease.metadata.resource_version
@@ -182,5 +184,5 @@ class Elector:
 
     @property
     def _call_timeout(self) -> float:
-        # An attempt is two calls: one that begins within the renew deadline ends well before the lease does.
+        # An attempt has two calls. One that begins within the renew deadline ends well before the lease expires.
         return self._timing.renew_deadline / 8

@@ -1,4 +1,5 @@
-"""Everything the leading controller does, put together; it ends with the process."""
+"""Builds and runs all duties of the leading controller. The rooms `settle`, `retry`, `violations` and `garbage` have
+them."""
 
 import threading
 import time
@@ -22,12 +23,12 @@ from vcuda.ledger.report import NamespaceUse
 from vcuda.placement.affinity import NodeLabels
 from vcuda.quota.model import LEDGER_NAMESPACE, SYSTEM_NAMESPACES
 
-SYNC_POLL_SECONDS = 0.1  # between two looks whether everything has been listed
-STOP_TIMEOUT_SECONDS = 5.0  # how long a stop waits for the loops, so that a write that is on its way comes to its end
+SYNC_POLL_SECONDS = 0.1  # seconds between two checks whether all lists have arrived
+STOP_TIMEOUT_SECONDS = 5.0  # seconds for which a stop waits for the loops, so that a current write can end
 
 
 class Leader:
-    """The leader's watches and loops. ``start`` returns at once; ``on_fault`` hears of a loop that ended by a fault."""
+    """The leader's watches and loops. ``start`` returns at once. ``on_fault`` is called if a loop ends by a fault."""
 
     def __init__(
         self,
@@ -54,14 +55,14 @@ class Leader:
         self._log = structlog.get_logger()
         system = SYSTEM_NAMESPACES | {system_namespace, ledger_namespace}
         self.quota = k8s.QuotaInformer(kube, place, system, self._quota_changed)
-        # A node's model is that of the pods on it that are held to none, in any namespace. Through a queue, as nodes
-        # come and go by the hundred.
+        # The model of a node is the model of its unpinned pods, in any namespace. Changes go through a queue, because
+        # hundreds of nodes may come and go at once.
         self._models = workqueue.Reconciler(
             "models", lambda _: self._models_changed(), failure="models not followed", key_name="of"
         )
         changed = self._models.queue.add
         self.nodes = k8s.NodeInformer(kube, labels, lambda: changed("nodes"), self.quota.resources)
-        # What devices there are decides what claims take, in any namespace too.
+        # The published devices decide the charges of claims, in any namespace too.
         devices = k8s.DeviceInformer(kube, lambda: changed("devices"))
         self.claim_policies = k8s.ClaimPolicies(self.quota, self.nodes, devices)
         store = k8s.LedgerStore(
@@ -139,12 +140,12 @@ class Leader:
         )
 
     def charged_claims(self, namespace: str) -> Iterable[tuple[StoredClaim, ClaimCharge]]:
-        """Return what each of a namespace's claims takes, but for those that pods are charged for."""
+        """Return the claims of a namespace with their charges, without claims that are charged to their pod."""
         extended = self.settler.pods.extended_claims(namespace, self.nodes.current())
         return self.settler.claims.charges(namespace, extended)
 
     def reflectors(self) -> Mapping[str, k8s.Reflector[Any]]:
-        """Return the watches that run, by the name of what they follow."""
+        """Return the running watches by the name of their resource."""
         return {**self._always(), **self.dra.running()}
 
     def _always(self) -> Mapping[str, k8s.Reflector[Any]]:
@@ -159,25 +160,25 @@ class Leader:
 
     @property
     def synced(self) -> bool:
-        """Whether everything has been listed once, by a consistent LIST made since this process leads."""
+        """Whether every watch has its first list, by a consistent LIST since this process leads."""
         return self.dra.settled and all(reflector.synced.is_set() for reflector in self._always().values())
 
     @property
     def ready(self) -> bool:
-        """Whether everything has been listed, and the extender, where there is one, answers."""
+        """Whether every watch has its first list, and the extender, if there is one, answers."""
         return self.synced and (self.extender is None or self.extender.serving)
 
     def start(self) -> None:
-        """Start watching; the loops begin when everything has been listed."""
+        """Start the watches. The loops begin when every watch has its first list."""
         for reflector in self._always().values():
             reflector.start()
         self.dra.start()
         self._spawn("main", self._main)
 
     def stop(self) -> None:
-        """End the watches and the loops; these have `STOP_TIMEOUT_SECONDS` to finish what they are about."""
+        """End the watches and the loops. A loop has `STOP_TIMEOUT_SECONDS` to finish its turn."""
         self._stopping.set()
-        # First whoever is called from outside: a pod that is placed now would be placed on a view that has ended.
+        # The extender stops first, because a pod must not be placed by a view that has ended.
         if self.extender:
             self.extender.stop()
         for reconciler in self._reconcilers():
@@ -190,15 +191,15 @@ class Leader:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def trouble(self) -> str | None:
-        """Return what a restart may mend, or None: a watch whose thread has ended, a loop that is stuck."""
-        # Of the loops only this one always has a turn within its time: of the others nothing tells idle from stuck.
+        """Return a fault that a restart may repair, which is an ended watch or a stuck loop; None if there is none."""
+        # Only this loop always has a turn within its time. The other loops may be idle, which looks the same as stuck.
         if not all(reflector.alive for reflector in self.reflectors().values()):
             return "a watch has ended"
         return "the removal of stale allocations is stuck" if self.garbage.is_stuck() else None
 
     def _main(self) -> None:
         started = time.process_time()
-        # A ledger that is settled by half of the pods would lose the charges of the others.
+        # A settlement by half of the pods would lose the charges of the others.
         while not self.synced:
             if self._stopping.wait(SYNC_POLL_SECONDS):
                 return
@@ -224,7 +225,7 @@ class Leader:
         return (*others, *(part.reconciler for part in parts))
 
     def _models_changed(self) -> None:
-        # A class of devices may make more of what pods ask for.
+        # A DeviceClass may add extended resources that pods can request.
         self.settler.pods.count_anew()
         self.settler.add_all()
 
@@ -234,19 +235,19 @@ class Leader:
         self.namespaces.add_all()
 
     def _others(self) -> Iterable[str]:
-        """Return the namespaces that ``"*"`` limits, and those where a report is published, limited or not."""
+        """Return the namespaces that ``"*"`` limits, and all namespaces with a published report."""
         quota = self.quota.current()
         names = (key.name for key in self.namespaces.reflector.snapshot())
         return self.publisher.published_in() | {name for name in names if quota and quota.for_namespace(name)}
 
     def _namespace_changed(self, namespace: str) -> None:
-        # One that was made, or made again, has no report; one that is gone keeps none; a label is in it.
+        # A new namespace has no report yet, a deleted one keeps none, and the report shows the label.
         self.settler.queue.add(namespace)
         self.publisher.reconciler.queue.add(namespace)
 
     def _withdraw_cards(self) -> None:
-        # Figures of an extender that was: nobody keeps them up, and models would be chosen by them for ever. At every
-        # full resync, as the leader before us may have written them while it ended.
+        # The free cards of a former extender are never updated, and models would be chosen by them forever. They are
+        # deleted at every full resync, because the previous leader may have written them while it ended.
         if self.extender is None or not self.extender.serving:
             publish.delete_published(self._kube, self._system_namespace)
 

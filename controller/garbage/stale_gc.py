@@ -1,7 +1,7 @@
-"""Removes stale allocations: what a vendor's scheduler wrote on a pod or a node, and nothing will use any more.
+"""Removes stale allocations: annotations of a vendor's scheduler on a pod or a node that no program will use any more.
 
-The watches only say where to look. They may be behind, so what is stale is judged from the object as it is stored, and
-taken away by a patch that only the very version that was judged lets in.
+The watches only say where to look, because they may be behind. The stored object is judged, and a patch on exactly that
+resourceVersion removes the allocation.
 """
 
 import contextlib
@@ -22,23 +22,24 @@ from vcuda.kube import JSON_PATCH, Event, InvolvedObject, Kube, NodeInformer, po
 COMPONENT = "vcuda-controller"
 REASON = "StaleAllocationRemoved"
 
-MAX_ATTEMPTS = 5  # how often an object is judged anew when somebody else writes it first
-PERIOD_SECONDS = 60.0  # after which everything is looked at again, to mend what events and clocks should have
-STUCK_PERIODS = 5  # after so many periods without the end of a turn the loop counts as stuck
-RETRY_SECONDS = 10.0  # after which a look that failed is tried again, at first
+MAX_ATTEMPTS = 5  # attempts to judge an object while others write it
+PERIOD_SECONDS = 60.0  # seconds until everything is checked again, in case an event was missed or a clock was wrong
+STUCK_PERIODS = 5  # periods without the end of a turn after which the loop counts as stuck
+RETRY_SECONDS = 10.0  # seconds until the first retry of a failed check
 LOCK_GRACE_SECONDS = 10.0
-"""After which a new lock is looked at, if not stale before: by then nearly all have been given back."""
+"""Seconds until a new lock is checked, if it is not stale earlier. Nearly all locks are released by then."""
 
 MOST_KEYS_LOGGED = 20
-"""Keys of a removal in its log line: an allocation of a vendor's has fewer, but a pod can have thousands."""
+"""Most keys of a removal in its log line. An allocation of a vendor has fewer, but a pod can have thousands."""
 
-EVERYTHING = ""  # the key in the queue that stands for all pods and nodes; a pod's is NAMESPACE/NAME, a node's is NAME
+EVERYTHING = ""
+"""The key in the queue for all pods and nodes. The key of a pod is NAMESPACE/NAME, that of a node is NAME."""
 _POD = msgspec.json.Decoder(k8s_types.Pod)
 _NODE = msgspec.json.Decoder(k8s_types.Node)
 
 
 class StaleObject(msgspec.Struct, frozen=True):
-    """What is stale on the object at ``path``; ``subject`` has the version that was judged."""
+    """The stale allocations on the object at ``path``. ``subject`` has the resourceVersion that was judged."""
 
     subject: InvolvedObject
     path: str
@@ -46,11 +47,11 @@ class StaleObject(msgspec.Struct, frozen=True):
 
 
 Remove = Callable[[StaleObject], None]
-"""What becomes of what is found. Raises Conflict where the object has changed since it was judged."""
+"""Handles the found allocations. Raises Conflict if the object has changed since it was judged."""
 
 
 class PatchRemover:
-    """Removes what is found; each removal is a log line, a count, and an Event on the object."""
+    """Removes the found allocations. Each removal is logged, counted, and reported by an Event on the object."""
 
     def __init__(self, kube: Kube, metrics: GarbageMetrics) -> None:
         self._kube = kube
@@ -58,23 +59,23 @@ class PatchRemover:
         self._log = structlog.get_logger()
 
     def remove(self, found: StaleObject) -> None:
-        """Patch the object, and tell; see `Remove`. Raises what `vcuda.kube.Kube.patch` does."""
+        """Patch the object and report it; see `Remove`. Raises the errors of `vcuda.kube.Kube.patch`."""
         body = stale.removal_patch(found.subject.resource_version, found.removals)
         try:
             self._kube.patch(found.path, body, JSON_PATCH)
         except errors.ApiError as error:
-            # So the API server answers where the patch's own test of the version has failed.
+            # The API server answers this if the patch's own test of the version has failed.
             if error.status == HTTPStatus.UNPROCESSABLE_ENTITY:
                 raise errors.Conflict(error.status, error.message) from error
             raise
-        # The Event comes after, so that it is never untrue; who crashes in between leaves none.
+        # The Event follows the patch, so that it is always true. A crash in between leaves no Event.
         for removal in found.removals:
             self._metrics.removed.labels(removal.scheme, removal.rule).inc()
             self._log.info("stale allocation removed", **_fields(found, removal))
             self._tell(found.subject, removal)
 
     def _tell(self, subject: InvolvedObject, removal: stale.Removal) -> None:
-        # The version makes the name that of this removal: the next one on the same object has an Event of its own.
+        # The name contains the version, so that the next removal on the same object has its own Event.
         identity = f"{removal.scheme}-{removal.rule}-{subject.resource_version}"
         keys = ", ".join((*removal.annotations, *removal.labels))
         message = f"removed the allocation of {removal.scheme}: {removal.why} ({keys})"
@@ -96,16 +97,16 @@ def _fields(found: StaleObject, removal: stale.Removal) -> dict[str, object]:
 
 
 class GcOptions(msgspec.Struct, frozen=True):
-    """``timeout``: seconds from an allocation, or a lock, to its being stale. ``dry_run``: only the log says so."""
+    """``timeout``: seconds after which an allocation or a lock is stale. ``dry_run``: log only."""
 
     timeout: float = 300.0
     dry_run: bool = False
 
 
 class StaleAllocationGc:
-    """Looks at a pod when something on it can first be stale, and at a node when a lock on it can.
+    """Checks a pod when an allocation on it can first be stale, and a node when a lock on it can.
 
-    ``timeout``: seconds that the binding of a pod may take, or a lock may be held. ``wall`` tells the Unix time.
+    ``timeout``: seconds that the binding of a pod may take, or a lock may be held. ``wall``: returns the Unix time.
     """
 
     def __init__(
@@ -135,15 +136,15 @@ class StaleAllocationGc:
         self._remove = remove
         self._timeout = timeout
         self._wall = wall
-        # What was looked at to the end, as the watch had it: until it changes there is nothing more to find.
+        # Objects as the watch had them at their last complete check. They need no check until they change.
         self._served: dict[str, stored_pods.StoredPod | tuple[stale.Lock, ...]] = {}
-        # When times of allocation that were yet to come were first seen, by pod uid.
+        # By pod uid, when an allocation time in the future was first seen.
         self._future_seen: dict[str, tuple[tuple[str, ...], float]] = {}
-        # When each lock was first seen, by node and scheme: some tell no time that can be.
+        # By node and scheme, when each lock was first seen, because some locks have no valid time.
         self._locks_seen: dict[tuple[str, str], tuple[str, float]] = {}
         pods.follow(self._pod_changed)
         nodes.follow(self._node_changed)
-        # At once, and then every period: so the loop always has a turn to end, or else it is stuck.
+        # The first turn is at once, then one every period, so a loop that ends no turn is stuck.
         self._queue.add(EVERYTHING)
 
     def is_stuck(self) -> bool:
@@ -151,7 +152,7 @@ class StaleAllocationGc:
         return self.reconciler.is_stuck(PERIOD_SECONDS * STUCK_PERIODS)
 
     def look_at_all(self) -> None:
-        """Let everything be due that is stale, or will be, as the watches have it."""
+        """Make all objects due whose allocations are or will be stale by the watches."""
         self._served = {key: seen for key, seen in self._served.items() if self._watched(key) == seen}
         pods = list(self._pods.all_pods())
         stored = {pod.uid for pod in pods}
@@ -164,9 +165,10 @@ class StaleAllocationGc:
             self._queue.add(name)
 
     def reconcile(self, key: str) -> float | None:
-        """Look at one pod or node, or let all be due, and remove what is stale; return in how many seconds to again.
+        """Check one pod or node and remove its stale allocations, or make all due. Return the seconds to the next
+        check.
 
-        Raises VcudaError, or what decoding raises.
+        Raises VcudaError, or an error of decoding.
         """
         if key == EVERYTHING:
             self.look_at_all()
@@ -182,9 +184,9 @@ class StaleAllocationGc:
         return again
 
     def remove_stale(self, key: str) -> float | None:
-        """Remove what is stale on a pod or node as it is stored; return in how many seconds something can be next.
+        """Remove the stale allocations of a stored pod or node. Return the seconds until another one can be stale.
 
-        Raises Conflict where somebody else wrote it first every time, other VcudaErrors, and what decoding raises.
+        Raises Conflict if others wrote the object first every time, another VcudaError, or an error of decoding.
         """
         judge = self._judge_pod if "/" in key else self._judge_node
         for _ in range(MAX_ATTEMPTS - 1):
@@ -204,7 +206,7 @@ class StaleAllocationGc:
         refused: list[errors.ApiError] = []
 
         def exists(node: str) -> bool:
-            # A node that the API server will not tell of counts as one that exists: the other rules are judged by.
+            # If the API server does not answer about a node, the node counts as existing, and the other rules apply.
             try:
                 return self._node_exists(node)
             except errors.ApiError as error:
@@ -243,7 +245,7 @@ class StaleAllocationGc:
         times = stale.future_times(pod, now)
         if not times:
             return now
-        # One that has come meanwhile is not among them any more: that is no reason to begin anew.
+        # A node that appeared meanwhile is no longer missing. That needs no new attempt.
         known, seen = self._future_seen.get(pod.uid, ((), now))
         if not set(times) <= set(known):
             known, seen = times, now
@@ -259,7 +261,7 @@ class StaleAllocationGc:
         return lock.expires(seen, now, self._timeout)
 
     def _watched(self, key: str) -> stored_pods.StoredPod | tuple[stale.Lock, ...] | None:
-        """Return the pod, or the locks of the node, as the watch has them."""
+        """Return the watched pod, or the locks of the watched node."""
         namespace, slash, name = key.partition("/")
         if slash:
             return self._pods.pod(namespace, name)
@@ -267,7 +269,8 @@ class StaleAllocationGc:
         return tuple(stale.read_locks(node)) if node else None
 
     def _delay(self, pod: stored_pods.StoredPod) -> float | None:
-        """Return in how many seconds something on a watched pod can first be stale; None: not unless it changes."""
+        """Return the seconds until an allocation of a watched pod can be stale; None if it cannot unless the pod
+        changes."""
         now = self._wall()
         since = stale.first_stale(pod, self._is_watched, now, self._timeout, self._times_seen(pod, now))
         return None if since is None else max(0.0, since - now)
@@ -276,7 +279,7 @@ class StaleAllocationGc:
         return self._nodes.reflector.get(("", node)) is not None
 
     def _node_exists(self, node: str) -> bool:
-        # That one is missing is believed of etcd alone, not of the watch.
+        # Only the API server, not the watch, decides that a node is missing.
         if self._is_watched(node):
             return True
         return k8s_types.can_be_name(node) and self._is_stored(f"/api/v1/nodes/{segment(node)}")

@@ -1,7 +1,7 @@
-"""Labels the namespaces that have no limit, so that nobody is asked about their pods.
+"""Labels the namespaces that have no limit, so that the webhook is not called for their pods.
 
-The webhook's configuration leaves out namespaces whose label says "false", and asks about all others: about a new one
-from its first pod on, whether this controller runs or not.
+The webhook's configuration skips namespaces whose label is "false". It covers all others, so the webhook is called for
+the first pod of a new namespace, whether or not this controller runs.
 """
 
 from collections.abc import Callable
@@ -15,25 +15,25 @@ from vcuda.kube import MERGE_PATCH, Kube, QuotaInformer, Reflector, segment
 
 ENFORCED_LABEL = "quota.vcuda.io/enforced"
 EXEMPT = "false"
-# A namespace that becomes limited has this value until the API server is known to ask about its pods. It stands in the
-# label, so that the next leader goes on where this one ends.
+# A namespace that becomes limited has this value until the API server is known to call the webhook for its pods. The
+# label stores it, so that the next leader continues from here.
 TAKING_EFFECT = "taking-effect"
 
-# The policy of manifests/base/policies.yaml that refuses a ConfigMap of this name wherever the webhook is asked.
+# The policy of manifests/base/policies.yaml that rejects a ConfigMap of this name wherever the webhook is called.
 PROBE, PROBE_POLICY = "gpu-quota-probe", "in-effect.quota.vcuda.io"
 PROBE_INTERVAL_SECONDS = 0.5
 RETRY_SECONDS = 2.0
 
 
 class NamespaceLabels:
-    """Holds every namespace's label to what the quota document says; ``"*"`` means all but the system's own.
+    """Keeps the label of every namespace in line with the quota document. ``"*"`` covers all but system namespaces.
 
-    ``on_change`` is called with the name of each namespace that is new, or new to this process, that is gone, or whose
-    label has changed.
+    ``on_change``: called with the name of each namespace that is new, new to this process, or deleted, or whose label
+    has changed.
     """
 
     def __init__(self, kube: Kube, quota: QuotaInformer, on_change: Callable[[str], None]) -> None:
-        # Without a least interval: a namespace that becomes limited is not until its label has changed.
+        # There is no least interval, because a namespace is limited only after its label has changed.
         self.reconciler = workqueue.Reconciler(
             "label", self._reconcile, failure="namespace not labelled", retry_seconds=RETRY_SECONDS, min_interval=0.0
         )
@@ -44,23 +44,24 @@ class NamespaceLabels:
         self._log = structlog.get_logger()
 
     def add_all(self) -> None:
-        """Look at every namespace again: the quota document has changed."""
+        """Check every namespace again after a change of the quota document."""
         for namespace in self.reflector.snapshot().values():
             self.reconciler.queue.add(namespace.metadata.name)
 
     def is_taking_effect(self, name: str) -> bool:
-        """Return whether the API server may not yet ask about the pods of a namespace that is limited."""
+        """Return whether the API server may not call the webhook yet for the pods of a limited namespace."""
         return _value(self.reflector.get(("", name))) is not None
 
     def _reconcile(self, name: str) -> float | None:
         quota, namespace = self._quota.current(), self.reflector.get(("", name))
-        # Before the document is read no namespace is let out: what an earlier leader set still holds.
-        # In one that is being deleted no pod can be created any more.
+        # Before the document is read no label is set to "false". The labels of an earlier leader stay.
+        # No pod can be created in a namespace that is being deleted.
         if quota is None or namespace is None or namespace.metadata.deletion_timestamp:
             return None
         value = _value(namespace)
         if quota.for_namespace(name) is None:
-            # By the document that etcd has alone: the watch may not have brought the one that limits a new namespace.
+            # Only the stored document counts, because the watch may not have delivered the limit of a new namespace
+            # yet.
             if value != EXEMPT and self._quota.stored_version() == quota.version:
                 self._label(name, EXEMPT)
         elif value == EXEMPT:
@@ -82,7 +83,7 @@ class NamespaceLabels:
         self._log.info("namespace labelled" if value else "namespace unlabelled", namespace=name, value=value)
 
     def _is_asked_about(self, name: str) -> bool:
-        """Return whether the API server goes by the label as it is now: its policies read the labels as webhooks do."""
+        """Return whether the API server uses the current label. Its policies read the labels as its webhooks do."""
         probe = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": PROBE, "namespace": name}}
         path = f"/api/v1/namespaces/{segment(name)}/configmaps"
         try:
@@ -102,7 +103,7 @@ _NAMESPACE = msgspec.json.Decoder(k8s_types.K8sObject)
 
 
 def _kept(raw: bytes) -> k8s_types.K8sObject:
-    """Return what is kept of a namespace: its other labels and its annotations may be large."""
+    """Return the kept fields of a namespace, without its other labels and its annotations, which may be large."""
     metadata = _NAMESPACE.decode(raw).metadata
     labels = {key: value for key, value in (metadata.labels or {}).items() if key == ENFORCED_LABEL}
     kept = k8s_types.ObjectMeta(name=metadata.name, deletion_timestamp=metadata.deletion_timestamp, labels=labels)

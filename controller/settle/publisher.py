@@ -1,4 +1,4 @@
-"""Publishes each namespace's usage where its people can read it: ConfigMap ``gpu-quota-usage``."""
+"""Publishes the usage of each namespace in its ConfigMap ``gpu-quota-usage``, which its users can read."""
 
 import hashlib
 import threading
@@ -18,10 +18,10 @@ KEY = "usage.json"
 LABELS = {"app.kubernetes.io/managed-by": "vcuda-quota", "quota.vcuda.io/usage": "true"}
 
 UNHURRIED_SECONDS = 5.0
-"""Between two reports of a namespace in which there is room: nobody looks there for why a pod was refused."""
+"""Seconds between two reports of a namespace with room, where no user looks for the reason of a rejection."""
 
 NAMESPACE_TERMINATING = "NamespaceTerminating"
-"""The cause of a 403 where the namespace is being deleted (``corev1.NamespaceTerminatingCause``)."""
+"""The cause of a 403 in a namespace that is being deleted (``corev1.NamespaceTerminatingCause``)."""
 
 _CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
 
@@ -35,10 +35,10 @@ class Published(msgspec.Struct, frozen=True):
 
 
 class Publisher:
-    """Keeps the last report of every limited namespace, and holds what is published to it.
+    """Keeps the last report of every limited namespace, and publishes it.
 
-    What is published is watched: a report that somebody changes or deletes comes back, and one that an earlier leader
-    left behind is withdrawn.
+    The published ConfigMaps are watched. A report that a user changes or deletes is written again. A report that an
+    earlier leader left behind is deleted.
     """
 
     def __init__(self, kube: Kube, clock: Callable[[], float] = time.monotonic) -> None:
@@ -48,23 +48,23 @@ class Publisher:
             "/api/v1/configmaps",
             _read_published,
             params={"fieldSelector": f"metadata.name={NAME}"},
-            # One that somebody edits or deletes is due too, and comes back.
+            # A report that a user edits or deletes becomes due too, and is written again.
             on_event=self._on_event,
         )
         self._kube = kube
         self._lock = threading.Lock()
         self._reports: dict[str, NamespaceUse | None] = {}
-        # What was written last, by its hash: our own writes come back by the watch, and are no news.
+        # The hash of the last written report, because the watch delivers our own writes too.
         self._written: dict[str, bytes] = {}
         self._log = structlog.get_logger()
 
     def report(self, namespace: str, use: NamespaceUse | None) -> None:
-        """Take a report over; None takes the namespace's ConfigMap away."""
+        """Publish a report. None deletes the ConfigMap of the namespace."""
         with self._lock:
             changed = namespace not in self._reports or self._reports[namespace] != use
             before = self._reports.get(namespace)
             self._reports[namespace] = use
-        # Most settlements change nothing that people see.
+        # Most settlements do not change the report.
         if changed:
             unhurried = before and use and use.has_room and limits_of(before) == limits_of(use)
             self.reconciler.queue.add(namespace, interval=UNHURRIED_SECONDS if unhurried else None)
@@ -81,7 +81,7 @@ class Publisher:
     def _reconcile(self, namespace: str) -> None:
         with self._lock:
             if namespace not in self._reports:
-                return  # the watch has brought an earlier leader's report before ours was made
+                return  # the watch delivered an earlier leader's report before this one was made
             use = self._reports[namespace]
         published = self.published.get((namespace, NAME))
         if use is None:
@@ -94,7 +94,7 @@ class Publisher:
             return
         text = msgspec.json.format(msgspec.json.encode(use.shortened()), indent=2).decode()
         written = _hash(text)
-        # The watch may not have brought yet what was written last.
+        # The watch may not have delivered the last write yet.
         if published and published.hash == written and self._written.get(namespace, written) == written:
             return
         self._written[namespace] = written
@@ -103,7 +103,7 @@ class Publisher:
         try:
             upsert(self._kube, _collection(namespace), config_map)
         except errors.ApiError as error:
-            # To try again would only fail until the namespace is gone; one made anew is told by its own event.
+            # A retry would fail until the namespace is deleted. A new namespace has its own event.
             if not is_without_home(error):
                 raise
             self._log.debug("no usage published: the namespace is gone or going", namespace=namespace)
@@ -126,22 +126,22 @@ def _collection(namespace: str) -> str:
 
 
 def limits_of(use: NamespaceUse) -> object:
-    """Return what was decided of a namespace, beside what is used there; a change of it is told at once."""
+    """Return the part of a report that is not usage. A change of this part is published at once."""
     limits = [(model.model, model.limit, model.memory_limit) for model in use.models]
     return use.mode, use.taking_effect, use.ledger_lost, use.unpinned, limits
 
 
 def is_without_home(error: errors.ApiError) -> bool:
-    """Return whether nothing can be created in a namespace: it does not exist, or is being deleted.
+    """Return whether no object can be created in a namespace, because it does not exist or is being deleted.
 
-    The cause is what the API server's admission plugin NamespaceLifecycle gives with its 403.
+    The API server's admission plugin NamespaceLifecycle sets this cause in its 403.
     """
     return error.has_cause(NAMESPACE_TERMINATING) or isinstance(error, errors.NotFound)
 
 
 def _read_published(raw: bytes) -> Published | None:
     config_map = _CONFIG_MAP.decode(raw)
-    # Without our labels it is somebody else's: not to be deleted where the namespace is not limited.
+    # A ConfigMap without our labels belongs to another owner, and must not be deleted if the namespace is not limited.
     if not LABELS.items() <= (config_map.metadata.labels or {}).items():
         return None
     return Published(config_map.metadata.namespace, _hash((config_map.data or {}).get(KEY, "")))
