@@ -1,4 +1,4 @@
-"""Reads Secrets, caBundles and PEM that anybody may have edited. Nothing of a key gets into a message."""
+"""Reads Secrets, caBundles and PEM that any user may have edited. No message contains a part of a key."""
 
 import base64
 import binascii
@@ -30,14 +30,14 @@ TLS_TYPE = "kubernetes.io/tls"
 CLIENT_CA_KEY = "ca.crt"
 """The key of the ConfigMap that the webhook's --client-ca reads, as PEM."""
 
-# By the annotations that their controllers act on: cert-manager's cainjector and OpenShift's service-ca would each undo
-# what we write, and we what they do.
+# The annotations that other tools act on. cert-manager's cainjector and OpenShift's service-ca would undo our writes,
+# and we would undo theirs.
 _OTHERS = {"cert-manager.io/": "cert-manager", "service.beta.openshift.io/": "OpenShift's service CA"}
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectRefs:
-    """The names of the objects that belong together. ``addresses``: HOST:PORT of URLs that are the webhook's too."""
+    """The names of the objects that belong together. ``addresses``: HOST:PORT of further URLs of the webhook."""
 
     namespace: str
     service: str
@@ -47,12 +47,12 @@ class ObjectRefs:
 
 
 class UnusablePair(ValueError):
-    """The text is no usable certificate or pair; the message says what is wrong, without any of it."""
+    """The text is not a usable certificate or pair. The message names the fault without a part of the text."""
 
 
 def read_certificates(text: bytes) -> tuple[state.Certificates, bool]:
-    """Return the certificates in a bundle, each once, and whether that is all there is in it."""
-    # What is no certificate is passed over, as Go's AppendCertsFromPEM does, by which the API server reads a caBundle.
+    """Return the certificates in a bundle, each once, and whether the bundle has nothing else."""
+    # Other blocks are skipped, as in Go's AppendCertsFromPEM, with which the API server reads a caBundle.
     found: dict[x509.Certificate, None] = {}
     whole = not _BLOCK.sub(b"", text).strip()
     for block in _BLOCK.findall(text):
@@ -67,24 +67,24 @@ def read_certificates(text: bytes) -> tuple[state.Certificates, bool]:
 
 
 def write_certificates(certificates: state.Certificates) -> bytes:
-    """Return them as one PEM bundle."""
+    """Return the certificates as one PEM bundle."""
     return b"".join(certificate.public_bytes(Encoding.PEM) for certificate in certificates)
 
 
 def read_pair(certificate: bytes, key: bytes, name: str) -> Signed:
-    """Return the first certificate and its ECDSA key; ``name`` is that of the two files, as in ``tls``.
+    """Return the first certificate and its ECDSA key. ``name``: the common name of the two files, such as ``tls``.
 
     Raises UnusablePair.
     """
     pair = _read_pair(certificate, key, name)
-    # OpenSSL, and so the webhook, refuses the pair for anything after the leaf that only begins as a certificate.
+    # OpenSSL, and so the webhook, rejects the pair if a malformed certificate follows the leaf.
     if not _readable(certificate):
         raise UnusablePair(f"{name}.crt holds more than certificates")
     return pair
 
 
 def read_authority(certificate: bytes, key: bytes, name: str) -> Signed:
-    """Return a pair that may sign leaves; raises UnusablePair. What is after the certificate keeps it from nothing."""
+    """Return a pair that may sign leaves. Text after its certificate does no harm. Raises UnusablePair."""
     pair = _read_pair(certificate, key, name)
     if not is_authority(pair.certificate):
         raise UnusablePair(f"{name}.crt is not the certificate of a CA")
@@ -92,7 +92,7 @@ def read_authority(certificate: bytes, key: bytes, name: str) -> Signed:
 
 
 def is_authority(certificate: x509.Certificate) -> bool:
-    """Whether it says that it may sign others."""
+    """Whether the certificate may sign others."""
     try:
         return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     except state.UNREADABLE_EXTENSIONS:
@@ -113,7 +113,7 @@ def _read_pair(certificate: bytes, key: bytes, name: str) -> Signed:
 
 
 def _readable(text: bytes) -> bool:
-    # Whether all that begins as a certificate is one; words around them do no harm.
+    # Whether everything that begins like a certificate is one. Other text does no harm.
     try:
         return bool(x509.load_pem_x509_certificates(text)) and _BEGIN not in _BLOCK.sub(b"", text)
     except _UNREADABLE:
@@ -124,7 +124,7 @@ def _read_key(text: bytes, name: str) -> ec.EllipticCurvePrivateKey:
     try:
         key = load_pem_private_key(text, password=None)
     except _UNREADABLE as error:
-        # Not from the error: the library's own words are left out of every message about a key.
+        # The cause is dropped, so that no message about a key has words of the library.
         raise UnusablePair(f"{name}.key holds no private key") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise UnusablePair(f"{name}.key is no ECDSA key")
@@ -132,14 +132,14 @@ def _read_key(text: bytes, name: str) -> ec.EllipticCurvePrivateKey:
 
 
 def _public(key: object) -> bytes | None:
-    """What two halves of one ECDSA pair have in common; None for another kind of key."""
+    """The public key, which both halves of an ECDSA pair have; None for another kind of key."""
     if not isinstance(key, ec.EllipticCurvePublicKey):
         return None
     return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
 def other_tool(item: Json) -> str:
-    """Name the tool that looks after this Secret's certificate, or this configuration's caBundles; empty for none."""
+    """Return the tool that manages this Secret's certificate, or this configuration's caBundles; empty if none does."""
     annotations = _part(item, "metadata", "annotations")
     return next((tool for prefix, tool in _OTHERS.items() if any(key.startswith(prefix) for key in annotations)), "")
 
@@ -150,7 +150,7 @@ def is_labelled(item: Json, labels: Mapping[str, str]) -> bool:
 
 
 def secret_problem(secret: Json, refs: ObjectRefs, wanted_type: str | None) -> state.Problem | None:
-    """Why the Secret may not be written, however bad what it holds: others made it, or its form cannot be changed."""
+    """Return why the Secret must not be written: another owner made it, or its type cannot be changed."""
     name = str(_part(secret, "metadata")["name"])
     target = f"-n {refs.namespace} secret"
     labels = _part(secret, "metadata", "labels")
@@ -169,13 +169,13 @@ def secret_problem(secret: Json, refs: ObjectRefs, wanted_type: str | None) -> s
 
 
 def read_authorities(secret: Json) -> state.Authorities:
-    """Return what the CA Secret holds."""
+    """Return the authorities in the CA Secret."""
     data = _data(secret)
     current, fault = _authority(data, "ca")
     next_ca, another = _authority(data, "next")
     listed, whole = read_certificates(data.get("retired.crt", b""))
-    # Certificates whose key is lost count as retired: leaves of theirs may be served. One in two places is counted
-    # once, where it can do most.
+    # Certificates without their key count as retired, because their leaves may be served. A certificate in two places
+    # counts once, in the more important place.
     orphans = [one for name in ("ca", "next") for one in read_certificates(data.get(f"{name}.crt", b""))[0]]
     signing = {one.certificate for one in (current, next_ca) if one}
     retired = dict.fromkeys(one for one in (*listed, *orphans) if one not in signing and is_authority(one))
@@ -193,7 +193,7 @@ def read_authorities(secret: Json) -> state.Authorities:
 
 
 def read_serving(secret: Json) -> state.Serving:
-    """Return what the serving Secret holds."""
+    """Return the pair in the serving Secret."""
     data = _data(secret)
     authorities = read_certificates(data.get("ca.crt", b""))[0]
     serving = state.Serving(_version(secret), authorities=tuple(filter(is_authority, authorities)))
@@ -205,7 +205,7 @@ def read_serving(secret: Json) -> state.Serving:
 
 
 def read_configuration(item: Json, kind: str, refs: ObjectRefs) -> tuple[state.Configuration, tuple[str, ...]]:
-    """Return the configuration with the webhooks that call our Service, and a sentence on each that does not."""
+    """Return the configuration with the webhooks that call our Service, and a sentence for each other webhook."""
     metadata = _part(item, "metadata")
     hooks, left = [], []
     for index, webhook in enumerate(item.get("webhooks") or ()):
@@ -219,7 +219,7 @@ def read_configuration(item: Json, kind: str, refs: ObjectRefs) -> tuple[state.C
 
 
 def read_client_cas(config_map: Json | None, name: str, namespace: str) -> state.Configuration:
-    """Return what the ConfigMap publishes as a configuration of one webhook; None: it is not there yet."""
+    """Return the ConfigMap of client CAs as a configuration of one webhook. None: the ConfigMap does not exist yet."""
     there = config_map or {}
     text = str(_part(there, "data").get(CLIENT_CA_KEY) or "")
     bundle, whole = read_certificates(text.encode())
@@ -238,7 +238,7 @@ def format_seen_since(seen: state.SeenSince | None) -> str | None:
 
 
 def _seen_since(text: object) -> state.SeenSince | None:
-    # Read an annotation; one that was edited into nonsense counts for nothing.
+    # A malformed annotation is ignored.
     since, _, fingerprint = str(text or "").partition(" ")
     try:
         return state.SeenSince(fingerprint, datetime.strptime(since, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC))
@@ -267,7 +267,7 @@ def _address(url: str) -> str:
 
 
 def _server(client: Json) -> str:
-    # The name that the API server wants in the leaf of a webhook that is ours.
+    # The name that the API server requires in the leaf of this webhook.
     if url := client.get("url"):
         host = _address(str(url)).rpartition(":")[0].strip("[]")
         try:
@@ -288,7 +288,7 @@ def _bundle(text: object) -> tuple[state.Certificates, bool]:
 
 
 def _data(secret: Json) -> dict[str, bytes]:
-    # The Secret's data; the API server stores nothing there that is not base64.
+    # The data of the Secret. The API server stores only base64 there.
     return {name: base64.b64decode(text or "") for name, text in _part(secret, "data").items()}
 
 

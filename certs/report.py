@@ -1,4 +1,4 @@
-"""What `vcuda-certs status` says: every certificate and its place, who trusts what, and what needs a person."""
+"""The report of `vcuda-certs status`: every certificate with its place, the trust of each call, and open problems."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ from vcuda.cli import aligned
 
 _UNTRUSTED = "the caBundle does not trust the leaf that is served"
 _PERHAPS = "an intermediate CA may be between the caBundle and the leaf that is served"
-# A report watches nothing, so it takes what is written down at its word: else every one would say "wait".
+# A report watches nothing itself, so it believes the recorded times. Otherwise every report would say "wait".
 _FOREVER = steps.SeenFor(*[timedelta(days=36500)] * 3)
 
 
@@ -30,9 +30,9 @@ class CertificateRow(msgspec.Struct, frozen=True, rename="camel"):
 
 @dataclass(frozen=True, slots=True)
 class WebhookCall:
-    """Whether the API server, calling this webhook at this endpoint, trusts what it sees; ``fault`` says why not.
+    """Whether the API server, when it calls this webhook at this endpoint, trusts its certificate.
 
-    ``trusted`` is None where that cannot be told from here, and ``fault`` says why.
+    ``trusted``: None if that cannot be checked from here. ``fault``: why it is not trusted, or cannot be checked.
     """
 
     webhook: str
@@ -42,7 +42,7 @@ class WebhookCall:
 
 
 class Report(msgspec.Struct, frozen=True, rename={"rows": "certificates", "next_step": "next"}):
-    """Everything that is shown. ``next_step`` is what the next rotation would begin with."""
+    """The whole report. ``next_step``: the first step of the next rotation."""
 
     rows: tuple[CertificateRow, ...]
     calls: tuple[WebhookCall, ...]
@@ -54,7 +54,7 @@ class Report(msgspec.Struct, frozen=True, rename={"rows": "certificates", "next_
 def report_on(
     state: observed.State, refs: parsing.ObjectRefs, now: datetime, policy: steps.RotationPolicy, rotate: str
 ) -> Report:
-    """Return the report. ``rotate`` is the command that rotates now, for what should have been done by a rotation."""
+    """Return the report. ``rotate``: the command that rotates now, recommended for overdue steps."""
     decision = plan(state, now, policy, _FOREVER)
     calls = tuple(_call(hook, endpoint, now) for hook in state.hooks() for endpoint in state.ready())
     failing = [call for call in calls if call.trusted is False]
@@ -62,7 +62,7 @@ def report_on(
         problems = decision.problems
     elif isinstance(decision, steps.Done | steps.Wait):
         command = f"kubectl -n {refs.namespace} describe secret {refs.serving_secret}"
-        # What does not work though no rotation has anything to do.
+        # Calls that fail although no rotation is due.
         texts = sorted({f"{call.webhook}: {call.endpoint}: {call.fault}" for call in failing})
         problems = tuple(observed.Problem(text, command if state.tool else policy.commands.restart) for text in texts)
     else:
@@ -74,7 +74,7 @@ def report_on(
 
 
 def _undone(calls: Iterable[WebhookCall], late: str, command: str) -> tuple[observed.Problem, ...]:
-    # What a rotation would mend, and should have mended before.
+    # Faults that a rotation would repair, and should have repaired before.
     texts = [*sorted({call.fault for call in calls}), *filter(None, [late])]
     return tuple(
         observed.Problem(f"a rotation has not run, or has not come to its end: {text}", command) for text in texts
@@ -82,7 +82,7 @@ def _undone(calls: Iterable[WebhookCall], late: str, command: str) -> tuple[obse
 
 
 def table(report: Report) -> str:
-    """Return the report for people."""
+    """Return the report as a table for people."""
     certificates: list[tuple[str, ...]] = [("CERTIFICATE", "PLACE", "EXPIRES", "DAYS LEFT", "NOTE")]
     certificates += [(r.certificate, r.place, shown(r.expires), str(r.days_left), r.note) for r in report.rows]
     answers = {True: "yes", False: "no: {}", None: "cannot tell: {}"}
@@ -96,7 +96,7 @@ def table(report: Report) -> str:
 
 
 def document(report: Report) -> str:
-    """Return the report for scripts: the same as JSON; times as RFC 3339 in UTC."""
+    """Return the report as JSON for scripts, with times as RFC 3339 in UTC."""
     problems = [{"problem": problem.text, "command": problem.command} for problem in report.problems]
     return json.dumps({**msgspec.to_builtins(report), "problems": problems}, indent=2)
 
@@ -128,7 +128,7 @@ def _row(certificates: Iterable[x509.Certificate], place: str, now: datetime, no
 
 
 def _short(certificate: x509.Certificate) -> str:
-    # Name a certificate so that two are told apart: its subject, and the start of its fingerprint.
+    # The subject and the start of the fingerprint distinguish two certificates.
     try:
         common = ", ".join(str(part.value) for part in certificate.subject) or "(no subject)"
     except ValueError:
@@ -152,7 +152,7 @@ def _fault(hook: observed.Hook, leaf: x509.Certificate | None, now: datetime) ->
 
 
 def _late(state: observed.State, now: datetime, policy: steps.RotationPolicy) -> str:
-    # What a daily rotation would have mended before: a broken leaf, or under a quarter of a life left.
+    # Faults that a daily rotation would have repaired: an unusable leaf, or less than a quarter of a life left.
     leaf, current = state.serving.leaf, state.authorities.current
     if leaf is None or broken(state, now, policy):
         return broken(state, now, policy)

@@ -1,4 +1,4 @@
-"""Runs a rotation: reads the state, asks the plan for the next step, takes it or waits, until nothing is due."""
+"""Runs a rotation: reads the state, takes the next step of the plan or waits for it, until nothing is due."""
 
 import time
 from collections.abc import Callable
@@ -13,34 +13,34 @@ from vcuda.errors import ApiError, Conflict, Forbidden, Unavailable, VcudaError
 
 POLL_SECONDS = 2.0
 
-# Several times the steps that any rotation takes: after so many something else undoes them, again and again.
+# Several times the steps of any rotation. After so many, another program must be undoing them.
 MAX_STEPS = 100
 
-# Requests in a row that may come to nothing: somebody else was first, or the API server did not answer.
+# Consecutive requests that may fail, because another writer was first or the API server did not answer.
 MAX_ATTEMPTS = 10
 
 
 class RotationStore(Protocol):
-    """Where the state is: a cluster, or a copy of it."""
+    """The place of the state: a cluster, or a copy of it."""
 
     def read(self, now: Callable[[], datetime]) -> State:
-        """Return everything as it is now."""
+        """Return the current state."""
 
     def write(self, write: steps.Write) -> None:
-        """Make one write; Conflict where the object is not as it was read. Raises VcudaError."""
+        """Make one write. Raises Conflict if the object has changed since it was read, or another VcudaError."""
 
 
 class Clock(Protocol):
-    """The time, twice: what the calendar says, and what passes."""
+    """The wall clock and the monotonic clock."""
 
     def now(self) -> datetime:
         """The wall clock, UTC."""
 
     def monotonic(self) -> float:
-        """Seconds that only ever grow, and never jump."""
+        """Seconds that only grow and never jump."""
 
     def sleep(self, seconds: float) -> None:
-        """Let so many seconds pass."""
+        """Wait for so many seconds."""
 
 
 class SystemClock:
@@ -55,7 +55,7 @@ class SystemClock:
 
 
 class DryRunStore:
-    """A copy of the state, and a clock that waits by jumping ahead: nothing is written, nothing waited for."""
+    """A copy of the state, and a clock that jumps ahead instead of waiting. Nothing is written."""
 
     def __init__(self, state: State, now: datetime) -> None:
         self._state = state
@@ -63,7 +63,7 @@ class DryRunStore:
         self._elapsed = 0.0
 
     def read(self, now: Callable[[], datetime]) -> State:
-        """Return the state as it would be."""
+        """Return the simulated state."""
         del now
         return self._state
 
@@ -72,7 +72,7 @@ class DryRunStore:
         self._state = steps.after(self._state, write)
 
     def now(self) -> datetime:
-        """Return the time that it would be."""
+        """Return the simulated time."""
         return self._now
 
     def monotonic(self) -> float:
@@ -80,11 +80,11 @@ class DryRunStore:
         return self._elapsed
 
     def sleep(self, seconds: float) -> None:
-        """Let the time pass, and every endpoint read the Secret."""
+        """Advance the time, and have every endpoint read the Secret."""
         self._elapsed += seconds
         self._now += timedelta(seconds=seconds)
         leaf = self._state.serving.leaf
-        # Endpoints follow where somebody waits for them, as they do once kubelet has; none becomes ready that is not.
+        # Endpoints serve the new leaf after a wait, as they do after kubelet's update. No endpoint becomes ready.
         if leaf is not None:
             followed = (replace(one, leaf=leaf.certificate, fault="") for one in self._state.endpoints)
             self._state = replace(self._state, endpoints=tuple(followed))
@@ -92,23 +92,22 @@ class DryRunStore:
 
 @dataclass(slots=True)
 class Observations:
-    """Since when this run has seen a thing at every reading, in seconds of a clock that does not jump.
+    """Since when this run has seen conditions at every reading, in seconds of a clock that does not jump.
 
-    ``forbidden``: the configurations that it was not allowed to write.
+    ``forbidden``: the configurations that this run was not allowed to write.
     """
 
-    # The CA Secret's annotations tell since when by the wall clock of whichever run wrote them. This is what this run
-    # knows by itself: the plan wants both.
+    # The CA Secret's annotations have such times by the wall clocks of earlier runs. The plan requires both.
     _since: dict[str, float] = field(default_factory=dict)
     forbidden: dict[str, Problem] = field(default_factory=dict)
 
     def with_read_only(self, state: State) -> State:
-        """Return the state with those configurations read-only."""
+        """Return the state with the forbidden configurations as read-only."""
         found = ((one, self.forbidden.get(str(one))) for one in state.configurations)
         return replace(state, configurations=tuple(replace(one, read_only=why) if why else one for one, why in found))
 
     def observe(self, state: State, now: datetime, monotonic: float) -> steps.SeenFor:
-        """Take note of what holds in ``state``, and return for how long that has been so."""
+        """Note the conditions in ``state``, and return for how long they have held."""
         signing = {"next": state.authorities.next_ca, "current": state.authorities.current}
         names = {slot: fingerprint(one.certificate) for slot, one in signing.items() if one}
         holding = {name for slot, name in names.items() if published(state, signing[slot])}
@@ -127,7 +126,7 @@ class Observations:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """A run that may wait for ``budget`` in all. ``told`` hears of each step before, of each wait once."""
+    """A run that may wait for ``budget`` in all. ``told`` is called before each step, and once for each wait."""
 
     store: RotationStore
     policy: steps.RotationPolicy
@@ -137,7 +136,7 @@ class Rotation:
     longest_sleep: float = POLL_SECONDS
 
     def run(self) -> steps.End:
-        """Go on until all is done, a person is needed, or the next thing to wait for is beyond the budget.
+        """Take steps until nothing is due, a person is needed, or the next wait is beyond the budget.
 
         Raises VcudaError.
         """
@@ -162,7 +161,7 @@ class Rotation:
                 faults += 1
                 if faults >= MAX_ATTEMPTS:
                     raise
-                # Of two runs at once one goes on at once and the other later: they do not meet in every write.
+                # The random delay keeps two concurrent runs from colliding in every write.
                 self.clock.sleep(min(faults * 0.2, 2.0))
         text = f"after {MAX_STEPS} steps there is still something to do, so something else undoes them"
         return steps.StepRefused((Problem(text, self.policy.commands.dry_run),))
@@ -174,7 +173,7 @@ class Rotation:
         return plan(state, now, self.policy, seen), state
 
     def _take(self, step: steps.Step, state: State, observations: Observations) -> None:
-        # Make the step's write. A configuration that may not be written does not keep the others from their steps.
+        # Make the write of the step. A configuration that must not be written does not block the steps of the others.
         self.told(step)
         try:
             self.store.write(steps.write_of(step, state, self.clock.now(), self.policy))
@@ -194,7 +193,7 @@ class Rotation:
 
 
 def _ended(decision: steps.End, state: State) -> steps.End:
-    # How the run ends: whatever else it has come to, what it could not write is a person's to see.
+    # The end of the run. Configurations that it could not write need a person in any case.
     if not state.read_only():
         return decision
     others = decision.problems if isinstance(decision, steps.StepRefused) else ()
@@ -202,5 +201,5 @@ def _ended(decision: steps.End, state: State) -> steps.End:
 
 
 def explained(error: VcudaError) -> str:
-    """Return the error's sentence, after the request that was refused where it was one."""
+    """Return the text of the error, after the rejected request if there was one."""
     return f"{error.request}: {error}" if isinstance(error, ApiError) and error.request else str(error)

@@ -1,4 +1,4 @@
-"""What the commands of `vcuda-certs` that run a rotation share: the run, what it says, and how it ends."""
+"""The run of a rotation that the commands of `vcuda-certs` share, with its output and its exit status."""
 
 import json
 import sys
@@ -22,13 +22,13 @@ _LONG = timedelta(days=36500)
 
 @dataclass(frozen=True, slots=True)
 class StepLog:
-    """What a run has to say, step by step: at once for people, at the end for scripts."""
+    """The output of a run: each step at once for people, and all steps at the end for scripts."""
 
     say: Callable[[str], None]
     steps: list[dict[str, str]] = field(default_factory=list)
 
     def __call__(self, decision: Step | Wait) -> None:
-        """Take note of one step or wait."""
+        """Add one step or wait."""
         told = {"step": type(decision).__name__, **_described(decision)}
         self.steps.append(told)
         self.say(" ".join(told.values()))
@@ -42,7 +42,7 @@ def rotate(
     dry_run: bool,
     output: str,
 ) -> NoReturn:
-    """Run a rotation in what ``store`` returns, say what it does, and end the process."""
+    """Run a rotation in the store, print its steps, and end the process."""
     log = StepLog(click.echo if output == "table" else lambda _: None)
     clock = rotation.SystemClock()
 
@@ -57,7 +57,7 @@ def rotate(
 
 
 def show(store: Callable[[], ClusterStore], policy: RotationPolicy, job: str, output: str) -> NoReturn:
-    """Print what there is in the store, and end the process; ``job`` is the CronJob that rotates."""
+    """Print the report of the store, and end the process. ``job``: the CronJob that rotates."""
 
     def run() -> int:
         there, clock = store(), rotation.SystemClock()
@@ -70,7 +70,7 @@ def show(store: Callable[[], ClusterStore], policy: RotationPolicy, job: str, ou
 
 
 def with_faults(run: Callable[[], int]) -> NoReturn:
-    """End the process with the status that ``run`` returns, or with that of what went wrong."""
+    """End the process with the status that ``run`` returns, or with that of its error."""
     try:
         sys.exit(run())
     except errors.VcudaError as error:
