@@ -161,7 +161,7 @@ class Rotation:
                 faults += 1
                 if faults >= MAX_ATTEMPTS:
                     raise
-                # The random delay keeps two concurrent runs from colliding in every write.
+                # The run that lost waits while the other goes on, so that two runs do not collide in every write.
                 self.clock.sleep(min(faults * 0.2, 2.0))
         text = f"after {MAX_STEPS} steps there is still something to do, so something else undoes them"
         return steps.StepRefused((Problem(text, self.policy.commands.dry_run),))
