@@ -1,7 +1,7 @@
-"""Marks of the namespaces that have a ledger: so one that is lost is told from one that there never was.
+"""Marks the namespaces that have a ledger, to distinguish a lost ledger from a first one.
 
-A ledger holds for a moment what nothing else does: charges of pods that are being stored just then. To count the pods
-and begin anew would forget those. So every ledger is made closed, and is opened at once only where there never was one.
+For a moment a ledger is the only record of the charges of pods that are being stored. A new count of the pods would
+lack those. So every ledger is created closed, and is opened at once only if the namespace never had one.
 """
 
 import math
@@ -21,31 +21,32 @@ T = TypeVar("T")
 OPENER = "opener"
 
 OPENING_SECONDS = 1.0
-"""For how long a ledger that is marked and closed may be on its way: another marks it first, then opens it."""
+"""Seconds for which a marked ledger may be closed before it counts as lost: a replica marks it first, then opens it."""
 
 _CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
 
 
 class _Opener(NamedTuple):
-    """What tells our mark from others', and the version of the closed ledger that was read before it was written."""
+    """The content that identifies our mark, and the version of the closed ledger that was read before the mark was
+    written."""
 
     version: str
     opener: str
 
 
 class _Loss(NamedTuple):
-    """What reserves everything in a ledger, and since when that is known here."""
+    """The reservation that closes a ledger, and since when this process knows it."""
 
     counter: int
     since: float
 
 
 class LedgerMarks:
-    """One ConfigMap beside the ledgers for each namespace that was given one, named by the namespace.
+    """The marks: one ConfigMap for each namespace that was given a ledger, in the namespace of the ledgers.
 
-    It goes with the ledger, when nothing is charged there that is not stored, and with nothing else: so also where a
-    namespace was deleted and made again, and its ledger was lost meanwhile, that is known. ``storable_seconds`` after
-    its charge a pod can no longer be stored. Ages are measured on this process's own clock.
+    A mark is deleted only together with its ledger, when the stored pods show all of its charges. So the loss of a
+    ledger is noticed even if the namespace was deleted and created again. ``storable_seconds``: after these a charged
+    pod can no longer be stored. Ages are measured on this process's own clock.
     """
 
     def __init__(
@@ -63,28 +64,28 @@ class LedgerMarks:
         self._losses: dict[str, _Loss] = {}
 
     def check_lost(self, namespace: str, lost: Reservation) -> None:
-        """Raise LedgerLost until no pod can be stored any more that was charged in the ledger before this one."""
+        """Raise LedgerLost while a pod that was charged in the lost ledger may still be stored."""
         missing = self.missing(namespace, lost)
         if (left := lost.seconds + self._storable_seconds + MARGIN_SECONDS - missing) > 0:
             raise errors.LedgerLost(namespace, missing, left)
 
     def missing(self, namespace: str, lost: Reservation) -> float:
-        """Return for how many seconds this ledger is known to have been closed."""
+        """Return the seconds for which this process has known the ledger to be closed."""
         known, now = self._losses.get(namespace), self._clock()
-        # Each ledger that is made has a counter of its own: of one that was made since then nothing is known.
+        # Each created ledger has its own counter, so the age of a newer ledger begins again.
         if known is None or known.counter != lost.counter:
             known = self._losses[namespace] = _Loss(lost.counter, now)
         return now - known.since
 
     def claim(self, namespace: str, version: str, lost: Reservation, timeout: float) -> bool:
-        """Mark the namespace, whose closed ledger was read at this version; return whether nobody had done so before.
+        """Mark the namespace, whose closed ledger was read at this version. Return whether it had no mark.
 
-        Then that version may be replaced by an open ledger at once: as there was no mark there was no other ledger from
-        which anybody could have had a yes, and if another opens this one, that version is gone.
+        Without an earlier mark there was no other ledger that could have admitted a charge. The caller may then replace
+        this version by an open ledger at once. If another replica opens it first, the version is gone.
         """
         known = self._claims.get(namespace)
         tried = known is not None and known.version == version
-        # By then one that was marked as it was made is open; what stays closed was lost.
+        # A new ledger is open by then, so a ledger that is still closed was lost.
         if not tried and self.missing(namespace, lost) >= OPENING_SECONDS:
             return False
         claim = known if known and tried else _Opener(version, secrets.token_urlsafe(12))
@@ -99,9 +100,9 @@ class LedgerMarks:
         return True
 
     def renew(self, namespace: str, timeout: float) -> None:
-        """Mark the namespace, whether it is or not, so that no other mark that was seen is the one that there is.
+        """Replace or create the mark of the namespace, so that every mark that was seen before is outdated.
 
-        Raises Conflict: somebody else did so first.
+        Raises Conflict if another process did so first.
         """
         mark, opener = self._get(namespace, timeout), secrets.token_urlsafe(12)
         if mark is None:
@@ -114,17 +115,17 @@ class LedgerMarks:
             raise errors.Conflict(error.status, error.message) from error
 
     def opened(self, namespace: str) -> None:
-        """Take note that the namespace has a ledger in which everybody may charge."""
+        """Note that the namespace has an open ledger."""
         self._claims.pop(namespace, None)
         self._losses.pop(namespace, None)
 
     def current(self, namespace: str, timeout: float = 10) -> str | None:
-        """Return the version of a namespace's mark, None where it has none."""
+        """Return the version of a namespace's mark; None if it has none."""
         mark = self._get(namespace, timeout)
         return mark.metadata.resource_version if mark else None
 
     def remove(self, namespace: str, version: str) -> None:
-        """Take the mark away, if it is still this one; else Conflict, or NotFound."""
+        """Delete the mark if it still has this version. Raises Conflict or NotFound otherwise."""
         self._kube.delete(self._path(namespace), msgspec.json.encode({"preconditions": {"resourceVersion": version}}))
 
     def _get(self, namespace: str, timeout: float) -> k8s_types.ConfigMap | None:
@@ -138,25 +139,25 @@ class LedgerMarks:
 
 
 class SeenVersions:
-    """The newest version of each ledger that was seen within so many ``seconds``.
+    """The newest version of each ledger that was seen within the last ``seconds``.
 
-    resourceVersions only grow, also where an object is deleted and made again, until etcd is restored from a backup.
-    What was granted by what was seen before that time is stored by now, or never will be.
+    resourceVersions only grow, even if an object is deleted and created again, until etcd is restored from a backup.
+    Objects that were granted by an older view are stored by now, or never will be.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
         self._seconds = seconds
         self._clock = clock
-        # With the time when each was seen last, the oldest first.
+        # Each with the time when it was last seen, the oldest first.
         self._seen: dict[str, tuple[int, float]] = {}
 
     def newest(self, namespace: str) -> int:
-        """Return the newest version that is known; a call that begins after this brings no older one."""
+        """Return the newest known version. A later call of the API server returns no older one."""
         version, at = self._seen.get(namespace, (0, -math.inf))
         return version if self._clock() < at + self._seconds else 0
 
     def note(self, namespace: str, version: str | None, *, anew: bool) -> None:
-        """Take note of a version; ``anew``: also where it is older than what is known."""
+        """Note a version. ``anew``: even if it is older than the known one."""
         known, seen, now = self.newest(namespace), int(version or 0), self._clock()
         self._seen.pop(namespace, None)
         self._seen[namespace] = seen if anew else max(seen, known), now
@@ -166,7 +167,7 @@ class SeenVersions:
 
 
 def answered(write: Callable[[], T]) -> T:
-    """Return the answer to a write. Raises WriteUnanswered where there is none."""
+    """Return the answer to a write. Raises WriteUnanswered if there is none."""
     try:
         return write()
     except errors.Unavailable as error:
@@ -184,5 +185,5 @@ def _mark(namespace: str, opener: str, replaced: str | None = None) -> bytes:
 
 
 def _name(namespace: str) -> str:
-    # No namespace has a dot in its name, so it is no ledger's name.
+    # A namespace has no dot in its name, so this cannot be the name of a ledger.
     return f"gpu-ledger-opened.{namespace}"

@@ -1,7 +1,7 @@
-"""Ledgers kept in the cluster: one ConfigMap per limited namespace, written by compare-and-swap.
+"""Stores the ledgers in the cluster: one ConfigMap per limited namespace, written by compare-and-swap.
 
-They live in a namespace of their own, where tenants have no rights: so a right to ledgers, whose names nobody can list
-beforehand, is a right to nothing else.
+The ledgers have their own namespace, where tenants have no rights. RBAC cannot name the ledgers, because their names
+follow the namespaces. So a right to all ConfigMaps of that namespace is a right to ledgers only.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ KEY = "ledger"
 NAMESPACE_LABEL = "quota.vcuda.io/ledger-of"
 
 FINALIZER = "quota.vcuda.io/ledger"
-"""Keeps a ledger whose deletion was asked for until nothing is charged in it that pods do not show."""
+"""Keeps a ledger that a user deletes until the stored pods show all of its charges."""
 
 LOOK_AGAIN_SECONDS = 0.05
 
@@ -44,11 +44,12 @@ _CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """A ledger, the resourceVersion of its ConfigMap (None where there is no open one), and its size in bytes.
+    """A ledger as read or written.
 
-    ``opens``: at that version it is closed, and this is what opens it. ``deleting``: somebody has asked for its
-    deletion. ``answered``: when the API server says it has written it, in Unix seconds, and before all time where it
-    says nothing.
+    ``version``: the resourceVersion of its ConfigMap; None if there is no open ledger. ``size``: in bytes.
+    ``opens``: the stored ledger is closed at ``version``, and writing this ledger opens it.
+    ``deleting``: a user has deleted the ConfigMap, which its finalizer keeps.
+    ``answered``: the API server's time of the answer to the write, in Unix seconds; minus infinity if it is unknown.
     """
 
     ledger: Ledger
@@ -60,9 +61,9 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 class NamedLedger(msgspec.Struct, frozen=True):
-    """A ledger as the watch brought it, with the namespace it is of.
+    """A ledger as the watch delivered it, with its namespace.
 
-    It is read only when it is asked for: under load one is written many times between two looks at it.
+    Its text is decoded only on demand, because under load a ledger is written many times between two settlements.
     """
 
     namespace: str
@@ -70,36 +71,36 @@ class NamedLedger(msgspec.Struct, frozen=True):
 
     @property
     def deleting(self) -> bool:
-        """Whether somebody has asked for its deletion."""
+        """Whether a user has deleted the ConfigMap, which its finalizer keeps."""
         return self.config_map.metadata.deletion_timestamp is not None
 
     def read(self) -> Stored:
-        """Return the ledger. Raises UnreadableLedger: it is damaged."""
+        """Return the ledger. Raises UnreadableLedger if it is damaged."""
         return _read(self.config_map)
 
     @property
     def counted(self) -> str:
-        """The part of its text that tells what was counted, at which version."""
+        """The part of its text with the counts and their versions."""
         return _counted_in((self.config_map.data or {}).get(KEY, ""))
 
     @property
     def pending_bytes(self) -> int:
-        """The length of what it tells beside that: what is pending, terminating and reserved."""
+        """The length of the rest of its text: the pending, terminating and reserved charges."""
         return len((self.config_map.data or {}).get(KEY, "")) - len(self.counted)
 
 
-# Has the API server drop, at an update, what it notes of who set which field (Server-Side Apply, "Clearing
-# managedFields"). Nobody applies a ledger, and keeping the notes is a quarter of what the API server does for a write.
+# Makes the API server drop the managed fields at an update (Server-Side Apply, "Clearing managedFields"). No tool
+# applies a ledger, and managed fields are a quarter of the API server's work for a write.
 NOT_TRACKED: Sequence[Mapping[str, str]] = ({},)
 
 
 class LedgerStore(NamespaceCounter):
-    """Reads and writes ledgers; whoever writes an old version loses, by Conflict.
+    """Reads and writes ledgers. A write that replaces an old version raises Conflict.
 
-    ``nodes`` tells the model of a pod that is held to none by its spec but runs on a node that has one; ``resources``
-    what pods can ask for now; ``claim_price`` what claims take, None as long as devices have not been read. After
-    ``storable_seconds`` a pod that was charged in a ledger that is lost can no longer be stored. ``turns`` are shared
-    with nobody else.
+    ``nodes``: the nodes, whose models the unpinned pods on them have. ``resources``: returns the resources that pods
+    can request. ``claim_price``: returns how claims are priced; None before the devices have been read.
+    ``storable_seconds``: after these a pod that was charged in a lost ledger can no longer be stored. ``turns``: must
+    not be shared with another store.
     """
 
     def __init__(
@@ -118,22 +119,22 @@ class LedgerStore(NamespaceCounter):
         super().__init__(kube, nodes, resources, claim_price, turns or ListTurns())
         self._namespace = namespace
         self._sleep = sleep
-        # By namespace what was last counted in a ledger that was written here, where a watch is to know it again.
+        # By namespace, the counts in the ledger that was last written here, by which a watch recognises our own write.
         self._written: dict[str, str] = {}
         self._keeps_written = False
-        # By namespaces whose ledger was dropped, the version of the mark that it leaves.
+        # For namespaces whose ledger was deleted, the version of the remaining mark.
         self._dropped: dict[str, str] = {}
         self._collection = f"/api/v1/namespaces/{client.segment(namespace)}/configmaps"
         self._marks = LedgerMarks(kube, self._collection, storable_seconds, clock)
         self.check_lost = self._marks.check_lost
-        # What was granted when a ledger was last seen is stored after so long, or never will be.
+        # After this time every object that was granted when a ledger was last seen is stored, or never will be.
         self._versions = SeenVersions(storable_seconds + LEASE_SECONDS + MARGIN_SECONDS, clock)
 
     def read(self, namespace: str, timeout: float = 10) -> Stored:
-        """Return the newest ledger, not to be written; where there is no open one, what a LIST of the pods counts.
+        """Return the newest ledger for reading. If there is no open ledger, return a count by a LIST of the pods.
 
-        ``timeout`` is in seconds, for each call. Raises UnreadableLedger: it is damaged. LedgerLost: one was lost, and
-        pods that were charged in it may still be stored.
+        ``timeout``: in seconds, for each call. Raises UnreadableLedger if the ledger is damaged, and LedgerLost if one
+        was lost and pods that were charged in it may still be stored.
         """
         while True:
             stored = self._stored(namespace, timeout)
@@ -146,28 +147,30 @@ class LedgerStore(NamespaceCounter):
                     return Stored(self._counted(namespace, stored.ledger, timeout), None)
 
     def open(self, namespace: str, timeout: float = 10) -> Stored:
-        """Return the newest ledger to be written; where there is none it is made, and one that is closed is counted.
+        """Return the newest ledger for writing. A missing ledger is created, and a closed one is counted.
 
-        Raises the same as `read`, and Conflict: somebody else wrote first. WriteUnanswered: it is not known what became
-        of a write; called again, this goes on from there.
+        Raises the same as `read`, Conflict if another writer was first, and WriteUnanswered if the outcome of a write
+        is unknown. A repeated call continues from there.
         """
         while True:
             stored = self._stored(namespace, timeout) or self._created(namespace, timeout)
             if stored is None:
-                continue  # another has made it
+                continue  # another replica has created it
             if (lost := stored.ledger.lost) is None:
                 return stored
             version = str(stored.version)
-            # Where it never had one no other ledger can hold what this one does not: so who marks it need not wait.
+            # If the namespace never had a ledger, no charge can be missing here. So the replica that marks it need not
+            # wait.
             if not self._marks.claim(namespace, version, lost, timeout):
                 if self._awaits_opening(namespace, lost):
                     continue
-                # Whoever has seen a mark before may no longer take it away.
+                # A replica that has seen an older mark must no longer remove it.
                 self._marks.renew(namespace, timeout)
             return msgspec.structs.replace(stored, ledger=self._counted(namespace, stored.ledger, timeout), opens=True)
 
     def _awaits_opening(self, namespace: str, lost: Reservation) -> bool:
-        """Return whether to look again, as another may be opening it; False where it may be opened by its age."""
+        """Return whether to read again, because another replica may be opening the ledger. False if it is old
+        enough."""
         try:
             self.check_lost(namespace, lost)
         except errors.LedgerLost as error:
@@ -178,7 +181,7 @@ class LedgerStore(NamespaceCounter):
         return False
 
     def _counted(self, namespace: str, ledger: Ledger, timeout: float) -> Ledger:
-        """Return a ledger that is open, with what a LIST counts from now on."""
+        """Return an open ledger with the counts of a LIST that begins now."""
         observed = self.count_pods(namespace, timeout)
         counted = settle(ledger, observed, Expired(reaped={LOST}), counted_since=observed.resource_version)
         if counted.lost:
@@ -198,7 +201,7 @@ class LedgerStore(NamespaceCounter):
         return stored
 
     def _created(self, namespace: str, timeout: float) -> Stored | None:
-        """Make a ledger in which nobody may charge yet; None where there is one, or somebody else makes it."""
+        """Create a closed ledger. None if there is one, or another replica creates it."""
         newest, ledger = self._versions.newest(namespace), Ledger(reserved={LOST: _everything()})
         body = self._encode(namespace, ledger, None)
         try:
@@ -206,12 +209,12 @@ class LedgerStore(NamespaceCounter):
         except errors.Conflict:
             return None
         if int(stored.version or 0) < newest:
-            self._marks.renew(namespace, timeout)  # it was there, and what marked it is gone with it
+            self._marks.renew(namespace, timeout)  # there was a ledger, and its mark was deleted with it
         self._note(namespace, stored, anew=True)
         return stored
 
     def _closed(self, namespace: str, stored: Stored, timeout: float) -> Stored | None:
-        """Close a ledger to which etcd was set back: charges that were in later versions may still be stored."""
+        """Close a ledger that etcd was restored to. Pods that were charged in later versions may still be stored."""
         self._marks.renew(namespace, timeout)
         ledger = msgspec.structs.replace(stored.ledger, reserved={**stored.ledger.reserved, LOST: _everything()})
         body = self._encode(namespace, ledger, stored.version)
@@ -228,33 +231,33 @@ class LedgerStore(NamespaceCounter):
             self._marks.opened(namespace)
 
     def write(self, namespace: str, ledger: Ledger, replaced: Stored, timeout: float = 10) -> Stored:
-        """Write a ledger in place of the one that was read, or opened.
+        """Replace the ledger that was read or opened, and return the stored one.
 
-        Returns it as stored. Raises Conflict: another writer was first, or it has been deleted. WriteUnanswered.
+        Raises Conflict if another writer was first or the ledger has been deleted, and WriteUnanswered if the outcome
+        is unknown.
         """
         if replaced.version is None:
-            raise ValueError(namespace)  # a fault of ours: it was read, and has to be opened before it is written
+            raise ValueError(namespace)  # a fault of ours: the ledger was only read, and must be opened before a write
         body = self._encode(namespace, ledger, replaced.version)
         try:
             stored = _written(ledger, lambda: self._kube.put_heard(self._path(namespace), body, timeout=timeout))
         except errors.NotFound as error:
-            # What was read is gone, as after any other write: read again.
+            # The version that was read is gone, as after any other write.
             raise errors.Conflict(error.status, error.message) from error
         self._note(namespace, stored)
         return stored
 
     def drop(self, namespace: str, version: str) -> None:
-        """Delete the ledger, if it is still the one read at ``version``; else Conflict, or NotFound.
+        """Delete the ledger and its mark, if it still has ``version``. Raises Conflict or NotFound otherwise.
 
-        Its mark goes too: then who needs one after that makes it anew at once. So there is to be nothing in it that
-        pods do not show.
+        Without the mark a replica creates a new ledger at once. So the stored pods must show all charges of this one.
         """
-        # The mark as it is now belongs to this ledger: another that is opened after it has one of another version.
+        # The current mark belongs to this ledger. A ledger that is opened later gets a mark of another version.
         mark = self._marks.current(namespace)
         patch = {"metadata": {"resourceVersion": version, "finalizers": None}}
         raw = self._kube.patch(self._path(namespace), msgspec.json.encode(patch), client.MERGE_PATCH)
         left = _CONFIG_MAP.decode(raw).metadata
-        # Where its deletion was asked for before, it went with its finalizer.
+        # If a user had deleted the ConfigMap, it disappeared with its finalizer.
         if left.deletion_timestamp is None:
             preconditions = {"resourceVersion": left.resource_version}
             with contextlib.suppress(errors.NotFound):
@@ -265,9 +268,9 @@ class LedgerStore(NamespaceCounter):
         self.finish_drop(namespace)
 
     def finish_drop(self, namespace: str) -> None:
-        """Take away the mark of a ledger that was dropped, where that is still to be done."""
+        """Delete the mark of a ledger that was deleted here, if it still exists."""
         if mark := self._dropped.get(namespace):
-            # Where it is of another version by now there is another ledger.
+            # A mark of another version belongs to a newer ledger.
             with contextlib.suppress(errors.Conflict, errors.NotFound):
                 self._marks.remove(namespace, mark)
             del self._dropped[namespace]
@@ -275,14 +278,14 @@ class LedgerStore(NamespaceCounter):
     def reflector(
         self, on_change: Callable[[str], None], on_charge: Callable[[str, int], None] | None = None
     ) -> Reflector[NamedLedger]:
-        """Return a reflector of all ledgers; ``on_change`` is called with the namespace of each that is written.
+        """Return a reflector of all ledgers. ``on_change`` is called with the namespace of each written ledger.
 
-        Where there is ``on_charge``, that is called instead where what is counted is as it was, or as it was written
-        here, with the bytes in which the ledger tells what is charged beside that.
+        ``on_charge``, if given, is called instead if the counts have not changed, or were written here. It gets the
+        bytes of the charges that are not counted.
         """
 
         def on_event(old: NamedLedger | None, new: NamedLedger | None) -> None:
-            # This is called at every write of every replica: their texts are compared, not read.
+            # This runs at every write of every replica, so texts are compared and not decoded.
             known = old and new and new.counted in (old.counted, self._written.get(new.namespace))
             if on_charge and new and known and not new.deleting and new.pending_bytes:
                 on_charge(new.namespace, new.pending_bytes)
@@ -295,7 +298,7 @@ class LedgerStore(NamespaceCounter):
         return Reflector(self._kube, self._collection, self._decode_named, params=selector, on_event=on_event)
 
     def key(self, namespace: str) -> watch.Key:
-        """Return the key under which the reflector holds a namespace's ledger."""
+        """Return the key of a namespace's ledger in the reflector."""
         return watch.Key(self._namespace, ledger_name(namespace))
 
     def _decode_named(self, raw: bytes) -> NamedLedger:
@@ -333,7 +336,7 @@ def _written(ledger: Ledger, write: Callable[[], client.Heard]) -> Stored:
 
 
 def _everything() -> Reservation:
-    # Whoever measures its age tells it by the counter from that of every other ledger.
+    # The counter distinguishes this ledger from every other one when its age is measured.
     return Reservation({}, secrets.randbits(53))
 
 
@@ -347,7 +350,7 @@ def _read(config_map: k8s_types.ConfigMap, size: int = 0) -> Stored:
         ledger = read_ledger((config_map.data or {})[KEY])
     except (KeyError, ValueError) as error:
         name = f"{metadata.namespace}/{metadata.name}"
-        # To delete one of another release would lose what is charged in it, and that release can read it.
+        # Deleting a ledger of another release would lose its charges, which that release can read.
         advice = "have all parts run one release" if isinstance(error, OtherFormat) else "delete it to have it rebuilt"
         message = f"ledger {name} cannot be read ({error}); {advice}"
         raise errors.UnreadableLedger(message) from error
