@@ -1,4 +1,4 @@
-"""Counts the GPU pods and the claims of one namespace, and what they take, by consistent LISTs."""
+"""Counts the charges of one namespace's GPU pods and claims by consistent LISTs."""
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -21,7 +21,7 @@ from vcuda.requests.resources import GpuResources
 T = TypeVar("T")
 
 PricedClaims = Sequence[tuple[StoredClaim, ClaimCharge]]
-"""Claims with what each of them takes."""
+"""Claims with their charges."""
 
 _POD = msgspec.json.Decoder(k8s_types.Pod)
 
@@ -59,10 +59,10 @@ class ListedPods(NamedTuple):
 
 
 class NamespaceCounter:
-    """Lists the pods and claims of one namespace at a time, in turns that no namespace can take for itself alone.
+    """Lists the pods and claims of one namespace at a time, in turns that namespaces share.
 
-    Each method takes a timeout in seconds, for one page and for the wait until its turn. Each raises ListOverdue where
-    there is no turn in time, or where the objects are too many or too large to be listed in time.
+    Each method takes a timeout in seconds, for one page and for the wait until its turn. Each raises ListOverdue if
+    there is no turn in time, or if the objects are too many or too large to be listed in time.
     """
 
     def __init__(
@@ -86,21 +86,21 @@ class NamespaceCounter:
         return self.resources().version
 
     def count_pods(self, namespace: str, timeout: float = 10) -> ObservedPods:
-        """Return what a namespace's pods and claims take.
+        """Return the charges of a namespace's pods and claims.
 
-        Raises Unavailable: there are claims, and the devices have not been read yet.
+        Raises Unavailable if there are claims, and the devices have not been read yet.
         """
         return self._in_turn(namespace, timeout, self._count)
 
     def count_claims(self, namespace: str, extended: Collection[str], timeout: float = 10) -> ObservedClaims | None:
-        """Return what a namespace's claims take, but for those of these names; None where claims are not served."""
+        """Return the charges of a namespace's claims, except ``extended``. None if the API server has no claims."""
         return _count_claims(*self.priced_claims(namespace, extended, timeout))
 
     def priced_claims(self, namespace: str, extended: Collection[str], timeout: float = 10) -> tuple[str, PricedClaims]:
-        """Return the version of the LIST (empty where claims are not served), and what each claim takes.
+        """Return the version of the LIST, and the claims with their charges. The version is empty if there is no API.
 
-        Claims of these names are left out: pods are charged for them. Raises Unavailable: there are claims, and the
-        devices have not been read yet.
+        ``extended``: names of claims to leave out, because they are charged to their pods. Raises Unavailable if there
+        are claims, and the devices have not been read yet.
         """
         return self._in_turn(namespace, timeout, lambda turn: self._price(turn, extended))
 
@@ -110,7 +110,8 @@ class NamespaceCounter:
         return pods.uids | {claim.uid for claim in claims}
 
     def claims(self, namespace: str, timeout: float = 10) -> tuple[str, list[StoredClaim]]:
-        """Return a namespace's claims and their version; no version where claims are not served."""
+        """Return the version of the LIST and a namespace's claims. The version is empty if there is no API of
+        claims."""
         return self._in_turn(namespace, timeout, self._claims)
 
     def list_pods(self, namespace: str, timeout: float = 10) -> ListedPods:
@@ -124,10 +125,10 @@ class NamespaceCounter:
         return self._turns.run(namespace, take, timeout)
 
     def _count(self, turn: _Turn) -> ObservedPods:
-        config_version = self.config_version  # before the pods: they are counted by this one, or by a newer
+        config_version = self.config_version  # read before the pods, which are counted by this version or a newer one
         listed, nodes = self._pods(turn), self._nodes()
         extended = charged_by_pods(listed.charged, nodes)
-        # The pods first: a claim that is left out is that of a pod which is in the count.
+        # The pods are listed first, so that the pod of a claim that is left out is in the count.
         claims = _count_claims(*self._price(turn, extended))
         return ObservedPods(
             listed.version,
@@ -166,7 +167,7 @@ class NamespaceCounter:
         known = self.resources()
         for page in turn.pages("/api/v1", "pods"):
             version = version or page.resource_version
-            # A pod that cannot be decoded is charged nothing: the webhook rejects it.
+            # A pod that cannot be decoded is not charged, because the webhook rejects it.
             for pod in objects.decode_each(_POD, page.items):
                 if stored := read_stored(pod, self._nodes().keys, known):
                     charged.append(stored)

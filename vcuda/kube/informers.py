@@ -19,7 +19,7 @@ from vcuda.requests import config
 from vcuda.requests.resources import BUILT_IN, GpuResources
 from vcuda.requests.schemes import SCHEMES
 
-# So many faults of one document are logged; an alias can repeat one without end.
+# Most faults of one document that are logged. An alias could repeat a fault without bound.
 MAX_FAULTS = 20
 
 _decode = msgspec.json.Decoder(ConfigMap).decode
@@ -29,7 +29,7 @@ _LOCKS = tuple(scheme.node_lock for scheme in SCHEMES if scheme.node_lock)
 
 
 class QuotaPlace(msgspec.Struct, frozen=True):
-    """Where the quota document is: a key of a ConfigMap, beside the further ones of `vcuda.requests.config`."""
+    """The place of the quota document: a key of a ConfigMap, which also has the keys of `vcuda.requests.config`."""
 
     namespace: str = "kube-system"
     name: str = "gpuquota"
@@ -39,8 +39,8 @@ class QuotaPlace(msgspec.Struct, frozen=True):
 class QuotaInformer:
     """Follows the quota ConfigMap. A malformed document leaves the last good one in force and is reported.
 
-    A ConfigMap that is deleted limits nobody any more, as a deleted ResourceQuota does. ``on_change`` is called after a
-    new quota has come into force.
+    After its ConfigMap is deleted no namespace is limited, as with a deleted ResourceQuota. ``on_change``: called after
+    a new quota is in force.
     """
 
     def __init__(
@@ -58,32 +58,33 @@ class QuotaInformer:
         self.reflector = reflector.Reflector(kube, self._path, _decode, params=self._params, on_event=self._on_event)
 
     def current(self) -> model.Quota | None:
-        """Return the quota in force, or None until it has been read once. An absent ConfigMap limits nobody."""
+        """Return the quota in force; None until it has been read once. Without the ConfigMap no namespace is
+        limited."""
         read = self.in_force()
         return read.quota if read else None
 
     def resources(self) -> GpuResources:
-        """Return what can be asked for as far as it is known; of no version, the oldest, until it has been read."""
+        """Return the known resources that pods can request. They have no version until the ConfigMap has been read."""
         read = self.in_force()
         return read.resources if read else BUILT_IN
 
     def in_force(self) -> config.QuotaConfig | None:
-        """Return the quota in force with what can be asked for, from one version; None until they have been read."""
-        # Nothing is set here: an answer to a request that was about to find none must not overwrite a document that has
-        # just come. Only the watch's own thread sets what is in force.
+        """Return the quota in force with the resources of the same version; None until they have been read."""
+        # Nothing is set here, because a late answer "not found" must not overwrite a document that the watch has just
+        # delivered. Only the thread of the watch sets the quota in force.
         if self._config is None and self.reflector.synced.is_set() and not self._faulty:
             return self._without_document()
         return self._config
 
     def _without_document(self) -> config.QuotaConfig:
-        # As new as the watch: what was counted while there was a ConfigMap is older.
+        # The version of the watch is used, which is newer than counts from when there was a ConfigMap.
         built_in = GpuResources(version=self.reflector.resource_version)
         return config.QuotaConfig(self._nobody, built_in)
 
     def stored_version(self) -> str:
-        """Return the resourceVersion of the document as etcd has it, by a consistent LIST; empty where there is none.
+        """Return the resourceVersion of the stored document by a consistent LIST; empty if there is none.
 
-        Raises Unavailable: no answer.
+        Raises Unavailable if there is no answer.
         """
         for page in self._kube.list_pages(self._path, self._params, seconds=10):
             for metadata in (_decode(raw).metadata for raw in page.items):
@@ -92,7 +93,7 @@ class QuotaInformer:
         return ""
 
     def is_valid(self) -> bool:
-        """Return False while the document in the cluster is malformed: not the one in force, if any is."""
+        """Return False while the stored document is malformed, even if an older one is in force."""
         return not self._faulty
 
     def _on_event(self, _old: ConfigMap | None, new: ConfigMap | None) -> None:
@@ -123,7 +124,7 @@ class QuotaInformer:
             "v1", "ConfigMap", place.name, place.namespace, config_map.metadata.uid, version
         )
         message = f"the quota document is malformed, {kept}: {fault}"
-        # Its name holds the version that it is about: so all replicas together write it once.
+        # The name has the version of the document, so that all replicas together write one Event.
         event = objects.Event(subject, f"malformed-{version}", "MalformedQuota", message, "vcuda-quota", type="Warning")
         objects.post_event_or_log(self._kube, event)
 
@@ -133,13 +134,13 @@ NodeChange = Callable[[Node | None, Node | None], None]
 
 
 class ObservedNode(Node, frozen=True):
-    """What is kept of a node: beside labels, cards in its capacity and locks, the cards that it has registered."""
+    """The kept fields of a node: labels, cards in its capacity, locks, and registered cards."""
 
     registers: Registers = msgspec.field(default_factory=dict)
 
 
 class _RegisterCache:
-    """Reads the registers of nodes. One that stands as it was is not read again: nodes change every few seconds."""
+    """Reads the registers of nodes. An unchanged register is not read again, because nodes change every few seconds."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[bytes, Registers]] = {}
@@ -151,7 +152,7 @@ class _RegisterCache:
         if not texts:
             self._known.pop(name, None)
             return {}
-        # Not the texts themselves: each may be 256 KiB long.
+        # The texts are not kept, because each may be 256 KiB long.
         digest = hashlib.blake2b(msgspec.json.encode(texts), digest_size=16).digest()
         known = self._known.get(name)
         if known is None or known[0] != digest:
@@ -166,10 +167,10 @@ class _RegisterCache:
 
 
 class NodeInformer:
-    """Follows the nodes' labels and registered cards, indexed anew when one changes, their capacity and locks.
+    """Follows the labels, registered cards, capacity and locks of nodes. Labels and cards are indexed after a change.
 
-    ``on_model_change`` is called after a node has got, changed or lost its model or its registered cards; also as one
-    comes or goes. ``resources`` tells which model the value of a label is.
+    ``on_model_change``: called after the model or the registered cards of a node have changed, or the node appeared or
+    was deleted. ``resources``: returns the models of label values.
     """
 
     def __init__(
@@ -192,7 +193,8 @@ class NodeInformer:
         self.reflector = reflector.Reflector(kube, "/api/v1/nodes", self._decode, on_event=self._on_event)
 
     def follow(self, on_change: NodeChange) -> None:
-        """Call back after a node came or went, or these changed of it; to be said before the watch starts."""
+        """Call back after a node appeared, changed in these fields or was deleted. Must be called before the watch
+        starts."""
         self._followers.append(on_change)
 
     def current(self) -> placement.Nodes:
@@ -207,7 +209,7 @@ class NodeInformer:
             return self._nodes
 
     def _on_event(self, old: ObservedNode | None, new: ObservedNode | None) -> None:
-        # Take over a change; heartbeats, which are most events, cost nothing more.
+        # Index a change. Heartbeats, which are most events, change nothing here.
         if old == new:
             return
         if not (old and new and (old.labels, old.registers) == (new.labels, new.registers)):
@@ -242,7 +244,7 @@ class NodeInformer:
 
 
 class FreeCardsInformer:
-    """Follows ConfigMap ``gpu-cards`` in the system's namespace. Where there is none nothing is known."""
+    """Follows ConfigMap ``gpu-cards`` in the system's namespace. Without it the free cards are unknown."""
 
     def __init__(self, kube: client.Kube, namespace: str) -> None:
         path = f"/api/v1/namespaces/{client.segment(namespace)}/configmaps"
@@ -253,7 +255,7 @@ class FreeCardsInformer:
         )
 
     def current(self) -> placement.FreeCardsByPool:
-        """Return the figures as last published."""
+        """Return the free cards that were published last."""
         return self.reflector.get(self._key) or {}
 
 
@@ -262,7 +264,7 @@ def _decode_cards(raw: bytes) -> placement.FreeCardsByPool:
 
 
 class _RuntimeClass(K8sStruct, frozen=True, gc=False):
-    """The part of a RuntimeClass that is read: which runtime of the node runs its pods."""
+    """The read part of a RuntimeClass: the runtime of the node that runs its pods."""
 
     handler: str = ""
 

@@ -1,4 +1,4 @@
-"""A resource kept in memory: a list, then a watch from there, for ever, without a gap."""
+"""Keeps the objects of a resource in memory by a list and a watch from there, without a gap."""
 
 import math
 import random
@@ -171,16 +171,16 @@ class Reflector(Generic[T]):
         return now - self._last_event
 
     def start(self) -> None:
-        """Start the thread; ``synced`` is set after the first list and its callbacks."""
+        """Start the thread. ``synced`` is set after the first list and its callbacks."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask the thread to end: a watch, a streamed list or a wait ends at once, a list in pages with its page."""
+        """Make the thread end. A watch, a streamed list or a wait ends at once, a list in pages with its page."""
         self._stopping.set()
         self._watches.abort()
 
     def list_again(self) -> None:
-        """Have everything listed again, from any thread: what begins now ends the watch, or follows the list."""
+        """Make the reflector list again. This is safe in any thread. It ends the watch, or follows the current list."""
         self._asked_again.set()
         self._watches.abort()
 
@@ -189,7 +189,8 @@ class Reflector(Generic[T]):
         self._thread.join(timeout)
 
     def _run(self) -> None:
-        # Try, and wait, for ever. It waits after success too: a server that ends each watch at once meets no storm.
+        # Attempt and wait in a loop. It waits after a success too, so that a server that ends each watch at once is not
+        # flooded.
         try:
             while not self._stopping.is_set():
                 self._attempt()
@@ -200,9 +201,9 @@ class Reflector(Generic[T]):
             raise
 
     def _attempt(self) -> None:
-        # List if due, and watch. A watch broken in transit goes on from its version; after all else, list again.
+        # List if due, then watch. A broken watch continues from its version. After any other error a list is due.
         if self._asked_again.is_set():
-            self._asked_again.clear()  # before the list, so that who asks meanwhile gets another
+            self._asked_again.clear()  # cleared before the list, so that a request during it causes another list
             self._list_due = True
         try:
             if self._list_due and self._list_and_watch():
@@ -214,20 +215,20 @@ class Reflector(Generic[T]):
                     self.follow(events)
         except VcudaError as error:
             if self._stopping.is_set() or self._asked_again.is_set():
-                return  # the error is our own doing: stop() or list_again() ended the stream
+                return  # stop() or list_again() ended the stream
             self.counts.failures += 1
             self._list_due = self._list_due or isinstance(error, ApiError | WatchLost)
             self._log.warning("watch failed", error=str(error), list_again=self._list_due)
 
     def _list_and_watch(self) -> bool:
-        """List by the initial events of a watch, and follow it; return False where the list has to come in pages."""
+        """List by the initial events of a watch, and follow it. Return False if the list must be read in pages."""
         if self._streams_refused or self._stream_broken:
             return False
         with ExitStack() as stack:
             try:
                 events = stack.enter_context(self._watches.open(watch.INITIAL_EVENTS, self._duration()))
             except ApiError as error:
-                # Whatever else was refused, a missing right for example, the LIST is told too, and fails with it.
+                # Any other error, for example a missing right, will occur at the LIST in pages too.
                 self._streams_refused = error.status in _NOT_STREAMED
                 self._log.info("lists are not streamed", reason=error.message)
                 return False
@@ -238,8 +239,8 @@ class Reflector(Generic[T]):
         return True
 
     def relist(self) -> None:
-        """Change over to a list in pages, once: what the thread does where lists are not streamed."""
-        # Without resourceVersion the API server answers as new as etcd is, from its cache where it can.
+        """Switch the store to a list in pages, once. The thread does this if lists are not streamed."""
+        # Without a resourceVersion the API server answers consistently with etcd, from its cache if possible.
         kept: dict[watch.Key, store.StoreEntry[T]] = {}
         reader = self._list_reader()
         pages = self._kube.list_pages(
@@ -277,7 +278,7 @@ class Reflector(Generic[T]):
         return _SERVER_TIMEOUT * (0.8 + 0.4 * self._backoff.draw())
 
     def follow(self, events: Iterable[watch.WatchEvent]) -> None:
-        """Apply the events of a watch, until they end: what the thread does after a list."""
+        """Apply the events of a watch until they end. The thread does this after a list."""
         self.counts.watches += 1
         opened = self._last_event = self._clock()
         try:
@@ -300,7 +301,7 @@ class Reflector(Generic[T]):
         self._store.put(key, new, version)
         self._notify(old, new)
 
-    # Made again under its name while nobody watched, an object has another uid: a departure and an arrival, no change.
+    # An object that was deleted and created again during a gap has another uid: this is a departure and an arrival.
     def _notify(self, old: store.StoreEntry[T] | None, new: store.StoreEntry[T] | None) -> None:
         if old is new:
             return
