@@ -3,7 +3,6 @@
 import http.client
 import json
 import os
-import random
 import signal
 import socket
 import ssl
@@ -13,7 +12,7 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing
 from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
@@ -326,20 +325,19 @@ def exchange(
     return Reply(response.status, response.headers, response.read())
 
 
-# Below Linux's ephemeral ports (32768-60999): while a server is down for a restart, no outgoing connection can be given
-# its port, nor can a client that polls the port connect to itself.
-CANDIDATES = range(20000, 32768)
+_RESERVED: list[socket.socket] = []
 
 
 def free_ports(count: int) -> list[int]:
-    """``count`` different ports on which nothing listens just now."""
-    ports: list[int] = []
-    with ExitStack() as held:
-        for port in random.SystemRandom().sample(CANDIDATES, len(CANDIDATES)):
-            if len(ports) == count:
-                break
-            listener = held.enter_context(socket.socket())
-            with suppress(OSError):
-                listener.bind(("127.0.0.1", port))
-                ports.append(port)
-    return ports
+    """Reserve ``count`` ports until this process ends, for servers of this test alone.
+
+    This process stays bound to each port and never listens on it. The kernel then gives the port to no outgoing
+    connection and to no server that asks for any port, also while the test's server restarts. The option SO_REUSEADDR
+    is set after the bind: a server that names the port may have it, a second call of this function may not.
+    """
+    reserved = [socket.socket() for _ in range(count)]
+    for one in reserved:
+        one.bind(("", 0))
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    _RESERVED.extend(reserved)
+    return [one.getsockname()[1] for one in reserved]
