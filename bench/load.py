@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
@@ -82,7 +83,7 @@ def run_over(
 ) -> Result:
     """Send the requests in turn, over and over, on the connection in their place, all at once."""
     with _logged(wanted, seconds) as log:
-        _in_threads([(_send, (connection, turn, log)) for connection, turn in zip(connections, requests, strict=True)])
+        _in_threads([partial(_send, *each, log) for each in zip(connections, requests, strict=True)])
     refused = len(log.refusals)
     if len(log.times) <= refused:
         raise RuntimeError(f"{refused} refused, only {len(log.times)} not; the first: {log.refusals[:1]}")
@@ -92,7 +93,7 @@ def run_over(
 def run_ending(connections: Sequence[ssl.SSLSocket], lives: Sequence[Life], *, seconds: float) -> Result:
     """Create and delete objects on each connection for so many seconds, as its `Life` says, all at once."""
     with _logged(HTTPStatus.CREATED, seconds) as log:
-        _in_threads([(_live, (connection, life, log)) for connection, life in zip(connections, lives, strict=True)])
+        _in_threads([partial(_live, *each, log) for each in zip(connections, lives, strict=True)])
     return _result(log)
 
 
@@ -111,9 +112,7 @@ def send_each(server: str, ca: Path, requests: Iterable[bytes], *, connections: 
                 if _status(answer) != wanted:
                     raise RuntimeError(f"refused: {answer!r}")
 
-    with ThreadPoolExecutor(connections) as threads:
-        for done in [threads.submit(work) for _ in range(connections)]:
-            done.result()
+    _in_threads([work] * connections)
 
 
 @dataclass
@@ -141,9 +140,9 @@ def _logged(wanted: HTTPStatus, seconds: float) -> Iterator[_Log]:
     log.ended = time.perf_counter()
 
 
-def _in_threads(work: Sequence[tuple[Callable[..., None], tuple[object, ...]]]) -> None:
+def _in_threads(work: Sequence[Callable[[], None]]) -> None:
     with ThreadPoolExecutor(len(work)) as threads:
-        for done in [threads.submit(function, *arguments) for function, arguments in work]:
+        for done in [threads.submit(each) for each in work]:
             done.result()
 
 
@@ -172,7 +171,9 @@ def _live(connection: ssl.SSLSocket, life: Life, log: _Log) -> None:
             time.sleep(life.pause)
         if len(stored) > life.most:
             log.deleted.append(stored.popleft())
-            _answer_to(connection, life.delete(log.deleted[-1]))
+            answer = _answer_to(connection, life.delete(log.deleted[-1]))
+            if _status(answer) != HTTPStatus.OK:
+                raise RuntimeError(f"not deleted: {answer!r}")
 
 
 def _answer_to(connection: ssl.SSLSocket, request: bytes) -> bytes:

@@ -63,12 +63,12 @@ def measure(plane: Plane, arranged: Arranged, namespaces: Sequence[str], seconds
     done = time.monotonic() + SETTLE_SECONDS
     if arranged.settles:
         cores = (result.wanted - result.deleted) * CORES
-        await_ledgers(plane, namespaces, lambda ledgers: sum(map(charged, ledgers)) == cores)
+        await_ledgers(plane, namespaces, lambda ledgers: settled(ledgers) and sum(map(committed, ledgers)) == cores)
     time.sleep(max(0.0, done - time.monotonic()))
     after = cpu.by_name(arranged.processes)
     clear(plane, namespaces, claims=arranged.claims)
     if arranged.settles:
-        await_ledgers(plane, namespaces, lambda ledgers: not any(one.pending or committed(one) for one in ledgers))
+        await_ledgers(plane, namespaces, lambda ledgers: settled(ledgers) and not any(map(committed, ledgers)))
     return figures_of(result, {name: after[name] - before[name] for name in after})
 
 
@@ -156,9 +156,9 @@ def committed(ledger: Ledger) -> int:
     return sum(charge.cores for charge in (*ledger.committed.values(), *ledger.claimed.values()))
 
 
-def charged(ledger: Ledger) -> int:
-    """The cores that were counted from stored pods and claims; -1 while anything is pending."""
-    return -1 if ledger.pending else committed(ledger)
+def settled(ledgers: Sequence[Ledger]) -> bool:
+    """Whether no charge is pending."""
+    return not any(ledger.pending for ledger in ledgers)
 
 
 def collection(namespace: str, *, claims: bool) -> str:

@@ -363,7 +363,7 @@ class ReservationWorld:
             if any(each.edit == newest for each in counted) and not fits(limit, Charge(), _sum(counted)):
                 return f"{_sum(counted)} of {model} are stored or may be, and the limit is {limit}"
             used = self._used(model)
-            if used is not None and used.peak(_sum(of_model)) != used:
+            if used is not None and not used.covers(_sum(of_model)):
                 return f"{_sum(of_model)} of {model} are stored or may be, and the ledger counts {used}"
         return ""
 

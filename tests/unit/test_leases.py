@@ -15,8 +15,7 @@ from webhook.ledger.leases import (
     WRITE_SECONDS,
     Demand,
     ReservationLease,
-    seconds_until_write,
-    target,
+    plan,
 )
 
 CARD = Charge(100, 0, 100)
@@ -58,20 +57,20 @@ def test_what_is_reserved(limit: int, used: int, beside: int, grants: int, reser
     ledger = Ledger({"M40": cards(used)}, reserved=others)
     quota = NamespaceQuota({"M40": Limit(100 * limit)})
     wanted = {"M40": cards(reserved)} if reserved else {}
-    assert target(ledger, quota, demand(M40=[CARD] * grants)) == wanted
+    assert plan(ledger, quota, demand(M40=[CARD] * grants)).charges == wanted
 
 
 @pytest.mark.parametrize(("seconds", "reserved"), [(2.0, 30), (1.5, 40), (0.1, 600), (0.0, 600)])
 def test_demand_that_has_just_begun_is_a_rate_too(seconds: float, reserved: int) -> None:
     """Or the first seconds of a burst would be reserved for as if they were its end."""
     quota = NamespaceQuota({"M40": Limit(1_000_000)})
-    assert target(Ledger(), quota, demand(seconds, M40=[CARD] * 12)) == {"M40": cards(reserved)}
+    assert plan(Ledger(), quota, demand(seconds, M40=[CARD] * 12)).charges == {"M40": cards(reserved)}
 
 
 def test_a_model_of_which_little_is_asked_for_is_reserved_beside_others() -> None:
     """A namespace's pods are spread over its models, so each may have few of many."""
     quota = NamespaceQuota({"M40": Limit(100_000), "P100": Limit(100_000)})
-    reserved = target(Ledger(), quota, demand(M40=[CARD] * 12, P100=[CARD]))
+    reserved = plan(Ledger(), quota, demand(M40=[CARD] * 12, P100=[CARD])).charges
     assert reserved == {"M40": cards(30), "P100": cards(LEAST_GRANTS)}
 
 
@@ -80,8 +79,8 @@ def test_a_replica_reserves_with_its_first_charge_if_others_have_charges_pending
     own, limits = Demand(lambda: 0.0), NamespaceQuota({"M40": Limit(100_000)})
     own.add("own", "M40", CARD)
     others = {str(number): Pending("M40", CARD) for number in range(LEAST_GRANTS - 1)}
-    assert target(Ledger(pending={**others, "own": Pending("M40", CARD)}), limits, own) == {"M40": cards(50)}
-    assert target(Ledger(pending=others), limits, own) == {}
+    assert plan(Ledger(pending={**others, "own": Pending("M40", CARD)}), limits, own).charges == {"M40": cards(50)}
+    assert plan(Ledger(pending=others), limits, own).charges == {}
 
 
 def test_a_charge_that_is_decided_again_is_demand_once() -> None:
@@ -99,7 +98,7 @@ def test_a_charge_that_is_decided_again_is_demand_once() -> None:
 def test_memory_is_room_too_and_a_model_without_a_quota_has_none() -> None:
     quota = NamespaceQuota({"M40": Limit(10_000, 40 * 1024)})
     recent = demand(M40=[SHARE] * 40, P100=[SHARE] * 40)
-    assert target(Ledger(), quota, recent) == {"M40": Charge(40, 4 * 1024)}
+    assert plan(Ledger(), quota, recent).charges == {"M40": Charge(40, 4 * 1024)}
 
 
 def test_demand_is_what_was_granted_within_four_seconds() -> None:
@@ -151,7 +150,7 @@ def test_the_sooner_the_room_will_be_used_up_the_sooner_is_written(room: int, re
     others = {str(number): Reservation({}, 1) for number in range(replicas - 1)}
     ledger = Ledger({"M40": cards(100)}, reserved=others)
     quota = NamespaceQuota({"M40": Limit(100 * (100 + room))})
-    assert seconds_until_write(ledger, quota, demand(M40=[CARD] * 12)) == seconds
+    assert plan(ledger, quota, demand(M40=[CARD] * 12)).next_seconds == seconds
 
 
 def test_a_write_is_due_after_the_seconds_that_it_was_sent_with() -> None:

@@ -2,6 +2,7 @@
 
 from fractions import Fraction
 
+import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
@@ -151,7 +152,14 @@ def test_charges_add_up_in_any_order_and_a_peak_is_never_below_either(a: Charge,
     assert a + Charge() == a
     peak = a.peak(b)
     for one in (a, b):
-        assert (peak.cores >= one.cores, peak.memory >= one.memory, peak.card_memory >= one.card_memory) == (True,) * 3
+        assert peak.covers(one)
+
+
+@given(CHARGES, CHARGES)
+def test_a_charge_covers_another_if_no_resource_of_the_other_is_larger(a: Charge, b: Charge) -> None:
+    pairs = zip(msgspec.structs.astuple(a), msgspec.structs.astuple(b), strict=True)
+    assert a.covers(b) == all(own >= other for own, other in pairs)
+    assert a.covers(a.minimum(b))
 
 
 @cases(

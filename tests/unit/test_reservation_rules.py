@@ -47,7 +47,7 @@ MUTANTS = [
     Broken(
         "GRANT without room",
         ReservationLease,
-        "if left.peak(asked.charge) != left:",
+        "if not left.covers(asked.charge):",
         "if False:",
         scenarios.others_take_all_that_is_left,
     ),
@@ -71,14 +71,14 @@ MUTANTS = [
     Broken(
         "GRANT from the new reservation",
         ReservationLease,
-        "left + after - left.peak(after)",
+        "left.minimum(after)",
         "after",
         scenarios.the_next_reservation_is_larger_and_that_write_is_lost,
     ),
     Broken(
         "GRANT from the old reservation",
         ReservationLease,
-        "left + after - left.peak(after)",
+        "left.minimum(after)",
         "left",
         scenarios.the_next_reservation_is_smaller,
     ),
@@ -120,8 +120,8 @@ MUTANTS = [
     Broken(
         "FLUSH without SYNC",
         leases,
-        "if most := min(wanted, room // max(PART_OF_ROOM * (len(ledger.reserved) + 1), PART_OF_REPLICA)):",
-        "if most := wanted:",
+        "min(wanted, room // max(PART_OF_ROOM * replicas, PART_OF_REPLICA))",
+        "wanted",
         scenarios.a_burst_just_below_the_limit,
     ),
     Broken(

@@ -147,6 +147,10 @@ class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
             min(self.cores, other.cores), min(self.memory, other.memory), min(self.card_memory, other.card_memory)
         )
 
+    def covers(self, other: "Charge") -> bool:
+        """Return whether no resource of the other charge is larger."""
+        return self.cores >= other.cores and self.memory >= other.memory and self.card_memory >= other.card_memory
+
     def memory_under(self, limit: Limit) -> int:
         """Return the memory in MiB, with a card's memory worth the limit's memory divided by its cards, rounded up."""
         if not limit.memory or not limit.cores:

@@ -7,8 +7,8 @@ import bisect
 import math
 import secrets
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -36,19 +36,19 @@ them, each replica would make four writes before it reserves.
 """
 
 WRITE_SECONDS, MOST_WRITE_SECONDS = 1.0, 4.0
-"""What was granted is written after these at the least and at the most, to stand by its uid as pending. Until then it
-is counted as reserved. A replica hears as late that another one waits for room: so it writes seldom only while there is
-much. The most is less than half of a lease, so that a write that fails can be repeated."""
+"""The least and the most time from one write to the next. A write moves the granted charges from the reservation to the
+pending charges, and shows this replica whether another one waits for room. So a replica writes seldom only while there
+is much room. The most is less than half of a lease, so that a failed write can be repeated."""
 
 PART_OF_TIME = 8
-"""Between these it is written when one part in so many has passed of the time in which the room would be used up, if
-every replica that reserves had this one's demand."""
+"""Within these bounds a replica writes after one part in so many of the time in which the room would be used up, if
+every replica that reserves had the same demand."""
 
 SPENT_PART = 4
-"""It is written sooner where one part in so many of what was reserved is left."""
+"""A replica writes at once if one part in so many of its reservation is left."""
 
 MOST_GRANTED = 128
-"""And where so many charges were granted: the namespace may have some hundreds pending, until they are settled."""
+"""A replica writes at once after so many granted charges, because a namespace may have some hundreds pending."""
 
 LEAST_ROOM = 20
 """With room for fewer charges nothing is reserved: near its limit a namespace is decided exactly."""
@@ -83,8 +83,8 @@ class Demand:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._grants: deque[tuple[float, str, str, Charge]] = deque()
-        self._uids: set[str] = set()
+        # By uid, in the order of time.
+        self._grants: OrderedDict[str, tuple[float, str, Charge]] = OrderedDict()
         # The sums are kept up to date, because a burst leaves thousands of charges.
         self._sums: dict[str, tuple[int, Charge]] = {}
         self._since = -math.inf
@@ -93,19 +93,17 @@ class Demand:
         """Count a charge of now, once: a charge is decided again after another replica wrote first."""
         if not self.recent():
             self._since = self._clock()
-        if uid in self._uids:
+        if uid in self._grants:
             return
         number, charged = self._sums.get(model, (0, Charge()))
         self._sums[model] = number + 1, charged + charge
-        self._uids.add(uid)
-        self._grants.append((self._clock(), uid, model, charge))
+        self._grants[uid] = self._clock(), model, charge
 
     def recent(self) -> Mapping[str, tuple[int, Charge]]:
         """Return by model how many charges there were, and their sum."""
         since = self._clock() - RATE_SECONDS
-        while self._grants and self._grants[0][0] <= since:
-            _, uid, model, charge = self._grants.popleft()
-            self._uids.remove(uid)
+        while self._grants and next(iter(self._grants.values()))[0] <= since:
+            _, (_, model, charge) = self._grants.popitem(last=False)
             number, charged = self._sums.pop(model)
             if number > 1:
                 self._sums[model] = number - 1, charged - charge
@@ -117,40 +115,35 @@ class Demand:
         return min(max(self._clock() - self._since, LEAST_SPAN_SECONDS), RATE_SECONDS)
 
 
-def target(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Mapping[str, Charge]:
-    """Return the charge to reserve of each model. It always fits the room that the ledger leaves.
+class Plan(NamedTuple):
+    """The next reservation: its charges by model, and the seconds until the next write is due."""
+
+    charges: Mapping[str, Charge]
+    next_seconds: float
+
+
+def plan(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Plan:
+    """Plan the next reservation. Its charges always fit the room that the ledger leaves.
 
     The ledger must be without the replica's own reservation, and must have all charges that the replica granted.
     """
-    charges: dict[str, Charge] = {}
-    admitted = sum(number for number, _ in demand.recent().values())
-    if max(admitted, len(ledger.pending)) < LEAST_GRANTS:
-        return charges
-    for model, number, mean, room in _rooms(ledger, quota, demand):
-        if room < LEAST_ROOM:
-            continue
-        wanted = max(math.ceil(number * TARGET_SECONDS / demand.seconds), LEAST_GRANTS)
-        if most := min(wanted, room // max(PART_OF_ROOM * (len(ledger.reserved) + 1), PART_OF_REPLICA)):
-            charges[model] = _times(mean, most)
-    return charges
-
-
-def seconds_until_write(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> float:
-    """Return the seconds until granted charges must be written: fewer if the room will soon be used up.
-
-    ``ledger``: as for `target`.
-    """
     replicas = len(ledger.reserved) + 1
-    full = (room * demand.seconds / (number * replicas) for _, number, _, room in _rooms(ledger, quota, demand))
-    return min(max(min(full, default=0.0) / PART_OF_TIME, WRITE_SECONDS), MOST_WRITE_SECONDS)
-
-
-def _rooms(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Iterator[tuple[str, int, Charge, int]]:
-    """Yield for each model with demand: its name, the number of charges, their mean, and the room in such charges."""
+    busy = max(sum(number for number, _ in demand.recent().values()), len(ledger.pending)) >= LEAST_GRANTS
+    charges: dict[str, Charge] = {}
+    full_seconds = math.inf
     for model, (number, charged) in demand.recent().items():
         mean = Charge(*(math.ceil(part / number) for part in msgspec.structs.astuple(charged)))
-        if mean.cores and model in quota.limits:
-            yield model, number, mean, _room(quota.limits[model], ledger.usage(model).used, mean)
+        if not mean.cores or model not in quota.limits:
+            continue
+        room = _room(quota.limits[model], ledger.usage(model).used, mean)
+        full_seconds = min(full_seconds, room * demand.seconds / (number * replicas))
+        wanted = max(math.ceil(number * TARGET_SECONDS / demand.seconds), LEAST_GRANTS)
+        most = min(wanted, room // max(PART_OF_ROOM * replicas, PART_OF_REPLICA))
+        if busy and most and room >= LEAST_ROOM:
+            charges[model] = _times(mean, most)
+    if not charges:
+        return Plan(charges, WRITE_SECONDS)
+    return Plan(charges, min(max(full_seconds / PART_OF_TIME, WRITE_SECONDS), MOST_WRITE_SECONDS))
 
 
 def _room(limit: Limit, used: Charge, charge: Charge) -> int:
@@ -232,7 +225,7 @@ class ReservationLease:
             return False
         if uid not in self.granted:
             left = self._left.get(asked.model, Charge())
-            if left.peak(asked.charge) != left:
+            if not left.covers(asked.charge):
                 return False
             self.granted[uid] = asked
             self._left[asked.model] = left - asked.charge
@@ -285,7 +278,7 @@ class ReservationLease:
         # If it does not land there is what is left now; if it does, what it reserves for those that come from now on.
         for model, left in self._left.items():
             after = charges.get(model, Charge())
-            self._left[model] = left + after - left.peak(after)
+            self._left[model] = left.minimum(after)
         if not charges:
             return ledger
         return msgspec.structs.replace(ledger, reserved={**ledger.reserved, self.holder: reservation})
@@ -298,8 +291,8 @@ class ReservationLease:
             self._sent = None
 
     def _confirm(self, sent: _Sent) -> None:
-        self._reserved, self._until = sent.reservation.charges, sent.at + LEASE_SECONDS
-        self._due_at = self._until - LEASE_SECONDS + sent.next_seconds
+        self._reserved = sent.reservation.charges
+        self._until, self._due_at = sent.at + LEASE_SECONDS, sent.at + sent.next_seconds
         self._terms = sent.terms
         self.granted = {uid: each for uid, each in self.granted.items() if uid not in sent.uids}
         self._left = self._remaining()

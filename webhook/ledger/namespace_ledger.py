@@ -27,8 +27,7 @@ from webhook.ledger.leases import (
     ReservationLease,
     Terms,
     boot_seconds,
-    seconds_until_write,
-    target,
+    plan,
 )
 from webhook.ledger.ledgers import ChargeRequest, Decision, PutOff, RetryLater
 from webhook.ledger.recount import SOON_SECONDS, Recount
@@ -83,9 +82,9 @@ Charging = PendingCall[ChargeRequest, Decision]
 
 @dataclass(eq=False)
 class Shared:
-    """What the ledgers of all namespaces share in one replica.
+    """The parts of a replica that the ledgers of all its namespaces share.
 
-    ``store`` reads and writes them. ``clock``, ``sleep`` and ``boot_clock``, the clock of leases, are for tests.
+    ``store`` reads and writes the ledgers. ``clock``, ``sleep`` and ``boot_clock``, the clock of leases, are for tests.
     ``leaving``: the replica stops, and reserves nothing any more. ``threads`` have the calls of reads and writes, and
     ``list_threads`` those of LISTs.
     """
@@ -271,33 +270,38 @@ class NamespaceLedger:
             LedgerLost: it is gone, and so is what was charged in it.
 
         """
+        # 1. Read: take the remembered version, or read the stored one, and complete its count.
         await self._send_again()
         remembered = self._take_remembered()
         stored = remembered or await self._read_own(calls)
         counted = await self._complete(stored.ledger, calls)
+
+        # 2. Decide: move the granted charges to the pending ones, then decide the waiting calls in order.
         flushed = self._lease.flushed(counted)
         ledger, decisions = _decide(flushed, calls)
         waiting = [each for call, each in zip(calls, decisions, strict=True) if not call.item.dry_run]
         if any(isinstance(each, Refused) and each.shortage.rests_on_reserved for each in waiting):
             ledger = self._ask_for_room(ledger)
-        changed = ledger is not flushed or counted is not stored.ledger
+        changed = (ledger, counted) != (flushed, stored.ledger)
         if remembered and calls and not (changed and all(isinstance(decision, Admitted) for decision in decisions)):
             # A refusal must not rest on the remembered version, because the controller may have released a charge
             # since. Nor must an admission without a write, because only a compare-and-swap proves that the version
             # is current.
             await self._attempt(calls)
             return
+
+        # 3. Write, if there is something to write, and answer the calls.
         gives_back = self._lease.active and not calls and stored.version
         changed = (changed and not all(call.item.dry_run for call in calls)) or stored.opens
         if changed or self._lease.granted or gives_back:
             self._note_demand(calls, decisions)
             for call in calls:
-                call.late = UNSURE  # what a deadline means that comes while the write is under way
+                call.late = UNSURE  # the answer at a deadline that passes during the write
             stored = await self._write(self._reserving(ledger, calls), stored)
             ledger = stored.ledger
             self._shared.metrics.size.observe(stored.size)
         if stored.version is not None:  # a closed ledger is a count of pods, which change unseen
-            self._remembered, self._remembered_at = stored, self._shared.clock()
+            self._remember(stored)
         self._note(ledger)
         for call, decision in zip(calls, decisions, strict=True):
             call.settle(decision)
@@ -318,8 +322,8 @@ class NamespaceLedger:
         terms = self._terms
         if not terms or terms.quota.mode is not Mode.ENFORCE or self._lease.gives_way or self._shared.leaving:
             return self._lease.send(ledger, {}, terms)
-        charges = target(ledger, terms.quota, self._demand)
-        return self._lease.send(ledger, charges, terms, seconds_until_write(ledger, terms.quota, self._demand))
+        charges, next_seconds = plan(ledger, terms.quota, self._demand)
+        return self._lease.send(ledger, charges, terms, next_seconds)
 
     def _ask_for_room(self, ledger: Ledger) -> Ledger:
         """Return the ledger with a new `waiting` mark, at which the other replicas release their reservations."""
@@ -349,10 +353,13 @@ class NamespaceLedger:
         # The charge of a waiting call may be in that write. The call then finds it in the ledger.
         if unanswered := self._unanswered:
             try:
-                self._remembered, self._remembered_at = await self._write(*unanswered), self._shared.clock()
+                self._remember(await self._write(*unanswered))
             except Conflict:
                 # The replaced version is gone, so the write has landed or never will. The ledger shows which.
                 self._unanswered = None
+
+    def _remember(self, stored: Stored) -> None:
+        self._remembered, self._remembered_at = stored, self._shared.clock()
 
     def _take_remembered(self) -> Stored | None:
         """Return the version that this replica read or wrote last, once, if it is probably still current."""
