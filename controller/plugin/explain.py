@@ -10,7 +10,7 @@ from vcuda import errors
 from vcuda.claims import objects, pin
 from vcuda.k8s_types import Pod
 from vcuda.kube import Heard, Kube, is_served, segment
-from vcuda.placement import patches, placement
+from vcuda.placement import choice, patches
 from vcuda.workloads import Manifest, Workload, made_claims
 
 ADMITTED, REFUSED, NOT_ASKED = "admitted", "refused", "not asked"
@@ -30,7 +30,7 @@ TOO_LONG = (
 )
 NOT_SERVED = "this cluster has no resource.k8s.io/v1, and so no ResourceClaims: they need Kubernetes 1.34 or later"
 
-_FORECAST = re.compile(f"{placement.would_be_pinned('')}([^ :]+)(?:: |$)")
+_FORECAST = re.compile(f"{choice.would_be_pinned('')}([^ :]+)(?:: |$)")
 
 
 class ExplainedObject(msgspec.Struct, frozen=True):
@@ -153,7 +153,7 @@ def _held_to(body: bytes) -> str:
 
 
 def _admitted(name: str, namespace: str, model: str, warnings: Sequence[str], otherwise: str) -> ExplainedObject:
-    pinned = placement.would_be_pinned(model)
+    pinned = choice.would_be_pinned(model)
     told = [warning for warning in warnings if model and warning.startswith(pinned)]
     reason = next(iter(told), pinned if model else otherwise)
     others = tuple(warning for warning in warnings if warning not in told)

@@ -87,7 +87,8 @@ def select_retries(
 ) -> list[RefusedOwner]:
     """Return the owners that may retry, in order, and no more than fit into the ``free`` quota by model.
 
-    An owner takes from the model with the most free cores that it may use.
+    An owner takes from the first model in its order that has room, or from the one with the most free cores if its
+    quota prefers that.
     """
     left = dict(free)
     return [candidate for candidate in in_order if _take(candidate.owner, quota, left, nodes, known)]
@@ -108,7 +109,7 @@ def _take(
         ]
         if not fitting:
             break
-        model = max(fitting, key=lambda model: left[model].cores)
+        model = max(fitting, key=lambda each: left[each].cores) if quota.prefer_most_free else fitting[0]
         left[model] = left[model].without(request.charge_on(model), quota.limits[model])
         took = True
     return took

@@ -161,9 +161,9 @@ def test_replicas_that_fare_alike_share_a_row(directory: Path) -> None:
     ]
 
 
-def test_replicas_spread_over_models(directory: Path) -> None:
+def test_replicas_fill_one_model_after_the_other(directory: Path) -> None:
     found = decisions(directory, deployment(11, ONE_CARD), deployment(0, ONE_CARD))
-    assert found == ["7 admitted M40", "1 admitted P100", "1 admitted M40", "1 admitted P100", "1 refused M40"]
+    assert found == ["7 admitted M40", "1 admitted M40", "1 admitted P100", "1 admitted P100", "1 refused M40"]
 
 
 def test_many_more_replicas_than_may_be_pending_at_once(directory: Path) -> None:
@@ -205,7 +205,7 @@ def test_rows_in_json(directory: Path) -> None:
     m40 = "M40 in namespace team-a, requested: 9 cards, used: 0.5 (0.5 pending), limited: 8, can never fit"
     p100 = "P100 in namespace team-a, requested: 9 cards, used: 0 (0 pending), limited: 2, can never fit"
     same = {"object": "Pod/train-0", "namespace": "team-a", "count": 1, "model": "M40"}
-    free = "most room, 8 cards of 8 cards free"
+    free = "the first in the namespace's quota, 8 cards of 8 cards free"
     assert rows(check(directory, half, cards(9), options=("-o", "json"))) == [
         {**same, "decision": "admitted", "charge": "0.5 cards, 1024 MiB", "reason": free},
         {**same, "decision": "refused", "charge": "9 cards", "reason": f"exceeded GPU quota: {m40}; {p100}"},

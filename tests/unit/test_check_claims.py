@@ -15,7 +15,7 @@ from vcuda.claims.pin import ClaimPin, write_pin
 from webhook.cli import main
 
 QUOTA = """
-team-a: {quota: {M40: 2, A100: 3}}
+team-a: {order: [A100, M40], quota: {M40: 2, A100: 3}}
 team-w: {mode: warn, quota: {A100: 1}}
 kube-system: {quota: {A100: 1}}
 """
@@ -63,14 +63,14 @@ def deployment(replicas: int, made: Manifest) -> Manifest:
 
 @cases(
     "manifest, decision, model, charge",
-    most_room=(claim(), "admitted", "A100", "1 card"),
+    the_first_in_the_order=(claim(), "admitted", "A100", "1 card"),
     a_product_that_it_demands=(claim(of_product(M40)), "admitted", "M40", "1 card"),
     a_share=(claim(share(HAMI, cores="30", memory="4000Mi")), "admitted", "A100", "0.3 cards, 4000 MiB"),
     a_MIG_slice=(
         claim(entry("mig.nvidia.com", f"device.attributes['{NVIDIA}'].profile == '3g.20gb'")),
         *("admitted", "A100", "0.42 cards, 20480 MiB"),
     ),
-    more_than_there_is=(claim(entry(count=4)), "refused", "M40", "4 cards"),
+    more_than_there_is=(claim(entry(count=4)), "refused", "A100", "4 cards"),
     all_there_are=(claim(entry(allocationMode="All")), "refused", "", "1 card"),
     an_unknown_class=(claim(entry("gpu.example.com")), "refused", "", ""),
     no_devices=({**claim(), "spec": {}}, "no GPU", "", ""),
@@ -117,8 +117,11 @@ def test_each_replica_has_a_claim_of_its_own(tmp_path: Path) -> None:
     assert short(rows) == [
         "Deployment/web: 5 admitted",
         "Deployment/web: 2 admitted",
-        *[f"ResourceClaim/web-*-c0-*: 1 admitted {model}" for model in ("A100", "M40", "A100", "M40", "A100")],
-        "ResourceClaim/web-*-c0-*: 2 refused M40",
+        "ResourceClaim/web-*-c0-*: 2 admitted A100",
+        "ResourceClaim/web-*-c0-*: 1 admitted A100",
+        "ResourceClaim/web-*-c0-*: 1 admitted M40",
+        "ResourceClaim/web-*-c0-*: 1 admitted M40",
+        "ResourceClaim/web-*-c0-*: 2 refused A100",
     ]
     assert ("its claim waits until" in rows[0]["reason"], "its claim waits until" in rows[1]["reason"]) == (False, True)
 

@@ -35,7 +35,7 @@ from webhook.ledger.ledgers import ChargeRequest, Decision, MemoryLedgers, Recen
 from webhook.review import claim_review, pod_review
 from webhook.review.context import PolicySnapshot
 
-QUOTA = NamespaceQuota({"M40": Limit(200), "A100": Limit(400)})
+QUOTA = NamespaceQuota({"A100": Limit(400), "M40": Limit(200)})
 CONTROLLER = UserInfo("system:serviceaccount:kube-system:resource-claim-controller")
 SCHEDULER = UserInfo("system:kube-scheduler")
 
@@ -98,7 +98,7 @@ def held(model: str, device_class: str = NVIDIA) -> Manifest:
     return entry(device_class, write_pin(ClaimPin(device_class, (model.lower(),))))
 
 
-def test_a_claim_is_pinned_to_the_model_with_the_most_room_and_charged_by_its_uid() -> None:
+def test_a_claim_is_pinned_to_the_first_model_with_room_and_charged_by_its_uid() -> None:
     server = Server()
     answer = server.mutate(claim(entry(count=2)))
     assert (answer.outcome, answer.model, answer.scheme) == ("pinned", "A100", NVIDIA)
@@ -172,7 +172,7 @@ def test_a_claim_that_is_not_held_to_one_model_of_the_quota_is_refused(manifest:
     server = Server()
     answer = server.validate(manifest)
     assert (answer.outcome, answer.status) == ("not-pinned", HTTPStatus.FORBIDDEN)
-    assert "(M40: 2 cards, A100: 4 cards)" in answer.message
+    assert "(A100: 4 cards, M40: 2 cards)" in answer.message
     assert sentence in answer.message
     assert server.used() == {}
 

@@ -1,43 +1,90 @@
 """Which of the models that it may use a pod gets."""
 
 import json
+from collections.abc import Mapping
 
 import msgspec
 import pytest
 
 from tests.builders import container, pod, view
 from tests.tables import cases
+from vcuda.placement.choice import Choice, choose, choose_regardless
 from vcuda.placement.placement import (
     Candidates,
-    ChargeOn,
-    Choice,
     FreeCards,
     Nodes,
-    choose,
-    choose_regardless,
     find_candidates,
     free_by_model,
     read_free_cards,
     write_free_cards,
 )
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Shortage, Usage
+from vcuda.quota.preference import PLACES, Rule
 from vcuda.requests.pod_request import read_request
 
 ALL = ("M40", "P100", "A100")
 QUOTA = NamespaceQuota({model: Limit(800) for model in ALL})
 CARD, SHARE, SHARES = Charge(100, card_memory=100), Charge(50, 1024), Charge(120, 2048)
-
-
-def on_every_model(charge: Charge) -> ChargeOn:
-    return lambda _model: charge
-
-
 BOTH = Candidates(("M40", "P100"), frozenset(), {})
 
 
 def used(**cores: int) -> dict[str, Usage]:
     """Return what is used of each model, in cores."""
     return {model: Usage(Charge(used)) for model, used in cores.items()}
+
+
+def chosen(
+    candidates: Candidates,
+    asked: Charge = CARD,
+    usage: Mapping[str, Usage] = {},  # read only
+    quota: NamespaceQuota = QUOTA,
+) -> tuple[str, str] | tuple[Shortage, ...]:
+    """Return the chosen model and the reason, or the shortages."""
+    choice = choose(candidates.options(quota, lambda _model: asked, usage), candidates.rule)
+    return (choice.model, choice.reason) if isinstance(choice, Choice) else choice
+
+
+FREE, FIRST = "8 cards of 8 cards free", "the first in the namespace's quota"
+
+
+@cases(
+    "present, usage, model, reason",
+    first=("", {}, "M40", FIRST),
+    first_until_it_is_full=("", {"M40": 700}, "M40", FIRST),
+    next_when_it_is_full=("", {"M40": 701}, "P100", "the next in the namespace's quota after M40 (no room)"),
+    first_with_a_node=("P100 A100", {}, "P100", "the next in the namespace's quota after M40 (no node now)"),
+    last=(
+        *("A100", {"P100": 800}, "A100"),
+        "the next in the namespace's quota after M40 (no node now), P100 (no room)",
+    ),
+    present_but_full=("A100", {"A100": 750}, "M40", FIRST),
+    one_with_room=("M40", {"M40": 800, "P100": 701}, "A100", "the only model with room"),
+)
+def test_the_first_model_in_the_order_that_has_a_node_and_room_is_chosen(
+    present: str, usage: dict[str, int], model: str, reason: str
+) -> None:
+    name, why = chosen(Candidates(ALL, frozenset(present.split()), {}), usage=used(**usage))
+    assert name == model
+    assert str(why).startswith(f"{reason}, ")
+
+
+@pytest.mark.parametrize("rule", Rule)
+def test_the_reason_names_the_place_of_the_order(rule: Rule) -> None:
+    _, why = chosen(Candidates(ALL, frozenset(), {}, rule))
+    assert why == (f"most room, {FREE}" if rule is Rule.MOST_FREE else f"the first in {PLACES[rule]}, {FREE}")
+
+
+def test_pods_of_one_workload_stay_on_one_model_until_it_is_full() -> None:
+    """Twelve pods of a card each: the models fill up one after the other, in the order of the quota."""
+    quota = NamespaceQuota({model: Limit(400) for model in ALL})
+    usage: dict[str, Usage] = {}
+    got = []
+    for _ in range(12):
+        model, _reason = chosen(Candidates(ALL, frozenset(), {}), usage=usage, quota=quota)
+        assert isinstance(model, str)
+        got.append(model)
+        usage[model] = Usage(usage.get(model, Usage()).used + CARD)
+    assert got == [*["M40"] * 4, *["P100"] * 4, *["A100"] * 4]
 
 
 @cases(
@@ -51,11 +98,11 @@ def used(**cores: int) -> dict[str, Usage]:
     present_but_full=("A100", {"A100": 750}, "M40", "most room, 8 cards of 8 cards free"),
     one_with_room=("M40", {"M40": 800, "P100": 701}, "A100", "the only model with room, 8 cards of 8 cards free"),
 )
-def test_the_choice_goes_by_present_nodes_then_room_then_order(
+def test_with_prefer_most_free_the_choice_goes_by_present_nodes_then_room_then_order(
     present: str, usage: dict[str, int], model: str, reason: str
 ) -> None:
-    candidates = Candidates(ALL, frozenset(present.split()), {})
-    assert choose(candidates, QUOTA, on_every_model(Charge(100)), used(**usage)) == Choice(model, reason)
+    candidates = Candidates(ALL, frozenset(present.split()), {}, Rule.MOST_FREE)
+    assert chosen(candidates, usage=used(**usage)) == (model, reason)
 
 
 @cases(
@@ -67,20 +114,22 @@ def test_the_choice_goes_by_present_nodes_then_room_then_order(
     none_of_the_others=({"A100": FreeCards(8, 1, 100)}, CARD, "A100"),
     not_published=({}, CARD, "M40"),
 )
-def test_where_it_is_published_the_model_with_the_most_free_cards_is_chosen(
+def test_with_prefer_most_free_the_model_with_the_most_free_cards_is_chosen_if_they_are_published(
     free: dict[str, FreeCards], asked: Charge, model: str
 ) -> None:
-    chosen = choose(Candidates(ALL, frozenset(ALL), {}, free), QUOTA, on_every_model(asked), {})
     why = "most room" if model == "M40" else "most cards are free"
-    assert chosen == Choice(model, f"{why}, 8 cards of 8 cards free")
+    candidates = Candidates(ALL, frozenset(ALL), {}, Rule.MOST_FREE, free)
+    assert chosen(candidates, asked) == (model, f"{why}, {FREE}")
 
 
-def test_what_was_admitted_a_moment_ago_counts_as_no_longer_free() -> None:
+def test_cards_of_pending_pods_do_not_count_as_free() -> None:
     """The figures are some seconds old: a burst of pods must not all go to one model."""
     free = {"M40": FreeCards(8, 3, 300), "P100": FreeCards(8, 2, 200)}
-    candidates = Candidates(("M40", "P100"), frozenset(("M40", "P100")), {}, free)
-    chosen = choose(candidates, QUOTA, on_every_model(CARD), {"M40": Usage(Charge(200), Charge(200))})
-    assert chosen == Choice("P100", "most cards are free, 8 cards of 8 cards free")
+    candidates = Candidates(("M40", "P100"), frozenset(("M40", "P100")), {}, Rule.MOST_FREE, free)
+    assert chosen(candidates, usage={"M40": Usage(Charge(200), Charge(200))}) == (
+        "P100",
+        f"most cards are free, {FREE}",
+    )
 
 
 def test_free_cards_of_other_pools_are_not_the_pods() -> None:
@@ -107,12 +156,12 @@ HALVES, WHOLE = FreeCards(8, 0, 400, 400, 50), FreeCards(1, 1, 100, 0, 100)
 """Eight cards of which half is used, and one free card."""
 
 
-IN_P100 = ("P100", "a card of it has room now, 8 cards of 8 cards free")
-IN_M40 = ("M40", "most cards are free, 8 cards of 8 cards free")
+IN_P100 = ("P100", "the next in the namespace's quota after M40 (no card with room), 8 cards of 8 cards free")
+IN_M40 = ("M40", "the first in the namespace's quota, 8 cards of 8 cards free")
 
 
 @cases(
-    "containers, halves, chosen",
+    "containers, halves, expected",
     more_than_half_a_card=([(60, 10)], HALVES, IN_P100),
     half_a_card=([(50, 10)], HALVES, IN_M40),
     four_quarters=([(25, 10)] * 4, HALVES, IN_M40),
@@ -120,7 +169,7 @@ IN_M40 = ("M40", "most cards are free, 8 cards of 8 cards free")
     published_by_an_earlier_release=([(60, 10)], FreeCards(8, 0, 400, 400), IN_M40),
 )
 def test_a_model_none_of_whose_cards_has_room_for_a_container_comes_last(
-    containers: list[tuple[int, int]], halves: FreeCards, chosen: tuple[str, str]
+    containers: list[tuple[int, int]], halves: FreeCards, expected: tuple[str, str]
 ) -> None:
     """A pod is held to its model for good: the sum of what is free on many cards is no use to it."""
     limits = [{"tencent.com/vcuda-core": cores, "tencent.com/vcuda-memory": memory} for cores, memory in containers]
@@ -129,19 +178,18 @@ def test_a_model_none_of_whose_cards_has_room_for_a_container_comes_last(
     whole = WHOLE if halves.largest else msgspec.structs.replace(WHOLE, largest=0)
     nodes = Nodes(free={("M40", ""): halves, ("P100", ""): whole})
     candidates = find_candidates(asking, request.schemes, quota, nodes, request.share)
-    assert choose(candidates, quota, on_every_model(request.charge), {}) == Choice(*chosen)
+    assert chosen(candidates, request.charge, quota=quota) == expected
 
 
 def test_the_only_candidate_is_taken_as_such() -> None:
     candidates = Candidates(("P100",), frozenset({"P100"}), {"M40": "annotation x"})
-    taken = Choice("P100", "the only model it may use, 8 cards of 8 cards free")
-    assert choose(candidates, QUOTA, on_every_model(Charge(100)), {}) == taken
+    assert chosen(candidates) == ("P100", f"the only model it may use, {FREE}")
 
 
-def test_what_no_model_has_room_for_is_told_in_the_order_of_the_document() -> None:
+def test_the_shortages_of_all_models_are_in_their_order() -> None:
     quota = NamespaceQuota({"M40": Limit(200), "P100": Limit(400)})
     usage = {"P100": Usage(Charge(350), pending=Charge(50))}
-    assert choose(BOTH, quota, on_every_model(Charge(250)), usage) == (
+    assert chosen(BOTH, Charge(250), usage, quota) == (
         Shortage("M40", Charge(250), Usage(), Limit(200)),
         Shortage("P100", Charge(250), usage["P100"], Limit(400)),
     )
@@ -150,27 +198,27 @@ def test_what_no_model_has_room_for_is_told_in_the_order_of_the_document() -> No
 @cases("memory, model", not_limited=(None, "M40"), just_enough=(2048, "M40"), too_little=(2047, "P100"))
 def test_a_model_needs_room_in_memory_too(memory: int | None, model: str) -> None:
     quota = NamespaceQuota({"M40": Limit(800, memory), "P100": Limit(100)})
-    choice = choose(BOTH, quota, on_every_model(Charge(50, 1024)), {"M40": Usage(Charge(50, 1024))})
-    assert isinstance(choice, Choice)
-    assert choice.model == model
+    assert chosen(BOTH, Charge(50, 1024), {"M40": Usage(Charge(50, 1024))}, quota)[0] == model
 
 
 def test_whole_cards_take_their_share_of_the_memory() -> None:
     """Two of four cards are half of the memory, so a share that needs more than the other half goes elsewhere."""
     quota = NamespaceQuota({"M40": Limit(400, 4096), "P100": Limit(50)})
     usage = {"M40": Usage(Charge(200, card_memory=200))}
-    elsewhere = Choice("P100", "the only model with room, 0.5 cards of 0.5 cards free")
-    assert choose(BOTH, quota, on_every_model(Charge(50, 2048)), usage) == Choice(
-        "M40", "most room, 2 cards of 4 cards free"
-    )
-    assert choose(BOTH, quota, on_every_model(Charge(50, 2049)), usage) == elsewhere
+    here = ("M40", "the first in the namespace's quota, 2 cards of 4 cards free")
+    elsewhere = ("P100", "the only model with room, 0.5 cards of 0.5 cards free")
+    assert chosen(BOTH, Charge(50, 2048), usage, quota) == here
+    assert chosen(BOTH, Charge(50, 2049), usage, quota) == elsewhere
 
 
 @cases(
-    "asked, reason",
-    room=(300, "the only model with room, 3 cards of 4 cards free"),
-    no_room=(900, "over quota on every model, and this quota does not enforce"),
+    "asked, model, reason",
+    room=(300, "P100", "the only model with room, 3 cards of 4 cards free"),
+    no_room=(900, "M40", "over quota on every model, and this quota does not enforce"),
 )
-def test_a_quota_that_does_not_enforce_always_chooses(asked: int, reason: str) -> None:
+def test_a_quota_that_does_not_enforce_takes_the_first_model_if_none_has_room(
+    asked: int, model: str, reason: str
+) -> None:
     quota = NamespaceQuota({"M40": Limit(200), "P100": Limit(400)})
-    assert choose_regardless(BOTH, quota, on_every_model(Charge(asked)), used(P100=100)) == Choice("P100", reason)
+    options = BOTH.options(quota, lambda _model: Charge(asked), used(P100=100))
+    assert choose_regardless(options, Rule.DOCUMENT) == Choice(model, reason)

@@ -61,11 +61,11 @@ def mutated(
 # Pinned
 
 
-def test_a_pod_is_pinned_to_the_model_with_most_room() -> None:
+def test_a_pod_is_pinned_to_the_first_model_with_room() -> None:
     answer = mutated(vcuda_pod())
     assert (answer.outcome, answer.allowed, answer.status) == ("pinned", True, HTTPStatus.OK)
     assert (answer.model, answer.scheme, answer.warnings) == ("M40", "gpu-manager", ())
-    assert answer.reason == "most room, 8 cards of 8 cards free"
+    assert answer.reason == "the first in the namespace's quota, 8 cards of 8 cards free"
     assert answer.patch[0]["path"] == "/spec/affinity"
 
 
@@ -167,9 +167,9 @@ def test_no_model_that_it_may_use(fields: Manifest, why: str) -> None:
 
 
 @pytest.mark.parametrize("mode", [Mode.WARN, Mode.AUDIT])
-def test_over_a_quota_that_does_not_enforce_a_pod_is_pinned_all_the_same(mode: Mode) -> None:
+def test_over_a_quota_that_does_not_enforce_a_pod_is_pinned_to_the_first_model(mode: Mode) -> None:
     answer = mutated(vcuda_pod(), {"M40": 800, "P100": 150}, mode)
-    assert (answer.outcome, answer.allowed, answer.model) == ("pinned", True, "P100")
+    assert (answer.outcome, answer.allowed, answer.model) == ("pinned", True, "M40")
     assert answer.reason == "over quota on every model, and this quota does not enforce"
 
 

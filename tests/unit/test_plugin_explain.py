@@ -10,7 +10,7 @@ import yaml
 from tests.builders import container, vcuda_pod
 from tests.gpuquota import Cluster, explain, run
 from vcuda.errors import ApiError, Unavailable, VcudaError
-from vcuda.placement.placement import Choice
+from vcuda.placement.choice import Choice
 
 
 def test_a_pod_that_would_be_admitted(cluster: Cluster, manifest: Path) -> None:

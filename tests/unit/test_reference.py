@@ -19,6 +19,8 @@ OF_USERS = (
     *(
         "vcuda.requests.pod_request",
         "vcuda.placement.placement",
+        "vcuda.placement.choice",
+        "vcuda.quota.preference",
         "vcuda.placement.affinity",
         "vcuda.placement.patches",
         "vcuda.admission_review",
@@ -34,6 +36,7 @@ OF_USERS = (
         "webhook.ledger.namespace_ledger",
         "webhook.review.verdicts",
         "webhook.review.claim_review",
+        "webhook.review.models",
     ),
     *("vcuda.claims.request", "vcuda.claims.charges", "vcuda.claims.digest", "vcuda.kube.turns"),
     "controller.garbage.stale_gc",

@@ -129,8 +129,7 @@ SELECTS_P100 = owner(nodeSelector={MODEL: "P100"})
         pytest.param({"M40": 300}, [owner({})], [], id="one that asks for no vcuda"),
         pytest.param({"M40": 200, "P100": 100}, [owner()] * 5, [0, 1, 2], id="flexible ones spread over the models"),
         pytest.param({"M40": 100, "P100": 100}, [owner(missing=2), owner()], [0], id="one takes of both models"),
-        # So it leaves the model with little room to one that can use no other.
-        pytest.param({"M40": 100, "P100": 200}, [owner(), HELD_M40], [0, 1], id="a flexible one takes where most is"),
+        pytest.param({"M40": 100, "P100": 200}, [owner(), HELD_M40], [0], id="a flexible one takes its first model"),
         pytest.param({"M40": 800}, [HELD_P100, owner()], [1], id="one held to a model waits for that"),
         pytest.param({"M40": 0, "P100": 100}, [HELD_P100, owner()], [0], id="and takes that, where it is"),
         pytest.param({"M40": 800}, [SELECTS_P100, owner()], [1], id="held by a nodeSelector"),
@@ -139,6 +138,13 @@ SELECTS_P100 = owner(nodeSelector={MODEL: "P100"})
 )
 def test_oldest_first_and_no_more_than_fit(free: Mapping[str, int], owners: list[Owner], tries: list[int]) -> None:
     assert chosen(free, *owners) == tries
+
+
+def test_with_prefer_most_free_a_flexible_owner_leaves_the_model_with_little_room_to_others() -> None:
+    quota = msgspec.structs.replace(QUOTA, prefer_most_free=True)
+    free = {"M40": FreeQuota(100), "P100": FreeQuota(200)}
+    waiting = [RefusedOwner(str(at), "", each) for at, each in enumerate((owner(), HELD_M40))]
+    assert [each.path for each in retries.select_retries(waiting, quota, free, NODES)] == ["0", "1"]
 
 
 def test_refusals_of_one_moment_are_told_apart_by_place() -> None:

@@ -41,6 +41,12 @@ OURS = {
         "set by the webhook",
         "The model that the pod was given, for people. Nothing is decided from it.",
     ),
+    "quota.vcuda.io/models": Told(
+        "annotation of a pod, or of a ResourceClaim",
+        "set by you",
+        "The GPU models that the object may use, in the order in which they are tried, for example `H100, A100`. A"
+        " final `*` allows the other models of the quota too. Only `/mutate` reads it.",
+    ),
     "quota.vcuda.io/retried-at": Told(
         "annotation of a ReplicaSet, StatefulSet, DaemonSet, ReplicationController, Job, or pod without its claim",
         "set by the controller",

@@ -21,10 +21,12 @@ from vcuda.kube import NamedLedger
 from vcuda.kube.turns import ListTurns
 from vcuda.ledger.ledger import LEASE_SECONDS, MARGIN_SECONDS, MOST_PENDING, STORABLE_SECONDS, Ledger, Pending
 from vcuda.placement.card_types import MAX_CHOICE
+from vcuda.placement.choice import Choice, Option, choose
 from vcuda.placement.patches import Hints
-from vcuda.placement.placement import Candidates, Choice, FreeCards, Nodes, choose
+from vcuda.placement.placement import Candidates, FreeCards, Nodes
 from vcuda.placement.registers import Card, Register
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Shortage, Usage, exceeded
+from vcuda.quota.preference import MODELS_ANNOTATION, Rule
 from vcuda.requests.config import parse_config
 from webhook.admission import TOO_LARGE, Gate, NotReady, Service
 from webhook.ledger import namespace_ledger as cluster_ledgers
@@ -54,6 +56,7 @@ NODES = builders.nodes(
 SHARE = {"nvidia.com/gpu": 1, "nvidia.com/gpucores": 10, "nvidia.com/gpumem": 1000}
 IN_MIG_MODE = Register.of(Card("GPU-0", "M40", mig=True))
 SLICED = Nodes.of({"one": {MODEL: "M40"}}, LABELS, {"one": {"hami": IN_MIG_MODE}})
+DISCOVERED = Nodes.of({"one": {MODEL: "M40", POOL: "public"}, "three": {MODEL: "A100"}}, LABELS)
 TWO_TYPES = Register.of(Card("GPU-0", "Tesla M40 24GB", mig=True), Card("GPU-1", "Tesla P40"))
 MIXED = Nodes.of({"one": {MODEL: "M40"}}, LABELS, {"one": {"hami": TWO_TYPES}})
 
@@ -177,6 +180,14 @@ def _refused() -> list[Told]:
             "Name fewer types of cards in the annotation.",
         ),
         Told(
+            _answer(CARD, TEAM, DISCOVERED, annotations={MODELS_ANNOTATION: "A100"}).message,
+            "Name models of the namespace's quota, or ask for quota of that model.",
+        ),
+        Told(
+            _answer(CARD, msgspec.structs.replace(TEAM, one_model=True)).message,
+            "The namespace's quota has `one_model: true`: name one model, in the pod template of a workload.",
+        ),
+        Told(
             _answer(CARD, TEAM, nodeSelector={MODEL: "A100"}).message,
             "Correct the node selection, or ask for quota of that model.",
         ),
@@ -231,6 +242,7 @@ def _malformed() -> list[Told]:
         ({"tencent.com/vcuda-core": "1E20"}, {}),
         ({**share, "nvidia.com/gpu": 1}, {}),
         (share, {"annotations": {limit: "20"}}),
+        *((share, {"annotations": {MODELS_ANNOTATION: text}}) for text in ("P10O", "T4", "M40,,P100", "M40," * 600)),
         (whole, {"annotations": {limit: "50"}}),
     ]
     told = [Told(_answer(limits, TEAM, **fields).message) for limits, fields in faulty]
@@ -415,9 +427,16 @@ def _forecasts() -> list[str]:
     warns = NamespaceQuota({"M40": Limit(100), "P100": Limit(100)}, mode=Mode.WARN)
     asked = [(CARD, SMALL), (BIG, two), (CARD, two), (CARD, absent), (BIG, warns)]
     told = [_dry_run(limits, quota) for limits, quota in asked]
-    free = Candidates(("M40", "P100"), frozenset(), {}, {"P100": FreeCards(cards=1, whole=1, free_cores=100)})
+    free = Candidates(("M40", "P100"), frozenset(), {}, free={"P100": FreeCards(cards=1, whole=1, free_cores=100)})
     without = msgspec.structs.replace(free, no_fitting_card=frozenset({"M40"}))
-    choices = [choose(candidates, two, lambda _model: Charge(100), {}) for candidates in (free, without)]
+    every = [(each.options(two, lambda _model: Charge(100), {}), rule) for each in (free, without) for rule in Rule]
+    card = Charge(100)
+    full = [Option(model, card, Limit(100), Usage(card)) for model in ("H100", "A100", "L40S", "A10")]
+    empty = [Option(model, card, Limit(800), Usage()) for model in ("T4", "V100")]
+    away = msgspec.structs.replace(empty[0], model="L4", present=False)
+    every += [([*full, *empty], Rule.ORDER), ([away, *empty], Rule.ANNOTATION)]
+    every += [([away, *empty], Rule.MOST_FREE), (empty, Rule.MOST_FREE)]
+    choices = [choose(options, rule) for options, rule in every]
     return [*told, *(choice.forecast for choice in choices if isinstance(choice, Choice))]
 
 

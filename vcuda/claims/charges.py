@@ -19,7 +19,7 @@ from vcuda.claims.pin import ClaimPin, add_selector, write_pin
 from vcuda.claims.products import Products
 from vcuda.errors import Fault
 from vcuda.k8s_types import Operation
-from vcuda.quota.model import Charge, Quota, models_of, total
+from vcuda.quota.model import Charge, Quota, total
 from vcuda.requests.resources import CLASS, MIG_PROFILE, WHOLE_CARD, GpuResources, worth_of_slices
 
 _MIB = 1024 * 1024
@@ -95,7 +95,7 @@ class ClaimPolicy(msgspec.Struct, frozen=True, dict=True):
         quota: Quota,
         resources: GpuResources,
     ) -> "ClaimPolicy":
-        products = Products.of(models_of(quota), resources.models, devices, model_of_node)
+        products = Products.of(quota.models, resources.models, devices, model_of_node)
         return cls(devices, products, lambda name: resources.unit_of(f"{CLASS}{name}"))
 
 

@@ -1,4 +1,4 @@
-"""Finds the GPU models that a pod may use, and chooses one of them."""
+"""Finds the GPU models that a pod may use."""
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Set
@@ -10,8 +10,10 @@ import msgspec
 from vcuda.k8s_types import Check, Pod, no_check
 from vcuda.placement.affinity import Labels, NodeIndex, NodeLabels, NodeSelection, Term, Values, limited_values
 from vcuda.placement.card_types import CardTypes, select
+from vcuda.placement.choice import Option
 from vcuda.placement.registers import Registers
-from vcuda.quota.model import CORES_PER_CARD, Charge, NamespaceQuota, Shortage, Usage, fits, free_of
+from vcuda.quota.model import CORES_PER_CARD, Charge, NamespaceQuota, Usage
+from vcuda.quota.preference import MODELS_ANNOTATION, Preference, Rule
 from vcuda.requests.resources import NO_ROWS, CardModels
 from vcuda.requests.schemes import Scheme
 
@@ -92,15 +94,28 @@ class Candidates(msgspec.Struct, frozen=True, gc=False):
     """The models that a pod may use."""
 
     models: tuple[str, ...]
-    """In the order of the quota document."""
+    """In the order in which they are tried."""
     present: frozenset[str]
     """The models that have a node now that the pod's own constraints allow."""
     excluded: Mapping[str, str]
     """The other models of the quota, with the reason."""
+    rule: Rule = Rule.DOCUMENT
+    """The rule of the order."""
     free: "Mapping[str, FreeCards]" = {}
     """The free cards in the namespace's pools; empty if they are not published."""
     no_fitting_card: frozenset[str] = frozenset()
     """The models without a card that has room for the pod's largest container, as far as that is published."""
+
+    def options(self, quota: NamespaceQuota, asked: ChargeOn, usage: Mapping[str, Usage]) -> list[Option]:
+        """Return the models with their charges and usages. ``asked`` returns the charge to a model."""
+        found = []
+        for model in self.models:
+            charge, used = asked(model), usage.get(model, Usage())
+            # Pending pods have no cards yet. Without this subtraction a burst of pods would all get the same model.
+            free = self.free.get(model, FreeCards()).room_for(charge) - used.pending.cores if self.free else 0
+            present, fits_a_card = model in self.present, model not in self.no_fitting_card
+            found.append(Option(model, charge, quota.limits[model], used, present, fits_a_card, free))
+        return found
 
     def sentence(self, namespace: str, quota: NamespaceQuota) -> str:
         """Return the message for a pod that may not use any of its namespace's models."""
@@ -108,22 +123,6 @@ class Candidates(msgspec.Struct, frozen=True, gc=False):
             return f"namespace {namespace} may use no GPU model: its quota lists none"
         reasons = "; ".join(f"{model} is excluded by {reason}" for model, reason in self.excluded.items())
         return f"no GPU model that this pod may use in namespace {namespace}: {reasons}"
-
-
-class Choice(msgspec.Struct, frozen=True, gc=False):
-    """The model of a pod, and the reason for the choice."""
-
-    model: str
-    reason: str
-
-    @property
-    def forecast(self) -> str:
-        """The message for a request that creates no pod: the model that the pod would get, and the reason."""
-        return f"{would_be_pinned(self.model)}: {self.reason}"
-
-
-def would_be_pinned(model: str) -> str:
-    return f"would be pinned to {model}"
 
 
 def find_candidates(
@@ -146,93 +145,17 @@ def find_candidates(
         for model in quota.limits
     }
     unwanted = {model: next((s.excluded_by for s in each if s.excluded_by), None) for model, each in selected.items()}
+    preference = Preference.of(pod.annotations, quota)
+    unwanted |= dict.fromkeys(quota.limits.keys() - set(preference.models), f"annotation {MODELS_ANNOTATION}")
     selection = NodeSelection.of(pod.spec)
     check()
     reach = _reach_of(selection, quota, nodes, check)
     excluded = {model: reason for model in quota.limits if (reason := unwanted[model] or reach.excludes(model, quota))}
-    models = tuple(model for model in quota.limits if model not in excluded)
+    models = tuple(model for model in preference.models if model not in excluded)
     present = reach.present.intersection(models)
     free = free_by_model(nodes.free, quota.pools)
     no_fitting_card = frozenset(model for model in models if free and free.get(model, FreeCards()).largest < share)
-    return Candidates(models, present, excluded, free, no_fitting_card)
-
-
-def choose(
-    candidates: Candidates, quota: NamespaceQuota, asked: ChargeOn, usage: Mapping[str, Usage]
-) -> Choice | tuple[Shortage, ...]:
-    """Return the best candidate with room, or the shortage of each candidate in the order of the quota document.
-
-    ``asked`` returns the charge to a model. The best candidate is the first by these criteria:
-
-    1. A node of it exists now.
-    2. A card of it has room for each container, if that is published.
-    3. It has the most free cards, if that is published.
-    4. It has the most free cores under the limit.
-    5. It is the first in the quota document.
-    """
-    ranking = _Ranking(candidates, quota, asked, usage)
-    fitting = [
-        model for model in ranking.order() if fits(quota.limits[model], ranking.usage_of(model).used, asked(model))
-    ]
-    if fitting:
-        return Choice(fitting[0], ranking.reason(fitting))
-    return tuple(
-        Shortage(model, asked(model), ranking.usage_of(model), quota.limits[model]) for model in candidates.models
-    )
-
-
-def choose_regardless(
-    candidates: Candidates, quota: NamespaceQuota, asked: ChargeOn, usage: Mapping[str, Usage]
-) -> Choice:
-    """Return the best candidate, even if none has room, for quotas that do not enforce. There must be a candidate."""
-    choice = choose(candidates, quota, asked, usage)
-    if isinstance(choice, Choice):
-        return choice
-    best = _Ranking(candidates, quota, asked, usage).order()[0]
-    return Choice(best, "over quota on every model, and this quota does not enforce")
-
-
-class _Ranking(NamedTuple):
-    """The order of the candidates for one request."""
-
-    candidates: Candidates
-    quota: NamespaceQuota
-    asked: ChargeOn
-    usage: Mapping[str, Usage]
-
-    def usage_of(self, model: str) -> Usage:
-        return self.usage.get(model, Usage())
-
-    def order(self) -> list[str]:
-        return sorted(self.candidates.models, key=self._rank)
-
-    def _rank(self, model: str) -> tuple[bool, bool, int, int]:
-        absent, unfit = model not in self.candidates.present, model in self.candidates.no_fitting_card
-        free_under_limit = self.quota.limits[model].cores - self.usage_of(model).used.cores
-        return absent, unfit, -self._free_on_cards(model), -free_under_limit
-
-    def _free_on_cards(self, model: str) -> int:
-        if not self.candidates.free:
-            return 0
-        # Pending pods have no cards yet. Without this subtraction a burst of pods would all get the same model.
-        free = self.candidates.free.get(model, FreeCards()).room_for(self.asked(model))
-        return free - self.usage_of(model).pending.cores
-
-    def reason(self, fitting: list[str]) -> str:
-        """Return the reason for the choice of the first model with room."""
-        best, candidates = fitting[0], self.candidates
-        free = free_of(self.quota.limits[best], self.usage_of(best))
-        if len(candidates.models) == 1:
-            return f"the only model it may use, {free}"
-        if len(fitting) == 1:
-            return f"the only model with room, {free}"
-        if best in candidates.present and not candidates.present.issuperset(fitting):
-            return f"a node of it can take the pod now, {free}"
-        if best not in candidates.no_fitting_card and candidates.no_fitting_card.intersection(fitting):
-            return f"a card of it has room now, {free}"
-        if self._free_on_cards(best) > self._free_on_cards(fitting[1]):
-            return f"most cards are free, {free}"
-        return f"most room, {free}"
+    return Candidates(models, present, excluded, preference.rule, free, no_fitting_card)
 
 
 class Pin(msgspec.Struct, frozen=True, gc=False):

@@ -6,6 +6,9 @@ JSON, or YAML, in gpu-admission's format (``pkg/predicate/gpu_predicate.go``) an
     team-b: {quota: {A100: {cards: 4, memory: 160Gi}}}     # no pool: every pool
     team-c: {mode: warn, quota: {M40: 8}}                  # enforce (default), warn or audit
     team-d: {allow: [privileged], quota: {M40: 8}}         # though a privileged container sees all cards
+    team-e: {order: [A100, T4], quota: {T4: 8, A100: 2}}   # A100 first; without `order` as they stand in `quota`
+    team-f: {prefer: most-free, quota: {T4: 8, A100: 2}}   # the model with the most free cards and quota first
+    team-g: {one_model: true, quota: {T4: 8, A100: 2}}     # pods that could get both models are rejected
     "*":    {quota: {}}                                    # every namespace without its own entry
 
 As in gpu-admission, an absent or null ``quota`` allows no model, and an absent, null or empty ``pool`` every pool.
@@ -38,6 +41,8 @@ MAX_MEMORY = MAX_CARDS * 1024 * 1024
 """MiB in one limit: 1 TiB for each of MAX_CARDS."""
 DEFAULT = "*"
 """The key of the entry for namespaces without their own."""
+MOST_FREE = "most-free"
+"""The value of ``prefer``."""
 
 MIB = 1024 * 1024
 _MAX_SHOWN = 63
@@ -183,8 +188,9 @@ def suggestion(written: object, known: Iterable[str]) -> str:
     """Return a question that names the one of ``known`` that resembles ``written``; empty if none does."""
     if not isinstance(written, str) or len(written) > _MAX_SHOWN:
         return ""
-    near = difflib.get_close_matches(written.lower(), known, n=1)
-    return f"did you mean `{near[0]}`?" if near else ""
+    by_folded = {name.casefold(): name for name in known}
+    near = difflib.get_close_matches(written.casefold(), by_folded, n=1)
+    return f"did you mean `{by_folded[near[0]]}`?" if near else ""
 
 
 class StrictModel(pydantic.BaseModel):
@@ -208,16 +214,36 @@ def _read_limit(value: object, read_long_form: pydantic.ValidatorFunctionWrapHan
     return limit
 
 
+def _read_prefer(value: object) -> str:
+    if value != MOST_FREE:
+        raise WrongValueError(f"{shown(value)} is no preference; write {MOST_FREE}, or use `order`")
+    return MOST_FREE
+
+
+def _read_one_model(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise WrongValueError(f"{shown(value)} is neither true nor false; write one of them")
+    return value
+
+
 _REPEATED = object()
 """Stands in for a pool that is listed a second time, so that pydantic tells its position."""
 
 
 def _read_pools(value: object) -> tuple[object, ...]:
+    return _read_names(value, "public")
+
+
+def _read_order(value: object) -> tuple[object, ...]:
+    return _read_names(value, "M40")
+
+
+def _read_names(value: object, example: str) -> tuple[object, ...]:
     if value is None:
         return ()
     if not isinstance(value, list):
-        example = f"[{value}]" if isinstance(value, str) else "[public]"
-        raise WrongValueError(f"{shown(value)} is no list; write one such as {printable(example)}")
+        example = value if isinstance(value, str) else example
+        raise WrongValueError(f"{shown(value)} is no list; write one such as {printable(f'[{example}]')}")
     # Only texts are compared: other items are faults of their own, and some cannot be hashed.
     first = {item: at for at, item in reversed([*enumerate(value)]) if isinstance(item, str)}
     return tuple(_REPEATED if isinstance(item, str) and first[item] < at else item for at, item in enumerate(value))
@@ -229,7 +255,7 @@ def _read_allowances(value: object) -> tuple[object, ...]:
     return tuple(value)
 
 
-def _read_pool(value: object) -> str:
+def _read_name(value: object) -> str:
     if value is _REPEATED:
         raise WrongValueError("is listed twice; leave it out here")
     return read_label_value(value)
@@ -239,18 +265,32 @@ _Model = Annotated[str, pydantic.AfterValidator(read_label_value)]
 _Limits = dict[_Model, Annotated[_LimitEntry, pydantic.WrapValidator(_read_limit)]]
 
 
+_Name = Annotated[str, pydantic.PlainValidator(_read_name)]
+
+
 class _NamespaceEntry(StrictModel):
     """What is written for one namespace."""
 
     quota: Annotated[_Limits, pydantic.BeforeValidator(lambda value: {} if value is None else value)] = {}
-    pool: Annotated[
-        tuple[Annotated[str, pydantic.PlainValidator(_read_pool)], ...], pydantic.BeforeValidator(_read_pools)
-    ] = ()
+    pool: Annotated[tuple[_Name, ...], pydantic.BeforeValidator(_read_pools)] = ()
     mode: Annotated[Mode, pydantic.PlainValidator(read_mode)] = Mode.ENFORCE
     allow: Annotated[
         tuple[Annotated[Allowance, pydantic.PlainValidator(read_allowance)], ...],
         pydantic.BeforeValidator(_read_allowances),
     ] = ()
+    order: Annotated[tuple[_Name, ...], pydantic.BeforeValidator(_read_order)] = ()
+    prefer: Annotated[str, pydantic.PlainValidator(_read_prefer)] = ""
+    one_model: Annotated[bool, pydantic.PlainValidator(_read_one_model)] = False
+
+    @pydantic.model_validator(mode="after")
+    def _orders_its_models(self) -> "_NamespaceEntry":
+        for model in self.order:
+            if model not in self.quota:
+                hint = suggestion(model, self.quota) or f"its models are {', '.join(self.quota) or 'none'}"
+                raise WrongValueError(f"`order` names {shown(model)}, which `quota` does not list; {hint}")
+        if self.order and self.prefer:
+            raise WrongValueError(f"`order` and `prefer: {self.prefer}` exclude each other; remove one of them")
+        return self
 
 
 _DOCUMENT: pydantic.TypeAdapter[dict[str, _NamespaceEntry]] = pydantic.TypeAdapter(
@@ -357,6 +397,10 @@ def parse_quota(text: str, system: frozenset[str] = SYSTEM_NAMESPACES) -> Quota:
     namespaces = {}
     for name, entry in entries.items():
         limits = {model: Limit(limit.cards, limit.memory) for model, limit in entry.quota.items()}
-        namespaces[name] = NamespaceQuota(limits, entry.pool, entry.mode, frozenset(entry.allow))
+        namespaces[name] = NamespaceQuota(
+            *(limits, entry.pool, entry.mode, frozenset(entry.allow), entry.order),
+            prefer_most_free=entry.prefer == MOST_FREE,
+            one_model=entry.one_model,
+        )
     default = namespaces.pop(DEFAULT, None)
     return Quota(namespaces, default, system)

@@ -4,6 +4,7 @@ These are the values that decisions are made from; ``vcuda.quota.document`` read
 """
 
 import enum
+import functools
 from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
@@ -82,9 +83,15 @@ class NamespaceQuota(msgspec.Struct, frozen=True):
     pools: tuple[str, ...] = ()
     mode: Mode = Mode.ENFORCE
     allow: frozenset[Allowance] = frozenset()
+    order: tuple[str, ...] = ()
+    """The models in the order in which they are tried, if that is not the order of ``limits``."""
+    prefer_most_free: bool = False
+    """Whether the model with the most free cards and quota comes first."""
+    one_model: bool = False
+    """Whether an object is rejected if it could get several models."""
 
 
-class Quota(msgspec.Struct, frozen=True):
+class Quota(msgspec.Struct, frozen=True, dict=True):
     """The whole quota; ``Quota()`` limits nobody.
 
     ``default`` is the ``*`` entry, for namespaces without their own; None: those are not limited. It never applies
@@ -98,6 +105,12 @@ class Quota(msgspec.Struct, frozen=True):
     system: frozenset[str] = SYSTEM_NAMESPACES
     version: str = ""
 
+    @functools.cached_property
+    def models(self) -> frozenset[str]:
+        """Every model that the quota limits, in any namespace."""
+        entries = (*self.namespaces.values(), *((self.default,) if self.default else ()))
+        return frozenset(model for entry in entries for model in entry.limits)
+
     def for_namespace(self, name: str) -> NamespaceQuota | None:
         """Return the quota of namespace ``name``, None where it is not limited."""
         own = self.namespaces.get(name)
@@ -108,12 +121,6 @@ class Quota(msgspec.Struct, frozen=True):
 
 
 EMPTY = Quota()
-
-
-def models_of(quota: Quota) -> frozenset[str]:
-    """Return every model that a quota limits, in any namespace."""
-    entries = (*quota.namespaces.values(), *((quota.default,) if quota.default else ()))
-    return frozenset(model for entry in entries for model in entry.limits)
 
 
 class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

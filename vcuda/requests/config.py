@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from vcuda import k8s_types
 from vcuda.errors import Fault, QuotaFault
 from vcuda.quota import document
-from vcuda.quota.model import SYSTEM_NAMESPACES, Charge, Quota, models_of
+from vcuda.quota.model import SYSTEM_NAMESPACES, Charge, Quota
 from vcuda.quota.yaml import Plain
 from vcuda.requests import card_models, scheme_settings
 from vcuda.requests.resources import BUILT_IN, CLASS, CLASS_RESOURCE, NO_ROWS, NOT_FIXED, GpuResources, is_resource
@@ -65,7 +65,7 @@ def parse_config(
         nothing[0],
     )
     domains = read(DOMAINS, lambda text: document.check_text(text, _read_domains, _sentence_of_domain), nothing[1])
-    limited = models_of(quota)
+    limited = quota.models
     models = read(
         MODELS,
         lambda text: document.check_text(

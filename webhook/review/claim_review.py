@@ -7,6 +7,7 @@ template and the pod are refused if such a claim could never fit, and otherwise 
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from http import HTTPStatus
+from types import MappingProxyType
 
 import msgspec
 
@@ -17,12 +18,14 @@ from vcuda.claims.objects import CLAIM, TEMPLATE, ResourceClaim, ResourceClaimTe
 from vcuda.claims.request import read_claim, read_packed
 from vcuda.errors import Fault
 from vcuda.k8s_types import UNDECODABLE, ObjectMeta
-from vcuda.placement.placement import Choice
-from vcuda.quota.model import NOT_MUTATED, Charge, NamespaceQuota, Shortage, Usage, cards, exceeded, fits, free_of
+from vcuda.placement.choice import Option
+from vcuda.quota.model import NOT_MUTATED, Charge, NamespaceQuota, Usage, cards, exceeded
+from vcuda.quota.preference import MODELS_ANNOTATION, Preference, Rule
 from vcuda.requests.refusals import find_unlimited
-from webhook.ledger.ledgers import Ledgers, PutOff, RecentChoices, ReviewDeadline
+from webhook.ledger.ledgers import Ledgers, RecentChoices, ReviewDeadline
 from webhook.review import verdicts
 from webhook.review.context import PolicySnapshot
+from webhook.review.models import Allowed, check_wish, choose_model
 
 WAITS = "its claim waits until so much is free"
 
@@ -37,6 +40,7 @@ class ClaimReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
     """A claim, or a template of claims, that asks for GPUs in a namespace with a limit."""
 
     metadata: ObjectMeta
+    annotations: Mapping[str, str]
     request: ClaimRequest
 
 
@@ -81,6 +85,7 @@ def _read(request: AdmissionRequest, quota: NamespaceQuota, policy: PolicySnapsh
         scheme=",".join(drivers),
         may_wait=False,
         metadata=metadata,
+        annotations=annotations,
         request=asked,
     )
     return verdicts.malformed(faults, review.scheme) if faults and review.enforced else review
@@ -96,16 +101,25 @@ def _decode(request: AdmissionRequest) -> tuple[ObjectMeta, ClaimDigest, Mapping
 
 
 class ClaimCandidates(msgspec.Struct, frozen=True, gc=False):
-    """The models of a quota that a claim may get, each with its charge, and why it may not get the others."""
+    """The models of a quota that a claim may get."""
 
     charges: Mapping[str, Charge]
+    """The charge to each model, in the order in which the models are tried."""
     excluded: Mapping[str, str]
+    """The other models, with the reason."""
+    rule: Rule = Rule.DOCUMENT
+    """The rule of the order."""
 
     @classmethod
-    def of(cls, asked: ClaimRequest, quota: NamespaceQuota) -> "ClaimCandidates":
-        """Return the models of this quota that the claim's own selectors leave."""
+    def of(
+        cls, asked: ClaimRequest, quota: NamespaceQuota, annotations: Mapping[str, str] = MappingProxyType({})
+    ) -> "ClaimCandidates":
+        """Return the models of this quota that the claim's own selectors and annotations leave."""
+        preference = Preference.of(annotations, quota)
         excluded = {model: reason for model in quota.limits if (reason := asked.excludes(model))}
-        return cls({model: asked.charge(model) for model in quota.limits if model not in excluded}, excluded)
+        excluded |= dict.fromkeys(quota.limits.keys() - set(preference.models), f"annotation {MODELS_ANNOTATION}")
+        models = (model for model in preference.models if model not in excluded)
+        return cls({model: asked.charge(model) for model in models}, excluded, preference.rule)
 
     def sentence(self, namespace: str, quota: NamespaceQuota) -> str:
         """Return the refusal of a claim that may get none of its namespace's models."""
@@ -114,30 +128,12 @@ class ClaimCandidates(msgspec.Struct, frozen=True, gc=False):
         reasons = "; ".join(f"{model} is excluded by {reason}" for model, reason in self.excluded.items())
         return f"no GPU model that this claim may use in namespace {namespace}: {reasons}"
 
-    def shortages(self, quota: NamespaceQuota, usage: Mapping[str, Usage]) -> tuple[Shortage, ...]:
-        """Return how much is short of each model, in the order of the quota document; empty where one has room."""
-        short = tuple(
-            Shortage(model, asked, usage.get(model, Usage()), quota.limits[model])
-            for model, asked in self.charges.items()
-        )
-        return () if any(fits(each.limit, each.usage.used, each.asked) for each in short) else short
-
-    def choose(self, asked: ClaimRequest, quota: NamespaceQuota, usage: Mapping[str, Usage]) -> Choice:
-        """Return the model with room that has devices now, and of these the one with the most free; else the first."""
-
-        def free(model: str) -> int:
-            return quota.limits[model].cores - usage.get(model, Usage()).used.cores
-
-        def has_room(model: str) -> bool:
-            return fits(quota.limits[model], usage.get(model, Usage()).used, self.charges[model])
-
-        best = min(self.charges, key=lambda model: (not has_room(model), not asked.is_present(model), -free(model)))
-        amount = free_of(quota.limits[best], usage.get(best, Usage()))
-        if not has_room(best):
-            return Choice(best, "over quota on every model, and this quota does not enforce")
-        if len(self.charges) == 1:
-            return Choice(best, f"the only model it may use, {amount}")
-        return Choice(best, f"most room, {amount}")
+    def options(self, asked: ClaimRequest, quota: NamespaceQuota, usage: Mapping[str, Usage]) -> list[Option]:
+        """Return the models with their charges and usages."""
+        return [
+            Option(model, charge, quota.limits[model], usage.get(model, Usage()), asked.is_present(model))
+            for model, charge in self.charges.items()
+        ]
 
 
 async def mutate(
@@ -154,35 +150,32 @@ async def mutate(
 
     """
     review = review_of(request, policy)
-    if isinstance(review, AdmissionResponse) or request.kind.kind == TEMPLATE:
-        return review if isinstance(review, AdmissionResponse) else AdmissionResponse("ignored")
+    if isinstance(review, ClaimReview):
+        if request.kind.kind == TEMPLATE:
+            return AdmissionResponse("ignored")
+        review = check_wish(review, review.annotations)
+    if isinstance(review, AdmissionResponse):
+        return review
     deadline.check()
-    namespace, quota = review.namespace, review.quota
-    candidates = ClaimCandidates.of(review.request, quota)
+    namespace = review.namespace
+    candidates = ClaimCandidates.of(review.request, review.quota, review.annotations)
     if not candidates.charges:
-        refusal = candidates.sentence(namespace, quota)
+        refusal = candidates.sentence(namespace, review.quota)
         return verdicts.refused(review, "not-allowed", refusal) if review.enforced else _unpinned(review, refusal)
-    usage = choices.on_top_of(await ledgers.cached_usage(namespace), namespace)
-    if candidates.shortages(quota, usage):
-        # A cached ledger, or the choices for other objects, must not refuse a claim. The ledger itself may still count
-        # deleted objects: if the stored ones leave room, pin this claim and let /validate decide.
-        usage = await ledgers.usage(namespace)
-        if review.enforced and (short := candidates.shortages(quota, usage)):
-            never = all(each.can_never_fit for each in short)
-            stored = usage if never else await ledgers.stored_usage(namespace, usage, deadline.end)
-            if stored is None:
-                return verdicts.over_quota_for_now(review, PutOff(short, counted=False))
-            usage = stored
-            if short := candidates.shortages(quota, usage):
-                return verdicts.over_quota(review, *short)
+
+    def options(usage: Mapping[str, Usage]) -> list[Option]:
+        return candidates.options(review.request, review.quota, usage)
+
+    choice = await choose_model(review, Allowed(options, candidates.rule), ledgers, choices, deadline)
+    if isinstance(choice, AdmissionResponse):
+        return choice
     deadline.check()
-    choice = candidates.choose(review.request, quota, usage)
     if not request.dry_run:
         choices.add(namespace, choice.model, candidates.charges[choice.model])
     return AdmissionResponse(
         "pinned",
         patch=review.request.patch(choice.model),
-        warnings=review.warnings(*([choice.forecast] if request.dry_run else [])),
+        warnings=review.warnings(*choice.warnings, *([choice.forecast] if request.dry_run else [])),
         reason=choice.reason,
         model=choice.model,
         scheme=review.scheme,
@@ -272,8 +265,9 @@ def check_templates(
         candidates = ClaimCandidates.of(asked, quota)
         if not candidates.charges:
             return TemplateCheck("not-allowed", candidates.sentence(namespace, quota))
-        short = candidates.shortages(quota, usage)
-        if short and candidates.shortages(quota, {}):
+        options = candidates.options(asked, quota, usage)
+        short = [] if any(each.has_room for each in options) else [each.shortage for each in options]
+        if short and all(each.can_never_fit for each in short):
             return TemplateCheck("over-quota", exceeded(namespace, *short))
         if short:
             warnings.append(f"{exceeded(namespace, *short)}; {WAITS}")

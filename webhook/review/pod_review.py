@@ -3,7 +3,7 @@
 /mutate writes nothing. /validate recomputes the charge from the pod as it will be stored. Only /validate admits a pod.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
 
 import msgspec
@@ -12,13 +12,15 @@ from jsonpointer import JsonPointer
 from vcuda.admission_review import AdmissionRequest, AdmissionResponse
 from vcuda.k8s_types import MIRROR_ANNOTATION, UNDECODABLE, Check, Operation, Pod, no_check
 from vcuda.placement import card_types, patches, placement
-from vcuda.quota.model import NOT_MUTATED, cards
+from vcuda.placement.choice import Option
+from vcuda.quota.model import NOT_MUTATED, Usage, cards
 from vcuda.requests.pod_request import PodRequest, asks_for_vcuda, read_request
 from vcuda.requests.refusals import could_reach_gpus, find_refusals
-from webhook.ledger.ledgers import Ledgers, PutOff, RecentChoices, ReviewDeadline
+from webhook.ledger.ledgers import Ledgers, RecentChoices, ReviewDeadline
 from webhook.review import verdicts
 from webhook.review.claim_review import TemplateCheck, check_templates, requests_of
 from webhook.review.context import PolicySnapshot
+from webhook.review.models import Allowed, check_wish, choose_model
 
 # The group in every kubelet's client certificate. The API server authenticated it, unlike anything in the pod.
 NODES_GROUP = "system:nodes"
@@ -130,6 +132,8 @@ async def mutate(
 
     """
     review = review_of(request, policy, deadline.check)
+    if isinstance(review, PodReview) and review.charged:
+        review = check_wish(review, review.pod.annotations)
     if isinstance(review, AdmissionResponse):
         return review
     if not review.charged:
@@ -144,7 +148,12 @@ async def mutate(
     )
     if not candidates.models:
         return _without_model(review, candidates.sentence(namespace, review.quota))
-    choice = await _choose(review, candidates, ledgers, choices, deadline)
+
+    def options(usage: Mapping[str, Usage]) -> list[Option]:
+        return candidates.options(review.quota, asked.charge_on, usage)
+
+    allowed = Allowed(options, candidates.rule, selector=policy.hints.labels.model)
+    choice = await choose_model(review, allowed, ledgers, choices, deadline)
     if isinstance(choice, AdmissionResponse):
         return choice
     deadline.check()
@@ -162,39 +171,11 @@ async def mutate(
             nodes=policy.nodes,
             check=deadline.check,
         ),
-        warnings=review.warnings(*forecast),
+        warnings=review.warnings(*choice.warnings, *forecast),
         reason=choice.reason,
         model=choice.model,
         scheme=review.scheme,
     )
-
-
-async def _choose(
-    review: PodReview,
-    candidates: placement.Candidates,
-    ledgers: Ledgers,
-    choices: RecentChoices,
-    deadline: ReviewDeadline,
-) -> placement.Choice | AdmissionResponse:
-    namespace, quota, asked = review.namespace, review.quota, review.request.charge_on
-    usage = choices.on_top_of(await ledgers.cached_usage(namespace), namespace)
-    choice = placement.choose(candidates, quota, asked, usage)
-    if isinstance(choice, placement.Choice):
-        return choice
-    # A cached ledger, or the choices for other pods, must not refuse a pod: read the ledger now.
-    usage = await ledgers.usage(namespace)
-    if not review.enforced:
-        return placement.choose_regardless(candidates, quota, asked, usage)
-    choice = placement.choose(candidates, quota, asked, usage)
-    if isinstance(choice, placement.Choice):
-        return choice
-    # The ledger may still count deleted pods. If the stored pods leave room, pin this pod and let /validate decide.
-    if not all(shortage.can_never_fit for shortage in choice):
-        stored = await ledgers.stored_usage(namespace, usage, deadline.end)
-        if stored is None:
-            return verdicts.over_quota_for_now(review, PutOff(choice, counted=False))
-        choice = placement.choose(candidates, quota, asked, stored)
-    return choice if isinstance(choice, placement.Choice) else verdicts.over_quota(review, *choice)
 
 
 def _without_model(review: PodReview, sentence: str) -> AdmissionResponse:

@@ -1,0 +1,250 @@
+"""Who says which model an object gets: its annotation, its namespace's quota, or the order of the quota document."""
+
+import asyncio
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+from msgspec.structs import replace
+
+from tests.builders import LABELS, MODEL, Manifest, held_to, quota_faults, review, vcuda_pod
+from tests.claim_builders import claim, claim_policy, entry
+from tests.tables import cases
+from vcuda.admission_review import AdmissionResponse, GroupVersionKind
+from vcuda.placement.placement import Nodes
+from vcuda.quota.document import parse_quota
+from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Quota
+from vcuda.quota.preference import MAX_CHARACTERS, MODELS_ANNOTATION, Preference, Rule, read_wish
+from webhook.ledger.ledgers import ChargeRequest, MemoryLedgers, RecentChoices, ReviewDeadline
+from webhook.review import claim_review, pod_review
+from webhook.review.context import PolicySnapshot
+
+QUOTA = NamespaceQuota({"T4": Limit(800), "A100": Limit(200), "H100": Limit(100)})
+OTHERS = NamespaceQuota({"L40S": Limit(800)})
+
+
+def wishing(text: str) -> Mapping[str, str]:
+    return {MODELS_ANNOTATION: text}
+
+
+def policy(quota: NamespaceQuota = QUOTA) -> PolicySnapshot:
+    """A cluster that knows L40S by another namespace, and B200 by a node."""
+    whole = Quota({"team-a": quota, "team-b": OTHERS}, version="41")
+    nodes = Nodes.of({"one": {MODEL: "B200"}}, LABELS)
+    return PolicySnapshot(whole, nodes, claims=claim_policy(quota=whole))
+
+
+def mutated(
+    manifest: Manifest, quota: NamespaceQuota = QUOTA, used: Mapping[str, int] | None = None
+) -> AdmissionResponse:
+    """Return the answer of /mutate, with so many cores of each model in use."""
+    ledgers = MemoryLedgers()
+    for model, cores in (used or {}).items():
+        given = ChargeRequest("team-a", f"uid-{model}", model, Charge(cores), quota, 1e9)
+        asyncio.run(ledgers.charge(given))
+    group, _, version = manifest["apiVersion"].rpartition("/")
+    request = review(manifest, kind=GroupVersionKind(group, version, manifest["kind"]))
+    mutate = claim_review.mutate if group else pod_review.mutate
+    return asyncio.run(mutate(request, policy(quota), ledgers, RecentChoices(), ReviewDeadline()))
+
+
+def pod(wish: str | None = None, **fields: Any) -> Manifest:
+    annotations = wishing(wish) if wish is not None else {}
+    return vcuda_pod({"nvidia.com/gpu": 1}, annotations=annotations, **fields)
+
+
+def wished_claim(wish: str) -> Manifest:
+    made = claim(entry())
+    return {**made, "metadata": {**made["metadata"], "annotations": wishing(wish)}}
+
+
+@cases(
+    "wish, used, model",
+    none=(None, {}, "T4"),
+    one_model=("A100", {}, "A100"),
+    the_first_of_two=("H100, A100", {}, "H100"),
+    the_second_if_the_first_is_full=("H100, A100", {"H100": 100}, "A100"),
+    then_the_others=("H100,A100,*", {"H100": 100, "A100": 200}, "T4"),
+    only_the_others=("*", {}, "T4"),
+    blanks_do_not_matter=("  H100  ,A100 ", {}, "H100"),
+)
+def test_a_pod_gets_the_first_model_of_its_annotation_that_has_room(
+    wish: str | None, used: Mapping[str, int], model: str
+) -> None:
+    answer = mutated(pod(wish), used=used)
+    assert (answer.outcome, answer.model) == ("pinned", model)
+
+
+@cases("wish, model", the_first=("A100, T4", "A100"), the_others=("*", "A100"), without_devices=("H100", "H100"))
+def test_a_claim_gets_the_first_model_of_its_annotation_that_has_devices(wish: str, model: str) -> None:
+    answer = mutated(wished_claim(wish))
+    assert (answer.outcome, answer.model) == ("pinned", model)
+
+
+def test_models_that_the_annotation_leaves_out_are_never_taken() -> None:
+    answer = mutated(pod("H100"), used={"H100": 100})
+    assert (answer.outcome, answer.status) == ("over-quota", HTTPStatus.FORBIDDEN)
+    assert "T4" not in answer.message
+
+
+KNOWN = "A100, B200, H100, L40S, T4"
+
+
+@cases(
+    "wish, sentence",
+    unknown=("A10O", 'names the unknown GPU model "A10O"; did you mean `A100`?'),
+    in_another_case=("h100", 'names the unknown GPU model "h100"; did you mean `H100`?'),
+    like_no_other=("T4, Tahiti", 'names the unknown GPU model "Tahiti"; the models are ' + KNOWN),
+    empty=("", "must be GPU models separated by commas"),
+    an_empty_part=("T4,,A100", "must be GPU models separated by commas"),
+    a_star_in_front=("*, T4", "must be GPU models separated by commas"),
+    ten_thousand=(",".join(f"M{number}" for number in range(10_000)), f"must not be longer than {MAX_CHARACTERS}"),
+)
+@pytest.mark.parametrize("make", [pod, wished_claim])
+def test_an_annotation_that_names_no_model_is_rejected_with_422(make: Any, wish: str, sentence: str) -> None:
+    answer = mutated(make(wish))
+    assert (answer.outcome, answer.status) == ("malformed", HTTPStatus.UNPROCESSABLE_ENTITY)
+    assert f"metadata.annotations[quota.vcuda.io/models]: {sentence}" in answer.message
+
+
+@pytest.mark.parametrize("wish", ["L40S", "B200", "T4, L40S"])
+@pytest.mark.parametrize("make", [pod, wished_claim])
+def test_a_known_model_that_the_quota_entry_does_not_list_is_rejected_with_403(make: Any, wish: str) -> None:
+    answer = mutated(make(wish))
+    assert (answer.outcome, answer.status) == ("not-allowed", HTTPStatus.FORBIDDEN)
+    assert answer.message == (
+        f"annotation quota.vcuda.io/models names {wish.removeprefix('T4, ')}, which the quota of namespace team-a does "
+        "not list; it lists T4, A100, H100"
+    )
+
+
+@pytest.mark.parametrize("wish", ["A10O", "L40S", ",", "*,*"])
+@pytest.mark.parametrize("make", [pod, wished_claim])
+def test_a_quota_that_only_warns_admits_with_the_reason(make: Any, wish: str) -> None:
+    answer = mutated(make(wish), replace(QUOTA, mode=Mode.WARN))
+    assert answer.allowed
+    [warning] = answer.warnings
+    assert "quota.vcuda.io/models" in warning
+    assert warning.endswith("; admitted, because this quota only warns")
+    assert not mutated(make(wish), replace(QUOTA, mode=Mode.AUDIT)).warnings
+
+
+def test_validate_never_reads_the_annotation() -> None:
+    """The charge follows from the pin: an annotation that is edited after /mutate changes nothing."""
+    for wish in ("A10O", "T4", ",,,"):
+        stored = pod(wish, affinity=held_to("A100"))
+        stored["metadata"]["uid"] = "one"
+        ledgers = MemoryLedgers()
+        answer = asyncio.run(
+            pod_review.validate(review(stored), policy(), ledgers, RecentChoices(), ReviewDeadline.after(5))
+        )
+        assert (answer.outcome, answer.model) == ("charged", "A100")
+
+
+ORDERED = replace(QUOTA, order=("H100",))
+
+
+@cases(
+    "quota, wish, models, rule",
+    the_document=(QUOTA, None, ("T4", "A100", "H100"), Rule.DOCUMENT),
+    order_then_the_rest=(ORDERED, None, ("H100", "T4", "A100"), Rule.ORDER),
+    the_annotation_before_order=(ORDERED, "A100, *", ("A100", "T4", "H100"), Rule.ANNOTATION),
+    most_free=(replace(QUOTA, prefer_most_free=True), None, ("T4", "A100", "H100"), Rule.MOST_FREE),
+    the_annotation_before_most_free=(
+        *(replace(QUOTA, prefer_most_free=True), "H100, T4"),
+        *(("H100", "T4"), Rule.ANNOTATION),
+    ),
+    twice_is_once=(QUOTA, "T4, T4", ("T4",), Rule.ANNOTATION),
+)
+def test_the_order_comes_from_the_annotation_then_the_entry_then_the_document(
+    quota: NamespaceQuota, wish: str | None, models: tuple[str, ...], rule: Rule
+) -> None:
+    annotations = {} if wish is None else wishing(wish)
+    assert Preference.of(annotations, quota) == Preference(models, rule)
+
+
+@given(st.text(max_size=40) | st.lists(st.sampled_from([*QUOTA.limits, "*", "L40S", ""])).map(",".join))
+def test_no_annotation_leads_to_a_model_that_the_quota_does_not_list(text: str) -> None:
+    preference = Preference.of(wishing(text), QUOTA)
+    assert set(preference.models) <= QUOTA.limits.keys()
+    assert len(set(preference.models)) == len(preference.models)
+    try:
+        wish = read_wish(wishing(text))
+    except ValueError:
+        assert preference == Preference.of({}, QUOTA), "a malformed annotation counts as none"
+    else:
+        assert wish
+        named = wish.others or not QUOTA.limits.keys().isdisjoint(wish.models)
+        assert (preference.rule is Rule.ANNOTATION) == named
+
+
+# Quotas that require one model
+
+ONE = replace(QUOTA, one_model=True)
+
+
+@cases(
+    "manifest, models",
+    no_wish=(pod(), "T4, A100, H100"),
+    two=(pod("H100, T4"), "H100, T4"),
+    all_of_them=(pod("*"), "T4, A100, H100"),
+)
+def test_with_one_model_a_pod_that_may_use_several_is_rejected_and_told_how_to_name_one(
+    manifest: Manifest, models: str
+) -> None:
+    answer = mutated(manifest, ONE)
+    first = models.split(",", maxsplit=1)[0]
+    assert (answer.outcome, answer.status) == ("not-allowed", HTTPStatus.FORBIDDEN)
+    assert answer.message == (
+        f"the quota of namespace team-a requires one GPU model, and this object may use {models}; "
+        f"set annotation quota.vcuda.io/models: {first}, or nodeSelector {MODEL}: {first}"
+    )
+
+
+@pytest.mark.parametrize("used", [{}, {"T4": 800, "A100": 200}])
+def test_with_one_model_the_answer_does_not_depend_on_the_load(used: Mapping[str, int]) -> None:
+    assert mutated(pod(), ONE, used).outcome == "not-allowed"
+    assert mutated(pod("H100"), ONE, used).model == "H100"
+    assert mutated(pod(nodeSelector={MODEL: "H100"}), ONE, used).model == "H100"
+
+
+def test_with_one_model_a_claim_names_it_by_its_annotation() -> None:
+    assert mutated(claim(entry()), ONE).message.endswith("; set annotation quota.vcuda.io/models: T4")
+    assert mutated(wished_claim("A100"), ONE).model == "A100"
+
+
+def test_with_one_model_a_quota_that_only_warns_admits_with_the_reason() -> None:
+    answer = mutated(pod(), replace(ONE, mode=Mode.WARN))
+    assert (answer.outcome, answer.model) == ("pinned", "T4")
+    assert ["requires one GPU model" in warning for warning in answer.warnings] == [True]
+
+
+# The entry in the quota document
+
+
+def test_the_entry_says_the_order_the_preference_and_whether_one_model_is_required() -> None:
+    text = "a: {order: [A100], one_model: true, quota: {T4: 8, A100: 2}}\n'*': {prefer: most-free, quota: {T4: 1}}"
+    quota = parse_quota(text)
+    limits = {"T4": Limit(800), "A100": Limit(200)}
+    assert quota.namespaces == {"a": NamespaceQuota(limits, order=("A100",), one_model=True)}
+    assert quota.default == NamespaceQuota({"T4": Limit(100)}, prefer_most_free=True)
+
+
+@cases(
+    "entry, fault",
+    unknown_model=(
+        "{order: [A10O], quota: {A100: 1}}",
+        'a: `order` names "A10O", which `quota` does not list; did you mean `A100`?',
+    ),
+    no_list=("{order: A100, quota: {A100: 1}}", 'a.order: "A100" is no list; write one such as [A100]'),
+    twice=("{order: [A100, A100], quota: {A100: 1}}", "a.order[1]: is listed twice; leave it out here"),
+    both=("{order: [A100], prefer: most-free, quota: {A100: 1}}", "a: `order` and `prefer: most-free` exclude each"),
+    another_preference=("{prefer: cheapest}", 'a.prefer: "cheapest" is no preference; write most-free'),
+    a_number=("{one_model: 1}", "a.one_model: 1 is neither true nor false"),
+    a_text=("{one_model: yes}", 'a.one_model: "yes" is neither true nor false'),
+)
+def test_a_mistake_in_these_keys_is_a_fault_at_its_place(entry: str, fault: str) -> None:
+    [found] = map(str, quota_faults(f"a: {entry}"))
+    assert found.startswith(fault)

@@ -1,0 +1,122 @@
+"""Chooses the GPU model of a pod or ResourceClaim among the models that it may use."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from vcuda.quota.model import Charge, Limit, Shortage, Usage, fits, free_of
+from vcuda.quota.preference import PLACES, Rule
+
+MAX_PASSED_OVER = 3
+"""Models that a reason names beside the chosen one."""
+
+NOT_ENFORCED = "over quota on every model, and this quota does not enforce"
+
+
+class Option(msgspec.Struct, frozen=True, gc=False):
+    """One model that an object may use, at the time of the decision."""
+
+    model: str
+    asked: Charge
+    """The object's charge to this model."""
+    limit: Limit
+    usage: Usage
+    present: bool = True
+    """Whether a node of the model that can serve the object exists now."""
+    fits_a_card: bool = True
+    """Whether a card has room for the object's largest container, as far as free cards are published."""
+    free_cores: int = 0
+    """The free cores of the model's cards without the pending charges; 0 if free cards are not published."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the charge fits the limit."""
+        return fits(self.limit, self.usage.used, self.asked)
+
+    @property
+    def shortage(self) -> Shortage:
+        """The figures of a refusal."""
+        return Shortage(self.model, self.asked, self.usage, self.limit)
+
+    def obstacle(self, best: "Option") -> str:
+        """Return the reason why ``best`` is chosen before this option, which is earlier in the order."""
+        if not self.has_room:
+            return "no room"
+        return "no card with room" if self.present == best.present else "no node now"
+
+
+class Choice(msgspec.Struct, frozen=True, gc=False):
+    """The model of an object, the reason for the choice, and the rule of the order."""
+
+    model: str
+    reason: str
+    rule: Rule = Rule.DOCUMENT
+    warnings: tuple[str, ...] = ()
+    """Sentences for the object's owner."""
+
+    @property
+    def forecast(self) -> str:
+        """The message for a request that creates nothing: the model that the object would get, and the reason."""
+        return f"{would_be_pinned(self.model)}: {self.reason}"
+
+
+def would_be_pinned(model: str) -> str:
+    return f"would be pinned to {model}"
+
+
+def choose(options: Sequence[Option], rule: Rule) -> Choice | tuple[Shortage, ...]:
+    """Return the best option with room, or the shortage of each option.
+
+    ``options`` are in the order of the rule. The best is the first by these criteria:
+
+    1. A node that can serve the object exists now.
+    2. A card has room for each container, if that is published.
+    3. By the rule `Rule.MOST_FREE` alone: it has the most free cards, if that is published; then the most free quota.
+    4. It comes first in the order of the rule.
+    """
+    fitting = [option for option in _ranked(options, rule) if option.has_room]
+    if not fitting:
+        return tuple(option.shortage for option in options)
+    best = fitting[0]
+    return Choice(best.model, f"{_reason(options, fitting, rule)}, {free_of(best.limit, best.usage)}", rule)
+
+
+def choose_regardless(options: Sequence[Option], rule: Rule) -> Choice:
+    """Return the best option, even if none has room, for a quota that does not enforce. There must be an option."""
+    choice = choose(options, rule)
+    return choice if isinstance(choice, Choice) else Choice(_ranked(options, rule)[0].model, NOT_ENFORCED, rule)
+
+
+def _ranked(options: Sequence[Option], rule: Rule) -> list[Option]:
+    def rank(option: Option) -> tuple[bool, bool, int, int]:
+        absent, unfit = not option.present, not option.fits_a_card
+        if rule is not Rule.MOST_FREE:
+            return absent, unfit, 0, 0
+        return absent, unfit, -option.free_cores, option.usage.used.cores - option.limit.cores
+
+    return sorted(options, key=rank)
+
+
+def _reason(options: Sequence[Option], fitting: Sequence[Option], rule: Rule) -> str:
+    best = fitting[0]
+    if len(options) == 1:
+        return "the only model it may use"
+    if len(fitting) == 1:
+        return "the only model with room"
+    if rule is Rule.MOST_FREE:
+        return _reason_by_room(fitting)
+    if best is options[0]:
+        return f"the first in {PLACES[rule]}"
+    before = options[: options.index(best)]
+    passed = ", ".join(f"{each.model} ({each.obstacle(best)})" for each in before[:MAX_PASSED_OVER])
+    more = " and others" if len(before) > MAX_PASSED_OVER else ""
+    return f"the next in {PLACES[rule]} after {passed}{more}"
+
+
+def _reason_by_room(fitting: Sequence[Option]) -> str:
+    best, others = fitting[0], fitting[1:]
+    if best.present and not all(each.present for each in others):
+        return "a node of it can take the pod now"
+    if best.fits_a_card and not all(each.fits_a_card for each in others):
+        return "a card of it has room now"
+    return "most cards are free" if best.free_cores > others[0].free_cores else "most room"

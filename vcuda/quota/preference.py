@@ -1,0 +1,126 @@
+"""The GPU models that an object may use, in the order in which they are tried.
+
+The order comes from the first of these that is given:
+
+1. The annotation `MODELS_ANNOTATION` of a pod or ResourceClaim: ``H100, A100`` are these two models and no other one;
+   a final ``*`` stands for the other models of the quota entry.
+2. ``order`` in the quota entry. The other models of the entry follow.
+3. ``prefer: most-free`` in the quota entry: free cards and free quota decide before the order.
+4. The order of the models in the quota entry.
+"""
+
+import enum
+from collections.abc import Iterable, Mapping, Set
+
+import msgspec
+
+from vcuda.quota.document import printable, suggestion
+from vcuda.quota.model import NamespaceQuota
+
+MODELS_ANNOTATION = "quota.vcuda.io/models"
+"""Only /mutate reads it. The charge follows from the pin, which /validate reads from the spec."""
+
+OTHERS = "*"
+"""The last item of an annotation that also allows the other models."""
+
+MAX_CHARACTERS = 2048
+"""The longest annotation: 32 names of 63 characters, the longest value of a label."""
+
+MAX_NAMED = 10
+"""Models that a message lists."""
+
+
+class Rule(enum.StrEnum):
+    """The rule by which the models of an object are ordered."""
+
+    ANNOTATION = "annotation"
+    ORDER = "order"
+    MOST_FREE = "most-free"
+    DOCUMENT = "document"
+
+
+PLACES = {
+    Rule.ANNOTATION: f"annotation {MODELS_ANNOTATION}",
+    Rule.ORDER: "`order` of the namespace's quota",
+    Rule.DOCUMENT: "the namespace's quota",
+}
+"""The places where people find the order."""
+
+
+class Wish(msgspec.Struct, frozen=True, gc=False):
+    """The models that an annotation names, in its order."""
+
+    models: tuple[str, ...]
+    others: bool = False
+    """Whether the other models of the quota entry follow."""
+
+    def unknown(self, known: Set[str]) -> str | None:
+        """Return the sentence about the first model that nobody knows; None if all are known."""
+        for model in self.models:
+            if model not in known:
+                hint = suggestion(model, known) or f"the models are {_listed(sorted(known))}"
+                return f'names the unknown GPU model "{printable(model)}"; {hint}'
+        return None
+
+    def unlisted(self, namespace: str, quota: NamespaceQuota) -> str | None:
+        """Return the sentence about the first model that the quota entry does not list; None if it lists all."""
+        for model in self.models:
+            if model not in quota.limits:
+                lists = f"it lists {_listed(quota.limits)}"
+                return (
+                    f"annotation {MODELS_ANNOTATION} names {printable(model)}, which the quota of namespace "
+                    f"{namespace} does not list; {lists}"
+                )
+        return None
+
+
+def read_wish(annotations: Mapping[str, str]) -> Wish | None:
+    """Return the models that the annotation of an object names; None if it has no such annotation.
+
+    Raises ValueError with a sentence if the annotation is malformed.
+    """
+    text = annotations.get(MODELS_ANNOTATION)
+    if text is None:
+        return None
+    if len(text) > MAX_CHARACTERS:
+        raise ValueError(f"must not be longer than {MAX_CHARACTERS} characters")
+    *named, last = (part.strip() for part in text.split(","))
+    others = last == OTHERS
+    if not others:
+        named.append(last)
+    if not all(named) or OTHERS in named:
+        raise ValueError(
+            "must be GPU models separated by commas, the best first, for example `H100, A100`; `*` is last"
+        )
+    return Wish(tuple(dict.fromkeys(named)), others)
+
+
+class Preference(msgspec.Struct, frozen=True, gc=False):
+    """The models of a quota entry that an object may use, in order, and the rule of the order."""
+
+    models: tuple[str, ...]
+    rule: Rule
+
+    @classmethod
+    def of(cls, annotations: Mapping[str, str], quota: NamespaceQuota) -> "Preference":
+        """Return the preference of an object with these annotations.
+
+        An annotation that is malformed, or names no model of the entry, counts as none: /mutate has rejected it if the
+        quota is enforced.
+        """
+        try:
+            wish = read_wish(annotations) or Wish(())
+        except ValueError:
+            wish = Wish(())
+        named = dict.fromkeys((*wish.models, *(quota.limits if wish.others else ())))
+        if models := tuple(model for model in named if model in quota.limits):
+            return cls(models, Rule.ANNOTATION)
+        if quota.order:
+            return cls(tuple(dict.fromkeys((*quota.order, *quota.limits))), Rule.ORDER)
+        return cls(tuple(quota.limits), Rule.MOST_FREE if quota.prefer_most_free else Rule.DOCUMENT)
+
+
+def _listed(names: Iterable[str]) -> str:
+    every = list(names)
+    more = f" and {len(every) - MAX_NAMED} more" if len(every) > MAX_NAMED else ""
+    return f"{', '.join(every[:MAX_NAMED])}{more}" if every else "none"

@@ -1,0 +1,128 @@
+"""Finds the GPU model of a pod or ResourceClaim for /mutate: checks its annotation, then chooses a model with room.
+
+/validate never calls these functions: the charge follows from the pin, and a tenant can write any annotation.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from vcuda.admission_review import AdmissionResponse
+from vcuda.errors import Fault
+from vcuda.placement.choice import Choice, Option, choose, choose_regardless
+from vcuda.quota.model import Usage
+from vcuda.quota.preference import MAX_NAMED, MODELS_ANNOTATION, Rule, read_wish
+from webhook.ledger.ledgers import Ledgers, PutOff, RecentChoices, ReviewDeadline
+from webhook.review import verdicts
+
+MODELS_PATH = f"metadata.annotations[{MODELS_ANNOTATION}]"
+
+R = TypeVar("R", bound=verdicts.Review)
+
+
+class Allowed(NamedTuple):
+    """The models that an object may use.
+
+    ``options`` returns them at this usage, in the order of the ``rule``. ``selector``: the node label by which a pod
+    can select one model.
+    """
+
+    options: Callable[[Mapping[str, Usage]], Sequence[Option]]
+    rule: Rule
+    selector: str = ""
+
+
+def check_wish(review: R, annotations: Mapping[str, str]) -> R | AdmissionResponse:
+    """Return the review, or the refusal if the annotation names models that the object cannot get.
+
+    If the quota does not enforce, the review has a note instead of a refusal.
+    """
+    try:
+        wish = read_wish(annotations)
+    except ValueError as error:
+        return _malformed(review, str(error))
+    if wish is None:
+        return review
+    policy = review.policy
+    if unknown := wish.unknown(policy.quota.models | policy.nodes.models):
+        return _malformed(review, unknown)
+    if unlisted := wish.unlisted(review.namespace, review.quota):
+        return verdicts.refused(review, "not-allowed", unlisted) if review.enforced else _noted(review, unlisted)
+    return review
+
+
+async def choose_model(
+    review: verdicts.Review,
+    allowed: Allowed,
+    ledgers: Ledgers,
+    choices: RecentChoices,
+    deadline: ReviewDeadline,
+) -> Choice | AdmissionResponse:
+    """Return the model for an object, or the refusal of an object that finds room in no model.
+
+    Raises:
+        Unavailable: the ledger could not be read.
+
+    """
+    several = _several_models(review, allowed) if review.quota.one_model else ""
+    if several and review.enforced:
+        return verdicts.refused(review, "not-allowed", several)
+    choice = await _choose(review, allowed, ledgers, choices, deadline)
+    if several and isinstance(choice, Choice):
+        return msgspec.structs.replace(choice, warnings=(f"{several}; {verdicts.ADMITTED_ALL_THE_SAME}",))
+    return choice
+
+
+def _several_models(review: verdicts.Review, allowed: Allowed) -> str:
+    """Return the sentence for an object that may use several models; empty if it may use one."""
+    # Models without room count too, so the answer does not depend on the load.
+    models = [option.model for option in allowed.options({})]
+    if len(models) == 1:
+        return ""
+    more = f" and {len(models) - MAX_NAMED} more" if len(models) > MAX_NAMED else ""
+    by_label = f", or nodeSelector {allowed.selector}: {models[0]}" if allowed.selector else ""
+    return (
+        f"the quota of namespace {review.namespace} requires one GPU model, and this object may use "
+        f"{', '.join(models[:MAX_NAMED])}{more}; set annotation {MODELS_ANNOTATION}: {models[0]}{by_label}"
+    )
+
+
+async def _choose(
+    review: verdicts.Review,
+    allowed: Allowed,
+    ledgers: Ledgers,
+    choices: RecentChoices,
+    deadline: ReviewDeadline,
+) -> Choice | AdmissionResponse:
+    namespace = review.namespace
+    usage = choices.on_top_of(await ledgers.cached_usage(namespace), namespace)
+    choice = choose(allowed.options(usage), allowed.rule)
+    if isinstance(choice, Choice):
+        return choice
+    # A cached ledger, or the choices for other objects, must not refuse an object: read the ledger now.
+    usage = await ledgers.usage(namespace)
+    if not review.enforced:
+        return choose_regardless(allowed.options(usage), allowed.rule)
+    choice = choose(allowed.options(usage), allowed.rule)
+    if isinstance(choice, Choice):
+        return choice
+    # The ledger may still count deleted objects. If the stored objects leave room, pin this one and let /validate
+    # decide.
+    if not all(shortage.can_never_fit for shortage in choice):
+        stored = await ledgers.stored_usage(namespace, usage, deadline.end)
+        if stored is None:
+            return verdicts.over_quota_for_now(review, PutOff(choice, counted=False))
+        choice = choose(allowed.options(stored), allowed.rule)
+    return choice if isinstance(choice, Choice) else verdicts.over_quota(review, *choice)
+
+
+def _malformed(review: R, message: str) -> R | AdmissionResponse:
+    fault = Fault(MODELS_PATH, message)
+    if review.enforced:
+        return verdicts.malformed((fault,), review.scheme)
+    return _noted(review, verdicts.malformed_sentence((fault,)))
+
+
+def _noted(review: R, sentence: str) -> R:
+    return msgspec.structs.replace(review, notes=(*review.notes, f"{sentence}; {verdicts.ADMITTED_ALL_THE_SAME}"))
