@@ -9,6 +9,7 @@ import yaml
 from vcuda import errors, k8s_types
 from vcuda.claims.objects import API_VERSION, CLAIM, GROUP, TEMPLATE, ResourceClaim, ResourceClaimTemplate
 from vcuda.quota.document import NO_NAMESPACE, is_namespace_name
+from vcuda.quota.preference import MODELS_ANNOTATION
 
 Manifest = dict[str, Any]
 T = TypeVar("T")
@@ -55,6 +56,8 @@ class Workload(msgspec.Struct, frozen=True):
     namespace: str
     created: Manifest
     count: int
+    warning: str = ""
+    """A sentence about an annotation that has no effect where it stands; empty if there is none."""
 
     @property
     def claim_spec(self) -> Manifest | None:
@@ -170,20 +173,32 @@ def _workload(where: str, manifest: Manifest, namespace: str) -> Workload:
         require_claims_api(where, manifest)
         claim = {**manifest, "metadata": {**metadata, "namespace": home}}
         convert(where, claim, _CLAIMS[kind])
-        return Workload(kind, name, home, _plain(where, claim), 1)
+        created = _plain(where, claim)
+        inner = created.get("spec", {}).get("metadata", {}) if kind == TEMPLATE else metadata
+        return Workload(kind, name, home, created, 1, _misplaced(metadata, inner, "spec.metadata.annotations"))
     if kind == "Pod":
         return Workload(kind, name, home, _checked(where, {**manifest, "metadata": {**metadata, "namespace": home}}), 1)
     if kind == "CronJob":
         spec = _mapping(where, _mapping(where, spec, "jobTemplate"), "spec")
     template = _mapping(where, spec, "template")
+    inner = _mapping(where, template, "metadata")
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {**_mapping(where, template, "metadata"), "generateName": f"{name}-", "namespace": home},
+        "metadata": {**inner, "generateName": f"{name}-", "namespace": home},
         "spec": template.get("spec"),
     }
     count = _count(where, kind, spec)
-    return Workload(kind, name, home, _checked(where, pod), count)
+    warning = _misplaced(metadata, inner, "the annotations of its pod template")
+    return Workload(kind, name, home, _checked(where, pod), count, warning)
+
+
+def _misplaced(outer: Manifest, inner: Manifest, place: str) -> str:
+    found = [each.get("annotations") for each in (outer, inner)]
+    outside, inside = (isinstance(each, dict) and MODELS_ANNOTATION in each for each in found)
+    if inside or not outside:
+        return ""
+    return f"annotation {MODELS_ANNOTATION} has no effect on this object; write it into {place}"
 
 
 def _count(where: str, kind: str, spec: Mapping[str, Any]) -> int:

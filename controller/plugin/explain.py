@@ -54,12 +54,12 @@ def ask_about(kube: Kube, workloads: Sequence[Workload]) -> Iterator[ExplainedOb
     templates = {(each.namespace, each.name): each.claim_spec for each in workloads}
     for workload in workloads:
         name, created = f"{workload.kind}/{workload.name}", workload.created
-        if created["kind"] != "Pod":
-            yield _explain_claim(kube, name, created)
-            continue
-        pod = _explain_pod(kube, name, created)
-        yield pod
-        if pod.decision == ADMITTED:
+        is_pod = created["kind"] == "Pod"
+        explained = _explain_pod(kube, name, created) if is_pod else _explain_claim(kube, name, created)
+        if workload.warning:
+            explained = msgspec.structs.replace(explained, warnings=(workload.warning, *explained.warnings))
+        yield explained
+        if is_pod and explained.decision == ADMITTED:
             yield from _explain_made(kube, created, templates)
 
 

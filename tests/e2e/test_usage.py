@@ -285,7 +285,10 @@ def test_explain_tells_for_each_pod_the_decision_and_why_and_creates_nothing(
     assert told.returncode == 1, told.stderr
     fits, over, free = json.loads(told.stdout)
     admitted = {"object": "Pod/fits", "namespace": team, "decision": "admitted", "model": "M40", "warnings": []}
-    assert fits == {**admitted, "reason": "would be pinned to M40: most room, 4 cards of 4 cards free"}
+    assert fits == {
+        **admitted,
+        "reason": "would be pinned to M40: the first in the namespace's quota, 4 cards of 4 cards free",
+    }
     assert (over["object"], over["decision"], over["model"]) == ("Pod/over", "refused", "")
     assert f"exceeded GPU quota: M40 in namespace {team}, requested: 5 cards" in over["reason"]
     assert (free["object"], free["decision"], free["reason"]) == ("Pod/plain", "admitted", "not held by a GPU quota")
@@ -321,7 +324,7 @@ def test_explain_tells_of_claims_and_templates_and_of_the_claims_a_pod_would_get
         "Pod/train": ("admitted", ""),
         "ResourceClaim/train-gpu-*": ("admitted", "M40"),
     }
-    assert rows["ResourceClaim/fits"]["reason"].startswith("would be pinned to M40: most room")
+    assert rows["ResourceClaim/fits"]["reason"].startswith("would be pinned to M40: the first in the namespace's quota")
     for name in ("ResourceClaim/over", "ResourceClaimTemplate/never"):
         assert "can never fit" in rows[name]["reason"]
     assert (cluster.pods(team), dra.claims(cluster, team)) == ([], [])

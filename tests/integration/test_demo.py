@@ -39,8 +39,8 @@ def rows(output: str) -> dict[str, list[str]]:
 FULL = "P100 in namespace team-a, requested: 1 card, used: 1 (1 pending), limited: 1, 1 more needed"
 REMOVED = "tencent.com/predicate-time, tencent.com/predicate-gpu-idx-0, tencent.com/gpu-assigned"
 TABLE = {
-    "team-a/whole-card": ("1 card admitted M40", "most room"),
-    "team-a/half-a-card": ("0.5 cards, 4096 MiB admitted M40", "most room"),
+    "team-a/whole-card": ("1 card admitted M40", "the first in the namespace's quota"),
+    "team-a/half-a-card": ("0.5 cards, 4096 MiB admitted M40", "the first in the namespace's quota"),
     "team-a/p100-please": ("1 card admitted P100", "the only model it may use"),
     "team-a/p100-again": ("1 card refused", f"exceeded GPU quota: {FULL}"),
     "team-a/too-many": ("3 cards refused", "can never fit"),

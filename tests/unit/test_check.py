@@ -230,6 +230,26 @@ def test_the_reason_tells_what_is_changed(directory: Path) -> None:
     ]
 
 
+MISPLACED = (
+    "annotation quota.vcuda.io/models has no effect on this object; write it into the annotations of its pod template"
+)
+
+
+@pytest.mark.parametrize(("placed", "warned"), [("outside", True), ("inside", False), ("both", False)])
+def test_an_annotation_that_names_models_is_warned_of_if_it_is_not_in_the_pod_template(
+    directory: Path, placed: str, *, warned: bool
+) -> None:
+    made = deployment(1, ONE_CARD)
+    annotations = {"annotations": {"quota.vcuda.io/models": "P100"}}
+    if placed != "inside":
+        made["metadata"] |= annotations
+    if placed != "outside":
+        made["spec"]["template"]["metadata"] = annotations
+    (row,) = rows(check(directory, made, options=("-o", "json")))
+    assert row["model"] == ("M40" if placed == "outside" else "P100")
+    assert (MISPLACED in row["reason"]) == warned
+
+
 def test_a_quota_that_only_audits_is_not_said_to_warn(directory: Path) -> None:
     (directory / "quota.yaml").write_text("team-a: {mode: audit, quota: {M40: 1}}")
     (row,) = rows(check(directory, cards(2), options=("-o", "json")))

@@ -93,6 +93,14 @@ def test_one_pod_of_every_workload_is_asked_about(cluster: Cluster, manifest: Pa
     assert cluster.asked[0][2]["metadata"]["labels"] == {"app": "train"}
 
 
+@pytest.mark.usefixtures("cluster")
+def test_an_annotation_that_names_models_is_warned_of_if_it_is_not_in_the_pod_template(manifest: Path) -> None:
+    annotated = {"name": "web", "annotations": {"quota.vcuda.io/models": "P100"}}
+    made = {"kind": "Deployment", "metadata": annotated, "spec": {"template": {"spec": vcuda_pod()["spec"]}}}
+    (verdict,) = json.loads(explain(manifest, made).stdout)
+    assert "write it into the annotations of its pod template" in verdict["warnings"][0]
+
+
 @pytest.mark.parametrize("text", ["{", "kind: Pod\nspec: 5", "kind: Pod", "\x81"])
 def test_where_one_of_several_manifests_is_bad_nothing_is_asked(cluster: Cluster, tmp_path: Path, text: str) -> None:
     good, bad = tmp_path / "good", tmp_path / "bad"

@@ -111,8 +111,9 @@ async def _decide(workload: Workload, ask: Ask, cluster: files.OfflineCluster) -
     """Yield the rows of one more pod or claim and of its claims, each with a key that is equal for equal answers."""
     namespace, created, policy = workload.namespace, workload.created, cluster.policy
     name = f"{workload.kind}/{workload.name}"
+    misplaced = [workload.warning] if workload.warning else []
     if created["kind"] != "Pod":
-        yield await _decide_one(name, created, ask, policy)
+        yield await _decide_one(name, created, ask, policy, misplaced)
         return
     claims = [(each, cluster.templates.get((namespace, each.template))) for each in made_claims(created)]
     told = [
@@ -120,7 +121,7 @@ async def _decide(workload: Workload, ask: Ask, cluster: files.OfflineCluster) -
         for each, spec in claims
         if spec is None and policy.quota.for_namespace(namespace)
     ]
-    alike, row = await _decide_one(name, created, ask, policy, told)
+    alike, row = await _decide_one(name, created, ask, policy, [*misplaced, *told])
     yield alike, row
     for each, spec in claims if not row.refused else ():
         if spec is not None:
