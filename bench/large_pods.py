@@ -22,7 +22,7 @@ import structlog
 from tests.builders import container, pod, required, requirement, term
 from vcuda.cli import aligned
 from vcuda.placement.affinity import NodeLabels
-from vcuda.placement.placement import Nodes
+from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Limit, NamespaceQuota, Quota
 from webhook import admission
 from webhook.ledger.ledgers import MemoryLedgers, ReviewDeadline

@@ -26,7 +26,8 @@ from vcuda.k8s_types import Pod
 from vcuda.kube import Kube, Reflector
 from vcuda.ledger.ledger import LEAST_TERMINATING_SECONDS, Terminating, charges_by_model, long_grace, long_graces
 from vcuda.ledger.settle import ObservedPods
-from vcuda.placement import affinity, placement
+from vcuda.placement import affinity
+from vcuda.placement.nodes import Nodes
 from vcuda.requests.resources import BUILT_IN, GpuResources
 
 REMEMBER_GONE_SECONDS = 180.0
@@ -144,7 +145,7 @@ class PodInformer:
         known, counted_by = self._resources(), self._counted_by
         return (known if known.counts_like(counted_by) else counted_by).version
 
-    def observed(self, namespace: str, nodes: placement.Nodes) -> ObservedPods:
+    def observed(self, namespace: str, nodes: Nodes) -> ObservedPods:
         """Return what has been seen of a namespace's pods: what it counts is what there was at its version."""
         config_version = self.config_version
         lives = self.lives(namespace)
@@ -193,7 +194,7 @@ class PodInformer:
             self._vanished[namespace] = left
         return {uid: pod for uid, (pod, _) in left.items()}
 
-    def _terminating(self, vanished: Iterable[KeptPod], nodes: placement.Nodes) -> Iterator[tuple[str, Terminating]]:
+    def _terminating(self, vanished: Iterable[KeptPod], nodes: Nodes) -> Iterator[tuple[str, Terminating]]:
         for pod in vanished:
             seconds, model = self.seconds_of(pod), pod.model_on(nodes) if isinstance(pod, StoredPod) else None
             if isinstance(pod, StoredPod) and model and seconds:
@@ -216,7 +217,7 @@ class PodInformer:
         """Yield the charged pods of every namespace, finished ones too."""
         return (pod for pod in self.reflector.snapshot().values() if isinstance(pod, StoredPod))
 
-    def extended_claims(self, namespace: str, nodes: placement.Nodes) -> Collection[str]:
+    def extended_claims(self, namespace: str, nodes: Nodes) -> Collection[str]:
         """Return the names of the claims that the scheduler made for charged pods of a namespace."""
         return charged_by_pods(self.pods(namespace), nodes)
 

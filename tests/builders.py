@@ -9,7 +9,7 @@ from vcuda.admission_review import AdmissionRequest, GroupVersionKind, UserInfo
 from vcuda.errors import Fault, QuotaFault
 from vcuda.k8s_types import Pod
 from vcuda.placement.affinity import NodeLabels
-from vcuda.placement.placement import Nodes
+from vcuda.placement.nodes import Nodes
 from vcuda.quota.document import parse_quota
 from vcuda.quota.model import NamespaceQuota, Quota
 from webhook.review.context import PolicySnapshot

@@ -11,7 +11,7 @@ from vcuda.claims.devices import Devices, read_class, read_slice
 from vcuda.claims.digest import ClaimDigest, digest_of
 from vcuda.claims.drivers import DRIVERS
 from vcuda.claims.objects import API_VERSION, ClaimSpec, DeviceClass, ResourceSlice
-from vcuda.placement.placement import Nodes
+from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import EMPTY, Quota
 from vcuda.requests.resources import BUILT_IN, CardModels, GpuResources, ProductRow
 

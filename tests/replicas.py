@@ -11,7 +11,7 @@ from tests.api_double import ApiDouble, Effect, delivered
 from tests.builders import LABELS
 from tests.waiting import PATIENT
 from vcuda.kube import LedgerStore
-from vcuda.placement.placement import Nodes
+from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage
 from webhook.ledger.cluster_ledgers import ClusterLedgers
 from webhook.ledger.ledgers import ChargeRequest, Decision

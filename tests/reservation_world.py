@@ -28,7 +28,7 @@ from vcuda.errors import LedgerLost, Unavailable, VcudaError
 from vcuda.kube import LedgerStore, NodeInformer, QuotaInformer, QuotaPlace, Reflector
 from vcuda.ledger.ledger import STORABLE_SECONDS, Admitted, Ledger, charges_by_model
 from vcuda.ledger.text import read_ledger
-from vcuda.placement.placement import Nodes
+from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, fits, total
 from webhook.ledger.cluster_ledgers import ClusterLedgers
 from webhook.ledger.leases import RATE_SECONDS

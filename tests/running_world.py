@@ -27,7 +27,7 @@ from vcuda.kube.reflector import SILENCE
 from vcuda.kube.watch import read_event
 from vcuda.ledger.ledger import STORABLE_SECONDS, Admitted, Ledger
 from vcuda.ledger.settle import settle
-from vcuda.placement.placement import Nodes
+from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
 from webhook.ledger.ledgers import ChargeRequest
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.builders import MODEL, POOL, Manifest, container, nodes
 from vcuda.placement.affinity import NAME_FIELD
-from vcuda.placement.placement import Nodes
+from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Limit, Mode, NamespaceQuota
 from vcuda.requests.schemes import SCHEMES
 

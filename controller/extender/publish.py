@@ -14,7 +14,8 @@ from controller.extender.strategy import NodeCards
 from vcuda.allocations.cards import Cards
 from vcuda.errors import NotFound, VcudaError
 from vcuda.kube import MERGE_PATCH, Kube, objects, segment, upsert
-from vcuda.placement.placement import CARDS_CONFIG_MAP, CARDS_KEY, FreeCards, FreeCardsByPool, Nodes, write_free_cards
+from vcuda.placement.free_cards import CARDS_CONFIG_MAP, CARDS_KEY, FreeCards, FreeCardsByPool, write_free_cards
+from vcuda.placement.nodes import Nodes
 
 MIN_INTERVAL_SECONDS = 3.0
 """Between two writes at least."""

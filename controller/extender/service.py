@@ -18,7 +18,7 @@ from controller.extender.allocator import Allocator
 from controller.pods import PodInformer
 from vcuda import __version__, errors, k8s_types, tls
 from vcuda.kube import Kube, NodeInformer
-from vcuda.placement.placement import FreeCardsByPool
+from vcuda.placement.free_cards import FreeCardsByPool
 
 MAX_ATTEMPTS = 3
 TIDY_SECONDS = 15.0

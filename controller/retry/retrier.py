@@ -18,6 +18,7 @@ from vcuda import errors
 from vcuda.kube import MERGE_PATCH, Kube, NodeInformer, QuotaInformer
 from vcuda.ledger.report import ModelUse, NamespaceUse
 from vcuda.placement import placement
+from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import CORES_PER_CARD, Charge, Limit, NamespaceQuota
 from vcuda.requests.pod_request import read_request
 from vcuda.requests.resources import BUILT_IN, GpuResources
@@ -82,7 +83,7 @@ def select_retries(
     in_order: Iterable[RefusedOwner],
     quota: NamespaceQuota,
     free: Mapping[str, FreeQuota],
-    nodes: placement.Nodes,
+    nodes: Nodes,
     known: GpuResources = BUILT_IN,
 ) -> list[RefusedOwner]:
     """Return the owners that may retry, in order, and no more than fit into the ``free`` quota by model.
@@ -94,9 +95,7 @@ def select_retries(
     return [candidate for candidate in in_order if _take(candidate.owner, quota, left, nodes, known)]
 
 
-def _take(
-    owner: Owner, quota: NamespaceQuota, left: dict[str, FreeQuota], nodes: placement.Nodes, known: GpuResources
-) -> bool:
+def _take(owner: Owner, quota: NamespaceQuota, left: dict[str, FreeQuota], nodes: Nodes, known: GpuResources) -> bool:
     """Take the charges of the owner's missing pods from ``left``, as far as they fit. Return whether one fits."""
     request = read_request(owner.spec.template, known)
     models = placement.find_candidates(owner.spec.template, request.schemes, quota, nodes).models

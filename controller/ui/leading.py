@@ -20,7 +20,9 @@ from vcuda.allocations.stored_pods import StoredPod, charges_of
 from vcuda.claims.devices import NO_DEVICES, Devices
 from vcuda.kube import Kube, Reflector
 from vcuda.ledger.report import NamespaceUse
-from vcuda.placement import affinity, placement
+from vcuda.placement import affinity
+from vcuda.placement.free_cards import FreeCardsByPool, free_by_model
+from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import CORES_PER_CARD, Charge, Limit, NamespaceQuota
 
 
@@ -161,9 +163,9 @@ class LeaderSource:
         return events.merge_by_workload(newest_first)
 
 
-def fragmented(free_cards: placement.FreeCardsByPool) -> Mapping[str, float]:
+def fragmented(free_cards: FreeCardsByPool) -> Mapping[str, float]:
     """Return the cards of each model that are free only as shares of cards in use."""
-    models = placement.free_by_model(free_cards, ()).items()
+    models = free_by_model(free_cards, ()).items()
     return {model: free.fragmented_cores / CORES_PER_CARD for model, free in models}
 
 
@@ -173,7 +175,7 @@ def certificate_row(shown: certificates.ServedCertificate) -> snapshot.Certifica
     return snapshot.Certificate(f"webhook at {shown.address}", end, shown.fault)
 
 
-def holder_rows(pods: Iterable[StoredPod], quota: NamespaceQuota | None, nodes: placement.Nodes) -> Sequence[HolderRow]:
+def holder_rows(pods: Iterable[StoredPod], quota: NamespaceQuota | None, nodes: Nodes) -> Sequence[HolderRow]:
     """Return the pods that hold cards, each with what it is charged under its namespace's limits."""
     limits = quota.limits if quota else {}
     rows = []

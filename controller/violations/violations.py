@@ -14,7 +14,7 @@ from vcuda.allocations.given_cards import find_other_card
 from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
 from vcuda.allocations.stored_pods import StoredPod
 from vcuda.ledger.ledger import NO_LIMIT
-from vcuda.placement.placement import Nodes
+from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, cards, fits, mebibytes, total
 
 Holder = StoredPod | StoredClaim

@@ -19,7 +19,7 @@ from controller.retry.refused import find_refused, refused_by_events
 from controller.ui.events import EventInformer, read_refusal
 from tests.builders import LABELS
 from vcuda.kube import Kube, LedgerStore, Reflector, TemplateInformer
-from vcuda.placement.placement import Nodes
+from vcuda.placement.nodes import Nodes
 
 
 def store(kube: Kube) -> LedgerStore:

@@ -17,7 +17,7 @@ from tests.builders import MODEL, POOL, Manifest, container, requirement, sideca
 from tests.charging import NOTHING, UNITS, UNKNOWN, VENDOR_RESOURCES, asked_by, gives_more
 from tests.integration.fuzzing import for_a_while
 from tests.node_selection import may_run_on
-from vcuda.placement.placement import Nodes
+from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Limit, NamespaceQuota, Quota
 from vcuda.requests.resources import CardModels, GpuResources, ProductRow
 from webhook.review.context import PolicySnapshot

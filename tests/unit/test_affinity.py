@@ -11,7 +11,8 @@ from tests.strategies import MODELS, NODE_NAMES, NUMBERS, UNKNOWN_NODE, VALUES_O
 from tests.tables import cases
 from vcuda.k8s_types import PodSpec
 from vcuda.placement.affinity import NAME_FIELD, NodeIndex, NodeLabels, NodeSelection, limited_values
-from vcuda.placement.placement import Nodes, find_candidates
+from vcuda.placement.nodes import Nodes
+from vcuda.placement.placement import find_candidates
 from vcuda.quota.model import Limit, NamespaceQuota
 
 ABSENT = None

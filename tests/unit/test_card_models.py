@@ -29,8 +29,9 @@ from vcuda.allocations.stored_pods import charges_of, read_stored
 from vcuda.claims.pin import ClaimPin, write_pin
 from vcuda.errors import QuotaFault
 from vcuda.kube import NodeInformer, QuotaInformer, QuotaPlace
+from vcuda.placement.nodes import Nodes
 from vcuda.placement.patches import Hints, patch_for
-from vcuda.placement.placement import Nodes, find_candidates, read_pin
+from vcuda.placement.placement import find_candidates, read_pin
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
 from vcuda.requests.card_models import common_product
 from vcuda.requests.config import parse_config

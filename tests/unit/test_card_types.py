@@ -8,7 +8,7 @@ from tests.both_calls import Webhook, patched
 from tests.builders import LABELS, MODEL, Manifest, held_to, policy_for, vcuda_pod
 from tests.tables import cases
 from vcuda.placement.card_types import MAX_CHOICE, is_named
-from vcuda.placement.placement import Nodes
+from vcuda.placement.nodes import Nodes
 from vcuda.placement.registers import Card, Register
 from vcuda.quota.model import Limit, NamespaceQuota
 

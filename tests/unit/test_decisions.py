@@ -15,7 +15,7 @@ from structlog.testing import CapturingLogger
 from tests.builders import LABELS, container, held_to, pod, pod_of_cores, policy_for, review, vcuda_pod
 from vcuda.admission_review import API_VERSION, KIND, GroupVersionKind, UserInfo
 from vcuda.errors import MOST_FAULTS, BadReview, LedgerLost, Unavailable, UnreadableLedger, VcudaError
-from vcuda.placement.placement import Nodes
+from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import NOT_MUTATED, Charge, Limit, Mode, NamespaceQuota, Quota, Usage
 from webhook.admission import Gate, NotReady, Service
 from webhook.ledger.ledgers import ChargeRequest, Decision, MemoryLedgers, ReviewDeadline

@@ -11,7 +11,7 @@ from tests.builders import MODEL, POOL, nodes
 from tests.extended import SYSTEM
 from vcuda.allocations.cards import Cards, Share, Unplaceable
 from vcuda.errors import VcudaError
-from vcuda.placement.placement import FreeCards, read_free_cards
+from vcuda.placement.free_cards import FreeCards, read_free_cards
 from vcuda.requests.schemes import GPU_MANAGER
 
 CARDS = f"/api/v1/namespaces/{SYSTEM}/configmaps/gpu-cards"

@@ -8,7 +8,7 @@ from controller.violations.violations import find_violations
 from tests.builders import LABELS, MODEL, held_to, stored_pod, view
 from tests.tables import cases
 from vcuda.allocations.stored_pods import read_stored
-from vcuda.placement.placement import Nodes
+from vcuda.placement.nodes import Nodes
 from vcuda.placement.registers import Card, Register
 from vcuda.quota.model import Limit, Mode, NamespaceQuota
 

@@ -23,7 +23,7 @@ from vcuda.kube import (
 )
 from vcuda.kube.client import read_body, split_lines, warnings_in
 from vcuda.ledger.ledger import Ledger
-from vcuda.placement.placement import Nodes
+from vcuda.placement.nodes import Nodes
 
 NAME = "team-a/../team-b"
 QUOTED = "team-a%2F..%2Fteam-b"

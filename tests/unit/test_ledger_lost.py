@@ -9,7 +9,7 @@ from tests.settling import ONE, PENDING, TWO, Settling
 from vcuda.errors import LedgerLost, UnreadableLedger
 from vcuda.kube import LedgerStore
 from vcuda.ledger.ledger import LEASE_SECONDS, MARGIN_SECONDS, STORABLE_SECONDS, Admitted, Ledger
-from vcuda.placement.placement import Nodes
+from vcuda.placement.nodes import Nodes
 
 MARK = "/api/v1/namespaces/vcuda-quota/configmaps/gpu-ledger-opened.team-a"
 TEAM = "/api/v1/namespaces/team-a"

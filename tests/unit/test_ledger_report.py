@@ -7,7 +7,7 @@ from tests.builders import LABELS, MODEL, nodes
 from vcuda.allocations.stored_pods import StoredPod
 from vcuda.ledger.ledger import LOST, Ledger, Pending, Reservation, Terminating
 from vcuda.ledger.report import MOST_PODS, ModelUse, NamespaceUse, PodUse, report
-from vcuda.placement.placement import Nodes
+from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota
 
 ONE_CARD = Charge(100, 0, 100)

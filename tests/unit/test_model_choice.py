@@ -9,15 +9,9 @@ import pytest
 from tests.builders import container, pod, view
 from tests.tables import cases
 from vcuda.placement.choice import Choice, choose, choose_regardless
-from vcuda.placement.placement import (
-    Candidates,
-    FreeCards,
-    Nodes,
-    find_candidates,
-    free_by_model,
-    read_free_cards,
-    write_free_cards,
-)
+from vcuda.placement.free_cards import FreeCards, free_by_model, read_free_cards, write_free_cards
+from vcuda.placement.nodes import Nodes
+from vcuda.placement.placement import Candidates, find_candidates
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Shortage, Usage
 from vcuda.quota.preference import PLACES, Rule
 from vcuda.requests.pod_request import read_request

@@ -13,7 +13,7 @@ from tests.builders import LABELS, MODEL, Manifest, held_to, quota_faults, revie
 from tests.claim_builders import claim, claim_policy, entry
 from tests.tables import cases
 from vcuda.admission_review import AdmissionResponse, GroupVersionKind
-from vcuda.placement.placement import Nodes
+from vcuda.placement.nodes import Nodes
 from vcuda.quota.document import parse_quota
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Quota
 from vcuda.quota.preference import MAX_CHARACTERS, MODELS_ANNOTATION, Preference, Rule, read_wish

@@ -20,8 +20,8 @@ from tests.strategies import MODELS, NODE_NAMES, POOLS
 from vcuda.admission_review import AdmissionResponse
 from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.card_types import CardTypes, annotations_for
+from vcuda.placement.nodes import Nodes
 from vcuda.placement.patches import MODEL_ANNOTATION, Hints, patch_for, unpinned_patch
-from vcuda.placement.placement import Nodes
 from vcuda.quota.model import Mode, NamespaceQuota, Quota
 from vcuda.requests.pod_request import read_request
 from webhook.review.context import PolicySnapshot

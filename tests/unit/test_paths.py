@@ -15,7 +15,7 @@ from tests.builders import LABELS
 from tests.replicas import Replica
 from tests.settling import PENDING, Settling
 from tests.traced import modules_of
-from vcuda.placement.placement import Nodes
+from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Limit, NamespaceQuota, Quota
 from webhook.admission import Gate, Service
 from webhook.ledger.ledgers import ReviewDeadline

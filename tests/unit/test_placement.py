@@ -15,7 +15,8 @@ from tests.node_selection import may_run_on
 from tests.tables import cases
 from vcuda.k8s_types import Pod
 from vcuda.placement.affinity import NodeLabels
-from vcuda.placement.placement import Candidates, Nodes, Pin, find_candidates, read_pin
+from vcuda.placement.nodes import Nodes
+from vcuda.placement.placement import Candidates, Pin, find_candidates, read_pin
 from vcuda.quota.model import Limit, NamespaceQuota
 from vcuda.requests.pod_request import read_request
 from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, VGPU_MANAGER, Scheme

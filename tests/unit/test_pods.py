@@ -12,7 +12,7 @@ from tests.replicas import POD, Clock
 from vcuda.allocations.stored_pods import StoredPod, read_stored
 from vcuda.kube import Reflector
 from vcuda.ledger.ledger import Terminating
-from vcuda.placement.placement import Nodes
+from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge
 
 

@@ -10,7 +10,7 @@ from tests.builders import Manifest, container, held_to, pod, policy_for, quota_
 from tests.tables import cases
 from vcuda.admission_review import AdmissionResponse
 from vcuda.errors import MOST_FAULTS
-from vcuda.placement.placement import Nodes
+from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Allowance, Limit, Mode, NamespaceQuota, Quota
 from vcuda.requests.config import parse_config
 from vcuda.requests.refusals import could_reach_gpus

@@ -14,7 +14,7 @@ from tests.api_double import ApiDouble, Effect
 from tests.builders import LABELS, MODEL, container, held_to
 from vcuda.kube import NodeInformer, QuotaInformer, QuotaPlace
 from vcuda.ledger.report import ModelUse, NamespaceUse
-from vcuda.placement.placement import Nodes
+from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import NOT_MUTATED, OVER_QUOTA, Limit, NamespaceQuota
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(800)})

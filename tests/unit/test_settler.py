@@ -21,7 +21,7 @@ from vcuda.ledger.ledger import (
     Reservation,
     Terminating,
 )
-from vcuda.placement.placement import Nodes
+from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge, Usage
 
 POD = "/api/v1/namespaces/team-a/pods/train-0"

@@ -21,7 +21,7 @@ from vcuda.allocations.stored_pods import (
     read_allocation,
     read_stored,
 )
-from vcuda.placement.placement import Nodes
+from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge
 from vcuda.requests.resources import BUILT_IN, MAX_PRODUCT
 from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, SCHEMES, VGPU_MANAGER, Scheme, is_named

@@ -15,7 +15,7 @@ from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
 from vcuda.allocations.stored_pods import StoredPod, charges_of
 from vcuda.claims.digest import ClaimDigest, pack
 from vcuda.claims.objects import AllocatedDevice
-from vcuda.placement.placement import FreeCards
+from vcuda.placement.free_cards import FreeCards
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
 
 AT = nodes(**{"gpu-1": {MODEL: "P100"}})

@@ -14,7 +14,7 @@ from vcuda.errors import Fault, QuotaFault
 from vcuda.kube import LedgerStore, QuotaInformer, QuotaPlace
 from vcuda.ledger.ledger import Ledger, Refused
 from vcuda.ledger.settle import ObservedPods, settle
-from vcuda.placement.placement import Nodes
+from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge
 from vcuda.requests.config import parse_config
 from vcuda.requests.pod_request import asks_for_vcuda, read_request

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from controller.violations.violations import Violation, ViolationKind, find_violations
 from tests.builders import LABELS, MODEL, nodes, vcuda_pod, view
 from vcuda.allocations.stored_pods import StoredPod, read_stored
-from vcuda.placement.placement import Nodes
+from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, fits, total
 
 AT = nodes(**{"gpu-1": {MODEL: "P100"}})

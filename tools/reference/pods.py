@@ -22,8 +22,10 @@ from vcuda.kube.turns import ListTurns
 from vcuda.ledger.ledger import LEASE_SECONDS, MARGIN_SECONDS, MOST_PENDING, STORABLE_SECONDS, Ledger, Pending
 from vcuda.placement.card_types import MAX_CHOICE
 from vcuda.placement.choice import Choice, Option, choose
+from vcuda.placement.free_cards import FreeCards
+from vcuda.placement.nodes import Nodes
 from vcuda.placement.patches import Hints
-from vcuda.placement.placement import Candidates, FreeCards, Nodes
+from vcuda.placement.placement import Candidates
 from vcuda.placement.registers import Card, Register
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Shortage, Usage, exceeded
 from vcuda.quota.preference import MODELS_ANNOTATION, Rule

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import msgspec
 
 from vcuda.allocations.stored_pods import StoredPod
-from vcuda.placement.placement import Nodes
+from vcuda.placement.nodes import Nodes
 from vcuda.requests.schemes import Scheme
 
 # HAMi writes "uuid,vendor,memory,cores:" for each card, with "[slice]" after the uuid in MIG mode, and ";" after each

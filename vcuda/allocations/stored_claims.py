@@ -12,7 +12,7 @@ from vcuda.claims import charges, objects, request
 from vcuda.claims.devices import DeviceOffer
 from vcuda.claims.digest import PackedDigest, pack, read_spec, unpack
 from vcuda.k8s_types import K8sObject
-from vcuda.placement.placement import Nodes
+from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge
 from vcuda.requests.resources import WHOLE_CARD
 

@@ -8,6 +8,7 @@ import msgspec
 from vcuda.allocations.cards import PodCards, read_pod_cards
 from vcuda.k8s_types import DEFAULT_GRACE_SECONDS, MIRROR_ANNOTATION, Pod
 from vcuda.placement import affinity, placement
+from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge
 from vcuda.requests.pod_request import NO_MODELS, PodRequest, asks_for_vcuda, read_request
 from vcuda.requests.resources import BUILT_IN, MAX_PRODUCT, GpuResources
@@ -180,10 +181,10 @@ class StoredPod(msgspec.Struct, frozen=True):
         """Whether its annotations are longer than the part that is kept. Its charge does not depend on them."""
         return bool((self.allocation and self.allocation.is_cut) or (self.cards and self.cards.is_cut))
 
-    def charge_on(self, nodes: placement.Nodes) -> Charge:
+    def charge_on(self, nodes: Nodes) -> Charge:
         return self.on_models.get(self.model_on(nodes) or "", self.charge) if self.on_models else self.charge
 
-    def model_on(self, nodes: placement.Nodes) -> str | None:
+    def model_on(self, nodes: Nodes) -> str | None:
         """Return the model to which it is charged: of its pin, otherwise of its node; None if neither is known."""
         return self.model or (nodes.model_of(self.node) if self.node else None)
 
@@ -298,7 +299,7 @@ def _longest_grace(pod: Pod) -> int:
     return max(pod.spec.grace_seconds, pod.metadata.deletion_grace_period_seconds or 0)
 
 
-def charges_of(pods: Iterable[StoredPod], nodes: placement.Nodes) -> Iterator[tuple[str, Charge]]:
+def charges_of(pods: Iterable[StoredPod], nodes: Nodes) -> Iterator[tuple[str, Charge]]:
     """Yield the model and the charge of every live pod with a known model."""
     for pod in pods:
         model = pod.model_on(nodes) if pod.live else None

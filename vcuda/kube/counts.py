@@ -15,7 +15,7 @@ from vcuda.kube.pages import Page
 from vcuda.kube.turns import ListTurns
 from vcuda.ledger.ledger import charges_by_model, long_grace, long_graces
 from vcuda.ledger.settle import ObservedClaims, ObservedPods
-from vcuda.placement.placement import Nodes
+from vcuda.placement.nodes import Nodes
 from vcuda.requests.resources import GpuResources
 
 T = TypeVar("T")

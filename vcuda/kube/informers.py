@@ -12,7 +12,9 @@ from vcuda.allocations.cards import INDEXED
 from vcuda.errors import QuotaFault
 from vcuda.k8s_types import ConfigMap, K8sStruct, Node, NodeStatus, ObjectMeta
 from vcuda.kube import client, objects, reflector
-from vcuda.placement import affinity, placement
+from vcuda.placement import affinity
+from vcuda.placement.free_cards import CARDS_CONFIG_MAP, CARDS_KEY, FreeCardsByPool, read_free_cards
+from vcuda.placement.nodes import Nodes
 from vcuda.placement.registers import ANNOTATIONS, Registers, read_registers
 from vcuda.quota import model
 from vcuda.requests import config
@@ -187,7 +189,7 @@ class NodeInformer:
         self._labels: dict[str, affinity.Labels] = {}
         self._registers: dict[str, Registers] = {}
         self._cache = _RegisterCache()
-        self._nodes = placement.Nodes(self.keys)
+        self._nodes = Nodes(self.keys)
         self._stale = False
         self._followers: list[NodeChange] = []
         self.reflector = reflector.Reflector(kube, "/api/v1/nodes", self._decode, on_event=self._on_event)
@@ -197,12 +199,12 @@ class NodeInformer:
         starts."""
         self._followers.append(on_change)
 
-    def current(self) -> placement.Nodes:
+    def current(self) -> Nodes:
         """Return the nodes as last seen."""
         named = self._resources().models
         with self._lock:
             if self._stale:
-                self._nodes = placement.Nodes.of(dict(self._labels), self.keys, dict(self._registers), named)
+                self._nodes = Nodes.of(dict(self._labels), self.keys, dict(self._registers), named)
                 self._stale = False
             elif self._nodes.named is not named:
                 self._nodes = self._nodes.named_by(named)
@@ -248,19 +250,19 @@ class FreeCardsInformer:
 
     def __init__(self, kube: client.Kube, namespace: str) -> None:
         path = f"/api/v1/namespaces/{client.segment(namespace)}/configmaps"
-        params = {"fieldSelector": f"metadata.name={placement.CARDS_CONFIG_MAP}"}
-        self._key = (namespace, placement.CARDS_CONFIG_MAP)
-        self.reflector: reflector.Reflector[placement.FreeCardsByPool] = reflector.Reflector(
+        params = {"fieldSelector": f"metadata.name={CARDS_CONFIG_MAP}"}
+        self._key = (namespace, CARDS_CONFIG_MAP)
+        self.reflector: reflector.Reflector[FreeCardsByPool] = reflector.Reflector(
             kube, path, _decode_cards, params=params
         )
 
-    def current(self) -> placement.FreeCardsByPool:
+    def current(self) -> FreeCardsByPool:
         """Return the free cards that were published last."""
         return self.reflector.get(self._key) or {}
 
 
-def _decode_cards(raw: bytes) -> placement.FreeCardsByPool:
-    return placement.read_free_cards((_decode(raw).data or {})[placement.CARDS_KEY])
+def _decode_cards(raw: bytes) -> FreeCardsByPool:
+    return read_free_cards((_decode(raw).data or {})[CARDS_KEY])
 
 
 class _RuntimeClass(K8sStruct, frozen=True, gc=False):

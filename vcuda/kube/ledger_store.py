@@ -29,7 +29,7 @@ from vcuda.ledger.ledger import (
 )
 from vcuda.ledger.settle import Expired, settle
 from vcuda.ledger.text import OtherFormat, read_ledger, write_ledger
-from vcuda.placement.placement import Nodes
+from vcuda.placement.nodes import Nodes
 from vcuda.requests.resources import BUILT_IN, GpuResources
 
 KEY = "ledger"

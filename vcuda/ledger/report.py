@@ -7,7 +7,7 @@ import msgspec
 from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
 from vcuda.allocations.stored_pods import StoredPod
 from vcuda.ledger.ledger import NO_LIMIT, Ledger
-from vcuda.placement.placement import Nodes
+from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import CORES_PER_CARD, Charge, NamespaceQuota, Usage
 
 MOST_PODS = 100

@@ -9,7 +9,7 @@ from jsonpointer import escape
 
 from vcuda.k8s_types import Check, Operation, Pod, PodSpec, Requirement, no_check
 from vcuda.placement.affinity import NAME_FIELD, NodeLabels, matches_nothing, required_terms
-from vcuda.placement.placement import NO_NODES, Nodes
+from vcuda.placement.nodes import NO_NODES, Nodes
 from vcuda.requests.schemes import ALLOCATION_LABELS, CREATION_ANNOTATIONS, Scheme
 
 MODEL_ANNOTATION = "quota.vcuda.io/model"

@@ -1,90 +1,20 @@
 """Finds the GPU models that a pod may use."""
 
-import operator
-from collections.abc import Callable, Iterable, Mapping, Set
-from types import MappingProxyType
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import msgspec
 
 from vcuda.k8s_types import Check, Pod, no_check
-from vcuda.placement.affinity import Labels, NodeIndex, NodeLabels, NodeSelection, Term, Values, limited_values
-from vcuda.placement.card_types import CardTypes, select
+from vcuda.placement.affinity import NodeLabels, NodeSelection, Term, limited_values
+from vcuda.placement.card_types import select
 from vcuda.placement.choice import Option
-from vcuda.placement.registers import Registers
-from vcuda.quota.model import CORES_PER_CARD, Charge, NamespaceQuota, Usage
+from vcuda.placement.free_cards import FreeCards, free_by_model
+from vcuda.placement.nodes import Nodes
+from vcuda.quota.model import Charge, NamespaceQuota, Usage
 from vcuda.quota.preference import MODELS_ANNOTATION, Preference, Rule
 from vcuda.requests.resources import NO_ROWS, CardModels
 from vcuda.requests.schemes import Scheme
-
-
-class Nodes(msgspec.Struct, frozen=True):
-    """The cluster's nodes."""
-
-    keys: NodeLabels = NodeLabels()
-    labels: Mapping[str, Labels] = {}
-    """The labels of each node, by the node's name."""
-    index: NodeIndex = msgspec.field(default_factory=NodeIndex)
-    """The nodes that have a model label."""
-    registers: Mapping[str, Registers] = {}
-    """The registers of each node, by the node's name."""
-    types: CardTypes = CardTypes()
-    """The registered types of card by model."""
-    free: "FreeCardsByPool" = {}
-    """The free cards, as far as they are published."""
-    named: CardModels = NO_ROWS
-    """The models of products, which are the values of the model label."""
-    seen: Mapping[str, frozenset[str]] = {}
-    """The values of the model label on nodes, by model."""
-
-    @classmethod
-    def of(
-        cls,
-        labels: Mapping[str, Labels],
-        keys: NodeLabels,
-        registers: Mapping[str, Registers] = MappingProxyType({}),
-        named: CardModels = NO_ROWS,
-    ) -> "Nodes":
-        """Return these nodes. The index leaves out nodes without a model label."""
-        index = NodeIndex({name: node for name, node in labels.items() if keys.model in node})
-        seen: dict[str, frozenset[str]] = {}
-        for value in index.values_of(keys.model):
-            model = named.model_of(value)
-            seen[model] = seen.get(model, frozenset()) | {value}
-        found = cls(keys, labels, index, registers, named=named, seen=seen)
-        types = CardTypes.of(((found.model_of(name), each) for name, each in registers.items()), named)
-        return msgspec.structs.replace(found, types=types)
-
-    def named_by(self, named: CardModels) -> "Nodes":
-        """Return the same nodes with their models by these rows."""
-        return self if named is self.named else Nodes.of(self.labels, self.keys, self.registers, named)
-
-    @property
-    def models(self) -> Set[str]:
-        """The models that have a node."""
-        return self.seen.keys()
-
-    def model_of(self, name: str) -> str | None:
-        """Return the GPU model of a node; None if the node or its label is unknown."""
-        value = self.labels.get(name, {}).get(self.keys.model)
-        return None if value is None else self.named.model_of(value)
-
-    def label_values(self, model: str) -> tuple[str, ...]:
-        """Return the known values of the model label for this model, on nodes or in the quota's rows."""
-        return self.named.label_values(model, self.seen.get(model, ()))
-
-    def allowed(self, values: Values, models: Set[str]) -> Set[str]:
-        """Return the models that a node can have if its model label has one of these values."""
-        if not self.named.rows:
-            return values.among(models)
-        if values.listed is not None:
-            # No node may have the value yet.
-            return models & set(map(self.named.model_of, filter(values.allow, values.listed)))
-        return {model for model in models if any(map(values.allow, self.label_values(model)))}
-
-
-NO_NODES = Nodes()
-
 
 ChargeOn = Callable[[str], Charge]
 """Returns the charge to a model's quota."""
@@ -101,7 +31,7 @@ class Candidates(msgspec.Struct, frozen=True, gc=False):
     """The other models of the quota, with the reason."""
     rule: Rule = Rule.DOCUMENT
     """The rule of the order."""
-    free: "Mapping[str, FreeCards]" = {}
+    free: Mapping[str, FreeCards] = {}
     """The free cards in the namespace's pools; empty if they are not published."""
     no_fitting_card: frozenset[str] = frozenset()
     """The models without a card that has room for the pod's largest container, as far as that is published."""
@@ -246,62 +176,3 @@ def _could_be_met(term: Term, keys: NodeLabels) -> bool:
         if not values.allow_any() and key not in (keys.model, keys.pool):
             return False
     return True
-
-
-CARDS_CONFIG_MAP = "gpu-cards"
-CARDS_KEY = "cards.json"
-
-
-class FreeCards(msgspec.Struct, frozen=True, gc=False):
-    """The cards of one model in one pool. Cores are hundredths of a card."""
-
-    cards: int = 0
-    """The number of cards."""
-    whole: int = 0
-    """The number of unused cards."""
-    free_cores: int = 0
-    """The free cores of all cards."""
-    fragmented_cores: int = 0
-    """The free cores of cards that are in use. A pod that requests whole cards cannot get them."""
-    largest: int = 0
-    """The free cores of the card with the most: no container gets a larger share. Old releases publish 0."""
-
-    def __add__(self, other: "FreeCards") -> "FreeCards":
-        *mine, largest = msgspec.structs.astuple(self)
-        sums = map(operator.add, mine, msgspec.structs.astuple(other))
-        return FreeCards(*[*sums, max(largest, other.largest)])
-
-    def room_for(self, asked: Charge) -> int:
-        """Return the free cores that a pod can use: only those of unused cards if it requests whole cards."""
-        return self.whole * CORES_PER_CARD if asked.card_memory >= CORES_PER_CARD else self.free_cores
-
-
-FreeCardsByPool = Mapping[tuple[str, str], FreeCards]
-"""By model and pool. The pool is empty for nodes without one."""
-
-
-class _PublishedCards(msgspec.Struct, frozen=True):
-    model: str
-    pool: str
-    free: FreeCards
-
-
-def free_by_model(published: FreeCardsByPool, pools: Iterable[str]) -> Mapping[str, FreeCards]:
-    """Return the sums by model over these pools; over all pools if ``pools`` is empty."""
-    allowed = frozenset(pools)
-    found: dict[str, FreeCards] = {}
-    for (model, pool), free in published.items():
-        if not allowed or pool in allowed:
-            found[model] = found.get(model, FreeCards()) + free
-    return found
-
-
-def write_free_cards(by_pool: FreeCardsByPool) -> str:
-    """Return the text in which free cards are published, in a fixed order."""
-    rows = [_PublishedCards(model, pool, free) for (model, pool), free in sorted(by_pool.items())]
-    return msgspec.json.format(msgspec.json.encode(rows), indent=2).decode()
-
-
-def read_free_cards(text: str) -> FreeCardsByPool:
-    """Return the free cards in a published text. Raises ValueError for any other text."""
-    return {(row.model, row.pool): row.free for row in msgspec.json.decode(text, type=list[_PublishedCards])}

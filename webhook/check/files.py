@@ -14,7 +14,8 @@ from vcuda import errors, k8s_types, workloads
 from vcuda.allocations import stored_claims, stored_pods
 from vcuda.claims import charges, devices as dra, digest, objects
 from vcuda.ledger.ledger import charges_by_model
-from vcuda.placement import affinity, patches, placement, registers
+from vcuda.placement import affinity, patches, registers
+from vcuda.placement.nodes import Nodes
 from vcuda.quota import model
 from vcuda.requests import config, resources, runtime_devices
 from webhook.ledger import ledgers as memory
@@ -67,7 +68,7 @@ def read_cluster(
     """
     read = read_quota(quota)
     known = read.resources
-    stored = read_stored(nodes, hints.labels, known) if nodes else StoredObjects(placement.Nodes(hints.labels))
+    stored = read_stored(nodes, hints.labels, known) if nodes else StoredObjects(Nodes(hints.labels))
     stored = msgspec.structs.replace(stored, nodes=stored.nodes.named_by(known.models))
     known = known.with_claimed(stored.devices.extended_resources)
     claims = charges.ClaimPolicy.of(stored.devices, stored.nodes.model_of, read.quota, known)
@@ -113,7 +114,7 @@ def read_quota(path: Path) -> config.QuotaConfig:
 class StoredObjects(msgspec.Struct, frozen=True):
     """The objects in a file of a cluster's objects."""
 
-    nodes: placement.Nodes
+    nodes: Nodes
     devices: dra.Devices = dra.NO_DEVICES
     templates: TemplateSpecs = {}
     claims: Sequence[stored_claims.StoredClaim] = ()
@@ -156,7 +157,7 @@ def read_stored(path: Path, labels: affinity.NodeLabels, known: resources.GpuRes
     charged = known.with_claimed(published.extended_resources)
     pods = (stored_pods.read_stored(pod, labels, charged) for _, pod in found["Pod"].values())
     return StoredObjects(
-        placement.Nodes.of(node_labels, labels, cards),
+        Nodes.of(node_labels, labels, cards),
         published,
         {key: template.spec.spec for key, (_, template) in found[objects.TEMPLATE].items()},
         tuple(

@@ -8,7 +8,8 @@ import msgspec
 
 from vcuda import kube
 from vcuda.claims import charges, devices, digest
-from vcuda.placement import patches, placement
+from vcuda.placement import patches
+from vcuda.placement.nodes import Nodes
 from vcuda.quota import model
 from vcuda.requests.resources import BUILT_IN, GpuResources
 from vcuda.requests.runtime_devices import GPU_RUNTIME_CLASSES, RuntimeClasses
@@ -35,7 +36,7 @@ class PolicySnapshot(msgspec.Struct, frozen=True):
     """
 
     quota: model.Quota
-    nodes: placement.Nodes
+    nodes: Nodes
     hints: patches.Hints = patches.Hints()
     storable_seconds: float | None = None
     resources: GpuResources = BUILT_IN

@@ -1,0 +1,66 @@
+"""The free cards of each model and pool, as the extender publishes them."""
+
+import operator
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from vcuda.quota.model import CORES_PER_CARD, Charge
+
+CARDS_CONFIG_MAP = "gpu-cards"
+CARDS_KEY = "cards.json"
+
+
+class FreeCards(msgspec.Struct, frozen=True, gc=False):
+    """The cards of one model in one pool. Cores are hundredths of a card."""
+
+    cards: int = 0
+    """The number of cards."""
+    whole: int = 0
+    """The number of unused cards."""
+    free_cores: int = 0
+    """The free cores of all cards."""
+    fragmented_cores: int = 0
+    """The free cores of cards that are in use. A pod that requests whole cards cannot get them."""
+    largest: int = 0
+    """The free cores of the card with the most: no container gets a larger share. Old releases publish 0."""
+
+    def __add__(self, other: "FreeCards") -> "FreeCards":
+        *mine, largest = msgspec.structs.astuple(self)
+        sums = map(operator.add, mine, msgspec.structs.astuple(other))
+        return FreeCards(*[*sums, max(largest, other.largest)])
+
+    def room_for(self, asked: Charge) -> int:
+        """Return the free cores that a pod can use: only those of unused cards if it requests whole cards."""
+        return self.whole * CORES_PER_CARD if asked.card_memory >= CORES_PER_CARD else self.free_cores
+
+
+FreeCardsByPool = Mapping[tuple[str, str], FreeCards]
+"""By model and pool. The pool is empty for nodes without one."""
+
+
+class _PublishedCards(msgspec.Struct, frozen=True):
+    model: str
+    pool: str
+    free: FreeCards
+
+
+def free_by_model(published: FreeCardsByPool, pools: Iterable[str]) -> Mapping[str, FreeCards]:
+    """Return the sums by model over these pools; over all pools if ``pools`` is empty."""
+    allowed = frozenset(pools)
+    found: dict[str, FreeCards] = {}
+    for (model, pool), free in published.items():
+        if not allowed or pool in allowed:
+            found[model] = found.get(model, FreeCards()) + free
+    return found
+
+
+def write_free_cards(by_pool: FreeCardsByPool) -> str:
+    """Return the text in which free cards are published, in a fixed order."""
+    rows = [_PublishedCards(model, pool, free) for (model, pool), free in sorted(by_pool.items())]
+    return msgspec.json.format(msgspec.json.encode(rows), indent=2).decode()
+
+
+def read_free_cards(text: str) -> FreeCardsByPool:
+    """Return the free cards in a published text. Raises ValueError for any other text."""
+    return {(row.model, row.pool): row.free for row in msgspec.json.decode(text, type=list[_PublishedCards])}

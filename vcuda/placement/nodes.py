@@ -1,0 +1,80 @@
+"""The cluster's nodes: their models, labels and registers."""
+
+from collections.abc import Mapping, Set
+from types import MappingProxyType
+
+import msgspec
+
+from vcuda.placement.affinity import Labels, NodeIndex, NodeLabels, Values
+from vcuda.placement.card_types import CardTypes
+from vcuda.placement.free_cards import FreeCardsByPool
+from vcuda.placement.registers import Registers
+from vcuda.requests.resources import NO_ROWS, CardModels
+
+
+class Nodes(msgspec.Struct, frozen=True):
+    """The cluster's nodes."""
+
+    keys: NodeLabels = NodeLabels()
+    labels: Mapping[str, Labels] = {}
+    """The labels of each node, by the node's name."""
+    index: NodeIndex = msgspec.field(default_factory=NodeIndex)
+    """The nodes that have a model label."""
+    registers: Mapping[str, Registers] = {}
+    """The registers of each node, by the node's name."""
+    types: CardTypes = CardTypes()
+    """The registered types of card by model."""
+    free: FreeCardsByPool = {}
+    """The free cards, as far as they are published."""
+    named: CardModels = NO_ROWS
+    """The models of products, which are the values of the model label."""
+    seen: Mapping[str, frozenset[str]] = {}
+    """The values of the model label on nodes, by model."""
+
+    @classmethod
+    def of(
+        cls,
+        labels: Mapping[str, Labels],
+        keys: NodeLabels,
+        registers: Mapping[str, Registers] = MappingProxyType({}),
+        named: CardModels = NO_ROWS,
+    ) -> "Nodes":
+        """Return these nodes. The index leaves out nodes without a model label."""
+        index = NodeIndex({name: node for name, node in labels.items() if keys.model in node})
+        seen: dict[str, frozenset[str]] = {}
+        for value in index.values_of(keys.model):
+            model = named.model_of(value)
+            seen[model] = seen.get(model, frozenset()) | {value}
+        found = cls(keys, labels, index, registers, named=named, seen=seen)
+        types = CardTypes.of(((found.model_of(name), each) for name, each in registers.items()), named)
+        return msgspec.structs.replace(found, types=types)
+
+    def named_by(self, named: CardModels) -> "Nodes":
+        """Return the same nodes with their models by these rows."""
+        return self if named is self.named else Nodes.of(self.labels, self.keys, self.registers, named)
+
+    @property
+    def models(self) -> Set[str]:
+        """The models that have a node."""
+        return self.seen.keys()
+
+    def model_of(self, name: str) -> str | None:
+        """Return the GPU model of a node; None if the node or its label is unknown."""
+        value = self.labels.get(name, {}).get(self.keys.model)
+        return None if value is None else self.named.model_of(value)
+
+    def label_values(self, model: str) -> tuple[str, ...]:
+        """Return the known values of the model label for this model, on nodes or in the quota's rows."""
+        return self.named.label_values(model, self.seen.get(model, ()))
+
+    def allowed(self, values: Values, models: Set[str]) -> Set[str]:
+        """Return the models that a node can have if its model label has one of these values."""
+        if not self.named.rows:
+            return values.among(models)
+        if values.listed is not None:
+            # No node may have the value yet.
+            return models & set(map(self.named.model_of, filter(values.allow, values.listed)))
+        return {model for model in models if any(map(values.allow, self.label_values(model)))}
+
+
+NO_NODES = Nodes()
