@@ -98,7 +98,7 @@ def select_retries(
 def _take(owner: Owner, quota: NamespaceQuota, left: dict[str, FreeQuota], nodes: Nodes, known: GpuResources) -> bool:
     """Take the charges of the owner's missing pods from ``left``, as far as they fit. Return whether one fits."""
     request = read_request(owner.spec.template, known)
-    models = placement.find_candidates(owner.spec.template, request.schemes, quota, nodes).models
+    models = placement.find_candidates(owner.spec.template, request, quota, nodes).models
     took = False
     for _ in range(min(owner.missing, MAX_PODS)):
         fitting = [

@@ -13,7 +13,8 @@ from vcuda.k8s_types import PodSpec
 from vcuda.placement.affinity import NAME_FIELD, NodeIndex, NodeLabels, NodeSelection, limited_values
 from vcuda.placement.nodes import Nodes
 from vcuda.placement.placement import find_candidates
-from vcuda.quota.model import Limit, NamespaceQuota
+from vcuda.quota.model import Charge, Limit, NamespaceQuota
+from vcuda.requests.pod_request import PodRequest
 
 ABSENT = None
 
@@ -140,7 +141,7 @@ def test_whether_some_node_could_match(
 def reached(pod: Manifest, *models: str, pools: tuple[str, ...] = (), keys: NodeLabels = LABELS) -> tuple[str, ...]:
     """Return the models that the pod could get, in a cluster where no node is known yet."""
     quota = NamespaceQuota({model: Limit(800) for model in models}, pools)
-    return find_candidates(view(pod), (), quota, Nodes(keys)).models
+    return find_candidates(view(pod), PodRequest(Charge(), ()), quota, Nodes(keys)).models
 
 
 RANK = "example.com/rank"

@@ -35,7 +35,7 @@ from vcuda.placement.placement import find_candidates, read_pin
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
 from vcuda.requests.card_models import common_product
 from vcuda.requests.config import parse_config
-from vcuda.requests.pod_request import read_request
+from vcuda.requests.pod_request import PodRequest, read_request
 from vcuda.requests.resources import CardModels, GpuResources, fold, matcher
 
 SHARED = "NVIDIA-A100-SXM4-40GB-SHARED"
@@ -168,8 +168,8 @@ def selecting(*lines: Manifest, **spec: object) -> Manifest:
     a_product_of_no_row=(selecting(requirement(MODEL, "In", "M40", "P100")), ("M40",)),
 )
 def test_what_a_pod_selects_by_is_read_as_models(manifest: Manifest, models: tuple[str, ...]) -> None:
-    assert find_candidates(view(manifest), (), QUOTA, NODES).models == models
-    assert find_candidates(view(manifest), (), QUOTA, NODES).present <= {"A100-shared"}
+    assert find_candidates(view(manifest), PodRequest(Charge(), ()), QUOTA, NODES).models == models
+    assert find_candidates(view(manifest), PodRequest(Charge(), ()), QUOTA, NODES).present <= {"A100-shared"}
 
 
 VALUES = ["A100-shared", SHARED]

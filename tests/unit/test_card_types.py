@@ -41,7 +41,7 @@ ELSEWHERE = cluster("hami", L4=("NVIDIA L4",), L40S=("NVIDIA L40S",))
 @cases(
     "nodes, wants, told",
     in_the_register_s_words_not_the_label_s=(PRODUCT, {}, {USE: "NVIDIA A100-SXM4-40GB"}),
-    without_a_register_by_the_label=(Nodes.of({"a": {MODEL: "M40"}}, LABELS), {}, {USE: "M40"}),
+    nothing_without_a_register=(Nodes.of({"a": {MODEL: "M40"}}, LABELS), {}, {}),
     wanted_by_its_type=(TESLA, {USE: "tesla p100"}, {USE: "Tesla P100-PCIE-16GB"}),
     wanted_by_its_label=(PRODUCT, {USE: "NVIDIA-A100"}, {USE: "NVIDIA A100-SXM4-40GB"}),
     unwanted_by_its_type=(TESLA, {NOT_USE: "Tesla M40"}, {USE: "Tesla P100-PCIE-16GB", NOT_USE: "Tesla M40"}),
@@ -108,7 +108,7 @@ def sliced(*mig: bool) -> Nodes:
 
 MODE = "nvidia.com/vgpu-mode"
 BOTH, ALL_MIG = sliced(True, False), sliced(True)
-ANY_SLICE = "a share may get a free slice of any size there; request whole cards"
+ANY_SLICE = "a share may get a free slice of any size there; use a model whose cards are not in MIG mode"
 
 
 @cases(

@@ -171,7 +171,7 @@ def test_a_model_none_of_whose_cards_has_room_for_a_container_comes_last(
     request, quota = read_request(asking), NamespaceQuota({"M40": Limit(800), "P100": Limit(800)})
     whole = WHOLE if halves.largest else msgspec.structs.replace(WHOLE, largest=0)
     nodes = Nodes(free={("M40", ""): halves, ("P100", ""): whole})
-    candidates = find_candidates(asking, request.schemes, quota, nodes, request.share)
+    candidates = find_candidates(asking, request, quota, nodes)
     assert chosen(candidates, request.charge, quota=quota) == expected
 
 

@@ -138,7 +138,10 @@ def test_a_second_call_patches_nothing(case: Admitted) -> None:
 def test_what_is_pinned_is_then_accepted_and_charged(case: Admitted) -> None:
     verdict = case.webhook.validate(case.patched)
     places, named = case.webhook.policy.hints.scheduler, case.patched["spec"].get("schedulerName", "")
-    if places and named not in ("", places) and case.quota.mode is Mode.ENFORCE:
+    request = read_request(view(case.sent))
+    # A bare count of cards keeps its scheduler, since no node has a register.
+    is_bound = request.registered or not all(scheme.register for scheme in request.schemes)
+    if places and is_bound and named not in ("", places) and case.quota.mode is Mode.ENFORCE:
         assert f"spec.schedulerName must be {places}" in verdict.message
         return
     assert verdict.allowed, verdict.message
@@ -201,12 +204,12 @@ def test_the_user_s_own_terms_are_only_added_to(case: Admitted) -> None:
 
 
 @for_every_admitted_pod
-def test_the_wanted_model_is_told_to_the_schemes_in_use_and_to_no_other(case: Admitted) -> None:
+def test_without_a_register_no_type_of_card_is_written(case: Admitted) -> None:
+    """HAMi-DRA compares it with the product name of a device, which differs from the model."""
     annotations = case.patched["metadata"]["annotations"]
     before = case.sent["metadata"].get("annotations") or {}
-    told = {scheme.wanted_models for scheme in read_request(view(case.sent)).schemes}
     for key in ("nvidia.com/use-gputype", "nvidia.com/include-gpu-type"):
-        assert annotations.get(key) == (case.answer.model if key in told else before.get(key))
+        assert annotations.get(key) == before.get(key)
     assert annotations[MODEL_ANNOTATION] == case.answer.model
 
 

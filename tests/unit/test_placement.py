@@ -17,8 +17,8 @@ from vcuda.k8s_types import Pod
 from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.nodes import Nodes
 from vcuda.placement.placement import Candidates, Pin, find_candidates, read_pin
-from vcuda.quota.model import Limit, NamespaceQuota
-from vcuda.requests.pod_request import read_request
+from vcuda.quota.model import Charge, Limit, NamespaceQuota
+from vcuda.requests.pod_request import PodRequest, read_request
 from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, VGPU_MANAGER, Scheme
 
 ALL = ("M40", "P100", "A100")
@@ -42,7 +42,7 @@ QUOTA = quota_of(*ALL)
 def candidates_of(
     pod: Manifest, *schemes: Scheme, quota: NamespaceQuota = QUOTA, cluster: Nodes = ANYWHERE
 ) -> Candidates:
-    return find_candidates(view(pod), schemes or (GPU_MANAGER,), quota, cluster)
+    return find_candidates(view(pod), PodRequest(Charge(), schemes or (GPU_MANAGER,)), quota, cluster)
 
 
 WANTED, UNWANTED = "nvidia.com/use-gputype", "nvidia.com/nouse-gputype"
@@ -186,7 +186,7 @@ def test_the_labels_that_hold_model_and_pool_can_be_set() -> None:
     cluster = Nodes.of({"a": {"example.com/card": "M40", MODEL: "P100"}}, keys)
     assert cluster.model_of("a") == "M40"
     pod = vcuda_pod(nodeSelector={"example.com/card": "M40", MODEL: "V100"})
-    assert find_candidates(view(pod), (GPU_MANAGER,), QUOTA, cluster).models == ("M40",)
+    assert find_candidates(view(pod), PodRequest(Charge(), (GPU_MANAGER,)), QUOTA, cluster).models == ("M40",)
     assert read_pin(view(pod), keys).model == "M40"
 
 
@@ -199,7 +199,7 @@ def test_a_node_without_a_model_has_none(name: str) -> None:
 @settings(max_examples=150)
 def test_a_model_with_a_node_for_the_pod_is_a_candidate(pod: Manifest, quota: NamespaceQuota, cluster: Nodes) -> None:
     """By brute force over the nodes: nobody is refused a model that would have taken the pod."""
-    found = find_candidates(view(pod), read_request(view(pod)).schemes, quota, cluster)
+    found = find_candidates(view(pod), read_request(view(pod)), quota, cluster)
     usable = {model for model in quota.limits if wanted(pod, model) and takers(pod, model, quota, cluster)}
     assert found.present == usable
     assert usable <= set(found.models)
@@ -215,8 +215,8 @@ def test_a_node_to_come_is_a_candidate_too(
     """Placement looks at known nodes only where the pod names them: any other model may yet get its node."""
     labels = data.draw(strategies.label_sets())
     later = Nodes.of({**cluster.labels, "node-new": labels}, LABELS)
-    found = find_candidates(view(pod), read_request(view(pod)).schemes, quota, cluster)
-    assert found.models == find_candidates(view(pod), read_request(view(pod)).schemes, quota, later).models
+    found = find_candidates(view(pod), read_request(view(pod)), quota, cluster)
+    assert found.models == find_candidates(view(pod), read_request(view(pod)), quota, later).models
 
 
 def takers(pod: Manifest, model: str, quota: NamespaceQuota, cluster: Nodes) -> list[str]:
@@ -343,11 +343,11 @@ def nodes_of(count: int) -> Nodes:
 def steps(pod: bytes, cluster: Nodes) -> int:
     """Return how many calls it takes to find candidates and pin: by time, a test would fail for other reasons too."""
     read, quota = msgspec.json.decode(pod, type=Pod), quota_of(*ALL, pools=("lab", "spare"))
-    find_candidates(read, (), quota, cluster)  # what is kept of the nodes is made once
+    find_candidates(read, PodRequest(Charge(), ()), quota, cluster)  # what is kept of the nodes is made once
     counted = itertools.count()
     sys.setprofile(lambda *_: next(counted) and None)
     try:
-        find_candidates(read, (), quota, cluster)
+        find_candidates(read, PodRequest(Charge(), ()), quota, cluster)
         read_pin(read, LABELS)
     finally:
         sys.setprofile(None)

@@ -20,6 +20,7 @@ OF_USERS = (
         "vcuda.requests.pod_request",
         "vcuda.placement.placement",
         "vcuda.placement.choice",
+        "vcuda.placement.serving",
         "vcuda.quota.preference",
         "vcuda.placement.affinity",
         "vcuda.placement.patches",

@@ -50,7 +50,7 @@ PROOF = {
         "test_whole_cards_units_and_the_dearest_of_several_ways",
         "test_shares_take_what_the_scheduler_counts_for_them",
         "test_mig_partitions_by_profile",
-        "test_a_claim_is_pinned_to_the_model_with_the_most_room_and_charged_by_its_uid",
+        "test_a_claim_is_pinned_to_the_first_model_with_room_and_charged_by_its_uid",
     ),
     "a claim with `allocationMode: All`": ("test_every_way_to_ask_wrongly_is_told_with_its_path",),
     "a claim without devices": (

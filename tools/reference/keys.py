@@ -111,6 +111,17 @@ OURS = {
     "gaia.tencent.com/gpu-pool": Told(
         "label of a node", "read by all parts", "The pool of the node; `--pool-label` names another."
     ),
+    "kubernetes.io/hostname": Told(
+        "label of a node",
+        "read by the webhook",
+        "Keeps a pod with a scheduler of its own off the nodes of HAMi, if only some nodes of its model have HAMi.",
+    ),
+    "hami.io/webhook": Told(
+        "label of a pod",
+        "read by the webhook",
+        "`ignore`: HAMi's own label for pods that are not for its nodes. Such a pod keeps its scheduler, if its model"
+        " has nodes without HAMi.",
+    ),
     "kubernetes.io/config.mirror": Told(
         "annotation of a mirror pod",
         "read by all parts",
@@ -136,7 +147,7 @@ OURS = {
 
 WANTED = (
     "read: only models with one of these texts in their name or a registered type; set to the registered types of the"
-    " model that was chosen, or to its name where none are registered"
+    " model that was chosen"
 )
 UNWANTED = (
     "read: no model and no type with one of these texts; added are types of other models that have a wanted one in"

@@ -27,6 +27,7 @@ from vcuda.placement.nodes import Nodes
 from vcuda.placement.patches import Hints
 from vcuda.placement.placement import Candidates
 from vcuda.placement.registers import Card, Register
+from vcuda.placement.serving import HOSTNAME
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Shortage, Usage, exceeded
 from vcuda.quota.preference import MODELS_ANNOTATION, Rule
 from vcuda.requests.config import parse_config
@@ -59,6 +60,9 @@ SHARE = {"nvidia.com/gpu": 1, "nvidia.com/gpucores": 10, "nvidia.com/gpumem": 10
 IN_MIG_MODE = Register.of(Card("GPU-0", "M40", mig=True))
 SLICED = Nodes.of({"one": {MODEL: "M40"}}, LABELS, {"one": {"hami": IN_MIG_MODE}})
 DISCOVERED = Nodes.of({"one": {MODEL: "M40", POOL: "public"}, "three": {MODEL: "A100"}}, LABELS)
+WITH_HAMI = {"one": {"hami": Register.of(Card("GPU-0", "NVIDIA A100"))}}
+PLAIN = Nodes.of({"one": {MODEL: "A100"}, "two": {MODEL: "M40"}}, LABELS, WITH_HAMI)
+HALF = Nodes.of({"one": {MODEL: "M40", HOSTNAME: "one"}, "two": {MODEL: "M40"}}, LABELS, WITH_HAMI)
 TWO_TYPES = Register.of(Card("GPU-0", "Tesla M40 24GB", mig=True), Card("GPU-1", "Tesla P40"))
 MIXED = Nodes.of({"one": {MODEL: "M40"}}, LABELS, {"one": {"hami": TWO_TYPES}})
 
@@ -199,8 +203,8 @@ def _refused() -> list[Told]:
         ),
         Told(
             _answer(SHARE, SMALL, SLICED).message,
-            "HAMi gives a share on such a card a whole slice, and may give a larger one than needed. Ask for whole"
-            " cards, or for another model. Where only some cards of a model are in MIG mode, `/mutate` keeps shares on"
+            "HAMi gives a share on such a card a whole slice, and may give a larger one than needed. Ask for"
+            " another model. Where only some cards of a model are in MIG mode, `/mutate` keeps shares on"
             " the others.",
         ),
         Told(
@@ -218,6 +222,15 @@ def _refused() -> list[Told]:
             _charge(SHARE, SMALL, nodes=MIXED).message,
             "The same. HAMi and vgpu-manager choose among a node's cards by annotations of the pod; `/mutate` writes"
             " them so that none of another model is chosen.",
+        ),
+        Told(
+            _answer(SHARE, SMALL, PLAIN).message,
+            "No node of the model runs the vendor's device plugin. Ask for whole cards, or for another model.",
+        ),
+        Told(
+            _charge({"nvidia.com/gpu": 1}, SMALL, nodes=HALF, schedulerName="volcano").message,
+            "See that a webhook is ready, and that none registered after ours undoes what it does. The pod names its"
+            " own scheduler, so `/mutate` keeps it off the nodes of HAMi, on which only HAMi's scheduler places pods.",
         ),
         Told(
             _charge(CARD, SMALL, hints=Hints(scheduler="gpu-scheduler"), schedulerName="volcano").message,

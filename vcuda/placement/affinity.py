@@ -231,6 +231,14 @@ class NodeIndex:
         index = self._index(key)
         return sum(index.by_value.get(value, 0) for value in set(values)) if index else 0
 
+    def named(self, names: Iterable[str]) -> int:
+        """Return the nodes with these names."""
+        return sum(self._names.by_value.get(name, 0) for name in set(names))
+
+    def values_on(self, nodes: int, key: str) -> Set[str | None]:
+        """Return the values of a label on these nodes; None stands for a node without the label."""
+        return {labels.get(key) for at, labels in enumerate(self._nodes.values()) if nodes >> at & 1}
+
     def selected(self, selector: Mapping[str, str]) -> int:
         """Return the nodes that have all these labels."""
         found = self._all

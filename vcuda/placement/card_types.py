@@ -28,7 +28,7 @@ MAX_CHOICE = 8192
 MAX_WORDS = 16
 """Words of a type or model that are compared."""
 
-ANY_SLICE = "a share may get a free slice of any size there; request whole cards"
+ANY_SLICE = "a share may get a free slice of any size there; use a model whose cards are not in MIG mode"
 """The reason why a share cannot get a card in MIG mode.
 
 HAMi takes the first free slice with enough memory, or the slice that the pod prefers. The charge of a share would be
@@ -154,6 +154,7 @@ def annotations_for(
     """Return the annotations by which the schedulers of these schemes give the pod only cards of this model.
 
     Types are written in full. If a type is part of another model's type, the other type is added to the unwanted ones.
+    Without a register the types are unknown, and the pin to the model's nodes is enough.
     """
     found: dict[str, str] = {}
     for scheme in schemes:
@@ -173,8 +174,8 @@ def annotations_for(
             found[scheme.unwanted_models] = ",".join([*own, *missing])
         usable = tuple(kind for kind in usable if not contains_any(kind, map(str.casefold, avoided)))
         # Two schemes may share the annotation. The scheme with registered types takes precedence.
-        if usable or scheme.wanted_models not in found:
-            found[scheme.wanted_models] = ",".join(usable[:MAX_TYPES]) or model
+        if usable:
+            found[scheme.wanted_models] = ",".join(usable[:MAX_TYPES])
     return found
 
 

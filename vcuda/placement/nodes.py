@@ -22,6 +22,8 @@ class Nodes(msgspec.Struct, frozen=True):
     """The nodes that have a model label."""
     registers: Mapping[str, Registers] = {}
     """The registers of each node, by the node's name."""
+    registered: Mapping[str, int] = {}
+    """The nodes that have a register, by the name of the scheme, as a set of ``index``."""
     types: CardTypes = CardTypes()
     """The registered types of card by model."""
     free: FreeCardsByPool = {}
@@ -45,7 +47,11 @@ class Nodes(msgspec.Struct, frozen=True):
         for value in index.values_of(keys.model):
             model = named.model_of(value)
             seen[model] = seen.get(model, frozenset()) | {value}
-        found = cls(keys, labels, index, registers, named=named, seen=seen)
+        schemes = {scheme for each in registers.values() for scheme in each}
+        registered = {
+            scheme: index.named(name for name, each in registers.items() if scheme in each) for scheme in schemes
+        }
+        found = cls(keys, labels, index, registers, registered, named=named, seen=seen)
         types = CardTypes.of(((found.model_of(name), each) for name, each in registers.items()), named)
         return msgspec.structs.replace(found, types=types)
 
@@ -62,6 +68,10 @@ class Nodes(msgspec.Struct, frozen=True):
         """Return the GPU model of a node; None if the node or its label is unknown."""
         value = self.labels.get(name, {}).get(self.keys.model)
         return None if value is None else self.named.model_of(value)
+
+    def having(self, model: str) -> int:
+        """Return the nodes of a model, as a set of ``index``."""
+        return self.index.having(self.keys.model, self.label_values(model))
 
     def label_values(self, model: str) -> tuple[str, ...]:
         """Return the known values of the model label for this model, on nodes or in the quota's rows."""

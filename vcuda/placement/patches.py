@@ -1,7 +1,7 @@
 """The JSON Patch that pins a pod to a model, sets its scheduler, and removes keys that may be forged."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -10,12 +10,11 @@ from jsonpointer import escape
 from vcuda.k8s_types import Check, Operation, Pod, PodSpec, Requirement, no_check
 from vcuda.placement.affinity import NAME_FIELD, NodeLabels, matches_nothing, required_terms
 from vcuda.placement.nodes import NO_NODES, Nodes
+from vcuda.placement.serving import DEFAULT_SCHEDULER, HOSTNAME
 from vcuda.requests.schemes import ALLOCATION_LABELS, CREATION_ANNOTATIONS, Scheme
 
 MODEL_ANNOTATION = "quota.vcuda.io/model"
 """The model of a pod, for people. No decision reads it, since the owner of the pod can edit it."""
-
-DEFAULT_SCHEDULER = "default-scheduler"
 
 
 class Hints(msgspec.Struct, frozen=True):
@@ -24,11 +23,13 @@ class Hints(msgspec.Struct, frozen=True):
     labels: NodeLabels = NodeLabels()
     scheduler: str | None = None
     """The scheduler that places GPU pods; None: the one that the pod names."""
+    avoided: tuple[str, ...] = ()
+    """The hostnames of the nodes that the pod's own scheduler must not choose."""
 
-    def of(self, schemes: Iterable[Scheme]) -> "Hints":
+    def of(self, schemes: Collection[Scheme]) -> "Hints":
         """Return the hints for a pod that requests by these schemes. A scheme's scheduler replaces the general one."""
-        own = next((scheme.scheduler for scheme in schemes if scheme.scheduler), None)
-        return msgspec.structs.replace(self, scheduler=own) if own else self
+        own = next((scheme.scheduler for scheme in schemes if scheme.scheduler), self.scheduler if schemes else None)
+        return msgspec.structs.replace(self, scheduler=own)
 
 
 class _Wanted:
@@ -41,7 +42,7 @@ class _Wanted:
         self.key = key
         self.values = tuple(values)
         self.allows = allows or frozenset(self.values).__contains__
-        self.plain = {"key": key, "operator": "In", "values": list(self.values)}
+        self.plain: dict[str, Any] = {"key": key, "operator": "In", "values": list(self.values)}
 
     def beside(self, present: tuple[Requirement, ...]) -> dict[str, Any] | None:
         """Return the requirement to add to a term; None if the requirements ``present`` there include it."""
@@ -52,6 +53,18 @@ class _Wanted:
         # A list in the term may name other values of the model. Without these no node would match both lists.
         others = [value for values in lists for value in values if self.allows(value) and value not in self.values]
         return {**self.plain, "values": [*self.values, *dict.fromkeys(others)]} if others else self.plain
+
+
+class _Avoided(_Wanted):
+    """A requirement that a label has none of these values."""
+
+    def __init__(self, key: str, values: Iterable[str]) -> None:
+        super().__init__(key, values)
+        self.plain = {**self.plain, "operator": "NotIn"}
+
+    def beside(self, present: tuple[Requirement, ...]) -> dict[str, Any] | None:
+        lists = (set(r.values) for r in present if r.key == self.key and r.operator == "NotIn" and r.values)
+        return None if any(each.issuperset(self.values) for each in lists) else self.plain
 
 
 # The patch is minimal: it replaces nothing that already means the same, and keeps what a person wrote.
@@ -77,6 +90,8 @@ def patch_for(
     required = [_Wanted(hints.labels.model, values, lambda value: nodes.named.model_of(value) == model)]
     if pools:
         required.append(_Wanted(hints.labels.pool, pools))
+    if hints.avoided:
+        required.append(_Avoided(HOSTNAME, hints.avoided))
     return [*_schedule(pod, required, hints, check), *_annotate(pod, {**types, MODEL_ANNOTATION: model})]
 
 

@@ -11,10 +11,11 @@ from vcuda.placement.card_types import select
 from vcuda.placement.choice import Option
 from vcuda.placement.free_cards import FreeCards, free_by_model
 from vcuda.placement.nodes import Nodes
+from vcuda.placement.serving import serve, unserved
 from vcuda.quota.model import Charge, NamespaceQuota, Usage
 from vcuda.quota.preference import MODELS_ANNOTATION, Preference, Rule
+from vcuda.requests.pod_request import PodRequest
 from vcuda.requests.resources import NO_ROWS, CardModels
-from vcuda.requests.schemes import Scheme
 
 ChargeOn = Callable[[str], Charge]
 """Returns the charge to a model's quota."""
@@ -57,21 +58,19 @@ class Candidates(msgspec.Struct, frozen=True, gc=False):
 
 def find_candidates(
     pod: Pod,
-    schemes: tuple[Scheme, ...],
+    request: PodRequest,
     quota: NamespaceQuota,
     nodes: Nodes,
-    share: int = 0,
+    scheduler: str | None = None,
     *,
-    has_share: bool = False,
     check: Check = no_check,
 ) -> Candidates:
-    """Return the quota's models without those that the pod's annotations, selectors or affinity exclude.
+    """Return the models that a pod may use: those of the quota that neither the pod nor their nodes exclude.
 
-    ``share`` is the most cores of one card that a container requests. ``has_share``: a container requests less than a
-    card. ``check`` is called for each term of the pod's node selection.
+    ``scheduler``: the one of ``--scheduler-name``. ``check`` is called for each term of the pod's node selection.
     """
     selected = {
-        model: [select(pod, scheme, model, nodes.types, has_share=has_share) for scheme in schemes]
+        model: [select(pod, scheme, model, nodes.types, has_share=request.has_share) for scheme in request.schemes]
         for model in quota.limits
     }
     unwanted = {model: next((s.excluded_by for s in each if s.excluded_by), None) for model, each in selected.items()}
@@ -79,12 +78,15 @@ def find_candidates(
     unwanted |= dict.fromkeys(quota.limits.keys() - set(preference.models), f"annotation {MODELS_ANNOTATION}")
     selection = NodeSelection.of(pod.spec)
     check()
-    reach = _reach_of(selection, quota, nodes, check)
+    serving = {model: serve(pod, request, model, nodes, scheduler).nodes for model in quota.limits}
+    reach = _reach_of(selection, quota, nodes, serving, check)
     excluded = {model: reason for model in quota.limits if (reason := unwanted[model] or reach.excludes(model, quota))}
+    excluded |= dict.fromkeys(reach.unserved - excluded.keys(), unserved(request, nodes))
     models = tuple(model for model in preference.models if model not in excluded)
     present = reach.present.intersection(models)
     free = free_by_model(nodes.free, quota.pools)
-    no_fitting_card = frozenset(model for model in models if free and free.get(model, FreeCards()).largest < share)
+    largest = {model: free.get(model, FreeCards()).largest for model in models if free}
+    no_fitting_card = frozenset(model for model, most in largest.items() if most < request.share)
     return Candidates(models, present, excluded, preference.rule, free, no_fitting_card)
 
 
@@ -127,7 +129,9 @@ class _Reach(NamedTuple):
     anywhere: frozenset[str]
     """The models of possible nodes in any pool."""
     present: frozenset[str]
-    """The models of existing nodes in the pools of the quota."""
+    """The models of existing nodes in the pools of the quota that can serve the pod."""
+    unserved: frozenset[str]
+    """The models of the other existing nodes in the pools of the quota."""
 
     def excludes(self, model: str, quota: NamespaceQuota) -> str | None:
         if model in self.in_pools:
@@ -137,7 +141,9 @@ class _Reach(NamedTuple):
         return "the pod's nodeName, nodeSelector or required node affinity"
 
 
-def _reach_of(selection: NodeSelection, quota: NamespaceQuota, nodes: Nodes, check: Check) -> _Reach:
+def _reach_of(
+    selection: NodeSelection, quota: NamespaceQuota, nodes: Nodes, serving: Mapping[str, int], check: Check
+) -> _Reach:
     keys, index, models = nodes.keys, nodes.index, quota.limits.keys()
     in_pools: set[str] = set()
     anywhere: set[str] = set()
@@ -161,11 +167,12 @@ def _reach_of(selection: NodeSelection, quota: NamespaceQuota, nodes: Nodes, che
                 anywhere |= nodes.allowed(model, models - anywhere) if model else models
     anywhere |= in_pools
     pools = index.having(keys.pool, quota.pools) if quota.pools else matching
-    having = {model: index.having(keys.model, nodes.label_values(model)) for model in models}
+    having = {model: nodes.having(model) for model in models}
     in_pools.update(model for model in models if having[model] & named & pools)
     anywhere.update(model for model in models if having[model] & named)
-    present = frozenset(model for model in models if having[model] & matching & pools)
-    return _Reach(frozenset(in_pools), frozenset(anywhere), present)
+    present = frozenset(model for model in models if serving[model] & matching & pools)
+    others = frozenset(model for model in models if having[model] & matching & pools) - present
+    return _Reach(frozenset(in_pools), frozenset(anywhere), present, others)
 
 
 def _could_be_met(term: Term, keys: NodeLabels) -> bool:

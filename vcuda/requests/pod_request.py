@@ -43,6 +43,8 @@ class PodRequest(msgspec.Struct, frozen=True, gc=False):
     """The charge on each model of which one whole device is less than a card."""
     limits: tuple[ShareLimits, ...] = ()
     """The libraries that may limit its containers' shares of cards."""
+    registered: tuple[Scheme, ...] = ()
+    """The schemes whose register its node must have: for a share, or for a resource that only this scheme serves."""
 
     def charge_on(self, model: str) -> Charge:
         return self.on_models.get(model, self.charge)
@@ -66,6 +68,11 @@ class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
     """The kind by which it requests a bare count of whole devices; empty if there is none."""
     limits: tuple[ShareLimits, ...] = ()
     """The libraries that may limit its shares of cards."""
+
+    @property
+    def needs_register(self) -> bool:
+        """Whether only a node with the scheme's register serves it: it is no bare count of NVIDIA's whole cards."""
+        return self.scheme is not None and self.scheme.register is not None and self.plain != self.scheme.name
 
     def charge(self, kind: str, cores: int) -> Charge:
         """Return the charge of one kind if one whole device has this many cores."""
@@ -130,6 +137,7 @@ def read_request(pod: Pod, known: GpuResources = BUILT_IN) -> PodRequest:
         any(0 < each < CORES_PER_CARD for each in per_card),
         {model: by_worth[cores] for model, cores in worth.items()} if worth else NO_MODELS,
         tuple(dict.fromkeys(limits for request in requests for limits in request.limits)),
+        _in_order(each.scheme for each in requests if each.scheme and each.needs_register),
     )
 
 

@@ -50,6 +50,13 @@ class AllocationPhase(msgspec.Struct, frozen=True):
     """Written while the pod is being bound."""
 
 
+class OptOut(msgspec.Struct, frozen=True):
+    """The label by which the owner of a pod keeps the vendor's webhook away from it."""
+
+    key: str
+    value: str
+
+
 class PodDirectory(msgspec.Struct, frozen=True):
     """The directories that a device plugin keeps on a node for each pod."""
 
@@ -99,6 +106,9 @@ class Scheme(msgspec.Struct, frozen=True):
     """The annotation that says how the card is shared, if cards may be in MIG mode."""
     shared_mode: str = ""
     """The value of ``card_mode`` for a share of a card that is not in MIG mode."""
+
+    opt_out: OptOut | None = None
+    """The label of a pod that is not for the vendor's nodes."""
 
     # Written on a pod by the vendor's components
     allocation_annotations: tuple[str, ...] = ()
@@ -215,6 +225,7 @@ HAMI = Scheme(
     unwanted_models="nvidia.com/nouse-gputype",
     card_mode="nvidia.com/vgpu-mode",
     shared_mode="hami-core",
+    opt_out=OptOut("hami.io/webhook", "ignore"),
     allocation_annotations=(
         "hami.io/vgpu-node",
         "hami.io/vgpu-time",

@@ -13,6 +13,7 @@ from vcuda.admission_review import AdmissionRequest, AdmissionResponse
 from vcuda.k8s_types import MIRROR_ANNOTATION, UNDECODABLE, Check, Operation, Pod, no_check
 from vcuda.placement import card_types, patches, placement
 from vcuda.placement.choice import Option
+from vcuda.placement.serving import DEFAULT_SCHEDULER, HOSTNAME, Serving, reaches, serve
 from vcuda.quota.model import NOT_MUTATED, Usage, cards
 from vcuda.requests.pod_request import PodRequest, asks_for_vcuda, read_request
 from vcuda.requests.refusals import could_reach_gpus, find_refusals
@@ -44,10 +45,16 @@ class PodReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
     request: PodRequest
     charged: bool = True
 
-    @property
-    def hints(self) -> patches.Hints:
-        """The scheduler hints of the system and of the schemes that the pod uses."""
-        return self.policy.hints.of(self.request.schemes)
+    def serving(self, model: str) -> Serving:
+        """Return how the nodes of a model serve the pod."""
+        return serve(self.pod, self.request, model, self.policy.nodes, self.policy.hints.scheduler)
+
+    def hints(self, model: str | None) -> patches.Hints:
+        """Return the scheduler hints for a pod that is pinned to this model; None if it is not pinned."""
+        if model is None:
+            return self.policy.hints.of(self.request.schemes)
+        serving = self.serving(model)
+        return msgspec.structs.replace(self.policy.hints, scheduler=serving.scheduler, avoided=serving.avoided)
 
 
 def review_of(
@@ -142,9 +149,7 @@ async def mutate(
         return AdmissionResponse("claims", patch=patch, warnings=review.warnings())
     namespace, asked = review.namespace, review.request
     candidates = placement.find_candidates(
-        *(review.pod, asked.schemes, review.quota, policy.nodes, asked.share),
-        has_share=asked.has_share,
-        check=deadline.check,
+        *(review.pod, asked, review.quota, policy.nodes, policy.hints.scheduler), check=deadline.check
     )
     if not candidates.models:
         return _without_model(review, candidates.sentence(namespace, review.quota))
@@ -167,7 +172,7 @@ async def mutate(
     return AdmissionResponse(
         "pinned",
         patch=patches.patch_for(
-            *(review.pod, choice.model, review.quota.pools, types, review.hints),
+            *(review.pod, choice.model, review.quota.pools, types, review.hints(choice.model)),
             nodes=policy.nodes,
             check=deadline.check,
         ),
@@ -182,7 +187,9 @@ def _without_model(review: PodReview, sentence: str) -> AdmissionResponse:
     if review.enforced:
         return verdicts.refused(review, "not-allowed", sentence)
     # This pod takes a card too. Without the scheduler's knowledge, another pod would get the same card.
-    return AdmissionResponse("unpinned", patch=patches.unpinned_patch(review.pod, review.hints), scheme=review.scheme)
+    return AdmissionResponse(
+        "unpinned", patch=patches.unpinned_patch(review.pod, review.hints(None)), scheme=review.scheme
+    )
 
 
 async def validate(
@@ -218,16 +225,10 @@ async def validate(
         return unrecorded or _claiming(review, pin, told)
     # Another webhook, or the owner, may have undone the patch of /mutate. Or /mutate was not called, since its
     # failurePolicy is Ignore. So everything is recomputed from the pod as it will be stored.
-    undone = [] if pin.within(review.quota) else [_unpinned(review, pin)]
-    undone += left_to_mutate(patches.unpinned_patch(review.pod, review.hints))
-    if pin.model:
-        request_of, types = review.request, policy.nodes.types
-        found = card_types.reachable_others(
-            review.pod, request_of.schemes, pin.model, types, has_share=request_of.has_share
-        )
-        undone += [f"its annotations let it have {what}" for what in found]
+    hints = review.hints(pin.model)
+    undone = [*_undone(review, pin, hints)]
     stray = [f"{NOT_MUTATED}: {'; '.join(undone)}"] if undone else []
-    stray += other_scheduler(review)
+    stray += other_scheduler(review, hints.scheduler)
     if stray and review.enforced:
         return verdicts.refused(review, "not-pinned", "; ".join(stray))
     if pin.model is None:
@@ -266,6 +267,21 @@ def _claiming(review: PodReview, pin: placement.Pin, told: Sequence[str]) -> Adm
     return AdmissionResponse("claims", warnings=review.warnings(*undone, *told))
 
 
+def _undone(review: PodReview, pin: placement.Pin, hints: patches.Hints) -> Iterator[str]:
+    """Yield the parts of a charged pod that differ from what /mutate would have made of it."""
+    pod, nodes = review.pod, review.policy.nodes
+    if not pin.within(review.quota):
+        yield _unpinned(review, pin)
+    yield from left_to_mutate(patches.unpinned_patch(pod, hints))
+    if pin.model is None:
+        return
+    if hints.avoided and reaches(pod, nodes, HOSTNAME, hints.avoided):
+        yield "its node selection allows nodes that its scheduler must not choose"
+    asked = review.request
+    for what in card_types.reachable_others(pod, asked.schemes, pin.model, nodes.types, has_share=asked.has_share):
+        yield f"its annotations let it have {what}"
+
+
 def left_to_mutate(patch: Sequence[Operation]) -> Iterator[str]:
     """Yield the parts of a pod, besides its model, that differ from what /mutate would have made of it."""
     removed = [operation["path"] for operation in patch if operation["op"] == "remove"]
@@ -279,12 +295,12 @@ def left_to_mutate(patch: Sequence[Operation]) -> Iterator[str]:
         yield "spec.schedulerName is not the one that places vcuda pods"
 
 
-def other_scheduler(review: PodReview) -> Iterator[str]:
-    """Yield the reason if the pod names a scheduler other than the one that places all vcuda pods."""
-    placing, named = review.policy.hints.scheduler, review.pod.spec.scheduler_name
+def other_scheduler(review: PodReview, placing: str | None) -> Iterator[str]:
+    """Yield the reason if the pod names a scheduler other than ``placing``, which knows the cards of its model."""
+    named = review.pod.spec.scheduler_name
     # Two schedulers would give the same free card to two pods, and both pods would use a card that is charged once.
     # Units are safe with any scheduler, because Kubernetes itself counts them on each node.
-    if placing and review.request.schemes and named not in ("", placing, patches.DEFAULT_SCHEDULER):
+    if placing and review.request.schemes and named not in ("", placing, DEFAULT_SCHEDULER):
         why = f"{named[:MOST_OF_SCHEDULER]} does not know which cards are free"
         yield f"spec.schedulerName must be {placing}, or left out: {why}"
 

@@ -1,0 +1,85 @@
+"""The nodes of a model that can serve a pod, and the scheduler that places it there.
+
+HAMi and vgpu-manager write a register on each of their nodes, and their schedulers skip all other nodes (HAMi
+``pkg/scheduler/scheduler.go``, ``getNodesUsage``: "node unregistered"). On the other nodes ``nvidia.com/gpu`` is a
+whole card of NVIDIA's device plugin, which the pod's own scheduler assigns.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from vcuda.k8s_types import Pod
+from vcuda.placement.affinity import NodeSelection
+from vcuda.placement.nodes import Nodes
+from vcuda.requests.pod_request import PodRequest
+
+HOSTNAME = "kubernetes.io/hostname"
+"""The label by which a pod is kept off nodes."""
+
+MOST_AVOIDED = 256
+"""The most nodes that a pod is kept off. Their names are written into the pod."""
+
+DEFAULT_SCHEDULER = "default-scheduler"
+
+
+class Serving(msgspec.Struct, frozen=True, gc=False):
+    """How the nodes of one model serve a pod."""
+
+    nodes: int
+    """The nodes that can serve it, as a set of `Nodes.index`. It is empty for a model that has no node yet."""
+    scheduler: str | None = None
+    """The scheduler that places it; None: the scheduler that the pod names."""
+    avoided: tuple[str, ...] = ()
+    """The hostnames of the model's other nodes, which the pod's own scheduler must not choose."""
+
+
+def serve(pod: Pod, request: PodRequest, model: str, nodes: Nodes, scheduler: str | None = None) -> Serving:
+    """Return how a model serves a pod.
+
+    ``scheduler``: the one of ``--scheduler-name``, for schemes without a scheduler of their own.
+    """
+    every = nodes.having(model)
+    if not request.schemes:
+        return Serving(every)
+    placing = next((each.scheduler for each in request.schemes if each.scheduler), scheduler)
+    for scheme in request.registered:
+        # Without any register in the cluster nothing is known about the nodes of the scheme.
+        every &= nodes.registered.get(scheme.name, every)
+    if request.registered or not all(each.register for each in request.schemes):
+        return Serving(every, placing)
+    return _serve_whole_cards(pod, request, nodes, placing, every)
+
+
+def _serve_whole_cards(pod: Pod, request: PodRequest, nodes: Nodes, placing: str | None, every: int) -> Serving:
+    # Nodes with and without a register serve a bare count of cards, by different schedulers.
+    with_register = 0
+    for scheme in request.schemes:
+        with_register |= every & nodes.registered.get(scheme.name, 0)
+    keeps = _keeps_scheduler(pod, request, placing)
+    if not with_register:
+        return Serving(every, None if every or keeps else placing)
+    plain = every & ~with_register
+    avoided = nodes.index.values_on(with_register, HOSTNAME) if plain and keeps else frozenset()
+    if 0 < len(avoided) <= MOST_AVOIDED and None not in avoided:
+        return Serving(plain, None, tuple(sorted(map(str, avoided))))
+    return Serving(with_register, placing)
+
+
+def _keeps_scheduler(pod: Pod, request: PodRequest, placing: str | None) -> bool:
+    if pod.spec.scheduler_name not in ("", DEFAULT_SCHEDULER, placing):
+        return True
+    return any(each.opt_out and pod.labels.get(each.opt_out.key) == each.opt_out.value for each in request.schemes)
+
+
+def reaches(pod: Pod, nodes: Nodes, key: str, values: Iterable[str]) -> bool:
+    """Return whether the pod's node selection allows an existing node whose label has one of these values."""
+    selection = NodeSelection.of(pod.spec)
+    among = nodes.index.selected(selection.selector) & nodes.index.having(key, values)
+    return any(nodes.index.matching(term, among) for term in selection.terms)
+
+
+def unserved(request: PodRequest, nodes: Nodes) -> str:
+    """Return the reason why the existing nodes of a model cannot serve a request."""
+    names = " and ".join(each.display_name for each in request.registered if nodes.registered.get(each.name))
+    return f"its nodes: none that the pod may use has a register of {names}"
