@@ -2,7 +2,7 @@
 
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +18,7 @@ from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.patches import Hints
 from vcuda.requests.resources import WILDCARDS
 from vcuda.requests.runtime_devices import GPU_RUNTIME_CLASSES
+from vcuda.requests.schemes import SCHEMES
 from webhook.check import check as offline, files
 from webhook.review import context
 from webhook.server import app
@@ -35,6 +36,14 @@ _ENVIRONMENT = {"auto_envvar_prefix": "VCUDA"}
 def _hint_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that are the same wherever a model is picked."""
     scheduler_name = cli.option("--scheduler-name", help="Scheduler for vcuda pods that ask for the default one.")
+    scheme_schedulers = cli.option(
+        "--scheme-schedulers",
+        default="",
+        metavar="SCHEME=NAME,...",
+        callback=_scheme_schedulers,
+        help="Schedulers for the pods of one scheme, for example hami=hami-scheduler. The key gpu_schemes of the quota "
+        "ConfigMap takes precedence.",
+    )
     runtime_classes = cli.option(
         "--gpu-runtime-classes",
         default=",".join(GPU_RUNTIME_CLASSES),
@@ -43,11 +52,22 @@ def _hint_options(command: Callable[..., Any]) -> Callable[..., Any]:
         help="Runtime classes that give GPUs, comma-separated; `*` is any text. A pod that requests no GPU is rejected "
         "if the name or the handler of its class matches one. `check` and --standalone know only names.",
     )
-    return cli.model_label_option(cli.pool_label_option(scheduler_name(runtime_classes(command))))
+    return cli.model_label_option(cli.pool_label_option(scheduler_name(scheme_schedulers(runtime_classes(command)))))
 
 
 def _names(_context: click.Context, _option: click.Parameter, text: str) -> frozenset[str]:
     return frozenset(filter(None, map(str.strip, text.split(","))))
+
+
+def _scheme_schedulers(_context: click.Context, _option: click.Parameter, text: str) -> Mapping[str, str]:
+    found = dict(part.partition("=")[::2] for part in map(str.strip, text.split(",")) if part)
+    names = [scheme.name for scheme in SCHEMES]
+    for scheme, scheduler in found.items():
+        if scheme not in names:
+            raise click.BadParameter(f"{scheme!r} is no scheme; the schemes are {', '.join(names)}.")
+        if not can_be_name(scheduler):
+            raise click.BadParameter(f"{scheduler!r} is no name of a scheduler; write {scheme}=NAME.")
+    return found
 
 
 def _runtime_classes(_context: click.Context, _option: click.Parameter, text: str) -> tuple[str, ...]:
@@ -131,6 +151,7 @@ def serve(
     ledger_namespace: str,
     storable_seconds: int,
     scheduler_name: str | None,
+    scheme_schedulers: Mapping[str, str],
     gpu_runtime_classes: tuple[str, ...],
     pool_label: str,
     model_label: str,
@@ -159,7 +180,7 @@ def serve(
     Exit status: 0 stopped; 1 the webhook cannot listen on the address, or Kubernetes is too old; 2 bad input.
     """
     logs.configure_batched(log_level)
-    hints = Hints(NodeLabels(model_label, pool_label), scheduler_name)
+    hints = Hints(NodeLabels(model_label, pool_label), scheduler_name, scheme_schedulers)
     if client_ca is None and (client_name or protect_metrics):
         raise click.UsageError("--client-name and --protect-metrics need --client-ca FILE.")
     callers = app.Callers(client_ca, client_name, protect_metrics)
@@ -209,6 +230,7 @@ def check(
     nodes: Path | None,
     namespace: str,
     scheduler_name: str | None,
+    scheme_schedulers: Mapping[str, str],
     gpu_runtime_classes: tuple[str, ...],
     pool_label: str,
     model_label: str,
@@ -239,7 +261,7 @@ def check(
 
     Exit status: 0 all admitted, 1 some refused, 2 bad input.
     """
-    hints = Hints(NodeLabels(model_label, pool_label), scheduler_name)
+    hints = Hints(NodeLabels(model_label, pool_label), scheduler_name, scheme_schedulers)
     cluster = _or_exit(lambda: files.read_cluster(quota, nodes, hints, gpu_runtime_classes))
     rows = offline.check(_or_exit(lambda: offline.read_workloads(list(manifests), namespace)), cluster)
     if output == "json":

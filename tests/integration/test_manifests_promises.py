@@ -1,6 +1,6 @@
 """What the manifests promise a platform team: rights, limits, times that fit, and nobody stopped who is not limited."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -313,15 +313,15 @@ def test_the_webhook_reads_the_cas_that_the_rotation_publishes_and_takes_the_nam
 
 
 @pytest.mark.parametrize(
-    ("overlay", "scheme", "selector", "scheduler"),
+    ("overlay", "scheme", "selector", "schedulers"),
     [
-        ("gpu-manager", "gpu-manager", {"nvidia-device-enable": "enable"}, None),
-        ("hami", "hami", {"gpu": "on"}, "hami-scheduler"),
+        ("gpu-manager", "gpu-manager", {"nvidia-device-enable": "enable"}, {}),
+        ("hami", "hami", {"gpu": "on"}, {"hami": "hami-scheduler"}),
     ],
     ids=["gpu-manager", "hami"],
 )
 def test_a_vendors_overlay_sets_its_scheduler_its_nodes_and_its_directories(
-    overlay: str, scheme: str, selector: Json, scheduler: str | None
+    overlay: str, scheme: str, selector: Json, schedulers: Mapping[str, str]
 ) -> None:
     objects = overlay_of(overlay)
     daemon_set = one(objects, "DaemonSet", "vcuda-node")
@@ -329,7 +329,8 @@ def test_a_vendors_overlay_sets_its_scheduler_its_nodes_and_its_directories(
     assert scheme in {each.name for each in SCHEMES}
     assert pod_spec(daemon_set)["nodeSelector"] == selector
     assert "affinity" not in pod_spec(daemon_set)
-    assert flags(one(objects, "Deployment", "vcuda-webhook"))["scheduler_name"] == scheduler
+    webhook = flags(one(objects, "Deployment", "vcuda-webhook"))
+    assert (webhook["scheme_schedulers"], webhook["scheduler_name"]) == (schedulers, None)
 
 
 def scheduler_config(objects: Sequence[Json]) -> Json:

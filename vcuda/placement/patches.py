@@ -23,13 +23,15 @@ class Hints(msgspec.Struct, frozen=True):
     labels: NodeLabels = NodeLabels()
     scheduler: str | None = None
     """The scheduler that places GPU pods; None: the one that the pod names."""
+    of_schemes: Mapping[str, str] = {}
+    """The schedulers that place the pods of one scheme, by its name. ``gpu_schemes`` takes precedence."""
     avoided: tuple[str, ...] = ()
     """The hostnames of the nodes that the pod's own scheduler must not choose."""
 
     def of(self, schemes: Collection[Scheme]) -> "Hints":
         """Return the hints for a pod that requests by these schemes. A scheme's scheduler replaces the general one."""
-        own = next((scheme.scheduler for scheme in schemes if scheme.scheduler), self.scheduler if schemes else None)
-        return msgspec.structs.replace(self, scheduler=own)
+        own = (scheme.scheduler or self.of_schemes.get(scheme.name) for scheme in schemes)
+        return msgspec.structs.replace(self, scheduler=next(filter(None, own), self.scheduler if schemes else None))
 
 
 class _Wanted:

@@ -61,13 +61,14 @@ def find_candidates(
     request: PodRequest,
     quota: NamespaceQuota,
     nodes: Nodes,
-    scheduler: str | None = None,
+    placing: str | None = None,
     *,
     check: Check = no_check,
 ) -> Candidates:
     """Return the models that a pod may use: those of the quota that neither the pod nor their nodes exclude.
 
-    ``scheduler``: the one of ``--scheduler-name``. ``check`` is called for each term of the pod's node selection.
+    ``placing``: the scheduler of the schemes by which the pod requests. ``check`` is called for each term of the pod's
+    node selection.
     """
     selected = {
         model: [select(pod, scheme, model, nodes.types, has_share=request.has_share) for scheme in request.schemes]
@@ -78,10 +79,11 @@ def find_candidates(
     unwanted |= dict.fromkeys(quota.limits.keys() - set(preference.models), f"annotation {MODELS_ANNOTATION}")
     selection = NodeSelection.of(pod.spec)
     check()
-    serving = {model: serve(pod, request, model, nodes, scheduler).nodes for model in quota.limits}
+    serving = {model: serve(pod, request, model, nodes, placing).nodes for model in quota.limits}
     reach = _reach_of(selection, quota, nodes, serving, check)
     excluded = {model: reason for model in quota.limits if (reason := unwanted[model] or reach.excludes(model, quota))}
-    excluded |= dict.fromkeys(reach.unserved - excluded.keys(), unserved(request, nodes))
+    left = [model for model in quota.limits if model in reach.unserved and model not in excluded]
+    excluded |= dict.fromkeys(left, unserved(request, nodes) if left else "")
     models = tuple(model for model in preference.models if model not in excluded)
     present = reach.present.intersection(models)
     free = free_by_model(nodes.free, quota.pools)

@@ -23,7 +23,7 @@ MOST_AVOIDED = 256
 DEFAULT_SCHEDULER = "default-scheduler"
 
 
-class Serving(msgspec.Struct, frozen=True, gc=False):
+class ServedBy(msgspec.Struct, frozen=True, gc=False):
     """How the nodes of one model serve a pod."""
 
     nodes: int
@@ -34,36 +34,32 @@ class Serving(msgspec.Struct, frozen=True, gc=False):
     """The hostnames of the model's other nodes, which the pod's own scheduler must not choose."""
 
 
-def serve(pod: Pod, request: PodRequest, model: str, nodes: Nodes, scheduler: str | None = None) -> Serving:
-    """Return how a model serves a pod.
-
-    ``scheduler``: the one of ``--scheduler-name``, for schemes without a scheduler of their own.
-    """
+def serve(pod: Pod, request: PodRequest, model: str, nodes: Nodes, placing: str | None = None) -> ServedBy:
+    """Return how a model serves a pod. ``placing``: the scheduler of the schemes by which the pod requests."""
     every = nodes.having(model)
     if not request.schemes:
-        return Serving(every)
-    placing = next((each.scheduler for each in request.schemes if each.scheduler), scheduler)
+        return ServedBy(every)
     for scheme in request.registered:
         # Without any register in the cluster nothing is known about the nodes of the scheme.
         every &= nodes.registered.get(scheme.name, every)
     if request.registered or not all(each.register for each in request.schemes):
-        return Serving(every, placing)
+        return ServedBy(every, placing)
     return _serve_whole_cards(pod, request, nodes, placing, every)
 
 
-def _serve_whole_cards(pod: Pod, request: PodRequest, nodes: Nodes, placing: str | None, every: int) -> Serving:
+def _serve_whole_cards(pod: Pod, request: PodRequest, nodes: Nodes, placing: str | None, every: int) -> ServedBy:
     # Nodes with and without a register serve a bare count of cards, by different schedulers.
     with_register = 0
     for scheme in request.schemes:
         with_register |= every & nodes.registered.get(scheme.name, 0)
     keeps = _keeps_scheduler(pod, request, placing)
     if not with_register:
-        return Serving(every, None if every or keeps else placing)
+        return ServedBy(every, None if every or keeps else placing)
     plain = every & ~with_register
     avoided = nodes.index.values_on(with_register, HOSTNAME) if plain and keeps else frozenset()
     if 0 < len(avoided) <= MOST_AVOIDED and None not in avoided:
-        return Serving(plain, None, tuple(sorted(map(str, avoided))))
-    return Serving(with_register, placing)
+        return ServedBy(plain, None, tuple(sorted(map(str, avoided))))
+    return ServedBy(with_register, placing)
 
 
 def _keeps_scheduler(pod: Pod, request: PodRequest, placing: str | None) -> bool:

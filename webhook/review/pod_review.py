@@ -13,7 +13,7 @@ from vcuda.admission_review import AdmissionRequest, AdmissionResponse
 from vcuda.k8s_types import MIRROR_ANNOTATION, UNDECODABLE, Check, Operation, Pod, no_check
 from vcuda.placement import card_types, patches, placement
 from vcuda.placement.choice import Option
-from vcuda.placement.serving import DEFAULT_SCHEDULER, HOSTNAME, Serving, reaches, serve
+from vcuda.placement.serving import DEFAULT_SCHEDULER, HOSTNAME, reaches, serve
 from vcuda.quota.model import NOT_MUTATED, Usage, cards
 from vcuda.requests.pod_request import PodRequest, asks_for_vcuda, read_request
 from vcuda.requests.refusals import could_reach_gpus, find_refusals
@@ -45,16 +45,13 @@ class PodReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
     request: PodRequest
     charged: bool = True
 
-    def serving(self, model: str) -> Serving:
-        """Return how the nodes of a model serve the pod."""
-        return serve(self.pod, self.request, model, self.policy.nodes, self.policy.hints.scheduler)
-
     def hints(self, model: str | None) -> patches.Hints:
         """Return the scheduler hints for a pod that is pinned to this model; None if it is not pinned."""
+        general = self.policy.hints.of(self.request.schemes)
         if model is None:
-            return self.policy.hints.of(self.request.schemes)
-        serving = self.serving(model)
-        return msgspec.structs.replace(self.policy.hints, scheduler=serving.scheduler, avoided=serving.avoided)
+            return general
+        served = serve(self.pod, self.request, model, self.policy.nodes, general.scheduler)
+        return msgspec.structs.replace(general, scheduler=served.scheduler, avoided=served.avoided)
 
 
 def review_of(
@@ -149,7 +146,7 @@ async def mutate(
         return AdmissionResponse("claims", patch=patch, warnings=review.warnings())
     namespace, asked = review.namespace, review.request
     candidates = placement.find_candidates(
-        *(review.pod, asked, review.quota, policy.nodes, policy.hints.scheduler), check=deadline.check
+        *(review.pod, asked, review.quota, policy.nodes, review.hints(None).scheduler), check=deadline.check
     )
     if not candidates.models:
         return _without_model(review, candidates.sentence(namespace, review.quota))

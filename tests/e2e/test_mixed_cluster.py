@@ -1,0 +1,129 @@
+"""HAMi on some nodes, NVIDIA's device plugin on the others: each pod is bound where its scheduler can serve it.
+
+A kube-scheduler with an extender stands in for HAMi's scheduler. Like that one it skips each node without a register
+(HAMi 2.10 pkg/scheduler/scheduler.go, `getNodesUsage`: "node unregistered"), and counts nvidia.com/gpu by itself.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from pathlib import Path
+
+import pytest
+
+from tests.builders import MODEL, POOL
+from tests.e2e.cluster import Cluster, Json
+from tests.e2e.control_plane import ControlPlane
+from tests.e2e.installation import Installation, await_nodes, installed
+from tests.e2e.json_server import answering
+from tests.e2e.second_scheduler import scheduling, written
+from tests.integration.reviews import gpu_pod
+from vcuda.placement.registers import ANNOTATIONS
+from vcuda.requests.schemes import HAMI
+
+NAME = "hami-scheduler"
+REGISTER = str(HAMI.register)
+CARD = {"id": "GPU-0055", "count": 10, "devmem": 40960, "devcore": 100, "type": "NVIDIA A100-SXM4-40GB", "health": True}
+
+WHOLE = {"nvidia.com/gpu": "1"}
+SHARE = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"}
+MIG = {"nvidia.com/mig-1g.10gb": "1"}
+IGNORED = {"hami.io/webhook": "ignore"}
+
+NODES = {"h1": "A100", "p1": "T4", "h2": "H100", "p2": "H100"}
+"""The model of each node. HAMi runs on h1 and h2, so that H100 has nodes of both kinds."""
+
+pytestmark = pytest.mark.usefixtures("scheduler")
+
+
+def decide(asked: Json) -> Json:
+    """The ExtenderFilterResult (k8s.io/kube-scheduler ``extender/v1``): the nodes with a register."""
+    nodes = asked["Nodes"]["items"]
+    registered = [node for node in nodes if REGISTER in node["metadata"].get("annotations", {})]
+    others = {node["metadata"]["name"]: "node unregistered" for node in nodes if node not in registered}
+    return {"Nodes": {**asked["Nodes"], "items": registered}, "FailedNodes": others, "Error": ""}
+
+
+@contextmanager
+def hami_scheduler(control_plane: ControlPlane, directory: Path) -> Iterator[None]:
+    with answering(lambda _, asked: decide(asked)) as url:
+        managed = [{"name": name, "ignoredByScheduler": True} for name in HAMI.resources]
+        extenders = [{"urlPrefix": url, "filterVerb": "filter", "managedResources": managed}]
+        profile = {"profiles": [{"schedulerName": NAME}], "extenders": extenders}
+        with scheduling(control_plane, f"--config={written(control_plane, profile, directory)}"):
+            yield
+
+
+@pytest.fixture(scope="module")
+def mixed(
+    cluster: Cluster, control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Installation]:
+    """The webhook as component hami configures it, HAMi's scheduler, and the nodes."""
+    labels = {name: {MODEL: model, POOL: "mixed-cluster"} for name, model in NODES.items()}
+    for name, own in labels.items():
+        cluster.create_node(name, own, {"nvidia.com/gpu": "8", "nvidia.com/mig-1g.10gb": "7"})
+        if name.startswith("h"):
+            registers = {"metadata": {"annotations": {REGISTER: json.dumps([CARD])}}}
+            cluster.rest.merge_patch(f"/api/v1/nodes/{name}", registers)
+    flags = ("--scheme-schedulers", f"hami={NAME}")
+    with (
+        hami_scheduler(control_plane, tmp_path_factory.mktemp("hami")),
+        installed(cluster, tmp_path_factory.mktemp("mixed"), flags=flags) as installation,
+    ):
+        await_nodes(installation, *labels.values())
+        yield installation
+    for name in NODES:
+        cluster.delete_node(name)
+
+
+@pytest.fixture
+def team(mixed: Installation) -> Iterator[str]:
+    limits = {"T4": 4, "A100": 4, "H100": 4}
+    with mixed.team({"pool": ["mixed-cluster"], "quota": limits}) as namespace:
+        yield namespace
+
+
+@pytest.mark.parametrize(
+    ("limits", "labels", "selector", "node", "scheduler"),
+    [
+        pytest.param(WHOLE, {}, {}, "p1", "default-scheduler", id="cards, on plain nodes"),
+        pytest.param(WHOLE, IGNORED, {MODEL: "T4"}, "p1", "default-scheduler", id="cards that opt out of HAMi"),
+        pytest.param(WHOLE, {}, {MODEL: "A100"}, "h1", NAME, id="cards, on nodes of HAMi"),
+        pytest.param(WHOLE, {}, {MODEL: "H100"}, "h2", NAME, id="cards, on a model with both kinds of nodes"),
+        pytest.param(WHOLE, IGNORED, {MODEL: "H100"}, "p2", "default-scheduler", id="that opt out there"),
+        pytest.param(SHARE, {}, {}, "h1", NAME, id="a share"),
+        pytest.param(MIG, {}, {}, "p1", "default-scheduler", id="a MIG slice"),
+    ],
+)
+def test_each_pod_is_bound_to_a_node_that_its_scheduler_serves(
+    *, cluster: Cluster, team: str, limits: Json, labels: Json, selector: Json, node: str, scheduler: str
+) -> None:
+    manifest = gpu_pod("train", team, limits, labels=labels)
+    manifest["spec"]["nodeSelector"] = selector
+    cluster.create(manifest)
+    spec = cluster.await_bound(team)["spec"]
+    assert (spec["nodeName"], spec["schedulerName"]) == (node, scheduler)
+
+
+def test_a_tenant_whose_models_cannot_serve_a_share_is_told_so_and_not_left_pending(
+    mixed: Installation, tenant: Callable[[str], Cluster]
+) -> None:
+    with mixed.team({"pool": ["mixed-cluster"], "quota": {"T4": 4}}) as namespace:
+        answer = tenant(namespace).try_create(gpu_pod("train", namespace, SHARE))
+    assert answer.status == HTTPStatus.FORBIDDEN
+    assert answer.message.endswith("T4 is excluded by its nodes: none that the pod may use has a register of HAMi")
+
+
+def test_a_tenant_cannot_keep_a_share_from_the_scheduler_of_hami(team: str, tenant: Callable[[str], Cluster]) -> None:
+    manifest = gpu_pod("train", team, SHARE, labels=IGNORED)
+    manifest["spec"]["schedulerName"] = "nobody"
+    answer = tenant(team).try_create(manifest)
+    assert answer.status == HTTPStatus.FORBIDDEN
+    assert (
+        f"spec.schedulerName must be {NAME}, or left out: nobody does not know which cards are free" in answer.message
+    )
+
+
+def test_the_register_is_one_that_the_webhook_reads() -> None:
+    assert ANNOTATIONS[REGISTER] == "hami"
