@@ -226,11 +226,11 @@ class Leader:
 
     def _models_changed(self) -> None:
         # A DeviceClass may add extended resources that pods can request.
-        self.settler.pods.count_anew()
+        self.settler.pods.list_again()
         self.settler.add_all()
 
     def _quota_changed(self) -> None:
-        self.settler.pods.count_anew()
+        self.settler.pods.list_again()
         self.settler.add_all()
         self.namespaces.add_all()
 
