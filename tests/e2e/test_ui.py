@@ -160,7 +160,7 @@ def test_a_page_of_another_name_cannot_read_it(leader: ControllerProcess) -> Non
 def test_a_pod_that_its_quota_would_not_let_in_any_more_shows_with_why(
     cluster: Cluster, own: Installation, opened: Tab, team: str
 ) -> None:
-    found = opened.page.get_by_role("region", name="Beyond their quota")
+    found = opened.page.get_by_role("region", name="Beyond the quota")
     cluster.create(on_m40(card_pod("train", team, cards=2)))
     own.quota.limit(**{team: {"quota": {"M40": 1}}})
     expect(found).to_contain_text(f"beyond GPU quota: M40 in namespace {team}", timeout=SOON)

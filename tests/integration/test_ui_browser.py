@@ -57,7 +57,7 @@ def served() -> Iterator[Callable[[Sample], Served]]:
         def show(sample: Sample) -> Served:
             served = Served(sample)
             served.lead()
-            standing = lambda: Standing(served.feed, "This controller stands by: pod-7 leads.")  # noqa: E731  # a line
+            standing = lambda: Standing(served.feed, "This replica is a standby.")  # noqa: E731  # a line
             server = serve(("127.0.0.1", 0), create_app(standing, served.views))
             teardown.callback(server.stop)
             teardown.callback(served.stand_by)
