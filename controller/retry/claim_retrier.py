@@ -80,7 +80,7 @@ class ClaimRetrier:
         self._kube = kube
         self._served = served
         self._free: dict[str, dict[str, FreeQuota]] = {}
-        self._told: dict[str, set[str]] = {}
+        self._checked: dict[str, set[str]] = {}
         self._log = structlog.get_logger()
 
     def report(self, namespace: str, use: NamespaceUse | None) -> None:
@@ -90,25 +90,25 @@ class ClaimRetrier:
         if free:
             self._free[namespace] = free
         if any(each.exceeds(before.get(model, FreeQuota(0, 0))) for model, each in free.items()):
-            self._told[namespace] = set()
+            self._checked[namespace] = set()
             self.reconciler.queue.add(namespace)
         if not any(each.cores for each in free.values()):
-            self._told.pop(namespace, None)
+            self._checked.pop(namespace, None)
 
     def _reconcile(self, namespace: str) -> float | None:
-        told = self._told.get(namespace)
-        if told is None or not self._served():
+        checked = self._checked.get(namespace)
+        if checked is None or not self._served():
             return None
         try:
-            first = refused_by_events(self._kube, namespace, REASON, ("Pod",), leave_out=told)
+            first = refused_by_events(self._kube, namespace, REASON, ("Pod",), leave_out=checked)
         except errors.ListOverdue as error:
             # Other namespaces get their turns first. Meanwhile Kubernetes' claim controller retries on its own.
             self._log.warning("refused ResourceClaims not listed in time", namespace=namespace, reason=str(error))
             self.reconciler.queue.retry(namespace, LOOK_SECONDS * REST_PER_SECOND)
             return None
         due = sorted(first, key=lambda pod: (first[pod], pod.name))
-        now = due[: min(MOST_AT_ONCE, MOST_WOKEN - len(told))]
-        told.update(pod.uid for pod in now)
+        now = due[: min(MOST_AT_ONCE, MOST_WOKEN - len(checked))]
+        checked.update(pod.uid for pod in now)
         # Each checked pod counts, also if it needs no retry: forged Events must not delay other namespaces.
         woken = [self._wake(namespace, pod) for pod in now]
         if now and len(due) > len(now):
@@ -127,5 +127,5 @@ class ClaimRetrier:
             self._kube.patch(path, msgspec.json.encode(body), MERGE_PATCH)
         except (errors.NotFound, errors.Conflict):
             return False
-        self._log.info("pod woken", namespace=namespace, pod=known.name)
+        self._log.info("claim retry triggered", namespace=namespace, pod=known.name)
         return True

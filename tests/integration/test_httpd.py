@@ -291,7 +291,7 @@ def test_a_replica_stands_by_until_it_leads_and_has_seen_everything() -> None:
     assert page.standing().reason == "This replica of the controller is a standby. The leader is pod-7."
     page.show(Sample().source(), lambda: ready[0])
     assert page.standing().feed is None
-    assert "is reading the cluster" in page.standing().reason
+    assert "still reading the cluster" in page.standing().reason
     ready[0] = True
     feed = page.standing().feed
     assert feed is not None
