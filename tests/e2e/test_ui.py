@@ -175,5 +175,5 @@ def test_who_stands_by_says_who_leads(browser: Browser, own: Installation, leade
         answer = standing.goto(url_of(waiting))
         assert answer is not None
         assert answer.status == HTTPStatus.SERVICE_UNAVAILABLE
-        expect(standing.get_by_text(f"{holder} leads")).to_be_visible(timeout=SOON)
+        expect(standing.get_by_text(f"The leader is {holder}.")).to_be_visible(timeout=SOON)
         standing.close()
