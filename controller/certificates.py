@@ -25,12 +25,7 @@ REASON = "CertificateNotRenewed"
 
 
 class ServedCertificate(msgspec.Struct, frozen=True):
-    """The certificate that one endpoint presents.
-
-    ``address``: HOST:PORT of the endpoint.
-    ``start``, ``end``: the validity of the certificate; None if it could not be read.
-    ``fault``: the reason if it could not be read.
-    """
+    """The certificate of one endpoint (HOST:PORT). ``fault``: the reason if it could not be read."""
 
     address: str
     fingerprint: str = ""

@@ -41,11 +41,9 @@ class ClaimInformer:
         self.reflector = Reflector(kube, CLAIMS, store.claim_reader.read, on_event=self._on_event)
 
     def claims(self, namespace: str) -> list[StoredClaim]:
-        """Return a namespace's claims."""
         return self.reflector.within(namespace)
 
     def namespaces(self) -> Iterable[str]:
-        """Return the namespaces that have claims."""
         return self.reflector.namespaces()
 
     @property
@@ -54,10 +52,7 @@ class ClaimInformer:
         return self.reflector.listed_version
 
     def charges(self, namespace: str, extended: Collection[str] = ()) -> Iterator[tuple[StoredClaim, ClaimCharge]]:
-        """Yield a namespace's claims with their charges, except claims named in ``extended``.
-
-        ``extended``: the names of the claims that are charged to their pods.
-        """
+        """Yield a namespace's claims with their charges, except claims in ``extended``, charged to their pods."""
         return self._charged(self.claims(namespace), extended)
 
     def _charged(

@@ -56,12 +56,7 @@ main.add_command(node)
 @cli.option(
     "--identity", default=None, help="Name of this replica in the Lease.  [default: host name and a random part]"
 )
-@cli.option(
-    "--lease-seconds",
-    default=30,
-    type=click.IntRange(5, 600),
-    help="Seconds after which a standby takes over from a leader that has failed.",
-)
+@cli.option("--lease-seconds", default=30, type=click.IntRange(5, 600), help="Duration of the Lease in seconds.")
 @cli.storable_option
 @cli.option(
     "--full-pass-seconds",
@@ -73,8 +68,7 @@ main.add_command(node)
     "--max-terminating-seconds",
     default=int(charge_ages.SettleTiming().max_terminating),
     type=click.IntRange(0, 86400),
-    help="The most seconds for which a bound pod stays charged after it was deleted without having ended. A shorter"
-    " grace period of the pod applies instead.",
+    help="Most seconds that a pod deleted while it ran stays charged; a shorter grace period applies instead.",
 )
 @cli.option(
     "--allocation-timeout",
@@ -117,8 +111,7 @@ main.add_command(node)
     help="Host name that browsers may use for the usage page, in addition to localhost and IP addresses; repeatable.",
 )
 @cli.address_option(
-    "--extender-address",
-    help="Serve the scheduler extender on this address while leading, over TLS.  [default: not served]",
+    "--extender-address", help="Serve the scheduler extender on this address while leading.  [default: not served]"
 )
 @cli.option(
     "--extender-cert-dir",
@@ -261,10 +254,7 @@ def _listening_for(flag: str, address: Address) -> Iterator[None]:
 def _serve_page(
     address: Address | None, page: UsagePage, kube: Kube, labels: NodeLabels, leader: manager.Leader
 ) -> Callable[[], AbstractContextManager[None]]:
-    """Serve the usage page if an address is given.
-
-    Return a function that makes a context, within which the page shows this replica as the leader.
-    """
+    """Serve the usage page, if any. Return a context manager within which it shows this replica as the leader."""
     if address is None:
         return nullcontext
     with _listening_for("--ui-address", address):

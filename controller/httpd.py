@@ -95,7 +95,6 @@ class Server(wsgi.Server):
 
     @property
     def port(self) -> int:
-        """The port on which the server listens."""
         return int(self.bind_addr[1])
 
     def in_threads(self) -> Self:
@@ -219,7 +218,6 @@ class _TimedSocket:
         self._due = time.monotonic() + self._seconds
 
     def peer_names(self) -> tuple[str, ...]:
-        """Return the common names in the peer's certificate."""
         shown: Any = self.unwrapped.getpeercert() if isinstance(self.unwrapped, ssl.SSLSocket) else None
         return tuple(value for names in (shown or {}).get("subject", ()) for key, value in names if key == "commonName")
 

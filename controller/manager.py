@@ -144,7 +144,6 @@ class Leader:
         return self.settler.claims.charges(namespace, extended)
 
     def reflectors(self) -> Mapping[str, k8s.Reflector[Any]]:
-        """Return the running watches by the name of their resource."""
         return {**self._always(), **self.dra.running()}
 
     def _always(self) -> Mapping[str, k8s.Reflector[Any]]:

@@ -92,12 +92,8 @@ class UsageCollector(Collector):
         """Return one family per figure."""
         labels = ["namespace", "model"]
         limit = GaugeMetricFamily("vcuda_quota_limit_cores", "The limit, in hundredths of a card.", labels=labels)
-        used = GaugeMetricFamily(
-            "vcuda_quota_used_cores", "Cores in use, including pending ones, without reserved ones.", labels=labels
-        )
-        pending = GaugeMetricFamily(
-            "vcuda_quota_pending_cores", "Cores of admitted pods that have not been seen stored yet.", labels=labels
-        )
+        used = GaugeMetricFamily("vcuda_quota_used_cores", "In use, including pending, not reserved.", labels=labels)
+        pending = GaugeMetricFamily("vcuda_quota_pending_cores", "Admitted, but not seen stored yet.", labels=labels)
         terminating = GaugeMetricFamily(
             "vcuda_quota_terminating_cores", "Cores of deleted pods whose containers may still run.", labels=labels
         )
@@ -110,9 +106,7 @@ class UsageCollector(Collector):
             labels=["namespace"],
         )
         unpinned = GaugeMetricFamily(
-            "vcuda_quota_unpinned_pods",
-            "Pods that are pinned to no GPU model and run on no node of one.",
-            labels=["namespace"],
+            "vcuda_quota_unpinned_pods", "Pods without a known GPU model.", labels=["namespace"]
         )
         taking_effect = GaugeMetricFamily(
             "vcuda_quota_taking_effect",

@@ -61,7 +61,6 @@ class GoneUids:
         self._by_namespace.setdefault(namespace, set()).add(uid)
 
     def within(self, namespace: str) -> set[str]:
-        """Return the remembered uids of a namespace."""
         return set(self._by_namespace.get(namespace, ()))
 
 
@@ -224,7 +223,6 @@ class PodInformer:
         return charged_by_pods(self.pods(namespace), nodes)
 
     def namespaces(self) -> Iterable[str]:
-        """Return the namespaces that have pods which use GPUs."""
         return self.reflector.namespaces()
 
     def decode_charged(self, raw: bytes) -> StoredPod | None:

@@ -352,10 +352,7 @@ class Allocator:
         return True
 
     def _promise(self, pod: Pod, args: protocol.BindingArgs, deadline: Deadline) -> JournalEntry | None:
-        """Record in the journal that a binding of this version of the pod is sent.
-
-        Return the entry, or None if another process has written the journal.
-        """
+        """Record in the journal that this version of the pod is being bound; None if another process wrote it."""
         with self._alone():
             entry = self._cache.entries_of(args.uid).get(args.node)
             if entry is None:

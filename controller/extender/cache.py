@@ -107,7 +107,6 @@ class CardCache:
             return None if entries is None else NodeJournal(node, self._versions[node], dict(entries))
 
     def entries_of(self, uid: str) -> Mapping[str, JournalEntry]:
-        """Return the entries of a pod, by node."""
         with self._lock:
             return {node: self._entries[node][uid] for node in sorted(self._nodes_of.get(uid, ()))}
 
@@ -141,7 +140,6 @@ class CardCache:
             return [(node, entry) for node, entries in self._entries.items() for entry in entries.values()]
 
     def cards(self) -> NodeCards:
-        """Return the cards of every node."""
         with self._lock:
             return dict(self._cards)
 
@@ -151,7 +149,6 @@ class CardCache:
             return {**self._cards, **{node: self._without(node, (uid,)) for node in self._nodes_of.get(uid, ())}}
 
     def node_without(self, node: str, uids: Iterable[str]) -> Cards | Unplaceable:
-        """Return the cards of one node without the shares of these pods."""
         with self._lock:
             return self._without(node, uids)
 

@@ -52,7 +52,6 @@ class JournalEntry(msgspec.Struct, frozen=True):
     ends: int | None = None
 
     def all_shares(self) -> tuple[Share, ...]:
-        """Return the shares of all containers."""
         return tuple(share for shares in self.shares.values() for share in shares)
 
     def may_be_bound(self, version: str) -> bool:

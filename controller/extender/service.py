@@ -186,7 +186,6 @@ class Extender:
         return self._server is not None
 
     def free_cards(self) -> FreeCardsByPool:
-        """Return the free cards by model and pool."""
         return publish.count_free(self._cache.cards(), self._nodes.current())
 
     def serve(self) -> None:
@@ -213,7 +212,6 @@ class Extender:
             self._repeat("endpointslice", advertiser.advertise, publish.CHECK_INTERVAL_SECONDS, failing)
 
     def stop(self) -> None:
-        """Stop the server and the loops."""
         self._stopping.set()
         if self._server:
             self._server.stop()

@@ -27,7 +27,6 @@ class Assignment(NamedTuple):
     breaks: int
 
     def all_shares(self) -> tuple[Share, ...]:
-        """Return the shares of all containers."""
         return tuple(share for shares in self.shares.values() for share in shares)
 
 

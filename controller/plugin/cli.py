@@ -31,11 +31,7 @@ OUTPUTS = click.Choice(["table", WIDE, "json", "yaml"])
 
 
 class Target(msgspec.Struct, frozen=True):
-    """The cluster, the namespace and the output format.
-
-    ``kubeconfig``, ``context``: as given on the command line; None for kubectl's defaults.
-    ``named``: the namespace given before the subcommand, if any.
-    """
+    """The cluster, the namespace and the output format, as given before the subcommand; None for the defaults."""
 
     kubeconfig: Path | None
     context: str | None
@@ -43,10 +39,7 @@ class Target(msgspec.Struct, frozen=True):
     output: str
 
     def namespace(self, named: str | None = None) -> str:
-        """Return the namespace given here, else before the subcommand, else the context's.
-
-        Exits with status 2 if it is not a valid name.
-        """
+        """Return this namespace, else that before the subcommand, else the context's; exit with 2 if it is invalid."""
         namespace = named or self.named or _namespace_of(self.kubeconfig, self.context)
         if not document.is_namespace_name(namespace):
             cli.fail(f"{namespace!r} {document.NO_NAMESPACE}")
@@ -138,10 +131,8 @@ def main(
     type=click.Path(exists=True, dir_okay=False, allow_dash=True),
     help="Manifest file, or - for standard input; repeatable.",
 )
-@click.option("-n", "--namespace", help="Namespace; may also be given before the command.")
-@click.option(
-    "-o", "--output", type=OUTPUTS, help="Output format; may also be given before the command.  [default: table]"
-)
+@click.option("-n", "--namespace", help="Namespace; also before the command.")
+@click.option("-o", "--output", type=OUTPUTS, help="Output format; also before the command.  [default: table]")
 @click.pass_obj
 def explain(target: Target, *, filenames: tuple[str, ...], namespace: str | None, output: str | None) -> None:
     """Show whether the objects of a manifest would be admitted now, by server-side dry runs that create nothing.
@@ -277,9 +268,7 @@ def _filled(used: float, limit: float) -> int:
 def _show(values: Sequence[msgspec.Struct], output: str, *table: tuple[str, ...]) -> None:
     """Print the values as JSON or YAML, or else the table."""
     if output == "json":
-        click.echo(
-            json.dumps(msgspec.to_builtins(values), indent=2)
-        )  # unlike msgspec, it escapes all non-ASCII characters
+        click.echo(json.dumps(msgspec.to_builtins(values), indent=2))  # escapes non-ASCII, unlike msgspec
     elif output == "yaml":
         click.echo(yaml.safe_dump(msgspec.to_builtins(values), sort_keys=False), nl=False)
     else:

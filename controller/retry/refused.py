@@ -127,7 +127,6 @@ class RefusedOwner(msgspec.Struct, frozen=True):
     owner: Owner
 
     def is_of(self, kind: str, namespace: str) -> bool:
-        """Return whether the owner is of this kind, in this namespace."""
         return self.path.startswith(f"{_COLLECTIONS[kind].format(segment(namespace))}/")
 
 
@@ -147,7 +146,6 @@ class RefusedOwners:
 
     @property
     def owners(self) -> list[RefusedOwner]:
-        """The owners that were kept."""
         return [*self._first, *(owner for owner, _ in self._again)]
 
     def add(self, refused: RefusedOwner, size: int) -> None:

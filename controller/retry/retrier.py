@@ -47,7 +47,6 @@ class FreeQuota(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, use: ModelUse) -> "FreeQuota":
-        """Return the free quota in a report."""
         return cls(round(use.available * CORES_PER_CARD), use.memory_available)
 
     def takes(self, charge: Charge, limit: Limit) -> bool:
@@ -56,7 +55,6 @@ class FreeQuota(msgspec.Struct, frozen=True):
         return 0 < charge.cores <= self.cores and memory_fits
 
     def without(self, charge: Charge, limit: Limit) -> "FreeQuota":
-        """Return the rest after a charge."""
         memory = None if self.memory is None else self.memory - _least_memory(charge, limit)
         return FreeQuota(self.cores - charge.cores, memory)
 

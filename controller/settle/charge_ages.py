@@ -118,7 +118,6 @@ class ChargeAges:
         return max(math.ceil(watch.began + min(longest, self._timing.max_terminating) - now), 0)
 
     def terminating(self, namespace: str, ledger: Ledger, now: float) -> Overdue:
-        """Return the terminating keys that have expired."""
         first = self._sightings(self._terminating, namespace, ledger.terminating, Sighting(now))
         longest = self._timing.max_terminating
         ends = {key: first[key].at + min(each.seconds, longest) for key, each in ledger.terminating.items()}

@@ -75,7 +75,6 @@ class Publisher:
             return {namespace: use for namespace, use in self._reports.items() if use}
 
     def published_in(self) -> set[str]:
-        """Return the namespaces in which a report is published."""
         return {key.namespace for key in self.published.snapshot()}
 
     def _reconcile(self, namespace: str) -> None:

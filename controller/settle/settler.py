@@ -82,11 +82,7 @@ class Settler:
         # Namespaces without a limit have their own queue. Thousands of them may appear at once, and a release of quota
         # elsewhere must not wait until all their ledgers are deleted.
         self.unlimited = Reconciler(
-            "unlimited",
-            self._reconcile_unlimited,
-            failure="not settled",
-            retry_seconds=RETRY_SECONDS,
-            clock=clock,
+            "unlimited", self._reconcile_unlimited, failure="not settled", retry_seconds=RETRY_SECONDS, clock=clock
         )
         self._timing = timing or SettleTiming()
         self._ages = ChargeAges(self._timing)
@@ -388,9 +384,7 @@ class Settler:
         over = self._ages.terminating(namespace, ledger, self._clock())
         self._look_again(namespace, over)
         for key in over.keys:
-            self._log.info(
-                "releasing the charge of a pod that was deleted before it ended", namespace=namespace, uid=key
-            )
+            self._log.info("releasing the charge of a pod deleted before it ended", namespace=namespace, uid=key)
         return over.keys
 
     def _look_again(self, namespace: str, over: Overdue) -> None:

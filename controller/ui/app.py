@@ -56,11 +56,7 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 def create_app(standing: Callable[[], Standing], views: Views, hosts: Collection[str] = ()) -> flask.Flask:
-    """Return the WSGI application.
-
-    ``standing``: returns the state of this replica; called for each request.
-    ``hosts``: further host names under which the page is served.
-    """
+    """Return the WSGI application. ``standing``: called for each request. ``hosts``: further names of the page."""
     app = flask.Flask(__name__, static_folder=None, template_folder=None)
     assets = read_assets()
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # Flask's own answer to OPTIONS lacks our headers

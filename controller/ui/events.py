@@ -84,7 +84,6 @@ class StoredEvent(K8sStruct, frozen=True, gc=False):
 
     @property
     def times(self) -> int:
-        """The number of occurrences."""
         return max(self.series.count if self.series else 0, self.count or 1)
 
 
@@ -102,7 +101,6 @@ def read_refusal(event: StoredEvent, at: str) -> RefusedWorkload | None:
 
 
 def read_removal(event: StoredEvent, at: str) -> RemovedAllocation:
-    """Return the removal in an Event of `controller.garbage.stale_gc`."""
     kind, name = _about(event)
     message = (event.message or "")[:MAX_MESSAGE_LENGTH]
     return RemovedAllocation(event.involved_object.namespace and event.metadata.namespace, name, kind, message, at)
@@ -145,7 +143,6 @@ class Newest(Generic[T]):
                 self._forget_oldest_of(max(self._by_namespace, key=lambda name: len(self._by_namespace[name])))
 
     def all(self) -> Sequence[T]:
-        """Return all entries, newest first."""
         with self._lock:
             told = [told for of_one in self._by_namespace.values() for told in of_one.values()]
         return sorted(told, key=lambda told: told.at, reverse=True)

@@ -94,7 +94,6 @@ class Feed:
         return Listener(self, since, namespace)
 
     def leave(self, namespace: str) -> None:
-        """Forget a listener."""
         with self._changed:
             self._looked_at[namespace] -= 1
             self._looked_at += Counter()  # removes names with a count of 0

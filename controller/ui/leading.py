@@ -172,7 +172,6 @@ def fragmented(free_cards: FreeCardsByPool) -> Mapping[str, float]:
 
 
 def certificate_row(shown: certificates.ServedCertificate) -> snapshot.Certificate:
-    """Return the row of a certificate that an endpoint of the webhook presents."""
     end = f"{shown.end:%Y-%m-%dT%H:%M:%SZ}" if shown.end else ""
     return snapshot.Certificate(f"webhook at {shown.address}", end, shown.fault)
 

@@ -102,7 +102,6 @@ class HolderRow(msgspec.Struct, frozen=True):
 
     @property
     def kind(self) -> str:
-        """The kind as text."""
         return "claim" if self.claim else "pod"
 
 
@@ -118,12 +117,10 @@ def number(cards: float) -> str:
 
 
 def plural(count: float, one: str, many: str) -> str:
-    """Render a number with its noun."""
     return f"{number(count)} {one if count == 1 else many}"
 
 
 def memory(mebibytes: int) -> str:
-    """Render a number of MiB in MiB or GiB."""
     if mebibytes < 1024:  # noqa: PLR2004  # MiB in a GiB
         return f"{mebibytes} MiB"
     return f"{mebibytes / 1024:.1f}".removesuffix(".0") + " GiB"
@@ -189,7 +186,6 @@ def read_table_query(query: Mapping[str, str], sorts: Iterable[str]) -> TableQue
 
 
 def sorts_of(models: Iterable[str]) -> list[str]:
-    """Return the possible sorts of namespaces."""
     return [NAME, TOTAL, *(MODEL + model for model in models)]
 
 
@@ -226,7 +222,6 @@ HOLDER_SORTS: Mapping[str, Callable[[HolderRow], str | int]] = {
 
 
 def ordered_holders(holders: Iterable[HolderRow], order: TableQuery) -> Sequence[HolderRow]:
-    """Return the matching pods and claims in order."""
     found = sorted((each for each in holders if matches(order.search, each.name)), key=lambda each: each.name)
     return sorted(found, key=HOLDER_SORTS[order.sort], reverse=order.descending)
 

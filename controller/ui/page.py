@@ -38,11 +38,9 @@ class Views:
         self._row = self._templates.get_template("_row.html")
 
     def render(self, template: str, **values: Any) -> str:
-        """Return a page, or a part of one."""
         return self._templates.get_template(template).render(values)
 
     def row(self, row: model.NamespaceRow, columns: tuple[str, ...]) -> str:
-        """Return one namespace's row of the table."""
         return self._row.render(row=row, columns=columns)
 
     def time(self, text: str) -> Markup:

@@ -36,12 +36,7 @@ class ModelCards(msgspec.Struct, frozen=True):
 
 
 class RefusedWorkload(msgspec.Struct, frozen=True):
-    """A workload whose pods were refused.
-
-    ``message``: the newest reason.
-    ``at``: the time of the newest refusal (RFC 3339).
-    ``count``: the number of refusals.
-    """
+    """A workload whose pods were refused. ``message``, ``at``: the newest reason and its time (RFC 3339)."""
 
     namespace: str
     kind: str
@@ -52,12 +47,7 @@ class RefusedWorkload(msgspec.Struct, frozen=True):
 
 
 class RemovedAllocation(msgspec.Struct, frozen=True):
-    """A stale allocation that was removed from an object.
-
-    ``what``: the kind of the object.
-    ``why``: the reason of the removal.
-    ``at``: the time of the removal (RFC 3339).
-    """
+    """A stale allocation that was removed from an object. ``what``: the object's kind. ``at``: RFC 3339."""
 
     namespace: str
     name: str
@@ -70,11 +60,7 @@ T = TypeVar("T", RefusedWorkload, RemovedAllocation)
 
 
 class Certificate(msgspec.Struct, frozen=True):
-    """A certificate of this system.
-
-    ``not_after``: its end (RFC 3339).
-    ``problem``: the fault, or empty.
-    """
+    """A certificate of this system. ``not_after``: RFC 3339. ``problem``: a fault, or empty."""
 
     name: str
     not_after: str
@@ -139,7 +125,6 @@ class Picture(msgspec.Struct, frozen=True):
 
     @property
     def by_model(self) -> Mapping[str, ModelCards]:
-        """The models of the cluster by name."""
         return {each.model: each for each in self.cluster}
 
     @property
@@ -189,7 +174,6 @@ def _line(use: NamespaceUse, columns: tuple[str, ...], views: Views, before: Pic
 
 
 def same(before: Picture, after: Picture) -> bool:
-    """Return whether two pictures have the same content."""
     return (before.columns, before.uses) == (after.columns, after.uses) and not _other_parts(before, after)
 
 

@@ -175,7 +175,6 @@ class Evictor:
 
 
 def kind_of(holder: Holder) -> str:
-    """Return the kind of the object."""
     return "Pod" if isinstance(holder, StoredPod) else "ResourceClaim"
 
 

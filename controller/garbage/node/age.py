@@ -67,12 +67,10 @@ class ObservedAge:
         self._seen: dict[str, AgeRecord] = {}
 
     def begin(self, now: Now) -> None:
-        """Start a sweep at this time."""
         self._now = now
         self._before, self._seen = self._seen, {}
 
     def hold(self, name: str, inode: int, stamp: float) -> Keep | None:
-        """Return why a directory must wait, or None."""
         if len(self._seen) >= self._most:
             return Keep(KeepReason.TOO_MANY)
         before = self._before.get(name)
@@ -110,11 +108,9 @@ class ModifiedAge:
         self._as_of = as_of
 
     def begin(self, now: Now) -> None:
-        """Start a sweep at this time."""
         self._as_of = min(self._as_of, now.wall)
 
     def hold(self, name: str, inode: int, stamp: float) -> Keep | None:  # noqa: ARG002  # the stamp alone counts
-        """Return why a directory must wait, or None."""
         return Keep(KeepReason.YOUNG) if self._as_of - stamp < self._seconds else None
 
     def put_off(self, name: str, keep: Keep) -> None:

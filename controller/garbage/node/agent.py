@@ -53,7 +53,6 @@ class DirectoryOutcome(msgspec.Struct, frozen=True):
 
     @property
     def why(self) -> str:
-        """The explanation of the action."""
         return str(self.keep) if self.keep else self.verdict.why
 
 
@@ -123,7 +122,6 @@ class SweepMetrics:
         self.begin()
 
     def begin(self) -> None:
-        """Reset the figures for a new sweep."""
         self._directories = self._in_trash = 0
         self._reasons: Counter[names.KeepReason] = Counter()
 
@@ -164,7 +162,6 @@ class SweepReporter:
         self._kept: dict[str, names.KeepReason] = {}
 
     def begin(self) -> None:
-        """Begin a sweep."""
         self._metrics.begin()
         self._kept = {}
 
@@ -209,11 +206,9 @@ class Wakeup:
         self._queue: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def wake(self) -> None:
-        """Request a sweep soon."""
         self._queue.put(None)
 
     def stop(self) -> None:
-        """End the loop."""
         self.stopping = True
         self._queue.put(None)
 

@@ -50,7 +50,6 @@ class NodeSettings(msgspec.Struct, frozen=True):
 
     @property
     def directory(self) -> Path:
-        """The root: the directory that contains the directories of pods."""
         return self.root or Path(names.VM_DIRECTORIES[self.scheme].root)
 
     def kubelet(self) -> KubeletPods | None:
@@ -58,7 +57,6 @@ class NodeSettings(msgspec.Struct, frozen=True):
         return KubeletPods(self.kubelet_pods, self.pod_uid) if self.kubelet_pods else None
 
     def sweep(self, source: PodSource, grace: age.AgePolicy, retention: age.AgePolicy) -> NodeSweep:
-        """Return a sweep by these settings."""
         return NodeSweep(
             self.directory,
             names.VM_DIRECTORIES[self.scheme],
@@ -73,24 +71,16 @@ class NodeSettings(msgspec.Struct, frozen=True):
 
 
 @click.command(context_settings={"auto_envvar_prefix": "VCUDA"})
-@option(
-    "--scheme", required=True, type=click.Choice(list(names.VM_DIRECTORIES)), help="Vendor scheme of the directories."
-)
+@option("--scheme", required=True, type=click.Choice(list(names.VM_DIRECTORIES)), help="Vendor scheme.")
 @option("--node", required=True, metavar="NAME", help="Name of this node.")
 @option("--root", type=_directory, help="Directory that contains the pods' directories.  [default: by scheme]")
 @option("--kubelet-pods", type=_directory, help="Path of /var/lib/kubelet/pods. Pods in it keep theirs.")
 @option("--pod-uid", help="Uid of the agent's own pod. Lists of pods without it are rejected.")
 @option("--host-pid", is_flag=True, help="Require hostPID. Directories that any process has open are kept.")
 @option("--grace", default=300.0, type=FiniteRange(0), metavar="SECONDS", help="Least age to be removed.")
+@option("--trash-retention", default=3600.0, type=FiniteRange(0), metavar="SECONDS", help="Time in .trash.")
 @option(
-    "--trash-retention", default=3600.0, type=FiniteRange(0), metavar="SECONDS", help="Time in .trash before deletion."
-)
-@option(
-    "--disk-pressure",
-    default=85.0,
-    type=FiniteRange(0, 100),
-    metavar="PERCENT",
-    help="Disk use above which .trash is emptied at once.",
+    "--disk-pressure", default=85.0, type=FiniteRange(0, 100), metavar="PERCENT", help="Above it .trash is emptied."
 )
 @option("--dry-run", is_flag=True, help="Change nothing; only report what would be done.")
 @kubeconfig_option

@@ -91,7 +91,6 @@ def open_directory(name: str, parent: int, mount: Mount) -> int:
 
 
 def mount_of(fd: int) -> Mount:
-    """Return the mount of an open directory."""
     return Mount(os.fstat(fd).st_dev, mount_number(f"/proc/self/fdinfo/{fd}"))
 
 
@@ -109,7 +108,6 @@ def mount_number(info: str) -> int:
 
 
 def identity_of(fd: int) -> Identity:
-    """Return the identity of an open file."""
     found = os.fstat(fd)
     return Identity(found.st_dev, found.st_ino)
 

@@ -69,7 +69,6 @@ def moving_name(name: str, time: int) -> str:
 
 
 def form_of(directory: PodDirectory) -> Form:
-    """Return the form of a vendor's directories."""
     name = re.escape(directory.name).replace(re.escape(UID), _UID).replace(re.escape(CONTAINER), _CONTAINER)
     trashed = rf"(?P<name>{name})\.(?P<time>[0-9]{{1,12}})(?P<moving>\.{MOVING})?"
     return Form(directory.root, re.compile(name), re.compile(trashed))
@@ -103,7 +102,6 @@ class Explained(StrEnum):
     why: str
 
     def __new__(cls, value: str, why: str) -> Self:
-        """Make a member; its str is the value."""
         member = str.__new__(cls, value)
         member._value_, member.why = value, why
         return member

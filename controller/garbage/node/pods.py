@@ -74,7 +74,6 @@ def read_uids(raw: bytes) -> tuple[str, ...]:
 
 
 def on_node(node: str) -> dict[str, str | int]:
-    """Return the query parameters that select a node's pods."""
     return {"fieldSelector": f"spec.nodeName={node}"}
 
 
@@ -116,7 +115,6 @@ class RecentPodList:
         self._uids: frozenset[str] = frozenset()
 
     def known(self) -> frozenset[str]:
-        """Return the uids. Raises MustStay if they cannot be all of this node's, VcudaError if the LIST fails."""
         began = self._clock()
         if began - self._made > _CONFIRMED_FOR:
             self._uids = validate_listing(list_uids(self._kube, self._node), self._own_uid)
@@ -133,7 +131,6 @@ class FixedPods:
     uids: frozenset[str]
 
     def known(self) -> frozenset[str]:
-        """Return the uids of the file."""
         return self.uids
 
     confirmed = known
@@ -162,7 +159,6 @@ class WatchedPods:
         return validate_listing(self._with_former_mirrors(), self._own_uid)
 
     def confirmed(self) -> frozenset[str]:
-        """Return the uids of a LIST that is at most a few seconds old."""
         return self._listing.known()
 
     def _with_former_mirrors(self) -> frozenset[str]:
@@ -227,11 +223,7 @@ HOW = "kubectl get pods --all-namespaces -o json"
 
 
 class PodsFile(msgspec.Struct, frozen=True):
-    """The pods of a file.
-
-    ``uids``: the uids of the pods, and of the static pods of mirror pods.
-    ``warning``: set if the file may not have all pods.
-    """
+    """The uids of a file's pods, and of mirror pods' static pods. ``warning``: the file may not have all pods."""
 
     uids: frozenset[str]
     warning: str | None = None

@@ -47,7 +47,6 @@ class Trash:
         return agent.Action.RESTORED
 
     def delete(self, trashed: str, removal: fs.TreeRemoval) -> agent.Action:
-        """Delete a directory in the trash."""
         if self.dry_run:
             return agent.Action.WOULD_DELETE
         removal.remove(trashed)
