@@ -116,7 +116,7 @@ def dial(address: str, server_name: str) -> ServedCertificate:
 
 
 def is_late(one: ServedCertificate, now: datetime.datetime) -> bool:
-    """Return whether a certificate is overdue: under a third of its lifetime is left, and a margin has passed."""
+    """Return whether a renewal is overdue. It is due at a third of the lifetime left, and overdue after a margin."""
     if one.start is None or one.end is None:
         return False
     life = one.end - one.start

@@ -31,7 +31,7 @@ OUTPUTS = click.Choice(["table", WIDE, "json", "yaml"])
 
 
 class Target(msgspec.Struct, frozen=True):
-    """The cluster, the namespace and the output format, as given before the subcommand; None for the defaults."""
+    """The flags before the subcommand: the cluster, the namespace (``named``) and the output format."""
 
     kubeconfig: Path | None
     context: str | None
@@ -39,7 +39,7 @@ class Target(msgspec.Struct, frozen=True):
     output: str
 
     def namespace(self, named: str | None = None) -> str:
-        """Return this namespace, else that before the subcommand, else the context's; exit with 2 if it is invalid."""
+        """Return ``named``, else the namespace before the subcommand, else the context's. Exit with 2 if invalid."""
         namespace = named or self.named or _namespace_of(self.kubeconfig, self.context)
         if not document.is_namespace_name(namespace):
             cli.fail(f"{namespace!r} {document.NO_NAMESPACE}")

@@ -126,7 +126,7 @@ def _probe(kube: Kube, path: str, pod: Manifest) -> str | None:
 
 
 def _names_a_claim(refusal: str) -> bool:
-    """Return whether HAMi-DRA's webhook reports here that it could not create a claim for the probe."""
+    """Return whether a refusal is from HAMi-DRA's webhook, which could not create a claim for the probe."""
     return "mutate.hami.io" in refusal or (PROBE in refusal and "resourceclaim" in refusal.lower())
 
 

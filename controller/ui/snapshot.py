@@ -194,7 +194,7 @@ def change_of(before: Picture, after: Picture, views: Views) -> Change:
 
 
 def render_part(part: str, picture: Picture, views: Views, root: str) -> str:
-    """Return one part as HTML. ``root``: the relative path from the page to the overview."""
+    """Return one part of the page as HTML. ``root``: the relative URL of the overview."""
     given = {"refusals": choose(picture.refusals or ()), "removals": choose(picture.removals or ())}
     return views.render(f"_{part}.html", picture=picture, full=full(picture), most=MAX_LISTED, listed=given, root=root)
 

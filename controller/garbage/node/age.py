@@ -7,7 +7,7 @@ import msgspec
 
 from controller.garbage.node.names import Keep, KeepReason
 
-# The most names that are remembered at once. Further ones wait until some of these are done.
+# The most directories that are tracked at once. Further ones wait until some of these are removed.
 MAX_TRACKED = 100_000
 
 _FIRST_RETRY, _LAST_RETRY = 60.0, 3600.0

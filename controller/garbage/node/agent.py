@@ -61,7 +61,7 @@ Report = Callable[[DirectoryOutcome], None]
 
 
 def shown(text: str) -> str:
-    """Return a name from a disk as printable text. Other characters are escaped, as terminals or JSON need it."""
+    """Return a name from a disk with unprintable characters escaped, for terminals and JSON."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
@@ -191,7 +191,7 @@ Run = Callable[[Report, Callable[[], bool], Callable[[], bool]], names.Keep | No
 
 @dataclass(frozen=True, slots=True)
 class SweepInterval:
-    """Seconds between sweeps: ``period`` without events, at least ``spacing`` with events."""
+    """The seconds between sweeps: ``period``, or ``spacing`` if an event has arrived."""
 
     period: float = 60.0
     spacing: float = MIN_INTERVAL_SECONDS

@@ -189,8 +189,8 @@ class Scan:
             os.close(fd)
 
     def _add(self, mount: int, ask: Callable[[], os.stat_result]) -> None:
-        # Record a file, unless its mount is known to be of another file system. A stat error is raised for the root's
-        # file system. On an unknown mount it is ignored, because the file is likely on a dead server.
+        # Record a file, unless its mount is known to be of another file system. A stat error is raised if the file
+        # is on the root's file system. On an unknown mount it is ignored, because the server is probably dead.
         known = self.mounts.get(mount)
         if known not in (None, self.home.device):
             return

@@ -150,7 +150,7 @@ class WatchedPods:
         self.reflector = Reflector(kube, PODS, read_uids, params=on_node(node), on_event=self._on_event)
 
     def known(self) -> frozenset[str]:
-        """Return the uids of the watch. Raises MustStay before the first list, and if the watch is out of date."""
+        """Return the uids that the watch has. Raises MustStay before the first list or if the watch is out of date."""
         if not self.reflector.synced.is_set():
             raise MustStay(KeepReason.PODS_UNKNOWN, "the first list is not complete")
         age = self.reflector.last_event_age(time.monotonic())

@@ -63,8 +63,8 @@ class NodeSweep:
         A root that does not exist counts as empty.
 
         ``give_up``: returns whether the time is over. The sweep first tries one directory of the root and one of the
-        trash, so that a slow disk cannot stop all progress. A scan of the processes gets its timeout, and goes on for
-        a later sweep.
+        trash, so that a slow disk cannot stop all progress. A scan of the processes that is not done by then continues
+        in its thread, for a later sweep.
         ``stopping``: returns whether the process stops; checked at every step.
 
         Raises OSError if the root cannot be read. Raises OutOfTime if the sweep was ended early; a later sweep does
