@@ -1,5 +1,5 @@
 """The controller: settles the ledgers and removes what deleted pods leave behind.
 
-`cli` is the command. `manager` starts a room for each duty when this replica leads: `settle`, `retry`, `violations`,
-`garbage` and `extender`. The rooms share the watches in `pods` and `claims`, and the queues of `workqueue`.
+`cli` is the command. When this replica leads, `manager` starts a package for each duty: `settle`, `retry`,
+`violations`, `garbage` and `extender`. They share the watches in `pods` and `claims`, and the queues of `workqueue`.
 """

@@ -1,8 +1,8 @@
 """The devices that claims have lost while a container may still use them.
 
-Kubernetes gives the devices of a claim to others as soon as the last pod that used it is gone from the API. After a
-forced deletion that is too early: kubelet lets the containers run for their grace period. For so long the charge of the
-claim stays, as a terminating one. Two watches have to agree on that, and each may be behind the other.
+Kubernetes releases the devices of a claim as soon as the last pod that used it is deleted from the API. After a forced
+deletion that is too early, because kubelet lets the containers run for their grace period. Until then the charge of the
+claim stays as a terminating charge. The watches of pods and of claims must agree on that, and either may be behind.
 """
 
 import threading
@@ -16,18 +16,18 @@ from vcuda.allocations.stored_pods import StoredPod
 from vcuda.ledger.ledger import UNSEEN_SECONDS, Terminating, is_older
 
 AWAIT_PODS_SECONDS = 5.0
-"""How long a claim that has lost its devices stays in the count while the watch of pods may be behind that of claims.
-After that its pods are taken for running."""
+"""Seconds for which the count of claims waits for the watch of pods after a claim has lost its devices.
+Later, pods that the watch still shows are assumed to run."""
 
 MOST_FORMER_USERS = 512
-"""Pods of one allocation that are remembered before those that have ended are forgotten."""
+"""The number of remembered pods of one allocation above which ended pods are forgotten."""
 
 
 class LostAllocation(msgspec.Struct, frozen=True):
     """An allocation that a claim has lost.
 
-    ``claim``: the claim as it was before.
-    ``charge``: what it took then; None if its devices were not known.
+    ``claim``: the claim before the loss.
+    ``charge``: the charge of the claim before the loss; None if its devices were not known.
     ``users``: the uids of all pods that used the allocation.
     ``version``: the resourceVersion of the event.
     ``at``: when the event was handled, in seconds; for an allocation that no watch saw, when the watch began.
@@ -41,16 +41,16 @@ class LostAllocation(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """The key of its terminating charge. One claim may lose its devices several times."""
+        """The key of the terminating charge. It has the version because a claim can lose its devices several times."""
         return f"{self.claim.uid}@{self.version}"
 
 
 class Hold(msgspec.Struct, frozen=True):
-    """How long the devices of an allocation may stay in use after it was lost.
+    """How long the devices of a lost allocation may stay in use.
 
-    ``seconds``: from the loss on.
-    ``sure``: the watch of pods has come as far as that of claims, and shows the same.
-    ``runs``: a pod that uses the devices still runs, as far as the watch of pods shows.
+    ``seconds``: the time since the loss after which they are free.
+    ``sure``: the watch of pods is at least as new as the watch of claims, and agrees with it.
+    ``runs``: the watch of pods shows a running pod that uses the devices.
     """
 
     seconds: int
@@ -59,17 +59,17 @@ class Hold(msgspec.Struct, frozen=True):
 
 
 class ClaimHolds:
-    """The lost allocations of all namespaces. ``pods`` knows how long their pods run; the clock is in seconds."""
+    """The lost allocations of all namespaces. ``pods`` has the pods that used them; the clock is in seconds."""
 
     def __init__(self, pods: PodInformer, clock: Callable[[], float]) -> None:
         self._pods = pods
         self._clock = clock
         self._lock = threading.Lock()
-        # By uid, the pods that have used the present allocation of a claim.
+        # By the uid of a claim, the pods that have used its current allocation.
         self._users: dict[str, set[str]] = {}
-        # By namespace and uid, the allocated claims as the events told them.
+        # By namespace and uid, the allocated claims as of their last event.
         self._allocated: dict[str, dict[str, StoredClaim]] = {}
-        # By namespace and uid, the claims that a list brought without devices, and when. They may have had some before.
+        # By namespace and uid, when a claim was listed without devices. It may have had devices before.
         self._listed_bare: dict[str, dict[str, float]] = {}
         self._lost: dict[str, dict[str, LostAllocation]] = {}
 
@@ -82,10 +82,11 @@ class ClaimHolds:
         listed: bool,
         charge: Callable[[StoredClaim], ClaimCharge | None],
     ) -> None:
-        """Note an event of the watch.
+        """Note an event of the watch of claims.
 
-        ``version``: the watch's. ``listed``: the event is of a list, and nobody saw what happened before. ``charge``
-        returns what a claim took.
+        ``version``: the version of the watch.
+        ``listed``: the event is from a list, so earlier events may have been missed.
+        ``charge``: returns the charge that a claim had.
         """
         changed = new or old
         if changed is None:
@@ -99,17 +100,17 @@ class ClaimHolds:
         self._follow_users(changed, gone=new is None)
 
     def users_of(self, claim: StoredClaim) -> frozenset[str]:
-        """Return the uids of all pods that have used the present allocation of a claim."""
+        """Return the uids of all pods that have used the current allocation of a claim."""
         with self._lock:
             return frozenset({*self._users.get(claim.uid, ()), *claim.users})
 
     def unseen_users(self, namespace: str) -> Iterable[str]:
-        """Return what stands for the pods that may have used a claim before it was listed without devices."""
+        """Return placeholder uids: one for each claim listed without devices, whose earlier users are unknown."""
         with self._lock:
             return [_unseen_user(uid) for uid in self._listed_bare.get(namespace, ())]
 
     def is_behind(self, namespace: str, stored: Iterable[StoredClaim]) -> bool:
-        """Return whether these claims are ahead of the events that were noted: a lost allocation would be missed."""
+        """Return whether the stored claims are newer than the noted events. A lost allocation may be missing then."""
         with self._lock:
             told = dict(self._allocated.get(namespace, {}))
         if not told:
@@ -118,7 +119,7 @@ class ClaimHolds:
         return any(found.get(uid) != claim.allocated for uid, claim in told.items())
 
     def awaits_pods(self, namespace: str) -> bool:
-        """Return whether a claim has just lost its devices, and the watch of pods may not show yet why."""
+        """Return whether a claim has just lost its devices and the watch of pods may not show the reason yet."""
         young = self._clock() - AWAIT_PODS_SECONDS
         recent = [each for each in self._lost_in(namespace) if each.at > young]
         if not recent:
@@ -127,7 +128,7 @@ class ClaimHolds:
         return any(not _hold(each, lives, self._pods.seconds_of, 0).sure for each in recent)
 
     def vanished(self, namespace: str, price: ClaimPrice, grace: int) -> Iterator[tuple[str, Terminating]]:
-        """Yield the charges of the devices that may still be in use, each with its key.
+        """Yield the terminating charges of lost devices that may still be in use, each with its key.
 
         ``grace``: the longest grace period, in seconds, of a pod that no watch saw.
         """
@@ -162,7 +163,7 @@ class ClaimHolds:
             return list(self._lost.get(namespace, {}).values())
 
     def _follow_bare(self, claim: StoredClaim, *, is_bare: bool, listed: bool) -> float | None:
-        """Remember a claim that a list brought without devices; return when one had brought this claim, if so."""
+        """Remember a claim that was listed without devices; return the time if it was listed so before."""
         with self._lock:
             bare = self._listed_bare.setdefault(claim.namespace, {})
             at = bare.get(claim.uid)
@@ -175,7 +176,7 @@ class ClaimHolds:
             return at
 
     def _follow_users(self, claim: StoredClaim, *, gone: bool) -> None:
-        """Remember the pods that use the present allocation of a claim."""
+        """Remember the pods that use the current allocation of a claim."""
         with self._lock:
             allocated = self._allocated.setdefault(claim.namespace, {})
             allocated.pop(claim.uid, None)
@@ -204,8 +205,8 @@ def _may_run(uid: str, lives: PodLives) -> bool:
 def _hold(lost: LostAllocation, lives: PodLives, seconds_of: Callable[[KeptPod], int], grace: int) -> Hold:
     """Return for how long the pods that used an allocation may still run.
 
-    ``seconds_of`` returns the seconds that one pod may run after its deletion, and ``grace`` those of a pod that no
-    watch has seen.
+    ``seconds_of``: returns the seconds for which a pod may run after its deletion.
+    ``grace``: the same for a pod that no watch has seen.
     """
     holds = [hold_by_pod(uid, lost, lives, seconds_of, grace) for uid in lost.users]
     seconds = max(each.seconds for each in holds)
@@ -220,20 +221,20 @@ def hold_by_pod(
     if pod:
         return Hold(0 if _is_charged_for(pod, lost.claim) else seconds_of(pod))
     if uid in lives.gone:
-        return Hold(0)  # it had ended, was never bound, or its grace period is over
+        return Hold(0)  # the pod had ended, was never bound, or its grace period is over
     is_newer = not is_older(lives.version, lost.version)
     pod = lives.stored.get(uid)
     if pod is None:
-        # In a view that is new enough it is missing because it was deleted before the watch of pods began.
+        # If the watch of pods is new enough, the pod is missing because it was deleted before that watch began.
         return Hold(max(grace, UNSEEN_SECONDS), is_newer)
     if not pod.live or _is_charged_for(pod, lost.claim):
         return Hold(0)
     if not pod.node:
         return Hold(0 if is_newer else seconds_of(pod), is_newer)
-    # Kubernetes takes no devices from a pod that runs: the watch of pods is behind.
+    # Kubernetes does not take devices from a running pod, so the watch of pods is behind.
     return Hold(seconds_of(pod), sure=False, runs=is_newer)
 
 
 def _is_charged_for(pod: KeptPod, claim: StoredClaim) -> bool:
-    """Return whether the pod itself is charged for the claim, which the scheduler made for its extended resources."""
+    """Return whether the pod is charged for the claim, because the scheduler made it for its extended resources."""
     return isinstance(pod, StoredPod) and pod.extended_claim == claim.name

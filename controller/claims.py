@@ -1,7 +1,7 @@
-"""The ResourceClaims of the cluster, watched, and what the ledger has to know about them.
+"""The watch of the ResourceClaims, and the data that the ledger needs of them.
 
-A claim is charged until it is deleted; its finalizer stays as long as pods use it. `controller.claim_holds` has the
-exception: devices that stay in use for a while though their claim has lost them.
+A claim is charged until it is deleted. Its finalizer stays while pods use the claim. `controller.claim_holds` handles
+the exception: devices that may stay in use for some seconds after their claim has lost them.
 """
 
 import threading
@@ -17,9 +17,11 @@ from vcuda.ledger.settle import ObservedClaims
 
 
 class ClaimInformer:
-    """All claims. ``on_change`` is called with the namespace of each that is new, changed or deleted.
+    """All ResourceClaims.
 
-    ``store`` returns what a claim takes, and counts those that etcd has. ``pods`` knows how long their pods run.
+    ``store``: returns the charge of a claim, and counts the stored claims by a LIST.
+    ``pods``: has the pods that use the claims.
+    ``on_change``: called with the namespace of each claim that is new, changed or deleted.
     """
 
     def __init__(
@@ -39,20 +41,18 @@ class ClaimInformer:
         self.reflector = Reflector(kube, CLAIMS, store.claim_reader.read, on_event=self._on_event)
 
     def claims(self, namespace: str) -> list[StoredClaim]:
-        """Return a namespace's claims."""
         return self.reflector.within(namespace)
 
     def namespaces(self) -> Iterable[str]:
-        """Return the namespaces that have claims."""
         return self.reflector.namespaces()
 
     @property
     def since(self) -> str:
-        """The version from which on every departure was seen."""
+        """The version since which the watch has seen every deletion."""
         return self.reflector.listed_version
 
     def charges(self, namespace: str, extended: Collection[str] = ()) -> Iterator[tuple[StoredClaim, ClaimCharge]]:
-        """Return what each of a namespace's claims takes, except those of these names, which pods are charged for."""
+        """Yield a namespace's claims with their charges, except claims in ``extended``, charged to their pods."""
         return self._charged(self.claims(namespace), extended)
 
     def _charged(
@@ -64,10 +64,10 @@ class ClaimInformer:
                     yield claim, self._charge(claim, price)
 
     def observed(self, namespace: str, extended: Collection[str], grace: int = UNSEEN_SECONDS) -> ObservedClaims | None:
-        """Return what has been seen of a namespace's claims, except those that pods are charged for.
+        """Return the charges of a namespace's claims as they were at one version, except claims in ``extended``.
 
-        What it counts is what there was at its version. ``grace``: the longest grace period, in seconds, of a pod that
-        this watch may not have seen. None if claims or devices have not been listed yet.
+        ``grace``: the longest grace period, in seconds, of a pod that this watch may have missed. None if claims or
+        devices have not been listed yet.
         """
         price = self._store.claim_price()
         if not self.reflector.synced.is_set() or price is None:
@@ -79,7 +79,7 @@ class ClaimInformer:
         return ObservedClaims(
             version,
             charges_by_model(each for charges in taken.values() for each in charges.items()),
-            # A claim whose charge is not known stays charged by what was decided when it was created.
+            # A claim with an unknown charge keeps the pending charge from its admission.
             taken.keys() | gone,
             dict(self._holds.vanished(namespace, price, grace)),
             self.since,
@@ -88,7 +88,7 @@ class ClaimInformer:
         )
 
     def as_new_as(self, ledger: Ledger, namespace: str, extended: Collection[str]) -> ObservedClaims | None:
-        """Return what has been seen of a namespace's claims; if the ledger's count is newer, what etcd has.
+        """Return the charges of a namespace's claims, by a LIST if the ledger's count is newer than the watch.
 
         None if the ledger's count must stay as it is.
         """
@@ -97,19 +97,19 @@ class ClaimInformer:
         observed = self.observed(namespace, extended, ledger.longest_claim_grace)
         if observed is None or not is_older(observed.resource_version, ledger.claim_resource_version):
             return observed
-        # As with pods; but theirs is the watch that is quiet most often. Where it says what the ledger does, and knows
-        # of nothing that is pending there, a LIST would change nothing: without one that count stays as it is.
+        # The watch of claims is often older than the ledger, because claims change rarely. A LIST is needless if the
+        # watch shows the same count as the ledger, and none of the ledger's pending claims.
         if observed.committed == ledger.claimed and ledger.pending.keys().isdisjoint(observed.seen):
             return None
         newest = self._store.count_claims(namespace, extended)
         return newest and newest.after(observed, ledger)
 
     def awaits_pods(self, namespace: str) -> bool:
-        """Return whether a claim has just lost its devices, and the watches do not show yet why."""
+        """Return whether a claim has just lost its devices and the watches do not show the reason yet."""
         return self._holds.is_behind(namespace, self.claims(namespace)) or self._holds.awaits_pods(namespace)
 
     def _charge(self, claim: StoredClaim, price: ClaimPrice) -> ClaimCharge:
-        """Return what a claim takes; while its devices are away, as when a driver restarts, what it took before."""
+        """Return the charge of a claim, or its last charge while its devices are missing, as when a driver restarts."""
         found = price(claim)
         with self._lock:
             if not found.certain:
@@ -128,7 +128,7 @@ class ClaimInformer:
         version = self.reflector.resource_version
         listed = version == self.reflector.listed_version
         self._holds.note(old, new, version=version, listed=listed, charge=self._last_charge)
-        # Of a claim's status only the allocation and its users are kept: most events change nothing of that.
+        # A StoredClaim has only the allocation and the users of a claim's status. Most events change neither.
         changed = new or old
         if old == new or changed is None:
             return

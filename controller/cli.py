@@ -27,7 +27,7 @@ from vcuda.kube import Kube, QuotaPlace, VersionCheck
 from vcuda.placement.affinity import NodeLabels
 
 LEADERSHIP_LOST = 1
-"""The exit status where the Lease is gone, or a loop has ended by a fault: whoever runs this starts it again."""
+"""The exit status after the Lease was lost or a loop has failed. Kubelet then restarts the controller."""
 
 Address = tuple[str, int]
 
@@ -35,7 +35,7 @@ Address = tuple[str, int]
 @click.group(context_settings=cli.HELP)
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def main() -> None:
-    """Settles the quota ledgers, labels namespaces without a limit, and publishes the usage of the others."""
+    """Settle quota ledgers, publish usage, retry refused workloads, and clean up after deleted pods."""
 
 
 main.add_command(node)
@@ -48,94 +48,94 @@ main.add_command(node)
 @cli.option(
     "--system-namespace",
     default="vcuda-quota",
-    help="Namespace of this system: the Lease, free cards.",
+    help="Namespace of the Lease, the webhook's Service and the extender's objects.",
 )
 @cli.ledger_namespace_option
 @cli.model_label_option
 @cli.pool_label_option
 @cli.option(
-    "--identity", default=None, help="Name of this candidate; its own by default.  [host name and a random part]"
+    "--identity", default=None, help="Name of this replica in the Lease.  [default: host name and a random part]"
 )
-@cli.option("--lease-seconds", default=30, type=click.IntRange(5, 600), help="How long others wait for a lost leader.")
+@cli.option("--lease-seconds", default=30, type=click.IntRange(5, 600), help="Duration of the Lease in seconds.")
 @cli.storable_option
 @cli.option(
     "--full-pass-seconds",
     default=int(charge_ages.SettleTiming().full_resync),
     type=click.IntRange(1),
-    help="How often every ledger is compared with the pods; at least twice --storable-seconds.",
+    help="Seconds between two resyncs, which recount all ledgers; at least twice --storable-seconds.",
 )
 @cli.option(
     "--max-terminating-seconds",
     default=int(charge_ages.SettleTiming().max_terminating),
     type=click.IntRange(0, 86400),
-    help="How long at most a bound pod stays charged that is gone without having ended; else for its grace period.",
+    help="Most seconds that a pod deleted while it ran stays charged; a shorter grace period applies instead.",
 )
 @cli.option(
     "--allocation-timeout",
     default=int(stale_gc.GcOptions().timeout),
     type=click.IntRange(1, 86400),
-    help="Seconds from an allocation by a vendor's scheduler, or its lock on a node, to its being stale.",
+    help="Seconds after which an unused allocation of a vendor's scheduler, or its lock on a node, is stale.",
 )
 @cli.option(
     "--dry-run",
     is_flag=True,
-    help="Only log which stale allocations and locks would be removed. All the rest is done as ever.",
+    help="Only log which stale allocations and locks would be removed. Everything else still runs.",
 )
 @cli.option(
     "--enforce-audit",
     is_flag=True,
-    help="Evict the newest pods beyond an enforced quota. Without it they are only told of.",
+    help="Evict the newest pods beyond an enforced quota. By default they are only reported.",
 )
 @cli.option(
     "--audit-period",
     default=int(violation_watcher.ViolationOptions().period),
     type=click.IntRange(1, 86400),
-    help="Seconds for which a pod has to be beyond its quota before it is evicted, and after which it is tried again.",
+    help="Seconds for which a pod must be beyond its quota before it is evicted, and between two tries.",
 )
 @cli.option(
     "--delete-after-evictions",
     default=None,
     type=click.IntRange(1, 1000),
-    help="Delete a pod that PodDisruptionBudgets have kept from being evicted so many times. Without it: never.",
+    help="Delete a pod after PodDisruptionBudgets have prevented its eviction this many times.  [default: never]",
 )
 @cli.status_address_option
 @cli.address_option(
     "--ui-address",
-    help="Serve the usage page there: read-only, over HTTP, for whoever reaches it. Without it there is none.",
+    help="Serve the usage page on this address: read-only, over HTTP, without authentication.  [default: not served]",
 )
 @cli.option(
     "--ui-host",
     "ui_hosts",
     multiple=True,
     metavar="NAME",
-    help="Name by which browsers reach the usage page, beside localhost and addresses; repeatable.",
+    help="Host name that browsers may use for the usage page, in addition to localhost and IP addresses; repeatable.",
 )
 @cli.address_option(
-    "--extender-address", help="Place vcuda pods for kube-scheduler there, over TLS, while leading. Without it: not."
+    "--extender-address", help="Serve the scheduler extender on this address while leading.  [default: not served]"
 )
 @cli.option(
     "--extender-cert-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Holds tls.crt and tls.key of the extender.",
+    help="Directory with tls.crt and tls.key of the extender.",
 )
 @cli.option(
     "--extender-client-ca",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="CAs of client certificates, in PEM: only who shows one of theirs is answered by the extender.",
+    help="PEM file of CAs. The extender answers only clients with a certificate that one of them has issued.",
 )
 @cli.option(
-    "--extender-client-name", default="", help="Common name that kube-scheduler's certificate must have, if any."
+    "--extender-client-name", default="", help="Common name that the client certificate must have.  [default: any]"
 )
 @cli.address_option(
     "--extender-advertise",
     metavar="IP:PORT",
     parse=cli.parse_ip_address,
-    help=f"Where others reach the extender: written to the EndpointSlice of Service {publish.SERVICE} while leading.",
+    help=f"Address to write into the EndpointSlice of Service {publish.SERVICE} while leading.",
 )
 @cli.option(
     "--webhook-service",
     default="vcuda-webhook",
-    help="Service in the system namespace whose certificate is watched; empty for none.",
+    help="Service in the system namespace whose certificate is checked; empty for none.",
 )
 @cli.log_level_option
 def run(
@@ -168,39 +168,40 @@ def run(
     webhook_service: str,
     log_level: str,
 ) -> None:
-    """Run the controller: any number of them, of which the one that holds the Lease acts.
+    """Run a replica of the controller. The replica that holds the Lease is the leader; only the leader acts.
 
-    It recounts each limited namespace's ledger from the pods that are stored, releases charges of pods that are gone,
-    sets the label quota.vcuda.io/enforced to "false" on namespaces without a limit, publishes ConfigMap gpu-quota-usage
-    in the others, and lets workloads that were refused for quota try again when some is free.
+    The leader recounts the ledger of each limited namespace from the stored pods, and releases charges of deleted pods.
+    It sets the label quota.vcuda.io/enforced to "false" on namespaces without a limit, and publishes ConfigMap
+    gpu-quota-usage in the others. It makes workloads that were refused for quota retry when quota is free.
 
-    It also removes what vendors' schedulers have left behind: allocation annotations on pods that were never bound, are
-    bound elsewhere or have ended, and HAMi's locks on nodes. Each removal is an Event on the object. A pod that is
-    bound to the node it was allocated on is never touched before it has ended.
+    The leader also removes stale data of vendors' schedulers: HAMi's locks on nodes, and the allocation annotations of
+    pods that were never bound, are bound to another node or have ended. It writes an Event on the object for each
+    removal. A running pod on the node of its allocation is never changed.
 
-    Pods that the quota would not let in (created before it was enforced, or while the webhook was down, or left when it
-    was lowered) are told by Events and metrics. With --enforce-audit the newest of them are evicted where the quota is
-    enforced, one at a time, as far as PodDisruptionBudgets allow it; with --delete-after-evictions in the end without.
+    Events and metrics report pods that the quota would not admit: pods that were created before the quota was enforced
+    or while the webhook was down, or pods that exceed a lowered quota. With --enforce-audit the leader evicts the
+    newest of them where the quota is enforced, one at a time, as PodDisruptionBudgets allow. With
+    --delete-after-evictions it finally deletes them.
 
-    With --extender-address the leader is an extender of kube-scheduler too, and takes gpu-admission's place: it chooses
-    the node and the cards of every pod that asks for tencent.com/ or nvidia.com/vcuda-core, and writes them on the pod.
+    With --extender-address the leader is also a scheduler extender that replaces gpu-admission. It chooses the node and
+    the cards of every pod that requests tencent.com/vcuda-core or nvidia.com/vcuda-core, and annotates the pod.
 
     \b
     Examples:
       vcuda-controller run
-          in a pod, with its service account
+          runs in a pod, with the pod's service account
       vcuda-controller run --kubeconfig ~/.kube/config --status-address 127.0.0.1:8080
-          beside a cluster
+          runs outside the cluster
       vcuda-controller run --ui-address 127.0.0.1:8088
-          shows who uses how much of which model to browsers on this machine; who stands by says who leads
+          serves the usage page to browsers on this machine; a standby's page names the leader
       vcuda-controller run --dry-run --allocation-timeout 600
-          leaves stale allocations where they are, and logs those older than ten minutes
+          logs stale allocations older than ten minutes, and does not remove them
       vcuda-controller run --enforce-audit --audit-period 600
           evicts pods that have been beyond their quota for ten minutes
       vcuda-controller run --extender-address 127.0.0.1:10443 --extender-cert-dir certs --extender-client-ca ca.crt
-          places pods for a kube-scheduler whose extender has urlPrefix https://127.0.0.1:10443/scheduler
+          serves a kube-scheduler whose extender has urlPrefix https://127.0.0.1:10443/scheduler
 
-    Exit status: 0 stopped; 1 the lease was lost (start it again), or Kubernetes is too old; 2 bad input.
+    Exit status: 0 stopped; 1 the Lease was lost (restart the command), or Kubernetes is too old; 2 bad input.
     """
     timing = _settle_timing(storable_seconds, full_pass_seconds, max_terminating_seconds)
     logs.configure(log_level)
@@ -212,7 +213,7 @@ def run(
         if extender_address:
             certificate = _mutual_tls(extender_cert_dir, extender_client_ca)
             listening = service.Listening(extender_address, certificate, extender_advertise, extender_client_name)
-        # A connection for each thread that may call at once: six watches, the loops, and the extender's requests.
+        # One connection for each thread that may call at the same time: six watches, the loops and the extender.
         kube = Kube.connect(kubeconfig, pool_size=16, version_check=VersionCheck(structlog.get_logger().warning))
     except errors.BadInput as error:
         cli.fail(str(error))
@@ -231,7 +232,7 @@ def run(
         listening=listening,
         webhook_service=webhook_service,
     )
-    # Two candidates of one name would each take the other's Lease for its own: hence the random part.
+    # The random part keeps the names distinct. Two replicas of one name would both take the Lease for their own.
     own_name = identity or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
     lease = (system_namespace, "vcuda-controller")
     elector = Elector(kube, lease, own_name, timing=LeaseTiming.of(lease_seconds), wait=stop.wait)
@@ -242,7 +243,7 @@ def run(
 
 @contextmanager
 def _listening_for(flag: str, address: Address) -> Iterator[None]:
-    """Tell of an address that cannot be had as bad input of this flag."""
+    """Report an address on which the server cannot listen as a bad value of this flag."""
     try:
         yield
     except OSError as error:
@@ -253,7 +254,7 @@ def _listening_for(flag: str, address: Address) -> Iterator[None]:
 def _serve_page(
     address: Address | None, page: UsagePage, kube: Kube, labels: NodeLabels, leader: manager.Leader
 ) -> Callable[[], AbstractContextManager[None]]:
-    """Serve the usage page, where that is asked for; return what has it show the leader for as long as it leads."""
+    """Serve the usage page, if any. Return a context manager within which it shows this replica as the leader."""
     if address is None:
         return nullcontext
     with _listening_for("--ui-address", address):
@@ -269,10 +270,10 @@ def _lead(
     registry: CollectorRegistry,
     leading: Callable[[], AbstractContextManager[None]],
 ) -> int:
-    """Wait for the lease, act while it is held, and end with it."""
+    """Wait for the Lease, act as the leader while this replica holds it, and return the exit status."""
     started = threading.Event()
     with _listening_for("--status-address", address):
-        # A candidate that stands by is healthy and ready: a rollout waits for it, and need not wait until it leads.
+        # A standby is healthy and ready, because a rollout must not wait until it leads.
         server = httpd.serve_status(
             address,
             registry,
@@ -285,31 +286,33 @@ def _lead(
     leader.start()
     started.set()
     with leading():
-        # Lost means that another may lead by now: the writes under way must not go on, not even for a clean stop.
+        # If the Lease is lost, another replica may lead already. Current writes must stop, so exit without cleanup.
         if not elector.hold():
             _end()
     leader.stop()
-    elector.release()  # after the last write, so that the next leader begins on a cluster that nobody else changes
+    elector.release()  # after the last write, so that the next leader is the only writer
     return 0
 
 
 def _mutual_tls(certificate: Path | None, client_ca: Path | None) -> tls.ServingCertificate:
-    """Return the extender's certificate; raises BadInput where there is no good one, or no CA of clients."""
+    """Return the extender's certificate. Raises BadInput if it or the CA of clients cannot be read."""
     if certificate is None:
-        raise click.UsageError("--extender-address wants --extender-cert-dir too: kube-scheduler calls it over TLS.")
+        raise click.UsageError("--extender-cert-dir is required with --extender-address, which serves TLS.")
     if client_ca is None:
-        raise click.UsageError("--extender-address wants --extender-client-ca too: it answers kube-scheduler alone.")
+        raise click.UsageError(
+            "--extender-client-ca is required with --extender-address, which answers only kube-scheduler."
+        )
     return tls.ServingCertificate(certificate, client_ca, client_required=True)
 
 
 def _settle_timing(storable: int, full_pass: int, max_terminating: int) -> charge_ages.SettleTiming:
-    # The settler forgets with time since when each charge has been pending: none before it is known to be overdue.
+    # `ChargeAges` forgets sightings that are older than a resync. No charge may be forgotten before it expires.
     if full_pass < 2 * storable:
-        message = f"{full_pass} is less than twice --storable-seconds, {storable}."
+        message = f"must be at least twice --storable-seconds ({storable}); got {full_pass}."
         raise click.BadParameter(message, param_hint="--full-pass-seconds")
     return charge_ages.SettleTiming(pending_ttl=storable, full_resync=full_pass, max_terminating=max_terminating)
 
 
 def _end() -> None:
-    """End the process at once, without cleaning up: with the lease, or a loop, gone, nothing that runs may act."""
+    """Exit at once, without cleanup. Without the Lease, or with a failed loop, no thread may continue."""
     os._exit(LEADERSHIP_LOST)

@@ -1,9 +1,9 @@
 """Leader election on a Lease: one controller leads, the others are standbys.
 
 The rules are client-go's (``tools/leaderelection``): a lease is taken by compare-and-swap, renewed well before it
-ends, and only taken from another when it has not been renewed for its whole duration as seen on this side's own clock.
-The official Python client has an elector too; a refused connection escapes it and leaves its work running, so there
-would be two leaders. Here the caller's work ends with the lease, and compare-and-swap on what it writes is the fence.
+ends, and taken from another holder only if that one has not renewed it for its whole duration, by this process' clock.
+The official Python client has an elector too. A refused connection ends that elector but not the work, so there would
+be two leaders. Here the caller ends its work when the lease is lost, and all its writes are compare-and-swap.
 """
 
 import datetime
@@ -116,7 +116,7 @@ class Elector:
             transitions = lease.spec.lease_transitions
             self._write(LeaseSpec(holder_identity="", lease_duration_seconds=1, lease_transitions=transitions), lease)
         except CALL_FAILURES as error:
-            self._log.warning("lease not released; others wait for its end", error=str(error))
+            self._log.warning("lease not released; another replica can take it when it expires", error=str(error))
         else:
             self._log.info("lease released")
 

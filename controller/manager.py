@@ -1,5 +1,4 @@
-"""Builds and runs all duties of the leading controller. The rooms `settle`, `retry`, `violations` and `garbage` have
-them."""
+"""Builds and runs the duties of the leader, which are in `settle`, `retry`, `violations`, `garbage` and `extender`."""
 
 import threading
 import time
@@ -58,7 +57,7 @@ class Leader:
         # The model of a node is the model of its unpinned pods, in any namespace. Changes go through a queue, because
         # hundreds of nodes may come and go at once.
         self._models = workqueue.Reconciler(
-            "models", lambda _: self._models_changed(), failure="models not followed", key_name="of"
+            "models", lambda _: self._models_changed(), failure="change of GPU models not applied", key_name="of"
         )
         changed = self._models.queue.add
         self.nodes = k8s.NodeInformer(kube, labels, lambda: changed("nodes"), self.quota.resources)
@@ -145,7 +144,6 @@ class Leader:
         return self.settler.claims.charges(namespace, extended)
 
     def reflectors(self) -> Mapping[str, k8s.Reflector[Any]]:
-        """Return the running watches by the name of their resource."""
         return {**self._always(), **self.dra.running()}
 
     def _always(self) -> Mapping[str, k8s.Reflector[Any]]:
@@ -199,7 +197,7 @@ class Leader:
 
     def _main(self) -> None:
         started = time.process_time()
-        # A settlement by half of the pods would lose the charges of the others.
+        # A settlement by an incomplete list would lose the charges of the missing pods.
         while not self.synced:
             if self._stopping.wait(SYNC_POLL_SECONDS):
                 return
@@ -226,11 +224,11 @@ class Leader:
 
     def _models_changed(self) -> None:
         # A DeviceClass may add extended resources that pods can request.
-        self.settler.pods.count_anew()
+        self.settler.pods.list_again()
         self.settler.add_all()
 
     def _quota_changed(self) -> None:
-        self.settler.pods.count_anew()
+        self.settler.pods.list_again()
         self.settler.add_all()
         self.namespaces.add_all()
 
@@ -246,8 +244,8 @@ class Leader:
         self.publisher.reconciler.queue.add(namespace)
 
     def _withdraw_cards(self) -> None:
-        # The free cards of a former extender are never updated, and models would be chosen by them forever. They are
-        # deleted at every full resync, because the previous leader may have written them while it ended.
+        # The free cards of a former extender are out of date, and `/mutate` would choose models by them. They are
+        # deleted at every resync, because the previous leader may have written them while it ended.
         if self.extender is None or not self.extender.serving:
             publish.delete_published(self._kube, self._system_namespace)
 

@@ -1,4 +1,4 @@
-"""What the controller tells Prometheus."""
+"""The metrics of the controller."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -11,62 +11,62 @@ from vcuda.quota.model import CORES_PER_CARD
 
 
 class SettleMetrics:
-    """How the settling of ledgers fares: seconds a settlement, pending charges taken out, and what events missed."""
+    """Metrics about settling: its lag and duration, the settled pending charges, and the ledgers with drift."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.lag = Gauge(
             "vcuda_settle_lag_seconds",
-            "Since the namespace was due that has waited longest to be settled; 0 where none waits.",
+            "Seconds for which the longest waiting namespace has been due to be settled; 0 if none waits.",
             registry=registry,
         )
         self.seconds = Histogram("vcuda_settle_seconds", "Time to settle one namespace.", registry=registry)
         self.released = Counter(
-            "vcuda_settle_pending_settled", "Pending charges counted as stored, or released.", registry=registry
+            "vcuda_settle_pending_settled", "Pending charges that became committed or were released.", registry=registry
         )
         self.drift = Counter(
             "vcuda_settle_mended",
-            "Ledgers at rest that differed from the pods, found by the full pass.",
+            "Ledgers that a resync found to differ from the stored objects although no settling was due.",
             registry=registry,
         )
 
 
 class GarbageMetrics:
-    """What was removed from pods and nodes."""
+    """Metrics about the removal of stale annotations."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.removed = Counter(
             "vcuda_gc_annotations",
-            "Stale allocations removed from pods, and stale locks from nodes.",
+            "Stale allocations removed from pods, and stale locks removed from nodes.",
             ["scheme", "rule"],
             registry=registry,
         )
 
 
 class EvictionMetrics:
-    """What became of the evictions of pods beyond their quota."""
+    """Metrics about evictions of pods beyond their quota."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.evictions = Counter(
             "vcuda_audit_evictions",
-            "Evictions of pods beyond their quota that were asked for, by what became of them.",
+            "Evictions requested for pods beyond their quota, by outcome.",
             ["outcome"],
             registry=registry,
         )
 
 
 class ViolationsCollector(Collector):
-    """What their quota would not let in, counted by the kind of object, namespace and finding."""
+    """The pods and claims beyond their quota; ``counts`` has them by kind, namespace and finding."""
 
     def __init__(self, counts: Callable[[], Mapping[tuple[str, str, str], int]]) -> None:
         self._counts = counts
 
-    # Collected when Prometheus asks: gauges that were set would go on telling of namespaces that have gone.
+    # Computed at each scrape: a gauge that was set once would still report deleted namespaces.
     def collect(self) -> Iterable[Metric]:
-        """Yield a family for pods, and one for claims."""
+        """Return a family for pods, and one for claims."""
         labels = ["namespace", "finding"]
-        pods = GaugeMetricFamily("vcuda_audit_pods", "Pods that their quota would not let in.", labels=labels)
+        pods = GaugeMetricFamily("vcuda_audit_pods", "Pods that their quota would not admit.", labels=labels)
         claims = GaugeMetricFamily(
-            "vcuda_audit_claims", "ResourceClaims that their quota would not let in.", labels=labels
+            "vcuda_audit_claims", "ResourceClaims that their quota would not admit.", labels=labels
         )
         for (kind, *values), count in self._counts().items():
             (pods if kind == "Pod" else claims).add_metric(values, count)
@@ -76,8 +76,8 @@ class ViolationsCollector(Collector):
 class UsageCollector(Collector):
     """Limits and usage by namespace and model, in hundredths of a card, as last reported.
 
-    ``reservation_ages`` returns by namespace for how long a reservation there has not been renewed, in seconds, and may
-    name namespaces that have none any more.
+    ``reservation_ages`` returns the seconds since the oldest reservation of each namespace was renewed. Its result may
+    include namespaces that no longer have a reservation.
     """
 
     def __init__(
@@ -89,38 +89,38 @@ class UsageCollector(Collector):
         self._reservation_ages = reservation_ages
 
     def collect(self) -> Iterable[Metric]:
-        """Yield one family per figure."""
+        """Return one family per figure."""
         labels = ["namespace", "model"]
         limit = GaugeMetricFamily("vcuda_quota_limit_cores", "The limit, in hundredths of a card.", labels=labels)
-        used = GaugeMetricFamily("vcuda_quota_used_cores", "In use, pending included, reserved not.", labels=labels)
-        pending = GaugeMetricFamily("vcuda_quota_pending_cores", "Admitted, not yet seen stored.", labels=labels)
+        used = GaugeMetricFamily("vcuda_quota_used_cores", "In use, including pending, not reserved.", labels=labels)
+        pending = GaugeMetricFamily("vcuda_quota_pending_cores", "Admitted, but not seen stored yet.", labels=labels)
         terminating = GaugeMetricFamily(
-            "vcuda_quota_terminating_cores", "Of pods that are gone and may still run.", labels=labels
+            "vcuda_quota_terminating_cores", "Cores of deleted pods whose containers may still run.", labels=labels
         )
         reserved = GaugeMetricFamily(
-            "vcuda_quota_reserved_cores", "Set aside by webhook replicas, to be granted or given back.", labels=labels
+            "vcuda_quota_reserved_cores", "Cores that webhook replicas have reserved to admit pods.", labels=labels
         )
         age = GaugeMetricFamily(
             "vcuda_quota_reservation_age_seconds",
-            "Since the reservation that has been there longest was renewed; replicas renew or end theirs in seconds.",
+            "Seconds since the oldest reservation was renewed. Replicas renew or release theirs within seconds.",
             labels=["namespace"],
         )
         unpinned = GaugeMetricFamily(
-            "vcuda_quota_unpinned_pods", "Pods that are held to no model.", labels=["namespace"]
+            "vcuda_quota_unpinned_pods", "Pods without a known GPU model.", labels=["namespace"]
         )
         taking_effect = GaugeMetricFamily(
             "vcuda_quota_taking_effect",
-            "1 while the API server may not yet ask about the pods of a limited namespace.",
+            "1 while the API server may not call the webhook yet for the pods of a limited namespace.",
             labels=["namespace"],
         )
         ages = self._reservation_ages()
         lost = GaugeMetricFamily(
             "vcuda_quota_ledger_lost",
-            "1 while nothing is admitted in a namespace, as its ledger was lost.",
+            "1 while no GPU pod is admitted in a namespace because its ledger was lost.",
             labels=["namespace"],
         )
         for namespace, use in self._reports().items():
-            # A ledger that was deleted leaves its age behind.
+            # `ages` may still include a ledger that was deleted.
             if namespace in ages and any(model.reserved for model in use.models):
                 age.add_metric([namespace], ages[namespace])
             unpinned.add_metric([namespace], len(use.unpinned))

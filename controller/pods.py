@@ -1,7 +1,7 @@
-"""The pods of the cluster that use GPUs, watched, and what the ledger has to know about them.
+"""The watch of the pods that use GPUs, and the data that the ledger needs of them.
 
-Two kinds of pod are kept: those that ask for GPUs themselves, which are charged, and those that use ResourceClaims,
-which are not. `controller.claims` needs the second kind to know how long the devices of a claim may stay in use.
+Two kinds of pod are kept. Pods that request GPUs themselves are charged. Pods that use ResourceClaims are not charged;
+`controller.claims` needs them to determine how long the devices of a claim may stay in use.
 """
 
 import math
@@ -36,7 +36,7 @@ REMEMBER_GONE_SECONDS = 180.0
 KeptPod = StoredPod | ClaimUser
 
 PodChange = Callable[[StoredPod | None, StoredPod | None], None]
-"""Called with a charged pod before and after: (None, new) is an arrival, (old, None) a departure."""
+"""Called with a charged pod before and after a change: (None, new) if created, (old, None) if deleted."""
 
 _POD = msgspec.json.Decoder(Pod)
 
@@ -61,18 +61,17 @@ class GoneUids:
         self._by_namespace.setdefault(namespace, set()).add(uid)
 
     def within(self, namespace: str) -> set[str]:
-        """Return the uids of a namespace."""
         return set(self._by_namespace.get(namespace, ()))
 
 
 class PodLives(msgspec.Struct, frozen=True):
-    """What is known about how long the pods of one namespace run, as of one version of the watch.
+    """The pods of one namespace that may run, as of one version of the watch.
 
     ``version``: the newest resourceVersion that is included.
     ``stored``: the stored pods, by uid.
     ``vanished``: the bound pods that were deleted before they had ended and may still run, by uid.
     ``gone``: the uids of all recently deleted pods.
-    ``untold``: bound pods that have left the store and whose event has not been handled yet, by uid.
+    ``untold``: the bound pods that are deleted in the store but whose event was not handled yet, by uid.
     """
 
     version: str
@@ -83,14 +82,15 @@ class PodLives(msgspec.Struct, frozen=True):
 
 
 class PodInformer:
-    """All pods that use GPUs. Others are decoded and forgotten.
+    """All pods that use GPUs. Other pods are decoded and dropped.
 
-    ``on_change`` is called with the namespace of each pod that has ended or was deleted, and of all pods after a list;
-    ``on_growth``, if given, with that of each pod that is new or is charged otherwise than before.
+    ``on_change``: called with the namespace of each pod that has ended or was deleted, and of all pods after a list.
+    ``on_growth``: called with the namespace of each pod that is new or whose charge has changed.
+    ``max_terminating``: the most seconds for which a deleted pod may run.
+    ``resources``: returns the GPU resources of pods. The caller must call `list_again` after they change.
 
-    A bound pod that is deleted without having ended has vanished: kubelet may let its containers run for its grace
-    period, here at most ``max_terminating`` seconds. ``resources`` returns what pods can ask for; whoever changes that
-    must call `count_anew`.
+    A bound pod that is deleted without having ended has *vanished*: kubelet may let its containers run for its grace
+    period.
     """
 
     def __init__(
@@ -106,7 +106,8 @@ class PodInformer:
     ) -> None:
         self.labels = labels
         self._resources = resources
-        # By which pods are decoded now; and by which all of the store were. Only the reflector's thread sets them.
+        # The resources by which pods are decoded now, and those by which all stored pods were decoded. Only the
+        # reflector's thread sets these two.
         self._decoding = self._counted_by = resources()
         self._requests = RequestCache(self._decoding, labels)
         self._max_terminating = max_terminating
@@ -130,29 +131,29 @@ class PodInformer:
         )
 
     def follow(self, on_change: PodChange) -> None:
-        """Call back with every change of a charged pod. Must be called before the watch starts."""
+        """Call ``on_change`` for every change of a charged pod. Must be called before the watch starts."""
         self._followers.append(on_change)
 
-    def count_anew(self) -> None:
-        """Have all pods listed again, if they would be charged otherwise than they were."""
-        # What a pod asks for is not kept, nor are those that asked for nothing which counted then.
+    def list_again(self) -> None:
+        """List all pods again if the resources have changed in a way that changes charges."""
+        # The store keeps neither the requests of a pod nor the pods that used no GPU by the old resources.
         if not self._resources().counts_like(self._counted_by):
             self.reflector.list_again()
 
     @property
     def config_version(self) -> str:
-        """The version of the ConfigMap, or an older one, by which all pods are counted."""
+        """The version of the quota ConfigMap by which all pods are counted; it may be older than the current one."""
         known, counted_by = self._resources(), self._counted_by
         return (known if known.counts_like(counted_by) else counted_by).version
 
     def observed(self, namespace: str, nodes: Nodes) -> ObservedPods:
-        """Return what has been seen of a namespace's pods: what it counts is what there was at its version."""
+        """Return the namespace's pods as the ledger needs them: the charges as they were at one version."""
         config_version = self.config_version
         lives = self.lives(namespace)
         pods = [pod for pod in lives.stored.values() if isinstance(pod, StoredPod)]
-        # A pod that has left the store is charged as vanished, though its event has not been handled yet.
+        # A pod that was deleted from the store counts as vanished even before its event is handled.
         vanished = [*lives.vanished.values(), *lives.untold.values()]
-        # The claim of a pod that has vanished may still be there, and be deleted while nobody watches.
+        # The claim of a vanished pod may still exist, and may be deleted while no watch is open.
         users = (pod for pod in (*lives.stored.values(), *vanished) if pod.live and _uses_claims(pod))
         return ObservedPods(
             lives.version,
@@ -168,14 +169,14 @@ class PodInformer:
         )
 
     def lives(self, namespace: str) -> PodLives:
-        """Return what is known about how long a namespace's pods run."""
+        """Return the pods of a namespace that may run."""
         with self._lock:
             bound = dict(self._bound.get(namespace, {}))
-        # In one step. If the version were newer, a pod that came in between would be left out for good. If it were
-        # older, another leader that has come to just this version could take that pod out of the count again.
+        # The version and the pods are read in one step. If the version were newer, a pod created in between would never
+        # be counted. If it were older, a leader whose watch is at just this version could uncount that pod.
         version, pods = self.reflector.versioned(namespace)
         stored = {pod.uid: pod for pod in pods}
-        # These last: an event that is handled meanwhile has changed what was read before.
+        # Read these last, so that they include the events that were handled in between.
         with self._lock:
             gone = self._gone.within(namespace)
             vanished = self._vanished_now(namespace)
@@ -184,7 +185,7 @@ class PodInformer:
 
     @property
     def since(self) -> str:
-        """The version from which on every departure was seen."""
+        """The version since which the watch has seen every deletion."""
         return self.reflector.listed_version
 
     def _vanished_now(self, namespace: str) -> dict[str, KeptPod]:
@@ -222,15 +223,14 @@ class PodInformer:
         return charged_by_pods(self.pods(namespace), nodes)
 
     def namespaces(self) -> Iterable[str]:
-        """Return the namespaces that have pods which use GPUs."""
         return self.reflector.namespaces()
 
     def decode_charged(self, raw: bytes) -> StoredPod | None:
-        """Return what is read of a pod, with every key of its allocation; None if it is not charged."""
+        """Return the decoded pod with all keys of its allocation; None if it is not charged."""
         return read_stored(_POD.decode(raw), self.labels, self._decoding, self._requests, whole_keys=True)
 
     def decode(self, raw: bytes) -> KeptPod | None:
-        """Return what is kept of a pod; None if it uses no GPU."""
+        """Return the data that is kept of a pod; None if it uses no GPU."""
         pod = _POD.decode(raw)
         return read_stored(pod, self.labels, self._decoding, self._requests) or read_claim_user(pod)
 
@@ -241,7 +241,7 @@ class PodInformer:
 
     def _on_listed(self) -> None:
         self._counted_by = self._decoding
-        # A count from before the list is compared with it once; from then on each decrease is one that was seen.
+        # Each namespace is settled once after a list, because decreases before it were not seen.
         for namespace in self.namespaces():
             self._on_change(namespace)
 
@@ -262,7 +262,7 @@ class PodInformer:
     def _tell(self, old: StoredPod | None, new: StoredPod | None) -> None:
         if new and new.is_cut and not (old and old.is_cut):
             self._log.warning(
-                "allocation on a pod is longer than any vendor writes: only its beginning is judged",
+                "allocation annotation is longer than any vendor writes; only its beginning is checked",
                 namespace=new.namespace,
                 pod=new.name,
                 uid=new.uid,
@@ -289,6 +289,6 @@ def _uses_claims(pod: KeptPod) -> bool:
 
 
 def _counted(pod: KeptPod) -> tuple[object, ...]:
-    # What the ledger counts and records of a pod, and violations judge. Most events are of other parts of its status.
+    # These are the fields that the ledger and `violations` use. Most events change only other parts of the status.
     lasting = pod.live, pod.node, pod.terminating, pod.grace_seconds
     return (*lasting, pod.charge, pod.model, pod.extended_claim) if isinstance(pod, StoredPod) else lasting

@@ -1,7 +1,7 @@
-"""The work queue and the loop of every duty of the leader: it reconciles one key at a time, and again when it is due.
+"""The work queue and the loop of every duty of the leader, which reconciles one key at a time when it is due.
 
-The idea is that of client-go's ``util/workqueue`` and controller-runtime's ``Reconciler``: an event only says which key
-to reconcile. So many events cost one turn, and the next turn makes up for a missed event.
+Both follow client-go's ``util/workqueue`` and controller-runtime's ``Reconciler``: an event only names the key to
+reconcile. So many events cost one turn, and the next turn corrects a missed event.
 """
 
 import heapq
@@ -126,7 +126,7 @@ class Reconciler:
     a call or does not answer, or if an object cannot be decoded.
     ``failure``, ``key_name``: the text of the warning about that, and the name of the key in it.
 
-    Any other error is a fault of ours, and ends `run`.
+    Any other exception is a bug, and ends `run`.
     """
 
     def __init__(
@@ -189,13 +189,13 @@ class Reconciler:
 
 
 def spawn(name: str, loop: Callable[[], None], on_fault: Callable[[], None]) -> threading.Thread:
-    """Run a loop in a thread. Call ``on_fault`` if the loop ends by a fault of its own."""
+    """Run a loop in a thread. Call ``on_fault`` if the loop raises an exception."""
 
     def guarded() -> None:
         try:
             loop()
         except Exception:  # noqa: BLE001  # the fault is logged, and ``on_fault`` ends the process
-            structlog.get_logger().exception("loop ended by a fault of its own", loop=name)
+            structlog.get_logger().exception("loop failed", loop=name)
             on_fault()
 
     thread = threading.Thread(target=guarded, name=name, daemon=True)

@@ -1,1 +1,1 @@
-"""The scheduler extender: which node, and which of its cards, every vcuda pod gets. Only the leader serves it."""
+"""The scheduler extender, which chooses the node and the cards of each vcuda pod. Only the leader serves it."""

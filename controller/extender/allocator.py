@@ -1,8 +1,8 @@
-"""Gives pods their node and cards, and binds them.
+"""Chooses the node and the cards of pods, and binds the pods.
 
-A placement is decided alone and written into the journal of its node by compare-and-swap; only then is the scheduler
-answered. A binding is written there too, with the resourceVersion of the pod that it is for, before it is sent. It
-carries the annotations that the device plugin reads, so that a pod's node and its cards cannot be told apart.
+One placement is decided at a time. It is written into the journal of its node by compare-and-swap before the scheduler
+gets the answer. Before a binding is sent, the resourceVersion of its pod is written into the journal. The binding
+includes the annotations that the device plugin reads, so a pod gets its node and its cards in one step.
 """
 
 import threading
@@ -25,40 +25,43 @@ from vcuda.kube import Kube, segment
 from vcuda.ledger.ledger import is_older
 
 MAX_ATTEMPTS = 4
-"""How often one call places or binds a pod where others write the same journal or pod meanwhile."""
+"""The tries of one call to place or bind a pod, if other processes write the same journal or pod meanwhile."""
 
 DEADLINE_SECONDS = 12.0
-"""For one answer, whatever fails: fewer than the scheduler's httpTimeout, 15, by more than one call takes."""
+"""The most seconds for an answer: the scheduler's httpTimeout, 15, less the time of one API call."""
 
 MIN_CALL_SECONDS = 0.2
-"""With fewer a call is not begun: it would only be left without an answer."""
+"""An API call does not start with fewer seconds left, because it would probably time out."""
 
 TURN_TIMEOUT_SECONDS = 5.0
-"""For which a call waits for the decisions before it."""
+"""The most seconds for which a call waits for earlier decisions."""
 
 _POD = msgspec.json.Decoder(Pod)
 
 
 class Deadline:
-    """When an answer is due, ``DEADLINE_SECONDS`` from now. ``clock`` only runs forward, in seconds."""
+    """The deadline of an answer, ``DEADLINE_SECONDS`` from now. ``clock`` is monotonic, in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._at = clock() + DEADLINE_SECONDS
 
     def timeout(self) -> float:
-        """Return the seconds that the next call may take; raises NotPlaced where too few are left."""
+        """Return the timeout of the next API call in seconds. Raises NotPlaced if too little time is left."""
         left = self._at - self._clock()
         if left < MIN_CALL_SECONDS:
-            raise NotPlaced("there was no time left to place the pod")
+            raise NotPlaced("the time to place the pod is over")
         return min(TIMEOUT, left)
 
 
 class Allocator:
-    """Answers what kube-scheduler asks.
+    """Answers the requests of kube-scheduler.
 
-    ``unbound_seconds``: for which a pod that is not bound keeps what it was given, at least. ``model_of`` is the model
-    of a node. ``now`` is Unix time in nanoseconds; ``clock`` is in seconds, and only runs forward.
+    ``unbound_seconds``: the least time for which an unbound pod keeps its placement.
+    ``model_of``: returns the GPU model of a node.
+    ``choose``: chooses the node and the cards of a pod.
+    ``now``: returns Unix time in nanoseconds.
+    ``clock``: monotonic, in seconds.
     """
 
     def __init__(
@@ -88,9 +91,9 @@ class Allocator:
         self._log = structlog.get_logger()
 
     def filter(self, args: protocol.ExtenderArgs) -> bytes:
-        """Place the pod on one of the nodes, and return the ExtenderFilterResult that says so.
+        """Place the pod on one of the nodes, and return an ExtenderFilterResult with that node.
 
-        Where nothing could be decided the answer is an error, on which the scheduler tries the pod again.
+        If the call fails, the answer is an error, and the scheduler retries the pod.
         """
         deadline = Deadline(self._clock)
         request = cards.read_card_request(args.pod)
@@ -113,8 +116,8 @@ class Allocator:
         return args.failing(placed)
 
     def preempt(self, args: protocol.PreemptionArgs) -> Mapping[str, protocol.Victims]:
-        """Return the nodes on which the pod would fit on cards once its victims are gone."""
-        # The scheduler has chosen them by sums alone. Where they make no room on any one card, nobody is evicted.
+        """Return the nodes with cards on which the pod would fit after the eviction of the victims."""
+        # The scheduler chose the victims by sums over all cards. If no card gets enough room, no pod is evicted.
         request = cards.read_card_request(args.pod)
         if request is None:
             return args.victims
@@ -125,13 +128,13 @@ class Allocator:
         }
 
     def scores(self, args: protocol.ExtenderArgs) -> dict[str, int]:
-        """Return 10 for a node without cards and 0 for one with, as gpu-admission."""
-        # So other pods leave the nodes with cards to those that need them; a vcuda pod has one node left by now.
+        """Return 10 for a node without cards and 0 for a node with cards, as gpu-admission does."""
+        # This keeps other pods away from nodes with cards. A vcuda pod has only one node left at this point.
         known = self._cache.cards()
         return {name: 0 if isinstance(known.get(name), Cards) else 10 for name in args.names}
 
     def bind(self, args: protocol.BindingArgs) -> str:
-        """Bind the pod; return why that was not done, and nothing where it was: then the scheduler tries it again."""
+        """Bind the pod. Return an empty string, or the reason of a failure, after which the scheduler retries."""
         deadline = Deadline(self._clock)
         try:
             for _ in range(MAX_ATTEMPTS):
@@ -139,7 +142,7 @@ class Allocator:
                 if _is_bound(pod, args.node) or self._binding_landed(pod, args, deadline):
                     self._metrics.bindings.labels("bound").inc()
                     return ""
-            raise NotPlaced("the pod changes too often")
+            raise NotPlaced("the pod was changed during each try to bind it")
         except VcudaError as error:
             self._metrics.bindings.labels("error").inc()
             self._log.warning("not bound", pod=f"{args.namespace}/{args.name}", node=args.node, error=str(error))
@@ -151,8 +154,8 @@ class Allocator:
             self._cache.load(journal)
 
     def tidy(self) -> None:
-        """Make the journals that are missing, and take from the others what counts no more. Raises VcudaError."""
-        self._forget_gone()
+        """Create the missing journals, and remove expired entries from the others. Raises VcudaError."""
+        self._forget_deleted()
         self._open(self._cache.unopened(), Deadline(self._clock))
         expired: dict[str, set[str]] = {node: set() for node in self._cache.outdated()}
         for node, entry in self._cache.entries():
@@ -163,15 +166,15 @@ class Allocator:
                 self._write(node, Deadline(self._clock), without=uids)
         for node in self._cache.abandoned():
             if journal := self._cache.journal(node):
-                with suppress(NotFound, Conflict):  # who has written it meanwhile knows the node
+                with suppress(NotFound, Conflict):  # Conflict: another process has written it, so the node is in use
                     self._journal.delete(journal)
                 self._cache.close(node)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        # One decision at a time: else two would decide on one version, and one of them in vain.
+        # One decision at a time. Of two decisions on one version of a journal, one would fail with a Conflict.
         if not self._turn.acquire(timeout=TURN_TIMEOUT_SECONDS):
-            raise NotPlaced("placements before this one take too long")
+            raise NotPlaced("earlier placements take too long")
         try:
             yield
         finally:
@@ -180,20 +183,20 @@ class Allocator:
     # The journals
 
     def _open(self, nodes: Iterable[str], deadline: Deadline) -> None:
-        """Make the journals of nodes that have none, with what is bound there; read those that others have made."""
+        """Create the missing journals of nodes with the pods bound there. Read a journal that already exists."""
         for node in nodes:
             try:
                 journal = self._journal.write(NodeJournal(node, "", self._bound_before(node)), deadline.timeout())
             except Conflict:
                 try:
                     journal = self._journal.read(node, deadline.timeout())
-                except UnreadableJournal as error:  # costs its node alone
-                    self._log.error("what is placed on a node is not known", node=node, error=str(error))
+                except UnreadableJournal as error:  # only this node cannot be used
+                    self._log.error("placements of a node cannot be read", node=node, error=str(error))
                     continue
             self._cache.load(journal)
 
     def _bound_before(self, node: str) -> dict[str, JournalEntry]:
-        # Bound to a node outside of its pin a pod is refused by kubelet, and has nothing there.
+        # kubelet rejects a pod that is bound to a node of another model than its pin, so such a pod has no cards.
         model, now = self._model_of(node), self._seconds()
         return {
             pod.uid: JournalEntry(pod.uid, pod.namespace, pod.name, {0: pod.cards.shares}, now)
@@ -204,15 +207,16 @@ class Allocator:
     def _write(
         self, node: str, deadline: Deadline, entry: JournalEntry | None = None, without: Container[str] = ()
     ) -> bool:
-        """Change a node's journal; False where another process has written it, which is known then."""
+        """Change a node's journal. Return False if another process has written it; then it was read again."""
         journal = self._cache.journal(node)
         if journal is None:
-            raise NotPlaced(f"what is placed on {node} is not known yet")
+            raise NotPlaced(f"the placements on {node} are not known yet")
         entries = {uid: each for uid, each in journal.entries.items() if uid not in without}
         if entry:
             entries[entry.uid] = entry
         try:
-            # Where it is not known what comes of it, the next write goes by the version before, and tells.
+            # If the outcome of this write is unknown, the next write uses the old version, and gets a Conflict if this
+            # one was stored.
             changed = msgspec.structs.replace(journal, entries=entries)
             self._cache.load(self._journal.write(changed, deadline.timeout()))
         except Conflict:
@@ -220,9 +224,9 @@ class Allocator:
             return False
         return True
 
-    def _forget_gone(self) -> None:
-        # A pod that came and went while nobody watched is never reported. Those that the watch did not show at the last
-        # call either are read.
+    def _forget_deleted(self) -> None:
+        # The watch never reports a pod that was created and deleted during a gap. So a pod that the watch has not shown
+        # at two calls in a row is read.
         unshown = {
             entry.uid: entry
             for _, entry in self._cache.entries()
@@ -232,8 +236,8 @@ class Allocator:
             entry = unshown[uid]
             try:
                 self._read(entry)
-            except (VcudaError, *UNDECODABLE) as error:  # no fault: it is read again at the next call
-                self._log.info("placed, and not to be had", pod=f"{entry.namespace}/{entry.name}", error=str(error))
+            except (VcudaError, *UNDECODABLE) as error:  # expected: the pod is read again at the next call
+                self._log.info("placed pod cannot be read", pod=f"{entry.namespace}/{entry.name}", error=str(error))
         self._unshown = frozenset(unshown)
 
     def _has_expired(self, entry: JournalEntry) -> bool:
@@ -245,16 +249,16 @@ class Allocator:
         return not entry.may_be_bound(pod.version)
 
     def _read(self, asked: JournalEntry | protocol.BindingArgs, timeout: float = TIMEOUT) -> Pod:
-        # From the API server, never from the watch: a binding must name the version that is stored now.
-        message = "the pod is gone"
+        # The pod is read from the API server, not from the watch, because a binding must have the stored version.
+        message = "the pod was deleted"
         try:
             pod = _POD.decode(self._kube.get(_path_of(asked), timeout=timeout))
             if pod.metadata.uid == asked.uid:
                 return pod
-            message = "the pod is gone, and another has its name"
+            message = "the pod was deleted, and another pod has its name"
         except NotFound:
             pass
-        # Only for an entry of ours: a caller may name any uid beside any name.
+        # Only for an entry of the journal, because a caller could combine any uid with any name.
         if isinstance(asked, JournalEntry):
             self._cache.forget(asked.uid)
         raise NotPlaced(message)
@@ -265,7 +269,7 @@ class Allocator:
     # Placing
 
     def _would_fit(self, pod: Pod, request: CardRequest, node: str, victims: protocol.Victims) -> bool:
-        # Without the pod itself too: an earlier call may have placed it there.
+        # The pod itself does not count either, because an earlier call may have placed it on this node.
         found = self._cache.node_without(node, (*victims.uids, pod.metadata.uid))
         if not isinstance(found, Cards) or found.scheme is not request.scheme:
             return False
@@ -279,7 +283,7 @@ class Allocator:
         for _ in range(MAX_ATTEMPTS):
             before = self._cache.entries_of(uid)
             for node in names:
-                # Its annotations are on their way: other cards there would not be those that the device plugin reads.
+                # A binding with annotations for these cards may still land, so the cards must not change.
                 if node in before and before[node].may_be_bound(version):
                     return node
             found = self._choose(request, names, self._cache.without(uid), before)
@@ -290,10 +294,10 @@ class Allocator:
             if self._write(found.node, deadline, entry):
                 self._leave(uid, version, found.node, deadline)
                 return found.node
-        raise NotPlaced("others place pods on the same nodes all the time")
+        raise NotPlaced("other processes placed pods on the same nodes during each try")
 
     def _version_of(self, pod: Pod) -> str:
-        """Return the newest resourceVersion known of a pod; raises NotPlaced where it is bound, or has ended."""
+        """Return the newest known resourceVersion of a pod. Raises NotPlaced if the pod is bound or has ended."""
         watched, version = self._cache.pod(pod.metadata.uid), pod.metadata.resource_version
         if node := pod.spec.node_name or (watched.node if watched else ""):
             raise NotPlaced(f"the pod is bound to {node} already")
@@ -304,9 +308,9 @@ class Allocator:
     def _choose(
         self, request: CardRequest, names: tuple[str, ...], nodes: NodeCards, before: Mapping[str, JournalEntry]
     ) -> Placement | Mapping[str, Unplaceable]:
-        # The node of an earlier placement comes first, if the pod still fits there. Its cards are chosen anew:
-        # gpu-manager takes the fullest that fits when the container starts, and refuses a share whose annotation names
-        # another.
+        # The node of an earlier placement comes first, if the pod still fits there. Its cards are chosen again, because
+        # gpu-manager uses the fullest card that fits when the container starts. It rejects a share if the annotation
+        # names another card.
         for node in sorted(before.keys() & {*names}, key=lambda node: before[node].placed, reverse=True):
             found = self._strategy(request, (node,), nodes)
             if isinstance(found, Placement):
@@ -314,7 +318,8 @@ class Allocator:
         return self._strategy(request, names, nodes)
 
     def _leave(self, uid: str, version: str, node: str, deadline: Deadline) -> None:
-        # What the pod was given elsewhere, unless a binding there may land still: then the watch tells, or time.
+        # Remove the pod's placements on other nodes. An entry whose binding may still land stays until the watch shows
+        # the outcome or the entry expires.
         for other, entry in self._cache.entries_of(uid).items():
             if other == node or entry.may_be_bound(version):
                 continue
@@ -326,7 +331,7 @@ class Allocator:
     # Binding
 
     def _binding_landed(self, pod: Pod, args: protocol.BindingArgs, deadline: Deadline) -> bool:
-        # Returns False where the pod or the journal has changed since it was read.
+        # Return False if the pod or the journal was changed since it was read.
         request, annotations = cards.read_card_request(pod), {}
         if isinstance(request, Unplaceable):
             raise NotPlaced(request.text)
@@ -336,18 +341,18 @@ class Allocator:
                 return False
             annotations = cards.annotations_for(request.scheme, args.node, entry.shares, self._now())
         elif not cards.names_cards(pod):
-            raise NotPlaced("the pod asks for no vcuda cards, and is not the extender's to bind")
+            raise NotPlaced("the pod requests no vcuda cards, so the extender does not bind it")
         try:
             self._send_binding(pod, args, annotations, deadline.timeout())
         except Conflict:
             return False
-        except Unavailable as error:  # it may land still, at this version of the pod
+        except Unavailable as error:  # the binding may still land, at this version of the pod
             if not _is_bound(self._read(args, deadline.timeout()), args.node):
-                raise NotPlaced(f"whether the pod was bound is not known: {error}") from error
+                raise NotPlaced(f"the outcome of the binding is unknown: {error}") from error
         return True
 
     def _promise(self, pod: Pod, args: protocol.BindingArgs, deadline: Deadline) -> JournalEntry | None:
-        """Write down that a binding of the pod as it is now is sent; None where another process writes the journal."""
+        """Record in the journal that this version of the pod is being bound; None if another process wrote it."""
         with self._alone():
             entry = self._cache.entries_of(args.uid).get(args.node)
             if entry is None:
@@ -355,15 +360,15 @@ class Allocator:
                     self._cache.load(self._journal.read(args.node, deadline.timeout()))
                 entry = self._cache.entries_of(args.uid).get(args.node)
             if entry is None:
-                raise NotPlaced(f"the pod is not placed on {args.node} any more")
+                raise NotPlaced(f"the pod is no longer placed on {args.node}")
             promised = msgspec.structs.replace(entry, binding=pod.metadata.resource_version)
             return promised if promised == entry or self._write(args.node, deadline, promised) else None
 
     def _send_binding(
         self, pod: Pod, args: protocol.BindingArgs, annotations: Mapping[str, str], timeout: float
     ) -> None:
-        # With uid and resourceVersion the API server binds this version of this pod, or answers 409, and writes the
-        # annotations in the same step (``BindingREST`` in kube-apiserver's ``pkg/registry/core/pod/storage``).
+        # With uid and resourceVersion the API server binds only this version of the pod, and otherwise answers 409. It
+        # writes the annotations in the same step (``BindingREST`` in ``pkg/registry/core/pod/storage``).
         metadata = {
             "name": args.name,
             "namespace": args.namespace,
@@ -377,7 +382,7 @@ class Allocator:
 
 
 def _is_bound(pod: Pod, node: str) -> bool:
-    """Return whether the pod is bound to this node, by an earlier call; raises NotPlaced where to another."""
+    """Return whether the pod is already bound to this node. Raises NotPlaced if it is bound to another one."""
     if pod.spec.node_name and pod.spec.node_name != node:
         raise NotPlaced(f"the pod is bound to {pod.spec.node_name} already")
     return bool(pod.spec.node_name)

@@ -1,4 +1,4 @@
-"""What is taken of every node's cards by the journals, and what the watch tells of the pods that have it."""
+"""The free cards of every node, from the journals and from the watch of the pods in them."""
 
 import threading
 import time
@@ -13,16 +13,17 @@ from vcuda.allocations.stored_pods import StoredPod
 from vcuda.k8s_types import Node
 from vcuda.ledger.ledger import is_older
 
-UNREAD = Unplaceable("what is placed on the node is not known yet", final=False)
+UNREAD = Unplaceable("the placements on the node are not known yet", final=False)
 
 
 class CardCache:
-    """The cards of all nodes as they were last read from, or written to, the journals; it may be used by threads.
+    """The cards of all nodes as of the last read or write of the journals. Thread-safe.
 
-    ``now`` is in Unix seconds. ``max_terminating``: seconds for which a pod that vanished keeps its cards at most.
+    ``now``: returns Unix seconds.
+    ``max_terminating``: the most seconds for which a pod that was deleted while it ran keeps its cards.
 
-    An entry counts until the watch shows that its pod has ended, is gone, or is bound to another node: each of these is
-    for good, so a watch that is behind can only have too much counted.
+    An entry counts until the watch shows that its pod has ended, was deleted, or is bound to another node. None of
+    these can be undone, so a watch that is behind can only count too much.
     """
 
     def __init__(self, now: Callable[[], float] = time.time, max_terminating: float = 600.0) -> None:
@@ -31,17 +32,17 @@ class CardCache:
         self._lock = threading.Lock()
         self._unused: dict[str, Cards | Unplaceable] = {}
         self._cards: dict[str, Cards | Unplaceable] = {}
-        # The entries that count, by node and pod uid; a node that is not here has not been opened.
+        # The entries that count, by node and pod uid. The journal of a node that is not here was not read yet.
         self._entries: dict[str, dict[str, JournalEntry]] = {}
         self._versions: dict[str, str] = {}
-        # Nodes whose journals hold entries that count no more.
+        # Nodes whose stored journals have entries that no longer count.
         self._outdated: set[str] = set()
         self._nodes_of: dict[str, set[str]] = {}
         self._pods: dict[str, StoredPod] = {}
         self._bound: dict[str, dict[str, StoredPod]] = {}
 
     def node_changed(self, old: Node | None, new: Node | None) -> None:
-        """Take over a node that came, went or changed."""
+        """Handle an event of a node."""
         node = new or old
         if node is None or (old and new and old.capacity == new.capacity):
             return
@@ -53,7 +54,7 @@ class CardCache:
             self._recount(node.metadata.name)
 
     def pod_changed(self, old: StoredPod | None, new: StoredPod | None) -> None:
-        """Take over a pod that came, went or changed."""
+        """Handle an event of a pod."""
         pod = new or old
         if pod is None:
             return
@@ -61,7 +62,7 @@ class CardCache:
             if old and old.node:
                 self._bound.get(old.node, {}).pop(old.uid, None)
             if new is None:
-                self._gone(pod)
+                self._pod_deleted(pod)
                 return
             self._pods[pod.uid] = new
             if new.node:
@@ -71,10 +72,10 @@ class CardCache:
                     self._drop(node, new.uid)
 
     def load(self, journal: NodeJournal) -> None:
-        """Take over a node's journal as it is stored now."""
+        """Use this journal for its node, unless a newer version was loaded before."""
         with self._lock:
             node = journal.node
-            if is_older(journal.version, self._versions.get(node, "")):  # another thread was faster
+            if is_older(journal.version, self._versions.get(node, "")):  # another thread has loaded a newer one
                 return
             for uid in self._entries.get(node, ()):
                 self._unlink(node, uid)
@@ -87,7 +88,7 @@ class CardCache:
             self._recount(node)
 
     def close(self, node: str) -> None:
-        """Take over that a node has no journal any more."""
+        """Remove the journal of a node."""
         with self._lock:
             for uid in self._entries.pop(node, {}):
                 self._unlink(node, uid)
@@ -95,18 +96,17 @@ class CardCache:
             self._recount(node)
 
     def forget(self, uid: str) -> None:
-        """Count nothing more for a pod that is proven not to exist."""
+        """Remove all entries of a pod. The caller must have verified that the pod does not exist."""
         with self._lock:
             self._forget(uid)
 
     def journal(self, node: str) -> NodeJournal | None:
-        """Return the entries of a node that count, at the version that they were read at; None where it has none."""
+        """Return a node's journal with only the entries that count; None if it was not read yet."""
         with self._lock:
             entries = self._entries.get(node)
             return None if entries is None else NodeJournal(node, self._versions[node], dict(entries))
 
     def entries_of(self, uid: str) -> Mapping[str, JournalEntry]:
-        """Return what a pod has been given, by node."""
         with self._lock:
             return {node: self._entries[node][uid] for node in sorted(self._nodes_of.get(uid, ()))}
 
@@ -120,41 +120,39 @@ class CardCache:
             return tuple(self._bound.get(node, {}).values())
 
     def unopened(self) -> frozenset[str]:
-        """Return the nodes that have cards, and whose journals have yet to be read or made."""
+        """Return the nodes with cards whose journals were not read or created yet."""
         with self._lock:
             return frozenset(n for n, cards in self._unused.items() if isinstance(cards, Cards)) - self._entries.keys()
 
     def abandoned(self) -> frozenset[str]:
-        """Return the nodes that are gone, and on which nobody has anything."""
+        """Return the deleted nodes without entries."""
         with self._lock:
             return frozenset(n for n, entries in self._entries.items() if not entries and n not in self._unused)
 
     def outdated(self) -> frozenset[str]:
-        """Return the nodes whose journals hold entries that count no more."""
+        """Return the nodes whose stored journals have entries that no longer count."""
         with self._lock:
             return frozenset(self._outdated)
 
     def entries(self) -> list[tuple[str, JournalEntry]]:
-        """Return all entries that count, each with its node."""
+        """Return pairs of node and entry, for all entries that count."""
         with self._lock:
             return [(node, entry) for node, entries in self._entries.items() for entry in entries.values()]
 
     def cards(self) -> NodeCards:
-        """Return the cards of every node as they are."""
         with self._lock:
             return dict(self._cards)
 
     def without(self, uid: str) -> NodeCards:
-        """Return the cards of all nodes as they would be without this pod: what it may be placed anew on."""
+        """Return the cards of all nodes without this pod's own shares, to place it again."""
         with self._lock:
             return {**self._cards, **{node: self._without(node, (uid,)) for node in self._nodes_of.get(uid, ())}}
 
     def node_without(self, node: str, uids: Iterable[str]) -> Cards | Unplaceable:
-        """Return the cards of one node as they would be without these pods."""
         with self._lock:
             return self._without(node, uids)
 
-    # What follows is called with the lock held.
+    # The methods below must be called with the lock held.
 
     def _without(self, node: str, uids: Iterable[str]) -> Cards | Unplaceable:
         cards, entries = self._cards.get(node, UNREAD), self._entries.get(node, {})
@@ -162,8 +160,8 @@ class CardCache:
             return cards
         return cards.returned(share for uid in set(uids) if uid in entries for share in entries[uid].all_shares())
 
-    def _gone(self, pod: StoredPod) -> None:
-        # Deleted by force: kubelet may let its containers run on, on the cards that they have, for their grace period.
+    def _pod_deleted(self, pod: StoredPod) -> None:
+        # After a forced deletion the containers may run on these cards for the grace period.
         ends = int(self._now() + min(pod.grace_seconds, self._max_terminating))
         entry = self._entries.get(pod.node, {}).get(pod.uid)
         self._forget(pod.uid)
@@ -207,5 +205,5 @@ class CardCache:
 
 
 def _is_over(node: str, pod: StoredPod) -> bool:
-    """Return whether what a pod was given on a node is nobody's any more, for good."""
+    """Return whether a pod's entry on a node no longer counts."""
     return not pod.live or bool(pod.node and pod.node != node)

@@ -1,12 +1,12 @@
-"""Which cards the extender has given to whom: one ConfigMap for each node, and nothing else counts.
+"""The journals: the extender's only record of which pod has which cards, in one ConfigMap per node.
 
-The owner of a pod can patch its annotations, so they are written for the device plugin and never read back. A placement
-stands in the ConfigMap of its node before anybody hears of it, until its pod has ended, is gone, or is bound elsewhere.
-Every write is a compare-and-swap on the version that was decided on: whoever leads, and whoever still believes that it
-does, no two of them give one share, and no clock has a part in that.
+Tenants can patch the annotations of pods. So the extender writes annotations for the device plugin, and does not read
+them. A placement is stored in the ConfigMap of its node before the scheduler gets the answer. It stays until the pod
+has ended, was deleted, or is bound to another node. Every write is a compare-and-swap on the version of the decision.
+So two replicas never assign the same share, even if both assume to be the leader. This does not depend on clocks.
 
-The ConfigMap is made when the node is first seen. What the pods that are bound there have been given is taken over
-then, from their annotations, this one time.
+The ConfigMap is created when the node is first seen. Only then the shares of the pods bound to the node are taken from
+their annotations.
 """
 
 import hashlib
@@ -28,16 +28,19 @@ TIMEOUT = 3.0
 """Seconds for one call to the API server."""
 
 MAX_PLACEMENTS = 1000
-"""On one node; its ConfigMap stays under 1 MiB, which is all that the API server stores."""
+"""The most placements on one node. The ConfigMap stays under 1 MiB, the limit of the API server."""
 
 _MAX_NAME = 253
 
 
 class JournalEntry(msgspec.Struct, frozen=True):
-    """What a pod has been given on one node: shares by the number of its container, at a Unix time in seconds.
+    """The placement of one pod on one node.
 
-    ``binding`` is the resourceVersion of the pod at which a binding was sent, which lands at that version or never;
-    empty where none was. ``ends`` is the Unix time at which kubelet has ended a pod that vanished while it ran.
+    ``shares``: the shares of cards, by the index of the container.
+    ``placed``: the Unix time of the placement.
+    ``binding``: the resourceVersion of the pod for which a binding was sent; empty if none was. The binding can land
+    only at that version.
+    ``ends``: the Unix time until which the containers may run, for a pod that was deleted while it ran.
     """
 
     uid: str
@@ -49,16 +52,15 @@ class JournalEntry(msgspec.Struct, frozen=True):
     ends: int | None = None
 
     def all_shares(self) -> tuple[Share, ...]:
-        """Return the shares of all containers."""
         return tuple(share for shares in self.shares.values() for share in shares)
 
     def may_be_bound(self, version: str) -> bool:
-        """Return whether a binding that was sent may land still, on an unbound pod that has come to ``version``."""
+        """Return whether a sent binding may still land. The pod is unbound, and is at ``version`` at least."""
         return bool(self.binding) and not is_older(self.binding, version)
 
 
 class NodeJournal(msgspec.Struct, frozen=True):
-    """The entries of one node by pod uid, and the resourceVersion that they are stored at; empty: they are not yet."""
+    """The entries of one node by pod uid. ``version``: their resourceVersion; empty if they are not stored yet."""
 
     node: str
     version: str = ""
@@ -66,7 +68,7 @@ class NodeJournal(msgspec.Struct, frozen=True):
 
 
 class _Written(msgspec.Struct, frozen=True):
-    """The text in a ConfigMap. ``format`` tells later releases."""
+    """The text in a ConfigMap. ``format``: the version of the format, for later releases."""
 
     node: str
     placements: tuple[JournalEntry, ...]
@@ -78,7 +80,7 @@ _WRITTEN = msgspec.json.Decoder(_Written)
 
 
 class Journal:
-    """The ConfigMaps, in the system's own namespace."""
+    """Reads and writes the ConfigMaps, which are in the system namespace."""
 
     def __init__(self, api: kube.Kube, namespace: str) -> None:
         self._kube = api
@@ -86,35 +88,35 @@ class Journal:
         self._collection = f"/api/v1/namespaces/{kube.segment(namespace)}/configmaps"
 
     def read_all(self) -> Iterator[NodeJournal]:
-        """Yield the journals of all nodes, but for those that are damaged. Raises Unavailable."""
+        """Yield the journals of all nodes, except unreadable ones. Raises Unavailable."""
         for page in self._kube.list_pages(self._collection, {"labelSelector": SELECTOR}):
             for raw in page.items:
                 with suppress(errors.UnreadableJournal):
                     yield self._decoded(raw)
 
     def read(self, node: str, timeout: float = TIMEOUT) -> NodeJournal:
-        """Return the journal of a node. Raises NotFound, Unavailable; UnreadableJournal where it is damaged."""
+        """Return the journal of a node. Raises NotFound, Unavailable or UnreadableJournal."""
         return self._decoded(self._kube.get(self._path(node), timeout=timeout))
 
     def write(self, journal: NodeJournal, timeout: float = TIMEOUT) -> NodeJournal:
         """Store a journal; return it with its new version.
 
-        Raises Conflict where it is stored at another version; NotPlaced where it would become too large; Unavailable
-        where it may land still.
+        Raises Conflict if another version is stored, NotPlaced if the journal would become too large, and Unavailable
+        if the outcome is unknown.
         """
         if len(journal.entries) > MAX_PLACEMENTS:
             raise errors.NotPlaced(f"{journal.node} has {MAX_PLACEMENTS} placements already")
         if journal.version:
             try:
                 answer = self._kube.put(self._path(journal.node), self._manifest(journal), timeout=timeout)
-            except errors.NotFound:  # somebody has deleted it: what it said is known here
+            except errors.NotFound:  # it was deleted: create it again, as its entries are known here
                 return self.write(msgspec.structs.replace(journal, version=""), timeout)
         else:
             answer = self._kube.post(self._collection, self._manifest(journal), timeout=timeout)
         return msgspec.structs.replace(journal, version=_CONFIG_MAP.decode(answer).metadata.resource_version)
 
     def delete(self, journal: NodeJournal) -> None:
-        """Delete the journal of a node that is gone, if it is still of this version."""
+        """Delete the journal of a deleted node, if the stored version is still this one."""
         options = {"preconditions": {"resourceVersion": journal.version}}
         self._kube.delete(self._path(journal.node), msgspec.json.encode(options), timeout=TIMEOUT)
 
@@ -127,7 +129,7 @@ class Journal:
         try:
             written = _WRITTEN.decode((config_map.data or {})[KEY])
         except (KeyError, *UNDECODABLE) as error:
-            advice = "once it is deleted, it is made anew from the pods that are bound to the node"
+            advice = "delete it, and the extender creates it again from the pods that are bound to the node"
             message = f"ConfigMap {self._namespace}/{metadata.name} cannot be read ({error}): {advice}"
             raise errors.UnreadableJournal(message) from error
         return NodeJournal(written.node, metadata.resource_version, {each.uid: each for each in written.placements})
@@ -138,7 +140,7 @@ class Journal:
             "namespace": self._namespace,
             "labels": LABELS,
             "managedFields": kube.NOT_TRACKED,
-            # What makes a PUT a compare-and-swap: without it the API server takes any.
+            # With the resourceVersion a PUT is a compare-and-swap. Without it the API server overwrites any version.
             **({"resourceVersion": journal.version} if journal.version else {}),
         }
         text = msgspec.json.encode(_Written(journal.node, tuple(journal.entries.values()))).decode()
@@ -146,7 +148,7 @@ class Journal:
 
 
 def name_of(node: str) -> str:
-    """Return the name of a node's ConfigMap: with the node's own name in it, or its hash where that is too long."""
+    """Return the name of a node's ConfigMap. It ends in the node's name, or in a hash if that is too long."""
     if len(PREFIX + node) <= _MAX_NAME:
         return PREFIX + node
     return PREFIX + hashlib.sha256(node.encode()).hexdigest()

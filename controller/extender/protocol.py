@@ -1,6 +1,6 @@
-"""What kube-scheduler sends an extender, and what it wants back (k8s.io/kube-scheduler ``extender/v1``).
+"""The requests of kube-scheduler to an extender, and the responses (k8s.io/kube-scheduler ``extender/v1``).
 
-Its Go types have no JSON tags, so keys begin with a capital; those of the pods and nodes in them do not.
+Their Go types have no JSON tags, so their keys begin with a capital letter. Keys of the pods and nodes do not.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,9 +14,9 @@ from vcuda.allocations.cards import Unplaceable
 
 
 class ExtenderArgs(msgspec.Struct, frozen=True):
-    """A pod, and the names of the nodes it may go to as far as the scheduler knows.
+    """A pod, and the nodes that are possible according to the scheduler.
 
-    ``nodes`` are the nodes themselves by name, undecoded, where it has sent them (``nodeCacheCapable: false``).
+    ``nodes``: the nodes in JSON, by name; None unless the scheduler sends them (``nodeCacheCapable: false``).
     """
 
     pod: k8s_types.Pod
@@ -28,11 +28,11 @@ class ExtenderArgs(msgspec.Struct, frozen=True):
         return self._result(names, {}, "")
 
     def failing(self, reasons: Mapping[str, Unplaceable]) -> bytes:
-        """Return the answer that no node can take it. What lasts is told apart: no preemption would help there."""
+        """Return the answer that no node can take the pod. Nodes with a final reason are listed as unresolvable."""
         return self._result((), reasons, "")
 
     def failed(self, message: str) -> bytes:
-        """Return the answer that nothing was decided; the scheduler tries the pod again."""
+        """Return an error as the answer. The scheduler retries the pod."""
         return self._result((), {}, _plain(message))
 
     def _result(self, names: Iterable[str], reasons: Mapping[str, Unplaceable], error: str) -> bytes:
@@ -49,14 +49,14 @@ class ExtenderArgs(msgspec.Struct, frozen=True):
 
 
 class Victims(msgspec.Struct, frozen=True):
-    """The uids of the pods that would have to go from a node, and how many disruption budgets that breaks."""
+    """The uids of the pods to evict from a node, and the number of violated PodDisruptionBudgets."""
 
     uids: tuple[str, ...]
     violations: int
 
 
 class PreemptionArgs(msgspec.Struct, frozen=True):
-    """A pod that fits nowhere, and for each node those that the scheduler would evict for it."""
+    """A pod that fits on no node, and the pods on each node that the scheduler would evict for it."""
 
     pod: k8s_types.Pod
     victims: Mapping[str, Victims]
@@ -98,7 +98,7 @@ def read_extender_args(body: bytes) -> ExtenderArgs:
             return ExtenderArgs(pod, names)
         listed = fields.get("Nodes", _ABSENT)
         items = _OBJECT.decode(listed).get("items", _ABSENT) if listed != _ABSENT else _ABSENT
-        # The nodes stay as they were sent: with ``nodeCacheCapable: false`` the scheduler wants the very same back.
+        # The nodes are not decoded, because with ``nodeCacheCapable: false`` the answer must contain them unchanged.
         nodes = {_IDENTIFIED.decode(raw).metadata.name: raw for raw in _RAWS.decode(items) or ()}
         return ExtenderArgs(pod, tuple(nodes), nodes)
 
@@ -121,7 +121,7 @@ def _victims(raw: msgspec.Raw) -> Victims:
 
 
 def _uid(raw: msgspec.Raw) -> str:
-    # MetaVictims hold MetaPods, each with its UID; Victims hold whole pods.
+    # MetaVictims contain MetaPods, which have only a UID. Victims contain complete pods.
     fields = _OBJECT.decode(raw)
     if "metadata" in fields:
         return _IDENTIFIED.decode(raw).metadata.uid
@@ -136,7 +136,7 @@ def read_binding_args(body: bytes) -> BindingArgs:
 
 
 def write_preemption(victims: Mapping[str, Victims]) -> bytes:
-    """Return the ExtenderPreemptionResult that leaves these nodes, each with those that are to go from it."""
+    """Return the ExtenderPreemptionResult with these nodes and the pods to evict from each."""
     nodes = {
         node: {"Pods": [{"UID": uid} for uid in each.uids], "NumPDBViolations": each.violations}
         for node, each in victims.items()
@@ -155,5 +155,5 @@ def write_priorities(scores: Mapping[str, int]) -> bytes:
 
 
 def _plain(message: str) -> str:
-    # The scheduler takes the text for a format (``fmt.Errorf``), in which a percent sign has a meaning.
+    # The scheduler uses the text as a format of ``fmt.Errorf``, so it must not contain percent signs.
     return message.replace("%", " percent")

@@ -1,4 +1,4 @@
-"""What the extender tells others: free cards to the webhook, its address to a Service, figures to Prometheus."""
+"""Publishes the free cards for the webhook, the extender's address in an EndpointSlice, and its metrics."""
 
 import ipaddress
 import time
@@ -18,17 +18,17 @@ from vcuda.placement.free_cards import CARDS_CONFIG_MAP, CARDS_KEY, FreeCards, F
 from vcuda.placement.nodes import Nodes
 
 MIN_INTERVAL_SECONDS = 3.0
-"""Between two writes at least."""
+"""The least time between two writes."""
 
-# A patch that changes nothing is not stored by the API server, and nobody who watches hears of it.
+# The API server does not store a patch that changes nothing, so a repeated write causes no events.
 REPEAT_SECONDS = 60.0
-"""After which the same figures are written again, should somebody have deleted or edited them."""
+"""The time after which unchanged figures are written again, in case they were deleted or edited."""
 
 
 class CardsPublisher:
-    """Writes the free cards when they have changed. ``clock`` is in seconds, and only runs forward."""
+    """Writes the free cards when they have changed. ``clock`` is monotonic, in seconds."""
 
-    # Nothing is decided by them but what is tried first, so it is no fault that they are some seconds old.
+    # The figures may be some seconds old, because the webhook uses them only to choose which model to try first.
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class CardsPublisher:
         self._repeat_at = 0.0
 
     def publish(self) -> None:
-        """Write them, unless they were written a moment ago; raises VcudaError where that fails."""
+        """Write the free cards, unless the same were written recently. Raises VcudaError."""
         text, now = write_free_cards(self._free_cards()), self._clock()
         if text == self._written and now < self._repeat_at:
             return
@@ -56,17 +56,17 @@ class CardsPublisher:
 
 
 def delete_published(kube: Kube, namespace: str) -> None:
-    """Delete the free cards that a leader before us has published; where that fails it is logged."""
-    # Where no extender keeps them up they would mislead the webhook for ever.
+    """Delete the free cards that an earlier leader has published; a failure is logged."""
+    # Without an extender to update them, these figures would mislead the webhook.
     log = structlog.get_logger()
     try:
         kube.delete(f"{_collection(namespace)}/{CARDS_CONFIG_MAP}")
     except NotFound:
         return
     except VcudaError as error:
-        log.warning("figures of free cards not deleted, though nobody keeps them up", error=str(error))
+        log.warning("outdated figures of free cards could not be deleted", error=str(error))
     else:
-        log.info("figures of free cards deleted, as nobody keeps them up")
+        log.info("figures of free cards deleted, because no extender is configured")
 
 
 def _collection(namespace: str) -> str:
@@ -74,7 +74,7 @@ def _collection(namespace: str) -> str:
 
 
 def count_free(node_cards: NodeCards, nodes: Nodes) -> FreeCardsByPool:
-    """Return the free cards by model and pool; a node without a model counts for nothing."""
+    """Return the free cards by model and pool. Nodes without a model do not count."""
     found: dict[tuple[str, str], FreeCards] = {}
     for name, cards in node_cards.items():
         model = nodes.model_of(name)
@@ -88,7 +88,7 @@ def count_free(node_cards: NodeCards, nodes: Nodes) -> FreeCardsByPool:
 
 SERVICE = "vcuda-extender"
 CHECK_INTERVAL_SECONDS = 10.0
-"""After which the slice is read again: what an earlier leader wrote late is put right."""
+"""The time after which the slice is checked again, in case an earlier leader wrote it late."""
 
 _OURS = {"app.kubernetes.io/managed-by": "vcuda-quota"}
 _LABELS = {objects.SERVICE_NAME: SERVICE, objects.MANAGED_BY: "vcuda-quota", **_OURS}
@@ -96,7 +96,7 @@ _SLICE = msgspec.json.Decoder(objects.EndpointSlice)
 
 
 class Advertiser:
-    """Holds the one EndpointSlice of Service ``vcuda-extender`` to one IP address and port."""
+    """Keeps the EndpointSlice of Service ``vcuda-extender`` at one IP address and port."""
 
     def __init__(self, kube: Kube, namespace: str, ip: str, port: int) -> None:
         self._kube = kube
@@ -107,23 +107,23 @@ class Advertiser:
         self._ports = (objects.Port("https", port),)
         self._log = structlog.get_logger().bind(service=f"{namespace}/{SERVICE}", ip=ip, port=port)
 
-    def hold(self) -> None:
-        """Write the address, unless it stands there; raises VcudaError where that fails."""
-        # The Service has no selector, so that only the leader is in its slice while the others are ready all the same.
+    def advertise(self) -> None:
+        """Write the address into the slice if it is not there. Raises VcudaError."""
+        # The Service has no selector. A selector would add the standbys, which are ready too.
         try:
             found = _SLICE.decode(self._kube.get(self._path))
-            if self._leads_here(found):
+            if self._is_correct(found):
                 return
             self._correct(found)
         except NotFound:
             self._create()
-        self._log.info("the Service leads here")
+        self._log.info("the Service routes to this replica")
 
-    def _leads_here(self, found: objects.EndpointSlice) -> bool:
-        # Labels beside ours are other people's; without ours Kubernetes' own controllers would take the slice over.
+    def _is_correct(self, found: objects.EndpointSlice) -> bool:
+        # Additional labels are allowed. Without ours, Kubernetes' controllers would manage the slice.
         labels = (found.metadata.labels or {}).items()
-        stands = (found.address_type, found.endpoints, found.ports)
-        return stands == (self._address_type, self._endpoints, self._ports) and labels >= _LABELS.items()
+        written = (found.address_type, found.endpoints, found.ports)
+        return written == (self._address_type, self._endpoints, self._ports) and labels >= _LABELS.items()
 
     def _correct(self, found: objects.EndpointSlice) -> None:
         if found.address_type != self._address_type:  # immutable (ValidateEndpointSliceUpdate)
@@ -146,41 +146,45 @@ class Advertiser:
 
 
 class ExtenderMetrics:
-    """How calls of the scheduler fare: seconds by verb, placements and bindings by outcome."""
+    """Metrics of the scheduler's calls: seconds by verb, placements and bindings by outcome."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.seconds = Histogram(
             "vcuda_extender_seconds",
-            "Time to answer the scheduler, by what it asked.",
+            "Time to answer a request of the scheduler.",
             ["verb"],
             buckets=(0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5),
             registry=registry,
         )
         self.placements = Counter(
             "vcuda_extender_placements",
-            "vcuda pods by outcome: placed, unplaceable (on no node), error (to be tried again).",
+            "Calls to place a vcuda pod, by outcome: placed, unplaceable (fits on no node), error (retried).",
             ["outcome"],
             registry=registry,
         )
         self.bindings = Counter(
             "vcuda_extender_bindings",
-            "Bindings that the scheduler asked for, by outcome: bound, error (to be tried again).",
+            "Bindings that the scheduler requested, by outcome: bound, error (retried).",
             ["outcome"],
             registry=registry,
         )
 
 
 _GAUGES = (
-    ("cards", "vcuda_cards", "Cards that nodes offer."),
-    ("whole", "vcuda_free_cards", "Cards that nobody has anything of."),
+    ("cards", "vcuda_cards", "Cards of the nodes."),
+    ("whole", "vcuda_free_cards", "Cards without any placement."),
     ("free_cores", "vcuda_free_cores", "Free cores, in hundredths of a card."),
-    ("fragmented_cores", "vcuda_fragmented_cores", "Free cores that no pod for whole cards can use."),
+    (
+        "fragmented_cores",
+        "vcuda_fragmented_cores",
+        "Free cores on partly used cards, which pods for whole cards cannot use.",
+    ),
 )
 """Fields of `FreeCards`, and the metric of each."""
 
 
 class CardsCollector(Collector):
-    """The cards of the nodes by model and pool, as the extender counts them now."""
+    """The metrics of the nodes' cards, by model and pool."""
 
     def __init__(self, free_cards: Callable[[], FreeCardsByPool]) -> None:
         self._free_cards = free_cards

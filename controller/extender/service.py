@@ -1,4 +1,4 @@
-"""The extender of the leading controller, put together: it listens once all pods and nodes have been listed."""
+"""The extender as a service of the leader, with its HTTP API. It listens after all pods and nodes have been listed."""
 
 import io
 import threading
@@ -22,24 +22,24 @@ from vcuda.placement.free_cards import FreeCardsByPool
 
 MAX_ATTEMPTS = 3
 TIDY_SECONDS = 15.0
-"""Between two looks for placements that count no more, and for nodes without a journal."""
+"""Seconds between two searches for expired placements and for nodes without a journal."""
 
-NOT_TIDIED = "placements not looked through"
+NOT_TIDIED = "expired placements could not be removed"
 
 MAX_BODY = 128 * 2**20
-"""Bytes of a request: some 8,000 nodes, where the scheduler sends them whole."""
+"""The most bytes of a request: about 8,000 nodes if the scheduler sends them in full."""
 
 LARGE_BODY = 2**20
-"""Bytes from which on a body is read only when no other such is; by their names nodes take far less."""
+"""The bytes above which only one body is read at a time. Requests with only node names are far smaller."""
 
 ANSWER_PART = 8 * 2**20
 
 Verb = Callable[[bytes], bytes]
-"""Answers the body of one kind of request; raises BadInput where it is none."""
+"""Answers the body of one kind of request. Raises BadInput if the body is not of that kind."""
 
 
 def verbs_of(allocator: Allocator) -> Mapping[str, Verb]:
-    """Return what is answered, by its path."""
+    """Return the verbs by their path."""
 
     def scores(body: bytes) -> bytes:
         return protocol.write_priorities(allocator.scores(protocol.read_extender_args(body)))
@@ -66,16 +66,16 @@ def create_application(verbs: Mapping[str, Verb], metrics: publish.ExtenderMetri
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         verb = verbs.get(path) if method == "POST" else None
         length = environ.get("CONTENT_LENGTH") or ("" if method == "POST" else "0")
-        # In chunks nobody says how much will come; and what is for no verb is read too, to find the next request.
+        # A chunked body has no known length. A body for an unknown path is read too, to find the next request.
         unbounded = "HTTP_TRANSFER_ENCODING" in environ or not length.isdigit()
         if unbounded or int(length) > (MAX_BODY if verb else LARGE_BODY):
-            # What follows cannot be told from a next request; cheroot hangs up after this answer.
-            told = f"0 to {MAX_BODY} bytes are wanted"
-            yield from httpd.reply(start_response, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, told)
+            # The unread body could be mistaken for the next request, so cheroot closes the connection.
+            message = f"the body must have a Content-Length of at most {MAX_BODY} bytes"
+            yield from httpd.reply(start_response, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
         elif method == "GET" and path == "/version":
             yield from httpd.reply(start_response, HTTPStatus.OK, __version__)
         else:
-            # Until the answer is taken too: it may be as large as the body.
+            # The lock is held until the answer is sent, because it may be as large as the body.
             with large if int(length) > LARGE_BODY else nullcontext():
                 body = _read(environ)
                 if verb is None:
@@ -93,8 +93,8 @@ def create_application(verbs: Mapping[str, Verb], metrics: publish.ExtenderMetri
 
 
 def _read(environ: WSGIEnvironment) -> bytes:
-    # In parts: asked for all at once, cheroot's reader clears room for the whole with every packet. They are not kept
-    # until there are all: small blocks stay with the thread that got them, and each of the threads would keep a body.
+    # Read in parts, because for one large read cheroot clears a buffer of the whole size with every packet. Join the
+    # parts at once, because the allocator keeps small blocks for each thread, so every thread would keep a body.
     body = io.BytesIO()
     while part := environ["wsgi.input"].read(2**16):
         body.write(part)
@@ -106,15 +106,17 @@ def _answer(verb: Verb, body: bytes) -> tuple[HTTPStatus, str | bytes]:
         return HTTPStatus.OK, verb(body)
     except errors.BadInput as error:
         return HTTPStatus.BAD_REQUEST, str(error)
-    except Exception:  # noqa: BLE001  # the scheduler tries the pod again; logged, and never taken for an answer
-        structlog.get_logger().exception("not answered")
-        return HTTPStatus.INTERNAL_SERVER_ERROR, "a fault of our own; it is in the log"
+    except Exception:  # noqa: BLE001  # logged; the scheduler retries the pod
+        structlog.get_logger().exception("request not answered")
+        return HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; see the log"
 
 
 class Listening(msgspec.Struct, frozen=True):
-    """Where to listen, with which certificate, and the address (IP and port) that others reach it at, if any.
+    """The settings of the extender's server.
 
-    ``client_name``: the common name of kube-scheduler's certificate; empty for any that the certificate's CA signed.
+    ``address``: the host and port to listen on.
+    ``advertised``: the IP address and port to publish in the EndpointSlice, if any.
+    ``client_name``: the required common name of kube-scheduler's certificate; empty for any from the client CA.
     """
 
     address: tuple[str, int]
@@ -124,23 +126,24 @@ class Listening(msgspec.Struct, frozen=True):
 
 
 def serve(listening: Listening, application: WSGIApplication) -> httpd.Server:
-    """Serve the extender. Raises OSError where the address cannot be had."""
+    """Serve the extender. Raises OSError if the server cannot listen on the address."""
     return httpd.Server(
         listening.address,
         application,
-        threads=32,  # the scheduler asks about one pod at a time, and binds several beside that
+        threads=32,  # the scheduler places one pod at a time, and binds several in parallel
         tls=listening.certificate.current,
-        idle_seconds=300.0,  # Go's client drops a connection that was idle for 90
+        idle_seconds=300.0,  # more than Go's client, which closes a connection after 90
         max_body=MAX_BODY,
         client_name=listening.client_name,
     ).in_threads()
 
 
 class Extender:
-    """What the leader serves to kube-scheduler.
+    """The extender of the leader.
 
-    A pod that is not bound keeps its cards for ``unbound_seconds``, one that vanished for ``max_terminating`` at most.
-    ``on_fault`` is called where it cannot begin, and when a loop of it has ended.
+    ``unbound_seconds``: the time for which an unbound pod keeps its cards.
+    ``max_terminating``: the most seconds for which a pod that was deleted while it ran keeps its cards.
+    ``on_fault``: called if the extender cannot start, or if one of its loops fails.
     """
 
     def __init__(
@@ -179,22 +182,21 @@ class Extender:
 
     @property
     def serving(self) -> bool:
-        """Whether the scheduler is answered, and the published figures of free cards are kept up."""
+        """Whether the extender answers the scheduler and updates the published free cards."""
         return self._server is not None
 
     def free_cards(self) -> FreeCardsByPool:
-        """Return how much of the cards is free, by model and pool."""
         return publish.count_free(self._cache.cards(), self._nodes.current())
 
     def serve(self) -> None:
-        """Read the journals, listen, and lead the Service here. Raises OSError where the address cannot be had.
+        """Read the journals, start the server, and publish its address. The caller must have listed pods and nodes.
 
-        To be called when everything has been listed. Where the journals cannot be read, that is a fault.
+        ``on_fault`` is called if the journals cannot be read. Raises OSError if the server cannot listen.
         """
         if not any(self._attempt(self._allocator.load, "journals not read") for _ in range(MAX_ATTEMPTS)):
             self._on_fault()
             return
-        # A pod that is not shown now may be gone; it takes two calls to tell.
+        # `tidy` reads a pod that the watch does not show only at the second call in a row.
         for _ in range(2):
             self._attempt(self._allocator.tidy, NOT_TIDIED)
         self._repeat("placements", self._allocator.tidy, TIDY_SECONDS, NOT_TIDIED)
@@ -206,11 +208,10 @@ class Extender:
         self._repeat("cards", publisher.publish, publish.MIN_INTERVAL_SECONDS, "free cards not published")
         if self._listening.advertised:
             advertiser = publish.Advertiser(self._kube, self._namespace, *self._listening.advertised)
-            unknown = "whether the Service leads here is not known"
-            self._repeat("endpointslice", advertiser.hold, publish.CHECK_INTERVAL_SECONDS, unknown)
+            failing = "the EndpointSlice of the Service could not be checked"
+            self._repeat("endpointslice", advertiser.advertise, publish.CHECK_INTERVAL_SECONDS, failing)
 
     def stop(self) -> None:
-        """Answer no more."""
         self._stopping.set()
         if self._server:
             self._server.stop()
@@ -226,7 +227,10 @@ class Extender:
     def _attempt(self, step: Callable[[], None], failing: str) -> bool:
         try:
             step()
-        except (errors.VcudaError, *k8s_types.UNDECODABLE) as error:  # somebody may have written nonsense there
+        except (
+            errors.VcudaError,
+            *k8s_types.UNDECODABLE,
+        ) as error:  # undecodable: another user may have edited the object
             self._log.warning(failing, error=str(error))
             return False
         return True

@@ -1,13 +1,12 @@
-"""Which node, and which of its cards, a pod gets.
+"""Chooses the node of a pod, and the cards on that node.
 
-On a node this is gpu-admission's choice (``pkg/algorithm``), and has to be: gpu-manager makes the same one when the
-container starts, and refuses a share whose annotation names another card. A share goes to the card with the fewest free
-cores that it fits on, then the least free memory, then the lowest number; whole cards are the lowest numbers of those
-that are wholly free. The containers of a pod are served one after the other.
+The choice of cards must be the same as gpu-admission's (``pkg/algorithm``). gpu-manager repeats that choice when the
+container starts, and rejects a share if the annotation names another card. A share gets the card with the fewest free
+cores on which it fits, then the least free memory, then the lowest index. Whole cards are the free ones with the lowest
+indexes. The containers of a pod are placed one after the other.
 
-Nodes are tried from the one with the fewest free cores, then the least free memory, then by name, as in gpu-admission.
-Here a share also prefers a node where it fits on a card that is shared already: whole cards stay whole for those who
-need them.
+Nodes are tried in gpu-admission's order: fewest free cores, then least free memory, then name. In addition, `bin_pack`
+prefers a node where the share fits on an already shared card. This keeps whole cards free for pods that need them.
 """
 
 import functools
@@ -22,39 +21,38 @@ from vcuda.quota.model import CORES_PER_CARD
 
 
 class Assignment(NamedTuple):
-    """What the containers of a pod get on one node, by their numbers, and how many whole cards that breaks up."""
+    """The shares of a pod's containers on one node, by index, and the number of whole cards that become shared."""
 
     shares: Mapping[int, tuple[Share, ...]]
     breaks: int
 
     def all_shares(self) -> tuple[Share, ...]:
-        """Return the shares of all containers."""
         return tuple(share for shares in self.shares.values() for share in shares)
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """Where a pod goes."""
+    """The node and the cards of a pod."""
 
     node: str
     assignment: Assignment
 
 
 NodeCards = Mapping[str, Cards | Unplaceable]
-"""Nodes by name: their cards, or why they have none to place on."""
+"""By node name: the cards, or the reason why no pod can be placed there."""
 
 Strategy = Callable[[CardRequest, Iterable[str], NodeCards], Placement | Mapping[str, Unplaceable]]
-"""Chooses among the nodes that the scheduler names; returns where a pod goes, or for each node why not there."""
+"""Chooses among the nodes of the scheduler's request. Returns the placement, or the reason for each node."""
 
-UNSEEN = Unplaceable("node not seen yet", final=False)
+UNSEEN = Unplaceable("the node is not known yet", final=False)
 
 
 def least_free(request: CardRequest, names: Iterable[str], nodes: NodeCards) -> Placement | Mapping[str, Unplaceable]:
-    """Return gpu-admission's own choice: the first node that fits, from the least free on; or each node's reason."""
+    """Return the first node that fits, starting with the least free, as gpu-admission does; or each node's reason."""
     return _choose(request, names, nodes, lambda _: 0)
 
 
 def bin_pack(request: CardRequest, names: Iterable[str], nodes: NodeCards) -> Placement | Mapping[str, Unplaceable]:
-    """Return the node where the fewest whole cards are broken up, from the least free on; or each node's reason."""
+    """Return the node where the fewest whole cards become shared, preferring less free ones; or each node's reason."""
     return _choose(request, names, nodes, lambda assignment: assignment.breaks)
 
 
@@ -75,7 +73,7 @@ def _choose(
 
 
 def assign(cards: Cards, containers: Iterable[ContainerRequest]) -> Assignment | Unplaceable:
-    """Return what each container gets of these cards, or why one of them gets nothing."""
+    """Return the shares of each container on these cards, or the reason why a container does not fit."""
     shares: dict[int, tuple[Share, ...]] = {}
     breaks = 0
     for container in containers:
@@ -96,7 +94,7 @@ def assign(cards: Cards, containers: Iterable[ContainerRequest]) -> Assignment |
 def _offering(
     request: CardRequest, names: Iterable[str], nodes: NodeCards
 ) -> tuple[list[tuple[str, Cards]], dict[str, Unplaceable]]:
-    """Return the nodes that offer the scheme's cards, from the least free on, and the reasons of the others."""
+    """Return the nodes with cards of the scheme, the least free first, and the reasons of the other nodes."""
     offering: list[tuple[int, int, str, Cards]] = []
     reasons: dict[str, Unplaceable] = {}
     for name in dict.fromkeys(names):
@@ -107,7 +105,7 @@ def _offering(
             reasons[name] = Unplaceable(f"no {request.scheme.cores}")
         else:
             offering.append((cards.free_cores, cards.free_memory, name, cards))
-    offering.sort()  # by the first three, as no name is there twice
+    offering.sort()  # the names are unique, so the cards are never compared
     return [(name, cards) for _, _, name, cards in offering], reasons
 
 

@@ -1,1 +1,1 @@
-"""Removes what deleted pods leave behind: `stale_gc` the allocation annotations, `node` the directories on a node."""
+"""Cleans up: `stale_gc` removes stale allocation annotations, `node` removes the directories of deleted pods."""

@@ -72,9 +72,9 @@ class PatchRemover:
         for removal in found.removals:
             self._metrics.removed.labels(removal.scheme, removal.rule).inc()
             self._log.info("stale allocation removed", **_fields(found, removal))
-            self._tell(found.subject, removal)
+            self._post(found.subject, removal)
 
-    def _tell(self, subject: InvolvedObject, removal: stale.Removal) -> None:
+    def _post(self, subject: InvolvedObject, removal: stale.Removal) -> None:
         # The name contains the version, so that the next removal on the same object has its own Event.
         identity = f"{removal.scheme}-{removal.rule}-{subject.resource_version}"
         keys = ", ".join((*removal.annotations, *removal.labels))
@@ -92,8 +92,8 @@ def _fields(found: StaleObject, removal: stale.Removal) -> dict[str, object]:
     subject = found.subject
     about = {"kind": subject.kind, "namespace": subject.namespace, "name": subject.name, "uid": subject.uid}
     keys = (*removal.annotations, *removal.labels)
-    told = {"keys": keys[:MOST_KEYS_LOGGED], "removals": len(keys)}
-    return {**about, "scheme": removal.scheme, "rule": removal.rule, "why": removal.why, **told}
+    removed = {"keys": keys[:MOST_KEYS_LOGGED], "removals": len(keys)}
+    return {**about, "scheme": removal.scheme, "rule": removal.rule, "why": removal.why, **removed}
 
 
 class GcOptions(msgspec.Struct, frozen=True):
@@ -123,7 +123,7 @@ class StaleAllocationGc:
         self.reconciler = Reconciler(
             "garbage",
             self.reconcile,
-            failure="stale allocations not looked at",
+            failure="stale allocations could not be checked",
             retry_seconds=RETRY_SECONDS,
             min_interval=0.0,
             key_name="object",

@@ -1,1 +1,1 @@
-"""The kubectl plugin: `cli` is `kubectl gpuquota`, `explain` its explanation of one workload."""
+"""The kubectl plugin `kubectl gpuquota`: `cli` is the command, `explain` tests whether a manifest is admitted."""

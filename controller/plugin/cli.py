@@ -1,4 +1,4 @@
-"""The kubectl plugin ``kubectl gpuquota``: what a namespace may use, what it uses, and what would be refused."""
+"""The kubectl plugin ``kubectl gpuquota``: shows quota and usage, and explains whether a manifest would be admitted."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from vcuda.quota import document, model
 from vcuda.workloads import NO_PODS, Workload, workloads_in
 
 BAR = 20
-"""Characters of the bar that shows how much of a limit is in use."""
+"""The width, in characters, of the bar that shows the used share of a limit."""
 
 FAILED = 1
 OWN_KUBECONFIG = Path("~/.kube/config")
@@ -31,7 +31,7 @@ OUTPUTS = click.Choice(["table", WIDE, "json", "yaml"])
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Where the cluster is, the namespace that is asked about, and how the answer is to be written."""
+    """The flags before the subcommand: the cluster, the namespace (``named``) and the output format."""
 
     kubeconfig: Path | None
     context: str | None
@@ -39,16 +39,16 @@ class Target(msgspec.Struct, frozen=True):
     output: str
 
     def namespace(self, named: str | None = None) -> str:
-        """Return the one named, here or before the command, or the context's; end with status 2 if it is no name."""
+        """Return ``named``, else the namespace before the subcommand, else the context's. Exit with 2 if invalid."""
         namespace = named or self.named or _namespace_of(self.kubeconfig, self.context)
         if not document.is_namespace_name(namespace):
             cli.fail(f"{namespace!r} {document.NO_NAMESPACE}")
         return namespace
 
     def connect(self) -> Kube:
-        """Return a handle on kubectl's cluster; end with status 2 where the kubeconfig cannot be read.
+        """Return a client for kubectl's cluster. Exits with status 2 if the kubeconfig cannot be read.
 
-        As in client-go a person's own kubeconfig comes before the service account of the pod they are in.
+        As in client-go, the user's own kubeconfig has precedence over the service account of the pod.
         """
         try:
             return Kube.connect(self.kubeconfig or _own_kubeconfig(), self.context)
@@ -58,14 +58,14 @@ class Target(msgspec.Struct, frozen=True):
 
 @click.group(invoke_without_command=True, context_settings=cli.HELP)
 @click.version_option(__version__, prog_name="kubectl gpuquota", message="%(prog)s %(version)s")
-@click.option("-n", "--namespace", help="Namespace; without it the context's.")
+@click.option("-n", "--namespace", help="Namespace.  [default: that of the context]")
 @click.option("-A", "--all-namespaces", is_flag=True, help="Every limited namespace.")
 @click.option(
     "--kubeconfig",
     envvar="KUBECONFIG",
     show_envvar=True,
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Without it: ~/.kube/config, or where there is none the pod's service account.",
+    help="Path of the kubeconfig.  [default: ~/.kube/config, or without one the pod's service account]",
 )
 @click.option("--context", "context_name", help="Context of the kubeconfig.")
 @click.option(
@@ -74,7 +74,7 @@ class Target(msgspec.Struct, frozen=True):
     type=OUTPUTS,
     default="table",
     show_default=True,
-    help="wide: the pods and ResourceClaims that hold cards too.",
+    help="Output format; wide also lists the pods and ResourceClaims that hold cards.",
 )
 @click.pass_context
 def main(
@@ -86,20 +86,20 @@ def main(
     context_name: str | None,
     output: str,
 ) -> None:
-    """Show GPU quota: per model what is used, the limit, and what is pending.
+    """Show a namespace's GPU quota: used, limit and pending cards of each model.
 
-    While many pods are created some cards are RESERVED: set aside by the webhook to admit the next ones sooner, and
-    given back within seconds. They are not in USED, and nobody else may use them.
+    While many pods are created, the webhook may hold some cards as RESERVED, to admit the next pods faster. USED does
+    not include reserved cards. The webhook releases unused ones within seconds.
 
     \b
     Examples:
       kubectl gpuquota
       kubectl gpuquota -n team-a -o json
       kubectl gpuquota -n team-a -o wide
-          who holds the cards, too: pods and ResourceClaims, the largest first
+          also lists the pods and ResourceClaims that hold cards, largest first
       kubectl gpuquota -A
       kubectl gpuquota explain -f pod.yaml
-          what would happen to these pods and claims now, and why
+          shows whether these pods and claims would be admitted now, and why
 
     Exit status: 0 shown, 1 the cluster did not answer or the namespace has no quota, 2 bad input.
     """
@@ -112,7 +112,7 @@ def main(
             cli.fail(str(error), FAILED)
         heading = ("NAMESPACE", "MODEL", "USED", "LIMIT", "", "PENDING", "MEMORY MiB", "RESERVED")
         table = [heading, *(row for use in uses for row in _rows(use))]
-        # At rest nothing is reserved, and nobody has to learn what that would be.
+        # The column RESERVED is left out while nothing is reserved, which is the normal state.
         any_reserved = any(each.reserved for use in uses for each in use.models)
         _show(uses, output, *(row if any_reserved else row[:-1] for row in table))
         if output == WIDE:
@@ -129,21 +129,21 @@ def main(
     required=True,
     multiple=True,
     type=click.Path(exists=True, dir_okay=False, allow_dash=True),
-    help="A manifest, - for standard input; repeatable.",
+    help="Manifest file, or - for standard input; repeatable.",
 )
 @click.option("-n", "--namespace", help="Namespace; also before the command.")
-@click.option("-o", "--output", type=OUTPUTS, help="Also before the command.  [default: table]")
+@click.option("-o", "--output", type=OUTPUTS, help="Output format; also before the command.  [default: table]")
 @click.pass_obj
 def explain(target: Target, *, filenames: tuple[str, ...], namespace: str | None, output: str | None) -> None:
-    """Ask the cluster what would happen to a manifest now: a server-side dry run, nothing is created.
+    """Show whether the objects of a manifest would be admitted now, by server-side dry runs that create nothing.
 
-    Takes what makes pods, Pod, Deployment, StatefulSet, DaemonSet, ReplicaSet, Job and CronJob, and ResourceClaim and
-    ResourceClaimTemplate. What makes no pods is passed over; another kind with a pod template in it is bad input. One
-    pod of each is asked about, beside what runs already, and behind it the claims that would be made for it, of the
-    templates in the manifest or in the cluster. What the cluster warns of is printed on standard error.
+    Supported kinds are Pod, Deployment, StatefulSet, DaemonSet, ReplicaSet, Job, CronJob, ResourceClaim and
+    ResourceClaimTemplate. Another kind with a pod template is bad input; objects without pods are skipped. The command
+    tries one pod of each workload, and the claims that Kubernetes would create for the pod from templates in the
+    manifest or in the cluster. Warnings of the cluster are printed on standard error.
 
-    HAMi-DRA's webhook makes a claim for a pod even in a dry run, and leaves it behind: where it is installed, such a
-    pod is not asked about.
+    A pod that HAMi-DRA's webhook may create a ResourceClaim for is not tried: that webhook creates the claim even in a
+    dry run, and does not delete it.
 
     \b
     Examples:
@@ -151,7 +151,7 @@ def explain(target: Target, *, filenames: tuple[str, ...], namespace: str | None
       kubectl gpuquota explain -n team-a -f deployment.yaml -o json
       kubectl gpuquota explain -f claim-template.yaml -f pod.yaml
 
-    Exit status: 0 all would be admitted, 1 some would not or the cluster did not answer, 2 bad input.
+    Exit status: 0 all would be admitted, 1 some would not, or the cluster did not answer, 2 bad input.
     """
     kube = target.connect()
     home = target.namespace(namespace)
@@ -188,14 +188,14 @@ def _one(kube: Kube, namespace: str) -> Iterator[NamespaceUse]:
 
 
 def _all(kube: Kube) -> Iterator[NamespaceUse]:
-    # A policy keeps all but the controller from writing this name; and what is none of its own it withdraws.
+    # A policy allows only the controller to write ConfigMaps of this name, and the controller deletes unknown ones.
     labels = ",".join(f"{key}={value}" for key, value in LABELS.items())
     own = {"fieldSelector": f"metadata.name={NAME}", "labelSelector": labels}
     for page in kube.list_pages("/api/v1/configmaps", own):
         for raw in page.items:
             try:
                 yield _read(raw)
-            except errors.BadInput as error:  # whoever may edit one namespace's report spoils that one only
+            except errors.BadInput as error:  # an edited report must not hide those of other namespaces
                 _warn(str(error))
 
 
@@ -208,7 +208,7 @@ def _read(raw: bytes) -> NamespaceUse:
     except msgspec.MsgspecError as error:
         raise errors.BadInput(f"{where} cannot be read: {error}") from error
     if use.namespace != namespace:
-        raise errors.BadInput(f"{where} is not of this namespace")
+        raise errors.BadInput(f"{where} is for another namespace")
     return use
 
 
@@ -217,7 +217,7 @@ def _warn(text: str) -> None:
 
 
 def _rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each model; one where there is none. Beside the namespace stands what keeps it from refusing."""
+    """Yield a row for each model, or one row if there is no model. The first column also has the notes."""
     found = {
         use.mode: use.mode != model.Mode.ENFORCE,
         "taking effect": use.taking_effect,
@@ -238,7 +238,7 @@ def _rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
 
 
 def _holders(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each pod and each claim that holds cards, and one for those that the report leaves out."""
+    """Yield a row for each pod and claim that holds cards, and one with the number that the report leaves out."""
     for each in use.models:
         for holder in each.pods:
             kind, number = ("claim" if holder.claim else "pod"), f"{holder.cores / model.CORES_PER_CARD:g}"
@@ -248,27 +248,27 @@ def _holders(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
 
 
 def bar(used: float, limit: float, reserved: float = 0) -> str:
-    """Return a bar such as ``[######++----]``; empty only where nothing is used, full only from the limit on.
+    """Return a bar such as ``[######++----]``, with ``#`` for used and ``+`` for reserved cards.
 
-    What is ``reserved`` is shown by plus signs behind what is used.
+    It is empty only if nothing is used, and full only if the limit is reached.
     """
     used_to, taken_to = _filled(used, limit), _filled(used + reserved, limit)
-    # A little that is reserved is seen too, where there is a place for it.
+    # A small reservation is shown too, if the bar has a free place.
     taken_to = max(taken_to, min(used_to + 1, BAR - 1)) if reserved else taken_to
     return f"[{'#' * used_to}{'+' * (taken_to - used_to)}{'-' * (BAR - taken_to)}]"
 
 
 def _filled(used: float, limit: float) -> int:
-    # A limit of 0 is full as soon as anything is used, as where it was lowered below what runs.
+    # A limit of 0, for example a lowered one, counts as full if anything is used.
     share = used / limit if limit else float(used > 0)
     filled = round(share * BAR) if share < 1 else BAR
     return min(max(filled, 1), BAR - 1) if 0 < share < 1 else filled
 
 
 def _show(values: Sequence[msgspec.Struct], output: str, *table: tuple[str, ...]) -> None:
-    """Print the values as they are, or the table that is made of them."""
+    """Print the values as JSON or YAML, or else the table."""
     if output == "json":
-        click.echo(json.dumps(msgspec.to_builtins(values), indent=2))  # which, unlike msgspec, escapes all but ASCII
+        click.echo(json.dumps(msgspec.to_builtins(values), indent=2))  # escapes non-ASCII, unlike msgspec
     elif output == "yaml":
         click.echo(yaml.safe_dump(msgspec.to_builtins(values), sort_keys=False), nl=False)
     else:
@@ -276,7 +276,7 @@ def _show(values: Sequence[msgspec.Struct], output: str, *table: tuple[str, ...]
 
 
 def _own_kubeconfig() -> Path | None:
-    # One that names no context says nothing: then the pod's service account is asked, as by kubectl.
+    # Like kubectl, fall back to the pod's service account if the kubeconfig has no current context.
     home = os.environ.get("HOME")
     path = Path(home) / OWN_KUBECONFIG.relative_to("~") if home else None
     if path is None or not path.exists():
@@ -284,13 +284,13 @@ def _own_kubeconfig() -> Path | None:
     try:
         config = yaml.safe_load(path.read_bytes())
     except (OSError, yaml.YAMLError):
-        return OWN_KUBECONFIG  # to read it again says what is wrong with it
+        return OWN_KUBECONFIG  # the caller reads it again and reports the error
     return OWN_KUBECONFIG if isinstance(config, dict) and config.get("current-context") else None
 
 
 def _namespace_of(kubeconfig: Path | None, context: str | None) -> str:
-    """Return the namespace of the context in use, as kubectl does; ``default`` where it names none."""
-    # The client's own loader gives the credentials alone; its merger reads what KUBECONFIG may name several files for.
+    """Return the namespace of the current context as kubectl does; ``default`` if the context has none."""
+    # The client's loader returns only credentials. Its merger also reads several files, as KUBECONFIG may list.
     try:
         config = kube_config.KubeConfigMerger(str(kubeconfig or kube_config.KUBE_CONFIG_DEFAULT_LOCATION)).config  # type: ignore[no-untyped-call]  # no types
     except TypeError:  # an empty file

@@ -1,4 +1,4 @@
-"""What would become of pods and claims in a cluster now: asked by dry runs, of which nothing remains."""
+"""Explains whether pods and claims would be admitted by a cluster now, by dry runs that store nothing."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,25 +16,26 @@ from vcuda.workloads import Manifest, Workload, made_claims
 ADMITTED, REFUSED, NOT_ASKED = "admitted", "refused", "not asked"
 
 PROBE = "_gpuquota-explain"
-"""No name of a pod or a claim, as it begins with ``_``."""
+"""An invalid name, because it begins with ``_``: neither a pod nor a claim can have it."""
 
-# HAMi-DRA names its claim NAMESPACE-POD-CONTAINER, and cuts it off behind 54 characters.
+# HAMi-DRA names its claim NAMESPACE-POD-CONTAINER, and cuts the name off after 54 characters.
 MOST_OF_NAMESPACE = 50
 
 MAKES_A_CLAIM = (
-    "HAMi-DRA's webhook would make a ResourceClaim of it, dry run or not, and leave it behind: ask vcuda-webhook check"
+    "not tried: even in a dry run, HAMi-DRA's webhook would create a ResourceClaim for this pod and not delete it;"
+    " use vcuda-webhook check"
 )
 TOO_LONG = (
-    "whether HAMi-DRA's webhook would make a ResourceClaim of it, dry run or not, cannot be told in a namespace with a"
-    " name of more than 50 characters: ask vcuda-webhook check"
+    "not tried: even in a dry run, HAMi-DRA's webhook may create a ResourceClaim for this pod; that cannot be"
+    " checked for namespaces with more than 50 characters in their name; use vcuda-webhook check"
 )
-NOT_SERVED = "this cluster has no resource.k8s.io/v1, and so no ResourceClaims: they need Kubernetes 1.34 or later"
+NOT_SERVED = "this cluster does not serve ResourceClaims (resource.k8s.io/v1); they need Kubernetes 1.34 or later"
 
 _FORECAST = re.compile(f"{choice.would_be_pinned('')}([^ :]+)(?:: |$)")
 
 
 class ExplainedObject(msgspec.Struct, frozen=True):
-    """What would become of a pod or a claim; ``reason`` and ``warnings`` are mostly the cluster's own sentences."""
+    """The outcome for a pod or a claim. ``reason`` and ``warnings`` are mostly quoted from the cluster's answer."""
 
     object: str
     namespace: str
@@ -45,11 +46,9 @@ class ExplainedObject(msgspec.Struct, frozen=True):
 
 
 def ask_about(kube: Kube, workloads: Sequence[Workload]) -> Iterator[ExplainedObject]:
-    """Yield what would become of one pod of each workload, behind it of the claims made for it, and of other claims.
+    """Yield the outcome for one pod of each workload and the claims created for it, and for each claim or template.
 
-    Raises:
-        VcudaError: the cluster did not answer, or does not know who asks.
-
+    Raises VcudaError if the cluster does not answer or rejects the credentials.
     """
     templates = {(each.namespace, each.name): each.claim_spec for each in workloads}
     for workload in workloads:
@@ -71,7 +70,7 @@ def _explain_made(
         try:
             spec = templates.get((namespace, template)) or _read_template(kube, namespace, template)
         except errors.ApiError as error:
-            reason = f"{objects.TEMPLATE} {template}, of which it is made, cannot be read: {error}"
+            reason = f"its {objects.TEMPLATE} {template} cannot be read: {error}"
             yield ExplainedObject(f"{objects.CLAIM}/{name}", namespace, NOT_ASKED, "", reason)
         else:
             yield _explain_claim(kube, f"{objects.CLAIM}/{name}", {**claim, "spec": spec})
@@ -88,7 +87,7 @@ def _explain_pod(kube: Kube, name: str, pod: Manifest) -> ExplainedObject:
     namespace = pod["metadata"]["namespace"]
     path = f"/api/v1/namespaces/{segment(namespace)}/pods"
     view = msgspec.convert(pod, Pod)
-    # HAMi-DRA goes by the limits of ordinary containers, under names of its own configuration.
+    # HAMi-DRA reads the limits of ordinary containers. Its resource names are configurable, so any could be one.
     limits = (each.resources.limits or {} for each in view.spec.containers or () if each.resources)
     if any("/" in resource for found in limits for resource in found):
         if len(namespace) > MOST_OF_NAMESPACE:
@@ -96,25 +95,27 @@ def _explain_pod(kube: Kube, name: str, pod: Manifest) -> ExplainedObject:
         if refusal := _probe(kube, path, pod):
             if _names_a_claim(refusal):
                 return ExplainedObject(name, namespace, NOT_ASKED, "", MAKES_A_CLAIM)
-            # What refuses this before the name is looked at does the same to the pod.
+            # The probe was refused before its name was validated, so the pod would be refused too.
             given = pod["metadata"].get("name") or pod["metadata"].get("generateName", "")
             return ExplainedObject(name, namespace, REFUSED, "", refusal.replace(PROBE, given))
     answer = _dry_run(kube, path, pod)
     if isinstance(answer, errors.ApiError):
         return ExplainedObject(name, namespace, REFUSED, "", str(answer))
     chosen = msgspec.json.decode(answer.body, type=Pod).annotations.get(patches.MODEL_ANNOTATION, "")
-    otherwise = "held to a GPU quota are its claims" if view.spec.resource_claims else "not held by a GPU quota"
+    otherwise = "only its claims count against a GPU quota" if view.spec.resource_claims else "no GPU quota applies"
     return _admitted(name, namespace, chosen, answer.warnings, otherwise)
 
 
 def _probe(kube: Kube, path: str, pod: Manifest) -> str | None:
-    """Return why a pod like this is refused before its name is looked at; None where it is not."""
-    # Its name can be none, so nothing can come of it: no pod, and no claim that a webhook names after it. The API
-    # server validates names only behind the mutating webhooks.
+    """Return why this pod is refused before its name is validated; None if it is not refused.
+
+    The probe has an invalid name, so no pod can be created, and no claim that a webhook names after the pod. The API
+    server validates names only after the mutating webhooks.
+    """
     try:
         answer = _dry_run(kube, path, {**pod, "metadata": {**pod["metadata"], "name": PROBE}})
     except errors.Unavailable as error:
-        if _names_a_claim(str(error)):  # HAMi-DRA fails with 500
+        if _names_a_claim(str(error)):  # HAMi-DRA answers 500
             return str(error)
         raise
     if not isinstance(answer, errors.ApiError):
@@ -125,28 +126,28 @@ def _probe(kube: Kube, path: str, pod: Manifest) -> str | None:
 
 
 def _names_a_claim(refusal: str) -> bool:
-    """Return whether this is HAMi-DRA's webhook, which tells of the claim that it could not make."""
+    """Return whether a refusal is from HAMi-DRA's webhook, which could not create a claim for the probe."""
     return "mutate.hami.io" in refusal or (PROBE in refusal and "resourceclaim" in refusal.lower())
 
 
 def _explain_claim(kube: Kube, name: str, claim: Manifest) -> ExplainedObject:
-    """Return what would become of a claim, or of a template of claims."""
+    """Return the outcome for a ResourceClaim or a ResourceClaimTemplate."""
     namespace, is_template = claim["metadata"]["namespace"], claim["kind"] == objects.TEMPLATE
     collection = "resourceclaimtemplates" if is_template else "resourceclaims"
     answer = _dry_run(kube, f"{objects.API_PATH}/namespaces/{segment(namespace)}/{collection}", claim)
     if isinstance(answer, errors.ApiError):
-        # It is also 404 where there is no such namespace.
+        # The API server also answers 404 if the namespace does not exist.
         unserved = isinstance(answer, errors.NotFound) and not is_served(kube)
         return ExplainedObject(name, namespace, REFUSED, "", NOT_SERVED if unserved else str(answer))
     if is_template:
-        return _admitted(name, namespace, "", answer.warnings, "held to a GPU quota are the claims that are made of it")
+        return _admitted(name, namespace, "", answer.warnings, "only claims created from it count against a GPU quota")
     forecasts = filter(None, map(_FORECAST.match, answer.warnings))
     chosen = next((found[1] for found in forecasts), None) or _held_to(answer.body)
-    return _admitted(name, namespace, chosen, answer.warnings, "not held by a GPU quota")
+    return _admitted(name, namespace, chosen, answer.warnings, "no GPU quota applies")
 
 
 def _held_to(body: bytes) -> str:
-    # A quota that only audits warns of nothing. The first of a pin's patterns is its model, in lower case.
+    # A quota in mode audit sends no warning. The first pattern of a pin is the model in lower case.
     requests = msgspec.json.decode(body, type=objects.ResourceClaim).spec.devices.requests or ()
     expressions = (text for each in requests for _, entry in each.entries() for text in entry.expressions)
     return next((each.patterns[0] for each in map(pin.read_pin, expressions) if each), "")
@@ -161,7 +162,7 @@ def _admitted(name: str, namespace: str, model: str, warnings: Sequence[str], ot
 
 
 def _dry_run(kube: Kube, path: str, manifest: Manifest) -> Heard | errors.ApiError:
-    """Return the answer to a creation that is not kept; a refusal is one, by whomever, or for want of a right."""
+    """Return the answer to a create with dryRun. Any refusal is returned as ApiError, also a missing permission."""
     try:
         return kube.post_heard(path, msgspec.json.encode(manifest, enc_hook=str), {"dryRun": "All"})
     except errors.ApiError as error:

@@ -1,4 +1,5 @@
-"""Has refused workloads created again when quota is released.
+"""Retries refused workloads when quota is released.
 
-`refused` finds the workloads, `retrier` has their controllers try again, `claim_retrier` those that wait for a claim.
+`refused` finds the workloads. `retrier` makes their controllers retry. `claim_retrier` retries pods that wait for a
+claim.
 """

@@ -1,7 +1,7 @@
-"""Wakes pods whose ResourceClaim was refused for quota, as soon as some is free.
+"""Retries ResourceClaims that were refused for quota, as soon as quota is free, by changing their pods.
 
-Kubernetes' claim controller, which makes the claims of templates, waits longer after each refusal, up to 16 minutes. A
-change of the pod makes it try at once; the change here is the annotation that workloads get as well.
+Kubernetes' claim controller creates the claims of a pod's templates. After each refusal it waits longer, up to 16
+minutes. A change of the pod makes it retry at once, so this module sets the same annotation as on refused workloads.
 """
 
 import datetime
@@ -19,46 +19,46 @@ from vcuda.kube import MERGE_PATCH, Kube, segment
 from vcuda.ledger.report import NamespaceUse
 
 REASON = "FailedResourceClaimCreation"
-MOST_AT_ONCE = 20  # pods of a namespace that are looked at in a turn, the longest refused first; a turn takes a second
-MOST_WOKEN = 10_000  # pods of a namespace that are looked at for one increase of free quota; each has its uid kept
-# The Event of a refusal may be written after the quota was freed, and the pod then waits for a turn more.
+MOST_AT_ONCE = 20  # pods of a namespace that one turn checks, the longest refused first; a turn takes a second
+MOST_WOKEN = 10_000  # pods of a namespace that are checked for one increase of free quota; the uid of each is kept
+# The Event of a refusal may be written after the quota was freed. A second look then finds the pod.
 NEXT_LOOK_SECONDS = 5.0
 
 
 class PodClaimStatus(k8s_types.K8sStruct, frozen=True, gc=False):
-    """A claim that was made for a pod, by the name that it has in the pod."""
+    """A claim that was created for a pod. ``name``: its name in the pod's spec."""
 
     name: str = ""
 
 
 class PodClaim(k8s_types.K8sStruct, frozen=True, gc=False):
-    """A claim that a pod uses; where it names a template, one is made for it."""
+    """An entry of the pod's ``resourceClaims``. If it names a template, Kubernetes creates the claim."""
 
     name: str = ""
     resource_claim_template_name: str | None = None
 
 
 class ClaimingSpec(k8s_types.K8sStruct, frozen=True, gc=False):
-    """The claims of a pod."""
+    """The claims in a pod's spec."""
 
     resource_claims: tuple[PodClaim, ...] | None = None
 
 
 class ClaimingStatus(k8s_types.K8sStruct, frozen=True, gc=False):
-    """The claims that were made for a pod."""
+    """The claims in a pod's status."""
 
     resource_claim_statuses: tuple[PodClaimStatus, ...] | None = None
 
 
 class ClaimingPod(k8s_types.K8sObject, frozen=True, gc=False):
-    """A pod, as far as its claims go."""
+    """The parts of a pod that concern claims."""
 
     spec: ClaimingSpec = ClaimingSpec()
     status: ClaimingStatus = ClaimingStatus()
 
     @property
     def waits_for_claim(self) -> bool:
-        """Whether a claim is still to be made for it."""
+        """Whether a claim of this pod has not been created yet."""
         made = {each.name for each in self.status.resource_claim_statuses or ()}
         wanted = (each for each in self.spec.resource_claims or () if each.resource_claim_template_name)
         return self.metadata.deletion_timestamp is None and any(each.name not in made for each in wanted)
@@ -68,56 +68,58 @@ _POD = msgspec.json.Decoder(ClaimingPod)
 
 
 class ClaimRetrier:
-    """Watches the reports for quota that becomes free, and wakes the pods that wait for it, each once.
+    """Retries the refused claims of a namespace when its free quota grows, each pod once per increase.
 
-    ``served``: whether the API server has claims at all.
+    ``served``: returns whether the API server serves ResourceClaims.
     """
 
     def __init__(self, kube: Kube, served: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> None:
-        self.reconciler = Reconciler("wake", self._reconcile, failure="waiting pods not looked at", clock=clock)
+        self.reconciler = Reconciler(
+            "wake", self._reconcile, failure="retry of refused ResourceClaims failed", clock=clock
+        )
         self._kube = kube
         self._served = served
         self._free: dict[str, dict[str, FreeQuota]] = {}
-        self._told: dict[str, set[str]] = {}
+        self._checked: dict[str, set[str]] = {}
         self._log = structlog.get_logger()
 
     def report(self, namespace: str, use: NamespaceUse | None) -> None:
-        """Take note of what is free; more than before makes the namespace's waiting pods due."""
+        """Record the free quota of a namespace. If it has grown, the namespace's waiting pods become due."""
         free = {model.model: FreeQuota.of(model) for model in use.models} if use else {}
         before = self._free.pop(namespace, {})
         if free:
             self._free[namespace] = free
         if any(each.exceeds(before.get(model, FreeQuota(0, 0))) for model, each in free.items()):
-            self._told[namespace] = set()
+            self._checked[namespace] = set()
             self.reconciler.queue.add(namespace)
         if not any(each.cores for each in free.values()):
-            self._told.pop(namespace, None)
+            self._checked.pop(namespace, None)
 
     def _reconcile(self, namespace: str) -> float | None:
-        told = self._told.get(namespace)
-        if told is None or not self._served():
+        checked = self._checked.get(namespace)
+        if checked is None or not self._served():
             return None
         try:
-            first = refused_by_events(self._kube, namespace, REASON, ("Pod",), leave_out=told)
+            first = refused_by_events(self._kube, namespace, REASON, ("Pod",), leave_out=checked)
         except errors.ListOverdue as error:
-            # So that other namespaces have their turns. Kubernetes' claim controller retries by itself.
-            self._log.warning("waiting pods not found in time", namespace=namespace, reason=str(error))
+            # Other namespaces get their turns first. Meanwhile Kubernetes' claim controller retries on its own.
+            self._log.warning("refused ResourceClaims not listed in time", namespace=namespace, reason=str(error))
             self.reconciler.queue.retry(namespace, LOOK_SECONDS * REST_PER_SECOND)
             return None
         due = sorted(first, key=lambda pod: (first[pod], pod.name))
-        now = due[: min(MOST_AT_ONCE, MOST_WOKEN - len(told))]
-        told.update(pod.uid for pod in now)
-        # Counted is who is looked at: Events that somebody makes up are not to hold up other namespaces.
+        now = due[: min(MOST_AT_ONCE, MOST_WOKEN - len(checked))]
+        checked.update(pod.uid for pod in now)
+        # Each checked pod counts, also if it needs no retry: forged Events must not delay other namespaces.
         woken = [self._wake(namespace, pod) for pod in now]
         if now and len(due) > len(now):
             return 0.0
         return NEXT_LOOK_SECONDS if any(woken) else None
 
     def _wake(self, namespace: str, known: RefusedObject) -> bool:
-        """Change the pod's annotation, if it still waits."""
+        """Change the pod's annotation if a claim of it is still missing; return whether it was changed."""
         path = f"/api/v1/namespaces/{segment(namespace)}/pods/{segment(known.name)}"
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        # Events outlive their pod; another of its name is none of theirs.
+        # Events outlive their pod. The uid keeps the patch from a newer pod of the same name.
         body = {"metadata": {"uid": known.uid, "annotations": {RETRY_ANNOTATION: now}}}
         try:
             if not _POD.decode(self._kube.get(path)).waits_for_claim:
@@ -125,5 +127,5 @@ class ClaimRetrier:
             self._kube.patch(path, msgspec.json.encode(body), MERGE_PATCH)
         except (errors.NotFound, errors.Conflict):
             return False
-        self._log.info("pod woken", namespace=namespace, pod=known.name)
+        self._log.info("claim retry triggered", namespace=namespace, pod=known.name)
         return True

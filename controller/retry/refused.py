@@ -1,6 +1,6 @@
 """Finds the workloads and pods that were refused for quota, by their conditions and by Events.
 
-Everything that is read here is written by tenants. So it is read in pages, within seconds, and little of it is kept.
+Tenants can write all of these objects. So they are read in pages, the time is bounded, and little is kept.
 """
 
 import contextlib
@@ -15,16 +15,16 @@ from vcuda.kube import Kube, objects, segment
 from vcuda.quota.model import NOT_MUTATED, OVER_QUOTA
 
 LOOK_SECONDS = 10.0
-"""For all LISTs of one look at a namespace."""
+"""The time limit for all LISTs of one look at a namespace."""
 
 MOST_REFUSED = 1000
-"""Objects that Events of one namespace refer to and that are kept. Others are left for a later look."""
+"""The most objects that one look takes from the Events of a namespace. A later look takes others."""
 
 LONGEST_UID = 64
-"""Characters of a uid: the API server's have 36."""
+"""The most characters of a uid. Those of the API server have 36."""
 
 MOST_OWNER_BYTES = 8 * 2**20
-"""Bytes, as JSON, of the owners that one look keeps. Others are left for a later look."""
+"""The most bytes, as JSON, of the owners that one look keeps. A later look keeps others."""
 
 JOB_ENDED = ("Complete", "Failed", "SuccessCriteriaMet", "FailureTarget")
 """Conditions after which a Job creates no more pods."""
@@ -36,9 +36,10 @@ _COLLECTIONS = {
     "ReplicationController": "/api/v1/namespaces/{}/replicationcontrollers",
     "Job": "/apis/batch/v1/namespaces/{}/jobs",
 }
-# These two keep a refusal as condition ReplicaFailure until a pod could be created; the others only write an Event,
-# which the API server forgets after an hour (--event-ttl). The two write it as well, at each try: so all of them, with
-# their templates, are listed only where Events refer to one, where one was found before, and now and then.
+# The controllers of these two kinds record a refusal as condition ReplicaFailure until they can create a pod. The other
+# controllers only write an Event, which the API server deletes after an hour (--event-ttl). All controllers write an
+# Event at each try. So these two kinds, whose objects include pod templates, are listed in full only if an Event refers
+# to one, if one was found before, and from time to time.
 WITH_CONDITION = ("ReplicaSet", "ReplicationController")
 _WITH_EVENT = ("StatefulSet", "DaemonSet", "Job")
 
@@ -53,7 +54,7 @@ class Condition(k8s_types.K8sStruct, frozen=True, gc=False):
 
 
 class OwnerSpec(k8s_types.K8sStruct, frozen=True, gc=False):
-    """How many pods of which template; a Job calls its number parallelism, and ends after so many completions."""
+    """The pod template and the number of pods. A Job has ``parallelism``, and ends after ``completions``."""
 
     replicas: int | None = None
     parallelism: int | None = None
@@ -63,7 +64,7 @@ class OwnerSpec(k8s_types.K8sStruct, frozen=True, gc=False):
 
 
 class OwnerStatus(k8s_types.K8sStruct, frozen=True, gc=False):
-    """How many pods there are; a Job calls its number active, a DaemonSet counts nodes."""
+    """The number of pods that exist. A Job has ``active``; a DaemonSet counts nodes."""
 
     replicas: int = 0
     active: int = 0
@@ -81,7 +82,7 @@ class Owner(k8s_types.K8sObject, frozen=True, gc=False):
 
     @property
     def missing(self) -> int:
-        """How many pods it still wants to create. The API server fills in the numbers that people leave out."""
+        """The number of pods that this owner still wants to create. The API server has set all defaults."""
         spec, status = self.spec, self.status
         if self.metadata.deletion_timestamp:
             return 0
@@ -101,7 +102,7 @@ class Owner(k8s_types.K8sObject, frozen=True, gc=False):
         return min(parallelism, self.spec.completions - self.status.succeeded)
 
     def refused_since(self) -> str | None:
-        """Return when its condition began to say that it was refused for quota; None if it does not say so."""
+        """Return the start of a ReplicaFailure condition whose message is a refusal for quota; None without one."""
         # Controllers record only the text of a refusal, so the Status causes are not available here.
         for condition in self.status.conditions or ():
             if condition.type == "ReplicaFailure" and condition.status == "True" and may_pass_later(condition.message):
@@ -110,28 +111,29 @@ class Owner(k8s_types.K8sObject, frozen=True, gc=False):
 
 
 def may_pass_later(message: str) -> bool:
-    """Return whether a message is of a refusal by quota that may be admitted at the next try."""
+    """Return whether a message is a refusal for quota, after which a retry may be admitted."""
     return OVER_QUOTA in message or NOT_MUTATED in message
 
 
 class RefusedOwner(msgspec.Struct, frozen=True):
-    """An owner that was refused."""
+    """An owner whose pods were refused.
+
+    ``path``: the owner's path in the API.
+    ``since``: the time of the first known refusal.
+    """
 
     path: str
-    """Its path in the API."""
     since: str
-    """When it was refused first, as far as is known."""
     owner: Owner
 
     def is_of(self, kind: str, namespace: str) -> bool:
-        """Return whether it is of this kind, in this namespace."""
         return self.path.startswith(f"{_COLLECTIONS[kind].format(segment(namespace))}/")
 
 
 class RefusedOwners:
-    """The refused owners of one look, of `MOST_OWNER_BYTES` at most.
+    """The refused owners of one look, at most `MOST_OWNER_BYTES` of them.
 
-    Owners that were ``judged`` at an earlier look make room for the others.
+    ``judged``: the paths of owners that an earlier look found. These make room for the others.
     """
 
     def __init__(self, judged: Collection[str] = ()) -> None:
@@ -140,15 +142,14 @@ class RefusedOwners:
         self._again: list[tuple[RefusedOwner, int]] = []
         self._bytes = 0
         self.complete = True
-        """Whether every owner was kept that was not judged before."""
+        """Whether all owners were kept that are not in ``judged``."""
 
     @property
     def owners(self) -> list[RefusedOwner]:
-        """The owners that are kept."""
         return [*self._first, *(owner for owner, _ in self._again)]
 
     def add(self, refused: RefusedOwner, size: int) -> None:
-        """Keep an owner of so many bytes, if there is room; the first one always."""
+        """Keep an owner of ``size`` bytes if there is room. The first owner is always kept."""
         judged = refused.path in self._judged
         while self._again and not judged and self._bytes + size > MOST_OWNER_BYTES:
             self._bytes -= self._again.pop()[1]
@@ -171,7 +172,7 @@ class RefusedObject(k8s_types.K8sStruct, frozen=True, gc=False):
 
 
 class RefusalEvent(k8s_types.K8sStruct, frozen=True, gc=False):
-    """An Event that says why something could not be created."""
+    """An Event that reports why an object could not be created."""
 
     involved_object: RefusedObject = RefusedObject()
     message: str | None = None
@@ -191,10 +192,11 @@ def find_refused(
 ) -> RefusedOwners:
     """Return the owners that still miss pods and were refused for quota.
 
-    Of kinds with a condition those are listed that Events refer to, and those that are ``listed``. Other owners that
-    Events refer to are read while ``in_time`` returns true. An owner that cannot be decoded costs only itself.
+    A kind in `WITH_CONDITION` is listed if it is in ``listed`` or if an Event refers to one of its objects. Owners of
+    other kinds are read one by one, by their Events, while ``in_time`` returns true. An owner that cannot be decoded
+    is skipped.
 
-    Raises ListOverdue where the LISTs take longer than `LOOK_SECONDS`.
+    Raises ListOverdue if the LISTs take longer than `LOOK_SECONDS`.
     """
     until = time.monotonic() + LOOK_SECONDS
     told = refused_by_events(kube, namespace, "FailedCreate", _COLLECTIONS)
@@ -226,12 +228,12 @@ def _refused_by_condition(
 def refused_by_events(
     kube: Kube, namespace: str, reason: str, kinds: Collection[str], leave_out: Collection[str] = ()
 ) -> dict[RefusedObject, str]:
-    """Return the objects that Events of this reason say were refused for quota, each with its first refusal.
+    """Return the objects that were refused for quota according to Events of this reason, with their first refusal.
 
-    Objects of other kinds are left out, and those whose uid is in ``leave_out``. Of more than `MOST_REFUSED` objects
-    the first ones by the names of the Events are returned.
+    Only objects of these ``kinds`` are returned, and none whose uid is in ``leave_out``. If there are more than
+    `MOST_REFUSED`, the first ones in the order of the Events' names are returned.
 
-    Raises ListOverdue where the LIST takes longer than `LOOK_SECONDS`.
+    Raises ListOverdue if the LIST takes longer than `LOOK_SECONDS`.
     """
     first: dict[RefusedObject, str] = {}
     path = f"/api/v1/namespaces/{segment(namespace)}/events"
@@ -246,21 +248,21 @@ def refused_by_events(
 
 
 def _is_possible(told: RefusedObject, kinds: Collection[str]) -> bool:
-    # Anyone who may write Events in the namespace can name anything in one, another namespace's path too. The API
-    # server bounds none of these texts.
+    # Anyone who may write Events in the namespace can put any text into one, for example a path to another namespace.
+    # The API server does not bound the length of these texts.
     return told.kind in kinds and len(told.uid) <= LONGEST_UID and k8s_types.can_be_name(told.name)
 
 
 def _refused_by_event(
     kube: Kube, namespace: str, told: Mapping[RefusedObject, str], in_time: Callable[[], bool]
 ) -> Iterator[tuple[RefusedOwner, int]]:
-    """Yield the owners of kinds that have no such condition, each with its first refusal that is remembered."""
+    """Yield the owners of kinds without the condition, each with the time of its first Event."""
     first: dict[str, str] = {}
     for each, since in told.items():
         if each.kind in _WITH_EVENT:
             path = f"{_COLLECTIONS[each.kind].format(segment(namespace))}/{segment(each.name)}"
             first[path] = min(since, first.get(path, since))
-    # In another order each time: where there are more than can be read in time, each has its turn.
+    # The order is random: if not all can be read in time, later looks read others.
     for path, since in random.sample(sorted(first.items()), len(first)):
         if not in_time():
             return

@@ -47,7 +47,6 @@ class FreeQuota(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, use: ModelUse) -> "FreeQuota":
-        """Return the free quota in a report."""
         return cls(round(use.available * CORES_PER_CARD), use.memory_available)
 
     def takes(self, charge: Charge, limit: Limit) -> bool:
@@ -56,7 +55,6 @@ class FreeQuota(msgspec.Struct, frozen=True):
         return 0 < charge.cores <= self.cores and memory_fits
 
     def without(self, charge: Charge, limit: Limit) -> "FreeQuota":
-        """Return the rest after a charge."""
         memory = None if self.memory is None else self.memory - _least_memory(charge, limit)
         return FreeQuota(self.cores - charge.cores, memory)
 
@@ -120,14 +118,14 @@ class Retrier:
     def __init__(
         self, kube: Kube, quota: QuotaInformer, nodes: NodeInformer, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        failure = "refused workloads not looked at"
+        failure = "refused workloads could not be checked"
         self.reconciler = Reconciler("nudge", self._reconcile, failure=failure, clock=clock)
         self._kube = kube
         self._quota = quota
         self._nodes = nodes
         self._clock = clock
         self._free: dict[str, dict[str, FreeQuota]] = {}
-        self._told: dict[str, float] = {}
+        self._retried_at: dict[str, float] = {}
         self._listed: dict[str, tuple[float, Collection[str]]] = {}
         self._judged: dict[str, set[str]] = {}
         self._log = structlog.get_logger()
@@ -162,10 +160,10 @@ class Retrier:
         unjudged = {each.path for each in in_order} - judged
         if unjudged or not found.complete:
             self._judged[namespace] = judged
-            self._log.info("refused workloads left for the next look", namespace=namespace, count=len(unjudged))
+            self._log.info("refused workloads left for the next check", namespace=namespace, count=len(unjudged))
         for refused in chosen:
-            if self._told.get(refused.path, -math.inf) + CREATION_TIMEOUT_SECONDS <= self._clock():
-                self._tell(refused)
+            if self._retried_at.get(refused.path, -math.inf) + CREATION_TIMEOUT_SECONDS <= self._clock():
+                self._trigger(refused)
         # The controllers need some time, and their new pods change the ledger. The next check gives the rest to others.
         again = NEXT_LOOK_SECONDS if chosen or unjudged or not found.complete else None
         spent = self._clock() - started
@@ -177,7 +175,7 @@ class Retrier:
     def _rest(self, namespace: str, spent: float, reason: str) -> None:
         """Make a namespace rest whose check took too long, so that others have turns. Its workloads retry by
         themselves."""
-        self._log.warning("refused workloads not found in time", namespace=namespace, reason=reason)
+        self._log.warning("refused workloads not listed in time", namespace=namespace, reason=reason)
         self.reconciler.queue.retry(namespace, max(NEXT_LOOK_SECONDS, spent * REST_PER_SECOND))
 
     def _find(self, namespace: str, now: float, judged: Collection[str]) -> RefusedOwners:
@@ -203,14 +201,15 @@ class Retrier:
             if not in_time():
                 return
 
-    def _tell(self, refused: RefusedOwner) -> None:
+    def _trigger(self, refused: RefusedOwner) -> None:
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         body = msgspec.json.encode({"metadata": {"annotations": {RETRY_ANNOTATION: now}}})
         recent = self._clock() - CREATION_TIMEOUT_SECONDS
         # This comes before the patch, because a patch whose answer is lost may have landed.
-        self._told = {path: at for path, at in self._told.items() if at > recent} | {refused.path: self._clock()}
+        kept = {path: at for path, at in self._retried_at.items() if at > recent}
+        self._retried_at = {**kept, refused.path: self._clock()}
         try:
             self._kube.patch(refused.path, body, MERGE_PATCH)
         except errors.NotFound:
             return
-        self._log.info("nudged", owner=refused.path, refused_since=refused.since)
+        self._log.info("retry triggered", owner=refused.path, refused_since=refused.since)

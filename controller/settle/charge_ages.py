@@ -1,7 +1,7 @@
-"""How long charges and reservations have been in the ledgers, and which of them are over.
+"""The ages of the charges and reservations in the ledgers, and which of them have expired.
 
-A ledger holds no times. Each age is measured on this leader's clock, from when it first saw the entry: the clock of the
-replica that wrote it may be wrong. A leader that has just begun therefore waits longer, never shorter.
+A ledger stores no times, because the clock of the replica that wrote it may be wrong. The leader measures each age on
+its own clock, from when it first saw the entry. A new leader therefore waits longer, never shorter.
 """
 
 import math
@@ -15,9 +15,9 @@ from vcuda.ledger.ledger import LEASE_SECONDS, MARGIN_SECONDS, STORABLE_SECONDS,
 class SettleTiming(msgspec.Struct, frozen=True):
     """Times in seconds.
 
-    ``pending_ttl``: an admitted pod cannot be stored any more after this.
-    ``full_resync``: the period of the pass over all namespaces, which finds what events have missed.
-    ``max_terminating``: the longest time for which a pod stays charged that was deleted without having ended.
+    ``pending_ttl``: the time after which an admitted pod can no longer be stored.
+    ``full_resync``: the period of the resync of all namespaces, which finds changes that events have missed.
+    ``max_terminating``: the longest time for which a pod stays charged after it was deleted without having ended.
     """
 
     pending_ttl: float = STORABLE_SECONDS
@@ -26,15 +26,15 @@ class SettleTiming(msgspec.Struct, frozen=True):
 
     @property
     def uncertain(self) -> float:
-        """After this every charge that a replica has granted is stored, or never will be."""
+        """The seconds after which every pod that a replica admitted is stored, or never will be."""
         return self.pending_ttl + LEASE_SECONDS + MARGIN_SECONDS
 
 
 class Watch(msgspec.Struct, frozen=True):
-    """The time for which pods and claims have been watched without a gap.
+    """The watches of pods and claims since the last gap in either.
 
     ``pods``, ``claims``: the versions of the lists with which the watches began.
-    ``began``: when these versions were first seen here, in seconds.
+    ``began``: when this leader first saw these versions, in seconds.
     """
 
     pods: str
@@ -42,7 +42,7 @@ class Watch(msgspec.Struct, frozen=True):
     began: float
 
     def is_of(self, other: "Watch | None") -> bool:
-        """Return whether both began with the same lists."""
+        """Return whether this watch and ``other`` began with the same lists."""
         return other is not None and (self.pods, self.claims) == (other.pods, other.claims)
 
 
@@ -58,10 +58,10 @@ class Sighting(msgspec.Struct, frozen=True):
 
 
 class Overdue(msgspec.Struct, frozen=True):
-    """The entries of a ledger whose time is over.
+    """The expired entries of a ledger.
 
     ``keys``: pending uids, terminating keys, or replicas.
-    ``next_in``: seconds until the next entry is over; None if no entry is left.
+    ``next_in``: seconds until the next entry expires; None if no other entry is left.
     """
 
     keys: Collection[str] = frozenset()
@@ -69,7 +69,7 @@ class Overdue(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, ends: Mapping[str, float], now: float) -> "Overdue":
-        """Return what is over at ``now``, by the end of each entry."""
+        """Return the entries that have expired at ``now``; ``ends`` has the end of each entry."""
         waiting = [end - now for end in ends.values() if end > now]
         return cls({key for key, end in ends.items() if end <= now}, min(waiting, default=None))
 
@@ -80,16 +80,16 @@ class ChargeAges:
     def __init__(self, timing: SettleTiming) -> None:
         self._timing = timing
         self._watch: Watch | None = None
-        # By namespace. A pod may have both, one after the other, under its uid.
+        # By namespace. A pod may have a pending and later a terminating charge, both under its uid.
         self._pending: dict[str, dict[str, Sighting]] = {}
         self._terminating: dict[str, dict[str, Sighting]] = {}
         # By namespace, the watch under which this leader last wrote the ledger.
         self._written_under: dict[str, Watch] = {}
-        # By namespace and replica, the counter of the reservation, and since when it has been the same.
+        # By namespace and replica, the counter of the reservation, and the time of its last change.
         self._renewed: dict[str, dict[str, tuple[int, float]]] = {}
 
     def watching(self, pods: str, claims: str, now: float) -> Watch:
-        """Return the watch that goes on, given the versions of the lists with which pods and claims began."""
+        """Return the current watch, given the versions of the lists with which the watches began."""
         watch = Watch(pods, claims, now)
         if not watch.is_of(self._watch):
             self._watch = watch
@@ -100,16 +100,16 @@ class ChargeAges:
         self._written_under[namespace] = watch
 
     def pending(self, namespace: str, ledger: Ledger, watch: Watch, now: float) -> Overdue:
-        """Return the pending uids that no pod can get any more; a LIST from now on shows those that are stored."""
-        # This leader has seen every charge of the ledger that it wrote. A new one was made after that.
+        """Return the pending uids whose pod can no longer be stored. A LIST from now on shows every stored one."""
+        # This leader has seen every charge in the ledger that it wrote. A charge that is new here is younger.
         covered = watch if watch.is_of(self._written_under.get(namespace)) else None
         first = self._sightings(self._pending, namespace, ledger.pending, Sighting(now, covered))
         return Overdue.of({uid: first[uid].at + self._timing.pending_ttl for uid in ledger.pending}, now)
 
     def seconds_unseen(self, namespace: str, ledger: Ledger, uid: str, watch: Watch, now: float) -> int:
-        """Return for how many seconds the containers of a pending pod may run that is not stored.
+        """Return for how many seconds the containers of a pending pod that is not stored may still run.
 
-        It may have been stored, and deleted by force, before the watch began. 0 if the watch covers its whole life.
+        The pod may have been stored, and force-deleted, before the watch began. 0 if the watch covers its whole life.
         """
         seen = self._pending.get(namespace, {}).get(uid)
         if seen and watch.is_of(seen.watch):
@@ -118,14 +118,16 @@ class ChargeAges:
         return max(math.ceil(watch.began + min(longest, self._timing.max_terminating) - now), 0)
 
     def terminating(self, namespace: str, ledger: Ledger, now: float) -> Overdue:
-        """Return the terminating keys whose seconds are over."""
         first = self._sightings(self._terminating, namespace, ledger.terminating, Sighting(now))
         longest = self._timing.max_terminating
         ends = {key: first[key].at + min(each.seconds, longest) for key, each in ledger.terminating.items()}
         return Overdue.of(ends, now)
 
     def reservations(self, namespace: str, ledger: Ledger, watch: Watch, now: float) -> Overdue:
-        """Return the replicas that write no more, once every charge that they granted is stored or never will be."""
+        """Return the replicas whose reservations have expired.
+
+        Such a replica no longer writes, and every pod that it admitted is stored or never will be.
+        """
         known = self._renewed.pop(namespace, {})
         renewed: dict[str, tuple[int, float]] = {}
         for replica, each in ledger.reserved.items():
@@ -133,8 +135,8 @@ class ChargeAges:
             renewed[replica] = (each.counter, since if counter == each.counter else now)
         if renewed:
             self._renewed[namespace] = renewed
-        # A pod that was granted, and deleted by force before this watch began, may still run. No pod is granted whose
-        # grace period is longer than `pending_ttl`: so it has ended once the watch is as old.
+        # A pod that was admitted from a reservation, and force-deleted before this watch began, may still run. Its
+        # grace period is at most `pending_ttl`, so it has ended once the watch is that old.
         wait = self._timing.pending_ttl + MARGIN_SECONDS
         return Overdue.of(
             {
@@ -145,16 +147,16 @@ class ChargeAges:
         )
 
     def reservation_ages(self, now: float) -> Mapping[str, float]:
-        """Return by namespace for how many seconds its oldest reservation has not been renewed. Safe in any thread."""
+        """Return the seconds since the oldest reservation of each namespace was renewed. Thread-safe."""
         renewed = self._renewed.copy()
         return {namespace: now - min(since for _, since in each.values()) for namespace, each in renewed.items()}
 
     def _sightings(
         self, remembered: dict[str, dict[str, Sighting]], namespace: str, keys: Iterable[str], now: Sighting
     ) -> Mapping[str, Sighting]:
-        """Return when each charge was first seen, and remember it; a new one is seen ``now``."""
+        """Return when each charge was first seen, and remember it; new charges get ``now``."""
         known = remembered.pop(namespace, {})
-        # A ledger that the watch brings late may lack a charge for a moment.
+        # A ledger from a slow watch may lack a charge for a moment, so recent sightings are kept.
         recent = now.at - self._timing.full_resync
         first = {key: seen for key, seen in known.items() if seen.at > recent}
         first |= {key: known.get(key, now) for key in keys}

@@ -78,7 +78,7 @@ class NamespaceLabels:
         try:
             self._kube.patch(f"/api/v1/namespaces/{segment(name)}", body, MERGE_PATCH)
         except errors.NotFound:
-            self._log.debug("namespace is gone", namespace=name)
+            self._log.debug("namespace no longer exists", namespace=name)
             return
         self._log.info("namespace labelled" if value else "namespace unlabelled", namespace=name, value=value)
 

@@ -75,7 +75,6 @@ class Publisher:
             return {namespace: use for namespace, use in self._reports.items() if use}
 
     def published_in(self) -> set[str]:
-        """Return the namespaces in which a report is published."""
         return {key.namespace for key in self.published.snapshot()}
 
     def _reconcile(self, namespace: str) -> None:
@@ -106,14 +105,14 @@ class Publisher:
             # A retry would fail until the namespace is deleted. A new namespace has its own event.
             if not is_without_home(error):
                 raise
-            self._log.debug("no usage published: the namespace is gone or going", namespace=namespace)
+            self._log.debug("usage not published: the namespace is deleted or terminating", namespace=namespace)
 
     def _delete_report(self, namespace: str) -> None:
         try:
             self._kube.delete(f"{_collection(namespace)}/{NAME}")
         except errors.NotFound:
             return
-        self._log.info("usage withdrawn: the namespace is no longer limited", namespace=namespace)
+        self._log.info("usage deleted: the namespace is no longer limited", namespace=namespace)
 
     def _on_event(self, old: Published | None, new: Published | None) -> None:
         published = new or old

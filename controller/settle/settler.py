@@ -136,7 +136,7 @@ class Settler:
             active = self.queue.is_active(namespace) or self.unlimited.queue.is_active(namespace)
             if known and not active and self._differs(known):
                 self._metrics.drift.inc()
-                self._log.warning("ledger differs from the pods; mending", namespace=namespace)
+                self._log.warning("ledger differs from the stored pods; settling it", namespace=namespace)
             self.queue.add(namespace)
 
     def _differs(self, known: NamedLedger) -> bool:
@@ -234,7 +234,7 @@ class Settler:
         if stored:
             stored = self._settle_newest(namespace, stored)
         if stored and stored.deleting:
-            self._drop_or_settle(namespace, stored, "its deletion was asked for, and it is made anew")
+            self._drop_or_settle(namespace, stored, "a user deleted it; it is created again")
         self._report(namespace, limits, stored.ledger if stored else Ledger())
 
     def _report_lost(self, namespace: str) -> None:
@@ -296,9 +296,9 @@ class Settler:
             self.queue.add(namespace, AWAIT_PODS_AGAIN_SECONDS)
         if not (is_older(observed.resource_version, ledger.pod_resource_version) or counted_by_older):
             return msgspec.structs.replace(observed, claims=self.claims.as_new_as(ledger, namespace, observed.extended))
-        # Either the values of units have changed, and the pods have not been priced anew yet. Or a webhook counted pods
-        # at a later version than a quiet watch has reached. The API server sends a bookmark only once a minute, and
-        # until then the watch could not settle the ledger.
+        # Either the values of units have changed, and the pods have not been priced again yet. Or a replica counted the
+        # pods at a later version than a quiet watch has reached. The API server sends a bookmark only once a minute.
+        # Until then the watch could not settle the ledger.
         return self._listed(namespace, ledger)
 
     def _listed(self, namespace: str, ledger: Ledger) -> ObservedPods:
@@ -357,7 +357,7 @@ class Settler:
         over = self._ages.reservations(namespace, ledger, self._watching(), self._clock())
         self._look_again(namespace, over)
         for replica in over.keys:
-            self._log.info("reservation of a replica that is gone", namespace=namespace, holder=replica)
+            self._log.info("releasing the reservation of a replica that has ended", namespace=namespace, holder=replica)
         return over.keys
 
     def _absent(self, namespace: str, ledger: Ledger) -> Mapping[str, int]:
@@ -375,8 +375,8 @@ class Settler:
         absent = set(over.keys) - self._store.stored_uids(namespace)
         unseen = {uid: self._ages.seconds_unseen(namespace, ledger, uid, watch, self._clock()) for uid in absent}
         for uid, seconds in unseen.items():
-            what = "charge of a pod that may have run unseen" if seconds else "charge of a pod that was never stored"
-            self._log.info(what, namespace=namespace, uid=uid, may_run_seconds=seconds)
+            event = "keeping the charge of a pod that may run" if seconds else "releasing the charge of an unstored pod"
+            self._log.info(event, namespace=namespace, uid=uid, may_run_seconds=seconds)
         return unseen
 
     def _ended(self, namespace: str, ledger: Ledger) -> Collection[str]:
@@ -384,7 +384,7 @@ class Settler:
         over = self._ages.terminating(namespace, ledger, self._clock())
         self._look_again(namespace, over)
         for key in over.keys:
-            self._log.info("charge of a pod that was gone before it ended", namespace=namespace, uid=key)
+            self._log.info("releasing the charge of a pod deleted before it ended", namespace=namespace, uid=key)
         return over.keys
 
     def _look_again(self, namespace: str, over: Overdue) -> None:

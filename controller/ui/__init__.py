@@ -1,1 +1,1 @@
-"""The usage page: who uses how much of which GPU model, read-only, for people with a browser."""
+"""The usage page: a read-only web page of the GPU usage by namespace and model."""

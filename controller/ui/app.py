@@ -1,12 +1,12 @@
-"""The page's addresses, and the headers that every answer carries.
+"""The routes of the page, and the headers of every answer.
 
-Only the leader has figures. A replica that stands by answers 503 with a page that says who leads, and that loads itself
-again: behind a Service the next connection may reach the leader. It is not redirected, since the leader's own address
-is of no use to a browser outside of the cluster's network. Styles and scripts are the same on all replicas, so each
-serves them. ``/leading`` answers 200 on the leader and 503 elsewhere, for load balancers that can tell them apart.
+Only the leader has figures. A standby answers 503 with a page that names the leader and reloads itself, because the
+next connection through a Service may reach the leader. A redirect would not work, because browsers outside the cluster
+cannot reach the leader's address. All replicas serve the same styles and scripts. ``/leading`` answers 200 on the
+leader and 503 on standbys, for load balancers.
 
-The page asks nobody who they are. A page of somebody else could read it in the browser of one who reaches it, by
-giving its own name this page's address for a while (DNS rebinding); so it is served under known names alone.
+The page has no authentication. A foreign web page could read it through a user's browser by DNS rebinding, that is, by
+resolving its own name to this page's address. So the page is served only under known names.
 """
 
 import gzip
@@ -38,10 +38,10 @@ HEADERS: Mapping[str, str] = {
 }
 
 MAX_ROWS = 500
-"""Rows of one page; a search finds the others."""
+"""The most rows of one page. A search finds the others."""
 
 MIN_ZIPPED_BYTES = 1024
-"""Bytes from which on an answer is compressed."""
+"""The least bytes of an answer to be compressed."""
 
 ZIPPED = ("text/html", "text/css", "text/javascript", "image/svg+xml")
 
@@ -49,17 +49,17 @@ COME_AGAIN = {"Retry-After": "2"}
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """What a replica can say: as leader it has a feed; else ``reason`` says why it has none yet."""
+    """The state of a replica: ``feed`` if it leads and is ready, else ``reason`` for the standby page."""
 
     feed: Feed | None
     reason: str
 
 
 def create_app(standing: Callable[[], Standing], views: Views, hosts: Collection[str] = ()) -> flask.Flask:
-    """Return the WSGI application; ``standing`` is asked at each request. ``hosts``: further names it is reached by."""
+    """Return the WSGI application. ``standing``: called for each request. ``hosts``: further names of the page."""
     app = flask.Flask(__name__, static_folder=None, template_folder=None)
     assets = read_assets()
-    app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # the page is only read, and Flask's OPTIONS has no headers of ours
+    app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # Flask's own answer to OPTIONS lacks our headers
 
     def led(view: Callable[..., flask.Response]) -> Callable[..., flask.Response]:
         def answer(**values: str) -> flask.Response:
@@ -94,9 +94,12 @@ def _namespace(feed: Feed, views: Views, name: str) -> flask.Response:
     use = picture.uses.get(name)
     pods = tuple(feed.source.pods(name))
     if use is None and not pods:
-        flask.abort(HTTPStatus.NOT_FOUND, f"No namespace {name} has a GPU quota, or pods or claims that hold GPUs.")
+        flask.abort(
+            HTTPStatus.NOT_FOUND,
+            f"Namespace {name} does not exist, or has neither a GPU quota nor pods or claims that hold GPUs.",
+        )
     order = model.read_table_query(flask.request.args, model.HOLDER_SORTS)
-    # People who open a namespace look for who uses the most of it.
+    # By default the pods and claims with the most cards come first.
     if "sort" not in flask.request.args:
         order = model.TableQuery(order.search, "cards", descending=True)
     found = model.ordered_holders(pods, order)
@@ -121,16 +124,16 @@ def _namespace(feed: Feed, views: Views, name: str) -> flask.Response:
 
 
 def _updates(feed: Feed, views: Views) -> flask.Response:  # noqa: ARG001  # every view is called the same way
-    # nginx would keep events back until its buffer is full.
+    # X-Accel-Buffering keeps nginx from buffering the events.
     headers = {"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
-    if flask.request.method == "HEAD":  # takes no listener's place
+    if flask.request.method == "HEAD":  # does not count as a listener
         return flask.Response(headers=headers)
     since = flask.request.headers.get("Last-Event-ID") or flask.request.args.get("since", "")
     try:
         listener = feed.listen(since, flask.request.args.get("namespace", ""))
     except TooManyListeners:
         busy = HTTPStatus.SERVICE_UNAVAILABLE
-        return _answer("as many browsers listen as may be\n", busy, {"Retry-After": "30"}, "plain")
+        return _answer("too many browsers show this page; retry later\n", busy, {"Retry-After": "30"}, "plain")
     return flask.Response(listener, headers=headers)
 
 
@@ -139,14 +142,14 @@ def _asset(assets: "Mapping[str, Asset]", name: str) -> flask.Response:
     if asset is None:
         flask.abort(HTTPStatus.NOT_FOUND)
     response = flask.Response(asset.body, content_type=asset.content_type)
-    response.set_etag(asset.tag, weak=True)  # the same whether its bytes are compressed or not
+    response.set_etag(asset.tag, weak=True)  # weak, because it is the same with and without compression
     response.make_conditional(flask.request)
     return response
 
 
 def is_own(host: str | None, names: Collection[str]) -> bool:
-    """Return whether a Host header is an address, ``localhost`` or one of these names: none that can be rebound."""
-    if host is None:  # as of a probe of HTTP/1.0; every browser sends one
+    """Return whether a Host header is safe from rebinding: an IP address, ``localhost`` or one of ``names``."""
+    if host is None:  # HTTP/1.0 probes send none, but every browser does
         return True
     try:
         name = urlsplit(f"//{host}").hostname or ""
@@ -159,7 +162,7 @@ def is_own(host: str | None, names: Collection[str]) -> bool:
 
 
 def _misdirected(views: Views) -> flask.Response:
-    said = "This page is not served under this name. The flag --ui-host of the controller names further ones."
+    said = "This page is not served under this host name. Add the name to the controller with the flag --ui-host."
     html = views.render("error.html", status=HTTPStatus.MISDIRECTED_REQUEST, said=said, root=_root())
     return _answer(html, HTTPStatus.MISDIRECTED_REQUEST)
 
@@ -171,7 +174,7 @@ def _standby(views: Views, reason: str) -> flask.Response:
 
 def _error(views: Views, error: HTTPException) -> flask.Response:
     status = HTTPStatus(error.code or HTTPStatus.INTERNAL_SERVER_ERROR)
-    # Flask's own description of a 404 speaks of typing errors; ours names what was not found.
+    # Our description of a 404 names the missing object. Flask's default one would only mention typing errors.
     said = error.description if status == HTTPStatus.NOT_FOUND and flask.request.url_rule else None
     said = said or f"{status.description or status.phrase}."
     allowed = {"Allow": "GET, HEAD"} if status == HTTPStatus.METHOD_NOT_ALLOWED else None
@@ -179,7 +182,7 @@ def _error(views: Views, error: HTTPException) -> flask.Response:
 
 
 def _root() -> str:
-    # The way to the overview is relative, so that a proxy may put any prefix before the page's addresses.
+    # The path to the overview is relative, so that a proxy may add any prefix.
     return "../" * (flask.request.path.count("/") - 1)
 
 
@@ -190,7 +193,7 @@ def _answer(
 
 
 def _finish(response: flask.Response) -> flask.Response:
-    # An event stream is never compressed: the compressor would hold back what the browser waits for.
+    # An event stream is not compressed, because a compressor would buffer the events.
     response.headers.update(HEADERS)
     is_static = flask.request.endpoint == "static"
     response.headers["Cache-Control"] = "no-cache" if is_static else "no-store"
@@ -204,11 +207,11 @@ def _finish(response: flask.Response) -> flask.Response:
 
 
 TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
-"""Content types by the ends of file names."""
+"""Content types by the suffix of the file name."""
 
 
 class Asset(msgspec.Struct, frozen=True):
-    """A file as it is sent; ``tag`` is its entity tag, which changes with its bytes."""
+    """A static file. ``tag``: its entity tag, a hash of the content."""
 
     body: bytes
     content_type: str

@@ -1,8 +1,8 @@
-"""What the cluster remembers by Events: pods that were refused, and stale allocations that were removed.
+"""Reads refusals of pods and removals of stale allocations from Events.
 
-The webhook refuses a pod and keeps nothing. The owner that wanted it (a ReplicaSet, Job, StatefulSet ...) writes an
-Event with reason FailedCreate and the refusal as its message, which the API server keeps for an hour
-(kube-apiserver ``--event-ttl``). A pod that a person creates directly leaves no trace: only its creator sees why.
+The webhook does not store refusals. The owner of a refused pod (a ReplicaSet, Job, StatefulSet ...) writes an Event
+with reason FailedCreate and the refusal as its message. The API server keeps it for an hour (kube-apiserver
+``--event-ttl``). If a user creates a pod directly, there is no Event; only the user sees the refusal.
 """
 
 import datetime
@@ -21,30 +21,30 @@ from vcuda.quota.model import OVER_QUOTA
 from vcuda.requests.pod_request import MALFORMED
 
 MAX_EVENTS = 500
-"""Events of a kind that are remembered: the newest. Each is a few hundred bytes."""
+"""The most Events of one kind that are kept, the newest ones. Each has a few hundred bytes."""
 
 MAX_EVENTS_A_NAMESPACE = 20
-"""So many of one namespace: whoever may write Events there cannot push those of others off the page."""
+"""The most Events of one namespace that are kept, so that a tenant's Events cannot replace those of others."""
 
 ALLOWED_SKEW = datetime.timedelta(minutes=1)
-"""The clock of a writer of Events may be ahead by so much."""
+"""The most by which the clock of an Event's writer may be ahead."""
 
 MAX_MESSAGE_LENGTH = 1024
-"""Characters of a message that are kept: as many as the API server lets an Event have."""
+"""The most characters of a message that are kept: the limit of the API server for events.k8s.io."""
 
 MAX_SEARCHED_LENGTH = 16 * 1024
-"""Characters of a message in which a refusal is looked for: in an Event of core/v1 the API server bounds none."""
+"""The most characters of a message that are searched for a refusal. The API server does not bound those of core/v1."""
 
 MAX_NAME_LENGTH = 253
-"""Characters of a name or a kind that are kept: as long as names are. In an Event the API server bounds neither."""
+"""The most characters of a name or kind that are kept: the length of a name. The API server does not bound these."""
 
-# The operator may name the webhook configuration as he likes, so a refusal is known by its own beginning too.
+# The webhook configuration can have any name. So a refusal is also recognized by its own first words.
 _OURS = re.compile(
     r'admission webhook "[^"]*quota\.vcuda\.io" denied the request: (?P<reason>.*)'
     rf"|(?P<known>({OVER_QUOTA}|{MALFORMED}): .*)",
     re.DOTALL,
 )
-"""What kube-apiserver says of a refusal (``pkg/admission/plugin/webhook/errors``); else how our own sentences begin."""
+"""Matches kube-apiserver's text of a refusal (``pkg/admission/plugin/webhook/errors``), or our own first words."""
 
 
 class EventObject(K8sStruct, frozen=True, gc=False):
@@ -56,14 +56,14 @@ class EventObject(K8sStruct, frozen=True, gc=False):
 
 
 class Series(K8sStruct, frozen=True, gc=False):
-    """How often it happened, and when last, as writers of events.k8s.io say it."""
+    """The number of occurrences and the last time, as writers of events.k8s.io set them."""
 
     count: int = 0
     last_observed_time: str | None = None
 
 
 class StoredEvent(K8sStruct, frozen=True, gc=False):
-    """An Event as far as it is read; of its times each kind of writer sets others."""
+    """The fields of an Event that are read. Different writers set different time fields."""
 
     metadata: ObjectMeta = ObjectMeta()
     involved_object: EventObject = EventObject()
@@ -74,17 +74,16 @@ class StoredEvent(K8sStruct, frozen=True, gc=False):
     series: Series | None = None
 
     def last(self, now: datetime.datetime) -> str:
-        """Return when it last happened, RFC 3339, where that can be: not before it was stored, not after now."""
+        """Return the time of the last occurrence (RFC 3339), or the creation time if that one is impossible."""
         stored = self.metadata.creation_timestamp or ""
-        # client-go's recorders of core/v1 set lastTimestamp, those of events.k8s.io eventTime and a series.
+        # client-go's recorders set lastTimestamp for core/v1, and eventTime and a series for events.k8s.io.
         written = (self.series and self.series.last_observed_time) or self.last_timestamp or self.event_time or ""
-        # Whoever may write Events writes these as he likes; the time of storing alone is the API server's own.
+        # Tenants can write these times. Only the creation time is set by the API server.
         first, last = model.moment(stored), model.moment(written)
         return written if first and last and first <= last <= now + ALLOWED_SKEW else stored
 
     @property
     def times(self) -> int:
-        """How often it happened."""
         return max(self.series.count if self.series else 0, self.count or 1)
 
 
@@ -92,7 +91,7 @@ _EVENT = msgspec.json.Decoder(StoredEvent)
 
 
 def read_refusal(event: StoredEvent, at: str) -> RefusedWorkload | None:
-    """Return the refusal that an Event tells of, the last one ``at``, or None where it tells of none of ours."""
+    """Return the refusal in an Event, whose last occurrence was ``at``; None if the webhook did not refuse."""
     found = _OURS.search((event.message or "")[:MAX_SEARCHED_LENGTH])
     if not found:
         return None
@@ -102,7 +101,6 @@ def read_refusal(event: StoredEvent, at: str) -> RefusedWorkload | None:
 
 
 def read_removal(event: StoredEvent, at: str) -> RemovedAllocation:
-    """Return the removal that an Event of `controller.garbage.stale_gc` tells of."""
     kind, name = _about(event)
     message = (event.message or "")[:MAX_MESSAGE_LENGTH]
     return RemovedAllocation(event.involved_object.namespace and event.metadata.namespace, name, kind, message, at)
@@ -113,8 +111,8 @@ def _about(event: StoredEvent) -> tuple[str, str]:
 
 
 def merge_by_workload(refusals: Iterable[RefusedWorkload]) -> Sequence[RefusedWorkload]:
-    """Return one refusal for each workload, with its newest reason and the sum of all; the newest first."""
-    # A workload has more than one Event: writers count up only those of one message, and its figures change.
+    """Return one refusal for each workload, with the newest reason and the total count, newest first."""
+    # A workload has several Events, because writers only count repeated messages, and the figures in ours change.
     latest: dict[tuple[str, str, str], RefusedWorkload] = {}
     for each in refusals:
         key = (each.namespace, each.kind, each.name)
@@ -125,7 +123,7 @@ def merge_by_workload(refusals: Iterable[RefusedWorkload]) -> Sequence[RefusedWo
 
 
 class Newest(Generic[T]):
-    """The newest of what Events tell, by the uid of each Event: so many in all, and so many of one namespace."""
+    """The newest entries by the uid of their Event: at most ``most``, and ``most_of_one`` per namespace."""
 
     def __init__(self, most: int = MAX_EVENTS, most_of_one: int = MAX_EVENTS_A_NAMESPACE) -> None:
         self._most = most
@@ -134,18 +132,17 @@ class Newest(Generic[T]):
         self._by_namespace: dict[str, dict[str, T]] = {}
 
     def add(self, namespace: str, uid: str, told: T) -> None:
-        """Remember it, or that it happened again; an older one goes where there are too many."""
+        """Keep an entry, or replace the earlier one of this Event. Drop the oldest entry if there are too many."""
         with self._lock:
             self._by_namespace.setdefault(namespace, {})[uid] = told
             if len(self._by_namespace[namespace]) > self._most_of_one:
                 self._forget_oldest_of(namespace)
-            # A storm of refusals, as when a quota was lowered, must not fill the leader's memory; nor may one in many
-            # namespaces take the place of a refusal that is the only one in its own.
+            # Many refusals, for example after a quota was lowered, must not fill the leader's memory. The namespace
+            # with the most entries loses one, so that the only refusal of another namespace is kept.
             if sum(map(len, self._by_namespace.values())) > self._most:
                 self._forget_oldest_of(max(self._by_namespace, key=lambda name: len(self._by_namespace[name])))
 
     def all(self) -> Sequence[T]:
-        """Return them, newest first."""
         with self._lock:
             told = [told for of_one in self._by_namespace.values() for told in of_one.values()]
         return sorted(told, key=lambda told: told.at, reverse=True)
@@ -158,18 +155,18 @@ class Newest(Generic[T]):
 
 
 class EventInformer(Generic[T]):
-    """Follows the Events of one reason, in all namespaces, and remembers the newest of those that ``read`` knows."""
+    """Watches the Events of one reason in all namespaces, and keeps the newest for which ``read`` returns an entry."""
 
     def __init__(self, kube: Kube, reason: str, read: Callable[[StoredEvent, str], T | None]) -> None:
         self._read: Callable[[StoredEvent, str], T | None] = read
         self._newest: Newest[T] = Newest()
-        # The reflector's own store stays empty, since nothing bounds it. What a LIST brings again is known by its uid.
+        # The reflector's own store stays empty, because it is not bounded. `Newest` recognizes repeated Events by uid.
         self.reflector: Reflector[None] = Reflector(
             kube, "/api/v1/events", self._decode, params={"fieldSelector": f"reason={reason}"}
         )
 
     def newest(self) -> Sequence[T] | None:
-        """Return what was told, newest first; None until the Events have been listed once."""
+        """Return the entries, newest first; None until the Events have been listed once."""
         return self._newest.all() if self.reflector.synced.is_set() else None
 
     def _decode(self, raw: bytes) -> None:

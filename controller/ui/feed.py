@@ -1,8 +1,7 @@
-"""The picture kept fresh while somebody looks, and what changed told to the browsers that listen.
+"""Updates the picture while browsers show the page, and sends them the changes.
 
-Pictures are taken by whoever needs one, at most one a second, and nobody reads the leader's own structures besides. A
-listener takes what it has missed when it is ready for it, so a slow one delays nobody; one that has missed too much
-is told to load the page again.
+Any thread that needs a picture takes it, at most one a second. Only pictures read the leader's data. Each listener
+reads the changes at its own speed, so a slow one does not delay others. A listener that is too late reloads the page.
 """
 
 import secrets
@@ -17,24 +16,24 @@ import structlog
 from controller.ui import model, page, snapshot
 
 MIN_INTERVAL_SECONDS = 1.0
-"""Seconds between two pictures, at least."""
+"""The least seconds between two pictures."""
 
 HEARTBEAT_SECONDS = 10.0
-"""Seconds after which a listener that there is no news for hears that the connection stands."""
+"""The seconds without changes after which a listener gets a heartbeat."""
 
 MAX_LISTENERS = 64
-"""Each holds a thread of the server for as long as it stays."""
+"""The most listeners. Each occupies a thread of the server."""
 
 MAX_KEPT_CHANGES = 60
-"""Changes that a listener may be late by."""
+"""The most changes that are kept for late listeners."""
 
 
 class TooManyListeners(Exception):
-    """There are as many listeners as may be."""
+    """The number of listeners is at its limit."""
 
 
 class Feed:
-    """Takes the pictures of one leader's source. ``clock`` is in seconds."""
+    """Takes the pictures of one leader's source. ``clock`` is monotonic, in seconds."""
 
     def __init__(
         self,
@@ -52,7 +51,7 @@ class Feed:
         self._min_interval = min_interval
         self._most = most
         self._clock = clock
-        # Versions of another leader, or of this one's last time of leading, must not be taken for ours.
+        # The epoch distinguishes our versions from those of other leaders, and of earlier terms of this replica.
         self._epoch = secrets.token_hex(4)
         self._number = 0
         self._taking = threading.Lock()
@@ -66,7 +65,7 @@ class Feed:
         self._log = structlog.get_logger()
 
     def start(self) -> None:
-        """Look for changes while there are listeners, in a thread of its own."""
+        """Start the thread that takes pictures while there are listeners."""
         threading.Thread(target=self._run, name="page feed", daemon=True).start()
 
     def close(self) -> None:
@@ -83,7 +82,7 @@ class Feed:
             return self._picture
 
     def listen(self, since: str, namespace: str) -> "Listener":
-        """Return the stream of what changes after the version ``since``, for one who looks at ``namespace``.
+        """Return the stream of changes after version ``since``, for a browser that shows ``namespace``.
 
         Raises TooManyListeners.
         """
@@ -95,13 +94,12 @@ class Feed:
         return Listener(self, since, namespace)
 
     def leave(self, namespace: str) -> None:
-        """Forget a listener."""
         with self._changed:
             self._looked_at[namespace] -= 1
-            self._looked_at += Counter()  # drops those that nobody looks at any more
+            self._looked_at += Counter()  # removes names with a count of 0
 
     def after(self, position: int) -> tuple[int, bytes] | None:
-        """Return the number and the text of what is to be said after a position; None where there is no news for long.
+        """Return the new position and the messages after a position; None if there are none for a heartbeat.
 
         Raises EOFError when closed.
         """
@@ -111,14 +109,14 @@ class Feed:
                 raise EOFError
             if self._number <= position:
                 return None
-            # A browser behind a proxy that buffers may be minutes late; what it missed is not kept for ever.
+            # A browser behind a buffering proxy may be minutes late. If changes that it missed are dropped, it reloads.
             missed = [message for number, message in self._messages if number > position]
             if len(missed) < self._number - position:
                 return self._number, _reset(f"{self._epoch}-{self._number}")
             return self._number, b"".join(missed)
 
     def position(self, version: str) -> int:
-        """Return the position of a version; of one that is not known, such as another leader's, one before all."""
+        """Return the position of a version; -1 for an unknown version, for example another leader's."""
         epoch, _, number = version.partition("-")
         known = epoch == self._epoch and number.isdecimal() and len(number) < len(str(2**53))
         return int(number) if known and int(number) <= self._number else -1
@@ -131,12 +129,12 @@ class Feed:
                     return
             try:
                 self.picture()
-            except Exception:  # noqa: BLE001  # a fault of the page must not end with the leader; logged, and tried again
-                self._log.exception("no picture")
+            except Exception:  # noqa: BLE001  # a fault of the page must not end the leader; logged and retried
+                self._log.exception("usage page not updated")
             time.sleep(self._min_interval)
 
     def _take(self, before: snapshot.Picture | None) -> snapshot.Picture:
-        # Where nothing is different the picture before stands, and with it its version: nobody is told anything.
+        # If nothing has changed, the old picture and its version stay, and listeners get no message.
         after = snapshot.take(self.source, self._views, before, f"{self._epoch}-{self._number + 1}")
         self._taken = self._clock()
         moved = self._moved()
@@ -150,8 +148,8 @@ class Feed:
         return after
 
     def _moved(self) -> list[str]:
-        # The namespaces that somebody looks at whose pods are others than last time: a pod that was bound changes no
-        # figure of its namespace.
+        # Return the namespaces on display whose pods have changed. For example, a binding changes no figure of the
+        # namespace.
         with self._changed:
             names = [name for name in self._looked_at if name]
         pods: dict[str, Sequence[model.HolderRow]] = {name: tuple(self.source.pods(name)) for name in names}
@@ -166,7 +164,7 @@ class Feed:
 
 
 class Listener:
-    """A stream of server-sent events, for one browser; ``close`` must be called."""
+    """A stream of server-sent events for one browser. The caller must call ``close``."""
 
     def __init__(self, feed: Feed, since: str, namespace: str) -> None:
         self._feed = feed
@@ -175,7 +173,7 @@ class Listener:
         self._open = True
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield what changes, and a heartbeat where nothing does."""
+        """Yield changes and heartbeats."""
         yield b"retry: 2000\n\n"
         while self._open:
             try:
@@ -186,14 +184,14 @@ class Listener:
             yield text
 
     def close(self) -> None:
-        """Give the place free; a second time does nothing."""
+        """Leave the feed. A second call does nothing."""
         if self._open:
             self._open = False
             self._feed.leave(self._namespace)
 
 
 def _message(change: snapshot.Change) -> bytes:
-    # JSON has no line breaks, which would end the event and let a message write the next one.
+    # JSON has no line breaks. A line break would end the event, and the rest could forge another one.
     return b"id: %s\nevent: change\ndata: %s\n\n" % (change.version.encode(), msgspec.json.encode(change))
 
 

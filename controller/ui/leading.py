@@ -1,4 +1,4 @@
-"""The usage page of one replica: it stands by, and shows the leader's figures once it is the leader."""
+"""The usage page of one replica: a standby page, and the figures while this replica leads."""
 
 import itertools
 import threading
@@ -27,7 +27,7 @@ from vcuda.quota.model import CORES_PER_CARD, Charge, Limit, NamespaceQuota
 
 
 class UsagePage:
-    """Serves the page. ``holder`` names who leads, as far as this replica has seen; it may be empty."""
+    """Serves the page. ``holder``: returns the identity of the last known leader, or an empty string."""
 
     def __init__(self, holder: Callable[[], str], hosts: Collection[str] = ()) -> None:
         self._holder = holder
@@ -38,48 +38,50 @@ class UsagePage:
         self._lock = threading.Lock()
 
     def serve(self, address: tuple[str, int]) -> httpd.Server:
-        """Serve on HOST:PORT. Raises OSError where it cannot be had."""
+        """Serve the page on HOST:PORT. Raises OSError if the server cannot listen there."""
         return serve(address, app.create_app(self.standing, self._views, self._hosts))
 
     def show(self, source: snapshot.Source, ready: Callable[[], bool]) -> None:
         """Show this source from now on, as soon as it is ``ready``."""
         with self._lock:
-            # A feed for each time of leading: after another leader's, browsers have to load the page again.
+            # Each term as leader gets a new feed, so that browsers reload after another leader's term.
             self._ready = ready
             self._feed = feed.Feed(source, self._views)
             self._feed.start()
 
     def close(self) -> None:
-        """Show nothing any more, and end every listener's stream."""
+        """Show the standby page, and end every listener's stream."""
         with self._lock:
             shown, self._feed = self._feed, None
         if shown:
             shown.close()
 
     def standing(self) -> app.Standing:
-        """Return the feed of a leader that has seen everything, else why there is none."""
+        """Return the feed if this replica leads and has listed everything, else the reason why there is none."""
         with self._lock:
             shown, ready = self._feed, self._ready
         if shown is None:
-            leads = f": {holder} leads." if (holder := self._holder()) else ", and nobody leads at the moment."
-            return app.Standing(None, f"This controller stands by{leads}")
+            leader = f"The leader is {holder}." if (holder := self._holder()) else "There is no leader at the moment."
+            return app.Standing(None, f"This replica of the controller is a standby. {leader}")
         if not ready():
-            return app.Standing(None, "This controller leads since a moment ago, and is reading the cluster.")
+            return app.Standing(
+                None, "This replica of the controller has just become the leader, and is still reading the cluster."
+            )
         return app.Standing(shown, "")
 
 
 def serve(address: tuple[str, int], application: flask.Flask) -> httpd.Server:
-    """Serve the page, one request a connection: behind a Service the next one may reach another replica.
+    """Serve the page with one request per connection, because the next one may need another replica.
 
-    Raises OSError where the address cannot be had.
+    Raises OSError if the server cannot listen on the address.
     """
-    # Listeners stay, and each holds a thread: half as many again are left for those who only look.
+    # Each listener occupies a thread. Half as many threads are left for other requests.
     return httpd.Server(address, application, threads=feed.MAX_LISTENERS * 3 // 2).in_threads()
 
 
 @contextmanager
 def showing(shown: UsagePage, kube: Kube, labels: affinity.NodeLabels, leader: manager.Leader) -> Iterator[None]:
-    """Show the leader on the page, and follow what only the page shows; at the end the page stands by again."""
+    """Show the leader's figures on the page within this context, and run the watches that only the page needs."""
     source = LeaderSource(kube, labels, leader)
     for reflector in source.reflectors:
         reflector.start()
@@ -93,17 +95,17 @@ def showing(shown: UsagePage, kube: Kube, labels: affinity.NodeLabels, leader: m
 
 
 class LeaderSource:
-    """The leader's figures, and what only the page wants to know of the cluster."""
+    """The figures of the leader, and the watches that only the page needs."""
 
     def __init__(self, kube: Kube, labels: affinity.NodeLabels, leader: manager.Leader) -> None:
         self._leader = leader
         reasons = ("FailedCreate", claim_retrier.REASON)
         self._refusals = [events.EventInformer(kube, reason, events.read_refusal) for reason in reasons]
-        # Those of leaders before this one too: the cluster remembers them, this process need not.
+        # The Events include the removals by earlier leaders.
         self._removals = events.EventInformer(kube, stale_gc.REASON, events.read_removal)
         self._capacity = CapacityInformer(kube, labels)
-        # Nobody's readiness waits for these: without a right that they lack the page says less, and the leader does
-        # all of its work.
+        # Readiness does not depend on these watches. If a permission is missing, the page shows less, but the leader
+        # still works.
         self.reflectors: Sequence[Reflector[Any]] = [
             *(each.reflector for each in self._refusals),
             self._removals.reflector,
@@ -111,7 +113,7 @@ class LeaderSource:
         ]
 
     def source(self) -> snapshot.Source:
-        """Return it as the page's source."""
+        """Return the callables for the page."""
         return snapshot.Source(
             uses=self._leader.publisher.reports,
             pods=self._pods,
@@ -132,14 +134,14 @@ class LeaderSource:
 
     def _cluster(self) -> Sequence[snapshot.ModelCards]:
         uses, pods = self._leader.publisher.reports(), self._leader.settler.pods
-        # A report has what is pending too, so limited namespaces are counted by theirs and not by their pods.
+        # Limited namespaces are counted by their reports rather than by their pods, because reports include pending.
         nodes, claims = self._leader.nodes.current(), self._leader.settler.claims
         unlimited = {*pods.namespaces(), *claims.namespaces()} - uses.keys()
         taken = [each for name in unlimited for each in charges_of(pods.pods(name), nodes)]
         claimed = (found for name in unlimited for _, found in self._leader.charged_claims(name))
         taken += [each for found in claimed for each in found.charges.items()]
         models = cluster_cards(self._capacity.totals(nodes.named), uses, taken)
-        # Only the extender knows which card a share is on; without one nobody can tell what is in fragments.
+        # Only the extender knows the card of each share. Without it the fragmented capacity is not known.
         extender = self._leader.extender
         fragments = fragmented(extender.free_cards()) if extender else {}
         return [msgspec.structs.replace(model, fragmented=fragments.get(model.model)) for model in models]
@@ -156,10 +158,10 @@ class LeaderSource:
         return None if shown is None else [certificate_row(one) for one in shown]
 
     def _refused(self) -> Sequence[snapshot.RefusedWorkload] | None:
-        told = [refusals for each in self._refusals if (refusals := each.newest()) is not None]
-        if len(told) < len(self._refusals):
+        known = [refusals for each in self._refusals if (refusals := each.newest()) is not None]
+        if len(known) < len(self._refusals):
             return None
-        newest_first = sorted(itertools.chain(*told), key=lambda refusal: refusal.at, reverse=True)
+        newest_first = sorted(itertools.chain(*known), key=lambda refusal: refusal.at, reverse=True)
         return events.merge_by_workload(newest_first)
 
 
@@ -170,13 +172,12 @@ def fragmented(free_cards: FreeCardsByPool) -> Mapping[str, float]:
 
 
 def certificate_row(shown: certificates.ServedCertificate) -> snapshot.Certificate:
-    """Return what an endpoint of the webhook shows."""
     end = f"{shown.end:%Y-%m-%dT%H:%M:%SZ}" if shown.end else ""
     return snapshot.Certificate(f"webhook at {shown.address}", end, shown.fault)
 
 
 def holder_rows(pods: Iterable[StoredPod], quota: NamespaceQuota | None, nodes: Nodes) -> Sequence[HolderRow]:
-    """Return the pods that hold cards, each with what it is charged under its namespace's limits."""
+    """Return the pods that hold cards, each with its charge under the limits of its namespace."""
     limits = quota.limits if quota else {}
     rows = []
     for pod in (pod for pod in pods if pod.live):
@@ -190,7 +191,7 @@ def holder_rows(pods: Iterable[StoredPod], quota: NamespaceQuota | None, nodes: 
 def claim_rows(
     claims: Iterable[tuple[StoredClaim, ClaimCharge]], quota: NamespaceQuota | None, devices: Devices
 ) -> Iterator[HolderRow]:
-    """Yield the claims that hold cards, one for each model, with the node of the first device of each."""
+    """Yield one row for each claim and model, with the node of the claim's first device."""
     limits = quota.limits if quota else {}
     for claim, taken in claims:
         found = (devices.by_name.get((each.driver, each.pool, each.device)) for each in claim.allocated)
@@ -204,9 +205,9 @@ def claim_rows(
 def cluster_cards(
     cards: Mapping[str, float | None], uses: Mapping[str, NamespaceUse], unlimited: Iterable[tuple[str, Charge]]
 ) -> Sequence[snapshot.ModelCards]:
-    """Return each model in the whole cluster: every one that a node has, a limit names, or a pod holds.
+    """Return the cards of each model that a node has, a limit names, or a pod uses.
 
-    ``unlimited`` is what pods and claims of namespaces without a report take; those with one say what they use.
+    ``unlimited``: the charges of pods and claims in namespaces without a report.
     """
     used: dict[str, float] = dict.fromkeys(cards, 0.0)
     promised: dict[str, float] = {}

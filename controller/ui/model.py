@@ -1,4 +1,4 @@
-"""What the page's tables show: rows, how full they are, their order, the words for figures, and the cluster's cards."""
+"""The rows of the page's tables, their order, the text of figures, and the cards of the cluster's nodes."""
 
 import datetime
 import math
@@ -16,18 +16,18 @@ from vcuda.requests.resources import NO_ROWS, PLAIN_CARDS, CardModels
 from vcuda.requests.schemes import SCHEMES
 
 FULL = 10
-"""The step of what is used up."""
+"""The step of a limit that is reached."""
 
 OVER = 11
-"""The step of what is over its limit: the limit was lowered, or only warns."""
+"""The step of a limit that is exceeded, because it was lowered or only warns."""
 
 
 class ModelRow(ModelUse, frozen=True):
-    """What a namespace uses of a model, or of all, without the pods; and how full that is."""
+    """The usage of one model, or of all models, by a namespace, without the list of its pods."""
 
     @property
     def fullness(self) -> float:
-        """The share of the limit that is used, the larger of cores and memory; more than 1 is over it."""
+        """The used share of the limit, of cores or memory, whichever is larger. More than 1 is over the limit."""
         cores = _share(self.used, self.limit)
         return max(cores, _share(self.memory_used or 0, self.memory_limit)) if self.memory_limit else cores
 
@@ -36,23 +36,23 @@ class ModelRow(ModelUse, frozen=True):
         """The step on the scale of colours: 0 unused, 1 to 9 by tenths of the limit, `FULL`, `OVER`."""
         if self.fullness > 1:
             return OVER
-        # The least use shows too; and floats make 6.99 of seven tenths.
+        # Any use is at least step 1. The small term corrects floats: seven tenths would otherwise be 6.99.
         return max(int(self.fullness * FULL + 1e-9), 1) if self.fullness > 0 else 0
 
     @property
     def blocked(self) -> bool:
-        """Whether the model is blocked, and nothing of it is used."""
+        """Whether the limit is 0 and nothing is used."""
         return not self.limit and not self.used
 
 
 def _share(used: float, limit: float) -> float:
     if limit:
         return used / limit
-    return 2.0 if used else 0.0  # any use of what is blocked is over the limit
+    return 2.0 if used else 0.0  # any use of a blocked model is over the limit
 
 
 class NamespaceRow(msgspec.Struct, frozen=True):
-    """One namespace in the table: each model that it may use, or uses, and the sum of them all."""
+    """The row of one namespace: its models with a limit or usage, and their total."""
 
     namespace: str
     mode: str
@@ -65,7 +65,7 @@ class NamespaceRow(msgspec.Struct, frozen=True):
 
 def row_of(use: NamespaceUse) -> NamespaceRow:
     """Return a namespace's row."""
-    # Without its pods a row stays the same while they come and go at the same use, and is not rendered again.
+    # The row excludes the pods. So it is not rendered again if only the pods change and the usage stays the same.
     rows = {
         each.model: ModelRow(
             *(each.model, each.limit, each.used, each.pending, each.available, each.memory_limit, each.memory_used),
@@ -83,10 +83,13 @@ def row_of(use: NamespaceUse) -> NamespaceRow:
 
 
 class HolderRow(msgspec.Struct, frozen=True):
-    """A pod that holds cards, or a claim.
+    """A pod or a claim that holds cards.
 
-    ``cores`` are hundredths of a card, ``memory`` is in MiB. ``model`` is None where it is held to none and runs on
-    none that is known; ``node`` is empty until it is bound, or a claim allocated; ``created`` is RFC 3339.
+    ``model``: None if it is pinned to no model and uses no device of a known model.
+    ``cores``: in hundredths of a card.
+    ``memory``: in MiB.
+    ``node``: empty until the pod is bound or the claim is allocated.
+    ``created``: RFC 3339.
     """
 
     name: str
@@ -99,13 +102,12 @@ class HolderRow(msgspec.Struct, frozen=True):
 
     @property
     def kind(self) -> str:
-        """What it is, in a word."""
         return "claim" if self.claim else "pod"
 
 
 def rounded(cards: Iterable[float]) -> float:
     """Return a sum of cards, exact to hundredths of a card."""
-    # They are counted in hundredths; as floats three times 0.1 would be 0.30000000000000004.
+    # As a sum of floats, three times 0.1 would be 0.30000000000000004.
     return round(sum(cards) * CORES_PER_CARD) / CORES_PER_CARD
 
 
@@ -115,19 +117,17 @@ def number(cards: float) -> str:
 
 
 def plural(count: float, one: str, many: str) -> str:
-    """Render a number with its noun."""
     return f"{number(count)} {one if count == 1 else many}"
 
 
 def memory(mebibytes: int) -> str:
-    """Render MiB in the unit that people would use."""
     if mebibytes < 1024:  # noqa: PLR2004  # MiB in a GiB
         return f"{mebibytes} MiB"
     return f"{mebibytes / 1024:.1f}".removesuffix(".0") + " GiB"
 
 
 def moment(text: str) -> datetime.datetime | None:
-    """Return an RFC 3339 time as the API server writes it, or None for what is none."""
+    """Return the time of an RFC 3339 text; None if the text is not a time."""
     try:
         at = datetime.datetime.fromisoformat(text)
     except ValueError:
@@ -147,26 +147,26 @@ def span(seconds: float) -> str:
 NAME = "name"
 TOTAL = "total"
 MODEL = "model."
-"""What the sort by a model begins with, so that no model's name means something else."""
+"""The prefix of a sort by a model, so that a model named ``total`` is not confused with `TOTAL`."""
 
 MAX_SEARCH_LENGTH = 100
-"""Characters of a search that count."""
+"""The most characters of a search. Further ones are ignored."""
 
 
 class TableQuery(msgspec.Struct, frozen=True):
-    """What is searched for, and what the rows are sorted by."""
+    """The search text and the order of a table."""
 
     search: str = ""
     sort: str = NAME
     descending: bool = False
 
     def toggled(self, sort: str) -> "TableQuery":
-        """Return the order that a click on a column's header asks for: fullest first, names from a to z, or turned."""
+        """Return the order after a click on a column header: fullest first, names from a to z, or reversed."""
         turned = not self.descending if sort == self.sort else sort != NAME
         return TableQuery(self.search, sort, turned)
 
     def query(self) -> str:
-        """Return the query of an address that asks for this order; empty for the default."""
+        """Return the query string for this order; empty for the default."""
         fields = {"q": self.search, "sort": self.sort, "order": "desc" if self.descending else ""}
         defaults = {"q": "", "sort": NAME, "order": ""}
         return urlencode({key: value for key, value in fields.items() if value != defaults[key]})
@@ -179,25 +179,24 @@ class TableQuery(msgspec.Struct, frozen=True):
 
 
 def read_table_query(query: Mapping[str, str], sorts: Iterable[str]) -> TableQuery:
-    """Return the order of an address; what it asks for and does not exist counts as not asked for."""
+    """Return the order of a query string. An unknown sort is ignored."""
     search, sort = query.get("q", "").strip()[:MAX_SEARCH_LENGTH], query.get("sort", NAME)
-    # An address outlives what it names: the model may be gone since it was kept.
+    # A bookmark may name a model that no longer exists.
     return TableQuery(search, sort, query.get("order") == "desc") if sort in sorts else TableQuery(search)
 
 
 def sorts_of(models: Iterable[str]) -> list[str]:
-    """Return what the rows of namespaces can be sorted by."""
     return [NAME, TOTAL, *(MODEL + model for model in models)]
 
 
 def matches(search: str, name: str) -> bool:
-    """Return whether a name holds every word of a search, whatever their case."""
+    """Return whether a name contains every word of a search, ignoring case."""
     return all(word in name.casefold() for word in search.casefold().split())
 
 
 def ordered(rows: Iterable[NamespaceRow], order: TableQuery) -> list[NamespaceRow]:
-    """Return the rows that are searched for, sorted. Those without the model that is sorted by always come last."""
-    # By name first: sorting is stable, so rows that are as full stay in the order of their names.
+    """Return the matching rows in order. If sorted by a model, rows without that model come last."""
+    # Sorting is stable, so equally full rows stay sorted by name.
     found = sorted((row for row in rows if matches(order.search, row.namespace)), key=lambda row: row.namespace)
     if order.sort == NAME:
         return found[::-1] if order.descending else found
@@ -219,23 +218,24 @@ HOLDER_SORTS: Mapping[str, Callable[[HolderRow], str | int]] = {
     "node": lambda holder: holder.node,
     "created": lambda holder: holder.created,
 }
-"""What a namespace's pods and claims can be sorted by."""
+"""The possible sorts of pods and claims, with the key of each."""
 
 
 def ordered_holders(holders: Iterable[HolderRow], order: TableQuery) -> Sequence[HolderRow]:
-    """Return the pods and claims that are searched for, sorted."""
     found = sorted((each for each in holders if matches(order.search, each.name)), key=lambda each: each.name)
     return sorted(found, key=HOLDER_SORTS[order.sort], reverse=order.descending)
 
 
 MAX_DEVICES = 1024
-"""Cards that one node may claim; more is a mistake."""
+"""The most cards of one node. A larger number is taken for an error."""
 
 
 class ModelNode(msgspec.Struct, frozen=True):
-    """What the label of a node says of its model, and its cards; None where it does not say how many.
+    """The GPU model and the cards of a node.
 
-    ``plain``: they are so many devices of NVIDIA's own plugin.
+    ``model``: the value of the node's model label.
+    ``cards``: None if the node does not report the number.
+    ``plain``: the cards are devices of NVIDIA's own plugin.
     """
 
     model: str
@@ -248,7 +248,7 @@ _REGISTERS = tuple(scheme.register for scheme in SCHEMES if scheme.register and 
 
 
 def read_node(raw: bytes, model_label: str) -> ModelNode | None:
-    """Return what a node offers, or None where it has no model."""
+    """Return the model and the cards of a node; None if it has no model."""
     node = _NODE.decode(raw)
     model = node.labels.get(model_label)
     if not model:
@@ -260,14 +260,14 @@ def read_node(raw: bytes, model_label: str) -> ModelNode | None:
 
 
 def cards_of(offered: Mapping[str, Quantity], register: str | None = None) -> float | None:
-    """Return the cards that a node offers by its allocatable resources; None if they do not say.
+    """Return the number of cards by a node's allocatable resources; None if these do not show it.
 
-    A scheme that offers cores offers 100 per card. ``nvidia.com/gpu`` counts cards if NVIDIA's own plugin runs. Under
-    HAMi it counts the parts that cards can be split into, so that HAMi's ``register`` of the node is counted instead.
+    A resource of cores has 100 per card. ``nvidia.com/gpu`` is the number of cards if NVIDIA's own plugin runs. With
+    HAMi it is the number of shares, so the entries of HAMi's ``register`` annotation are counted instead.
     """
     for scheme in SCHEMES:
         cores = _whole(offered.get(scheme.cores))
-        # A plugin that was turned off leaves its resource at 0 (kubelet's device manager), beside another's.
+        # After a plugin was turned off, kubelet's device manager leaves its resource at 0.
         if cores:
             return cores / CORES_PER_CARD
     if register is not None:
@@ -276,13 +276,13 @@ def cards_of(offered: Mapping[str, Quantity], register: str | None = None) -> fl
 
 
 def total_cards(nodes: Iterable[ModelNode], named: CardModels = NO_ROWS) -> Mapping[str, float | None]:
-    """Return the cards of each model; None where a node of it does not say how many it has."""
+    """Return the cards of each model; None if one of its nodes does not report the number."""
     found: dict[str, list[float | None]] = {}
     for node in nodes:
         model = named.model_of(node.model)
-        worth = named.cores.get(model, CORES_PER_CARD) if node.plain else CORES_PER_CARD
-        found.setdefault(model, []).append(node.cards and node.cards * worth / CORES_PER_CARD)
-    # A sum without a node that does not tell would be a wrong number.
+        cores = named.cores.get(model, CORES_PER_CARD) if node.plain else CORES_PER_CARD
+        found.setdefault(model, []).append(node.cards and node.cards * cores / CORES_PER_CARD)
+    # A sum that leaves out a node would be wrong.
     return {model: None if None in counts else math.fsum(filter(None, counts)) for model, counts in found.items()}
 
 
@@ -297,7 +297,7 @@ def _whole(quantity: Quantity | None) -> int | None:
 
 
 def _listed(devices: str) -> int | None:
-    # HAMi separates the entries by colons up to 2.4, and writes a JSON list since.
+    # HAMi up to 2.4 separates the entries by colons. Later versions write a JSON list.
     if not devices.lstrip().startswith("["):
         return sum(bool(entry.strip()) for entry in devices.split(":"))
     try:
@@ -307,11 +307,11 @@ def _listed(devices: str) -> int | None:
 
 
 class CapacityInformer:
-    """Follows the nodes for the cards that they offer."""
+    """Watches the nodes for their number of cards."""
 
     def __init__(self, kube: Kube, labels: NodeLabels) -> None:
         self.reflector = Reflector(kube, "/api/v1/nodes", lambda raw: read_node(raw, labels.model))
 
     def totals(self, named: CardModels) -> Mapping[str, float | None]:
-        """Return the cards of each model as last seen; nothing until the nodes have been listed once."""
+        """Return the cards of each model; empty until the nodes have been listed once."""
         return total_cards(self.reflector.snapshot().values(), named)

@@ -1,4 +1,4 @@
-"""From values to HTML. Everything is escaped: the names of namespaces, models and workloads are other people's text."""
+"""Renders values as HTML. Everything is escaped, because tenants choose the names of namespaces and workloads."""
 
 import datetime
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from markupsafe import Markup
 from controller.ui import model
 
 Clock = Callable[[], datetime.datetime]
-"""Returns now, with its time zone."""
+"""Returns the current time with its time zone."""
 
 
 class Views:
@@ -22,15 +22,15 @@ class Views:
         self._templates = jinja2.Environment(
             loader=jinja2.PackageLoader("controller.ui"),
             autoescape=True,
-            undefined=jinja2.StrictUndefined,  # a missing value is an error, never an empty place
+            undefined=jinja2.StrictUndefined,  # a missing value is an error
             trim_blocks=True,
             lstrip_blocks=True,
-            auto_reload=False,  # else the files are looked at with every rendering
+            auto_reload=False,  # otherwise each rendering would check the files
         )
         self._templates.filters |= {
             "number": model.number,
             "memory": model.memory,
-            "path": lambda name: quote(name, safe=""),  # a slash in a name would lead to another page
+            "path": lambda name: quote(name, safe=""),  # a slash in a name would change the path
             "time": self.time,
             "plural": model.plural,
             "until": self.until,
@@ -38,15 +38,13 @@ class Views:
         self._row = self._templates.get_template("_row.html")
 
     def render(self, template: str, **values: Any) -> str:
-        """Return a page, or a part of one."""
         return self._templates.get_template(template).render(values)
 
     def row(self, row: model.NamespaceRow, columns: tuple[str, ...]) -> str:
-        """Return one namespace's row of the table."""
         return self._row.render(row=row, columns=columns)
 
     def time(self, text: str) -> Markup:
-        """Return how long ago an RFC 3339 time is, in an element that holds the time itself."""
+        """Return the age of an RFC 3339 time, in an HTML element with the time as attribute."""
         at = model.moment(text)
         if at is None:
             return Markup("<span>{}</span>").format(text or "unknown")
@@ -55,7 +53,7 @@ class Views:
         )
 
     def until(self, text: str) -> tuple[str, str]:
-        """Return what there is to say of an end, and how grave that is: ``ended``, ``soon``, ``later``, ``unknown``."""
+        """Return the remaining time as text, and its state: ``ended``, ``soon``, ``later`` or ``unknown``."""
         at = model.moment(text)
         if at is None:
             return "end not known", "unknown"
@@ -65,6 +63,5 @@ class Views:
         return f"{model.span(left)} left", "soon" if left < SOON else "later"
 
 
-# Time enough to look, when a rotation that should have come has not.
 SOON = 14 * 86400
-"""Seconds before the end of a certificate from which on it is marked."""
+"""Seconds before its end from which a certificate is marked. They leave time to repair a failed rotation."""

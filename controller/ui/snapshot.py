@@ -1,7 +1,7 @@
-"""What the usage page is made of: plain values, and the one place where each comes in.
+"""The data of the usage page, and their sources.
 
-The page knows nothing of watches and loops. Whatever has something to show plugs a callable into `Source`. A callable
-is called by one thread at a time, at most once a second, and only while somebody looks.
+The page does not depend on watches and loops. `Source` has one callable for each part of the page. Only one thread at a
+time calls it, at most once a second, and only while a browser shows the page.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +15,12 @@ from vcuda.ledger.report import NamespaceUse
 
 
 class ModelCards(msgspec.Struct, frozen=True):
-    """One model in the whole cluster, in cards.
+    """The cards of one model in the whole cluster.
 
-    ``cards`` is what the nodes have, None where they do not say. ``used`` is charged to pods and claims, limited or
-    not, those not yet placed too. ``promised`` is the sum of the limits. ``fragmented`` is free, but in parts of cards
-    that no pod that wants whole cards can have; None where that is not known.
+    ``cards``: the cards of all nodes; None if a node does not report the number.
+    ``used``: the cards charged to pods and claims of all namespaces, including pods that are not bound yet.
+    ``promised``: the sum of the limits.
+    ``fragmented``: the free parts of partly used cards, which pods for whole cards cannot use; None if not known.
     """
 
     model: str
@@ -30,12 +31,12 @@ class ModelCards(msgspec.Struct, frozen=True):
 
     @property
     def free(self) -> float | None:
-        """Cards that nobody is charged for, never below 0; None where it is not known how many there are."""
+        """The cards that are not used, at least 0; None if the number of cards is not known."""
         return None if self.cards is None else max(self.cards - self.used, 0.0)
 
 
 class RefusedWorkload(msgspec.Struct, frozen=True):
-    """A workload whose pods were refused: the newest reason, when (RFC 3339), and how often so far."""
+    """A workload whose pods were refused. ``message``, ``at``: the newest reason and its time (RFC 3339)."""
 
     namespace: str
     kind: str
@@ -46,7 +47,7 @@ class RefusedWorkload(msgspec.Struct, frozen=True):
 
 
 class RemovedAllocation(msgspec.Struct, frozen=True):
-    """Something stale that was removed from an object (``what`` is its kind), why it was stale, and when (RFC 3339)."""
+    """A stale allocation that was removed from an object. ``what``: the object's kind. ``at``: RFC 3339."""
 
     namespace: str
     name: str
@@ -59,7 +60,7 @@ T = TypeVar("T", RefusedWorkload, RemovedAllocation)
 
 
 class Certificate(msgspec.Struct, frozen=True):
-    """A certificate of this system and when it ends (RFC 3339); ``problem`` is what is wrong with it, or empty."""
+    """A certificate of this system. ``not_after``: RFC 3339. ``problem``: a fault, or empty."""
 
     name: str
     not_after: str
@@ -67,7 +68,7 @@ class Certificate(msgspec.Struct, frozen=True):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """A pod or claim that is there although the quota does not allow it, what is wrong, and since when (RFC 3339)."""
+    """A pod or claim that the quota would not admit. ``at``: the time since when (RFC 3339)."""
 
     namespace: str
     kind: str
@@ -77,11 +78,13 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """Where each part of the page comes from. A callable that returns None says: not known, or not known yet.
+    """The source of each part of the page. A callable returns None if the part is not known yet, or not shown.
 
-    ``uses`` holds the report of every limited namespace; ``pods`` are a namespace's pods and claims, limited or not;
-    ``cluster`` has one entry a model. ``refusals`` and ``removals`` come newest first. A part that nothing is plugged
-    into (removals, certificates, findings) is not on the page.
+    ``uses``: returns the report of every limited namespace.
+    ``pods``: returns the pods and claims of any namespace.
+    ``cluster``: returns one entry per model.
+    ``refusals``, ``removals``: return the newest entry first.
+    ``certificates``, ``findings``: not on the page if None, like ``removals``.
     """
 
     uses: Callable[[], Mapping[str, NamespaceUse]]
@@ -94,21 +97,21 @@ class Source(msgspec.Struct, frozen=True):
 
 
 PARTS = ("summary", "cluster", "free", "refusals", "removals", "certificates", "findings")
-"""The parts of the overview that are replaced whole, each with a template of its own."""
+"""The parts of the overview that are replaced as a whole. Each has a template."""
 
 MAX_LISTED = 50
-"""Entries of a list on the page: the newest."""
+"""The most entries of a list on the page."""
 
 
 class Line(msgspec.Struct, frozen=True):
-    """A namespace's row, and as HTML."""
+    """A namespace's row, and its HTML."""
 
     row: NamespaceRow
     html: str
 
 
 class Picture(msgspec.Struct, frozen=True):
-    """Everything but the pods, which are looked up for the one namespace that is looked at."""
+    """All data of the page at one time, except the pods, which are read for one namespace at a time."""
 
     version: str
     uses: Mapping[str, NamespaceUse]
@@ -122,12 +125,11 @@ class Picture(msgspec.Struct, frozen=True):
 
     @property
     def by_model(self) -> Mapping[str, ModelCards]:
-        """The models of the cluster by name."""
         return {each.model: each for each in self.cluster}
 
     @property
     def total(self) -> ModelCards:
-        """The whole cluster over all models that the nodes say the number of."""
+        """The total of all models with a known number of cards."""
         known = [model for model in self.cluster if model.cards is not None]
         cards = rounded(model.cards or 0 for model in known) if known else None
         used = rounded(model.used for model in known or self.cluster)
@@ -135,9 +137,12 @@ class Picture(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """What a browser has to replace: rows and parts as HTML, by name; ``touched`` namespaces have other pods.
+    """The changes between two pictures, for browsers.
 
-    ``version`` is that of the picture afterwards. ``refused`` names those that were refused since.
+    ``version``: the version of the new picture.
+    ``rows``, ``parts``: the changed rows and parts as HTML, by name.
+    ``touched``: the namespaces whose pods or usage have changed.
+    ``refused``: the namespaces with new refusals.
     """
 
     version: str
@@ -148,10 +153,10 @@ class Change(msgspec.Struct, frozen=True):
 
 
 def take(source: Source, views: Views, before: Picture | None, version: str) -> Picture:
-    """Ask every source once. Rows that are as they were before are not rendered again."""
+    """Return a new picture from the source. Unchanged rows are not rendered again."""
     uses = source.uses()
     cluster = tuple(source.cluster())
-    # Every model that some namespace may use, or that some node has: one without a node still has its quota.
+    # Models with a quota, and models of nodes. A model with a quota may have no node.
     models = {model.model for use in uses.values() for model in use.models} | {model.model for model in cluster}
     columns = tuple(sorted(models, key=lambda model: (model.casefold(), model)))
     lines = {name: _line(use, columns, views, before) for name, use in uses.items()}
@@ -161,7 +166,7 @@ def take(source: Source, views: Views, before: Picture | None, version: str) -> 
 
 def _line(use: NamespaceUse, columns: tuple[str, ...], views: Views, before: Picture | None) -> Line:
     row = row_of(use)
-    # Rendering is most of what a picture costs; and a change names the lines that are not the very same.
+    # Rendering is the most expensive part of a picture. `change_of` also relies on the identity of unchanged lines.
     known = before.lines.get(use.namespace) if before and before.columns == columns else None
     if known and known.row == row:
         return known
@@ -169,19 +174,18 @@ def _line(use: NamespaceUse, columns: tuple[str, ...], views: Views, before: Pic
 
 
 def same(before: Picture, after: Picture) -> bool:
-    """Return whether two pictures show the same."""
     return (before.columns, before.uses) == (after.columns, after.uses) and not _other_parts(before, after)
 
 
 def has_other_rows(before: Picture, after: Picture) -> bool:
-    """Return whether a column or a namespace has come or gone: then the whole table is another."""
+    """Return whether a column or a namespace was added or removed, so that the whole table must be replaced."""
     return before.columns != after.columns or before.lines.keys() != after.lines.keys()
 
 
 def change_of(before: Picture, after: Picture, views: Views) -> Change:
-    """Return what to replace, where neither a column nor a namespace has come or gone."""
+    """Return the changes. The caller must ensure that `has_other_rows` is false."""
     lines = {name: line for name, line in after.lines.items() if before.lines[name] is not line}
-    # The use of a namespace holds its pods, so its own page is told though its row is the same.
+    # A report includes the pods, so the namespace's page is updated even if its row is the same.
     touched = [name for name, use in after.uses.items() if before.uses[name] != use]
     refused = {each.namespace for each in after.refusals or () if each not in (before.refusals or ())}
     rows = {name: line.html for name, line in lines.items()}
@@ -190,22 +194,22 @@ def change_of(before: Picture, after: Picture, views: Views) -> Change:
 
 
 def render_part(part: str, picture: Picture, views: Views, root: str) -> str:
-    """Return one part as HTML; ``root`` is the way from the page's address to the overview's."""
+    """Return one part of the page as HTML. ``root``: the relative URL of the overview."""
     given = {"refusals": choose(picture.refusals or ()), "removals": choose(picture.removals or ())}
     return views.render(f"_{part}.html", picture=picture, full=full(picture), most=MAX_LISTED, listed=given, root=root)
 
 
-def choose(told: Sequence[T], most: int = MAX_LISTED) -> Sequence[T]:
-    """Return so many of what is told, newest first: the newest of each namespace before a second one of any."""
-    # By age alone a tenant who writes Events all the time would have the page to himself.
+def choose(entries: Sequence[T], most: int = MAX_LISTED) -> Sequence[T]:
+    """Return at most ``most`` entries, newest first, taking the newest of each namespace before any second one."""
+    # If age alone counted, a tenant could fill the list by writing many Events.
     earlier: dict[str, int] = {}
     ranks = []
-    for each in told:
+    for each in entries:
         rank = earlier.setdefault(each.namespace, 0)
         ranks.append(rank)
         earlier[each.namespace] = rank + 1
-    chosen = sorted(range(len(told)), key=ranks.__getitem__)[:most]
-    return [told[index] for index in sorted(chosen)]
+    chosen = sorted(range(len(entries)), key=ranks.__getitem__)[:most]
+    return [entries[index] for index in sorted(chosen)]
 
 
 def _other_parts(before: Picture, after: Picture) -> list[str]:
@@ -213,7 +217,7 @@ def _other_parts(before: Picture, after: Picture) -> list[str]:
 
 
 def _shown(part: str, picture: Picture) -> object:
-    # What a part is made of. Ages are not in it: the browser lets them grow by itself.
+    # Return the data of a part. Ages are not included, because the browser updates them.
     match part:
         case "summary":
             return picture.cluster, len(picture.lines), full(picture)
@@ -223,6 +227,6 @@ def _shown(part: str, picture: Picture) -> object:
 
 
 def full(picture: Picture) -> list[str]:
-    """Return the namespaces that have used up a model."""
+    """Return the namespaces that have reached the limit of a model."""
     amounts = {name: line.row.amounts.values() for name, line in picture.lines.items()}
     return sorted(name for name, each in amounts.items() if any(one.used and one.fullness >= 1 for one in each))

@@ -1,1 +1,1 @@
-"""Finds pods that hold GPUs beyond the quota: `violations` judges them, `violation_watcher` reports and evicts them."""
+"""Finds pods that hold GPUs beyond the quota: `violations` finds them, `violation_watcher` reports and evicts them."""

@@ -34,8 +34,8 @@ PUT_OFF = "EvictionPutOff"
 DELETED = "DeletedOverQuota"
 
 NOT_COUNTED_MESSAGE = (
-    "the GPU quota of namespace {} does not count this pod: it is held to no GPU model and runs on no node that has "
-    "one; it was created before the quota was enforced, so create it anew to have it counted"
+    "the GPU quota of namespace {} does not count this pod, because it is pinned to no GPU model and runs on no node "
+    "of one; it was created before the quota was enforced; recreate it to have it counted"
 )
 
 REPORT_GRACE_SECONDS = 1.0
@@ -114,7 +114,7 @@ class Evictor:
         # The watch may not have delivered a raised quota yet, or the stored quota is malformed and the last good one is
         # in force. In both cases the pods would be judged by an outdated quota.
         if self._quota.stored_version() != quota.version:
-            self._log.warning("nothing evicted: the quota in force is not the one that is stored", namespace=namespace)
+            self._log.warning("nothing evicted: the stored quota is not in force", namespace=namespace)
             return None
         found = (each for each in find_violations(namespace, limits, pods, nodes, claims) if each.evictable)
         wanted = ((each.holder, each.message) for each in found if each.holder.uid in uids)
@@ -130,8 +130,8 @@ class Evictor:
         except HeldByBudget as error:
             if self._delete_after and tries + 1 >= self._delete_after:
                 return self._delete(pod, why, tries + 1)
-            log.info("eviction put off by a PodDisruptionBudget", budget=error.why)
-            message = f"not evicted for now, as a PodDisruptionBudget does not allow it ({error.why}): {why}"
+            log.info("eviction not allowed by a PodDisruptionBudget", budget=error.why)
+            message = f"not evicted yet, because a PodDisruptionBudget does not allow it ({error.why}): {why}"
             put_off = objects.Event(subject, f"eviction-put-off-{uid}", PUT_OFF, message, COMPONENT, type="Warning")
             objects.post_event_or_log(self._kube, put_off)
             return EvictionOutcome.BUDGET
@@ -157,7 +157,7 @@ class Evictor:
             log.warning("deletion failed", error=str(error))
             return EvictionOutcome.FAILED
         log.info("deleted", why=why)
-        message = f"deleted, as PodDisruptionBudgets have not allowed its eviction {tries} times: {why}"
+        message = f"deleted, because PodDisruptionBudgets refused its eviction {tries} times: {why}"
         deleted = objects.Event(_involved(pod), f"deleted-{pod.uid[:8]}", DELETED, message, COMPONENT, type="Warning")
         objects.post_event_or_log(self._kube, deleted)
         return EvictionOutcome.DELETED
@@ -175,7 +175,6 @@ class Evictor:
 
 
 def kind_of(holder: Holder) -> str:
-    """Return the kind of the object."""
     return "Pod" if isinstance(holder, StoredPod) else "ResourceClaim"
 
 
@@ -187,8 +186,9 @@ def _involved(holder: Holder) -> objects.InvolvedObject:
 class ViolationOptions(msgspec.Struct, frozen=True):
     """The options of the audit.
 
-    ``period``: seconds until a violation is checked again. ``evict``: pods with a violation are then evicted.
-    ``delete_after``: attempts that a PodDisruptionBudget may refuse before the pod is deleted; None: it never is.
+    ``period``: seconds until a violation is checked again.
+    ``evict``: evict pods whose violation has lasted a period.
+    ``delete_after``: attempts that a PodDisruptionBudget may refuse before the pod is deleted; None: never.
     """
 
     period: float = 60.0
@@ -223,7 +223,7 @@ class ViolationWatcher:
         evictor: Evictor | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.reconciler = Reconciler("audit", self.reconcile, failure="not audited", clock=clock)
+        self.reconciler = Reconciler("audit", self.reconcile, failure="namespace not audited", clock=clock)
         self._kube = kube
         self._quota = quota
         self._nodes = nodes
@@ -234,7 +234,7 @@ class ViolationWatcher:
         self._clock = clock
         self._lock = threading.Lock()
         self._ongoing: dict[str, Mapping[str, OngoingViolation]] = {}
-        self._told: dict[str, set[tuple[str, ViolationKind]]] = {}
+        self._reported: dict[str, set[tuple[str, ViolationKind]]] = {}
         self._tried: dict[str, tuple[float, int]] = {}
         self._log = structlog.get_logger()
 
@@ -265,10 +265,10 @@ class ViolationWatcher:
             found = find_violations(namespace, limits, pods, self._nodes.current(), claims)
         ongoing = self._update_ongoing(namespace, found)
         if limits is None or not ongoing:
-            self._told.pop(namespace, None)
+            self._reported.pop(namespace, None)
             return None
         if limits.mode != Mode.AUDIT:
-            self._tell(namespace, found)
+            self._post_events(namespace, found)
         # After an eviction the next check follows at once, which the interval of the queue makes a second. Each pod is
         # judged without the pods evicted before it.
         return 0.0 if self._evict(namespace, ongoing) else self._period
@@ -292,14 +292,14 @@ class ViolationWatcher:
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         return OngoingViolation(violation, self._clock(), now)
 
-    def _tell(self, namespace: str, found: Iterable[Violation]) -> None:
+    def _post_events(self, namespace: str, found: Iterable[Violation]) -> None:
         """Write an Event for each pod and claim, once while this process leads."""
         violations = {(each.holder.uid, each.kind): each for each in found}
-        told = self._told.setdefault(namespace, set())
-        told.intersection_update(violations)
-        for key in violations.keys() - told:
+        reported = self._reported.setdefault(namespace, set())
+        reported.intersection_update(violations)
+        for key in violations.keys() - reported:
             self._post(violations[key])
-            told.add(key)
+            reported.add(key)
 
     def _post(self, violation: Violation) -> None:
         holder = violation.holder
@@ -311,11 +311,11 @@ class ViolationWatcher:
             log.warning("event refused", error=str(error))  # a retry would be refused too
             return
         if violation.kind == ViolationKind.UNPINNED:
-            log.info(f"told that a {what} is not counted")
+            log.info(f"reported a {what} that is not counted")
         elif violation.kind == ViolationKind.OTHER_MODEL:
-            log.info(f"told that a {what} has a card of another model", why=violation.message)
+            log.info(f"reported a {what} with a card of another model", why=violation.message)
         else:
-            log.info(f"told that a {what} is beyond its quota", finding=violation.kind.value, why=violation.message)
+            log.info(f"reported a {what} beyond its quota", finding=violation.kind.value, why=violation.message)
 
     def _evict(self, namespace: str, ongoing: Mapping[str, OngoingViolation]) -> bool:
         """Try to evict one pod that was found for a period and not tried within it. Return whether one was tried."""

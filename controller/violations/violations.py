@@ -21,9 +21,9 @@ Holder = StoredPod | StoredClaim
 PricedClaim = tuple[StoredClaim, ClaimCharge]
 
 CLAIM_NOT_COUNTED_MESSAGE = (
-    "the GPU quota of namespace {} does not count this claim: it is held to no GPU model, and has no device of a model "
-    "that is known; it was created before the quota was enforced, or while the webhook was away, so create it anew to "
-    "have it counted"
+    "the GPU quota of namespace {} does not count this claim, because it selects no GPU model and has no device of a "
+    "known one; it was created before the quota was enforced, or while the webhook was not called; recreate it to have "
+    "it counted"
 )
 
 
@@ -41,8 +41,8 @@ class Violation(msgspec.Struct, frozen=True):
     """A pod or a claim that the quota would not admit, and why.
 
     ``evictable``: the quota is enforced, and an eviction would lower the usage of the namespace. A mirror pod is not
-    evictable, because kubelet creates it again while its static pod runs. Nor is a claim, because the deletion of a
-    claim in use releases nothing.
+    evictable, because kubelet creates it again while its static pod runs. A claim is not evictable either, because
+    the deletion of a claim in use releases nothing.
     """
 
     kind: ViolationKind
@@ -111,7 +111,7 @@ def _violations(
     # A terminating pod still has its card. If it counted here, each eviction would cause one more.
     staying = [each for each in held if not each.holder.terminating]
     if model is None:
-        message = f"the GPU quota of namespace {namespace} does not count it: it is held to no model and runs on none"
+        message = f"the GPU quota of namespace {namespace} does not count it, because it has no GPU model"
         yield from (Violation(ViolationKind.UNPINNED, each.holder, message) for each in staying)
         return
     limit = quota.limits.get(model)
@@ -123,7 +123,7 @@ def _violations(
         message = _over(namespace, model, limit, used, each) if limit else not_allowed
         evictable = quota.mode == Mode.ENFORCE and isinstance(each.holder, StoredPod)
         if isinstance(each.holder, StoredPod) and each.holder.mirror:
-            message += f"; it shows a static pod, which only its manifest on node {each.holder.node} can end"
+            message += f"; it mirrors a static pod: to end that, remove its manifest from node {each.holder.node}"
             evictable = False
         yield Violation(kind, each.holder, message, evictable)
 
@@ -145,7 +145,7 @@ def _over(namespace: str, model: str, limit: Limit, used: Charge, beyond: _Charg
         where = f"memory of {where}"
         takes = mebibytes(beyond.charge.memory_under(limit))
         figures = f"used: {mebibytes(used.memory_under(limit))}, limited: {mebibytes(limit.memory or 0)}"
-    return f"beyond GPU quota: {where}, {figures}; this {what} takes {takes} and does not fit beside the older ones"
+    return f"beyond GPU quota: {where}, {figures}; this {what} takes {takes} and does not fit with the older ones"
 
 
 def _of_pods(by_model: Mapping[str | None, Iterable[_Charged]], nodes: Nodes) -> Iterator[Violation]:
@@ -164,5 +164,5 @@ def _of_claims(namespace: str, claims: Iterable[PricedClaim]) -> Iterator[Violat
             fault = f"; {taken.fault}" if taken.fault else ""
             yield Violation(ViolationKind.UNPINNED, claim, f"{CLAIM_NOT_COUNTED_MESSAGE.format(namespace)}{fault}")
         elif taken.fault:
-            message = f"the GPU quota of namespace {namespace} would not let it in: {taken.fault}"
+            message = f"the GPU quota of namespace {namespace} would not admit it: {taken.fault}"
             yield Violation(ViolationKind.NOT_ALLOWED, claim, message)

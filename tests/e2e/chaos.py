@@ -72,7 +72,7 @@ SLOW_PART, CLAIM_PART, TEMPLATE_PART = 0.1, 0.3, 0.05
 ROOMY_PART = 0.75
 """The part of what is created in the one namespace that has room for hundreds: there replicas reserve."""
 
-LEADING, REAPED = "leading", "reservation of a replica that is gone"
+LEADING, REAPED = "leading", "releasing the reservation of a replica that has ended"
 INTERNAL, NOT_ANSWERED = "internal error", "not answered"
 TOLD = (LEADING, REAPED, INTERNAL, NOT_ANSWERED)
 """The events of which a run tells."""

@@ -14,7 +14,7 @@ from tests.processes import eventually
 from vcuda.k8s_types import parse_whole
 
 GRANTED = "vcuda_ledger_granted_total"
-REAPED = "reservation of a replica that is gone"
+REAPED = "releasing the reservation of a replica that has ended"
 PAUSE_SECONDS = 0.05
 
 

@@ -83,4 +83,4 @@ def test_a_ledger_that_no_event_mends_is_mended_by_the_full_pass_which_counts_it
         if controller.metric(MENDED) == before + 1:
             break
     assert controller.metric(MENDED) == before + 1
-    controller.await_log("ledger differs from the pods; mending", lambda line: line["namespace"] == team)
+    controller.await_log("ledger differs from the stored pods; settling it", lambda line: line["namespace"] == team)

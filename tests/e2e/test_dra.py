@@ -200,4 +200,4 @@ def test_a_deployment_of_a_template_waits_and_starts_as_soon_as_quota_is_free(
         cluster.await_gone(claims_path(team), held["metadata"]["name"])
         cluster.await_pods(team, lambda pods: any(map(is_bound, pods)), PROMPTLY)
         assert list(map(bool, map(devices_of, claims(cluster, team)))) == [True]
-        controller.await_log("pod woken", lambda line: line["namespace"] == team)
+        controller.await_log("claim retry triggered", lambda line: line["namespace"] == team)

@@ -226,10 +226,10 @@ def test_a_pod_that_was_moved_is_bound_only_where_it_is_placed_and_with_its_card
     [first, second, *_] = gpu_nodes
     create_all(cluster, namespace, [share(60, 8, "moved", "nobody")])
     moved = cluster.pod(namespace, "moved")
-    assert ask(site, "bind", binding_of(moved, first))["Error"] == f"the pod is not placed on {first} any more"
+    assert ask(site, "bind", binding_of(moved, first))["Error"] == f"the pod is no longer placed on {first}"
     for node in (first, second):
         assert ask(site, "predicates", {"Pod": moved, "NodeNames": [node]})["NodeNames"] == [node]
-    assert ask(site, "bind", binding_of(moved, first))["Error"] == f"the pod is not placed on {first} any more"
+    assert ask(site, "bind", binding_of(moved, first))["Error"] == f"the pod is no longer placed on {first}"
     assert not is_bound(cluster.pod(namespace, "moved"))
     for _ in range(2):
         assert ask(site, "bind", binding_of(moved, second)) == {"Error": ""}
@@ -321,7 +321,7 @@ def test_with_the_rights_of_the_manifests_it_places_leads_the_service_and_publis
         controlling(installation, *site.flags, *quota, kubeconfig=extender_account.kubeconfig) as leader,
     ):
         leader.await_log("serving extender")
-        leader.await_log("the Service leads here")
+        leader.await_log("the Service routes to this replica")
         create_all(cluster, namespace, [share(30, 8, "train")])
         assert cluster.await_bound(namespace, timeout=PATIENCE)["spec"]["nodeName"] == node
         published = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps"

@@ -24,7 +24,7 @@ def lead(cluster: Cluster) -> Iterator[Lead]:
 
     def advertised(ip: str) -> Advertiser:
         advertiser = Advertiser(kube, SYSTEM_NAMESPACE, ip, 10443)
-        advertiser.hold()
+        advertiser.advertise()
         return advertiser
 
     with ExitStack() as stack:
@@ -45,9 +45,9 @@ def test_one_slice_leads_to_whoever_holds_it_last(cluster: Cluster, lead: Lead, 
     first, second = lead("10.1.2.3"), lead(later)
     for _ in range(2):
         assert led_to(cluster) == [(family, [later])]
-        first.hold()
+        first.advertise()
         assert led_to(cluster) == [("IPv4", ["10.1.2.3"])]
-        second.hold()
+        second.advertise()
 
 
 @pytest.mark.parametrize("ip", ["10.1.2.3", "fd00::3"])
@@ -55,6 +55,6 @@ def test_a_slice_that_leads_here_is_not_written_again(cluster: Cluster, lead: Le
     """Whatever fields the API server has added to it."""
     advertiser = lead(ip)
     before = cluster.rest.get(f"{SLICES}/{SERVICE}")
-    advertiser.hold()
+    advertiser.advertise()
     assert cluster.rest.get(f"{SLICES}/{SERVICE}") == before
     assert before["metadata"]["labels"]["endpointslice.kubernetes.io/managed-by"] == "vcuda-quota"

@@ -39,7 +39,7 @@ def test_each_generated_name_that_is_taken_leaves_a_charge_until_it_is_known_to_
 
     with controlling(installation) as controller:
         await_committed(installation, namespace, **({"M40": 100} if retries else {}))
-        told = controller.logs("charge of a pod that was never stored")
+        told = controller.logs("releasing the charge of an unstored pod")
         # The ledgers that other tests have left are settled beside this one.
         vain = {line["uid"] for line in told if line["namespace"] == namespace}
         assert vain == set(squatter.uids[:TAKEN])

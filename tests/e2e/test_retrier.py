@@ -136,7 +136,7 @@ def test_a_crowd_of_refused_deployments_does_not_stampede(
                 cluster.delete_pod(namespace, f"holder-{number}")
             owners = cluster.await_collection(replica_sets, lambda owners: sum(map(was_told, owners)) >= FREED)
             told = {owner["metadata"]["name"] for owner in owners if was_told(owner)}
-            lines = [line for line in controller.logs("nudged") if f"/{namespace}/" in line["owner"]]
+            lines = [line for line in controller.logs("retry triggered") if f"/{namespace}/" in line["owner"]]
             assert len(told) == FREED
             assert len(lines) <= 2 * FREED, "each once, and once more where it took its time"
         cluster.await_pods(namespace, lambda pods: len(pods) == FREED and all(map(is_own, pods)), 60)

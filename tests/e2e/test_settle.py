@@ -110,7 +110,7 @@ def test_the_charge_of_a_pod_that_was_never_stored_is_released_once_it_cannot_be
     charge_in_vain(cluster, team)
     [uid] = await_ledger(installation, team, lambda ledger: bool(ledger.pending)).pending
     await_committed(installation, team, M40=100)
-    proven = controller.await_log("charge of a pod that was never stored", lambda line: line["uid"] == uid)
+    proven = controller.await_log("releasing the charge of an unstored pod", lambda line: line["uid"] == uid)
     assert proven["namespace"] == team
 
 

@@ -160,7 +160,7 @@ def test_a_page_of_another_name_cannot_read_it(leader: ControllerProcess) -> Non
 def test_a_pod_that_its_quota_would_not_let_in_any_more_shows_with_why(
     cluster: Cluster, own: Installation, opened: Tab, team: str
 ) -> None:
-    found = opened.page.get_by_role("region", name="Beyond their quota")
+    found = opened.page.get_by_role("region", name="Beyond the quota")
     cluster.create(on_m40(card_pod("train", team, cards=2)))
     own.quota.limit(**{team: {"quota": {"M40": 1}}})
     expect(found).to_contain_text(f"beyond GPU quota: M40 in namespace {team}", timeout=SOON)
@@ -175,5 +175,5 @@ def test_who_stands_by_says_who_leads(browser: Browser, own: Installation, leade
         answer = standing.goto(url_of(waiting))
         assert answer is not None
         assert answer.status == HTTPStatus.SERVICE_UNAVAILABLE
-        expect(standing.get_by_text(f"{holder} leads")).to_be_visible(timeout=SOON)
+        expect(standing.get_by_text(f"The leader is {holder}.")).to_be_visible(timeout=SOON)
         standing.close()

@@ -291,7 +291,7 @@ def test_explain_tells_for_each_pod_the_decision_and_why_and_creates_nothing(
     }
     assert (over["object"], over["decision"], over["model"]) == ("Pod/over", "refused", "")
     assert f"exceeded GPU quota: M40 in namespace {team}, requested: 5 cards" in over["reason"]
-    assert (free["object"], free["decision"], free["reason"]) == ("Pod/plain", "admitted", "not held by a GPU quota")
+    assert (free["object"], free["decision"], free["reason"]) == ("Pod/plain", "admitted", "no GPU quota applies")
     assert cluster.pods(team) == []
 
 

@@ -38,15 +38,21 @@ ADVERTISE = (*EXTENDER, "--extender-cert-dir", ".", "--extender-advertise")
             (("--ui-address", text), f"Invalid value for --ui-address: {text!r} is not HOST:PORT.")
             for text in ("nonsense", "127.0.0.1", "127.0.0.1:", ":x")
         ),
-        (EXTENDER, "--extender-address wants --extender-cert-dir too"),
-        ((*EXTENDER, "--extender-cert-dir", "."), "--extender-address wants --extender-client-ca too"),
+        (EXTENDER, "--extender-cert-dir is required with --extender-address"),
+        ((*EXTENDER, "--extender-cert-dir", "."), "--extender-client-ca is required with --extender-address"),
         ((*EXTENDER, "--extender-cert-dir", "nowhere", *CLIENT_CA), "nowhere/tls.crt cannot be read"),
         (("--extender-address", "here", "--extender-cert-dir", "."), "'here' is not HOST:PORT"),
         *(((*ADVERTISE, text), f"{text!r} is not IP:PORT") for text in ("me", "a.example:1", ":1", "[fe80::1%eth0]:1")),
         # Between two full passes a charge must not be forgotten to be pending.
-        (("--storable-seconds", "301"), "--full-pass-seconds: 600 is less than twice --storable-seconds, 301."),
-        (("--full-pass-seconds", "149"), "--full-pass-seconds: 149 is less than twice --storable-seconds, 75."),
-        (("--full-pass-seconds", "240", *EXTENDER), "--extender-address wants --extender-cert-dir too"),
+        (
+            ("--storable-seconds", "301"),
+            "--full-pass-seconds: must be at least twice --storable-seconds (301); got 600.",
+        ),
+        (
+            ("--full-pass-seconds", "149"),
+            "--full-pass-seconds: must be at least twice --storable-seconds (75); got 149.",
+        ),
+        (("--full-pass-seconds", "240", *EXTENDER), "--extender-cert-dir is required with --extender-address"),
         *((("--quota-configmap", text), f"--quota-configmap: {text!r} is not NAMESPACE/NAME.") for text in ("/", "x")),
     ],
 )

@@ -217,7 +217,7 @@ def test_a_body_of_many_nodes_is_read(scheduler: Scheduler) -> None:
 def test_a_fault_of_our_own_is_an_error_and_the_next_is_answered(scheduler: Scheduler) -> None:
     """The scheduler tries the pod again: an error is never taken for an answer."""
     status, answer = post(scheduler, "/broken", {})
-    assert (status, b"fault" in answer) == (HTTPStatus.INTERNAL_SERVER_ERROR, True)
+    assert (status, b"internal error" in answer) == (HTTPStatus.INTERNAL_SERVER_ERROR, True)
     assert prioritized(scheduler)
 
 

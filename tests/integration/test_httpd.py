@@ -288,10 +288,10 @@ def await_line(stream: IO[bytes], wanted: bytes) -> list[bytes]:
 def test_a_replica_stands_by_until_it_leads_and_has_seen_everything() -> None:
     ready = [False]
     page = UsagePage(lambda: "pod-7")
-    assert page.standing().reason == "This controller stands by: pod-7 leads."
+    assert page.standing().reason == "This replica of the controller is a standby. The leader is pod-7."
     page.show(Sample().source(), lambda: ready[0])
     assert page.standing().feed is None
-    assert "is reading the cluster" in page.standing().reason
+    assert "still reading the cluster" in page.standing().reason
     ready[0] = True
     feed = page.standing().feed
     assert feed is not None

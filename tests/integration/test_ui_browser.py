@@ -57,7 +57,7 @@ def served() -> Iterator[Callable[[Sample], Served]]:
         def show(sample: Sample) -> Served:
             served = Served(sample)
             served.lead()
-            standing = lambda: Standing(served.feed, "This controller stands by: pod-7 leads.")  # noqa: E731  # a line
+            standing = lambda: Standing(served.feed, "This replica is a standby.")  # noqa: E731  # a line
             server = serve(("127.0.0.1", 0), create_app(standing, served.views))
             teardown.callback(server.stop)
             teardown.callback(served.stand_by)
@@ -159,7 +159,7 @@ def test_typing_searches_at_once_and_the_address_keeps_it(opened: Tab, leader: S
     expect(page.get_by_role("columnheader", name="All models")).to_have_attribute("aria-sort", "descending")
     assert names(page) == ["chat-serving", "search-index", "speech-research"]
     page.get_by_role("searchbox").fill("nobody")
-    expect(page.get_by_text("name holds")).to_be_visible()
+    expect(page.get_by_text("No namespace matches")).to_be_visible()
     page.get_by_role("searchbox").fill("")
     expect(page.locator("#count")).to_have_text("14 namespaces")
 
@@ -262,7 +262,7 @@ def test_a_page_that_waits_for_a_leader_shows_its_figures_once_it_is_there(brows
     opened = Tab(browser)
     page = opened.page
     page.goto(leader.url)
-    expect(page.get_by_text("pod-7 leads")).to_be_visible()
+    expect(page.get_by_text("This replica is a standby.")).to_be_visible()
     leader.lead()
     expect(page.get_by_role("heading", name="GPU usage")).to_be_visible()
     assert all("503" in trouble for trouble in opened.troubles)

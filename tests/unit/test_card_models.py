@@ -328,7 +328,7 @@ def test_an_edit_of_the_rows_has_pods_and_nodes_read_anew(api: ApiDouble) -> Non
     edit(ROWS)
     assert pods.observed("team-a", nodes.current()).committed == {"A100-shared": WHOLE}
     assert pods.config_version == before != quota.resources().version
-    pods.reflector.relist()  # what `count_anew` asks for
+    pods.reflector.relist()  # what `list_again` asks for
     after = pods.observed("team-a", nodes.current())
     assert (after.committed, after.config_version) == (
         {"A100-shared": Charge(25, 0, 25)},

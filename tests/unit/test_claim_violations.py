@@ -88,8 +88,12 @@ def test_what_is_found(
         "OtherModelAllocated",
         "charged to M40, but given card gpu-0 of node gpu-1, a Tesla P100, of model P100; it counts for both",
     ),
-    of_no_model=([uncounted("a")], "NotCounted", "the GPU quota of namespace team-a does not count this claim: it is"),
-    asked_for_so=([claim("a", fault=FAULT)], "BeyondQuota", f"namespace team-a would not let it in: {FAULT}"),
+    of_no_model=(
+        [uncounted("a")],
+        "NotCounted",
+        "the GPU quota of namespace team-a does not count this claim, because it",
+    ),
+    asked_for_so=([claim("a", fault=FAULT)], "BeyondQuota", f"namespace team-a would not admit it: {FAULT}"),
     of_no_model_and_asked_for_so=([uncounted("a", fault=FAULT)], "NotCounted", f"have it counted; {FAULT}"),
 )
 def test_what_is_said_of_a_claim_is_said_by_an_event_on_it(holders: list[PricedClaim], reason: str, said: str) -> None:

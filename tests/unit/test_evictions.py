@@ -373,7 +373,7 @@ def test_an_event_that_is_refused_is_not_tried_again_and_holds_up_nothing(api: C
 
     api.deliver = Script(refused)
     watched = Watched(api)
-    assert sorted(watched.look()) == ["event refused", "told that a pod is beyond its quota"]
+    assert sorted(watched.look()) == ["event refused", "reported a pod beyond its quota"]
     assert watched.look() == []
 
 
@@ -386,7 +386,7 @@ def test_a_look_that_fails_is_tried_again(api: Cluster, lost: Delivery) -> None:
         for _ in range(3):
             watched.watcher.reconciler.turn("team-a")
             assert watched.watcher.reconciler.queue.is_active("team-a")
-    assert logs[0]["event"] == "not audited"
+    assert logs[0]["event"] == "namespace not audited"
     assert [name for name, _ in api.told()] == ["new", "newest"]
 
 

@@ -266,7 +266,7 @@ def test_a_pod_that_is_never_bound_keeps_its_cards_for_a_time_and_a_bound_one_fo
 def test_a_node_that_changes_or_comes_back_has_the_shares_that_are_written_down(api: ApiDouble, leader: Leader) -> None:
     leader.place("train", cores=100)
     leader.cache.node_changed(gpu_node("n1", 2), None)
-    assert leader.filter(store_pod(api, "next", 100))["FailedNodes"] == {"n1": "node not seen yet"}
+    assert leader.filter(store_pod(api, "next", 100))["FailedNodes"] == {"n1": "the node is not known yet"}
     leader.cache.node_changed(None, gpu_node("n1", 1))
     assert leader.filter(as_stored(api, "next"))["FailedNodes"] == {"n1": NO_CARD}
     leader.cache.node_changed(gpu_node("n1", 1), gpu_node("n1", 2))

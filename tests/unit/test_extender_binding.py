@@ -23,8 +23,8 @@ from tests.extended import (
     store_pod,
 )
 
-NOT_PLACED = "the pod is not placed on n1 any more"
-UNKNOWN = "whether the pod was bound is not known"
+NOT_PLACED = "the pod is no longer placed on n1"
+UNKNOWN = "the outcome of the binding is unknown"
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_what_the_owner_has_written_meanwhile_gives_way_to_what_was_given(api: A
 def test_a_pod_that_was_not_placed_is_not_bound(api: ApiDouble, leader: Leader, placed_by: str) -> None:
     store_pod(api, "train", 60, annotations=on_card(0) if placed_by == "its owner" else {})
     assert leader.bind("train", "n1") == NOT_PLACED
-    assert leader.bind("train", "unknown") == "the pod is not placed on unknown any more"
+    assert leader.bind("train", "unknown") == "the pod is no longer placed on unknown"
     assert node_of(api, "train") is None
 
 
@@ -197,11 +197,12 @@ def test_a_pod_that_others_change_all_the_time_is_left(api: ApiDouble, leader: L
 
     leader.place("train", "n1")
     api.deliver = busy
-    assert leader.bind("train", "n1") == "the pod changes too often"
+    assert leader.bind("train", "n1") == "the pod was changed during each try to bind it"
 
 
 @pytest.mark.parametrize(
-    ("uid", "error"), [("uid-other", "the pod is gone, and another has its name"), (None, "the pod is gone")]
+    ("uid", "error"),
+    [("uid-other", "the pod was deleted, and another pod has its name"), (None, "the pod was deleted")],
 )
 def test_a_pod_that_is_gone_is_not_bound(api: ApiDouble, leader: Leader, uid: str | None, error: str) -> None:
     leader.place("train", "n1")
@@ -217,7 +218,7 @@ def test_a_caller_that_names_the_uid_of_another_takes_nothing_from_that(api: Api
     leader.place("train", "n1")
     store_pod(api, "other", 60)
     for name in ("other", "nobody"):
-        assert "the pod is gone" in leader.allocator.bind(BindingArgs("team-a", name, "uid-train", "n1"))
+        assert "the pod was deleted" in leader.allocator.bind(BindingArgs("team-a", name, "uid-train", "n1"))
     assert leader.filter(as_stored(api, "other"), ["n1"])["NodeNames"] == []
 
 
@@ -242,7 +243,7 @@ def test_a_pod_that_names_cards_and_wants_none_is_bound_as_any_scheduler_would(a
 @pytest.mark.parametrize(
     ("spec", "error"),
     [
-        (pod(container())["spec"], "the pod asks for no vcuda cards, and is not the extender's to bind"),
+        (pod(container())["spec"], "the pod requests no vcuda cards, so the extender does not bind it"),
         (pod(container(), init=[container(limits(30))])["spec"], "init containers cannot get vcuda cards"),
     ],
 )

@@ -41,12 +41,12 @@ def test_a_damaged_journal_costs_its_node_alone_until_it_is_deleted(api: ApiDoub
     Leader(api, cards={"n1": 1, "n2": 1}).leads()
     damaged = {**api.objects[JOURNAL], "data": {"placements": text} if text is not None else None}
     api.store(JOURNAL, damaged)
-    with pytest.raises(UnreadableJournal, match="once it is deleted, it is made anew"):
+    with pytest.raises(UnreadableJournal, match="delete it, and the extender creates it again"):
         Journal(api.kube, SYSTEM).read("n1")
     leader = Leader(api, cards={"n1": 1, "n2": 1}).leads()
     leader.place("train", "n2", 100)
     failed = leader.filter(store_pod(api, "next", 100), ["n1", "n2"])["FailedNodes"]
-    assert failed == {"n1": "what is placed on the node is not known yet", "n2": NO_CARD}
+    assert failed == {"n1": "the placements on the node are not known yet", "n2": NO_CARD}
     api.remove(JOURNAL)
     assert leader.filter(as_stored(api, "next"), ["n1"])["NodeNames"] == ["n1"]
 

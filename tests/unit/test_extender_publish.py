@@ -51,28 +51,28 @@ def led_to(api: ApiDouble) -> str:
 def test_the_service_leads_to_whoever_holds_it_last(api: ApiDouble, earlier: str, later: str, calls: list[str]) -> None:
     """What an earlier leader wrote late is put right, and nothing is written in vain."""
     first, second = advertiser(api, earlier), advertiser(api, later)
-    first.hold()
+    first.advertise()
     assert led_to(api) == earlier
     for _ in range(2):
         for wanted in (calls, ["GET"]):
             api.forget_calls()
-            second.hold()
+            second.advertise()
             assert (led_to(api), api.calls) == (later, wanted)
-        first.hold()
+        first.advertise()
 
 
 @pytest.mark.parametrize("label", LABELS)
 @pytest.mark.parametrize("text", ["another", None])
 def test_a_slice_that_was_taken_away_leads_here_again(api: ApiDouble, label: str, text: str | None) -> None:
-    advertiser(api, "10.0.0.1").hold()
+    advertiser(api, "10.0.0.1").advertise()
     api.store(SLICE, {**api.objects[SLICE], "metadata": {"labels": {**LABELS, label: text} if text else {}}})
-    advertiser(api, "10.0.0.1").hold()
+    advertiser(api, "10.0.0.1").advertise()
     assert led_to(api) == "10.0.0.1"
 
 
 def test_a_slice_that_another_deletes_first_is_made_anew(api: ApiDouble) -> None:
     """Between the look at one of another family and its deletion."""
-    advertiser(api, "fd00::1").hold()
+    advertiser(api, "fd00::1").advertise()
 
     def between(method: str, _timeout: float, effect: Effect) -> bytes:
         if method == "DELETE":
@@ -80,14 +80,14 @@ def test_a_slice_that_another_deletes_first_is_made_anew(api: ApiDouble) -> None
         return effect()
 
     api.deliver = between
-    advertiser(api, "10.0.0.1").hold()
+    advertiser(api, "10.0.0.1").advertise()
     assert led_to(api) == "10.0.0.1"
 
 
 def test_a_slice_that_cannot_be_read_is_an_error(api: ApiDouble) -> None:
     api.deliver = Script(lost_request, methods=("GET",))
     with pytest.raises(VcudaError):
-        advertiser(api, "10.0.0.1").hold()
+        advertiser(api, "10.0.0.1").advertise()
 
 
 def published(api: ApiDouble) -> Mapping[tuple[str, str], FreeCards]:

@@ -91,7 +91,7 @@ def test_every_node_that_fails_has_its_reason() -> None:
         "cpu": lacking,
         "full": Unplaceable("1 whole vcuda cards needed, 0 free", final=False),
         "other": Unplaceable("no tencent.com/vcuda-core"),
-        "new": Unplaceable("node not seen yet", final=False),
+        "new": Unplaceable("the node is not known yet", final=False),
     }
 
 

@@ -161,7 +161,7 @@ def test_a_namespace_whose_workloads_cannot_be_listed_in_time_rests(api: ApiDoub
     api.list_pages = overdue  # type: ignore[method-assign, assignment]
     with structlog.testing.capture_logs() as logs:
         retried.retrier.reconciler.turn("team-a")
-    assert [line["event"] for line in logs] == ["refused workloads not found in time"]
+    assert [line["event"] for line in logs] == ["refused workloads not listed in time"]
     retried.queue.add("team-b")
     retried.now += 80
     assert retried.queue.next() == "team-b"

@@ -12,8 +12,8 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from controller.garbage.node.agent import (
+    MAX_LOGGED,
     MAX_MISSED_PERIODS,
-    MAX_TOLD,
     Action,
     Agent,
     DirectoryOutcome,
@@ -155,7 +155,7 @@ def test_of_countless_foreign_names_only_some_are_told(registry: CollectorRegist
     agent = agent_of(registry, Sweeps([([kept(str(number), KeepReason.FOREIGN) for number in range(3000)], None)]))
     agent.sweep()
     agent.sweep()
-    assert len(logs) == MAX_TOLD
+    assert len(logs) == MAX_LOGGED
     assert registry.get_sample_value("vcuda_vm_directories_kept", {"reason": "foreign-name"}) == 3000
 
 
@@ -165,7 +165,7 @@ def test_that_nothing_is_removed_is_told_when_it_begins_and_when_it_ends(
     agent = agent_of(registry, Sweeps([([], UNKNOWN), ([], UNKNOWN), ([], None), ([], None)]))
     for _ in range(4):
         agent.sweep()
-    assert [line["event"] for line in logs] == ["nothing is removed", "removing again"]
+    assert [line["event"] for line in logs] == ["nothing is removed", "removal resumed"]
 
 
 def test_a_fault_of_our_own_ends_the_agent(registry: CollectorRegistry) -> None:

@@ -25,9 +25,15 @@ def no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         pytest.param([], "--scheme", id="no scheme"),
         pytest.param(STAY[:2], "--node", id="no node"),
-        pytest.param(STAY, "nothing proves that the pods listed are this node's", id="nothing that tells the node"),
-        pytest.param([*STAY, "--pod-uid", "u", "--pods", "-"], "--pods is for --once", id="a file for one that stays"),
-        pytest.param([*STAY, "--pod-uid", "u", "--host-pid"], "set hostPID: true", id="host PID that is not there"),
+        pytest.param(STAY, "to verify that the listed pods are this node's", id="nothing that tells the node"),
+        pytest.param(
+            [*STAY, "--pod-uid", "u", "--pods", "-"], "--pods requires --once", id="a file for one that stays"
+        ),
+        pytest.param(
+            [*STAY, "--pod-uid", "u", "--host-pid"],
+            "--host-pid requires hostPID: true",
+            id="host PID that is not there",
+        ),
         pytest.param([*STAY, "--pod-uid", "u", "--status-address", "here:http"], "is not HOST:PORT", id="no address"),
         pytest.param([*STAY, "--pod-uid", "u", "--disk-pressure", "101"], "--disk-pressure", id="over 100 %"),
         pytest.param([*STAY, "--pod-uid", "u", "--period", "0"], "--period", id="no period"),

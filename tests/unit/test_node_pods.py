@@ -75,19 +75,19 @@ NO_LISTS = [
 @pytest.mark.parametrize("text", NO_LISTS)
 def test_what_is_no_whole_list_of_pods_is_refused(text: bytes) -> None:
     for node in (None, NODE):
-        with pytest.raises(BadInput, match="no list of pods"):
+        with pytest.raises(BadInput, match="must be a complete list of pods"):
             read_pods(text, node)
 
 
 @pytest.mark.parametrize("metadata", [{"continue": "token"}, {"remainingItemCount": 3}], ids=str)
 def test_one_page_of_a_list_is_refused_whoever_vouches_for_it(metadata: Json) -> None:
     for node in (None, NODE):
-        with pytest.raises(BadInput, match="more pods follow"):
+        with pytest.raises(BadInput, match="only one page of a list of pods"):
             read_pods(listed(pod(), **metadata), node)
 
 
 @pytest.mark.parametrize("text", [listed(), listed(pod(node="another"))], ids=["empty", "another node's"])
 def test_a_list_without_a_pod_of_the_node_is_refused_unless_somebody_vouches_for_it(text: bytes) -> None:
-    with pytest.raises(BadInput, match="No pod in it is on node 'gpu-7'"):
+    with pytest.raises(BadInput, match="No pod in the file is on node 'gpu-7'"):
         read_pods(text, NODE)
     assert read_pods(text, None).warning is None

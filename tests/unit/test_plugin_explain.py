@@ -32,7 +32,7 @@ PINNED = "would be pinned to M40"
 @pytest.mark.parametrize(
     ("answer", "verdict"),
     [
-        ({"pinned_to": None}, (0, "admitted", "", "not held by a GPU quota", [])),
+        ({"pinned_to": None}, (0, "admitted", "", "no GPU quota applies", [])),
         ({"refusal": ApiError(403, OVER)}, (1, "refused", "", f"{OVER} (HTTP 403)", [])),
         ({"warnings": (Choice("M40", ROOM).forecast,)}, (0, "admitted", "M40", f"{PINNED}: {ROOM}", [])),
         ({"warnings": (NEARLY,)}, (0, "admitted", "M40", PINNED, [NEARLY])),

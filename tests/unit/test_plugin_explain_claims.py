@@ -40,7 +40,7 @@ def told(manifest: Path, *documents: Manifest) -> list[dict[str, Any]]:
         ("would be pinned to M40: most room, 2 cards of 8 cards free",),
         *("M40", "would be pinned to M40: most room, 2 cards of 8 cards free"),
     ),
-    held_to_none=((), "", "not held by a GPU quota"),
+    held_to_none=((), "", "no GPU quota applies"),
 )
 def test_a_claim_that_would_be_admitted(
     warnings: tuple[str, ...], model: str, reason: str, cluster: Cluster, manifest: Path
@@ -77,7 +77,7 @@ def test_a_template_is_asked_about_as_a_template(cluster: Cluster, manifest: Pat
     (row,) = told(manifest, NAMED)
     assert (row["object"], row["decision"], row["model"]) == ("ResourceClaimTemplate/one", "admitted", "")
     assert (row["reason"], row["warnings"]) == (
-        "held to a GPU quota are the claims that are made of it",
+        "only claims created from it count against a GPU quota",
         ["its claim waits"],
     )
     assert [path for path, _, _ in cluster.asked] == [TEMPLATES]
@@ -94,7 +94,7 @@ def test_behind_a_pod_its_claims_are_asked_about(cluster: Cluster, manifest: Pat
         ("Pod/train-0", "admitted", ""),
         ("ResourceClaim/train-0-gpu-*", "admitted", "M40"),
     ]
-    assert rows[0]["reason"] == "held to a GPU quota are its claims"
+    assert rows[0]["reason"] == "only its claims count against a GPU quota"
     path, _, asked = cluster.asked[1]
     assert (path, asked["spec"], asked["metadata"]["generateName"]) == (CLAIMS, spec(entry()), "train-0-gpu-")
 
@@ -103,7 +103,7 @@ def test_a_template_that_cannot_be_read_is_told_and_is_no_yes(cluster: Cluster, 
     result = explain(manifest, CLAIMING)
     _, row = json.loads(result.stdout)
     assert (row["decision"], result.exit_code) == ("not asked", 1)
-    assert row["reason"].startswith("ResourceClaimTemplate one, of which it is made, cannot be read: ")
+    assert row["reason"].startswith("its ResourceClaimTemplate one cannot be read: ")
     assert len(cluster.asked) == 1
 
 

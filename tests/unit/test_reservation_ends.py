@@ -70,7 +70,7 @@ def test_a_reservation_is_reaped_once_no_pod_that_was_granted_from_it_can_be_sto
     with structlog.testing.capture_logs() as logs:
         world.settle(leader)
     assert world.ledger().reserved == {}
-    told = [line for line in logs if line["event"] == "reservation of a replica that is gone"]
+    told = [line for line in logs if line["event"] == "releasing the reservation of a replica that has ended"]
     assert [(line["namespace"], line["holder"]) for line in told] == [("team-a", holder)]
 
 

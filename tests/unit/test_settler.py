@@ -38,7 +38,7 @@ def test_a_ledger_at_rest_that_differs_from_the_pods_is_told_counted_and_mended(
     api: ApiDouble, replica: Replica, committed: dict[str, Charge]
 ) -> None:
     settling = Settling(api, replica, Ledger(committed, COUNTED), stored_pod(CARD))
-    assert settling.full_resync() == [("ledger differs from the pods; mending", "team-a")]
+    assert settling.full_resync() == [("ledger differs from the stored pods; settling it", "team-a")]
     assert settling.counted("mended_total") == 1
     settling.run()
     assert replica.store.read("team-a").ledger.committed == {"M40": ONE}

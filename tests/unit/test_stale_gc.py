@@ -144,7 +144,7 @@ def test_a_patch_that_is_always_refused_is_tried_again_later(past: Cleaner, refu
 
     past.api.deliver = refuse
     [line] = past.serve()
-    assert (line["event"], line["log_level"]) == ("stale allocations not looked at", "warning")
+    assert (line["event"], line["log_level"]) == ("stale allocations could not be checked", "warning")
     assert marks_on(past.api) == kept
     assert past.api.calls.count("PATCH") == tries
     past.api.deliver = delivered
@@ -186,7 +186,7 @@ def test_a_pod_that_cannot_be_read_stops_nobody(past: Cleaner) -> None:
     past.api.store(other, {**stored, "metadata": {**stored["metadata"], "name": "train-1", "uid": "uid-2"}})
     past.watch()
     past.api.store(POD, {**stored, "spec": "?"})
-    assert "stale allocations not looked at" in [line["event"] for line in past.serve()]
+    assert "stale allocations could not be checked" in [line["event"] for line in past.serve()]
     assert marks_on(past.api, other) == {}
 
 

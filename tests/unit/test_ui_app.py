@@ -58,7 +58,7 @@ def client_of(sample: Sample) -> FlaskClient:
     return create_app(lambda: Standing(feed, ""), VIEWS).test_client()
 
 
-def standby(reason: str = "This controller stands by: other leads.") -> FlaskClient:
+def standby(reason: str = "This replica of the controller is a standby. The leader is other.") -> FlaskClient:
     """A client of a page that has nothing to show."""
     return create_app(lambda: Standing(None, reason), VIEWS).test_client()
 
@@ -254,7 +254,7 @@ def test_a_namespace_without_a_quota_that_has_pods_has_a_page() -> None:
 def test_a_namespace_that_is_not_known_is_not_found() -> None:
     answer = client_of(company()).get("/namespaces/nobody")
     assert answer.status_code == HTTPStatus.NOT_FOUND
-    assert "No namespace nobody has a GPU quota" in answer.get_data(as_text=True)
+    assert "Namespace nobody does not exist" in answer.get_data(as_text=True)
 
 
 def test_the_refusals_of_a_namespace_stand_on_its_page_alone() -> None:
@@ -263,36 +263,36 @@ def test_the_refusals_of_a_namespace_stand_on_its_page_alone() -> None:
     assert "whisper-eval" not in html_of(client, "/namespaces/notebooks")
 
 
-NOTHING_YET = ("No namespace has a GPU quota yet", "No node has a GPU model yet", "Nobody was refused of late")
+NOTHING_YET = ("No namespace has a GPU quota yet", "No node has a GPU model yet", "No recent refusals")
 
 
 @pytest.mark.parametrize(
     ("sample", "said"),
     [
-        *((Sample(), said) for said in (*NOTHING_YET, "only its creator is told")),
+        *((Sample(), said) for said in (*NOTHING_YET, "only that user sees the refusal")),
         (Sample(refusals=None), "Refusals are not known yet"),
-        (Sample(removals=()), "Nothing stale was removed"),
+        (Sample(removals=()), "No stale allocation was removed"),
         (Sample(certificates=()), "No certificate was found"),
-        (Sample(findings=()), "Every pod and claim keeps to its quota"),
-        (Sample(cluster=(ModelCards("M40", None, 3, 4),)), "do not say how many cards"),
+        (Sample(findings=()), "Every pod and claim is within its quota"),
+        (Sample(cluster=(ModelCards("M40", None, 3, 4),)), "number of cards not reported"),
     ],
 )
 def test_what_is_empty_says_so(sample: Sample, said: str) -> None:
     assert said in html_of(client_of(sample), "/")
 
 
-@pytest.mark.parametrize("part", ["Garbage removed", "Certificates", "Beyond their quota"])
+@pytest.mark.parametrize("part", ["Stale allocations removed", "Certificates", "Beyond the quota"])
 def test_parts_that_nothing_is_plugged_into_are_not_there(part: str) -> None:
     assert part not in html_of(client_of(Sample()), "/")
 
 
 @pytest.mark.parametrize("path", ["/", "/namespaces/x", "/updates", "/leading"])
 def test_who_stands_by_says_who_leads_and_when_to_come_again(path: str) -> None:
-    answer = standby("This controller stands by: pod-7 leads.").get(path)
+    answer = standby("This replica of the controller is a standby. The leader is pod-7.").get(path)
     assert answer.status_code == HTTPStatus.SERVICE_UNAVAILABLE
     assert answer.headers["Retry-After"] == "2"
     assert "Refresh" not in answer.headers, "it would take the focus, and have all read out again"
-    assert "pod-7 leads" in answer.get_data(as_text=True)
+    assert "The leader is pod-7" in answer.get_data(as_text=True)
 
 
 def test_who_stands_by_serves_the_styles_of_the_leader_s_page() -> None:

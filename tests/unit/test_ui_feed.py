@@ -221,4 +221,4 @@ def test_a_row_that_is_used_up_changes_the_summary(feed: Feed, sample: Sample, c
     use_cards(sample, 8)
     look(feed, clock)
     [change] = changes(next(stream))
-    assert "<b>1</b> of them has used up a model" in change["parts"]["summary"]
+    assert "<b>1</b> of them has reached a limit" in change["parts"]["summary"]

@@ -82,7 +82,7 @@ def test_more_in_use_than_there_are_leaves_nothing_free_and_nothing_negative() -
 
 
 def test_nobody_may_lead() -> None:
-    assert "nobody leads" in UsagePage(lambda: "").standing().reason
+    assert "There is no leader" in UsagePage(lambda: "").standing().reason
 
 
 @pytest.mark.parametrize(

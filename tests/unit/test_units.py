@@ -201,7 +201,7 @@ def test_an_edit_of_the_units_alone_has_the_pods_listed_and_charged_anew(api: Ap
     assert (before.committed, before.config_version) == ({}, world.quota.resources().version)
     world.edit("{nvidia.com/gpu.shared: {cards: 0.25}}")
     assert world.observed().config_version == before.config_version != world.quota.resources().version
-    world.pods.reflector.relist()  # what `count_anew` asks for
+    world.pods.reflector.relist()  # what `list_again` asks for
     after = world.observed()
     assert (after.committed, after.config_version) == ({"M40": Charge(50, 0, 50)}, world.quota.resources().version)
     world.edit("{nvidia.com/gpu.shared: {cards: 0.25}}\n")  # says the same: nothing to list

@@ -99,13 +99,13 @@ MAY_NOT = "namespace team-a may not use GPU model"
         pytest.param(
             one(pod("a", 300, 2), pod("b", 200, 1)),
             "beyond GPU quota: M40 in namespace team-a, used: 5 cards, limited: 4 cards; this pod takes 2 cards and"
-            " does not fit beside the older ones",
+            " does not fit with the older ones",
             id="cores",
         ),
         pytest.param(
             one(*SHARES, quota=NamespaceQuota({"M40": Limit(400, 4000)})),
             "beyond GPU quota: memory of M40 in namespace team-a, used: 4001 MiB, limited: 4000 MiB; this pod takes"
-            " 1001 MiB and does not fit beside the older ones",
+            " 1001 MiB and does not fit with the older ones",
             id="memory",
         ),
         *(
@@ -114,7 +114,7 @@ MAY_NOT = "namespace team-a may not use GPU model"
         ),
         pytest.param(
             one(pod("a", model=None)),
-            "the GPU quota of namespace team-a does not count it: it is held to no model and runs on none",
+            "the GPU quota of namespace team-a does not count it, because it has no GPU model",
             id="unpinned",
         ),
     ],
@@ -140,7 +140,7 @@ def test_a_mirror_pod_is_told_of_and_not_evicted() -> None:
     """Its static pod would run on, and be shown anew."""
     finding = one(pod("static", 500, node="gpu-1", mirror=True))
     assert not finding.evictable
-    assert finding.message.endswith("; it shows a static pod, which only its manifest on node gpu-1 can end")
+    assert finding.message.endswith("; it mirrors a static pod: to end that, remove its manifest from node gpu-1")
 
 
 def named(pods: Sequence[StoredPod]) -> list[StoredPod]:

@@ -1,1 +1,1 @@
-"""The agent on each GPU node: it removes the directories that vendors made for pods that are gone."""
+"""The agent on each GPU node, which removes the vendors' directories of deleted pods."""

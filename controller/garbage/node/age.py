@@ -1,4 +1,4 @@
-"""For how long something has been seen, by clocks of which one may jump."""
+"""Decides whether a directory is old enough to be removed, although the wall clock may jump."""
 
 import math
 from typing import NamedTuple, Protocol
@@ -7,7 +7,7 @@ import msgspec
 
 from controller.garbage.node.names import Keep, KeepReason
 
-# So many names are remembered at once; what is more waits until some of them are done.
+# The most directories that are tracked at once. Further ones wait until some of these are removed.
 MAX_TRACKED = 100_000
 
 _FIRST_RETRY, _LAST_RETRY = 60.0, 3600.0
@@ -15,29 +15,32 @@ _MOST_DOUBLINGS = 6
 
 
 class Now(NamedTuple):
-    """A moment: Unix seconds, which an operator or NTP may set at will, and those of a clock that only runs forward."""
+    """A time: Unix seconds, which an operator or NTP may change, and seconds of a monotonic clock."""
 
     wall: float
     steady: float
 
 
 class AgePolicy(Protocol):
-    """Says whether something must wait. ``begin`` opens each sweep, after which each name is asked for once."""
+    """Decides whether a directory must wait. Each sweep calls ``begin``, and then ``hold`` once for each name."""
 
     def begin(self, now: Now) -> None:
-        """Take the time of the sweep that begins."""
+        """Start a sweep at this time."""
 
     def hold(self, name: str, inode: int, stamp: float) -> Keep | None:
-        """Return why this must wait, or None; ``stamp`` is what it tells of its own age, in Unix seconds."""
+        """Return why a directory must wait, or None; ``stamp`` is its own time, in Unix seconds."""
 
     def put_off(self, name: str, keep: Keep) -> None:
-        """Let what failed for this reason wait, for longer each time in a row."""
+        """Delay the next try after a failure for this reason, longer after each failure in a row."""
 
 
 class AgeRecord(msgspec.Struct, frozen=True):
-    """What was seen under a name, in how many sweeps in a row, and since when; and why, and until when, it is put off.
+    """The sightings of one name.
 
-    ``since`` and ``retry_at`` are seconds of the steady clock.
+    ``since``: when it was seen first, in seconds of the monotonic clock.
+    ``times``: the number of sweeps in a row that saw it.
+    ``failures``, ``failed``: the number of failed removals, and the reason of the last one.
+    ``retry_at``: the earliest time of the next try, in seconds of the monotonic clock.
     """
 
     inode: int
@@ -49,10 +52,10 @@ class AgeRecord(msgspec.Struct, frozen=True):
 
 
 class ObservedAge:
-    """For a process that stays: lets go what it has seen itself, in ``times`` sweeps in a row, for ``seconds``.
+    """The policy of a process that stays: a name must be seen in ``times`` sweeps in a row, and for ``seconds``.
 
-    The wall clock alone never lets anything go: it may have jumped forward. Where a stamp lies in the future the clock
-    has jumped back, and the stamp says nothing. A name that one sweep does not ask for is forgotten.
+    The wall clock alone is never enough, because it may have jumped forward. A stamp in the future is ignored, because
+    the clock has jumped back. A name that a sweep does not ask for is forgotten.
     """
 
     def __init__(self, seconds: float, times: int, most: int = MAX_TRACKED) -> None:
@@ -64,16 +67,14 @@ class ObservedAge:
         self._seen: dict[str, AgeRecord] = {}
 
     def begin(self, now: Now) -> None:
-        """Take the time of the sweep that begins."""
         self._now = now
         self._before, self._seen = self._seen, {}
 
     def hold(self, name: str, inode: int, stamp: float) -> Keep | None:
-        """Return why this must wait, or None."""
         if len(self._seen) >= self._most:
             return Keep(KeepReason.TOO_MANY)
         before = self._before.get(name)
-        # Another inode is another directory under the same name: made anew, it is as young as any.
+        # A different inode means that this is a new directory of the same name.
         if before is None or before.inode != inode:
             record = AgeRecord(inode, self._now.steady)
         else:
@@ -87,7 +88,7 @@ class ObservedAge:
         return Keep(KeepReason.YOUNG) if short or 0 <= self._now.wall - stamp < self._seconds else None
 
     def put_off(self, name: str, keep: Keep) -> None:
-        """Let what failed wait a minute, and twice as long each time in a row, up to an hour."""
+        """Delay the next try by a minute, and by twice as long after each further failure, up to an hour."""
         record = self._seen[name]
         delay = min(_LAST_RETRY, _FIRST_RETRY * 2 ** min(record.failures, _MOST_DOUBLINGS))
         self._seen[name] = msgspec.structs.replace(
@@ -96,10 +97,10 @@ class ObservedAge:
 
 
 class ModifiedAge:
-    """For a single sweep: goes by what each thing tells of its age, as of its beginning, and at the latest ``as_of``.
+    """The policy of a single sweep: the age is the time from the stamp to the start of the sweep, or to ``as_of``.
 
-    The latter is in Unix seconds. A stamp in the future is no age. This holds only where somebody sees to the clock,
-    and to what is let go.
+    The earlier of the two counts; ``as_of`` is in Unix seconds. A stamp in the future means too young. This policy
+    trusts the wall clock, so a person must check the clock and the result.
     """
 
     def __init__(self, seconds: float, as_of: float = math.inf) -> None:
@@ -107,12 +108,10 @@ class ModifiedAge:
         self._as_of = as_of
 
     def begin(self, now: Now) -> None:
-        """Take the time of the sweep that begins."""
         self._as_of = min(self._as_of, now.wall)
 
     def hold(self, name: str, inode: int, stamp: float) -> Keep | None:  # noqa: ARG002  # the stamp alone counts
-        """Return why this must wait, or None."""
         return Keep(KeepReason.YOUNG) if self._as_of - stamp < self._seconds else None
 
     def put_off(self, name: str, keep: Keep) -> None:
-        """There is no later sweep."""
+        """Do nothing, because there is no later sweep."""

@@ -1,4 +1,4 @@
-"""What a sweep tells, how that is shown and counted, and the loop: a sweep each period, or when a pod has gone."""
+"""The loop that sweeps each period and after a pod was deleted, and the output, logs and metrics of a sweep."""
 
 import contextlib
 import queue
@@ -14,21 +14,21 @@ from prometheus_client import CollectorRegistry, Counter as PromCounter, Gauge
 from controller.garbage.node import fs, names
 from vcuda.cli import aligned
 
-# After a sweep the next that an event brings is so long away: a thousand pods that end together make no storm.
+# The least time between two sweeps, so that a thousand pods that end together do not cause a thousand sweeps.
 MIN_INTERVAL_SECONDS = 5.0
 
-# After so many periods in which no sweep has ended the agent is not healthy.
+# The agent is unhealthy if no sweep has ended for so many periods.
 MAX_MISSED_PERIODS = 5
 
-# So many things that stay are logged by name; of further ones only the metric tells.
-MAX_TOLD = 1000
+# The most kept directories that are logged by name. Further ones are only in the metric.
+MAX_LOGGED = 1000
 
 
 class Action(names.Explained):
-    """What was done; the values are what people read."""
+    """The action on a directory. The values are part of the output and the log."""
 
     KEPT = "kept", ""
-    MOVED = "moved", "its pod is gone"
+    MOVED = "moved", "its pod does not exist"
     DELETED = "deleted", "its time in the trash is over"
     RESTORED = "restored", "its pod exists, or its move was interrupted"
     WOULD_MOVE = "would move", MOVED[1]
@@ -37,9 +37,13 @@ class Action(names.Explained):
 
 
 class DirectoryOutcome(msgspec.Struct, frozen=True):
-    """``path`` is relative to the root; ``keep`` tells why it was kept; ``freed`` is in bytes.
+    """The outcome of a sweep for one directory.
 
-    The path may hold bytes that are no UTF-8, as os.fsdecode gives them, and control characters: see `shown`.
+    ``path``: relative to the root. It may contain control characters and, from os.fsdecode, bytes that are not UTF-8;
+    see `shown`.
+    ``verdict``: the action.
+    ``keep``: the reason if the directory was kept.
+    ``freed``: the freed bytes.
     """
 
     path: str
@@ -49,16 +53,15 @@ class DirectoryOutcome(msgspec.Struct, frozen=True):
 
     @property
     def why(self) -> str:
-        """The reason as a clause."""
         return str(self.keep) if self.keep else self.verdict.why
 
 
 Report = Callable[[DirectoryOutcome], None]
-"""Told of everything in the root and in the trash, once a sweep."""
+"""Called once per sweep for each entry of the root and of the trash."""
 
 
 def shown(text: str) -> str:
-    """Return a name that came from a disk as plain text: what a terminal might obey, or JSON not hold, is escaped."""
+    """Return a name from a disk with unprintable characters escaped, for terminals and JSON."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
@@ -69,7 +72,7 @@ def as_table(outcomes: Sequence[DirectoryOutcome]) -> str:
 
 
 def as_json(outcomes: Sequence[DirectoryOutcome]) -> bytes:
-    """Return a JSON array of objects with directory, verdict, reason (of what is kept), why, and freedBytes."""
+    """Return a JSON array of objects with directory, verdict, reason (null unless kept), why, and freedBytes."""
     rows = [
         {
             "directory": shown(outcome.path),
@@ -87,12 +90,12 @@ _NO_DIRECTORIES = frozenset({names.KeepReason.FOREIGN, names.KeepReason.LINK, na
 
 
 class SweepMetrics:
-    """Figures of the sweeps. Gauges are those of the last one that ended; all but the trash's are of the root alone."""
+    """Metrics of the sweeps. A gauge has the figure of the last sweep, of the root unless its name says trash."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._present = Gauge("vcuda_vm_directories_present", "Directories of pods in the root.", registry=registry)
         self._kept = Gauge(
-            "vcuda_vm_directories_kept", "What stayed in the root, by reason.", ["reason"], registry=registry
+            "vcuda_vm_directories_kept", "Entries kept in the root, by reason.", ["reason"], registry=registry
         )
         self._trash = Gauge("vcuda_vm_trash_directories", "Directories in the trash.", registry=registry)
         self._removed = PromCounter(
@@ -101,30 +104,29 @@ class SweepMetrics:
         self._deleted = PromCounter(
             "vcuda_vm_directories_deleted", "Directories deleted from the trash.", registry=registry
         )
-        self._freed = PromCounter("vcuda_vm_freed_bytes", "Bytes given back by deletions.", registry=registry)
+        self._freed = PromCounter("vcuda_vm_freed_bytes", "Bytes freed by deletions.", registry=registry)
         self._sweeps = PromCounter(
             "vcuda_vm_sweeps",
-            "Sweeps by result: complete, blocked (nothing may or can be moved), unfinished (out of time), failed.",
+            "Sweeps by result: complete, blocked (nothing could be moved), unfinished (out of time), failed.",
             ["result"],
             registry=registry,
         )
         self._last = Gauge(
             "vcuda_vm_last_complete_sweep_timestamp_seconds",
-            "When the last complete sweep ended; 0: none has.",
+            "End of the last complete sweep in Unix seconds; 0 if there was none.",
             registry=registry,
         )
-        # A series that is not there yet looks to a query like one that does not exist: rate() would miss the first.
+        # Each series starts at 0. Otherwise rate() would miss its first increase.
         for result in ("complete", "blocked", "unfinished", "failed"):
             self._sweeps.labels(result)
         self.begin()
 
     def begin(self) -> None:
-        """Begin to count a sweep."""
         self._directories = self._in_trash = 0
         self._reasons: Counter[names.KeepReason] = Counter()
 
     def add(self, outcome: DirectoryOutcome) -> None:
-        """Count one outcome. What was done is published at once: a sweep that fails later has done it all the same."""
+        """Count one outcome. The counters are published at once, because a later failure does not undo the action."""
         self._freed.inc(outcome.freed)
         self._removed.inc(outcome.verdict is Action.MOVED)
         self._deleted.inc(outcome.verdict is Action.DELETED)
@@ -139,7 +141,7 @@ class SweepMetrics:
     def end(self, result: str, wall: float) -> None:
         """Publish the figures of the sweep; ``wall`` is when it ended, in Unix seconds."""
         self._sweeps.labels(result).inc()
-        # A sweep that came to no end has not seen everything: its figures would look as if directories had gone.
+        # An incomplete sweep has not seen everything. Its figures would look as if directories had disappeared.
         if result in ("failed", "unfinished"):
             return
         self._present.set(self._directories)
@@ -151,46 +153,45 @@ class SweepMetrics:
 
 
 class SweepReporter:
-    """Logs and counts the outcomes of sweeps. What stays, and should not, is told once for as long as it stays."""
+    """Logs and counts the outcomes of sweeps. A directory that is kept unexpectedly is logged once per reason."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._metrics = SweepMetrics(registry)
         self._log = structlog.get_logger()
-        self._told: dict[str, names.KeepReason] = {}
-        self._still: dict[str, names.KeepReason] = {}
+        self._logged: dict[str, names.KeepReason] = {}
+        self._kept: dict[str, names.KeepReason] = {}
 
     def begin(self) -> None:
-        """Begin a sweep."""
         self._metrics.begin()
-        self._still = {}
+        self._kept = {}
 
     def __call__(self, outcome: DirectoryOutcome) -> None:
-        """Take one outcome."""
+        """Log and count one outcome."""
         self._metrics.add(outcome)
         directory, why = shown(outcome.path), shown(outcome.why)
         if outcome.verdict is not Action.KEPT:
             self._log.info(outcome.verdict.value, directory=directory, why=why, freed=outcome.freed)
         elif outcome.keep is not None and not outcome.keep.reason.is_expected:
             reason = outcome.keep.reason
-            if outcome.path in self._told or len(self._still) < MAX_TOLD:
-                self._still[outcome.path] = reason
-                if self._told.get(outcome.path) is not reason:
+            if outcome.path in self._logged or len(self._kept) < MAX_LOGGED:
+                self._kept[outcome.path] = reason
+                if self._logged.get(outcome.path) is not reason:
                     self._log.warning("kept", directory=directory, reason=reason.value, why=why)
 
     def end(self, result: str, wall: float) -> None:
         """End a sweep: complete, blocked, unfinished or failed."""
-        # Of a sweep that was not complete some were not looked at, or not as closely: they may stay still.
-        self._told = self._still if result == "complete" else self._told | self._still
+        # A sweep that was not complete may have missed directories that are still kept.
+        self._logged = self._kept if result == "complete" else self._logged | self._kept
         self._metrics.end(result, wall)
 
 
 Run = Callable[[Report, Callable[[], bool], Callable[[], bool]], names.Keep | None]
-"""`controller.garbage.node.sweep.NodeSweep.run`, or what stands for it."""
+"""The type of `controller.garbage.node.sweep.NodeSweep.run`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SweepInterval:
-    """``period`` between sweeps, ``spacing`` at least, in seconds."""
+    """The seconds between sweeps: ``period``, or ``spacing`` if an event has arrived."""
 
     period: float = 60.0
     spacing: float = MIN_INTERVAL_SECONDS
@@ -201,15 +202,13 @@ class Wakeup:
 
     def __init__(self) -> None:
         self.stopping = False
-        # Of Python's queues and events only this one may be put to by a signal handler (its documentation, queue).
+        # Of Python's queues only SimpleQueue is safe in a signal handler (see the documentation of module queue).
         self._queue: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def wake(self) -> None:
-        """Let a sweep come soon."""
         self._queue.put(None)
 
     def stop(self) -> None:
-        """Let the loop end."""
         self.stopping = True
         self._queue.put(None)
 
@@ -224,7 +223,7 @@ class Wakeup:
 
 
 class Agent:
-    """Sweeps until it is stopped. A sweep that takes longer than a period makes a pause, and another goes on."""
+    """Sweeps until it is stopped. A sweep ends after a period at the latest, and the next sweep continues its work."""
 
     def __init__(self, run: Run, reporter: SweepReporter, wakeup: Wakeup, interval: SweepInterval) -> None:
         self._run = run
@@ -236,14 +235,14 @@ class Agent:
         self._blocked: names.Keep | None = None
 
     def loop(self) -> None:
-        """Sweep and wait, until ``wakeup`` stops it; what was blocked is tried again soon."""
+        """Sweep and wait until ``wakeup`` stops the loop. A blocked sweep is retried soon."""
         soon = SweepInterval(min(self._interval.period, self._interval.spacing), 0)
         while not self._wakeup.stopping:
             self.sweep()
             self._wakeup.wait(soon if self._blocked else self._interval)
 
     def sweep(self) -> None:
-        """Make one pass, whatever comes of it."""
+        """Make one sweep and report its result; errors are logged."""
         deadline = time.monotonic() + self._interval.period
         self._reporter.begin()
         result = self._result(lambda: time.monotonic() > deadline)
@@ -252,8 +251,8 @@ class Agent:
             self._ended = time.monotonic()
 
     def unhealthy(self) -> str | None:
-        """Return what is wrong where no sweep has ended for too long, else None."""
-        # One that did nothing, because the API server is not heard, has ended too: a new agent would hear it no better.
+        """Return the fault if no sweep has ended for too long, else None."""
+        # A sweep that was blocked because the API server cannot be reached has ended too. A restart would not help.
         silent = time.monotonic() - self._ended
         too_long = silent > MAX_MISSED_PERIODS * self._interval.period
         return f"no sweep has ended for {silent:.0f} s" if too_long else None
@@ -270,6 +269,6 @@ class Agent:
             if blocked:
                 self._log.warning("nothing is removed", why=str(blocked))
             else:
-                self._log.info("removing again")
+                self._log.info("removal resumed")
         self._blocked = blocked
         return "blocked" if blocked else "complete"

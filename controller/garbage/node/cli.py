@@ -20,14 +20,14 @@ from vcuda.kube import Kube, VersionCheck
 
 FAILED = 1
 
-# A list that lacks a pod once may be one that was made just before the pod: two in a row are not.
+# One list without a pod may be older than the pod. Two lists in a row without it prove that the pod is deleted.
 _TWICE = 2
 
 _directory = click.Path(path_type=Path)
 
 
 class NodeSettings(msgspec.Struct, frozen=True):
-    """The flags, as they are described by ``--help``; times in seconds, ``disk_pressure`` in percent."""
+    """The flags of the command, which ``--help`` describes."""
 
     scheme: str
     node: str
@@ -50,15 +50,13 @@ class NodeSettings(msgspec.Struct, frozen=True):
 
     @property
     def directory(self) -> Path:
-        """The root."""
         return self.root or Path(names.VM_DIRECTORIES[self.scheme].root)
 
     def kubelet(self) -> KubeletPods | None:
-        """Return what kubelet keeps; None where nobody said where."""
+        """Return kubelet's directory of pods; None without ``--kubelet-pods``."""
         return KubeletPods(self.kubelet_pods, self.pod_uid) if self.kubelet_pods else None
 
     def sweep(self, source: PodSource, grace: age.AgePolicy, retention: age.AgePolicy) -> NodeSweep:
-        """Return a sweep by these settings."""
         return NodeSweep(
             self.directory,
             names.VM_DIRECTORIES[self.scheme],
@@ -73,44 +71,49 @@ class NodeSettings(msgspec.Struct, frozen=True):
 
 
 @click.command(context_settings={"auto_envvar_prefix": "VCUDA"})
-@option("--scheme", required=True, type=click.Choice(list(names.VM_DIRECTORIES)), help="Whose directories.")
+@option("--scheme", required=True, type=click.Choice(list(names.VM_DIRECTORIES)), help="Vendor scheme.")
 @option("--node", required=True, metavar="NAME", help="Name of this node.")
-@option("--root", type=_directory, help="Directory that holds them.  [default: where the scheme has it]")
-@option("--kubelet-pods", type=_directory, help="/var/lib/kubelet/pods: what kubelet keeps stays.")
-@option("--pod-uid", help="Uid of the pod that this runs in: a list of pods without it is not this node's.")
-@option("--host-pid", is_flag=True, help="The pod has hostPID: what any process holds open stays.")
-@option("--grace", default=300.0, type=FiniteRange(0), metavar="SECONDS", help="Nothing younger goes.")
-@option("--trash-retention", default=3600.0, type=FiniteRange(0), metavar="SECONDS", help="Stay in .trash.")
-@option("--disk-pressure", default=85.0, type=FiniteRange(0, 100), metavar="PERCENT", help="Above, no stay.")
-@option("--dry-run", is_flag=True, help="Change nothing; say what would be done.")
+@option("--root", type=_directory, help="Directory that contains the pods' directories.  [default: by scheme]")
+@option("--kubelet-pods", type=_directory, help="Path of /var/lib/kubelet/pods. Pods in it keep theirs.")
+@option("--pod-uid", help="Uid of the agent's own pod. Lists of pods without it are rejected.")
+@option("--host-pid", is_flag=True, help="Require hostPID. Directories that any process has open are kept.")
+@option("--grace", default=300.0, type=FiniteRange(0), metavar="SECONDS", help="Least age to be removed.")
+@option("--trash-retention", default=3600.0, type=FiniteRange(0), metavar="SECONDS", help="Time in .trash.")
+@option(
+    "--disk-pressure", default=85.0, type=FiniteRange(0, 100), metavar="PERCENT", help="Above it .trash is emptied."
+)
+@option("--dry-run", is_flag=True, help="Change nothing; only report what would be done.")
 @kubeconfig_option
 @option("--period", default=60.0, type=FiniteRange(0.1, 86400), metavar="SECONDS", help="Time between sweeps.")
 @status_address_option
 @log_level_option
-@option("--once", is_flag=True, help="Sweep once, print a line for each directory, and end.")
-@option("--pods", metavar="FILE|-", help="With --once: the pods, by kubectl get pods -A -o json; no cluster is asked.")
-@option("--complete", is_flag=True, help="With --pods: the file holds all pods, though it has none of the node.")
-@option("-o", "--output", default="table", type=click.Choice(["table", "json"]), help="With --once.")
+@option("--once", is_flag=True, help="Sweep once, print one line per directory, and exit.")
+@option(
+    "--pods", metavar="FILE|-", help="With --once: output of kubectl get pods -A -o json, to use instead of a cluster."
+)
+@option("--complete", is_flag=True, help="With --pods: the file has all pods, even if none is on this node.")
+@option("-o", "--output", default="table", type=click.Choice(["table", "json"]), help="Output format of --once.")
 def node(**flags: object) -> None:
-    """Remove the directories that vendors keep on a node for pods that are gone.
+    """Remove the vendors' directories of deleted pods from this node.
 
-    A directory goes only if its name is of the scheme's form, its pod is neither in the API nor kept by kubelet, in
-    two sweeps in a row and for the grace period, and nothing listens in it, holds it open or has it mounted. It is
-    moved to .trash beside it, and deleted after its stay there. While the API server is not heard, nothing goes.
+    A directory is removed only if its name has the form of the scheme and its pod does not exist. For two sweeps in a
+    row, and for the grace period, the pod must be missing both in the API and in kubelet's directory. No process may
+    listen on a socket in the directory, have a file of it open or have it mounted. The directory is moved to .trash in
+    the root, and deleted later. Nothing is removed while the API server cannot be reached.
 
-    The agent writes to one directory of the host, the root, and reads /var/lib/kubelet/pods. Mount these two and
-    nothing else, the second read-only, both with mountPropagation HostToContainer. With hostPID it sees who holds
-    files open; to look into every process it needs the capability SYS_PTRACE, and --host-pid to insist on it.
+    The agent writes to one directory of the host, the root, and reads /var/lib/kubelet/pods. Mount only these two, the
+    second read-only, both with mountPropagation HostToContainer. With hostPID the agent sees the open files of
+    processes. To see them in every process it needs the capability SYS_PTRACE; --host-pid makes it a requirement.
 
-    With --once there is no second sweep: age is told by the directory's time of change alone, as of the time of the
-    pods file. A file that was copied, or is piped from one, seems newer than it is: list the pods anew.
+    With --once there is no second sweep. The age of a directory is its modification time, relative to the time of the
+    pods file. A copied or piped file seems newer than it is, so list the pods directly.
 
     \b
     Examples:
       vcuda-controller node --scheme gpu-manager --node $NODE --pod-uid $UID --kubelet-pods /var/lib/kubelet/pods
-          in a DaemonSet
+          runs in a DaemonSet
       kubectl get pods -A -o json | vcuda-controller node --once --scheme hami --node gpu-7 --pods - --dry-run
-          by hand: what would go?
+          shows which directories would be removed
 
     Exit status: 0 stopped, or swept once; 1 the API server or the root cannot be read, or Kubernetes is too
     old; 2 bad input.
@@ -125,12 +128,14 @@ def node(**flags: object) -> None:
 
 def _check(settings: NodeSettings) -> None:
     if settings.host_pid and not in_use.sees_host():
-        raise errors.BadInput("--host-pid is given, but the host's processes are not in /proc: set hostPID: true.")
+        raise errors.BadInput(
+            "--host-pid requires hostPID: true in the pod, but /proc does not show the host's processes."
+        )
     if settings.pods is not None and not settings.once:
-        raise errors.BadInput("--pods is for --once: an agent that stays watches the API server.")
+        raise errors.BadInput("--pods requires --once; otherwise the agent watches the API server.")
     if not settings.once and settings.pod_uid is None and settings.kubelet_pods is None:
         raise errors.BadInput(
-            "Give --pod-uid or --kubelet-pods: else nothing proves that the pods listed are this node's."
+            "--pod-uid or --kubelet-pods is required, to verify that the listed pods are this node's."
         )
 
 
@@ -158,10 +163,10 @@ def _warn(message: str) -> None:
 def _check_root(root: Path) -> None:
     try:
         is_directory = root.is_dir()
-    except OSError as error:  # such as of a name that is too long, or below a directory that may not be entered
+    except OSError as error:  # for example the name is too long, or a parent directory cannot be entered
         raise errors.BadInput(f"{root}: {error.strerror}.") from error
     if not is_directory:
-        raise errors.BadInput(f"{root} is no directory.")
+        raise errors.BadInput(f"{root} must be a directory.")
 
 
 def _pods_of(settings: NodeSettings) -> tuple[PodSource, float]:
@@ -177,7 +182,7 @@ def _pods_of(settings: NodeSettings) -> tuple[PodSource, float]:
 
 
 def _read(name: str) -> tuple[bytes, float]:
-    if name == "-" and sys.stdin is None:  # as Python has it where the descriptor is closed
+    if name == "-" and sys.stdin is None:  # Python's value for a closed descriptor
         raise errors.BadInput("--pods -: standard input is closed.")
     try:
         if name == "-":

@@ -1,7 +1,8 @@
-"""Directories by descriptor: nothing is reached by a path, through a link, or across a mount.
+"""Opens, walks, renames and deletes directories by descriptor, never through a symbolic link or across a mount.
 
-A path can be exchanged between two calls, a descriptor cannot. ``st_dev`` does not tell a bind mount of the same file
-system, so each directory's mount id is compared as well: ``/proc/self/fdinfo`` has it (proc_pid_fdinfo(5)).
+Another process can replace a path between two calls, but not a descriptor. ``st_dev`` does not reveal a bind mount of
+the same file system. So the mount id of each directory is compared too; ``/proc/self/fdinfo`` has it
+(proc_pid_fdinfo(5)).
 """
 
 import contextlib
@@ -19,28 +20,28 @@ from typing import NamedTuple
 from controller.garbage.node.names import FileKind, KeepReason, MustStay
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_KEPT_OPEN = 64  # levels of a walk; what lies above is closed, and found again by ".."
-MAX_PARKED = 10_000  # entries a closed level may still have to visit: they are held in memory
+_KEPT_OPEN = 64  # the lowest levels of a walk are open; higher ones are closed, and opened again by ".."
+MAX_PARKED = 10_000  # the most unvisited entries of a closed level, which are kept in memory
 _PARKED = -1
 _MOUNT_NUMBER = re.compile(rb"^mnt_id:\s*([0-9]+)$", re.MULTILINE)
 
 
 class Identity(NamedTuple):
-    """What stays the same about a file while it exists, whatever it is called."""
+    """The identity of a file, which does not change when the file is renamed."""
 
     device: int
     inode: int
 
 
 class Mount(NamedTuple):
-    """Where in the tree of mounts a directory lies: its file system's device, and the number of the mount."""
+    """The mount that contains a directory: the device of the file system, and the mount id."""
 
     device: int
     number: int
 
 
 class DirectoryEntry(NamedTuple):
-    """One name in a directory."""
+    """One entry of a directory."""
 
     name: str
     kind: FileKind
@@ -49,7 +50,7 @@ class DirectoryEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OpenDirectory:
-    """An open directory that holds others, and the mount that all of them must belong to."""
+    """An open directory, and the mount to which its subdirectories must belong."""
 
     fd: int
     mount: Mount
@@ -57,7 +58,7 @@ class OpenDirectory:
 
 @contextlib.contextmanager
 def opened_root(path: Path) -> Iterator[OpenDirectory]:
-    """Open the directory at ``path``; its last part must be no link. OSError where that fails."""
+    """Open the directory at ``path``. Raises OSError if that fails or the last part is a symbolic link."""
     fd = os.open(path, _FLAGS)
     try:
         yield OpenDirectory(fd, mount_of(fd))
@@ -67,7 +68,7 @@ def opened_root(path: Path) -> Iterator[OpenDirectory]:
 
 @contextlib.contextmanager
 def opened(directory: OpenDirectory, name: str) -> Iterator[int]:
-    """Open a directory in a place; OSError where it is none, MustStay where it is a mount point."""
+    """Open a subdirectory. Raises OSError if it is not a directory, and MustStay if it is a mount point."""
     fd = open_directory(name, directory.fd, directory.mount)
     try:
         yield fd
@@ -76,7 +77,7 @@ def opened(directory: OpenDirectory, name: str) -> Iterator[int]:
 
 
 def open_directory(name: str, parent: int, mount: Mount) -> int:
-    """Return a descriptor of a directory in ``parent``, for the caller to close."""
+    """Return a descriptor of a directory in ``parent``. The caller must close it."""
     fd = os.open(name, _FLAGS, dir_fd=parent)
     try:
         same = mount_of(fd) == mount
@@ -90,12 +91,11 @@ def open_directory(name: str, parent: int, mount: Mount) -> int:
 
 
 def mount_of(fd: int) -> Mount:
-    """Return the mount that an open directory was reached by."""
     return Mount(os.fstat(fd).st_dev, mount_number(f"/proc/self/fdinfo/{fd}"))
 
 
 def mount_number(info: str) -> int:
-    """Return the number of the mount that a file was reached by, from what /proc tells of its descriptor."""
+    """Return the mount id in a descriptor's fdinfo file."""
     fd = os.open(info, os.O_RDONLY | os.O_CLOEXEC)
     try:
         text = os.read(fd, 4096)
@@ -103,36 +103,35 @@ def mount_number(info: str) -> int:
         os.close(fd)
     number = _MOUNT_NUMBER.search(text)
     if number is None:
-        raise MustStay(KeepReason.ERROR, f"{info} does not tell a mount")
+        raise MustStay(KeepReason.ERROR, f"{info} has no mnt_id")
     return int(number[1])
 
 
 def identity_of(fd: int) -> Identity:
-    """Return the identity of an open file."""
     found = os.fstat(fd)
     return Identity(found.st_dev, found.st_ino)
 
 
 def identity_at(name: str, parent: int) -> Identity:
-    """Return the identity of what a name stands for now: of a link itself, not of its target."""
+    """Return the current identity of an entry. For a symbolic link it is that of the link, not of the target."""
     found = os.stat(name, dir_fd=parent, follow_symlinks=False)
     return Identity(found.st_dev, found.st_ino)
 
 
 def entries(fd: int) -> Generator[DirectoryEntry]:
-    """Yield what an open directory holds, in no order, a few at a time."""
+    """Yield the entries of an open directory, unordered; few of them are in memory at once."""
     with os.scandir(fd) as listing:
         for entry in listing:
             try:
                 kind = _kind(entry)
             except FileNotFoundError:
-                continue  # it has just gone
+                continue  # another process has just removed it
             yield DirectoryEntry(entry.name, kind, entry.inode())
 
 
 def _kind(entry: os.DirEntry[str]) -> FileKind:
-    # Mostly without a further call: a directory's listing tells it (d_type). Where it does not, as on some network file
-    # systems, each of these asks the file, which may fail.
+    # A directory listing usually includes the type (d_type). On some network file systems it does not. Then each call
+    # below is a stat of the file, which may fail.
     try:
         if entry.is_dir(follow_symlinks=False):
             return FileKind.DIRECTORY
@@ -150,7 +149,7 @@ def _kind(entry: os.DirEntry[str]) -> FileKind:
 
 @dataclass(slots=True)
 class _Level:
-    """A directory on the way from the top of a walk to where it is; ``rest`` is what it has still to visit."""
+    """A directory on the path from the top of a walk to the current one; ``rest`` has its unvisited entries."""
 
     fd: int
     identity: Identity
@@ -163,7 +162,7 @@ class _Level:
         return cls(fd, identity_of(fd), listing, listing)
 
     def park(self) -> None:
-        """Close it for as long as the walk is far below."""
+        """Close the directory while the walk is far below, and keep its unvisited entries in memory."""
         held = list(islice(self.rest, MAX_PARKED + 1))
         if len(held) > MAX_PARKED:
             raise MustStay(KeepReason.ERROR, f"over {MAX_PARKED} entries above {_KEPT_OPEN} levels of directories")
@@ -173,12 +172,12 @@ class _Level:
         self.fd = _PARKED
 
     def resume(self, child: int) -> None:
-        """Be open again, found from a directory in it."""
+        """Open the directory again, as the parent of ``child``."""
         if self.fd != _PARKED:
             return
         self.fd = os.open("..", _FLAGS, dir_fd=child)
         if identity_of(self.fd) != self.identity:
-            raise MustStay(KeepReason.CHANGED, "a directory in it was moved away")
+            raise MustStay(KeepReason.CHANGED, "a subdirectory was moved away")
 
     def close(self) -> None:
         self.listing.close()
@@ -187,10 +186,11 @@ class _Level:
 
 
 def walk(top: int, mount: Mount) -> Iterator[tuple[int, DirectoryEntry]]:
-    """Yield (descriptor of its directory, entry) for all that lies below ``top``, however wide or deep.
+    """Yield (descriptor of the parent, entry) for every entry below ``top``.
 
-    Few descriptors and little memory, whatever the tree. MustStay where a mount point lies in it, or where it changes
-    while it is read, or something in it cannot be asked what it is. A link is yielded, and not followed.
+    The number of descriptors and the memory are bounded, however wide or deep the tree is. A symbolic link is yielded
+    but not followed. Raises MustStay if the tree contains a mount point, changes during the walk, or contains an entry
+    of unknown type.
     """
     levels = [_Level.of(os.dup(top))]
     try:
@@ -202,7 +202,7 @@ def walk(top: int, mount: Mount) -> Iterator[tuple[int, DirectoryEntry]]:
                         levels[-1].resume(done.fd)
                 continue
             if entry.kind is FileKind.UNKNOWN:
-                raise MustStay(KeepReason.ERROR, f"what {entry.name} is cannot be read")
+                raise MustStay(KeepReason.ERROR, f"the type of {entry.name} cannot be read")
             yield levels[-1].fd, entry
             if entry.kind is FileKind.DIRECTORY:
                 levels.append(_Level.of(open_directory(entry.name, levels[-1].fd, mount)))
@@ -215,16 +215,16 @@ def walk(top: int, mount: Mount) -> Iterator[tuple[int, DirectoryEntry]]:
 
 _RENAME_NOREPLACE = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
-# An old kernel, or a file system that cannot (NFS) say so: renameat2(2).
+# The errors of renameat2(2) from an old kernel, or from a file system without support such as NFS.
 _NOT_SUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def rename(name: str, parent: int, new_name: str, new_parent: int) -> None:
-    """Rename from one open directory to another. FileExistsError where the new name is taken, else OSError."""
+    """Move an entry from one open directory to another. Raises FileExistsError if the new name is in use."""
     number = renameat2(name, parent, new_name, new_parent)
     if number in _NOT_SUPPORTED:
-        # What another process makes under the new name after this look is replaced only if it is an empty directory
-        # (rename(2)), and then nothing is lost.
+        # Another process may create the new name after this check. os.rename then replaces only an empty directory
+        # (rename(2)), so nothing is lost.
         try:
             os.stat(new_name, dir_fd=new_parent, follow_symlinks=False)
         except FileNotFoundError:
@@ -236,7 +236,7 @@ def rename(name: str, parent: int, new_name: str, new_parent: int) -> None:
 
 
 def renameat2(name: str, parent: int, new_name: str, new_parent: int) -> int:
-    """Return the number of the error, 0 where there was none."""
+    """Return the errno; 0 without an error."""
     call = getattr(_LIBC, "renameat2", None)
     if call is None:
         return errno.ENOSYS
@@ -245,25 +245,26 @@ def renameat2(name: str, parent: int, new_name: str, new_parent: int) -> int:
     return ctypes.get_errno()
 
 
-# So many entries every deletion deletes, though the time is up: where the check before it takes a whole period, it
-# would else never begin.
+# The number of entries that each deletion deletes even if the time is over. Otherwise a deletion would never start when
+# the checks before it take a whole period.
 BATCH = 10_000
 
-_BLOCK = 512  # bytes; the unit of st_blocks, whatever the file system's own (stat(2))
+_BLOCK = 512  # bytes; the unit of st_blocks on every file system (stat(2))
 
 
 class OutOfTime(Exception):
-    """The sweep has to end; what is left is for the next one."""
+    """The sweep must end. The next sweep does the rest."""
 
 
 class TreeRemoval:
-    """Empties and removes one directory in a place. ``freed`` counts the bytes given back.
+    """Deletes one subdirectory of ``directory`` with its contents. ``freed`` counts the freed bytes.
 
-    ``stopping`` ends it at once, ``give_up`` after a batch. What cannot be deleted does not keep the rest from it.
+    ``stopping`` ends the deletion at once, ``give_up`` after a batch. If an entry cannot be deleted, the others still
+    are.
     """
 
-    # A directory below the first level is not descended into but moved up to the top and emptied there: so nothing
-    # depends on the depth, and a process that is killed leaves a tree that is only flatter.
+    # A directory below the first level is moved up to the top, and emptied there. So memory and descriptors do not
+    # depend on the depth. If the process is killed, the tree is only flatter.
 
     def __init__(self, directory: OpenDirectory, give_up: Callable[[], bool], stopping: Callable[[], bool]) -> None:
         self.freed = 0
@@ -275,7 +276,7 @@ class TreeRemoval:
         self._failures: list[OSError | MustStay] = []
 
     def remove(self, name: str) -> None:
-        """Delete the directory and all that is in it; the first OSError or MustStay, where some of it stays."""
+        """Delete the directory and its contents. Raises the first OSError or MustStay if an entry stays."""
         with opened(self._directory, name) as top:
             while self._empty(top) and not self._failures:
                 pass
@@ -286,7 +287,7 @@ class TreeRemoval:
         self.freed += blocks * _BLOCK
 
     def _empty(self, top: int) -> bool:
-        # Delete what the top holds; return whether there was anything: moved up, it may need another round.
+        # Delete the entries of the top. Return whether there were any: entries that moved up need another round.
         found = False
         for entry in entries(top):
             found = True
@@ -297,7 +298,7 @@ class TreeRemoval:
         return found
 
     def _dissolve(self, top: int, name: str) -> None:
-        # Delete a directory of the top: its files at once, its directories after they have moved up.
+        # Delete a subdirectory of the top: delete its files, and move its subdirectories up.
         with opened(OpenDirectory(top, self._directory.mount), name) as fd:
             for entry in entries(fd):
                 if entry.kind is FileKind.DIRECTORY:
@@ -323,13 +324,13 @@ class TreeRemoval:
             self.freed += found.st_blocks * _BLOCK
 
     def _attempt(self, step: Callable[..., None], *arguments: object) -> None:
-        # Take one step; one that fails is remembered, and the others go on.
+        # Run one step, and remember the first failure.
         if self._stopping() or (next(self._steps) >= BATCH and self._give_up()):
             raise OutOfTime
         try:
             step(*arguments)
         except FileNotFoundError:
-            return  # somebody else has deleted it
+            return  # another process has deleted it
         except (OSError, MustStay) as error:
             if not self._failures:
                 self._failures.append(error)

@@ -1,12 +1,11 @@
-"""Whether a directory is in use: by processes that hold files open, map them, listen on a socket, or mount it.
+"""Finds directories in use: a process has a file open or mapped, listens on a socket, or has the directory mounted.
 
-Files are told by device and inode, as a path means different things to processes in different mount namespaces. Of
-other users' processes /proc shows this only to CAP_SYS_PTRACE (proc(5)), and of those outside a container only where
-it shares the host's PIDs.
+Files are identified by device and inode, because the meaning of a path depends on the mount namespace. /proc shows
+the files of other users' processes only with CAP_SYS_PTRACE (proc(5)). It shows processes outside the container only
+with hostPID.
 
-A process may hold files of a server that does not answer (NFS, FUSE), and whoever asks for them waits as well. So the
-mount of each is looked up first. Only files of the root's own file system are asked for, and those of mounts that are
-nowhere to be seen.
+A process may have files open on a server that does not answer (NFS, FUSE). A stat of such a file would hang. So the
+mount of each file is looked up first. Only files on the root's file system, or on an unknown mount, are read.
 """
 
 import contextlib
@@ -35,25 +34,29 @@ from controller.garbage.node.fs import (
 )
 from controller.garbage.node.names import FileKind, KeepReason, MustStay
 
-# kubelet's volumes of a pod. Whoever bind-mounts kubelet's directory keeps copies of them long after the pod's end, so
-# they tell nothing; what its containers mount from beside them (etc-hosts) does.
+# kubelet's volumes of a pod. A process that bind-mounts kubelet's directory keeps copies of these mounts long after the
+# pod has ended, so they are ignored. The mount of etc-hosts, in the same directory, still reveals running containers.
 _VOLUMES = re.compile(r"/pods/[^/]+/(?:volumes|volume-subpaths|plugins)(?:/.*)?$")
 _MOUNT = re.compile("([0-9]+) [0-9]+ ([0-9]+):([0-9]+) ([^ ]*) ([^ ]*) .*? - ([^ ]*) ", re.DOTALL)
 _PATH = re.compile(rb" (/.*)$", re.MULTILINE)
 _STACKED = ("overlay", "aufs")
 _OWN_MOUNTS = Path("/proc/self/mountinfo")
-_GONE = (errno.ENOENT, errno.ESRCH, errno.EINVAL)  # what /proc says of a process that has ended, or is about to
-_STALE = (errno.ENOENT, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EIO)  # of a thread or server that is gone
-_HOST_THREAD = "kthreadd"  # process 2 in the host's PID namespace, and in no other
+_GONE = (errno.ENOENT, errno.ESRCH, errno.EINVAL)  # errors of /proc for a process that has ended or is ending
+_STALE = (errno.ENOENT, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EIO)  # of an ended thread or a dead server
+_HOST_THREAD = "kthreadd"  # process 2 only in the host's PID namespace
 
 Device = tuple[int, int]
 """Major and minor number."""
 
 
 class _Mounted(NamedTuple):
-    """A mount: its number, its file system's device, what of that is mounted, where, and its kind.
+    """A line of mountinfo, with paths as escaped there.
 
-    Paths are as mountinfo writes them.
+    ``number``: the mount id.
+    ``device``: the device of the file system.
+    ``root``: the mounted path within the file system.
+    ``point``: the mount point.
+    ``kind``: the type of the file system.
     """
 
     number: int
@@ -65,11 +68,13 @@ class _Mounted(NamedTuple):
 
 @dataclass
 class InUse:
-    """What processes hold, as far as it could be seen.
+    """The files and mounts that processes use.
 
-    ``files``: what is open, or a working or root directory. ``mapped``: inodes of what is mapped from the root's file
-    system; ``named``: where that is a stacked one, every part of the paths of mapped files. ``mounted``: every part of
-    the paths of mounts and of what they mount. ``unseen``: ids of processes that could not be looked into.
+    ``files``: open files, and working and root directories.
+    ``mapped``: the inodes of mapped files on the root's file system.
+    ``named``: if that file system is stacked, such as overlay, all parts of the paths of mapped files.
+    ``mounted``: all parts of the paths of mount points and of mounted directories.
+    ``unseen``: the ids of processes that could not be inspected.
     """
 
     files: set[Identity] = field(default_factory=set)
@@ -84,19 +89,19 @@ class InUse:
 
 
 def scan(root: int, mount: Mount, proc: Path = Path("/proc"), moved: Callable[[], None] = lambda: None) -> InUse:
-    """Look at every process but this one, for what it holds on the file system of ``root``, an open directory.
+    """Return the files on the file system of ``root``, an open directory, that other processes use.
 
-    ``moved`` is called at each process, thread and open file.
+    ``moved``: called for each process, thread and open file.
     """
     scan_run = Scan(_mounted_at(root, mount), moved)
     scan_run.read_mounts(proc / "self")
     names = os.listdir(proc)  # noqa: PTH208  # names are wanted, by the thousand
     processes = [proc / name for name in names if name.isdigit() and int(name) != os.getpid()]
-    # All mounts first: a file may lie on a mount that only a process later in the list has, and by the mount it is
-    # known whether the file may be asked for at all.
+    # All mounts are read before the first file, because the mount decides whether a file may be read. The mount of a
+    # file may be visible only to a later process.
     for process in processes:
         moved()
-        with contextlib.suppress(OSError):  # met again below
+        with contextlib.suppress(OSError):  # occurs again below
             scan_run.read_mounts(process)
     for process in processes:
         scan_run.at_process(process)
@@ -105,10 +110,13 @@ def scan(root: int, mount: Mount, proc: Path = Path("/proc"), moved: Callable[[]
 
 @dataclass
 class Scan:
-    """A scan under way.
+    """A scan in progress.
 
-    ``home`` is the root's mount; ``mounts``: the device of each that was seen, by its number. ``moved`` hears of each
-    step.
+    ``home``: the root's mount.
+    ``moved``: called at each step.
+    ``found``: the result so far.
+    ``namespaces``: the mount namespaces that were read.
+    ``mounts``: the device of each known mount, by mount id.
     """
 
     home: _Mounted
@@ -118,9 +126,9 @@ class Scan:
     mounts: dict[int, Device] = field(default_factory=dict)
 
     def at_process(self, process: Path) -> None:
-        """Look at the first thread; where that has ended before the others, and holds nothing any more, at each.
+        """Read the first thread of a process, or every thread if the first one has ended.
 
-        Such a process is not gone (pthread_exit(3), "Notes"), and what its threads hold is seen at them alone.
+        Such a process still runs (pthread_exit(3), "Notes"), but only its other threads show its files.
         """
         if self._at_thread(process):
             return
@@ -132,8 +140,8 @@ class Scan:
             self.found.unseen.append(process.name)
 
     def _at_thread(self, thread: Path) -> bool:
-        # Look at what a thread holds; return whether it has not ended meanwhile. One that ends lets go of its memory
-        # before all else (do_exit in Linux' kernel/exit.c): where that is still to be read, last, the rest was whole.
+        # Read the files of a thread; return False if it has ended meanwhile. An ending thread first frees its memory
+        # (do_exit in Linux' kernel/exit.c). So if the maps, read last, are not empty, everything before was complete.
         self.moved()
         try:
             self.read_mounts(thread)
@@ -154,22 +162,21 @@ class Scan:
         return bool(maps)
 
     def _add_mapped(self, maps: bytes) -> None:
-        # Take note of what is mapped from the root's file system. Of a file on a stacked one, kernels before 6.8 show
-        # the device and inode in the layer below: its path tells it.
+        # Record the mapped files on the root's file system. For a file on a stacked one, kernels before 6.8 show the
+        # device and inode of the layer below, so the path is used.
         self.found.mapped.update(map(int, re.findall(rb" %02x:%02x (\d+) " % self.home.device, maps)))
         if self.home.kind in _STACKED:
             for path in set(_PATH.findall(maps)):
                 self.found.named.update(os.fsdecode(path).split("/"))
 
     def _add_open(self, link: str, info: str) -> None:
-        # Take note of an open file; one that was closed meanwhile is no longer held. PermissionError where the process
-        # does not let itself be looked into.
+        # Record an open file, unless it was closed meanwhile. PermissionError: the process cannot be inspected.
         with contextlib.suppress(FileNotFoundError):
             if _has_path(link):
-                self._add(mount_number(info), lambda: os.stat(link))  # noqa: PTH116  # twice as fast, and there are many
+                self._add(mount_number(info), lambda: os.stat(link))  # noqa: PTH116  # os.stat is twice as fast
 
     def _add_directory(self, link: str) -> None:
-        # Take note of a working or root directory; of these /proc tells no mount, but a descriptor of ours does.
+        # Record a working or root directory. /proc does not show its mount, so open it and use our descriptor's.
         try:
             fd = os.open(link, os.O_PATH | os.O_CLOEXEC)
         except OSError as error:
@@ -182,9 +189,8 @@ class Scan:
             os.close(fd)
 
     def _add(self, mount: int, ask: Callable[[], os.stat_result]) -> None:
-        # Take note of a file, unless its mount is known to be of another file system: then it is not asked. OSError
-        # where one of the root's file system does not tell what it is. Where the mount is not known, that is taken for
-        # a file of a server that has died.
+        # Record a file, unless its mount is known to be of another file system. A stat error is raised if the file
+        # is on the root's file system. On an unknown mount it is ignored, because the server is probably dead.
         known = self.mounts.get(mount)
         if known not in (None, self.home.device):
             return
@@ -197,7 +203,7 @@ class Scan:
         self.found.files.add(Identity(held.st_dev, held.st_ino))
 
     def read_mounts(self, process: Path) -> None:
-        """Read the mounts of a process, once for all that share them: proc_pid_mountinfo(5)."""
+        """Read the mounts of a process, once per mount namespace (proc_pid_mountinfo(5))."""
         namespace = str((process / "ns" / "mnt").readlink())
         if namespace in self.namespaces:
             return
@@ -210,17 +216,17 @@ class Scan:
 
 
 def _has_path(link: str) -> bool:
-    # Return whether one of /proc's links leads to a file: not to a pipe, a socket, or the like.
+    # Return whether a link of /proc refers to a file, rather than to a pipe or a socket.
     try:
         return os.readlink(link).startswith("/")  # noqa: PTH115  # as above
     except (PermissionError, FileNotFoundError):
         raise
     except OSError:
-        return True  # its path is too long to be told
+        return True  # the path is too long for readlink
 
 
 def _mounted_at(root: int, mount: Mount) -> _Mounted:
-    # Return the root's mount. Its device is the file system's own, as in maps, where btrfs shows others in st_dev.
+    # Return the root's mount. Its device is the same as in maps; on btrfs st_dev is a different one.
     for found in _mounts_in(_OWN_MOUNTS):
         if found.number == mount.number:
             return found
@@ -228,12 +234,12 @@ def _mounted_at(root: int, mount: Mount) -> _Mounted:
 
 
 def mount_points() -> frozenset[str]:
-    """Return the last parts of the paths of all mount points that this process sees."""
+    """Return the last path component of every mount point in this process's mount namespace."""
     return frozenset(found.point.rpartition("/")[2] for found in _mounts_in(_OWN_MOUNTS))
 
 
 def _mounts_in(path: Path) -> list[_Mounted]:
-    # A newline in a path is escaped there, and no other character ends a line. What is no mount is passed over.
+    # mountinfo escapes newlines in paths, and no other character ends a line. Lines that do not match are skipped.
     matches = map(_MOUNT.match, os.fsdecode(path.read_bytes()).split("\n"))
     return [_Mounted(int(each[1]), (int(each[2]), int(each[3])), *each.group(4, 5, 6)) for each in matches if each]
 
@@ -247,9 +253,9 @@ def sees_host() -> bool:
 
 
 def check_unused(fd: int, mount: Mount, in_use: InUse, stopping: Callable[[], bool]) -> None:
-    """Look through an open directory; MustStay where something in it is in use, or a mount point.
+    """Raise MustStay if an open directory, or an entry at any depth, is in use or a mount point.
 
-    OutOfTime where the process is ``stopping``: it may hold millions of files.
+    Raises OutOfTime if the process is ``stopping``, because the directory may contain millions of files.
     """
     if in_use.holds(identity_of(fd)):
         raise MustStay(KeepReason.OPEN, "the directory itself")
@@ -263,19 +269,19 @@ def check_unused(fd: int, mount: Mount, in_use: InUse, stopping: Callable[[], bo
 
 
 def _is_held(name: str, parent: int, in_use: InUse) -> bool:
-    # Return whether a process holds a file. A directory's listing may show another inode than the file itself.
+    # Ask the file itself, because a directory listing may show another inode.
     try:
         return in_use.holds(identity_at(name, parent))
     except FileNotFoundError:
-        return False  # somebody else has removed it
+        return False  # another process has removed it
 
 
 def listens(parent: int, name: str) -> bool:
-    """Return whether a process has the other end of a socket in a directory.
+    """Return whether a process listens on a Unix socket in a directory.
 
-    Only connecting tells it for every network namespace: the kernel finds the listener by inode (unix(7)), while
-    /proc/net/unix lists those of one's own namespace, by the path that they were bound to in theirs. A listener that is
-    found sees one connection that ends at once.
+    Only a connection attempt works for listeners in every network namespace, because the kernel finds the listener by
+    inode (unix(7)). /proc/net/unix lists only those of the reader's own namespace, by the path at the time of the bind.
+    A listener sees one connection that ends at once.
     """
     fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
@@ -288,40 +294,40 @@ def listens(parent: int, name: str) -> bool:
     except (PermissionError, FileNotFoundError):
         raise
     except OSError:
-        return True  # its queue is full (EAGAIN), or it is no stream (EPROTOTYPE): somebody has bound it
+        return True  # bound: its queue is full (EAGAIN), or it is not a stream socket (EPROTOTYPE)
     finally:
         os.close(fd)
     return True
 
 
-# So long a scan may stand still. As a whole it may take longer: one of a thousand processes takes about a second, but
-# anyone can have millions of files open.
+# The longest time without progress of a scan. The whole scan may take longer: a thousand processes take about a second,
+# but a process can have millions of files open.
 SCAN_TIMEOUT_SECONDS = 120.0
 
-STEP_SECONDS = 0.2  # between two looks whether the process is to stop
-_KEEPS = 2  # times as long as a scan took; then what it saw is too old
+STEP_SECONDS = 0.2  # between two checks whether the process is stopping
+_KEEPS = 2  # a result is used for at most so many times the duration of its scan
 
 
 class ProcessScanner:
-    """Makes one scan after the other. While one hangs no other is begun, and it is not known what is in use."""
+    """Runs one scan at a time. While a scan hangs no other starts, and every directory must stay."""
 
     def __init__(self, timeout: float = SCAN_TIMEOUT_SECONDS) -> None:
         self._timeout = timeout
         self._running: _ScanRun | None = None
 
     def scan(self, root: OpenDirectory, give_up: Callable[[], bool], stopping: Callable[[], bool]) -> InUse:
-        """Return what processes hold. MustStay where nothing more is seen of it for the timeout.
+        """Return the files and mounts in use. Raises MustStay if the scan makes no progress for the timeout.
 
-        OutOfTime where ``stopping``, and where ``give_up`` once the timeout has passed: then the scan goes on, and the
-        next call takes it up.
+        Raises OutOfTime if ``stopping`` is true, or if ``give_up`` is true after the timeout. The scan then continues,
+        and the next call uses it.
         """
-        # In a thread of its own: whoever reads /proc of a process that waits for a dead server waits as well. A thread
-        # that hangs so ends with this process: such waits are killable.
+        # The scan has its own thread, because reading /proc hangs for a process that waits for a dead server. Such
+        # waits are killable, so the thread ends with this process.
         run = self._running
         if run is not None and not run.is_of_use(root.mount):
-            # A second thread beside one that hangs would hang as well, and so on with every sweep.
+            # A second scan would hang too, so that each sweep would add one more hanging thread.
             if not run.answer.done():
-                raise MustStay(KeepReason.UNSEEN, "an earlier look has not ended")
+                raise MustStay(KeepReason.UNSEEN, "an earlier scan has not ended")
             run = None
         run = self._running = run or _ScanRun(root)
         while not run.answer.done():
@@ -330,7 +336,7 @@ class ProcessScanner:
             now = time.monotonic()
             if now - run.moved > self._timeout:
                 run.hung = True
-                raise MustStay(KeepReason.UNSEEN, f"nothing has moved for {self._timeout:g} s")
+                raise MustStay(KeepReason.UNSEEN, f"the scan of processes made no progress for {self._timeout:g} s")
             if now - run.began > self._timeout and give_up():
                 raise OutOfTime
             wait([run.answer], STEP_SECONDS)
@@ -339,7 +345,7 @@ class ProcessScanner:
 
 
 class _ScanRun:
-    """One scan, which begins at once. ``moved``: when it last saw something; ``hung``: that was too long ago."""
+    """One scan, which starts at once. ``moved``: the time of its last progress; ``hung``: set by a timeout."""
 
     def __init__(self, root: OpenDirectory) -> None:
         self.answer: Future[InUse] = Future()
@@ -349,7 +355,7 @@ class _ScanRun:
         threading.Thread(target=self._run, args=(root,), name="scan", daemon=True).start()
 
     def is_of_use(self, mount: Mount) -> bool:
-        """Return whether it tells what is in use on this mount by now."""
+        """Return whether the scan can still be used: it is of this mount, and its result is not too old."""
         if self.hung or mount != self._mount:
             return False
         return not self.answer.done() or time.monotonic() - self.moved <= _KEEPS * (self.moved - self.began)
@@ -357,7 +363,7 @@ class _ScanRun:
     def _run(self, root: OpenDirectory) -> None:
         try:
             self.answer.set_result(scan(root.fd, root.mount, moved=self._move))
-        except BaseException as error:  # noqa: BLE001  # it is raised where the answer is waited for
+        except BaseException as error:  # noqa: BLE001  # raised again where the result is read
             self.answer.set_exception(error)
 
     def _move(self) -> None:

@@ -1,4 +1,4 @@
-"""The directories that vendors keep on a node for each pod: how they are named, and whether one may be deleted."""
+"""The names of the vendors' directories for pods on a node, and the reasons to keep a directory."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -10,44 +10,47 @@ import msgspec
 from vcuda import errors, k8s_types
 from vcuda.requests.schemes import CONTAINER, SCHEMES, UID, PodDirectory
 
-# The API server makes random UUIDs (k8s.io/apiserver pkg/registry/rest/meta.go), kubelet the MD5 of a static pod's
-# manifest (pkg/kubelet/config/common.go). A static pod may also bring any text as its uid: such a name is foreign.
+# The API server makes random UUIDs (k8s.io/apiserver pkg/registry/rest/meta.go). For a static pod kubelet uses the MD5
+# of its manifest (pkg/kubelet/config/common.go). A static pod may also set any text as its uid; its directory is kept.
 _STATIC = "[0-9a-f]{32}"
 _UID = f"(?P<uid>[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}|{_STATIC})"
-_CONTAINER = "[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"  # a DNS label, as the API server demands of a container's name
+_CONTAINER = "[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"  # a DNS label, which the API server requires for container names
 
 TRASH = ".trash"
-"""Name of the directory beside the others that takes what is to be deleted."""
+"""The name of the trash, a directory in the root that holds the directories to delete."""
 
 MOVING = "moving"
-"""Last part of the name of what was moved into the trash and has not been looked at since."""
+"""The suffix of a directory that was moved into the trash and has not been checked there yet."""
 
 LONGEST_UID = 64
-"""Characters of a uid that are kept: kubelet's have 32 or 36. No directory is named after a longer one."""
+"""The most characters of a uid that is kept. kubelet's have 32 or 36, and no directory has a longer one in its name."""
 
-_STATIC_UID = (k8s_types.MIRROR_ANNOTATION, "kubernetes.io/config.hash")  # pkg/kubelet/types: each holds it
+_STATIC_UID = (
+    k8s_types.MIRROR_ANNOTATION,
+    "kubernetes.io/config.hash",
+)  # pkg/kubelet/types; both have a static pod's uid
 
 
 class Form(msgspec.Struct, frozen=True):
-    """Where one scheme keeps its directories on a node, and how it names them."""
+    """The root directory of one scheme on a node, and the patterns of the names in the root and in the trash."""
 
     root: str
     name: re.Pattern[str]
     trashed: re.Pattern[str]
 
     def uid(self, name: str) -> str | None:
-        """Return the pod's uid in a directory's name, or None where the name is of another form."""
+        """Return the pod's uid in a directory's name; None if the name has another form."""
         match = self.name.fullmatch(name)
         return match["uid"] if match else None
 
     def read_trashed(self, name: str) -> "Trashed | None":
-        """Return what the name of something in the trash says, or None where it is of another form."""
+        """Return the parts of a name in the trash; None if the name has another form."""
         match = self.trashed.fullmatch(name)
         return Trashed(match["name"], match["uid"], int(match["time"]), bool(match["moving"])) if match else None
 
 
 class Trashed(NamedTuple):
-    """Something in the trash: its former name, the pod's uid, when it was moved (Unix seconds); see `MOVING`."""
+    """A name in the trash: the former name, the pod's uid, and the time of the move in Unix seconds; see `MOVING`."""
 
     name: str
     uid: str
@@ -56,17 +59,16 @@ class Trashed(NamedTuple):
 
 
 def trash_name(name: str, time: int) -> str:
-    """Return the name in the trash of what is moved there at ``time`` (Unix seconds)."""
+    """Return the name in the trash for a directory that is moved at ``time`` (Unix seconds)."""
     return f"{name}.{time}"
 
 
 def moving_name(name: str, time: int) -> str:
-    """Return its name there until it is known to be what was to be moved."""
+    """Return the name in the trash until the moved directory is verified to be the one that was checked."""
     return f"{trash_name(name, time)}.{MOVING}"
 
 
 def form_of(directory: PodDirectory) -> Form:
-    """Return the form of a vendor's directories."""
     name = re.escape(directory.name).replace(re.escape(UID), _UID).replace(re.escape(CONTAINER), _CONTAINER)
     trashed = rf"(?P<name>{name})\.(?P<time>[0-9]{{1,12}})(?P<moving>\.{MOVING})?"
     return Form(directory.root, re.compile(name), re.compile(trashed))
@@ -75,11 +77,11 @@ def form_of(directory: PodDirectory) -> Form:
 VM_DIRECTORIES: Mapping[str, Form] = {
     scheme.name: form_of(scheme.pod_directory) for scheme in SCHEMES if scheme.pod_directory
 }
-"""By the scheme's name."""
+"""The directories of each scheme, by its name."""
 
 
 class FileKind(StrEnum):
-    """What a name in a directory stands for."""
+    """The type of a directory entry."""
 
     DIRECTORY = "directory"
     FILE = "file"
@@ -90,48 +92,47 @@ class FileKind(StrEnum):
 
     @property
     def may_be_directory(self) -> bool:
-        """Whether it is one, or does not let itself be asked: opening it tells."""
+        """Whether the entry is a directory, or of an unknown type, which only opening it shows."""
         return self in (FileKind.DIRECTORY, FileKind.UNKNOWN)
 
 
 class Explained(StrEnum):
-    """Names of which each has a clause for people, ``why``."""
+    """An enumeration whose members have an explanation, ``why``."""
 
     why: str
 
     def __new__(cls, value: str, why: str) -> Self:
-        """Make a member; its text is the name."""
         member = str.__new__(cls, value)
         member._value_, member.why = value, why
         return member
 
 
 class KeepReason(Explained):
-    """Why a directory is kept; the values are labels of a metric."""
+    """The reason why a directory is kept. The values are label values of a metric."""
 
     POD = "pod", "its pod exists"
     KUBELET = "kubelet", "kubelet still keeps its pod"
-    FOREIGN = "foreign-name", "not a name of this scheme"
-    LINK = "link", "a link"
-    NOT_A_DIRECTORY = "no-directory", "no directory"
-    STATIC = "static-pod", "only kubelet knows static pods, and its directory was not given"
-    KUBELET_UNKNOWN = "kubelet-unknown", "it is not known which pods kubelet keeps"
-    PODS_UNKNOWN = "pods-unknown", "it is not known which pods exist"
-    SEEN_ONCE = "seen-once", "not seen twice in a row without its pod yet"
-    YOUNG = "young", "too young"
-    RETAINED = "retained", "its stay in the trash is not over"
-    TOO_MANY = "too-many", "so many wait that its turn comes later"
-    MOUNT = "mount", "a mount belongs to it"
+    FOREIGN = "foreign-name", "its name is not of this scheme"
+    LINK = "link", "it is a symbolic link"
+    NOT_A_DIRECTORY = "no-directory", "it is not a directory"
+    STATIC = "static-pod", "its pod is static, and --kubelet-pods was not given to check for it"
+    KUBELET_UNKNOWN = "kubelet-unknown", "kubelet's pods are not known"
+    PODS_UNKNOWN = "pods-unknown", "the existing pods are not known"
+    SEEN_ONCE = "seen-once", "only one sweep has found it without its pod so far"
+    YOUNG = "young", "it is too young"
+    RETAINED = "retained", "its time in the trash is not over"
+    TOO_MANY = "too-many", "too many directories; a later sweep handles it"
+    MOUNT = "mount", "it is, contains or backs a mount"
     LISTENING = "listening", "a process listens on a socket in it"
     OPEN = "open", "a process holds it, or a file in it, open or mapped"
-    UNSEEN = "unseen", "what a process holds open could not be seen"
-    CHANGED = "changed", "it was exchanged for something else meanwhile"
-    INTERRUPTED = "interrupted", "its move was interrupted, and its name is taken"
-    ERROR = "error", "an error"
+    UNSEEN = "unseen", "the open files of a process could not be read"
+    CHANGED = "changed", "it was replaced during the sweep"
+    INTERRUPTED = "interrupted", "its move was interrupted, and its former name is in use"
+    ERROR = "error", "an error occurred"
 
     @property
     def is_expected(self) -> bool:
-        """Whether it passes by itself; the others are for somebody to look at."""
+        """Whether the reason ends without intervention. Other reasons need a person."""
         return self in _EXPECTED
 
 
@@ -141,7 +142,7 @@ _EXPECTED = frozenset(
 
 
 class Keep(msgspec.Struct, frozen=True):
-    """A reason, and what makes it that in this case; ``detail`` may be empty."""
+    """The reason to keep one directory; ``detail`` may be empty."""
 
     reason: KeepReason
     detail: str = ""
@@ -151,10 +152,11 @@ class Keep(msgspec.Struct, frozen=True):
 
 
 class PodPresence(msgspec.Struct, frozen=True):
-    """What is known of the node's pods.
+    """The pods of the node.
 
-    ``pods``: uids in the API, whatever their phase. ``kubelet``: uids that kubelet keeps on disk, None where nobody
-    said where. ``unknown``: why nothing may go at all, as the one or the other is not known; None where both are.
+    ``pods``: the uids in the API, in any phase.
+    ``kubelet``: the uids in kubelet's directory; None without ``--kubelet-pods``.
+    ``unknown``: the reason to keep everything if either is not known; None if both are known.
     """
 
     pods: frozenset[str] = frozenset()
@@ -163,7 +165,7 @@ class PodPresence(msgspec.Struct, frozen=True):
 
 
 def keep_in_root(form: Form, name: str, kind: FileKind, presence: PodPresence) -> Keep | None:
-    """Return why something in the root stays, as far as its name and the pods tell; None where its pod is gone."""
+    """Return the reason to keep an entry of the root by its name, type and pod; None if its pod does not exist."""
     uid = form.uid(name)
     if uid is None:
         return Keep(KeepReason.FOREIGN)
@@ -173,29 +175,29 @@ def keep_in_root(form: Form, name: str, kind: FileKind, presence: PodPresence) -
 
 
 def keep_for_pod(uid: str, presence: PodPresence) -> Keep | None:
-    """Return why a pod is not known to be gone; None where it is."""
+    """Return the reason to keep a pod's directory; None if the pod does not exist."""
     if uid in presence.pods:
         return Keep(KeepReason.POD)
     if presence.kubelet is not None and uid in presence.kubelet:
         return Keep(KeepReason.KUBELET)
-    # kubelet made a uid without hyphens, for a static pod: that may run while the API has no mirror of it.
+    # A uid without hyphens is from kubelet, for a static pod. Such a pod may run while its mirror pod does not exist.
     if presence.unknown is None and presence.kubelet is None and "-" not in uid:
         return Keep(KeepReason.STATIC)
     return presence.unknown
 
 
 def present_uids(uid: str, annotations: Mapping[str, str] | None) -> Iterator[str]:
-    """Yield the uids under which a pod of the API exists: its own and, of a mirror pod, the static pod's."""
+    """Yield the uid of a pod in the API and, if it is a mirror pod, the uid of its static pod."""
     yield uid
-    # Anyone may write these on a pod, to keep what another left behind. A pod that claims to be a mirror, and is that
-    # of no static pod, kubelet deletes at once; without that claim the others say nothing.
+    # Any user may set these annotations on a pod, to keep another pod's directory. kubelet at once deletes a pod that
+    # has the mirror annotation but no static pod. So the others count only together with the mirror annotation.
     if annotations and k8s_types.MIRROR_ANNOTATION in annotations:
         texts = (annotations.get(key, "") for key in _STATIC_UID)
         yield from (text for text in texts if 0 < len(text) <= LONGEST_UID)
 
 
 class MustStay(errors.VcudaError):
-    """This directory, or for now every one, stays: ``keep`` tells why."""
+    """A directory, or for now every directory, must stay; ``keep`` has the reason."""
 
     def __init__(self, reason: KeepReason, detail: str = "") -> None:
         self.keep = Keep(reason, detail)
@@ -203,7 +205,7 @@ class MustStay(errors.VcudaError):
 
 
 def keep_after(error: errors.VcudaError | OSError) -> Keep:
-    """Return what went wrong as a reason to keep what it befell; an error of ours that is no refusal is the API's."""
+    """Return an error as a reason to keep a directory. Any VcudaError but MustStay is an error of the API server."""
     if isinstance(error, MustStay):
         return error.keep
     if isinstance(error, OSError):

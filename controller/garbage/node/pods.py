@@ -1,4 +1,4 @@
-"""Where it is known from which pods exist on a node."""
+"""The sources of the pods that exist on a node: the API server, a file, and kubelet's directory."""
 
 import math
 import os
@@ -16,24 +16,27 @@ from vcuda.kube import Kube, Reflector
 
 PODS = "/api/v1/pods"
 
-# What nothing has confirmed for so many seconds, not even a bookmark (about one a minute), is old (see Reflector).
+# The watch is out of date if no event has arrived for so long. Bookmarks arrive about once a minute (see Reflector).
 FRESH_SECONDS = 120.0
 
-_CONFIRMED_FOR = 5.0  # seconds for which one list serves, so that a thousand directories do not cost a thousand
+_CONFIRMED_FOR = 5.0  # seconds for which a list is reused, so that a thousand directories do not need a thousand lists
 
 
 class PodSource(Protocol):
-    """Both methods raise MustStay where it is not known which pods exist, and VcudaError where nobody could say."""
+    """Lists the pods on the node.
+
+    Both methods raise MustStay if the list is not reliable, and VcudaError if the API server does not answer.
+    """
 
     def known(self) -> frozenset[str]:
-        """Return the uids of the pods on the node, whatever their phase; of mirror pods the static pods' too."""
+        """Return the uids of the pods on the node in any phase, and of the static pods of mirror pods."""
 
     def confirmed(self) -> frozenset[str]:
-        """Return the same, asked anew."""
+        """Return the same uids, from a list that is at most a few seconds old."""
 
 
 class _PodMeta(msgspec.Struct, frozen=True, gc=False):
-    uid: str  # required: a pod that shows none cannot be told from the others, so it is one that cannot be read
+    uid: str  # required: a pod without a uid is rejected as undecodable
     namespace: str = ""
     annotations: Mapping[str, str] | None = None
 
@@ -66,43 +69,42 @@ _POD = msgspec.json.Decoder(_NodePod)
 
 
 def read_uids(raw: bytes) -> tuple[str, ...]:
-    """Return the uids of one pod in JSON; one of UNDECODABLE where it has none that can be read."""
+    """Return the uids of one pod in JSON. Raises one of UNDECODABLE if they cannot be read."""
     return _POD.decode(raw).uids()
 
 
 def on_node(node: str) -> dict[str, str | int]:
-    """Return the parameters of a request for a node's pods."""
     return {"fieldSelector": f"spec.nodeName={node}"}
 
 
 def list_uids(kube: Kube, node: str, page_size: int = 500) -> frozenset[str]:
-    """Return the uids of the node's pods by a consistent LIST. VcudaError where it is not whole to the last pod."""
-    # A LIST without resourceVersion is served from a quorum of etcd, and its pages all show one version (Kubernetes API
-    # concepts, "Retrieving large results sets in chunks"): a pod that is bound to the node before is in it.
+    """Return the uids of the node's pods by a consistent LIST. Raises VcudaError if any pod cannot be read."""
+    # A LIST without resourceVersion is a quorum read from etcd, and its pages all show one version (Kubernetes API
+    # concepts, "Retrieving large results sets in chunks"). So it has every pod that was bound to the node before it.
     found: set[str] = set()
     try:
         for page in kube.list_pages(PODS, on_node(node), page_size):
             for raw in page.items:
                 found.update(read_uids(raw))
     except k8s_types.UNDECODABLE as error:
-        raise errors.Unavailable(f"GET {PODS}: a pod that cannot be read: {error}") from error
+        raise errors.Unavailable(f"GET {PODS}: cannot read a pod: {error}") from error
     return frozenset(found)
 
 
 def validate_listing(uids: frozenset[str], own_uid: str | None) -> frozenset[str]:
-    """Return the uids; MustStay where they cannot be all of this node's.
+    """Return the uids. Raises MustStay if they cannot be all of this node's.
 
-    ``own_uid`` is of the pod that this process runs in: a list without it is of another node or cluster, or not whole.
+    ``own_uid``: the uid of the agent's pod. A list without it is of another node or cluster, or incomplete.
     """
     if own_uid is not None and own_uid not in uids:
-        raise MustStay(KeepReason.PODS_UNKNOWN, "the list of this node's pods lacks the one that asks")
-    if not uids:  # without a uid of our own this is all that can be told
+        raise MustStay(KeepReason.PODS_UNKNOWN, "the list of this node's pods does not include the agent's own pod")
+    if not uids:  # the only possible check if the agent's own uid is not given
         raise MustStay(KeepReason.PODS_UNKNOWN, "the list of this node's pods is empty")
     return uids
 
 
 class RecentPodList:
-    """A list of the node's pods that is made anew when it is some seconds old. ``clock`` is in steady seconds."""
+    """A LIST of the node's pods that is repeated when it is some seconds old. ``clock`` is monotonic, in seconds."""
 
     def __init__(self, kube: Kube, node: str, own_uid: str | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._kube = kube
@@ -113,7 +115,6 @@ class RecentPodList:
         self._uids: frozenset[str] = frozenset()
 
     def known(self) -> frozenset[str]:
-        """Return the uids. MustStay where they cannot be all of this node's, VcudaError where none could be had."""
         began = self._clock()
         if began - self._made > _CONFIRMED_FOR:
             self._uids = validate_listing(list_uids(self._kube, self._node), self._own_uid)
@@ -125,19 +126,18 @@ class RecentPodList:
 
 @dataclass(frozen=True, slots=True)
 class FixedPods:
-    """Pods that somebody else has listed."""
+    """The pods of a file."""
 
     uids: frozenset[str]
 
     def known(self) -> frozenset[str]:
-        """Return them."""
         return self.uids
 
     confirmed = known
 
 
 class WatchedPods:
-    """The node's pods, watched, and listed to confirm; ``on_gone`` is called when one has left the API."""
+    """A watch of the node's pods, and a LIST to confirm. ``on_gone`` is called after a pod was deleted."""
 
     def __init__(
         self, kube: Kube, node: str, own_uid: str | None, kubelet: "KubeletPods | None", *, on_gone: Callable[[], None]
@@ -150,22 +150,21 @@ class WatchedPods:
         self.reflector = Reflector(kube, PODS, read_uids, params=on_node(node), on_event=self._on_event)
 
     def known(self) -> frozenset[str]:
-        """Return what the watch knows; MustStay before the first complete list, and when it is not heard any more."""
+        """Return the uids that the watch has. Raises MustStay before the first list or if the watch is out of date."""
         if not self.reflector.synced.is_set():
             raise MustStay(KeepReason.PODS_UNKNOWN, "the first list is not complete")
         age = self.reflector.last_event_age(time.monotonic())
         if age > FRESH_SECONDS or not self.reflector.alive:
-            raise MustStay(KeepReason.PODS_UNKNOWN, "the API server is not heard")
+            raise MustStay(KeepReason.PODS_UNKNOWN, "no event from the API server has arrived for too long")
         return validate_listing(self._with_former_mirrors(), self._own_uid)
 
     def confirmed(self) -> frozenset[str]:
-        """Return a list that is at most a few seconds old."""
         return self._listing.known()
 
     def _with_former_mirrors(self) -> frozenset[str]:
-        # Add the mirror pods that are gone while their static pod is not: kubelet makes another, with another uid. What
-        # was made for the static pod by the uid of its first mirror serves it as long as it runs. Only mirrors that
-        # went before our eyes are known; of others the mounts of the static pod's containers tell, with hostPID.
+        # Add the deleted mirror pods whose static pod still runs. kubelet creates another one with a new uid. The
+        # static pod still uses the directory with the uid of its first one. Only mirror pods that the watch saw are
+        # known here. With hostPID, the mounts of the containers keep the directories of the others.
         uids = {uid for uids in self.reflector.snapshot().values() for uid in uids}
         running = uids | self._kubelet.uids() if self._former and self._kubelet else uids
         for mirror, statics in list(self._former.items()):
@@ -186,27 +185,27 @@ class WatchedPods:
 
 @dataclass(frozen=True, slots=True)
 class KubeletPods:
-    """kubelet's directory of pods, /var/lib/kubelet/pods by default.
+    """kubelet's directory of pods, by default /var/lib/kubelet/pods.
 
-    ``own_uid`` is of the pod that looks into it. Both methods raise MustStay where it is not known what kubelet keeps.
+    ``own_uid``: the uid of the agent's pod. Both methods raise MustStay if the directory is not reliable.
     """
 
     path: Path
     own_uid: str | None = None
 
     def uids(self) -> frozenset[str]:
-        """Return the uids that it keeps: the names in the directory."""
+        """Return the names in the directory, which are uids of pods."""
         try:
             found = frozenset(os.listdir(self.path))  # noqa: PTH208  # names are wanted, not paths
         except OSError as error:
             raise _unknown(self.path, error) from error
-        # Without us it is not this node's: a mount that leads somewhere else would tell that all pods are gone.
+        # A directory without the agent's own pod is not this node's, for example because of a wrong mount.
         if self.own_uid is not None and self.own_uid not in found:
-            raise MustStay(KeepReason.KUBELET_UNKNOWN, f"{self.path} lacks the pod that looks into it")
+            raise MustStay(KeepReason.KUBELET_UNKNOWN, f"{self.path} does not include the agent's own pod")
         return found
 
     def check_gone(self, uid: str) -> None:
-        """Look for one pod anew; MustStay where kubelet keeps it."""
+        """Check one pod again. Raises MustStay if kubelet still has its directory."""
         try:
             (self.path / uid).lstat()
         except OSError as error:
@@ -224,16 +223,18 @@ HOW = "kubectl get pods --all-namespaces -o json"
 
 
 class PodsFile(msgspec.Struct, frozen=True):
-    """``uids`` of all pods in the file, of mirror pods the static pods' too; ``warning``: it may not hold them all."""
+    """The uids of a file's pods, and of mirror pods' static pods. ``warning``: the file may not have all pods."""
 
     uids: frozenset[str]
     warning: str | None = None
 
 
 def read_pods(text: bytes, node: str | None) -> PodsFile:
-    """Read a list of pods. A uid counts as present whatever node its pod is on.
+    """Read a list of pods. The pods of all nodes count as present.
 
-    Raises BadInput where it is no whole list of pods, or one without a pod on ``node``; None: somebody vouches for it.
+    ``node``: a pod must be on this node; None if the user has confirmed with --complete that the file has all pods.
+
+    Raises BadInput if the text is not a complete list of pods, or has no pod on ``node``.
     """
     listed = _decode(text)
     uids = frozenset(uid for pod in listed.items for uid in pod.uids())
@@ -241,13 +242,13 @@ def read_pods(text: bytes, node: str | None) -> PodsFile:
         return PodsFile(uids)
     if not any(pod.spec.node_name == node for pod in listed.items):
         raise errors.BadInput(
-            f"No pod in it is on node {node!r}. Is that the node's name, and does the file hold the pods of all "
-            f"namespaces? ({HOW}) If the node really has none, say so with --complete."
+            f"No pod in the file is on node {node!r}. Check the node's name, and that the file has the pods of all "
+            f"namespaces ({HOW}). If no pod is on the node, add --complete."
         )
     namespace, *others = {pod.metadata.namespace for pod in listed.items}
     if others:
         return PodsFile(uids)
-    warning = f"all pods in the file are of namespace {namespace!r}; it has to hold those of all namespaces ({HOW})"
+    warning = f"all pods in the file are in namespace {namespace!r}; the file must have those of all namespaces ({HOW})"
     return PodsFile(uids, warning)
 
 
@@ -256,10 +257,12 @@ def _decode(text: bytes) -> _PodList:
         listed = msgspec.json.decode(text, type=_PodList)
     except k8s_types.UNDECODABLE as error:
         raise errors.BadInput(
-            f"This is no list of pods in JSON, or not a whole one: {error}. Write it with: {HOW}"
+            f"The file must be a complete list of pods in JSON: {error}. Create it with: {HOW}"
         ) from error
     if listed.kind not in ("List", "PodList") or any(pod.kind != "Pod" for pod in listed.items):
-        raise errors.BadInput(f"This is no list of pods (kind: {listed.kind}). Write it with: {HOW}")
+        raise errors.BadInput(
+            f"The file must be a complete list of pods; got kind {listed.kind}. Create it with: {HOW}"
+        )
     if listed.metadata.continue_ or listed.metadata.remaining_item_count:
-        raise errors.BadInput(f"This is one page of a list, and more pods follow it. Write the file with: {HOW}")
+        raise errors.BadInput(f"The file has only one page of a list of pods. Create it with: {HOW}")
     return listed

@@ -1,4 +1,4 @@
-"""One pass over the directories of a root: what is each, may it go, and away with what may."""
+"""One sweep over the directories of a root: decides for each whether it must stay, and removes the others."""
 
 import os
 import time
@@ -18,24 +18,28 @@ from controller.garbage.node.pods import KubeletPods, PodSource
 from controller.garbage.node.trash import Trash, open_trash
 from vcuda.errors import VcudaError
 
-# Reasons of which a single directory is not to blame: it is tried again with the next pass.
+# Reasons that do not depend on the single directory. It is tried again in the next sweep.
 _GENERAL = frozenset({KeepReason.POD, KeepReason.KUBELET, KeepReason.PODS_UNKNOWN, KeepReason.KUBELET_UNKNOWN})
 
 
 def never() -> bool:
-    """Return False: a pass without a limit is not interrupted."""
+    """Return False, for a sweep that is not interrupted."""
     return False
 
 
 @dataclass(frozen=True)
 class NodeSweep:
-    """Everything that a pass goes by, but for the state of the disk.
+    """The settings and the memory of the sweeps.
 
-    ``grace`` holds what is in the root, ``retention`` what is in the trash; above ``disk_pressure`` (a share of 1) of
-    the file system's blocks or inodes the latter does not count. With ``dry_run`` nothing is written.
-    ``sees_all``: /proc shows every process of the host, so one that cannot be looked into may be the one that matters.
-    ``scanner`` looks at them. ``late`` remembers what ran out of time: it comes behind all that did not, and behind
-    what did so before.
+    ``root``, ``form``: the directory to sweep, and the form of the names in it.
+    ``pods``, ``kubelet``: the sources of the existing pods.
+    ``grace``: decides how long directories stay in the root.
+    ``retention``: decides how long directories stay in the trash.
+    ``disk_pressure``: the used share (0 to 1) of blocks or inodes above which ``retention`` is ignored.
+    ``dry_run``: write nothing.
+    ``sees_all``: /proc must show all processes of the host. A process that cannot be inspected keeps every directory.
+    ``scanner``: finds the files that processes have in use.
+    ``late``: deletions that timed out. They are retried after all others, the latest one last.
     """
 
     root: Path
@@ -54,13 +58,17 @@ class NodeSweep:
     def run(
         self, report: agent.Report, give_up: Callable[[], bool] = never, stopping: Callable[[], bool] = never
     ) -> Keep | None:
-        """Make one pass. Return why nothing could go, or None where the pass was whole.
+        """Make one sweep. Return why nothing could be removed; None if the sweep was complete.
 
-        OSError where the root cannot be read; one that does not exist holds nothing.
-        OutOfTime once ``give_up`` answers true; what was done until then stands, and a later pass does the rest. It is
-        not asked before one directory of the root and one of the trash have had their turn, so that there is an end
-        however slow the disk, or the scan of processes has had its timeout; that goes on, and a later pass takes it
-        up. ``stopping`` is asked at every step.
+        A root that does not exist counts as empty.
+
+        ``give_up``: returns whether the time is over. The sweep first tries one directory of the root and one of the
+        trash, so that a slow disk cannot stop all progress. A scan of the processes that is not done by then continues
+        in its thread, for a later sweep.
+        ``stopping``: returns whether the process stops; checked at every step.
+
+        Raises OSError if the root cannot be read. Raises OutOfTime if the sweep was ended early; a later sweep does
+        the rest.
         """
         presence = self._presence()
         with ExitStack() as stack:
@@ -105,7 +113,7 @@ def _but_trash(root: fs.OpenDirectory) -> Iterator[fs.DirectoryEntry]:
 
 @dataclass
 class SweepRun:
-    """One pass under way."""
+    """One sweep in progress."""
 
     sweep: NodeSweep
     root: fs.OpenDirectory
@@ -117,11 +125,11 @@ class SweepRun:
 
     @cached_property
     def in_use(self) -> InUse:
-        """What processes hold; looked at once a pass, and only where something may go."""
+        """The files and mounts in use by processes; scanned once per sweep, if a directory may be removed."""
         return self.sweep.scanner.scan(self.root, self.give_up, self.stopping)
 
     def over_all(self) -> None:
-        """Take the root, and then the trash: the latter has its turn though the former took all the time."""
+        """Sweep the root, and then the trash, even if the root took all the time."""
         try:
             self.over_root()
         except fs.OutOfTime:
@@ -131,7 +139,7 @@ class SweepRun:
         self.over_trash()
 
     def over_root(self) -> None:
-        """Report everything in the root, and move to the trash what may go."""
+        """Report all entries of the root, and move directories of deleted pods to the trash."""
         self.sweep.grace.begin(self.sweep.clock())
         gone: list[fs.DirectoryEntry] = []
         for entry in _but_trash(self.root):
@@ -145,8 +153,8 @@ class SweepRun:
         self._in_turn([partial(self._move, name, identity) for name, identity in found if identity])
 
     def _may_go(self, entry: fs.DirectoryEntry, mounted: frozenset[str]) -> fs.Identity | None:
-        # Return what it is where it may go; all are asked before anything is done, so that each sweep sees each.
-        # A file system that is ``mounted`` there may never answer, so it is not touched.
+        # Return the entry's identity if it may be removed. All entries are checked before the first is moved, so that
+        # each sweep counts as a sighting for each. A mount point is not touched, because its file system may hang.
         if entry.name in mounted:
             self._report_kept(entry.name, Keep(KeepReason.MOUNT, entry.name))
             return None
@@ -154,7 +162,7 @@ class SweepRun:
             about = os.stat(entry.name, dir_fd=self.root.fd, follow_symlinks=False)
             keep = self.sweep.grace.hold(entry.name, about.st_ino, about.st_mtime)
         except FileNotFoundError:
-            return None  # somebody else has removed it
+            return None  # another process has removed it
         except OSError as error:
             keep = keep_after(error)
         if keep is None:
@@ -163,7 +171,7 @@ class SweepRun:
         return None
 
     def _in_turn(self, steps: Sequence[Callable[[], None]]) -> None:
-        # Take one after the other; the first whatever the time.
+        # The first step runs even if the time is over.
         for number, step in enumerate(steps):
             if self.stopping() or (number and self.give_up()):
                 raise fs.OutOfTime
@@ -176,9 +184,9 @@ class SweepRun:
             self._put_off(self.sweep.grace, name, name, error)
 
     def _take(self, name: str, identity: fs.Identity) -> agent.Action:
-        # Check once more, at the last moment, everything that may have changed, and move the directory.
+        # Check everything again that may have changed, and move the directory at once.
         uid = self.sweep.form.uid(name) or ""
-        self._check_names({name, uid})  # first, as it may wait for the look at processes
+        self._check_names({name, uid})  # first, because it may wait for the scan of processes
         if uid in self.sweep.pods.confirmed():
             raise MustStay(KeepReason.POD)
         if self.sweep.kubelet:
@@ -190,7 +198,7 @@ class SweepRun:
             return self.trash.take(name, fd, int(self.sweep.clock().wall))
 
     def over_trash(self) -> None:
-        """Report everything in the trash, and delete what has been there long enough."""
+        """Report all entries of the trash, and delete those whose time there is over."""
         trash = self.trash.directory
         if trash is None:
             return
@@ -205,12 +213,12 @@ class SweepRun:
         late = self.sweep.late
         for gone in late.keys() - {entry.name for _, entry in found}:
             del late[gone]
-        # What came first goes first, but for what ran out of time: that leaves the others their turn.
+        # The oldest are deleted first, but deletions that timed out before come last.
         found.sort(key=lambda each: (late.get(each[1].name, 0), each[0].time))
         self._in_turn([partial(self._delete, trash, *each) for each in found if self._may_be_deleted(*each)])
 
     def _may_be_deleted(self, trashed: Trashed, entry: fs.DirectoryEntry) -> bool:
-        # Give back what is in the trash by mistake; then as in the root.
+        # Move back an entry whose pod exists or whose move was interrupted. Otherwise ask the retention policy.
         path = f"{TRASH}/{entry.name}"
         keep = Keep(KeepReason.INTERRUPTED) if trashed.moving else names.keep_for_pod(trashed.uid, self.presence)
         if keep is not None:
@@ -223,7 +231,6 @@ class SweepRun:
         return False
 
     def _give_back(self, path: str, trashed: Trashed, entry: fs.DirectoryEntry, keep: Keep) -> None:
-        # Move back what should not have come here, or was on its way here when something went wrong.
         try:
             self.report(agent.DirectoryOutcome(path, self.trash.give_back(entry.name, trashed.name)))
         except FileExistsError:
@@ -260,7 +267,7 @@ class SweepRun:
             raise MustStay(KeepReason.UNSEEN, f"process {self.in_use.unseen[0]}")
 
     def _pressed(self) -> bool:
-        # Return whether the file system is fuller than it should be, as df(1) counts.
+        # Compute the used share as df(1) does.
         found = os.fstatvfs(self.root.fd)
         used = found.f_blocks - found.f_bfree
         blocks = used / max(1, used + found.f_bavail)

@@ -1,8 +1,8 @@
-"""The trash beside the directories: what is to be deleted is moved there first, and stays for a while.
+"""The trash in the root: directories are moved there first, and deleted after a while.
 
-A move is two renames. The first gives a name that ends in ``.moving``; only what then proves to be the very directory
-that was checked gets its final name. So whoever exchanges it in between, and whenever the process is killed: what has
-the final name was checked, and what has the other goes back to where it was.
+A move is two renames. The first gives the directory a name that ends in ``.moving``. The second gives it the final
+name, if the moved directory is the one that was checked. So a directory with a final name was always checked, even if
+another process replaced it or the agent was killed. A directory with a ``.moving`` name is moved back.
 """
 
 import contextlib
@@ -15,9 +15,9 @@ from controller.garbage.node import agent, fs, names
 
 @dataclass(frozen=True, slots=True)
 class Trash:
-    """``directory`` is the open trash, None where there is none; with ``dry_run`` all methods only say what they would.
+    """The open trash; ``directory`` is None if it does not exist. With ``dry_run`` the methods change nothing.
 
-    Each raises OSError where a step fails, and MustStay where something has to stay.
+    Each method returns the action. It raises OSError if a step fails, and MustStay if the directory must stay.
     """
 
     root: fs.OpenDirectory
@@ -27,7 +27,7 @@ class Trash:
     def take(self, name: str, fd: int, time: int) -> agent.Action:
         """Move a directory from the root, open as ``fd``, into the trash; ``time`` is in Unix seconds.
 
-        MustStay where it was exchanged meanwhile: what is there then goes back.
+        Raises MustStay if the directory was replaced meanwhile. The replacement is moved back.
         """
         if self.dry_run or self.directory is None:
             return agent.Action.WOULD_MOVE
@@ -40,14 +40,13 @@ class Trash:
         return agent.Action.MOVED
 
     def give_back(self, trashed: str, name: str) -> agent.Action:
-        """Move something from the trash back to its name; FileExistsError where that is taken."""
+        """Move a directory from the trash back to ``name``. Raises FileExistsError if that name is in use."""
         if self.dry_run or self.directory is None:
             return agent.Action.WOULD_RESTORE
         fs.rename(trashed, self.directory.fd, name, self.root.fd)
         return agent.Action.RESTORED
 
     def delete(self, trashed: str, removal: fs.TreeRemoval) -> agent.Action:
-        """Delete something in the trash for good."""
         if self.dry_run:
             return agent.Action.WOULD_DELETE
         removal.remove(trashed)
@@ -56,8 +55,8 @@ class Trash:
 
 @contextlib.contextmanager
 def open_trash(root: fs.OpenDirectory, *, dry_run: bool = False) -> Iterator[Trash]:
-    """Open the trash, and make it where there is none; with ``dry_run`` nothing is written, not even that."""
-    # Made before anything is to be moved: on a full disk there may be no room for it later.
+    """Open the trash, and create it if it does not exist and this is not a dry run."""
+    # The trash is created even if nothing is to be moved, because a full disk may have no room for it later.
     with contextlib.suppress(FileExistsError):
         if not dry_run:
             os.mkdir(names.TRASH, 0o700, dir_fd=root.fd)

@@ -1,10 +1,10 @@
-// Keeps the page as it is on the leader, and saves a round trip for search. All of it works without this script too.
+// Updates the page with the changes on the leader, and filters rows without a request. The page works without it too.
 "use strict";
 
-const BEAT = 35000; // ms without a word after which the connection counts as dead; the server speaks every 10 s
+const BEAT = 35000; // ms without an event after which the connection counts as lost; the server sends one every 10 s
 const AGAIN = 2000; // ms until the next try
-const LONGEST = 30000; // ms between two tries, at most
-const BETWEEN = 8000; // ms between two announcements to a screen reader, at least
+const LONGEST = 30000; // the most ms between two tries
+const BETWEEN = 8000; // the least ms between two announcements to a screen reader
 
 const body = document.body;
 const state = document.getElementById("state");
@@ -28,7 +28,7 @@ function tick() {
   }
 }
 
-// What is said to a screen reader: politely, seldom, and only the newest
+// Announcements to screen readers: politely, rarely, and only the newest
 
 let announced = 0;
 let announcing = 0;
@@ -47,7 +47,7 @@ function listed(names) {
   return names.length > 3 ? `${some} and ${names.length - 3} more` : some;
 }
 
-// Search: rows are hidden at once where all of them are here, else asked for
+// Search: hide rows at once if the page has all of them, else ask the server
 
 let searching = 0;
 const total = () => Number(byId("part-table").dataset.all);
@@ -97,7 +97,7 @@ function find() {
   }
 }
 
-// Another state of the page, without leaving it: the parts of the answer take the place of those that are here
+// Load another state of the page in place: replace its parts with those of the answer
 
 let loading = 0;
 
@@ -203,7 +203,7 @@ function show(name, text, told) {
   if (before !== "none") announce(told, true);
 }
 
-// A tab that nobody sees does not listen: browsers allow few connections, and the leader few listeners
+// A hidden tab does not listen, because browsers allow few connections and the leader few listeners
 function follow() {
   source?.close();
   if (document.hidden) return;
@@ -228,7 +228,7 @@ function follow() {
   heard = Date.now();
 }
 
-// Where the stream cannot be had at all, the page is loaded again now and then instead
+// If the stream cannot be opened, reload the page from time to time instead
 function lost() {
   source.close();
   show("late", "Connecting again…", "Connection lost: the figures may be out of date");

@@ -123,7 +123,7 @@ def a_damaged_journal_is_made_anew_once_it_is_deleted_and_goes_with_its_node(
     cluster: Cluster, controller: ControllerProcess
 ) -> None:
     """It was damaged before this controller led, by `damage_a_journal`."""
-    controller.await_log("what is placed on a node is not known")
+    controller.await_log("placements of a node cannot be read")
     cluster.rest.send("DELETE", f"{CORE}/configmaps/{JOURNAL}").ok()
     cluster.await_object(f"{CORE}/configmaps", JOURNAL, lambda made: made["data"]["placements"] != "{")
     cluster.delete_node(LEAVING)

@@ -66,7 +66,7 @@ def the_components_live(system: System, plane: ControlPlane) -> None:
     with system.serving(1) as [webhook]:
         for advertised in ("[fd00::1]:10443", "192.0.2.1:10443"):  # of another family, so that the slice is made anew
             with system.controller(extender_advertise=advertised) as earlier:
-                earlier.await_log("the Service leads here")
+                earlier.await_log("the Service routes to this replica")
         scenes.damage_a_journal(cluster)
         # Without the short time a ledger goes a minute and a half after its limit.
         served = {"extender_address": address, "extender_advertise": address, "storable_seconds": "2"}
@@ -74,7 +74,7 @@ def the_components_live(system: System, plane: ControlPlane) -> None:
             system.controller(audit_period="1", **served) as controller,
             system.scheduler(address),
         ):
-            controller.await_log("the Service leads here")
+            controller.await_log("the Service routes to this replica")
             quota = scenes.quota_of(cluster, webhook)
             scenes.the_extenders_certificate_is_renewed(system)
             scenes.the_schedulers_certificate_is_renewed(system)

@@ -170,7 +170,7 @@ def test_what_cannot_be_asked_what_it_is_stays_and_leaves_the_rest_to_go_on(
         patched.setattr(os, "scandir", scandir)
         said = agent.sweep_after_grace()
     if where == "inside":
-        assert said[uid(1)].keep == Keep(KeepReason.ERROR, "what vcuda.config is cannot be read")
+        assert said[uid(1)].keep == Keep(KeepReason.ERROR, "the type of vcuda.config cannot be read")
         assert disk.names() == {uid(1)}
     else:
         assert disk.names() == set(), "opening it told"

@@ -74,9 +74,9 @@ def test_what_lies_on_a_mount_out_of_sight_is_waited_for_so_long_and_no_more(dis
     agent.let_grace_pass()
     with held(server.path, "open"):
         subprocess.run(("umount", "--lazy", server.path), check=True)
-        assert agent.sweep()[uid(1)].keep == Keep(KeepReason.UNSEEN, "nothing has moved for 0.5 s")
+        assert agent.sweep()[uid(1)].keep == Keep(KeepReason.UNSEEN, "the scan of processes made no progress for 0.5 s")
         disk.clocks.advance(HOUR)
-        assert agent.sweep()[uid(1)].keep == Keep(KeepReason.UNSEEN, "an earlier look has not ended")
+        assert agent.sweep()[uid(1)].keep == Keep(KeepReason.UNSEEN, "an earlier scan has not ended")
     assert disk.names() == {uid(1)}
     server.end.close()
     disk.clocks.advance(HOUR)

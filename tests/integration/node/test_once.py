@@ -112,7 +112,7 @@ def test_the_table(disk: Disk, once: Once) -> None:
     assert done.stdout.splitlines() == [
         "DIRECTORY                             VERDICT  WHY",
         f"{uid(1)}  kept     its pod exists",
-        r"\x1b[2J                               kept     not a name of this scheme",
+        r"\x1b[2J                               kept     its name is not of this scheme",
     ]
     assert done.stderr == ""
 
@@ -180,10 +180,10 @@ OF_ONE_NAMESPACE = json.dumps({"kind": "List", "items": [pod(1)]})
 @pytest.mark.parametrize(
     ("pods", "flags", "status", "says"),
     [
-        pytest.param(listed(), ["--root", "none"], 2, "no directory", id="no root"),
+        pytest.param(listed(), ["--root", "none"], 2, "must be a directory", id="no root"),
         pytest.param(listed(), ["--root", "{base}/link"], 1, "Not a directory", id="a root that is a link"),
         pytest.param(listed(), ["--pods", "none"], 2, "No such file", id="no pods file"),
-        pytest.param(listed()[:-20], [], 2, "no list of pods", id="what may not be all pods"),
+        pytest.param(listed()[:-20], [], 2, "must be a complete list of pods", id="what may not be all pods"),
         pytest.param(OF_ONE_NAMESPACE, [], 0, "namespace 'team-a'", id="pods of one namespace"),
         pytest.param(listed(), ["--kubelet-pods", "none"], 0, "nothing was removed", id="kubelet cannot be asked"),
         pytest.param(listed(), ["--scheme", "cuda"], 2, "--scheme", id="an unknown scheme"),

@@ -99,10 +99,10 @@ def test_one_that_moves_is_waited_for_however_long_it_takes(looks: Looks) -> Non
 
 def test_one_that_hangs_is_refused_and_what_it_says_later_is_not_taken(looks: Looks) -> None:
     scanner = ProcessScanner()
-    with pytest.raises(MustStay, match="nothing has moved for 120 s"):
+    with pytest.raises(MustStay, match="the scan of processes made no progress for 120 s"):
         look(scanner, stopping=looks.after(SCAN_TIMEOUT_SECONDS + 1, moves=False))
     looks.move()
-    with pytest.raises(MustStay, match="an earlier look has not ended"):
+    with pytest.raises(MustStay, match="an earlier scan has not ended"):
         look(scanner)
     looks.end()
     assert look(scanner) == 2
@@ -111,7 +111,7 @@ def test_one_that_hangs_is_refused_and_what_it_says_later_is_not_taken(looks: Lo
 def test_one_that_moves_at_first_and_then_hangs_is_refused(looks: Looks) -> None:
     scanner = ProcessScanner()
     take_no_time_for(scanner, looks)
-    with pytest.raises(MustStay, match="nothing has moved for 120 s"):
+    with pytest.raises(MustStay, match="the scan of processes made no progress for 120 s"):
         look(scanner, stopping=looks.after(SCAN_TIMEOUT_SECONDS + 1, moves=False))
 
 
@@ -158,5 +158,5 @@ def test_one_that_a_sweep_had_no_time_for_is_taken_up_by_the_next(
 def test_no_two_go_on_at_a_time(looks: Looks) -> None:
     scanner = ProcessScanner()
     take_no_time_for(scanner, looks)
-    with pytest.raises(MustStay, match="an earlier look has not ended"):
+    with pytest.raises(MustStay, match="an earlier scan has not ended"):
         look(scanner, OTHER_ROOT)
