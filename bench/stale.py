@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from tests.allocated import allocated_pod
+from examples.allocations import allocated_pod
 from tests.builders import LABELS
 from vcuda.allocations.stale import find_stale, first_stale
 from vcuda.allocations.stored_pods import StoredPod, read_stored

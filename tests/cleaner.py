@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from controller.garbage.stale_gc import EVERYTHING, PatchRemover, Remove, StaleAllocationGc
 from controller.metrics import GarbageMetrics
 from controller.pods import PodInformer
-from tests.allocated import NODE, allocated_pod
+from examples.allocations import NODE, allocated_pod
 from tests.api_double import ApiDouble, Delivery, Effect
 from tests.builders import LABELS
 from vcuda.kube import NodeInformer

@@ -245,7 +245,7 @@ def little_room_beside_what_others_reserve(world: ReservationWorld) -> None:
         world.ask(B, number, size="fifth")
         world.go_on(world.replicas[B])
         world.store_some()
-        assert free_cores(world) >= 0
+        assert free_cores(world) >= 0, "more than the limit is charged"
     for replica in (A, B):
         world.ask(replica, 60, size="fifth")
 
@@ -262,7 +262,8 @@ def its_reservation_was_reaped(world: ReservationWorld) -> None:
     world.go_on()
     world.flush(A)
     world.go_on()
-    assert world.ledger().usage("M40").used == Charge(100 * len(world.stored), 0, 100 * len(world.stored))
+    stored = Charge(100 * len(world.stored), 0, 100 * len(world.stored))
+    assert world.ledger().usage("M40").used == stored, "a granted charge is counted twice"
 
 
 def reaped_by_a_count_of_that_moment(world: ReservationWorld) -> None:
@@ -297,7 +298,8 @@ def who_waits_is_given_what_others_reserve(world: ReservationWorld) -> None:
         world.go_on()
         world.flush(A)
         world.go_on()
-    assert [each.size for each in world.subjects.values() if each.before >= 0].count("five") == 1
+    admitted = [each.size for each in world.subjects.values() if each.before >= 0]
+    assert admitted.count("five") == 1, "the pod that waits is never given room"
 
 
 def never_stored(world: ReservationWorld) -> None:

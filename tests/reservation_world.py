@@ -385,9 +385,12 @@ class ReservationWorld:
             self.pass_by(15)
         if LEDGER in self.api.objects:
             ledger = self.ledger()
-            assert (ledger.pending, ledger.terminating, ledger.reserved) == ({}, {}, {})
+            assert (ledger.pending, ledger.terminating, ledger.reserved) == ({}, {}, {}), (
+                "more stays charged than is stored"
+            )
             stored = charges_by_model((each.model, each.charge) for each in map(self.subjects.__getitem__, self.stored))
-            assert {model: usage.used for model, usage in ledger.usages().items()} == stored
+            used = {model: usage.used for model, usage in ledger.usages().items()}
+            assert used == stored, "more stays charged than is stored"
 
     def _run(self) -> None:
         for replica in self.replicas:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, sync_playwright
 
 from controller.ui.app import Standing, create_app
 from controller.ui.feed import Feed
 from controller.ui.leading import serve
 from controller.ui.page import Views
-from tests.browser import NARROW, WIDE, browsing, tab
-from tests.usage_samples import NOW, company
+from examples.usage import NOW, company
 
 DOCS = Path(__file__).parents[1] / "docs"
+WIDE, NARROW = 1280, 390
+"""Widths in pixels."""
 
 
 def main() -> None:
@@ -24,21 +26,24 @@ def main() -> None:
     feed.start()
     server = serve(("127.0.0.1", 0), create_app(lambda: Standing(feed, ""), views))
     url = f"http://127.0.0.1:{server.port}/"
-    with browsing() as browser:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         take(browser, url, "wide", WIDE, 1240, color_scheme="light")
         take(browser, f"{url}?sort=total&order=desc", "wide-dark", WIDE, 1240, color_scheme="dark")
         take(browser, url, "narrow", NARROW, 1180, color_scheme="light")
         take(browser, f"{url}namespaces/notebooks", "narrow-dark", NARROW, 1180, color_scheme="dark")
 
 
-def take(browser: Browser, url: str, name: str, size: tuple[int, int], height: int, **context: Any) -> None:
+def take(browser: Browser, url: str, name: str, width: int, height: int, **context: Any) -> None:
     """Write one picture, so many pixels high."""
-    with tab(browser, (size[0], height), **context) as opened:
-        opened.page.clock.set_fixed_time(NOW)
-        opened.open(url)
-        path = DOCS / f"usage-page-{name}.png"
-        opened.page.screenshot(path=path)
-        print(f"{path.name}: {path.stat().st_size // 1024} KiB")
+    page = browser.new_page(viewport={"width": width, "height": height}, **context)
+    page.clock.set_fixed_time(NOW)
+    page.goto(url)
+    page.wait_for_selector("#state[data-state=live]")
+    path = DOCS / f"usage-page-{name}.png"
+    page.screenshot(path=path)
+    page.close()
+    print(f"{path.name}: {path.stat().st_size // 1024} KiB")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tests.allocated import card_of, marks
+from examples.allocations import card_of, marks
 from tests.builders import vcuda_pod
 from tests.e2e.cluster import Cluster, Json
 from vcuda.requests.schemes import Scheme, is_named

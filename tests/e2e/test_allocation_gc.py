@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from controller.garbage.stale_gc import PatchRemover, StaleAllocationGc, StaleObject
 from controller.metrics import GarbageMetrics
 from controller.pods import PodInformer
-from tests.allocated import RECORDED, rfc3339
+from examples.allocations import RECORDED, rfc3339
 from tests.builders import LABELS
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.control_plane import ControlPlane

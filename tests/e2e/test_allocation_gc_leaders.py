@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.allocated import RECORDED
+from examples.allocations import RECORDED
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import Installation, controlling, two_candidates
 from tests.e2e.stale_objects import REASON, Allocated, is_allocated

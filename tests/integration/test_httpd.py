@@ -16,7 +16,7 @@ from controller.ui.app import Standing, create_app
 from controller.ui.feed import Feed
 from controller.ui.leading import UsagePage
 from controller.ui.page import Views
-from tests.usage_samples import NOW, Sample, company, model_use, namespace_use
+from examples.usage import NOW, Sample, company, model_use, namespace_use
 from tests.waiting import PATIENT
 
 SHORT = 0.3

@@ -14,8 +14,8 @@ import pytest
 
 from controller.retry.claim_retrier import REASON
 from controller.retry.refused import MOST_OWNER_BYTES
+from examples.claims import NVIDIA, claim, entry, template
 from tests.builders import ONE_CARD, stored_pod
-from tests.claim_builders import NVIDIA, claim, entry, template
 from tests.integration.list_reader import READERS
 from tests.integration.scripted import write_kubeconfig
 from vcuda.quota.model import OVER_QUOTA

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from controller.manager import Leader
-from tests.allocated import allocated_pod
+from examples.allocations import allocated_pod
 from tests.api_double import ApiDouble, Effect
 from tests.builders import LABELS, container
 from tests.cleaner import POD, START, marks_on

@@ -8,7 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from tests.claim_builders import claim
+from examples.claims import claim
 from tests.integration.reviews import card_pod, gpu_pod, patched
 from tests.processes import PATIENCE, SCRIPTS, serving
 from webhook.cli import main, serve

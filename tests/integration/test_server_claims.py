@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import yaml
 
+from examples.claims import HAMI, NVIDIA, claim, entry, published, share, template, view
 from tests.builders import Manifest
-from tests.claim_builders import HAMI, NVIDIA, claim, entry, published, share, template, view
 from tests.integration.reviews import Json, card_pod, gpu_pod, patched
 from tests.processes import WebhookProcess, serving
 from vcuda.claims.objects import API_VERSION

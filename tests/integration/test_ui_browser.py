@@ -14,8 +14,8 @@ from controller.ui.leading import serve
 from controller.ui.model import HolderRow
 from controller.ui.page import Views
 from controller.ui.snapshot import RefusedWorkload
+from examples.usage import Sample, ago, company, model_use, namespace_use
 from tests.browser import BORDER, CONTRASTS, DISCERNIBLE, NARROW, READABLE, WIDE, Tab, browsing, tab
-from tests.usage_samples import Sample, ago, company, model_use, namespace_use
 
 in_schemes = pytest.mark.parametrize("scheme", ["light", "dark"])
 in_sizes = pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])

@@ -8,8 +8,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from examples.claims import A100, HAMI, M40, NVIDIA, claim, entry, published, share, spec
 from tests.builders import Manifest, container, pod, vcuda_pod
-from tests.claim_builders import A100, HAMI, M40, NVIDIA, claim, entry, published, share, spec
 from tests.tables import cases
 from vcuda.claims.pin import ClaimPin, write_pin
 from webhook.cli import main

@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.builders import MODEL, Manifest, nodes
-from tests.claim_builders import (
+from examples.claims import (
     A100,
     CLASSES,
     HAMI,
@@ -22,6 +21,7 @@ from tests.claim_builders import (
     slice_of,
     view,
 )
+from tests.builders import MODEL, Manifest, nodes
 from vcuda.claims.charges import ClaimPolicy, worth_of_profile
 from vcuda.claims.request import read_claim
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Quota

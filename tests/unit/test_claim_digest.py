@@ -13,9 +13,7 @@ import pytest
 import structlog
 from hypothesis import given, settings, strategies as st
 
-from tests.api_double import ApiDouble
-from tests.builders import Manifest
-from tests.claim_builders import (
+from examples.claims import (
     A100,
     CLASSES,
     HAMI,
@@ -34,6 +32,8 @@ from tests.claim_builders import (
     template,
     view,
 )
+from tests.api_double import ApiDouble
+from tests.builders import Manifest
 from tests.tables import cases
 from tests.unit.test_claim_review import QUOTA as QUOTA_OF_TEAM, Server, claiming
 from vcuda.allocations.stored_claims import DIGESTS_BYTES, ClaimCounter, ClaimReader

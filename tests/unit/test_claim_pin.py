@@ -6,8 +6,8 @@ import string
 import pytest
 from hypothesis import given, strategies as st
 
+from examples.claims import A100, HAMI, M40, NVIDIA, claim, claim_policy, entry, first_of, share, view
 from tests.builders import Manifest, nodes
-from tests.claim_builders import A100, HAMI, M40, NVIDIA, claim, claim_policy, entry, first_of, share, view
 from vcuda.claims.cel import Facts, read_facts
 from vcuda.claims.charges import ClaimPolicy, ClaimRequest
 from vcuda.claims.pin import LONGEST_PIN, ClaimPin, read_pin, write_pin

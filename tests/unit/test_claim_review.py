@@ -10,8 +10,7 @@ import jsonpatch
 import msgspec
 import pytest
 
-from tests.builders import POOL, Manifest, container, pod, required, requirement, review, term, vcuda_pod
-from tests.claim_builders import (
+from examples.claims import (
     A100,
     HAMI,
     M40,
@@ -25,6 +24,7 @@ from tests.claim_builders import (
     spec,
     template,
 )
+from tests.builders import POOL, Manifest, container, pod, required, requirement, review, term, vcuda_pod
 from vcuda.admission_review import AdmissionRequest, AdmissionResponse, GroupVersionKind, UserInfo
 from vcuda.claims.digest import digest_of, pack
 from vcuda.claims.objects import ClaimSpec

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.claim_builders import A100, M40, NVIDIA, device, slice_of
+from examples.claims import A100, M40, NVIDIA, device, slice_of
 from vcuda.claims.devices import Devices, read_slice
 from vcuda.claims.objects import ResourceSlice
 

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 import yaml
 
+from examples.claims import A100, M40, NVIDIA, claim, device, entry, published, slice_of, template
 from tests.builders import LABELS, MODEL, Manifest, stored_pod, vcuda_pod
-from tests.claim_builders import A100, M40, NVIDIA, claim, device, entry, published, slice_of, template
 from tests.tables import cases
 from vcuda.claims.objects import API_VERSION
 from vcuda.claims.pin import ClaimPin, write_pin

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, strategies as st
 from msgspec.structs import replace
 
+from examples.claims import claim, claim_policy, entry
 from tests.builders import LABELS, MODEL, Manifest, held_to, quota_faults, review, vcuda_pod
-from tests.claim_builders import claim, claim_policy, entry
 from tests.tables import cases
 from vcuda.admission_review import AdmissionResponse, GroupVersionKind
 from vcuda.placement.nodes import Nodes

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from controller.plugin.explain import MAKES_A_CLAIM, NOT_SERVED, PROBE, TOO_LONG
+from examples.claims import NVIDIA, claim, entry, spec, template
 from tests.builders import Manifest, container, pod, vcuda_pod
-from tests.claim_builders import NVIDIA, claim, entry, spec, template
 from tests.gpuquota import Cluster, explain
 from tests.tables import cases
 from vcuda.claims.objects import API_PATH

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.allocated import card_of, share_of
+from examples.allocations import card_of, share_of
 from tests.both_calls import Webhook
 from tests.builders import Manifest, container, held_to, pod, policy_for
 from tests.tables import cases

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
-from tests.allocated import NODE, RECORDED, allocated_pod, marks, rfc3339, unix
+from examples.allocations import NODE, RECORDED, allocated_pod, marks, rfc3339, unix
 from tests.builders import LABELS, view
 from tests.tables import cases
 from vcuda.allocations import stale

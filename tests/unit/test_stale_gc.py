@@ -15,7 +15,7 @@ from controller.garbage.stale_gc import (
     report_only,
 )
 from controller.workqueue import MAX_RETRY_SECONDS
-from tests.allocated import NODE, allocated_pod, rfc3339
+from examples.allocations import NODE, allocated_pod, rfc3339
 from tests.api_double import ApiDouble, Effect, Script, delivered, lost_reply, lost_request
 from tests.cleaner import LOCK, NODES, POD, START, TIMEOUT, Cleaner, before, bind, lock, marks_on, store
 from vcuda.errors import ApiError, Conflict, Unavailable

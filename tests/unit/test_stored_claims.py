@@ -10,9 +10,9 @@ import structlog
 
 from controller.pods import REMEMBER_GONE_SECONDS
 from controller.retry.claim_retrier import MOST_AT_ONCE, REASON, ClaimRetrier
+from examples.claims import CLASSES, NODES, NVIDIA, claim, claim_policy, view
 from tests.api_double import ApiDouble
 from tests.builders import Manifest, stored_pod
-from tests.claim_builders import CLASSES, NODES, NVIDIA, claim, claim_policy, view
 from tests.replicas import CARD, POD, Clock
 from tests.tables import cases
 from tests.watching import claim_informer

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from examples.allocations import NODE, RECORDED, allocated_pod, marks
 from tests import builders
-from tests.allocated import NODE, RECORDED, allocated_pod, marks
 from tests.tables import cases
 from vcuda.allocations.cards import MOST_CARDS, PodCards, Share
 from vcuda.allocations.stored_pods import (

@@ -16,7 +16,7 @@ from controller.ui.feed import Feed
 from controller.ui.model import HolderRow
 from controller.ui.page import Views
 from controller.ui.snapshot import Certificate, Finding, ModelCards, RefusedWorkload, RemovedAllocation
-from tests.usage_samples import NOW, Sample, ago, company, crowd, model_use, namespace_use
+from examples.usage import NOW, Sample, ago, company, crowd, model_use, namespace_use
 
 VIEWS = Views(lambda: NOW)
 HOSTILE = """<script>alert('x')</script>"><img src=x onerror="alert(1)">'`{{7*7}}&amp;"""

@@ -7,7 +7,7 @@ import pytest
 
 from controller.ui.events import MAX_MESSAGE_LENGTH, Newest, StoredEvent, merge_by_workload, read_refusal, read_removal
 from controller.ui.snapshot import RefusedWorkload, RemovedAllocation, choose
-from tests.usage_samples import NOW
+from examples.usage import NOW
 
 QUOTA = "exceeded GPU quota: M40 in namespace team-a, requested: 2 cards, used: 7 (1 pending), limited: 8"
 NEW_YEAR = "2026-01-01T00:00:00Z"

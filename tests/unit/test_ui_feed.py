@@ -13,7 +13,7 @@ from controller.ui.feed import MAX_KEPT_CHANGES, Feed, Listener, TooManyListener
 from controller.ui.model import HolderRow
 from controller.ui.page import Views
 from controller.ui.snapshot import ModelCards, Picture, RefusedWorkload
-from tests.usage_samples import NOW, Sample, ago, model_use, namespace_use
+from examples.usage import NOW, Sample, ago, model_use, namespace_use
 
 VIEWS = Views(lambda: NOW)
 REFUSAL = RefusedWorkload("team-b", "Job", "train", "exceeded GPU quota: M40", ago(seconds=1))

@@ -8,9 +8,9 @@ from controller.certificates import ServedCertificate
 from controller.ui.leading import UsagePage, certificate_row, claim_rows, cluster_cards, fragmented, holder_rows
 from controller.ui.model import HolderRow
 from controller.ui.snapshot import Certificate, ModelCards
+from examples.claims import NVIDIA, claim_policy
+from examples.usage import model_use, namespace_use
 from tests.builders import MODEL, nodes
-from tests.claim_builders import NVIDIA, claim_policy
-from tests.usage_samples import model_use, namespace_use
 from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
 from vcuda.allocations.stored_pods import StoredPod, charges_of
 from vcuda.claims.digest import ClaimDigest, pack

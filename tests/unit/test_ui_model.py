@@ -7,8 +7,8 @@ import pytest
 
 from controller.ui import model
 from controller.ui.model import MAX_SEARCH_LENGTH, OVER, HolderRow, ModelNode, ModelRow, TableQuery, row_of
+from examples.usage import model_use, namespace_use
 from tests.builders import MODEL
-from tests.usage_samples import model_use, namespace_use
 from vcuda.requests.resources import CardModels, ProductRow
 
 

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from tests import builders, claim_builders as made
+from examples import claims as made
+from tools.reference.examples import Manifest, review
 from tools.reference.told import Chapter, Told
 from vcuda.admission_review import AdmissionResponse, GroupVersionKind
 from vcuda.claims.digest import MOST_ASKED_BYTES
@@ -37,12 +38,12 @@ def chapters() -> tuple[Chapter, ...]:
     return (Chapter("ResourceClaims and their templates: 403 and 422", HOW, tuple(_told())),)
 
 
-def _ask(manifest: builders.Manifest, quota: NamespaceQuota = TEAM, **rows: Any) -> AdmissionResponse:
+def _ask(manifest: Manifest, quota: NamespaceQuota = TEAM, **rows: Any) -> AdmissionResponse:
     whole = Quota({"team-a": quota})
     claims = made.claim_policy(classes=CLASSES, quota=whole, resources=UNITS, rows=rows)
     policy = PolicySnapshot(whole, made.NODES, claims=claims)
     kind = GroupVersionKind("resource.k8s.io", "v1", manifest["kind"])
-    request, ledgers, choices = builders.review(manifest, kind=kind), MemoryLedgers(), RecentChoices()
+    request, ledgers, choices = review(manifest, kind=kind), MemoryLedgers(), RecentChoices()
     if manifest["kind"] == CLAIM and not manifest["metadata"].get("uid"):
         return asyncio.run(mutate(request, policy, ledgers, choices, ReviewDeadline()))
     return asyncio.run(validate(request, policy, ledgers, choices, ReviewDeadline()))

@@ -21,10 +21,9 @@ from controller.plugin.explain import PROBE
 from controller.settle.publisher import KEY, NAME
 from controller.violations.violation_watcher import NOT_COUNTED_MESSAGE
 from controller.violations.violations import CLAIM_NOT_COUNTED_MESSAGE
-from tests import claim_builders
-from tests.allocated import allocated_pod
-from tests.api_double import ApiDouble
-from tests.builders import LABELS, Manifest, vcuda_pod
+from examples.allocations import allocated_pod
+from examples.claims import claim, template
+from tools.reference.examples import LABELS, ExampleServer, Manifest, container, pod as pod_of
 from tools.reference.told import Chapter, Told
 from vcuda.allocations.cards import CardRequest, Cards, ContainerRequest, Unplaceable, read_card_request, read_cards
 from vcuda.allocations.given_cards import OtherCard
@@ -32,7 +31,7 @@ from vcuda.allocations.stale import Removal, find_stale, find_stale_lock, read_l
 from vcuda.allocations.stored_pods import read_stored
 from vcuda.claims.objects import API_PATH
 from vcuda.errors import NotFound, Unavailable, UnsupportedVersion
-from vcuda.k8s_types import Node, ObjectMeta, Pod
+from vcuda.k8s_types import Node, Pod
 from vcuda.kube import Heard, InvolvedObject, Kube, QuotaInformer, QuotaPlace
 from vcuda.kube.connection import check_version
 from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA
@@ -131,45 +130,37 @@ def _why(found: object) -> str:
 
 
 def _malformed() -> Iterator[Told]:
-    todo = "Correct the document."
-    for known in ((), ("team-a: {quota: {M40: 8}}",)):
-        api, place = ApiDouble(), QuotaPlace()
-        watch = QuotaInformer(api.kube, place, frozenset())
-        with structlog.testing.capture_logs():
-            for text in (*known, "team-a: {quota: {M40: -8}}"):
-                _store_quota(api, place, {place.key: text})
-                watch.reflector.relist()
-        yield Told(_event(api), todo)
-    api, place = ApiDouble(), QuotaPlace()
+    correct, place = "Correct the document.", QuotaPlace()
+    good, bad = "team-a: {quota: {M40: 8}}", "team-a: {quota: {M40: -8}}"
+    yield Told(_event_about({place.key: bad}), correct)
+    yield Told(_event_about({place.key: good}, {place.key: bad}), correct)
+    yield Told(_event_about({"quota": "{}"}), "Put the document under that key.")
+
+
+def _event_about(*documents: Mapping[str, str]) -> str:
+    """The message of the Event about the last of these, each of which replaced the one before."""
+    server, place = ExampleServer(), QuotaPlace()
+    watch = QuotaInformer(server.kube, place, frozenset())
     with structlog.testing.capture_logs():
-        _store_quota(api, place, {"quota": "{}"})
-        QuotaInformer(api.kube, place, frozenset()).reflector.relist()
-    yield Told(_event(api), "Put the document under that key.")
-
-
-def _store_quota(api: ApiDouble, place: QuotaPlace, data: Mapping[str, str]) -> None:
-    path = f"/api/v1/namespaces/{place.namespace}/configmaps/{place.name}"
-    api.store(path, {"metadata": {"name": place.name, "namespace": place.namespace}, "data": dict(data)})
-
-
-def _event(api: ApiDouble) -> str:
-    """The message of the one Event that was posted."""
-    [message] = [str(found["message"]) for path, found in api.objects.items() if "/events/" in path]
+        for version, data in enumerate(documents, 101):
+            metadata = {"name": place.name, "namespace": place.namespace, "resourceVersion": str(version)}
+            path = f"/api/v1/namespaces/{place.namespace}/configmaps/{place.name}"
+            server.objects[path] = {"metadata": metadata, "data": dict(data)}
+            watch.reflector.relist()
+    [message] = server.events
     return message
 
 
 def _removed() -> Iterator[tuple[str, str]]:
     """Each rule with the message of its Event."""
     for removal in (*_of_pods(), *_of_nodes()):
-        api = ApiDouble()
-        path = "/api/v1/namespaces/team-a/pods/train-0"
-        keys = dict.fromkeys(removal.annotations, "")
-        version = ObjectMeta(resource_version="101")
-        api.store(path, {"metadata": {"name": "train-0", "namespace": "team-a", "annotations": keys}})
-        subject = InvolvedObject("v1", "Pod", "train-0", "team-a", "uid-1", version.resource_version)
+        server = ExampleServer()
+        subject = InvolvedObject("v1", "Pod", "train-0", "team-a", "uid-1", "101")
+        found = StaleObject(subject, "/api/v1/namespaces/team-a/pods/train-0", (removal,))
         with structlog.testing.capture_logs():
-            PatchRemover(api.kube, GarbageMetrics(CollectorRegistry())).remove(StaleObject(subject, path, (removal,)))
-        yield removal.rule, _event(api)
+            PatchRemover(server.kube, GarbageMetrics(CollectorRegistry())).remove(found)
+        [message] = server.events
+        yield removal.rule, message
 
 
 def _of_pods() -> Iterator[Removal]:
@@ -198,29 +189,28 @@ def _of_nodes() -> Iterator[Removal]:
             yield from filter(None, [removal])
 
 
-class _Cluster(ApiDouble):
+class _Cluster(ExampleServer):
     """A cluster that would admit every pod, and pins none; ``fault`` is what HAMi-DRA's webhook fails with."""
 
     fault = ""
 
-    def post_heard(self, path: str, body: bytes, _params: object = None, _timeout: float = 10) -> Heard:
+    def post_heard(self, path: str, body: bytes, params: object) -> Heard:
         """Answer a dry run; under a name that can be none as HAMi-DRA's webhook would, where it is."""
         if self.fault and PROBE.encode() in body:
             raise Unavailable(self.fault)
         if "/apis/" in path and not self.objects:
             raise NotFound(404, "the server could not find the requested resource")
-        return Heard(body, ())
+        return super().post_heard(path, body, params)
 
 
 def _plugin() -> Iterator[Told]:
     path = f"/api/v1/namespaces/team-a/configmaps/{NAME}"
     none = "It is not limited; or the controller is down, or has not come to it yet."
     yield Told(_said(_Cluster()), none)
-    damaged = _Cluster()
-    damaged.store(path, {"metadata": {"name": NAME, "namespace": "team-a"}, "data": {KEY: "{"}})
+    damaged = _Cluster({path: {"metadata": {"name": NAME, "namespace": "team-a"}, "data": {KEY: "{"}}})
     yield Told(_said(damaged), "Somebody has edited it: delete it, and the controller publishes it anew.")
     yield Told(_said(_Cluster(), "-n", "Team-A"), "Of `-n`, of the context or of a manifest, whose place is told then.")
-    pod = json.dumps({**vcuda_pod(), "metadata": {"name": "train-0"}})
+    pod = json.dumps(pod_of(container()))
     table = _said(_Cluster(), "explain", "-f", "-", stdin=pod)
     yield Told(
         table.splitlines()[-1].split(maxsplit=3)[-1], "The namespace is not limited, or the pod asks for no GPU."
@@ -238,20 +228,19 @@ def _not_admitted(pod: str) -> Iterator[Told]:
     """What stands in the column REASON beside what the webhook says."""
     beside = _Cluster()
     beside.fault = 'admission webhook "mutate.hami.io" denied the request'
-    long_name = json.dumps({**vcuda_pod(), "metadata": {"name": "train-0", "namespace": "n" * 51}})
-    claim = json.dumps(claim_builders.claim())
-    template = json.dumps(claim_builders.template())
+    long_name = json.dumps(pod_of(container(), metadata={"namespace": "n" * 51}))
     named = {"name": "gpu", "resourceClaimTemplateName": "one"}
     claiming = json.dumps({**json.loads(pod), "spec": {"resourceClaims": [named], "containers": []}})
     for cluster, manifest, todo in (
         (beside, pod, "Give `check` the quota, and what the cluster has, as its `--help` shows."),
         (beside, long_name, "The same."),
-        (_Cluster(), claim, "None can be made there, by whomever."),
+        (_Cluster(), json.dumps(claim()), "None can be made there, by whomever."),
     ):
         yield Told(_reasons(cluster, manifest)[-1], todo)
-    served = _Cluster()
-    served.store(API_PATH, {})
-    yield Told(_reasons(served, template)[-1], "Ask about a claim, or about a pod that names the template.")
+    served = _Cluster({API_PATH: {}})
+    yield Told(
+        _reasons(served, json.dumps(template()))[-1], "Ask about a claim, or about a pod that names the template."
+    )
     of_pod, of_claim = _reasons(served, claiming)
     yield Told(of_pod, "The claims that are made of templates for it stand below it.")
     yield Told(of_claim, "Give the template with `-f` too, or have the right to read it.")

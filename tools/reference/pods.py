@@ -10,11 +10,19 @@ from typing import Any
 import msgspec
 import structlog
 
-from tests import builders
-from tests.builders import LABELS, MODEL, POOL, held_to, required, requirement, term, vcuda_pod
-from tests.integration.reviews import review_of
+from tools.reference.examples import (
+    LABELS,
+    MODEL,
+    POOL,
+    Manifest,
+    container,
+    pod,
+    policy_for,
+    requires,
+    review,
+)
 from tools.reference.told import Chapter, Told
-from vcuda.admission_review import AdmissionResponse, GroupVersionKind
+from vcuda.admission_review import API_VERSION, KIND, AdmissionResponse, AdmissionReview, GroupVersionKind
 from vcuda.errors import BadReview, Dropped, LedgerLost, ListOverdue, UnreadableLedger
 from vcuda.k8s_types import ConfigMap, ObjectMeta
 from vcuda.kube import NamedLedger
@@ -53,8 +61,13 @@ WARNS = NamespaceQuota({"M40": Limit(100)}, mode=Mode.WARN)
 CARD, BIG = {"tencent.com/vcuda-core": 100}, {"tencent.com/vcuda-core": 200}
 FORGED = {"tencent.com/gpu-assigned": "true"}
 NO_HINTS = Hints()
-NODES = builders.nodes(
-    one={MODEL: "M40", POOL: "public"}, two={MODEL: "M40", POOL: "private"}, three={MODEL: "P100", POOL: "public"}
+NODES = Nodes.of(
+    {
+        "one": {MODEL: "M40", POOL: "public"},
+        "two": {MODEL: "M40", POOL: "private"},
+        "three": {MODEL: "P100", POOL: "public"},
+    },
+    LABELS,
 )
 SHARE = {"nvidia.com/gpu": 1, "nvidia.com/gpucores": 10, "nvidia.com/gpumem": 1000}
 IN_MIG_MODE = Register.of(Card("GPU-0", "M40", mig=True))
@@ -100,9 +113,9 @@ def chapters() -> tuple[Chapter, ...]:
 
 def _answer(limits: Mapping[str, Any], quota: NamespaceQuota, nodes: Nodes = NODES, **fields: Any) -> AdmissionResponse:
     """What /mutate says to a pod."""
-    policy = builders.policy_for(quota, nodes)
+    policy = policy_for(quota, nodes)
     return asyncio.run(
-        mutate(builders.review(vcuda_pod(limits, **fields)), policy, MemoryLedgers(), RecentChoices(), ReviewDeadline())
+        mutate(review(pod(container(limits), **fields)), policy, MemoryLedgers(), RecentChoices(), ReviewDeadline())
     )
 
 
@@ -115,12 +128,12 @@ def _charge(
     **fields: Any,
 ) -> AdmissionResponse:
     """What /validate says to a pod, held to M40 unless told otherwise."""
-    manifest = vcuda_pod(limits, **{"metadata": {"uid": "one"}, "affinity": held_to("M40"), **fields})
-    policy = builders.policy_for(quota, nodes)
+    manifest = pod(container(limits), **{"metadata": {"uid": "one"}, "affinity": requires("M40"), **fields})
+    policy = policy_for(quota, nodes)
     policy = msgspec.structs.replace(policy, hints=hints, storable_seconds=STORABLE_SECONDS)
     deadline = ReviewDeadline.after(1)
     ours = ledgers or MemoryLedgers()
-    return asyncio.run(validate(builders.review(manifest), policy, ours, RecentChoices(), deadline))
+    return asyncio.run(validate(review(manifest), policy, ours, RecentChoices(), deadline))
 
 
 def _put_off(shortage: Shortage, *, counted: bool = True) -> str:
@@ -208,7 +221,7 @@ def _refused() -> list[Told]:
             " the others.",
         ),
         Told(
-            _charge(CARD, TEAM, affinity=required(term(requirement(MODEL, "In", "M40", "P100")))).message,
+            _charge(CARD, TEAM, affinity=requires("M40", "P100")).message,
             "See that a webhook is ready, and that none registered after ours undoes what it does; then create the pod"
             " again. Or hold it to one model yourself.",
         ),
@@ -264,37 +277,35 @@ def _malformed() -> list[Told]:
     return told + [Told(_beside(manifest)) for manifest in _BESIDE]
 
 
-def _beside(manifest: builders.Manifest) -> str:
+def _beside(manifest: Manifest) -> str:
     """What is told of a pod that reaches GPUs beside the count."""
     schedulers = "{hami: {scheduler: hami-scheduler}, vgpu-manager: {scheduler: vgpu-scheduler}}"
     resources = parse_config({"gpu_quota": "", "gpu_schemes": schedulers}).resources
-    policy = msgspec.structs.replace(builders.policy_for(TEAM), resources=resources)
-    return asyncio.run(
-        mutate(builders.review(manifest), policy, MemoryLedgers(), RecentChoices(), ReviewDeadline())
-    ).message
+    policy = msgspec.structs.replace(policy_for(TEAM), resources=resources)
+    return asyncio.run(mutate(review(manifest), policy, MemoryLedgers(), RecentChoices(), ReviewDeadline())).message
 
 
 _SHARE = {"nvidia.com/vcuda-core": 20, "nvidia.com/vcuda-memory": 100}
 _HAMI_SHARE = {"nvidia.com/gpu": 1, "nvidia.com/gpucores": 20, "nvidia.com/gpumem": 1000}
 _BESIDE = [
-    builders.pod(builders.container({"nvidia.com/gpu.shared": 1})),
-    builders.pod(builders.container({"deviceclass.resource.kubernetes.io/mig.nvidia.com": 1})),
-    builders.pod(builders.container(), resourceClaims=[{"name": "gpu"}]),
-    builders.pod(builders.container(securityContext={"privileged": True})),
-    builders.pod(builders.container(env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])),
-    builders.pod(builders.container(env=[{"name": "NVIDIA_MIG_CONFIG_DEVICES", "value": "all"}])),
-    builders.pod(builders.container(env=[{"name": "CUDA_VERSION", "value": "12.4"}])),
-    builders.pod(builders.container(), runtimeClassName="nvidia"),
-    builders.pod(builders.container(_SHARE, env=[{"name": "CUDA_DISABLE_CONTROL", "value": "true"}])),
-    builders.pod(builders.container(_SHARE, env=[{"name": "GPU_CORE_UTILIZATION_POLICY", "value": "disable"}])),
-    builders.pod(builders.container(_HAMI_SHARE, env=[{"name": "CUDA_DEVICE_MEMORY_LIMIT_0", "value": "80g"}])),
-    builders.pod(builders.container(_HAMI_SHARE, env=[{"name": "CUDA_DEVICE_SM_LIMIT", "value": "100"}])),
-    builders.pod(builders.container(_HAMI_SHARE, env=[{"name": "CUDA_DEVICE_MEMORY_SHARED_CACHE", "value": "/own"}])),
-    builders.pod(builders.container(_HAMI_SHARE, volumeMounts=[{"name": "own", "mountPath": "/etc/ld.so.preload"}])),
-    vcuda_pod(_SHARE, annotations={"nvidia.com/vgpu-compute-policy": "none"}),
-    builders.pod(builders.container(), annotations={"gpu-fraction": "0.5"}),
-    builders.pod(builders.container({"nvidia.com/vgpu": 1, "nvidia.com/gpumem": 100})),
-    builders.pod(builders.container({"nvidia.com/gpu": 1}), builders.container({"nvidia.com/vgpu-number": 1})),
+    pod(container({"nvidia.com/gpu.shared": 1})),
+    pod(container({"deviceclass.resource.kubernetes.io/mig.nvidia.com": 1})),
+    pod(container({}), resourceClaims=[{"name": "gpu"}]),
+    pod(container({}, securityContext={"privileged": True})),
+    pod(container({}, env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])),
+    pod(container({}, env=[{"name": "NVIDIA_MIG_CONFIG_DEVICES", "value": "all"}])),
+    pod(container({}, env=[{"name": "CUDA_VERSION", "value": "12.4"}])),
+    pod(container({}), runtimeClassName="nvidia"),
+    pod(container(_SHARE, env=[{"name": "CUDA_DISABLE_CONTROL", "value": "true"}])),
+    pod(container(_SHARE, env=[{"name": "GPU_CORE_UTILIZATION_POLICY", "value": "disable"}])),
+    pod(container(_HAMI_SHARE, env=[{"name": "CUDA_DEVICE_MEMORY_LIMIT_0", "value": "80g"}])),
+    pod(container(_HAMI_SHARE, env=[{"name": "CUDA_DEVICE_SM_LIMIT", "value": "100"}])),
+    pod(container(_HAMI_SHARE, env=[{"name": "CUDA_DEVICE_MEMORY_SHARED_CACHE", "value": "/own"}])),
+    pod(container(_HAMI_SHARE, volumeMounts=[{"name": "own", "mountPath": "/etc/ld.so.preload"}])),
+    pod(container(_SHARE), annotations={"nvidia.com/vgpu-compute-policy": "none"}),
+    pod(container({}), annotations={"gpu-fraction": "0.5"}),
+    pod(container({"nvidia.com/vgpu": 1, "nvidia.com/gpumem": 100})),
+    pod(container({"nvidia.com/gpu": 1}), container({"nvidia.com/vgpu-number": 1})),
 ]
 
 
@@ -393,7 +404,7 @@ def _service(gate: Gate) -> Service:
 
 
 def _not_ready(gate: Gate) -> str:
-    body = json.dumps(review_of(vcuda_pod())).encode()
+    body = msgspec.json.encode(AdmissionReview(API_VERSION, KIND, review(pod(container()))))
     try:
         asyncio.run(_service(gate).answer("/validate", body, ReviewDeadline.after(5)))
     except NotReady as error:
@@ -456,18 +467,18 @@ def _forecasts() -> list[str]:
 
 
 def _dry_run(limits: Mapping[str, Any], quota: NamespaceQuota) -> str:
-    request = builders.review(vcuda_pod(limits), dry_run=True)
+    request = review(pod(container(limits)), dry_run=True)
     return str(
         asyncio.run(
-            mutate(request, builders.policy_for(quota, NODES), MemoryLedgers(), RecentChoices(), ReviewDeadline())
+            mutate(request, policy_for(quota, NODES), MemoryLedgers(), RecentChoices(), ReviewDeadline())
         ).warnings[-1]
     )
 
 
 def _registered() -> list[Told]:
-    policy = builders.policy_for(SMALL)
-    kind = builders.review(vcuda_pod(), kind=GroupVersionKind("apps", "v1", "Deployment"))
-    unread, invented = builders.review("no pod"), builders.review(vcuda_pod(), "Team A")
+    policy = policy_for(SMALL)
+    kind = review(pod(container()), kind=GroupVersionKind("apps", "v1", "Deployment"))
+    unread, invented = review("no pod"), review(pod(container()), "Team A")
     rules = "Register it as the manifests do."
     nobody = "No API server sends this."
     versions = {"apiVersion": "admission.k8s.io/v2", "kind": "AdmissionReview"}

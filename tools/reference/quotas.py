@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from tests import builders
-from tests.builders import MODEL, POOL
+from tools.reference.examples import LABELS, MODEL, POOL, policy_for, review
 from tools.reference.told import Chapter, Told
 from vcuda.admission_review import AdmissionResponse, GroupVersionKind
 from vcuda.claims.charges import ClaimPolicy
 from vcuda.claims.devices import ClassFacts, Devices
 from vcuda.errors import MOST_FAULTS, QuotaFault, Unavailable
 from vcuda.kube import QuotaPlace
+from vcuda.placement.nodes import Nodes
 from vcuda.quota.document import MAX_NAMESPACES
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage
 from vcuda.quota.yaml import MAX_DEPTH, MAX_ENTRIES, MAX_TEXT
@@ -24,7 +24,7 @@ from vcuda.requests.resources import PLAIN_CARDS
 from webhook.ledger.ledgers import Ledgers, MemoryLedgers
 from webhook.review.quota_edit import COMPARING_SECONDS, MOST_WARNINGS, check_edit
 
-NODES = builders.nodes(one={MODEL: "M40", POOL: "public"})
+NODES = Nodes.of({"one": {MODEL: "M40", POOL: "public"}}, LABELS)
 
 VALUES = (
     "Team-A: {quota: {M40: 1}}",
@@ -160,8 +160,8 @@ def _edited(
     place = QuotaPlace()
     kind = GroupVersionKind(version="v1", kind="ConfigMap")
     raw = msgspec.Raw(msgspec.json.encode({"data": data}))
-    request = builders.review(None, place.namespace, kind=kind, name=place.name, operation=operation, object=raw)
-    policy = builders.policy_for(NamespaceQuota(limits or {"M40": Limit(800)}), NODES)
+    request = review(None, place.namespace, kind=kind, name=place.name, operation=operation, object=raw)
+    policy = policy_for(NamespaceQuota(limits or {"M40": Limit(800)}), NODES)
     devices = Devices(classes={"gpu.nvidia.com": ClassFacts(extended_resource=PLAIN_CARDS)})
     claims = ClaimPolicy.of(devices, NODES.model_of, policy.quota, policy.resources)
     policy = msgspec.structs.replace(policy, claims=claims)

@@ -1,20 +1,23 @@
-"""Builds claims, and the devices and classes that three DRA drivers publish, as their charts and slices have them."""
+"""Example claims, and the devices and classes that three DRA drivers publish, as in their charts and slices."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
-from tests.builders import MODEL, Manifest, nodes
 from vcuda.claims.charges import ClaimPolicy
 from vcuda.claims.devices import Devices, read_class, read_slice
 from vcuda.claims.digest import ClaimDigest, digest_of
 from vcuda.claims.drivers import DRIVERS
 from vcuda.claims.objects import API_VERSION, ClaimSpec, DeviceClass, ResourceSlice
+from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import EMPTY, Quota
 from vcuda.requests.resources import BUILT_IN, CardModels, GpuResources, ProductRow
 
+Manifest = dict[str, Any]
+
+LABELS = NodeLabels()
 NVIDIA, HAMI, VGPU_MANAGER = (driver.name for driver in DRIVERS)
 M40, A100 = "Tesla M40 24GB", "NVIDIA A100-SXM4-40GB"
 MEMORY = {M40: "24Gi", A100: "40Gi"}
@@ -71,7 +74,7 @@ SLICES = (
     slice_of(HAMI, "new", shared(A100, "hami-gpu")),
     slice_of(VGPU_MANAGER, "new", device(A100), shared(A100, "vgpu", cores="200", name="vgpu-0")),
 )
-NODES = nodes(old={MODEL: "M40"}, new={MODEL: "A100"})
+NODES = Nodes.of({"old": {LABELS.model: "M40"}, "new": {LABELS.model: "A100"}}, LABELS)
 
 
 def claim_policy(

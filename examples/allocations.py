@@ -1,14 +1,12 @@
-"""Pods as the vendors' schedulers and device plugins leave them: asked for by a scheme, and allocated by it."""
+"""Example pods with the allocations of each vendor's scheduler and device plugin, made from the table of schemes."""
 
 import datetime
 from typing import Any
 
-from tests.builders import Manifest, vcuda_pod
 from vcuda.requests.schemes import SCHEMES, SECONDS, Scheme
 
 NODE = "gpu-1"
-"""Where they are allocated."""
-
+"""The node of the allocations."""
 
 RECORDED = tuple(each for each in SCHEMES if each.predicate_node and each.predicate_times and each.phase)
 """The schemes whose vendor records allocations on pods."""
@@ -56,7 +54,7 @@ def marks(
     return annotations, labels
 
 
-def allocated_pod(scheme: Scheme, at: float, *, created: float | None = None, **fields: Any) -> Manifest:
+def allocated_pod(scheme: Scheme, at: float, *, created: float | None = None, **fields: Any) -> dict[str, Any]:
     """A stored pod allocated at ``at``, and created ``created``, or just then.
 
     ``fields``: ``node`` and ``phase`` as in ``marks``; ``status`` is the pod's phase, ``bound`` the node that it is
@@ -74,5 +72,6 @@ def allocated_pod(scheme: Scheme, at: float, *, created: float | None = None, **
         "annotations": {**own["annotations"], **annotations},
         "labels": {**own["labels"], **labels},
     }
-    spec = {"nodeName": bound} if bound else {}
-    return {**vcuda_pod(card_of(scheme), metadata=metadata, **spec), "status": {"phase": status}}
+    container = {"name": "main", "image": "cuda", "resources": {"limits": card_of(scheme)}}
+    spec = {"containers": [container], **({"nodeName": bound} if bound else {})}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": {"phase": status}}

@@ -1,4 +1,4 @@
-"""A cluster to look at: what the usage page shows of a middling company's week, and of the largest that it is for."""
+"""Example usage of a cluster: of a company of middle size, and of the most namespaces that the usage page is for."""
 
 import datetime
 import random
