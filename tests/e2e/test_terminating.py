@@ -63,7 +63,7 @@ def test_a_tenant_that_tears_away_a_running_pod_gets_nothing_back_before_its_tim
         with controlling(installation, "--max-terminating-seconds", "3") as successor:
             assert tenant.try_create(card_pod("next", team)).status == HTTPStatus.FORBIDDEN
             await_ledger(installation, team, lambda ledger: not ledger.terminating)
-            assert successor.logs("releasing the charge of a pod deleted before it ended")
+            successor.await_log("releasing the charge of a pod deleted before it ended")
             tenant.create(card_pod("next", team, cards=4))
 
 

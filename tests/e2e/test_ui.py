@@ -127,7 +127,7 @@ def test_a_refused_deployment_shows_with_the_reason(cluster: Cluster, opened: Ta
 def test_a_refused_pod_that_nobody_owns_leaves_no_trace_as_is_said(cluster: Cluster, opened: Tab, team: str) -> None:
     assert cluster.try_create(card_pod("greedy", team, cards=5)).status == HTTPStatus.FORBIDDEN
     assert cluster.events(team) == []
-    expect(opened.page.get_by_text("leaves no trace when it is refused")).to_be_visible()
+    expect(opened.page.get_by_text("only that user sees the refusal")).to_be_visible()
 
 
 @pytest.mark.usefixtures("controller_manager")
