@@ -12,7 +12,7 @@ from vcuda.kube import Kube, Reflector
 from vcuda.ledger.report import ModelUse, NamespaceUse
 from vcuda.placement.affinity import NodeLabels
 from vcuda.quota.model import CORES_PER_CARD
-from vcuda.requests.resources import NO_ROWS, PLAIN_CARDS, CardModels
+from vcuda.requests.resources import NO_ROWS, PLAIN_CARDS, CardModels, CardWorth
 from vcuda.requests.schemes import SCHEMES
 
 FULL = 10
@@ -280,7 +280,7 @@ def total_cards(nodes: Iterable[ModelNode], named: CardModels = NO_ROWS) -> Mapp
     found: dict[str, list[float | None]] = {}
     for node in nodes:
         model = named.model_of(node.model)
-        cores = named.cores.get(model, CORES_PER_CARD) if node.plain else CORES_PER_CARD
+        cores = named.worths.get(model, CardWorth()).cores if node.plain else CORES_PER_CARD
         found.setdefault(model, []).append(node.cards and node.cards * cores / CORES_PER_CARD)
     # A sum that leaves out a node would be wrong.
     return {model: None if None in counts else math.fsum(filter(None, counts)) for model, counts in found.items()}

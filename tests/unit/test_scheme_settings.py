@@ -112,7 +112,10 @@ NOT_A_NAME = "must be the name of a resource, for example nvidia.com/vgpu"
     unknown_resource=("hami: {resources: {counts: a/b}}", ".hami.resources.counts: unknown key; did you mean `count`?"),
     no_key=(
         "hami: {x: 1}",
-        ".hami.x: unknown key; the keys here are `resources`, `memory_mib`, `scheduler`, `service_accounts`",
+        (
+            ".hami.x: unknown key; the keys here are `resources`, `memory_mib`, `default_cores`, `scheduler`, "
+            "`service_accounts`"
+        ),
     ),
     no_domain=("hami: {resources: {count: gpu}}", f'.hami.resources.count: {NOT_A_NAME}; got "gpu"'),
     a_number=("hami: {resources: {count: 1}}", f".hami.resources.count: {NOT_A_NAME}; got 1"),

@@ -39,6 +39,7 @@ from vcuda.placement.serving import HOSTNAME
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Shortage, Usage, exceeded
 from vcuda.quota.preference import MODELS_ANNOTATION, Rule
 from vcuda.requests.config import parse_config
+from vcuda.requests.resources import CardModels, ProductRow
 from webhook.admission import TOO_LARGE, Gate, NotReady, Service
 from webhook.ledger import namespace_ledger as cluster_ledgers
 from webhook.ledger.ledgers import (
@@ -76,6 +77,7 @@ DISCOVERED = Nodes.of({"one": {MODEL: "M40", POOL: "public"}, "three": {MODEL: "
 WITH_HAMI = {"one": {"hami": Register.of(Card("GPU-0", "NVIDIA A100"))}}
 PLAIN = Nodes.of({"one": {MODEL: "A100"}, "two": {MODEL: "M40"}}, LABELS, WITH_HAMI)
 HALF = Nodes.of({"one": {MODEL: "M40", HOSTNAME: "one"}, "two": {MODEL: "M40"}}, LABELS, WITH_HAMI)
+SIZED = Nodes.of({}, LABELS, named=CardModels({"M40": ProductRow(memory=40960)}))
 TWO_TYPES = Register.of(Card("GPU-0", "Tesla M40 24GB", mig=True), Card("GPU-1", "Tesla P40"))
 MIXED = Nodes.of({"one": {MODEL: "M40"}}, LABELS, {"one": {"hami": TWO_TYPES}})
 
@@ -235,6 +237,10 @@ def _refused() -> list[Told]:
             _charge(SHARE, SMALL, nodes=MIXED).message,
             "The same. HAMi and vgpu-manager choose among a node's cards by annotations of the pod; `/mutate` writes"
             " them so that none of another model is chosen.",
+        ),
+        Told(
+            _answer({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 50000}, SMALL, SIZED).message,
+            "Request less memory of each card, or use a model with larger cards. The size is the one in `gpu_models`.",
         ),
         Told(
             _answer(SHARE, SMALL, PLAIN).message,

@@ -69,6 +69,7 @@ VALUES = (
 """Documents that can be read, and mean nothing."""
 
 _FURTHER = (
+    (SCHEME_SETTINGS, "{hami: {default_cores: half}}"),
     (UNITS, "{nvidia.com/gpu: {cards: 1}}"),
     (UNITS, "{nvidia.com/mig-1g.5gb: {cards: 1}}"),
     (UNITS, "{deviceclass.resource.kubernetes.io/rdma.example.com: {}}"),

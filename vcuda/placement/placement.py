@@ -12,7 +12,7 @@ from vcuda.placement.choice import Option
 from vcuda.placement.free_cards import FreeCards, free_by_model
 from vcuda.placement.nodes import Nodes
 from vcuda.placement.serving import serve, unserved
-from vcuda.quota.model import Charge, NamespaceQuota, Usage
+from vcuda.quota.model import Charge, NamespaceQuota, Usage, mebibytes
 from vcuda.quota.preference import MODELS_ANNOTATION, Preference, Rule
 from vcuda.requests.pod_request import PodRequest
 from vcuda.requests.resources import NO_ROWS, CardModels
@@ -75,6 +75,7 @@ def find_candidates(
         for model in quota.limits
     }
     unwanted = {model: next((s.excluded_by for s in each if s.excluded_by), None) for model, each in selected.items()}
+    unwanted |= {model: why for model in quota.limits if (why := _too_small(model, request, nodes))}
     preference = Preference.of(pod.annotations, quota)
     unwanted |= dict.fromkeys(quota.limits.keys() - set(preference.models), f"annotation {MODELS_ANNOTATION}")
     selection = NodeSelection.of(pod.spec)
@@ -90,6 +91,13 @@ def find_candidates(
     largest = {model: free.get(model, FreeCards()).largest for model in models if free}
     no_fitting_card = frozenset(model for model, most in largest.items() if most < request.share)
     return Candidates(models, present, excluded, preference.rule, free, no_fitting_card)
+
+
+def _too_small(model: str, request: PodRequest, nodes: Nodes) -> str | None:
+    row = nodes.named.rows.get(model)
+    if row is None or not row.memory or request.share_memory <= row.memory:
+        return None
+    return f"its cards, which have {mebibytes(row.memory)}: a container requests {request.share_memory} MiB of one"
 
 
 class Pin(msgspec.Struct, frozen=True, gc=False):

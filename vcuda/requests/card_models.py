@@ -2,6 +2,7 @@
 
     A100: [NVIDIA-A100-*GB]                                        # names of products, as in a node's label
     A100-shared: {products: [NVIDIA-A100-*-SHARED], cards: 0.25}   # one nvidia.com/gpu is a quarter of a card
+    L40S: {memory: 46068Mi}                                        # the memory of one card
 
 A product is the value of a node's model label, or the ``productName`` of a device. A space equals ``-``, and letter
 case does not matter. In a row, ``*`` stands for any text and ``?`` for one character. A product that no row names is a
@@ -20,6 +21,7 @@ from vcuda.quota.document import (
     printable,
     read_cores,
     read_label_value,
+    read_memory,
     shown,
     suggestion,
 )
@@ -113,6 +115,7 @@ class _ModelEntry(StrictModel):
         tuple[Annotated[str, pydantic.PlainValidator(read_product)], ...], pydantic.BeforeValidator(_read_products)
     ] = ()
     cards: Annotated[int, pydantic.PlainValidator(read_cores_of_device)] = CORES_PER_CARD
+    memory: Annotated[int, pydantic.PlainValidator(read_memory)] = 0
 
 
 _ENTRIES: pydantic.TypeAdapter[dict[str, _ModelEntry]] = pydantic.TypeAdapter(
@@ -135,7 +138,7 @@ def read_models(tree: Plain, limited: Iterable[str] = ()) -> CardModels:
     except ValidationError as error:
         found = error.errors(include_url=False)
         _raise((_in_text(details["loc"], bare), _sentence(details)) for details in found)
-    rows = {name: ProductRow(entry.products, entry.cards) for name, entry in entries.items()}
+    rows = {name: ProductRow(entry.products, entry.cards, entry.memory) for name, entry in entries.items()}
     _raise((_in_text(place, bare), why) for place, why in _overlaps(rows, limited))
     return CardModels(rows)
 
@@ -214,7 +217,7 @@ def _sentence(details: ErrorDetails) -> str:
             return str(details["ctx"]["error"])
         case "extra_forbidden":
             keys = _ModelEntry.model_fields
-            return f"unknown key; {suggestion(place[-1], keys) or 'the keys here are `products`, `cards`'}"
+            return f"unknown key; {suggestion(place[-1], keys) or 'the keys here are `products`, `cards`, `memory`'}"
     example = "A100: [NVIDIA-A100-*GB]" if not place else "[NVIDIA-A100-*GB], or {products: […], cards: 0.25}"
     return f"must be the products of a model, for example {example}; got {shown(details['input'])}"
 

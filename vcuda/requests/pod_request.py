@@ -9,7 +9,7 @@ import msgspec
 from vcuda.errors import Fault
 from vcuda.k8s_types import Container, Pod, Quantity, parse_whole
 from vcuda.quota.model import CORES_PER_CARD, Charge, total
-from vcuda.requests.resources import BUILT_IN, NOTHING, PLAIN_CARDS, GpuResources
+from vcuda.requests.resources import BUILT_IN, NOTHING, PLAIN_CARDS, CardWorth, GpuResources
 from vcuda.requests.schemes import Scheme
 from vcuda.requests.share_limits import ShareLimits
 
@@ -40,9 +40,11 @@ class PodRequest(msgspec.Struct, frozen=True, gc=False):
     has_share: bool = False
     """Whether a container requests less than the cores of a card."""
     on_models: Mapping[str, Charge] = NO_MODELS
-    """The charge on each model of which one whole device is less than a card."""
+    """The charge on each model on which it differs from ``charge``."""
     limits: tuple[ShareLimits, ...] = ()
     """The libraries that may limit its containers' shares of cards."""
+    share_memory: int = 0
+    """The most memory of one card that a container requests, in MiB."""
     registered: tuple[Scheme, ...] = ()
     """The schemes whose register its node must have: for a share, or for a resource that only this scheme serves."""
 
@@ -66,21 +68,29 @@ class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
     faults: tuple[Fault, ...]
     plain: str = ""
     """The kind by which it requests a bare count of whole devices; empty if there is none."""
+    by_memory: str = ""
+    """The kind by which it requests shares whose cores follow their memory; empty if there is none."""
     limits: tuple[ShareLimits, ...] = ()
     """The libraries that may limit its shares of cards."""
+    memory_per_card: int = 0
+    """The memory that it requests of one card, in MiB."""
 
     @property
     def needs_register(self) -> bool:
         """Whether only a node with the scheme's register serves it: it is no bare count of NVIDIA's whole cards."""
         return self.scheme is not None and self.scheme.register is not None and self.plain != self.scheme.name
 
-    def charge(self, kind: str, cores: int) -> Charge:
-        """Return the charge of one kind if one whole device has this many cores."""
+    def charge(self, kind: str, worth: CardWorth) -> Charge:
+        """Return the charge of one kind on a model whose cards have this worth."""
         charge = self.charges.get(kind, NOTHING)
-        if cores == CORES_PER_CARD or kind != self.plain:
-            return charge
+        # Without cores each device is charged those of a card at first.
         devices = charge.cores // CORES_PER_CARD
-        return Charge(devices * cores, 0, devices * cores)
+        if kind == self.plain and worth.cores != CORES_PER_CARD:
+            return Charge(devices * worth.cores, 0, devices * worth.cores)
+        if kind == self.by_memory and devices and (charge.card_memory or worth.memory):
+            cores = charge.card_memory or devices * -(-charge.memory * CORES_PER_CARD // (devices * worth.memory))
+            return Charge(max(cores, devices), charge.memory, charge.card_memory)
+        return charge
 
 
 def asks_for_vcuda(pod: Pod, known: GpuResources = BUILT_IN) -> bool:
@@ -119,36 +129,37 @@ def read_request(pod: Pod, known: GpuResources = BUILT_IN) -> PodRequest:
     faults = [fault for request in requests for fault in request.faults]
     kinds = dict.fromkeys(kind for request in requests for kind in request.charges)
 
-    def charge_of(cores: int) -> Charge:
-        return total(_effective_charge(containers, asked, kind, cores) for kind in kinds)
+    def charge_of(worth: CardWorth) -> Charge:
+        return total(_effective_charge(containers, asked, kind, worth) for kind in kinds)
 
-    worth = known.models.cores if any(request.plain for request in requests) else {}
-    by_worth = {cores: charge_of(cores) for cores in {*worth.values(), CORES_PER_CARD}}
+    worths = known.models.worths if any(request.plain or request.by_memory for request in requests) else {}
+    by_worth = {worth: charge_of(worth) for worth in {*worths.values(), CardWorth()}}
     per_card = [request.cores_per_card for request in requests]
     share = min(max(per_card, default=0), CORES_PER_CARD)
     by_units = len(kinds) > len(schemes)
     faults += _core_limit_faults(pod, requests)
     return PodRequest(
-        by_worth[CORES_PER_CARD],
+        by_worth[CardWorth()],
         schemes,
         tuple(faults),
         share,
         by_units,
         any(0 < each < CORES_PER_CARD for each in per_card),
-        {model: by_worth[cores] for model, cores in worth.items()} if worth else NO_MODELS,
+        {model: by_worth[worth] for model, worth in worths.items()} if worths else NO_MODELS,
         tuple(dict.fromkeys(limits for request in requests for limits in request.limits)),
+        max((request.memory_per_card for request in requests), default=0),
         _in_order(each.scheme for each in requests if each.scheme and each.needs_register),
     )
 
 
 def _effective_charge(
-    containers: Sequence[tuple[str, Container]], asked: Sequence[ContainerCharge | None], kind: str, cores: int
+    containers: Sequence[tuple[str, Container]], asked: Sequence[ContainerCharge | None], kind: str, worth: CardWorth
 ) -> Charge:
     # The scheduler counts each resource by itself, as the larger of two sums (KEP-753, k8s.io/component-helpers
     # `resource.PodRequests`): all containers and sidecars; or one init container and the sidecars started before it.
     together = largest = Charge()
     for (path, container), request in zip(containers, asked, strict=True):
-        charge = request.charge(kind, cores) if request else NOTHING
+        charge = request.charge(kind, worth) if request else NOTHING
         if not path.startswith("spec.initContainers"):
             together += charge
         elif container.restart_policy == SIDECAR:
@@ -185,7 +196,20 @@ def _read_container(path: str, container: Container, known: GpuResources) -> Con
             limits = (*limits, scheme.limits)
     plain = _plain_kind(resources, scheme)
     plain = plain if plain in charges else ""
-    return ContainerCharge(scheme, charges, per_card, (*(faults or misshapen),), plain, limits)
+    by_memory = scheme.name if scheme and scheme.cores_by_memory and scheme.cores not in amounts else ""
+    return ContainerCharge(
+        *(scheme, charges, per_card, (*(faults or misshapen),)),
+        plain=plain,
+        by_memory=by_memory,
+        limits=limits,
+        memory_per_card=_memory_per_card(scheme, amounts),
+    )
+
+
+def _memory_per_card(scheme: Scheme | None, amounts: Mapping[str, int]) -> int:
+    # 100 cores are whole cards with all their memory, whatever memory is requested.
+    whole = scheme is None or amounts.get(scheme.cores, 0) >= CORES_PER_CARD
+    return 0 if scheme is None or whole else amounts.get(scheme.memory, 0) * scheme.memory_unit
 
 
 def _plain_kind(resources: Mapping[str, Quantity], scheme: Scheme | None) -> str:

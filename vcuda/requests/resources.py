@@ -13,6 +13,7 @@ import itertools
 import re
 import string
 from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -150,6 +151,15 @@ class ProductRow(msgspec.Struct, frozen=True):
     """The patterns of its products, as written."""
     cores: int = CORES_PER_CARD
     """The value of one whole device on its nodes."""
+    memory: int = 0
+    """The memory of one card in MiB; 0: unknown."""
+
+
+class CardWorth(NamedTuple):
+    """The parts of a row that decide the charge of a request on its model. For the fields see `ProductRow`."""
+
+    cores: int = CORES_PER_CARD
+    memory: int = 0
 
 
 class CardModels(msgspec.Struct, frozen=True, dict=True):
@@ -181,9 +191,10 @@ class CardModels(msgspec.Struct, frozen=True, dict=True):
         return tuple(dict.fromkeys([model, *known]))
 
     @functools.cached_property
-    def cores(self) -> Mapping[str, int]:
-        """The cores of one whole device by model, for the models of which it is less than a card."""
-        return {model: row.cores for model, row in self.rows.items() if row.cores != CORES_PER_CARD}
+    def worths(self) -> Mapping[str, CardWorth]:
+        """The worth of a card by model, for the models on which it differs from the usual."""
+        worths = {model: CardWorth(row.cores, row.memory) for model, row in self.rows.items()}
+        return {model: worth for model, worth in worths.items() if worth != CardWorth()}
 
 
 NO_ROWS = CardModels()
@@ -273,9 +284,9 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
         One of such a resource is a whole card.
         """
         # Before the pod is placed it is unknown whether its node has a device plugin or a driver.
-        if PLAIN_CARDS not in extended or not self.models.cores:
+        if PLAIN_CARDS not in extended or all(row.cores == CORES_PER_CARD for row in self.models.rows.values()):
             return self
-        rows = {model: ProductRow(row.products) for model, row in self.models.rows.items()}
+        rows = {model: ProductRow(row.products, memory=row.memory) for model, row in self.models.rows.items()}
         return msgspec.structs.replace(self, models=CardModels(rows))
 
 

@@ -4,6 +4,8 @@
 
 - ``resources``: the names of the resources that pods request.
 - ``memory_mib``: the MiB in one unit of the memory resource (the memory factor of HAMi and vgpu-manager).
+- ``default_cores``: the cores of a share that requests memory and no cores. ``card``, the default: all of its card.
+  ``memory``: the part that it has of the card's memory, rounded up. Neither vendor limits the cores of such a share.
 - ``scheduler``: the scheduler of pods that request these resources. The default is ``--scheduler-name``.
 - ``service_accounts``: the accounts of that scheduler, for example ``hami-system/hami-scheduler``. The claims that it
   makes for pods are admitted, like those of ``--scheduler-users``.
@@ -26,6 +28,9 @@ from vcuda.requests.schemes import SCHEMES, Scheme
 
 MAX_MEMORY_MIB = 1024 * 1024
 """The largest ``memory_mib``: 1 TiB."""
+
+CARD, MEMORY = "card", "memory"
+"""The values of ``default_cores``."""
 
 _TAKEN = "taken"
 
@@ -73,6 +78,13 @@ def read_service_account(value: object) -> str:
     return f"system:serviceaccount:{namespace}:{name}"
 
 
+def read_default_cores(value: object) -> bool:
+    """Return whether the cores of a share follow its memory."""
+    if value not in (CARD, MEMORY):
+        raise WrongValueError(f"must be {CARD} or {MEMORY}; got {shown(value)}")
+    return value == MEMORY
+
+
 _Name = Annotated[str | None, pydantic.PlainValidator(read_resource)]
 _ServiceAccount = Annotated[str, pydantic.PlainValidator(read_service_account)]
 
@@ -87,6 +99,7 @@ class _ResourceNames(document.StrictModel):
 class _SchemeEntry(document.StrictModel):
     resources: _ResourceNames = _ResourceNames()
     memory_mib: Annotated[int | None, pydantic.PlainValidator(read_memory_mib)] = None
+    default_cores: Annotated[bool, pydantic.PlainValidator(read_default_cores)] = False
     scheduler: Annotated[str | None, pydantic.PlainValidator(read_scheduler)] = None
     service_accounts: list[_ServiceAccount] = pydantic.Field(default_factory=list)
 
@@ -123,6 +136,7 @@ def _with(scheme: Scheme, entry: _SchemeEntry | None) -> Scheme:
         set_here["memory_unit"] = entry.memory_mib
     # NVIDIA's own device plugin uses only `PLAIN_CARDS`. Under another name every unit is a vGPU.
     plain = scheme.counts_plain_cards and entry.names.get("count", PLAIN_CARDS) == PLAIN_CARDS
+    set_here["cores_by_memory"] = entry.default_cores
     set_here["scheduler_users"] = tuple(entry.service_accounts)
     return msgspec.structs.replace(scheme, **set_here, scheduler=entry.scheduler, counts_plain_cards=plain)
 
@@ -132,7 +146,11 @@ def _misplaced(entries: Mapping[str, _SchemeEntry]) -> Iterator[tuple[tuple[str,
         scheme = _BY_NAME[name]
         if scheme.count is None:
             # These are constants in the code of gpu-manager and gpu-admission.
-            fixed = (("resources", bool(entry.names)), ("memory_mib", entry.memory_mib is not None))
+            fixed = (
+                ("resources", bool(entry.names)),
+                ("memory_mib", entry.memory_mib is not None),
+                ("default_cores", entry.default_cores),
+            )
             yield from (((name, key), f"is fixed in {name}; remove it") for key, given in fixed if given)
         elif scheme.memory_percentage is None and "memory_percentage" in entry.names:
             yield (name, "resources", "memory_percentage"), f"{name} has none; remove it"

@@ -94,6 +94,11 @@ class Scheme(msgspec.Struct, frozen=True):
     """Whether NVIDIA's own device plugin also uses ``count``, for whole cards."""
     memory_percentage: str | None = None
     """The resource for memory as a percentage of the card's."""
+    cores_by_memory: bool = False
+    """Whether a share without cores is charged the part of the cores that it has of the card's memory, not all cores.
+
+    Set by ``gpu_schemes``, for schemes with ``count``.
+    """
 
     # Written on a pod by users
     core_limit: str | None = None

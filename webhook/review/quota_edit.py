@@ -85,7 +85,7 @@ def _doubts(quota: Quota, policy: context.PolicySnapshot | None) -> Iterator[str
 def _without_effect(resources: GpuResources, policy: context.PolicySnapshot | None) -> Iterator[str]:
     extended = policy.claims.devices.extended_resources if policy and policy.claims else ()
     if resources.with_claimed(extended) is not resources:
-        models = ", ".join(resources.models.cores)
+        models = ", ".join(model for model, worth in resources.models.worths.items() if worth.cores != CORES_PER_CARD)
         yield f"gpu_models: `cards` of {models} has no effect while a DeviceClass gives whole devices as {PLAIN_CARDS}"
 
 
