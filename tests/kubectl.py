@@ -38,7 +38,7 @@ def find_kubectl(assets: str | None, path: str | None) -> str:
 
 
 def version_of(program: str) -> str:
-    """The release that a kubectl says it is of, such as v1.36.3; `no version` where it says none."""
+    """The release that a kubectl says it is of, such as v1.37.2; `no version` where it says none."""
     command = (program, "version", "--client", "--output=yaml")
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     matched = re.search(r"gitVersion: (\S+)", done.stdout)

@@ -61,7 +61,7 @@ class ControlPlane:
 
     ``scheduler`` and ``controller_manager`` are None where the binaries lack them, see ``missing``.
     ``tokens`` maps the user ``admin`` (system:masters) and each of ``settings.users`` to their bearer tokens.
-    ``minor`` is the 36 of Kubernetes 1.36.
+    ``minor`` is the 37 of Kubernetes 1.37.
     """
 
     settings: Settings
@@ -181,7 +181,7 @@ def apiserver(layout: "Layout", settings: Settings, token: str) -> "Component":
         f"--cert-dir={layout.certs}",
         f"--secure-port={layout.apiserver_port}",
         "--bind-address=127.0.0.1",
-        "--advertise-address=127.0.0.1",
+        "--endpoint-reconciler-type=none",  # from 1.37 on, 127.0.0.1 must not be advertised
         f"--service-account-key-file={layout.directory / SIGNING_KEY}",
         f"--service-account-signing-key-file={layout.directory / SIGNING_KEY}",
         f"--service-account-issuer={issuer}",

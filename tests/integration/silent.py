@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-VERSION = b'{"gitVersion": "v1.36.3"}'
+VERSION = b'{"gitVersion": "v1.37.2"}'
 """A component asks for it first, and for nothing else before it is told."""
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 SCRIPT = Path(__file__).parents[1] / "e2e" / "build-control-plane"
-NEWEST = "1.36.3"
+NEWEST = "1.37.2"
 TOOLS = ("bash", "cat", "cut", "flock", "grep", "awk", "head", "mkdir", "mkfifo", "mv", "printf", "rm", "sed", "sort")
 
 GO = """
@@ -44,7 +44,7 @@ GO = """
     esac
 """
 
-MISSING = "k8s.io/kubernetes@v1.36.99"
+MISSING = "k8s.io/kubernetes@v1.37.99"
 NOT_SERVED = f"the Go module proxy has no {MISSING}; 'go list -m -versions k8s.io/kubernetes'"
 
 
@@ -109,10 +109,10 @@ def test_what_was_built_is_printed_and_kept(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("version", "said"),
     [
-        ("banana", "banana is no release of Kubernetes; give MAJOR.MINOR.PATCH, for example 1.36.3"),
-        ("1.36", "1.36 is no release of Kubernetes"),
-        ("1.36.3; rm -rf /", "is no release of Kubernetes"),
-        ("../1.36.3", "is no release of Kubernetes"),
+        ("banana", "banana is no release of Kubernetes; give MAJOR.MINOR.PATCH, for example 1.37.2"),
+        ("1.37", "1.37 is no release of Kubernetes"),
+        ("1.37.2; rm -rf /", "is no release of Kubernetes"),
+        ("../1.37.2", "is no release of Kubernetes"),
         ("1.29.6", "Kubernetes 1.29.6 is not supported; give 1.30.0 or later"),
     ],
 )
@@ -124,14 +124,14 @@ def test_a_version_that_is_none_is_refused_before_anything_is_done(machine: Mach
 @pytest.mark.parametrize(
     ("told", "said"),
     [
-        (f'{{"Error": "{MISSING}: invalid version: unknown revision v1.36.99"}}', NOT_SERVED),
+        (f'{{"Error": "{MISSING}: invalid version: unknown revision v1.37.99"}}', NOT_SERVED),
         (f'{{"Error": "{MISSING}: reading x: 403 Forbidden"}}', NOT_SERVED),
         (
             'go: Get "https://proxy.example": dial tcp: lookup proxy.example',
             "proxy cannot be reached (GOPROXY=https://",
         ),
         ("go: write /root/go/pkg/mod/cache/x: no space left on device", "the disk is full"),
-        ("go: something new", "downloading Kubernetes v1.36.3 failed; the output is in"),
+        ("go: something new", "downloading Kubernetes v1.37.2 failed; the output is in"),
     ],
     ids=["unknown release", "release that is not served", "no network", "full disk", "anything else"],
 )
@@ -152,7 +152,7 @@ def test_without_a_go_that_is_new_enough_it_says_what_to_install_or_to_set(machi
         machine.install_go(version=go)
     said = complaint(machine.run())
     assert "install Go 1.26 or later (https://go.dev/dl), or set KUBEBUILDER_ASSETS" in said
-    assert "setup-envtest use 1.36.x -p path" in said
+    assert "setup-envtest use 1.37.x -p path" in said
 
 
 def test_a_build_that_was_cut_off_is_never_taken_for_finished(machine: Machine) -> None:

@@ -25,7 +25,7 @@ NOW = datetime.now(UTC)
 """When the tests were collected: minutes before the last of them runs, and the server's answers carry its own time."""
 REFS = ObjectRefs("vcuda-quota", "vcuda-webhook", "vcuda-webhook-ca", "vcuda-webhook-tls")
 LABELS = {"app.kubernetes.io/part-of": "vcuda-quota"}
-VERSION = Answer({"gitVersion": "v1.36.3"})
+VERSION = Answer({"gitVersion": "v1.37.2"})
 MISSING = Answer({"message": "not found"}, status=404)
 NONE = Answer({"items": []})
 NO_SLICES = Answer({"metadata": {"resourceVersion": "1"}, "items": []})

@@ -24,7 +24,7 @@ def test_there_is_a_kubectl_that_renders_the_manifests() -> None:
     assert find_kubectl(os.environ.get("KUBEBUILDER_ASSETS"), os.environ.get("PATH"))
 
 
-@pytest.mark.parametrize("version", ["v1.30.0", "v1.30.14", "v1.36.3", "v1.32.4-dispatcher"])
+@pytest.mark.parametrize("version", ["v1.30.0", "v1.30.14", "v1.37.2", "v1.32.4-dispatcher"])
 def test_a_kubectl_of_a_supported_version_is_taken(tmp_path: Path, version: str) -> None:
     assert find_kubectl(None, kubectl_in(tmp_path / "path", version)) == str(tmp_path / "path" / "kubectl")
 
@@ -45,6 +45,6 @@ def test_no_kubectl_at_all_is_told_with_what_to_do(tmp_path: Path, assets: str |
 
 
 def test_the_one_that_was_built_comes_before_the_one_on_path(tmp_path: Path) -> None:
-    built, path = kubectl_in(tmp_path / "built", "v1.36.3"), kubectl_in(tmp_path / "path", "v1.29.14")
+    built, path = kubectl_in(tmp_path / "built", "v1.37.2"), kubectl_in(tmp_path / "path", "v1.29.14")
     assert find_kubectl(built, path) == f"{built}/kubectl"
     assert find_kubectl(str(tmp_path), kubectl_in(tmp_path / "newer", "v1.30.14")) == f"{tmp_path}/newer/kubectl"

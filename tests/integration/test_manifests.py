@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 MANIFESTS = BASE.parent
 
-SUPPORTED = ("1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36")
+SUPPORTED = ("1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
 VERSIONS = sorted({version for version in map(utils.major_minor, utils.all_versions()) if version >= SUPPORTED[0]})
 """Those that there are schemas of: what comes after the newest supported one has to understand the manifests too."""
 
