@@ -27,20 +27,16 @@ DIALLED_AT_ONCE = 16
 _LABELS = {parsing.MANAGED_BY: parsing.OURS}
 
 
-def dial_all(
-    addresses: Iterable[tuple[str, bool]], server_name: str, timeout: float = tls.DIAL_TIMEOUT_SECONDS
-) -> tuple[state.DialledEndpoint, ...]:
+def dial_all(addresses: Iterable[tuple[str, bool]], server_name: str) -> tuple[state.DialledEndpoint, ...]:
     """Dial every (HOST:PORT, ready), in parallel; the answers are in their order."""
     with ThreadPoolExecutor(DIALLED_AT_ONCE) as pool:
-        return tuple(pool.map(lambda one: dial(one[0], server_name, ready=one[1], timeout=timeout), addresses))
+        return tuple(pool.map(lambda one: dial(one[0], server_name, ready=one[1]), addresses))
 
 
-def dial(
-    address: str, server_name: str, *, ready: bool = True, timeout: float = tls.DIAL_TIMEOUT_SECONDS
-) -> state.DialledEndpoint:
+def dial(address: str, server_name: str, *, ready: bool = True) -> state.DialledEndpoint:
     """Return what HOST:PORT shows a client that asks for ``server_name``, or why it shows nothing."""
     try:
-        return state.DialledEndpoint(address, ready, tls.served_leaf(address, server_name, timeout))
+        return state.DialledEndpoint(address, ready, tls.served_leaf(address, server_name))
     except errors.Unavailable as error:
         return state.DialledEndpoint(address, ready, None, f"cannot be asked: {error}")
 

@@ -68,7 +68,6 @@ class Server(wsgi.Server):
         idle_seconds: float = 0.0,
         max_body: int = 2**16,
         client_name: str = "",
-        request_seconds: float = REQUEST_SECONDS,
     ) -> None:
         # cheroot would report a failure to bind as text only, without the error, and uses ::1 for localhost.
         self._listener = _listen(address)
@@ -83,8 +82,7 @@ class Server(wsgi.Server):
             accepted_queue_timeout=0,  # the only thread that accepts must not wait
         )
         self.client_name = client_name
-        self.timeout = idle_seconds or request_seconds
-        self.request_seconds = request_seconds
+        self.timeout = idle_seconds or REQUEST_SECONDS
         self.max_request_header_size = MAX_HEAD_BYTES
         self.max_request_body_size = max_body
         # If this is 0, cheroot sends "Connection: close" with each answer.
@@ -138,8 +136,8 @@ class Server(wsgi.Server):
         elif self.ready and len(self.open) <= MAX_CONNECTIONS:
             self.put_conn(conn)
             # The selector closes a connection that was unused for `timeout`, which can be minutes. A new connection
-            # gets `request_seconds`.
-            conn.last_used -= self.timeout - self.request_seconds
+            # gets `REQUEST_SECONDS`.
+            conn.last_used -= self.timeout - REQUEST_SECONDS
         else:
             conn.refuse()
 
@@ -180,8 +178,8 @@ class _Connection(server.HTTPConnection):
 
     def __init__(self, server: Server, sock: socket.socket, makefile: Any = makefile.MakeFile) -> None:
         # Without this option the kernel would resend to an unreachable peer for a quarter of an hour.
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(server.request_seconds * 1000))
-        super().__init__(server, _TimedSocket(sock, server.request_seconds), makefile)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(REQUEST_SECONDS * 1000))
+        super().__init__(server, _TimedSocket(sock, REQUEST_SECONDS), makefile)
         server.open.add(self)
 
     def communicate(self) -> bool:

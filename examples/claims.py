@@ -12,7 +12,7 @@ from vcuda.claims.drivers import DRIVERS
 from vcuda.claims.objects import API_VERSION, ClaimSpec, DeviceClass, ResourceSlice
 from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.nodes import Nodes
-from vcuda.quota.model import EMPTY, Quota
+from vcuda.quota.model import Quota
 from vcuda.requests.resources import BUILT_IN, CardModels, GpuResources, ProductRow
 
 Manifest = dict[str, Any]
@@ -74,6 +74,7 @@ SLICES = (
     slice_of(HAMI, "new", shared(A100, "hami-gpu")),
     slice_of(VGPU_MANAGER, "new", device(A100), shared(A100, "vgpu", cores="200", name="vgpu-0")),
 )
+NO_QUOTA = Quota()
 NODES = Nodes.of({"old": {LABELS.model: "M40"}, "new": {LABELS.model: "A100"}}, LABELS)
 
 
@@ -81,7 +82,7 @@ def claim_policy(
     slices: Iterable[ResourceSlice] = SLICES,
     *,
     classes: Mapping[str, DeviceClass] = CLASSES,
-    quota: Quota = EMPTY,
+    quota: Quota = NO_QUOTA,
     resources: GpuResources = BUILT_IN,
     nodes: Nodes = NODES,
     rows: Mapping[str, tuple[str, ...]] = {},

@@ -5,14 +5,17 @@ that were written. The nodes of a scenario stay as they are.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
-from controller.extender.strategy import NodeCards
+from controller.extender.strategy import Assignment, NodeCards, Placement, bin_pack
 from tests.builders import Manifest, view
-from vcuda.allocations.cards import Unplaceable, read_cards, read_pod_cards
+from vcuda.allocations.cards import CardRequest, Unplaceable, read_cards, read_pod_cards
 from vcuda.k8s_types import Pod
+
+Strategy = Callable[[CardRequest, Iterable[str], NodeCards], Placement | Mapping[str, Unplaceable]]
 
 FILE = Path(__file__).parent / "data" / "gpu-admission-decisions.json"
 
@@ -47,3 +50,9 @@ def steps() -> Iterator[Step]:
             stored = tuple(map(view, step["pods"]))
             passed, written = tuple(step["passed"] or ()), step["annotations"] or {}
             yield Step(f"{number}/{index}", nodes, stored, view(step["pod"]), passed, written)
+
+
+def least_free(request: CardRequest, names: Iterable[str], nodes: NodeCards) -> Placement | Mapping[str, Unplaceable]:
+    """Return gpu-admission's choice: the first node that fits, from the least free on."""
+    with mock.patch.object(Assignment, "breaks", 0):
+        return bin_pack(request, names, nodes)

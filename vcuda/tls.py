@@ -179,7 +179,7 @@ def _digest(path: Path) -> str:
         return f"unreadable: {error.strerror}"
 
 
-def served_leaf(address: str, server_name: str, timeout: float = DIAL_TIMEOUT_SECONDS) -> x509.Certificate:
+def served_leaf(address: str, server_name: str) -> x509.Certificate:
     """Return the certificate that HOST:PORT shows a client that asks for ``server_name``, whoever signed it.
 
     Nothing is sent after the handshake. Raises Unavailable: nobody answers, or what is shown cannot be read.
@@ -190,7 +190,7 @@ def served_leaf(address: str, server_name: str, timeout: float = DIAL_TIMEOUT_SE
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
         with (
-            socket.create_connection((host.strip("[]"), int(port)), timeout) as plain,
+            socket.create_connection((host.strip("[]"), int(port)), DIAL_TIMEOUT_SECONDS) as plain,
             context.wrap_socket(plain, server_hostname=server_name) as connection,
         ):
             return x509.load_der_x509_certificate(connection.getpeercert(binary_form=True) or b"")

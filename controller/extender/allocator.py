@@ -16,7 +16,7 @@ import structlog
 from controller.extender import protocol, publish, strategy
 from controller.extender.cache import CardCache
 from controller.extender.journal import TIMEOUT, Journal, JournalEntry, NodeJournal
-from controller.extender.strategy import NodeCards, Placement, Strategy
+from controller.extender.strategy import NodeCards, Placement
 from vcuda.allocations import cards
 from vcuda.allocations.cards import CardRequest, Cards, Unplaceable
 from vcuda.errors import Conflict, NotFound, NotPlaced, Unavailable, UnreadableJournal, VcudaError
@@ -73,7 +73,6 @@ class Allocator:
         *,
         unbound_seconds: float,
         model_of: Callable[[str], str | None],
-        choose: Strategy = strategy.bin_pack,
         now: Callable[[], int] = time.time_ns,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -83,7 +82,6 @@ class Allocator:
         self._metrics = metrics
         self._unbound_seconds = unbound_seconds
         self._model_of = model_of
-        self._strategy = choose
         self._now = now
         self._clock = clock
         self._turn = threading.Lock()
@@ -312,10 +310,10 @@ class Allocator:
         # gpu-manager uses the fullest card that fits when the container starts. It rejects a share if the annotation
         # names another card.
         for node in sorted(before.keys() & {*names}, key=lambda node: before[node].placed, reverse=True):
-            found = self._strategy(request, (node,), nodes)
+            found = strategy.bin_pack(request, (node,), nodes)
             if isinstance(found, Placement):
                 return found
-        return self._strategy(request, names, nodes)
+        return strategy.bin_pack(request, names, nodes)
 
     def _leave(self, uid: str, version: str, node: str, deadline: Deadline) -> None:
         # Remove the pod's placements on other nodes. An entry whose binding may still land stays until the watch shows

@@ -11,7 +11,7 @@ prefers a node where the share fits on an already shared card. This keeps whole 
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -40,34 +40,20 @@ class Placement(msgspec.Struct, frozen=True):
 NodeCards = Mapping[str, Cards | Unplaceable]
 """By node name: the cards, or the reason why no pod can be placed there."""
 
-Strategy = Callable[[CardRequest, Iterable[str], NodeCards], Placement | Mapping[str, Unplaceable]]
-"""Chooses among the nodes of the scheduler's request. Returns the placement, or the reason for each node."""
-
 UNSEEN = Unplaceable("the node is not known yet", final=False)
-
-
-def least_free(request: CardRequest, names: Iterable[str], nodes: NodeCards) -> Placement | Mapping[str, Unplaceable]:
-    """Return the first node that fits, starting with the least free, as gpu-admission does; or each node's reason."""
-    return _choose(request, names, nodes, lambda _: 0)
 
 
 def bin_pack(request: CardRequest, names: Iterable[str], nodes: NodeCards) -> Placement | Mapping[str, Unplaceable]:
     """Return the node where the fewest whole cards become shared, preferring less free ones; or each node's reason."""
-    return _choose(request, names, nodes, lambda assignment: assignment.breaks)
-
-
-def _choose(
-    request: CardRequest, names: Iterable[str], nodes: NodeCards, cost: Callable[[Assignment], int]
-) -> Placement | Mapping[str, Unplaceable]:
     fitting, reasons = _offering(request, names, nodes)
     best: Placement | None = None
     for name, cards in fitting:
         assignment = assign(cards, request.containers)
         if isinstance(assignment, Unplaceable):
             reasons[name] = assignment
-        elif not cost(assignment):
+        elif not assignment.breaks:
             return Placement(name, assignment)
-        elif best is None or cost(assignment) < cost(best.assignment):
+        elif best is None or assignment.breaks < best.assignment.breaks:
             best = Placement(name, assignment)
     return best or reasons
 

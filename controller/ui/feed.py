@@ -40,16 +40,10 @@ class Feed:
         source: snapshot.Source,
         views: page.Views,
         *,
-        min_interval: float = MIN_INTERVAL_SECONDS,
-        heartbeat: float = HEARTBEAT_SECONDS,
-        most: int = MAX_LISTENERS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.source = source
-        self.heartbeat = heartbeat
         self._views = views
-        self._min_interval = min_interval
-        self._most = most
         self._clock = clock
         # The epoch distinguishes our versions from those of other leaders, and of earlier terms of this replica.
         self._epoch = secrets.token_hex(4)
@@ -75,9 +69,9 @@ class Feed:
             self._changed.notify_all()
 
     def picture(self) -> snapshot.Picture:
-        """Return a picture that is at most ``min_interval`` seconds old."""
+        """Return a picture that is at most `MIN_INTERVAL_SECONDS` old."""
         with self._taking:
-            if self._picture is None or self._clock() >= self._taken + self._min_interval:
+            if self._picture is None or self._clock() >= self._taken + MIN_INTERVAL_SECONDS:
                 self._picture = self._take(self._picture)
             return self._picture
 
@@ -87,7 +81,7 @@ class Feed:
         Raises TooManyListeners.
         """
         with self._changed:
-            if self._looked_at.total() >= self._most:
+            if self._looked_at.total() >= MAX_LISTENERS:
                 raise TooManyListeners
             self._looked_at[namespace] += 1
             self._changed.notify_all()
@@ -104,7 +98,7 @@ class Feed:
         Raises EOFError when closed.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._number > position, self.heartbeat)
+            self._changed.wait_for(lambda: self._closed or self._number > position, HEARTBEAT_SECONDS)
             if self._closed:
                 raise EOFError
             if self._number <= position:
@@ -131,7 +125,7 @@ class Feed:
                 self.picture()
             except Exception:  # noqa: BLE001  # a fault of the page must not end the leader; logged and retried
                 self._log.exception("usage page not updated")
-            time.sleep(self._min_interval)
+            time.sleep(MIN_INTERVAL_SECONDS)
 
     def _take(self, before: snapshot.Picture | None) -> snapshot.Picture:
         # If nothing has changed, the old picture and its version stay, and listeners get no message.

@@ -59,11 +59,14 @@ def test_an_endpoint_that_cannot_be_asked_says_why(address: str) -> None:
     assert found.fault.startswith("cannot be asked: ")
 
 
-def test_a_server_that_speaks_no_tls_or_says_nothing_is_given_up(tmp_path: Path) -> None:
+def test_a_server_that_speaks_no_tls_or_says_nothing_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The connection is taken and nothing comes: a listener without anybody who accepts."""
+    monkeypatch.setattr("vcuda.tls.DIAL_TIMEOUT_SECONDS", 2.0)
     with socket.create_server(("127.0.0.1", 0)) as listener, serving(tmp_path) as server:
         silent = f"127.0.0.1:{listener.getsockname()[1]}"
-        found = dial_all([(silent, True), (server.address, True)], "x", timeout=2.0)
+        found = dial_all([(silent, True), (server.address, True)], "x")
     assert [(one.address, one.leaf) for one in found] == [(silent, None), (server.address, LEAF.certificate)]
 
 

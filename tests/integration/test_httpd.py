@@ -47,12 +47,13 @@ class Held:
 
 
 @pytest.fixture
-def running() -> Iterator[Serve]:
+def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
     """Call it with an application: a server with little patience, gone after the test."""
     with ExitStack() as teardown:
 
         def run(application: Application = hello, threads: int = 8, seconds: float = SHORT, **more: Any) -> Server:
-            server = Server(("127.0.0.1", 0), application, threads=threads, request_seconds=seconds, **more)
+            monkeypatch.setattr("controller.httpd.REQUEST_SECONDS", seconds)
+            server = Server(("127.0.0.1", 0), application, threads=threads, **more)
             teardown.callback(server.stop)
             return server.in_threads()
 
@@ -256,13 +257,15 @@ Show = Callable[..., tuple[Server, Feed]]
 
 
 @pytest.fixture
-def showing(running: Serve) -> Iterator[Show]:
+def showing(running: Serve, monkeypatch: pytest.MonkeyPatch) -> Iterator[Show]:
     """Call it with what a page is to show, and the bounds of its feed: the page's server, and the feed."""
     with ExitStack() as teardown:
 
-        def show(sample: Sample, **bounds: Any) -> tuple[Server, Feed]:
+        def show(sample: Sample, **bounds: float) -> tuple[Server, Feed]:
+            for name, bound in bounds.items():
+                monkeypatch.setattr(f"controller.ui.feed.{name}", bound)
             views = Views(lambda: NOW)
-            feed = Feed(sample.source(), views, **bounds)
+            feed = Feed(sample.source(), views)
             feed.start()
             teardown.callback(feed.close)
             return running(create_app(lambda: Standing(feed, ""), views)), feed
@@ -302,7 +305,7 @@ def test_a_replica_stands_by_until_it_leads_and_has_seen_everything() -> None:
 def test_a_listener_hears_of_a_change_and_leaves_its_place_when_it_hangs_up(showing: Show) -> None:
     sample = Sample()
     sample.report(namespace_use("team-a", model_use("M40", 8)))
-    server, feed = showing(sample, min_interval=0.05, heartbeat=0.1, most=1)
+    server, feed = showing(sample, MIN_INTERVAL_SECONDS=0.05, HEARTBEAT_SECONDS=0.1, MAX_LISTENERS=1)
     version = feed.picture().version
     with listen(server, version) as listener, listener.makefile("rb") as stream:
         assert b"Content-Type: text/event-stream\r\n" in await_line(stream, b"retry: 2000\n")
@@ -319,7 +322,7 @@ def test_a_listener_hears_of_a_change_and_leaves_its_place_when_it_hangs_up(show
 
 def test_listeners_that_read_nothing_hold_up_neither_pages_nor_pictures(showing: Show) -> None:
     sample = company()
-    server, _ = showing(sample, min_interval=0, heartbeat=0.01)
+    server, _ = showing(sample, MIN_INTERVAL_SECONDS=0, HEARTBEAT_SECONDS=0.01)
     with ExitStack() as lazy:
         for _ in range(4):
             lazy.enter_context(listen(server, "x")).setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)

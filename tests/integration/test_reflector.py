@@ -144,10 +144,13 @@ def test_a_watch_that_ends_goes_on_from_the_last_event_without_a_list(
     assert done.events == [(None, 1), (1, 2), (2, 3)]
 
 
-def test_a_silent_watch_is_begun_anew_and_is_no_failure(kube: Kube, script: Script) -> None:
+def test_a_silent_watch_is_begun_anew_and_is_no_failure(
+    kube: Kube, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vcuda.kube.reflector.SILENCE", 0.2)
     script.answers.append(page(10))
     script.watches.extend([stream(bookmark(11), forever), stream(bookmark(12))])
-    done = run(kube, 2, silence=0.2)
+    done = run(kube, 2)
     assert script.asked() == ["LIST", "WATCH 10", "WATCH 11"]
     assert done.reflector.counts.failures == 0
 
@@ -318,12 +321,13 @@ def test_the_age_of_the_last_event_counts_from_list_watch_event_and_bookmark(kub
 
 
 @pytest.mark.parametrize("where", ["watching", "waiting"])
-def test_stop_is_prompt(kube: Kube, script: Script, where: str) -> None:
+def test_stop_is_prompt(kube: Kube, script: Script, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A silent watch would last for minutes, and the wait here for an hour."""
     script.answers.append(page(10) if where == "watching" else status(500, "no"))
     reached = threading.Event()
     waiting = Backoff(first=3600, ceiling=3600)
-    reflector = Reflector(kube, PATH, thing, backoff=waiting, log=Signal(reached))  # type: ignore[arg-type]
+    monkeypatch.setattr("structlog.get_logger", lambda: Signal(reached))
+    reflector = Reflector(kube, PATH, thing, backoff=waiting)
     with running(reflector):
         assert reached.wait(20)
     assert not reflector.alive

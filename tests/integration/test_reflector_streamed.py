@@ -177,11 +177,14 @@ def test_stop_amid_the_initial_events_ends_them_at_once_and_shows_no_half(kube: 
     assert reflector.counts.failures == 0
 
 
-def test_a_stream_that_falls_silent_amid_the_list_is_given_up(kube: Kube, script: Script) -> None:
+def test_a_stream_that_falls_silent_amid_the_list_is_given_up(
+    kube: Kube, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As a watch is: a connection that died without a word would else hold the first list for ever."""
+    monkeypatch.setattr("vcuda.kube.reflector.SILENCE", 0.2)
     script.streams.append(stream(event("ADDED", item("half", 3, value=9)), forever))
     script.answers.append(page(10, item("a", 3, value=1)))
-    reflector = Reflector(kube, PATH, thing, silence=0.2)
+    reflector = Reflector(kube, PATH, thing)
     with running(reflector):
         assert reflector.synced.wait(20)
     assert script.asked()[:2] == ["STREAM", "LIST"]

@@ -33,7 +33,7 @@ class Served:
 
     def lead(self) -> None:
         """Lead from now on, as a leader that nobody has seen before."""
-        self.feed = Feed(self.sample.source(), self.views, min_interval=0.05)
+        self.feed = Feed(self.sample.source(), self.views)
         self.feed.start()
 
     def stand_by(self) -> None:
@@ -41,6 +41,13 @@ class Served:
         if self.feed:
             self.feed.close()
         self.feed = None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def soon_shown() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("controller.ui.feed.MIN_INTERVAL_SECONDS", 0.05)
+        yield
 
 
 @pytest.fixture(scope="module")

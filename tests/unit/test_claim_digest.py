@@ -335,10 +335,12 @@ def stored_template(api: ApiDouble, namespace: str, name: str, *asked: Manifest)
 
 
 @pytest.fixture
-def known(api: ApiDouble) -> TemplateInformer:
+def known(api: ApiDouble, monkeypatch: pytest.MonkeyPatch) -> TemplateInformer:
     """Return an informer with room for two templates in a namespace, and three in all."""
     size = ENTRY_BYTES + 100
-    return TemplateInformer(api.kube, most_of_namespace=2 * size, most=3 * size)
+    monkeypatch.setattr("vcuda.kube.dra.MOST_OF_NAMESPACE_BYTES", 2 * size)
+    monkeypatch.setattr("vcuda.kube.dra.MOST_TEMPLATE_BYTES", 3 * size)
+    return TemplateInformer(api.kube)
 
 
 def found(known: TemplateInformer, *names: str) -> list[str]:
@@ -380,7 +382,10 @@ def test_a_template_that_goes_makes_room_for_another(api: ApiDouble, known: Temp
     assert found(known, "team-a/b", "team-a/c") == ["team-a/b", "team-a/c"]
     for name in "bc":
         api.remove(TEMPLATES.format("team-a", name))
-    assert (found(known), known.kept_bytes) == ([], 0)
+    found(known)
+    for name in "de":
+        stored_template(api, "team-a", name)
+    assert found(known, "team-a/d", "team-a/e") == ["team-a/d", "team-a/e"]
 
 
 def test_a_list_that_breaks_takes_no_room_for_good(api: ApiDouble, known: TemplateInformer) -> None:
@@ -398,15 +403,25 @@ def test_a_list_that_breaks_takes_no_room_for_good(api: ApiDouble, known: Templa
         reflector.relist()
     api.list_pages = listed  # type: ignore[method-assign]
     api.remove(TEMPLATES.format("team-a", "a"))
-    assert (found(known), known.kept_bytes) == ([], 0)
+    found(known)
+    for name in "bc":
+        stored_template(api, "team-a", name)
+    assert found(known, "team-a/b", "team-a/c") == ["team-a/b", "team-a/c"]
 
 
-def test_digests_of_stored_claims_are_remembered_within_a_bound_in_bytes() -> None:
+def test_digests_of_stored_claims_are_remembered_within_a_bound_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    caches: list[SizedCache[bytes, Any]] = []
+
+    def cache(*bounds: Any) -> SizedCache[bytes, Any]:
+        caches.append(SizedCache(*bounds))
+        return caches[0]
+
+    monkeypatch.setattr("vcuda.allocations.stored_claims.SizedCache", cache)
     reader = ClaimReader()
     for number in range(3000):
         text = f'{ATTRIBUTE}.productName in ["{number}{"x" * 1500}"]'
         reader.read(json.dumps(claim(entry(NVIDIA, text))).encode())
-    assert DIGESTS_BYTES - 4096 < reader.kept_bytes <= DIGESTS_BYTES
+    assert DIGESTS_BYTES - 4096 < caches[0].bytes <= DIGESTS_BYTES
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 400))))

@@ -6,8 +6,8 @@ import random
 import pytest
 from hypothesis import given, strategies as st
 
-from controller.extender.strategy import Assignment, Placement, Strategy, assign, bin_pack, least_free
-from tests.decisions import steps
+from controller.extender.strategy import Assignment, Placement, assign, bin_pack
+from tests.decisions import Strategy, least_free, steps
 from vcuda.allocations.cards import CardRequest, Cards, ContainerRequest, Share, Unplaceable, read_card_request
 from vcuda.requests.schemes import GPU_MANAGER, NVIDIA_VCUDA
 

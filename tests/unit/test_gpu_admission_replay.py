@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from controller.extender.strategy import Placement, Strategy, bin_pack, least_free
-from tests.decisions import Step, steps
+from controller.extender.strategy import Placement, bin_pack
+from tests.decisions import Step, Strategy, least_free, steps
 from vcuda.allocations.cards import CardRequest, annotations_for, read_card_request
 
 

@@ -5,7 +5,7 @@ import pytest
 from tests.builders import quota_faults
 from tests.tables import cases
 from vcuda.quota.document import parse_quota
-from vcuda.quota.model import EMPTY, Limit, Mode, NamespaceQuota, Quota
+from vcuda.quota.model import Limit, Mode, NamespaceQuota, Quota
 
 GIB = 1024
 
@@ -25,7 +25,7 @@ def limits(written: str) -> dict[str, Limit]:
 
 @pytest.mark.parametrize("text", ["", "  \n", "{}", "\ufeff{}", "# nobody yet\n", "---\n", "null"])
 def test_nothing_written_limits_nobody(text: str) -> None:
-    assert parse_quota(text) == EMPTY
+    assert parse_quota(text) == Quota()
 
 
 GPU_ADMISSION = """{

@@ -18,7 +18,7 @@ from vcuda.quota.model import Charge, Limit, NamespaceQuota, Quota, Usage
 from vcuda.requests.resources import BUILT_IN
 from webhook.ledger.ledgers import MemoryLedgers
 from webhook.review.context import PolicySnapshot
-from webhook.review.quota_edit import COMPARING_SECONDS, MOST_WARNINGS, check_edit
+from webhook.review.quota_edit import MOST_WARNINGS, check_edit
 
 PLACE = QuotaPlace("kube-system", "gpuquota", "gpu_quota")
 CONFIG_MAP = GroupVersionKind(version="v1", kind="ConfigMap")
@@ -44,14 +44,13 @@ def edited(
     document: str | None,
     policy: PolicySnapshot | None = NOBODY,
     ledgers: MemoryLedgers | None = None,
-    comparing: float = COMPARING_SECONDS,
     **fields: Any,
 ) -> AdmissionResponse:
     """Return the answer to an edit that leaves this document."""
     data = {} if document is None else {"gpu_quota": document}
     manifest = {"kind": "ConfigMap", "metadata": {"name": "gpuquota"}, "data": data}
     given = {"kind": CONFIG_MAP, "namespace": "kube-system", "name": "gpuquota", "operation": "UPDATE", **fields}
-    return asyncio.run(check_edit(review(manifest, **given), PLACE, policy, ledgers or Used(), comparing))
+    return asyncio.run(check_edit(review(manifest, **given), PLACE, policy, ledgers or Used()))
 
 
 def warnings(document: str, policy: PolicySnapshot | None = NOBODY, **used: Charge | Usage | VcudaError) -> list[str]:
@@ -199,14 +198,15 @@ def test_a_system_namespace_with_a_quota_is_warned_of() -> None:
     assert told.startswith("kube-system: a system namespace; where nobody is asked about it, its pods count")
 
 
-def test_what_cannot_be_compared_in_time_is_told_and_the_edit_made() -> None:
+def test_what_cannot_be_compared_in_time_is_told_and_the_edit_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each ledger is a call, and past the API server's timeout the document could never be stored."""
+    monkeypatch.setattr("webhook.review.quota_edit.COMPARING_SECONDS", 0)
     document = "{a: {quota: {M40: 1}}, b: {quota: {M40: 1}}}"
-    answer = edited(document, ledgers=Used(a=Charge(200), b=Charge(200)), comparing=0.0)
+    answer = edited(document, ledgers=Used(a=Charge(200), b=Charge(200)))
     told = "2 of the namespaces were not compared with what is in use: they are too many"
     assert answer == AdmissionResponse("quota-accepted", warnings=[told])
     many = ", ".join(f"X{number}: 1" for number in range(MOST_WARNINGS + 7))
-    assert edited(f"team-a: {{quota: {{{many}}}}}", comparing=0.0).warnings[0].startswith("1 of the namespaces")
+    assert edited(f"team-a: {{quota: {{{many}}}}}").warnings[0].startswith("1 of the namespaces")
 
 
 def test_what_rows_of_models_make_of_the_nodes_is_told_by_the_rows_that_are_edited() -> None:

@@ -8,7 +8,6 @@ from hypothesis import given, strategies as st
 
 from tests.tables import cases
 from vcuda.quota.model import (
-    EMPTY,
     Charge,
     Limit,
     NamespaceQuota,
@@ -32,7 +31,7 @@ OWN, ELSE = NamespaceQuota({"M40": Limit(800)}), NamespaceQuota({})
 
 @cases(
     "quota, namespace, applies",
-    nothing_written_limits_nobody=(EMPTY, "team-a", None),
+    nothing_written_limits_nobody=(Quota(), "team-a", None),
     own_entry=(Quota({"team-a": OWN}), "team-a", OWN),
     without_an_entry_not_limited=(Quota({"team-a": OWN}), "team-b", None),
     own_entry_before_the_default=(Quota({"team-a": OWN}, ELSE), "team-a", OWN),

@@ -150,10 +150,11 @@ def test_hostile_names_are_text_on_a_namespace_s_page() -> None:
     assert name in markup.text
 
 
-def test_a_hostile_change_is_text_too() -> None:
+def test_a_hostile_change_is_text_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a listener gets is put into the page as it is."""
+    monkeypatch.setattr("controller.ui.feed.MIN_INTERVAL_SECONDS", 0)
     sample = hostile()
-    feed = Feed(sample.source(), VIEWS, min_interval=0)
+    feed = Feed(sample.source(), VIEWS)
     stream = iter(feed.listen(feed.picture().version, ""))
     next(stream)
     sample.report(namespace_use(HOSTILE, model_use(HOSTILE, 8, 4)))
@@ -307,8 +308,9 @@ def test_there_is_nothing_but_reading(path: str, method: str) -> None:
     assert client_of(company()).open(path, method=method).status_code == HTTPStatus.METHOD_NOT_ALLOWED
 
 
-def test_a_head_of_the_updates_takes_no_listener_s_place() -> None:
-    feed = Feed(company().source(), VIEWS, most=0)
+def test_a_head_of_the_updates_takes_no_listener_s_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.ui.feed.MAX_LISTENERS", 0)
+    feed = Feed(company().source(), VIEWS)
     client = create_app(lambda: Standing(feed, ""), VIEWS).test_client()
     assert client.head("/updates").status_code == HTTPStatus.OK
     refused = client.get("/updates")

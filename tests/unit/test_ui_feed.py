@@ -42,9 +42,16 @@ def sample() -> Sample:
 
 
 @pytest.fixture
-def feed(sample: Sample, clock: Clock) -> Feed:
+def feed(sample: Sample, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Feed:
     """A feed for two listeners whose thread is not started: pictures are taken when asked for."""
-    return Feed(sample.source(), VIEWS, heartbeat=0, most=2, clock=clock)
+    monkeypatch.setattr("controller.ui.feed.MAX_LISTENERS", 2)
+    return Feed(sample.source(), VIEWS, clock=clock)
+
+
+@pytest.fixture(autouse=True)
+def no_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a listener that hears nothing get a heartbeat at once."""
+    monkeypatch.setattr("controller.ui.feed.HEARTBEAT_SECONDS", 0)
 
 
 def use_cards(sample: Sample, cards: float) -> None:
@@ -148,7 +155,7 @@ def test_pods_that_move_touch_the_namespace_of_those_who_look_at_it(feed: Feed, 
 
 def test_only_pods_of_namespaces_that_somebody_looks_at_are_asked_for(sample: Sample, clock: Clock) -> None:
     asked = Mock(return_value=())
-    feed = Feed(msgspec.structs.replace(sample.source(), pods=asked), VIEWS, heartbeat=0, clock=clock)
+    feed = Feed(msgspec.structs.replace(sample.source(), pods=asked), VIEWS, clock=clock)
     version = feed.picture().version
     for namespace in ("", "team-b"):
         listen(feed, version, namespace)

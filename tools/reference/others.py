@@ -13,7 +13,7 @@ import structlog
 from click.testing import CliRunner
 from prometheus_client import CollectorRegistry
 
-from controller.extender.strategy import UNSEEN, assign, least_free
+from controller.extender.strategy import UNSEEN, assign, bin_pack
 from controller.garbage.stale_gc import PatchRemover, StaleObject
 from controller.metrics import GarbageMetrics
 from controller.plugin import cli as plugin
@@ -103,7 +103,7 @@ def _unplaced() -> Iterator[Told]:
     yield Told(_why(assign(cards, [ContainerRequest(0, 50, 60000)])), pod)
     yield Told(_why(assign(cards, [ContainerRequest(number, 60, 256) for number in range(3)])), wait)
     yield Told(UNSEEN.text, "Nothing: the node has just come.")
-    others = least_free(half, ["one"], {"one": Cards.unused(NVIDIA_VCUDA, 1, 64)})
+    others = bin_pack(half, ["one"], {"one": Cards.unused(NVIDIA_VCUDA, 1, 64)})
     yield Told(_why(others), "Nothing: the node has cards of another scheme.")
     core, memory, other = GPU_MANAGER.cores, GPU_MANAGER.memory, NVIDIA_VCUDA.cores
     yield Told(_why(read_cards({})), "Nothing: the node has no cards.")

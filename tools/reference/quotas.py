@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator, Mapping
+from unittest import mock
 
 import msgspec
 
@@ -22,7 +23,8 @@ from vcuda.quota.yaml import MAX_DEPTH, MAX_ENTRIES, MAX_TEXT
 from vcuda.requests.config import DOMAINS, MODELS, QUOTA, SCHEME_SETTINGS, UNITS, parse_config
 from vcuda.requests.resources import PLAIN_CARDS
 from webhook.ledger.ledgers import Ledgers, MemoryLedgers
-from webhook.review.quota_edit import COMPARING_SECONDS, MOST_WARNINGS, check_edit
+from webhook.review import quota_edit
+from webhook.review.quota_edit import MOST_WARNINGS, check_edit
 
 NODES = Nodes.of({"one": {MODEL: "M40", POOL: "public"}}, LABELS)
 
@@ -155,7 +157,6 @@ def _edited(
     operation: str = "UPDATE",
     ledgers: Ledgers | None = None,
     limits: Mapping[str, Limit] | None = None,
-    comparing: float = COMPARING_SECONDS,
 ) -> AdmissionResponse:
     """The answer to an edit, of a quota of eight M40 unless told otherwise."""
     place = QuotaPlace()
@@ -166,7 +167,7 @@ def _edited(
     devices = Devices(classes={"gpu.nvidia.com": ClassFacts(extended_resource=PLAIN_CARDS)})
     claims = ClaimPolicy.of(devices, NODES.model_of, policy.quota, policy.resources)
     policy = msgspec.structs.replace(policy, claims=claims)
-    return asyncio.run(check_edit(request, place, policy, ledgers or MemoryLedgers(), comparing))
+    return asyncio.run(check_edit(request, place, policy, ledgers or MemoryLedgers()))
 
 
 def _document(text: str) -> dict[str, str]:
@@ -206,7 +207,8 @@ def _warnings() -> Iterator[Told]:
     yield Told(lowered, "Agree with the owners which pods go.")
     silent = _edited(_document("team-a: {quota: {M40: 2}}"), ledgers=_Silent()).warnings[0]
     yield Told(silent, "Compare by `kubectl gpuquota`.")
-    late = _edited(_document("team-a: {quota: {M40: 2}}"), comparing=0.0).warnings[0]
+    with mock.patch.object(quota_edit, "COMPARING_SECONDS", 0):
+        late = _edited(_document("team-a: {quota: {M40: 2}}")).warnings[0]
     yield Told(late, "Compare by `kubectl gpuquota -A`, once the edit is made.")
     system = _edited(_document("kube-system: {quota: {M40: 2}}")).warnings[0]
     yield Told(system, "Leave the entry out, unless its usage is all that you want to see.")

@@ -90,10 +90,6 @@ class ClaimReader:
             DIGESTS_BYTES, lambda key, packed: len(key) + len(packed)
         )
 
-    @property
-    def kept_bytes(self) -> int:
-        return self._digests.bytes
-
     def read(self, raw: bytes | msgspec.Raw) -> StoredClaim:
         """Return a claim from JSON. Raises one of ``UNDECODABLE`` for other texts."""
         claim = _CLAIM.decode(raw)

@@ -325,13 +325,13 @@ class _Parts:
         return whole
 
 
-def split_lines(chunks: Iterable[bytes], most: int = MOST_OBJECT_BYTES) -> Iterator[bytes]:
+def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the lines of a stream without their newline, however they are cut into chunks; blank ones are left out.
 
-    Raises Unavailable where the stream ends inside a line; TooLarge for a line of more than ``most`` bytes.
+    Raises Unavailable where the stream ends inside a line; TooLarge for a line of more than `MOST_OBJECT_BYTES`.
     """
     # Bytes, as 0x0A is never part of a longer UTF-8 character.
-    parts = _Parts(most)
+    parts = _Parts(MOST_OBJECT_BYTES)
     for chunk in chunks:
         head, *tail = chunk.split(b"\n")
         parts.add(head)

@@ -45,7 +45,7 @@ def is_served(kube: client.Kube) -> bool:
 class ServedWatches:
     """Watches of resource.k8s.io/v1, which start once the API server serves that. Until then they ask for nothing.
 
-    ``on_served`` is called before they start. ``wait`` sleeps for seconds and returns True when it is time to stop.
+    ``wait`` sleeps for seconds and returns True when it is time to stop.
     """
 
     def __init__(
@@ -53,8 +53,6 @@ class ServedWatches:
         kube: client.Kube,
         reflectors: Mapping[str, reflector.Reflector[Any]],
         *,
-        on_served: Callable[[], None] = lambda: None,
-        ask_again: float = ASK_AGAIN_SECONDS,
         wait: Callable[[float], bool] | None = None,
     ) -> None:
         self.served = False
@@ -62,8 +60,6 @@ class ServedWatches:
         self._kube = kube
         self._all = reflectors
         self._started: Mapping[str, reflector.Reflector[Any]] = {}
-        self._on_served = on_served
-        self._ask_again = ask_again
         self._stopping = threading.Event()
         self._wait = wait or self._stopping.wait
         self._backoff = reflector.Backoff()
@@ -106,14 +102,13 @@ class ServedWatches:
             try:
                 self.served = is_served(self._kube)
                 self._once_unserved = self._once_unserved or not self.served
-                delay = self._ask_again
+                delay = ASK_AGAIN_SECONDS
             except errors.VcudaError as error:
                 delay = self._backoff.next()
                 self._log.warning("not known whether resource.k8s.io/v1 is served", error=str(error))
             if not self.served and self._wait(delay):
                 return
         self._log.info("resource.k8s.io/v1 is served")
-        self._on_served()
         for each in self._all.values():
             each.start()
         self._started = self._all
@@ -188,10 +183,8 @@ class TemplateInformer:
     is kept when it is listed again and there is room.
     """
 
-    def __init__(
-        self, kube: client.Kube, most_of_namespace: int = MOST_OF_NAMESPACE_BYTES, most: int = MOST_TEMPLATE_BYTES
-    ) -> None:
-        self._allowance = ByteAllowance(most_of_namespace, most)
+    def __init__(self, kube: client.Kube) -> None:
+        self._allowance = ByteAllowance(MOST_OF_NAMESPACE_BYTES, MOST_TEMPLATE_BYTES)
         self._told: set[str] = set()
         self._log = structlog.get_logger()
         self._templates: reflector.Reflector[StoredTemplate] = reflector.Reflector(
@@ -201,11 +194,6 @@ class TemplateInformer:
     def reflectors(self) -> Mapping[str, reflector.Reflector[Any]]:
         """Return the watches by the name of what they follow."""
         return {"resourceclaimtemplates": self._templates}
-
-    @property
-    def kept_bytes(self) -> int:
-        """The bytes that are counted for all templates that are kept."""
-        return self._allowance.bytes
 
     def find(self, namespace: str, name: str) -> PackedDigest | None:
         """Return what the claims of a template ask for; None if it is not known."""

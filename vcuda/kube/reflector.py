@@ -79,7 +79,7 @@ class Reflector(Generic[T]):
     ``listed_version`` is that of the last list, set before the store changes over to it: what has happened since was
     watched, but how objects have gone that went before it, nobody saw.
 
-    ``params`` hold selectors; ``page_size`` is in objects; a stream that says nothing for ``silence`` seconds is given
+    ``params`` hold selectors; ``page_size`` is in objects; a stream that says nothing for `SILENCE` seconds is given
     up, and begun anew. ``clock`` is in seconds; ``wait`` sleeps for seconds and returns True when it is time to stop.
     """
 
@@ -101,11 +101,9 @@ class Reflector(Generic[T]):
         on_listed: Callable[[], None] = lambda: None,
         on_listing: Callable[[], bool] = lambda: False,
         page_size: int = 500,
-        silence: float = SILENCE,
         backoff: Backoff | None = None,
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], bool] | None = None,
-        log: structlog.typing.FilteringBoundLogger | None = None,
     ) -> None:
         self.counts = store.Counts()
         self.synced = threading.Event()
@@ -122,8 +120,8 @@ class Reflector(Generic[T]):
         self._stopping = threading.Event()
         self._asked_again = threading.Event()
         self._wait = wait or self._stopping.wait
-        self._watches = watch.Watches(kube, path, self._params, silence, self._stopping, interrupted=self._asked_again)
-        self._log = (log or structlog.get_logger()).bind(resource=path)
+        self._watches = watch.Watches(kube, path, self._params, SILENCE, self._stopping, interrupted=self._asked_again)
+        self._log = structlog.get_logger().bind(resource=path)
         self._store: store.Store[T] = store.Store()
         self._reader = store.ObjectReader(decode, self._store, self.counts, self._log)
         self._list_due = True

@@ -120,9 +120,6 @@ class Quota(msgspec.Struct, frozen=True, dict=True):
         return None if name in self.system else self.default
 
 
-EMPTY = Quota()
-
-
 class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """What one pod, or many together, take from a namespace's quota of one model.
 
@@ -267,10 +264,6 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
         if reserved:
             taken += f", {bare(reserved)} reserved"
         return f"{what}, requested: {render(asked)}, {taken}, limited: {bare(limit)}, {missing}"
-
-
-Parts = tuple[int, int, int, int]
-"""Used without what is reserved, of that pending and terminating, and what is reserved."""
 
 
 def exceeded(namespace: str, *shortages: Shortage) -> str:

@@ -285,14 +285,14 @@ VGPU_MANAGER = Scheme(
 SCHEMES: tuple[Scheme, ...] = (GPU_MANAGER, NVIDIA_VCUDA, HAMI, VGPU_MANAGER)
 
 
-def guarded_annotations(schemes: Iterable[Scheme] = SCHEMES) -> frozenset[str]:
+def guarded_annotations() -> frozenset[str]:
     """Return the annotations of a stored pod that only schedulers and device plugins may change.
 
     A name that ends in ``-`` stands for every key that begins with it. The list in policies.yaml has the same names.
     """
     return frozenset(
         name
-        for scheme in schemes
+        for scheme in SCHEMES
         for name in (
             *scheme.allocation_annotations,
             *scheme.creation_annotations,

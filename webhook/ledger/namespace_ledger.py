@@ -84,7 +84,7 @@ Charging = PendingCall[ChargeRequest, Decision]
 class Shared:
     """The parts of a replica that the ledgers of all its namespaces share.
 
-    ``store`` reads and writes the ledgers. ``clock``, ``sleep`` and ``boot_clock``, the clock of leases, are for tests.
+    ``store`` reads and writes the ledgers. ``boot_clock`` is the clock of leases, which counts suspension.
     ``leaving``: the replica stops, and reserves nothing any more. ``threads`` have the calls of reads and writes, and
     ``list_threads`` those of LISTs.
     """

@@ -30,14 +30,12 @@ async def check_edit(
     place: kube.QuotaPlace,
     policy: context.PolicySnapshot | None,
     charged: ledgers.Ledgers,
-    comparing: float = COMPARING_SECONDS,
     *,
     check: k8s_types.Check = k8s_types.no_check,
 ) -> AdmissionResponse:
     """Return whether the ConfigMap may be stored, with the path of every fault or the warnings of a good document.
 
-    ``comparing`` is for how many seconds its limits are compared with what is in use. ``check`` is called between the
-    parts of the work.
+    ``check`` is called between the parts of the work.
     """
     if request.kind.kind != "ConfigMap" or (request.namespace, request.name) != (place.namespace, place.name):
         return AdmissionResponse("ignored")
@@ -56,7 +54,7 @@ async def check_edit(
     quota = read.quota
     if policy:
         policy = msgspec.structs.replace(policy, nodes=policy.nodes.named_by(read.resources.models))
-    compared = await _compared(quota, policy, charged, time.monotonic() + comparing, check)
+    compared = await _compared(quota, policy, charged, time.monotonic() + COMPARING_SECONDS, check)
     warnings = [*compared, *_doubts(quota, policy), *_without_effect(read.resources, policy)]
     if len(warnings) > MOST_WARNINGS:
         warnings[MOST_WARNINGS:] = [f"and {len(warnings) - MOST_WARNINGS} more warnings"]

@@ -311,14 +311,13 @@ _KEEPS = 2  # a result is used for at most so many times the duration of its sca
 class ProcessScanner:
     """Runs one scan at a time. While a scan hangs no other starts, and every directory must stay."""
 
-    def __init__(self, timeout: float = SCAN_TIMEOUT_SECONDS) -> None:
-        self._timeout = timeout
+    def __init__(self) -> None:
         self._running: _ScanRun | None = None
 
     def scan(self, root: OpenDirectory, give_up: Callable[[], bool], stopping: Callable[[], bool]) -> InUse:
-        """Return the files and mounts in use. Raises MustStay if the scan makes no progress for the timeout.
+        """Return the files and mounts in use. Raises MustStay if the scan makes no progress for `SCAN_TIMEOUT_SECONDS`.
 
-        Raises OutOfTime if ``stopping`` is true, or if ``give_up`` is true after the timeout. The scan then continues,
+        Raises OutOfTime if ``stopping`` is true, or if ``give_up`` is true after that time. The scan then continues,
         and the next call uses it.
         """
         # The scan has its own thread, because reading /proc hangs for a process that waits for a dead server. Such
@@ -334,10 +333,12 @@ class ProcessScanner:
             if stopping():
                 raise OutOfTime
             now = time.monotonic()
-            if now - run.moved > self._timeout:
+            if now - run.moved > SCAN_TIMEOUT_SECONDS:
                 run.hung = True
-                raise MustStay(KeepReason.UNSEEN, f"the scan of processes made no progress for {self._timeout:g} s")
-            if now - run.began > self._timeout and give_up():
+                raise MustStay(
+                    KeepReason.UNSEEN, f"the scan of processes made no progress for {SCAN_TIMEOUT_SECONDS:g} s"
+                )
+            if now - run.began > SCAN_TIMEOUT_SECONDS and give_up():
                 raise OutOfTime
             wait([run.answer], STEP_SECONDS)
         self._running = None

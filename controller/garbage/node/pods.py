@@ -77,13 +77,13 @@ def on_node(node: str) -> dict[str, str | int]:
     return {"fieldSelector": f"spec.nodeName={node}"}
 
 
-def list_uids(kube: Kube, node: str, page_size: int = 500) -> frozenset[str]:
+def list_uids(kube: Kube, node: str) -> frozenset[str]:
     """Return the uids of the node's pods by a consistent LIST. Raises VcudaError if any pod cannot be read."""
     # A LIST without resourceVersion is a quorum read from etcd, and its pages all show one version (Kubernetes API
     # concepts, "Retrieving large results sets in chunks"). So it has every pod that was bound to the node before it.
     found: set[str] = set()
     try:
-        for page in kube.list_pages(PODS, on_node(node), page_size):
+        for page in kube.list_pages(PODS, on_node(node)):
             for raw in page.items:
                 found.update(read_uids(raw))
     except k8s_types.UNDECODABLE as error:

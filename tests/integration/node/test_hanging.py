@@ -67,10 +67,13 @@ def test_what_lies_on_another_mount_is_not_asked(disk: Disk, agent: Agent, serve
         assert agent.sweep()[uid(1)].verdict is Action.MOVED
 
 
-def test_what_lies_on_a_mount_out_of_sight_is_waited_for_so_long_and_no_more(disk: Disk, server: Server) -> None:
+def test_what_lies_on_a_mount_out_of_sight_is_waited_for_so_long_and_no_more(
+    disk: Disk, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It might be a file of the root's, so everything stays until it is known."""
     disk.make(uid(1))
-    agent = Agent(disk, scanner=ProcessScanner(timeout=0.5))
+    monkeypatch.setattr("controller.garbage.node.in_use.SCAN_TIMEOUT_SECONDS", 0.5)
+    agent = Agent(disk, scanner=ProcessScanner())
     agent.let_grace_pass()
     with held(server.path, "open"):
         subprocess.run(("umount", "--lazy", server.path), check=True)
@@ -87,7 +90,8 @@ def test_what_lies_on_a_mount_out_of_sight_is_waited_for_so_long_and_no_more(dis
 def test_a_process_that_holds_very_much_is_waited_for(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else anyone who opens enough would see to it that nothing goes: each file is told soon, all together are not."""
     disk.make(uid(1))
-    agent = Agent(disk, scanner=ProcessScanner(timeout=1.5))
+    monkeypatch.setattr("controller.garbage.node.in_use.SCAN_TIMEOUT_SECONDS", 1.5)
+    agent = Agent(disk, scanner=ProcessScanner())
     agent.let_grace_pass()
     with held(Path("/"), "many times") as process:
 
