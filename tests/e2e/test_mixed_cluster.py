@@ -5,6 +5,8 @@ A kube-scheduler with an extender stands in for HAMi's scheduler. Like that one 
 """
 
 import json
+import os
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -17,8 +19,10 @@ from tests.e2e.cluster import Cluster, Json
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.installation import Installation, await_nodes, installed
 from tests.e2e.json_server import answering
+from tests.e2e.manifests.operations import commands
 from tests.e2e.second_scheduler import scheduling, written
 from tests.integration.reviews import gpu_pod
+from tests.processes import SCRIPTS
 from vcuda.placement.registers import ANNOTATIONS
 from vcuda.requests.schemes import HAMI
 
@@ -123,6 +127,29 @@ def test_a_tenant_cannot_keep_a_share_from_the_scheduler_of_hami(team: str, tena
     assert (
         f"spec.schedulerName must be {NAME}, or left out: nobody does not know which cards are free" in answer.message
     )
+
+
+def test_the_commands_of_the_page_show_the_models_and_the_fate_of_a_pod(
+    cluster: Cluster, team: str, tmp_path: Path
+) -> None:
+    listed, explained = commands("Set it up")
+    share = gpu_pod("train", team, SHARE)
+    (tmp_path / "pod.yaml").write_text(json.dumps(share))
+    told = typed(cluster, listed, tmp_path)
+    models = {line.split()[0]: line.split()[-1] for line in told.splitlines()}
+    assert {name: models[name] for name in NODES} == NODES
+    assert "would be pinned to A100: the first in" in typed(cluster, explained, tmp_path)
+
+
+def typed(cluster: Cluster, script: str, directory: Path) -> str:
+    """What these commands print, typed by the admin in this directory."""
+    path = f"{SCRIPTS}{os.pathsep}{cluster.control_plane.assets}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig), "PATH": path}
+    done = subprocess.run(
+        ("sh", "-ec", script), cwd=directory, env=env, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_the_register_is_one_that_the_webhook_reads() -> None:
