@@ -48,7 +48,7 @@ MIG: {cards: 0.14}
 
 
 def known(rows: str = ROWS, **data: str) -> GpuResources:
-    return parse_config({"gpu_quota": "", "gpu_models": rows, **data}).resources
+    return parse_config({"gpu_quota": "{}", "gpu_models": rows, **data}).resources
 
 
 @cases(
@@ -313,7 +313,7 @@ def test_an_edit_of_the_rows_has_pods_and_nodes_read_anew(api: ApiDouble) -> Non
     path = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
 
     def edit(rows: str) -> None:
-        data = {"gpu_quota": "", "gpu_models": rows}
+        data = {"gpu_quota": "{}", "gpu_models": rows}
         api.store(path, {"metadata": {"name": "gpuquota", "namespace": "kube-system"}, "data": data})
         quota.reflector.relist()
 

@@ -274,7 +274,7 @@ def test_whose_claims_pass_as_the_schedulers_is_a_setting_that_names_all_of_them
 
 
 def test_so_do_those_of_the_schedulers_that_a_scheme_names() -> None:
-    settings = {"gpu_quota": "", "gpu_schemes": "hami: {service_accounts: [hami-system/hami-scheduler]}"}
+    settings = {"gpu_quota": "{}", "gpu_schemes": "hami: {service_accounts: [hami-system/hami-scheduler]}"}
     server, hami = Server(), UserInfo("system:serviceaccount:hami-system:hami-scheduler")
     assert server.validate(claim(), user_info=hami).outcome == "not-pinned"
     server.policy = msgspec.structs.replace(server.policy, resources=parse_config(settings).resources)

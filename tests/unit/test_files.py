@@ -62,7 +62,7 @@ def test_a_quota_file(text: str, path: Path) -> None:
 
 
 def test_a_config_maps_further_keys_are_read_too(path: Path) -> None:
-    path.write_text('{kind: ConfigMap, data: {gpu_quota: "", gpu_units: "{a.b/c: {cards: 1}}"}}')
+    path.write_text('{kind: ConfigMap, data: {gpu_quota: "{}", gpu_units: "{a.b/c: {cards: 1}}"}}')
     assert read_quota(path).resources.own_units == {"a.b/c": Charge(100, 0, 100)}
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from tests.builders import MODEL, POOL, nodes, review
 from vcuda.admission_review import AdmissionResponse, GroupVersionKind
@@ -18,7 +19,7 @@ from vcuda.quota.model import Charge, Limit, NamespaceQuota, Quota, Usage
 from vcuda.requests.resources import BUILT_IN
 from webhook.ledger.ledgers import MemoryLedgers
 from webhook.review.context import PolicySnapshot
-from webhook.review.quota_edit import MOST_WARNINGS, check_edit
+from webhook.review.quota_edit import MOST_LOGGED, MOST_WARNINGS, check_edit
 
 PLACE = QuotaPlace("kube-system", "gpuquota", "gpu_quota")
 CONFIG_MAP = GroupVersionKind(version="v1", kind="ConfigMap")
@@ -71,8 +72,37 @@ def test_other_objects_are_ignored(fields: dict[str, Any]) -> None:
     assert edited("{{{", **fields) == AdmissionResponse("ignored")
 
 
+def test_a_deletion_says_how_many_namespaces_lose_their_limits() -> None:
+    limits = NamespaceQuota({"M40": Limit(100)})
+    before = PolicySnapshot(Quota({"team-a": limits, "team-b": limits}, limits), NODES)
+    answer = edited("{{{", before, operation="DELETE", object=msgspec.Raw(b"null"))
+    [warning] = answer.warnings
+    assert warning.endswith("has a GPU quota; 3 entries lose their effect")
+
+
+def test_an_edit_warns_of_what_it_takes_away_and_logs_each_change_once() -> None:
+    before = PolicySnapshot(Quota({"team-a": NamespaceQuota({"M40": Limit(800)})}), NODES)
+    with capture_logs() as logged:
+        answer = edited("team-b: {quota: {M40: 1}}", before)
+    assert answer.warnings == ["team-a: loses its entry (M40: 8 cards); no limit applies"]
+    changed = [(line["path"], line["before"], line["after"]) for line in logged]
+    assert changed == [("team-a", "M40: 8 cards", ""), ("team-b", "", "M40: 1 card")]
+
+
+def test_a_dry_run_of_an_edit_logs_nothing() -> None:
+    with capture_logs() as logged:
+        assert edited("team-b: {quota: {M40: 1}}", dry_run=True).allowed
+    assert logged == []
+
+
+def test_of_very_many_changes_only_the_first_are_logged() -> None:
+    with capture_logs() as logged:
+        edited("".join(f"team-{number}: {{quota: {{M40: 1}}}}\n" for number in range(MOST_LOGGED + 7)))
+    assert (len(logged), logged[-1]["more_changes"]) == (MOST_LOGGED + 1, 7)
+
+
 def test_deletion_is_allowed_with_a_warning() -> None:
-    warning = "without this ConfigMap no namespace has a GPU quota"
+    warning = "without this ConfigMap no namespace has a GPU quota; 0 entries lose their effect"
     answer = edited("{{{", operation="DELETE", object=msgspec.Raw(b"null"))
     assert answer == AdmissionResponse("quota-deleted", warnings=[warning])
 
@@ -131,9 +161,9 @@ NO_NODE = f"no node has this model in label {MODEL}"
         ("team-a: {quota: {M4O: 8}}", [f"team-a.quota.M4O: {NO_NODE} (known: M40, P100)"]),
         ("team-a: {quota: {M40: 8}, pool: [lab, publik]}", [f"team-a.pool: no node has pool publik in label {POOL}"]),
         ("'*': {quota: {V100: 1}}", [f"*.quota.V100: {NO_NODE} (known: M40, P100)"]),
-        ("", []),
+        ("{}", []),
     ],
-    ids=["known", "a model that no node has", "a pool that no node has", "in the default", "an empty document"],
+    ids=["known", "a model that no node has", "a pool that no node has", "in the default", "a document of nobody"],
 )
 def test_names_that_no_node_has(document: str, told: list[str]) -> None:
     assert warnings(document) == told

@@ -25,7 +25,7 @@ NAMES = {"renamed": "nvidia", "sandboxed": "kata-qemu-nvidia-gpu-snp", "plain": 
 
 def validated(manifest: Manifest, *allow: Allowance, units: str = "", **policy: Any) -> AdmissionResponse:
     quota = NamespaceQuota({"M40": Limit(800)}, allow=frozenset(allow))
-    known = parse_config({"gpu_quota": "", **({"gpu_units": units} if units else {})}).resources
+    known = parse_config({"gpu_quota": "{}", **({"gpu_units": units} if units else {})}).resources
     asked = msgspec.structs.replace(policy_for(quota), resources=known, **policy)
     return Webhook(asked).validate({**manifest, "spec": {**manifest["spec"], "affinity": held_to("M40")}})
 

@@ -31,7 +31,7 @@ QUOTA = NamespaceQuota({"M40": Limit(800)})
 
 
 def known(schemes: str, **data: str) -> GpuResources:
-    return parse_config({"gpu_quota": "", "gpu_schemes": schemes, **data}).resources
+    return parse_config({"gpu_quota": "{}", "gpu_schemes": schemes, **data}).resources
 
 
 def webhook(schemes: str, scheduler: str | None = None, **data: str) -> Webhook:

@@ -32,7 +32,7 @@ MIXED = cluster(h1=("A100", HAMI), p1=("A100", {}), h2=("A100", HAMI))
 
 SETTINGS = parse_config(
     {
-        "gpu_quota": "",
+        "gpu_quota": "{}",
         "gpu_schemes": "{hami: {scheduler: hami-scheduler}, vgpu-manager: {scheduler: vgpu-scheduler}}",
     }
 ).resources

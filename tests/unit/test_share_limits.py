@@ -70,7 +70,7 @@ VARIABLES = pytest.mark.parametrize(
 def faults_of(manifest: Manifest, *allow: Allowance, units: str = "") -> list[str]:
     """Return the paths of the faults where claims are charged."""
     quota = NamespaceQuota({"M40": Limit(800)}, allow=frozenset(allow))
-    known = parse_config({"gpu_quota": "", **({"gpu_units": units} if units else {})}).resources
+    known = parse_config({"gpu_quota": "{}", **({"gpu_units": units} if units else {})}).resources
     policy = policy_for(quota)
     claims = ClaimPolicy.of(NO_DEVICES, policy.nodes.model_of, Quota({"team-a": quota}), known)
     asked = msgspec.structs.replace(policy, resources=known, claims=claims)

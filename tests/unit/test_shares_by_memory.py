@@ -20,7 +20,7 @@ CARD_MEMORY = "{A100: {memory: 40Gi}, T4: {memory: 15Gi, products: [Tesla-T4]}, 
 
 
 def configured(schemes: str = BY_MEMORY, models: str = CARD_MEMORY) -> GpuResources:
-    return parse_config({"gpu_quota": "", "gpu_schemes": schemes, "gpu_models": models}).resources
+    return parse_config({"gpu_quota": "{}", "gpu_schemes": schemes, "gpu_models": models}).resources
 
 
 def charged(limits: dict[str, int], model: str, known: GpuResources) -> Charge:

@@ -34,7 +34,7 @@ deviceclass/rdma.example.com: {}
 
 
 def known(units: str = OWN, **data: str) -> GpuResources:
-    return parse_config({"gpu_quota": "", "gpu_units": units, **data}).resources
+    return parse_config({"gpu_quota": "{}", "gpu_units": units, **data}).resources
 
 
 @cases(
@@ -235,7 +235,7 @@ def test_whatever_stands_there_is_read_or_refused_with_a_path(text: str, key: st
     read = GpuResources()
     faults: tuple[Fault, ...] = ()
     try:
-        read = parse_config({"gpu_quota": "", key: text}).resources
+        read = parse_config({"gpu_quota": "{}", key: text}).resources
     except QuotaFault as refused:
         faults = refused.faults
     assert all(fault.path.removeprefix("data.").startswith(key) and fault.message for fault in faults)

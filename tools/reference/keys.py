@@ -111,6 +111,11 @@ OURS = {
     "gaia.tencent.com/gpu-pool": Told(
         "label of a node", "read by all parts", "The pool of the node; `--pool-label` names another."
     ),
+    "nvidia.com/gpu.count": Told(
+        "label of a node",
+        "set by GPU feature discovery, read by the webhook",
+        "The number of the node's cards. An edit of the quota that allows more cards than there are is a warning.",
+    ),
     "kubernetes.io/hostname": Told(
         "label of a node",
         "read by the webhook",

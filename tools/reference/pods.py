@@ -286,7 +286,7 @@ def _malformed() -> list[Told]:
 def _beside(manifest: Manifest) -> str:
     """What is told of a pod that reaches GPUs beside the count."""
     schedulers = "{hami: {scheduler: hami-scheduler}, vgpu-manager: {scheduler: vgpu-scheduler}}"
-    resources = parse_config({"gpu_quota": "", "gpu_schemes": schedulers}).resources
+    resources = parse_config({"gpu_quota": "{}", "gpu_schemes": schedulers}).resources
     policy = msgspec.structs.replace(policy_for(TEAM), resources=resources)
     return asyncio.run(mutate(review(manifest), policy, MemoryLedgers(), RecentChoices(), ReviewDeadline())).message
 

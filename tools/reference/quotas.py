@@ -16,7 +16,7 @@ from vcuda.claims.charges import ClaimPolicy
 from vcuda.claims.devices import ClassFacts, Devices
 from vcuda.errors import MOST_FAULTS, QuotaFault, Unavailable
 from vcuda.kube import QuotaPlace
-from vcuda.placement.nodes import Nodes
+from vcuda.placement.nodes import COUNT_LABEL, Nodes
 from vcuda.quota.document import MAX_NAMESPACES
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage
 from vcuda.quota.yaml import MAX_DEPTH, MAX_ENTRIES, MAX_TEXT
@@ -71,6 +71,8 @@ VALUES = (
 """Documents that can be read, and mean nothing."""
 
 _FURTHER = (
+    ("gpu_unit", "{}"),
+    ("gpu_x", "{}"),
     (SCHEME_SETTINGS, "{hami: {default_cores: half}}"),
     (UNITS, "{nvidia.com/gpu: {cards: 1}}"),
     (UNITS, "{nvidia.com/mig-1g.5gb: {cards: 1}}"),
@@ -157,13 +159,14 @@ def _edited(
     operation: str = "UPDATE",
     ledgers: Ledgers | None = None,
     limits: Mapping[str, Limit] | None = None,
+    nodes: Nodes = NODES,
 ) -> AdmissionResponse:
     """The answer to an edit, of a quota of eight M40 unless told otherwise."""
     place = QuotaPlace()
     kind = GroupVersionKind(version="v1", kind="ConfigMap")
     raw = msgspec.Raw(msgspec.json.encode({"data": data}))
     request = review(None, place.namespace, kind=kind, name=place.name, operation=operation, object=raw)
-    policy = policy_for(NamespaceQuota(limits or {"M40": Limit(800)}), NODES)
+    policy = policy_for(NamespaceQuota(limits or {"M40": Limit(800)}), nodes)
     devices = Devices(classes={"gpu.nvidia.com": ClassFacts(extended_resource=PLAIN_CARDS)})
     claims = ClaimPolicy.of(devices, NODES.model_of, policy.quota, policy.resources)
     policy = msgspec.structs.replace(policy, claims=claims)
@@ -210,9 +213,16 @@ def _warnings() -> Iterator[Told]:
     with mock.patch.object(quota_edit, "COMPARING_SECONDS", 0):
         late = _edited(_document("team-a: {quota: {M40: 2}}")).warnings[0]
     yield Told(late, "Compare by `kubectl gpuquota -A`, once the edit is made.")
-    system = _edited(_document("kube-system: {quota: {M40: 2}}")).warnings[0]
+    system = _edited(_document("kube-system: {quota: {M40: 2}}")).warnings[-1]
     yield Told(system, "Leave the entry out, unless its usage is all that you want to see.")
-    worth = {**_document(""), MODELS: "{M40: {cards: 0.5}}"}
+    lost = _edited(_document("team-b: {quota: {M40: 1}}")).warnings[0]
+    yield Told(lost, "See that the entry was not removed or renamed by mistake.")
+    softer = _edited(_document("team-a: {quota: {M40: 8}, mode: warn}")).warnings[0]
+    yield Told(softer, "See that pods over the limit are to be admitted.")
+    counted = Nodes.of({"one": {MODEL: "M40", COUNT_LABEL: "4"}}, NODES.keys)
+    for told in _edited(_document("team-a: {quota: {M40: 800}}"), nodes=counted).warnings:
+        yield Told(told, slip)
+    worth = {**_document("team-a: {quota: {M40: 8}}"), MODELS: "{M40: {cards: 0.5}}"}
     yield Told(_edited(worth).warnings[-1], "Leave `cards` out, or `extendedResourceName` in that class.")
     yield Told(_edited(_document(many)).warnings[-1], "Look at those that are named first.")
     yield Told(_edited({}, "DELETE").warnings[0], "Nothing, if that is meant; pods that run stay.")

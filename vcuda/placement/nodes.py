@@ -1,5 +1,7 @@
 """The cluster's nodes: their models, labels and registers."""
 
+import functools
+import re
 from collections.abc import Mapping, Set
 from types import MappingProxyType
 
@@ -11,8 +13,13 @@ from vcuda.placement.free_cards import FreeCardsByPool
 from vcuda.placement.registers import Registers
 from vcuda.requests.resources import NO_ROWS, CardModels
 
+COUNT_LABEL = "nvidia.com/gpu.count"
+"""The label in which GPU feature discovery writes the number of a node's cards."""
 
-class Nodes(msgspec.Struct, frozen=True):
+_COUNT = re.compile(r"[0-9]{1,4}", re.ASCII)
+
+
+class Nodes(msgspec.Struct, frozen=True, dict=True):
     """The cluster's nodes."""
 
     keys: NodeLabels = NodeLabels()
@@ -72,6 +79,18 @@ class Nodes(msgspec.Struct, frozen=True):
     def having(self, model: str) -> int:
         """Return the nodes of a model, as a set of ``index``."""
         return self.index.having(self.keys.model, self.label_values(model))
+
+    @functools.cached_property
+    def cards(self) -> Mapping[str, int]:
+        """The cards by model, for the models of which every node says how many it has: by a register, or by a label."""
+        found: dict[str, list[int | None]] = {}
+        for name, labels in self.labels.items():
+            if (model := self.model_of(name)) is not None:
+                register = next(iter(self.registers.get(name, {}).values()), None)
+                count = labels.get(COUNT_LABEL, "")
+                listed = int(count) if _COUNT.fullmatch(count) else None
+                found.setdefault(model, []).append(len(register.cards) if register else listed)
+        return {model: sum(filter(None, counts)) for model, counts in found.items() if None not in counts}
 
     def label_values(self, model: str) -> tuple[str, ...]:
         """Return the known values of the model label for this model, on nodes or in the quota's rows."""

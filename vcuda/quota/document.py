@@ -386,6 +386,12 @@ def _read_entries(tree: Plain) -> dict[str, _NamespaceEntry]:
     return _DOCUMENT.validate_python(tree)
 
 
+def is_empty(text: str) -> bool:
+    """Return whether a text has no document: it is blank, or has only comments."""
+    lines = (line.strip() for line in text.splitlines())
+    return all(not line or line.startswith("#") or line in ("---", "...") for line in lines)
+
+
 def parse_quota(text: str, system: frozenset[str] = SYSTEM_NAMESPACES) -> Quota:
     """Return the quota that ``text`` says; an empty text limits nobody.
 

@@ -20,6 +20,9 @@ from vcuda.requests.schemes import SCHEMES
 
 QUOTA, UNITS, DOMAINS, SCHEME_SETTINGS, MODELS = "gpu_quota", "gpu_units", "gpu_domains", "gpu_schemes", "gpu_models"
 """The keys of the ConfigMap. The key of the quota can be set to another name."""
+KEYS = (UNITS, DOMAINS, SCHEME_SETTINGS, MODELS)
+PREFIX = "gpu_"
+"""The beginning of our keys. The ConfigMap may have others, which are ignored."""
 
 T = TypeVar("T")
 
@@ -49,6 +52,12 @@ def parse_config(
             faults.extend(fault.faults if name == key else (_placed(name, each) for each in fault.faults))
             return otherwise
 
+    for name in data.keys() - {key, *KEYS}:
+        if name.startswith(PREFIX):
+            hint = document.suggestion(name, KEYS) or f"the keys are {', '.join((key, *KEYS))}"
+            faults.append(Fault(f"data.{name}", f"unknown key; {hint}"))
+    if key in data and document.is_empty(data[key]):
+        faults.append(Fault(f"data.{key}", "is empty; write {} if no namespace is to be limited"))
     if key not in data:
         faults.append(Fault(f"data.{key}", "is required; write the quota document there"))
     quota = read(key, lambda text: document.parse_quota(text, system), Quota())

@@ -1,14 +1,17 @@
 """/quota: refuses a malformed quota document when it is edited, and warns of what looks wrong in a good one."""
 
+import itertools
 import time
 from collections.abc import Iterator
 from http import HTTPStatus
 
 import msgspec
+import structlog
 
 from vcuda import errors, k8s_types, kube
 from vcuda.admission_review import AdmissionRequest, AdmissionResponse
 from vcuda.ledger.ledger import NO_LIMIT
+from vcuda.quota import changes
 from vcuda.quota.model import CORES_PER_CARD, UNASKED_NAMESPACES, NamespaceQuota, Quota, cards
 from vcuda.requests.config import parse_config
 from vcuda.requests.resources import PLAIN_CARDS, GpuResources
@@ -17,6 +20,9 @@ from webhook.review import context
 
 # The API server cuts off all warnings of an answer together at 4 KiB.
 MOST_WARNINGS = 20
+
+# A document may change ten thousand entries at once.
+MOST_LOGGED = 50
 
 # To read one ledger takes milliseconds, and a document may change thousands: past the API server's own timeout the edit
 # would be refused, each time it is tried.
@@ -40,7 +46,7 @@ async def check_edit(
     if request.kind.kind != "ConfigMap" or (request.namespace, request.name) != (place.namespace, place.name):
         return AdmissionResponse("ignored")
     if request.operation == "DELETE":
-        return AdmissionResponse("quota-deleted", warnings=["without this ConfigMap no namespace has a GPU quota"])
+        return AdmissionResponse("quota-deleted", warnings=[_deleted(policy)])
     try:
         data = _CONFIG_MAP.decode(request.object).data or {}
     except k8s_types.UNDECODABLE as error:
@@ -55,10 +61,29 @@ async def check_edit(
     if policy:
         policy = msgspec.structs.replace(policy, nodes=policy.nodes.named_by(read.resources.models))
     compared = await _compared(quota, policy, charged, time.monotonic() + COMPARING_SECONDS, check)
-    warnings = [*compared, *_doubts(quota, policy), *_without_effect(read.resources, policy)]
+    old = policy.quota if policy else quota
+    if not request.dry_run:
+        _log_changes(request, old, quota)
+    grown = changes.beyond(old, quota, policy.nodes.cards if policy else {})
+    weaker = changes.weakened(old, quota)
+    warnings = [*compared, *weaker, *grown, *_doubts(quota, policy), *_without_effect(read.resources, policy)]
     if len(warnings) > MOST_WARNINGS:
         warnings[MOST_WARNINGS:] = [f"and {len(warnings) - MOST_WARNINGS} more warnings"]
     return AdmissionResponse("quota-accepted", warnings=warnings)
+
+
+def _deleted(policy: context.PolicySnapshot | None) -> str:
+    lost = len(policy.quota.namespaces) + (policy.quota.default is not None) if policy else 0
+    return f"without this ConfigMap no namespace has a GPU quota; {lost} entries lose their effect"
+
+
+def _log_changes(request: AdmissionRequest, old: Quota, new: Quota) -> None:
+    log = structlog.get_logger().bind(by=request.user_info.username, uid=request.uid)
+    different = changes.changes(old, new)
+    for change in itertools.islice(different, MOST_LOGGED):
+        log.info("quota edited", path=change.path, before=change.before, after=change.after)
+    if left := sum(1 for _ in different):
+        log.info("quota edited", more_changes=left)
 
 
 def _refused(place: kube.QuotaPlace, faults: tuple[errors.Fault, ...]) -> AdmissionResponse:

@@ -1,0 +1,136 @@
+"""Edits of the quota as changes: what the author is warned of, and what the log says."""
+
+import pytest
+from hypothesis import given, strategies as st
+
+from tests.builders import LABELS, MODEL
+from vcuda.errors import QuotaFault
+from vcuda.placement.nodes import COUNT_LABEL, Nodes
+from vcuda.placement.registers import Card, Register
+from vcuda.quota.changes import beyond, changes, weakened
+from vcuda.quota.document import parse_quota
+from vcuda.quota.model import Quota
+from vcuda.requests.config import parse_config
+
+OLD = parse_quota("team-a: {quota: {A100: 8, T4: {cards: 4, memory: 64Gi}}}\nteam-b: {mode: warn, quota: {A100: 2}}")
+NODES = {"A100": 16}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("team-b: {mode: warn, quota: {A100: 2}}", ["team-a: A100: 8 cards, T4: 4 cards, 65536 MiB -> nothing"]),
+        (
+            "team-a: {quota: {A100: 800, L4: 1}, pool: [lab]}\nteam-b: {quota: {A100: 2}}\nteam-c: {quota: {}}",
+            [
+                "team-a.quota.A100: 8 cards -> 800 cards",
+                "team-a.quota.T4: 4 cards, 65536 MiB -> nothing",
+                "team-a.quota.L4: nothing -> 1 card",
+                'team-a.pools: [] -> ["lab"]',
+                'team-b.mode: "warn" -> "enforce"',
+                "team-c: nothing -> no model",
+            ],
+        ),
+    ],
+    ids=["an entry that is gone", "values"],
+)
+def test_each_change_is_named_by_its_path_with_the_old_and_the_new_value(text: str, expected: list[str]) -> None:
+    assert [str(change) for change in changes(OLD, parse_quota(text))] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "team-b: {mode: warn, quota: {A100: 2}}",
+            ["team-a: loses its entry (A100: 8 cards, T4: 4 cards, 65536 MiB); no limit applies"],
+        ),
+        (
+            "team-a: {quota: {}}\n'*': {quota: {}}",
+            ['team-b: loses its entry (warn, A100: 2 cards); the entry "*" applies'],
+        ),
+        ("team-a: {mode: audit, quota: {}}\nteam-b: {mode: warn, quota: {}}", ["team-a.mode: was enforce, is audit"]),
+        ("team-a: {quota: {}}\nteam-b: {quota: {}}", []),
+    ],
+    ids=["a lost entry", "a default instead", "a softer mode", "a stricter mode"],
+)
+def test_an_entry_that_is_lost_or_softened_is_a_warning(text: str, told: list[str]) -> None:
+    assert list(weakened(OLD, parse_quota(text))) == told
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "team-a: {quota: {A100: 800}}",
+            [
+                "team-a.quota.A100: was 8 cards, is 800 cards; the nodes have 16 cards",
+                "A100: the limits add up to 800 cards, were 10 cards; the nodes have 16 cards",
+            ],
+        ),
+        (
+            "team-a: {quota: {A100: 9}}\nteam-b: {quota: {A100: 8}}",
+            ["A100: the limits add up to 17 cards, were 10 cards; the nodes have 16 cards"],
+        ),
+        ("team-a: {quota: {A100: 16}}", []),
+        ("team-a: {quota: {T4: 100000}}", []),
+    ],
+    ids=["one entry", "the sum", "all the cards", "a model whose nodes do not say"],
+)
+def test_more_cards_than_the_nodes_have_are_a_warning(text: str, told: list[str]) -> None:
+    assert list(beyond(OLD, parse_quota(text), NODES)) == told
+
+
+def test_a_limit_that_was_too_high_before_is_no_warning_again() -> None:
+    high = parse_quota("team-a: {quota: {A100: 800}}")
+    assert list(beyond(high, parse_quota("team-a: {quota: {A100: 700}}"), NODES)) == []
+
+
+ENTRIES = st.dictionaries(
+    st.sampled_from(["team-a", "team-b", "'*'"]),
+    st.tuples(st.sampled_from(["enforce", "warn", "audit"]), st.integers(0, 3)),
+)
+
+
+def written(entries: dict[str, tuple[str, int]]) -> Quota:
+    lines = (f"{name}: {{mode: {mode}, quota: {{A100: {cards}}}}}" for name, (mode, cards) in entries.items())
+    return parse_quota("\n".join(lines))
+
+
+@given(ENTRIES, ENTRIES)
+def test_two_documents_without_a_change_are_equal(
+    one: dict[str, tuple[str, int]], other: dict[str, tuple[str, int]]
+) -> None:
+    old, new = written(one), written(other)
+    equal = (old.namespaces, old.default) == (new.namespaces, new.default)
+    assert (list(changes(old, new)) == []) == equal
+
+
+def test_the_cards_of_a_model_are_known_if_each_of_its_nodes_says_how_many_it_has() -> None:
+    labels = {
+        "listed": {MODEL: "A100", COUNT_LABEL: "8"},
+        "registered": {MODEL: "A100"},
+        "silent": {MODEL: "T4"},
+        "counted": {MODEL: "T4", COUNT_LABEL: "2"},
+        "odd": {MODEL: "L4", COUNT_LABEL: "many"},
+        "other": {},
+    }
+    register = Register.of(*(Card(f"GPU-{number}", "NVIDIA A100") for number in range(4)))
+    assert Nodes.of(labels, LABELS, {"registered": {"hami": register}}).cards == {"A100": 12}
+
+
+@pytest.mark.parametrize("text", ["", "  \n", "# team-a: {}\n---\n", "---\n...\n"])
+def test_a_document_without_content_is_rejected_since_it_would_lift_every_limit(text: str) -> None:
+    with pytest.raises(QuotaFault, match=r"data.gpu_quota: is empty; write \{\} if no namespace is to be limited"):
+        parse_config({"gpu_quota": text})
+    assert not parse_config({"gpu_quota": "{}"}).quota.namespaces
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"), [("gpu_unit", "did you mean `gpu_units`?"), ("gpu_x", "the keys are gpu_quota")]
+)
+def test_an_unknown_key_of_ours_is_rejected(key: str, hint: str) -> None:
+    with pytest.raises(QuotaFault) as refused:
+        parse_config({"gpu_quota": "{}", key: "{}", "notes.txt": "kept"})
+    [fault] = refused.value.faults
+    assert str(fault).startswith(f"data.{key}: unknown key; {hint}")

@@ -1,0 +1,109 @@
+"""The differences between two quotas: for the log, and as warnings for the author of an edit."""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from vcuda.quota.model import CORES_PER_CARD, Limit, Mode, NamespaceQuota, Quota, cards, mebibytes
+
+DEFAULT = "*"
+
+_STRICTNESS = {Mode.AUDIT: 0, Mode.WARN: 1, Mode.ENFORCE: 2}
+
+
+class Change(NamedTuple):
+    """One value that differs, by its path in the document. An empty text stands for no value."""
+
+    path: str
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.before or 'nothing'} -> {self.after or 'nothing'}"
+
+
+def changes(old: Quota, new: Quota) -> Iterator[Change]:
+    """Yield every difference, in the order of the entries."""
+    before, after = _entries(old), _entries(new)
+    for namespace in dict.fromkeys((*before, *after)):
+        was, will = before.get(namespace), after.get(namespace)
+        if was == will:
+            continue
+        if was is None or will is None:
+            yield Change(namespace, _entry(was), _entry(will))
+        else:
+            yield from _within(namespace, was, will)
+
+
+def _within(namespace: str, was: NamespaceQuota, will: NamespaceQuota) -> Iterator[Change]:
+    for model in dict.fromkeys((*was.limits, *will.limits)):
+        pair = _limit(was.limits.get(model)), _limit(will.limits.get(model))
+        if pair[0] != pair[1]:
+            yield Change(f"{namespace}.quota.{model}", *pair)
+    others = [name for name in NamespaceQuota.__struct_fields__ if name != "limits"]
+    for name in others:
+        pair = _plain(getattr(was, name)), _plain(getattr(will, name))
+        if pair[0] != pair[1]:
+            yield Change(f"{namespace}.{name}", *pair)
+
+
+def weakened(old: Quota, new: Quota) -> Iterator[str]:
+    """Yield a warning for each namespace that loses its entry, and for each entry with a softer mode."""
+    before, after = _entries(old), _entries(new)
+    for namespace, was in before.items():
+        will = after.get(namespace)
+        if will is None:
+            instead = f'the entry "{DEFAULT}" applies' if new.default and namespace != DEFAULT else "no limit applies"
+            yield f"{namespace}: loses its entry ({_entry(was)}); {instead}"
+        elif _STRICTNESS[will.mode] < _STRICTNESS[was.mode]:
+            yield f"{namespace}.mode: was {was.mode}, is {will.mode}"
+
+
+def beyond(old: Quota, new: Quota, cards_of: Mapping[str, int]) -> Iterator[str]:
+    """Yield a warning for each raised limit, and each raised sum, of more cards than the nodes have.
+
+    ``cards_of``: the cards on nodes by model, for the models of which every node says how many it has.
+    """
+    before, after = _entries(old), _entries(new)
+    for namespace, entry in after.items():
+        for model, limit in entry.limits.items():
+            was = before[namespace].limits.get(model, Limit(0)) if namespace in before else Limit(0)
+            if model in cards_of and limit.cores > max(was.cores, cards_of[model] * CORES_PER_CARD):
+                values = f"was {cards(was.cores)}, is {cards(limit.cores)}"
+                yield f"{namespace}.quota.{model}: {values}; {_have(model, cards_of)}"
+    for model in sorted(cards_of):
+        was_sum, is_sum = (sum(_of(model, entry) for entry in each.values()) for each in (before, after))
+        if is_sum > max(was_sum, cards_of[model] * CORES_PER_CARD):
+            yield f"{model}: the limits add up to {cards(is_sum)}, were {cards(was_sum)}; {_have(model, cards_of)}"
+
+
+def _have(model: str, cards_of: Mapping[str, int]) -> str:
+    return f"the nodes have {cards(cards_of[model] * CORES_PER_CARD)}"
+
+
+def _of(model: str, entry: NamespaceQuota) -> int:
+    return entry.limits[model].cores if model in entry.limits else 0
+
+
+def _entries(quota: Quota) -> Mapping[str, NamespaceQuota]:
+    return {**quota.namespaces, **({DEFAULT: quota.default} if quota.default else {})}
+
+
+def _entry(entry: NamespaceQuota | None) -> str:
+    if entry is None:
+        return ""
+    limits = ", ".join(f"{model}: {_limit(limit)}" for model, limit in entry.limits.items()) or "no model"
+    return limits if entry.mode is Mode.ENFORCE else f"{entry.mode}, {limits}"
+
+
+def _limit(limit: Limit | None) -> str:
+    if limit is None:
+        return ""
+    return cards(limit.cores) if limit.memory is None else f"{cards(limit.cores)}, {mebibytes(limit.memory)}"
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, frozenset):
+        value = sorted(value)
+    return msgspec.json.encode(value, enc_hook=str).decode()
