@@ -76,7 +76,7 @@ def test_nothing_to_check_is_no_failure(directory: Path) -> None:
         ("kind: Pod", "Error: {path}, document 1: malformed: it has no pod spec\n"),
     ],
 )
-def test_bad_manifests(directory: Path, text: str, message: str) -> None:
+def test_a_bad_manifest_is_exit_status_2_with_its_file(directory: Path, text: str, message: str) -> None:
     result = check(directory, text=text)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(message.format(path=directory / "pods.yaml"))
@@ -101,7 +101,7 @@ def test_a_bad_quota_is_named_fault_by_fault(directory: Path) -> None:
         pytest.param(["check", "--quota", "{quota}", "-o", "xml", "{quota}"], id="an unknown output"),
     ],
 )
-def test_bad_arguments(directory: Path, arguments: list[str]) -> None:
+def test_a_bad_argument_is_exit_status_2(directory: Path, arguments: list[str]) -> None:
     quota = str(directory / "quota.yaml")
     result = CliRunner().invoke(main, [argument.format(quota=quota) for argument in arguments])
     assert result.exit_code == 2
@@ -110,7 +110,7 @@ def test_bad_arguments(directory: Path, arguments: list[str]) -> None:
 # Input
 
 
-def test_manifests_from_standard_input(directory: Path) -> None:
+def test_manifests_are_read_from_standard_input(directory: Path) -> None:
     quota = str(directory / "quota.yaml")
     result = CliRunner().invoke(main, ["check", "--quota", quota, "-n", "team-a", "-"], input=yaml.safe_dump(cards(9)))
     assert result.exit_code == 1
@@ -143,7 +143,7 @@ def test_several_files_share_one_quota_and_options_may_come_from_the_environment
         pytest.param(cards(9, annotations={"kubernetes.io/config.mirror": ""}), "1 refused M40", id="a forged mirror"),
     ],
 )
-def test_one_pod(directory: Path, manifest: Manifest, decided: str) -> None:
+def test_a_pod_is_decided_as_the_webhook_decides_it(directory: Path, manifest: Manifest, decided: str) -> None:
     assert decisions(directory, manifest) == [decided]
 
 
@@ -182,14 +182,14 @@ def test_workloads_are_decided_beside_those_before_them(directory: Path) -> None
     assert found == ["1 admitted M40", "1 admitted P100", "1 refused M40", "1 admitted A100"]
 
 
-def test_nodes_from_a_file(directory: Path) -> None:
+def test_a_model_with_a_node_comes_before_one_without(directory: Path) -> None:
     """Of models with room, one that has a node now comes first."""
     nodes = directory / "nodes.yaml"
     nodes.write_text(yaml.safe_dump({"kind": "Node", "metadata": {"name": "a", "labels": {MODEL: "P100"}}}))
     assert decisions(directory, cards(1), options=("--nodes", str(nodes))) == ["1 admitted P100"]
 
 
-def test_settable_labels_and_scheduler(directory: Path) -> None:
+def test_the_labels_and_the_scheduler_can_be_set(directory: Path) -> None:
     options = ("--model-label", "x/model", "--pool-label", "x/pool", "--scheduler-name", "gpu-scheduler")
     selects = {"nodeSelector": {"x/model": "P100", POOL: "elsewhere"}}
     (row,) = rows(check(directory, cards(1, **selects), options=("-o", "json", *options)))
@@ -200,7 +200,7 @@ def test_settable_labels_and_scheduler(directory: Path) -> None:
 # Output
 
 
-def test_rows_in_json(directory: Path) -> None:
+def test_json_has_every_field_of_a_row(directory: Path) -> None:
     half = vcuda_pod({"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 4})
     m40 = "M40 in namespace team-a, requested: 9 cards, used: 0.5 (0.5 pending), limited: 8, can never fit"
     p100 = "P100 in namespace team-a, requested: 9 cards, used: 0 (0 pending), limited: 2, can never fit"

@@ -134,7 +134,7 @@ def test_a_share_by_what_is_published_of_its_model(slices: list[object], expecte
         pytest.param(entry("mig-manager"), CARD, id="no partition is there yet: it could be any"),
     ],
 )
-def test_mig_partitions_by_profile(asked: Manifest, expected: Charge) -> None:
+def test_a_mig_partition_is_charged_by_its_profile(asked: Manifest, expected: Charge) -> None:
     assert charged(asked) == expected
 
 

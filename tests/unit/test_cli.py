@@ -24,7 +24,7 @@ from webhook.cli import main as webhook
         (":8080", ("", 8080)),
     ],
 )
-def test_addresses(text: str, expected: tuple[str, int]) -> None:
+def test_an_address_is_a_host_and_a_port(text: str, expected: tuple[str, int]) -> None:
     assert parse_address(text) == expected
 
 
@@ -35,7 +35,7 @@ HOSTS = ["[::1", "[]", "[here]", "[::g]", "a:b", "[[::1]]", "a..b", "a" * 64]
 @pytest.mark.parametrize(
     "text", ["", "here", "8080", "::1", *(f"here:{port}" for port in PORTS), *(f"{host}:1" for host in HOSTS)]
 )
-def test_what_is_no_address(text: str) -> None:
+def test_what_is_no_address_is_bad_input(text: str) -> None:
     with pytest.raises(BadInput, match="is not HOST:PORT"):
         parse_address(text)
 
@@ -64,11 +64,11 @@ def test_a_number_that_is_none_is_bad_input(number: str) -> None:
     assert (result.exit_code, "Invalid value for '--grace'" in result.stderr) == (2, True), result.output
 
 
-def test_in_a_variable_too() -> None:
+def test_a_number_in_an_environment_variable_must_be_finite_too() -> None:
     result = CliRunner().invoke(controller, NODE, env={"VCUDA_GRACE": "nan"})
     assert (result.exit_code, "nan is no finite number." in result.stderr) == (2, True), result.output
 
 
 @pytest.mark.parametrize(("number", "expected"), [("0", 0.0), ("1.5", 1.5), ("10", 10.0)])
-def test_a_number_within_bounds(number: str, expected: float) -> None:
+def test_a_number_within_its_bounds_is_accepted(number: str, expected: float) -> None:
     assert FiniteRange(0, 10).convert(number, None, None) == expected

@@ -9,7 +9,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from hypothesis import settings, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from tests.api_double import ApiDouble, Delivery, Effect, Late, Script, delivered, lost_reply, lost_request
 from tests.extended import CARD_BLOCKS, UNBOUND_SECONDS, Leader, as_stored, on_card, pod_path, store_pod
@@ -214,5 +221,5 @@ class Placements(RuleBasedStateMachine):
         return deliver
 
 
-TestPlacements = Placements.TestCase
-TestPlacements.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+def test_no_order_of_calls_gives_a_card_over_what_it_has() -> None:
+    run_state_machine_as_test(Placements, settings=settings(max_examples=200, stateful_step_count=40, deadline=None))

@@ -35,7 +35,7 @@ def test_nodes_are_answered_with_the_very_nodes() -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"Nodes": None}, {"Nodes": {"items": None}}, {"NodeNames": []}])
-def test_no_nodes_are_none(fields: dict[str, Any]) -> None:
+def test_a_request_without_nodes_names_none(fields: dict[str, Any]) -> None:
     assert read(Pod=vcuda_pod(), **fields).names == ()
 
 

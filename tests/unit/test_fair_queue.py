@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from tests.waiting import PATIENT
 from vcuda.errors import Dropped, DropReason
@@ -199,4 +199,5 @@ class Machine(RuleBasedStateMachine):
         assert not (room and fits)
 
 
-TestMachine = Machine.TestCase
+def test_no_order_of_callers_exceeds_the_bounds_or_waits_for_nothing() -> None:
+    run_state_machine_as_test(Machine)

@@ -56,7 +56,7 @@ def test_a_file_that_cannot_be_read(content: bytes | None, path: Path) -> None:
     the_ConfigMap="kind: ConfigMap\ndata:\n  gpu_quota: |\n    team-a: {quota: {M40: 8}}",
     both='{"kind": "ConfigMap", "data": {"gpu_quota": "{\\"team-a\\": {\\"quota\\": {\\"M40\\": 8}}}"}}',
 )
-def test_a_quota_file(text: str, path: Path) -> None:
+def test_a_quota_file_is_the_document_or_its_config_map(text: str, path: Path) -> None:
     path.write_text(text)
     assert read_quota(path).quota.namespaces["team-a"].limits == {"M40": Limit(800)}
 
@@ -82,7 +82,7 @@ def test_a_config_map_without_a_quota(text: str, path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "team-a: {quota: {M40: -8}}", "team-a: {quota: {M40: 2024-13-45}}", "[" * 5000])
-def test_a_malformed_quota_file(text: str, path: Path) -> None:
+def test_a_malformed_quota_file_is_refused(text: str, path: Path) -> None:
     path.write_text(text)
     with pytest.raises(QuotaFault):
         read_quota(path)
@@ -91,7 +91,7 @@ def test_a_malformed_quota_file(text: str, path: Path) -> None:
 # Nodes and devices
 
 
-def test_a_nodes_file(path: Path) -> None:
+def test_nodes_without_a_label_are_read_too(path: Path) -> None:
     labelled = {"kind": "Node", "metadata": {"name": "a", "labels": {MODEL: "M40"}}}
     path.write_text(yaml.safe_dump({"kind": "List", "items": [labelled, {"kind": "Node", "metadata": {"name": "b"}}]}))
     found = read_stored(path, LABELS, BUILT_IN).nodes

@@ -20,7 +20,7 @@ def test_text_of_a_whole_number(written: str, number: str) -> None:
 
 
 @pytest.mark.parametrize(("written", "number"), [(0, 0), (100, 100), (100.0, 100)])
-def test_whole_number(written: str | float, number: int) -> None:
+def test_a_whole_number_is_read(written: str | float, number: int) -> None:
     assert parse_whole(written) == number
 
 
@@ -32,7 +32,7 @@ NOT_WHOLE: dict[str, tuple[str | float, ...]] = {
 
 
 @pytest.mark.parametrize(("why", "written"), [(why, each) for why, written in NOT_WHOLE.items() for each in written])
-def test_no_whole_number(why: str, written: str | float) -> None:
+def test_what_is_no_whole_number_is_refused_with_the_reason(why: str, written: str | float) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(str(written))} {why}$"):
         parse_whole(written)
 
@@ -47,7 +47,7 @@ NOT_QUANTITIES = (
     [*NOT_QUANTITIES.split(), "", " ", " 1", "1 ", "1\n", "1 k", "9" * 31, float("nan"), float("inf"), True],
     ids=repr,
 )
-def test_no_quantity(written: str | float) -> None:
+def test_what_is_no_quantity_is_refused(written: str | float) -> None:
     """What apimachinery refuses is refused, and so is what only Python takes for a number."""
     with pytest.raises(ValueError, match="is no quantity"):
         parse_quantity(written)

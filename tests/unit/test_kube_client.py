@@ -149,5 +149,5 @@ def test_a_body_is_read_though_its_connection_was_given_up_already() -> None:
         pytest.param(["", "299", '299 - "cut', "nothing of the kind"], (), id="malformed"),
     ],
 )
-def test_warnings(headers: list[str], texts: tuple[str, ...]) -> None:
+def test_the_texts_of_warning_headers_are_read(headers: list[str], texts: tuple[str, ...]) -> None:
     assert warnings_in(headers) == texts

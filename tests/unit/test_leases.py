@@ -52,7 +52,9 @@ def demand(seconds: float = 2.0, **grants: Sequence[Charge]) -> Demand:
         pytest.param(60, 80, 0, 12, 0, id="nothing over a limit that was lowered"),
     ],
 )
-def test_what_is_reserved(limit: int, used: int, beside: int, grants: int, reserved: int) -> None:
+def test_a_reservation_is_the_demand_of_five_seconds_within_a_part_of_the_room(
+    limit: int, used: int, beside: int, grants: int, reserved: int
+) -> None:
     others = {str(number): Reservation({}, 1) for number in range(beside)}
     ledger = Ledger({"M40": cards(used)}, reserved=others)
     quota = NamespaceQuota({"M40": Limit(100 * limit)})

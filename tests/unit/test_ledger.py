@@ -82,7 +82,7 @@ def test_models_do_not_share_a_limit() -> None:
         pytest.param(held(MOST_PENDING), CARD, Limit(800), id="crowded too: to come again would not help"),
     ],
 )
-def test_refused_with_every_figure(ledger: Ledger, asked: Pending, limit: Limit) -> None:
+def test_a_refusal_has_every_figure(ledger: Ledger, asked: Pending, limit: Limit) -> None:
     decision = admit(ledger, "new", asked, QUOTA, enforced=True)
     assert decision == Refused(Shortage(asked.model, asked.charge, ledger.usage(asked.model), limit))
 
@@ -141,7 +141,7 @@ def test_usage_of_every_charged_model() -> None:
         pytest.param(Limit(800), Charge(10, 10**6, 800), False, id="memory is not limited"),
     ],
 )
-def test_nearly_full(limit: Limit, used: Charge, nearly: bool) -> None:
+def test_from_nine_tenths_of_a_limit_on_it_is_nearly_full(limit: Limit, used: Charge, nearly: bool) -> None:
     assert Admitted(Ledger(), Usage(used), limit).nearly_full is nearly
 
 
@@ -184,7 +184,9 @@ OTHER = {"A100": Charge(9)}
         pytest.param(Ledger({}, ""), ObservedPods("1", ONE, ()), "", Ledger(ONE, "1"), id="never counted before"),
     ],
 )
-def test_settled(ledger: Ledger, view: ObservedPods, absent: str, settled: Ledger) -> None:
+def test_a_settled_ledger_counts_what_is_stored_and_keeps_what_is_pending(
+    ledger: Ledger, view: ObservedPods, absent: str, settled: Ledger
+) -> None:
     assert settle(ledger, view, Expired(absent)) == settled
 
 

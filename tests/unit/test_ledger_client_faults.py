@@ -144,7 +144,7 @@ def test_unsure_stays_unsure_through_a_conflict(api: ApiDouble, replica: Replica
     assert replica.charge("a") == UNSURE
 
 
-def test_unsure_to_the_end(api: ApiDouble, replica: Replica, clock: Clock) -> None:
+def test_a_write_whose_outcome_stays_unknown_is_no_answer(api: ApiDouble, replica: Replica, clock: Clock) -> None:
     replica.charge("x", deadline=clock.now + 1)
     api.deliver = Script(*[lost_request] * 10_000)
     assert replica.charge("a", deadline=clock.now + 1) == UNSURE

@@ -98,7 +98,7 @@ def test_the_order_is_that_of_the_quota() -> None:
 
 
 @pytest.mark.parametrize("mode", Mode)
-def test_the_mode(mode: Mode) -> None:
+def test_the_report_has_the_mode_of_the_quota(mode: Mode) -> None:
     assert used(Ledger(), quota=NamespaceQuota({}, mode=mode)) == NamespaceUse("team-a", mode.value, ())
 
 

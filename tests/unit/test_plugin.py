@@ -20,7 +20,7 @@ P100 = {"model": "P100", "limit": 0.0, "used": 0.0, "pending": 0.0, "available":
 MEMORY = {"memory_limit": 1000, "memory_used": 250}
 
 
-def test_the_bar() -> None:
+def test_the_bar_is_full_only_if_nothing_is_left() -> None:
     """It is empty only where nothing is used, and full only where nothing is left."""
     amounts = [(0, 8, 0), (4, 8, 10), (8, 8, 20), (9, 8, 20), (2.5, 2.5, 20), (0, 0, 0), (1, 0, 20)]
     nearly = [(0.1, 8, 1), (0.01, 1000, 1), (7.9, 8, 19), (7.99, 8, 19)]
@@ -112,7 +112,7 @@ def test_every_namespace_and_a_mode_that_does_not_enforce_beside_it(cluster: Clu
 
 
 @pytest.mark.parametrize(("output", "read"), [("json", json.loads), ("yaml", yaml.safe_load)])
-def test_as_data(cluster: Cluster, output: str, read: Any) -> None:
+def test_data_have_every_field_even_at_its_default(cluster: Cluster, output: str, read: Any) -> None:
     """A list, of one namespace too; every field is there, whether it has its default or not."""
     cluster.publish("team-a", M40)
     absent: dict[str, Any] = {
@@ -208,7 +208,7 @@ def test_a_kubeconfig_that_is_not_there(home: Path, place: str) -> None:
 @pytest.mark.parametrize(
     "arguments", [["-o", "xml"], ["--nothing"], ["explain"], ["explain", "-f", "missing.yaml"], ["--context", "nobody"]]
 )
-def test_bad_arguments(home: Path, arguments: list[str]) -> None:
+def test_a_bad_argument_is_exit_status_2(home: Path, arguments: list[str]) -> None:
     (home / ".kube").mkdir()
     kubeconfig(home / ".kube" / "config", "mine", mine="team-a")
     result = run(*arguments)

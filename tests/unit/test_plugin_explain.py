@@ -111,7 +111,7 @@ def test_where_one_of_several_manifests_is_bad_nothing_is_asked(cluster: Cluster
     assert result.stderr.startswith("Error: ")
 
 
-def test_a_manifest_without_pods(cluster: Cluster, manifest: Path) -> None:
+def test_a_manifest_without_pods_asks_the_cluster_nothing(cluster: Cluster, manifest: Path) -> None:
     result = explain(manifest, {"kind": "Service"})
     assert (result.exit_code, result.stdout, result.stderr, cluster.asked) == (0, "[]\n", "no pods found\n", [])
 

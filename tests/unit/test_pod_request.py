@@ -78,7 +78,7 @@ def test_cores_and_memory_of_each_vgpu(
     MiB_come_first=({"gpu": 2, "gpumem": 500, "gpumem-percentage": 30}, Charge(200, 1000)),
     none_said_is_all=({"gpu": 1, "gpumem": 0, "gpumem-percentage": 0}, Charge(100, 0, 100)),
 )
-def test_memory_in_percent(asked: dict[str, int], charge: Charge) -> None:
+def test_memory_in_percent_is_that_share_of_a_card(asked: dict[str, int], charge: Charge) -> None:
     """HAMi's percentage counts as that share of a card's memory, whatever a card has."""
     assert charge_of(vcuda_pod({f"nvidia.com/{name}": amount for name, amount in asked.items()})) == charge
 
@@ -89,7 +89,7 @@ def test_memory_in_percent(asked: dict[str, int], charge: Charge) -> None:
     limits_come_before_requests=({"requests": {CORES: 100}, "limits": {CORES: 300}}, Charge(300, 0, 300)),
     requests_alone=({"requests": {"nvidia.com/gpu": "2"}}, Charge(200, 0, 200)),
 )
-def test_limits_and_requests(resources: dict[str, Any], charge: Charge) -> None:
+def test_limits_are_charged_and_requests_only_without_them(resources: dict[str, Any], charge: Charge) -> None:
     assert charge_of(pod(container(resources=resources))) == charge
 
 
@@ -126,7 +126,7 @@ IN_TURN = [sidecar(gpu_manager(10, 1)), asking(40, 2), sidecar(gpu_manager(20, 1
     two_schemes_in_a_pod=(pod(container({"nvidia.com/gpu": 1}), asking(20, 2)), Charge(120, 512, 100)),
     no_scheme_is_set_against_another=(pod(TWO_CARDS, init=[asking(20, 2)]), Charge(220, 512, 200)),
 )
-def test_many_containers(manifest: Manifest, charge: Charge) -> None:
+def test_a_pod_is_charged_the_most_that_its_containers_use_at_once(manifest: Manifest, charge: Charge) -> None:
     assert charge_of(manifest) == charge
 
 

@@ -119,7 +119,7 @@ def test_what_is_no_pod_is_refused(raw: bytes) -> None:
         pytest.param(Quota({"team-a": NamespaceQuota({})}), "team-a", True, id="an entry without a model"),
     ],
 )
-def test_limited_namespaces(quota: Quota, namespace: str, limited: bool) -> None:
+def test_a_namespace_is_limited_if_it_has_a_quota(quota: Quota, namespace: str, limited: bool) -> None:
     found = review_of(review(vcuda_pod(), namespace), PolicySnapshot(quota, POLICY.nodes))
     assert isinstance(found, PodReview) is limited
     assert limited or found == AdmissionResponse("unlimited")

@@ -43,7 +43,9 @@ OWN, ELSE = NamespaceQuota({"M40": Limit(800)}), NamespaceQuota({})
     default_never_in_a_set_system_namespace=(Quota({}, ELSE, frozenset({"infra"})), "infra", None),
     system_namespaces_are_settable=(Quota({}, ELSE, frozenset({"infra"})), "kube-system", ELSE),
 )
-def test_quota_of_a_namespace(quota: Quota, namespace: str, applies: NamespaceQuota | None) -> None:
+def test_a_namespace_gets_its_own_quota_or_the_default_one(
+    quota: Quota, namespace: str, applies: NamespaceQuota | None
+) -> None:
     assert quota.for_namespace(namespace) == applies
 
 
@@ -54,7 +56,7 @@ def test_quota_of_a_namespace(quota: Quota, namespace: str, applies: NamespaceQu
     ("cores", "text"),
     [(0, "0 cards"), (1, "0.01 cards"), (50, "0.5 cards"), (100, "1 card"), (10_000_000, "100000 cards")],
 )
-def test_cards(cores: int, text: str) -> None:
+def test_hundredths_are_shown_as_cards(cores: int, text: str) -> None:
     assert cards(cores) == text
 
 
@@ -90,7 +92,7 @@ def test_what_is_rendered_is_exact(cores: int) -> None:
     memory_not_limited=(Charge(100, 7, 100), Limit(400), 7),
     a_model_that_is_blocked=(Charge(100, 7, 100), Limit(0, 1000), 7),
 )
-def test_memory_under_a_limit(charge: Charge, limit: Limit, memory: int) -> None:
+def test_a_whole_card_takes_its_part_of_a_limit_of_memory(charge: Charge, limit: Limit, memory: int) -> None:
     assert charge.memory_under(limit) == memory
 
 
@@ -129,7 +131,9 @@ def test_as_many_exclusive_cards_fit_as_the_limit_has(count: int, memory: int) -
     more_than_that_card_leaves=(Limit(200, 1000), Charge(100, 0, 100), Charge(50, 501), False),
     no_cards_memory_left=(Limit(200, 1000), Charge(50, 501), Charge(100, 0, 100), False),
 )
-def test_fits(limit: Limit, used: Charge, asked: Charge, fit: bool) -> None:
+def test_a_charge_fits_if_cores_and_memory_are_within_the_limit(
+    limit: Limit, used: Charge, asked: Charge, fit: bool
+) -> None:
     assert fits(limit, used, asked) is fit
 
 

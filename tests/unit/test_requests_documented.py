@@ -13,7 +13,10 @@ HEAD = re.compile(r"^\| [^|]+ \| it is charged \|$")
 
 PROOF = {
     "`tencent.com/vcuda-core` and": ("test_cores_and_memory_of_the_pod",),
-    "HAMi's or vgpu-manager's resources |": ("test_cores_and_memory_of_each_vgpu", "test_memory_in_percent"),
+    "HAMi's or vgpu-manager's resources |": (
+        "test_cores_and_memory_of_each_vgpu",
+        "test_memory_in_percent_is_that_share_of_a_card",
+    ),
     "HAMi's or vgpu-manager's resources under other names": (
         "test_charge_pin_and_scheduler_are_the_same_whoever_is_asked_first",
         "test_a_share_beside_what_may_be_its_count_is_refused_with_the_setting_to_make",
@@ -49,7 +52,7 @@ PROOF = {
     "a ResourceClaim, of any user": (
         "test_whole_cards_units_and_the_dearest_of_several_ways",
         "test_shares_take_what_the_scheduler_counts_for_them",
-        "test_mig_partitions_by_profile",
+        "test_a_mig_partition_is_charged_by_its_profile",
         "test_a_claim_is_pinned_to_the_first_model_with_room_and_charged_by_its_uid",
     ),
     "a claim with `allocationMode: All`": ("test_every_way_to_ask_wrongly_is_told_with_its_path",),

@@ -3,16 +3,17 @@
 import os
 
 from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
 
 from tests.reservation_machine import ReservationMachine
 
 EXAMPLES = int(os.environ.get("MACHINE_EXAMPLES", "80"))
 """More by `make fuzz`."""
 
-ReservationMachine.TestCase.settings = settings(
-    max_examples=EXAMPLES,
-    stateful_step_count=50,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
-TestReservations = ReservationMachine.TestCase
+
+def test_no_order_of_calls_admits_too_much_or_leaves_a_charge_behind() -> None:
+    every = list(HealthCheck)
+    run_state_machine_as_test(
+        ReservationMachine,
+        settings=settings(max_examples=EXAMPLES, stateful_step_count=50, deadline=None, suppress_health_check=every),
+    )

@@ -73,7 +73,9 @@ def condition(type_: str, status: str) -> Mapping[str, Any]:
         pytest.param({"parallelism": 1}, condition("X", "True"), 1, id="a Job with another condition"),
     ],
 )
-def test_missing(spec: Mapping[str, Any], status: Mapping[str, Any], missing: int) -> None:
+def test_the_missing_pods_of_an_owner_are_counted(
+    spec: Mapping[str, Any], status: Mapping[str, Any], missing: int
+) -> None:
     assert read({"spec": spec, "status": status}).missing == missing
 
 
@@ -103,7 +105,9 @@ def failure(**fields: str | None) -> dict[str, str | None]:
         pytest.param(None, None, id="null"),
     ],
 )
-def test_refused_since(conditions: list[dict[str, str | None]] | None, since: str | None) -> None:
+def test_an_owner_is_refused_since_its_condition_says_so(
+    conditions: list[dict[str, str | None]] | None, since: str | None
+) -> None:
     assert read({"status": {"conditions": conditions}}).refused_since() == since
 
 
@@ -188,7 +192,7 @@ def test_no_more_than_fit_in_memory(limit: Limit, room: FreeQuota, owners: list[
         *((FreeQuota(*room), FreeQuota(1), False) for room in ((1, 5), (1, None))),
     ],
 )
-def test_more_room(room: FreeQuota, other: FreeQuota, more: bool) -> None:
+def test_there_is_more_room_if_any_model_has_more(room: FreeQuota, other: FreeQuota, more: bool) -> None:
     assert room.exceeds(other) is more
 
 

@@ -4,7 +4,14 @@ import math
 import os
 
 from hypothesis import settings, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from tests.running_world import CLAIMS, PODS, RunningWorld, TrueClaim, TruePod
 
@@ -145,5 +152,8 @@ class RunningMachine(RuleBasedStateMachine):
 EXAMPLES = int(os.environ.get("MACHINE_EXAMPLES", "200"))
 """More by `make fuzz`."""
 
-RunningMachine.TestCase.settings = settings(max_examples=EXAMPLES, stateful_step_count=30, deadline=None)
-TestRunning = RunningMachine.TestCase
+
+def test_no_order_of_events_hides_a_gpu_that_a_container_may_use() -> None:
+    run_state_machine_as_test(
+        RunningMachine, settings=settings(max_examples=EXAMPLES, stateful_step_count=30, deadline=None)
+    )

@@ -117,7 +117,7 @@ ROWS = [
     ],
     ids=["names", "names turned", "fullest first", "emptiest first", "all models", "search", "none"],
 )
-def test_rows(order: TableQuery, expected: list[str]) -> None:
+def test_rows_are_in_the_order_that_is_asked_for(order: TableQuery, expected: list[str]) -> None:
     """Of two that are as full, the one that uses more counts as more; those without the model come last either way."""
     assert [row.namespace for row in model.ordered(ROWS, order)] == expected
 
@@ -210,7 +210,9 @@ TWO_DEVICES = "GPU-1,10,32768,100,NVIDIA-V100,0,true:GPU-2,10,32768,100,NVIDIA-V
         pytest.param({"tencent.com/vcuda-core": "0", "nvidia.com/gpu": "1"}, None, 1, id="one of two plugins is off"),
     ],
 )
-def test_cards_of_a_node(offered: dict[str, Any], devices: str | None, cards: float | None) -> None:
+def test_the_cards_of_a_node_are_counted_by_its_resources(
+    offered: dict[str, Any], devices: str | None, cards: float | None
+) -> None:
     assert model.cards_of(offered, devices) == cards
 
 

@@ -168,7 +168,7 @@ def test_a_dry_run_is_decided_but_not_charged() -> None:
 # Over quota
 
 
-def test_over_quota() -> None:
+def test_a_pod_over_quota_is_refused_with_the_figures() -> None:
     ledgers = MemoryLedgers()
     assert validated(pod_of_cores(700, uid="first"), ledgers).allowed
     answer = validated(pod_of_cores(200, uid="second"), ledgers)
@@ -326,7 +326,9 @@ def test_what_passes_or_is_malformed_is_charged_nothing(manifest: Manifest, fiel
     ],
 )
 @pytest.mark.parametrize("mode", Mode)
-def test_nearly_used_up(asked: tuple[int, int], model: str, warning: str, mode: Mode) -> None:
+def test_a_quota_that_is_nearly_used_up_is_warned_of(
+    asked: tuple[int, int], model: str, warning: str, mode: Mode
+) -> None:
     limits = dict(zip(("nvidia.com/vcuda-core", "nvidia.com/vcuda-memory"), asked, strict=True))
     answer = validated(builders.stored_pod(limits, affinity=held_to(model)), quota=replace(QUOTA, mode=mode))
     assert answer.outcome == "charged"

@@ -60,7 +60,7 @@ FOUND: dict[str, tuple[list[StoredPod], list[tuple[str, str]]]] = {
 
 
 @pytest.mark.parametrize(("pods", "expected"), FOUND.values(), ids=FOUND)
-def test_what_is_found(pods: list[StoredPod], expected: list[tuple[str, str]]) -> None:
+def test_pods_are_found_that_the_quota_would_not_admit(pods: list[StoredPod], expected: list[tuple[str, str]]) -> None:
     assert found(*pods) == expected
 
 
@@ -119,7 +119,7 @@ MAY_NOT = "namespace team-a may not use GPU model"
         ),
     ],
 )
-def test_what_is_said(finding: Violation, message: str) -> None:
+def test_a_violation_says_what_is_wrong_with_the_pod(finding: Violation, message: str) -> None:
     assert finding.message == message
 
 

@@ -62,7 +62,7 @@ def path(tmp_path: Path) -> Path:
     CronJob_in_parallel=("CronJob", {"parallelism": 4}, 4),
     as_many_as_can_be_checked=("Deployment", {"replicas": MOST_PODS}, MOST_PODS),
 )
-def test_pods_at_once(kind: str, spec: dict[str, Any], count: int) -> None:
+def test_a_workload_counts_the_pods_that_it_runs_at_once(kind: str, spec: dict[str, Any], count: int) -> None:
     (found,) = read(workload(kind, **spec))
     assert (found.kind, found.name, found.namespace, found.count) == (kind, "train", "team-a", count)
     assert read_request(view(found.created)).charge == Charge(200, 0, 200)
@@ -104,7 +104,7 @@ def test_documents_lists_and_json_are_read_in_order() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "---\n---\n", "# nothing", "kind: List\nitems: []", "kind: List\nitems: null"])
-def test_nothing_to_read(text: str) -> None:
+def test_a_file_without_objects_has_no_workloads(text: str) -> None:
     assert workloads_in("file", text, "team-a") == []
 
 
@@ -140,7 +140,7 @@ NO_NAMESPACE = (
     template=("kind: Job\nspec: {template: x}", "template must be a mapping"),
     jobTemplate=("kind: CronJob\nspec: {jobTemplate: []}", "jobTemplate must be a mapping"),
 )
-def test_no_workload(text: str, message: str) -> None:
+def test_what_is_no_workload_is_named_by_its_document(text: str, message: str) -> None:
     assert fault(text) == f"file, document 1: {message}"
 
 
@@ -162,7 +162,7 @@ def test_an_unknown_kind_that_makes_pods(text: str) -> None:
     truth=("Deployment", "replicas: true", "True"),
     text=("Deployment", "replicas: '3'", "'3'"),
 )
-def test_no_number_of_pods(kind: str, count: str, shown: str) -> None:
+def test_what_is_no_number_of_pods_is_refused(kind: str, count: str, shown: str) -> None:
     message = f"file, document 1: {shown} is no number of pods from 0 to 10000"
     assert fault(f"---\nkind: {kind}\nspec: {{{count}, template: {{spec: {{}}}}}}") == message
 
@@ -176,7 +176,7 @@ def test_no_number_of_pods(kind: str, count: str, shown: str) -> None:
         "$.spec.containers[0].resources.limits[...]",
     ),
 )
-def test_no_pod(text: str, where: str) -> None:
+def test_what_is_no_pod_is_refused_with_its_field(text: str, where: str) -> None:
     assert fault(text).startswith("file, document 1: malformed: ")
     assert fault(text).endswith(f"`{where}`")
 
@@ -191,7 +191,7 @@ def test_no_pod(text: str, where: str) -> None:
     nested_without_end="[" * 5000,
     a_control_character="kind: Pod\n\0",
 )
-def test_not_yaml(text: str) -> None:
+def test_what_is_no_yaml_is_refused(text: str) -> None:
     assert fault(text).startswith("file: not YAML: ")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from controller.garbage.node.names import TRASH, KeepReason, MustStay
 from controller.garbage.node.pods import KubeletPods
@@ -135,7 +135,8 @@ class Node(RuleBasedStateMachine):
             self.stack.close()
 
 
-TestNode = Node.TestCase
-TestNode.settings = settings(
-    max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+def test_no_directory_of_a_pod_that_exists_is_ever_removed_and_every_other_is_in_the_end() -> None:
+    slow = [HealthCheck.too_slow]
+    run_state_machine_as_test(
+        Node, settings=settings(max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=slow)
+    )

@@ -105,7 +105,7 @@ def test_the_verdict_on_each_directory_and_why(disk: Disk, once: Once) -> None:
     assert disk.names() == {uid(1), uid(2), uid(3), uid(5), uid(6), "config", STATIC}
 
 
-def test_the_table(disk: Disk, once: Once) -> None:
+def test_the_table_gives_each_directory_its_verdict_and_the_reason(disk: Disk, once: Once) -> None:
     disk.make(uid(1))
     disk.make("\x1b[2J")
     done = once(listed(pod(1)))
@@ -146,7 +146,7 @@ def test_a_pods_file_that_is_older_than_a_directory_says_nothing_of_it(disk: Dis
     assert (verdicts[uid(1)], verdicts[uid(2)]) == (("moved", None), ("kept", "young"))
 
 
-def test_pods_from_standard_input(disk: Disk, once: Once) -> None:
+def test_the_pods_are_read_from_standard_input(disk: Disk, once: Once) -> None:
     disk.make(uid(1))
     disk.make(uid(2))
     once(listed(pod(2)), stdin=True)

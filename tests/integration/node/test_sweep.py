@@ -33,7 +33,7 @@ def test_a_directory_goes_once_its_pod_has_been_gone_for_the_grace_period(disk: 
 
 
 @pytest.mark.parametrize("scheme", VM_DIRECTORIES)
-def test_directories_of_every_scheme(disk: Disk, scheme: str) -> None:
+def test_only_names_of_the_form_of_a_scheme_are_its_directories(disk: Disk, scheme: str) -> None:
     disk.scheme = scheme
     [template] = [each.pod_directory.name for each in SCHEMES if each.name == scheme and each.pod_directory]
     ours, foreign = ([text.format(uid=uid(n), container="main") for n in (1, 2)] for text in (template, "{uid}@main"))
