@@ -71,6 +71,7 @@ def row_of(use: NamespaceUse) -> NamespaceRow:
             *(each.model, each.limit, each.used, each.pending, each.available, each.memory_limit, each.memory_used),
             terminating=each.terminating,
             reserved=each.reserved,
+            grants=each.grants,
         )
         for each in use.models
     }
