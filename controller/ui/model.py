@@ -117,6 +117,11 @@ def number(cards: float) -> str:
     return f"{cards:.2f}".rstrip("0").rstrip(".")
 
 
+def local(time: str) -> str:
+    """Render a time of RFC 3339 as it is at its offset: 2026-12-02 00:00+01:00."""
+    return datetime.datetime.fromisoformat(time).isoformat(sep=" ", timespec="minutes")
+
+
 def plural(count: float, one: str, many: str) -> str:
     return f"{number(count)} {one if count == 1 else many}"
 

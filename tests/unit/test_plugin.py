@@ -65,6 +65,19 @@ def test_what_is_reserved_has_a_column_of_its_own_for_as_long_as_there_is_some(c
         assert "reserved" not in run("-n", "team-a", "-o", output).stdout.lower()
 
 
+def test_a_part_of_a_limit_that_ends_is_shown_with_its_end(cluster: Cluster) -> None:
+    grants = [
+        {"cards": 4.0, "until": "2026-12-02T00:00:00+01:00"},
+        {"cards": 0.5, "until": "2026-11-25T06:00:00+01:00"},
+    ]
+    cluster.publish("team-a", {**M40, "grants": grants}, P100)
+    assert run("-n", "team-a").stdout.splitlines() == [
+        "NAMESPACE  MODEL  USED  LIMIT                          PENDING  MEMORY MiB  GRANTED",
+        f"team-a     M40    6.5   8      [################----]  1                    4 until {ends[0]}, 0.5 until {ends[1]}",
+        "team-a     P100   0     0      [--------------------]  0",
+    ]
+
+
 def test_what_keeps_a_quota_from_admitting_or_refusing_stands_beside_the_namespace(cluster: Cluster) -> None:
     for name, fields in (("a", {}), ("b", {"taking_effect": True}), ("c", {"ledger_lost": True, "mode": "warn"})):
         namespace = f"team-{name}"
@@ -121,6 +134,7 @@ def test_as_data(cluster: Cluster, output: str, read: Any) -> None:
         "pods": [],
         "more_pods": 0,
         "memory_reserved": 0,
+        "grants": [],
     }
     none = {"unpinned": [], "more_unpinned": 0, "taking_effect": False, "ledger_lost": False}
     assert read(run("-n", "team-a", "-o", output).stdout) == [
