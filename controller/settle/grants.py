@@ -25,13 +25,14 @@ class GrantFollower:
     def __init__(
         self, quota: QuotaInformer, namespaces: Callable[[], Iterable[str]], settle: Callable[[str], None]
     ) -> None:
-        self.reconciler = Reconciler("grants", self._reconcile, failure="grants not followed", key_name="of")
+        self.reconciler = Reconciler("grants", self.reconcile, failure="grants not followed", key_name="of")
         self._quota = quota
         self._namespaces = namespaces
         self._settle = settle
         self._seen: float | None = None
 
-    def _reconcile(self, _key: str) -> float | None:
+    def reconcile(self, _key: str) -> float | None:
+        """Have the dated namespaces settled if a change has come. Return the seconds until the next look; None: never."""
         read, now = self._quota.in_force(), self._quota.clock.seconds()
         if read is None or not read.quota.times:
             return None

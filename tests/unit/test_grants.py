@@ -256,7 +256,7 @@ def test_10000_grants_are_rejected_in_one_sentence() -> None:
 def test_an_unknown_zone_is_rejected(zone: str) -> None:
     [fault] = quota_faults(f'a: {{time_zone: "{zone}"}}')
     assert str(fault).startswith(f'a.time_zone: unknown time zone "{zone}"; ')
-    with pytest.raises(QuotaFault, match="^data.gpu_time_zone: unknown time zone"):
+    with pytest.raises(QuotaFault, match=r"^data\.gpu_time_zone: unknown time zone"):
         parse_config({"gpu_quota": "", "gpu_time_zone": zone})
 
 
@@ -359,7 +359,7 @@ class Followed:
         """Return the namespaces that are settled at a moment, and the seconds to the next look."""
         self.moment = moment
         self.settled.clear()
-        again = self._follower._reconcile("grants")  # noqa: SLF001  # the turn of its queue
+        again = self._follower.reconcile("grants")
         return self.settled[:], again
 
 
