@@ -140,7 +140,7 @@ def entries(draw: st.DrawFn) -> NamespaceQuota:
     hours = st.none() | st.sampled_from([(1200, 360), (60, 180), (0, 150), (120, 121)])
     spans = st.tuples(st.just(-math.inf) | MOMENTS, st.just(math.inf) | MOMENTS)
     times = st.builds(
-        lambda span, days, hours: Times(BERLIN, *span, days, hours),
+        lambda span, days, hours: Times(BERLIN, span[0], span[1], days, hours),
         spans.filter(lambda two: two[0] < two[1]),
         days,
         hours,
