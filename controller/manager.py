@@ -14,6 +14,7 @@ from controller.extender import publish, service
 from controller.garbage import stale_gc
 from controller.retry import claim_retrier, retrier
 from controller.settle import charge_ages, publisher, settler
+from controller.settle.grants import KEY as GRANTS, GrantFollower
 from controller.settle.labels import NamespaceLabels
 from controller.violations.violation_watcher import Evictor, ViolationOptions, ViolationWatcher
 from vcuda import kube as k8s
@@ -86,6 +87,7 @@ class Leader:
             exists=lambda namespace: self.namespaces.reflector.get(("", namespace)) is not None,
             timing=self._timing,
         )
+        self.grants = GrantFollower(self.quota, self.settler.known_namespaces, self.settler.queue.add)
         claims = self.settler.claims.reflector
         self.dra = k8s.ServedWatches(kube, {**devices.reflectors(), "resourceclaims": claims})
         gc = gc or stale_gc.GcOptions()
@@ -219,7 +221,7 @@ class Leader:
 
     def _reconcilers(self) -> tuple[workqueue.Reconciler, ...]:
         parts = (self.settler, self.publisher, self.namespaces, self.retrier, self.claim_retrier, self.garbage)
-        others = (self._models, self.settler.unlimited, self.violations.reconciler)
+        others = (self._models, self.grants.reconciler, self.settler.unlimited, self.violations.reconciler)
         return (*others, *(part.reconciler for part in parts))
 
     def _models_changed(self) -> None:
@@ -231,6 +233,7 @@ class Leader:
         self.settler.pods.list_again()
         self.settler.add_all()
         self.namespaces.add_all()
+        self.grants.reconciler.queue.add(GRANTS)
 
     def _others(self) -> Iterable[str]:
         """Return the namespaces that ``"*"`` limits, and all namespaces with a published report."""

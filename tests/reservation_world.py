@@ -29,7 +29,7 @@ from vcuda.kube import LedgerStore, NodeInformer, QuotaInformer, QuotaPlace, Ref
 from vcuda.ledger.ledger import STORABLE_SECONDS, Admitted, Ledger, charges_by_model
 from vcuda.ledger.text import read_ledger
 from vcuda.placement.nodes import Nodes
-from vcuda.quota.model import Charge, Limit, NamespaceQuota, fits, total
+from vcuda.quota.model import Charge, Grant, Limit, NamespaceQuota, fits, total
 from webhook.ledger.cluster_ledgers import ClusterLedgers
 from webhook.ledger.leases import RATE_SECONDS
 from webhook.ledger.ledgers import ChargeRequest, Decision
@@ -47,6 +47,8 @@ class ReplicaProcess:
         self.clock = DriftingClock(world.time, rate)
         self.loop = SteppedLoop(self.clock.now)
         self.paused = False
+        self.ahead = 0.0
+        """By so many seconds the clock is ahead by which grants begin and end."""
         self._registry = CollectorRegistry()
         # All of its calls, in whatever threads it would make them.
         names = [each.name for each in fields(ClusterLedgers) if each.type is Executor]
@@ -132,6 +134,9 @@ class ReservationWorld:
         # So many seconds is the clock of the API server that calls behind that of the one which is written to.
         self.behind = 0.0
         self._edits: list[Mapping[str, Limit]] = []
+        self.grants: tuple[Grant, ...] = ()
+        # What is stored is held to the limits of this moment.
+        self.limits_since = self.time.now
         self._version = ""
         self._store = self.store(DriftingClock(self.time))
         self.set_limits(LIMITS)
@@ -182,7 +187,7 @@ class ReservationWorld:
     def ask_again(self, uid: str, replica: int) -> None:
         """Have the API server call for this one; it repeats calls, and a pod is created when it was for the first."""
         subject, process = self.subjects[uid], self.replicas[replica]
-        quota = NamespaceQuota(self._edits[-1])
+        quota = NamespaceQuota(self._edits[-1], grants=self.grants).at(self.time.now + process.ahead)
         deadline = process.clock.now() + CALL_SECONDS
         request = ChargeRequest(
             TEAM,
@@ -356,7 +361,7 @@ class ReservationWorld:
     def _wrong(self) -> str:
         held = [self.subjects[uid] for uid in (*self.stored, *self.storable())]
         newest = len(self._edits) - 1
-        for model, limit in self._edits[-1].items():
+        for model, limit in NamespaceQuota(self._edits[-1], grants=self.grants).at(self.limits_since).limits.items():
             of_model = [each for each in held if each.model == model]
             # Who was asked by an older quota, and has its yes since the edit, is not held to this one.
             counted = [each for each in of_model if each.edit == newest or each.before < newest]

@@ -2,6 +2,7 @@
 
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
@@ -262,7 +263,7 @@ def check(
     Exit status: 0 all admitted, 1 some refused, 2 bad input.
     """
     hints = Hints(NodeLabels(model_label, pool_label), scheduler_name, scheme_schedulers)
-    cluster = _or_exit(lambda: files.read_cluster(quota, nodes, hints, gpu_runtime_classes))
+    cluster = _or_exit(lambda: files.read_cluster(quota, nodes, hints, gpu_runtime_classes)).at(time.time())
     rows = offline.check(_or_exit(lambda: offline.read_workloads(list(manifests), namespace)), cluster)
     if output == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())

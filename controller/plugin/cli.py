@@ -21,6 +21,9 @@ from vcuda.workloads import NO_PODS, Workload, workloads_in
 BAR = 20
 """The width, in characters, of the bar that shows the used share of a limit."""
 
+RESERVED = 7
+"""The position of the column RESERVED, the first that is left out if it is empty."""
+
 FAILED = 1
 OWN_KUBECONFIG = Path("~/.kube/config")
 
@@ -110,11 +113,11 @@ def main(
             uses = list(_all(kube) if all_namespaces else _one(kube, target.namespace()))
         except errors.VcudaError as error:
             cli.fail(str(error), FAILED)
-        heading = ("NAMESPACE", "MODEL", "USED", "LIMIT", "", "PENDING", "MEMORY MiB", "RESERVED")
-        table = [heading, *(row for use in uses for row in _rows(use))]
-        # The column RESERVED is left out while nothing is reserved, which is the normal state.
-        any_reserved = any(each.reserved for use in uses for each in use.models)
-        _show(uses, output, *(row if any_reserved else row[:-1] for row in table))
+        heading = ("NAMESPACE", "MODEL", "USED", "LIMIT", "", "PENDING", "MEMORY MiB", "RESERVED", "GRANTED")
+        rows = [row for use in uses for row in _rows(use)]
+        # The last columns are left out while nothing is reserved, and while no grant ends: the normal state.
+        shown = [at for at in range(len(heading)) if at < RESERVED or any(row[at] not in ("", "0") for row in rows)]
+        _show(uses, output, *(tuple(row[at] for at in shown) for row in (heading, *rows)))
         if output == WIDE:
             click.echo()
             holders = (row for use in uses for row in _holders(use))
@@ -232,9 +235,10 @@ def _rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
         memory = "" if each.memory_limit is None else f"{each.memory_used} of {each.memory_limit}"
         reserved += f" ({each.memory_reserved} MiB)" if each.memory_reserved else ""
         shown = bar(each.used, each.limit, each.reserved)
-        yield (namespace, each.model, used, limit, shown, pending, memory, reserved)
+        granted = ", ".join(f"{grant.cards:g} until {grant.until}" for grant in each.grants)
+        yield (namespace, each.model, used, limit, shown, pending, memory, reserved, granted)
     if not use.models:
-        yield (namespace, "no GPU", "", "", "", "", "", "")
+        yield (namespace, "no GPU", "", "", "", "", "", "", "")
 
 
 def _holders(use: NamespaceUse) -> Iterator[tuple[str, ...]]:

@@ -126,7 +126,7 @@ def _collection(namespace: str) -> str:
 
 def limits_of(use: NamespaceUse) -> object:
     """Return the part of a report that is not usage. A change of this part is published at once."""
-    limits = [(model.model, model.limit, model.memory_limit) for model in use.models]
+    limits = [(model.model, model.limit, model.memory_limit, model.grants) for model in use.models]
     return use.mode, use.taking_effect, use.ledger_lost, use.unpinned, limits
 
 

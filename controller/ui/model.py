@@ -71,6 +71,7 @@ def row_of(use: NamespaceUse) -> NamespaceRow:
             *(each.model, each.limit, each.used, each.pending, each.available, each.memory_limit, each.memory_used),
             terminating=each.terminating,
             reserved=each.reserved,
+            grants=each.grants,
         )
         for each in use.models
     }
@@ -114,6 +115,11 @@ def rounded(cards: Iterable[float]) -> float:
 def number(cards: float) -> str:
     """Render a number of cards: 8, 2.5, 0.05."""
     return f"{cards:.2f}".rstrip("0").rstrip(".")
+
+
+def local(time: str) -> str:
+    """Render a time of RFC 3339 as it is at its offset: 2026-12-02 00:00+01:00."""
+    return datetime.datetime.fromisoformat(time).isoformat(sep=" ", timespec="minutes")
 
 
 def plural(count: float, one: str, many: str) -> str:

@@ -29,6 +29,7 @@ class Views:
         )
         self._templates.filters |= {
             "number": model.number,
+            "local": model.local,
             "memory": model.memory,
             "path": lambda name: quote(name, safe=""),  # a slash in a name would change the path
             "time": self.time,

@@ -23,7 +23,8 @@ from vcuda.claims.objects import API_VERSION
 from vcuda.errors import ApiError, Conflict, HeldByBudget, NotFound, VcudaError
 from vcuda.kube import Kube, LedgerStore, NodeInformer, QuotaInformer, objects, segment
 from vcuda.ledger.report import NamespaceUse
-from vcuda.quota.model import UNASKED_NAMESPACES, Mode
+from vcuda.quota.model import UNASKED_NAMESPACES, Mode, NamespaceQuota
+from vcuda.quota.times import shown
 
 COMPONENT = "vcuda-controller"
 BEYOND_QUOTA = "BeyondQuota"
@@ -32,6 +33,7 @@ OTHER_MODEL = "OtherModelAllocated"
 EVICTED = "EvictedOverQuota"
 PUT_OFF = "EvictionPutOff"
 DELETED = "DeletedOverQuota"
+GRANT_ENDS = "GrantEnds"
 
 NOT_COUNTED_MESSAGE = (
     "the GPU quota of namespace {} does not count this pod, because it is pinned to no GPU model and runs on no node "
@@ -41,6 +43,9 @@ NOT_COUNTED_MESSAGE = (
 REPORT_GRACE_SECONDS = 1.0
 """Seconds from a report to the check of a namespace. A pod may be observed before the edit of the quota that admitted
 it."""
+
+NOTICE_SECONDS = 24 * 3600.0
+"""How long before the end of a grant an Event announces it to the pods and claims that will be beyond the quota."""
 
 EVICTION_TIMEOUT_SECONDS = 30.0
 """Longest time of an eviction. The API server retries a conflicting one, for example if another pod has the name by
@@ -236,6 +241,8 @@ class ViolationWatcher:
         self._ongoing: dict[str, Mapping[str, OngoingViolation]] = {}
         self._reported: dict[str, set[tuple[str, ViolationKind]]] = {}
         self._tried: dict[str, tuple[float, int]] = {}
+        # By namespace, the uid of each announced object with the end of the grant.
+        self._announced: dict[str, set[tuple[str, float]]] = {}
         self._log = structlog.get_logger()
 
     def report(self, namespace: str, _use: NamespaceUse | None) -> None:
@@ -262,7 +269,9 @@ class ViolationWatcher:
         found: Sequence[Violation] = ()
         if limits:
             pods, claims = self._pods(namespace), self._claims(namespace)
+            pods, claims = tuple(pods), tuple(claims)
             found = find_violations(namespace, limits, pods, self._nodes.current(), claims)
+            self._announce(namespace, limits, {each.holder.uid for each in found}, pods, claims)
         ongoing = self._update_ongoing(namespace, found)
         if limits is None or not ongoing:
             self._reported.pop(namespace, None)
@@ -272,6 +281,43 @@ class ViolationWatcher:
         # After an eviction the next check follows at once, which the interval of the queue makes a second. Each pod is
         # judged without the pods evicted before it.
         return 0.0 if self._evict(namespace, ongoing) else self._period
+
+    def _announce(
+        self,
+        namespace: str,
+        limits: NamespaceQuota,
+        beyond: Collection[str],
+        pods: Sequence[StoredPod],
+        claims: Sequence[PricedClaim],
+    ) -> None:
+        """Write an Event for each pod and claim that will be beyond the quota when a grant ends within a day, once.
+
+        ``beyond``: the uids of those that are beyond it already.
+        """
+        until = self._quota.clock.seconds() + NOTICE_SECONDS
+        ends = {each.until: each.grant.times.zone for each in limits.granted if each.until <= until}
+        if limits.mode == Mode.AUDIT or not ends:
+            self._announced.pop(namespace, None)
+            return
+        announced = self._announced.setdefault(namespace, set())
+        future: dict[tuple[str, float], Violation] = {}
+        told = set(beyond)
+        for end in sorted(ends):
+            for each in find_violations(namespace, limits.at(end), pods, self._nodes.current(), claims):
+                if each.holder.uid not in told:
+                    told.add(each.holder.uid)
+                    future[each.holder.uid, end] = each
+        announced.intersection_update(future)
+        for key in future.keys() - announced:
+            message = f"a GPU grant ends at {shown(key[1], ends[key[1]])}; then {self._fate(future[key])}"
+            self._try_to_post(future[key].holder, ends_event(future[key].holder, int(key[1]), message))
+            announced.add(key)
+
+    def _fate(self, violation: Violation) -> str:
+        if self._evictor and violation.evictable:
+            return f"this pod will be evicted: {violation.message}"
+        what = "pod" if isinstance(violation.holder, StoredPod) else "claim"
+        return f"this {what} stays, and new ones are rejected until the use fits: {violation.message}"
 
     def _update_ongoing(self, namespace: str, found: Iterable[Violation]) -> Mapping[str, OngoingViolation]:
         """Store the violations by uid. A violation that was found before keeps its time."""
@@ -305,10 +351,7 @@ class ViolationWatcher:
         holder = violation.holder
         what = "pod" if isinstance(holder, StoredPod) else "claim"
         log = self._log.bind(namespace=holder.namespace, uid=holder.uid, **{what: holder.name})
-        try:
-            objects.post_event(self._kube, event_of(violation))
-        except ApiError as error:
-            log.warning("event refused", error=str(error))  # a retry would be refused too
+        if not self._try_to_post(holder, event_of(violation)):
             return
         if violation.kind == ViolationKind.UNPINNED:
             log.info(f"reported a {what} that is not counted")
@@ -316,6 +359,16 @@ class ViolationWatcher:
             log.info(f"reported a {what} with a card of another model", why=violation.message)
         else:
             log.info(f"reported a {what} beyond its quota", finding=violation.kind.value, why=violation.message)
+
+    def _try_to_post(self, holder: Holder, event: objects.Event) -> bool:
+        """Write an Event. Return whether the API server accepted it. Raises Unavailable if there is no answer."""
+        try:
+            objects.post_event(self._kube, event)
+        except ApiError as error:
+            # A retry would be refused too.
+            self._log.warning("event refused", namespace=holder.namespace, uid=holder.uid, error=str(error))
+            return False
+        return True
 
     def _evict(self, namespace: str, ongoing: Mapping[str, OngoingViolation]) -> bool:
         """Try to evict one pod that was found for a period and not tried within it. Return whether one was tried."""
@@ -328,6 +381,12 @@ class ViolationWatcher:
             return False
         self._tried[tried] = (self._clock(), due[tried] + 1)
         return True
+
+
+def ends_event(holder: Holder, end: int, message: str) -> objects.Event:
+    """Return the Event that announces the end of a grant."""
+    about = f"grant-ends-{end}-{holder.uid[:8]}"
+    return objects.Event(_involved(holder), about, GRANT_ENDS, message, COMPONENT, type="Warning")
 
 
 def event_of(violation: Violation) -> objects.Event:

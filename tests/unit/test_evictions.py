@@ -21,6 +21,9 @@ from vcuda.kube.client import refusal
 QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
 PODS = "/api/v1/namespaces/team-a/pods"
 PERIOD = 60.0
+NOON = 1_795_608_000.0
+"""2026-11-25T12:00Z, in Unix seconds."""
+HOUR = 3600.0
 
 
 class Cluster(ApiDouble):
@@ -90,7 +93,8 @@ class Watched:
         self.clock = Clock()
         self.pods: list[StoredPod] = []
         self.registry = CollectorRegistry()
-        self.quota = QuotaInformer(api.kube, QuotaPlace(), system)
+        self.unix = NOON
+        self.quota = QuotaInformer(api.kube, QuotaPlace(), system, clock=lambda: self.unix)
         nodes, clock = NodeInformer(api.kube, LABELS), self.clock.monotonic
         store, metrics = LedgerStore(api.kube, "vcuda-quota", nodes.current), EvictionMetrics(self.registry)
         evictor = Evictor(api.kube, store, self.quota, nodes, metrics, delete_after=delete_after) if enforce else None
@@ -399,3 +403,88 @@ def test_after_a_report_and_while_something_is_wrong_a_namespace_falls_due_each_
         assert queue.next() == "team-a"
         watched.watcher.reconciler.turn("team-a")
         watched.clock.now += PERIOD
+
+
+# Grants that end
+
+
+def grant(api: Cluster, *grants: Manifest, **fields: Any) -> None:
+    """Have team-a get more than its two M40 for a time."""
+    api.limit({"quota": {"M40": 2}, "grants": list(grants), **fields})
+
+
+ALL_FOUR = {"M40": 2, "until": "2026-11-26"}
+"""Ends at midnight, 36 hours after noon."""
+THEN = "a GPU grant ends at 2026-11-27 00:00 UTC; then this pod"
+
+
+def test_a_day_before_a_grant_ends_an_event_says_what_then_becomes_of_each_pod(api: Cluster) -> None:
+    grant(api, ALL_FOUR)
+    watched = Watched(api)
+    watched.unix = NOON + 12 * HOUR - 1
+    watched.look()
+    assert api.told() == []
+    watched.unix = NOON + 12 * HOUR
+    for _ in range(2):
+        watched.look()
+    assert api.told() == [("new", "GrantEnds"), ("newest", "GrantEnds")]
+    [event] = api.events("newest.")
+    assert event["message"].startswith(f"{THEN} will be evicted: beyond GPU quota: M40 in namespace team-a, used: 4")
+    assert api.calls.count("POST") == 2
+
+
+@pytest.mark.parametrize(("mode", "enforce"), [("enforce", False), ("warn", True)])
+def test_where_nobody_is_evicted_the_event_says_that_the_pod_stays(api: Cluster, mode: str, enforce: bool) -> None:
+    grant(api, ALL_FOUR, mode=mode)
+    watched = Watched(api, enforce=enforce)
+    watched.unix = NOON + 20 * HOUR
+    watched.look()
+    assert api.events("newest.")[0]["message"].startswith(f"{THEN} stays, and new ones are rejected until the use fits")
+
+
+def test_a_quota_that_audits_announces_nothing(api: Cluster) -> None:
+    grant(api, ALL_FOUR, mode="audit")
+    watched = Watched(api)
+    watched.unix = NOON + 20 * HOUR
+    watched.look()
+    assert api.told() == []
+
+
+def test_each_pod_is_told_of_the_first_end_after_which_it_does_not_fit(api: Cluster) -> None:
+    grant(api, {"M40": 1, "until": "2026-11-25T18:00"}, {"M40": 1, "until": "2026-11-25T20:00"})
+    Watched(api).look()
+    ends = {name: api.events(f"{name}.")[0]["message"].split(";")[0] for name in ("new", "newest")}
+    assert ends == {
+        "newest": "a GPU grant ends at 2026-11-25 18:00 UTC",
+        "new": "a GPU grant ends at 2026-11-25 20:00 UTC",
+    }
+
+
+def test_every_night_that_ends_is_announced(api: Cluster) -> None:
+    grant(api, {"M40": 2, "daily": "10:00-20:00"})
+    watched = Watched(api, enforce=False)
+    for day in range(2):
+        watched.unix = NOON + day * 24 * HOUR
+        watched.look()
+    assert len([name for name, _ in api.told() if name == "newest"]) == 2
+
+
+def test_after_the_end_the_excess_is_reported_and_evicted(api: Cluster) -> None:
+    grant(api, ALL_FOUR)
+    watched = Watched(api)
+    watched.unix = NOON + 36 * HOUR - 1
+    watched.look(PERIOD)
+    assert (watched.counted("pods", namespace="team-a", finding="over-quota"), api.evicted()) == (None, [])
+    watched.unix += 1
+    for _ in range(4):
+        watched.look(PERIOD)
+        watched.see_pods()
+    assert api.evicted() == ["newest", "new"]
+
+
+def test_a_grant_that_holds_keeps_its_pods_from_being_evicted(api: Cluster) -> None:
+    grant(api, {"M40": 2, "from": "2026-11-25"})
+    watched = Watched(api)
+    for _ in range(3):
+        watched.look(PERIOD)
+    assert (api.evicted(), api.told()) == ([], [])

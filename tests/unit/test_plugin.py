@@ -65,6 +65,15 @@ def test_what_is_reserved_has_a_column_of_its_own_for_as_long_as_there_is_some(c
         assert "reserved" not in run("-n", "team-a", "-o", output).stdout.lower()
 
 
+def test_a_part_of_a_limit_that_ends_is_shown_with_its_end(cluster: Cluster) -> None:
+    day, night = "2026-12-02T00:00:00+01:00", "2026-11-25T06:00:00+01:00"
+    cluster.publish("team-a", {**M40, "grants": [{"cards": 4.0, "until": day}, {"cards": 0.5, "until": night}]}, P100)
+    heading, granted, other = run("-n", "team-a").stdout.splitlines()
+    assert heading.endswith("PENDING  MEMORY MiB  GRANTED")
+    assert granted.endswith(f"  1                    4 until {day}, 0.5 until {night}")
+    assert other.endswith("  0")
+
+
 def test_what_keeps_a_quota_from_admitting_or_refusing_stands_beside_the_namespace(cluster: Cluster) -> None:
     for name, fields in (("a", {}), ("b", {"taking_effect": True}), ("c", {"ledger_lost": True, "mode": "warn"})):
         namespace = f"team-{name}"
@@ -121,6 +130,7 @@ def test_data_have_every_field_even_at_its_default(cluster: Cluster, output: str
         "pods": [],
         "more_pods": 0,
         "memory_reserved": 0,
+        "grants": [],
     }
     none = {"unpinned": [], "more_unpinned": 0, "taking_effect": False, "ledger_lost": False}
     assert read(run("-n", "team-a", "-o", output).stdout) == [

@@ -228,8 +228,8 @@ def test_a_model_and_pool_a_label_can_hold(name: str) -> None:
 WRITE_A_NAMESPACE = "write a mapping such as {quota: {M40: 8}}"
 WRITE_MODELS = "write the cards of each model, such as {M40: 8, P100: 2.5}"
 NAMESPACE_KEYS = (
-    "unknown key; the keys here are `quota`, `pool`, `mode`, `allow`, `order`, `prefer`, `one_model`; "
-    "models belong under `quota`"
+    "unknown key; the keys here are `quota`, `pool`, `mode`, `allow`, `order`, `prefer`, `one_model`, "
+    "`time_zone`, `grants`; models belong under `quota`"
 )
 
 

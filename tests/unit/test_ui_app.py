@@ -17,6 +17,7 @@ from controller.ui.model import HolderRow
 from controller.ui.page import Views
 from controller.ui.snapshot import Certificate, Finding, ModelCards, RefusedWorkload, RemovedAllocation
 from examples.usage import NOW, Sample, ago, company, crowd, model_use, namespace_use
+from vcuda.ledger.report import GrantUse
 
 VIEWS = Views(lambda: NOW)
 HOSTILE = """<script>alert('x')</script>"><img src=x onerror="alert(1)">'`{{7*7}}&amp;"""
@@ -207,6 +208,16 @@ def test_what_is_reserved_is_named_on_both_pages_while_there_is_some() -> None:
     assert '<rect class="part-reserved" x="50.00%" width="18.75%" height="8"/>' in own
     at_rest = client_of(Sample({"a": namespace_use("a", model_use("M40", 8, 4, 1))}))
     assert all("reserved" not in html_of(at_rest, path) for path in ("/", "/namespaces/a"))
+
+
+def test_both_pages_say_until_when_a_part_of_a_limit_holds() -> None:
+    grant = GrantUse(2, "2026-12-02T00:00:00+01:00", why=HOSTILE)
+    sample = Sample()
+    sample.report(namespace_use("team-a", msgspec.structs.replace(model_use("A100", 8, 3), grants=(grant,))))
+    client = client_of(sample)
+    assert "2 until 2026-12-02 00:00+01:00" in Markup(html_of(client, "/")).text
+    page = Markup(html_of(client, "/namespaces/team-a"))
+    assert f"2 of these until 2026-12-02 00:00+01:00: {HOSTILE}" in page.text
 
 
 def test_the_rows_come_in_the_order_of_the_address() -> None:

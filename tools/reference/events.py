@@ -57,6 +57,13 @@ TOLD = {
         " `--audit-period` seconds. Once for each pod.",
         "Let the budget allow a disruption, or raise the limit.",
     ),
+    Posted("GrantEnds", "Warning"): Told(
+        "a pod or a ResourceClaim",
+        "A grant of the namespace's quota ends within a day, and the pod or claim does not fit the limit after that."
+        " The message says when, and whether the pod is evicted then. Once for each end; not where the quota only"
+        " audits.",
+        "Finish the work by then, or ask for a longer grant.",
+    ),
     Posted("MalformedQuota", "Warning"): Told(
         "the quota ConfigMap",
         "A document that is malformed got in. The message names every fault and says that the last good one stays in"

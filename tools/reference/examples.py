@@ -22,6 +22,8 @@ Manifest = dict[str, Any]
 LABELS = NodeLabels()
 MODEL, POOL = LABELS.model, LABELS.pool
 NO_NODES = Nodes(LABELS)
+NOON = 1_795_521_600.0
+"""2026-11-24T12:00Z, in Unix seconds: the moment of the examples."""
 ONE_CARD = {"tencent.com/vcuda-core": 100}
 
 
@@ -56,8 +58,8 @@ def review(manifest: object, namespace: str = "team-a", **fields: Any) -> Admiss
 
 
 def policy_for(quota: NamespaceQuota, nodes: Nodes = NO_NODES) -> PolicySnapshot:
-    """Return the policy of a cluster in which team-a has this quota."""
-    return PolicySnapshot(Quota({"team-a": quota}, version="41"), nodes)
+    """Return the policy of a cluster in which team-a has this quota, at `NOON`."""
+    return PolicySnapshot(Quota({"team-a": quota}, version="41").at(NOON), nodes)
 
 
 class ExampleServer:

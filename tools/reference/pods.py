@@ -36,6 +36,7 @@ from vcuda.placement.patches import Hints
 from vcuda.placement.placement import Candidates
 from vcuda.placement.registers import Card, Register
 from vcuda.placement.serving import HOSTNAME
+from vcuda.quota.document import parse_quota
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Shortage, Usage, exceeded
 from vcuda.quota.preference import MODELS_ANNOTATION, Rule
 from vcuda.requests.config import parse_config
@@ -57,6 +58,10 @@ from webhook.metrics import Metrics
 from webhook.review.pod_review import mutate, validate
 
 TEAM = NamespaceQuota({"M40": Limit(800), "P100": Limit(250)}, pools=("public",))
+DATED = parse_quota(
+    "team-a: {quota: {M40: {cards: 0.5, memory: 8Gi}}, time_zone: Europe/Berlin, grants: ["
+    "{M40: {cards: 1, memory: 16Gi}, until: 2026-12-01}, {M40: {cards: 4, memory: 64Gi}, weekly: Sat-Sun}]}"
+).namespaces["team-a"]
 SMALL = NamespaceQuota({"M40": Limit(100, 8192)})
 WARNS = NamespaceQuota({"M40": Limit(100)}, mode=Mode.WARN)
 CARD, BIG = {"tencent.com/vcuda-core": 100}, {"tencent.com/vcuda-core": 200}
@@ -188,6 +193,10 @@ def _refused() -> list[Told]:
             " or never came to be stored; the latter is given back after 75 seconds.",
         ),
         Told(_answer({"tencent.com/vcuda-core": 900}, TEAM).message, "It is over the limit by itself: ask for less."),
+        Told(
+            _charge({"tencent.com/vcuda-core": 400}, DATED).message,
+            "Wait for the grant: the controller then has the workload retried.",
+        ),
         Told(
             _answer(CARD, NamespaceQuota({})).message,
             "The namespace is limited and has no model: ask whoever keeps the quota for an entry.",
@@ -441,10 +450,12 @@ def _warnings() -> list[Told]:
     warned = _charge({"tencent.com/vcuda-core": 200}, WARNS, ledgers).warnings
     bent = _charge({"tencent.com/vcuda-core": 150}, WARNS).warnings
     nearly = _charge(CARD, SMALL).warnings
+    ending = _charge(CARD, DATED).warnings
     told = [
         Told(warned[0], "Use less before the mode becomes `enforce`."),
         Told(bent[0], "Correct the pod before the mode becomes `enforce`."),
         Told(nearly[0], "From 90 % of a limit on: the next pod may be refused."),
+        Told(ending[0], "Finish by then, or ask for a longer grant: the pod stays, unless the controller evicts pods."),
     ]
     return [
         *told,

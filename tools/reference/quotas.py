@@ -18,9 +18,10 @@ from vcuda.errors import MOST_FAULTS, QuotaFault, Unavailable
 from vcuda.kube import QuotaPlace
 from vcuda.placement.nodes import COUNT_LABEL, Nodes
 from vcuda.quota.document import MAX_NAMESPACES
+from vcuda.quota.grant_entries import MAX_GRANTS
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage
 from vcuda.quota.yaml import MAX_DEPTH, MAX_ENTRIES, MAX_TEXT
-from vcuda.requests.config import DOMAINS, MODELS, QUOTA, SCHEME_SETTINGS, UNITS, parse_config
+from vcuda.requests.config import DOMAINS, MODELS, QUOTA, SCHEME_SETTINGS, TIME_ZONE, UNITS, parse_config
 from vcuda.requests.resources import PLAIN_CARDS
 from webhook.ledger.ledgers import Ledgers, MemoryLedgers
 from webhook.review import quota_edit
@@ -62,6 +63,23 @@ VALUES = (
     "a: {order: [A100], prefer: most-free, quota: {A100: 1}}",
     "a: {prefer: cheapest}",
     "a: {one_model: 1}",
+    "a: {time_zone: Europe/Berln}",
+    "a: {time_zone: Mars}",
+    "a: {grants: 4}",
+    "a: {grants: [4]}",
+    "a: {grants: [{T4: 1, until: 2026-02-30}]}",
+    "a: {grants: [{T4: 1, from: 2026-12-02, until: 2026-12-01}]}",
+    "a: {grants: [{T4: 1, untill: 2026-12-01}]}",
+    "a: {grants: [{T4: 1, weekly: Sat, time_zone: UTC}]}",
+    "a: {grants: [{T4: 1, weekly: Samstag}]}",
+    "a: {grants: [{T4: 1, daily: 20-6}]}",
+    "a: {grants: [{T4: 0, weekly: Sat}]}",
+    "a: {grants: [{weekly: Sat}]}",
+    "a: {grants: [{T4: 1}]}",
+    "a: {grants: [{T4: 1, weekly: Sat, why: 1}]}",
+    "a: {quota: {T4: {cards: 1, memory: 16Gi}}, grants: [{T4: 1, weekly: Sat}]}",
+    "a: {quota: {T4: 1}, grants: [{T4: {cards: 1, memory: 16Gi}, weekly: Sat}]}",
+    json.dumps({"a": {"grants": [{"T4": 1, "weekly": "Sat"}] * (MAX_GRANTS + 1)}}),
     "a: {mode: 7}",
     "a: {mode: soft}",
     "a: {quota: {M40: 8, M40: 2}}",
@@ -98,6 +116,7 @@ _FURTHER = (
     (MODELS, "[A100]"),
     (DOMAINS, "[acme.com/gpu]"),
     (DOMAINS, "acme.com"),
+    (TIME_ZONE, "Mars"),
 )
 """Malformed texts of the further keys."""
 
@@ -213,6 +232,9 @@ def _warnings() -> Iterator[Told]:
     with mock.patch.object(quota_edit, "COMPARING_SECONDS", 0):
         late = _edited(_document("team-a: {quota: {M40: 2}}")).warnings[0]
     yield Told(late, "Compare by `kubectl gpuquota -A`, once the edit is made.")
+    over = _edited(_document("team-a: {quota: {M40: 0}, grants: [{M40: 1, until: 2000-01-01}]}")).warnings
+    yield Told(over[0], "Remove the grant.")
+    yield Told(over[1], "Remove the grant, or the 0 in `quota`.")
     system = _edited(_document("kube-system: {quota: {M40: 2}}")).warnings[-1]
     yield Told(system, "Leave the entry out, unless its usage is all that you want to see.")
     lost = _edited(_document("team-b: {quota: {M40: 1}}")).warnings[0]

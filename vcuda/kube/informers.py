@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import threading
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -17,6 +18,7 @@ from vcuda.placement.free_cards import CARDS_CONFIG_MAP, CARDS_KEY, FreeCardsByP
 from vcuda.placement.nodes import Nodes
 from vcuda.placement.registers import ANNOTATIONS, Registers, read_registers
 from vcuda.quota import model
+from vcuda.quota.quota_clock import QuotaClock
 from vcuda.requests import config
 from vcuda.requests.resources import BUILT_IN, GpuResources
 from vcuda.requests.schemes import SCHEMES
@@ -42,11 +44,16 @@ class QuotaInformer:
     """Follows the quota ConfigMap. A malformed document leaves the last good one in force and is reported.
 
     After its ConfigMap is deleted no namespace is limited, as with a deleted ResourceQuota. ``on_change``: called after
-    a new quota is in force.
+    a new quota is in force. ``clock``: returns the Unix seconds by which grants begin and end.
     """
 
     def __init__(
-        self, kube: client.Kube, place: QuotaPlace, system: frozenset[str], on_change: Callable[[], None] = lambda: None
+        self,
+        kube: client.Kube,
+        place: QuotaPlace,
+        system: frozenset[str],
+        on_change: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._kube = kube
         self._place = place
@@ -55,15 +62,18 @@ class QuotaInformer:
         self._config: config.QuotaConfig | None = None
         self._faulty = False
         self._on_change = on_change
+        self.clock = QuotaClock(clock)
         self._path = f"/api/v1/namespaces/{client.segment(place.namespace)}/configmaps"
         self._params = {"fieldSelector": f"metadata.name={place.name}"}
         self.reflector = reflector.Reflector(kube, self._path, _decode, params=self._params, on_event=self._on_event)
 
     def current(self) -> model.Quota | None:
-        """Return the quota in force; None until it has been read once. Without the ConfigMap no namespace is
-        limited."""
+        """Return the quota in force with the limits of now; None until it has been read once.
+
+        Without the ConfigMap no namespace is limited.
+        """
         read = self.in_force()
-        return read.quota if read else None
+        return self.clock.now(read.quota) if read else None
 
     def resources(self) -> GpuResources:
         """Return the known resources that pods can request. They have no version until the ConfigMap has been read."""
@@ -71,7 +81,10 @@ class QuotaInformer:
         return read.resources if read else BUILT_IN
 
     def in_force(self) -> config.QuotaConfig | None:
-        """Return the quota in force with the resources of the same version; None until they have been read."""
+        """Return the document in force: the quota as it is written, with the resources of the same version.
+
+        None until they have been read.
+        """
         # Nothing is set here, because a late answer "not found" must not overwrite a document that the watch has just
         # delivered. Only the thread of the watch sets the quota in force.
         if self._config is None and self.reflector.synced.is_set() and not self._faulty:

@@ -1,5 +1,7 @@
 """What people see of a namespace's ledger: its report, which is published, exported and shown."""
 
+import datetime
+import math
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -8,7 +10,7 @@ from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
 from vcuda.allocations.stored_pods import StoredPod
 from vcuda.ledger.ledger import NO_LIMIT, Ledger
 from vcuda.placement.nodes import Nodes
-from vcuda.quota.model import CORES_PER_CARD, Charge, NamespaceQuota, Usage
+from vcuda.quota.model import CORES_PER_CARD, Charge, Granted, NamespaceQuota, Usage
 
 MOST_PODS = 100
 """Pods named per model, the largest, and of those of no model: a published report stays small."""
@@ -23,12 +25,24 @@ class PodUse(msgspec.Struct, frozen=True):
     claim: bool = False
 
 
+class GrantUse(msgspec.Struct, frozen=True):
+    """A part of a limit that ends."""
+
+    cards: float
+    until: str
+    """RFC 3339, with the offset of the grant's time zone."""
+    memory: int | None = None
+    """In MiB; None where memory is not limited."""
+    why: str = ""
+
+
 class ModelUse(msgspec.Struct, frozen=True):
     """One model in one namespace. Cards are numbers such as 2.5; memory is in MiB, and None where it is not limited.
 
     ``used`` holds ``pending``: what was admitted and not yet seen stored; and ``terminating``: what pods took that are
     gone while their containers may still run. ``reserved`` is beside it: what replicas of the webhook have set aside to
-    grant within seconds. ``available`` is what both leave of the limit, never below 0.
+    grant within seconds. ``available`` is what both leave of the limit, never below 0. ``grants`` are the parts of the
+    limit that end.
     """
 
     model: str
@@ -43,6 +57,7 @@ class ModelUse(msgspec.Struct, frozen=True):
     terminating: float = 0
     reserved: float = 0
     memory_reserved: int = 0
+    grants: tuple[GrantUse, ...] = ()
 
     @property
     def memory_available(self) -> int | None:
@@ -162,4 +177,10 @@ def _model(
         reserved=usage.reserved.cores / CORES_PER_CARD,
         # A difference of sums: to round both up would have them come to more than is charged.
         memory_reserved=0 if limit.memory is None else usage.used.memory_under(limit) - memory,
+        grants=tuple(_ending(each) for each in quota.granted if each.model == model and not math.isinf(each.until)),
     )
+
+
+def _ending(granted: Granted) -> GrantUse:
+    until = datetime.datetime.fromtimestamp(granted.until, granted.grant.times.zone).isoformat()
+    return GrantUse(granted.limit.cores / CORES_PER_CARD, until, granted.limit.memory, granted.grant.why)

@@ -9,10 +9,13 @@ from vcuda.quota.model import CORES_PER_CARD, Limit, Mode, NamespaceQuota, Quota
 
 DEFAULT = "*"
 
+DERIVED = ("limits", "own", "granted")
+"""The fields that are compared by model, or follow from other fields and the time."""
+
 _STRICTNESS = {Mode.AUDIT: 0, Mode.WARN: 1, Mode.ENFORCE: 2}
 
 
-class Change(NamedTuple):
+class QuotaChange(NamedTuple):
     """One value that differs, by its path in the document. An empty text stands for no value."""
 
     path: str
@@ -23,7 +26,7 @@ class Change(NamedTuple):
         return f"{self.path}: {self.before or 'nothing'} -> {self.after or 'nothing'}"
 
 
-def changes(old: Quota, new: Quota) -> Iterator[Change]:
+def changes(old: Quota, new: Quota) -> Iterator[QuotaChange]:
     """Yield every difference, in the order of the entries."""
     before, after = _entries(old), _entries(new)
     for namespace in dict.fromkeys((*before, *after)):
@@ -31,21 +34,21 @@ def changes(old: Quota, new: Quota) -> Iterator[Change]:
         if was == will:
             continue
         if was is None or will is None:
-            yield Change(namespace, _entry(was), _entry(will))
+            yield QuotaChange(namespace, _entry(was), _entry(will))
         else:
             yield from _within(namespace, was, will)
 
 
-def _within(namespace: str, was: NamespaceQuota, will: NamespaceQuota) -> Iterator[Change]:
+def _within(namespace: str, was: NamespaceQuota, will: NamespaceQuota) -> Iterator[QuotaChange]:
     for model in dict.fromkeys((*was.limits, *will.limits)):
         pair = _limit(was.limits.get(model)), _limit(will.limits.get(model))
         if pair[0] != pair[1]:
-            yield Change(f"{namespace}.quota.{model}", *pair)
-    others = [name for name in NamespaceQuota.__struct_fields__ if name != "limits"]
+            yield QuotaChange(f"{namespace}.quota.{model}", *pair)
+    others = [name for name in NamespaceQuota.__struct_fields__ if name not in DERIVED]
     for name in others:
         pair = _plain(getattr(was, name)), _plain(getattr(will, name))
         if pair[0] != pair[1]:
-            yield Change(f"{namespace}.{name}", *pair)
+            yield QuotaChange(f"{namespace}.{name}", *pair)
 
 
 def weakened(old: Quota, new: Quota) -> Iterator[str]:

@@ -9,6 +9,7 @@ JSON, or YAML, in gpu-admission's format (``pkg/predicate/gpu_predicate.go``) an
     team-e: {order: [A100, T4], quota: {T4: 8, A100: 2}}   # A100 first; without `order` as they stand in `quota`
     team-f: {prefer: most-free, quota: {T4: 8, A100: 2}}   # the model with the most free cards and quota first
     team-g: {one_model: true, quota: {T4: 8, A100: 2}}     # pods that could get both models are rejected
+    team-h: {grants: [{T4: 8, weekly: Sat-Sun}]}           # more at certain times, see vcuda.quota.grant_entries
     "*":    {quota: {}}                                    # every namespace without its own entry
 
 As in gpu-admission, an absent or null ``quota`` allows no model, and an absent, null or empty ``pool`` every pool.
@@ -18,44 +19,43 @@ that no node label can hold, a namespace name that Kubernetes does not allow. Th
 example are such names: an entry for them would never apply to anything.
 """
 
-import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator
-from decimal import ROUND_DOWN, Context, Decimal, Inexact
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, TypeVar
+from zoneinfo import ZoneInfo
 
 import pydantic
 from pydantic_core import ErrorDetails
 
-from vcuda import errors, k8s_types
+from vcuda import errors
+from vcuda.quota import grant_entries
+from vcuda.quota.grant_entries import GrantEntry, read_grants, read_zone
 from vcuda.quota.model import SYSTEM_NAMESPACES, Allowance, Limit, Mode, NamespaceQuota, Quota
+from vcuda.quota.times import UTC
+from vcuda.quota.values import (
+    LimitEntry,
+    StrictModel,
+    WrongValueError,
+    printable,
+    raise_faults,
+    read_label_value,
+    read_limit,
+    shown,
+    suggestion,
+)
 from vcuda.quota.yaml import KeyPath, PlacedFault, Plain, read_text
 
 T = TypeVar("T")
 
 MAX_NAMESPACES = 10_000
 """Namespaces in one document: as many as Kubernetes itself is tested with."""
-MAX_CARDS = 100_000
-"""Cards in one limit: 5,000 nodes, the most that Kubernetes supports, with 20 cards each."""
-MAX_MEMORY = MAX_CARDS * 1024 * 1024
-"""MiB in one limit: 1 TiB for each of MAX_CARDS."""
 DEFAULT = "*"
 """The key of the entry for namespaces without their own."""
 MOST_FREE = "most-free"
 """The value of ``prefer``."""
 
-MIB = 1024 * 1024
-_MAX_SHOWN = 63
-# Kubernetes' own rules for the name of a namespace (a DNS label, RFC 1123) and for the value of a label.
+# Kubernetes' own rule for the name of a namespace (a DNS label, RFC 1123).
 _DNS_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
-_LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?")
-_CARDS_AS_TEXT = re.compile(r"\s*0*([0-9]{1,6}(?:\.[0-9]{1,2})?)\s*", re.ASCII)
-_MEMORY_AS_TEXT = re.compile(r"[0-9.]+ ?[KMGTPE]i?B?")
-
-
-class WrongValueError(ValueError):
-    """This cannot stand here; a ValueError, because those are what pydantic gathers."""
-
 
 NO_NAMESPACE = (
     "can never be a namespace; write at most 63 lower-case letters, digits and `-`, with a letter or digit at both ends"
@@ -76,19 +76,6 @@ def read_namespace_name(name: str) -> str:
     return name
 
 
-def read_label_value(name: object) -> str:
-    """Return the name of a model or pool, which is the value of a node's label."""
-    if not isinstance(name, str):
-        raise WrongValueError(f"{shown(name)} is no text; write a name, in quotes")
-    # Kubernetes allows an empty label value; a node with an empty model has none.
-    if not _LABEL_VALUE.fullmatch(name):
-        raise WrongValueError(
-            f"{shown(name)} can never be a node label's value; write at most 63 letters, digits, `-`, `_` and `.`, "
-            "with a letter or digit at both ends"
-        )
-    return name
-
-
 def read_mode(value: object) -> Mode:
     """Return the mode of this name."""
     if isinstance(value, str) and value in list(Mode):
@@ -102,116 +89,6 @@ def read_allowance(value: object) -> Allowance:
         return Allowance(value)
     hint = suggestion(value, Allowance) or f"these can be: {', '.join(Allowance)}"
     raise WrongValueError(f"{shown(value)} is nothing that can be allowed; {hint}")
-
-
-def read_cores(value: object) -> int:
-    """Return the hundredths of a card that a number of cards makes: from 0 to MAX_CARDS, two decimals at most."""
-    if not isinstance(value, Decimal):
-        raise WrongValueError(_no_cards(value))
-    if not value.is_finite() or not 0 <= value <= MAX_CARDS:
-        raise WrongValueError(f"{shown(value)} is no possible number of cards; write one from 0 to {MAX_CARDS}")
-    # Not rounded: whoever writes 2.555 cards would get more or less than that.
-    try:
-        hundredths = value.quantize(Decimal("0.01"), context=Context(traps=[Inexact]))
-    except Inexact:
-        rounded = value.quantize(Decimal("0.01"), ROUND_DOWN).normalize()
-        raise WrongValueError(f"{shown(value)} has more than two decimals; write {rounded:f}") from None
-    return int(hundredths * 100)
-
-
-def _no_cards(value: object) -> str:
-    # Text is never taken for a number: in YAML "010" or 1:30 are numbers to some readers and text to others.
-    if isinstance(value, str):
-        number = _CARDS_AS_TEXT.fullmatch(value)
-        if number:
-            return f"{shown(value)} is text; write {number[1]} without quotes"
-        if _MEMORY_AS_TEXT.fullmatch(value):
-            return f"{shown(value)} is no number of cards; write memory beside it: {{cards: 4, memory: 160Gi}}"
-    return f"{shown(value)} is no number of cards; write one such as 8 or 2.5"
-
-
-def read_memory(value: object) -> int:
-    """Return the whole MiB, rounded down, of a Kubernetes quantity in bytes: from 1 to MAX_MEMORY."""
-    return int(read_bytes(value) // MIB)
-
-
-def read_bytes(value: object) -> Decimal:
-    """Return the bytes of a Kubernetes quantity: from 1 MiB to MAX_MEMORY."""
-    amount = _bytes(value)
-    if amount is None:
-        raise WrongValueError(f"{shown(value)} is no amount of memory; write one such as 160Gi")
-    if not 0 <= amount <= MAX_MEMORY * MIB:
-        raise WrongValueError(f"{shown(value)} is no possible amount of memory; write one up to {MAX_MEMORY // 1024}Gi")
-    if amount == 0:
-        hint = "leave `memory` out for no limit, or write 0 cards to block the model"
-        raise WrongValueError(f"0 leaves no memory; {hint}")
-    if amount < MIB:
-        # Such an amount is a slip: 160 is meant as 160Gi.
-        bare = re.fullmatch(r"[0-9]+(\.[0-9]+)?", str(value))
-        hint = f"a number without a unit is bytes: write {value}Gi" if bare else "write one such as 160Gi"
-        raise WrongValueError(f"{shown(value)} is less than 1 MiB; {hint}")
-    return amount
-
-
-def _bytes(value: object) -> Decimal | None:
-    if isinstance(value, Decimal):
-        return value if value.is_finite() else None
-    try:
-        return k8s_types.parse_quantity(value) if isinstance(value, str) else None
-    except ValueError:
-        return None
-
-
-def shown(value: object) -> str:
-    """Return ``value`` in a form that fits into a sentence: short, on one line, printable."""
-    match value:
-        case None:
-            return "an empty value"
-        case bool():
-            return str(value).lower()
-        case str():
-            return f'"{printable(value)}"'
-        case Decimal():
-            return printable(str(value))
-        case list():
-            return "a list"
-    return "a mapping"
-
-
-def printable(text: str) -> str:
-    """Return ``text`` cut to the length of the longest possible name, control characters escaped."""
-    cut = text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in cut)
-
-
-def suggestion(written: object, known: Iterable[str]) -> str:
-    """Return a question that names the one of ``known`` that resembles ``written``; empty if none does."""
-    if not isinstance(written, str) or len(written) > _MAX_SHOWN:
-        return ""
-    by_folded = {name.casefold(): name for name in known}
-    near = difflib.get_close_matches(written.casefold(), by_folded, n=1)
-    return f"did you mean `{by_folded[near[0]]}`?" if near else ""
-
-
-class StrictModel(pydantic.BaseModel):
-    """A mapping with these keys and no others."""
-
-    model_config = pydantic.ConfigDict(strict=True, extra="forbid", frozen=True)
-
-
-class _LimitEntry(StrictModel):
-    """A limit in its long form."""
-
-    cards: Annotated[int, pydantic.PlainValidator(read_cores)]
-    memory: Annotated[int | None, pydantic.PlainValidator(read_memory)] = None
-
-
-def _read_limit(value: object, read_long_form: pydantic.ValidatorFunctionWrapHandler) -> _LimitEntry:
-    # A bare number of cards stands for the long form with nothing else in it, as in gpu-admission.
-    if not isinstance(value, dict):
-        return _LimitEntry.model_construct(cards=read_cores(value))
-    limit: _LimitEntry = read_long_form(value)
-    return limit
 
 
 def _read_prefer(value: object) -> str:
@@ -262,7 +139,7 @@ def _read_name(value: object) -> str:
 
 
 _Model = Annotated[str, pydantic.AfterValidator(read_label_value)]
-_Limits = dict[_Model, Annotated[_LimitEntry, pydantic.WrapValidator(_read_limit)]]
+_Limits = dict[_Model, Annotated[LimitEntry, pydantic.WrapValidator(read_limit)]]
 
 
 _Name = Annotated[str, pydantic.PlainValidator(_read_name)]
@@ -271,7 +148,9 @@ _Name = Annotated[str, pydantic.PlainValidator(_read_name)]
 class _NamespaceEntry(StrictModel):
     """What is written for one namespace."""
 
-    quota: Annotated[_Limits, pydantic.BeforeValidator(lambda value: {} if value is None else value)] = {}
+    quota: Annotated[_Limits, pydantic.BeforeValidator(lambda value: {} if value is None else value)] = pydantic.Field(
+        default_factory=dict
+    )
     pool: Annotated[tuple[_Name, ...], pydantic.BeforeValidator(_read_pools)] = ()
     mode: Annotated[Mode, pydantic.PlainValidator(read_mode)] = Mode.ENFORCE
     allow: Annotated[
@@ -281,12 +160,15 @@ class _NamespaceEntry(StrictModel):
     order: Annotated[tuple[_Name, ...], pydantic.BeforeValidator(_read_order)] = ()
     prefer: Annotated[str, pydantic.PlainValidator(_read_prefer)] = ""
     one_model: Annotated[bool, pydantic.PlainValidator(_read_one_model)] = False
+    time_zone: Annotated[ZoneInfo | None, pydantic.PlainValidator(read_zone)] = None
+    grants: Annotated[tuple[GrantEntry, ...], pydantic.BeforeValidator(read_grants)] = ()
 
     @pydantic.model_validator(mode="after")
     def _orders_its_models(self) -> "_NamespaceEntry":
+        models = dict.fromkeys((*self.quota, *(model for grant in self.grants for model in grant.limits)))
         for model in self.order:
-            if model not in self.quota:
-                hint = suggestion(model, self.quota) or f"its models are {', '.join(self.quota) or 'none'}"
+            if model not in models:
+                hint = suggestion(model, models) or f"its models are {', '.join(models) or 'none'}"
                 raise WrongValueError(f"`order` names {shown(model)}, which `quota` does not list; {hint}")
         if self.order and self.prefer:
             raise WrongValueError(f"`order` and `prefer: {self.prefer}` exclude each other; remove one of them")
@@ -338,13 +220,14 @@ _SHAPES = (
     "write one entry for each namespace, such as team-a: {quota: {M40: 8}}",
     "write a mapping such as {quota: {M40: 8}}",
     "write the cards of each model, such as {M40: 8, P100: 2.5}",
+    "write the cards of each model with their times, such as {A100: 4, until: 2026-12-01}",
 )
-"""What to write at the top, for a namespace and for its quota."""
+"""What to write at the top, for a namespace, for its quota and for a grant."""
 
 
 def _unknown_key(place: KeyPath) -> str:
     is_limit = len(place) > len(("namespace", "quota", "model"))
-    keys = tuple((_LimitEntry if is_limit else _NamespaceEntry).model_fields)
+    keys = tuple((LimitEntry if is_limit else _NamespaceEntry).model_fields)
     known = f"the keys here are {', '.join(f'`{key}`' for key in keys)}"
     hint = known if is_limit else f"{known}; models belong under `quota`"
     return f"unknown key; {suggestion(place[-1], keys) or hint}"
@@ -378,12 +261,18 @@ def _path(place: KeyPath) -> str:
     return path
 
 
-def _read_entries(tree: Plain) -> dict[str, _NamespaceEntry]:
+def _read_entries(tree: Plain, zone: ZoneInfo) -> dict[str, _NamespaceEntry]:
     if isinstance(tree, dict) and len(tree) > MAX_NAMESPACES:
         raise errors.QuotaFault(
             (errors.Fault("", f"there are {len(tree)} namespaces; at most {MAX_NAMESPACES} are read"),)
         )
-    return _DOCUMENT.validate_python(tree)
+    entries = _DOCUMENT.validate_python(tree)
+    raise_faults(
+        ((name, "grants", *place), why)
+        for name, entry in entries.items()
+        for place, why in grant_entries.faults_of(entry.quota, entry.grants, entry.time_zone or zone)
+    )
+    return entries
 
 
 def is_empty(text: str) -> bool:
@@ -392,14 +281,14 @@ def is_empty(text: str) -> bool:
     return all(not line or line.startswith("#") or line in ("---", "...") for line in lines)
 
 
-def parse_quota(text: str, system: frozenset[str] = SYSTEM_NAMESPACES) -> Quota:
+def parse_quota(text: str, system: frozenset[str] = SYSTEM_NAMESPACES, zone: ZoneInfo = UTC) -> Quota:
     """Return the quota that ``text`` says; an empty text limits nobody.
 
-    The ``*`` entry never applies to the namespaces in ``system``.
+    The ``*`` entry never applies to the namespaces in ``system``. ``zone``: the time zone of entries without one.
 
     Raises QuotaFault as `check_text` does.
     """
-    entries = check_text(text, _read_entries, _sentence)
+    entries = check_text(text, lambda tree: _read_entries(tree, zone), _sentence)
     namespaces = {}
     for name, entry in entries.items():
         limits = {model: Limit(limit.cards, limit.memory) for model, limit in entry.quota.items()}
@@ -407,6 +296,7 @@ def parse_quota(text: str, system: frozenset[str] = SYSTEM_NAMESPACES) -> Quota:
             *(limits, entry.pool, entry.mode, frozenset(entry.allow), entry.order),
             prefer_most_free=entry.prefer == MOST_FREE,
             one_model=entry.one_model,
+            grants=grant_entries.grants_of(entry.grants, entry.time_zone or zone),
         )
     default = namespaces.pop(DEFAULT, None)
     return Quota(namespaces, default, system)

@@ -5,9 +5,12 @@ These are the values that decisions are made from; ``vcuda.quota.document`` read
 
 import enum
 import functools
+import math
 from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
+
+from vcuda.quota.times import Times
 
 CORES_PER_CARD = 100
 
@@ -70,9 +73,32 @@ class Limit(msgspec.Struct, frozen=True):
     cores: int
     memory: int | None = None
 
+    def __add__(self, other: "Limit") -> "Limit":
+        memory = None if self.memory is None or other.memory is None else self.memory + other.memory
+        return Limit(self.cores + other.cores, memory)
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """An addition to the limits of a namespace at certain times."""
+
+    limits: Mapping[str, Limit]
+    """What is added, by model. A model that the namespace's own limits set to 0 stays at 0."""
+    times: Times
+    why: str = ""
+
+
+class Granted(msgspec.Struct, frozen=True):
+    """The part of a limit that a grant adds now."""
+
+    model: str
+    limit: Limit
+    until: float
+    """The moment at which it ends, in Unix seconds; infinite if it does not."""
+    grant: Grant
+
 
 class NamespaceQuota(msgspec.Struct, frozen=True):
-    """What one namespace may use.
+    """What one namespace may use, as it is written or, after `at`, with the limits of a moment.
 
     ``limits`` maps a model to its limit, in the order of the document; a model that is not in it may not be used.
     ``pools`` are the pools its pods may run in; empty: every pool. ``allow`` is what is not refused here though it
@@ -89,10 +115,40 @@ class NamespaceQuota(msgspec.Struct, frozen=True):
     """Whether the model with the most free cards and quota comes first."""
     one_model: bool = False
     """Whether an object is rejected if it could get several models."""
+    grants: tuple[Grant, ...] = ()
+    """All grants, also those that do not hold now."""
+    own: Mapping[str, Limit] | None = None
+    """The limits without grants, if ``limits`` are those of a moment."""
+    granted: tuple[Granted, ...] = ()
+    """The parts of ``limits`` that hold because of grants, in the order of the grants."""
+
+    def at(self, moment: float | None) -> "NamespaceQuota":
+        """Return the quota with the limits of a moment, in Unix seconds, or with no grant if there is no moment.
+
+        A model that only grants name is always in the limits, with 0 while none of these grants holds. So the models
+        that a namespace may use do not change with time.
+        """
+        if not self.grants:
+            return self
+        written = self.limits if self.own is None else self.own
+        limits = dict(written)
+        granted = []
+        for grant in self.grants:
+            until = grant.times.next_change(moment) if moment is not None and grant.times.holds(moment) else None
+            for model, added in grant.limits.items():
+                own, limit = written.get(model), limits.setdefault(model, Limit(0))
+                if until is not None and (own is None or own.cores):
+                    limits[model] = limit + added if limit.cores else added
+                    granted.append(Granted(model, added, until, grant))
+        return msgspec.structs.replace(self, limits=limits, own=written, granted=tuple(granted))
+
+    def ends(self, model: str) -> float:
+        """Return the next moment at which a granted part of the model's limit ends; infinite if none ends."""
+        return min((each.until for each in self.granted if each.model == model), default=math.inf)
 
 
 class Quota(msgspec.Struct, frozen=True, dict=True):
-    """The whole quota; ``Quota()`` limits nobody.
+    """The whole quota, as it is written or, after `at`, at a moment; ``Quota()`` limits nobody.
 
     ``default`` is the ``*`` entry, for namespaces without their own; None: those are not limited. It never applies
     to the namespaces in ``system``, where a refused pod can stop the cluster. ``version`` is the resourceVersion of the
@@ -104,20 +160,56 @@ class Quota(msgspec.Struct, frozen=True, dict=True):
     default: NamespaceQuota | None = None
     system: frozenset[str] = SYSTEM_NAMESPACES
     version: str = ""
+    moment: float | None = None
+    """The moment of the limits that `for_namespace` returns, in Unix seconds; None: no grant holds."""
 
     @functools.cached_property
     def models(self) -> frozenset[str]:
-        """Every model that the quota limits, in any namespace."""
-        entries = (*self.namespaces.values(), *((self.default,) if self.default else ()))
-        return frozenset(model for entry in entries for model in entry.limits)
+        """Every model that the quota limits, in any namespace, at any time."""
+        own = (model for entry in self._entries for model in entry.limits)
+        return frozenset((*own, *(model for grant in self._grants for model in grant.limits)))
+
+    @functools.cached_property
+    def times(self) -> frozenset[Times]:
+        """The times of all grants."""
+        return frozenset(grant.times for grant in self._grants)
+
+    @property
+    def _entries(self) -> Iterable[NamespaceQuota]:
+        return (*self.namespaces.values(), *((self.default,) if self.default else ()))
+
+    @property
+    def _grants(self) -> Iterable[Grant]:
+        return (grant for entry in self._entries for grant in entry.grants)
+
+    def at(self, moment: float) -> "Quota":
+        """Return the quota with the limits of a moment, in Unix seconds."""
+        return msgspec.structs.replace(self, moment=moment) if self.times else self
+
+    def next_change(self, moment: float) -> float:
+        """Return the first moment after this one at which a grant begins or ends; infinite if there is none."""
+        return min((times.next_change(moment) for times in self.times), default=math.inf)
 
     def for_namespace(self, name: str) -> NamespaceQuota | None:
-        """Return the quota of namespace ``name``, None where it is not limited."""
+        """Return the quota of namespace ``name`` at the moment, None where it is not limited."""
         own = self.namespaces.get(name)
         # An own entry applies to a system namespace too; pods that the API server asks nobody about are only counted.
         if own is not None:
-            return own
-        return None if name in self.system else self.default
+            return self._at_moment(own)
+        return None if name in self.system or self.default is None else self._at_moment(self.default)
+
+    def _at_moment(self, written: NamespaceQuota) -> NamespaceQuota:
+        if not written.grants:
+            return written
+        known = self._known
+        if id(written) not in known:
+            known[id(written)] = written.at(self.moment)
+        return known[id(written)]
+
+    @functools.cached_property
+    def _known(self) -> dict[int, NamespaceQuota]:
+        # The limits of the moment, by the identity of the entry, since every review asks for them.
+        return {}
 
 
 class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

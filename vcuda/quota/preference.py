@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Set
 
 import msgspec
 
-from vcuda.quota.document import printable, suggestion
 from vcuda.quota.model import NamespaceQuota
+from vcuda.quota.values import printable, suggestion
 
 MODELS_ANNOTATION = "quota.vcuda.io/models"
 """Only /mutate reads it. The charge follows from the pin, which /validate reads from the spec."""

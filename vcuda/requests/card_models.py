@@ -13,19 +13,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, NamedTuple
 
 import pydantic
-from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError, ValidationError
+from pydantic_core import ErrorDetails, ValidationError
 
-from vcuda.quota.document import (
+from vcuda.quota.model import CORES_PER_CARD
+from vcuda.quota.values import (
     StrictModel,
     WrongValueError,
     printable,
+    raise_faults,
     read_cores,
     read_label_value,
     read_memory,
     shown,
     suggestion,
 )
-from vcuda.quota.model import CORES_PER_CARD
 from vcuda.quota.yaml import KeyPath, Plain
 from vcuda.requests.resources import MAX_PRODUCT, CardModels, ProductRow, fold
 
@@ -137,23 +138,14 @@ def read_models(tree: Plain, limited: Iterable[str] = ()) -> CardModels:
         entries = _ENTRIES.validate_python(plain if bare else tree)
     except ValidationError as error:
         found = error.errors(include_url=False)
-        _raise((_in_text(details["loc"], bare), _sentence(details)) for details in found)
+        raise_faults((_in_text(details["loc"], bare), _sentence(details)) for details in found)
     rows = {name: ProductRow(entry.products, entry.cards, entry.memory) for name, entry in entries.items()}
-    _raise((_in_text(place, bare), why) for place, why in _overlaps(rows, limited))
+    raise_faults((_in_text(place, bare), why) for place, why in _overlaps(rows, limited))
     return CardModels(rows)
 
 
 def _in_text(place: KeyPath, bare: set[str]) -> KeyPath:
     return (place[0], *place[2:]) if place[:1] and place[0] in bare and "products" in place[1:2] else place
-
-
-def _raise(faults: Iterable[tuple[KeyPath, str]]) -> None:
-    lines = [
-        InitErrorDetails(type=PydanticCustomError("models", "{why}", {"why": why}), loc=place, input=None)
-        for place, why in faults
-    ]
-    if lines:
-        raise ValidationError.from_exception_data("gpu_models", lines)
 
 
 class _Claimed(NamedTuple):
@@ -223,4 +215,4 @@ def _sentence(details: ErrorDetails) -> str:
 
 
 def sentence(details: ErrorDetails) -> str:
-    return str(details["ctx"]["why"])
+    return str(details["ctx"]["error"])

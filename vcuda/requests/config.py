@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, TypeVar
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pydantic
@@ -11,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from vcuda import k8s_types
 from vcuda.errors import Fault, QuotaFault
-from vcuda.quota import document
+from vcuda.quota import document, grant_entries, times, values
 from vcuda.quota.model import SYSTEM_NAMESPACES, Charge, Quota
 from vcuda.quota.yaml import Plain
 from vcuda.requests import card_models, scheme_settings
@@ -19,8 +20,9 @@ from vcuda.requests.resources import BUILT_IN, CLASS, CLASS_RESOURCE, NO_ROWS, N
 from vcuda.requests.schemes import SCHEMES
 
 QUOTA, UNITS, DOMAINS, SCHEME_SETTINGS, MODELS = "gpu_quota", "gpu_units", "gpu_domains", "gpu_schemes", "gpu_models"
+TIME_ZONE = "gpu_time_zone"
 """The keys of the ConfigMap. The key of the quota can be set to another name."""
-KEYS = (UNITS, DOMAINS, SCHEME_SETTINGS, MODELS)
+KEYS = (UNITS, DOMAINS, SCHEME_SETTINGS, MODELS, TIME_ZONE)
 PREFIX = "gpu_"
 """The beginning of our keys. The ConfigMap may have others, which are ignored."""
 
@@ -54,13 +56,14 @@ def parse_config(
 
     for name in data.keys() - {key, *KEYS}:
         if name.startswith(PREFIX):
-            hint = document.suggestion(name, KEYS) or f"the keys are {', '.join((key, *KEYS))}"
+            hint = values.suggestion(name, KEYS) or f"the keys are {', '.join((key, *KEYS))}"
             faults.append(Fault(f"data.{name}", f"unknown key; {hint}"))
     if key in data and document.is_empty(data[key]):
         faults.append(Fault(f"data.{key}", "is empty; write {} if no namespace is to be limited"))
     if key not in data:
         faults.append(Fault(f"data.{key}", "is required; write the quota document there"))
-    quota = read(key, lambda text: document.parse_quota(text, system), Quota())
+    zone = read(TIME_ZONE, _read_zone, times.UTC)
+    quota = read(key, lambda text: document.parse_quota(text, system, zone), Quota())
     schemes = read(
         SCHEME_SETTINGS,
         lambda text: document.check_text(text, scheme_settings.read_schemes, scheme_settings.sentence),
@@ -94,41 +97,46 @@ def _placed(name: str, fault: Fault) -> Fault:
     return Fault(f"{name}{'' if fault.path.startswith('[') else '.'}{fault.path}", fault.message)
 
 
+def _read_zone(text: str) -> ZoneInfo:
+    try:
+        return grant_entries.read_zone(text.strip())
+    except values.WrongValueError as error:
+        raise QuotaFault((Fault("", str(error)),)) from None
+
+
 def read_unit_name(name: str, info: pydantic.ValidationInfo) -> str:
     """Return the name of a resource or class, which must not be in another table."""
     domain, slash, rest = name.partition("/")
     if name.startswith(CLASS_RESOURCE):
-        raise document.WrongValueError(
-            f"must be written as {CLASS}{document.printable(rest)}, for claims and pods alike"
-        )
+        raise values.WrongValueError(f"must be written as {CLASS}{values.printable(rest)}, for claims and pods alike")
     if not (k8s_types.can_be_name(rest) if domain + slash == CLASS else is_resource(name)):
-        raise document.WrongValueError(
+        raise values.WrongValueError(
             "must be the name of a resource, for example nvidia.com/gpu.shared, or of a DeviceClass, "
-            f"{CLASS}NAME; got {document.shown(name)}"
+            f"{CLASS}NAME; got {values.shown(name)}"
         )
     # With a second row for a built-in resource it would be unclear which of the two values applies.
     taken: GpuResources = info.context or BUILT_IN
     if scheme := taken.scheme_of.get(name):
-        raise document.WrongValueError(f"is already counted as a resource of scheme {scheme.name}; remove it")
+        raise values.WrongValueError(f"is already counted as a resource of scheme {scheme.name}; remove it")
     if name in NOT_FIXED or BUILT_IN.unit_of(name) is not None:
-        raise document.WrongValueError("is built in; remove it")
+        raise values.WrongValueError("is built in; remove it")
     return name
 
 
 def read_worth(value: object) -> int:
     """Return the cores of one unit."""
-    cores = document.read_cores(value)
+    cores = values.read_cores(value)
     if not cores:
-        raise document.WrongValueError("must be above 0; write {} for a resource that is no GPU")
+        raise values.WrongValueError("must be above 0; write {} for a resource that is no GPU")
     return cores
 
 
 def read_memory_of_unit(value: object) -> int:
     """Return whole MiB, rounded up, so that a charge is never less than the memory."""
-    return math.ceil(document.read_bytes(value) / document.MIB)
+    return math.ceil(values.read_bytes(value) / values.MIB)
 
 
-class _UnitEntry(document.StrictModel):
+class _UnitEntry(values.StrictModel):
     """The value of one unit. An empty entry is worth nothing."""
 
     cards: Annotated[int, pydantic.PlainValidator(read_worth)] = 0
@@ -137,7 +145,7 @@ class _UnitEntry(document.StrictModel):
     @pydantic.model_validator(mode="after")
     def _has_cards(self) -> "_UnitEntry":
         if self.memory and not self.cards:
-            raise document.WrongValueError("cards is required with memory, for example {cards: 0.25, memory: 10Gi}")
+            raise values.WrongValueError("cards is required with memory, for example {cards: 0.25, memory: 10Gi}")
         return self
 
     @property
@@ -161,16 +169,16 @@ def _sentence_of_unit(details: ErrorDetails) -> str:
         case "value_error":
             return str(details["ctx"]["error"])
         case "extra_forbidden":
-            hint = document.suggestion(details["loc"][-1], _UnitEntry.model_fields)
+            hint = values.suggestion(details["loc"][-1], _UnitEntry.model_fields)
             return f"unknown key; {hint or 'the keys here are `cards`, `memory`'}"
-    return f"must be a mapping, for example amd.com/gpu: {{cards: 1}}; got {document.shown(details['input'])}"
+    return f"must be a mapping, for example amd.com/gpu: {{cards: 1}}; got {values.shown(details['input'])}"
 
 
 def _read_domain(value: object) -> str:
     domain, slash, prefix = value.partition("/") if isinstance(value, str) else ("", "", "")
     if not (k8s_types.can_be_name(domain) and (_PREFIX.fullmatch(prefix) or not slash)):
-        raise document.WrongValueError(
-            f"must be a domain of resources, for example acme.com or acme.com/gpu-*; got {document.shown(value)}"
+        raise values.WrongValueError(
+            f"must be a domain of resources, for example acme.com or acme.com/gpu-*; got {values.shown(value)}"
         )
     return f"{domain}{slash}{prefix}"
 
@@ -188,4 +196,4 @@ def _read_domains(tree: Plain) -> tuple[str, ...]:
 def _sentence_of_domain(details: ErrorDetails) -> str:
     if details["type"] == "value_error":
         return str(details["ctx"]["error"])
-    return f"must be a list of domains, for example [acme.com]; got {document.shown(details['input'])}"
+    return f"must be a list of domains, for example [acme.com]; got {values.shown(details['input'])}"

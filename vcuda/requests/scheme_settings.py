@@ -20,8 +20,7 @@ import pydantic
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError, ValidationError
 
 from vcuda import k8s_types
-from vcuda.quota import document
-from vcuda.quota.document import WrongValueError, shown
+from vcuda.quota.values import StrictModel, WrongValueError, shown, suggestion
 from vcuda.quota.yaml import Plain
 from vcuda.requests.resources import BUILT_IN_UNITS, CLASS_RESOURCE, PLAIN_CARDS, is_resource, worth_of_profile
 from vcuda.requests.schemes import SCHEMES, Scheme
@@ -41,7 +40,7 @@ _BY_NAME = {scheme.name: scheme for scheme in SCHEMES}
 def read_scheme_name(name: str) -> str:
     """Return the name of a scheme, which must exist."""
     if name not in _BY_NAME:
-        hint = document.suggestion(name, _BY_NAME) or f"the schemes are {', '.join(_BY_NAME)}"
+        hint = suggestion(name, _BY_NAME) or f"the schemes are {', '.join(_BY_NAME)}"
         raise WrongValueError(f"unknown scheme; {hint}")
     return name
 
@@ -89,14 +88,14 @@ _Name = Annotated[str | None, pydantic.PlainValidator(read_resource)]
 _ServiceAccount = Annotated[str, pydantic.PlainValidator(read_service_account)]
 
 
-class _ResourceNames(document.StrictModel):
+class _ResourceNames(StrictModel):
     count: _Name = None
     cores: _Name = None
     memory: _Name = None
     memory_percentage: _Name = None
 
 
-class _SchemeEntry(document.StrictModel):
+class _SchemeEntry(StrictModel):
     resources: _ResourceNames = _ResourceNames()
     memory_mib: Annotated[int | None, pydantic.PlainValidator(read_memory_mib)] = None
     default_cores: Annotated[bool, pydantic.PlainValidator(read_default_cores)] = False
@@ -177,6 +176,6 @@ def sentence(details: ErrorDetails) -> str:
             return str(details["ctx"]["why"])
         case "extra_forbidden":
             keys = (_ResourceNames if "resources" in place[:-1] else _SchemeEntry).model_fields
-            hint = document.suggestion(place[-1], keys) or f"the keys here are {', '.join(f'`{key}`' for key in keys)}"
+            hint = suggestion(place[-1], keys) or f"the keys here are {', '.join(f'`{key}`' for key in keys)}"
             return f"unknown key; {hint}"
     return f"must be a mapping, for example hami: {{scheduler: hami-scheduler}}; got {shown(details['input'])}"

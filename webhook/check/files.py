@@ -46,6 +46,11 @@ class OfflineCluster(msgspec.Struct, frozen=True):
     """The charges of stored objects, by namespace and model."""
     templates: TemplateSpecs = {}
 
+    def at(self, moment: float) -> "OfflineCluster":
+        """Return the cluster with the limits of a moment, in Unix seconds."""
+        policy = msgspec.structs.replace(self.policy, quota=self.policy.quota.at(moment))
+        return msgspec.structs.replace(self, policy=policy)
+
     def ledgers(self) -> memory.MemoryLedgers:
         """Return ledgers that begin with the stored charges."""
         return memory.MemoryLedgers(self.committed)

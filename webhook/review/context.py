@@ -87,7 +87,7 @@ class ClusterPolicy(msgspec.Struct, frozen=True, dict=True):
         nodes, free = self.nodes.current(), self.cards.current()
         nodes = msgspec.structs.replace(nodes, free=free) if free else nodes
         return PolicySnapshot(
-            read.quota,
+            self.quota.clock.now(read.quota),
             nodes,
             self.hints,
             self.storable_seconds,

@@ -11,7 +11,7 @@ import structlog
 from vcuda import errors, k8s_types, kube
 from vcuda.admission_review import AdmissionRequest, AdmissionResponse
 from vcuda.ledger.ledger import NO_LIMIT
-from vcuda.quota import changes
+from vcuda.quota import changes, grant_words
 from vcuda.quota.model import CORES_PER_CARD, UNASKED_NAMESPACES, NamespaceQuota, Quota, cards
 from vcuda.requests.config import parse_config
 from vcuda.requests.resources import PLAIN_CARDS, GpuResources
@@ -57,7 +57,7 @@ async def check_edit(
     except errors.QuotaFault as fault:
         return _refused(place, fault.faults)
     check()
-    quota = read.quota
+    quota = read.quota.at(time.time())
     if policy:
         policy = msgspec.structs.replace(policy, nodes=policy.nodes.named_by(read.resources.models))
     compared = await _compared(quota, policy, charged, time.monotonic() + COMPARING_SECONDS, check)
@@ -99,7 +99,9 @@ def _doubts(quota: Quota, policy: context.PolicySnapshot | None) -> Iterator[str
     entries = {**quota.namespaces, **({"*": quota.default} if quota.default else {})}
     if policy:
         for namespace, entry in entries.items():
-            yield from _unknown_names(namespace, entry, policy)
+            yield from _unknown_names(namespace, entry.at(None), policy)
+    for namespace, entry in entries.items():
+        yield from (f"{namespace}.{doubt}" for doubt in grant_words.without_effect(entry, quota.moment or 0))
     system = policy.quota.system if policy else quota.system
     for namespace in sorted(quota.namespaces.keys() & (system | UNASKED_NAMESPACES)):
         yield f"{namespace}: a system namespace; where nobody is asked about it, its pods count and are never refused"
@@ -128,7 +130,7 @@ async def _compared(
             left = len(changed) - done
             return [f"{left} of the namespaces were not compared with what is in use: they are too many", *found]
         check()
-        found += await _below_use(namespace, entry, charged)
+        found += await _below_use(namespace, entry.at(quota.moment), charged)
     return found
 
 

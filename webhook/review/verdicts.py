@@ -12,6 +12,7 @@ from vcuda.admission_review import AdmissionRequest, AdmissionResponse
 from vcuda.errors import MOST_FAULTS, Fault, limited
 from vcuda.k8s_types import ObjectMeta
 from vcuda.ledger.ledger import NO_MODEL, Admitted, Refused
+from vcuda.quota import grant_words
 from vcuda.quota.model import Charge, Mode, NamespaceQuota, Shortage, cards, exceeded
 from vcuda.requests.pod_request import MALFORMED
 from webhook.ledger.ledgers import ChargeRequest, Decision, Ledgers, PutOff, RetryLater, ReviewDeadline
@@ -96,7 +97,10 @@ def over_quota(review: Review, *shortages: Shortage) -> AdmissionResponse:
 
     ``shortages``: one for each model that the object may use.
     """
-    return refused(review, "over-quota", exceeded(review.namespace, *shortages), shortages[0].model)
+    moment = review.policy.quota.moment
+    grants = (grant_words.coming(review.quota, shortage.model, moment) for shortage in shortages)
+    message = "; ".join([exceeded(review.namespace, *shortages), *filter(None, grants)])
+    return refused(review, "over-quota", message, shortages[0].model)
 
 
 def over_quota_for_now(review: Review, decision: PutOff) -> AdmissionResponse:
@@ -227,7 +231,7 @@ def _answer(review: Review, model: str, decision: Decision, stray: Sequence[str]
         case Admitted():
             return AdmissionResponse(
                 "over-quota-allowed" if decision.shortage else "charged",
-                warnings=review.warnings(*stray, *_warnings(review.namespace, model, decision)),
+                warnings=review.warnings(*stray, *_warnings(review, model, decision)),
                 model=model,
                 scheme=review.scheme,
             )
@@ -242,10 +246,14 @@ def _answer(review: Review, model: str, decision: Decision, stray: Sequence[str]
             return put_off(review, "busy", message, wait, model)
 
 
-def _warnings(namespace: str, model: str, granted: Admitted) -> list[str]:
-    """Return a warning if a quota that only warns is exceeded, or if an enforced quota is nearly used up."""
+def _warnings(review: Review, model: str, granted: Admitted) -> list[str]:
+    """Return the warning if a quota that only warns is exceeded, if a grant ends on which this charge depends, or if
+    the quota is nearly used up."""
+    namespace = review.namespace
     if granted.shortage:
         return [f"{exceeded(namespace, granted.shortage)}; {ADMITTED_ALL_THE_SAME}"]
+    if review.quota.granted and (ending := grant_words.ending(namespace, review.quota, model, granted.usage.in_use)):
+        return [ending]
     if granted.nearly_full:
         used, limit = granted.usage.in_use, granted.limit
         amounts = f"{cards(used.cores)} of {cards(limit.cores)}"

@@ -17,6 +17,7 @@ from vcuda import kube as k8s
 from vcuda.ledger.ledger import STORABLE_SECONDS
 from vcuda.placement import patches
 from vcuda.quota.model import LEDGER_NAMESPACE, SYSTEM_NAMESPACES
+from vcuda.quota.quota_clock import QuotaClock
 from vcuda.requests.runtime_devices import GPU_RUNTIME_CLASSES
 from vcuda.tls import ServingCertificate, watch
 from webhook import admission
@@ -123,8 +124,12 @@ class Standalone(msgspec.Struct, frozen=True):
         """Return a service that answers from the files alone."""
         metrics, policy = _metrics(certificate), self.cluster.policy
         metrics.watch("vcuda_quota_config_valid", "1 while the document is in force.", lambda: 1)
-        ledgers = self.cluster.ledgers()
-        return admission.Service(lambda: policy, ledgers, metrics, admission.Gate(), structlog.get_logger())
+        ledgers, clock = self.cluster.ledgers(), QuotaClock()
+
+        def current() -> context.PolicySnapshot:
+            return msgspec.structs.replace(policy, quota=clock.now(policy.quota))
+
+        return admission.Service(current, ledgers, metrics, admission.Gate(), structlog.get_logger())
 
 
 def _metrics(certificate: ServingCertificate) -> Metrics:

@@ -1,0 +1,97 @@
+"""A grant on a real cluster: it begins and a refused workload runs, it ends and no further pod is admitted."""
+
+import datetime
+import json
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+
+import pytest
+
+from tests.builders import MODEL
+from tests.e2e.cluster import Cluster, Json
+from tests.e2e.conftest import require
+from tests.e2e.control_plane import ControlPlane
+from tests.e2e.installation import Installation, await_committed, limited_team
+from tests.e2e.workloads import was_told, workload
+from tests.integration.reviews import card_pod
+from tests.processes import ControllerProcess
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("controller_manager")]
+
+ZONE = "Asia/Tokyo"
+BEGINS_AFTER, LASTS = 12, 20
+"""Seconds until the grant begins, and from then on until it ends."""
+
+
+def local_time(moment: float) -> str:
+    """Return a moment as a time in `ZONE`, nine hours ahead of UTC."""
+    clock = datetime.datetime.fromtimestamp(moment, datetime.timezone(datetime.timedelta(hours=9)))
+    return clock.replace(tzinfo=None).isoformat(timespec="seconds")
+
+
+def dated(begin: float) -> Json:
+    """Return an entry for one card, and for two more while a grant holds."""
+    grant = {"M40": 2, "from": local_time(begin), "until": local_time(begin + LASTS), "why": "e2e"}
+    return {"quota": {"M40": 1}, "time_zone": ZONE, "grants": [grant]}
+
+
+def await_usage(cluster: Cluster, namespace: str, limit: float) -> Json:
+    """Return the published usage of M40 once its limit is this."""
+
+    def m40_of(found: Json) -> Json:
+        [m40] = [model for model in json.loads(found["data"]["usage.json"])["models"] if model["model"] == "M40"]
+        return dict(m40)
+
+    path = f"/api/v1/namespaces/{namespace}/configmaps"
+    return m40_of(cluster.await_object(path, "gpu-quota-usage", lambda found: m40_of(found)["limit"] == limit, 60))
+
+
+def created(pod: Json) -> float:
+    return datetime.datetime.fromisoformat(pod["metadata"]["creationTimestamp"]).timestamp()
+
+
+def holds_two(pods: list[Json]) -> bool:
+    return len(pods) == len(("holder", "train"))
+
+
+def test_a_grant_has_a_refused_deployment_run_and_admits_nothing_after_its_end(
+    cluster: Cluster,
+    control_plane: ControlPlane,
+    installation: Installation,
+    controller: ControllerProcess,
+    create_node: Callable[..., str],
+) -> None:
+    require(control_plane, "kube-controller-manager")
+    assert controller.port
+    create_node("grants-m40", {MODEL: "M40"})
+    with limited_team(installation, {"quota": {"M40": 1}}) as namespace:
+        cluster.create(card_pod("holder", namespace))
+        await_committed(installation, namespace, M40=100)
+        begin = float(int(time.time()) + BEGINS_AFTER)
+        installation.quota.limit(**{namespace: dated(begin)})
+
+        # Before it begins, the Deployment is refused, and its ReplicaSet backs off.
+        cluster.create(workload("Deployment", namespace))
+        cluster.await_events(namespace, "reason=FailedCreate")
+        assert time.time() < begin
+
+        # When it begins, the controller has the ReplicaSet retry, and the webhook admits the pod.
+        during = await_usage(cluster, namespace, 3)
+        [train] = [pod for pod in cluster.await_pods(namespace, holds_two) if pod["metadata"]["name"] != "holder"]
+        assert begin <= created(train) < begin + LASTS
+        [owner] = cluster.rest.get(f"/apis/apps/v1/namespaces/{namespace}/replicasets")["items"]
+        assert was_told(owner)
+        [grant] = during["grants"]
+        assert (grant["cards"], grant["until"], grant["why"]) == (2, f"{local_time(begin + LASTS)}+09:00", "e2e")
+        [announced, *_] = cluster.await_events(namespace, "reason=GrantEnds")
+        assert announced["involvedObject"]["name"] == train["metadata"]["name"]
+
+        # When it ends, both pods stay, the usage is above the limit, and a further pod is rejected.
+        after = await_usage(cluster, namespace, 1)
+        assert time.time() >= begin + LASTS
+        assert (after["used"], after["grants"]) == (2, [])
+        refused = cluster.try_create(card_pod("late", namespace))
+        assert refused.status == HTTPStatus.FORBIDDEN
+        assert "used: 2 (0 pending), limited: 1" in refused.message
+        assert holds_two(cluster.pods(namespace))

@@ -1,0 +1,97 @@
+"""Replicas that admit from reservations while a grant ends: no charge fits the limit of before."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.reservation_scenarios import A, B
+from tests.reservation_subjects import CARDS
+from tests.reservation_world import ReservationWorld
+from vcuda.quota.model import Grant, Limit
+from vcuda.quota.times import UTC, Times
+from webhook.ledger.leases import ReservationLease
+
+GRANT_SECONDS = 20.0
+
+
+@pytest.fixture
+def world() -> Iterator[ReservationWorld]:
+    """Return a world in which a grant doubles the limit, and more than the limit without it is stored.
+
+    Replica A has reserved room for more. The grant ends a second later.
+    """
+    with ReservationWorld() as world:
+        end = world.time.now + GRANT_SECONDS
+        world.grants = (Grant({"M40": Limit(100 * CARDS)}, Times(UTC, end=end)),)
+        world.ask(B, CARDS)
+        world.go_on()
+        world.store_some()
+        world.settle()
+        world.pass_by(end - 1 - world.time.now)
+        world.reserve(A)
+        assert world.ledger().reserved
+        world.pass_by(end - 1 - world.time.now)
+        yield world
+
+
+def end_grant(world: ReservationWorld, later: float = 0) -> None:
+    """Let the time pass until the grant ends, or until some seconds later."""
+    [grant] = world.grants
+    world.pass_by(grant.times.end + later - world.time.now)
+
+
+def admitted_by(world: ReservationWorld, replica: int, number: int) -> int:
+    """Create some pods, and return how many were admitted."""
+    before = len(world.storable())
+    world.ask(replica, number)
+    world.go_on()
+    return len(world.storable()) - before
+
+
+def test_a_reservation_admits_nothing_after_the_grant_that_sized_it_has_ended(world: ReservationWorld) -> None:
+    granted = world.granted
+    assert admitted_by(world, A, 1) == 1
+    assert world.granted == granted + 1
+    end_grant(world)
+    assert [admitted_by(world, replica, 3) for replica in (A, B)] == [0, 0]
+    assert world.granted == granted + 1
+
+
+@pytest.mark.parametrize("seconds", [0.5, 2.0, 5.0])
+def test_a_replica_whose_clock_is_slow_admits_too_much_for_no_longer_than_its_clock_is_wrong(
+    world: ReservationWorld, seconds: float
+) -> None:
+    world.replicas[A].ahead = -seconds
+    end_grant(world)
+    assert admitted_by(world, B, 3) == 0
+    end_grant(world, later=seconds)
+    assert admitted_by(world, A, 3) == 0
+
+
+def test_a_reservation_sized_by_an_ended_grant_is_given_back(world: ReservationWorld) -> None:
+    end_grant(world)
+    assert admitted_by(world, A, 1) == 0
+    for _ in range(5):
+        world.pass_by(1)
+        world.go_on()
+    assert world.ledger().reserved == {}
+
+
+def test_a_grant_that_begins_admits_at_once(world: ReservationWorld) -> None:
+    end_grant(world)
+    assert admitted_by(world, A, 1) == 0
+    world.limits_since = world.time.now + 5
+    world.grants = (Grant({"M40": Limit(100 * CARDS)}, Times(UTC, start=world.limits_since)),)
+    world.pass_by(4.5)
+    assert admitted_by(world, A, 1) == 0
+    world.pass_by(0.5)
+    assert admitted_by(world, A, 1) == 1
+
+
+def test_without_the_comparison_of_terms_the_reservation_would_admit_more(
+    world: ReservationWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the first test can fail."""
+    end_grant(world)
+    monkeypatch.setattr(ReservationLease, "is_by", lambda *_: True)
+    assert admitted_by(world, A, 3) > 0

@@ -1,0 +1,184 @@
+"""The grants of a quota entry, as people write them::
+
+team-a:
+  quota: {A100: 4}
+  time_zone: Europe/Berlin    # otherwise `gpu_time_zone` of the ConfigMap, otherwise UTC
+  grants:
+    - {A100: 4, until: 2026-12-01, why: "paper"}
+    - {T4: 8, weekly: "Sat-Sun"}
+    - {A100: 2, daily: "20:00-06:00", from: 2026-11-02T08:00}
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, TypeVar
+from zoneinfo import ZoneInfo
+
+import pydantic
+
+from vcuda.quota import times
+from vcuda.quota.model import Grant, Limit
+from vcuda.quota.times import LocalTime, Times
+from vcuda.quota.values import (
+    LimitEntry,
+    StrictModel,
+    WrongValueError,
+    read_label_value,
+    read_limit,
+    shown,
+    suggestion,
+)
+from vcuda.quota.yaml import KeyPath
+
+T = TypeVar("T")
+
+MAX_GRANTS = 100
+"""Grants of one namespace."""
+MAX_WHY = 200
+"""Characters of ``why``."""
+
+_DATE_EXAMPLE = "for example 2026-12-01 or 2026-12-01T18:00"
+
+
+class _UnknownKey(str):
+    """Stands in for the value of an unknown key: the message about the key, so that pydantic reports its position."""
+
+    __slots__ = ()
+
+
+def _read_granted(value: object, read_long_form: pydantic.ValidatorFunctionWrapHandler) -> LimitEntry:
+    if isinstance(value, _UnknownKey):
+        raise WrongValueError(value)
+    limit = read_limit(value, read_long_form)
+    if not limit.cards:
+        raise WrongValueError("must be above 0; a grant adds cards to the limit")
+    return limit
+
+
+def _text(read: Callable[[str], T], must_be: str) -> Callable[[object], T]:
+    """Return a validator of texts. ``must_be``: said of a value that ``read`` rejects with ValueError."""
+
+    def validated(value: object) -> T:
+        try:
+            return read(value if isinstance(value, str) else "")
+        except (ValueError, OverflowError):
+            raise WrongValueError(f"{must_be}; got {shown(value)}") from None
+
+    return validated
+
+
+def _read_why(value: object) -> str:
+    if not isinstance(value, str) or len(value) > MAX_WHY:
+        raise WrongValueError(f"must be a text of at most {MAX_WHY} characters")
+    return value
+
+
+def read_zone(value: object) -> ZoneInfo:
+    """Return the time zone of this name."""
+    zone = times.zone_of(value) if isinstance(value, str) else None
+    if zone is None:
+        hint = suggestion(value, times.zone_names()) or "write a name of the IANA database, for example Europe/Berlin"
+        raise WrongValueError(f"unknown time zone {shown(value)}; {hint}")
+    return zone
+
+
+_Time = Annotated[
+    LocalTime | None,
+    pydantic.PlainValidator(_text(times.read_local_time, f"must be a day or a time that exists, {_DATE_EXAMPLE}")),
+]
+
+
+class GrantEntry(StrictModel):
+    """What is written for one grant: its conditions, and under the names of models what it adds."""
+
+    model_config = pydantic.ConfigDict(extra="allow")
+
+    __pydantic_extra__: dict[str, Annotated[LimitEntry, pydantic.WrapValidator(_read_granted)]]
+
+    start: _Time = pydantic.Field(None, alias="from")
+    until: _Time = None
+    weekly: Annotated[
+        frozenset[int],
+        pydantic.PlainValidator(_text(times.read_days, "must be days of the week, for example Sat-Sun or Mon, Wed")),
+    ] = frozenset()
+    daily: Annotated[
+        tuple[int, int] | None,
+        pydantic.PlainValidator(_text(times.read_hours, "must be hours of the day, for example 20:00-06:00")),
+    ] = None
+    why: Annotated[str, pydantic.PlainValidator(_read_why)] = ""
+
+    @property
+    def limits(self) -> Mapping[str, Limit]:
+        """What the grant adds, by model."""
+        return {model: Limit(added.cards, added.memory) for model, added in self.__pydantic_extra__.items()}
+
+    def times_in(self, zone: ZoneInfo) -> Times:
+        """Return the times at which the grant holds, read in a time zone."""
+        given: dict[str, float] = {}
+        if self.start is not None:
+            given["start"] = times.moment_of(self.start, zone)
+        if self.until is not None:
+            given["end"] = times.end_of(self.until, zone)
+        every_day = len(self.weekly) == len(times.WEEKDAYS)
+        return Times(zone, days=frozenset() if every_day else self.weekly, hours=self.daily, **given)
+
+
+CONDITIONS = ("from", "until", "weekly", "daily")
+"""The keys of a grant that limit its times."""
+_KEYS = (*CONDITIONS, "why")
+
+
+def read_grants(value: object) -> tuple[object, ...]:
+    """Return the grants of a list, ready for `GrantEntry`."""
+    if not isinstance(value, list):
+        raise WrongValueError(f"must be a list, for example [{{A100: 4, until: 2026-12-01}}]; got {shown(value)}")
+    if len(value) > MAX_GRANTS:
+        raise WrongValueError(f"must not have more than {MAX_GRANTS} grants; got {len(value)}")
+    return tuple(_with_known_keys(grant) if isinstance(grant, dict) else grant for grant in value)
+
+
+def _with_known_keys(grant: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {key: _UnknownKey(fault) if (fault := _fault_of(key, grant[key])) else grant[key] for key in grant}
+
+
+def _fault_of(key: str, value: object) -> str:
+    if key in _KEYS:
+        return ""
+    # A text is never a number of cards, so such a key is a misspelt condition.
+    known = f"the keys here are {', '.join(f'`{each}`' for each in _KEYS)} and the names of models"
+    if isinstance(value, str) and (hint := suggestion(key, _KEYS)):
+        return f"unknown key; {hint}"
+    if key in GrantEntry.model_fields or key == "time_zone":
+        return f"unknown key; {known}"
+    try:
+        read_label_value(key)
+    except WrongValueError as error:
+        return str(error)
+    return ""
+
+
+def faults_of(
+    limits: Mapping[str, LimitEntry], grants: Sequence[GrantEntry], zone: ZoneInfo
+) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the faults of grants whose values are good, each with its place below ``grants``."""
+    # Memory that is limited by one part of a sum alone would not be limited.
+    memories = {model: limit.memory is not None for model, limit in limits.items() if limit.cards}
+    for at, grant in enumerate(grants):
+        if not grant.limits:
+            yield (at,), "must name a model with the cards that it adds, for example {A100: 4, until: 2026-12-01}"
+        during = grant.times_in(zone)
+        if during == Times(zone):
+            yield (at,), "must have `from`, `until`, `weekly` or `daily`; cards for all times belong in `quota`"
+        if during.end <= during.start:
+            yield (at, "until"), "must not be before `from`"
+        for model, added in grant.limits.items():
+            has_memory = added.memory is not None
+            if memories.setdefault(model, has_memory) and not has_memory:
+                example = f"{{cards: {added.cores / 100:g}, memory: 80Gi}}"
+                yield (at, model), f"memory is required, since this model's memory is limited; for example {example}"
+            elif has_memory and not memories[model]:
+                yield (at, model, "memory"), "must be left out, since this model's memory is not limited"
+
+
+def grants_of(grants: Sequence[GrantEntry], zone: ZoneInfo) -> tuple[Grant, ...]:
+    """Return the grants without faults."""
+    return tuple(Grant(grant.limits, grant.times_in(zone), grant.why) for grant in grants)

@@ -1,0 +1,50 @@
+"""The sentences about grants: until when a limit holds, and when it rises."""
+
+import math
+from collections.abc import Iterator
+
+from vcuda.quota import times
+from vcuda.quota.model import Charge, NamespaceQuota, cards, fits
+
+
+def ending(namespace: str, quota: NamespaceQuota, model: str, used: Charge) -> str | None:
+    """Return the warning that the next end of a grant leaves the use beyond the limit; None if it does not."""
+    until = quota.ends(model)
+    if math.isinf(until):
+        return None
+    now, later = quota.limits[model], quota.at(until).limits[model]
+    if fits(later, Charge(), used):
+        return None
+    zone = next(each.grant.times.zone for each in quota.granted if (each.model, each.until) == (model, until))
+    figures = f"from {cards(now.cores)} to {cards(later.cores)}, {cards(used.cores)} in use"
+    if now.memory is not None and later.memory is not None:
+        figures += f"; its memory from {now.memory} to {later.memory} MiB, {used.memory_under(now)} MiB in use"
+    when = times.shown(until, zone)
+    return f"GPU quota: a grant ends at {when}: the limit of {model} in namespace {namespace} falls {figures}"
+
+
+def coming(quota: NamespaceQuota, model: str, moment: float | None) -> str | None:
+    """Return a phrase that says when the next grant of this model begins; None if none begins."""
+    own = (quota.limits if quota.own is None else quota.own).get(model)
+    if moment is None or (own is not None and not own.cores):
+        return None
+    grants = (each for each in quota.grants if model in each.limits and not each.times.holds(moment))
+    begins = {each.times.next_change(moment): each for each in grants}
+    begin = min(begins, default=math.inf)
+    if math.isinf(begin):
+        return None
+    grant = begins[begin]
+    return f"a grant adds {cards(grant.limits[model].cores)} of {model} at {times.shown(begin, grant.times.zone)}"
+
+
+def without_effect(quota: NamespaceQuota, moment: float) -> Iterator[str]:
+    """Yield a warning for each grant that is over, and for each model that a grant cannot raise.
+
+    Each begins with the position below the entry.
+    """
+    for at, grant in enumerate(quota.grants):
+        if not grant.times.holds(moment) and math.isinf(grant.times.next_change(moment)):
+            yield f"grants[{at}]: is over, and can be removed"
+        for model in grant.limits:
+            if model in quota.limits and not quota.limits[model].cores:
+                yield f"grants[{at}].{model}: has no effect, since `quota` sets {model} to 0"

@@ -1,0 +1,177 @@
+"""The times at which a grant holds: from a day or time, until a day or time, on days of the week, at hours of the day.
+
+Whether it holds is a pure function of the moment. Days and hours are those of the clocks in a time zone.
+"""
+
+import bisect
+import datetime
+import functools
+import importlib.resources
+import math
+import re
+from collections.abc import Iterator
+from zoneinfo import ZoneInfo
+
+import msgspec
+
+WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+MINUTES_PER_DAY = 24 * 60
+MOST_DAYS = 16
+"""Days within which a weekly or daily grant changes. A clock change can skip the hours of one week, never of two."""
+
+UTC = ZoneInfo("UTC")
+
+YEARS = range(1970, 9000)
+"""The years that are read; further ones have no clocks."""
+
+_HOURS = re.compile(r"([0-9]{2}):([0-9]{2}) *- *([0-9]{2}):([0-9]{2})", re.ASCII)
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)
+_TIME = re.compile(_DATE.pattern + r"T[0-9]{2}:[0-9]{2}(:[0-9]{2})?(Z|[-+][0-9]{2}:[0-9]{2})?", re.ASCII)
+
+LocalTime = datetime.date | datetime.datetime
+"""A day, a time of the clocks in a zone, or a time with an offset from UTC."""
+
+
+class Times(msgspec.Struct, frozen=True):
+    """The times at which a grant holds. All conditions must be met."""
+
+    zone: ZoneInfo
+    start: float = -math.inf
+    """The first moment, in Unix seconds."""
+    end: float = math.inf
+    """The first moment after it, in Unix seconds."""
+    days: frozenset[int] = frozenset()
+    """The days of the week, 0 for Monday; empty: every day."""
+    hours: tuple[int, int] | None = None
+    """The first minute of the day, and the first one after it. If that is not later, the hours end on the next day."""
+
+    @property
+    def recurs(self) -> bool:
+        """Whether the times depend on the day of the week or on the hour."""
+        return bool(self.days) or self.hours is not None
+
+    def holds(self, moment: float) -> bool:
+        """Return whether the grant holds at a moment, in Unix seconds."""
+        if not self.start <= moment < self.end:
+            return False
+        if not self.recurs:
+            return True
+        clock = datetime.datetime.fromtimestamp(moment, self.zone)
+        if self.days and clock.weekday() not in self.days:
+            return False
+        if self.hours is None:
+            return True
+        minute, (first, end) = clock.hour * 60 + clock.minute, self.hours
+        return first <= minute < end if first < end else minute >= first or minute < end
+
+    def next_change(self, moment: float) -> float:
+        """Return the first moment after this one at which the grant begins or ceases to hold; infinite if none."""
+        before = self.holds(moment)
+        return next((at for at in self._bounds(moment) if self.holds(at) != before), math.inf)
+
+    def _bounds(self, moment: float) -> Iterator[float]:
+        """Yield, in order, all moments after this one between which nothing changes."""
+        if moment < self.start:
+            yield self.start
+        if self.recurs:
+            first = max(moment, self.start)
+            day = datetime.datetime.fromtimestamp(first, self.zone).date()
+            for number in range(MOST_DAYS):
+                bounds = self._bounds_of(day + datetime.timedelta(number))
+                yield from (at for at in bounds if first < at < self.end)
+        if moment < self.end < math.inf:
+            yield self.end
+
+    def _bounds_of(self, day: datetime.date) -> list[float]:
+        """Return the begin of a day, both bounds of the hours, and the change of the clocks, if there is one."""
+        begin, after = (start_of(each, self.zone) for each in (day, day + datetime.timedelta(1)))
+        found = {begin, *_clock_changes(begin, after, self.zone)}
+        for minute in self.hours or ():
+            wall = datetime.time(minute // 60 % 24, minute % 60, tzinfo=self.zone)
+            # A clock that is set back shows a time twice.
+            found.update(datetime.datetime.combine(day, wall.replace(fold=fold)).timestamp() for fold in (0, 1))
+        return sorted(found)
+
+
+def start_of(day: datetime.date, zone: ZoneInfo) -> float:
+    """Return the first moment of a day, in Unix seconds, also if the clocks skip its midnight or show it twice."""
+    return datetime.datetime.combine(day, datetime.time(tzinfo=zone)).timestamp()
+
+
+def _clock_changes(begin: float, after: float, zone: ZoneInfo) -> list[float]:
+    """Return the moment between two at which the clocks are set to another offset; empty if they are not."""
+
+    def offset(moment: float) -> datetime.timedelta | None:
+        return datetime.datetime.fromtimestamp(moment, zone).utcoffset()
+
+    old = offset(begin)
+    if offset(after) == old:
+        return []
+    seconds = range(int(begin), int(after))
+    return [float(seconds[0] + bisect.bisect_left(seconds, True, key=lambda each: offset(each) != old))]
+
+
+def moment_of(written: LocalTime, zone: ZoneInfo) -> float:
+    """Return the moment of a time, or the first moment of a day. Of a time that is shown twice, the first counts."""
+    if not isinstance(written, datetime.datetime):
+        return start_of(written, zone)
+    return (written if written.tzinfo else written.replace(tzinfo=zone)).timestamp()
+
+
+def end_of(written: LocalTime, zone: ZoneInfo) -> float:
+    """Return the moment of a time, or the first moment after a day."""
+    is_day = not isinstance(written, datetime.datetime)
+    return moment_of(written + datetime.timedelta(1) if is_day else written, zone)
+
+
+def shown(moment: float, zone: ZoneInfo) -> str:
+    """Return a moment as people write it, for example ``2026-12-02 00:00 Europe/Berlin``."""
+    clock = datetime.datetime.fromtimestamp(moment, zone).replace(tzinfo=None)
+    return f"{clock.isoformat(sep=' ', timespec='seconds' if clock.second else 'minutes')} {zone.key}"
+
+
+def read_local_time(text: str) -> LocalTime:
+    """Return the day or time of a text of ISO 8601. Raises ValueError if it is none."""
+    if _DATE.fullmatch(text):
+        found: LocalTime = datetime.date.fromisoformat(text)
+    elif _TIME.fullmatch(text):
+        found = datetime.datetime.fromisoformat(text)
+    else:
+        raise ValueError
+    if found.year not in YEARS:
+        raise ValueError
+    return found
+
+
+def read_days(text: str) -> frozenset[int]:
+    """Return the days of a text such as ``Sat-Sun`` or ``Mon, Wed``. Raises ValueError if it is none."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = (each.strip() for each in part.partition("-"))
+        begin = WEEKDAYS.index(first)
+        length = (WEEKDAYS.index(last) - begin) % 7 if dash else 0
+        found.update((begin + number) % 7 for number in range(length + 1))
+    return frozenset(found)
+
+
+def read_hours(text: str) -> tuple[int, int]:
+    """Return the minutes of a text such as ``20:00-06:00``. Raises ValueError if it is none."""
+    matched = _HOURS.fullmatch(text)
+    if matched is None:
+        raise ValueError
+    hour, minute, end_hour, end_minute = map(int, matched.groups())
+    first, end = hour * 60 + minute, end_hour * 60 + end_minute
+    if max(minute, end_minute) > 59 or first >= MINUTES_PER_DAY or end > MINUTES_PER_DAY or first == end:  # noqa: PLR2004
+        raise ValueError
+    return first, end
+
+
+@functools.cache
+def zone_names() -> frozenset[str]:
+    """Return the names of all time zones, as IANA publishes them."""
+    return frozenset(importlib.resources.files("tzdata").joinpath("zones").read_text("utf-8").split())
+
+
+def zone_of(name: str) -> ZoneInfo | None:
+    """Return the time zone of this name; None if there is none."""
+    return ZoneInfo(name) if name in zone_names() else None

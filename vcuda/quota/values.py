@@ -1,0 +1,162 @@
+"""The values of a quota document, as people write them: cards, memory, names. Each reader says what a value must be."""
+
+import difflib
+import re
+from collections.abc import Iterable
+from decimal import ROUND_DOWN, Context, Decimal, Inexact
+from typing import Annotated
+
+import pydantic
+from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
+
+from vcuda import k8s_types
+from vcuda.quota.yaml import KeyPath
+
+MAX_CARDS = 100_000
+"""Cards in one limit: 5,000 nodes, the most that Kubernetes supports, with 20 cards each."""
+MAX_MEMORY = MAX_CARDS * 1024 * 1024
+"""MiB in one limit: 1 TiB for each of MAX_CARDS."""
+
+MIB = 1024 * 1024
+_MAX_SHOWN = 63
+_LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?")
+_CARDS_AS_TEXT = re.compile(r"\s*0*([0-9]{1,6}(?:\.[0-9]{1,2})?)\s*", re.ASCII)
+_MEMORY_AS_TEXT = re.compile(r"[0-9.]+ ?[KMGTPE]i?B?")
+
+
+class WrongValueError(ValueError):
+    """This cannot stand here; a ValueError, because those are what pydantic gathers."""
+
+
+def read_label_value(name: object) -> str:
+    """Return the name of a model or pool, which is the value of a node's label."""
+    if not isinstance(name, str):
+        raise WrongValueError(f"{shown(name)} is no text; write a name, in quotes")
+    # Kubernetes allows an empty label value; a node with an empty model has none.
+    if not _LABEL_VALUE.fullmatch(name):
+        raise WrongValueError(
+            f"{shown(name)} can never be a node label's value; write at most 63 letters, digits, `-`, `_` and `.`, "
+            "with a letter or digit at both ends"
+        )
+    return name
+
+
+def read_cores(value: object) -> int:
+    """Return the hundredths of a card that a number of cards makes: from 0 to MAX_CARDS, two decimals at most."""
+    if not isinstance(value, Decimal):
+        raise WrongValueError(_no_cards(value))
+    if not value.is_finite() or not 0 <= value <= MAX_CARDS:
+        raise WrongValueError(f"{shown(value)} is no possible number of cards; write one from 0 to {MAX_CARDS}")
+    # Not rounded: whoever writes 2.555 cards would get more or less than that.
+    try:
+        hundredths = value.quantize(Decimal("0.01"), context=Context(traps=[Inexact]))
+    except Inexact:
+        rounded = value.quantize(Decimal("0.01"), ROUND_DOWN).normalize()
+        raise WrongValueError(f"{shown(value)} has more than two decimals; write {rounded:f}") from None
+    return int(hundredths * 100)
+
+
+def _no_cards(value: object) -> str:
+    # Text is never taken for a number: in YAML "010" or 1:30 are numbers to some readers and text to others.
+    if isinstance(value, str):
+        number = _CARDS_AS_TEXT.fullmatch(value)
+        if number:
+            return f"{shown(value)} is text; write {number[1]} without quotes"
+        if _MEMORY_AS_TEXT.fullmatch(value):
+            return f"{shown(value)} is no number of cards; write memory beside it: {{cards: 4, memory: 160Gi}}"
+    return f"{shown(value)} is no number of cards; write one such as 8 or 2.5"
+
+
+def read_memory(value: object) -> int:
+    """Return the whole MiB, rounded down, of a Kubernetes quantity in bytes: from 1 to MAX_MEMORY."""
+    return int(read_bytes(value) // MIB)
+
+
+def read_bytes(value: object) -> Decimal:
+    """Return the bytes of a Kubernetes quantity: from 1 MiB to MAX_MEMORY."""
+    amount = _bytes(value)
+    if amount is None:
+        raise WrongValueError(f"{shown(value)} is no amount of memory; write one such as 160Gi")
+    if not 0 <= amount <= MAX_MEMORY * MIB:
+        raise WrongValueError(f"{shown(value)} is no possible amount of memory; write one up to {MAX_MEMORY // 1024}Gi")
+    if amount == 0:
+        hint = "leave `memory` out for no limit, or write 0 cards to block the model"
+        raise WrongValueError(f"0 leaves no memory; {hint}")
+    if amount < MIB:
+        # Such an amount is a slip: 160 is meant as 160Gi.
+        bare = re.fullmatch(r"[0-9]+(\.[0-9]+)?", str(value))
+        hint = f"a number without a unit is bytes: write {value}Gi" if bare else "write one such as 160Gi"
+        raise WrongValueError(f"{shown(value)} is less than 1 MiB; {hint}")
+    return amount
+
+
+def _bytes(value: object) -> Decimal | None:
+    if isinstance(value, Decimal):
+        return value if value.is_finite() else None
+    try:
+        return k8s_types.parse_quantity(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
+
+
+def shown(value: object) -> str:
+    """Return ``value`` in a form that fits into a sentence: short, on one line, printable."""
+    match value:
+        case None:
+            return "an empty value"
+        case bool():
+            return str(value).lower()
+        case str():
+            return f'"{printable(value)}"'
+        case Decimal():
+            return printable(str(value))
+        case list():
+            return "a list"
+    return "a mapping"
+
+
+def printable(text: str) -> str:
+    """Return ``text`` cut to the length of the longest possible name, control characters escaped."""
+    cut = text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in cut)
+
+
+def suggestion(written: object, known: Iterable[str]) -> str:
+    """Return a question that names the one of ``known`` that resembles ``written``; empty if none does."""
+    if not isinstance(written, str) or len(written) > _MAX_SHOWN:
+        return ""
+    by_folded = {name.casefold(): name for name in known}
+    near = difflib.get_close_matches(written.casefold(), by_folded, n=1)
+    return f"did you mean `{by_folded[near[0]]}`?" if near else ""
+
+
+def raise_faults(faults: Iterable[tuple[KeyPath, str]]) -> None:
+    """Raise pydantic's ValidationError with all faults, each with its place; do nothing if there are none."""
+    lines = [
+        InitErrorDetails(type=PydanticCustomError("value_error", "{error}", {"error": why}), loc=place, input=None)
+        for place, why in faults
+    ]
+    if lines:
+        raise ValidationError.from_exception_data("quota", lines)
+
+
+class StrictModel(pydantic.BaseModel):
+    """A mapping with these keys and no others."""
+
+    model_config = pydantic.ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class LimitEntry(StrictModel):
+    """A limit in its long form."""
+
+    cards: Annotated[int, pydantic.PlainValidator(read_cores)]
+    memory: Annotated[int | None, pydantic.PlainValidator(read_memory)] = None
+
+
+def read_limit(value: object, read_long_form: pydantic.ValidatorFunctionWrapHandler) -> LimitEntry:
+    """Return the limit of one model."""
+    # A bare number of cards stands for the long form with nothing else in it, as in gpu-admission.
+    if not isinstance(value, dict):
+        return LimitEntry.model_construct(cards=read_cores(value))
+    limit: LimitEntry = read_long_form(value)
+    return limit
