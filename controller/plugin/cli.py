@@ -92,7 +92,8 @@ def main(
     """Show a namespace's GPU quota: used, limit and pending cards of each model.
 
     While many pods are created, the webhook may hold some cards as RESERVED, to admit the next pods faster. USED does
-    not include reserved cards. The webhook releases unused ones within seconds.
+    not include reserved cards. The webhook releases unused ones within seconds. GRANTED shows the parts of a limit that
+    end, and when.
 
     \b
     Examples:

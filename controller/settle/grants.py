@@ -32,7 +32,10 @@ class GrantFollower:
         self._seen: float | None = None
 
     def reconcile(self, _key: str) -> float | None:
-        """Settle the dated namespaces if a change has come. Return the seconds until the next look; None: never."""
+        """Have the namespaces with grants settled if one has begun or ended, or is about to end.
+
+        Return the seconds until the next look; None if there are no grants.
+        """
         read, now = self._quota.in_force(), self._quota.clock.seconds()
         if read is None or not read.quota.times:
             return None
