@@ -1,4 +1,4 @@
-"""Grants in the commands of the webhook: a running server follows the clock, and `check` decides by the present time."""
+"""Grants in the commands of the webhook: a server follows the clock, and `check` decides by the present time."""
 
 import datetime
 import json

@@ -8,7 +8,7 @@ import pytest
 
 from vcuda.errors import ApiError, Conflict, Unavailable, UnsupportedVersion
 from vcuda.kube import VersionCheck
-from vcuda.kube.connection import OLDEST, check_version
+from vcuda.kube.connection import check_version
 
 SERVER = "https://10.0.0.1:6443"
 
@@ -19,10 +19,6 @@ def check(told: object) -> str:
 
 def info(git: str, major: str = "", minor: str = "") -> dict[str, str]:
     return {"gitVersion": git, "major": major, "minor": minor, "platform": "linux/amd64"}
-
-
-def test_the_oldest_version_is_that_of_the_documents() -> None:
-    assert OLDEST == (1, 30)
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,15 @@ from tests.replicas import POD, Clock, Replica
 from tests.waiting import PATIENT
 from vcuda.errors import ListOverdue
 from vcuda.kube import turns
-from vcuda.kube.turns import REST_PER_SECOND, SLOW_FOR_SECONDS, ListTurns
+from vcuda.kube.turns import QUICK_SECONDS as QUICK, REST_PER_SECOND, SLOW_FOR_SECONDS, SLOW_SECONDS as SLOW, ListTurns
 from vcuda.ledger.ledger import Admitted
 from webhook.ledger.ledgers import PutOff, RetryLater
 
-QUICK, SLOW = 2.0, 8.0
+
+@pytest.fixture(autouse=True)
+def few_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "MOST_QUICK", 2)
+    monkeypatch.setattr(turns, "MOST_SLOW", 1)
 
 
 class Lists:
@@ -24,7 +28,7 @@ class Lists:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.turns = ListTurns(QUICK, SLOW, quick=2, slow=1, clock=self.clock.monotonic)
+        self.turns = ListTurns(self.clock.monotonic)
         self.made: list[tuple[str, float]] = []
 
     def make(self, namespace: str, takes: float) -> str:
@@ -136,7 +140,7 @@ def test_slow_namespaces_keep_only_each_other_waiting() -> None:
 
 
 def test_no_more_lists_are_made_at_once_than_there_are_turns() -> None:
-    held = Held(ListTurns(QUICK, SLOW, quick=2, slow=1))
+    held = Held(ListTurns())
     listing = [held.begin(f"team-{number}") for number in range(6)]
     for _ in range(2):
         assert held.begun.acquire(timeout=PATIENT)

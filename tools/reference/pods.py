@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
+from unittest import mock
 
 import msgspec
 import structlog
@@ -407,7 +408,9 @@ def _overdue() -> Iterator[tuple[str, str]]:
         raise ListOverdue
 
     smaller = "Have fewer or smaller pods and claims in the namespace."
-    for turns, then in ((ListTurns(), smaller), (ListTurns(quick=0), "Nothing: its creator tries again by itself.")):
+    with mock.patch("vcuda.kube.turns.MOST_QUICK", 0):
+        no_turn = ListTurns()
+    for turns, then in ((ListTurns(), smaller), (no_turn, "Nothing: its creator tries again by itself.")):
         try:
             turns.run("team-a", too_large, patience=0)
         except ListOverdue as error:

@@ -71,11 +71,10 @@ class NamespaceCounter:
         nodes: Callable[[], Nodes],
         resources: Callable[[], GpuResources],
         claim_price: Callable[[], ClaimPrice | None],
-        turns: ListTurns,
     ) -> None:
         self._kube = kube
         self._nodes = nodes
-        self._turns = turns
+        self._turns = ListTurns()
         self.resources = resources
         self.claim_price = claim_price
         self.claim_reader = ClaimReader()

@@ -18,7 +18,6 @@ from vcuda.kube import client, watch
 from vcuda.kube.counts import NamespaceCounter
 from vcuda.kube.ledger_marks import OPENING_SECONDS, LedgerMarks, SeenVersions, answered
 from vcuda.kube.reflector import Reflector
-from vcuda.kube.turns import ListTurns
 from vcuda.ledger.ledger import (
     LEASE_SECONDS,
     LOST,
@@ -99,8 +98,7 @@ class LedgerStore(NamespaceCounter):
 
     ``nodes``: the nodes, whose models the unpinned pods on them have. ``resources``: returns the resources that pods
     can request. ``claim_price``: returns how claims are priced; None before the devices have been read.
-    ``storable_seconds``: after these a pod that was charged in a lost ledger can no longer be stored. ``turns``: must
-    not be shared with another store.
+    ``storable_seconds``: after these a pod that was charged in a lost ledger can no longer be stored.
     """
 
     def __init__(
@@ -114,9 +112,8 @@ class LedgerStore(NamespaceCounter):
         storable_seconds: float = STORABLE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
-        turns: ListTurns | None = None,
     ) -> None:
-        super().__init__(kube, nodes, resources, claim_price, turns or ListTurns())
+        super().__init__(kube, nodes, resources, claim_price)
         self._namespace = namespace
         self._sleep = sleep
         # By namespace, the counts in the ledger that was last written here, by which a watch recognises our own write.

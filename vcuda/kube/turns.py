@@ -10,6 +10,12 @@ from vcuda.errors import ListOverdue
 
 T = TypeVar("T")
 
+QUICK_SECONDS, SLOW_SECONDS = 2.0, 8.0
+"""Seconds for a LIST of a namespace, and for one of a slow namespace."""
+
+MOST_QUICK, MOST_SLOW = 4, 2
+"""Most LISTs of each sort at a time."""
+
 REST_PER_SECOND = 4.0
 """Seconds of rest after each second of a LIST that was not finished in time."""
 
@@ -23,28 +29,18 @@ MOST_REMEMBERED = 10_000
 class ListTurns:
     """Turns for LISTs, each of one namespace. It is safe in every thread.
 
-    A LIST first has ``quick_seconds``. If it takes longer, it is abandoned and made again with ``slow_seconds``. Every
-    later LIST of that namespace begins there. At most ``quick`` LISTs of the first sort run at a time, and ``slow`` of
-    the second. This bounds the memory for pages. It also bounds the wait of a namespace that is not slow: for every
-    ``quick`` namespaces that are listed for the first time, it waits at most ``quick_seconds``.
+    A LIST first has `QUICK_SECONDS`. If it takes longer, it is abandoned and made again with `SLOW_SECONDS`. Every
+    later LIST of that namespace begins there. At most `MOST_QUICK` LISTs of the first sort run at a time, and
+    `MOST_SLOW` of the second. This bounds the memory for pages. It also bounds the wait of a namespace that is not
+    slow: for every `MOST_QUICK` namespaces that are listed for the first time, it waits at most `QUICK_SECONDS`.
 
-    After a LIST that was not finished in ``slow_seconds``, the namespace rests for four times as long. ``clock`` is in
+    After a LIST that was not finished in `SLOW_SECONDS`, the namespace rests for four times as long. ``clock`` is in
     seconds.
     """
 
-    def __init__(
-        self,
-        quick_seconds: float = 2.0,
-        slow_seconds: float = 8.0,
-        *,
-        quick: int = 4,
-        slow: int = 2,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._quick_seconds = quick_seconds
-        self._slow_seconds = slow_seconds
-        self._quick = threading.BoundedSemaphore(quick)
-        self._slow = threading.BoundedSemaphore(slow)
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._quick = threading.BoundedSemaphore(MOST_QUICK)
+        self._slow = threading.BoundedSemaphore(MOST_SLOW)
         self._clock = clock
         self._slow_until: dict[str, float] = {}
         self._rests_until: dict[str, float] = {}
@@ -59,7 +55,7 @@ class ListTurns:
         if self._slow_until.get(namespace, 0.0) <= self._clock():
             try:
                 with self._turn(self._quick, namespace, patience):
-                    return make(self._quick_seconds)
+                    return make(QUICK_SECONDS)
             except _NoTurn:
                 raise
             except ListOverdue:
@@ -70,12 +66,12 @@ class ListTurns:
     def _make_slowly(self, namespace: str, make: Callable[[float], T]) -> T:
         started = self._clock()
         try:
-            made = make(self._slow_seconds)
+            made = make(SLOW_SECONDS)
         except ListOverdue as error:
-            rest = self._slow_seconds * REST_PER_SECOND
+            rest = SLOW_SECONDS * REST_PER_SECOND
             self._remember(self._rests_until, namespace, rest)
             raise self._overdue(namespace, rest) from error
-        if self._clock() - started < self._quick_seconds / 2:
+        if self._clock() - started < QUICK_SECONDS / 2:
             self._slow_until.pop(namespace, None)
         return made
 
@@ -86,7 +82,7 @@ class ListTurns:
 
     def _overdue(self, namespace: str, left: float) -> ListOverdue:
         return ListOverdue(
-            f"the pods and claims of namespace {namespace} could not be listed within {self._slow_seconds:g} s, as "
+            f"the pods and claims of namespace {namespace} could not be listed within {SLOW_SECONDS:g} s, as "
             f"they are too many or too large; the next attempt is made in {left:.0f} s"
         )
 
