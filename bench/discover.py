@@ -1,6 +1,6 @@
 """CPU time to find the models of 5,000 nodes: when the leader starts, and while HAMi changes each node all the time.
 
-``python -m bench discover``. Nothing is asserted; the figures, beside their target, are for a person to read.
+``python -m bench discover`` prints the figures and their target, and asserts nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Labels nodes with the GPU model that their device plugins, DRA drivers or GPU feature discovery name.
 
-A node is looked at after each change of it, of its ResourceSlices, or of ``gpu_models``. What a look finds is pure
+The leader looks at a node after each change of it, of its ResourceSlices, or of ``gpu_models``. The decision is pure
 (`vcuda.discovery.discovered`). A label of the operator is never changed. Our own label is changed to another model only
 if the sources have agreed on that model for a while, and no pod uses a GPU of the node.
 """
@@ -30,9 +30,7 @@ REWRITE_SECONDS = 60.0  # seconds after a write before a label that is removed i
 HELD_SECONDS = 60.0  # seconds until a node is looked at again whose model cannot change while pods use it
 REST_SECONDS = 300.0  # seconds without a write after the API server has forbidden one
 PERIOD_SECONDS = 15.0  # seconds between two checks whether any node has a model
-IN_USE_SECONDS = (
-    1.0  # seconds for which the set of nodes in use is kept, because thousands of nodes may need it at once
-)
+IN_USE_SECONDS = 1.0  # seconds for which the set of nodes in use is kept, because thousands of looks may need it
 
 ALL = ""
 """The key in the queue for all nodes. Another key is the name of a node."""
@@ -41,7 +39,7 @@ _NODE = msgspec.json.Decoder(k8s_types.Node)
 
 
 class NodeState(msgspec.Struct, frozen=True):
-    """What the metrics count of a node."""
+    """The state of a node for the metrics."""
 
     source: str
     """The source of its model label; empty without a label."""
@@ -117,6 +115,9 @@ class ModelLabels:
             self._add_changed()
             self._warnings.check()
             return PERIOD_SECONDS
+        if self._known is None:
+            # A node must not be labelled by a weaker source because its slices have not been read yet.
+            self._add_changed()
         node = self._nodes.reflector.get(("", name))
         if node is None:
             self._forget(name)

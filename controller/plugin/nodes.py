@@ -49,7 +49,7 @@ class GpuNode(msgspec.Struct, frozen=True):
     free: float | None
     """Cards that no pod and no ResourceClaim uses."""
     doubts: tuple[str, ...] = ()
-    """What is in doubt about the model."""
+    """The doubts about the model."""
 
 
 class ClusterNodes(NamedTuple):

@@ -276,20 +276,29 @@ def test_a_row_of_the_quota_that_names_our_label_keeps_it(labeller: Labeller) ->
         assert labeller.label == label
 
 
-def test_a_slice_that_is_published_later_gives_its_node_a_model(labeller: Labeller) -> None:
-    labeller.change(node())
-    assert labeller.label is None
-    made = claims.slice_of(claims.NVIDIA, NAME, claims.device(claims.A100))
-    spec = {
-        "driver": made.spec.driver,
-        "nodeName": NAME,
-        "pool": {"name": NAME, "generation": 1, "resourceSliceCount": 1},
-        "devices": [claims.device(claims.A100)],
-    }
+def publish(labeller: Labeller) -> None:
+    """Publish a card of the node by a DRA driver."""
+    pool = {"name": NAME, "generation": 1, "resourceSliceCount": 1}
+    cards = [claims.device(claims.A100)]
+    spec = {"driver": claims.NVIDIA, "nodeName": NAME, "pool": pool, "devices": cards}
     labeller.api.store(f"{SLICES}/one", {"metadata": {"name": "one"}, "spec": spec})
     labeller.devices.reflectors()["resourceslices"].relist()
+
+
+def test_a_slice_that_is_published_later_gives_its_node_a_model(labeller: Labeller) -> None:
+    labeller.store(node())
+    assert labeller.label is None
+    publish(labeller)
     labeller.look()
     labeller.look()
+    assert labeller.metadata["annotations"][DISCOVERED] == f"{A100_PRODUCT} from resourceslices"
+
+
+def test_the_first_look_at_a_node_knows_its_slices(labeller: Labeller) -> None:
+    publish(labeller)
+    labeller.api.store(PATH, node(features("Tesla-T4")))
+    labeller.nodes.reflector.relist()
+    labeller.duty.reconciler.turn(NAME)
     assert labeller.metadata["annotations"][DISCOVERED] == f"{A100_PRODUCT} from resourceslices"
 
 

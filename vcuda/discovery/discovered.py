@@ -1,4 +1,4 @@
-"""What the sources say of one node's model together, and what follows for its model label.
+"""Compares the sources of one node's model, and decides about its model label.
 
 The label is the operator's unless it has the value that the annotation `DISCOVERED` records. Pure.
 """
@@ -57,7 +57,7 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What is known of one node's model."""
+    """The model of one node by its label and its sources."""
 
     label: str | None
     """The model label."""
@@ -66,7 +66,7 @@ class Found(msgspec.Struct, frozen=True):
     wanted: Record | None
     """The model by the strongest source; None if no source names one."""
     seen: tuple[SourceCards, ...] = ()
-    """What each source says, the strongest first."""
+    """The cards by each source, the strongest first."""
     models: tuple[str, ...] = ()
     """The models of the cards by the strongest source, first the model with the most cards."""
     doubts: Mapping[Doubt, str] = {}
@@ -123,7 +123,7 @@ def find_model(
     published: Collection[DriverCards] = (),
     known: GpuResources = BUILT_IN,
 ) -> Found:
-    """Return what is known of the model of a node with these labels, registers and published devices."""
+    """Return the model of a node with these labels, registers and published devices."""
     seen = tuple(sources.cards_by_source(labels, registers, facts, published, known.schemes))
     label, record, named = labels.get(model_label), Record.read(facts.record), known.models
     own = record if record and record.model == label else None

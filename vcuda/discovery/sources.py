@@ -49,7 +49,7 @@ _GPU_DRIVERS = frozenset(driver.name for driver in DRIVERS)
 
 
 class NodeFacts(msgspec.Struct, frozen=True, gc=False):
-    """What a node says of its device plugins, apart from its labels and registers."""
+    """The state of a node's device plugins, apart from its labels and registers."""
 
     offered: Mapping[str, int] = MappingProxyType({})
     """The allocatable resources of device plugins, as far as a GPU can be requested by them."""
@@ -159,7 +159,7 @@ def cards_by_source(
     published: Iterable[DriverCards],
     schemes: Iterable[Scheme],
 ) -> Iterator[SourceCards]:
-    """Yield what each source says of a node, the strongest first."""
+    """Yield the cards of a node by each source, the strongest first."""
     for scheme in schemes:
         if scheme.register and is_alive(scheme, facts, registers):
             found = _by_register(scheme.name, registers[scheme.name])
