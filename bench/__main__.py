@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from bench import creates, events, extender, large_pods, mutate, scale, stale, sweep
+from bench import creates, discover, events, extender, large_pods, mutate, scale, stale, sweep
 from bench.go import BuildFailed
 from tests.e2e.control_plane import NoControlPlane, StartupError
 
@@ -17,11 +17,11 @@ def main(context: click.Context) -> None:
     """Measure this system; nothing is asserted, the figures are for a person to read.
 
     Without a command: all but scale and large-pods, one table each, in about half an hour. `make bench` and
-    `make scale` set KUBEBUILDER_ASSETS, the directory of etcd and kube-apiserver; stale, events, sweep, mutate and
-    large-pods do without.
+    `make scale` set KUBEBUILDER_ASSETS, the directory of etcd and kube-apiserver; stale, events, discover, sweep,
+    mutate and large-pods do without.
     """
     if context.invoked_subcommand is None:
-        for measurement in (stale, events, sweep, mutate, extender):
+        for measurement in (stale, events, discover, sweep, mutate, extender):
             measurement.main()
             click.echo()
         context.invoke(creates.main)
@@ -49,6 +49,12 @@ def _stale() -> None:
 def _events() -> None:
     """CPU to decode an event of a pod."""
     events.main()
+
+
+@main.command("discover")
+def _discover() -> None:
+    """CPU to find the GPU models of 5,000 nodes."""
+    discover.main()
 
 
 @main.command("sweep")

@@ -82,6 +82,11 @@ main.add_command(node)
     help="Only log which stale allocations and locks would be removed. Everything else still runs.",
 )
 @cli.option(
+    "--discover",
+    is_flag=True,
+    help="Label nodes with the GPU model that their device plugin, DRA driver or GPU feature discovery names.",
+)
+@cli.option(
     "--enforce-audit",
     is_flag=True,
     help="Evict the newest pods beyond an enforced quota. By default they are only reported.",
@@ -154,6 +159,7 @@ def run(
     max_terminating_seconds: int,
     allocation_timeout: int,
     dry_run: bool,
+    discover: bool,
     enforce_audit: bool,
     audit_period: int,
     delete_after_evictions: int | None,
@@ -177,6 +183,9 @@ def run(
     The leader also removes stale data of vendors' schedulers: HAMi's locks on nodes, and the allocation annotations of
     pods that were never bound, are bound to another node or have ended. It writes an Event on the object for each
     removal. A running pod on the node of its allocation is never changed.
+
+    With --discover the leader writes the model label of nodes that have none, and keeps it up to date. The annotation
+    quota.vcuda.io/discovered-model records the label. The leader never changes a label that somebody else wrote.
 
     Events and metrics report pods that the quota would not admit: pods that were created before the quota was enforced
     or while the webhook was down, or pods that exceed a lowered quota. With --enforce-audit the leader evicts the
@@ -231,6 +240,7 @@ def run(
         violations=violation_watcher.ViolationOptions(audit_period, enforce_audit, delete_after_evictions),
         listening=listening,
         webhook_service=webhook_service,
+        discover=discover,
     )
     # The random part keeps the names distinct. Two replicas of one name would both take the Lease for their own.
     own_name = identity or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"

@@ -10,6 +10,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from controller import certificates, metrics, workqueue
+from controller.discover.model_labels import ModelLabels
 from controller.extender import publish, service
 from controller.garbage import stale_gc
 from controller.retry import claim_retrier, retrier
@@ -19,6 +20,7 @@ from controller.settle.labels import NamespaceLabels
 from controller.violations.violation_watcher import Evictor, ViolationOptions, ViolationWatcher
 from vcuda import kube as k8s
 from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
+from vcuda.discovery.names import model_warnings
 from vcuda.ledger.report import NamespaceUse
 from vcuda.placement.affinity import NodeLabels
 from vcuda.quota.model import LEDGER_NAMESPACE, SYSTEM_NAMESPACES
@@ -45,6 +47,7 @@ class Leader:
         violations: ViolationOptions | None = None,
         listening: service.Listening | None = None,
         webhook_service: str = "",
+        discover: bool = False,
     ) -> None:
         self._kube = kube
         self._system_namespace = system_namespace
@@ -63,7 +66,7 @@ class Leader:
         changed = self._models.queue.add
         self.nodes = k8s.NodeInformer(kube, labels, lambda: changed("nodes"), self.quota.resources)
         # The published devices decide the charges of claims, in any namespace too.
-        devices = k8s.DeviceInformer(kube, lambda: changed("devices"))
+        devices = k8s.DeviceInformer(kube, self._devices_changed)
         self.claim_policies = k8s.ClaimPolicies(self.quota, self.nodes, devices)
         store = k8s.LedgerStore(
             kube,
@@ -89,6 +92,7 @@ class Leader:
         )
         self.grants = GrantFollower(self.quota, self.settler.known_namespaces, self.settler.queue.add)
         claims = self.settler.claims.reflector
+        self.model_labels = ModelLabels(kube, self.nodes, devices, self.settler.pods, self.quota, writes=discover)
         self.dra = k8s.ServedWatches(kube, {**devices.reflectors(), "resourceclaims": claims})
         gc = gc or stale_gc.GcOptions()
         self.claim_retrier = claim_retrier.ClaimRetrier(kube, lambda: self.dra.served)
@@ -96,6 +100,7 @@ class Leader:
         self.violations = self._make_violations(violations or ViolationOptions(), store, registry)
         registry.register(metrics.UsageCollector(self.publisher.reports, self.settler.reservation_ages))
         registry.register(metrics.ViolationsCollector(self.violations.counts))
+        registry.register(metrics.ModelNodesCollector(self.model_labels.counts))
         self.certificates = (
             certificates.CertificateWatch(kube, system_namespace, webhook_service) if webhook_service else None
         )
@@ -220,9 +225,21 @@ class Leader:
         self._threads.append(workqueue.spawn(name, loop, self._on_fault))
 
     def _reconcilers(self) -> tuple[workqueue.Reconciler, ...]:
-        parts = (self.settler, self.publisher, self.namespaces, self.retrier, self.claim_retrier, self.garbage)
+        parts = (
+            self.settler,
+            self.publisher,
+            self.namespaces,
+            self.retrier,
+            self.claim_retrier,
+            self.garbage,
+            self.model_labels,
+        )
         others = (self._models, self.grants.reconciler, self.settler.unlimited, self.violations.reconciler)
         return (*others, *(part.reconciler for part in parts))
+
+    def _devices_changed(self) -> None:
+        self._models.queue.add("devices")
+        self.model_labels.devices_changed()
 
     def _models_changed(self) -> None:
         # A DeviceClass may add extended resources that pods can request.
@@ -234,6 +251,7 @@ class Leader:
         self.settler.add_all()
         self.namespaces.add_all()
         self.grants.reconciler.queue.add(GRANTS)
+        self.model_labels.add_all()
 
     def _others(self) -> Iterable[str]:
         """Return the namespaces that ``"*"`` limits, and all namespaces with a published report."""
@@ -255,6 +273,9 @@ class Leader:
     def _report(self, namespace: str, use: NamespaceUse | None) -> None:
         if use and self.namespaces.is_taking_effect(namespace):
             use = msgspec.structs.replace(use, taking_effect=True)
+        if use:
+            limited = [each.model for each in use.models]
+            use = msgspec.structs.replace(use, warnings=model_warnings(limited, self.nodes.current().models))
         self.publisher.report(namespace, use)
         self.retrier.report(namespace, use)
         self.claim_retrier.report(namespace, use)

@@ -6,6 +6,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from vcuda.discovery.discovered import Doubt
+from vcuda.discovery.sources import SOURCES
 from vcuda.ledger.report import NamespaceUse
 from vcuda.quota.model import CORES_PER_CARD
 
@@ -71,6 +73,28 @@ class ViolationsCollector(Collector):
         for (kind, *values), count in self._counts().items():
             (pods if kind == "Pod" else claims).add_metric(values, count)
         return [pods, claims]
+
+
+class ModelNodesCollector(Collector):
+    """Nodes with a GPU model by the source of the model, and nodes whose model is in doubt."""
+
+    def __init__(self, counts: Callable[[], tuple[Mapping[str, int], Mapping[Doubt, int]]]) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield both families, with every source and every doubt."""
+        by_source, by_doubt = self._counts()
+        nodes = GaugeMetricFamily(
+            "vcuda_model_nodes", "Nodes with a GPU model, by the source of the model.", labels=["source"]
+        )
+        doubts = GaugeMetricFamily(
+            "vcuda_model_doubts", "Nodes whose GPU model is in doubt, by the doubt.", labels=["doubt"]
+        )
+        for source in SOURCES:
+            nodes.add_metric([source], by_source.get(source, 0))
+        for doubt in Doubt:
+            doubts.add_metric([doubt], by_doubt.get(doubt, 0))
+        return [nodes, doubts]
 
 
 class UsageCollector(Collector):

@@ -218,6 +218,13 @@ class PodInformer:
         """Yield the charged pods of every namespace, finished ones too."""
         return (pod for pod in self.reflector.snapshot().values() if isinstance(pod, StoredPod))
 
+    def nodes_in_use(self) -> Collection[str]:
+        """Return the nodes on which pods that use GPUs may run, also pods that were deleted a moment ago."""
+        with self._lock:
+            bound = [pod.node for pods in self._bound.values() for pod in pods.values()]
+            gone = [pod.node for namespace in (*self._vanished,) for pod in self._vanished_now(namespace).values()]
+        return {*bound, *gone}
+
     def extended_claims(self, namespace: str, nodes: Nodes) -> Collection[str]:
         """Return the names of the claims that the scheduler made for charged pods of a namespace."""
         return charged_by_pods(self.pods(namespace), nodes)

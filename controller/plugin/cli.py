@@ -11,10 +11,12 @@ import yaml
 from kubernetes.config import kube_config
 
 from controller.plugin.explain import ExplainedObject, ask_about
+from controller.plugin.nodes import GpuNode, read_cluster
 from controller.settle.publisher import KEY, LABELS, NAME
 from vcuda import __version__, cli, errors, k8s_types
-from vcuda.kube import Kube, segment
+from vcuda.kube import Kube, QuotaPlace, segment
 from vcuda.ledger.report import NamespaceUse
+from vcuda.placement.affinity import NodeLabels
 from vcuda.quota import document, model
 from vcuda.workloads import NO_PODS, Workload, workloads_in
 
@@ -104,6 +106,8 @@ def main(
       kubectl gpuquota -A
       kubectl gpuquota explain -f pod.yaml
           shows whether these pods and claims would be admitted now, and why
+      kubectl gpuquota nodes
+          lists the GPU nodes with their models and free cards
 
     Exit status: 0 shown, 1 the cluster did not answer or the namespace has no quota, 2 bad input.
     """
@@ -123,6 +127,53 @@ def main(
             click.echo()
             holders = (row for use in uses for row in _holders(use))
             _show(uses, output, ("NAMESPACE", "MODEL", "HELD BY", "NAME", "CARDS", "MEMORY MiB"), *holders)
+        # Many namespaces have the same warning.
+        told = (text for use in uses for text in use.warnings) if output in ("table", WIDE) else ()
+        for text in dict.fromkeys(told):
+            _warn(text)
+
+
+@main.command()
+@cli.quota_configmap_option
+@cli.quota_key_option
+@cli.model_label_option
+@click.option("-o", "--output", type=OUTPUTS, help="Also before the command.  [default: table]")
+@click.pass_obj
+def nodes(
+    target: Target, *, quota_configmap: tuple[str, str], quota_key: str, model_label: str, output: str | None
+) -> None:
+    """Show the GPU nodes: their models, cards and memory of a card, and how many cards are free.
+
+    SOURCE names what the model is read from: `label` is the model label that an operator wrote; the others are the
+    sources by which the controller writes that label. SCHEME names the device plugins and DRA drivers that serve the
+    node. What no source says is shown as `?`. What is in doubt about a model is printed on standard error, and so is a
+    model of the quota that no node has.
+
+    You need the right to list nodes, pods and ResourceClaims in all namespaces, and to read the quota ConfigMap.
+
+    \b
+    Examples:
+      kubectl gpuquota nodes
+      kubectl gpuquota nodes -o json
+
+    Exit status: 0 shown, 1 the cluster did not answer or you may not list these, 2 bad input.
+    """
+    keys, shown = NodeLabels(model_label), output or target.output
+    try:
+        found = read_cluster(target.connect(), keys, QuotaPlace(*quota_configmap, quota_key))
+    except errors.VcudaError as error:
+        cli.fail(str(error), FAILED)
+    heading = ("NODE", "MODELS", "CARDS", "MEMORY MiB", "SOURCE", "SCHEME", "FREE")
+    _show(found.nodes, shown, heading, *map(_node_row, found.nodes))
+    doubts = [f"{each.node}: {doubt}" for each in found.nodes for doubt in each.doubts]
+    for warning in (*doubts, *found.warnings) if shown in ("table", WIDE) else ():
+        _warn(warning)
+
+
+def _node_row(node: GpuNode) -> tuple[str, ...]:
+    figures = ["?" if each is None else f"{each:g}" for each in (node.cards, node.memory, node.free)]
+    cards, memory, free = figures
+    return (node.node, ", ".join(node.models) or "none", cards, memory, node.source or "none", node.scheme, free)
 
 
 @main.command()

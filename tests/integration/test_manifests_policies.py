@@ -13,7 +13,9 @@ import pytest
 from celpy import celtypes
 from celpy.adapter import json_to_cel
 
+from tests.builders import MODEL
 from tests.rendered import BASE, Json, rendered
+from vcuda.discovery.sources import DISCOVERED
 from vcuda.requests.refusals import COMPUTE_POLICY, KAI
 from vcuda.requests.schemes import SCHEMES, guarded_annotations
 
@@ -347,7 +349,11 @@ SECURE = {"pod-security.kubernetes.io/enforce": "restricted"}
         ("pods", {**SECURE, "nvidia.com/assigned-phase": "succeed"}, {}, True),
         ("pods", {**SECURE, **ENFORCED}, {}, False),
         ("pods", SECURE, {"containers": []}, False),
-        ("nodes", {**SECURE, "gaia.tencent.com/gpu-model": "A100"}, {}, False),
+        ("nodes", {**SECURE, MODEL: "A100"}, {}, True),
+        ("nodes", {**SECURE, "node-role.kubernetes.io/control-plane": ""}, {}, False),
+        ("nodes", {}, {}, False),
+        ("nodes", SECURE, {"taints": []}, False),
+        ("pods", {**SECURE, MODEL: "A100"}, {}, False),
         ("replicasets", SECURE, {}, True),
         ("replicasets", SECURE, {"replicas": 0}, False),
     ],
@@ -359,3 +365,33 @@ def test_the_controller_changes_its_own_labels_and_no_spec(
     for user, expected in ((CONTROLLER, admitted), ("admin", True)):
         request = {"userInfo": {"username": user}, "resource": {"resource": resource}}
         assert admits("controller-patches.quota.vcuda.io", new, old, (), **request) == expected
+
+
+OWNER = {"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim", "name": "gpu", "uid": "u1"}
+OF_A_NODE = {"annotations": {"a/b": "1"}, "finalizers": ["karpenter.sh/termination"], "ownerReferences": [OWNER]}
+OWN_ANNOTATIONS = [DISCOVERED, *(scheme.node_lock for scheme in SCHEMES if scheme.node_lock)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "admitted"),
+    [
+        *(({"annotations": {"a/b": "1", name: "x"}}, True) for name in OWN_ANNOTATIONS),
+        ({"annotations": {"a/b": "2"}}, False),
+        ({"annotations": {}}, False),
+        ({"annotations": {"a/b": "1", "hami.io/node-nvidia-register": "[]"}}, False),
+        ({"finalizers": []}, False),
+        ({"ownerReferences": []}, False),
+        ({"labels": {MODEL: "A100"}, "annotations": {"a/b": "1", DISCOVERED: "A100 from hami"}}, True),
+    ],
+)
+def test_the_controller_changes_of_a_node_its_model_the_record_of_it_and_locks(
+    changed: Json, *, admitted: bool
+) -> None:
+    request = {"userInfo": {"username": CONTROLLER}, "resource": {"resource": "nodes"}}
+    new, old = {"metadata": {**OF_A_NODE, **changed}, "spec": {}}, {"metadata": OF_A_NODE, "spec": {}}
+    policy = "controller-patches.quota.vcuda.io"
+    assert admits(policy, new, old, (), **request) == admitted
+    assert admits(policy, new, old, (), **request | {"userInfo": {"username": "admin"}})
+    for each in (DISCOVERED, *OWN_ANNOTATIONS):
+        marked = {"metadata": {**OF_A_NODE, "annotations": {"a/b": "1", each: "x"}}, "spec": {}}
+        assert admits(policy, old, marked, (), **request), "it is removed too"

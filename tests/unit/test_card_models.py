@@ -273,6 +273,13 @@ NARROW = "a product must not have two models: narrow one of the two, for example
             '.B.products[1]: "N-A100-*-SHARED" also matches n-a100--shared, which belongs to A100 by "N-A100-*"; '
             + NARROW,
         ),
+        (
+            "V100: [Tesla V100-*], V: [NVIDIA-Tesla-V100-*]",
+            (
+                '.V[0]: "NVIDIA-Tesla-V100-*" also matches nvidia-tesla-v100-, '
+                f'which belongs to V100 by "Tesla V100-*"; {NARROW}'
+            ),
+        ),
         ("A100: [h*], H100: [x]", f'.A100[0]: "h*" also matches h100, which is a model itself; {NARROW}'),
         ("A100: ['p*']", f'.A100[0]: "p*" also matches p100, which is a model itself; {NARROW}'),
         ("m40: []", ".m40: must be written as M40, from which it differs only in letter case"),

@@ -102,6 +102,17 @@ def test_wide_says_who_holds_the_cards_and_whether_that_is_a_pod_or_a_claim(clus
     assert [(each["name"], each["claim"]) for each in told] == [("gpu", True), ("train", False)]
 
 
+def test_what_keeps_a_quota_from_being_used_is_warned_of_once(cluster: Cluster) -> None:
+    warning = "no node has a GPU model, so pods that request GPUs stay pending"
+    for namespace in ("team-a", "team-b"):
+        use = {"namespace": namespace, "mode": "enforce", "models": [M40], "warnings": [warning]}
+        cluster.publish(namespace, text=json.dumps(use))
+    for output in ("table", "wide"):
+        assert run("-A", "-o", output).stderr == f"Warning: {warning}\n"
+    told = run("-n", "team-a", "-o", "json")
+    assert (json.loads(told.stdout)[0]["warnings"], told.stderr) == ([warning], "")
+
+
 def test_every_namespace_and_a_mode_that_does_not_enforce_beside_it(cluster: Cluster) -> None:
     cluster.publish("team-a", M40)
     cluster.publish("team-b", P100, mode="warn")
@@ -132,7 +143,7 @@ def test_data_have_every_field_even_at_its_default(cluster: Cluster, output: str
         "memory_reserved": 0,
         "grants": [],
     }
-    none = {"unpinned": [], "more_unpinned": 0, "taking_effect": False, "ledger_lost": False}
+    none = {"unpinned": [], "more_unpinned": 0, "taking_effect": False, "ledger_lost": False, "warnings": []}
     assert read(run("-n", "team-a", "-o", output).stdout) == [
         {"namespace": "team-a", "mode": "enforce", "models": [{**M40, **absent}], **none}
     ]

@@ -40,6 +40,7 @@ OF_USERS = (
         "webhook.review.claim_review",
         "webhook.review.models",
     ),
+    *("vcuda.discovery.discovered", "vcuda.discovery.names", "controller.discover.model_labels"),
     *("vcuda.claims.request", "vcuda.claims.charges", "vcuda.claims.digest", "vcuda.kube.turns"),
     "controller.garbage.stale_gc",
 )
@@ -78,7 +79,11 @@ def test_every_flag_that_help_shows_is_in_the_page_with_its_variable(leaf: flags
 def test_every_flag_has_a_variable_but_those_of_the_plugin_which_has_kubectl_s() -> None:
     """As the page and the README say."""
     without = {leaf.name: [option.name for option in options(leaf) if not variables(leaf, option)] for leaf in LEAVES}
-    assert {name for name, flags in without.items() if flags} == {"kubectl gpuquota", "kubectl gpuquota explain"}
+    assert {name for name, flags in without.items() if flags} == {
+        "kubectl gpuquota",
+        "kubectl gpuquota explain",
+        "kubectl gpuquota nodes",
+    }
     [plugin] = [leaf for leaf in LEAVES if leaf.name == "kubectl gpuquota"]
     assert [found for option in options(plugin) for found in variables(plugin, option)] == ["KUBECONFIG"]
     assert all(option.show_envvar for leaf in LEAVES for option in options(leaf) if variables(leaf, option))

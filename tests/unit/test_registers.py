@@ -11,11 +11,14 @@ from tests.api_double import ApiDouble
 from tests.builders import LABELS, MODEL
 from tests.tables import cases
 from vcuda.kube import NodeInformer
-from vcuda.placement.registers import MAX_CARDS, MAX_TEXT, Card, Register, read_register
+from vcuda.placement.registers import MAX_CARD_MEMORY, MAX_CARDS, MAX_REGISTER, MAX_TEXT, Card, Register, read_register
 
 HAMI, VGPU_MANAGER = "hami.io/node-nvidia-register", "nvidia.com/node-device-register"
-PARTS = {"count": 10, "devmem": 40960, "devcore": 100}
-OURS = [Card("GPU-0055", "NVIDIA A100-SXM4-40GB"), Card("GPU-0fc3", "NVIDIA-Tesla V100-PCIE-32GB", mig=True)]
+PARTS = {"count": 10, "devcore": 100}
+OURS = [
+    Card("GPU-0055", "NVIDIA A100-SXM4-40GB", memory=40960),
+    Card("GPU-0fc3", "NVIDIA-Tesla V100-PCIE-32GB", mig=True, memory=32768),
+]
 
 
 def as_hami(cards: list[Card]) -> str:
@@ -24,18 +27,24 @@ def as_hami(cards: list[Card]) -> str:
         True: {"mode": "mig", "migProfiles": [{"name": "1g.5gb"}]},
         False: {"mode": "hami-core"},
     }
-    return json.dumps([{"id": card.uuid, **PARTS, "type": card.type, **modes[card.mig]} for card in cards])
+    memory = [{"devmem": card.memory} if card.memory else {} for card in cards]
+    entries = zip(cards, memory, strict=True)
+    return json.dumps(
+        [{"id": card.uuid, **PARTS, **more, "type": card.type, **modes[card.mig]} for card, more in entries]
+    )
 
 
 def as_hami_text(cards: list[Card]) -> str:
     """HAMi 2.5 to 2.7; releases before leave index and mode out."""
     modes = {True: ",0,mig", False: ""}
-    return "".join(f"{card.uuid},10,32768,100,{card.type},0,true{modes[card.mig]}:" for card in cards)
+    return "".join(f"{card.uuid},10,{card.memory},100,{card.type},0,true{modes[card.mig]}:" for card in cards)
 
 
 def as_vgpu_manager(cards: list[Card]) -> str:
     entries = enumerate(cards)
-    return json.dumps([{"id": i, "type": card.type, "uuid": card.uuid, "mig": card.mig} for i, card in entries])
+    return json.dumps(
+        [{"id": i, "type": card.type, "uuid": card.uuid, "mig": card.mig, "memory": card.memory} for i, card in entries]
+    )
 
 
 FORMS = cases("written", hami=as_hami, hami_up_to_2_7=as_hami_text, vgpu_manager=as_vgpu_manager)
@@ -54,7 +63,12 @@ def test_whatever_cards_are_registered_are_read_as_they_are(written: Any, data: 
     name = st.text(st.characters(codec="ascii", exclude_characters=",:"), min_size=1, max_size=MAX_TEXT)
     named = name.map(str.strip).filter(lambda text: text and text.isprintable())
     cards = data.draw(
-        st.lists(st.builds(Card, named.filter(lambda uuid: uuid[0] != "["), named, st.booleans()), max_size=16)
+        st.lists(
+            st.builds(
+                Card, named.filter(lambda uuid: uuid[0] != "["), named, st.booleans(), st.integers(0, MAX_CARD_MEMORY)
+            ),
+            max_size=16,
+        )
     )
     assert read_register(written(cards)).cards == tuple(cards)
 
@@ -75,6 +89,9 @@ def test_whatever_cards_are_registered_are_read_as_they_are(written: Any, data: 
     too_many_types=as_hami([Card(f"GPU-{n}", f"T{n}") for n in range(17)]),
     a_type_that_is_not_ascii='[{"id": "GPU-0", "type": "Te\u017fla"}]',
     too_few_fields="GPU-0,10,32768,100,T4,0:",
+    cut_off=as_hami(OURS)[:-20],
+    a_mebibyte=as_hami(OURS) + " " * 2**20,
+    longer_than_all_annotations_together="GPU-0,10,32768,100,T4,0,true:" * (MAX_REGISTER // 29 + 1),
     text="none",
     blank_fields=",,,,,,:",
 )

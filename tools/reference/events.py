@@ -64,6 +64,13 @@ TOLD = {
         " audits.",
         "Finish the work by then, or ask for a longer grant.",
     ),
+    Posted("GPUModelInDoubt", "Warning"): Told(
+        "a node",
+        "With `--discover`: the sources of the node's GPU model disagree, the node has cards of several models, a"
+        " source cannot be read, or another model was found and is not written. The message says which model counts."
+        " At most one Event for each doubt in five minutes; an Event of a doubt that lasts is renewed every hour.",
+        "The [messages](#the-event-gpumodelindoubt) say what to do.",
+    ),
     Posted("MalformedQuota", "Warning"): Told(
         "the quota ConfigMap",
         "A document that is malformed got in. The message names every fault and says that the last good one stays in"

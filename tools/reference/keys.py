@@ -105,8 +105,22 @@ OURS = {
     ),
     "gaia.tencent.com/gpu-model": Told(
         "label of a node",
-        "read by all parts",
+        "read by all parts; set by you, or by the controller with `--discover`",
         "The GPU model of the node, or a product that a row of `gpu_models` names; `--model-label` names another.",
+    ),
+    "quota.vcuda.io/discovered-model": Told(
+        "annotation of a node",
+        "set by the controller with `--discover`",
+        "The model label that the controller wrote, and the source of the model, for example `A100 from hami`. A label"
+        " with another value is yours, and the controller never changes it.",
+    ),
+    **dict.fromkeys(
+        ("nvidia.com/gpu.product", "nvidia.com/gpu.count", "nvidia.com/gpu.memory"),
+        Told(
+            "label of a node",
+            "set by GPU feature discovery, read by the controller and `kubectl gpuquota nodes`",
+            "The product of the node's cards, their number, and the MiB of one card.",
+        ),
     ),
     "gaia.tencent.com/gpu-pool": Told(
         "label of a node", "read by all parts", "The pool of the node; `--pool-label` names another."
@@ -220,6 +234,7 @@ def _rows(scheme: Scheme) -> Iterator[tuple[str, str, str]]:
         *((key, "label of a pod", stale) for key in scheme.allocation_labels),
         (scheme.node_lock, "annotation of a node", "removed where it is stale"),
         (scheme.register, "annotation of a node", "read: the cards of the node, and their types"),
+        (scheme.handshake, "annotation of a node", "read: whether the device plugin answers its scheduler"),
     )
     for key, on, what in named:
         if key:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tools.reference import claims, events, flags, keys, metrics, others, outcomes, pods, quotas
+from tools.reference import claims, events, flags, keys, metrics, nodes, others, outcomes, pods, quotas
 from tools.reference.sources import ROOT
 from tools.reference.told import Chapter
 
@@ -51,3 +51,4 @@ def chapters() -> Iterator[Chapter]:
     yield from claims.chapters()
     yield from quotas.chapters()
     yield from others.chapters()
+    yield from nodes.chapters()

@@ -184,7 +184,7 @@ def _edited(
     place = QuotaPlace()
     kind = GroupVersionKind(version="v1", kind="ConfigMap")
     raw = msgspec.Raw(msgspec.json.encode({"data": data}))
-    request = review(None, place.namespace, kind=kind, name=place.name, operation=operation, object=raw)
+    request = review(None, place.namespace, kind=kind, name=place.name, operation=operation, object=raw, dry_run=True)
     policy = policy_for(NamespaceQuota(limits or {"M40": Limit(800)}), nodes)
     devices = Devices(classes={"gpu.nvidia.com": ClassFacts(extended_resource=PLAIN_CARDS)})
     claims = ClaimPolicy.of(devices, NODES.model_of, policy.quota, policy.resources)

@@ -69,6 +69,8 @@ class PoolSlice(msgspec.Struct, frozen=True, gc=False):
     """By name."""
     offers: tuple[DeviceOffer, ...] = ()
     """The different values of ``devices``."""
+    of_slices: int = 1
+    """The number of slices that this generation of the pool has."""
 
 
 def read_slice(published: ResourceSlice, alike: dict[DeviceOffer, DeviceOffer] | None = None) -> PoolSlice:
@@ -84,7 +86,14 @@ def read_slice(published: ResourceSlice, alike: dict[DeviceOffer, DeviceOffer] |
     offers = tuple(dict.fromkeys(devices.values()))
     pool = spec.pool
     return PoolSlice(
-        published.metadata.name, spec.driver, pool.name, pool.generation, spec.node_name or "", devices, offers
+        published.metadata.name,
+        spec.driver,
+        pool.name,
+        pool.generation,
+        spec.node_name or "",
+        devices,
+        offers,
+        pool.resource_slice_count,
     )
 
 

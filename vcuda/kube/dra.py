@@ -1,7 +1,7 @@
 """Dynamic Resource Allocation as the API server serves it: whether it does, and its devices and classes, watched."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -134,6 +134,10 @@ class DeviceInformer:
     def reflectors(self) -> Mapping[str, reflector.Reflector[Any]]:
         """Return the watches by the name of what they follow."""
         return {"resourceslices": self._slices, "deviceclasses": self._classes}
+
+    def slices(self) -> Iterable[devices.PoolSlice]:
+        """Return the ResourceSlices as last seen."""
+        return self._slices.snapshot().values()
 
     def current(self) -> devices.Devices | None:
         """Return the devices and classes as last seen; None until both have been listed."""

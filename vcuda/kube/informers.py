@@ -10,6 +10,7 @@ import msgspec
 import structlog
 
 from vcuda.allocations.cards import INDEXED
+from vcuda.discovery.sources import NO_FACTS, NodeFacts, read_facts
 from vcuda.errors import QuotaFault
 from vcuda.k8s_types import ConfigMap, K8sStruct, Node, NodeStatus, ObjectMeta
 from vcuda.kube import client, objects, reflector
@@ -149,9 +150,10 @@ NodeChange = Callable[[Node | None, Node | None], None]
 
 
 class ObservedNode(Node, frozen=True):
-    """The kept fields of a node: labels, cards in its capacity, locks, and registered cards."""
+    """The kept fields of a node: labels, cards in its capacity, locks, registered cards, and its device plugins."""
 
     registers: Registers = msgspec.field(default_factory=dict)
+    facts: NodeFacts = NO_FACTS
 
 
 class _RegisterCache:
@@ -205,7 +207,9 @@ class NodeInformer:
         self._nodes = Nodes(self.keys)
         self._stale = False
         self._followers: list[NodeChange] = []
-        self.reflector = reflector.Reflector(kube, "/api/v1/nodes", self._decode, on_event=self._on_event)
+        self.reflector: reflector.Reflector[ObservedNode] = reflector.Reflector(
+            kube, "/api/v1/nodes", self._decode, on_event=self._on_event
+        )
 
     def follow(self, on_change: NodeChange) -> None:
         """Call back after a node appeared, changed in these fields or was deleted. Must be called before the watch
@@ -254,8 +258,10 @@ class NodeInformer:
         node = _decode_node(raw)
         locks = {key: node.annotations[key] for key in _LOCKS if key in node.annotations} or None
         cards = {key: node.capacity[key] for key in _CARDS if key in node.capacity} or None
-        metadata = ObjectMeta(name=node.metadata.name, labels=node.metadata.labels, annotations=locks)
-        return ObservedNode(metadata, NodeStatus(cards) if cards else None, self._cache.read(node))
+        read, registers = node.metadata, self._cache.read(node)
+        metadata = ObjectMeta(name=read.name, uid=read.uid, labels=read.labels, annotations=locks)
+        facts = read_facts(node, self._resources(), registers)
+        return ObservedNode(metadata, NodeStatus(cards) if cards else None, registers, facts)
 
 
 class FreeCardsInformer:

@@ -92,6 +92,8 @@ class NamespaceUse(msgspec.Struct, frozen=True):
     more_unpinned: int = 0
     taking_effect: bool = False
     ledger_lost: bool = False
+    warnings: tuple[str, ...] = ()
+    """What keeps the quota from being used, for example a model that no node has."""
 
     @property
     def has_room(self) -> bool:

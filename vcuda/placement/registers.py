@@ -5,6 +5,7 @@ vgpu-manager and HAMi from 2.8 on write a JSON list. Older HAMi releases write
 before the colon (HAMi ``pkg/device/devices.go``).
 """
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 
@@ -19,9 +20,14 @@ MAX_TYPES = 16
 """Types of card on one node. The types are written on pods."""
 MAX_TEXT = 128
 """Characters in a card's type or uuid. The bound of NVML is 96."""
+MAX_REGISTER = 256 * 1024
+"""Characters of a register: the bound of the API server on all annotations of an object."""
+MAX_CARD_MEMORY = 2**24
+"""MiB of one card, scaled as HAMi and vgpu-manager may. A larger figure is ignored."""
 
 _MIG = "mig"
 _FIELDS = (7, 9)
+_DIGITS = re.compile(r"[0-9]{1,9}", re.ASCII)
 
 
 class Card(msgspec.Struct, frozen=True, gc=False):
@@ -30,6 +36,8 @@ class Card(msgspec.Struct, frozen=True, gc=False):
     uuid: str
     type: str
     mig: bool = False
+    memory: int = 0
+    """MiB as registered, which may be scaled; 0 if the register does not say."""
 
 
 class Register(msgspec.Struct, frozen=True, gc=False):
@@ -69,6 +77,9 @@ class _Entry(msgspec.Struct, frozen=True, gc=False):
     uuid: str = ""
     mode: str = ""
     mig: bool = False
+    # HAMi and vgpu-manager name the memory differently. Any value is accepted, because no decision needs it.
+    devmem: object = 0
+    memory: object = 0
 
 
 _decode = msgspec.json.Decoder(list[_Entry]).decode
@@ -76,6 +87,8 @@ _decode = msgspec.json.Decoder(list[_Entry]).decode
 
 def read_register(text: str) -> Register:
     """Return the register in an annotation. Raises ValueError if it is malformed."""
+    if len(text) > MAX_REGISTER:
+        raise ValueError(f"must not be longer than {MAX_REGISTER} characters; got {len(text)}")
     listed = text.lstrip().startswith("[")
     try:
         register = Register.of(*(_listed(text) if listed else _separated(text)))
@@ -89,7 +102,8 @@ def read_register(text: str) -> Register:
 def _listed(text: str) -> Iterator[Card]:
     for entry in _decode(text):
         uuid = entry.uuid or entry.id
-        yield _card(uuid if isinstance(uuid, str) else "", entry.type, mig=entry.mig or entry.mode == _MIG)
+        memory = entry.devmem or entry.memory
+        yield _card(uuid if isinstance(uuid, str) else "", entry.type, memory, mig=entry.mig or entry.mode == _MIG)
 
 
 def _separated(text: str) -> Iterator[Card]:
@@ -98,10 +112,11 @@ def _separated(text: str) -> Iterator[Card]:
             fields = line.split(",")
             if len(fields) not in _FIELDS:
                 raise ValueError(f"a card of {len(fields)} fields")
-            yield _card(fields[0].strip(), fields[4], mig=fields[-1].strip() == _MIG)
+            memory = int(fields[2]) if _DIGITS.fullmatch(fields[2]) else 0
+            yield _card(fields[0].strip(), fields[4], memory, mig=fields[-1].strip() == _MIG)
 
 
-def _card(uuid: str, kind: str, *, mig: bool) -> Card:
+def _card(uuid: str, kind: str, memory: object, *, mig: bool) -> Card:
     # Types are written into lists that are separated by commas, and read from there without blanks around them.
     kind = kind.strip()
     for name, value in (("uuid", uuid), ("type", kind)):
@@ -109,7 +124,8 @@ def _card(uuid: str, kind: str, *, mig: bool) -> Card:
         if not value or len(value) > MAX_TEXT or not plain:
             raise ValueError(f"a card with {value[:MAX_TEXT]!r} for its {name}")
     # Interned, since thousands of nodes have the same few types.
-    return Card(uuid, sys.intern(kind), mig)
+    known = memory if isinstance(memory, int) and 0 < memory <= MAX_CARD_MEMORY else 0
+    return Card(uuid, sys.intern(kind), mig, known)
 
 
 def read_registers(annotations: Mapping[str, str], on_fault: Callable[[str, ValueError], object]) -> Registers:

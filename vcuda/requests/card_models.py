@@ -28,7 +28,7 @@ from vcuda.quota.values import (
     suggestion,
 )
 from vcuda.quota.yaml import KeyPath, Plain
-from vcuda.requests.resources import MAX_PRODUCT, CardModels, ProductRow, fold
+from vcuda.requests.resources import MAX_PRODUCT, WILDCARDS, CardModels, ProductRow, fold
 
 MAX_PRODUCTS = 32
 """Names of products in one row. The selector of a claim has room for all of them."""
@@ -152,16 +152,29 @@ class _Claimed(NamedTuple):
     place: KeyPath
     model: str
     name: str
+    at_product: bool = False
+    """Whether this is a product of a row, not a model's name."""
 
     @property
     def pattern(self) -> str:
         return fold(self.name)
 
+    @property
+    def with_vendor(self) -> str:
+        """The pattern in the form in which the products of all sources are compared (`vcuda.discovery.names`)."""
+        pattern = self.pattern
+        return pattern if pattern.startswith(("nvidia-", *WILDCARDS)) else f"nvidia-{pattern}"
+
+    def common(self, other: "_Claimed") -> str | None:
+        """Return a product that both match; None if there is none."""
+        both = _common(self.pattern, other.pattern)
+        return _common(self.with_vendor, other.with_vendor) if both is None and other.at_product else both
+
 
 def _overlaps(rows: Mapping[str, ProductRow], limited: Iterable[str]) -> Iterator[tuple[KeyPath, str]]:
     """Yield the places where a product could be of two models."""
     products = [
-        _Claimed((model, "products", at), model, product)
+        _Claimed((model, "products", at), model, product, at_product=True)
         for model, row in rows.items()
         for at, product in enumerate(row.products)
     ]
@@ -181,7 +194,7 @@ def _overlaps(rows: Mapping[str, ProductRow], limited: Iterable[str]) -> Iterato
     alone = [_Claimed((name,), name, name) for name in names.values()]
     for number, own in enumerate(products):
         for other in (*alone, *products[:number]):
-            if other.model != own.model and (both := _common(own.pattern, other.pattern)) is not None:
+            if other.model != own.model and (both := own.common(other)) is not None:
                 whose = "is a model itself" if other in alone else f"belongs to {other.model} by {shown(other.name)}"
                 yield own.place, f"{shown(own.name)} also matches {printable(both)}, which {whose}; {_NARROW}"
                 break

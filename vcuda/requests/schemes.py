@@ -142,6 +142,8 @@ class Scheme(msgspec.Struct, frozen=True):
     """The annotation by which the scheduler and the device plugin take turns on the node."""
     register: str | None = None
     """The annotation with the node's cards."""
+    handshake: str | None = None
+    """The annotation by which the scheduler asks whether the device plugin is alive, and the plugin answers."""
     counts_cards_by_register: bool = False
     """Whether the node offers no cores, so that only ``register`` says how many cards it has."""
     pod_directory: PodDirectory | None = None
@@ -246,6 +248,7 @@ HAMI = Scheme(
     phase=AllocationPhase("hami.io/bind-phase", done="success", allocating="allocating"),
     node_lock="hami.io/mutex.lock",
     register="hami.io/node-nvidia-register",
+    handshake="hami.io/node-handshake",
     counts_cards_by_register=True,
     allocated="hami.io/vgpu-devices-allocated",
     pod_directory=PodDirectory("/usr/local/vgpu/containers", f"{UID}_{CONTAINER}"),

@@ -9,6 +9,7 @@ from http import HTTPStatus
 
 import pytest
 
+from tests.builders import MODEL
 from tests.e2e import dra
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import LEDGER_NAMESPACE, SYSTEM_NAMESPACE, tenant_of
@@ -18,6 +19,7 @@ from tests.e2e.workloads import workload
 from tests.integration.reviews import gpu_pod
 from tests.processes import eventually
 from tests.rendered import BASE
+from vcuda.discovery.sources import DISCOVERED
 from vcuda.kube import MERGE_PATCH
 
 RBAC = "rbac.authorization.k8s.io"
@@ -278,6 +280,32 @@ def test_an_account_writes_ledgers_in_their_namespace_and_nothing_else(admin: Cl
         if user == "vcuda-controller":
             assert account.rest.send("DELETE", f"{path}/not-ours").status == HTTPStatus.FORBIDDEN
     admin.delete(f"{path}/not-ours")
+
+
+def test_the_controller_patches_of_a_node_its_model_the_record_of_it_and_locks(admin: Cluster, team: str) -> None:
+    name = f"{team}-discovered"
+    path = f"/api/v1/nodes/{name}"
+    admin.create_node(name, {"a/b": "c"})
+    owner = {"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim", "name": "gpu", "uid": "u1"}
+    kept = {"annotations": {"a/b": "c"}, "finalizers": ["example.com/kept"], "ownerReferences": [owner]}
+    admin.rest.merge_patch(path, {"metadata": kept})
+    record = {"labels": {MODEL: "A100"}, "annotations": {DISCOVERED: "A100 from hami"}}
+    with closing(controller_account(admin)) as account:
+        for change, admitted in (
+            ({"metadata": record}, True),
+            ({"metadata": {"annotations": {"hami.io/mutex.lock": None}}}, True),
+            ({"metadata": {"labels": {"node-role.kubernetes.io/control-plane": ""}}}, False),
+            ({"metadata": {"labels": {"a/b": None}}}, False),
+            ({"metadata": {"annotations": {"hami.io/node-nvidia-register": "[]"}}}, False),
+            ({"metadata": {"annotations": {"a/b": None}}}, False),
+            ({"metadata": {"finalizers": []}}, False),
+            ({"metadata": {"ownerReferences": []}}, False),
+            ({"spec": {"unschedulable": True}}, False),
+        ):
+            answer = patch(account, path, change)
+            assert answer.status == (HTTPStatus.OK if admitted else HTTPStatus.FORBIDDEN), (change, answer.message)
+    admin.rest.merge_patch(path, {"metadata": {"finalizers": []}})
+    admin.delete_node(name)
 
 
 def test_the_controller_patches_no_spec_and_no_label_but_its_own(admin: Cluster, team: str) -> None:

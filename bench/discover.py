@@ -1,0 +1,74 @@
+"""CPU time to find the models of 5,000 nodes: when the leader starts, and while HAMi changes each node all the time.
+
+``python -m bench discover`` prints the figures and their target, and asserts nothing.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from examples import claims
+from examples.discovery import A100, MODEL, REPORTED, features, hami, node
+from vcuda.claims.devices import read_slice
+from vcuda.cli import aligned
+from vcuda.discovery.discovered import find_model
+from vcuda.discovery.sources import published_cards, read_facts
+from vcuda.k8s_types import Node
+from vcuda.placement.registers import read_registers
+from vcuda.requests.resources import BUILT_IN
+
+NODES, CARDS, ROUNDS, REPEATS = 5_000, 8, 7, 2_000
+EVENTS_PER_SECOND = NODES * 2 / 30
+"""HAMi's scheduler asks each device plugin, and the plugin answers, every 30 s. Each is a change of the node."""
+LABELS = {f"feature.node.kubernetes.io/cpu-{number}": "true" for number in range(40)}
+
+
+def main() -> None:
+    """Print the table."""
+    product = A100.replace(" ", "-")
+    manifest = node(hami(*[A100] * CARDS, handshake=REPORTED), features(product, str(CARDS)), labels=LABELS)
+    read = msgspec.convert(manifest, Node)
+    registers = read_registers(read.annotations, lambda *_: None)
+    facts = read_facts(read, BUILT_IN, registers)
+    slices = [
+        read_slice(
+            claims.slice_of(
+                claims.NVIDIA, f"n{number}", *(claims.device(claims.A100, name=f"gpu-{card}") for card in range(CARDS))
+            )
+        )
+        for number in range(NODES)
+    ]
+    event = microseconds(lambda: read_facts(read, BUILT_IN, registers), REPEATS)
+    look = microseconds(lambda: find_model(read.labels, MODEL, registers, facts), REPEATS)
+    index = microseconds(lambda: published_cards(slices), 1)
+    share = event * EVENTS_PER_SECOND / 1e6
+    rows = (
+        ("what", "CPU", "target"),
+        (f"{NODES} nodes with HAMi, {EVENTS_PER_SECOND:.0f} events a second", f"{share:.2%} of a core", "under 1 %"),
+        ("the facts of a node in one event", f"{event:.1f} µs", ""),
+        ("a look at a node that has changed", f"{look:.1f} µs", ""),
+        (f"the first look at {NODES} nodes", f"{look * NODES / 1e6:.2f} s", ""),
+        (f"{NODES} ResourceSlices by node, after one has changed", f"{index / 1e3:.0f} ms", ""),
+    )
+    print("\n".join(aligned(rows)))
+
+
+def microseconds(work: Callable[[], object], repeats: int) -> float:
+    """Do the work many times, several times over; return the median of its CPU microseconds."""
+    return statistics.median(timed(work, repeats) for _ in range(ROUNDS)) / repeats * 1e6
+
+
+def timed(work: Callable[[], object], repeats: int) -> float:
+    """Return the CPU seconds of so many runs."""
+    started = time.process_time()
+    for _ in range(repeats):
+        work()
+    return time.process_time() - started
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Discovers the GPU models of nodes, labels the nodes, and reports doubts."""

@@ -1,0 +1,57 @@
+"""Reports nodes whose GPU model is in doubt, by Events and in the log. An Event of a doubt that lasts is renewed."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+
+import msgspec
+import structlog
+
+from vcuda.discovery.discovered import Doubt
+from vcuda.kube import Event, InvolvedObject, Kube, post_event_or_log
+from vcuda.kube.informers import ObservedNode
+
+COMPONENT = "vcuda-controller"
+REASON = "GPUModelInDoubt"
+
+EVENT_SECONDS = 300.0  # least seconds between two Events about one doubt on one node
+RENEWAL_SECONDS = 3700.0  # seconds until the same Event is written again, when the API server has deleted the first
+
+
+class _Told(msgspec.Struct, frozen=True):
+    digest: str
+    at: float
+
+
+class DoubtReports:
+    """Writes at most one Event per node and doubt in `EVENT_SECONDS`. ``clock``: returns seconds."""
+
+    def __init__(self, kube: Kube, clock: Callable[[], float]) -> None:
+        self._kube = kube
+        self._clock = clock
+        self._log = structlog.get_logger()
+        self._told: dict[str, dict[Doubt, _Told]] = {}
+
+    def report(self, node: ObservedNode, doubts: Mapping[Doubt, str]) -> float | None:
+        """Write an Event about each doubt that is new. Return the seconds until one is due again."""
+        now, delays = self._clock(), []
+        told = self._told.setdefault(node.metadata.name, {}) if doubts else {}
+        for doubt, text in doubts.items():
+            digest, last = hashlib.blake2b(text.encode(), digest_size=4).hexdigest(), told.get(doubt)
+            apart = RENEWAL_SECONDS if last and last.digest == digest else EVENT_SECONDS
+            if last is None or now - last.at >= apart:
+                last, apart = _Told(digest, now), RENEWAL_SECONDS
+                told[doubt] = last
+                self._post(node, doubt, text, digest)
+            delays.append(last.at + apart - now)
+        return min(delays, default=None)
+
+    def forget(self, name: str) -> None:
+        """Drop what is remembered of a deleted node."""
+        self._told.pop(name, None)
+
+    def _post(self, node: ObservedNode, doubt: Doubt, text: str, digest: str) -> None:
+        subject = InvolvedObject("v1", "Node", node.metadata.name, "", node.metadata.uid)
+        # Equal doubts have one name, so that the next leader writes no second Event.
+        event = Event(subject, f"model-{doubt}-{digest}", REASON, text, COMPONENT, type="Warning")
+        post_event_or_log(self._kube, event)
+        self._log.warning("GPU model of a node in doubt", node=node.metadata.name, doubt=doubt, message=text)

@@ -1,0 +1,208 @@
+"""Labels nodes with the GPU model that their device plugins, DRA drivers or GPU feature discovery name.
+
+The leader looks at a node after each change of it, of its ResourceSlices, or of ``gpu_models``. The decision is pure
+(`vcuda.discovery.discovered`). A label of the operator is never changed. Our own label is changed to another model only
+if the sources have agreed on that model for a while, and no pod uses a GPU of the node.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from http import HTTPStatus
+
+import msgspec
+import structlog
+
+from controller.discover.doubts import DoubtReports
+from controller.discover.warnings import ModelWarnings
+from controller.pods import PodInformer
+from controller.workqueue import Reconciler
+from vcuda import errors, k8s_types
+from vcuda.discovery.discovered import Doubt, Found, Record, find_model
+from vcuda.discovery.sources import DISCOVERED, MAX_RECORD, PRODUCT, PublishedCards, published_cards
+from vcuda.kube import MERGE_PATCH, DeviceInformer, Kube, NodeInformer, QuotaInformer, segment
+from vcuda.kube.informers import ObservedNode
+from vcuda.requests.resources import GpuResources
+
+LOOK_SECONDS = 5.0  # least seconds between two looks at one node, because its labels may change all the time
+UNCHANGED_SECONDS = 300.0  # seconds for which another model must be found without a change before it is written
+REWRITE_SECONDS = 60.0  # seconds after a write before a label that is removed is written again
+HELD_SECONDS = 60.0  # seconds until a node is looked at again whose model cannot change while pods use it
+REST_SECONDS = 300.0  # seconds without a write after the API server has forbidden one
+PERIOD_SECONDS = 15.0  # seconds between two checks whether any node has a model
+IN_USE_SECONDS = 1.0  # seconds for which the set of nodes in use is kept, because thousands of looks may need it
+
+ALL = ""
+"""The key in the queue for all nodes. Another key is the name of a node."""
+
+_NODE = msgspec.json.Decoder(k8s_types.Node)
+
+
+class NodeState(msgspec.Struct, frozen=True):
+    """The state of a node for the metrics."""
+
+    source: str
+    """The source of its model label; empty without a label."""
+    doubts: frozenset[Doubt]
+
+
+class ModelLabels:
+    """Keeps the model label of every node.
+
+    ``writes``: whether labels and Events are written. ``clock``: returns seconds.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        nodes: NodeInformer,
+        devices: DeviceInformer,
+        pods: PodInformer,
+        quota: QuotaInformer,
+        *,
+        writes: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.reconciler = Reconciler(
+            "discover",
+            self._reconcile,
+            failure="GPU model of a node not labelled",
+            retry_seconds=REWRITE_SECONDS / 2,
+            min_interval=LOOK_SECONDS,
+            key_name="node",
+            clock=clock,
+        )
+        self._queue = self.reconciler.queue
+        self._kube = kube
+        self._nodes = nodes
+        self._devices = devices
+        self._pods = pods
+        self._resources = quota.resources
+        # GPU feature discovery itself writes its own label.
+        self._writes = writes and nodes.keys.model != PRODUCT
+        self._reports = DoubtReports(kube, clock) if writes else None
+        self._clock = clock
+        self._log = structlog.get_logger()
+        self._known: GpuResources | None = None
+        self._published: PublishedCards = {}
+        self._devices_are_stale = True
+        self._states: dict[str, NodeState] = {}
+        # By node: another model and since when it has been found; and the time of the last write.
+        self._since: dict[str, tuple[str, float]] = {}
+        self._written: dict[str, float] = {}
+        self._rests_until = 0.0
+        self._in_use: tuple[float, Collection[str]] | None = None
+        self._warnings = ModelWarnings(quota, nodes)
+        nodes.follow(lambda old, new: self._queue.add((new or old or k8s_types.Node()).metadata.name))
+
+    def add_all(self) -> None:
+        """Look at the nodes again that a change of the quota ConfigMap concerns."""
+        self._queue.add(ALL)
+
+    def devices_changed(self) -> None:
+        """Look at the nodes again whose ResourceSlices have changed."""
+        self._devices_are_stale = True
+        self._queue.add(ALL)
+
+    def counts(self) -> tuple[Mapping[str, int], Mapping[Doubt, int]]:
+        """Return the number of nodes with a model label by its source, and of nodes by doubt."""
+        states = [*self._states.copy().values()]
+        by_source = Counter(state.source for state in states if state.source)
+        return by_source, Counter(doubt for state in states for doubt in state.doubts)
+
+    def _reconcile(self, name: str) -> float | None:
+        if name == ALL:
+            self._add_changed()
+            self._warnings.check()
+            return PERIOD_SECONDS
+        if self._known is None:
+            # A node must not be labelled by a weaker source because its slices have not been read yet.
+            self._add_changed()
+        node = self._nodes.reflector.get(("", name))
+        if node is None:
+            self._forget(name)
+            return None
+        found = self._find(node)
+        delay, held = self._label(node, found)
+        doubts = {**found.doubts, **({Doubt.HELD: held} if held else {})}
+        self._states[name] = NodeState(found.source if found.label else "", frozenset(doubts))
+        renewal = self._reports.report(node, doubts) if self._reports else None
+        return min((each for each in (delay, renewal) if each is not None), default=None)
+
+    def _forget(self, name: str) -> None:
+        for kept in (self._states, self._since, self._written):
+            kept.pop(name, None)
+        if self._reports:
+            self._reports.forget(name)
+
+    def _add_changed(self) -> None:
+        known, before = self._resources(), self._published
+        if self._devices_are_stale:
+            self._devices_are_stale = False
+            self._published = published_cards(self._devices.slices())
+        everyone = self._known is None or not known.counts_like(self._known)
+        self._known = known
+        if self._published is before and not everyone:
+            return
+        for key in self._nodes.reflector.snapshot():
+            if everyone or self._published.get(key.name) != before.get(key.name):
+                self._queue.add(key.name)
+
+    def _find(self, node: ObservedNode) -> Found:
+        known, published = self._resources(), self._published.get(node.metadata.name, ())
+        label = self._nodes.keys.model
+        return find_model(node.labels, label, node.registers, node.facts, published=published, known=known)
+
+    def _label(self, node: ObservedNode, found: Found) -> tuple[float | None, str]:
+        """Write the label if it is due. Return the seconds to the next look, and why another model is not written."""
+        name, record = node.metadata.name, found.wanted
+        if found.differs(self._resources().models):
+            if (left := self._seconds_left(name, found)) > 0:
+                return left, ""
+            if held := found.why_held(in_use=name in self._nodes_in_use()):
+                return HELD_SECONDS, held
+        else:
+            self._since.pop(name, None)
+            record = found.wanted if found.is_missing() else found.confirmed
+        return self._write(node, record) if record and self._writes else None, ""
+
+    def _seconds_left(self, name: str, found: Found) -> float:
+        model = found.wanted.model if found.wanted else ""
+        if self._since.get(name, ("", 0.0))[0] != model:
+            self._since[name] = model, self._clock()
+        return self._since[name][1] + UNCHANGED_SECONDS - self._clock()
+
+    def _nodes_in_use(self) -> Collection[str]:
+        now = self._clock()
+        if self._in_use is None or now - self._in_use[0] >= IN_USE_SECONDS:
+            self._in_use = now, self._pods.nodes_in_use()
+        return self._in_use[1]
+
+    def _write(self, node: ObservedNode, record: Record) -> float | None:
+        """Write the label and its record, unless the stored node has others by now. Return the seconds to wait first.
+
+        Raises VcudaError.
+        """
+        name, now = node.metadata.name, self._clock()
+        if (wait := max(self._written.get(name, -REWRITE_SECONDS) + REWRITE_SECONDS, self._rests_until) - now) > 0:
+            return wait
+        path, key = f"/api/v1/nodes/{segment(name)}", self._nodes.keys.model
+        try:
+            stored = _NODE.decode(self._kube.get(path))
+            before = stored.labels.get(key), stored.annotations.get(DISCOVERED, "")[:MAX_RECORD]
+            if before != (node.labels.get(key), node.facts.record):
+                return LOOK_SECONDS  # the watch is behind
+            # The version keeps a label that the operator writes meanwhile.
+            version = stored.metadata.resource_version
+            changed = {"labels": {key: record.model}, "annotations": {DISCOVERED: str(record)}}
+            body = {"metadata": {"resourceVersion": version, **changed}}
+            self._kube.patch(path, msgspec.json.encode(body), MERGE_PATCH)
+        except errors.NotFound:
+            return None
+        except errors.ApiError as error:
+            if error.status == HTTPStatus.FORBIDDEN:
+                self._rests_until = now + REST_SECONDS
+            raise
+        self._written[name] = now
+        self._log.info("node labelled with its GPU model", node=name, model=record.model, source=record.source)
+        return None

@@ -1,0 +1,25 @@
+"""Logs what keeps a quota from being used: a cluster without GPU models, and a model of the quota that no node has."""
+
+import structlog
+
+from vcuda.discovery.names import model_warnings
+from vcuda.kube import NodeInformer, QuotaInformer
+
+
+class ModelWarnings:
+    """Logs each warning once, and again if it has been untrue meanwhile."""
+
+    def __init__(self, quota: QuotaInformer, nodes: NodeInformer) -> None:
+        self._quota = quota
+        self._nodes = nodes
+        self._log = structlog.get_logger()
+        self._logged: frozenset[str] | None = None
+
+    def check(self) -> None:
+        """Log what is new. The first check logs nothing, because the controller may be about to label the nodes."""
+        quota, known = self._quota.current(), self._nodes.current().models
+        found = model_warnings(quota.models if quota else (), known)
+        for warning in found if self._logged is not None else ():
+            if warning not in (self._logged or ()):
+                self._log.warning("quota cannot be used", why=warning)
+        self._logged = frozenset(found if self._logged is not None else ())

@@ -1,0 +1,194 @@
+"""The GPU nodes of a cluster: their models and cards, which source names them, and which cards are free.
+
+It is computed from lists of nodes, pods, ResourceClaims and ResourceSlices, by the functions by which the controller
+labels nodes and charges pods.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from vcuda import errors, k8s_types
+from vcuda.allocations.stored_claims import ClaimCounter, ClaimReader, charged_by_pods
+from vcuda.allocations.stored_pods import StoredPod, read_stored
+from vcuda.claims import charges, devices, objects
+from vcuda.discovery.discovered import Found, find_model
+from vcuda.discovery.names import model_warnings
+from vcuda.discovery.sources import DriverCards, NodeFacts, is_alive, published_cards, read_facts
+from vcuda.kube import Kube, QuotaPlace, is_served, segment
+from vcuda.placement.affinity import NodeLabels
+from vcuda.placement.nodes import Nodes
+from vcuda.placement.registers import Registers, read_registers
+from vcuda.quota.model import CORES_PER_CARD
+from vcuda.requests.config import QuotaConfig, parse_config
+from vcuda.requests.resources import PLAIN_CARDS, CardWorth, GpuResources, ProductRow
+
+T = TypeVar("T")
+
+_NODE = msgspec.json.Decoder(k8s_types.Node)
+_POD = msgspec.json.Decoder(k8s_types.Pod)
+_SLICE = msgspec.json.Decoder(objects.ResourceSlice)
+_CLASS = msgspec.json.Decoder(objects.DeviceClass)
+_CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
+
+
+class GpuNode(msgspec.Struct, frozen=True):
+    """A node with GPUs. A figure is None if no source says it."""
+
+    node: str
+    models: tuple[str, ...]
+    """The model that counts, then the models of its other cards. Empty if the node has no model label."""
+    cards: float | None
+    memory: int | None
+    """MiB of one card, the smallest."""
+    source: str
+    """The source of the model, or of the model that the label would have."""
+    scheme: str
+    """The device plugins and DRA drivers that serve the node."""
+    free: float | None
+    """Cards that no pod and no ResourceClaim uses."""
+    doubts: tuple[str, ...] = ()
+    """The doubts about the model."""
+
+
+class ClusterNodes(NamedTuple):
+    """The GPU nodes, by name, and warnings about the quota."""
+
+    nodes: tuple[GpuNode, ...]
+    warnings: tuple[str, ...]
+
+
+class _Seen(NamedTuple):
+    name: str
+    labels: Mapping[str, str]
+    registers: Registers
+    facts: NodeFacts
+    published: tuple[DriverCards, ...]
+    found: Found
+
+
+def read_cluster(kube: Kube, keys: NodeLabels, place: QuotaPlace) -> ClusterNodes:
+    """Return the GPU nodes of the cluster. Raises VcudaError, also if the user may not list one of the resources."""
+    config, faults = _config(kube, place)
+    known = config.resources
+    read = list(_each(kube, "/api/v1/nodes", _NODE.decode))
+    slices = list(_each(kube, f"{objects.API_PATH}/resourceslices", _slice)) if is_served(kube) else []
+    published = published_cards(slices)
+    seen = [_look(node, keys, known, published.get(node.metadata.name, ())) for node in read]
+    registers = {each.name: each.registers for each in seen if each.registers}
+    nodes = Nodes.of({each.name: each.labels for each in seen}, keys, registers, known.models)
+    used = _used(kube, keys, config, nodes, slices)
+    found = (_row(each, known, used.get(each.name, 0)) for each in seen if _has_gpus(each))
+    rows = sorted(found, key=lambda row: row.node)
+    return ClusterNodes(tuple(rows), (*faults, *model_warnings(config.quota.models, nodes.models)))
+
+
+def _config(kube: Kube, place: QuotaPlace) -> tuple[QuotaConfig, tuple[str, ...]]:
+    path = f"/api/v1/namespaces/{segment(place.namespace)}/configmaps/{segment(place.name)}"
+    try:
+        return parse_config(_CONFIG_MAP.decode(kube.get(path)).data or {}, place.key), ()
+    except errors.NotFound:
+        return QuotaConfig(), ()
+    except errors.QuotaFault as fault:
+        return QuotaConfig(), (f"the quota document is malformed, and is not read here: {fault}",)
+
+
+def _each(kube: Kube, path: str, decode: Callable[[bytes], T | None]) -> Iterator[T]:
+    """Yield the objects of all pages. An object that cannot be decoded is left out."""
+    for page in kube.list_pages(path):
+        for raw in page.items:
+            try:
+                found = decode(raw)
+            except (ValueError, *k8s_types.UNDECODABLE):
+                continue
+            if found is not None:
+                yield found
+
+
+def _slice(raw: bytes) -> devices.PoolSlice:
+    return devices.read_slice(_SLICE.decode(raw))
+
+
+def _look(node: k8s_types.Node, keys: NodeLabels, known: GpuResources, published: tuple[DriverCards, ...]) -> _Seen:
+    registers = read_registers(node.annotations, lambda *_: None)
+    facts = read_facts(node, known, registers)
+    found = find_model(node.labels, keys.model, registers, facts, published=published, known=known)
+    return _Seen(node.metadata.name, node.labels, registers, facts, published, found)
+
+
+def _has_gpus(seen: _Seen) -> bool:
+    return bool(seen.found.label or seen.found.seen or seen.found.doubts or any(seen.facts.offered.values()))
+
+
+def _row(seen: _Seen, known: GpuResources, used: int) -> GpuNode:
+    found, named = seen.found, known.models
+    counts = found.model(named)
+    row = named.rows.get(counts, ProductRow())
+    cards = _cards(seen, known, counts)
+    alive = [each for each in known.schemes if is_alive(each, seen.facts, seen.registers)]
+    is_plain = seen.facts.offered.get(PLAIN_CARDS) and all(each.count != PLAIN_CARDS for each in alive)
+    served_by = [*(each.name for each in alive), *([PLAIN_CARDS] if is_plain else [])]
+    return GpuNode(
+        seen.name,
+        tuple(dict.fromkeys([counts, *found.models])) if counts else (),
+        cards,
+        next((each.memory for each in found.seen if each.memory), None) or row.memory or None,
+        found.source,
+        ", ".join([*served_by, *(each.driver for each in seen.published)]),
+        None if cards is None else max(round(cards * CORES_PER_CARD) - used, 0) / CORES_PER_CARD,
+        tuple(found.doubts.values()),
+    )
+
+
+def _cards(seen: _Seen, known: GpuResources, model: str) -> float | None:
+    for source in seen.found.seen[:1]:
+        if number := sum(source.cards.values()):
+            return number
+    offered = seen.facts.offered
+    for scheme in known.schemes:
+        if cores := offered.get(scheme.cores):
+            return cores / CORES_PER_CARD
+    if PLAIN_CARDS not in offered:
+        return None
+    return offered[PLAIN_CARDS] * known.models.worths.get(model, CardWorth()).cores / CORES_PER_CARD
+
+
+def _used(
+    kube: Kube, keys: NodeLabels, config: QuotaConfig, nodes: Nodes, slices: list[devices.PoolSlice]
+) -> Mapping[str, int]:
+    """Return the cores that pods and claims use, by node."""
+    known, used = config.resources, dict[str, int]()
+    pods: dict[str, list[StoredPod]] = {}
+    for pod in _each(kube, "/api/v1/pods", lambda raw: read_stored(_POD.decode(raw), keys, known)):
+        pods.setdefault(pod.namespace, []).append(pod)
+        if pod.live and pod.node:
+            used[pod.node] = used.get(pod.node, 0) + pod.charge_on(nodes).cores
+    if slices:
+        for node, cores in _used_by_claims(kube, config, nodes, slices, pods):
+            used[node] = used.get(node, 0) + cores
+    return used
+
+
+def _used_by_claims(
+    kube: Kube,
+    config: QuotaConfig,
+    nodes: Nodes,
+    slices: list[devices.PoolSlice],
+    pods: Mapping[str, Iterable[StoredPod]],
+) -> Iterator[tuple[str, int]]:
+    classes = {
+        each.metadata.name: devices.read_class(each)
+        for each in _each(kube, f"{objects.API_PATH}/deviceclasses", _CLASS.decode)
+    }
+    found = devices.Devices.of(slices, classes)
+    # The claim that the scheduler makes for a pod is charged with the pod.
+    extended = {namespace: charged_by_pods(within, nodes) for namespace, within in pods.items()}
+    price = ClaimCounter(charges.ClaimPolicy.of(found, nodes.model_of, config.quota, config.resources))
+    for claim in _each(kube, f"{objects.API_PATH}/resourceclaims", ClaimReader().read):
+        if not claim.allocated or claim.name in extended.get(claim.namespace, ()):
+            continue
+        device = claim.allocated[0]
+        on = found.by_name.get((device.driver, device.pool, device.device))
+        if on and on[1]:
+            yield on[1], sum(charge.cores for charge in price(claim).charges.values())

@@ -1,0 +1,129 @@
+"""A cluster where only GPU feature discovery describes the nodes works after `apply`, without a label set by hand."""
+
+import json
+from collections.abc import Iterator
+from http import HTTPStatus
+
+import pytest
+import yaml
+
+from examples.discovery import A100_PRODUCT, features
+from tests.builders import MODEL, vcuda_pod
+from tests.e2e.cluster import Cluster, Json
+from tests.e2e.conftest import require
+from tests.e2e.control_plane import ControlPlane
+from tests.e2e.installation import await_enforced
+from tests.e2e.manifests.audit import AuditLog
+from tests.e2e.manifests.system import System, applied
+from tests.gpuquota import run
+from tests.processes import ControllerProcess, eventually
+from vcuda.discovery.sources import DISCOVERED
+
+BY_PRODUCT, BY_ROW, MISSPELT = TEAMS = "team-product", "team-row", "team-misspelt"
+T4_PRODUCT = "NVIDIA-Tesla-T4"
+GPU = "nvidia.com/gpu"
+QUOTA = {
+    "gpu_quota": json.dumps(
+        {
+            BY_PRODUCT: {"quota": {T4_PRODUCT: 2}},
+            BY_ROW: {"quota": {"A100": 1}},
+            MISSPELT: {"quota": {"A10O": 1}},
+        }
+    ),
+    "gpu_models": "A100: [NVIDIA-A100-*GB]\n",
+}
+CONTROLLER = "system:serviceaccount:vcuda-quota:vcuda-controller"
+
+
+@pytest.fixture(scope="module")
+def system(admin: Cluster, plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """The base as it is applied, with nodes that only GPU feature discovery and NVIDIA's device plugin describe."""
+    require(plane, "kube-scheduler")
+    for name, product, count in (("d-a100", A100_PRODUCT, "1"), ("d-t4", "Tesla-T4", "2")):
+        admin.create_node(name, features(product, count)["labels"], {GPU: count})
+    with applied(admin, tmp_path_factory.mktemp("system")) as found:
+        yield found
+    for name in ("d-a100", "d-t4"):
+        admin.delete_node(name)
+
+
+@pytest.fixture(scope="module")
+def controller(admin: Cluster, system: System) -> Iterator[ControllerProcess]:
+    with system.serving(1), system.controller() as process:
+        process.await_synced()
+        for namespace in TEAMS:
+            admin.create_namespace(namespace)
+        manifest = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"namespace": "kube-system", "name": "gpuquota", "labels": {"quota.vcuda.io/config": "true"}},
+            "data": QUOTA,
+        }
+        path = system.directory / "gpuquota.yaml"
+        path.write_text(yaml.safe_dump(manifest))
+        admin.kubectl("apply", "-f", str(path))
+        for namespace in TEAMS:
+            await_enforced(admin, namespace)
+        yield process
+        admin.kubectl("delete", "-f", str(path))
+        for namespace in TEAMS:
+            admin.delete_namespace(namespace)
+
+
+def asking(namespace: str, name: str, cards: int = 1) -> Json:
+    return vcuda_pod({GPU: str(cards)}, metadata={"name": name, "namespace": namespace})
+
+
+def label_of(node: Json) -> str | None:
+    label: str | None = node["metadata"]["labels"].get(MODEL)
+    return label
+
+
+@pytest.mark.usefixtures("controller")
+def test_nodes_are_labelled_by_their_product_and_by_the_row_of_the_quota(admin: Cluster) -> None:
+    labelled = admin.await_object("/api/v1/nodes", "d-t4", lambda node: label_of(node) is not None)
+    assert label_of(labelled) == T4_PRODUCT
+    assert labelled["metadata"]["annotations"][DISCOVERED] == f"{T4_PRODUCT} from gpu-feature-discovery"
+    # The node may have been labelled before the quota named a row; both values are the model A100 by that row.
+    assert label_of(admin.await_object("/api/v1/nodes", "d-a100", lambda node: label_of(node) is not None)) in (
+        A100_PRODUCT,
+        "A100",
+    )
+
+
+@pytest.mark.usefixtures("controller")
+@pytest.mark.parametrize(
+    ("namespace", "model", "node", "cards"), [(BY_PRODUCT, T4_PRODUCT, "d-t4", 2), (BY_ROW, "A100", "d-a100", 1)]
+)
+def test_a_pod_within_quota_is_bound_to_a_node_of_its_model_and_one_beyond_it_rejected(
+    admin: Cluster, namespace: str, model: str, node: str, cards: int
+) -> None:
+    created = admin.create(asking(namespace, "train", cards))
+    assert created["metadata"]["annotations"]["quota.vcuda.io/model"] == model
+    assert admin.await_bound(namespace, "train")["spec"]["nodeName"] == node
+    refused = admin.try_create(asking(namespace, "more"))
+    assert refused.status == HTTPStatus.FORBIDDEN
+    assert f"exceeded GPU quota: {model} in namespace {namespace}, requested: 1 card, used: {cards}" in refused.message
+
+
+def test_the_nodes_and_a_model_that_no_node_has_are_shown(admin: Cluster, controller: ControllerProcess) -> None:
+    told = controller.await_log("quota cannot be used", lambda line: "A10O" in line["why"])
+    assert told["why"] == "no node has GPU model A10O; did you mean A100?"
+    eventually(lambda: "did you mean A100?" in gpuquota(admin, "-n", MISSPELT)[1])
+    table, warnings = gpuquota(admin, "nodes")
+    rows = {line.split()[0]: line.split()[1:] for line in table.splitlines()}
+    assert rows["d-a100"][:3] == ["A100", "1", "15360"]
+    assert rows["d-t4"][:5] == [T4_PRODUCT, "2", "15360", "gpu-feature-discovery", GPU]
+    assert "no node has GPU model A10O; did you mean A100?" in warnings
+
+
+def gpuquota(admin: Cluster, *arguments: str) -> tuple[str, str]:
+    told = run("--kubeconfig", str(admin.kubeconfig), *arguments)
+    return told.stdout, told.stderr
+
+
+def test_the_controller_asked_for_nothing_that_its_account_may_not(
+    controller: ControllerProcess, audit_log: AuditLog
+) -> None:
+    assert controller.process.poll() is None
+    assert audit_log.refused(CONTROLLER) == set()

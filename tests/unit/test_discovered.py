@@ -1,0 +1,303 @@
+"""Which source says what model a node has, what is in doubt, and whose the label is."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, strategies as st
+
+from examples import claims
+from examples.discovery import (
+    A100,
+    A100_PRODUCT,
+    DELETED,
+    NAME,
+    REQUESTING,
+    T4,
+    T4_PRODUCT,
+    features,
+    found_on,
+    hami,
+    known_by,
+    labelled,
+    node,
+    vgpu_manager,
+)
+from tests.builders import MODEL, Manifest
+from tests.tables import cases
+from vcuda.claims.objects import ResourceSlice
+from vcuda.discovery.discovered import Doubt, Found, Record
+from vcuda.discovery.sources import DISCOVERED, MAX_RECORD, SOURCES
+from vcuda.requests.resources import NO_ROWS
+from vcuda.requests.schemes import HAMI, SCHEMES
+
+M40_PRODUCT = "NVIDIA-Tesla-M40-24GB"
+CARD = claims.slice_of(claims.NVIDIA, NAME, claims.device(claims.M40))
+ROWS = known_by("{A100: [NVIDIA-A100-*GB], T4: [NVIDIA-Tesla-T4, Tesla-T4-SHARED], M40: [NVIDIA-Tesla-M40-*]}")
+
+
+def wanted(found: Found) -> tuple[str, str] | None:
+    return (found.wanted.model, found.wanted.source) if found.wanted else None
+
+
+# Sources
+
+
+@cases(
+    "manifest, slices, expected",
+    register_before_slices=(node(hami(A100), features(T4)), [CARD], (A100_PRODUCT, "hami")),
+    vgpu_manager=(node(vgpu_manager(T4), features(A100)), [], (T4_PRODUCT, "vgpu-manager")),
+    slices_before_labels=(node(features(T4)), [CARD], (M40_PRODUCT, "resourceslices")),
+    labels=(node(features("Tesla-T4")), [], (T4_PRODUCT, "gpu-feature-discovery")),
+    dead_by_handshake=(node(hami(A100, handshake=DELETED), features(T4)), [], (T4_PRODUCT, "gpu-feature-discovery")),
+    dead_by_kubelet=(
+        node(vgpu_manager(A100, offered="0"), features(T4)),
+        [],
+        (T4_PRODUCT, "gpu-feature-discovery"),
+    ),
+    never_alive=(node(vgpu_manager(A100, offered=None), features(T4)), [], (T4_PRODUCT, "gpu-feature-discovery")),
+    alive_by_handshake=(node(hami(A100, offered=None), labels={}), [], (A100_PRODUCT, "hami")),
+    alive_while_asked=(node(hami(A100, handshake=REQUESTING, offered=None)), [], (A100_PRODUCT, "hami")),
+    alive_by_kubelet=(node(hami(A100, handshake="")), [], (A100_PRODUCT, "hami")),
+    no_cards_in_the_register=(node(hami(), features("Tesla-T4")), [], (T4_PRODUCT, "gpu-feature-discovery")),
+    most_cards=(node(hami(A100, T4, T4)), [], (T4_PRODUCT, "hami")),
+    no_source=(node(labels={"a/b": "c"}), [], None),
+)
+def test_the_strongest_source_that_is_alive_says_the_model(
+    manifest: Manifest, slices: list[ResourceSlice], expected: tuple[str, str] | None
+) -> None:
+    assert wanted(found_on(manifest, slices)) == expected
+
+
+def test_a_renamed_resource_of_a_plugin_shows_that_it_is_alive() -> None:
+    renamed = msgspec.structs.replace(HAMI, count="nvidia.com/vgpu")
+    known = known_by(schemes=tuple(renamed if each is HAMI else each for each in SCHEMES))
+    plugin = hami(A100, handshake="", offered=None) | {"allocatable": {"nvidia.com/vgpu": "10"}}
+    assert wanted(found_on(node(plugin), known=known)) == (A100_PRODUCT, "hami")
+    assert wanted(found_on(node(hami(A100, handshake="")), known=known)) is None
+
+
+def test_the_rows_of_the_quota_name_the_model_of_every_source() -> None:
+    for part in (hami("NVIDIA-NVIDIA A100-SXM4-40GB"), vgpu_manager(A100), features(A100_PRODUCT)):
+        found = found_on(node(part), known=ROWS)
+        assert found.wanted
+        assert found.wanted.model == "A100"
+    assert wanted(found_on(node(), [CARD], ROWS)) == ("M40", "resourceslices")
+
+
+# ResourceSlices
+
+
+def pool(generation: int, of: int, *devices: Manifest, number: int = 0) -> ResourceSlice:
+    made = claims.slice_of(claims.NVIDIA, NAME, *devices, generation=generation)
+    metadata = msgspec.structs.replace(made.metadata, name=f"{generation}-{number}")
+    counted = msgspec.structs.replace(made.spec.pool, resource_slice_count=of)
+    return msgspec.structs.replace(made, metadata=metadata, spec=msgspec.structs.replace(made.spec, pool=counted))
+
+
+OLD, NEW = claims.device(claims.M40), claims.device(claims.A100)
+
+
+@cases(
+    "slices, product",
+    the_newest=([pool(1, 1, OLD), pool(2, 1, NEW)], A100_PRODUCT),
+    the_newest_that_is_complete=([pool(1, 1, OLD), pool(2, 2, NEW)], M40_PRODUCT),
+    of_two_slices=([pool(1, 1, OLD), pool(2, 2, NEW), pool(2, 2, number=1)], A100_PRODUCT),
+    none_is_complete=([pool(2, 2, NEW)], None),
+    of_another_node=([claims.slice_of(claims.NVIDIA, "gpu-2", NEW)], None),
+    of_no_node=([claims.slice_of(claims.NVIDIA, "", NEW)], None),
+    of_an_unknown_driver=([claims.slice_of("acme.com", NAME, NEW)], None),
+    hami=([claims.slice_of(claims.HAMI, NAME, claims.shared(claims.A100, "hami-gpu"))], A100_PRODUCT),
+    vgpu_manager=([claims.slice_of(claims.VGPU_MANAGER, NAME, claims.shared(claims.M40, "vgpu"))], M40_PRODUCT),
+    slices_of_cards_beside_cards=(
+        [claims.slice_of(claims.NVIDIA, NAME, OLD, *(claims.device(claims.A100, "mig", name=f"m{n}") for n in (1, 2)))],
+        M40_PRODUCT,
+    ),
+    slices_of_cards_alone=([claims.slice_of(claims.NVIDIA, NAME, claims.device(claims.A100, "mig"))], A100_PRODUCT),
+    not_for_containers=([claims.slice_of(claims.NVIDIA, NAME, claims.device(claims.A100, "vfio"))], None),
+)
+def test_the_newest_complete_generation_of_a_pool_names_the_cards_of_its_node(
+    slices: list[ResourceSlice], product: str | None
+) -> None:
+    found = found_on(node(), slices)
+    assert wanted(found) == (None if product is None else (product, "resourceslices"))
+    assert [[*each.cards] for each in found.seen] == ([] if product is None else [[product]])
+
+
+def test_cards_that_two_drivers_publish_count_once() -> None:
+    cards = [claims.device(claims.A100, name=f"gpu-{n}") for n in range(3)]
+    others = [claims.shared(claims.A100, "hami-gpu", name=f"gpu-{n}") for n in range(4)]
+    [seen] = found_on(
+        node(), [claims.slice_of(claims.NVIDIA, NAME, *cards), claims.slice_of(claims.HAMI, NAME, *others)]
+    ).seen
+    assert (seen.cards, seen.memory) == ({A100_PRODUCT: 4}, 40960)
+
+
+# Figures
+
+
+@cases(
+    "part, cards, memory",
+    register=(hami(A100, A100, memory=20000), {A100_PRODUCT: 2}, 20000),
+    vgpu_manager=(vgpu_manager(T4), {T4_PRODUCT: 1}, 16384),
+    labels=(features("Tesla-T4", count="4"), {T4_PRODUCT: 4}, 15360),
+    shared=(features("Tesla-T4-SHARED", count="4"), {f"{T4_PRODUCT}-SHARED": 4}, 15360),
+    slices_of_a_card=(
+        features(f"{A100_PRODUCT}-MIG-1g.5gb", count="7", memory="4864"),
+        {f"{A100_PRODUCT}-MIG-1g.5gb": 0},
+        4864,
+    ),
+    no_figures=(features(A100_PRODUCT, count="x", memory="-1"), {A100_PRODUCT: 0}, 0),
+    absurd_figures=(features(A100_PRODUCT, count="9" * 60, memory="٣"), {A100_PRODUCT: 0}, 0),
+)
+def test_cards_and_the_memory_of_the_smallest_are_as_the_source_says(part: Any, cards: Any, memory: int) -> None:
+    [seen] = found_on(node(part)).seen
+    assert (seen.cards, seen.memory) == (cards, memory)
+
+
+# Doubts
+
+INVALID_MIG = (
+    f"label nvidia.com/gpu.product is {A100_PRODUCT}-MIG-INVALID, which names no product: the MIG devices of the node "
+    "do not fit the strategy `single`"
+)
+
+
+@cases(
+    "manifest, slices, doubt, message",
+    disagreeing=(
+        node(hami(A100), features("Tesla-T4")),
+        [],
+        Doubt.DISAGREE,
+        (
+            "the sources of the GPU model disagree: the register of hami says A100, GPU feature discovery says T4; "
+            "model A100 counts"
+        ),
+    ),
+    disagreeing_with_the_operator=(
+        node(hami(A100), labelled("T4")),
+        [],
+        Doubt.DISAGREE,
+        "the sources of the GPU model disagree: the label says T4, the register of hami says A100; model T4 counts",
+    ),
+    several_models=(
+        node(hami(T4, A100, A100)),
+        [],
+        Doubt.SEVERAL,
+        "the node has cards of several GPU models by the register of hami: A100 (2), T4 (1); model A100 counts",
+    ),
+    as_many_of_each=(
+        node(hami(T4, A100)),
+        [],
+        Doubt.SEVERAL,
+        "the node has cards of several GPU models by the register of hami: A100 (1), T4 (1); model A100 counts",
+    ),
+    invalid_mig=(
+        node(features(f"{A100_PRODUCT}-MIG-INVALID", count="0", memory="0")),
+        [],
+        Doubt.MIG_INVALID,
+        f"{INVALID_MIG}; the node has no model",
+    ),
+    invalid_mig_of_a_labelled_node=(
+        node(features(f"{A100_PRODUCT}-MIG-INVALID"), labelled("A100")),
+        [],
+        Doubt.MIG_INVALID,
+        f"{INVALID_MIG}; model A100 counts",
+    ),
+    malformed_register=(
+        node({"annotations": {"hami.io/node-nvidia-register": "[{"}}, features("Tesla-T4")),
+        [],
+        Doubt.MALFORMED,
+        "the register in annotation hami.io/node-nvidia-register cannot be read; model T4 counts",
+    ),
+    slices_without_a_product=(
+        node(),
+        [claims.slice_of(claims.NVIDIA, NAME, {"name": "gpu-0", "attributes": {"type": {"string": "gpu"}}})],
+        Doubt.NAMELESS,
+        "the ResourceSlices of driver gpu.nvidia.com name no product; the node has no model",
+    ),
+)
+def test_what_is_in_doubt_is_told_with_the_model_that_counts(
+    manifest: Manifest, slices: list[ResourceSlice], doubt: Doubt, message: str
+) -> None:
+    assert found_on(manifest, slices, ROWS).doubts == {doubt: message}
+
+
+@cases(
+    "manifest",
+    the_same=node(hami(A100), features(A100_PRODUCT)),
+    a_share_of_the_same=node(hami(A100), features(f"{A100_PRODUCT}-SHARED")),
+    a_slice_of_the_same=node(hami(A100), features(f"{A100_PRODUCT}-MIG-1g.5gb")),
+    one_of_several=node(hami(A100, A100, "NVIDIA A100-PCIE-80GB"), features("NVIDIA-A100-PCIE-80GB")),
+    the_operator_s_model=node(hami(A100), labelled("A100")),
+    words_of_the_name=node(hami("NVIDIA GeForce RTX 3090"), labelled("RTX3090")),
+    gpu_manager_s_word=node(features("NVIDIA-Tesla-P4"), labelled("Tesla")),
+    an_empty_label=node(hami(A100), labelled("")),
+    no_source=node(labelled("A100")),
+)
+def test_sources_that_name_the_same_cards_agree(manifest: Manifest) -> None:
+    assert found_on(manifest, known=ROWS).doubts == {}
+
+
+# Whose the label is
+
+
+@cases(
+    "manifest, source, missing, differs",
+    none=(node(hami(A100)), "hami", True, False),
+    ours=(node(hami(A100), labelled("A100", by="hami")), "hami", False, False),
+    ours_by_the_products_name=(node(hami(A100), labelled(A100_PRODUCT, by="hami")), "hami", False, False),
+    ours_of_another_model=(node(hami(A100), labelled("T4", by="hami")), "hami", False, True),
+    the_operators=(node(hami(A100), labelled("T4")), "label", False, False),
+    the_operators_in_place_of_ours=(
+        node(hami(A100), {"annotations": {DISCOVERED: "A100 from hami"}}, labels={MODEL: "T4"}),
+        "label",
+        False,
+        False,
+    ),
+    empty=(node(hami(A100), labelled("")), "label", False, False),
+    removed=(node(hami(A100), {"annotations": {DISCOVERED: "T4 from hami"}}), "hami", True, False),
+    lost=(node(labelled("T4", by="hami")), "hami", False, False),
+    nothing=(node(), "", False, False),
+)
+def test_a_label_is_ours_only_with_the_value_that_our_annotation_records(
+    manifest: Manifest, source: str, missing: bool, differs: bool
+) -> None:
+    found = found_on(manifest, known=ROWS)
+    assert (found.source, found.is_missing(), found.differs(ROWS.models)) == (source, missing, differs)
+
+
+def test_a_weaker_source_that_is_left_is_told_from_a_stronger_one() -> None:
+    lost = found_on(node(features("Tesla-T4"), labelled("A100", by="hami")), known=ROWS)
+    assert (lost.differs(ROWS.models), lost.confirmed) == (True, None)
+    assert "which the label is from, is lost" in lost.why_held(in_use=False)
+    stronger = found_on(node(hami(A100), labelled("A100", by="gpu-feature-discovery")), known=ROWS)
+    assert (stronger.differs(ROWS.models), stronger.why_held(in_use=False)) == (False, "")
+    assert stronger.confirmed == Record("A100", "hami")
+
+
+@given(st.text(max_size=300))
+def test_any_text_in_our_annotation_is_a_record_or_none(text: str) -> None:
+    found = found_on(node(hami(A100), {"annotations": {DISCOVERED: text}}, labels={MODEL: "T4"}))
+    assert found.record is None or (found.record.model == "T4" and text[:MAX_RECORD].startswith("T4"))
+    assert Record.read(str(Record("A100", "hami"))) == Record("A100", "hami")
+    assert Record("A100", text).rank <= len(SOURCES)
+
+
+def test_a_label_by_the_products_name_stays_when_a_row_names_it() -> None:
+    """Pods may be pinned to that value of the label; the rows give both values the same model."""
+    manifest = node(hami(A100), labelled(A100_PRODUCT, by="hami"))
+    assert not found_on(manifest).differs(NO_ROWS)
+    assert not found_on(manifest, known=ROWS).differs(ROWS.models)
+
+
+@given(
+    st.dictionaries(st.sampled_from(["nvidia.com/gpu.product", "nvidia.com/gpu.count", MODEL]), st.text(max_size=90))
+)
+@pytest.mark.parametrize(
+    "register", ["[{", '[{"id":"GPU-1","type":"A100"}]' + " " * 2**20, "GPU-0055,10,32768,100,NVI"]
+)
+def test_hostile_labels_and_registers_never_stop_a_look(register: str, labels: dict[str, str]) -> None:
+    found = found_on(node({"annotations": {"hami.io/node-nvidia-register": register}}, labels=labels))
+    assert Doubt.MALFORMED in found.doubts
+    assert all(len(message) < 2000 for message in found.doubts.values())

@@ -1,0 +1,399 @@
+"""The leader writes the model label of nodes, but never over the operator's, nor while pods use the node."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import structlog
+
+from controller.discover.doubts import EVENT_SECONDS, REASON, RENEWAL_SECONDS
+from controller.discover.model_labels import (
+    ALL,
+    HELD_SECONDS,
+    LOOK_SECONDS,
+    PERIOD_SECONDS,
+    REST_SECONDS,
+    REWRITE_SECONDS,
+    UNCHANGED_SECONDS,
+    ModelLabels,
+)
+from controller.pods import PodInformer
+from examples import claims
+from examples.discovery import A100, A100_PRODUCT, NAME, T4, T4_PRODUCT, features, hami, labelled, node
+from tests.api_double import ApiDouble, Delivery, Effect, delivered
+from tests.builders import LABELS, MODEL, Manifest, stored_pod
+from tests.tables import cases
+from vcuda.discovery.discovered import Doubt
+from vcuda.discovery.sources import DISCOVERED, PRODUCT
+from vcuda.errors import ApiError
+from vcuda.kube import DeviceInformer, NodeInformer, QuotaInformer, QuotaPlace
+from vcuda.kube.dra import SLICES
+from vcuda.placement.affinity import NodeLabels
+
+PATH = f"/api/v1/nodes/{NAME}"
+POD = "/api/v1/namespaces/team-a/pods/train-0"
+END = "end"
+BOTH = node(hami(A100, T4))
+NOTHING: Manifest = {}
+
+
+class Labeller:
+    """The duty beside an API server double, on a clock that stands still; it looks when the test says so."""
+
+    def __init__(self, api: ApiDouble, *, writes: bool = True, keys: NodeLabels = LABELS) -> None:
+        self.api = api
+        self.now = 1000.0
+        self.quota = QuotaInformer(api.kube, QuotaPlace(), frozenset())
+        self.write_quota("{}")
+        self.nodes = NodeInformer(api.kube, keys, resources=self.quota.resources)
+        self.pods = PodInformer(api.kube, keys, lambda _: None, lambda: self.now)
+        self.devices = DeviceInformer(api.kube, self.devices_changed)
+        self.duty = ModelLabels(
+            api.kube,
+            self.nodes,
+            self.devices,
+            self.pods,
+            self.quota,
+            writes=writes,
+            clock=lambda: self.now,
+        )
+        self.duty.add_all()
+
+    def write_quota(self, quota: str, models: str = "{}") -> None:
+        """Store the quota document, and let the watch see it."""
+        metadata = {"namespace": "kube-system", "name": "gpuquota"}
+        data = {"gpu_quota": quota, "gpu_models": models}
+        self.api.store("/api/v1/namespaces/kube-system/configmaps/gpuquota", {"metadata": metadata, "data": data})
+        self.quota.reflector.relist()
+
+    def devices_changed(self) -> None:
+        self.duty.devices_changed()
+
+    def store(self, manifest: Manifest, path: str = PATH) -> None:
+        """Store the node, with what we wrote to it before, and let the watches see it."""
+        known = self.api.objects.get(path, NOTHING).get("metadata", NOTHING)
+        metadata = {**manifest["metadata"]}
+        for part, key in (("labels", MODEL), ("annotations", DISCOVERED)):
+            if key in known.get(part, {}):
+                metadata[part] = {key: known[part][key], **metadata[part]}
+        self.api.store(path, {**manifest, "metadata": metadata})
+        self.look(0)
+
+    def change(self, manifest: Manifest) -> None:
+        """Store the node again, and look at it as soon as it may be looked at again."""
+        self.store(manifest)
+        self.look()
+
+    def look(self, seconds: float = LOOK_SECONDS) -> list[Mapping[str, Any]]:
+        """Let time pass and the watches see what is stored; serve what is due by then. Return what was logged."""
+        self.now += seconds
+        queue, served = self.duty.reconciler.queue, [END]
+        with structlog.testing.capture_logs() as logs:
+            self.nodes.reflector.relist()
+            self.pods.reflector.relist()
+            while served:
+                queue.add(END, interval=0)
+                served = list(iter(lambda: str(queue.next()), END))
+                for key in served:
+                    self.duty.reconciler.turn(key)
+        return [*logs]
+
+    @property
+    def label(self) -> str | None:
+        label: str | None = self.metadata["labels"].get(MODEL)
+        return label
+
+    @property
+    def metadata(self) -> Manifest:
+        found: Manifest = self.api.objects[PATH]["metadata"]
+        return found
+
+    def events(self) -> list[str]:
+        prefix = "/api/v1/namespaces/default/events/"
+        stored = [each for path, each in self.api.objects.items() if path.startswith(prefix)]
+        assert all(each["reason"] == REASON for each in stored)
+        return [each["message"] for each in stored]
+
+    def doubts(self) -> dict[str, int]:
+        return {str(doubt): count for doubt, count in self.duty.counts()[1].items()}
+
+
+@pytest.fixture
+def labeller(api: ApiDouble) -> Labeller:
+    return Labeller(api)
+
+
+# Whose label it is
+
+
+def test_a_node_without_a_label_gets_the_model_and_a_record_of_its_source(labeller: Labeller) -> None:
+    labeller.store(node(hami(A100), labels={"a/b": "c"}))
+    assert labeller.metadata["labels"] == {"a/b": "c", MODEL: A100_PRODUCT}
+    assert labeller.metadata["annotations"][DISCOVERED] == f"{A100_PRODUCT} from hami"
+    labeller.look()
+    assert labeller.duty.counts() == ({"hami": 1}, {})
+    assert labeller.events() == []
+    labeller.api.forget_calls()
+    labeller.look(UNCHANGED_SECONDS)
+    assert {*labeller.api.calls} == {"LIST"}
+
+
+@cases(
+    "part",
+    another=labelled("T4"),
+    the_same=labelled(A100_PRODUCT),
+    empty=labelled(""),
+    in_place_of_ours={"labels": {MODEL: "T4"}, "annotations": {DISCOVERED: "A100 from hami"}},
+)
+def test_a_label_of_the_operator_is_never_changed(labeller: Labeller, part: Manifest) -> None:
+    labeller.store(node(hami(A100), part))
+    before = labeller.metadata
+    for _ in range(3):
+        labeller.look(UNCHANGED_SECONDS)
+    assert labeller.metadata == before
+
+
+def test_a_label_that_the_operator_writes_during_the_look_stays(labeller: Labeller) -> None:
+    def race(method: str, _timeout: float, effect: Effect) -> bytes:
+        if method == "PATCH":
+            labeller.api.deliver = delivered
+            labeller.api.store(PATH, node(hami(A100), labelled("mine")))
+        return effect()
+
+    labeller.api.deliver = race
+    labeller.store(node(hami(A100)))
+    labeller.look(REWRITE_SECONDS)
+    assert (labeller.label, DISCOVERED in labeller.metadata["annotations"]) == ("mine", False)
+
+
+def test_a_label_that_the_watch_has_not_shown_yet_stays(labeller: Labeller) -> None:
+    labeller.api.store(PATH, node(hami(A100)))
+    labeller.nodes.reflector.relist()
+    labeller.api.store(PATH, node(hami(A100), labelled("mine")))
+    for key in (ALL, NAME):
+        labeller.duty.reconciler.turn(key)
+    assert labeller.label == "mine"
+    assert "PATCH" not in labeller.api.calls
+
+
+def test_without_the_flag_no_node_is_written_and_no_event(api: ApiDouble) -> None:
+    labeller = Labeller(api, writes=False)
+    labeller.store(BOTH)
+    labeller.look(UNCHANGED_SECONDS)
+    assert {*api.calls} == {"LIST"}
+    assert labeller.doubts() == {Doubt.SEVERAL: 1}
+
+
+def test_a_label_that_gpu_feature_discovery_writes_is_left_to_it(api: ApiDouble) -> None:
+    labeller = Labeller(api, keys=NodeLabels(PRODUCT))
+    labeller.store(node(hami(A100)))
+    assert {*api.calls} == {"LIST"}
+
+
+# Sources that change
+
+
+def test_a_lost_source_changes_nothing(labeller: Labeller) -> None:
+    labeller.change(node(hami(A100)))
+    labeller.change(node())
+    for _ in range(3):
+        labeller.look(UNCHANGED_SECONDS)
+    assert (labeller.label, labeller.events()) == (A100_PRODUCT, [])
+
+
+def test_another_model_is_written_when_it_has_been_found_for_five_minutes(labeller: Labeller) -> None:
+    labeller.change(node(hami(A100)))
+    labeller.change(node(hami(T4)))
+    labeller.look(UNCHANGED_SECONDS - 1)
+    assert labeller.label == A100_PRODUCT
+    labeller.look(1)
+    assert labeller.label == T4_PRODUCT
+    assert labeller.metadata["annotations"][DISCOVERED] == f"{T4_PRODUCT} from hami"
+
+
+def test_the_five_minutes_begin_anew_with_each_change(labeller: Labeller) -> None:
+    labeller.change(node(hami(A100)))
+    for kind in (T4, "NVIDIA L40S", T4):
+        labeller.change(node(hami(kind)))
+        labeller.look(UNCHANGED_SECONDS - 10)
+    assert labeller.label == A100_PRODUCT
+    labeller.change(node(hami(A100)))
+    labeller.change(node(hami(T4)))
+    labeller.look(UNCHANGED_SECONDS - 10)
+    assert labeller.label == A100_PRODUCT
+
+
+@cases("claims", a_request=False, a_claim=True)
+def test_another_model_is_not_written_while_a_pod_uses_the_node(labeller: Labeller, claims: bool) -> None:
+    asked: dict[str, Any] = {"resourceClaims": [{"name": "gpu"}]} if claims else {}
+    pod = stored_pod({} if claims else {"nvidia.com/gpu": 1}, nodeName=NAME, **asked)
+    labeller.change(node(hami(A100)))
+    labeller.api.store(POD, pod)
+    labeller.change(node(hami(T4)))
+    labeller.look(UNCHANGED_SECONDS)
+    message = f"the register of hami says {T4_PRODUCT}, and label {A100_PRODUCT} stays while pods use GPUs of the node"
+    assert (labeller.label, labeller.events()) == (A100_PRODUCT, [f"{message}; drain the node"])
+    assert labeller.doubts() == {Doubt.HELD: 1}
+    labeller.api.remove(POD)
+    labeller.look(HELD_SECONDS)
+    assert labeller.label == A100_PRODUCT, "its containers may still run"
+    labeller.look(HELD_SECONDS)
+    assert (labeller.label, labeller.doubts()) == (T4_PRODUCT, {})
+
+
+def test_a_weaker_source_does_not_replace_a_lost_one(labeller: Labeller) -> None:
+    labeller.change(node(hami(A100), features("Tesla-T4")))
+    labeller.change(node(features("Tesla-T4")))
+    labeller.look(UNCHANGED_SECONDS)
+    assert labeller.label == A100_PRODUCT
+    lost = "the register of hami, which the label is from, is lost; remove the label to have it written again"
+    message = f"GPU feature discovery says {T4_PRODUCT}, and label {A100_PRODUCT} stays: {lost}"
+    assert message in labeller.events()
+    metadata = {**labeller.metadata, "labels": node(features("Tesla-T4"))["metadata"]["labels"]}
+    labeller.api.store(PATH, {**labeller.api.objects[PATH], "metadata": metadata})
+    labeller.look(REWRITE_SECONDS)
+    assert labeller.label == T4_PRODUCT
+
+
+def test_a_stronger_source_that_says_the_same_is_recorded(labeller: Labeller) -> None:
+    labeller.change(node(features(A100_PRODUCT)))
+    labeller.change(node(hami(A100), features(A100_PRODUCT)))
+    labeller.look(REWRITE_SECONDS)
+    assert labeller.metadata["annotations"][DISCOVERED] == f"{A100_PRODUCT} from hami"
+    assert labeller.label == A100_PRODUCT
+
+
+def test_a_row_of_the_quota_that_names_our_label_keeps_it(labeller: Labeller) -> None:
+    labeller.change(node(hami(A100)))
+    for text, label in (
+        ("{A100: [NVIDIA-A100-*GB]}", A100_PRODUCT),
+        (f"{{{A100_PRODUCT}: [T4], B: []}}", A100_PRODUCT),
+    ):
+        labeller.write_quota("{}", text)
+        labeller.duty.add_all()
+        labeller.look()
+        labeller.look(UNCHANGED_SECONDS)
+        assert labeller.label == label
+
+
+def publish(labeller: Labeller) -> None:
+    """Publish a card of the node by a DRA driver."""
+    pool = {"name": NAME, "generation": 1, "resourceSliceCount": 1}
+    cards = [claims.device(claims.A100)]
+    spec = {"driver": claims.NVIDIA, "nodeName": NAME, "pool": pool, "devices": cards}
+    labeller.api.store(f"{SLICES}/one", {"metadata": {"name": "one"}, "spec": spec})
+    labeller.devices.reflectors()["resourceslices"].relist()
+
+
+def test_a_slice_that_is_published_later_gives_its_node_a_model(labeller: Labeller) -> None:
+    labeller.store(node())
+    assert labeller.label is None
+    publish(labeller)
+    labeller.look()
+    labeller.look()
+    assert labeller.metadata["annotations"][DISCOVERED] == f"{A100_PRODUCT} from resourceslices"
+
+
+def test_the_first_look_at_a_node_knows_its_slices(labeller: Labeller) -> None:
+    publish(labeller)
+    labeller.api.store(PATH, node(features("Tesla-T4")))
+    labeller.nodes.reflector.relist()
+    labeller.duty.reconciler.turn(NAME)
+    assert labeller.metadata["annotations"][DISCOVERED] == f"{A100_PRODUCT} from resourceslices"
+
+
+# Bounds
+
+
+def test_labels_that_flap_every_second_cost_one_write_and_one_event_in_five_minutes(labeller: Labeller) -> None:
+    seconds = int(EVENT_SECONDS) - 20
+    for second in range(seconds):
+        kind = (A100, T4)[second % 2]
+        labeller.store(node(features(kind), labelled("mine") if second == 0 else {}))
+        labeller.now += 1
+    assert labeller.label == "mine"
+    assert len(labeller.events()) == 1
+
+
+def test_a_product_that_flaps_changes_our_label_never(labeller: Labeller) -> None:
+    for second in range(int(UNCHANGED_SECONDS) + 60):
+        labeller.store(node(features((A100_PRODUCT, "Tesla-T4")[second % 2])))
+        labeller.now += 1
+    assert labeller.label == A100_PRODUCT
+    assert labeller.api.calls.count("PATCH") == 1
+
+
+def test_a_label_that_somebody_removes_every_second_is_written_once_a_minute(labeller: Labeller) -> None:
+    for _ in range(int(REWRITE_SECONDS) * 2):
+        labeller.api.store(PATH, node(hami(A100)))
+        labeller.look(0.5)
+        labeller.look(0.5)  # the watch also shows what was written
+    assert labeller.api.calls.count("PATCH") in (2, 3)
+
+
+def test_a_doubt_that_lasts_is_told_once_an_hour(labeller: Labeller) -> None:
+    labeller.store(BOTH)
+    for _ in range(3):
+        labeller.look(EVENT_SECONDS)
+    assert labeller.api.calls.count("POST") == 1
+    labeller.look(RENEWAL_SECONDS)
+    assert labeller.api.calls.count("POST") == 2
+    [message] = labeller.events()
+    assert message.endswith(f"model {A100_PRODUCT} counts")
+    [event] = [each for path, each in labeller.api.objects.items() if "/events/" in path]
+    assert (event["involvedObject"]["kind"], event["involvedObject"]["uid"]) == ("Node", f"uid-of-{NAME}")
+    assert event["type"] == "Warning"
+
+
+def test_a_write_that_the_api_server_forbids_is_not_tried_on_every_node(labeller: Labeller) -> None:
+    """As if the policy names another label than --model-label."""
+
+    def forbid(method: str, _timeout: float, effect: Effect) -> bytes:
+        if method == "PATCH":
+            raise ApiError(403, "this account changes of nodes …")
+        return effect()
+
+    refuse: Delivery = forbid
+    labeller.api.deliver = refuse
+    for number in range(20):
+        labeller.api.store(f"/api/v1/nodes/n{number}", node(hami(A100), name=f"n{number}"))
+    labeller.look()
+    assert labeller.api.calls.count("PATCH") == 1
+    labeller.api.deliver = delivered
+    labeller.look(REST_SECONDS)
+    labeller.look(REST_SECONDS)
+    assert all(each["metadata"]["labels"] for path, each in labeller.api.objects.items() if "/nodes/n" in path)
+
+
+def test_nothing_is_kept_of_a_node_that_is_gone(labeller: Labeller) -> None:
+    labeller.store(BOTH)
+    labeller.api.remove(PATH)
+    labeller.look()
+    assert labeller.duty.counts() == ({}, {})
+
+
+# What keeps a quota from being used
+
+
+def test_a_cluster_without_any_model_is_told_once_when_the_nodes_were_looked_at(labeller: Labeller) -> None:
+    labeller.write_quota("team-a: {quota: {A100: 1, T4: 1}}")
+    labeller.api.store(PATH, node())
+    why = "no node has a GPU model, so pods that request GPUs stay pending"
+    assert [warned(labeller, seconds) for seconds in (0, PERIOD_SECONDS, PERIOD_SECONDS)] == [[], [why], []]
+    labeller.store(node(hami(A100)))
+    labeller.look(PERIOD_SECONDS)
+    labeller.api.remove(PATH)
+    assert warned(labeller, PERIOD_SECONDS) == [why]
+
+
+def test_a_model_of_the_quota_that_no_node_has_is_told_with_the_nearest_name(labeller: Labeller) -> None:
+    labeller.write_quota(f"team-a: {{quota: {{A100: 1, {T4_PRODUCT}: 1}}}}")
+    labeller.api.store(PATH, node(hami(A100)))
+    assert warned(labeller, 0) == []
+    labeller.write_quota(f"team-a: {{quota: {{A100: 1, {A100_PRODUCT}: 1}}}}")
+    near = f"no node has GPU model A100; did you mean {A100_PRODUCT}?"
+    assert [warned(labeller, PERIOD_SECONDS), warned(labeller, PERIOD_SECONDS)] == [[near], []]
+
+
+def warned(labeller: Labeller, seconds: float) -> list[str]:
+    return [line["why"] for line in labeller.look(seconds) if line["event"] == "quota cannot be used"]

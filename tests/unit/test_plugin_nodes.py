@@ -1,0 +1,179 @@
+"""`kubectl gpuquota nodes`: the models and cards of nodes, who says so, and which cards are free."""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import pytest
+
+from examples import claims
+from examples.discovery import A100, A100_PRODUCT, T4, T4_PRODUCT, features, hami, labelled, node, vgpu_manager
+from tests.api_double import lost_request
+from tests.builders import MODEL, Manifest, container, pod, stored_pod
+from tests.gpuquota import Cluster, run
+from vcuda.claims.objects import API_PATH
+from vcuda.errors import Forbidden
+
+QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
+HEADING = ["NODE", "MODELS", "CARDS", "MEMORY", "MiB", "SOURCE", "SCHEME", "FREE"]
+
+
+def store_nodes(cluster: Cluster, *manifests: Manifest) -> None:
+    for manifest in manifests:
+        cluster.store(f"/api/v1/nodes/{manifest['metadata']['name']}", manifest)
+
+
+def store_pod(cluster: Cluster, name: str, node_name: str, limits: Manifest, **fields: Any) -> None:
+    stored = stored_pod(limits, uid=name, nodeName=node_name, **fields)
+    cluster.store(
+        f"/api/v1/namespaces/team-a/pods/{name}",
+        stored | {"metadata": {"name": name, "uid": name, "namespace": "team-a"}},
+    )
+
+
+def write_quota(cluster: Cluster, quota: str = "{}", models: str = "{}") -> None:
+    metadata = {"namespace": "kube-system", "name": "gpuquota"}
+    cluster.store(QUOTA, {"metadata": metadata, "data": {"gpu_quota": quota, "gpu_models": models}})
+
+
+def table(*arguments: str) -> list[list[str]]:
+    return [line.split() for line in run("nodes", *arguments).stdout.splitlines()]
+
+
+def rows() -> dict[str, dict[str, Any]]:
+    told: Iterable[dict[str, Any]] = json.loads(run("nodes", "-o", "json").stdout)
+    return {each.pop("node"): each for each in told}
+
+
+def test_the_nodes_of_a_mixed_cluster_as_a_table(cluster: Cluster) -> None:
+    store_nodes(
+        cluster,
+        node(hami(A100, A100), features(A100_PRODUCT), labelled("A100"), name="h1"),
+        node(vgpu_manager(T4), name="v1"),
+        node(features("Tesla-T4", count="4", offered="4"), labelled(T4_PRODUCT, by="gpu-feature-discovery"), name="p1"),
+        node({"allocatable": {"tencent.com/vcuda-core": "800"}}, labelled("M40"), name="g1"),
+        node({"allocatable": {"cpu": "8"}}, name="cpu"),
+    )
+    assert table() == [
+        HEADING,
+        ["g1", "M40", "8", "?", "label", "gpu-manager", "8"],
+        ["h1", "A100,", A100_PRODUCT, "2", "40960", "label", "hami", "2"],
+        ["p1", T4_PRODUCT, "4", "15360", "gpu-feature-discovery", "nvidia.com/gpu", "4"],
+        ["v1", "none", "1", "16384", "vgpu-manager", "vgpu-manager", "1"],
+    ]
+
+
+def test_rows_of_the_quota_name_the_models_and_what_one_device_is_worth(cluster: Cluster) -> None:
+    write_quota(cluster, models=f"{{A100: [NVIDIA-A100-*GB], S: {{products: [{T4_PRODUCT}-SHARED], cards: 0.25}}}}")
+    store_nodes(
+        cluster,
+        node(hami(A100, A100, T4), labelled(A100_PRODUCT, by="hami"), name="h1"),
+        node(features("Tesla-T4-SHARED", count="2", offered="8"), labelled("S"), name="s1"),
+        node({"allocatable": {"nvidia.com/gpu": "8"}}, labelled("S"), name="s2"),
+    )
+    store_pod(cluster, "one", "s1", {"nvidia.com/gpu": 1}, affinity={})
+    found = rows()
+    assert found["h1"]["models"] == ["A100", T4_PRODUCT]
+    assert (found["s1"]["cards"], found["s1"]["free"]) == (2, 1.75)
+    assert (found["s2"]["cards"], found["s2"]["free"]) == (2, 2)
+
+
+def test_free_cards_are_those_that_no_pod_and_no_claim_uses(cluster: Cluster) -> None:
+    store_nodes(cluster, node(hami(A100, A100, A100, A100), labelled("A100"), name="h1"))
+    store_pod(cluster, "whole", "h1", {"nvidia.com/gpu": 1})
+    store_pod(cluster, "share", "h1", {"nvidia.com/gpu": 1, "nvidia.com/gpucores": 30, "nvidia.com/gpumem": 1})
+    store_pod(cluster, "waits", "", {"nvidia.com/gpu": 1})
+    store_pod(
+        cluster,
+        "ended",
+        "h1",
+        {"nvidia.com/gpu": 1},
+    )
+    ended = cluster.objects["/api/v1/namespaces/team-a/pods/ended"]
+    cluster.store("/api/v1/namespaces/team-a/pods/ended", {**ended, "status": {"phase": "Succeeded"}})
+    cluster.store("/api/v1/namespaces/team-a/pods/none", {**pod(container()), "metadata": {"name": "none"}})
+    assert (rows()["h1"]["cards"], rows()["h1"]["free"]) == (4, 2.7)
+
+
+def test_cards_of_a_driver_are_used_by_allocated_claims(cluster: Cluster) -> None:
+    cluster.store(API_PATH, {"kind": "APIResourceList"})
+    made = claims.slice_of(claims.NVIDIA, "d1", *(claims.device(claims.A100, name=f"gpu-{n}") for n in range(4)))
+    cluster.store(f"{API_PATH}/resourceslices/one", slice_manifest(made))
+    store_nodes(cluster, node(labelled("A100", by="resourceslices"), name="d1"))
+    for name, device in (("used", "gpu-0"), ("waits", None), ("extended", "gpu-1")):
+        claim = claims.claim(name=name, namespace="team-a", uid=name)
+        result = {"request": "r0", "driver": claims.NVIDIA, "pool": "d1", "device": device}
+        status = {"allocation": {"devices": {"results": [result]}}} if device else {}
+        cluster.store(f"{API_PATH}/namespaces/team-a/resourceclaims/{name}", {**claim, "status": status})
+    extended = {"extendedResourceClaimStatus": {"resourceClaimName": "extended"}}
+    store_pod(cluster, "asks", "d1", {"nvidia.com/gpu": 1})
+    stored = cluster.objects["/api/v1/namespaces/team-a/pods/asks"]
+    cluster.store("/api/v1/namespaces/team-a/pods/asks", {**stored, "status": extended})
+    found = rows()["d1"]
+    assert found == {
+        "models": ["A100", A100_PRODUCT],
+        "cards": 4,
+        "memory": 40960,
+        "source": "resourceslices",
+        "scheme": claims.NVIDIA,
+        "free": 2.0,
+        "doubts": [],
+    }
+
+
+def slice_manifest(made: Any) -> Manifest:
+    spec = {
+        "driver": made.spec.driver,
+        "nodeName": made.spec.node_name,
+        "pool": {"name": made.spec.pool.name, "generation": 1, "resourceSliceCount": 1},
+        "devices": msgspec.json.decode(msgspec.json.encode(made.spec.devices)),
+    }
+    return {"metadata": {"name": made.metadata.name}, "spec": spec}
+
+
+def test_what_is_in_doubt_and_a_model_that_no_node_has_are_warned_of(cluster: Cluster) -> None:
+    write_quota(cluster, f"team-a: {{quota: {{{T4_PRODUCT}: 1, A100: 1}}}}")
+    store_nodes(cluster, node(hami(A100, T4), labelled(T4_PRODUCT), name="h1"))
+    warnings = run("nodes").stderr.splitlines()
+    assert warnings == [
+        (
+            f"Warning: h1: the node has cards of several GPU models by the register of hami: {A100_PRODUCT} (1), "
+            f"{T4_PRODUCT} (1); model {T4_PRODUCT} counts"
+        ),
+        f"Warning: no node has GPU model A100; nodes have {T4_PRODUCT}",
+    ]
+    told = run("nodes", "-o", "json")
+    assert (len(json.loads(told.stdout)[0]["doubts"]), told.stderr) == (1, "")
+
+
+def test_a_cluster_without_models_is_told(cluster: Cluster) -> None:
+    write_quota(cluster, "team-a: {quota: {A100: 1}}")
+    assert "no node has a GPU model" in run("nodes").stderr
+
+
+def test_a_malformed_quota_does_not_hide_the_nodes(cluster: Cluster) -> None:
+    write_quota(cluster, "{team-a: 8}")
+    store_nodes(cluster, node(hami(A100), name="h1"))
+    told = run("nodes")
+    assert (told.exit_code, "h1" in told.stdout, "is malformed" in told.stderr) == (0, True, True)
+
+
+def test_another_label_may_hold_the_model(cluster: Cluster) -> None:
+    store_nodes(cluster, node(labels={"acme.com/gpu": "A100", MODEL: "T4"}, name="h1"))
+    assert table("--model-label", "acme.com/gpu")[1][:2] == ["h1", "A100"]
+
+
+def test_terminal_codes_in_a_label_are_escaped(cluster: Cluster) -> None:
+    store_nodes(cluster, node(hami(A100), labels={MODEL: "\x1b[31m"}, name="h1"))
+    assert "\x1b" not in run("nodes").stdout + run("nodes").stderr
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_without_an_answer_the_command_fails_and_says_why(cluster: Cluster, refused: bool) -> None:
+    def forbid(*_: object) -> bytes:
+        raise Forbidden(403, "nodes is forbidden")
+
+    cluster.deliver = forbid if refused else lost_request
+    told = run("nodes")
+    assert (told.exit_code, ("forbidden" if refused else "timed out") in told.stderr) == (1, True)

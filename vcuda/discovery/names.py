@@ -1,0 +1,64 @@
+"""The names of products in one form, and the model that follows from a product.
+
+NVML, and so a ResourceSlice, says ``NVIDIA A100-SXM4-40GB``. GPU feature discovery writes ``-`` for each space. HAMi up
+to 2.7 adds ``NVIDIA-`` to every name, and drivers up to 450 left it out of theirs.
+"""
+
+import difflib
+import functools
+import re
+from collections.abc import Collection
+
+from vcuda.placement.card_types import is_named
+from vcuda.requests.resources import CardModels
+
+_VENDOR = "NVIDIA-"
+_BLANKS = re.compile(r"[-\s]+")
+_VENDORS = re.compile(rf"^(?:{_VENDOR})+", re.IGNORECASE)
+_NOT_IN_A_LABEL = re.compile(r"[^-_.A-Za-z0-9]+", re.ASCII)
+_LONGEST_LABEL = 63
+
+MAX_NAMES = 8
+"""Names in one message."""
+
+
+def normalise(name: str) -> str:
+    """Return a product with ``-`` for blanks and one leading ``NVIDIA-``; empty if nothing else is in the name."""
+    own = _VENDORS.sub("", f"{_BLANKS.sub('-', name).strip('-')}-").strip("-")
+    return f"{_VENDOR}{own}" if own else ""
+
+
+def model_of(product: str, named: CardModels) -> str:
+    """Return the model of a normalised product: that of its row in ``gpu_models``, or else its name as a label value.
+
+    A row may leave out the leading ``NVIDIA-``.
+    """
+    for name in (product, product.removeprefix(_VENDOR)):
+        model = named.model_of(name)
+        if model in named.rows:
+            return model
+    return _NOT_IN_A_LABEL.sub("-", product)[:_LONGEST_LABEL].strip("-_.")
+
+
+def model_warnings(models: Collection[str], known: Collection[str]) -> tuple[str, ...]:
+    """Return what keeps these models of a quota from being used. ``known`` are the models of nodes."""
+    if models and not known:
+        return ("no node has a GPU model, so pods that request GPUs stay pending",)
+    missing = sorted(set(models).difference(known))
+    there = tuple(sorted(known))
+    warnings = [f"no node has GPU model {model}; {_nearest(model, there)}" for model in missing[:MAX_NAMES]]
+    more = [f"and {len(missing) - MAX_NAMES} more models that no node has"] if len(missing) > MAX_NAMES else []
+    return (*warnings, *more)
+
+
+# Cached, because every report of a namespace needs it.
+@functools.lru_cache(maxsize=256)
+def _nearest(model: str, known: tuple[str, ...]) -> str:
+    alike = difflib.get_close_matches(model, known, n=1) or [each for each in known if is_named(each, model)]
+    return f"did you mean {alike[0]}?" if alike else f"nodes have {listed(known)}"
+
+
+def listed(names: Collection[str]) -> str:
+    """Return the first names as text, and the number of the others."""
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join([*names][:MAX_NAMES]) + more

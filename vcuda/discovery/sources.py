@@ -1,0 +1,218 @@
+"""The sources that say which cards a node has. Each names products; it is read from a node or its ResourceSlices.
+
+The strongest first:
+
+1. the register of HAMi or vgpu-manager, while its device plugin is alive
+2. the ResourceSlices of a known DRA driver
+3. the labels of GPU feature discovery (NVIDIA/k8s-device-plugin ``internal/lm``). On a node with different cards they
+   name now one product and now another, because it puts them together from an unordered map.
+"""
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+
+import msgspec
+
+from vcuda.claims.devices import DeviceOffer, PoolSlice
+from vcuda.claims.drivers import DRIVERS, MEMORY
+from vcuda.discovery.names import normalise
+from vcuda.k8s_types import Node, parse_whole
+from vcuda.placement.registers import ANNOTATIONS, Register, Registers
+from vcuda.requests.resources import PLAIN_CARDS, GpuResources
+from vcuda.requests.schemes import Scheme
+
+DISCOVERED = "quota.vcuda.io/discovered-model"
+"""The annotation of a node that records the model label which the controller wrote, and its source."""
+
+PRODUCT, COUNT, CARD_MEMORY = "nvidia.com/gpu.product", "nvidia.com/gpu.count", "nvidia.com/gpu.memory"
+"""The labels of GPU feature discovery: the product, the number of cards, and the MiB of one."""
+INVALID = "-MIG-INVALID"
+"""The end of a product if the MIG devices of a node do not fit the strategy ``single``."""
+_PART = re.compile(r"(?:-MIG-.*|-SHARED)$", re.IGNORECASE)
+"""The end of a product whose devices are parts of a card."""
+
+OPERATOR, SLICES, FEATURES = "label", "resourceslices", "gpu-feature-discovery"
+SOURCES = (OPERATOR, *ANNOTATIONS.values(), SLICES, FEATURES)
+"""The names of all sources, the strongest first."""
+
+_MIB = 2**20
+_DELETED = "Deleted"
+"""The beginning of a handshake whose device plugin did not answer HAMi's scheduler (``CheckHealth``)."""
+MAX_RECORD = 128
+"""Characters that are kept of the annotation `DISCOVERED`."""
+
+WHOLE_TYPES, MIG_TYPE = ("gpu", "hami-gpu", "vgpu"), "mig"
+_GPU_DRIVERS = frozenset(driver.name for driver in DRIVERS)
+
+
+class NodeFacts(msgspec.Struct, frozen=True, gc=False):
+    """The state of a node's device plugins, apart from its labels and registers."""
+
+    offered: Mapping[str, int] = MappingProxyType({})
+    """The allocatable resources of device plugins, as far as a GPU can be requested by them."""
+    absent: tuple[str, ...] = ()
+    """The schemes whose scheduler has found that the device plugin of the node does not answer."""
+    present: tuple[str, ...] = ()
+    """The schemes whose device plugin answers its scheduler."""
+    malformed: tuple[str, ...] = ()
+    """The annotations with registers that cannot be read."""
+    record: str = ""
+    """The annotation `DISCOVERED`."""
+
+
+NO_FACTS = NodeFacts()
+
+
+def read_facts(node: Node, known: GpuResources, registers: Registers) -> NodeFacts:
+    """Return the facts of a node with these registers."""
+    annotations, allocatable = node.annotations, (node.status and node.status.allocatable) or {}
+    offered = {
+        name: count
+        for name, quantity in allocatable.items()
+        if (name in known.scheme_of or name == PLAIN_CARDS) and (count := _whole(quantity)) is not None
+    }
+    handshakes = {each.name: annotations.get(each.handshake or "") for each in known.schemes if each.handshake}
+    facts = NodeFacts(
+        offered,
+        tuple(name for name, text in handshakes.items() if text and text.startswith(_DELETED)),
+        tuple(name for name, text in handshakes.items() if text and not text.startswith(_DELETED)),
+        tuple(key for key, scheme in ANNOTATIONS.items() if key in annotations and scheme not in registers),
+        annotations.get(DISCOVERED, "")[:MAX_RECORD],
+    )
+    # Most nodes of many clusters have no GPU.
+    return facts if facts != NO_FACTS else NO_FACTS
+
+
+def _whole(quantity: object) -> int | None:
+    try:
+        return parse_whole(quantity) if isinstance(quantity, str | int | float) else None
+    except ValueError:
+        return None
+
+
+def is_alive(scheme: Scheme, facts: NodeFacts, registers: Registers) -> bool:
+    """Return whether the device plugin of a scheme serves the node."""
+    if scheme.register is None:
+        return bool(facts.offered.get(scheme.main_resource))
+    # NVIDIA's own plugin may offer the same resource, so that only the register shows HAMi's.
+    if scheme.name not in registers or scheme.name in facts.absent:
+        return False
+    # kubelet reports 0 of a resource whose plugin has ended.
+    offered = facts.offered.get(scheme.main_resource)
+    return scheme.name in facts.present if offered is None else offered > 0
+
+
+class DriverCards(msgspec.Struct, frozen=True):
+    """The devices of one driver on one node."""
+
+    driver: str
+    offers: tuple[tuple[DeviceOffer, int], ...]
+    """The different devices with their numbers."""
+
+
+PublishedCards = Mapping[str, tuple[DriverCards, ...]]
+"""The devices of known DRA drivers by node."""
+
+
+def published_cards(slices: Iterable[PoolSlice]) -> PublishedCards:
+    """Return the devices of these slices. Of each pool the newest generation counts of which all slices are there."""
+    pools: dict[tuple[str, str], dict[int, list[PoolSlice]]] = {}
+    for each in slices:
+        if each.driver in _GPU_DRIVERS:
+            pools.setdefault((each.driver, each.pool), {}).setdefault(each.generation, []).append(each)
+    nodes: dict[str, dict[str, Counter[DeviceOffer]]] = {}
+    for each in itertools.chain.from_iterable(map(_newest_complete, pools.values())):
+        if each.node:
+            counts = nodes.setdefault(each.node, {}).setdefault(each.driver, Counter())
+            for offer in each.offers:
+                # Equal offers of a slice are one object.
+                counts[offer] += sum(device is offer for device in each.devices.values())
+    return {
+        node: tuple(DriverCards(driver, tuple(counts.items())) for driver, counts in sorted(drivers.items()))
+        for node, drivers in nodes.items()
+    }
+
+
+def _newest_complete(generations: Mapping[int, list[PoolSlice]]) -> list[PoolSlice]:
+    whole = (number for number, slices in generations.items() if len(slices) >= slices[0].of_slices)
+    newest = max(whole, default=None)
+    return [] if newest is None else generations[newest]
+
+
+class SourceCards(msgspec.Struct, frozen=True):
+    """The cards of a node by one source."""
+
+    source: str
+    cards: Mapping[str, int]
+    """The number of cards by normalised product; 0 if the source does not say."""
+    memory: int = 0
+    """The MiB of the smallest card; 0 if the source does not say."""
+
+
+def cards_by_source(
+    labels: Mapping[str, str],
+    registers: Registers,
+    facts: NodeFacts,
+    published: Iterable[DriverCards],
+    schemes: Iterable[Scheme],
+) -> Iterator[SourceCards]:
+    """Yield the cards of a node by each source, the strongest first."""
+    for scheme in schemes:
+        if scheme.register and is_alive(scheme, facts, registers):
+            found = _by_register(scheme.name, registers[scheme.name])
+            # HAMi registers an empty list on a node without cards.
+            yield from [found] if found.cards else []
+    yield from _by_slices(published)
+    product = normalise(labels.get(PRODUCT, ""))
+    if product and not product.upper().endswith(INVALID):
+        # A part of a card is counted there like a card.
+        count = 0 if _PART.search(product) and "-MIG-" in product.upper() else _figure(labels.get(COUNT))
+        yield SourceCards(FEATURES, {product: count}, _figure(labels.get(CARD_MEMORY)))
+
+
+def whole_product(product: str) -> str:
+    """Return the product of the whole card, of whose parts GPU feature discovery may name the product."""
+    return _PART.sub("", product)
+
+
+def _by_register(scheme: str, register: Register) -> SourceCards:
+    products = Counter(card.type for card in register.cards)
+    memory = min((card.memory for card in register.cards if card.memory), default=0)
+    return SourceCards(scheme, _sums((normalise(each), count) for each, count in products.items()), memory)
+
+
+def _by_slices(published: Iterable[DriverCards]) -> Iterator[SourceCards]:
+    # Two drivers may publish the same cards.
+    found = [cards for each in published if (cards := _cards_of(each)).cards]
+    yield from sorted(found, key=lambda each: (-sum(each.cards.values()), *sorted(each.cards)))[:1]
+
+
+def _cards_of(published: DriverCards) -> SourceCards:
+    named = [(offer, count) for offer, count in published.offers if offer.product]
+    whole = [(offer, count) for offer, count in named if offer.type in WHOLE_TYPES]
+    # The number of cards cannot be told from slices of them.
+    slices = [(offer, 0) for offer, _ in named if offer.type == MIG_TYPE]
+    chosen = whole or slices
+    memories = [int(value) // _MIB for offer, _ in whole if (value := _memory_of(offer))]
+    return SourceCards(
+        SLICES, _sums((normalise(offer.product), count) for offer, count in chosen), min(memories, default=0)
+    )
+
+
+def _memory_of(offer: DeviceOffer) -> int:
+    return next((int(capacity.value) for name, capacity in offer.capacities if name == MEMORY), 0)
+
+
+def _sums(cards: Iterable[tuple[str, int]]) -> Mapping[str, int]:
+    found: dict[str, int] = {}
+    for product, count in cards:
+        if product:
+            found[product] = found.get(product, 0) + count
+    return found
+
+
+def _figure(text: str | None) -> int:
+    return int(text) if text and len(text) <= len("999999999") and text.isascii() and text.isdigit() else 0
