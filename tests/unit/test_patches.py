@@ -138,10 +138,7 @@ def test_a_second_call_patches_nothing(case: Admitted) -> None:
 def test_what_is_pinned_is_then_accepted_and_charged(case: Admitted) -> None:
     verdict = case.webhook.validate(case.patched)
     places, named = case.webhook.policy.hints.scheduler, case.patched["spec"].get("schedulerName", "")
-    request = read_request(view(case.sent))
-    # A bare count of cards keeps its scheduler, since no node has a register.
-    is_bound = request.registered or not all(scheme.register for scheme in request.schemes)
-    if places and is_bound and named not in ("", places) and case.quota.mode is Mode.ENFORCE:
+    if places and not counts_cards(case) and named not in ("", places) and case.quota.mode is Mode.ENFORCE:
         assert f"spec.schedulerName must be {places}" in verdict.message
         return
     assert verdict.allowed, verdict.message
@@ -213,15 +210,22 @@ def test_without_a_register_no_type_of_card_is_written(case: Admitted) -> None:
     assert annotations[MODEL_ANNOTATION] == case.answer.model
 
 
+def counts_cards(case: Admitted) -> bool:
+    """Return whether the pod asks for a bare count of cards. It keeps its scheduler on nodes without a register."""
+    request = read_request(view(case.sent))
+    return not request.registered and all(scheme.register for scheme in request.schemes)
+
+
 @for_every_admitted_pod
 def test_the_scheduler_is_the_system_s_unless_the_user_named_one(case: Admitted) -> None:
-    check_scheduler(case)
+    has_nodes = case.webhook.policy.nodes.having(str(case.answer.model))
+    check_scheduler(case, keeps=bool(has_nodes) and counts_cards(case))
 
 
-def check_scheduler(case: Admitted) -> None:
+def check_scheduler(case: Admitted, *, keeps: bool = False) -> None:
     assert not case.patched["spec"].get("nodeName"), "with a nodeName the scheduler would never see the pod"
     asked, hint = case.sent["spec"].get("schedulerName", ""), case.webhook.policy.hints.scheduler
-    expected = hint if hint and asked in ("", "default-scheduler") else asked
+    expected = hint if hint and not keeps and asked in ("", "default-scheduler") else asked
     assert case.patched["spec"].get("schedulerName", "") == expected
 
 
