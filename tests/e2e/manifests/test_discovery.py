@@ -7,7 +7,7 @@ from http import HTTPStatus
 import pytest
 import yaml
 
-from examples.discovery import A100_PRODUCT, features
+from examples.discovery import A100_PRODUCT, features, hami
 from tests.builders import MODEL, vcuda_pod
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.conftest import require
@@ -41,9 +41,13 @@ def system(admin: Cluster, plane: ControlPlane, tmp_path_factory: pytest.TempPat
     require(plane, "kube-scheduler")
     for name, product, count in (("d-a100", A100_PRODUCT, "1"), ("d-t4", "Tesla-T4", "2")):
         admin.create_node(name, features(product, count)["labels"], {GPU: count})
+    shares = hami("NVIDIA L40S")
+    admin.create_node("d-hami", features("Tesla-T4")["labels"], {GPU: "10"})
+    admin.rest.merge_patch("/api/v1/nodes/d-hami", {"metadata": {"annotations": shares["annotations"]}})
+    admin.create_node("d-own", {**features("Tesla-T4")["labels"], MODEL: "mine"}, {GPU: "1"})
     with applied(admin, tmp_path_factory.mktemp("system")) as found:
         yield found
-    for name in ("d-a100", "d-t4"):
+    for name in ("d-a100", "d-t4", "d-hami", "d-own"):
         admin.delete_node(name)
 
 
@@ -104,6 +108,26 @@ def test_a_pod_within_quota_is_bound_to_a_node_of_its_model_and_one_beyond_it_re
     refused = admin.try_create(asking(namespace, "more"))
     assert refused.status == HTTPStatus.FORBIDDEN
     assert f"exceeded GPU quota: {model} in namespace {namespace}, requested: 1 card, used: {cards}" in refused.message
+
+
+@pytest.mark.usefixtures("controller")
+def test_the_register_of_hami_counts_before_a_label_and_an_event_says_that_they_disagree(admin: Cluster) -> None:
+    labelled = admin.await_object("/api/v1/nodes", "d-hami", lambda node: label_of(node) is not None)
+    assert labelled["metadata"]["annotations"][DISCOVERED].endswith(" from hami")
+    [event] = admin.await_events("default", "involvedObject.name=d-hami")
+    assert event["reason"] == "GPUModelInDoubt"
+    assert "GPU feature discovery says NVIDIA-Tesla-T4" in event["message"]
+    described = admin.kubectl("describe", "node", "d-hami").stdout
+    assert "GPUModelInDoubt" in described
+
+
+@pytest.mark.usefixtures("controller")
+def test_a_label_of_the_operator_stays(admin: Cluster) -> None:
+    admin.await_object("/api/v1/nodes", "d-t4", lambda node: label_of(node) is not None)
+    [event] = admin.await_events("default", "involvedObject.name=d-own")
+    assert event["message"].endswith("; model mine counts")
+    node = admin.rest.get("/api/v1/nodes/d-own")
+    assert (label_of(node), DISCOVERED in node["metadata"].get("annotations", {})) == ("mine", False)
 
 
 def test_the_nodes_and_a_model_that_no_node_has_are_shown(admin: Cluster, controller: ControllerProcess) -> None:
