@@ -88,6 +88,7 @@ def test_a_grant_holds_by_the_clock_on_the_wall(case: tuple[float, Times]) -> No
 @given(moments_and_times())
 @example((at("2026-03-29T00:00"), Times(BERLIN, hours=(20 * 60, 2 * 60 + 30))))
 @example((at("2026-03-22T12:00"), Times(BERLIN, days=frozenset({6}), hours=(2 * 60, 3 * 60))))
+@example((at("2026-10-25T01:00Z"), Times(BERLIN, hours=(2 * 60 + 30, 4 * 60))))
 def test_nothing_changes_before_the_next_change(case: tuple[float, Times]) -> None:
     moment, times = case
     held, change = times.holds(moment), times.next_change(moment)

@@ -1,6 +1,8 @@
 """Dated quotas: what may be written, which limits hold at a moment, and what people are told of their end."""
 
 import asyncio
+import datetime
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,7 +21,7 @@ from vcuda.kube import QuotaInformer, QuotaPlace
 from vcuda.ledger.ledger import Ledger
 from vcuda.ledger.report import GrantUse, report
 from vcuda.quota.document import parse_quota
-from vcuda.quota.grant_entries import MAX_GRANTS
+from vcuda.quota.grant_entries import MAX_GRANTS, MAX_RECURRING
 from vcuda.quota.model import Charge, Grant, Limit, NamespaceQuota, Quota
 from vcuda.quota.quota_clock import QuotaClock
 from vcuda.quota.times import UTC, Times, moment_of, read_local_time
@@ -48,6 +50,12 @@ def at(text: str, zone: ZoneInfo = BERLIN) -> float:
 def entry(written: str, zone: ZoneInfo = UTC) -> NamespaceQuota:
     """Return the entry of team-a, written in YAML's flow style."""
     return parse_quota(f"team-a: {{{written}}}", zone=zone).namespaces["team-a"]
+
+
+def many_times(number: int) -> str:
+    """Return a document with so many different times of grants."""
+    hours = [f"{minute // 60:02}:{minute % 60:02}-24:00" for minute in range(number)]
+    return json.dumps({f"n{at}": {"grants": [{"T4": 1, "daily": each}]} for at, each in enumerate(hours)})
 
 
 def cards_at(written: NamespaceQuota, moment: float | None) -> dict[str, float]:
@@ -250,6 +258,16 @@ def test_grants_of_one_model_all_state_memory_or_none() -> None:
 def test_10000_grants_are_rejected_in_one_sentence() -> None:
     text = f"a: {{grants: [{', '.join(['{T4: 1, weekly: Sat}'] * 10_000)}]}}"
     assert list(map(str, quota_faults(text))) == [f"a.grants: must not have more than {MAX_GRANTS} grants; got 10000"]
+
+
+def test_a_document_has_few_enough_times_to_be_compared_with_the_clock() -> None:
+    """Any number of days, and of namespaces with the same hours."""
+    assert quota_faults(many_times(MAX_RECURRING)) == ()
+    [fault] = quota_faults(many_times(MAX_RECURRING + 1))
+    assert str(fault).endswith("the grants have 1001 different weekly or daily times; at most 1000 are read")
+    days = (datetime.date(2026, 1, 1) + datetime.timedelta(number) for number in range(2 * MAX_RECURRING))
+    dated = {f"n{at}": {"grants": [{"T4": 1, "until": str(day)}]} for at, day in enumerate(days)}
+    assert quota_faults(json.dumps(dated)) == ()
 
 
 @pytest.mark.parametrize("zone", ["Mars", "../../etc/passwd", "Europe", ""])

@@ -18,7 +18,7 @@ from vcuda.errors import MOST_FAULTS, QuotaFault, Unavailable
 from vcuda.kube import QuotaPlace
 from vcuda.placement.nodes import COUNT_LABEL, Nodes
 from vcuda.quota.document import MAX_NAMESPACES
-from vcuda.quota.grant_entries import MAX_GRANTS
+from vcuda.quota.grant_entries import MAX_GRANTS, MAX_RECURRING
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage
 from vcuda.quota.yaml import MAX_DEPTH, MAX_ENTRIES, MAX_TEXT
 from vcuda.requests.config import DOMAINS, MODELS, QUOTA, SCHEME_SETTINGS, TIME_ZONE, UNITS, parse_config
@@ -120,11 +120,19 @@ _FURTHER = (
 )
 """Malformed texts of the further keys."""
 
+
+def many_times(number: int) -> str:
+    """Return a document with so many different times of grants."""
+    hours = [f"{minute // 60:02}:{minute % 60:02}-24:00" for minute in range(number)]
+    return json.dumps({f"n{at}": {"grants": [{"T4": 1, "daily": each}]} for at, each in enumerate(hours)})
+
+
 LARGE = (
     "#" * (MAX_TEXT + 1),
     "[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1),
     json.dumps({"a": [1] * MAX_ENTRIES}),
     json.dumps({f"n{number}": {} for number in range(MAX_NAMESPACES + 1)}),
+    many_times(MAX_RECURRING + 1),
 )
 """Documents that are too large."""
 

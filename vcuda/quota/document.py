@@ -29,7 +29,7 @@ from pydantic_core import ErrorDetails
 
 from vcuda import errors
 from vcuda.quota import grant_entries
-from vcuda.quota.grant_entries import GrantEntry, read_grants, read_zone
+from vcuda.quota.grant_entries import MAX_RECURRING, GrantEntry, read_grants, read_zone
 from vcuda.quota.model import SYSTEM_NAMESPACES, Allowance, Limit, Mode, NamespaceQuota, Quota
 from vcuda.quota.times import UTC
 from vcuda.quota.values import (
@@ -299,4 +299,8 @@ def parse_quota(text: str, system: frozenset[str] = SYSTEM_NAMESPACES, zone: Zon
             grants=grant_entries.grants_of(entry.grants, entry.time_zone or zone),
         )
     default = namespaces.pop(DEFAULT, None)
-    return Quota(namespaces, default, system)
+    quota = Quota(namespaces, default, system)
+    if (recurring := sum(each.recurs for each in quota.times)) > MAX_RECURRING:
+        told = f"the grants have {recurring} different weekly or daily times; at most {MAX_RECURRING} are read"
+        raise errors.QuotaFault((errors.Fault("", told),))
+    return quota

@@ -33,6 +33,8 @@ T = TypeVar("T")
 
 MAX_GRANTS = 100
 """Grants of one namespace."""
+MAX_RECURRING = 1000
+"""Different weekly or daily times in one document. Each is compared with the clock whenever a grant begins or ends."""
 MAX_WHY = 200
 """Characters of ``why``."""
 
