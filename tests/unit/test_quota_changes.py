@@ -38,6 +38,20 @@ def test_each_change_is_named_by_its_path_with_the_old_and_the_new_value(text: s
     assert [str(change) for change in changes(OLD, parse_quota(text))] == expected
 
 
+def test_a_changed_grant_is_named_with_its_times() -> None:
+    old = parse_quota("team-a: {quota: {A100: 8}}")
+    dated = "{A100: 1, from: 2026-12-01, until: 2026-12-24T18:00}"
+    new = parse_quota(
+        f"team-a: {{quota: {{A100: 8}}, grants: [{dated}, {{L4: 2, weekly: Sat-Sun, daily: '20:00-06:00'}}]}}"
+    )
+    (change,) = changes(old, new)
+    assert (change.path, change.before) == ("team-a.grants", "[]")
+    assert change.after.split("; ") == [
+        "A100: 1 card from 2026-12-01 00:00 UTC until 2026-12-24 18:00 UTC (UTC)",
+        "L4: 2 cards on Sat, Sun at 20:00-06:00 (UTC)",
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from vcuda.quota.model import CORES_PER_CARD, Limit, Mode, NamespaceQuota, Quota, cards, mebibytes
+from vcuda.quota.model import CORES_PER_CARD, Grant, Limit, Mode, NamespaceQuota, Quota, cards, mebibytes
 
 DEFAULT = "*"
 
@@ -100,6 +100,11 @@ def _entry(entry: NamespaceQuota | None) -> str:
     return limits if entry.mode is Mode.ENFORCE else f"{entry.mode}, {limits}"
 
 
+def _grant(grant: Grant) -> str:
+    added = ", ".join(f"{model}: {_limit(limit)}" for model, limit in grant.limits.items())
+    return f"{added} {grant.times}"
+
+
 def _limit(limit: Limit | None) -> str:
     if limit is None:
         return ""
@@ -107,6 +112,8 @@ def _limit(limit: Limit | None) -> str:
 
 
 def _plain(value: object) -> str:
+    if isinstance(value, tuple) and value and all(isinstance(each, Grant) for each in value):
+        return "; ".join(map(_grant, value))
     if isinstance(value, frozenset):
         value = sorted(value)
     return msgspec.json.encode(value, enc_hook=str).decode()

@@ -45,6 +45,14 @@ class Times(msgspec.Struct, frozen=True):
     hours: tuple[int, int] | None = None
     """The first minute of the day, and the first one after it. If that is not later, the hours end on the next day."""
 
+    def __str__(self) -> str:
+        parts = [f"from {shown(self.start, self.zone)}"] if self.start > -math.inf else []
+        parts += [f"until {shown(self.end, self.zone)}"] if self.end < math.inf else []
+        parts += [f"on {', '.join(WEEKDAYS[day] for day in sorted(self.days))}"] if self.days else []
+        if self.hours:
+            parts.append("at {:02}:{:02}-{:02}:{:02}".format(*divmod(self.hours[0], 60), *divmod(self.hours[1], 60)))
+        return f"{' '.join(parts)} ({self.zone.key})"
+
     @property
     def recurs(self) -> bool:
         """Whether the times depend on the day of the week or on the hour."""
