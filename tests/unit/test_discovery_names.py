@@ -7,8 +7,8 @@ from hypothesis import given, strategies as st
 
 from examples.discovery import rows
 from tests.tables import cases
-from vcuda.discovery.names import MAX_NAMES, listed, model_of, model_warnings, normalise
-from vcuda.quota.values import read_label_value
+from vcuda.discovery.names import MAX_NAMES, model_of, model_warnings, normalise
+from vcuda.quota.values import listed, read_label_value
 
 
 @cases(
@@ -75,4 +75,4 @@ def test_of_ten_thousand_wrong_names_a_few_are_told() -> None:
 @pytest.mark.parametrize(("count", "more"), [(MAX_NAMES, ""), (MAX_NAMES + 2, " and 2 more")])
 def test_a_message_names_a_few_of_many(count: int, more: str) -> None:
     names = [f"n{number}" for number in range(count)]
-    assert listed(names) == ", ".join(names[:MAX_NAMES]) + more
+    assert listed(names, MAX_NAMES) == ", ".join(names[:MAX_NAMES]) + more

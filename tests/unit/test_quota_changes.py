@@ -133,7 +133,7 @@ def test_the_cards_of_a_model_are_known_if_each_of_its_nodes_says_how_many_it_ha
     assert Nodes.of(labels, LABELS, {"registered": {"hami": register}}).cards == {"A100": 12}
 
 
-@pytest.mark.parametrize("text", ["", "  \n", "# team-a: {}\n---\n", "---\n...\n"])
+@pytest.mark.parametrize("text", ["", "  \n", "# team-a: {}\n---\n", "---\n...\n", "null", "~  # nobody"])
 def test_a_document_without_content_is_rejected_since_it_would_lift_every_limit(text: str) -> None:
     with pytest.raises(QuotaFault, match=r"data.gpu_quota: is empty; write \{\} if no namespace is to be limited"):
         parse_config({"gpu_quota": text})

@@ -9,10 +9,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from vcuda.discovery import sources
-from vcuda.discovery.names import listed, model_of, normalise
+from vcuda.discovery.names import MAX_NAMES, model_of, normalise
 from vcuda.discovery.sources import DriverCards, NodeFacts, SourceCards
 from vcuda.placement.card_types import is_named
 from vcuda.placement.registers import Registers
+from vcuda.quota.values import listed
 from vcuda.requests.resources import BUILT_IN, CardModels, GpuResources
 
 _FROM = " from "
@@ -150,10 +151,10 @@ def _models_of(source_cards: SourceCards, named: CardModels) -> dict[str, int]:
 
 def _unreadable(facts: NodeFacts, published: Iterable[DriverCards], product: str) -> Iterator[tuple[Doubt, str]]:
     if facts.malformed:
-        yield Doubt.MALFORMED, f"the register in annotation {listed(facts.malformed)} cannot be read"
+        yield Doubt.MALFORMED, f"the register in annotation {listed(facts.malformed, MAX_NAMES)} cannot be read"
     nameless = [each.driver for each in published if not any(offer.product for offer, _ in each.offers)]
     if nameless:
-        yield Doubt.NAMELESS, f"the ResourceSlices of driver {listed(nameless)} name no product"
+        yield Doubt.NAMELESS, f"the ResourceSlices of driver {listed(nameless, MAX_NAMES)} name no product"
     if normalise(product).upper().endswith(sources.INVALID):
         why = "the MIG devices of the node do not fit the strategy `single`"
         yield Doubt.MIG_INVALID, f"label {sources.PRODUCT} is {product}, which names no product: {why}"
@@ -163,14 +164,15 @@ def _doubts(
     operators: str | None, seen: Sequence[SourceCards], models: Mapping[str, int], named: CardModels
 ) -> Iterator[tuple[Doubt, str]]:
     if len(models) > 1:
-        cards = listed([f"{model} ({count})" for model, count in sorted(models.items())])
+        cards = listed([f"{model} ({count})" for model, count in sorted(models.items())], MAX_NAMES)
         yield Doubt.SEVERAL, f"the node has cards of several GPU models by {display(seen[0].source)}: {cards}"
     others = [each for each in seen[1:] if not _agrees(each, models, named)]
     # An empty label says that the node is to have no model.
     called = not operators or not seen or _is_called(operators, seen[0], named)
     if others or not called:
         said = [] if called else [f"{display(sources.OPERATOR)} says {operators}"]
-        said += [f"{display(each.source)} says {listed([*_models_of(each, named)])}" for each in (*seen[:1], *others)]
+        by_source = ((each.source, [*_models_of(each, named)]) for each in (*seen[:1], *others))
+        said += [f"{display(source)} says {listed(names, MAX_NAMES)}" for source, names in by_source]
         yield Doubt.DISAGREE, f"the sources of the GPU model disagree: {', '.join(said)}"
 
 

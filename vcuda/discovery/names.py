@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection
 
 from vcuda.placement.card_types import is_named
+from vcuda.quota.values import listed
 from vcuda.requests.resources import CardModels
 
 _VENDOR = "NVIDIA-"
@@ -55,10 +56,4 @@ def model_warnings(models: Collection[str], known: Collection[str]) -> tuple[str
 @functools.lru_cache(maxsize=256)
 def _nearest(model: str, known: tuple[str, ...]) -> str:
     alike = difflib.get_close_matches(model, known, n=1) or [each for each in known if is_named(each, model)]
-    return f"did you mean {alike[0]}?" if alike else f"nodes have {listed(known)}"
-
-
-def listed(names: Collection[str]) -> str:
-    """Return the first names as text, and the number of the others."""
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return ", ".join([*names][:MAX_NAMES]) + more
+    return f"did you mean {alike[0]}?" if alike else f"nodes have {listed(known, MAX_NAMES)}"

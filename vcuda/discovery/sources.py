@@ -20,6 +20,7 @@ from vcuda.claims.devices import DeviceOffer, PoolSlice
 from vcuda.claims.drivers import DRIVERS, MEMORY
 from vcuda.discovery.names import normalise
 from vcuda.k8s_types import Node, parse_whole
+from vcuda.placement.nodes import COUNT_LABEL
 from vcuda.placement.registers import ANNOTATIONS, Register, Registers
 from vcuda.requests.resources import PLAIN_CARDS, GpuResources
 from vcuda.requests.schemes import Scheme
@@ -27,8 +28,8 @@ from vcuda.requests.schemes import Scheme
 DISCOVERED = "quota.vcuda.io/discovered-model"
 """The annotation of a node that records the model label which the controller wrote, and its source."""
 
-PRODUCT, COUNT, CARD_MEMORY = "nvidia.com/gpu.product", "nvidia.com/gpu.count", "nvidia.com/gpu.memory"
-"""The labels of GPU feature discovery: the product, the number of cards, and the MiB of one."""
+PRODUCT, CARD_MEMORY = "nvidia.com/gpu.product", "nvidia.com/gpu.memory"
+"""The labels of GPU feature discovery: the product, and the MiB of one card. `COUNT_LABEL` has the number of cards."""
 INVALID = "-MIG-INVALID"
 """The end of a product if the MIG devices of a node do not fit the strategy ``single``."""
 _PART = re.compile(r"(?:-MIG-.*|-SHARED)$", re.IGNORECASE)
@@ -169,7 +170,7 @@ def cards_by_source(
     product = normalise(labels.get(PRODUCT, ""))
     if product and not product.upper().endswith(INVALID):
         # A part of a card is counted there like a card.
-        count = 0 if _PART.search(product) and "-MIG-" in product.upper() else _figure(labels.get(COUNT))
+        count = 0 if _PART.search(product) and "-MIG-" in product.upper() else _figure(labels.get(COUNT_LABEL))
         yield SourceCards(FEATURES, {product: count}, _figure(labels.get(CARD_MEMORY)))
 
 

@@ -218,6 +218,10 @@ class NodeIndex:
         return set().union(*self._nodes.values())
 
     @functools.cached_property
+    def _labels(self) -> tuple[Labels, ...]:
+        return tuple(self._nodes.values())
+
+    @functools.cached_property
     def _names(self) -> _LabelIndex:
         return _LabelIndex({name: 1 << at for at, name in enumerate(self._nodes)})
 
@@ -237,7 +241,12 @@ class NodeIndex:
 
     def values_on(self, nodes: int, key: str) -> Set[str | None]:
         """Return the values of a label on these nodes; None stands for a node without the label."""
-        return {labels.get(key) for at, labels in enumerate(self._nodes.values()) if nodes >> at & 1}
+        found: set[str | None] = set()
+        while nodes:
+            lowest = nodes & -nodes
+            found.add(self._labels[lowest.bit_length() - 1].get(key))
+            nodes ^= lowest
+        return found
 
     def selected(self, selector: Mapping[str, str]) -> int:
         """Return the nodes that have all these labels."""

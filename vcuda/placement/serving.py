@@ -34,9 +34,12 @@ class ServedBy(msgspec.Struct, frozen=True, gc=False):
     """The hostnames of the model's other nodes, which the pod's own scheduler must not choose."""
 
 
-def serve(pod: Pod, request: PodRequest, model: str, nodes: Nodes, placing: str | None = None) -> ServedBy:
-    """Return how a model serves a pod. ``placing``: the scheduler of the schemes by which the pod requests."""
-    every = nodes.having(model)
+def serve(pod: Pod, request: PodRequest, every: int, nodes: Nodes, placing: str | None = None) -> ServedBy:
+    """Return how a model serves a pod.
+
+    ``every``: the nodes of the model (`Nodes.having`). ``placing``: the scheduler of the schemes by which the pod
+    requests.
+    """
     if not request.schemes:
         return ServedBy(every)
     for scheme in request.registered:
@@ -56,9 +59,10 @@ def _serve_whole_cards(pod: Pod, request: PodRequest, nodes: Nodes, placing: str
     if not with_register:
         return ServedBy(every, None if every or keeps else placing)
     plain = every & ~with_register
-    avoided = nodes.index.values_on(with_register, HOSTNAME) if plain and keeps else frozenset()
-    if 0 < len(avoided) <= MOST_AVOIDED and None not in avoided:
-        return ServedBy(plain, None, tuple(sorted(map(str, avoided))))
+    if keeps and plain and with_register.bit_count() <= MOST_AVOIDED:
+        avoided = nodes.index.values_on(with_register, HOSTNAME)
+        if None not in avoided:
+            return ServedBy(plain, None, tuple(sorted(map(str, avoided))))
     return ServedBy(with_register, placing)
 
 

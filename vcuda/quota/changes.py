@@ -5,9 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from vcuda.quota.model import CORES_PER_CARD, Grant, Limit, Mode, NamespaceQuota, Quota, cards, mebibytes
-
-DEFAULT = "*"
+from vcuda.quota.model import CORES_PER_CARD, DEFAULT, Grant, Limit, Mode, NamespaceQuota, Quota, cards, mebibytes
 
 DERIVED = ("limits", "own", "granted")
 """The fields that are compared by model, or follow from other fields and the time."""
@@ -28,7 +26,7 @@ class QuotaChange(NamedTuple):
 
 def changes(old: Quota, new: Quota) -> Iterator[QuotaChange]:
     """Yield every difference, in the order of the entries."""
-    before, after = _entries(old), _entries(new)
+    before, after = old.entries, new.entries
     for namespace in dict.fromkeys((*before, *after)):
         was, will = before.get(namespace), after.get(namespace)
         if was == will:
@@ -44,8 +42,9 @@ def _within(namespace: str, was: NamespaceQuota, will: NamespaceQuota) -> Iterat
         pair = _limit(was.limits.get(model)), _limit(will.limits.get(model))
         if pair[0] != pair[1]:
             yield QuotaChange(f"{namespace}.quota.{model}", *pair)
-    others = [name for name in NamespaceQuota.__struct_fields__ if name not in DERIVED]
-    for name in others:
+    for name in NamespaceQuota.__struct_fields__:
+        if name in DERIVED:
+            continue
         pair = _plain(getattr(was, name)), _plain(getattr(will, name))
         if pair[0] != pair[1]:
             yield QuotaChange(f"{namespace}.{name}", *pair)
@@ -53,7 +52,7 @@ def _within(namespace: str, was: NamespaceQuota, will: NamespaceQuota) -> Iterat
 
 def weakened(old: Quota, new: Quota) -> Iterator[str]:
     """Yield a warning for each namespace that loses its entry, and for each entry with a softer mode."""
-    before, after = _entries(old), _entries(new)
+    before, after = old.entries, new.entries
     for namespace, was in before.items():
         will = after.get(namespace)
         if will is None:
@@ -68,7 +67,7 @@ def beyond(old: Quota, new: Quota, cards_of: Mapping[str, int]) -> Iterator[str]
 
     ``cards_of``: the cards on nodes by model, for the models of which every node says how many it has.
     """
-    before, after = _entries(old), _entries(new)
+    before, after = old.entries, new.entries
     for namespace, entry in after.items():
         for model, limit in entry.limits.items():
             was = before[namespace].limits.get(model, Limit(0)) if namespace in before else Limit(0)
@@ -87,10 +86,6 @@ def _have(model: str, cards_of: Mapping[str, int]) -> str:
 
 def _of(model: str, entry: NamespaceQuota) -> int:
     return entry.limits[model].cores if model in entry.limits else 0
-
-
-def _entries(quota: Quota) -> Mapping[str, NamespaceQuota]:
-    return {**quota.namespaces, **({DEFAULT: quota.default} if quota.default else {})}
 
 
 def _entry(entry: NamespaceQuota | None) -> str:

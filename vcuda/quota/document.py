@@ -30,7 +30,7 @@ from pydantic_core import ErrorDetails
 from vcuda import errors
 from vcuda.quota import grant_entries
 from vcuda.quota.grant_entries import MAX_RECURRING, GrantEntry, read_grants, read_zone
-from vcuda.quota.model import SYSTEM_NAMESPACES, Allowance, Limit, Mode, NamespaceQuota, Quota
+from vcuda.quota.model import DEFAULT, SYSTEM_NAMESPACES, Allowance, Limit, Mode, NamespaceQuota, Quota
 from vcuda.quota.times import UTC
 from vcuda.quota.values import (
     LimitEntry,
@@ -49,8 +49,8 @@ T = TypeVar("T")
 
 MAX_NAMESPACES = 10_000
 """Namespaces in one document: as many as Kubernetes itself is tested with."""
-DEFAULT = "*"
-"""The key of the entry for namespaces without their own."""
+LONGEST_EMPTY = 256
+"""Characters of a text, apart from comments, that may be no document."""
 MOST_FREE = "most-free"
 """The value of ``prefer``."""
 
@@ -276,9 +276,14 @@ def _read_entries(tree: Plain, zone: ZoneInfo) -> dict[str, _NamespaceEntry]:
 
 
 def is_empty(text: str) -> bool:
-    """Return whether a text has no document: it is blank, or has only comments."""
-    lines = (line.strip() for line in text.splitlines())
-    return all(not line or line.startswith("#") or line in ("---", "...") for line in lines)
+    """Return whether a text has no document: it is blank, has only comments, or has only a null."""
+    lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    # Only a short rest can be empty, and a long document is not read twice.
+    rest = "\n".join(lines).strip()
+    try:
+        return len(rest) <= LONGEST_EMPTY and read_text(rest)[0] is None
+    except errors.QuotaFault:
+        return False
 
 
 def parse_quota(text: str, system: frozenset[str] = SYSTEM_NAMESPACES, zone: ZoneInfo = UTC) -> Quota:

@@ -29,6 +29,10 @@ UNASKED_NAMESPACES = frozenset({"kube-system", "vcuda-quota", LEDGER_NAMESPACE, 
 """Namespaces about whose pods the API server asks nobody, as manifests/base/registration.yaml has it."""
 
 
+DEFAULT = "*"
+"""The key of the entry for namespaces without their own."""
+
+
 class Mode(enum.StrEnum):
     """What happens to a pod over quota: refused, admitted with a warning, or admitted and only recorded."""
 
@@ -166,7 +170,7 @@ class Quota(msgspec.Struct, frozen=True, dict=True):
     @functools.cached_property
     def models(self) -> frozenset[str]:
         """Every model that the quota limits, in any namespace, at any time."""
-        own = (model for entry in self._entries for model in entry.limits)
+        own = (model for entry in self.entries.values() for model in entry.limits)
         return frozenset((*own, *(model for grant in self._grants for model in grant.limits)))
 
     @functools.cached_property
@@ -175,12 +179,13 @@ class Quota(msgspec.Struct, frozen=True, dict=True):
         return frozenset(grant.times for grant in self._grants)
 
     @property
-    def _entries(self) -> Iterable[NamespaceQuota]:
-        return (*self.namespaces.values(), *((self.default,) if self.default else ()))
+    def entries(self) -> Mapping[str, NamespaceQuota]:
+        """All entries as they are written, by the name of the namespace or `DEFAULT`."""
+        return {**self.namespaces, **({DEFAULT: self.default} if self.default else {})}
 
     @property
     def _grants(self) -> Iterable[Grant]:
-        return (grant for entry in self._entries for grant in entry.grants)
+        return (grant for entry in self.entries.values() for grant in entry.grants)
 
     def at(self, moment: float) -> "Quota":
         """Return the quota with the limits of a moment, in Unix seconds."""

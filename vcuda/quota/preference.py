@@ -10,12 +10,12 @@ The order comes from the first of these that is given:
 """
 
 import enum
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping, Set
 
 import msgspec
 
 from vcuda.quota.model import NamespaceQuota
-from vcuda.quota.values import printable, suggestion
+from vcuda.quota.values import listed, printable, suggestion
 
 MODELS_ANNOTATION = "quota.vcuda.io/models"
 """Only /mutate reads it. The charge follows from the pin, which /validate reads from the spec."""
@@ -58,7 +58,7 @@ class Wish(msgspec.Struct, frozen=True, gc=False):
         """Return the sentence about the first model that nobody knows; None if all are known."""
         for model in self.models:
             if model not in known:
-                hint = suggestion(model, known) or f"the models are {_listed(sorted(known))}"
+                hint = suggestion(model, known) or f"the models are {listed(sorted(known), MAX_NAMED)}"
                 return f'names the unknown GPU model "{printable(model)}"; {hint}'
         return None
 
@@ -66,7 +66,7 @@ class Wish(msgspec.Struct, frozen=True, gc=False):
         """Return the sentence about the first model that the quota entry does not list; None if it lists all."""
         for model in self.models:
             if model not in quota.limits:
-                lists = f"it lists {_listed(quota.limits)}"
+                lists = f"it lists {listed(quota.limits, MAX_NAMED)}"
                 return (
                     f"annotation {MODELS_ANNOTATION} names {printable(model)}, which the quota of namespace "
                     f"{namespace} does not list; {lists}"
@@ -118,9 +118,3 @@ class Preference(msgspec.Struct, frozen=True, gc=False):
         if quota.order:
             return cls(tuple(dict.fromkeys((*quota.order, *quota.limits))), Rule.ORDER)
         return cls(tuple(quota.limits), Rule.MOST_FREE if quota.prefer_most_free else Rule.DOCUMENT)
-
-
-def _listed(names: Iterable[str]) -> str:
-    every = list(names)
-    more = f" and {len(every) - MAX_NAMED} more" if len(every) > MAX_NAMED else ""
-    return f"{', '.join(every[:MAX_NAMED])}{more}" if every else "none"

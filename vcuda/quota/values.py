@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from decimal import ROUND_DOWN, Context, Decimal, Inexact
 from typing import Annotated
 
@@ -26,6 +26,12 @@ _MEMORY_AS_TEXT = re.compile(r"[0-9.]+ ?[KMGTPE]i?B?")
 
 class WrongValueError(ValueError):
     """This cannot stand here; a ValueError, because those are what pydantic gathers."""
+
+
+def listed(names: Collection[str], most: int) -> str:
+    """Return the first names as text, and the number of the others; ``none`` if there are no names."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join([*names][:most])}{more}" or "none"
 
 
 def read_label_value(name: object) -> str:

@@ -54,7 +54,7 @@ def parse_config(
             faults.extend(fault.faults if name == key else (_placed(name, each) for each in fault.faults))
             return otherwise
 
-    for name in data.keys() - {key, *KEYS}:
+    for name in sorted(data.keys() - {key, *KEYS}):
         if name.startswith(PREFIX):
             hint = values.suggestion(name, KEYS) or f"the keys are {', '.join((key, *KEYS))}"
             faults.append(Fault(f"data.{name}", f"unknown key; {hint}"))

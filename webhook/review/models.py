@@ -13,6 +13,7 @@ from vcuda.errors import Fault
 from vcuda.placement.choice import Choice, Option, choose, choose_regardless
 from vcuda.quota.model import Usage
 from vcuda.quota.preference import MAX_NAMED, MODELS_ANNOTATION, Rule, read_wish
+from vcuda.quota.values import listed
 from webhook.ledger.ledgers import Ledgers, PutOff, RecentChoices, ReviewDeadline
 from webhook.review import verdicts
 
@@ -80,11 +81,10 @@ def _several_models(review: verdicts.Review, allowed: Allowed) -> str:
     models = [option.model for option in allowed.options({})]
     if len(models) == 1:
         return ""
-    more = f" and {len(models) - MAX_NAMED} more" if len(models) > MAX_NAMED else ""
     by_label = f", or nodeSelector {allowed.selector}: {models[0]}" if allowed.selector else ""
     return (
         f"the quota of namespace {review.namespace} requires one GPU model, and this object may use "
-        f"{', '.join(models[:MAX_NAMED])}{more}; set annotation {MODELS_ANNOTATION}: {models[0]}{by_label}"
+        f"{listed(models, MAX_NAMED)}; set annotation {MODELS_ANNOTATION}: {models[0]}{by_label}"
     )
 
 

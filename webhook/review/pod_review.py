@@ -50,7 +50,8 @@ class PodReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
         general = self.policy.hints.of(self.request.schemes)
         if model is None:
             return general
-        served = serve(self.pod, self.request, model, self.policy.nodes, general.scheduler)
+        nodes = self.policy.nodes
+        served = serve(self.pod, self.request, nodes.having(model), nodes, general.scheduler)
         return msgspec.structs.replace(general, scheduler=served.scheduler, avoided=served.avoided)
 
 

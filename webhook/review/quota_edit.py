@@ -73,7 +73,7 @@ async def check_edit(
 
 
 def _deleted(policy: context.PolicySnapshot | None) -> str:
-    lost = len(policy.quota.namespaces) + (policy.quota.default is not None) if policy else 0
+    lost = len(policy.quota.entries) if policy else 0
     return f"without this ConfigMap no namespace has a GPU quota; {lost} entries lose their effect"
 
 
@@ -96,7 +96,7 @@ def _refused(place: kube.QuotaPlace, faults: tuple[errors.Fault, ...]) -> Admiss
 
 
 def _doubts(quota: Quota, policy: context.PolicySnapshot | None) -> Iterator[str]:
-    entries = {**quota.namespaces, **({"*": quota.default} if quota.default else {})}
+    entries = quota.entries
     if policy:
         for namespace, entry in entries.items():
             yield from _unknown_names(namespace, entry.at(None), policy)
