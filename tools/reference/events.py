@@ -17,7 +17,7 @@ class Posted(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What there is to know of an Event besides."""
+    """The object of an Event, when the Event is written, and what to do."""
 
     on: str
     when: str
@@ -27,11 +27,11 @@ class Told(NamedTuple):
 TOLD = {
     Posted("BeyondQuota", "Warning"): Told(
         "a pod or a ResourceClaim",
-        "It would not be let in by the quota as it is now: it does not fit beside the older pods and claims that do,"
-        " its model is not the namespace's, or (a claim) it asks in a way that is refused (`All`, `adminAccess`). It"
-        " was created before that, or while the webhook was not asked. Once for each; not where the quota only audits.",
-        "Delete it or raise the limit. With `--enforce-audit` a pod is evicted, where the quota is enforced; a claim"
-        " never is, so delete the pods that use it.",
+        "The quota would reject the pod or claim today: it does not fit beside the older pods and claims, the quota"
+        " does not list its model, or a claim requests `All` or `adminAccess`. It was created before the quota changed,"
+        " or while the webhook was not called. Once for each; not if the quota only audits.",
+        "Delete it or raise the limit. With `--enforce-audit` a pod is evicted if its quota is enforced. A claim is"
+        " never deleted: delete the pods that use it.",
     ),
     Posted("CertificateNotRenewed", "Warning"): Told(
         "the webhook's Service",

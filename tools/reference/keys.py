@@ -60,7 +60,7 @@ OURS = {
     "quota.vcuda.io/ledger": Told(
         "finalizer of a ledger",
         "set by the webhook and the controller, taken away by the controller",
-        "Where its deletion was asked for, it waits until nothing is charged in it that pods do not show.",
+        "It delays a deletion until the ledger has no charge that the stored pods do not show.",
     ),
     "quota.vcuda.io/usage": Told(
         "label of ConfigMap `gpu-quota-usage`",

@@ -55,8 +55,11 @@ def chapters() -> tuple[Chapter, ...]:
             "The Event NotCounted",
             "On the pod, or on the claim.",
             (
-                Told(NOT_COUNTED_MESSAGE.format("team-a"), "Create the pod anew."),
-                Told(CLAIM_NOT_COUNTED_MESSAGE.format("team-a"), "Create the claim anew, or the pod that has it made."),
+                Told(NOT_COUNTED_MESSAGE.format("team-a"), "Create the pod again."),
+                Told(
+                    CLAIM_NOT_COUNTED_MESSAGE.format("team-a"),
+                    "Create the claim again, or the pod for which it is made.",
+                ),
             ),
         ),
         Chapter(
@@ -251,7 +254,7 @@ def _reasons(cluster: _Cluster, manifest: str) -> list[str]:
 
 
 def _said(cluster: _Cluster, *arguments: str, stdin: str = "") -> str:
-    """What `kubectl gpuquota -n team-a` says."""
+    """Return the output of `kubectl gpuquota -n team-a`."""
     with mock.patch.object(Kube, "connect", return_value=cluster.kube):
         said = CliRunner().invoke(plugin.main, ["-n", "team-a", *arguments], input=stdin)
     return said.output.strip().removeprefix("Error: ")

@@ -61,14 +61,14 @@ class ModelUse(msgspec.Struct, frozen=True):
 
     @property
     def memory_available(self) -> int | None:
-        """What is left of the limit on memory, in MiB, never below 0; None where there is none."""
+        """The free part of the limit on memory, in MiB, never below 0; None if memory is not limited."""
         if self.memory_limit is None:
             return None
         return max(self.memory_limit - (self.memory_used or 0) - self.memory_reserved, 0)
 
     @property
     def has_room(self) -> bool:
-        """Whether a tenth is free, and as much as the largest pod there has: none like those there is refused."""
+        """Whether a tenth of the limit is free, and enough for another pod like the largest one."""
         cores = max((pod.cores for pod in self.pods), default=0)
         cards_left = self.available >= max(self.limit / 10, cores / CORES_PER_CARD)
         if self.memory_limit is None or self.memory_available is None:
