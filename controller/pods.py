@@ -137,8 +137,13 @@ class PodInformer:
     def list_again(self) -> None:
         """List all pods again if the resources have changed in a way that changes charges."""
         # The store keeps neither the requests of a pod nor the pods that used no GPU by the old resources.
-        if not self._resources().counts_like(self._counted_by):
+        if not self.counts_as_now:
             self.reflector.list_again()
+
+    @property
+    def counts_as_now(self) -> bool:
+        """Whether all pods are counted as the current resources charge them."""
+        return self._resources().counts_like(self._counted_by)
 
     @property
     def config_version(self) -> str:

@@ -290,15 +290,14 @@ class Settler:
 
     def _observed(self, namespace: str, ledger: Ledger) -> ObservedPods:
         """Return the observation of the watch, or of a LIST if the count of the ledger is newer."""
-        observed = self.pods.observed(namespace, self._nodes.current())
-        counted_by_older = is_older(observed.config_version, self._store.config_version)
+        counted_as_now, observed = self.pods.counts_as_now, self.pods.observed(namespace, self._nodes.current())
         if self.claims.awaits_pods(namespace):
             self.queue.add(namespace, AWAIT_PODS_AGAIN_SECONDS)
-        if not (is_older(observed.resource_version, ledger.pod_resource_version) or counted_by_older):
+        if counted_as_now and not is_older(observed.resource_version, ledger.pod_resource_version):
             return msgspec.structs.replace(observed, claims=self.claims.as_new_as(ledger, namespace, observed.extended))
-        # Either the values of units have changed, and the pods have not been priced again yet. Or a replica counted the
-        # pods at a later version than a quiet watch has reached. The API server sends a bookmark only once a minute.
-        # Until then the watch could not settle the ledger.
+        # Either the quota, a DeviceClass or a register of cards has changed the charges, and the watch has not decoded
+        # the pods again yet. Or a replica counted the pods at a later version than a quiet watch has reached. The API
+        # server sends a bookmark only once a minute. Until then the watch could not settle the ledger.
         return self._listed(namespace, ledger)
 
     def _listed(self, namespace: str, ledger: Ledger) -> ObservedPods:

@@ -19,8 +19,8 @@ SETTLED, MENDED = "vcuda_settle_seconds_count", "vcuda_settle_mended_total"
 AHEAD = (50, 150, 450, 1350, 4050)
 """So many writes later the pods that are known are as new as the damaged count says it is, for each try.
 
-A settlement that comes only after these writes mends the ledger without a word. Other tests write as well, and on a busy
-machine a settlement comes late, so the next try gives it more writes of time.
+A settlement that comes only after these writes mends the ledger without a word. Other tests write as well, and a busy
+machine settles late, so the next try gives it more time.
 """
 
 DAMAGES = [pytest.param({"M40": Charge(400, 0, 400)}, id="too high"), pytest.param({}, id="too low")]

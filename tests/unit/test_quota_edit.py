@@ -9,14 +9,17 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from tests.builders import MODEL, POOL, nodes, review
+from tests.builders import LABELS, MODEL, POOL, nodes, review
 from vcuda.admission_review import AdmissionResponse, GroupVersionKind
 from vcuda.claims.charges import ClaimPolicy
 from vcuda.claims.devices import ClassFacts, Devices
 from vcuda.errors import MOST_FAULTS, Fault, Unavailable, UnreadableLedger, VcudaError
 from vcuda.kube import QuotaPlace
+from vcuda.placement.nodes import Nodes
+from vcuda.placement.registers import Card, Register
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Quota, Usage
 from vcuda.requests.resources import BUILT_IN
+from vcuda.requests.schemes import HAMI
 from webhook.ledger.ledgers import MemoryLedgers
 from webhook.review.context import PolicySnapshot
 from webhook.review.quota_edit import MOST_LOGGED, MOST_WARNINGS, check_edit
@@ -249,6 +252,16 @@ def test_what_rows_of_models_make_of_the_nodes_is_told_by_the_rows_that_are_edit
     assert list(edited(None, PolicySnapshot(Quota(), NODES, claims=claims), object=object_).warnings) == [
         "team-a.quota.M41: no node has this model in label gaia.tencent.com/gpu-model (known: P100, Tesla)",
         "gpu_models: `cards` of Tesla has no effect while a DeviceClass gives whole devices as nvidia.com/gpu",
+    ]
+
+
+def test_a_value_of_a_device_without_effect_on_nodes_of_hami_is_warned_of() -> None:
+    registers = {"node-1": {HAMI.name: Register.of(Card("GPU-1", "Tesla M40"))}}
+    nodes = Nodes.of({"node-1": {LABELS.model: "M40"}, "node-2": {LABELS.model: "P100"}}, LABELS, registers)
+    data = {"gpu_quota": "team-a: {quota: {M40: 1}}", "gpu_models": "{M40: {cards: 0.5}, P100: {cards: 0.5}}"}
+    object_ = msgspec.Raw(msgspec.json.encode({"metadata": {"name": "gpuquota"}, "data": data}))
+    assert list(edited(None, PolicySnapshot(Quota(), nodes), object=object_).warnings) == [
+        "gpu_models: `cards` of M40 has no effect while one of its nodes has HAMi's register",
     ]
 
 

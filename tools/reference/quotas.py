@@ -17,12 +17,14 @@ from vcuda.claims.devices import ClassFacts, Devices
 from vcuda.errors import MOST_FAULTS, QuotaFault, Unavailable
 from vcuda.kube import QuotaPlace
 from vcuda.placement.nodes import COUNT_LABEL, Nodes
+from vcuda.placement.registers import Register
 from vcuda.quota.document import MAX_NAMESPACES
 from vcuda.quota.grant_entries import MAX_GRANTS, MAX_RECURRING
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage
 from vcuda.quota.yaml import MAX_DEPTH, MAX_ENTRIES, MAX_TEXT
 from vcuda.requests.config import DOMAINS, MODELS, QUOTA, SCHEME_SETTINGS, TIME_ZONE, UNITS, parse_config
 from vcuda.requests.resources import PLAIN_CARDS
+from vcuda.requests.schemes import HAMI
 from webhook.ledger.ledgers import Ledgers, MemoryLedgers
 from webhook.review import quota_edit
 from webhook.review.quota_edit import MOST_WARNINGS, check_edit
@@ -254,5 +256,7 @@ def _warnings() -> Iterator[Told]:
         yield Told(told, slip)
     worth = {**_document("team-a: {quota: {M40: 8}}"), MODELS: "{M40: {cards: 0.5}}"}
     yield Told(_edited(worth).warnings[-1], "Leave `cards` out, or `extendedResourceName` in that class.")
+    hami = Nodes.of({"one": {MODEL: "M40"}}, NODES.keys, {"one": {HAMI.name: Register()}})
+    yield Told(_edited(worth, nodes=hami).warnings[-1], "Give the nodes of HAMi a model of their own.")
     yield Told(_edited(_document(many)).warnings[-1], "Look at those that are named first.")
     yield Told(_edited({}, "DELETE").warnings[0], "Nothing, if that is meant; pods that run stay.")

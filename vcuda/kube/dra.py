@@ -13,6 +13,7 @@ from vcuda.bounded import ByteAllowance
 from vcuda.claims import charges, devices, objects
 from vcuda.claims.digest import PackedDigest, pack, read_spec
 from vcuda.kube import client, informers, reflector
+from vcuda.placement.nodes import Nodes
 from vcuda.requests.resources import GpuResources
 
 SLICES, CLASSES, CLAIMS, TEMPLATES = (
@@ -232,30 +233,38 @@ class _Made(NamedTuple):
     counter: ClaimCounter
 
 
+class _ChargedBy(NamedTuple):
+    known: GpuResources
+    devices: devices.Devices | None
+    nodes: Nodes
+    charged: GpuResources
+
+
 class ClaimPolicies:
-    """What claims are read and charged by, put together anew when the quota, the nodes or the devices have changed."""
+    """The rules by which pods and claims are read and charged. They follow the quota, the nodes and the devices."""
 
     def __init__(self, quota: informers.QuotaInformer, nodes: informers.NodeInformer, informer: DeviceInformer) -> None:
         self._quota = quota
         self._nodes = nodes
         self._informer = informer
         self._made: _Made | None = None
-        self._charged: tuple[tuple[GpuResources, frozenset[str]], GpuResources] | None = None
+        self._charged: _ChargedBy | None = None
 
     def resources(self) -> GpuResources:
-        """Return what pods can ask for, and are charged, as far as it is known."""
+        """Return the resources that pods can request, with their charges, as far as they are known."""
         return self.charged(self._quota.resources())
 
     def charged(self, known: GpuResources) -> GpuResources:
-        """Return what the quota ConfigMap says, and what of it holds with the classes that there are."""
-        found = self._informer.current()
-        if found is None:
-            return known
-        # Kept, as it is asked for with every pod.
-        made, sources = self._charged, (known, found.extended_resources)
-        if made is None or made[0][0] is not known or made[0][1] != sources[1]:
-            self._charged = made = sources, known.with_claimed(found.extended_resources)
-        return made[1]
+        """Return the resources of a quota ConfigMap with the charges of this cluster's DeviceClasses and registers."""
+        found, nodes, made = self._informer.current(), self._nodes.current(), self._charged
+        # Every pod of the cluster is looked up in the result.
+        if made and made.known is known and made.devices is found and made.nodes is nodes:
+            return made.charged
+        charged = known.with_claimed(found.extended_resources if found else ()).with_registered(nodes.registered_cards)
+        # Equal resources stay one object, since pods are decoded anew after a change.
+        charged = made.charged if made and made.known is known and charged.counts_like(made.charged) else charged
+        self._charged = _ChargedBy(known, found, nodes, charged)
+        return charged
 
     def current(self) -> charges.ClaimPolicy | None:
         """Return the policy; None until quota and devices have been read."""

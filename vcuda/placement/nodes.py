@@ -11,7 +11,7 @@ from vcuda.placement.affinity import Labels, NodeIndex, NodeLabels, Values
 from vcuda.placement.card_types import CardTypes
 from vcuda.placement.free_cards import FreeCardsByPool
 from vcuda.placement.registers import Registers
-from vcuda.requests.resources import NO_ROWS, CardModels
+from vcuda.requests.resources import NO_ROWS, CardModels, RegisteredCards, RegisteredMemory
 
 COUNT_LABEL = "nvidia.com/gpu.count"
 """The label in which GPU feature discovery writes the number of a node's cards."""
@@ -91,6 +91,20 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
                 listed = int(count) if _COUNT.fullmatch(count) else None
                 found.setdefault(model, []).append(len(register.cards) if register else listed)
         return {model: sum(filter(None, counts)) for model, counts in found.items() if None not in counts}
+
+    @functools.cached_property
+    def registered_cards(self) -> RegisteredCards:
+        """The memory of the registered cards by scheme and model."""
+        found: dict[tuple[str, str], set[int]] = {}
+        for name, registers in self.registers.items():
+            model = self.model_of(name)
+            for scheme, register in registers.items():
+                if model is not None:
+                    listed = {card.memory for card in register.cards if card.memory and card.healthy}
+                    found.setdefault((scheme, model), set()).update(listed)
+        return {
+            key: RegisteredMemory(min(memories, default=0), max(memories, default=0)) for key, memories in found.items()
+        }
 
     def label_values(self, model: str) -> tuple[str, ...]:
         """Return the known values of the model label for this model, on nodes or in the quota's rows."""

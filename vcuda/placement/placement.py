@@ -96,9 +96,11 @@ def find_candidates(
 
 def _too_small(model: str, request: PodRequest, nodes: Nodes) -> str | None:
     row = nodes.named.rows.get(model)
-    if row is None or not row.memory or request.share_memory <= row.memory:
+    registered = (nodes.registered_cards.get((scheme.name, model)) for scheme in request.schemes)
+    memory = row.memory if row and row.memory else max((each.largest for each in registered if each), default=0)
+    if not memory or request.share_memory <= memory:
         return None
-    return f"its cards, which have {mebibytes(row.memory)}: a container requests {request.share_memory} MiB of one"
+    return f"its cards, which have {mebibytes(memory)}: a container requests {request.share_memory} MiB of one"
 
 
 class Pin(msgspec.Struct, frozen=True, gc=False):

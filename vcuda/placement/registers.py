@@ -38,6 +38,8 @@ class Card(msgspec.Struct, frozen=True, gc=False):
     mig: bool = False
     memory: int = 0
     """MiB as registered, which may be scaled; 0 if the register does not say."""
+    healthy: bool = True
+    """False only if the register says so: HAMi leaves the field out for a faulty card."""
 
 
 class Register(msgspec.Struct, frozen=True, gc=False):
@@ -77,9 +79,11 @@ class _Entry(msgspec.Struct, frozen=True, gc=False):
     uuid: str = ""
     mode: str = ""
     mig: bool = False
-    # HAMi and vgpu-manager name the memory differently. Any value is accepted, because no decision needs it.
+    # HAMi and vgpu-manager name these differently. Any value is accepted: a card of unknown memory has no other use.
     devmem: object = 0
     memory: object = 0
+    health: object = None
+    healthy: object = None
 
 
 _decode = msgspec.json.Decoder(list[_Entry]).decode
@@ -103,7 +107,8 @@ def _listed(text: str) -> Iterator[Card]:
     for entry in _decode(text):
         uuid = entry.uuid or entry.id
         memory = entry.devmem or entry.memory
-        yield _card(uuid if isinstance(uuid, str) else "", entry.type, memory, mig=entry.mig or entry.mode == _MIG)
+        uuid, faulty = uuid if isinstance(uuid, str) else "", entry.health is False or entry.healthy is False
+        yield _card(uuid, entry.type, memory, mig=entry.mig or entry.mode == _MIG, healthy=not faulty)
 
 
 def _separated(text: str) -> Iterator[Card]:
@@ -113,10 +118,11 @@ def _separated(text: str) -> Iterator[Card]:
             if len(fields) not in _FIELDS:
                 raise ValueError(f"a card of {len(fields)} fields")
             memory = int(fields[2]) if _DIGITS.fullmatch(fields[2]) else 0
-            yield _card(fields[0].strip(), fields[4], memory, mig=fields[-1].strip() == _MIG)
+            mig, faulty = fields[-1].strip() == _MIG, fields[6].strip() == "false"
+            yield _card(fields[0].strip(), fields[4], memory, mig=mig, healthy=not faulty)
 
 
-def _card(uuid: str, kind: str, memory: object, *, mig: bool) -> Card:
+def _card(uuid: str, kind: str, memory: object, *, mig: bool, healthy: bool) -> Card:
     # Types are written into lists that are separated by commas, and read from there without blanks around them.
     kind = kind.strip()
     for name, value in (("uuid", uuid), ("type", kind)):
@@ -125,7 +131,7 @@ def _card(uuid: str, kind: str, memory: object, *, mig: bool) -> Card:
             raise ValueError(f"a card with {value[:MAX_TEXT]!r} for its {name}")
     # Interned, since thousands of nodes have the same few types.
     known = memory if isinstance(memory, int) and 0 < memory <= MAX_CARD_MEMORY else 0
-    return Card(uuid, sys.intern(kind), mig, known)
+    return Card(uuid, sys.intern(kind), mig, known, healthy)
 
 
 def read_registers(annotations: Mapping[str, str], on_fault: Callable[[str, ValueError], object]) -> Registers:

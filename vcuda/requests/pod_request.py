@@ -132,7 +132,7 @@ def read_request(pod: Pod, known: GpuResources = BUILT_IN) -> PodRequest:
     def charge_of(worth: CardWorth) -> Charge:
         return total(_effective_charge(containers, asked, kind, worth) for kind in kinds)
 
-    worths = known.models.worths if any(request.plain or request.by_memory for request in requests) else {}
+    worths = known.worths if any(request.plain or request.by_memory for request in requests) else {}
     by_worth = {worth: charge_of(worth) for worth in {*worths.values(), CardWorth()}}
     per_card = [request.cores_per_card for request in requests]
     share = min(max(per_card, default=0), CORES_PER_CARD)

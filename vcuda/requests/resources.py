@@ -162,6 +162,17 @@ class CardWorth(NamedTuple):
     memory: int = 0
 
 
+class RegisteredMemory(NamedTuple):
+    """The memory of the healthy cards that registers list for one model, in MiB. It is 0 if no register states it."""
+
+    smallest: int = 0
+    largest: int = 0
+
+
+RegisteredCards = Mapping[tuple[str, str], RegisteredMemory]
+"""The registered cards of all nodes, by scheme and model. Each scheme is listed that a node of the model registers."""
+
+
 class CardModels(msgspec.Struct, frozen=True, dict=True):
     """The rows by model. With ``CardModels()`` every product is a model of its own name."""
 
@@ -220,6 +231,13 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
     """The resourceVersion of the ConfigMap. A charge by an older version may differ in its amount or its model."""
     models: CardModels = NO_ROWS
     """The operator's models."""
+    registered: Mapping[str, CardWorth] = {}
+    """The worth of a card by model, for the models on which the registers of nodes change it."""
+
+    @functools.cached_property
+    def worths(self) -> Mapping[str, CardWorth]:
+        """The worth of a card by model, for the models on which it differs from the usual."""
+        return {**self.models.worths, **self.registered}
 
     @functools.cached_property
     def scheduler_users(self) -> frozenset[str]:
@@ -275,7 +293,7 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
 
     def counts_like(self, other: "GpuResources") -> bool:
         """Return whether both charge every pod the same, to the same model."""
-        mine, theirs = ((each.schemes, each.own_units, each.models) for each in (self, other))
+        mine, theirs = ((each.schemes, each.own_units, each.models, each.registered) for each in (self, other))
         return self is other or mine == theirs
 
     def with_claimed(self, extended: Collection[str]) -> "GpuResources":
@@ -288,6 +306,25 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
             return self
         rows = {model: ProductRow(row.products, memory=row.memory) for model, row in self.models.rows.items()}
         return msgspec.structs.replace(self, models=CardModels(rows))
+
+    def with_registered(self, cards: RegisteredCards) -> "GpuResources":
+        """Return these resources for a cluster whose nodes have registered these cards.
+
+        A plain count on a model with a register is whole cards, since the scheme's device plugin gives cards, not the
+        parts of a card that the model's row states. A share's memory is compared with the model's smallest card, unless
+        the row states the memory.
+        """
+        whole = {scheme.name for scheme in self.schemes if scheme.counts_plain_cards}
+        priced = any(scheme.cores_by_memory for scheme in self.schemes)
+        usual = self.models.worths
+        worths = dict(usual)
+        for (scheme, model), memory in cards.items():
+            row, worth = self.models.rows.get(model, ProductRow()), worths.get(model, CardWorth())
+            cores = max(worth.cores, CORES_PER_CARD) if scheme in whole else worth.cores
+            smallest = min(filter(None, (worth.memory, memory.smallest)), default=0)
+            worths[model] = CardWorth(cores, smallest if priced and not row.memory else worth.memory)
+        changed = {model: worth for model, worth in worths.items() if worth != usual.get(model, CardWorth())}
+        return msgspec.structs.replace(self, registered=changed) if changed else self
 
 
 BUILT_IN = GpuResources()

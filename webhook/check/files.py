@@ -73,9 +73,9 @@ def read_cluster(
     """
     read = read_quota(quota)
     known = read.resources
-    stored = read_stored(nodes, hints.labels, known) if nodes else StoredObjects(Nodes(hints.labels))
-    stored = msgspec.structs.replace(stored, nodes=stored.nodes.named_by(known.models))
-    known = known.with_claimed(stored.devices.extended_resources)
+    no_nodes = Nodes(hints.labels, named=known.models)
+    stored = read_stored(nodes, hints.labels, known) if nodes else StoredObjects(no_nodes)
+    known = known.with_claimed(stored.devices.extended_resources).with_registered(stored.nodes.registered_cards)
     claims = charges.ClaimPolicy.of(stored.devices, stored.nodes.model_of, read.quota, known)
     policy = context.PolicySnapshot(
         read.quota,
@@ -159,10 +159,11 @@ def read_stored(path: Path, labels: affinity.NodeLabels, known: resources.GpuRes
     slices = [_read_slice(where, each) for where, each in found["ResourceSlice"].values()]
     classes = {name: dra.read_class(each) for (_, name), (_, each) in found["DeviceClass"].items()}
     published = dra.Devices.of(slices, classes)
-    charged = known.with_claimed(published.extended_resources)
+    nodes = Nodes.of(node_labels, labels, cards, known.models)
+    charged = known.with_claimed(published.extended_resources).with_registered(nodes.registered_cards)
     pods = (stored_pods.read_stored(pod, labels, charged) for _, pod in found["Pod"].values())
     return StoredObjects(
-        Nodes.of(node_labels, labels, cards),
+        nodes,
         published,
         {key: template.spec.spec for key, (_, template) in found[objects.TEMPLATE].items()},
         tuple(

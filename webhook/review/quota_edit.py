@@ -14,7 +14,7 @@ from vcuda.ledger.ledger import NO_LIMIT
 from vcuda.quota import changes, grant_words
 from vcuda.quota.model import CORES_PER_CARD, UNASKED_NAMESPACES, NamespaceQuota, Quota, cards
 from vcuda.requests.config import parse_config
-from vcuda.requests.resources import PLAIN_CARDS, GpuResources
+from vcuda.requests.resources import PLAIN_CARDS, CardWorth, GpuResources
 from webhook.ledger import ledgers
 from webhook.review import context
 
@@ -112,6 +112,11 @@ def _without_effect(resources: GpuResources, policy: context.PolicySnapshot | No
     if resources.with_claimed(extended) is not resources:
         models = ", ".join(model for model, worth in resources.models.worths.items() if worth.cores != CORES_PER_CARD)
         yield f"gpu_models: `cards` of {models} has no effect while a DeviceClass gives whole devices as {PLAIN_CARDS}"
+    if policy:
+        registered = policy.nodes.named_by(resources.models).registered_cards
+        for model, worth in resources.with_registered(registered).registered.items():
+            if worth.cores != resources.models.worths.get(model, CardWorth()).cores:
+                yield f"gpu_models: `cards` of {model} has no effect while one of its nodes has HAMi's register"
 
 
 async def _compared(
