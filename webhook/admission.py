@@ -64,6 +64,7 @@ class Service(msgspec.Struct, frozen=True):
     gate: Gate
     log: structlog.typing.FilteringBoundLogger
     place: kube.QuotaPlace = kube.QuotaPlace()
+    namespaces: quota_edit.NamespaceNames | None = None
     choices: RecentChoices = msgspec.field(default_factory=RecentChoices)
     large_reviews: ReviewThread = msgspec.field(default_factory=lambda: ReviewThread("large-review", PLACES))
     quota_edits: ReviewThread = msgspec.field(default_factory=lambda: ReviewThread("quota-edit", QUOTA_PLACES))
@@ -130,7 +131,9 @@ class Service(msgspec.Struct, frozen=True):
         policy = self.policy()
         if path == "/quota":
             # This works without a quota in force too, so that a malformed one can be corrected.
-            return await quota_edit.check_edit(request, self.place, policy, ledgers, check=deadline.check)
+            return await quota_edit.check_edit(
+                request, self.place, policy, ledgers, namespaces=self.namespaces, check=deadline.check
+            )
         if request.kind.group == GROUP:
             return await self._decide_claim(path, request, policy, deadline, ledgers)
         if policy is None:

@@ -39,7 +39,7 @@ RIGHTS = [
     ("webhook", "pods", "default", "list", "create patch"),
     ("webhook", "configmaps", "default", "", "get"),
     ("webhook", "nodes", "default", "watch", "patch"),
-    ("webhook", "namespaces", "default", "get", "list"),
+    ("webhook", "namespaces", "default", "get list", "watch patch"),
     ("webhook", "runtimeclasses.node.k8s.io", "default", "list watch", "get update"),
     ("webhook", "resourceslices.resource.k8s.io", "default", "watch", "update"),
     ("webhook", "resourceclaims.resource.k8s.io", "default", "list", "watch update"),

@@ -10,6 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.builders import LABELS, MODEL, POOL, nodes, review
+from tests.tables import cases
 from vcuda.admission_review import AdmissionResponse, GroupVersionKind
 from vcuda.claims.charges import ClaimPolicy
 from vcuda.claims.devices import ClassFacts, Devices
@@ -22,7 +23,7 @@ from vcuda.requests.resources import BUILT_IN
 from vcuda.requests.schemes import HAMI
 from webhook.ledger.ledgers import MemoryLedgers
 from webhook.review.context import PolicySnapshot
-from webhook.review.quota_edit import MOST_LOGGED, MOST_WARNINGS, check_edit
+from webhook.review.quota_edit import MOST_LOGGED, MOST_WARNINGS, NamespaceNames, check_edit
 
 PLACE = QuotaPlace("kube-system", "gpuquota", "gpu_quota")
 CONFIG_MAP = GroupVersionKind(version="v1", kind="ConfigMap")
@@ -48,13 +49,14 @@ def edited(
     document: str | None,
     policy: PolicySnapshot | None = NOBODY,
     ledgers: MemoryLedgers | None = None,
+    namespaces: NamespaceNames | None = None,
     **fields: Any,
 ) -> AdmissionResponse:
     """Return the answer to an edit that leaves this document."""
     data = {} if document is None else {"gpu_quota": document}
     manifest = {"kind": "ConfigMap", "metadata": {"name": "gpuquota"}, "data": data}
     given = {"kind": CONFIG_MAP, "namespace": "kube-system", "name": "gpuquota", "operation": "UPDATE", **fields}
-    return asyncio.run(check_edit(review(manifest, **given), PLACE, policy, ledgers or Used()))
+    return asyncio.run(check_edit(review(manifest, **given), PLACE, policy, ledgers or Used(), namespaces=namespaces))
 
 
 def warnings(document: str, policy: PolicySnapshot | None = NOBODY, **used: Charge | Usage | VcudaError) -> list[str]:
@@ -253,6 +255,34 @@ def test_what_rows_of_models_make_of_the_nodes_is_told_by_the_rows_that_are_edit
         "team-a.quota.M41: no node has this model in label gaia.tencent.com/gpu-model (known: P100, Tesla)",
         "gpu_models: `cards` of Tesla has no effect while a DeviceClass gives whole devices as nvidia.com/gpu",
     ]
+
+
+EXISTING = frozenset({"team-a", "team-b", "default"})
+
+
+@cases(
+    "document, told",
+    a_typo=("{team-aa: {quota: {M40: 1}}}", ["team-aa: namespace not found; did you mean `team-a`?"]),
+    nothing_near=("{lab: {quota: {M40: 1}}}", ["lab: namespace not found"]),
+    one_that_exists=("{team-b: {quota: {M40: 1}}}", []),
+    all_others=('{"*": {quota: {M40: 1}}}', []),
+)
+def test_a_new_entry_whose_namespace_does_not_exist_is_warned_of(document: str, told: list[str]) -> None:
+    assert list(edited(document, namespaces=lambda: EXISTING).warnings) == told
+
+
+def test_an_entry_that_was_there_before_is_not_looked_up() -> None:
+    before = PolicySnapshot(Quota({"gone": NamespaceQuota({"M40": Limit(100)})}), NODES)
+    answer = edited("gone: {quota: {M40: 2}}", before, namespaces=lambda: pytest.fail("looked up"))
+    assert not answer.warnings
+
+
+def test_an_edit_is_accepted_while_the_namespaces_cannot_be_listed() -> None:
+    def silent() -> frozenset[str]:
+        raise Unavailable("no answer")
+
+    told = "the namespaces of the new entries were not looked up: no answer"
+    assert edited("team-a: {quota: {M40: 1}}", namespaces=silent).warnings == [told]
 
 
 def test_a_value_of_a_device_without_effect_on_nodes_of_hami_is_warned_of() -> None:

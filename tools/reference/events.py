@@ -92,6 +92,12 @@ TOLD = {
         " only audits.",
         "Give each type of card nodes of its own, or see who changed the pod's annotations; then create the pod anew.",
     ),
+    Posted("QuotaEdited", "Normal"): Told(
+        "the quota ConfigMap",
+        "An edit of the quota is in force. The message names the changed values, before and after. One Event for each"
+        " version, from whichever replica or controller is first. The log of the webhook names the author.",
+        "Nothing, if the values are those that you meant.",
+    ),
     Posted("StaleAllocationRemoved", "Normal"): Told(
         "a pod or a node",
         "Annotations or labels that a vendor's scheduler had left behind were removed. The message names the scheme,"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator, Mapping
+from typing import Never
 from unittest import mock
 
 import msgspec
@@ -188,7 +189,9 @@ def _edited(
     operation: str = "UPDATE",
     ledgers: Ledgers | None = None,
     limits: Mapping[str, Limit] | None = None,
+    *,
     nodes: Nodes = NODES,
+    namespaces: quota_edit.NamespaceNames | None = None,
 ) -> AdmissionResponse:
     """The answer to an edit, of a quota of eight M40 unless told otherwise."""
     place = QuotaPlace()
@@ -199,7 +202,7 @@ def _edited(
     devices = Devices(classes={"gpu.nvidia.com": ClassFacts(extended_resource=PLAIN_CARDS)})
     claims = ClaimPolicy.of(devices, NODES.model_of, policy.quota, policy.resources)
     policy = msgspec.structs.replace(policy, claims=claims)
-    return asyncio.run(check_edit(request, place, policy, ledgers or MemoryLedgers()))
+    return asyncio.run(check_edit(request, place, policy, ledgers or MemoryLedgers(), namespaces=namespaces))
 
 
 def _document(text: str) -> dict[str, str]:
@@ -230,6 +233,10 @@ class _Silent(MemoryLedgers):
         raise Unavailable("the API server does not answer")
 
 
+def _silent_namespaces() -> Never:
+    raise Unavailable("the API server does not answer")
+
+
 def _warnings() -> Iterator[Told]:
     many = "".join(f"team-a{number}: {{quota: {{A100: 1}}}}\n" for number in range(MOST_WARNINGS + 5))
     slip = "See that it is no slip of the pen; it may come before the nodes do."
@@ -251,6 +258,10 @@ def _warnings() -> Iterator[Told]:
     yield Told(lost, "See that the entry was not removed or renamed by mistake.")
     softer = _edited(_document("team-a: {quota: {M40: 8}, mode: warn}")).warnings[0]
     yield Told(softer, "See that pods over the limit are to be admitted.")
+    added = _document("team-a: {quota: {M40: 8}}\nteam-bb: {quota: {M40: 1}}")
+    absent = _edited(added, namespaces=lambda: ["team-a", "team-b"]).warnings[0]
+    yield Told(absent, "Correct the name. Nothing, if the namespace will be created.")
+    yield Told(_edited(added, namespaces=_silent_namespaces).warnings[0], "Compare with `kubectl get namespaces`.")
     counted = Nodes.of({"one": {MODEL: "M40", COUNT_LABEL: "4"}}, NODES.keys)
     for told in _edited(_document("team-a: {quota: {M40: 800}}"), nodes=counted).warnings:
         yield Told(told, slip)

@@ -18,7 +18,7 @@ from vcuda.placement import affinity
 from vcuda.placement.free_cards import CARDS_CONFIG_MAP, CARDS_KEY, FreeCardsByPool, read_free_cards
 from vcuda.placement.nodes import Nodes
 from vcuda.placement.registers import ANNOTATIONS, Registers, read_registers
-from vcuda.quota import model
+from vcuda.quota import changes, model
 from vcuda.quota.quota_clock import QuotaClock
 from vcuda.requests import config
 from vcuda.requests.resources import BUILT_IN, GpuResources
@@ -124,8 +124,10 @@ class QuotaInformer:
         except QuotaFault as fault:
             self._reject(new, fault)
         else:
+            before = self._config
             self._accept(read)
             self._log.info("quota read", namespaces=len(read.quota.namespaces), version=version)
+            self._tell_changes(new, before, read)
 
     def _accept(self, read: config.QuotaConfig) -> None:
         self._config, self._faulty = read, False
@@ -135,14 +137,24 @@ class QuotaInformer:
         self._faulty = True
         kept = "the last good one stays in force" if self._config else "no quota has been read yet"
         self._log.error("quota document malformed", faults=[str(f) for f in fault.faults[:MAX_FAULTS]], kept=kept)
-        version, place = config_map.metadata.resource_version, self._place
-        subject = objects.InvolvedObject(
-            "v1", "ConfigMap", place.name, place.namespace, config_map.metadata.uid, version
-        )
-        message = f"the quota document is malformed, {kept}: {fault}"
+        message, subject = f"the quota document is malformed, {kept}: {fault}", self._subject(config_map)
         # The name has the version of the document, so that all replicas together write one Event.
-        event = objects.Event(subject, f"malformed-{version}", "MalformedQuota", message, "vcuda-quota", type="Warning")
+        id_ = f"malformed-{subject.resource_version}"
+        event = objects.Event(subject, id_, "MalformedQuota", message, "vcuda-quota", type="Warning")
         objects.post_event_or_log(self._kube, event)
+
+    def _tell_changes(self, config_map: ConfigMap, before: config.QuotaConfig | None, read: config.QuotaConfig) -> None:
+        message = changes.summary(before.quota, read.quota, objects.LONGEST_MESSAGE) if before else ""
+        if message:
+            subject = self._subject(config_map)
+            id_ = f"edited-{subject.resource_version}"
+            objects.post_event_or_log(self._kube, objects.Event(subject, id_, "QuotaEdited", message, "vcuda-quota"))
+
+    def _subject(self, config_map: ConfigMap) -> objects.InvolvedObject:
+        metadata, place = config_map.metadata, self._place
+        return objects.InvolvedObject(
+            "v1", "ConfigMap", place.name, place.namespace, metadata.uid, metadata.resource_version
+        )
 
 
 NodeChange = Callable[[Node | None, Node | None], None]

@@ -86,6 +86,15 @@ def decode_each(decoder: msgspec.json.Decoder[T], items: Iterable[bytes | msgspe
             structlog.get_logger().warning("object passed over: it cannot be decoded", error=str(error))
 
 
+_NAMESPACE = msgspec.json.Decoder(k8s_types.K8sObject)
+
+
+def namespace_names(kube: Kube, seconds: float) -> frozenset[str]:
+    """Return the names of all namespaces. Raises Unavailable, or ListOverdue after so many seconds."""
+    pages = kube.list_pages("/api/v1/namespaces", timeout=seconds, seconds=seconds)
+    return frozenset(each.metadata.name for page in pages for each in decode_each(_NAMESPACE, page.items))
+
+
 SERVICE_NAME = "kubernetes.io/service-name"
 """The label that says which Service of its namespace a slice belongs to."""
 

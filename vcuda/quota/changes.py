@@ -10,6 +10,12 @@ from vcuda.quota.model import CORES_PER_CARD, DEFAULT, Grant, Limit, Mode, Names
 DERIVED = ("limits", "own", "granted")
 """The fields that are compared by model, or follow from other fields and the time."""
 
+LONGEST_CHANGE = 200
+"""Characters of one change in a summary. One entry may list hundreds of models."""
+
+_ROOM_FOR_MORE = 40
+_AND_MORE = "; and {} more changes"
+
 _STRICTNESS = {Mode.AUDIT: 0, Mode.WARN: 1, Mode.ENFORCE: 2}
 
 
@@ -23,6 +29,12 @@ class QuotaChange(NamedTuple):
     def __str__(self) -> str:
         return f"{self.path}: {self.before or 'nothing'} -> {self.after or 'nothing'}"
 
+    @property
+    def shown(self) -> str:
+        """The text, of at most `LONGEST_CHANGE` characters."""
+        text = str(self)
+        return text if len(text) <= LONGEST_CHANGE else f"{text[: LONGEST_CHANGE - 1]}…"
+
 
 def changes(old: Quota, new: Quota) -> Iterator[QuotaChange]:
     """Yield every difference, in the order of the entries."""
@@ -35,6 +47,20 @@ def changes(old: Quota, new: Quota) -> Iterator[QuotaChange]:
             yield QuotaChange(namespace, _entry(was), _entry(will))
         else:
             yield from _within(namespace, was, will)
+
+
+def summary(old: Quota, new: Quota, longest: int) -> str:
+    """Return the first differences in at most ``longest`` characters, with the number of the others.
+
+    It is empty if nothing differs. ``longest`` must be at least `LONGEST_CHANGE` + 40.
+    """
+    text, different = "", changes(old, new)
+    for change in different:
+        longer = f"{text}; {change.shown}" if text else change.shown
+        if len(longer) + _ROOM_FOR_MORE > longest:
+            return text + _AND_MORE.format(1 + sum(1 for _ in different))
+        text = longer
+    return text
 
 
 def _within(namespace: str, was: NamespaceQuota, will: NamespaceQuota) -> Iterator[QuotaChange]:

@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from http import HTTPStatus
 
 import msgspec
@@ -12,7 +12,8 @@ from vcuda import errors, k8s_types, kube
 from vcuda.admission_review import AdmissionRequest, AdmissionResponse
 from vcuda.ledger.ledger import NO_LIMIT
 from vcuda.quota import changes, grant_words
-from vcuda.quota.model import CORES_PER_CARD, UNASKED_NAMESPACES, NamespaceQuota, Quota, cards
+from vcuda.quota.model import CORES_PER_CARD, DEFAULT, UNASKED_NAMESPACES, NamespaceQuota, Quota, cards
+from vcuda.quota.values import suggestion
 from vcuda.requests.config import parse_config
 from vcuda.requests.resources import PLAIN_CARDS, CardWorth, GpuResources
 from webhook.ledger import ledgers
@@ -28,6 +29,9 @@ MOST_LOGGED = 50
 # would be refused, each time it is tried.
 COMPARING_SECONDS = 1.0
 
+NamespaceNames = Callable[[], Collection[str]]
+"""Returns the names of all namespaces, within two seconds. Raises VcudaError if there is no answer."""
+
 _CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
 
 
@@ -37,11 +41,12 @@ async def check_edit(
     policy: context.PolicySnapshot | None,
     charged: ledgers.Ledgers,
     *,
+    namespaces: NamespaceNames | None = None,
     check: k8s_types.Check = k8s_types.no_check,
 ) -> AdmissionResponse:
     """Return whether the ConfigMap may be stored, with the path of every fault or the warnings of a good document.
 
-    ``check`` is called between the parts of the work.
+    ``namespaces``: None if there is no API server that knows them. ``check`` is called between the parts of the work.
     """
     if request.kind.kind != "ConfigMap" or (request.namespace, request.name) != (place.namespace, place.name):
         return AdmissionResponse("ignored")
@@ -65,8 +70,9 @@ async def check_edit(
     if not request.dry_run:
         _log_changes(request, old, quota)
     grown = changes.beyond(old, quota, policy.nodes.cards if policy else {})
-    weaker = changes.weakened(old, quota)
-    warnings = [*compared, *weaker, *grown, *_doubts(quota, policy), *_without_effect(read.resources, policy)]
+    weaker, absent = changes.weakened(old, quota), _absent(old, quota, namespaces)
+    doubts = *absent, *_doubts(quota, policy), *_without_effect(read.resources, policy)
+    warnings = [*compared, *weaker, *grown, *doubts]
     if len(warnings) > MOST_WARNINGS:
         warnings[MOST_WARNINGS:] = [f"and {len(warnings) - MOST_WARNINGS} more warnings"]
     return AdmissionResponse("quota-accepted", warnings=warnings)
@@ -93,6 +99,22 @@ def _refused(place: kube.QuotaPlace, faults: tuple[errors.Fault, ...]) -> Admiss
     message = "the quota document is malformed: " + "; ".join(map(str, shown))
     causes = tuple(fault._replace(path=fault.path or document) for fault in shown)
     return AdmissionResponse("quota-refused", False, HTTPStatus.UNPROCESSABLE_ENTITY, message, causes)
+
+
+def _absent(old: Quota, new: Quota, namespaces: NamespaceNames | None) -> Iterator[str]:
+    """Yield a warning for each new entry whose namespace does not exist. It may be created later."""
+    added = sorted(new.entries.keys() - old.entries.keys() - {DEFAULT})
+    if not added or namespaces is None:
+        return
+    try:
+        existing = namespaces()
+    except errors.VcudaError as error:
+        yield f"the namespaces of the new entries were not looked up: {error}"
+        return
+    for number, namespace in enumerate(name for name in added if name not in existing):
+        # The search for the nearest of ten thousand names takes milliseconds.
+        near = suggestion(namespace, existing) if number < MOST_WARNINGS else ""
+        yield f"{namespace}: namespace not found" + (f"; {near}" if near else "")
 
 
 def _doubts(quota: Quota, policy: context.PolicySnapshot | None) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """The webhook as a process: what it is put together from, on a cluster or alone, and gunicorn set up to serve it."""
 
+import functools
 import gc
 import mmap
 import os
@@ -37,6 +38,10 @@ Each takes 50 KiB, most of it TLS.
 
 OTHER_FILES = 512
 """Files beside the clients' connections; most are connections to the API server."""
+
+
+LIST_NAMESPACES_SECONDS = 2.0
+"""Seconds for the LIST of the namespaces at an edit of the quota. The API server waits ten seconds for the answer."""
 
 
 MakeService = Callable[[ServingCertificate], admission.Service]
@@ -112,7 +117,10 @@ class Cluster(msgspec.Struct, frozen=True):
         metrics.registry.register(ReflectorCollector(policy.reflectors))
         policy.start()
         charged = ledgers if self.callers_known else namespaces.ExistingNamespaces(ledgers, kube)
-        return admission.Service(policy.current, charged, metrics, admission.Gate(), structlog.get_logger(), self.place)
+        names = functools.partial(k8s.namespace_names, kube, LIST_NAMESPACES_SECONDS)
+        return admission.Service(
+            policy.current, charged, metrics, admission.Gate(), structlog.get_logger(), self.place, names
+        )
 
 
 class Standalone(msgspec.Struct, frozen=True):
