@@ -10,7 +10,7 @@ from tests.builders import MODEL, container, pod
 from tests.e2e.cluster import Cluster, Json
 
 VERSION = "resource.k8s.io/v1"
-FROM_MINOR = 34
+FROM_MINOR, EXTENDED_FROM_MINOR = 34, 36
 """The first Kubernetes that serves it by default."""
 
 NVIDIA, HAMI, VGPU_MANAGER = "gpu.nvidia.com", "hami-core-gpu.project-hami.io", "manager.nvidia.com"
@@ -147,6 +147,18 @@ def devices_of(claim: Json) -> list[str]:
 
 def served(cluster: Cluster) -> bool:
     return cluster.control_plane.minor >= FROM_MINOR
+
+
+def has_extended_resources(cluster: Cluster) -> bool:
+    """Whether the scheduler claims devices for an extended resource of a DeviceClass (KEP-5004)."""
+    return cluster.control_plane.minor >= EXTENDED_FROM_MINOR
+
+
+def require_extended_resources(cluster: Cluster) -> None:
+    """Skip the test where the API server ignores ``extendedResourceName`` of a DeviceClass."""
+    if not has_extended_resources(cluster):
+        minor = cluster.control_plane.minor
+        pytest.skip(f"DRAExtendedResource is on from Kubernetes 1.{EXTENDED_FROM_MINOR} on, this is 1.{minor}")
 
 
 def require_dra(cluster: Cluster) -> None:

@@ -9,7 +9,17 @@ import pytest
 
 from tests.builders import MODEL, vcuda_pod
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.dra import NVIDIA, VERSION, Published, card, claim, claiming, published, require_dra
+from tests.e2e.dra import (
+    NVIDIA,
+    VERSION,
+    Published,
+    card,
+    claim,
+    claiming,
+    published,
+    require_dra,
+    require_extended_resources,
+)
 from tests.e2e.installation import Installation, await_committed, controlling, installed, limited_team
 from tests.processes import eventually
 from vcuda.requests.schemes import HAMI
@@ -66,7 +76,7 @@ def test_where_the_same_resource_may_give_a_whole_device_it_is_charged_as_one(
     cluster: Cluster, own: Installation
 ) -> None:
     """By a DeviceClass; from then on, also what is stored already, until there is none any more."""
-    require_dra(cluster)
+    require_extended_resources(cluster)
     with limited_team(own, {"quota": {"A100-shared": 1}}) as team:
         cluster.create(asking(team, "train"))
         await_committed(own, team, **{"A100-shared": 25})

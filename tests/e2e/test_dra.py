@@ -22,10 +22,12 @@ from tests.e2e.dra import (
     claims,
     claims_path,
     devices_of,
+    has_extended_resources,
     partition,
     published,
     request,
     require_dra,
+    require_extended_resources,
     shared_card,
     template,
 )
@@ -61,6 +63,10 @@ def cluster(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> It
             yield admin
 
 
+def by_extended_resource(team: str, name: str = "train") -> list[Json]:
+    return [pod(container({EXTENDED: 1}), metadata={"name": name, "namespace": team})]
+
+
 SHARE: Json = {"capacity": {"requests": {"cores": "30", "memory": "3000Mi"}}}
 PLAIN: dict[str, tuple[Callable[[str], list[Json]], str]] = {
     "by a template": (
@@ -71,10 +77,7 @@ PLAIN: dict[str, tuple[Callable[[str], list[Json]], str]] = {
         lambda team: [claim(team, "gpu"), claiming(team, "train", resourceClaimName="gpu")],
         "gpu.nvidia.com/",
     ),
-    "by an extended resource": (
-        lambda team: [pod(container({EXTENDED: 1}), metadata={"name": "train", "namespace": team})],
-        "gpu.nvidia.com/",
-    ),
+    "by an extended resource": (by_extended_resource, "gpu.nvidia.com/"),
     "a MIG partition": (
         lambda team: [
             claim(team, "gpu", request("mig.nvidia.com")),
@@ -102,6 +105,8 @@ def test_kubernetes_by_itself_gives_the_devices_that_the_drivers_publish(
     cluster: Cluster, namespace: str, manifests: Callable[[str], list[Json]], device: str
 ) -> None:
     """The ground that the other tests stand on: the real claim controller and scheduler, and slices written by hand."""
+    if manifests is by_extended_resource:
+        require_extended_resources(cluster)
     for manifest in manifests(namespace):
         cluster.create(manifest)
     cluster.await_bound(namespace)
@@ -135,14 +140,14 @@ def team(installation: Installation, controller: ControllerProcess) -> Iterator[
         yield name
 
 
-def asking(number: int, team: str) -> list[Json]:
+def asking(number: int, team: str, *, extended: bool) -> list[Json]:
     """What one of many creates: a claim and its pod, a pod with a template, or one with an extended resource."""
     name, labels = f"train-{number}", {REPLICA: str(number % REPLICAS)}
     made = [
         [claim(team, name), claiming(team, name, resourceClaimName=name)],
         [claiming(team, name, resourceClaimTemplateName="gpu")],
-        [pod(container({EXTENDED: 1}), metadata={"name": name, "namespace": team})],
-    ][number % 3]
+        by_extended_resource(team, name),
+    ][number % (3 if extended else 2)]
     return [{**each, "metadata": {**each["metadata"], "labels": labels}} for each in made]
 
 
@@ -157,6 +162,7 @@ def test_of_claims_and_pods_that_race_no_more_devices_are_allocated_than_there_i
 ) -> None:
     """Three replicas; at no moment, as a watch of the claims tells, and in the end exactly as many."""
     cluster.create(template(team, "gpu"))
+    extended = has_extended_resources(cluster)
     most: Counter[str] = Counter()
 
     def all_given(found: list[Json]) -> bool:
@@ -165,7 +171,7 @@ def test_of_claims_and_pods_that_race_no_more_devices_are_allocated_than_there_i
         return given(found) == QUOTA
 
     def create(number: int) -> None:
-        for manifest in asking(number, team):
+        for manifest in asking(number, team, extended=extended):
             cluster.try_create(manifest)
 
     with ThreadPoolExecutor(THREADS) as threads:
