@@ -31,21 +31,32 @@ def commands(heading: str) -> list[str]:
 
 def run(system: System, script: str) -> str:
     """Run the commands with a shell, for the directory that was applied; what they print."""
-    kubectl()  # there is one, or this is skipped
+    done = _typed(system, script)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def refused_run(system: System, script: str) -> str:
+    """Run commands of which the last one fails; what they print."""
+    done = _typed(system, script)
+    assert done.returncode != 0, done.stdout
+    return done.stderr
+
+
+def _typed(system: System, script: str) -> subprocess.CompletedProcess[str]:
+    program = Path(kubectl())  # there is one, or this is skipped
     system.directory.mkdir(exist_ok=True)
     home = {"HOME": str(system.directory), "KUBECONFIG": str(system.cluster.kubeconfig)}
     typed = script.replace("manifests/base", str(system.kustomization))
-    done = subprocess.run(
+    return subprocess.run(
         ("sh", "-ec", typed),
         cwd=system.directory,
-        env={**os.environ, **home, "PATH": f"{SCRIPTS}{os.pathsep}{os.environ['PATH']}"},
+        env={**os.environ, **home, "PATH": f"{SCRIPTS}{os.pathsep}{program.parent}{os.pathsep}{os.environ['PATH']}"},
         capture_output=True,
         text=True,
         check=False,
         timeout=110,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
 
 
 @contextmanager
