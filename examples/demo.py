@@ -165,7 +165,8 @@ def _untouched(request: AdmissionRequest, policy: PolicySnapshot) -> str:
 
 def _table(rows: list[Row]) -> Iterator[str]:
     """Yield a line for each row, and under it why."""
-    cells = [(f"{row.namespace}/{row.object.partition('/')[2]}", row.charge, row.decision, row.model) for row in rows]
+    names = [f"{row.namespace}/{row.object.partition('/')[2]}" for row in rows]
+    cells = [(name, row.charge_text, row.decision, row.model) for name, row in zip(names, rows, strict=True)]
     heading, *lines = aligned([("NAME", "ASKS FOR", "DECISION", "MODEL"), *cells])
     yield heading
     for line, row in zip(lines, rows, strict=True):

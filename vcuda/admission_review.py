@@ -79,7 +79,7 @@ class AdmissionResponse(msgspec.Struct, frozen=True, gc=False):
 
     ``outcome`` is the word under which it is counted and logged. ``status`` is what a refused client sees;
     ``retry_after`` is in seconds, where it should come again by itself. ``reason`` tells why an allowed pod got its
-    model; with the model it goes into the API server's audit log.
+    model; with the model it goes into the API server's audit log. ``rule`` orders the models.
     """
 
     outcome: str
@@ -93,6 +93,7 @@ class AdmissionResponse(msgspec.Struct, frozen=True, gc=False):
     reason: str = ""
     model: str = ""
     scheme: str = ""
+    rule: str = ""
 
 
 _REASONS: Mapping[HTTPStatus, str] = {

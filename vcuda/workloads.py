@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import yaml
 
-from vcuda import errors, k8s_types
+from vcuda import errors, k8s_types, pod_templates
 from vcuda.claims.objects import API_VERSION, CLAIM, GROUP, TEMPLATE, ResourceClaim, ResourceClaimTemplate
 from vcuda.quota.document import NO_NAMESPACE, is_namespace_name
 from vcuda.quota.preference import MODELS_ANNOTATION
@@ -14,8 +14,8 @@ from vcuda.quota.preference import MODELS_ANNOTATION
 Manifest = dict[str, Any]
 T = TypeVar("T")
 
-MOST_PODS = 10_000
-"""Pods that one workload may stand for here."""
+NO_TEMPLATE = "no pod template found in this object; give the pods that its controller makes"
+"""The reason why an object of a kind that is not built in is skipped."""
 
 NO_PODS = "no pods found"
 """What is told beside an empty answer."""
@@ -58,12 +58,30 @@ class Workload(msgspec.Struct, frozen=True):
     count: int
     warning: str = ""
     """A sentence about an annotation that has no effect where it stands; empty if there is none."""
+    part: str = ""
+    """The place of the pod template, if the object has several."""
+    is_counted: bool = True
+    """False if the object does not say how many pods it makes: one of them is looked at."""
+
+    @property
+    def title(self) -> str:
+        """The object as people name it."""
+        return f"{self.kind}/{self.name}" + (f" {self.part}" if self.part else "")
 
     @property
     def claim_spec(self) -> Manifest | None:
         """What the claims of a template ask for, as it is written; None of anything else."""
         spec: Manifest = self.created.get("spec", {}).get("spec", {})
         return spec if self.kind == TEMPLATE else None
+
+
+class Unread(msgspec.Struct, frozen=True):
+    """An object that is not looked at: it is malformed, or its kind is not built in and it has no pod template."""
+
+    title: str
+    namespace: str
+    reason: str
+    malformed: bool
 
 
 class MadeClaim(NamedTuple):
@@ -88,18 +106,54 @@ def made_claims(pod: Manifest) -> list[MadeClaim]:
     return found
 
 
-def workloads_in(source: str, text: str, namespace: str) -> list[Workload]:
-    """Return every claim, and every object that makes pods, in YAML or JSON, in order; all others are passed over.
+def workloads_in(source: str, text: str, namespace: str) -> list[Workload | Unread]:
+    """Return every claim, and every object that makes pods, in YAML or JSON, in order.
 
-    ``namespace`` is for those that name none; ``source`` says in messages where the text is from. Raises BadInput where
-    it is not YAML, or an object in it makes malformed pods, or pods in a way that is not known here.
+    Objects of built-in kinds that make no pods are left out. ``namespace`` is for objects that name none. ``source`` is
+    the name of the text in messages. Raises BadInput if the text is not YAML.
     """
-    # An object of a kind that is not known here makes pods if a pod template is anywhere in it: operators' kinds do.
-    return [
-        _workload(where, manifest, namespace)
-        for where, manifest in objects_in(source, text)
-        if manifest["kind"] in _KINDS or _is_claim(manifest) or _holds_template(manifest.get("spec"))
-    ]
+    return [each for where, document in _documents(source, text) for each in _read(where, document, namespace)]
+
+
+def _read(where: str, document: object, namespace: str) -> list[Workload | Unread]:
+    title = ""
+    try:
+        manifest = _object(where, document)
+        title = f"{manifest['kind']}/{_name_of(manifest)}"
+        if manifest["kind"] in _KINDS or _is_claim(manifest):
+            return [_workload(where, manifest, namespace)]
+        if _is_built_in(manifest):
+            return []
+        found = _templated(where, manifest, namespace)
+    except errors.BadInput as error:
+        return [Unread(title or where, namespace, str(error), malformed=True)]
+    return [*found] or [Unread(title, namespace, NO_TEMPLATE, malformed=False)]
+
+
+def _is_built_in(manifest: Manifest) -> bool:
+    # Built-in groups have no dot, or belong to Kubernetes. Without apiVersion the object may be of any group.
+    version = str(manifest.get("apiVersion") or "")
+    group = version.rpartition("/")[0]
+    return bool(version) and ("." not in group or group.endswith(".k8s.io"))
+
+
+def _templated(where: str, manifest: Manifest, namespace: str) -> list[Workload]:
+    """Return the pods of an object whose kind is not built in, a workload for each of its pod templates."""
+    metadata, home = _place(where, manifest, namespace)
+    name = _name_of(manifest)
+    try:
+        templates = pod_templates.pod_templates(manifest)
+    except ValueError as error:
+        raise errors.BadInput(f"{where}: {error}") from error
+    found = []
+    for template in templates:
+        inner = _mapping(where, {"metadata": template.metadata}, "metadata")
+        pod = _pod(where, name, home, inner, template.spec)
+        warning = _misplaced(metadata, inner, "the annotations of its pod template")
+        part = template.path if len(templates) > 1 else ""
+        count, stated = template.count or 0, template.count is not None
+        found.append(Workload(manifest["kind"], name, home, pod, count if stated else 1, warning, part, stated))
+    return found
 
 
 def _is_claim(manifest: Manifest) -> bool:
@@ -116,7 +170,11 @@ def require_claims_api(where: str, manifest: Manifest) -> None:
 
 
 def objects_in(source: str, text: str) -> Iterator[tuple[str, Manifest]]:
-    """Yield every object with its place; a List is what it lists."""
+    """Yield every object with its place; a List is what it lists. Raises BadInput for a document that is no object."""
+    return ((where, _object(where, document)) for where, document in _documents(source, text))
+
+
+def _documents(source: str, text: str) -> Iterator[tuple[str, object]]:
     try:
         documents = list(yaml.safe_load_all(text))
     except NOT_YAML as error:
@@ -125,51 +183,31 @@ def objects_in(source: str, text: str) -> Iterator[tuple[str, Manifest]]:
         yield from _listed(f"{source}, document {index + 1}", document)
 
 
-def _listed(where: str, document: object) -> Iterator[tuple[str, Manifest]]:
-    if document is None:
+def _listed(where: str, document: object) -> Iterator[tuple[str, object]]:
+    is_list = isinstance(document, dict) and str(document.get("kind")).endswith("List")
+    items = document.get("items", ()) if is_list and isinstance(document, dict) else None
+    if document is None or (is_list and items is None):
         return
-    if not isinstance(document, dict) or not isinstance(document.get("kind"), str):
-        raise errors.BadInput(f"{where}: no Kubernetes object: it has no kind")
-    if not document["kind"].endswith("List") or "items" not in document:
+    if not isinstance(items, list) or (isinstance(document, dict) and "items" not in document):
         yield where, document
         return
-    items = document["items"]
-    if not isinstance(items, list | None):
-        raise errors.BadInput(f"{where}: items must be a list")
-    for item in items or ():
+    for item in items:
         yield from _listed(where, item)
 
 
-def _holds_template(spec: object) -> bool:
-    # Each value is looked at once, however often an alias has it: YAML's aliases can nest without end.
-    waiting, seen = [spec], set()
-    while waiting:
-        value = waiting.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        if isinstance(value, dict):
-            template = value.get("template")
-            template_spec = template.get("spec") if isinstance(template, dict) else None
-            if isinstance(template_spec, dict) and "containers" in template_spec:
-                return True
-            waiting.extend(value.values())
-        elif isinstance(value, list):
-            waiting.extend(value)
-    return False
+def _object(where: str, document: object) -> Manifest:
+    if not isinstance(document, dict) or not isinstance(document.get("kind"), str):
+        raise errors.BadInput(f"{where}: no Kubernetes object: it has no kind")
+    if document["kind"].endswith("List") and "items" in document:
+        raise errors.BadInput(f"{where}: items must be a list")
+    return document
 
 
 def _workload(where: str, manifest: Manifest, namespace: str) -> Workload:
-    kind, claims = manifest["kind"], _is_claim(manifest)
-    if kind not in _KINDS and not claims:
-        raise errors.BadInput(f"{where}: how many pods a {kind} makes is not known here; give its pods instead")
-    metadata = _mapping(where, manifest, "metadata")
+    kind, name = manifest["kind"], _name_of(manifest)
+    metadata, home = _place(where, manifest, namespace)
     spec = _mapping(where, manifest, "spec")
-    name = str(metadata.get("name") or metadata.get("generateName") or "")
-    home = str(metadata.get("namespace") or namespace)
-    if not is_namespace_name(home):
-        raise errors.BadInput(f"{where}: {home!r} {NO_NAMESPACE}")
-    if claims:
+    if _is_claim(manifest):
         require_claims_api(where, manifest)
         claim = {**manifest, "metadata": {**metadata, "namespace": home}}
         convert(where, claim, _CLAIMS[kind])
@@ -182,15 +220,29 @@ def _workload(where: str, manifest: Manifest, namespace: str) -> Workload:
         spec = _mapping(where, _mapping(where, spec, "jobTemplate"), "spec")
     template = _mapping(where, spec, "template")
     inner = _mapping(where, template, "metadata")
-    pod = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {**inner, "generateName": f"{name}-", "namespace": home},
-        "spec": template.get("spec"),
-    }
     count = _count(where, kind, spec)
     warning = _misplaced(metadata, inner, "the annotations of its pod template")
-    return Workload(kind, name, home, _checked(where, pod), count, warning)
+    return Workload(kind, name, home, _pod(where, name, home, inner, template.get("spec")), count, warning)
+
+
+def _name_of(manifest: Manifest) -> str:
+    metadata = manifest.get("metadata")
+    metadata = metadata if isinstance(metadata, dict) else {}
+    return str(metadata.get("name") or metadata.get("generateName") or "")
+
+
+def _place(where: str, manifest: Manifest, namespace: str) -> tuple[Manifest, str]:
+    """Return the metadata of an object, and its namespace. Raises BadInput if a namespace cannot have the name."""
+    metadata = _mapping(where, manifest, "metadata")
+    home = str(metadata.get("namespace") or namespace)
+    if not is_namespace_name(home):
+        raise errors.BadInput(f"{where}: {home!r} {NO_NAMESPACE}")
+    return metadata, home
+
+
+def _pod(where: str, name: str, home: str, metadata: Manifest, spec: object) -> Manifest:
+    about = {**metadata, "generateName": f"{name}-", "namespace": home}
+    return _checked(where, {"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": spec})
 
 
 def _misplaced(outer: Manifest, inner: Manifest, place: str) -> str:
@@ -202,15 +254,12 @@ def _misplaced(outer: Manifest, inner: Manifest, place: str) -> str:
 
 
 def _count(where: str, kind: str, spec: Mapping[str, Any]) -> int:
-    counts = [spec[field] for field in _KINDS[kind] if spec.get(field) is not None]
-    for count in counts:
-        if type(count) is not int or not 0 <= count <= MOST_PODS:
-            raise errors.BadInput(f"{where}: {count!r} is no number of pods from 0 to {MOST_PODS}")
-    # A Job without parallelism runs one pod at a time, whatever its completions.
-    if kind in ("Job", "CronJob") and spec.get("parallelism") is None:
-        return 1
-    # The rest have one where nothing is said; a DaemonSet's number depends on the nodes, so one pod stands for it.
-    return min(counts, default=1)
+    try:
+        stated = pod_templates.at_once({field: spec.get(field) for field in _KINDS[kind]})
+    except ValueError as error:
+        raise errors.BadInput(f"{where}: {error}") from error
+    # Each kind has one pod unless it states a number. A DaemonSet has one for each node; one pod stands for them.
+    return 1 if stated is None else stated
 
 
 def _checked(where: str, pod: Manifest) -> Manifest:

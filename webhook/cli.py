@@ -13,14 +13,15 @@ import click
 import msgspec
 import structlog
 
-from vcuda import __version__, cli, errors, kube, logs, tls, workloads, x509
+from vcuda import __version__, cli, errors, kube, logs, tls, x509
 from vcuda.k8s_types import can_be_name
 from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.patches import Hints
 from vcuda.requests.resources import WILDCARDS
 from vcuda.requests.runtime_devices import GPU_RUNTIME_CLASSES
 from vcuda.requests.schemes import SCHEMES
-from webhook.check import check as offline, files
+from vcuda.workloads import NO_PODS
+from webhook.check import check as offline, files, quota_edit as checked_edit
 from webhook.review import context
 from webhook.server import app
 from webhook.server.server import Cluster, Failure, MakeService, Settings, Standalone, WebhookServer
@@ -218,18 +219,22 @@ def serve(
 
 
 @main.command(context_settings=_ENVIRONMENT)
-@click.argument("manifests", nargs=-1, required=True, type=_file, metavar="MANIFEST.yaml...")
+@click.argument("manifests", nargs=-1, type=_file, metavar="[MANIFEST.yaml...]")
 @cli.option("--quota", required=True, type=_file, help="Quota document, or the ConfigMap that holds it.")
+@cli.option("--old", type=_file, help="The quota before an edit: show what --quota changes, with the warnings.")
 @cli.option("--nodes", type=_file, help="Nodes, devices and stored objects, as kubectl prints them (see above).")
 @cli.option("-n", "--namespace", default="default", help="Namespace of manifests without a namespace.")
+@cli.option("--strict", is_flag=True, help="Exit with status 1 if an object is unknown or skipped.")
 @_hint_options
 @cli.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
 def check(
     *,
     manifests: tuple[Path, ...],
     quota: Path,
+    old: Path | None,
     nodes: Path | None,
     namespace: str,
+    strict: bool,
     scheduler_name: str | None,
     scheme_schedulers: Mapping[str, str],
     gpu_runtime_classes: tuple[str, ...],
@@ -239,18 +244,24 @@ def check(
 ) -> None:
     """Show whether the webhook would admit the pods and ResourceClaims of these manifests, without a cluster.
 
-    Supported kinds are Pod, Deployment, StatefulSet, DaemonSet, ReplicaSet, Job, CronJob, ResourceClaim and
-    ResourceClaimTemplate. A file may have several documents and Lists; - reads standard input. Objects that create no
-    pods are ignored. Any other kind with a pod template is bad input.
+    Every kind is read that has pod templates: Kubernetes' own, and for example PyTorchJob, RayCluster, JobSet,
+    LeaderWorkerSet, InferenceService, Workflow, Rollout and Notebook. Each template is decided as many times as the
+    object says; if it does not say, once. Kubernetes' own objects without pods are left out.
 
     The objects are decided in order. Each admitted object uses quota that the next ones lack. Every replica is charged;
     a DaemonSet is charged once. The claims made from templates for a pod follow that pod. Objects in kube-system and in
     this system's namespaces are charged but never refused, because the manifests exempt these namespaces.
 
+    A decision is "unknown" if a ResourceClaimTemplate is missing, or if the pod is placed by labels or names of nodes
+    and --nodes is not given. Another object without a pod template is "skipped". A malformed object fails alone.
+
     --quota reads the ConfigMap with all its keys, or only the document under gpu_quota. --nodes reads the nodes, and
     the ResourceSlices, DeviceClasses and ResourceClaimTemplates that the charge of a claim depends on. The Pods and
     ResourceClaims in that file are charged first; without them, running pods are not charged. Claims are decided as on
     Kubernetes 1.34 or later. Older versions have no claims, and pods that name claims are refused there.
+
+    With --old, the changes of the quota are shown too, and no manifest is needed. Warnings about the quota are printed
+    on standard error; with -o json they are part of the output.
 
     \b
     Examples:
@@ -258,20 +269,32 @@ def check(
       kubectl get nodes,resourceslices,deviceclasses,resourceclaimtemplates,resourceclaims,pods -A -o yaml > now.yaml
       vcuda-webhook check --quota gpuquota.yaml --nodes now.yaml claim.yaml
           together with the objects that are stored now
-      kustomize build . | vcuda-webhook check --quota gpuquota.yaml -o json -
+      kustomize build . | vcuda-webhook check --quota gpuquota.yaml --strict -o json -
+      vcuda-webhook check --old old.yaml --quota new.yaml
 
-    Exit status: 0 all admitted, 1 some refused, 2 bad input.
+    Exit status: 0 all admitted, 1 some refused, 2 bad input. With --strict, unknown and skipped objects count as
+    refused.
     """
+    if not manifests and old is None:
+        raise click.UsageError("give manifests, or --old for the changes of the quota alone")
+    now = time.time()
     hints = Hints(NodeLabels(model_label, pool_label), scheduler_name, scheme_schedulers)
-    cluster = _or_exit(lambda: files.read_cluster(quota, nodes, hints, gpu_runtime_classes)).at(time.time())
-    rows = offline.check(_or_exit(lambda: offline.read_workloads(list(manifests), namespace)), cluster)
+    cluster = _or_exit(lambda: files.read_cluster(quota, nodes, hints, gpu_runtime_classes)).at(now)
+    edit = _or_exit(lambda: checked_edit.read_edit(old, quota, cluster, now, has_nodes=nodes is not None))
+    workloads = _or_exit(lambda: offline.read_workloads(list(manifests), namespace))
+    rows = offline.check(workloads, cluster)
     if output == "json":
-        click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
+        found = {**edit.as_json(), "objects": [row.as_json() for row in rows]}
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
     else:
-        click.echo("\n".join(offline.table(rows)))
-    if not rows:
-        click.echo(workloads.NO_PODS, err=True)
-    sys.exit(1 if any(row.refused for row in rows) else 0)
+        shown = [edit.table()] if old else []
+        shown += [offline.table(rows)] if manifests else []
+        click.echo("\n\n".join("\n".join(lines) for lines in shown))
+        for warning in edit.warnings:
+            click.echo(f"Warning: {warning}", err=True)
+    if manifests and not rows:
+        click.echo(NO_PODS, err=True)
+    sys.exit(offline.exit_status(rows, strict=strict))
 
 
 def _run(settings: Settings, make_service: MakeService) -> None:

@@ -18,7 +18,7 @@ from vcuda.kube import Kube, QuotaPlace, segment
 from vcuda.ledger.report import NamespaceUse
 from vcuda.placement.affinity import NodeLabels
 from vcuda.quota import document, model
-from vcuda.workloads import NO_PODS, Workload, workloads_in
+from vcuda.workloads import NO_PODS, Unread, Workload, workloads_in
 
 BAR = 20
 """The width, in characters, of the bar that shows the used share of a limit."""
@@ -192,10 +192,10 @@ def _node_row(node: GpuNode) -> tuple[str, ...]:
 def explain(target: Target, *, filenames: tuple[str, ...], namespace: str | None, output: str | None) -> None:
     """Show whether the objects of a manifest would be admitted now, by server-side dry runs that create nothing.
 
-    Supported kinds are Pod, Deployment, StatefulSet, DaemonSet, ReplicaSet, Job, CronJob, ResourceClaim and
-    ResourceClaimTemplate. Another kind with a pod template is bad input; objects without pods are skipped. The command
-    tries one pod of each workload, and the claims that Kubernetes would create for the pod from templates in the
-    manifest or in the cluster. Warnings of the cluster are printed on standard error.
+    Every kind is read that has pod templates. The command tries one pod of each template, and the claims that
+    Kubernetes would create for the pod from templates in the manifest or in the cluster. Kubernetes' own objects
+    without pods are left out; others without a pod template are not asked about. Warnings of the cluster are printed on
+    standard error.
 
     A pod that HAMi-DRA's webhook may create a ResourceClaim for is not tried: that webhook creates the claim even in a
     dry run, and does not delete it.
@@ -210,13 +210,15 @@ def explain(target: Target, *, filenames: tuple[str, ...], namespace: str | None
     """
     kube = target.connect()
     home = target.namespace(namespace)
-    workloads: list[Workload] = []
+    workloads: list[Workload | Unread] = []
     try:
         for filename in filenames:
             with click.open_file(filename, encoding="utf-8") as file:
                 workloads += workloads_in(filename, file.read(), home)
     except (OSError, UnicodeDecodeError, errors.BadInput) as error:
         cli.fail(str(error))
+    for malformed in (each for each in workloads if isinstance(each, Unread) and each.malformed):
+        cli.fail(malformed.reason)
     try:
         verdicts = list(ask_about(kube, workloads))
     except errors.VcudaError as error:

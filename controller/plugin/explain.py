@@ -11,7 +11,7 @@ from vcuda.claims import objects, pin
 from vcuda.k8s_types import Pod
 from vcuda.kube import Heard, Kube, is_served, segment
 from vcuda.placement import choice, patches
-from vcuda.workloads import Manifest, Workload, made_claims
+from vcuda.workloads import Manifest, Unread, Workload, made_claims
 
 ADMITTED, REFUSED, NOT_ASKED = "admitted", "refused", "not asked"
 
@@ -45,14 +45,17 @@ class ExplainedObject(msgspec.Struct, frozen=True):
     warnings: tuple[str, ...] = ()
 
 
-def ask_about(kube: Kube, workloads: Sequence[Workload]) -> Iterator[ExplainedObject]:
+def ask_about(kube: Kube, workloads: Sequence[Workload | Unread]) -> Iterator[ExplainedObject]:
     """Yield the outcome for one pod of each workload and the claims created for it, and for each claim or template.
 
     Raises VcudaError if the cluster does not answer or rejects the credentials.
     """
-    templates = {(each.namespace, each.name): each.claim_spec for each in workloads}
+    templates = {(each.namespace, each.name): each.claim_spec for each in workloads if isinstance(each, Workload)}
     for workload in workloads:
-        name, created = f"{workload.kind}/{workload.name}", workload.created
+        if isinstance(workload, Unread):
+            yield ExplainedObject(workload.title, workload.namespace, NOT_ASKED, "", workload.reason)
+            continue
+        name, created = workload.title, workload.created
         is_pod = created["kind"] == "Pod"
         explained = _explain_pod(kube, name, created) if is_pod else _explain_claim(kube, name, created)
         if workload.warning:

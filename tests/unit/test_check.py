@@ -36,7 +36,7 @@ def check(directory: Path, *manifests: Manifest, options: tuple[str, ...] = (), 
 
 
 def rows(result: Result) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(result.stdout)
+    found: list[dict[str, Any]] = json.loads(result.stdout)["objects"]
     return found
 
 
@@ -62,24 +62,129 @@ def deployment(replicas: int, limits: dict[str, int], name: str = "train") -> Ma
 
 def test_nothing_to_check_is_no_failure(directory: Path) -> None:
     """Yet it is told: an empty table looks as if all were well."""
-    result = check(directory, text="kind: Service")
+    result = check(directory, text="{apiVersion: v1, kind: Service}")
     assert (result.exit_code, result.stdout.split()[0], result.stderr) == (0, "OBJECT", "no pods found\n")
     assert check(directory, cards(1)).stderr == ""
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "Error: {path}: not YAML: "),
-        ("kind: Pod\non: 2024-13-45", "Error: {path}: not YAML: "),
-        ("kind: Pod\nspec: 5", "Error: {path}, document 1: spec must be a mapping\n"),
-        ("kind: Pod", "Error: {path}, document 1: malformed: it has no pod spec\n"),
-    ],
-)
-def test_a_bad_manifest_is_exit_status_2_with_its_file(directory: Path, text: str, message: str) -> None:
+@pytest.mark.parametrize("text", ["{", "kind: Pod\non: 2024-13-45"])
+def test_a_file_that_is_not_yaml_is_exit_status_2_with_its_name(directory: Path, text: str) -> None:
     result = check(directory, text=text)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith(message.format(path=directory / "pods.yaml"))
+    assert result.stderr.startswith(f"Error: {directory / 'pods.yaml'}: not YAML: ")
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        ({"kind": "Pod", "spec": 5}, "spec must be a mapping"),
+        ({"kind": "Pod"}, "malformed: it has no pod spec"),
+        ({"spec": {}}, "no Kubernetes object: it has no kind"),
+    ],
+)
+def test_a_malformed_object_fails_alone_with_exit_status_2(directory: Path, bad: Manifest, reason: str) -> None:
+    result = check(directory, cards(1), bad, cards(1), options=("-o", "json"))
+    assert result.exit_code == 2
+    found = rows(result)
+    assert [row["decision"] for row in found] == ["admitted", "malformed", "admitted"]
+    assert found[1]["reason"] == f"{directory / 'pods.yaml'}, document 2: {reason}"
+
+
+SKIPPED = {"apiVersion": "example.com/v1", "kind": "Trainer", "metadata": {"name": "a"}}
+ELSEWHERE = vcuda_pod(nodeSelector={"disk": "ssd"})
+TEMPLATED = {**pod(container()), "spec": {**pod(container())["spec"]}}
+TEMPLATED["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "absent"}]
+
+
+@pytest.mark.parametrize(
+    ("manifest", "decision", "reason"),
+    [
+        pytest.param(SKIPPED, "skipped", "no pod template found", id="no template"),
+        pytest.param(ELSEWHERE, "unknown", "the nodes by whose labels or names it is placed", id="nodes"),
+        pytest.param(vcuda_pod(nodeName="gpu-1"), "unknown", "the nodes by whose labels", id="a node"),
+        pytest.param(TEMPLATED, "unknown", "ResourceClaimTemplate absent", id="a claim template"),
+    ],
+)
+def test_an_object_of_which_too_little_is_known_fails_only_a_strict_check(
+    directory: Path, manifest: Manifest, decision: str, reason: str
+) -> None:
+    result = check(directory, manifest, options=("-o", "json"))
+    (row,) = rows(result)
+    assert (result.exit_code, row["decision"]) == (0, decision)
+    assert reason in row["reason"]
+    assert check(directory, manifest, options=("--strict",)).exit_code == 1
+
+
+def test_the_nodes_make_a_decision_known(directory: Path) -> None:
+    nodes = directory / "nodes.yaml"
+    nodes.write_text(
+        yaml.safe_dump({"kind": "Node", "metadata": {"name": "a", "labels": {MODEL: "M40", "disk": "ssd"}}})
+    )
+    assert decisions(directory, ELSEWHERE, options=("--nodes", str(nodes))) == ["1 admitted M40"]
+
+
+def test_each_template_of_a_custom_object_is_decided(directory: Path) -> None:
+    template = {"spec": {"containers": [container(ONE_CARD)]}}
+    replicas = {"Master": {"template": template}, "Worker": {"replicas": 10, "template": template}}
+    job = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "a"}}
+    result = check(directory, {**job, "spec": {"pytorchReplicaSpecs": replicas}}, options=("-o", "json"))
+    found = [(row["object"].rpartition(".")[0], row["count"], row["decision"], row["model"]) for row in rows(result)]
+    assert found[0] == ("PyTorchJob/a spec.pytorchReplicaSpecs.Master", 1, "admitted", "M40")
+    assert {row[0] for row in found[1:]} == {"PyTorchJob/a spec.pytorchReplicaSpecs.Worker"}
+    assert [sum(row[1] for row in found if row[2] == word) for word in ("admitted", "refused")] == [10, 1]
+
+
+def test_a_template_without_a_count_is_decided_once_and_that_is_said(directory: Path) -> None:
+    step = {"name": "train", "container": {"image": "train", "resources": {"limits": ONE_CARD}}}
+    workflow = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": {"name": "a"}}
+    (row,) = rows(check(directory, {**workflow, "spec": {"templates": [step]}}, options=("-o", "json")))
+    assert (row["count"], row["decision"]) == (1, "admitted")
+    assert row["reason"].endswith("the object does not say how many of these pods there are; one is decided")
+
+
+# Edits of the quota
+
+
+def compare(directory: Path, old: str, *options: str) -> Result:
+    (directory / "old.yaml").write_text(old)
+    paths = ("--old", str(directory / "old.yaml"), "--quota", str(directory / "quota.yaml"))
+    return CliRunner().invoke(main, ["check", *paths, *options])
+
+
+def test_the_changes_of_an_edit_are_shown_without_manifests(directory: Path) -> None:
+    result = compare(directory, "{team-a: {quota: {M40: 4, P100: 2}}, team-b: {quota: {}}, gone: {quota: {M40: 1}}}")
+    heading, *changes = [line.split() for line in result.stdout.splitlines()]
+    assert (result.exit_code, heading) == (0, ["CHANGED", "OLD", "NEW"])
+    assert ["team-a.quota.M40", "4", "cards", "8", "cards"] in changes
+    assert "Warning: gone: loses its entry (M40: 1 card); no limit applies" in result.stderr
+
+
+def test_the_changes_of_an_edit_are_json_for_scripts(directory: Path) -> None:
+    found = json.loads(compare(directory, QUOTA.replace("M40: 8", "M40: 4"), "-o", "json").stdout)
+    change = {"path": "team-a.quota.M40", "before": "4 cards", "after": "8 cards"}
+    assert found == {"changes": [change], "warnings": [], "objects": []}
+
+
+def test_an_edit_beyond_the_cards_of_the_nodes_is_warned_of(directory: Path) -> None:
+    labels = {MODEL: "M40", "nvidia.com/gpu.count": "4"}
+    nodes = directory / "nodes.yaml"
+    nodes.write_text(yaml.safe_dump({"kind": "Node", "metadata": {"name": "a", "labels": labels}}))
+    told = compare(directory, QUOTA.replace("M40: 8", "M40: 4"), "--nodes", str(nodes)).stderr
+    assert "team-a.quota.M40: was 4 cards, is 8 cards; the nodes have 4 cards" in told
+
+
+def test_warnings_of_the_quota_appear_beside_the_decisions(directory: Path) -> None:
+    (directory / "quota.yaml").write_text("{kube-system: {quota: {M40: 1}}, team-a: {quota: {M40: 1}}}")
+    result = check(directory, cards(1))
+    assert (result.exit_code, result.stderr.startswith("Warning: kube-system: a system namespace")) == (0, True)
+
+
+@pytest.mark.parametrize("text", ["", "\n \n"])
+def test_an_empty_quota_file_is_an_error(directory: Path, text: str) -> None:
+    (directory / "quota.yaml").write_text(text)
+    result = check(directory, cards(1))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.endswith("is empty; write {} if no namespace is to be limited\n")
 
 
 def test_a_bad_quota_is_named_fault_by_fault(directory: Path) -> None:
@@ -138,7 +243,7 @@ def test_several_files_share_one_quota_and_options_may_come_from_the_environment
         pytest.param(pod(container()), "1 no GPU", id="no GPU"),
         pytest.param(cards(9, metadata={"namespace": "team-x"}), "1 not limited", id="not limited"),
         pytest.param(cards(9, metadata={"namespace": "team-w"}), "1 admitted M40", id="a quota that only warns"),
-        pytest.param(cards(1, nodeName="gpu-1"), "1 admitted M40", id="a preset nodeName"),
+        pytest.param(cards(1, nodeName="gpu-1"), "1 unknown M40", id="a preset nodeName"),
         pytest.param(cards(1, annotations={"tencent.com/gpu-assigned": ""}), "1 admitted M40", id="a forged claim"),
         pytest.param(cards(9, annotations={"kubernetes.io/config.mirror": ""}), "1 refused M40", id="a forged mirror"),
     ],
@@ -207,8 +312,24 @@ def test_json_has_every_field_of_a_row(directory: Path) -> None:
     same = {"object": "Pod/train-0", "namespace": "team-a", "count": 1, "model": "M40"}
     free = "the first in the namespace's quota, 8 cards of 8 cards free"
     assert rows(check(directory, half, cards(9), options=("-o", "json"))) == [
-        {**same, "decision": "admitted", "charge": "0.5 cards, 1024 MiB", "reason": free},
-        {**same, "decision": "refused", "charge": "9 cards", "reason": f"exceeded GPU quota: {m40}; {p100}"},
+        {
+            **same,
+            "decision": "admitted",
+            "outcome": "charged",
+            "rule": "document",
+            "cards": 0.5,
+            "memory_mib": 1024,
+            "reason": free,
+        },
+        {
+            **same,
+            "decision": "refused",
+            "outcome": "over-quota",
+            "rule": "",
+            "cards": 9.0,
+            "memory_mib": 0,
+            "reason": f"exceeded GPU quota: {m40}; {p100}",
+        },
     ]
 
 
@@ -224,7 +345,7 @@ def test_the_table_has_the_same_in_columns(directory: Path) -> None:
 def test_the_reason_tells_what_is_changed(directory: Path) -> None:
     copied = {"hami.io/bind-time": "1", "mine": "stays", "tencent.com/gpu-assigned": "true"}
     (row,) = rows(check(directory, cards(1, annotations=copied, nodeName="gpu-1"), options=("-o", "json")))
-    assert row["reason"].split("; ")[1:] == [
+    assert row["reason"].split("; ")[2:] == [
         "allocation records removed: hami.io/bind-time, tencent.com/gpu-assigned",
         "nodeName moved to a required node affinity",
     ]

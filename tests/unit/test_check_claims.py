@@ -12,6 +12,7 @@ from examples.claims import A100, HAMI, M40, NVIDIA, claim, entry, published, sh
 from tests.builders import Manifest, container, pod, vcuda_pod
 from tests.tables import cases
 from vcuda.claims.pin import ClaimPin, write_pin
+from vcuda.quota.model import Charge
 from webhook.cli import main
 
 QUOTA = """
@@ -31,9 +32,14 @@ def check(directory: Path, *manifests: Manifest, stored: tuple[Manifest, ...] = 
     files["manifests"].write_text(yaml.safe_dump_all(manifests))
     told = [f"--quota={files['quota']}", f"--nodes={files['nodes']}", "-n", "team-a", "-o", "json"]
     result = CliRunner().invoke(main, ["check", *told, str(files["manifests"])], catch_exceptions=False)
-    rows: Rows = json.loads(result.stdout)
+    rows: Rows = json.loads(result.stdout)["objects"]
     assert result.exit_code == any(row["decision"] == "refused" for row in rows)
     return rows
+
+
+def charge_of(row: dict[str, Any]) -> str:
+    """Return the charge as a table shows it."""
+    return str(Charge(round(row["cards"] * 100), row["memory_mib"])) if row["cards"] else ""
 
 
 def short(rows: Rows) -> list[str]:
@@ -85,7 +91,7 @@ def test_what_becomes_of_a_claim_or_template(
     manifest: Manifest, decision: str, model: str, charge: str, tmp_path: Path
 ) -> None:
     (row,) = check(tmp_path, manifest)
-    assert (row["decision"], row["model"], row["charge"]) == (decision, model, charge)
+    assert (row["decision"], row["model"], charge_of(row)) == (decision, model, charge)
     assert row["object"] == f"{manifest['kind']}/{manifest['metadata']['name']}"
 
 
@@ -108,7 +114,7 @@ def test_behind_a_pod_stand_the_claims_that_are_made_for_it(tmp_path: Path) -> N
         "ResourceClaim/train-c0-*: 1 admitted A100",
         "ResourceClaim/train-c1-*: 1 admitted M40",
     ]
-    assert [row["charge"] for row in rows[:3]] == ["", "1 card", "1 card"]
+    assert [charge_of(row) for row in rows[:3]] == ["", "1 card", "1 card"]
 
 
 def test_each_replica_has_a_claim_of_its_own(tmp_path: Path) -> None:
@@ -136,8 +142,8 @@ def test_the_claims_of_a_refused_pod_are_not_made(tmp_path: Path) -> None:
 @pytest.mark.parametrize("home", ["team-a", "sandbox"])
 def test_a_template_that_is_nowhere_is_told_where_it_matters(home: str, tmp_path: Path) -> None:
     (row,) = check(tmp_path, claiming("elsewhere", namespace=home))
-    told = "ResourceClaimTemplate elsewhere is in none of these files, so its claims are not checked"
-    assert (told in row["reason"]) == (home == "team-a")
+    told = "depends on what is in none of these files: ResourceClaimTemplate elsewhere"
+    assert (row["decision"] == "unknown", told in row["reason"]) == (home == "team-a", home == "team-a")
 
 
 def test_what_is_stored_is_charged_first(tmp_path: Path) -> None:
@@ -152,7 +158,7 @@ def test_what_is_stored_is_charged_first(tmp_path: Path) -> None:
 def test_a_resource_of_a_class_is_charged_by_its_pod(tmp_path: Path) -> None:
     asked = vcuda_pod({"deviceclass.resource.kubernetes.io/gpu.nvidia.com": 2})
     (row,) = check(tmp_path, asked)
-    assert (row["decision"], row["charge"]) == ("admitted", "2 cards")
+    assert (row["decision"], charge_of(row)) == ("admitted", "2 cards")
 
 
 def test_a_row_of_the_units_table_prices_a_class(tmp_path: Path) -> None:
@@ -162,7 +168,7 @@ def test_a_row_of_the_units_table_prices_a_class(tmp_path: Path) -> None:
     stored = ({**about, "spec": {"selectors": [acme]}},)
     quota = yaml.safe_dump({"kind": "ConfigMap", "data": data})
     (row,) = check(tmp_path, claim(entry("acme", count=3)), stored=stored, quota=quota)
-    assert (row["decision"], row["charge"]) == ("admitted", "1.5 cards")
+    assert (row["decision"], charge_of(row)) == ("admitted", "1.5 cards")
 
 
 def test_rows_of_models_tell_the_products_of_claims_and_the_worth_of_a_pods_cards(tmp_path: Path) -> None:
@@ -172,11 +178,11 @@ def test_rows_of_models_tell_the_products_of_claims_and_the_worth_of_a_pods_card
     )
     claimed, asked = check(tmp_path, claim(of_product(A100)), vcuda_pod({"nvidia.com/gpu": 2}), quota=quota)
     assert (claimed["decision"], claimed["model"]) == ("admitted", "Shared")
-    assert (asked["decision"], asked["model"], asked["charge"]) == ("admitted", "Shared", "0.5 cards")
+    assert (asked["decision"], asked["model"], charge_of(asked)) == ("admitted", "Shared", "0.5 cards")
     by_claim = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": NVIDIA}}
     whole = {**by_claim, "spec": {"extendedResourceName": "nvidia.com/gpu"}}
     (asked,) = check(tmp_path, vcuda_pod({"nvidia.com/gpu": 2}), stored=(whole,), quota=quota)
-    assert asked["charge"] == "2 cards", "where the scheduler may claim whole devices for it"
+    assert charge_of(asked) == "2 cards", "where the scheduler may claim whole devices for it"
 
 
 @cases(
@@ -199,10 +205,12 @@ def test_bad_claims_are_told_with_their_place(text: str, message: str, tmp_path:
     quota, path = tmp_path / "quota", tmp_path / "claims"
     quota.write_text(QUOTA)
     path.write_text(text)
-    result = CliRunner().invoke(main, ["check", "--quota", str(quota), str(path)])
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"Error: {path}, {message}")
+    result = CliRunner().invoke(main, ["check", "--quota", str(quota), "-o", "json", str(path)])
+    (row,) = json.loads(result.stdout)["objects"]
+    assert (result.exit_code, row["decision"]) == (2, "malformed")
+    assert row["reason"].startswith(f"{path}, {message}")
 
 
-def test_a_kind_of_that_name_in_another_group_is_passed_over(tmp_path: Path) -> None:
-    assert check(tmp_path, {"apiVersion": "example.com/v1", "kind": "ResourceClaim", "metadata": {"name": "x"}}) == []
+def test_a_kind_of_that_name_in_another_group_is_no_claim(tmp_path: Path) -> None:
+    (row,) = check(tmp_path, {"apiVersion": "example.com/v1", "kind": "ResourceClaim", "metadata": {"name": "x"}})
+    assert row["decision"] == "skipped"

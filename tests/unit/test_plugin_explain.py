@@ -112,15 +112,22 @@ def test_where_one_of_several_manifests_is_bad_nothing_is_asked(cluster: Cluster
 
 
 def test_a_manifest_without_pods_asks_the_cluster_nothing(cluster: Cluster, manifest: Path) -> None:
-    result = explain(manifest, {"kind": "Service"})
+    result = explain(manifest, {"apiVersion": "v1", "kind": "Service"})
     assert (result.exit_code, result.stdout, result.stderr, cluster.asked) == (0, "[]\n", "no pods found\n", [])
 
 
-def test_what_makes_pods_in_a_way_that_is_not_known_is_bad_input(cluster: Cluster, manifest: Path) -> None:
-    replicas = {"Worker": {"template": {"spec": vcuda_pod()["spec"]}}}
-    result = explain(manifest, vcuda_pod(), {"kind": "PyTorchJob", "spec": {"pytorchReplicaSpecs": replicas}})
-    told = f"Error: {manifest}, document 2: how many pods a PyTorchJob makes is not known here; give its pods instead\n"
-    assert (result.exit_code, result.stdout, result.stderr, cluster.asked) == (2, "", told, [])
+def test_one_pod_of_each_template_of_a_custom_object_is_asked_about(cluster: Cluster, manifest: Path) -> None:
+    replicas = {name: {"replicas": 8, "template": {"spec": vcuda_pod()["spec"]}} for name in ("Master", "Worker")}
+    metadata = {"name": "train"}
+    result = explain(manifest, {"kind": "PyTorchJob", "metadata": metadata, "spec": {"pytorchReplicaSpecs": replicas}})
+    titles = [f"PyTorchJob/train spec.pytorchReplicaSpecs.{name}.template" for name in ("Master", "Worker")]
+    assert [verdict["object"] for verdict in json.loads(result.stdout)] == titles
+    assert cluster.asked
+
+
+def test_a_custom_object_without_a_pod_template_is_not_asked_about(cluster: Cluster, manifest: Path) -> None:
+    (verdict,) = json.loads(explain(manifest, {"kind": "Trainer", "metadata": {"name": "a"}}).stdout)
+    assert (verdict["decision"], cluster.asked) == ("not asked", [])
 
 
 def test_every_manifest_is_asked_about_in_order_standard_input_too(cluster: Cluster, tmp_path: Path) -> None:

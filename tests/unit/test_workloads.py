@@ -10,9 +10,10 @@ import yaml
 from tests.builders import Manifest, container, vcuda_pod, view
 from tests.tables import cases
 from vcuda.errors import BadInput
+from vcuda.pod_templates import MOST_PODS, MOST_TEMPLATES
 from vcuda.quota.model import Charge
 from vcuda.requests.pod_request import read_request
-from vcuda.workloads import MOST_PODS, Workload, workloads_in
+from vcuda.workloads import NO_TEMPLATE, Unread, Workload, workloads_in
 from webhook.check.check import read_workloads
 
 TEMPLATE = {"metadata": {"labels": {"app": "train"}}, "spec": {"containers": [container({"nvidia.com/gpu": 2})]}}
@@ -25,13 +26,22 @@ def workload(kind: str, name: str = "train", **spec: Any) -> Manifest:
 
 
 def read(*manifests: object) -> list[Workload]:
-    return workloads_in("file", yaml.safe_dump_all(manifests), "team-a")
+    found = workloads_in("file", yaml.safe_dump_all(manifests), "team-a")
+    assert [each for each in found if isinstance(each, Unread)] == []
+    return [each for each in found if isinstance(each, Workload)]
+
+
+def unread(text: str) -> Unread:
+    """The only object of a text, which is not looked at."""
+    (found,) = workloads_in("file", text, "team-a")
+    assert isinstance(found, Unread)
+    return found
 
 
 def fault(text: str) -> str:
-    with pytest.raises(BadInput) as caught:
-        workloads_in("file", text, "team-a")
-    return str(caught.value)
+    found = unread(text)
+    assert found.malformed
+    return found.reason
 
 
 @pytest.fixture
@@ -100,7 +110,7 @@ def test_documents_lists_and_json_are_read_in_order() -> None:
     listed = {"kind": "List", "items": [workload("Job", "b"), {"kind": "PodList", "items": [vcuda_pod()]}]}
     names = [found.name for found in read(workload("Job", "a"), None, listed, workload("Job", "c"))]
     assert names == ["a", "b", "train-0", "c"]
-    assert [found.name for found in workloads_in("file", json.dumps(listed), "team-a")] == ["b", "train-0"]
+    assert [found.name for found in read(json.loads(json.dumps(listed)))] == ["b", "train-0"]
 
 
 @pytest.mark.parametrize("text", ["", "---\n---\n", "# nothing", "kind: List\nitems: []", "kind: List\nitems: null"])
@@ -112,6 +122,7 @@ def test_what_yaml_makes_of_unquoted_text_is_still_text() -> None:
     """A date is text to kubectl, and a number as a label's key is too."""
     text = "{kind: Pod, metadata: {name: x, annotations: {on: 2024-01-31, 7: seven}}, spec: {containers: []}}"
     (found,) = workloads_in("file", text.replace("on:", "'on':"), "team-a")
+    assert isinstance(found, Workload)
     assert found.created["metadata"]["annotations"] == {"on": "2024-01-31", "7": "seven"}
 
 
@@ -142,17 +153,6 @@ NO_NAMESPACE = (
 )
 def test_what_is_no_workload_is_named_by_its_document(text: str, message: str) -> None:
     assert fault(text) == f"file, document 1: {message}"
-
-
-@cases(
-    "text",
-    a_template="kind: Rollout\nspec: {template: {spec: {containers: []}}}",
-    further_in="kind: PyTorchJob\nspec: {pytorchReplicaSpecs: {Worker: {template: {spec: {containers: []}}}}}",
-    in_a_list="kind: RayCluster\nspec: {template: x, workers: [{template: {spec: {containers: []}}}]}",
-)
-def test_an_unknown_kind_that_makes_pods(text: str) -> None:
-    kind = text.split()[1]
-    assert fault(text) == f"file, document 1: how many pods a {kind} makes is not known here; give its pods instead"
 
 
 @cases(
@@ -192,7 +192,8 @@ def test_what_is_no_pod_is_refused_with_its_field(text: str, where: str) -> None
     a_control_character="kind: Pod\n\0",
 )
 def test_what_is_no_yaml_is_refused(text: str) -> None:
-    assert fault(text).startswith("file: not YAML: ")
+    with pytest.raises(BadInput, match=r"^file: not YAML: "):
+        workloads_in("file", text, "team-a")
 
 
 @cases(
@@ -204,9 +205,15 @@ def test_yaml_that_json_cannot_hold(text: str) -> None:
     assert fault(text).startswith("file, document 1: malformed: ")
 
 
-def test_what_makes_no_pods_is_passed_over() -> None:
+def test_built_in_objects_that_make_no_pods_are_left_out() -> None:
     """A whole bundle, as kustomize prints it, can be checked."""
-    bundle = read({"kind": "Service", "spec": {"ports": []}}, {"kind": "ConfigMap"}, vcuda_pod())
+    bundle = read(
+        {"apiVersion": "v1", "kind": "Service", "spec": {"ports": []}},
+        {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole"},
+        {"apiVersion": "apps/v1", "kind": "ControllerRevision", "data": TEMPLATE},
+        {"apiVersion": "v1", "kind": "PodTemplate", "template": TEMPLATE},
+        vcuda_pod(),
+    )
     assert [workload.kind for workload in bundle] == ["Pod"]
 
 
@@ -217,30 +224,158 @@ def test_what_makes_no_pods_is_passed_over() -> None:
     a_list="kind: X\nspec: {template: {spec: [containers]}}",
     a_template_that_is_null="kind: X\nspec: [{template: null}]",
     an_object_inside_itself="kind: X\nspec: &a {template: {spec: *a}, same: [*a]}",
-    a_template_that_nothing_is_made_of="kind: PodTemplate\ntemplate: {spec: {containers: []}}",
+    a_rollout_of_another_objects_pods="kind: Rollout\nspec: {workloadRef: {kind: Deployment, name: train}}",
+    no_spec="apiVersion: example.com/v1\nkind: X",
 )
-def test_only_a_template_with_containers_makes_pods_of_an_unknown_kind(text: str) -> None:
-    assert workloads_in("file", text, "team-a") == []
+def test_another_object_without_a_pod_template_is_skipped(text: str) -> None:
+    found = unread(text)
+    assert (found.malformed, found.reason) == (False, NO_TEMPLATE)
+
+
+def test_a_bad_object_fails_alone() -> None:
+    bundle = yaml.safe_dump_all([vcuda_pod(), {"kind": "Pod", "spec": 5}, [], vcuda_pod()])
+    found = workloads_in("file", bundle, "team-a")
+    assert [isinstance(each, Workload) for each in found] == [True, False, False, True]
 
 
 def test_aliases_of_aliases_are_looked_at_once() -> None:
     lines = ["a0: &a0 {}", *(f"a{at}: &a{at} [*a{at - 1}, *a{at - 1}]" for at in range(1, 60))]
-    text = "kind: X\nspec:\n" + "\n".join(f"  {line}" for line in lines)
-    assert workloads_in("file", text, "team-a") == []
+    assert unread("kind: X\nspec:\n" + "\n".join(f"  {line}" for line in lines)).reason == NO_TEMPLATE
 
 
 def test_a_null_field_counts_as_absent(path: Path) -> None:
     """As in Kubernetes; YAML written by hand or by a template has them."""
     path.write_text(yaml.safe_dump(vcuda_pod(nodeName=None)))
-    assert "nodeName" not in read_workloads([path], "team-a")[0].created["spec"]
+    (found,) = read_workloads([path], "team-a")
+    assert isinstance(found, Workload)
+    assert "nodeName" not in found.created["spec"]
 
 
 def test_the_place_of_a_fault_names_file_and_document(path: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
     path.write_text(yaml.safe_dump(vcuda_pod()))
-    bad.write_text(yaml.safe_dump_all([vcuda_pod(), {"kind": "List", "items": [workload("Rollout")]}]))
+    listed = {"kind": "List", "items": [custom("Rollout", replicas=-1, template=POD)]}
+    bad.write_text(yaml.safe_dump_all([vcuda_pod(), listed]))
     assert len(read_workloads([path, path], "team-a")) == 2
-    with pytest.raises(BadInput) as caught:
-        read_workloads([path, bad], "team-a")
-    unknown = "how many pods a Rollout makes is not known here; give its pods instead"
-    assert str(caught.value) == f"{bad}, document 2: {unknown}"
+    *_, found = read_workloads([path, bad], "team-a")
+    assert isinstance(found, Unread)
+    assert found.reason == f"{bad}, document 2: -1 is no number of pods from 0 to 10000"
+
+
+# Kinds that are not built in, as their projects' documentation writes them
+
+POD = {"spec": {"containers": [container({"nvidia.com/gpu": 1})]}}
+GPU = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
+PYTORCH = "spec.pytorchReplicaSpecs"
+
+
+def custom(kind: str, **spec: Any) -> Manifest:
+    return {"apiVersion": "example.com/v1", "kind": kind, "metadata": {"name": "train"}, "spec": spec}
+
+
+@cases(
+    "manifest, pods",
+    PyTorchJob=(
+        custom(
+            "PyTorchJob",
+            pytorchReplicaSpecs={
+                "Master": {"replicas": 1, "restartPolicy": "OnFailure", "template": POD},
+                "Worker": {"replicas": 7, "restartPolicy": "OnFailure", "template": POD},
+            },
+        ),
+        {f"{PYTORCH}.Master.template": 1, f"{PYTORCH}.Worker.template": 7},
+    ),
+    RayCluster=(
+        custom(
+            "RayCluster",
+            rayVersion="2.46.0",
+            headGroupSpec={"rayStartParams": {}, "template": POD},
+            workerGroupSpecs=[{"groupName": "gpu", "replicas": 2, "numOfHosts": 4, "maxReplicas": 9, "template": POD}],
+        ),
+        {"spec.headGroupSpec.template": 1, "spec.workerGroupSpecs[0].template": 8},
+    ),
+    JobSet=(
+        custom(
+            "JobSet",
+            replicatedJobs=[
+                {"name": "driver", "template": {"spec": {"template": POD}}},
+                {"name": "workers", "replicas": 2, "template": {"spec": {"parallelism": 4, "template": POD}}},
+            ],
+        ),
+        {
+            "spec.replicatedJobs[0].template.spec.template": 1,
+            "spec.replicatedJobs[1].template.spec.template": 8,
+        },
+    ),
+    LeaderWorkerSet=(
+        custom("LeaderWorkerSet", replicas=2, leaderWorkerTemplate={"size": 4, "workerTemplate": POD}),
+        {"spec.leaderWorkerTemplate.leaderTemplate": 2, "spec.leaderWorkerTemplate.workerTemplate": 6},
+    ),
+    LeaderWorkerSet_of_leaders=(
+        custom("LeaderWorkerSet", leaderWorkerTemplate={"leaderTemplate": POD, "workerTemplate": POD}),
+        {"": 1},
+    ),
+    InferenceService_of_a_model=(
+        custom("InferenceService", predictor={"minReplicas": 3, "model": {"modelFormat": {"name": "pytorch"}, **GPU}}),
+        {"": 3},
+    ),
+    InferenceService_of_containers=(
+        custom(
+            "InferenceService",
+            predictor={"minReplicas": 0, "containers": [{"name": "kserve-container", **GPU}]},
+            transformer={"containers": [{"name": "transform", **GPU}]},
+        ),
+        {"spec.predictor": 1, "spec.transformer": 1},
+    ),
+    Workflow=(
+        custom(
+            "Workflow",
+            entrypoint="main",
+            nodeSelector={"disk": "ssd"},
+            templates=[
+                {"name": "main", "steps": [[{"name": "a", "template": "train"}]]},
+                {"name": "train", "container": {"image": "train", **GPU}},
+                {"name": "score", "script": {"image": "python", "source": "print()", **GPU}},
+            ],
+        ),
+        {"spec.templates[1]": None, "spec.templates[2]": None},
+    ),
+    CronWorkflow=(
+        custom("CronWorkflow", workflowSpec={"templates": [{"name": "train", "container": {"image": "train", **GPU}}]}),
+        {"": None},
+    ),
+    Rollout=(custom("Rollout", replicas=5, strategy={"canary": {}}, template=POD), {"": 5}),
+    Notebook=(custom("Notebook", template=POD), {"": 1}),
+    an_unknown_kind=(custom("Trainer", template=POD), {"": None}),
+    an_unknown_kind_with_a_count=(custom("Trainer", pool={"replicas": 3, "podTemplate": POD}), {"": 3}),
+)
+def test_each_pod_template_of_a_custom_object_is_read_with_its_count(
+    manifest: Manifest, pods: dict[str, int | None]
+) -> None:
+    found = read(manifest)
+    assert {each.part: each.count if each.is_counted else None for each in found} == pods
+    assert {read_request(view(each.created)).charge for each in found} == {Charge(100, 0, 100)}
+
+
+def test_the_templates_of_a_workflow_inherit_its_node_selector() -> None:
+    templates = [{"name": "train", "container": {"image": "train", **GPU}}]
+    (found,) = read(custom("Workflow", nodeSelector={"disk": "ssd"}, templates=templates))
+    assert found.created["spec"]["nodeSelector"] == {"disk": "ssd"}
+
+
+@cases(
+    "spec, shown",
+    text=({"replicas": "3"}, "'3' is no number of pods from 0 to 10000"),
+    negative=({"numOfHosts": -1, "replicas": 1}, "-1 is no number of pods from 0 to 10000"),
+    too_many=({"replicas": 10_001}, "10001 is no number of pods from 0 to 10000"),
+    too_many_in_all=({"replicas": 200, "numOfHosts": 200}, "40000 is no number of pods from 0 to 10000"),
+)
+def test_a_custom_object_with_a_wrong_count_is_malformed(spec: dict[str, Any], shown: str) -> None:
+    assert fault(yaml.safe_dump(custom("RayCluster", **spec, template=POD))) == f"file, document 1: {shown}"
+
+
+def test_a_custom_object_has_a_bounded_number_of_templates() -> None:
+    groups = [{"template": json.loads(json.dumps(POD))} for _ in range(MOST_TEMPLATES + 1)]
+    assert fault(json.dumps(custom("RayCluster", groups=groups))) == (
+        f"file, document 1: it has more than {MOST_TEMPLATES} pod templates"
+    )

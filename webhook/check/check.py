@@ -17,9 +17,10 @@ from vcuda import cli, k8s_types
 from vcuda.admission_review import AdmissionRequest, AdmissionResponse, GroupVersionKind
 from vcuda.claims import objects, request as claim_requests
 from vcuda.claims.digest import digest_of
-from vcuda.quota.model import UNASKED_NAMESPACES, Charge
+from vcuda.placement.affinity import NodeSelection
+from vcuda.quota.model import CORES_PER_CARD, UNASKED_NAMESPACES, Charge
 from vcuda.requests.pod_request import read_request
-from vcuda.workloads import Manifest, Workload, made_claims, workloads_in
+from vcuda.workloads import Manifest, Unread, Workload, made_claims, workloads_in
 from webhook.check import files
 from webhook.ledger.ledgers import RecentChoices, ReviewDeadline
 from webhook.review import claim_review, context, pod_review
@@ -29,6 +30,10 @@ Ask = Callable[[str, AdmissionRequest], Awaitable[AdmissionResponse]]
 
 PODS = GroupVersionKind(version="v1", kind="Pod")
 
+ADMITTED, REFUSED, UNKNOWN, SKIPPED, MALFORMED = "admitted", "refused", "unknown", "skipped", "malformed"
+
+NOT_COUNTED = "the object does not say how many of these pods there are; one is decided"
+
 _WORDS = {"ignored": "no GPU", "unlimited": "not limited"}
 
 _COUNTED = "a system namespace: the API server asks nobody about its {}, so they count and are never refused"
@@ -37,33 +42,55 @@ _MADE_LATER = "charged is each claim that is made of it"
 
 
 class Row(msgspec.Struct, frozen=True):
-    """The decision on ``count`` pods or claims of one object. ``charge``: of each of them."""
+    """The decision on ``count`` pods or claims of one object."""
 
     object: str
     namespace: str
     count: int
     decision: str
-    model: str
-    charge: str
-    reason: str
+    """One of admitted, refused, no GPU, not limited, counted, unknown, skipped, malformed."""
+    outcome: str = ""
+    """The outcome of the review, as in the metrics of the webhook; empty if there was none."""
+    model: str = ""
+    rule: str = ""
+    """The rule by which the models were ordered; empty if none was chosen."""
+    charge: Charge = Charge()
+    """The charge of each of them."""
+    reason: str = ""
 
     @property
-    def refused(self) -> bool:
-        """Whether they are rejected."""
-        return self.decision == "refused"
+    def charge_text(self) -> str:
+        """The charge as people read it; empty if there is none."""
+        return str(self.charge) if self.charge.cores else ""
+
+    def as_json(self) -> Manifest:
+        """Return the row for scripts. ``cards`` and ``memory_mib`` are the charge of each pod or claim."""
+        fields = msgspec.structs.asdict(self)
+        del fields["charge"]
+        return {**fields, "cards": self.charge.cores / CORES_PER_CARD, "memory_mib": self.charge.memory}
 
 
-def read_workloads(paths: Sequence[Path], namespace: str) -> list[Workload]:
+def exit_status(rows: Iterable[Row], *, strict: bool) -> int:
+    """Return 2 if an object is malformed, 1 if one is rejected, and otherwise 0.
+
+    ``strict``: an object about which nothing can be said counts as rejected.
+    """
+    decisions = {row.decision for row in rows}
+    failing = {REFUSED, UNKNOWN, SKIPPED} if strict else {REFUSED}
+    return 2 if MALFORMED in decisions else int(bool(decisions & failing))
+
+
+def read_workloads(paths: Sequence[Path], namespace: str) -> list[Workload | Unread]:
     """Return all claims, and all objects that create pods, in order. ``namespace``: for objects that name none.
 
     Raises:
-        BadInput: a file cannot be read, or an object in it makes no pods or a malformed one.
+        BadInput: a file cannot be read, or is not YAML.
 
     """
     return [workload for path in paths for workload in workloads_in(str(path), files.read_text(path), namespace)]
 
 
-def check(workloads: Sequence[Workload], cluster: files.OfflineCluster) -> list[Row]:
+def check(workloads: Sequence[Workload | Unread], cluster: files.OfflineCluster) -> list[Row]:
     """Decide every object in order. Each decision counts the stored objects and those admitted before."""
     cluster = with_templates(cluster, workloads)
     policy, ledgers, choices = cluster.policy, cluster.ledgers(), RecentChoices()
@@ -79,16 +106,16 @@ def check(workloads: Sequence[Workload], cluster: files.OfflineCluster) -> list[
     return asyncio.run(decide(workloads, ask, cluster))
 
 
-def with_templates(cluster: files.OfflineCluster, workloads: Iterable[Workload]) -> files.OfflineCluster:
+def with_templates(cluster: files.OfflineCluster, workloads: Iterable[Workload | Unread]) -> files.OfflineCluster:
     """Return the cluster with the templates among these workloads, which replace stored ones of their name."""
-    specs = ((each.namespace, each.name, each.claim_spec) for each in workloads)
+    specs = ((each.namespace, each.name, each.claim_spec) for each in workloads if isinstance(each, Workload))
     own = {(home, name): msgspec.convert(spec, objects.ClaimSpec) for home, name, spec in specs if spec is not None}
     templates = {**cluster.templates, **own}
     policy = msgspec.structs.replace(cluster.policy, templates=files.find_in(templates))
     return msgspec.structs.replace(cluster, policy=policy, templates=templates)
 
 
-async def decide(workloads: Iterable[Workload], ask: Ask, cluster: files.OfflineCluster) -> list[Row]:
+async def decide(workloads: Iterable[Workload | Unread], ask: Ask, cluster: files.OfflineCluster) -> list[Row]:
     """Return the answers to all objects in order. The claims that are created for a pod follow it.
 
     Pods of a workload with equal answers share a row with the reason of the first one, since the free quota in the
@@ -96,6 +123,10 @@ async def decide(workloads: Iterable[Workload], ask: Ask, cluster: files.Offline
     """
     rows = []
     for workload in workloads:
+        if isinstance(workload, Unread):
+            word = MALFORMED if workload.malformed else SKIPPED
+            rows.append(Row(workload.title, workload.namespace, 0, word, reason=workload.reason))
+            continue
         decided: dict[str, list[tuple[Hashable, Row]]] = {}
         for _ in range(workload.count):
             async for decision in _decide(workload, ask, cluster):
@@ -110,23 +141,37 @@ async def decide(workloads: Iterable[Workload], ask: Ask, cluster: files.Offline
 async def _decide(workload: Workload, ask: Ask, cluster: files.OfflineCluster) -> AsyncIterator[tuple[Hashable, Row]]:
     """Yield the rows of one more pod or claim and of its claims, each with a key that is equal for equal answers."""
     namespace, created, policy = workload.namespace, workload.created, cluster.policy
-    name = f"{workload.kind}/{workload.name}"
-    misplaced = [workload.warning] if workload.warning else []
+    told = [workload.warning] if workload.warning else []
+    if not workload.is_counted:
+        told.append(NOT_COUNTED)
     if created["kind"] != "Pod":
-        yield await _decide_one(name, created, ask, policy, misplaced)
+        yield await _decide_one(workload.title, created, ask, policy, told)
         return
     claims = [(each, cluster.templates.get((namespace, each.template))) for each in made_claims(created)]
-    told = [
-        f"{objects.TEMPLATE} {each.template} is in none of these files, so its claims are not checked"
-        for each, spec in claims
-        if spec is None and policy.quota.for_namespace(namespace)
-    ]
-    alike, row = await _decide_one(name, created, ask, policy, [*misplaced, *told])
+    missing = [f"{objects.TEMPLATE} {each.template}" for each, spec in claims if spec is None]
+    if _needs_nodes(created, policy):
+        missing.append("the nodes by whose labels or names it is placed (--nodes)")
+    alike, row = await _decide_one(workload.title, created, ask, policy, told)
+    if missing and row.decision == ADMITTED and policy.quota.for_namespace(namespace):
+        reason = "; ".join(
+            filter(None, (f"depends on what is in none of these files: {', '.join(missing)}", row.reason))
+        )
+        row = msgspec.structs.replace(row, decision=UNKNOWN, reason=reason)
     yield alike, row
-    for each, spec in claims if not row.refused else ():
+    for each, spec in claims if row.decision != REFUSED else ():
         if spec is not None:
             claim = {**each.claim, "spec": msgspec.json.decode(msgspec.json.encode(spec))}
             yield await _decide_one(f"{objects.CLAIM}/{each.name}", claim, ask, policy)
+
+
+def _needs_nodes(pod: Manifest, policy: context.PolicySnapshot) -> bool:
+    """Return whether a pod is placed by something that only nodes tell, and no nodes are known."""
+    if policy.nodes.labels:
+        return False
+    selection = NodeSelection.of(msgspec.convert(pod, k8s_types.Pod).spec)
+    keys = {*selection.selector, *(key for term in selection.terms for key in term.labels)}
+    known = {policy.hints.labels.model, policy.hints.labels.pool}
+    return bool(keys - known) or any(term.name is not None for term in selection.terms)
 
 
 async def _decide_one(
@@ -145,9 +190,11 @@ async def _decide_one(
         object=name,
         namespace=namespace,
         count=1,
-        decision=(untouched or "admitted") if last.allowed else "refused",
+        decision=(untouched or ADMITTED) if last.allowed else REFUSED,
+        outcome=last.outcome,
         model=model,
-        charge=str(charge) if charge.cores else "",
+        rule=first.rule,
+        charge=charge,
         reason="; ".join(story for story in stories if story),
     )
     if namespace in UNASKED_NAMESPACES and not untouched:
@@ -203,5 +250,8 @@ def patch_story(patch: Sequence[k8s_types.Operation]) -> Iterator[str]:
 def table(rows: Iterable[Row]) -> Iterator[str]:
     """Yield the lines of a table for people."""
     heading = ("OBJECT", "NAMESPACE", "COUNT", "DECISION", "MODEL", "CHARGE", "REASON")
-    cells = [heading, *((r.object, r.namespace, str(r.count), r.decision, r.model, r.charge, r.reason) for r in rows)]
+    cells = [
+        heading,
+        *((r.object, r.namespace, str(r.count), r.decision, r.model, r.charge_text, r.reason) for r in rows),
+    ]
     yield from cli.aligned(cells)

@@ -104,6 +104,8 @@ def read_quota(path: Path) -> config.QuotaConfig:
 
     """
     text = read_text(path)
+    if not text.strip():
+        raise errors.BadInput(f"{path}: is empty; write {{}} if no namespace is to be limited")
     try:
         documents = list(yaml.safe_load_all(text))
     except workloads.NOT_YAML:

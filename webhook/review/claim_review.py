@@ -178,6 +178,7 @@ async def mutate(
         warnings=review.warnings(*choice.warnings, *([choice.forecast] if request.dry_run else [])),
         reason=choice.reason,
         model=choice.model,
+        rule=choice.rule,
         scheme=review.scheme,
     )
 

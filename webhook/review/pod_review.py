@@ -177,6 +177,7 @@ async def mutate(
         warnings=review.warnings(*choice.warnings, *forecast),
         reason=choice.reason,
         model=choice.model,
+        rule=choice.rule,
         scheme=review.scheme,
     )
 

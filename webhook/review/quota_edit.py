@@ -69,13 +69,24 @@ async def check_edit(
     old = policy.quota if policy else quota
     if not request.dry_run:
         _log_changes(request, old, quota)
-    grown = changes.beyond(old, quota, policy.nodes.cards if policy else {})
-    weaker, absent = changes.weakened(old, quota), _absent(old, quota, namespaces)
-    doubts = *absent, *_doubts(quota, policy), *_without_effect(read.resources, policy)
-    warnings = [*compared, *weaker, *grown, *doubts]
+    absent = _absent(old, quota, namespaces)
+    warnings = [*compared, *absent, *document_warnings(old, quota, read.resources, policy)]
     if len(warnings) > MOST_WARNINGS:
         warnings[MOST_WARNINGS:] = [f"and {len(warnings) - MOST_WARNINGS} more warnings"]
     return AdmissionResponse("quota-accepted", warnings=warnings)
+
+
+def document_warnings(
+    old: Quota, new: Quota, resources: GpuResources, policy: context.PolicySnapshot | None
+) -> Iterator[str]:
+    """Yield the warnings of a new quota that follow from the documents and the nodes.
+
+    ``policy``: None if the nodes are not known. Its nodes have the models of the new ``resources``.
+    """
+    yield from changes.weakened(old, new)
+    yield from changes.beyond(old, new, policy.nodes.cards if policy else {})
+    yield from _doubts(new, policy)
+    yield from _without_effect(resources, policy)
 
 
 def _deleted(policy: context.PolicySnapshot | None) -> str:

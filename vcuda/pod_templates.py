@@ -1,0 +1,186 @@
+"""Finds the pods that an object of any kind makes: its pod templates, each with the number of pods at once.
+
+A PodTemplateSpec may stand anywhere in the object, with its count beside it. Three kinds write their pods differently
+and have a reader each.
+
+- ``InferenceService`` (KServe): each component is a pod spec, with one container under the name of its runtime.
+- ``LeaderWorkerSet`` (lws): a group has one leader, and workers up to its ``size``.
+- ``Workflow`` and its templates (Argo): each template has one ``container`` or ``script``.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+Manifest = dict[str, Any]
+
+MOST_PODS = 10_000
+"""The most pods of one template."""
+MOST_TEMPLATES = 1_000
+"""The most pod templates of one object."""
+
+ONE_UNLESS_STATED = frozenset(
+    {
+        *("InferenceService", "JobSet", "LeaderWorkerSet", "Notebook", "RayCluster", "RayJob", "RayService", "Rollout"),
+        *("JAXJob", "MPIJob", "PaddleJob", "PyTorchJob", "TFJob", "XGBoostJob"),
+    }
+)
+"""The kinds whose controllers make one pod of a template that has no count."""
+
+_WORKFLOWS = frozenset({"Workflow", "WorkflowTemplate", "ClusterWorkflowTemplate", "CronWorkflow"})
+_COMPONENTS = ("predictor", "transformer", "explainer")
+_INHERITED = ("nodeSelector", "affinity", "tolerations", "schedulerName", "volumes")
+"""The fields of a Workflow's spec that hold for its templates too."""
+
+
+class PodTemplate(msgspec.Struct, frozen=True):
+    """A pod template of an object."""
+
+    path: str
+    """The place in the object, such as ``spec.pytorchReplicaSpecs.Worker.template``."""
+    metadata: object
+    """The metadata of its pods, as written."""
+    spec: Manifest
+    """The spec of its pods, as written."""
+    count: int | None
+    """The number of its pods at once; None if the object does not state it."""
+
+
+def pod_templates(manifest: Manifest) -> list[PodTemplate]:
+    """Return the pod templates of an object, in order.
+
+    Raises ValueError for a count that is no number of pods, or for too many templates.
+    """
+    kind, spec = manifest["kind"], manifest.get("spec")
+    reader = _reader(kind)
+    found: list[PodTemplate] = []
+    for template in reader(spec, "spec", None) if isinstance(spec, dict) else ():
+        if len(found) == MOST_TEMPLATES:
+            raise ValueError(f"it has more than {MOST_TEMPLATES} pod templates")
+        count = 1 if template.count is None and kind in ONE_UNLESS_STATED else template.count
+        if count is not None and count > MOST_PODS:
+            raise ValueError(f"{count!r} is no number of pods from 0 to {MOST_PODS}")
+        found.append(msgspec.structs.replace(template, count=count))
+    return found
+
+
+def _reader(kind: str) -> Callable[[Manifest, str, int | None], Iterator[PodTemplate]]:
+    if kind in _WORKFLOWS:
+        return _in_workflow
+    return {"InferenceService": _in_inference_service, "LeaderWorkerSet": _in_leader_worker_set}.get(kind, _anywhere)
+
+
+def _anywhere(spec: Manifest, path: str, times: int | None) -> Iterator[PodTemplate]:
+    # Each value is read once, however often an alias repeats it: YAML's aliases can nest without end.
+    waiting: list[tuple[object, str, int | None]] = [(spec, path, times)]
+    seen: set[int] = set()
+    while waiting:
+        value, place, factor = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, list):
+            waiting += reversed([(each, f"{place}[{index}]", factor) for index, each in enumerate(value)])
+        if not isinstance(value, dict):
+            continue
+        inner: list[tuple[object, str, int | None]] = []
+        for key, child in value.items():
+            child_spec = child.get("spec") if isinstance(child, dict) else None
+            if not isinstance(child_spec, dict):
+                inner.append((child, f"{place}.{key}", factor))
+            elif "containers" in child_spec:
+                yield PodTemplate(f"{place}.{key}", child.get("metadata"), child_spec, _times(factor, at_once(value)))
+            else:
+                # A template of Jobs, for example: each of them makes the pods of its own template.
+                inner.append((child_spec, f"{place}.{key}.spec", _times(factor, at_once(value))))
+        waiting += reversed(inner)
+
+
+def _times(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one if other is None else one * other
+
+
+def at_once(fields: Mapping[str, object]) -> int | None:
+    """Return the number of pods at once by the fields beside a pod template; None if no field states it.
+
+    Raises ValueError for a number that is none.
+    """
+    replicas, hosts = count(fields.get("replicas")), count(fields.get("numOfHosts"))
+    if replicas is not None:
+        return replicas if hosts is None else replicas * hosts
+    parallelism, completions = count(fields.get("parallelism")), count(fields.get("completions"))
+    if parallelism is None:
+        # A Job without parallelism runs one pod at a time, whatever its completions.
+        return None if completions is None else 1
+    return parallelism if completions is None else min(parallelism, completions)
+
+
+def count(value: object) -> int | None:
+    """Return a number of pods; None for None. Raises ValueError for anything else that is no number of pods."""
+    if value is None:
+        return None
+    if type(value) is not int or not 0 <= value <= MOST_PODS:
+        raise ValueError(f"{value!r} is no number of pods from 0 to {MOST_PODS}")
+    return value
+
+
+def _in_leader_worker_set(spec: Manifest, path: str, _times: int | None) -> Iterator[PodTemplate]:
+    group = _mapping(spec, "leaderWorkerTemplate")
+    worker = _mapping(group, "workerTemplate")
+    leader = _mapping(group, "leaderTemplate") or worker
+    groups, size = count(spec.get("replicas")), count(group.get("size"))
+    groups, size = 1 if groups is None else groups, 1 if size is None else size
+    for name, template, number in (("leader", leader, groups), ("worker", worker, groups * max(size - 1, 0))):
+        if template and number:
+            place = f"{path}.leaderWorkerTemplate.{name}Template"
+            yield PodTemplate(place, template.get("metadata"), _mapping(template, "spec"), number)
+
+
+def _in_inference_service(spec: Manifest, path: str, _times: int | None) -> Iterator[PodTemplate]:
+    for name in _COMPONENTS:
+        component = _mapping(spec, name)
+        for place, pod, number in (
+            (name, component, count(component.get("minReplicas"))),
+            (f"{name}.workerSpec", _mapping(component, "workerSpec"), None),
+        ):
+            if containers := _containers_of(pod):
+                # A component that is scaled down to none makes a pod at the first request.
+                metadata = {"labels": pod.get("labels"), "annotations": pod.get("annotations")}
+                yield PodTemplate(f"{path}.{place}", metadata, {**pod, "containers": containers}, number or None)
+
+
+def _containers_of(component: Manifest) -> list[object]:
+    given = component.get("containers")
+    runtimes = [
+        {"name": name, **each}
+        for name, each in component.items()
+        if isinstance(each, dict)
+        and name != "workerSpec"
+        and {"resources", "image", "modelFormat", "storageUri"} & each.keys()
+    ]
+    return [*(given if isinstance(given, list) else ()), *runtimes]
+
+
+def _in_workflow(spec: Manifest, path: str, _times: int | None) -> Iterator[PodTemplate]:
+    inner = _mapping(spec, "workflowSpec")
+    spec, path = (inner, f"{path}.workflowSpec") if inner else (spec, path)
+    templates = spec.get("templates")
+    for index, template in enumerate(templates if isinstance(templates, list) else ()):
+        if not isinstance(template, dict):
+            continue
+        several = _mapping(template, "containerSet").get("containers")
+        containers = [each for key in ("container", "script") if (each := _mapping(template, key))]
+        containers += several if isinstance(several, list) else []
+        if containers:
+            sidecars = template.get("sidecars")
+            containers += sidecars if isinstance(sidecars, list) else []
+            inherited = {key: spec[key] for key in _INHERITED if key in spec}
+            pod = {**inherited, **template, "containers": containers}
+            # A step may run many times, side by side or one after another.
+            yield PodTemplate(f"{path}.templates[{index}]", template.get("metadata"), pod, None)
+
+
+def _mapping(parent: Manifest, field: str) -> Manifest:
+    value = parent.get(field)
+    return value if isinstance(value, dict) else {}
