@@ -10,7 +10,7 @@ from tests.builders import MODEL, container, pod
 from tests.e2e.cluster import Cluster, Json
 
 VERSION = "resource.k8s.io/v1"
-FROM_MINOR, EXTENDED_FROM_MINOR = 34, 36
+FROM_MINOR, FEATURES_FROM_MINOR = 34, 36
 """The first Kubernetes that serves it by default."""
 
 NVIDIA, HAMI, VGPU_MANAGER = "gpu.nvidia.com", "hami-core-gpu.project-hami.io", "manager.nvidia.com"
@@ -149,16 +149,22 @@ def served(cluster: Cluster) -> bool:
     return cluster.control_plane.minor >= FROM_MINOR
 
 
-def has_extended_resources(cluster: Cluster) -> bool:
-    """Whether the scheduler claims devices for an extended resource of a DeviceClass (KEP-5004)."""
-    return cluster.control_plane.minor >= EXTENDED_FROM_MINOR
+EXTENDED_RESOURCE, CONSUMABLE_CAPACITY = "DRAExtendedResource", "DRAConsumableCapacity"
+"""Feature gates. With the first the scheduler claims devices for an extended resource of a DeviceClass (KEP-5004).
+
+Without the second the API server drops the capacity of a request, so that a share is a whole card.
+"""
 
 
-def require_extended_resources(cluster: Cluster) -> None:
-    """Skip the test where the API server ignores ``extendedResourceName`` of a DeviceClass."""
-    if not has_extended_resources(cluster):
-        minor = cluster.control_plane.minor
-        pytest.skip(f"DRAExtendedResource is on from Kubernetes 1.{EXTENDED_FROM_MINOR} on, this is 1.{minor}")
+def has_features(cluster: Cluster) -> bool:
+    """Whether these feature gates are on by default."""
+    return cluster.control_plane.minor >= FEATURES_FROM_MINOR
+
+
+def require_feature(cluster: Cluster, gate: str) -> None:
+    """Skip the test where this feature gate is off by default."""
+    if not has_features(cluster):
+        pytest.skip(f"{gate} is on from Kubernetes 1.{FEATURES_FROM_MINOR} on, this is 1.{cluster.control_plane.minor}")
 
 
 def require_dra(cluster: Cluster) -> None:

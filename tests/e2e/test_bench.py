@@ -14,7 +14,7 @@ from bench.arrangements import CLAIMS_OURS, FLASK_PIN, GO_IDLE, GO_PIN, IN_GO, O
 from bench.plane import LEDGER_NAMESPACE, Plane, gpu_pod, running_plane
 from tests.builders import held_to
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.dra import require_dra, served
+from tests.e2e.dra import CONSUMABLE_CAPACITY, require_feature, served
 from tests.e2e.installation import make_certificates
 
 pytestmark = pytest.mark.one_version
@@ -71,7 +71,7 @@ def test_a_cluster_of_pods_claims_and_slices_is_stored_settled_and_measured(clus
 def test_ours_charges_what_is_created_with_its_own_rights_and_under_its_policies(cluster: Cluster, name: str) -> None:
     """Where something else wrote the ledgers the policies would refuse it, and nothing would be created."""
     if name == CLAIMS_OURS:
-        require_dra(cluster)
+        require_feature(cluster, CONSUMABLE_CAPACITY)
     options = ("--only", name, "--rounds", "1", "--seconds", "0.5", "-o", "json")
     done = CliRunner().invoke(creates.main, options, catch_exceptions=False)
     [(measured, cases)] = json.loads(done.stdout).items()

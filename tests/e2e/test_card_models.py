@@ -10,6 +10,7 @@ import pytest
 from tests.builders import MODEL, vcuda_pod
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.dra import (
+    EXTENDED_RESOURCE,
     NVIDIA,
     VERSION,
     Published,
@@ -18,7 +19,7 @@ from tests.e2e.dra import (
     claiming,
     published,
     require_dra,
-    require_extended_resources,
+    require_feature,
 )
 from tests.e2e.installation import Installation, await_committed, controlling, installed, limited_team
 from tests.processes import eventually
@@ -76,7 +77,7 @@ def test_where_the_same_resource_may_give_a_whole_device_it_is_charged_as_one(
     cluster: Cluster, own: Installation
 ) -> None:
     """By a DeviceClass; from then on, also what is stored already, until there is none any more."""
-    require_extended_resources(cluster)
+    require_feature(cluster, EXTENDED_RESOURCE)
     with limited_team(own, {"quota": {"A100-shared": 1}}) as team:
         cluster.create(asking(team, "train"))
         await_committed(own, team, **{"A100-shared": 25})

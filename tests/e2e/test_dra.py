@@ -12,6 +12,7 @@ from tests.e2e.cluster import Cluster, Json, administering, is_bound
 from tests.e2e.control_plane import Settings, running_control_plane
 from tests.e2e.dra import (
     EXTENDED,
+    EXTENDED_RESOURCE,
     HAMI,
     NVIDIA,
     VGPU_MANAGER,
@@ -22,12 +23,12 @@ from tests.e2e.dra import (
     claims,
     claims_path,
     devices_of,
-    has_extended_resources,
+    has_features,
     partition,
     published,
     request,
     require_dra,
-    require_extended_resources,
+    require_feature,
     shared_card,
     template,
 )
@@ -106,7 +107,7 @@ def test_kubernetes_by_itself_gives_the_devices_that_the_drivers_publish(
 ) -> None:
     """The ground that the other tests stand on: the real claim controller and scheduler, and slices written by hand."""
     if manifests is by_extended_resource:
-        require_extended_resources(cluster)
+        require_feature(cluster, EXTENDED_RESOURCE)
     for manifest in manifests(namespace):
         cluster.create(manifest)
     cluster.await_bound(namespace)
@@ -162,7 +163,7 @@ def test_of_claims_and_pods_that_race_no_more_devices_are_allocated_than_there_i
 ) -> None:
     """Three replicas; at no moment, as a watch of the claims tells, and in the end exactly as many."""
     cluster.create(template(team, "gpu"))
-    extended = has_extended_resources(cluster)
+    extended = has_features(cluster)
     most: Counter[str] = Counter()
 
     def all_given(found: list[Json]) -> bool:
