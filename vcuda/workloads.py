@@ -116,18 +116,19 @@ def workloads_in(source: str, text: str, namespace: str) -> list[Workload | Unre
 
 
 def _read(where: str, document: object, namespace: str) -> list[Workload | Unread]:
-    title = ""
+    title, home = where, namespace
     try:
         manifest = _object(where, document)
         title = f"{manifest['kind']}/{_name_of(manifest)}"
+        _, home = _place(where, manifest, namespace)
         if manifest["kind"] in _KINDS or _is_claim(manifest):
             return [_workload(where, manifest, namespace)]
         if _is_built_in(manifest):
             return []
         found = _templated(where, manifest, namespace)
     except errors.BadInput as error:
-        return [Unread(title or where, namespace, str(error), malformed=True)]
-    return [*found] or [Unread(title, namespace, NO_TEMPLATE, malformed=False)]
+        return [Unread(title, home, str(error), malformed=True)]
+    return [*found] or [Unread(title, home, NO_TEMPLATE, malformed=False)]
 
 
 def _is_built_in(manifest: Manifest) -> bool:

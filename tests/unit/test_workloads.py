@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given, strategies as st
 
 from tests.builders import Manifest, container, vcuda_pod, view
 from tests.tables import cases
@@ -355,6 +356,27 @@ def test_each_pod_template_of_a_custom_object_is_read_with_its_count(
     found = read(manifest)
     assert {each.part: each.count if each.is_counted else None for each in found} == pods
     assert {read_request(view(each.created)).charge for each in found} == {Charge(100, 0, 100)}
+
+
+NAMES = st.sampled_from(
+    ["template", "spec", "containers", "replicas", "templates", "container", "predictor", "workerSpec", "metadata"]
+)
+TREES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda each: st.lists(each, max_size=3) | st.dictionaries(NAMES, each, max_size=4),
+)
+
+
+@given(st.sampled_from(["X", "InferenceService", "LeaderWorkerSet", "Workflow"]), TREES)
+def test_any_object_is_read_skipped_or_malformed_and_never_ends_the_check(kind: str, spec: object) -> None:
+    found = workloads_in("file", json.dumps({"kind": kind, "spec": spec}), "team-a")
+    assert found
+    assert all(isinstance(each, Unread) or each.count >= 0 for each in found)
+
+
+def test_a_skipped_object_is_shown_with_its_own_namespace() -> None:
+    found = unread("{kind: X, metadata: {name: a, namespace: team-b}}")
+    assert (found.title, found.namespace) == ("X/a", "team-b")
 
 
 def test_the_templates_of_a_workflow_inherit_its_node_selector() -> None:

@@ -39,7 +39,8 @@ class Card(msgspec.Struct, frozen=True, gc=False):
     memory: int = 0
     """MiB as registered, which may be scaled; 0 if the register does not say."""
     healthy: bool = True
-    """False only if the register says so: HAMi leaves the field out for a faulty card."""
+    """False only if the register says so. HAMi's JSON leaves the field out for a faulty card, which then counts as
+    healthy."""
 
 
 class Register(msgspec.Struct, frozen=True, gc=False):
@@ -79,7 +80,7 @@ class _Entry(msgspec.Struct, frozen=True, gc=False):
     uuid: str = ""
     mode: str = ""
     mig: bool = False
-    # HAMi and vgpu-manager name these differently. Any value is accepted: a card of unknown memory has no other use.
+    # HAMi and vgpu-manager name these differently. Any value is accepted, so that one wrong field costs no register.
     devmem: object = 0
     memory: object = 0
     health: object = None
