@@ -14,7 +14,7 @@ import click
 import structlog
 from prometheus_client import CollectorRegistry
 
-from controller import httpd, manager
+from controller import httpd, manager, metrics
 from controller.elector import Elector, LeaseTiming
 from controller.extender import publish, service
 from controller.garbage import stale_gc
@@ -246,6 +246,7 @@ def run(
     own_name = identity or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
     lease = (system_namespace, "vcuda-controller")
     elector = Elector(kube, lease, own_name, timing=LeaseTiming.of(lease_seconds), wait=stop.wait)
+    metrics.register_leading(registry, lambda: elector.is_leading)
     page = UsagePage(lambda: elector.holder, ui_hosts)
     leading = _serve_page(ui_address, page, kube, labels, leader)
     sys.exit(_lead(elector, leader, status_address, registry, leading))

@@ -53,8 +53,34 @@ class Lease(k8s_types.K8sObject, frozen=True, gc=False):
 
 _LEASE = msgspec.json.Decoder(Lease)
 
+FIRST_WARNING_SECONDS, LONGEST_SILENCE_SECONDS = 5.0, 300.0
+"""Failed attempts are warned of when they have lasted so long, then at intervals that double up to the second."""
+
 CALL_FAILURES = (errors.VcudaError, *k8s_types.UNDECODABLE)
 """The errors of a call. An answer that cannot be decoded counts as a failure."""
+
+
+class _Silence:
+    """Warns, at growing intervals, while attempts fail."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._since: float | None = None
+        self._next = FIRST_WARNING_SECONDS
+
+    def failed(self, log: structlog.typing.FilteringBoundLogger, error: Exception, started: float) -> None:
+        """Note the failure of an attempt that ``started`` at this time of the clock."""
+        self._since = started if self._since is None else self._since
+        lasted = self._clock() - self._since
+        if lasted >= self._next:
+            log.warning("the Lease cannot be read or written", seconds=round(lasted), error=str(error))
+            self._next = lasted + min(max(lasted, FIRST_WARNING_SECONDS), LONGEST_SILENCE_SECONDS)
+
+    def ended(self, log: structlog.typing.FilteringBoundLogger) -> None:
+        """Note an answer."""
+        if self._since is not None and self._next > FIRST_WARNING_SECONDS:
+            log.info("the Lease can be read and written again", seconds=round(self._clock() - self._since))
+        self._since, self._next = None, FIRST_WARNING_SECONDS
 
 
 class Elector:
@@ -82,6 +108,13 @@ class Elector:
         self._observed: Lease | None = None
         self._observed_at = 0.0
         self._renewed_at = -math.inf
+        self._silence = _Silence(clock)
+        self._leading = False
+
+    @property
+    def is_leading(self) -> bool:
+        """Whether this candidate has the lease, as far as it knows."""
+        return self._leading
 
     @property
     def holder(self) -> str:
@@ -93,6 +126,7 @@ class Elector:
         while not self._attempt():
             if self._wait(self._timing.retry_period):
                 return False
+        self._leading = True
         self._log.info("leading")
         return True
 
@@ -103,12 +137,14 @@ class Elector:
             if self._in_time() and self._attempt():
                 continue
             if not self._in_time() or self._is_taken():
+                self._leading = False
                 self._log.error("lease lost")
                 return False
         return True
 
     def release(self) -> None:
         """Release the lease, so that another candidate need not wait until it expires."""
+        self._leading = False
         try:
             lease = self._read()  # read again, because the last renewal may have landed although its answer was lost
             if lease is None or lease.spec.holder_identity != self._identity:
@@ -121,20 +157,22 @@ class Elector:
             self._log.info("lease released")
 
     def _attempt(self) -> bool:
-        """Take or renew the lease once. A failure is logged, and counts as an unsuccessful attempt."""
+        """Take or renew the lease once. A failure counts as an unsuccessful attempt."""
         started = self._clock()
         try:
             lease = self._read()
-            if lease is not None and self._is_held_by_other(lease):
-                return False
-            # This is a compare-and-swap: if another candidate was first, the API server answers 409 and the attempt
-            # fails.
-            self._remember(self._write(self._next_spec(lease), lease))
+            free = lease is None or not self._is_held_by_other(lease)
+            if free:
+                # This is a compare-and-swap: if another candidate was first, the API server answers 409 and the attempt
+                # fails.
+                self._remember(self._write(self._next_spec(lease), lease))
         except CALL_FAILURES as error:
-            self._log.debug("attempt failed", error=str(error))
+            self._silence.failed(self._log, error, started)
             return False
-        self._renewed_at = started
-        return True
+        self._silence.ended(self._log)
+        if free:
+            self._renewed_at = started
+        return free
 
     def _read(self) -> Lease | None:
         try:

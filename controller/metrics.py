@@ -12,6 +12,12 @@ from vcuda.ledger.report import NamespaceUse
 from vcuda.quota.model import CORES_PER_CARD
 
 
+def register_leading(registry: CollectorRegistry, is_leading: Callable[[], bool]) -> None:
+    """Register the gauge that says whether this replica leads."""
+    gauge = Gauge("vcuda_controller_leading", "1 if this replica holds the Lease and leads, else 0.", registry=registry)
+    gauge.set_function(lambda: float(is_leading()))
+
+
 class SettleMetrics:
     """Metrics about settling: its lag and duration, the settled pending charges, and the ledgers with drift."""
 

@@ -62,7 +62,7 @@ def test_check_decides_by_the_grants_of_now(
     pod.write_text(json.dumps(card_pod("train", "team-a", cards=2)))
     command = (Path(sys.executable).parent / "vcuda-webhook", "check", "--quota", quota, "-o", "json", pod)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
-    [row] = json.loads(done.stdout)
+    [row] = json.loads(done.stdout)["objects"]
     assert (row["decision"], done.stderr) == (decision, "")
     if decision == "admitted":
         assert "a grant ends at 3000-01-01 00:00 Europe/Berlin" in row["reason"]

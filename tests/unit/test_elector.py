@@ -1,11 +1,15 @@
 """The leader election: who takes the Lease, who leaves it alone, and when a leader must stop."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
+import structlog
+from prometheus_client import CollectorRegistry
 
 from controller.elector import Elector, LeaseTiming
+from controller.metrics import register_leading
 from tests.api_double import ApiDouble, Delivery, Effect, Script, delivered, lost_reply, lost_request
 from vcuda.errors import Unavailable
 
@@ -286,3 +290,43 @@ def test_a_release_that_fails_is_no_error(api: ApiDouble, leader: Candidate, del
     api.objects.clear()
     leader.elector.release()
     assert api.objects == {}, "without a lease there is nothing to release"
+
+
+# What is told
+
+
+def warnings_within(candidate: Candidate, api: ApiDouble, seconds: float) -> list[float]:
+    """The seconds of failure that each warning names, while the API server is away for so long."""
+    api.deliver = slow(candidate)
+    with structlog.testing.capture_logs() as logs:
+        assert not candidate.acquires_within(seconds)
+    return [line["seconds"] for line in logs if line["event"] == "the Lease cannot be read or written"]
+
+
+def test_a_lease_out_of_reach_is_warned_of_within_10_seconds_and_then_at_growing_intervals(
+    api: ApiDouble, us: Candidate
+) -> None:
+    told = warnings_within(us, api, 600)
+    assert told[0] < 10
+    gaps = [later - earlier for earlier, later in pairwise(told)]
+    assert gaps == sorted(gaps)
+    assert len(told) < 10
+
+
+def test_a_short_failure_is_not_warned_of(api: ApiDouble, us: Candidate) -> None:
+    assert warnings_within(us, api, 4) == []
+
+
+def test_the_gauge_says_who_leads(api: ApiDouble, us: Candidate) -> None:
+    registry = CollectorRegistry()
+    register_leading(registry, lambda: us.elector.is_leading)
+
+    def leading() -> float | None:
+        return registry.get_sample_value("vcuda_controller_leading")
+
+    assert leading() == 0
+    assert us.acquires_within(1)
+    assert leading() == 1
+    held_by(api, "another")
+    assert not us.holds_for(60)
+    assert leading() == 0

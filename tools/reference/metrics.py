@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from controller.extender.service import Listening
 from controller.garbage.node.agent import SweepMetrics
 from controller.manager import Leader
+from controller.metrics import register_leading
 from tools.reference.markdown import code, listed, table
 from tools.reference.sources import strings
 from vcuda.kube import Kube, QuotaPlace
@@ -99,6 +100,7 @@ def _leader(kubeconfig: Path, listening: Listening | None) -> CollectorRegistry:
         listening=listening,
         webhook_service="vcuda-webhook",
     )
+    register_leading(registry, lambda: True)
     return registry
 
 
