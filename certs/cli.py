@@ -57,7 +57,7 @@ def issue(*, directory: Path, days: int, ca_key: bool, force: bool, output: str,
     Examples:
       vcuda-certs issue --dir certs
           to run the webhook on this machine
-      vcuda-certs issue --dir certs --service vcuda-webhook --namespace vcuda-system
+      vcuda-certs issue --dir certs --service vcuda-webhook --namespace vcuda-quota
           to run it behind a Service
       vcuda-certs issue --dir certs --dns gpu.example.com --ip 10.0.0.7 --days 30 --force
           to replace them with shorter-lived ones for these names

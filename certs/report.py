@@ -152,7 +152,7 @@ def _fault(hook: observed.Hook, leaf: x509.Certificate | None, now: datetime) ->
 
 
 def _late(state: observed.State, now: datetime, policy: steps.RotationPolicy) -> str:
-    # Faults that a daily rotation would have repaired: an unusable leaf, or less than a quarter of a life left.
+    # Faults that the hourly rotation would have repaired: an unusable leaf, or less than a quarter of a life left.
     leaf, current = state.serving.leaf, state.authorities.current
     if leaf is None or broken(state, now, policy):
         return broken(state, now, policy)

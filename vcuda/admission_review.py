@@ -66,9 +66,9 @@ def read_review(body: bytes) -> AdmissionRequest:
     except UNDECODABLE as error:
         raise BadReview(f"the body is no AdmissionReview in JSON: {error}") from error
     if review.kind != KIND or review.api_version != API_VERSION:
-        got = f"{review.api_version or 'no apiVersion'} {review.kind or 'no kind'}"
+        got = f"apiVersion {review.api_version!r} and kind {review.kind!r}"
         hint = "set admissionReviewVersions: [v1] in the webhook"
-        raise BadReview(f"this server answers {API_VERSION} {KIND}, not {got}; {hint}")
+        raise BadReview(f"must be {KIND} of {API_VERSION}; got {got}; {hint}")
     if review.request is None:
         raise BadReview(f"the {KIND} has no request")
     return review.request

@@ -69,7 +69,7 @@ _LABELS = NodeLabels()
 kubeconfig_option = option(
     "--kubeconfig",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Without it: the pod's service account.",
+    help="Without it: the pod's service account; outside a pod KUBECONFIG, or ~/.kube/config.",
 )
 quota_configmap_option = option(
     "--quota-configmap",

@@ -94,7 +94,8 @@ def test_in_the_namespace_that_admits_privileged_pods_there_is_the_node_agent_an
     base: list[Json],
 ) -> None:
     there = {label(each) for each in base if each["metadata"].get("namespace") == manifests.NODE_NAMESPACE}
-    assert there == {"DaemonSet/vcuda-node", "ServiceAccount/vcuda-node", "NetworkPolicy/vcuda-node"}
+    agent = {"DaemonSet/vcuda-node", "ServiceAccount/vcuda-node", "NetworkPolicy/vcuda-node"}
+    assert there == {*agent, "ResourceQuota/vcuda-quota-node-critical-pods"}
 
 
 @every_overlay
@@ -167,13 +168,12 @@ def test_we_bring_no_priority_class_that_a_tenant_could_name_and_may_use_the_sys
     """In a cluster that limits the system's classes, to namespaces with a quota for them, too."""
     found = rendered(overlay)
     assert not [each for each in found if each["kind"] == "PriorityClass"]
-    quota = one(found, "ResourceQuota", "vcuda-quota-critical-pods")
-    [scope] = quota["spec"]["scopeSelector"]["matchExpressions"]
-    critical = [each for each, spec in pod_specs(found) if spec.get("priorityClassName")]
-    assert critical
-    for each in critical:
-        assert pod_spec(each)["priorityClassName"] in scope["values"], label(each)
-        assert each["metadata"]["namespace"] == quota["metadata"]["namespace"], label(each)
+    allowed = set()
+    for quota in (each for each in found if each["kind"] == "ResourceQuota"):
+        [scope] = quota["spec"]["scopeSelector"]["matchExpressions"]
+        allowed |= {(quota["metadata"]["namespace"], value) for value in scope["values"]}
+    for each, spec in pod_specs(found):
+        assert (each["metadata"]["namespace"], spec.get("priorityClassName")) in allowed, label(each)
 
 
 def test_an_update_takes_no_webhook_away_before_the_new_one_is_ready(base: list[Json]) -> None:

@@ -35,7 +35,7 @@ TOLD = {
     ),
     Posted("CertificateNotRenewed", "Warning"): Told(
         "the webhook's Service",
-        "The certificate that an endpoint of the webhook shows has less than a third of its life left, and the daily"
+        "The certificate that an endpoint of the webhook shows has less than a third of its life left, and the hourly"
         " rotation, which should have renewed it, has had its chance. One Event a day and certificate.",
         "`vcuda-certs status`, and the command that the message names.",
     ),
