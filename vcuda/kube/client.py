@@ -1,4 +1,4 @@
-"""Requests to the API server: bytes in, bytes out, and every failure one of ours."""
+"""Requests to the API server. Bodies are bytes, and every failure is an exception of `vcuda.errors`."""
 
 import contextlib
 import datetime
@@ -27,14 +27,14 @@ from vcuda.kube.pages import MOST_OBJECT_BYTES, Page, Pager, Skip, name_in
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
 
-# The cause of a 429 that a PodDisruptionBudget is behind (policyv1.DisruptionBudgetCause).
+# The cause in a 429 for a PodDisruptionBudget (policyv1.DisruptionBudgetCause).
 DISRUPTION_BUDGET = "DisruptionBudget"
 
 _BY_STATUS = {403: errors.Forbidden, 404: errors.NotFound, 409: errors.Conflict, 410: errors.Gone}
 
 
 class Details(msgspec.Struct, frozen=True):
-    """What a Status says besides its sentence."""
+    """The details of a Status."""
 
     causes: tuple[errors.Cause, ...] | None = None
 
@@ -48,12 +48,12 @@ class Status(msgspec.Struct, frozen=True):
 
     @property
     def causes(self) -> tuple[errors.Cause, ...]:
-        """Its causes; empty where it tells none."""
+        """Its causes; empty if it has none."""
         return (self.details and self.details.causes) or ()
 
 
 class Heard(NamedTuple):
-    """An answer: its body, the sentences that the API server and its webhooks warn with, and the server's own time."""
+    """An answer: its body, the warnings of the API server and its webhooks, and the time of the API server."""
 
     body: bytes
     warnings: tuple[str, ...] = ()
@@ -63,16 +63,16 @@ class Heard(NamedTuple):
 _STATUS = msgspec.json.Decoder(Status)
 
 LIST_SECONDS = 60.0
-"""For a whole LIST, where the caller does not say."""
+"""Seconds for a whole LIST, unless the caller gives others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kube:
-    """A handle on one API server, to be shared by all threads. ``Kube.connect`` makes it.
+    """A client of one API server for all threads. `Kube.connect` makes it.
 
-    Paths start with ``/api`` or ``/apis``; timeouts are seconds for the whole call. Every method raises NotFound,
-    Conflict, Gone or another ApiError, with the API server's own sentence, for a request that is refused; Unavailable
-    for 429, 5xx, a connection that fails or breaks, and a timeout.
+    Paths start with ``/api`` or ``/apis``. Timeouts are seconds for the whole call. For a refused request every method
+    raises NotFound, Conflict, Gone or another ApiError, with the API server's own sentence. For 429, 5xx, a connection
+    that fails or breaks, and a timeout it raises Unavailable.
     """
 
     sender: Sender
@@ -87,12 +87,13 @@ class Kube:
         pool_size: int = 8,
         version_check: VersionCheck | None = None,
     ) -> "Kube":
-        """Read the configuration; nothing is sent yet. ``pool_size`` is the number of connections kept for reuse.
+        """Return a client by the given kubeconfig. No request is sent yet.
 
-        With ``version_check`` the API server's version is read and checked before anything else is sent to it.
+        Without ``kubeconfig`` the credentials are those of the service account if KUBERNETES_SERVICE_HOST is set, and
+        otherwise those of KUBECONFIG or ~/.kube/config. ``pool_size``: the number of kept connections.
+        ``version_check`` reads and checks the API server's version before the first request.
 
-        The kubeconfig given counts; else the service account where KUBERNETES_SERVICE_HOST is set; else KUBECONFIG
-        or ~/.kube/config. Raises BadInput where that cannot be read.
+        Raises BadInput if the credentials cannot be read.
         """
         configuration = Configuration(retries=False, connection_pool_maxsize=pool_size)
         configuration.keep_alive = True
@@ -103,44 +104,44 @@ class Kube:
         return cls(Sender(api, load), version_check)
 
     def close(self) -> None:
-        """Close the connections that no call is using."""
+        """Close the connections that no call uses."""
         self.sender.close()
 
     def get(self, path: str, params: Params | None = None, timeout: float = 10, most: int = MOST_OBJECT_BYTES) -> bytes:
-        """Read one object: consistent, as the API server reads from etcd, unless params say otherwise.
+        """Read one object. The read is consistent (from etcd), unless ``params`` say otherwise.
 
         Raises TooLarge for an answer of more than ``most`` bytes.
         """
         return self._heard(ApiRequest("GET", path, params), timeout, most).body
 
     def get_heard(self, path: str, params: Params | None = None, timeout: float = 10) -> Heard:
-        """Read as ``get`` does, and return the API server's time beside the object."""
+        """Read an object like `get`, and return it with the time of the API server."""
         return self._heard(ApiRequest("GET", path, params), timeout)
 
     def post(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> bytes:
-        """Create the object in ``body`` (JSON); Conflict where the name is taken."""
+        """Create the object in ``body`` (JSON). Raises Conflict if the name is taken."""
         return self.post_heard(path, body, params, timeout).body
 
     def post_heard(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> Heard:
-        """Create as ``post`` does, and return the warnings beside the object."""
+        """Create an object like `post`, and return it with the warnings."""
         return self._heard(ApiRequest("POST", path, params, body), timeout)
 
     def put(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> bytes:
-        """Replace an object; Conflict where ``body`` names a resourceVersion that is not the newest."""
+        """Replace an object. Raises Conflict if the resourceVersion in ``body`` is not the newest."""
         return self.put_heard(path, body, params, timeout).body
 
     def put_heard(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> Heard:
-        """Replace as ``put`` does, and return the time of the answer beside the object."""
+        """Replace an object like `put`, and return it with the time of the API server."""
         return self._heard(ApiRequest("PUT", path, params, body), timeout)
 
     def patch(
         self, path: str, body: bytes, content_type: str, params: Params | None = None, *, timeout: float = 10
     ) -> bytes:
-        """Change an object; ``content_type`` is MERGE_PATCH, JSON_PATCH or another that the API server takes."""
+        """Patch an object. ``content_type``: MERGE_PATCH, JSON_PATCH or another that the API server accepts."""
         return self._heard(ApiRequest("PATCH", path, params, body, content_type), timeout).body
 
     def delete(self, path: str, body: bytes | None = None, params: Params | None = None, timeout: float = 10) -> bytes:
-        """Delete an object; ``body`` is a DeleteOptions, for preconditions."""
+        """Delete an object. ``body``: DeleteOptions in JSON, for preconditions."""
         return self._heard(ApiRequest("DELETE", path, params, body), timeout).body
 
     def list_pages(
@@ -155,15 +156,15 @@ class Kube:
     ) -> Iterator[Page]:
         """Yield the pages of one consistent LIST, of at most ``limit`` objects and some MiB each.
 
-        ``timeout`` is for one page, ``seconds`` for the whole LIST and what the caller does between pages. ``skip`` is
-        called for an object of more than `MOST_OBJECT_BYTES`, which is then left out.
+        ``timeout`` is for one page. ``seconds`` is for the whole LIST, with the caller's work between pages. ``skip``
+        is called for an object of more than `MOST_OBJECT_BYTES`, which is then left out.
 
-        Raises TooLarge for such an object without ``skip``; ListOverdue after ``seconds``; Gone where paging took
-        longer than etcd keeps the version (5 min by default): start again.
+        Raises TooLarge for such an object without ``skip``. Raises ListOverdue after ``seconds``. Raises Gone if the
+        LIST took longer than etcd keeps its version (5 minutes by default); the caller must begin again.
         """
 
-        # The API server takes another limit with each page of a LIST: the token that continues it holds the version and
-        # the key alone (EncodeContinue in k8s.io/apiserver, pkg/storage/continue.go).
+        # Each page may have another limit, because the continue token has only the version and the key (EncodeContinue
+        # in k8s.io/apiserver, pkg/storage/continue.go).
         def fetch(objects: int, token: str, timeout: float, most: int) -> bytes:
             query = {**(params or {}), "limit": objects, **({"continue": token} if token else {})}
             return self.get(path, query, timeout, most)
@@ -173,7 +174,7 @@ class Kube:
     def stream(
         self, path: str, params: Params | None = None, *, connect_timeout: float = 10, read_timeout: float
     ) -> "Stream":
-        """Open a GET whose answer is lines without end; it ends after ``read_timeout`` seconds of silence."""
+        """Open a GET whose answer is an endless stream of lines. It ends after ``read_timeout`` seconds without one."""
         self._check_version(connect_timeout)
         request = ApiRequest("GET", path, params)
         with transport(str(request)):
@@ -187,7 +188,7 @@ class Kube:
         check = self.version_check
         if check is not None and not check.passed:
             host = urlsplit(self.sender.host)
-            server = f"{host.scheme}://{host.netloc.rpartition('@')[2]}"  # before the @ may be a password
+            server = f"{host.scheme}://{host.netloc.rpartition('@')[2]}"  # the part before the @ may have a password
             check.make(lambda: self._answer(ApiRequest("GET", "/version"), timeout).body, server)
 
     def _heard(self, request: ApiRequest, timeout: float, most: int = MOST_OBJECT_BYTES) -> Heard:
@@ -206,20 +207,20 @@ class Kube:
 
 
 def upsert(kube: Kube, collection: str, manifest: Mapping[str, Any]) -> bytes:
-    """Change an object of a collection to have these fields, or create it where there is none; return it as stored.
+    """Set these fields of an object, or create the object with them. Return the stored object.
 
-    What else the object has stays as it is. Raises Conflict where another creates it at the same time.
+    Other fields stay. Raises Conflict if another client creates the object at the same time.
     """
     body = msgspec.json.encode(manifest)
     try:
         return kube.patch(f"{collection}/{segment(manifest['metadata']['name'])}", body, MERGE_PATCH)
     except errors.NotFound:
-        # A patch creates nothing, unless it is a server-side apply, which would take the fields from other managers.
+        # Only a server-side apply would create the object, and it would take the fields from other managers.
         return kube.post(collection, body)
 
 
 def refusal(what: str, status: int, body: bytes) -> errors.VcudaError:
-    """Make the error for an answer that is none of 2xx, with the sentence of the Status in its body, if it is one."""
+    """Return the error for an answer other than 2xx, with the sentence of the Status in its body, if there is one."""
     try:
         told = _STATUS.decode(body)
     except msgspec.MsgspecError:
@@ -235,7 +236,7 @@ def refusal(what: str, status: int, body: bytes) -> errors.VcudaError:
 
 def segment(name: str) -> str:
     """Return a name as one segment of a path."""
-    # Whoever writes an Event, a flag or a manifest chooses some of them: a slash in one leads to no other object.
+    # Users choose some names, in Events, flags and manifests. A slash in a name must not lead to another object.
     return quote(name, safe="")
 
 
@@ -244,7 +245,7 @@ _ESCAPED = re.compile(r"\\(.)")
 
 
 def warnings_in(headers: Iterable[str]) -> tuple[str, ...]:
-    """Return the texts in the values of ``Warning`` headers; what is no warning by the RFC is passed over."""
+    """Return the texts in the values of ``Warning`` headers. Values that are no warnings by the RFC are left out."""
     return tuple(_text(quoted) for header in headers for quoted in _WARNING.findall(header))
 
 
@@ -260,13 +261,13 @@ def _date(header: str | None) -> datetime.datetime | None:
         return None
 
 
-_CHUNK = 64 * 1024  # bytes; one read of the socket, so that a line is seen as soon as it is there
-_HEAD_PARTS = 16  # of these the beginning of an answer is made that is too large
+_CHUNK = 64 * 1024  # bytes of one read of the socket, so that a line is delivered as soon as it arrives
+_HEAD_PARTS = 16  # characters of an answer that is too large, for the message
 
 
 @contextlib.contextmanager
 def transport(what: str) -> Iterator[None]:
-    """Turn every way a connection can fail into Unavailable; ``what`` is the request, for the message."""
+    """Raise Unavailable for every failure of a connection. ``what``: the request, for the message."""
     try:
         yield
     except (UrllibTimeoutError, TimeoutError) as error:
@@ -278,18 +279,19 @@ def transport(what: str) -> Iterator[None]:
 
 
 def read_body(response: urllib3.BaseHTTPResponse, deadline: float, most: int) -> bytes:
-    """Read the body until ``deadline`` (time.monotonic seconds).
+    """Return the body. ``deadline``: in seconds of `time.monotonic`.
 
-    Raises TimeoutError past it, HTTPError where the body is cut short, TooLarge where it has more than ``most`` bytes.
+    Raises TimeoutError after the deadline, HTTPError if the body is cut short, and TooLarge if it has more than
+    ``most`` bytes.
     """
-    # urllib3's own timeout starts again with every read, so a server that drips would never meet it.
+    # urllib3's own timeout begins again with every read, so a server that sends single bytes would never reach it.
     parts = _Parts(most)
     while True:
         remaining = deadline - time.monotonic()
         if remaining <= 0:
             response.close()
             raise TimeoutError("the body did not arrive in time")
-        # Where the server closes after its answer, the connection keeps no socket to set.
+        # If the server closes the connection after its answer, there is no socket to set.
         if (sock := getattr(response.connection, "sock", None)) is not None:
             sock.settimeout(remaining)
         part = response.read1(_CHUNK, decode_content=False)
@@ -298,12 +300,12 @@ def read_body(response: urllib3.BaseHTTPResponse, deadline: float, most: int) ->
         try:
             parts.add(part)
         except errors.TooLarge:
-            response.close()  # the rest is not read, so that the connection cannot be used again
+            response.close()  # the rest is not read, so the connection cannot be used again
             raise
 
 
 class _Parts:
-    """Bytes that come in parts, at most so many: each is copied once more at the end, also where it is one of many."""
+    """A bounded number of bytes that arrive in parts. Each byte is copied only once more, at the end."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -311,7 +313,7 @@ class _Parts:
         self._size = 0
 
     def add(self, part: bytes) -> None:
-        """Add a part; raise TooLarge where there are too many bytes with it."""
+        """Add a part. Raises TooLarge if there are then too many bytes."""
         self._parts.append(part)
         self._size += len(part)
         if self._size > self._most:
@@ -319,18 +321,18 @@ class _Parts:
             raise errors.TooLarge(f"the answer has more than {self._most} bytes", head)
 
     def take(self) -> bytes:
-        """Return the bytes, and begin anew."""
+        """Return the bytes, and forget them."""
         whole = b"".join(self._parts)
         self._parts, self._size = [], 0
         return whole
 
 
 def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a stream without their newline, however they are cut into chunks; blank ones are left out.
+    """Yield the lines of a stream of chunks, without newlines and without blank lines.
 
-    Raises Unavailable where the stream ends inside a line; TooLarge for a line of more than `MOST_OBJECT_BYTES`.
+    Raises Unavailable if the stream ends inside a line, and TooLarge for a line of more than `MOST_OBJECT_BYTES`.
     """
-    # Bytes, as 0x0A is never part of a longer UTF-8 character.
+    # The search is for a byte, because 0x0A is never a part of a longer UTF-8 character.
     parts = _Parts(MOST_OBJECT_BYTES)
     for chunk in chunks:
         head, *tail = chunk.split(b"\n")
@@ -344,11 +346,11 @@ def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 class Stream:
-    """The lines of one streaming answer: read by one thread, ended by any with ``abort``; leaving it closes it."""
+    """The lines of one streaming answer. One thread reads them, any thread may `abort`, and the context closes it."""
 
     def __init__(self, response: urllib3.BaseHTTPResponse, what: str) -> None:
-        # A second descriptor of the same socket serves to end it: closing a socket does not wake the thread that reads
-        # it, shutting it down does; and a descriptor of our own cannot have been closed and given to another file.
+        # `abort` shuts the socket down by a second descriptor. To close a socket would not wake the thread that reads
+        # it, and the first descriptor may have been closed and given to another file meanwhile.
         self._response = response
         self._what = what
         self._socket = socket.socket(fileno=os.dup(response.fileno()))
@@ -363,16 +365,16 @@ class Stream:
         self._socket.close()
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield lines until the server ends it or is silent for the read timeout.
+        """Yield lines until the server ends the stream, or sends nothing for the read timeout.
 
-        Raises Unavailable where it breaks, WatchLost for a line that is too large to be read.
+        Raises Unavailable if the stream breaks, and WatchLost for a line that is too large.
         """
-        # Silence cannot be told from a connection that died without a word; either way the reader asks anew.
+        # A silent connection may be dead. In both cases the caller opens another one.
         try:
             with transport(self._what):
                 yield from split_lines(self._chunks())
         except errors.TooLarge as error:
-            # A list tells all that this watch would have told from here on.
+            # The caller lists again, which shows all later changes.
             message = f"{self._what}: an event of {name_in(error.head)} has more than {MOST_OBJECT_BYTES} bytes"
             raise errors.WatchLost(message) from error
 
@@ -382,6 +384,6 @@ class Stream:
                 yield chunk
 
     def abort(self) -> None:
-        """End the stream now, from any thread; the reader sees it end or break. Harmless when already over."""
-        with contextlib.suppress(OSError):  # not connected any more, or closed: there is no reader to wake
+        """End the stream at once, from any thread. The reader sees it end or break."""
+        with contextlib.suppress(OSError):  # the socket is closed or not connected, so there is no reader to wake
             self._socket.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""How requests are sent: over which connections, with whose credentials, and to which versions of Kubernetes."""
+"""Sends requests to the API server: the connections, the credentials, and the check of the Kubernetes version."""
 
 import math
 import os
@@ -22,17 +22,17 @@ from yaml import YAMLError
 from vcuda import errors, k8s_types
 
 Load = Callable[[Configuration], None]
-"""Reads the credentials anew into a configuration; raises BadInput."""
+"""Reads the current credentials into a configuration. Raises BadInput."""
 
-# The official loader checks little: a kubeconfig that is no mapping fails somewhere inside it.
+# The official loader checks little. A kubeconfig that is no mapping raises one of these inside the loader.
 _UNREADABLE = (ConfigException, OSError, YAMLError, AttributeError, LookupError, TypeError, ValueError)
 
 
 def loader(kubeconfig: Path | None, context: str | None) -> Load:
-    """Choose the source: the file given; else the service account when in a pod; else kubectl's default."""
+    """Return the loader of the given file, or of the service account in a pod, or of kubectl's default file."""
     if kubeconfig is not None:
         return _from_kubeconfig(str(kubeconfig), context)
-    # A context names an entry of a kubeconfig, so giving one rules the service account out.
+    # A context is an entry of a kubeconfig, so with a context the service account is not used.
     if context is None and os.environ.get("KUBERNETES_SERVICE_HOST"):
         return _from_service_account
     return _from_kubeconfig(os.environ.get("KUBECONFIG") or "~/.kube/config", context)
@@ -69,7 +69,7 @@ Params = Mapping[str, str | int]
 
 
 class ApiRequest(NamedTuple):
-    """A request, but for who asks."""
+    """A request without its credentials."""
 
     method: str
     path: str
@@ -81,7 +81,7 @@ class ApiRequest(NamedTuple):
         return f"{self.method} {self.path}"
 
     def target(self) -> str:
-        """Return what is asked for."""
+        """Return the path with the query."""
         return f"{self.path}?{urlencode(self.params)}" if self.params else self.path
 
     def headers(self) -> dict[str, str]:
@@ -91,17 +91,17 @@ class ApiRequest(NamedTuple):
 
 
 KEPT_SECONDS = 1.0
-"""For which credentials are sent as they were looked up: to look costs the client a sixth of what a request does."""
+"""Seconds for which looked-up credentials are used again. A look-up takes a sixth of the client's time of a request."""
 
 
 class Sender:
-    """Sends requests, for all threads, over connections that are kept; ``load`` reads its credentials anew."""
+    """Sends the requests of all threads over kept connections. ``load`` reads the current credentials."""
 
-    # The official client keeps the configuration, renews the token and owns the connection pool. Requests go to the
-    # pool itself, with the headers that update_params_for_auth gives: the client's own `request` would json.dumps a
-    # body that is JSON already, and turn a JSON Patch in bytes into a strategic merge patch.
-    # No redirect is followed, and nothing is sent again but after a 401 whose credentials have been renewed: only the
-    # caller knows whether a repeated write is harmless.
+    # The official client keeps the configuration, renews the token and owns the connection pool. Requests go to that
+    # pool directly, with the headers of `update_params_for_auth`. The client's own `request` would encode a JSON body
+    # again, and would send a JSON Patch in bytes as a strategic merge patch.
+    # No redirect is followed. A request is sent again only after a 401, with newer credentials, because only the caller
+    # knows whether a repeated write is harmless.
 
     def __init__(self, api: ApiClient, load: Load, clock: Callable[[], float] = time.monotonic) -> None:
         self._api = api
@@ -109,7 +109,7 @@ class Sender:
         self._clock = clock
         self._lock = threading.Lock()
         self._kept: tuple[float, Mapping[str, str]] = -math.inf, {}
-        # A manager looks up the pool, and reads the URL, again for each request. One for a proxy also changes requests.
+        # A pool manager looks up the pool and parses the URL for each request. One for a proxy also changes requests.
         manager = api.rest_client.pool_manager
         self._pool = None if manager.proxy else manager.connection_from_url(self.host)
         self._base = urlsplit(self.host).path.rstrip("/")
@@ -124,7 +124,7 @@ class Sender:
         self._api.close()  # type: ignore[no-untyped-call]  # the method has no type hints
 
     def send(self, request: ApiRequest, timeout: urllib3.Timeout) -> urllib3.BaseHTTPResponse:
-        """Send, and once more if the answer is 401 and there are newer credentials than those it refused."""
+        """Send a request. After a 401 send it once more, if there are newer credentials."""
         used = self._credentials()
         response = self._send_as(used, request, timeout)
         if response.status != HTTPStatus.UNAUTHORIZED or (renewed := self._renewed(used)) == used:
@@ -143,12 +143,12 @@ class Sender:
         return self._pool.urlopen(request.method, self._base + target, body, headers, redirect=False, **unread)
 
     def _credentials(self) -> Mapping[str, str]:
-        """Return headers that say who we are."""
+        """Return the headers with the credentials."""
         looked_at, kept = self._kept
         return kept if self._clock() < looked_at + KEPT_SECONDS else self._look()
 
     def _look(self) -> Mapping[str, str]:
-        # The official client reads an expired token anew here, one thread at a time.
+        # Here the official client reads an expired token again. Only one thread may do so at a time.
         headers: dict[str, str] = {**self._api.default_headers}
         with self._lock:
             try:
@@ -160,7 +160,7 @@ class Sender:
         return found
 
     def _renewed(self, refused: Mapping[str, str]) -> Mapping[str, str]:
-        # Read the credentials from their source, unless another thread has done so since refused were made.
+        # Read the credentials, unless another thread has read them since the refused headers were made.
         current = self._look()
         if current != refused:
             return current
@@ -179,7 +179,7 @@ _VERSION = re.compile(r"v?(\d{1,4})\.(\d{1,4})(?!\d)", re.ASCII)
 
 
 class _Info(msgspec.Struct, frozen=True, rename="camel"):
-    """What is read of the answer to GET /version. Managed clouds have a ``minor`` such as ``30+``."""
+    """The decoded part of the answer to GET /version. Managed clouds have a ``minor`` such as ``30+``."""
 
     git_version: str = ""
     major: str = ""
@@ -190,12 +190,12 @@ _INFO = msgspec.json.Decoder(_Info)
 
 
 def check_version(answer: bytes, server: str) -> str:
-    """Return a warning where the version cannot be told from ``answer``, the body of GET /version; else "".
+    """Return a warning if ``answer``, the body of GET /version, names no known version; otherwise an empty text.
 
-    Raises UnsupportedVersion: it is older than OLDEST.
+    Raises UnsupportedVersion if the version is older than `OLDEST`.
     """
-    # A cluster that works must not stop for a version in words of its own, so that is no error. A build to which nobody
-    # gave a version says v0.0.0: that cannot be told either.
+    # A vendor's own version text is no error, because the cluster may work. A build without a version reports v0.0.0,
+    # which says nothing either.
     try:
         info = _INFO.decode(answer)
     except k8s_types.UNDECODABLE as error:
@@ -214,7 +214,7 @@ def check_version(answer: bytes, server: str) -> str:
 
 
 def unknown_version(server: str, why: str) -> str:
-    """Return the warning for a version that is not known."""
+    """Return the warning for an unknown version."""
     return f"the version of Kubernetes at {server} is not known ({why}): {_OLDEST} is the oldest that is supported"
 
 
@@ -222,7 +222,7 @@ def end_process(message: str) -> NoReturn:
     """Print an error and end the process with status 1 at once, from any thread."""
     sys.stderr.write(f"Error: {message}\n")
     sys.stderr.flush()
-    # Not sys.exit: in a thread that would end the thread, and the process would go on without it.
+    # `sys.exit` would end only this thread, and the process would go on without it.
     os._exit(1)
 
 
@@ -230,8 +230,8 @@ def end_process(message: str) -> NoReturn:
 class VersionCheck:
     """The check that a `Kube` makes before its first request, once for all threads.
 
-    ``end`` is called with an error where the version is too old, and must end the process: the loops of a component
-    try again whatever is raised. ``warn`` is called with a warning where the version cannot be told.
+    ``end`` is called with an error if the version is too old. It must end the process, because the loops of a component
+    retry after every exception. ``warn`` is called with a warning if the version is unknown.
     """
 
     warn: Callable[[str], None]
@@ -242,8 +242,8 @@ class VersionCheck:
     def make(self, read: Callable[[], bytes], server: str) -> None:
         """Check the answer to GET /version, which ``read`` returns.
 
-        Raises what ``read`` does where there is no answer, or one that our credentials are not valid: the check is made
-        with the next request then. Any other refusal to tell the version is a warning.
+        If there is no answer, or the credentials are not valid, the exception of ``read`` is raised, and the next
+        request makes the check. Any other refusal is a warning.
         """
         try:
             answer, refused = read(), ""
@@ -251,7 +251,7 @@ class VersionCheck:
             if error.status == HTTPStatus.UNAUTHORIZED:
                 raise
             answer, refused = b"", str(error)
-        with self._lock:  # several threads may have asked; one of them tells, and may end the process
+        with self._lock:  # several threads may have asked; one of them warns or ends the process
             if self.passed:
                 return
             try:

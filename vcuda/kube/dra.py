@@ -1,4 +1,4 @@
-"""Dynamic Resource Allocation as the API server serves it: whether it does, and its devices and classes, watched."""
+"""Watches of Dynamic Resource Allocation: devices, DeviceClasses and claim templates, if the API server has them."""
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -22,13 +22,13 @@ SLICES, CLASSES, CLAIMS, TEMPLATES = (
 )
 
 ASK_AGAIN_SECONDS = 60.0
-"""After which an API server that did not serve it is asked again: it may have been upgraded meanwhile."""
+"""Seconds until an API server without resource.k8s.io/v1 is asked again, because it may have been upgraded."""
 
 _SLICE = msgspec.json.Decoder(objects.ResourceSlice)
 _CLASS = msgspec.json.Decoder(objects.DeviceClass)
 
 MOST_OF_NAMESPACE_BYTES, MOST_TEMPLATE_BYTES = 512 * 1024, 32 * 2**20
-"""Bytes of what is kept of the templates of one namespace, and of all: 600 usual templates, and 40,000.
+"""Bytes that are kept of the templates of one namespace, and of all: some 600 usual templates, and 40,000.
 
 A usual digest has a hundred bytes, and is counted with `ENTRY_BYTES` more. The largest has 14 KiB.
 """
@@ -44,9 +44,9 @@ def is_served(kube: client.Kube) -> bool:
 
 
 class ServedWatches:
-    """Watches of resource.k8s.io/v1, which start once the API server serves that. Until then they ask for nothing.
+    """The watches of resource.k8s.io/v1. They start when the API server serves it.
 
-    ``wait`` sleeps for seconds and returns True when it is time to stop.
+    ``wait`` sleeps for seconds, and returns True when the asking must stop.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class ServedWatches:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing was served when it was first asked for, or else everything has been listed."""
-        # Once it is true it stays so: an API server that is upgraded stops nobody who has begun.
+        """Whether the first answer was that nothing is served, or everything has been listed."""
+        # It never becomes False again, so an upgrade of the API server does not stop a running component.
         return self._once_unserved or self.synced
 
     @property
@@ -80,25 +80,25 @@ class ServedWatches:
 
     @property
     def alive(self) -> bool:
-        """Whether every watch that was started runs."""
+        """Whether every started watch runs."""
         return all(each.alive for each in self._started.values())
 
     def running(self) -> Mapping[str, reflector.Reflector[Any]]:
-        """Return the watches that have been started, by the name of what they follow."""
+        """Return the started watches by the name of their resource."""
         return self._started
 
     def start(self) -> None:
-        """Ask in a thread of its own."""
+        """Start the thread that asks the API server, and then starts the watches."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End the watches, and the asking."""
+        """End the watches and the thread."""
         self._stopping.set()
         for each in self._started.values():
             each.stop()
 
     def run(self) -> None:
-        """Ask until it is served, and start the watches."""
+        """Ask the API server until it serves resource.k8s.io/v1, and start the watches."""
         while not self._stopping.is_set() and not self.served:
             try:
                 self.served = is_served(self._kube)
@@ -116,14 +116,14 @@ class ServedWatches:
 
 
 class DeviceInformer:
-    """Follows the ResourceSlices and DeviceClasses, put together anew when one changes."""
+    """Follows the ResourceSlices and DeviceClasses. Their index is built again after a change."""
 
     def __init__(self, kube: client.Kube, on_change: Callable[[], None] = lambda: None) -> None:
         self._on_change = on_change
         self._lock = threading.Lock()
         self._stale = True
         self._devices = devices.NO_DEVICES
-        # Cards that are alike are kept once, however many there are.
+        # Equal offers are one object, because thousands of cards are alike.
         self._alike: dict[devices.DeviceOffer, devices.DeviceOffer] = {}
         self._slices: reflector.Reflector[devices.PoolSlice] = reflector.Reflector(
             kube, SLICES, lambda raw: devices.read_slice(_SLICE.decode(raw), self._alike), on_event=self._on_event
@@ -133,7 +133,7 @@ class DeviceInformer:
         )
 
     def reflectors(self) -> Mapping[str, reflector.Reflector[Any]]:
-        """Return the watches by the name of what they follow."""
+        """Return the watches by the name of their resource."""
         return {"resourceslices": self._slices, "deviceclasses": self._classes}
 
     def slices(self) -> Iterable[devices.PoolSlice]:
@@ -152,7 +152,7 @@ class DeviceInformer:
             return self._devices
 
     def _on_event(self, old: object, new: object) -> None:
-        # A driver that starts again publishes what it did before.
+        # After a restart a driver publishes the same slices again.
         if old != new:
             with self._lock:
                 self._stale = True
@@ -160,12 +160,12 @@ class DeviceInformer:
 
 
 class StoredTemplate(msgspec.Struct, frozen=True, gc=False):
-    """What is kept of a ResourceClaimTemplate."""
+    """The kept part of a ResourceClaimTemplate."""
 
     namespace: str
     uid: str
     digest: PackedDigest
-    """What its claims ask for."""
+    """The requests of its claims."""
 
 
 class _RawTemplateSpec(k8s_types.K8sStruct, frozen=True, gc=False):
@@ -182,10 +182,10 @@ _TEMPLATE = msgspec.json.Decoder(_RawTemplate)
 
 
 class TemplateInformer:
-    """Follows the ResourceClaimTemplates of all namespaces, and keeps what their claims ask for, within bounds.
+    """Follows the ResourceClaimTemplates of all namespaces, and keeps the requests of their claims, within bounds.
 
-    A template beyond the bounds is not known. That is safe: each claim that is made from it is checked and charged. It
-    is kept when it is listed again and there is room.
+    A template beyond the bounds is not known. That is safe, because each claim that is made from it is checked and
+    charged. The template is kept after a later list, if there is room then.
     """
 
     def __init__(self, kube: client.Kube) -> None:
@@ -197,11 +197,11 @@ class TemplateInformer:
         )
 
     def reflectors(self) -> Mapping[str, reflector.Reflector[Any]]:
-        """Return the watches by the name of what they follow."""
+        """Return the watches by the name of their resource."""
         return {"resourceclaimtemplates": self._templates}
 
     def find(self, namespace: str, name: str) -> PackedDigest | None:
-        """Return what the claims of a template ask for; None if it is not known."""
+        """Return the requests of a template's claims; None if the template is not known."""
         found = self._templates.get((namespace, name))
         return found.digest if found else None
 
@@ -222,7 +222,7 @@ class TemplateInformer:
             self._allowance.release(old.namespace, old.uid)
 
     def _on_listed(self) -> None:
-        # A list that broke may have counted templates that were deleted before the next.
+        # A broken list may have counted templates that were deleted before the next list.
         self._allowance.retain((each.namespace, each.uid) for each in self._templates.snapshot().values())
         self._told.clear()
 
@@ -261,7 +261,7 @@ class ClaimPolicies:
         if made and made.known is known and made.devices is found and made.nodes is nodes:
             return made.charged
         charged = known.with_claimed(found.extended_resources if found else ()).with_registered(nodes.registered_cards)
-        # Equal resources stay one object, since pods are decoded anew after a change.
+        # Equal resources stay one object, because after a change all pods are decoded again.
         charged = made.charged if made and made.known is known and charged.counts_like(made.charged) else charged
         self._charged = _ChargedBy(known, found, nodes, charged)
         return charged
@@ -272,7 +272,7 @@ class ClaimPolicies:
         return made.policy if made else None
 
     def price(self) -> ClaimCounter | None:
-        """Return what tells the charge of a stored claim; None until quota and devices have been read."""
+        """Return the function that prices a stored claim; None until quota and devices have been read."""
         made = self._current()
         return made.counter if made else None
 
@@ -283,6 +283,6 @@ class ClaimPolicies:
         made = self._made
         if made is None or any(a is not b for a, b in zip(made.sources, (found, read, nodes), strict=True)):
             policy = charges.ClaimPolicy.of(found, nodes.model_of, read.quota, read.resources)
-            # Two threads may come here at once, and make the same twice.
+            # Two threads may build equal policies at the same time.
             self._made = made = _Made((found, read, nodes), policy, ClaimCounter(policy))
         return made

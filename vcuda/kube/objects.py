@@ -1,4 +1,4 @@
-"""Objects of the API that are used whole: Events, which are written, and EndpointSlices, which are read."""
+"""Events, which are written, and EndpointSlices and namespaces, which are read."""
 
 import contextlib
 import datetime
@@ -11,14 +11,14 @@ import structlog
 from vcuda import errors, k8s_types
 from vcuda.kube.client import Kube, segment
 
-LONGEST_MESSAGE = 1024  # characters; the API server refuses an Event with more
+LONGEST_MESSAGE = 1024  # characters; the API server rejects a longer message
 
-# Where Events on objects without a namespace belong: the API server takes them nowhere else.
+# The namespace of Events on objects without one. The API server accepts no other.
 DEFAULT_NAMESPACE = "default"
 
 
 class InvolvedObject(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The object that an Event is about, as its ``involvedObject``; the namespace of a cluster-wide one is empty."""
+    """The ``involvedObject`` of an Event. The namespace of a cluster-wide object is empty."""
 
     api_version: str
     kind: str
@@ -29,9 +29,9 @@ class InvolvedObject(msgspec.Struct, frozen=True, rename="camel", omit_defaults=
 
 
 class Event(msgspec.Struct, frozen=True):
-    """One Event. ``id`` makes its name: of all that are posted with one id on one subject, the first is kept.
+    """One Event. ``id`` is a part of its name: of several Events with one id on one subject the first is kept.
 
-    ``component`` is the part of this system that saw it. A message that is too long is cut.
+    ``component`` is the part of this system that posts it. A message that is too long is cut.
     """
 
     subject: InvolvedObject
@@ -43,9 +43,9 @@ class Event(msgspec.Struct, frozen=True):
 
 
 def post_event(kube: Kube, event: Event) -> None:
-    """Write an Event; harmless where another process, or an earlier try, has written it.
+    """Write an Event, unless another process or an earlier attempt has written it.
 
-    Raises ApiError: the API server refuses it; Unavailable: no answer.
+    Raises ApiError if the API server refuses it, and Unavailable if there is no answer.
     """
     home = event.subject.namespace or DEFAULT_NAMESPACE
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -67,7 +67,7 @@ def post_event(kube: Kube, event: Event) -> None:
 
 
 def post_event_or_log(kube: Kube, event: Event) -> None:
-    """Write an Event of something that is done all the same: where it cannot be written, the log says so."""
+    """Write an Event. If it cannot be written, the log says so, and the caller goes on."""
     try:
         post_event(kube, event)
     except errors.VcudaError as error:
@@ -78,7 +78,7 @@ T = TypeVar("T")
 
 
 def decode_each(decoder: msgspec.json.Decoder[T], items: Iterable[bytes | msgspec.Raw]) -> Iterator[T]:
-    """Yield the objects of a list; one that cannot be decoded costs only itself, and is logged."""
+    """Yield the objects of a list. An object that cannot be decoded is logged and left out."""
     for raw in items:
         try:
             yield decoder.decode(raw)
@@ -96,42 +96,42 @@ def namespace_names(kube: Kube, seconds: float) -> frozenset[str]:
 
 
 SERVICE_NAME = "kubernetes.io/service-name"
-"""The label that says which Service of its namespace a slice belongs to."""
+"""The label of a slice that names its Service."""
 
 MANAGED_BY = "endpointslice.kubernetes.io/managed-by"
-"""The label that says who writes a slice; Kubernetes' own controllers leave alone what is not theirs."""
+"""The label of a slice that names its writer. Kubernetes' own controllers change only their own slices."""
 
-# An FQDN slice is left out: neither the API server nor kube-proxy calls one.
+# FQDN slices are left out, because neither the API server nor kube-proxy uses them.
 _DIALLED = ("IPv4", "IPv6")
 
 
 class Conditions(k8s_types.K8sStruct, frozen=True):
-    """The state of an endpoint; ``ready`` counts as true where it is not set."""
+    """The state of an endpoint. An absent ``ready`` counts as true."""
 
     ready: bool | None = None
 
 
 class Endpoint(k8s_types.K8sStruct, frozen=True):
-    """One endpoint. Of its addresses only the first has a meaning."""
+    """One endpoint. Only the first of its addresses has a meaning."""
 
     addresses: tuple[str, ...] = ()
     conditions: Conditions | None = None
 
     @property
     def is_ready(self) -> bool:
-        """Whether calls are sent there."""
+        """Whether requests are sent to it."""
         return self.conditions is None or self.conditions.ready is not False
 
 
 class Port(k8s_types.K8sStruct, frozen=True):
-    """One port of all endpoints of a slice. Without a number any port is meant, which nobody can dial."""
+    """One port of all endpoints of a slice. Without a number it stands for all ports, and cannot be dialled."""
 
     name: str | None = None
     port: int | None = None
 
 
 class EndpointSlice(k8s_types.K8sStruct, frozen=True):
-    """Some of a Service's endpoints: all of one address type (IPv4, IPv6 or FQDN), and with the same ports."""
+    """Some endpoints of a Service, of one address type (IPv4, IPv6 or FQDN) and with the same ports."""
 
     metadata: k8s_types.ObjectMeta = k8s_types.ObjectMeta()
     address_type: str = ""
@@ -143,9 +143,9 @@ _SLICE = msgspec.json.Decoder(EndpointSlice)
 
 
 def service_addresses(kube: Kube, namespace: str, service: str, port_name: str, timeout: float = 30) -> dict[str, bool]:
-    """Return HOST:PORT of every endpoint of a Service, and whether it is ready, as `read_addresses` does.
+    """Return HOST:PORT of every endpoint of a Service, and whether it is ready, like `read_addresses`.
 
-    ``timeout`` is for all of it. Raises VcudaError.
+    ``timeout`` is for the whole call. Raises VcudaError.
     """
     path = f"/apis/discovery.k8s.io/v1/namespaces/{segment(namespace)}/endpointslices"
     selector = {"labelSelector": f"{SERVICE_NAME}={service}"}
@@ -159,11 +159,11 @@ def service_addresses(kube: Kube, namespace: str, service: str, port_name: str, 
 def read_addresses(slices: Iterable[EndpointSlice], port_name: str) -> dict[str, bool]:
     """Return HOST:PORT of every endpoint in a Service's slices, each once, and whether it is ready.
 
-    Of several ports of a slice the one named ``port_name`` counts. One that terminates is not ready, but it is there:
-    kube-proxy may call it where no other is ready, so whoever wants to know what is served asks it too.
+    If a slice has several ports, the port ``port_name`` counts. A terminating endpoint is not ready, but it is
+    returned, because kube-proxy may still use it if no endpoint is ready.
     """
     found: dict[str, bool] = {}
-    # While endpoints move from one slice to another they are in both, and ready if either says so.
+    # An endpoint that moves between slices is in both for a while. It is ready if one of them says so.
     for address, ready in (one for each in slices for one in _endpoints(each, port_name)):
         found[address] = found.get(address, False) or ready
     return found
@@ -175,7 +175,7 @@ def _endpoints(found: EndpointSlice, port_name: str) -> Iterator[tuple[str, bool
     ports = found.ports or ()
     numbers = [each.port for each in ports if each.port and (len(ports) == 1 or each.name == port_name)]
     for endpoint in found.endpoints or ():
-        # No meaning is defined for further addresses of an endpoint.
+        # Further addresses of an endpoint have no defined meaning.
         for host in endpoint.addresses[:1]:
             bracketed = f"[{host}]" if ":" in host else host
             yield from ((f"{bracketed}:{number}", endpoint.is_ready) for number in numbers)

@@ -18,31 +18,34 @@ from vcuda.kube import client, connection, store, watch
 T = TypeVar("T")
 
 OnEvent = Callable[[T | None, T | None], None]
-"""Called with the object before and after: (None, new) is an arrival, (old, None) a departure."""
+"""Called with an object before and after a change: (None, new) if it appeared, (old, None) if it was deleted."""
 
-_SERVER_TIMEOUT = 300  # seconds, ±20 %: the server ends a watch, so that clients spread over its replicas again
+_SERVER_TIMEOUT = (
+    300  # seconds, ±20 %; the API server ends the watch then, so that clients spread over its replicas again
+)
 SILENCE = 70
-"""Seconds without a word after which a watch is opened again.
+"""Seconds without an event after which a watch is opened again.
 
-The API server sends a bookmark about every 60 s, so the connection is dead; or the resource is one that the API server
-does not cache (Events), and of that it sends none. A charge stays pending for longer than this: so the watch shows what
-was stored before its charge is given up.
+The API server sends a bookmark about every 60 s. If none comes, the connection is dead, or the API server does not
+cache the resource (Events) and sends no bookmarks for it. A charge stays pending for longer than this, so the watch
+delivers a stored pod before its pending charge is released.
 """
-_STANDING = 10  # seconds; a watch that has stood so long ends the row of failures before it
-# For a list in pages. After this it is begun again; the API server forgets its version after 5 minutes anyway.
+_STANDING = 10  # seconds; a watch that has lasted so long resets the back-off
+# Seconds for a list in pages, which then begins again. The API server drops its version after 5 minutes anyway.
 RELIST_SECONDS = 240.0
-# What an API server answers that does not stream lists: their feature gate WatchList is off up to 1.31, and in 1.33.
+# The answers of an API server that does not stream lists. Feature gate WatchList is off up to 1.31, and in 1.33.
 _NOT_STREAMED = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
 
 
-_MOST_DOUBLINGS = 32  # a float would overflow after a thousand; any ceiling is reached long before
+_MOST_DOUBLINGS = 32  # more doublings would overflow a float; every ceiling is reached long before
 
 
 @dataclass(slots=True)
 class Backoff:
     """Delays in seconds that double from ``first`` to ``ceiling``; each is drawn from the upper half of its step.
 
-    ``draw`` returns a float from 0 to 1. The jitter keeps replicas apart that lost the same API server at once.
+    ``draw`` returns a float from 0 to 1. Without this jitter, replicas that lost the same API server would retry at
+    the same time.
     """
 
     first: float = 0.1
@@ -57,38 +60,38 @@ class Backoff:
         return step * (0.5 + self.draw() / 2)
 
     def reset(self) -> None:
-        """Start over: the last attempt was a success."""
+        """Begin with the first delay again, after a success."""
         self._steps = 0
 
 
 class Reflector(Generic[T]):
-    """The objects under one resource path, each decoded by ``decode``, as new as the watch has brought them.
+    """The objects under one resource path, decoded by ``decode``, as the watch delivered them last.
 
-    Once ``synced`` the store only moves forward, and every change reaches ``on_event``. Where the connection is lost
-    the store stays and ages (``last_event_age``); it is never emptied.
+    After ``synced`` is set the store only moves forward, and ``on_event`` gets every change. If the connection is lost,
+    the store keeps its objects, and ``last_event_age`` grows.
 
-    ``decode`` gets the raw JSON of one object and returns None for one that is not kept. One that it cannot decode
-    costs only itself: logged, counted, and its last good value, if the object had one, stays.
+    ``decode`` gets the raw JSON of one object, and returns None if the object is not kept. An object that it cannot
+    decode is logged and counted, and keeps its last good value.
 
-    ``on_event`` is called in the reflector's own thread, in order, after the store has changed. If it raises, that is
-    logged and counted, and the next event follows. A fault in the reflector itself ends the thread, loudly; ``alive``
-    tells a health check. ``on_listed`` is called after each list, when its changes have been told. ``on_listing`` is
-    called before each, and returns whether ``decode`` reads by other rules than at the last: then objects are decoded
-    again that have not changed. `list_again` is for who has such rules.
+    ``on_event`` is called in the reflector's own thread, in order, after the store has changed. An exception from it
+    is logged and counted, and the next event follows. A fault of the reflector itself is logged and ends the thread;
+    ``alive`` is then False. ``on_listed`` is called after each list and its events. ``on_listing`` is called before
+    each list. It returns whether the rules of ``decode`` have changed since the last list; unchanged objects are then
+    decoded again. `list_again` starts such a list.
 
-    ``listed_version`` is that of the last list, set before the store changes over to it: what has happened since was
-    watched, but how objects have gone that went before it, nobody saw.
+    ``listed_version`` is the version of the last list. It is set before the store changes to that list. The watch has
+    seen every deletion after that version, but none between the previous watch and the list.
 
-    ``params`` hold selectors; ``page_size`` is in objects; a stream that says nothing for `SILENCE` seconds is given
-    up, and begun anew. ``clock`` is in seconds; ``wait`` sleeps for seconds and returns True when it is time to stop.
+    ``params`` hold selectors. ``page_size`` is in objects. A stream without an event for `SILENCE` seconds is opened
+    again. ``clock`` is in seconds. ``wait`` sleeps for seconds, and returns True when the reflector must stop.
     """
 
-    # It works as client-go's Reflector does: list, watch from the list's version, list again after 410. A list is
-    # streamed where the API server does that (WatchList, KEP-3157): it comes as the initial events of a watch, which
-    # goes on as the watch. That spares the API server the memory of a whole answer. Else it comes in pages. One that
-    # refuses to stream is not asked again: lists are rare, and pages are as right. After a stream that was cut short
-    # the next list comes in pages, so that it ends whatever broke the stream. Either way the store changes over in one
-    # step, to a list that is consistent: no change that was answered before it began is missing.
+    # It works like client-go's Reflector: list, watch from the list's version, and list again after 410. If the API
+    # server streams lists (WatchList, KEP-3157), the list is the initial events of a watch, and the watch goes on. That
+    # saves the API server the memory of a whole answer. Otherwise the list comes in pages. An API server that refused a
+    # stream is not asked for one again, because lists are rare. After a broken stream the next list comes in pages too,
+    # in case the stream always breaks. In both cases the store changes to the list in one step, and the list has every
+    # change that the API server answered before the list began.
 
     def __init__(
         self,
@@ -146,7 +149,7 @@ class Reflector(Generic[T]):
         return None if entry is None else entry.value
 
     def snapshot(self) -> Mapping[watch.Key, T]:
-        """Return all objects in a mapping that never changes; the same one until something does."""
+        """Return all objects in a mapping that never changes. It is the same mapping until an object changes."""
         return self._store.snapshot()
 
     def within(self, namespace: str) -> list[T]:
@@ -164,7 +167,7 @@ class Reflector(Generic[T]):
     def last_event_age(self, now: float) -> float:
         """Return the seconds to ``now``, on ``clock``, from the last list, start of a watch, event or bookmark.
 
-        Infinite before the first. Over 120 while running means that the API server is not heard.
+        It is infinite before the first of them. More than 120 while the thread runs means that no answer arrives.
         """
         return now - self._last_event
 
@@ -213,7 +216,7 @@ class Reflector(Generic[T]):
                     self.follow(events)
         except VcudaError as error:
             if self._stopping.is_set() or self._asked_again.is_set():
-                return  # stop() or list_again() ended the stream
+                return  # `stop` or `list_again` ended the stream
             self.counts.failures += 1
             self._list_due = self._list_due or isinstance(error, ApiError | WatchLost)
             self._log.warning("watch failed", error=str(error), list_again=self._list_due)

@@ -1,4 +1,4 @@
-"""What a reflector knows: objects by namespace and name, and lists of them, from pages or from a watch's beginning."""
+"""The objects that a reflector keeps, by namespace and name, and the lists from which they come."""
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class StoreEntry(Generic[T]):
-    """One object: its uid and resourceVersion, and what was decoded from it."""
+    """One object: its uid, its resourceVersion and its decoded value."""
 
     uid: str
     version: str
@@ -27,7 +27,7 @@ class StoreEntry(Generic[T]):
 
 @dataclass(slots=True)
 class Counts:
-    """What happened since the start, for a caller to publish as counters; ``lists`` include the ``streamed_lists``."""
+    """The counts of a reflector since its start, for metrics. ``lists`` include the ``streamed_lists``."""
 
     lists: int = 0
     streamed_lists: int = 0
@@ -39,12 +39,12 @@ class Counts:
 
 
 class Store(Generic[T]):
-    """Written by one thread, read by any; every state that a reader sees is one that the writer made whole."""
+    """Objects that one thread writes and any thread reads. A reader never sees a half-made change."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: dict[watch.Key, StoreEntry[T]] = {}
-        # The same by namespace, for whom asks for one: a copy of all at each change of one object would be quadratic.
+        # The same entries by namespace, changed in place: a copy at each change would take quadratic time.
         self._grouped: dict[str, dict[watch.Key, StoreEntry[T]]] | None = None
         self._snapshot: Mapping[watch.Key, T] | None = None
         self._version = ""
@@ -60,7 +60,7 @@ class Store(Generic[T]):
             return self._entries.get(key)
 
     def snapshot(self) -> Mapping[watch.Key, T]:
-        """Return all objects in a mapping that never changes; the same one until something does."""
+        """Return all objects in a mapping that never changes. It is the same mapping until an object changes."""
         with self._lock:
             if self._snapshot is None:
                 self._snapshot = MappingProxyType({key: entry.value for key, entry in self._entries.items()})
@@ -81,7 +81,7 @@ class Store(Generic[T]):
             return list(self._by_namespace())
 
     def _by_namespace(self) -> dict[str, dict[watch.Key, StoreEntry[T]]]:
-        # Made when first asked for: of most resources nobody wants it.
+        # It is made at the first call, because no caller needs it for most resources.
         if self._grouped is None:
             self._grouped = {}
             for key, entry in self._entries.items():
@@ -89,7 +89,7 @@ class Store(Generic[T]):
         return self._grouped
 
     def swap(self, entries: dict[watch.Key, StoreEntry[T]], version: str) -> Mapping[watch.Key, StoreEntry[T]]:
-        """Change over to other objects in one step; return those of before."""
+        """Replace all objects in one step, and return the previous ones."""
         with self._lock:
             before, self._entries = self._entries, entries
             self._snapshot, self._grouped, self._version = None, None, version
@@ -112,7 +112,7 @@ class Store(Generic[T]):
 
 
 class Listing(NamedTuple, Generic[T]):
-    """All objects that are kept, decoded, and the version at which there were these."""
+    """A complete list: the kept objects, and the resourceVersion of the list."""
 
     entries: dict[watch.Key, StoreEntry[T]]
     version: str
@@ -120,9 +120,9 @@ class Listing(NamedTuple, Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class ObjectReader(Generic[T]):
-    """Decodes objects, unless this very version of one is known, from ``store`` for example.
+    """Decodes objects. An object whose version is known already, for example from ``store``, is not decoded again.
 
-    What cannot be decoded is logged and counted. ``anew``: known versions are decoded again.
+    An object that cannot be decoded is logged and counted. ``anew``: known versions are decoded again too.
     """
 
     decode: Callable[[bytes], T | None]
@@ -132,9 +132,9 @@ class ObjectReader(Generic[T]):
     anew: bool = False
 
     def entry(self, meta: watch.Meta, raw: bytes, known: StoreEntry[T] | None = None) -> StoreEntry[T] | None:
-        """Decode an object; None when it is not kept, its last good value when it cannot be decoded.
+        """Return the decoded object, its last good value if it cannot be decoded, or None if it is not kept.
 
-        ``known`` is what a list that is not complete yet has of it.
+        ``known`` is its entry in a list that is not complete yet.
         """
         old = known or self.store.entry(meta.key)
         last_good = old if old is not None and old.uid == meta.uid else None
@@ -157,7 +157,7 @@ class ObjectReader(Generic[T]):
         return {key: known} if known else {}
 
     def meta(self, raw: bytes) -> watch.Meta | None:
-        """Return the metadata of an object in a list, or None where they cannot be read: it is left out."""
+        """Return the metadata of an object in a list. None if they cannot be read; the object is then left out."""
         try:
             return watch.read_meta(raw)
         except msgspec.MsgspecError as error:
@@ -167,7 +167,7 @@ class ObjectReader(Generic[T]):
 
 
 def from_pages(pages: Iterable[Page], reader: ObjectReader[T]) -> Listing[T]:
-    """Gather the pages of one LIST; each is decoded before the next is asked for."""
+    """Return the objects of one LIST. Each page is decoded before the next one is requested."""
     version = ""
     entries: dict[watch.Key, StoreEntry[T]] = {}
     for page in pages:
@@ -181,12 +181,12 @@ def from_pages(pages: Iterable[Page], reader: ObjectReader[T]) -> Listing[T]:
 
 
 def from_initial_events(events: Iterable[watch.WatchEvent], reader: ObjectReader[T], what: str) -> Listing[T]:
-    """Gather the initial events of the watch ``what``, up to the bookmark that ends them.
+    """Return the objects of the initial events of the watch ``what``, up to the bookmark that ends them.
 
-    Raises Unavailable where the events end without it: nobody can tell what is still missing.
+    Raises Unavailable if the events end without that bookmark, because the list may then be incomplete.
     """
     entries: dict[watch.Key, StoreEntry[T]] = {}
-    # What changes meanwhile may come before that bookmark too, so that every kind of event is applied.
+    # Changes may come before that bookmark too, so every kind of event is applied.
     for event in events:
         if event.ends_initial_events:
             return Listing(entries, event.meta.resource_version)

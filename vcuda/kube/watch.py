@@ -13,22 +13,22 @@ from vcuda.kube.connection import Params
 
 T = TypeVar("T")
 
-# Has a watch begin with an ADDED event for every object (KEP-3157). Without a resourceVersion they are as new as a
-# quorum read: the API server asks etcd for its revision, and waits until its cache has come so far.
+# With these parameters a watch begins with an ADDED event for every object (KEP-3157). Without a resourceVersion these
+# events are as new as a quorum read: the API server reads etcd's revision, and waits until its cache has reached it.
 INITIAL_EVENTS: Params = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
 
 _INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 
 
 class Key(NamedTuple):
-    """How an object is found; the namespace of a cluster-wide one, such as a node, is empty."""
+    """The namespace and name of an object. The namespace of a cluster-wide object, such as a node, is empty."""
 
     namespace: str
     name: str
 
 
 class Meta(msgspec.Struct, frozen=True, rename="camel"):
-    """As much of an object's metadata as a reflector needs."""
+    """The metadata that a reflector needs of an object."""
 
     resource_version: str
     namespace: str = ""
@@ -37,12 +37,12 @@ class Meta(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def key(self) -> Key:
-        """Where the object is found."""
+        """The namespace and name of the object."""
         return Key(self.namespace, self.name)
 
 
 class WatchEvent(NamedTuple):
-    """One event: of a BOOKMARK only the version counts, and whether all initial events have come before it."""
+    """One event. A BOOKMARK has only a version, and says whether all initial events came before it."""
 
     type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
     meta: Meta
@@ -67,7 +67,7 @@ class _EventLine(msgspec.Struct, frozen=True):
     object: msgspec.Raw
 
 
-# How the API server begins the lines that come by the thousand: it writes these two fields and no other, in this order.
+# The beginning of most lines: the API server writes only these two fields, in this order.
 _BEGINNINGS: Mapping[bytes, Literal["ADDED", "MODIFIED", "DELETED"]] = {
     b'{"type":"ADDED"': "ADDED",
     b'{"type":"MODIFIED"': "MODIFIED",
@@ -81,15 +81,15 @@ _STATUS = msgspec.json.Decoder(Status)
 
 
 def read_meta(raw: bytes) -> Meta:
-    """Return the metadata of one object in JSON; msgspec.MsgspecError where it cannot be read."""
+    """Return the metadata of one object in JSON. Raises msgspec.MsgspecError if it cannot be read."""
     return _HEAD.decode(raw).metadata
 
 
 def read_event(line: bytes, what: str) -> WatchEvent:
     """Return the event in one line of the watch ``what``.
 
-    Raises ApiError where it is an ERROR event, Gone among them; WatchLost where that is of a fault in the server, or
-    where the event cannot be read, and could be any object's.
+    Raises ApiError, for example Gone, for an ERROR event. Raises WatchLost for an ERROR event about a fault of the API
+    server, and for an event that cannot be read, since it may concern any object.
     """
     try:
         return _read_change(line) or _read_any(line, what)
@@ -98,13 +98,13 @@ def read_event(line: bytes, what: str) -> WatchEvent:
 
 
 def _read_change(line: bytes) -> WatchEvent | None:
-    """Return the event of a line that begins as most do, without looking for the object's end; else None."""
+    """Return the event of a line with the usual beginning without a search for the object's end; else None."""
     beginning, _, rest = line.partition(b',"object":')
     if (kind := _BEGINNINGS.get(beginning)) is None:
         return None
     raw = rest.removesuffix(b"}")
     try:
-        # This reads to the end: with anything behind the object in the line it is no JSON.
+        # This reads to the end of the line. Text behind the object makes it invalid JSON.
         return WatchEvent(kind, read_meta(raw), msgspec.Raw(raw))
     except msgspec.MsgspecError:
         return None
@@ -123,7 +123,7 @@ def _read_any(line: bytes, what: str) -> WatchEvent:
 
 
 def until(stopping: threading.Event, items: Iterable[T]) -> Iterator[T]:
-    """Yield the items, and fetch no more of them once ``stopping`` is set."""
+    """Yield the items until ``stopping`` is set."""
     remaining = iter(items)
     while not stopping.is_set():
         try:
@@ -135,9 +135,8 @@ def until(stopping: threading.Event, items: Iterable[T]) -> Iterator[T]:
 class Watches:
     """The watches of one resource path, one at a time. ``params`` hold selectors.
 
-    ``silence`` is how many seconds the API server may say nothing, after which a watch ends. Once ``stopping`` is set
-    no more is read, nor while ``interrupted`` is; ``abort`` then ends the watch that is open, so that nobody waits for
-    its next event.
+    ``silence``: a watch ends after so many seconds without an event. Nothing is read after ``stopping`` is set, or
+    while ``interrupted`` is set. `abort` ends the open watch at once, so that no thread waits for its next event.
     """
 
     def __init__(
@@ -162,9 +161,9 @@ class Watches:
 
     @contextmanager
     def open(self, start: Params, seconds: float) -> Iterator[Iterator[WatchEvent]]:
-        """Open a watch from ``start``, which the server ends after ``seconds``; yield its events, until they end.
+        """Open a watch from version ``start``, and yield its events. The API server ends it after ``seconds``.
 
-        Raises what ``Kube.stream`` does; reading raises what ``read_event`` does, and Unavailable where it breaks.
+        Raises the exceptions of `Kube.stream` and `read_event`, and Unavailable if the connection breaks.
         """
         params = {**self._params, "timeoutSeconds": int(seconds), **start}
         with self._kube.stream(self._path, params, read_timeout=self._silence) as stream:
@@ -175,7 +174,7 @@ class Watches:
                 self._hold(None)
 
     def abort(self) -> None:
-        """End the watch that is open, if one is, from any thread."""
+        """End the open watch, if there is one. This is safe in any thread."""
         with self._lock:
             if self._stream is not None:
                 self._stream.abort()
