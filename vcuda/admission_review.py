@@ -27,7 +27,7 @@ class GroupVersionKind(K8sStruct, frozen=True, gc=False):
 
 
 class UserInfo(K8sStruct, frozen=True, gc=False):
-    """Who asks, as the API server authenticated them: this part cannot be forged."""
+    """The user of the request, as the API server authenticated it. A tenant cannot forge this part."""
 
     username: str = ""
     groups: tuple[str, ...] | None = None

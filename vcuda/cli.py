@@ -1,4 +1,4 @@
-"""What all commands share: the flags that several of them have, types of flags that click has none for, addresses."""
+"""The common parts of all commands: shared flags, types of flags that click lacks, and addresses."""
 
 import contextlib
 import functools

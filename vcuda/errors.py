@@ -34,8 +34,8 @@ class VcudaError(Exception):
     """The root of all errors below; catch it to catch them all."""
 
 
-# What people wrote and what went wrong on the way are told apart: the first ends a command with what to write instead,
-# the second is tried again.
+# `BadInput` is a mistake of a person: it ends a command, and says what to write instead. `Unavailable` is a failure on
+# the way, and is retried.
 class BadInput(VcudaError):
     """Something a person wrote cannot be read; the message says where and what to write instead."""
 
@@ -153,7 +153,7 @@ class HeldByBudget(Unavailable):
 
 
 class WatchLost(Unavailable):
-    """A watch told of a fault in the API server, or of something that cannot be read: a list tells what it missed."""
+    """A watch reported a fault of the API server, or an event that cannot be read. A list shows the missed changes."""
 
 
 class UnsupportedVersion(VcudaError):
@@ -165,9 +165,10 @@ class UnreadableLedger(VcudaError):
 
 
 class LedgerLost(VcudaError):
-    """A ledger is made anew, ``missing`` seconds since that was seen: what was charged in the one before is not known.
+    """A ledger was lost ``missing`` seconds ago, and its charges are not known.
 
-    Pods of it may still be stored for ``left`` seconds; after that it is counted from the pods.
+    Pods that were charged in it may still be stored for ``left`` seconds. After that the ledger is counted from the
+    pods.
     """
 
     def __init__(self, namespace: str, missing: float, left: float) -> None:
@@ -180,8 +181,8 @@ class LedgerLost(VcudaError):
 
 
 class UnreadableJournal(VcudaError):
-    """The journal of a node is damaged: which of its cards are given is not known, so none may be."""
+    """The journal of a node is damaged. Its assigned cards are not known, so no card may be assigned."""
 
 
 class NotPlaced(VcudaError):
-    """Where a pod goes was not decided, and the message says why; it may be tried again."""
+    """No card was chosen for a pod. The message says why; the call may be retried."""

@@ -31,7 +31,7 @@ def no_check() -> None:
 
 
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding raises for bytes that hold no such view: not JSON, not UTF-8, of another shape, or nested too deep."""
+"""The exceptions of decoding: for bytes that are not JSON or not UTF-8, have another shape, or are nested too deep."""
 
 
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
@@ -46,7 +46,7 @@ _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a
 
 def can_be_name(text: str) -> bool:
     """Return whether a node, pod or namespace can have this name: a DNS subdomain of RFC 1123, as all of theirs are."""
-    # Whatever is asked for by name passes here: a slash, however it is quoted, leads to another resource of the API.
+    # Every name in a request is checked here, because a slash, also a quoted one, leads to another resource of the API.
     return len(text) <= _LONGEST_NAME and _NAME.fullmatch(text) is not None
 
 
@@ -56,7 +56,7 @@ class K8sStruct(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 
 
 class OwnerReference(K8sStruct, frozen=True, gc=False):
-    """Who made an object."""
+    """An owner of an object."""
 
     kind: str = ""
     name: str = ""
@@ -194,7 +194,7 @@ class PodResourceClaim(K8sStruct, frozen=True, gc=False):
 
 
 class PodSpec(K8sStruct, frozen=True, gc=False):
-    """What a pod asks for and where it may run."""
+    """The requests of a pod, and its placement."""
 
     containers: tuple[Container, ...] | None = None
     init_containers: tuple[Container, ...] | None = None
@@ -245,7 +245,7 @@ class Pod(K8sObject, frozen=True, gc=False):
 
 
 class NodeStatus(K8sStruct, frozen=True, gc=False):
-    """What a node has, and what of it pods may have, as its kubelet and its device plugins say."""
+    """The capacity of a node and its allocatable part, as its kubelet and its device plugins report them."""
 
     capacity: Mapping[str, Quantity] | None = None
     allocatable: Mapping[str, Quantity] | None = None

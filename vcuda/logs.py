@@ -38,13 +38,12 @@ def configure_batched(level: str) -> None:
 
 
 class BatchedLines:
-    """A logger for structlog that writes what has come together, every `INTERVAL`, in a thread of its own.
+    """A logger for structlog that writes the collected lines every `INTERVAL`, in a thread of its own.
 
-    A warning or an error is written at once, after all that came before it. What a killed process had not written is
-    lost.
+    A warning or an error is written at once, after all earlier lines. The unwritten lines of a killed process are lost.
     """
 
-    # A write releases the interpreter lock, and whoever has just answered a request would wait to get it back.
+    # A write releases the interpreter lock, and the thread that answers requests would wait to get it back.
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -79,7 +78,8 @@ class BatchedLines:
 
     def start_anew(self) -> None:
         """Begin again in a forked child."""
-        # It has no threads, one that is gone may hold the lock, and the lines that wait are its parent's to write.
+        # The child has no other thread. The lock may be held by a thread of the parent, which also writes the waiting
+        # lines.
         self._lines.clear()
         self._writing = threading.Lock()
         self._thread = None

@@ -109,7 +109,7 @@ class ServingCertificate:
         return _load(self._directory, self._client_ca, self._verify_mode)
 
     def _fingerprint(self) -> _Content:
-        # What tells one content of the files from another, without keeping the key.
+        # Digests distinguish the contents of the files, and the key is not kept.
         files = [self._directory / LEAF_CERTIFICATE, self._directory / LEAF_KEY]
         return tuple(map(_digest, [*files, self._client_ca] if self._client_ca else files))
 
@@ -180,12 +180,13 @@ def _digest(path: Path) -> str:
 
 
 def served_leaf(address: str, server_name: str) -> x509.Certificate:
-    """Return the certificate that HOST:PORT shows a client that asks for ``server_name``, whoever signed it.
+    """Return the certificate that HOST:PORT shows for ``server_name``, with any signer.
 
-    Nothing is sent after the handshake. Raises Unavailable: nobody answers, or what is shown cannot be read.
+    The connection ends after the handshake. Raises Unavailable if there is no answer, or no readable certificate.
     """
     host, _, port = address.rpartition(":")
-    # The point is to see a certificate that is no good any more: so none is checked, and nothing is trusted by it.
+    # The caller wants to see also an invalid certificate. So it is not checked, and nothing is sent over the
+    # connection.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
@@ -214,7 +215,7 @@ def serving_files(authority: Signed, leaf: Signed) -> tuple[File, ...]:
     root = authority.certificate_pem()
     return (
         File(AUTHORITY_CERTIFICATE, "certificate of the CA", root, _PUBLIC_MODE, authority.expires),
-        # The leaf alone: whoever trusts ca.crt has the CA already, and nobody else is helped by being sent it.
+        # Only the leaf, because a client that trusts ca.crt has the CA already, and it helps no other client.
         *leaf_files(leaf, "serving certificate"),
     )
 
@@ -228,7 +229,7 @@ def leaf_files(leaf: Signed, holds: str) -> tuple[File, ...]:
 
 
 def signing_files(authority: Signed) -> tuple[File, ...]:
-    """What signing more leaves needs: the key of the authority. Whoever reads it can pose as the webhook."""
+    """Return the key of the authority, which signs more leaves. A reader of this key can impersonate the webhook."""
     return (File(AUTHORITY_KEY, "private key of ca.crt", authority.key_pem(), _SECRET_MODE, None),)
 
 

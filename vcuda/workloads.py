@@ -18,13 +18,13 @@ NO_TEMPLATE = "no pod template found in this object; give the pods that its cont
 """The reason why an object of a kind that is not built in is skipped."""
 
 NO_PODS = "no pods found"
-"""What is told beside an empty answer."""
+"""The message beside an empty answer."""
 
 NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)
-"""What PyYAML raises: a ValueError for a date that is none, the last for nesting without end."""
+"""The exceptions of PyYAML: ValueError for an impossible date, RecursionError for endless nesting."""
 
 NOT_JSON = (msgspec.MsgspecError, UnicodeError, RecursionError)
-"""What msgspec raises for what YAML can write and JSON cannot: half a surrogate pair, an object inside itself."""
+"""The exceptions of msgspec for YAML that JSON cannot hold: half a surrogate pair, an object inside itself."""
 
 
 _CLAIMS: Mapping[str, type[ResourceClaim | ResourceClaimTemplate]] = {
@@ -70,7 +70,7 @@ class Workload(msgspec.Struct, frozen=True):
 
     @property
     def claim_spec(self) -> Manifest | None:
-        """What the claims of a template ask for, as it is written; None of anything else."""
+        """The spec of a template's claims, as written; None for any other object."""
         spec: Manifest = self.created.get("spec", {}).get("spec", {})
         return spec if self.kind == TEMPLATE else None
 

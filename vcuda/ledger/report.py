@@ -1,4 +1,4 @@
-"""What people see of a namespace's ledger: its report, which is published, exported and shown."""
+"""The report of a namespace's ledger, which is published, exported as metrics, and shown."""
 
 import datetime
 import math
@@ -39,10 +39,10 @@ class GrantUse(msgspec.Struct, frozen=True):
 class ModelUse(msgspec.Struct, frozen=True):
     """One model in one namespace. Cards are numbers such as 2.5; memory is in MiB, and None where it is not limited.
 
-    ``used`` holds ``pending``: what was admitted and not yet seen stored; and ``terminating``: what pods took that are
-    gone while their containers may still run. ``reserved`` is beside it: what replicas of the webhook have set aside to
-    grant within seconds. ``available`` is what both leave of the limit, never below 0. ``grants`` are the parts of the
-    limit that end.
+    ``used`` includes ``pending``, the charges of admitted pods that the watch has not shown yet, and ``terminating``,
+    the charges of deleted pods whose containers may still run. It does not include ``reserved``, the charges that
+    replicas of the webhook may grant within seconds. ``available`` is the rest of the limit, at least 0. ``grants`` are
+    the parts of the limit that end.
     """
 
     model: str
@@ -93,7 +93,7 @@ class NamespaceUse(msgspec.Struct, frozen=True):
     taking_effect: bool = False
     ledger_lost: bool = False
     warnings: tuple[str, ...] = ()
-    """What keeps the quota from being used, for example a model that no node has."""
+    """The reasons why the quota cannot be used, for example a model that no node has."""
 
     @property
     def has_room(self) -> bool:
@@ -177,7 +177,7 @@ def _model(
         more_pods=max(len(largest) - MOST_PODS, 0),
         terminating=usage.terminating.cores / CORES_PER_CARD,
         reserved=usage.reserved.cores / CORES_PER_CARD,
-        # A difference of sums: to round both up would have them come to more than is charged.
+        # This is a difference of sums. If both were rounded up, their sum would be more than the charge.
         memory_reserved=0 if limit.memory is None else usage.used.memory_under(limit) - memory,
         grants=tuple(_ending(each) for each in quota.granted if each.model == model and not math.isinf(each.until)),
     )

@@ -14,9 +14,9 @@ JSON, or YAML, in gpu-admission's format (``pkg/predicate/gpu_predicate.go``) an
 
 As in gpu-admission, an absent or null ``quota`` allows no model, and an absent, null or empty ``pool`` every pool.
 
-Whatever hides a mistake is a fault: an unknown or repeated key, a number in quotes or out of bounds, a model or pool
-that no node label can hold, a namespace name that Kubernetes does not allow. The ``A`` and ``B`` of gpu-admission's own
-example are such names: an entry for them would never apply to anything.
+A fault is everything that could hide a mistake: an unknown or repeated key, a number in quotes or out of bounds, a
+model or pool that no node label can have, and a namespace name that Kubernetes does not allow. ``A`` and ``B`` in the
+example of gpu-admission are such names: an entry for them would never apply.
 """
 
 import re
@@ -60,7 +60,7 @@ _DNS_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 NO_NAMESPACE = (
     "can never be a namespace; write at most 63 lower-case letters, digits and `-`, with a letter or digit at both ends"
 )
-"""What is said of a name that no namespace can have."""
+"""The message for a name that no namespace can have."""
 
 
 def is_namespace_name(name: object) -> bool:
@@ -146,7 +146,7 @@ _Name = Annotated[str, pydantic.PlainValidator(_read_name)]
 
 
 class _NamespaceEntry(StrictModel):
-    """What is written for one namespace."""
+    """The entry of one namespace."""
 
     quota: Annotated[_Limits, pydantic.BeforeValidator(lambda value: {} if value is None else value)] = pydantic.Field(
         default_factory=dict
@@ -182,7 +182,7 @@ _DOCUMENT: pydantic.TypeAdapter[dict[str, _NamespaceEntry]] = pydantic.TypeAdapt
 
 
 _KEY = "[key]"
-"""What pydantic adds to a place when it is the key that is wrong, not what stands behind it."""
+"""The last part of pydantic's place of a fault if the key is wrong, not its value."""
 
 
 def check_text(text: str, read: Callable[[Plain], T], sentence: Callable[[ErrorDetails], str]) -> T:
@@ -222,7 +222,7 @@ _SHAPES = (
     "write the cards of each model, such as {M40: 8, P100: 2.5}",
     "write the cards of each model with their times, such as {A100: 4, until: 2026-12-01}",
 )
-"""What to write at the top, for a namespace, for its quota and for a grant."""
+"""The advice for the top, for a namespace, for its quota and for a grant."""
 
 
 def _unknown_key(place: KeyPath) -> str:
@@ -234,7 +234,7 @@ def _unknown_key(place: KeyPath) -> str:
 
 
 def _in_document_order(tree: Plain, faults: tuple[PlacedFault, ...]) -> tuple[errors.Fault, ...]:
-    # The reader and pydantic each tell theirs in their own order; whoever mends a document goes from top to bottom.
+    # The reader and pydantic report faults in orders of their own. People correct a document from top to bottom.
     order = {place: at for at, place in enumerate(_places(tree, ()))}
     ordered = sorted(faults, key=lambda fault: order.get(fault.place, order.get(fault.place[:-1], 0)))
     return tuple(errors.Fault(_path(fault.place), fault.message) for fault in ordered)

@@ -90,7 +90,7 @@ _Time = Annotated[
 
 
 class GrantEntry(StrictModel):
-    """What is written for one grant: its conditions, and under the names of models what it adds."""
+    """One grant as written: its conditions, and the added limits under the names of models."""
 
     model_config = pydantic.ConfigDict(extra="allow")
 
@@ -110,7 +110,7 @@ class GrantEntry(StrictModel):
 
     @property
     def limits(self) -> Mapping[str, Limit]:
-        """What the grant adds, by model."""
+        """The added limits by model."""
         return {model: Limit(added.cards, added.memory) for model, added in self.__pydantic_extra__.items()}
 
     def times_in(self, zone: ZoneInfo) -> Times:

@@ -21,12 +21,12 @@ NOT_MUTATED = "/mutate was not asked, or another webhook came after it"
 # A refused pod of these could keep the cluster from coming up, so the `*` entry never applies to them.
 SYSTEM_NAMESPACES = frozenset({"kube-system", "kube-public", "kube-node-lease"})
 
-# A webhook that had to admit its own pods could never start again after all of them have gone.
+# If the webhook had to admit its own pods, it could never start again after all of them were deleted.
 LEDGER_NAMESPACE = "vcuda-quota-ledgers"
-"""Where ledgers are unless somebody says otherwise: nothing else is there."""
+"""The default namespace of the ledgers. It holds nothing else."""
 
 UNASKED_NAMESPACES = frozenset({"kube-system", "vcuda-quota", LEDGER_NAMESPACE, "vcuda-quota-node"})
-"""Namespaces about whose pods the API server asks nobody, as manifests/base/registration.yaml has it."""
+"""The namespaces for whose pods the API server calls no webhook of ours (manifests/base/registration.yaml)."""
 
 
 DEFAULT = "*"
@@ -34,7 +34,7 @@ DEFAULT = "*"
 
 
 class Mode(enum.StrEnum):
-    """What happens to a pod over quota: refused, admitted with a warning, or admitted and only recorded."""
+    """The handling of a pod over quota: it is rejected, admitted with a warning, or admitted and only recorded."""
 
     ENFORCE = "enforce"
     WARN = "warn"
@@ -42,7 +42,7 @@ class Mode(enum.StrEnum):
 
 
 class Allowance(enum.StrEnum):
-    """What is rejected unless the quota of a namespace allows it, because it gives more of a GPU than is counted."""
+    """Settings of a pod that give more of a GPU than is charged. The quota entry must allow them."""
 
     PRIVILEGED = "privileged"
     """A privileged container sees every device of its node."""
@@ -69,7 +69,7 @@ class Allowance(enum.StrEnum):
 
 
 class Limit(msgspec.Struct, frozen=True):
-    """What one namespace may use of one model.
+    """The limit of one model in one namespace.
 
     ``cores`` are hundredths of a card: 8 cards are 800; 0 is a hard block. ``memory`` is in MiB; None: not limited.
     """
@@ -86,7 +86,7 @@ class Grant(msgspec.Struct, frozen=True):
     """An addition to the limits of a namespace at certain times."""
 
     limits: Mapping[str, Limit]
-    """What is added, by model. A model that the namespace's own limits set to 0 stays at 0."""
+    """The added limits by model. A model that the namespace's own limits set to 0 stays at 0."""
     times: Times
     why: str = ""
 
@@ -102,11 +102,11 @@ class Granted(msgspec.Struct, frozen=True):
 
 
 class NamespaceQuota(msgspec.Struct, frozen=True):
-    """What one namespace may use, as it is written or, after `at`, with the limits of a moment.
+    """The quota entry of one namespace, as it is written or, after `at`, with the limits of a moment.
 
-    ``limits`` maps a model to its limit, in the order of the document; a model that is not in it may not be used.
-    ``pools`` are the pools its pods may run in; empty: every pool. ``allow`` is what is not refused here though it
-    gives more than is counted.
+    ``limits`` maps a model to its limit, in the order of the document. Other models must not be used. ``pools`` are the
+    pools where its pods may run; empty: every pool. ``allow`` are the settings that are not rejected here although they
+    give more than is charged.
     """
 
     limits: Mapping[str, Limit]
@@ -218,12 +218,11 @@ class Quota(msgspec.Struct, frozen=True, dict=True):
 
 
 class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What one pod, or many together, take from a namespace's quota of one model.
+    """The charge of one pod, or of many together, to a namespace's quota of one model.
 
-    ``cores`` are hundredths of a card. ``memory`` is what was asked for in MiB. ``card_memory`` counts what was asked
-    for as a share of a card's whole memory, in hundredths of a card: an exclusive card, or a percentage. What a card's
-    memory is worth in MiB follows from the limit in force (`memory_under`), so a changed limit never makes a record
-    wrong.
+    ``cores`` are hundredths of a card. ``memory`` is the memory requested in MiB. ``card_memory`` is the memory
+    requested as a part of a card, in hundredths of a card: an exclusive card, or a percentage. Its value in MiB follows
+    from the limit in force (`memory_under`), so a changed limit makes no record wrong.
     """
 
     cores: int = 0
@@ -256,7 +255,7 @@ class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         """Return the memory in MiB, with a card's memory worth the limit's memory divided by its cards, rounded up."""
         if not limit.memory or not limit.cores:
             return self.memory
-        # Rounded up, so that many small shares cannot come to more than the limit's memory.
+        # It is rounded up, so that many small shares cannot exceed the limit's memory.
         return self.memory + -(-self.card_memory * limit.memory // limit.cores)
 
     def __str__(self) -> str:
@@ -277,8 +276,8 @@ def total(charges: Iterable[Charge]) -> Charge:
 class Usage(msgspec.Struct, frozen=True, gc=False):
     """How much of one model a namespace uses.
 
-    ``used`` is everything, ``pending`` the part not yet seen stored, ``terminating`` that of pods which are gone while
-    their containers may still run, ``reserved`` what webhook replicas may grant within the next seconds.
+    ``used`` is the sum. ``pending`` is the part of pods that the watch has not shown yet, ``terminating`` the part of
+    deleted pods whose containers may still run, and ``reserved`` the part that replicas may grant within seconds.
     """
 
     used: Charge = Charge()
@@ -288,7 +287,7 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def in_use(self) -> Charge:
-        """What people are told to be used: what is reserved is named by itself, as nobody uses it yet."""
+        """The usage that people see. Reserved charges are shown separately, because no pod uses them yet."""
         return self.used - self.reserved
 
 
@@ -328,7 +327,7 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
         """Whether the refusal is about cores: they are short, and it is not the memory alone that can never fit."""
         short = (self.usage.used + self.asked).cores > self.limit.cores
         memory = self.limit.memory
-        # Who asks for more memory than the limit waits in vain for cores: memory is what has to change.
+        # A request for more memory than the limit can never fit, so the message must name the memory.
         hopeless = memory is not None and self.asked.memory_under(self.limit) > memory
         return short and (self.asked.cores > self.limit.cores or not hopeless)
 

@@ -53,7 +53,7 @@ def read_cores(value: object) -> int:
         raise WrongValueError(_no_cards(value))
     if not value.is_finite() or not 0 <= value <= MAX_CARDS:
         raise WrongValueError(f"{shown(value)} is no possible number of cards; write one from 0 to {MAX_CARDS}")
-    # Not rounded: whoever writes 2.555 cards would get more or less than that.
+    # It is not rounded, because 2.555 cards would become more or less than the author wrote.
     try:
         hundredths = value.quantize(Decimal("0.01"), context=Context(traps=[Inexact]))
     except Inexact:
