@@ -1,4 +1,4 @@
-"""The body of a review: how much of it is read, and what its first bytes say."""
+"""Reads the body of a review within its bound, and the uid and namespace in its first bytes."""
 
 import re
 from http import HTTPStatus
@@ -16,7 +16,7 @@ etcd takes at most 1.5 MiB with an object (--max-request-bytes). A review of CRE
 two, as JSON. Go writes each &, < and > in JSON as six bytes (encoding/json, HTMLEscape), so the review of an object
 that the API server takes may have over 18 MiB. Useful objects are far smaller: a pod's review has 4 to 20 KiB. The two
 versions of a quota ConfigMap have at most 1 MiB of data each, and little in it is escaped. So the bound is that of the
-API server, and whoever is over it gets the reason.
+API server, and a larger review is denied with the reason.
 """
 
 LARGE_BODY = 2**16
@@ -39,9 +39,9 @@ class BodyTooLarge(BadReview):
 
 
 class ReviewHead(NamedTuple):
-    """What the first bytes of a review say; empty if they do not.
+    """The uid and namespace in the first bytes of a review; empty if these bytes lack them.
 
-    ``namespace`` only tells which reviews wait in one line. Nothing is decided by it: it has not been parsed.
+    ``namespace`` only chooses the line in which the review waits. No decision uses it, because it has not been parsed.
     """
 
     uid: str
@@ -59,7 +59,7 @@ async def read_body(receive: asgi_typing.Receive, chunks: list[bytes], enough: i
 
     Raises:
         BodyTooLarge: it is over `MAX_BODY`.
-        ConnectionAbortedError: the client has gone, so nobody waits for an answer.
+        ConnectionAbortedError: the client closed the connection.
 
     """
     size = sum(map(len, chunks))

@@ -1,8 +1,8 @@
-"""A bounded queue that serves its keys in turn: here the keys are namespaces, and what is granted is a place or a turn.
+"""A bounded queue that serves its keys in turn. The keys are namespaces, and an entry waits for a place or a turn.
 
-Each key has a line of its own. A grant goes to the first key, in the order of their turns, that is below its own
-bounds. A key goes to the end of that order when an entry of it is granted, and again when that entry leaves. So a key
-that comes anew is behind at most one entry of every key that waits.
+Each key has its own line. A grant goes to the first key, in the order of turns, that is below its own bounds. A key
+moves to the end of that order when one of its entries is granted, and again when that entry leaves. So a new key waits
+for at most one entry of each waiting key.
 """
 
 import asyncio
@@ -19,20 +19,20 @@ import msgspec
 from vcuda.errors import Dropped, DropReason
 
 SHARED = ""
-"""The key of entries that name no key, and of those whose key is one too many."""
+"""The key of entries without a key, and of entries with a key beyond the bound."""
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """How much a queue grants at once, and how much may wait in it."""
+    """The bounds of a queue."""
 
     grants: int
     """Entries that are granted at once."""
     size: int
-    """What these take together, in bytes. One entry is granted whatever it takes."""
+    """Their bytes together. A single entry is granted at any size."""
     key_grants: int
     """Entries of one key that are granted at once."""
     key_size: int
-    """What these take together, in bytes. One entry is granted whatever it takes."""
+    """Their bytes together. A single entry is granted at any size."""
     waiting: int
     """Entries that wait."""
     keys: int
@@ -40,7 +40,7 @@ class Bounds(msgspec.Struct, frozen=True):
 
 
 class EntryState(enum.Enum):
-    """Where an entry is."""
+    """The state of an entry."""
 
     WAITING = "waiting"
     GRANTED = "granted"
@@ -59,12 +59,12 @@ class QueueEntry:
         self.size = size
         self.end = end
         self.state = EntryState.WAITING
-        self.reason = DropReason.LATE  # why it was dropped, if it was
+        self.reason = DropReason.LATE  # the reason why it was dropped, if it was
         self.decided = asyncio.Event()  # set when the entry is granted or dropped
 
 
 class _Held(NamedTuple):
-    """What is granted at present: to one key, or to all."""
+    """The current grants of one key, or of all keys."""
 
     grants: int = 0
     size: int = 0
@@ -79,14 +79,14 @@ class _Held(NamedTuple):
 class FairQueue:
     """Entries that wait in lines by key, and entries that are granted. All calls must come from one event loop.
 
-    ``crowded`` is the message for an entry that finds no room to wait, ``late`` for one whose time is over.
+    ``crowded`` is the message for an entry without room to wait, and ``late`` for an entry whose time is over.
     """
 
     def __init__(self, bounds: Bounds, crowded: str, late: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._bounds = bounds
         self._messages = {DropReason.CROWDED: crowded, DropReason.LATE: late}
         self._clock = clock
-        # In the order of their turns. A line is never empty.
+        # The lines in the order of their turns. A line is never empty.
         self._lines: OrderedDict[str, deque[QueueEntry]] = OrderedDict()
         self._held: dict[str, _Held] = {}
         self._total = _Held()
@@ -156,7 +156,7 @@ class FairQueue:
 
     def _grant(self) -> None:
         while entry := self._next():
-            # After a time in which this process was suspended, nobody may wait for it any more.
+            # If this process was suspended, the caller of an old entry may have given up.
             if entry.end <= self._clock():
                 self._drop(entry, DropReason.LATE)
                 continue
@@ -171,7 +171,7 @@ class FairQueue:
         bounds = self._bounds
         for key, line in self._lines.items():
             if self._held.get(key, _Held()).has_room(line[0], bounds.key_grants, bounds.key_size):
-                # A smaller entry of another key does not overtake: a large one might never find room.
+                # A smaller entry of another key does not overtake, because a large entry might then never find room.
                 return line[0] if self._total.has_room(line[0], bounds.grants, bounds.size) else None
         return None
 

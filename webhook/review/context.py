@@ -1,4 +1,4 @@
-"""The policy that reviews are decided by: the quota in force, the nodes, and the settings of the system."""
+"""The policy of reviews: the quota in force, the nodes, and the settings of the system."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -47,7 +47,7 @@ class PolicySnapshot(msgspec.Struct, frozen=True):
 
     @property
     def claim_policy(self) -> charges.ClaimPolicy:
-        """How claims are read. Without known devices there is a policy too, since a claim is never free."""
+        """The policy of claims. Without known devices there is one too, because a claim is never free."""
         return self.claims or charges.ClaimPolicy.of(
             devices.NO_DEVICES, self.nodes.model_of, self.quota, self.resources
         )

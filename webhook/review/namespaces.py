@@ -1,4 +1,4 @@
-"""Which namespaces there are, asked of the API server and remembered for a while."""
+"""Asks the API server whether a namespace exists, and remembers the answer for a while."""
 
 import asyncio
 import math
@@ -12,8 +12,8 @@ from vcuda import errors, kube
 from vcuda.quota import model
 from webhook.ledger import ledgers
 
-# A namespace is there before the API server asks about its first pod. One that was not there may be made at any time,
-# and whoever asks for others' names is not to keep them out for longer.
+# A namespace exists before the API server calls the webhook for its first pod. A missing namespace may be created at
+# any time. A caller that names other teams' future namespaces must not block them for longer.
 FOUND_SECONDS, MISSING_SECONDS = 60.0, 1.0
 
 LOOK_UP_TIMEOUT_SECONDS = 3.0
@@ -21,9 +21,9 @@ LOOK_UP_THREADS = 4
 
 
 class ExistingNamespaces:
-    """Ledgers of namespaces that exist, as the API server said up to a minute ago.
+    """Ledgers of existing namespaces only. The answers of the API server are up to a minute old.
 
-    It is for callers that are not known by a certificate: whoever reaches the port names a namespace.
+    It is used if callers have no client certificate, because any client that reaches the port can name a namespace.
     """
 
     def __init__(
@@ -36,33 +36,33 @@ class ExistingNamespaces:
         self._known = ledgers.ByNamespace(lambda _namespace: _LookUp(), clock)
 
     async def charge(self, request: ledgers.ChargeRequest) -> ledgers.Decision:
-        """Decide a charge and keep it, once per uid; BadReview where there is no such namespace."""
+        """Decide a charge, and keep it once per uid. Raises BadReview if the namespace does not exist."""
         await self._look_up(request.namespace)
         return await self._charged.charge(request)
 
     async def cached_usage(self, namespace: str) -> Mapping[str, model.Usage]:
-        """Return what was charged a moment ago; BadReview where there is no such namespace."""
+        """Return the usage of a moment ago. Raises BadReview if the namespace does not exist."""
         await self._look_up(namespace)
         return await self._charged.cached_usage(namespace)
 
     async def usage(self, namespace: str) -> Mapping[str, model.Usage]:
-        """Return what is charged; nothing in a namespace that is not there yet, as one may get its quota first."""
+        """Return the usage. It is empty for a missing namespace, which may get its quota first."""
         return await self._charged.usage(namespace)
 
     async def stored_usage(
         self, namespace: str, charged: Mapping[str, model.Usage], deadline: float
     ) -> Mapping[str, model.Usage] | None:
-        """Return what is stored, as it was `usage` that found no room."""
+        """Return the usage of the stored objects."""
         return await self._charged.stored_usage(namespace, charged, deadline)
 
     async def close(self) -> None:
-        """Write down what is not yet."""
+        """Write the charges that are not written yet."""
         await self._charged.close()
 
     async def _look_up(self, namespace: str) -> None:
         known = self._known[namespace]
         if known.until <= self._clock():
-            # A burst in one namespace asks once: else it would fill the pool, and time out for the others.
+            # A burst in one namespace makes one call. Otherwise other namespaces would wait for a thread.
             if known.asked is None or known.asked.done():
                 known.asked = asyncio.get_running_loop().run_in_executor(self._threads, self._ask, namespace)
             try:

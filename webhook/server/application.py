@@ -1,4 +1,4 @@
-"""What the worker needs of the gunicorn application that it serves: `webhook.server.server` builds it."""
+"""The gunicorn application, as far as its worker uses it. `webhook.server.server` builds it."""
 
 import threading
 
@@ -11,7 +11,7 @@ from webhook.admission import Service
 class ServedApplication(BaseApplication):
     """The gunicorn application that `WebhookWorker` serves.
 
-    ``certificate``: of new connections. ``service``: what answers reviews; None before the worker has started.
+    ``certificate``: of new connections. ``service``: it answers reviews; None before the worker has started.
     ``stopping``: set when the worker stops. ``drain``: seconds from the failing readiness check to the last accepted
     connection.
     """

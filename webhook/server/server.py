@@ -1,4 +1,4 @@
-"""The webhook as a process: what it is put together from, on a cluster or alone, and gunicorn set up to serve it."""
+"""The webhook as a process: its parts on a cluster or alone, and the gunicorn that serves it."""
 
 import functools
 import gc
@@ -31,13 +31,13 @@ from webhook.server.application import ServedApplication
 from webhook.server.worker import KEEP_ALIVE_SECONDS, WebhookWorker
 
 MAX_CONNECTIONS = 2048
-"""Connections open at once; an API server has some hundreds at most. For one more, another one that idles is closed.
+"""Open connections. An API server has some hundreds at most. For one more, an idle connection is closed.
 
 Each takes 50 KiB, most of it TLS.
 """
 
 OTHER_FILES = 512
-"""Files beside the clients' connections; most are connections to the API server."""
+"""Open files beside the clients' connections. Most are connections to the API server."""
 
 
 LIST_NAMESPACES_SECONDS = 2.0
@@ -48,10 +48,10 @@ MakeService = Callable[[ServingCertificate], admission.Service]
 
 
 class Cluster(msgspec.Struct, frozen=True):
-    """How to reach the cluster, and where things are in it.
+    """The cluster of a webhook, and the places of its objects.
 
-    ``callers_known`` says that nobody but the API server is answered: what it says of a namespace is then believed.
-    ``end`` prints an error and ends the webhook; it is called in the worker where Kubernetes is too old.
+    ``callers_known``: only the API server is answered, so the namespace of a review need not be checked. ``end`` prints
+    an error and ends the webhook; the worker calls it if Kubernetes is too old.
     ``gpu_runtime_classes`` are the patterns of the runtime classes that give GPUs.
     """
 
@@ -67,10 +67,10 @@ class Cluster(msgspec.Struct, frozen=True):
     scheduler_users: frozenset[str] = context.SCHEDULER_USERS
 
     def check(self) -> None:
-        """Read the credentials once before anything is started; nothing is sent.
+        """Read the credentials before anything is started. No request is sent.
 
         Raises:
-            BadInput: they cannot be read.
+            BadInput: the credentials cannot be read.
 
         """
         k8s.Kube.connect(self.kubeconfig).close()
@@ -78,7 +78,7 @@ class Cluster(msgspec.Struct, frozen=True):
     def make_service(self, certificate: ServingCertificate) -> admission.Service:
         """Return a service that watches the quota and the nodes, and keeps ledgers in ConfigMaps."""
         check = k8s.VersionCheck(structlog.get_logger().warning, self.end)
-        # A connection for each thread of the ledgers, so that none of them waits for another's, and two to spare.
+        # One connection for each thread of the ledgers, so that no thread waits for another, and two more.
         kube = k8s.Kube.connect(
             self.kubeconfig,
             pool_size=namespace_ledger.KUBE_THREADS + namespace_ledger.LIST_THREADS + 2,
@@ -124,7 +124,7 @@ class Cluster(msgspec.Struct, frozen=True):
 
 
 class Standalone(msgspec.Struct, frozen=True):
-    """A cluster from files, and ledgers in memory: every namespace counts as enforced."""
+    """A cluster from files, with ledgers in memory. The quota is enforced in every namespace."""
 
     cluster: files.OfflineCluster
 
@@ -156,9 +156,9 @@ def _metrics(certificate: ServingCertificate) -> Metrics:
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """Where and how to listen, and whom to answer.
+    """The address, the certificates and the accepted clients of the server.
 
-    ``drain`` is in seconds: how long readiness fails before requests are turned away.
+    ``drain``: the seconds for which readiness fails before requests are rejected.
     """
 
     bind: str
@@ -168,7 +168,7 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 class Failure:
-    """Lets the worker end the whole server: gunicorn would start another worker in the place of one that ends alone.
+    """Lets the worker end the whole server. If only the worker ended, gunicorn would start another one.
 
     It is made before the worker is forked, so that both processes see whether it ``happened``.
     """
@@ -179,19 +179,19 @@ class Failure:
 
     @property
     def happened(self) -> bool:
-        """Whether the server ends because of this, and not because it was told to."""
+        """Whether the worker ended the server."""
         return self._shared[0] != 0
 
     def end(self, message: str) -> NoReturn:
-        """Print an error, and end the server at once: called in the worker, from any thread."""
+        """Print an error, and end the server at once. It is called in the worker, from any thread."""
         os.write(2, f"Error: {message}\n".encode())
         self._shared[0] = 1
         os.kill(self._server, signal.SIGTERM)
-        os._exit(0)  # gunicorn would log any other status as a fault of the worker's
+        os._exit(0)  # gunicorn would log any other status as a fault of the worker
 
 
 class WebhookServer(ServedApplication):
-    """One gunicorn with one worker. ``make_service`` runs in the worker: threads do not outlive a fork."""
+    """One gunicorn with one worker. ``make_service`` runs in the worker, because threads do not survive a fork."""
 
     def __init__(
         self,
@@ -209,7 +209,7 @@ class WebhookServer(ServedApplication):
         super().__init__()
 
     def load_config(self) -> None:
-        """Set what is ours to set; gunicorn's own configuration files and variables are not read."""
+        """Set gunicorn's options. Its own configuration files and variables are not read."""
         options: dict[str, Any] = {
             "bind": self.settings.bind,
             "workers": 1,
@@ -232,15 +232,15 @@ class WebhookServer(ServedApplication):
             self.cfg.set(name, value)
 
     def load(self) -> Any:
-        """Make the application, in the worker. One in another's place was forked from what was read at the start."""
+        """Return the application, in the worker. A later worker is forked from the state of the start."""
         self.certificate.poll()
         threading.Thread(target=watch, args=(self.certificate, self.stopping), name="certificate", daemon=True).start()
         self.service = self._make_service(self.certificate)
-        gc.freeze()  # what is loaded now stays: no collection while serving has to look at it again
+        gc.freeze()  # the loaded objects stay, so the garbage collector need not look at them while serving
         return app.Application(self.service, self.settings.callers)
 
     def _ready(self, worker: WebhookWorker) -> None:
-        """Announce the address when the worker serves it: gunicorn's own ``when_ready`` comes before there is one."""
+        """Log the address when the worker serves it. gunicorn's own ``when_ready`` runs before there is a worker."""
         if self.service is not None:
             export_connections(self.service.metrics, worker)
             export_waiting(self.service.metrics, self.service)
@@ -249,7 +249,7 @@ class WebhookServer(ServedApplication):
 
 
 def max_connections() -> int:
-    """Let this process have as many files open as it may have at all; return how many can be clients' connections."""
+    """Raise the limit of open files as far as allowed. Return the number of connections that clients may have."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if hard == resource.RLIM_INFINITY:
@@ -258,7 +258,7 @@ def max_connections() -> int:
 
 
 def export_connections(metrics: Metrics, worker: WebhookWorker) -> None:
-    """Export what the worker knows of its clients, and how its bounds on them fare."""
+    """Export the numbers of the worker's clients, and of those that its bounds turned away."""
     metrics.watch("vcuda_connections", "Connections open.", lambda: worker.connections)
     metrics.watch(
         "vcuda_client_certificate_expiry_seconds",
@@ -274,7 +274,7 @@ def export_connections(metrics: Metrics, worker: WebhookWorker) -> None:
 
 
 def export_waiting(metrics: Metrics, service: admission.Service) -> None:
-    """Export how many reviews wait."""
+    """Export the number of waiting reviews."""
     metrics.watch(
         "vcuda_large_reviews_waiting",
         "Reviews over 64 KiB, and edits of the quota, that wait for a place to be decided.",
