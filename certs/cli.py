@@ -29,7 +29,7 @@ def main() -> None:
     envvar="VCUDA_CERTS_DIR",
     required=True,
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where to write; made if missing.",
+    help="Directory of the files; created if missing.",
 )
 @options.value_option("--dns", "NAME", x509.parse_dns_name, "A DNS name; repeatable.", multiple=True)
 @options.value_option("--ip", "ADDRESS", x509.parse_address, "An IP address; repeatable.", multiple=True)
@@ -123,14 +123,14 @@ def _files_document(directory: Path, names: x509.Names, files: Sequence[tls.File
 @options.rotation_options
 @runs.OUTPUT
 def rotate(*, timeout: timedelta, dry_run: bool, output: str, **where: Any) -> None:
-    """Make, renew and replace the webhook's certificates, so that not one call fails.
+    """Create, renew and replace the webhook's certificates, so that no call fails.
 
-    Run it daily: it does what is due, and nothing where nothing is. A certificate is replaced when a third of its life
-    is left. A new CA is first added to every caBundle; after --overlap a leaf of its own goes into the serving Secret;
-    once every ready endpoint has been dialled and shows it, and --retention is over, the old CA is taken out. A leaf
-    alone is renewed by the same CA. A run that is killed, or whose --timeout is over, is carried on by the next one;
-    two at once do no harm. What is damaged is mended: a Secret that is gone or garbage, a caBundle that was emptied.
-    SPAN is a number and one of s, m, h and d, such as 90d.
+    Run it every hour or every day: it does only what is due. A certificate is replaced when a third of its life is
+    left. A new CA is first added to every caBundle. After --overlap a leaf of the new CA is written into the serving
+    Secret. When every ready endpoint shows that leaf, and --retention is over, the old CA is removed. The same CA
+    renews a single leaf. The next run continues after a run that was killed or reached its --timeout, and two runs at
+    the same time do no harm. A run also repairs a deleted or damaged Secret and an emptied caBundle. SPAN is a number
+    and one of s, m, h and d, such as 90d.
 
     \b
     Examples:

@@ -45,7 +45,7 @@ _WHERE = options.all_of(
 def client() -> None:
     """The client certificate that API servers present to the webhook.
 
-    Where the webhook's --client-ca is set it answers nobody else. API servers read the pair from files that
+    With --client-ca the webhook answers no other client. API servers read the pair from files that
     --admission-control-config-file names, and read these files again every 5 minutes.
     """
 
@@ -62,10 +62,10 @@ def client() -> None:
 def rotate(*, timeout: timedelta, dry_run: bool, output: str, **where: Any) -> None:
     """Make, renew and replace the client pair and its CA, so that not one call is refused.
 
-    Run it daily: it does what is due, and nothing where nothing is. The pair is renewed when a third of its life is
-    left: copy it to every API server before its end. A new CA is first added to the ConfigMap; after --overlap a pair
-    of its own goes into the Secret. Which pair an API server presents cannot be seen from here: so the old CA stays in
-    the ConfigMap until none of its pairs can be valid any more, or until --installed, and then for --retention.
+    Run it every hour or every day: it does only what is due. The pair is renewed when a third of its life is left:
+    copy it to every API server before its end. A new CA is first added to the ConfigMap. After --overlap a pair of the
+    new CA is written into the Secret. The command cannot see the pair that an API server presents. So the old CA stays
+    in the ConfigMap until none of its pairs can be valid, or until --installed, and then for --retention.
 
     \b
     Examples:

@@ -84,10 +84,7 @@ class ClusterStore:
         return dial_all(found.items(), f"{refs.service}.{refs.namespace}.svc")
 
     def write(self, write: steps.Write) -> None:
-        """Make one write, if what it goes by has not changed since it was read: Conflict where it has.
-
-        Raises VcudaError.
-        """
+        """Make one write. Raises Conflict if the objects of its decision have changed since, or another VcudaError."""
         match write:
             case steps.WriteAuthorities(after):
                 data = {
@@ -109,8 +106,8 @@ class ClusterStore:
     def _configurations(
         self, listed: dict[str, list[parsing.Json]], tool: str
     ) -> tuple[tuple[state.Configuration, ...], tuple[str, ...], tuple[state.Problem, ...]]:
-        """Return those that are ours, what is left alone, and those that another tool looks after than the Secret."""
-        # All are listed, whatever their labels: one that has lost ours would be cut off when the CA changes.
+        """Return our configurations, those that are left alone, and those of another tool than the Secret's."""
+        # All configurations are listed. One that has lost our label would fail after a change of the CA.
         ours: list[state.Configuration] = []
         left: list[str] = []
         mixed: list[state.Problem] = []
@@ -128,7 +125,7 @@ class ClusterStore:
         return tuple(ours), tuple(left), tuple(mixed)
 
     def _unlabelled(self, configuration: state.Configuration) -> state.Configuration:
-        # One that calls the Service and is not known to be ours: it is never written.
+        # This configuration calls the Service, and may not be ours. It is never written.
         kind, name = configuration.kind.lower(), configuration.name
         label = " ".join(f"{key}={value}" for key, value in self.labels.items())
         text = f"{configuration} calls the Service and is without our label, so its caBundles are not looked after"
@@ -178,7 +175,7 @@ class ClusterStore:
         self.kube.post(self._path(resource), msgspec.json.encode(manifest), timeout=REQUEST_TIMEOUT_SECONDS)
 
     def _write_bundles(self, write: steps.WriteBundles) -> None:
-        # A JSON Patch that replaces the version by the one that was read is refused once there is a later one.
+        # The API server refuses this JSON Patch if there is a later version than the one that was read.
         guard = {"op": "replace", "path": "/metadata/resourceVersion", "value": write.version}
         bundles = [
             {
@@ -194,7 +191,7 @@ class ClusterStore:
         try:
             self.kube.patch(path, msgspec.json.encode(body), content_type, timeout=REQUEST_TIMEOUT_SECONDS)
         except errors.NotFound as error:
-            # What was read is gone: like any change by somebody else, that is decided anew.
+            # The object was deleted. The caller reads and decides again, as after every change by another client.
             raise errors.Conflict(error.status, error.message, request=error.request) from error
 
     def _path(self, resource: str, *name: str) -> str:
@@ -209,21 +206,21 @@ class ClientStore(ClusterStore):
 
     def read(self, now: Callable[[], datetime]) -> state.State:
         """Return everything as it is now. Raises VcudaError."""
-        # In the order of ClusterStore, for its reasons.
+        # The order is that of ClusterStore, for the same reasons.
         serving = self._read("secrets", self.refs.serving_secret)
         published = self._read("configmaps", self.config_map)
         authorities = self._read("secrets", self.refs.authority_secret)
         date = self.kube.get_heard("/version", timeout=REQUEST_TIMEOUT_SECONDS).date
         found = parsing.read_serving(serving) if serving else state.Serving()
-        # Nobody can ask an API server what it presents: the pair in the Secret stands for it.
+        # An API server cannot be asked for the pair that it presents, so the pair in the Secret stands for it.
         pair = f"secret/{self.refs.serving_secret}"
         return state.State(
             authorities=parsing.read_authorities(authorities) if authorities else state.Authorities(),
             serving=found,
             configurations=(parsing.read_client_cas(published, self.config_map, self.refs.namespace),),
             endpoints=(state.DialledEndpoint(pair, True, found.leaf.certificate if found.leaf else None, found.fault),),
-            # The manifests have an empty Secret, so that nobody needs the right to create one: of any type, as the API
-            # server takes no empty one of kubernetes.io/tls.
+            # The manifests have an empty Secret, so that no account needs the right to create Secrets. It may be of any
+            # type, because the API server accepts no empty Secret of type kubernetes.io/tls.
             problems=(*self._secret_problems(serving, authorities, None), *_clock_problem(date, now())),
         )
 

@@ -124,14 +124,14 @@ _CLUSTER = (
         "--selector",
         "KEY=VALUE",
         parse_selector,
-        "Label of the webhook configurations whose caBundles are ours. One without it that calls the Service is left"
-        " as it is, and told of.",
+        "Label of the webhook configurations whose caBundles are ours. A configuration without it that calls the"
+        " Service is not changed, and is reported.",
         default="app.kubernetes.io/part-of=vcuda-quota",
     ),
     cli.option(
         "--unregistered",
         is_flag=True,
-        help="No webhook configuration calls the Service: who calls it has the CA by other means.",
+        help="No webhook configuration calls the Service: its callers have the CA by other means.",
     ),
     value_option("--dns", "NAME", x509.parse_dns_name, "One more name; repeatable.", multiple=True),
     value_option("--ip", "ADDRESS", x509.parse_address, "One more address; repeatable.", multiple=True),
@@ -139,8 +139,8 @@ _CLUSTER = (
         "--endpoint",
         "HOST:PORT",
         parse_host_port,
-        "Where the webhook is served, in place of the Service's endpoints; repeatable. Webhooks with a url of this"
-        " address are ours too.",
+        "Address of the webhook, instead of the Service's endpoints; repeatable. Webhooks with a url of this address"
+        " are ours too.",
         multiple=True,
     ),
 )

@@ -55,7 +55,7 @@ class SystemClock:
 
 
 class DryRunStore:
-    """A copy of the state, and a clock that jumps ahead instead of waiting. Nothing is written."""
+    """A copy of the state, and a clock that jumps ahead instead of waiting. The cluster is not changed."""
 
     def __init__(self, state: State, now: datetime) -> None:
         self._state = state

@@ -141,7 +141,7 @@ class StepRefused:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Nothing is due before ``until``; None if nothing here is ours."""
+    """No step is due before ``until``; None if no object is ours."""
 
     until: datetime | None
 
