@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from tests.builders import container, pod, policy_for, review, vcuda_pod
+from tests.tables import cases
 from vcuda.admission_review import AdmissionRequest, AdmissionResponse, GroupVersionKind, UserInfo
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Quota
 from webhook.review.context import PolicySnapshot
@@ -43,7 +44,17 @@ def test_a_vcuda_pod_in_a_limited_namespace() -> None:
 def test_two_schemes_are_both_named_once_however_many_containers_ask() -> None:
     """They are a label of metrics: what a caller sends makes no more of its values than there are schemes."""
     both = pod(*[container({"nvidia.com/gpu": 1}), container({"tencent.com/vcuda-core": 100})] * 50)
-    assert limited(review(both)).scheme == "hami,gpu-manager"
+    assert limited(review(both)).scheme == "nvidia.com/gpu,gpu-manager"
+
+
+@cases(
+    "limits, scheme",
+    whole_cards=({"nvidia.com/gpu": 1}, "nvidia.com/gpu"),
+    a_share_of_hami=({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000}, "hami"),
+    a_slice=({"nvidia.com/mig-1g.5gb": 1}, "units"),
+)
+def test_metrics_name_hami_only_if_no_other_plugin_could_serve_the_request(limits: Any, scheme: str) -> None:
+    assert limited(review(pod(container(limits)))).scheme == scheme
 
 
 def test_the_namespace_is_the_requests_own() -> None:

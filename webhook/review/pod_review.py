@@ -17,6 +17,7 @@ from vcuda.placement.serving import DEFAULT_SCHEDULER, HOSTNAME, reaches, serve
 from vcuda.quota.model import NOT_MUTATED, Usage, cards
 from vcuda.requests.pod_request import PodRequest, asks_for_vcuda, read_request
 from vcuda.requests.refusals import could_reach_gpus, find_refusals
+from vcuda.requests.resources import PLAIN_CARDS
 from webhook.ledger.ledgers import Ledgers, RecentChoices, ReviewDeadline
 from webhook.review import verdicts
 from webhook.review.claim_review import TemplateCheck, check_templates, requests_of
@@ -82,8 +83,10 @@ def review_of(
         if refusal.allowance not in quota.allow:
             faults.append(refusal.fault)
     check()
-    # The schemes by which the pod asks, and whether by units.
-    scheme = ",".join([*(scheme.name for scheme in asked.schemes), *["units"] * asked.by_units])
+    # A bare count of cards may be served by HAMi or by NVIDIA's device plugin.
+    plain = {each for each in asked.schemes if each.counts_plain_cards and each not in asked.registered}
+    names = [PLAIN_CARDS if each in plain else each.name for each in asked.schemes]
+    scheme = ",".join([*names, *["units"] * asked.by_units])
     review = PodReview(
         request.namespace, quota, policy, tuple(faults), (), scheme, pod=pod, request=asked, charged=asked.asks
     )
