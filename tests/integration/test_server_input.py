@@ -54,7 +54,7 @@ def nested(depth: int) -> str:
         pytest.param("POST /mutate", "[" * 200_000, 400, "no AdmissionReview", id="arrays without end"),
         pytest.param("POST /mutate", nested(100_000), 400, "recursion", id="objects nested too deep"),
         pytest.param("POST /validate", with_quantity("NaN"), 400, "no AdmissionReview in JSON", id="NaN"),
-        pytest.param("POST /mutate", "{}", 400, "not no apiVersion no kind", id="an object of no kind"),
+        pytest.param("POST /mutate", "{}", 400, "got apiVersion '' and kind ''", id="an object of no kind"),
         pytest.param("POST /mutate", encoded({}).replace("/v1", "/v2"), 400, "Versions: [v1]", id="another version"),
         pytest.param("POST /mutate", encoded({}).replace("Review", "Revue"), 400, "AdmissionRevue", id="other kind"),
         pytest.param("POST /mutate", encoded({}).replace('"request"', '"x"'), 400, "has no request", id="no request"),
