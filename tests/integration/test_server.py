@@ -96,8 +96,8 @@ def test_metrics_count_every_admission_by_path_outcome_and_scheme(quota: Path) -
         for path, outcome, scheme in (
             ("/mutate", "pinned", "gpu-manager"),
             ("/validate", "charged", "gpu-manager"),
-            ("/mutate", "pinned", "hami"),
-            ("/validate", "charged", "hami"),
+            ("/mutate", "pinned", "nvidia.com/gpu"),
+            ("/validate", "charged", "nvidia.com/gpu"),
             ("/mutate", "over-quota", "gpu-manager"),
             ("/mutate", "ignored", ""),
             ("/validate", "ignored", ""),
