@@ -10,6 +10,7 @@ from vcuda.discovery.discovered import Doubt
 from vcuda.discovery.sources import SOURCES
 from vcuda.ledger.report import NamespaceUse
 from vcuda.quota.model import CORES_PER_CARD
+from vcuda.quota.values import MIB
 
 
 def register_leading(registry: CollectorRegistry, is_leading: Callable[[], bool]) -> None:
@@ -122,6 +123,14 @@ class UsageCollector(Collector):
         """Return one family per figure."""
         labels = ["namespace", "model"]
         limit = GaugeMetricFamily("vcuda_quota_limit_cores", "The limit, in hundredths of a card.", labels=labels)
+        memory_limit = GaugeMetricFamily(
+            "vcuda_quota_limit_memory_bytes", "The limit on memory, where memory is limited.", labels=labels
+        )
+        memory_used = GaugeMetricFamily(
+            "vcuda_quota_used_memory_bytes",
+            "Memory in use, including pending, not reserved, where memory is limited.",
+            labels=labels,
+        )
         used = GaugeMetricFamily("vcuda_quota_used_cores", "In use, including pending, not reserved.", labels=labels)
         pending = GaugeMetricFamily("vcuda_quota_pending_cores", "Admitted, but not seen stored yet.", labels=labels)
         terminating = GaugeMetricFamily(
@@ -159,5 +168,21 @@ class UsageCollector(Collector):
             for model in use.models:
                 figures = (model.limit, model.used, model.pending, model.terminating, model.reserved)
                 for family, cards in zip((limit, used, pending, terminating, reserved), figures, strict=True):
-                    family.add_metric([namespace, model.model], round(cards * CORES_PER_CARD))
-        return [limit, used, pending, terminating, reserved, age, unpinned, taking_effect, lost]
+                    if cards is not None:
+                        family.add_metric([namespace, model.model], round(cards * CORES_PER_CARD))
+                if model.memory_limit is not None:
+                    memory_limit.add_metric([namespace, model.model], model.memory_limit * MIB)
+                    memory_used.add_metric([namespace, model.model], (model.memory_used or 0) * MIB)
+        return [
+            limit,
+            memory_limit,
+            memory_used,
+            used,
+            pending,
+            terminating,
+            reserved,
+            age,
+            unpinned,
+            taking_effect,
+            lost,
+        ]

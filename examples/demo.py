@@ -31,7 +31,7 @@ from vcuda.cli import aligned
 from vcuda.errors import BadInput
 from vcuda.k8s_types import Pod
 from vcuda.placement.patches import Hints
-from vcuda.quota.model import Mode, NamespaceQuota, cards
+from vcuda.quota.model import Mode, NamespaceQuota
 from vcuda.requests.pod_request import asks_for_vcuda
 from webhook.check.check import Row, decide, read_workloads, with_templates
 from webhook.check.files import read_cluster
@@ -176,10 +176,7 @@ def _table(rows: list[Row]) -> Iterator[str]:
 
 def _allowance(entry: NamespaceQuota) -> str:
     """Return a namespace's quota in words."""
-    limits = [
-        f"{cards(limit.cores)} of {model}" + (f" with {limit.memory} MiB" if limit.memory is not None else "")
-        for model, limit in entry.limits.items()
-    ]
+    limits = [f"{limit} of {model}" for model, limit in entry.limits.items()]
     pools = f", in pool {' or '.join(entry.pools)}" if entry.pools else ""
     mode = "" if entry.mode is Mode.ENFORCE else f" (mode {entry.mode})"
     return f"{', '.join(limits) or 'no GPU'}{pools}{mode}"

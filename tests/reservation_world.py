@@ -251,7 +251,7 @@ class ReservationWorld:
     def set_limits(self, limits: Mapping[str, Limit]) -> None:
         """Edit the quota; everybody knows it at once, but what is being decided is so by the one before."""
         self._edits.append({**limits})
-        document = json.dumps({TEAM: {"quota": {model: limit.cores // 100 for model, limit in limits.items()}}})
+        document = json.dumps({TEAM: {"quota": {model: limit.most_cores // 100 for model, limit in limits.items()}}})
         metadata = {"name": "gpuquota", "namespace": "kube-system"}
         self.api.store(QUOTA, {"metadata": metadata, "data": {"gpu_quota": document}})
         self._version = self.api.objects[QUOTA]["metadata"]["resourceVersion"]

@@ -284,12 +284,19 @@ def _rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
     namespace = f"{use.namespace} ({notes})" if notes else use.namespace
     for each in use.models:
         figures = (each.used, each.limit, each.pending, each.reserved)
-        used, limit, pending, reserved = (f"{cards:g}" for cards in figures)
+        used, limit, pending, reserved = ("" if cards is None else f"{cards:g}" for cards in figures)
         pending += f" ({each.terminating:g} terminating)" if each.terminating else ""
         memory = "" if each.memory_limit is None else f"{each.memory_used} of {each.memory_limit}"
         reserved += f" ({each.memory_reserved} MiB)" if each.memory_reserved else ""
-        shown = bar(each.used, each.limit, each.reserved)
-        granted = ", ".join(f"{grant.cards:g} until {grant.until}" for grant in each.grants)
+        shown = (
+            bar(each.memory_used or 0, each.memory_limit or 0, each.memory_reserved)
+            if each.limit is None
+            else bar(each.used, each.limit, each.reserved)
+        )
+        granted = ", ".join(
+            f"{f'{grant.memory} MiB' if grant.cards is None else f'{grant.cards:g}'} until {grant.until}"
+            for grant in each.grants
+        )
         yield (namespace, each.model, used, limit, shown, pending, memory, reserved, granted)
     if not use.models:
         yield (namespace, "no GPU", "", "", "", "", "", "", "")

@@ -40,14 +40,18 @@ LISTED_EVERY_SECONDS = 300.0
 
 
 class FreeQuota(msgspec.Struct, frozen=True):
-    """The free quota of one model: cores in hundredths of a card, memory in MiB or None if memory is not limited."""
+    """The free quota of one model: cores in hundredths of a card, memory in MiB or None if memory is not limited.
 
-    cores: int
+    ``cores`` are infinite if memory alone is limited.
+    """
+
+    cores: float
     memory: int | None = None
 
     @classmethod
     def of(cls, use: ModelUse) -> "FreeQuota":
-        return cls(round(use.available * CORES_PER_CARD), use.memory_available)
+        cores = math.inf if use.available is None else round(use.available * CORES_PER_CARD)
+        return cls(cores, use.memory_available)
 
     def takes(self, charge: Charge, limit: Limit) -> bool:
         """Return whether a charge seems to fit. A charge without cores never does, because no quota refuses it."""
@@ -58,6 +62,10 @@ class FreeQuota(msgspec.Struct, frozen=True):
         memory = None if self.memory is None else self.memory - _least_memory(charge, limit)
         return FreeQuota(self.cores - charge.cores, memory)
 
+    def most_cards(self, limit: Limit) -> float:
+        """Return the hundredths of a card that are free for whole cards."""
+        return limit.cores_in(self.memory or 0) if limit.cores is None else self.cores
+
     def exceeds(self, other: "FreeQuota") -> bool:
         """Return whether cores or memory are more than in another free quota."""
         ours = math.inf if self.memory is None else self.memory
@@ -67,9 +75,7 @@ class FreeQuota(msgspec.Struct, frozen=True):
 def _least_memory(charge: Charge, limit: Limit) -> int:
     # In MiB, with a card's share rounded down. The free memory was rounded down too, so with a charge rounded up, an
     # owner whose pod fits exactly would not retry. A retry in vain does no harm.
-    if not limit.memory or not limit.cores:
-        return charge.memory
-    return charge.memory + charge.card_memory * limit.memory // limit.cores
+    return max(charge.memory_under(limit) - 1, charge.memory)
 
 
 def oldest_first(refused: Iterable[RefusedOwner], judged: Collection[str] = ()) -> list[RefusedOwner]:
@@ -106,7 +112,11 @@ def _take(owner: Owner, quota: NamespaceQuota, left: dict[str, FreeQuota], nodes
         ]
         if not fitting:
             break
-        model = max(fitting, key=lambda each: left[each].cores) if quota.prefer_most_free else fitting[0]
+        model = (
+            max(fitting, key=lambda each: left[each].most_cards(quota.limits[each]))
+            if quota.prefer_most_free
+            else fitting[0]
+        )
         left[model] = left[model].without(request.charge_on(model), quota.limits[model])
         took = True
     return took

@@ -19,7 +19,7 @@ from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
 from vcuda.allocations.stored_pods import StoredPod, charges_of
 from vcuda.claims.devices import NO_DEVICES, Devices
 from vcuda.kube import Kube, Reflector
-from vcuda.ledger.report import NamespaceUse
+from vcuda.ledger.report import ModelUse, NamespaceUse
 from vcuda.placement import affinity
 from vcuda.placement.free_cards import FreeCardsByPool, free_by_model
 from vcuda.placement.nodes import Nodes
@@ -202,6 +202,12 @@ def claim_rows(
             yield HolderRow(claim.name, model, charge.cores, memory, node, claim.created, claim=True)
 
 
+def _cards_of(use: ModelUse) -> float:
+    if use.limit is None:
+        return (use.memory_limit or 0) / use.card_memory
+    return use.limit
+
+
 def cluster_cards(
     cards: Mapping[str, float | None], uses: Mapping[str, NamespaceUse], unlimited: Iterable[tuple[str, Charge]]
 ) -> Sequence[snapshot.ModelCards]:
@@ -213,7 +219,7 @@ def cluster_cards(
     promised: dict[str, float] = {}
     for model in (model for use in uses.values() for model in use.models):
         used[model.model] = used.get(model.model, 0.0) + model.used
-        promised[model.model] = promised.get(model.model, 0.0) + model.limit
+        promised[model.model] = promised.get(model.model, 0.0) + _cards_of(model)
     for name, charge in unlimited:
         used[name] = used.get(name, 0.0) + charge.cores / CORES_PER_CARD
     return [

@@ -28,7 +28,7 @@ class ModelRow(ModelUse, frozen=True):
     @property
     def fullness(self) -> float:
         """The used share of the limit, of cores or memory, whichever is larger. More than 1 is over the limit."""
-        cores = _share(self.used, self.limit)
+        cores = 0.0 if self.limit is None else _share(self.used, self.limit)
         return max(cores, _share(self.memory_used or 0, self.memory_limit)) if self.memory_limit else cores
 
     @property
@@ -42,7 +42,7 @@ class ModelRow(ModelUse, frozen=True):
     @property
     def blocked(self) -> bool:
         """Whether the limit is 0 and nothing is used."""
-        return not self.limit and not self.used
+        return self.limit == 0 and not self.used
 
 
 def _share(used: float, limit: float) -> float:
@@ -71,15 +71,18 @@ def row_of(use: NamespaceUse) -> NamespaceRow:
             *(each.model, each.limit, each.used, each.pending, each.available, each.memory_limit, each.memory_used),
             terminating=each.terminating,
             reserved=each.reserved,
+            card_memory=each.card_memory,
             grants=each.grants,
         )
         for each in use.models
     }
-    limit = rounded(row.limit for row in rows.values())
+    limits = [row.limit for row in rows.values() if row.limit is not None]
+    limit = rounded(limits) if len(limits) == len(rows) else None
     used = rounded(row.used for row in rows.values())
     pending = rounded(row.pending for row in rows.values())
     reserved = rounded(row.reserved for row in rows.values())
-    total = ModelRow("", limit, used, pending, max(limit - used - reserved, 0.0), reserved=reserved)
+    available = None if limit is None else max(limit - used - reserved, 0.0)
+    total = ModelRow("", limit, used, pending, available, reserved=reserved)
     return NamespaceRow(use.namespace, use.mode, total, rows, len(use.unpinned), use.taking_effect, use.ledger_lost)
 
 

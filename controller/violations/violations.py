@@ -140,8 +140,9 @@ def _beyond(limit: Limit, held: Sequence[_Charged]) -> Iterator[_Charged]:
 def _over(namespace: str, model: str, limit: Limit, used: Charge, beyond: _Charged) -> str:
     where, what = f"{model} in namespace {namespace}", "claim" if isinstance(beyond.holder, StoredClaim) else "pod"
     takes = cards(beyond.charge.cores)
-    figures = f"used: {cards(used.cores)}, limited: {cards(limit.cores)}"
-    if used.cores <= limit.cores:
+    if limit.cores is not None and used.cores > limit.cores:
+        figures = f"used: {cards(used.cores)}, limited: {cards(limit.cores)}"
+    else:
         where = f"memory of {where}"
         takes = mebibytes(beyond.charge.memory_under(limit))
         figures = f"used: {mebibytes(used.memory_under(limit))}, limited: {mebibytes(limit.memory or 0)}"

@@ -126,6 +126,32 @@ def test_a_share_is_charged_by_the_memory_of_the_registered_card(
         )
 
 
+def test_under_a_limit_on_memory_alone_shares_and_whole_cards_take_memory(
+    cluster: Cluster, own: Installation, create_node: Callable[..., str]
+) -> None:
+    create_node("by-memory", labels={MODEL: "L40S"}, capacity={GPU: "10"})
+    priced = replace(own, quota=replace(own.quota, further={"gpu_models": "{L40S: {memory: 40Gi}}"}))
+    with limited_team(priced, {"quota": {"L40S": {"memory": "100Gi"}}}) as team:
+
+        def create(name: str, **resources: str) -> str:
+            limits = {GPU: "1", **{f"nvidia.com/{each}": amount for each, amount in resources.items()}}
+            return cluster.try_create(vcuda_pod(limits, metadata={"name": name, "namespace": team})).message
+
+        for number in range(2):
+            assert not create(f"whole-{number}")
+        for number in range(4):
+            assert not create(f"share-{number}", gpumem="5120")
+        await_committed(own, team, L40S=600)
+        figures = "requested: 1 MiB, used: 102400 (0 pending), limited: 102400, 1 more needed"
+        assert f"memory of L40S in namespace {team}, {figures}" in create("more", gpumem="1")
+
+
+def test_a_limit_on_memory_alone_is_rejected_while_the_memory_of_a_card_is_not_stated(own: Installation) -> None:
+    manifest = own.quota.manifest("{team-a: {quota: {L40S: {memory: 100Gi}}}}")
+    rejected = own.cluster.rest.send("PUT", own.quota.path, manifest)
+    assert "team-a.quota.L40S: must have `cards`, since gpu_models does not state" in rejected.body["message"]
+
+
 def test_a_row_that_leaves_a_product_to_two_models_is_refused_when_it_is_edited(own: Installation) -> None:
     manifest = own.quota.manifest("{}")
     manifest["data"]["gpu_models"] = "{A: [NVIDIA-*], B: {products: [NVIDIA-T4], cards: 2}, C: ['[x]']}"

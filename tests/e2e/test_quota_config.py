@@ -62,8 +62,9 @@ def test_a_good_edit_is_answered_with_what_looks_wrong_in_it(
         answer = own.quota.write(json.dumps({namespace: {"quota": {"M40": 2.5, "M4O": 1}}}))
         assert answer.ok()
         # Entries of earlier tests are lost, which is a warning too.
+        too_low = "4 cards in use, limit 2.5 cards; running pods stay, new ones are refused until it fits"
         assert tuple(warning for warning in answer.warnings if warning.startswith(namespace)) == (
-            f"{namespace}.quota.M40: 4 cards in use, limit 2.5; running pods stay, new ones are refused until it fits",
+            f"{namespace}.quota.M40: {too_low}",
             f"{namespace}.quota.M4O: no node has this model in label {MODEL} (known: M40)",
         )
 

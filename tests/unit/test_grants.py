@@ -59,7 +59,7 @@ def many_times(number: int) -> str:
 
 
 def cards_at(written: NamespaceQuota, moment: float | None) -> dict[str, float]:
-    return {model: limit.cores / 100 for model, limit in written.at(moment).limits.items()}
+    return {model: limit.most_cores / 100 for model, limit in written.at(moment).limits.items()}
 
 
 # Which limits hold
@@ -164,10 +164,12 @@ def test_the_limit_is_what_is_written_and_each_grant_that_holds(written: Namespa
     for model, limit in written.at(moment).limits.items():
         own = written.limits.get(model)
         added = sum(
-            each.limits[model].cores for each in written.grants if model in each.limits and each.times.holds(moment)
+            each.limits[model].most_cores
+            for each in written.grants
+            if model in each.limits and each.times.holds(moment)
         )
         blocked = own is not None and not own.cores
-        assert limit.cores == (0 if blocked else (own.cores if own else 0) + added)
+        assert limit.cores == (0 if blocked else (own.most_cores if own else 0) + added)
 
 
 @given(entries(), MOMENTS, MOMENTS)

@@ -238,7 +238,7 @@ def test_while_it_is_lost_the_leader_reports_what_is_used_and_all_else_as_reserv
     settling = Settling(api, replica, Ledger({"M40": TWO}), stored_pod({"tencent.com/vcuda-core": 100}))
     api.remove(LEDGER)
     settling.relist()
-    figures: list[tuple[bool, float, float, float]] = []
+    figures: list[tuple[bool, float, float, float | None]] = []
     for seconds in (LOST_SECONDS, 0):
         settling.settler.reconciler.turn("team-a")
         reports, settling.reports = settling.reports, []

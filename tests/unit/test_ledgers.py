@@ -33,9 +33,9 @@ def within(charge: Charge, limit: Limit | None) -> bool:
     """Return whether a total is within a limit, in exact arithmetic; a model without a limit may not be used."""
     limit = limit or Limit(0)
     if limit.memory is None:
-        return charge.cores <= limit.cores
+        return charge.cores <= limit.most_cores
     cards = Fraction(charge.card_memory * limit.memory, limit.cores) if limit.cores else 0
-    return charge.cores <= limit.cores and charge.memory + cards <= limit.memory
+    return charge.cores <= limit.most_cores and charge.memory + cards <= limit.memory
 
 
 class Admissions(RuleBasedStateMachine):

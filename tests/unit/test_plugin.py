@@ -141,6 +141,7 @@ def test_data_have_every_field_even_at_its_default(cluster: Cluster, output: str
         "pods": [],
         "more_pods": 0,
         "memory_reserved": 0,
+        "card_memory": 0,
         "grants": [],
     }
     none = {"unpinned": [], "more_unpinned": 0, "taking_effect": False, "ledger_lost": False, "warnings": []}

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from tests.builders import LABELS, MODEL
+from tests.tables import cases
 from vcuda.errors import QuotaFault
 from vcuda.placement.nodes import COUNT_LABEL, Nodes
 from vcuda.placement.registers import Card, Register
@@ -113,6 +114,23 @@ def test_an_entry_that_is_lost_or_softened_is_a_warning(text: str, told: list[st
 )
 def test_more_cards_than_the_nodes_have_are_a_warning(text: str, told: list[str]) -> None:
     assert list(beyond(OLD, parse_quota(text), NODES)) == told
+
+
+@cases(
+    "text, told",
+    grants_of_one_entry=(
+        "team-a: {quota: {A100: 10}, grants: [{A100: 4, weekly: Sat}, {A100: 4, from: 2100-01-01}]}",
+        "team-a.quota.A100: was 8 cards, is 18 cards with all grants; the nodes have 16 cards",
+    ),
+    a_grant_of_another_model=(
+        "team-a: {quota: {A100: 17}, grants: [{T4: 4, weekly: Sat}]}",
+        "team-a.quota.A100: was 8 cards, is 17 cards; the nodes have 16 cards",
+    ),
+    a_grant_that_is_over=("team-a: {quota: {A100: 10}, grants: [{A100: 8, until: 2000-01-01}]}", ""),
+    a_model_that_is_blocked=("team-a: {quota: {A100: 0}, grants: [{A100: 18, weekly: Sat}]}", ""),
+)
+def test_grants_count_as_cards_that_the_nodes_must_have(text: str, told: str) -> None:
+    assert next(iter(beyond(OLD, parse_quota(text).at(1.7e9), NODES)), "") == told
 
 
 def test_a_limit_that_was_too_high_before_is_no_warning_again() -> None:

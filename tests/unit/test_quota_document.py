@@ -227,6 +227,7 @@ def test_a_model_and_pool_a_label_can_hold(name: str) -> None:
 
 WRITE_A_NAMESPACE = "write a mapping such as {quota: {M40: 8}}"
 WRITE_MODELS = "write the cards of each model, such as {M40: 8, P100: 2.5}"
+NO_LIMIT = "must have `cards`, `memory`, or both, for example {cards: 4, memory: 160Gi}"
 NAMESPACE_KEYS = (
     "unknown key; the keys here are `quota`, `pool`, `mode`, `allow`, `order`, `prefer`, `one_model`, "
     "`time_zone`, `grants`; models belong under `quota`"
@@ -247,7 +248,7 @@ NAMESPACE_KEYS = (
         ("a: {M40: 8}", [f"a.M40: {NAMESPACE_KEYS}"]),
         ('a: {"<<": {}}', [f"a[<<]: {NAMESPACE_KEYS}"]),
         ('{"a": {"<<": {}}}', [f"a[<<]: {NAMESPACE_KEYS}"]),
-        ("a: {quota: {V100: {}}}", ["a.quota.V100.cards: is missing; write a number such as 8 or 2.5"]),
+        ("a: {quota: {V100: {}}}", [f"a.quota.V100: {NO_LIMIT}"]),
         ("a: {quota: {V100: {cards: 1, mem: 1}}}", ["a.quota.V100.mem: unknown key; did you mean `memory`?"]),
         ("a: {quota: {M: {cards: 1, x: 1}}}", ["a.quota.M.x: unknown key; the keys here are `cards`, `memory`"]),
         ("a: {pool: public}", ['a.pool: "public" is no list; write one such as [public]']),
@@ -311,7 +312,7 @@ def test_every_fault_comes_at_once_in_the_order_of_the_document() -> None:
         'team-b.mode: "loud" is no mode; write enforce, warn or audit',
         f"Team-A: {NO_NAMESPACE}",
         "Team-A.quota.M40: -1 is no possible number of cards; write one from 0 to 100000",
-        "Team-A.quota.P100.cards: is missing; write a number such as 8 or 2.5",
+        f"Team-A.quota.P100: {NO_LIMIT}",
         f"team-c: an empty value stands here; {WRITE_A_NAMESPACE}",
     ]
 

@@ -187,11 +187,13 @@ MEMORY = "M40: {cards: 8, memory: 1Gi}"
     ("limit", "used", "told"),
     [
         pytest.param("M40: 8", Charge(800), [], id="as much as the limit"),
-        pytest.param("M40: 7.5", Charge(800), [f"8 cards in use, limit 7.5; {TAIL}"], id="cards"),
-        pytest.param("M40: 0", Charge(1), [f"0.01 cards in use, limit 0; {TAIL}"], id="blocked"),
-        pytest.param("P100: 1", Charge(100), [f"1 card in use, limit 0; {TAIL}"], id="no longer listed"),
+        pytest.param("M40: 7.5", Charge(800), [f"8 cards in use, limit 7.5 cards; {TAIL}"], id="cards"),
+        pytest.param("M40: 0", Charge(1), [f"0.01 cards in use, limit 0 cards; {TAIL}"], id="blocked"),
+        pytest.param("P100: 1", Charge(100), [f"1 card in use, limit 0 cards; {TAIL}"], id="no longer listed"),
         pytest.param(MEMORY, Charge(10, 1024), [], id="as much memory as the limit"),
-        pytest.param(MEMORY, Charge(10, 1025), [f"0.1 cards in use, limit 8; {TAIL}"], id="memory"),
+        pytest.param(
+            MEMORY, Charge(10, 1025), [f"0.1 cards, 1025 MiB in use, limit 8 cards, 1024 MiB; {TAIL}"], id="memory"
+        ),
     ],
 )
 def test_a_limit_below_what_is_in_use(limit: str, used: Charge, told: list[str]) -> None:
@@ -217,14 +219,14 @@ def test_an_edit_is_accepted_though_the_use_is_not_known(error: VcudaError) -> N
     told = warnings("{team-a: {quota: {M40: 1}}, team-b: {quota: {M40: 1}}}", team_a=error, team_b=Charge(200))
     assert told == [
         f"team-a: not compared with what is in use: {error}",
-        f"team-b.quota.M40: 2 cards in use, limit 1; {TAIL}",
+        f"team-b.quota.M40: 2 cards in use, limit 1 card; {TAIL}",
     ]
 
 
 def test_before_a_quota_is_in_force_use_is_compared_and_nodes_are_not() -> None:
     """This is how a document that was broken from the start is mended."""
     assert warnings("team-a: {quota: {M40: 1, X: 1}}", None, team_a=Charge(200)) == [
-        f"team-a.quota.M40: 2 cards in use, limit 1; {TAIL}"
+        f"team-a.quota.M40: 2 cards in use, limit 1 card; {TAIL}"
     ]
 
 

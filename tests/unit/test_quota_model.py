@@ -140,7 +140,7 @@ def test_a_charge_fits_if_cores_and_memory_are_within_the_limit(
 @given(LIMITS, CHARGES, CHARGES)
 def test_what_fits_is_within_the_exact_limit(limit: Limit, used: Charge, asked: Charge) -> None:
     total = Charge(used.cores + asked.cores, used.memory + asked.memory, used.card_memory + asked.card_memory)
-    within = total.cores <= limit.cores
+    within = total.cores <= limit.most_cores
     if limit.memory is not None and limit.cores:
         within = within and total.memory + Fraction(total.card_memory * limit.memory, limit.cores) <= limit.memory
     elif limit.memory is not None:
@@ -236,7 +236,7 @@ def test_a_refusal_says_how_much_would_make_it_fit(limit: Limit, used: Charge, a
     needed = Fraction(sentence.rsplit(", ", 1)[1].removesuffix(" more needed"))
     assert needed > 0
     if short.in_cores:
-        assert used.cores + asked.cores - limit.cores == needed * 100
+        assert used.cores + asked.cores - limit.most_cores == needed * 100
     else:
         assert limit.memory is not None
         assert (used + asked).memory_under(limit) - limit.memory == needed

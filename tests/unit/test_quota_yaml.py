@@ -127,7 +127,7 @@ JSON_VALUES: st.SearchStrategy[Any] = st.recursive(
 
 
 def written_limit(limit: Limit) -> Any:
-    cards = limit.cores / 100 if limit.cores % 100 else limit.cores // 100
+    cards = limit.most_cores / 100 if limit.most_cores % 100 else limit.most_cores // 100
     return cards if limit.memory is None else {"cards": cards, "memory": f"{limit.memory}Mi"}
 
 

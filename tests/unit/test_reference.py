@@ -28,7 +28,7 @@ OF_USERS = (
         "vcuda.k8s_types",
     ),
     *("vcuda.quota.model", "vcuda.quota.document", "vcuda.requests.config", "vcuda.requests.refusals"),
-    *("vcuda.quota.values", "vcuda.quota.grant_entries", "vcuda.quota.grant_words"),
+    *("vcuda.quota.values", "vcuda.quota.card_memory", "vcuda.quota.grant_entries", "vcuda.quota.grant_words"),
     *("vcuda.requests.scheme_settings", "vcuda.placement.card_types", "vcuda.allocations.given_cards"),
     *("vcuda.allocations.cards", "controller.extender.strategy", "vcuda.allocations.stale"),
     *("vcuda.kube.ledger_store", "vcuda.kube.informers"),

@@ -205,7 +205,7 @@ def test_a_pod_over_quota_is_refused_with_the_figures() -> None:
 )
 def test_not_held_to_one_allowed_model(placed: dict[str, Any], allows: str) -> None:
     ledgers = MemoryLedgers()
-    models = "one GPU model that namespace team-a may use (M40: 8 cards, A100: 2.5 cards)"
+    models = "one GPU model that namespace team-a may use (M40: 8 cards, A100: 2.5 cards, 1000 MiB)"
     held = f"the pod is not held to {models} by a required node affinity or nodeSelector: it allows {allows}"
     message = f"{NOT_MUTATED}: {held}"
     assert refusal(validated(pod_of_cores(100, **placed), ledgers)) == ("not-pinned", HTTPStatus.FORBIDDEN, message)

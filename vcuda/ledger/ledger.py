@@ -166,7 +166,7 @@ class Admitted(msgspec.Struct, frozen=True):
     def nearly_full(self) -> bool:
         """Whether the model's cores or memory are used to nine tenths of the limit or more."""
         used, limit = self.usage.in_use, self.limit
-        cores_nearly = used.cores >= limit.cores * WARN_FROM
+        cores_nearly = limit.cores is not None and used.cores >= limit.cores * WARN_FROM
         return cores_nearly or (limit.memory is not None and used.memory_under(limit) >= limit.memory * WARN_FROM)
 
 

@@ -28,7 +28,8 @@ class PodUse(msgspec.Struct, frozen=True):
 class GrantUse(msgspec.Struct, frozen=True):
     """A part of a limit that ends."""
 
-    cards: float
+    cards: float | None
+    """None where memory alone is limited."""
     until: str
     """RFC 3339, with the offset of the grant's time zone."""
     memory: int | None = None
@@ -39,6 +40,8 @@ class GrantUse(msgspec.Struct, frozen=True):
 class ModelUse(msgspec.Struct, frozen=True):
     """One model in one namespace. Cards are numbers such as 2.5; memory is in MiB, and None where it is not limited.
 
+    ``limit`` and ``available`` are None where memory alone is limited. ``card_memory`` is then the memory of one card.
+
     ``used`` includes ``pending``, the charges of admitted pods that the watch has not shown yet, and ``terminating``,
     the charges of deleted pods whose containers may still run. It does not include ``reserved``, the charges that
     replicas of the webhook may grant within seconds. ``available`` is the rest of the limit, at least 0. ``grants`` are
@@ -46,10 +49,10 @@ class ModelUse(msgspec.Struct, frozen=True):
     """
 
     model: str
-    limit: float
+    limit: float | None
     used: float
     pending: float
-    available: float
+    available: float | None
     memory_limit: int | None = None
     memory_used: int | None = None
     pods: tuple[PodUse, ...] = ()
@@ -57,6 +60,7 @@ class ModelUse(msgspec.Struct, frozen=True):
     terminating: float = 0
     reserved: float = 0
     memory_reserved: int = 0
+    card_memory: int = 0
     grants: tuple[GrantUse, ...] = ()
 
     @property
@@ -70,7 +74,11 @@ class ModelUse(msgspec.Struct, frozen=True):
     def has_room(self) -> bool:
         """Whether a tenth of the limit is free, and enough for another pod like the largest one."""
         cores = max((pod.cores for pod in self.pods), default=0)
-        cards_left = self.available >= max(self.limit / 10, cores / CORES_PER_CARD)
+        cards_left = (
+            self.limit is None
+            or self.available is None
+            or self.available >= max(self.limit / 10, cores / CORES_PER_CARD)
+        )
         if self.memory_limit is None or self.memory_available is None:
             return cards_left
         largest = max((pod.memory for pod in self.pods), default=0)
@@ -141,8 +149,8 @@ def _closed(use: NamespaceUse) -> NamespaceUse:
     models = tuple(
         msgspec.structs.replace(
             model,
-            available=0.0,
-            reserved=model.reserved + model.available,
+            available=None if model.available is None else 0.0,
+            reserved=model.reserved + (model.available or 0),
             memory_reserved=model.memory_reserved + (model.memory_available or 0),
         )
         for model in use.models
@@ -167,10 +175,10 @@ def _model(
     )
     return ModelUse(
         model=model,
-        limit=limit.cores / CORES_PER_CARD,
+        limit=_cards(limit.cores),
         used=used.cores / CORES_PER_CARD,
         pending=usage.pending.cores / CORES_PER_CARD,
-        available=max(limit.cores - usage.used.cores, 0) / CORES_PER_CARD,
+        available=None if limit.cores is None else _cards(max(limit.cores - usage.used.cores, 0)),
         memory_limit=limit.memory,
         memory_used=None if limit.memory is None else memory,
         pods=tuple(named),
@@ -179,10 +187,15 @@ def _model(
         reserved=usage.reserved.cores / CORES_PER_CARD,
         # This is a difference of sums. If both were rounded up, their sum would be more than the charge.
         memory_reserved=0 if limit.memory is None else usage.used.memory_under(limit) - memory,
+        card_memory=limit.card_memory,
         grants=tuple(_ending(each) for each in quota.granted if each.model == model and not math.isinf(each.until)),
     )
 
 
+def _cards(cores: int | None) -> float | None:
+    return None if cores is None else cores / CORES_PER_CARD
+
+
 def _ending(granted: Granted) -> GrantUse:
     until = datetime.datetime.fromtimestamp(granted.until, granted.grant.times.zone).isoformat()
-    return GrantUse(granted.limit.cores / CORES_PER_CARD, until, granted.limit.memory, granted.grant.why)
+    return GrantUse(_cards(granted.limit.cores), until, granted.limit.memory, granted.grant.why)

@@ -92,7 +92,7 @@ def _ranked(options: Sequence[Option], rule: Rule) -> list[Option]:
         absent, unfit = not option.present, not option.fits_a_card
         if rule is not Rule.MOST_FREE:
             return absent, unfit, 0, 0
-        return absent, unfit, -option.free_cores, option.usage.used.cores - option.limit.cores
+        return absent, unfit, -option.free_cores, -option.limit.free_cores(option.usage.used)
 
     return sorted(options, key=rank)
 

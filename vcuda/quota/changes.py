@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from vcuda.quota.model import CORES_PER_CARD, DEFAULT, Grant, Limit, Mode, NamespaceQuota, Quota, cards, mebibytes
+from vcuda.quota.model import CORES_PER_CARD, DEFAULT, Grant, Limit, Mode, NamespaceQuota, Quota, cards
 
 DERIVED = ("limits", "own", "granted")
 """The fields that are compared by model, or follow from other fields and the time."""
@@ -91,17 +91,21 @@ def weakened(old: Quota, new: Quota) -> Iterator[str]:
 def beyond(old: Quota, new: Quota, cards_of: Mapping[str, int]) -> Iterator[str]:
     """Yield a warning for each raised limit, and each raised sum, of more cards than the nodes have.
 
-    ``cards_of``: the cards on nodes by model, for the models of which every node says how many it has.
+    A limit counts with all its grants (`_most_cores`). ``cards_of``: the cards on nodes by model, for the
+    models of which every node says how many it has.
     """
-    before, after = old.entries, new.entries
-    for namespace, entry in after.items():
-        for model, limit in entry.limits.items():
-            was = before[namespace].limits.get(model, Limit(0)) if namespace in before else Limit(0)
-            if model in cards_of and limit.cores > max(was.cores, cards_of[model] * CORES_PER_CARD):
-                values = f"was {cards(was.cores)}, is {cards(limit.cores)}"
+    before, after = ({name: _most_cores(each, new.moment) for name, each in of.entries.items()} for of in (old, new))
+    for namespace, limits in after.items():
+        for model, limit in limits.items():
+            was = before.get(namespace, {}).get(model, 0)
+            if model in cards_of and limit > max(was, cards_of[model] * CORES_PER_CARD):
+                granted = (
+                    " with all grants" if any(model in each.limits for each in new.entries[namespace].grants) else ""
+                )
+                values = f"was {cards(was)}, is {cards(limit)}{granted}"
                 yield f"{namespace}.quota.{model}: {values}; {_have(model, cards_of)}"
     for model in sorted(cards_of):
-        was_sum, is_sum = (sum(_of(model, entry) for entry in each.values()) for each in (before, after))
+        was_sum, is_sum = (sum(limits.get(model, 0) for limits in each.values()) for each in (before, after))
         if is_sum > max(was_sum, cards_of[model] * CORES_PER_CARD):
             yield f"{model}: the limits add up to {cards(is_sum)}, were {cards(was_sum)}; {_have(model, cards_of)}"
 
@@ -110,8 +114,15 @@ def _have(model: str, cards_of: Mapping[str, int]) -> str:
     return f"the nodes have {cards(cards_of[model] * CORES_PER_CARD)}"
 
 
-def _of(model: str, entry: NamespaceQuota) -> int:
-    return entry.limits[model].cores if model in entry.limits else 0
+def _most_cores(entry: NamespaceQuota, moment: float | None) -> dict[str, int]:
+    """Return the limit of each model with all its grants that are not over, in hundredths of a card."""
+    # The grants need not hold together. To find out, thousands of moments of one entry would have to be compared.
+    most = {model: limit.most_cores for model, limit in entry.at(None).limits.items()}
+    for grant in entry.grants:
+        if moment is not None and moment < grant.times.end:
+            for model, added in grant.limits.items():
+                most[model] += 0 if model in entry.limits and entry.limits[model].blocks else added.most_cores
+    return most
 
 
 def _entry(entry: NamespaceQuota | None) -> str:
@@ -129,7 +140,7 @@ def _grant(grant: Grant) -> str:
 def _limit(limit: Limit | None) -> str:
     if limit is None:
         return ""
-    return cards(limit.cores) if limit.memory is None else f"{cards(limit.cores)}, {mebibytes(limit.memory)}"
+    return str(limit)
 
 
 def _plain(value: object) -> str:

@@ -4,6 +4,7 @@ JSON, or YAML, in gpu-admission's format (``pkg/predicate/gpu_predicate.go``) an
 
     team-a: {pool: [public], quota: {M40: 8, P100: 2.5}}   # cards; hundredths of a card are the finest share
     team-b: {quota: {A100: {cards: 4, memory: 160Gi}}}     # no pool: every pool
+    team-i: {quota: {A100: {memory: 160Gi}}}               # memory alone, see vcuda.quota.card_memory
     team-c: {mode: warn, quota: {M40: 8}}                  # enforce (default), warn or audit
     team-d: {allow: [privileged], quota: {M40: 8}}         # though a privileged container sees all cards
     team-e: {order: [A100, T4], quota: {T4: 8, A100: 2}}   # A100 first; without `order` as they stand in `quota`
@@ -211,8 +212,6 @@ def _sentence(details: ErrorDetails) -> str:
             return str(details["ctx"]["error"])
         case "extra_forbidden":
             return _unknown_key(place)
-        case "missing":
-            return "is missing; write a number such as 8 or 2.5"
     return f"{shown(details['input'])} stands here; {_SHAPES[len(place)]}"
 
 
@@ -237,7 +236,7 @@ def _in_document_order(tree: Plain, faults: tuple[PlacedFault, ...]) -> tuple[er
     # The reader and pydantic report faults in orders of their own. People correct a document from top to bottom.
     order = {place: at for at, place in enumerate(_places(tree, ()))}
     ordered = sorted(faults, key=lambda fault: order.get(fault.place, order.get(fault.place[:-1], 0)))
-    return tuple(errors.Fault(_path(fault.place), fault.message) for fault in ordered)
+    return tuple(errors.Fault(path_of(fault.place), fault.message) for fault in ordered)
 
 
 def _places(tree: Plain, place: KeyPath) -> Iterator[KeyPath]:
@@ -250,8 +249,9 @@ def _places(tree: Plain, place: KeyPath) -> Iterator[KeyPath]:
 _SIMPLE_KEY = re.compile(r"[-_*A-Za-z0-9]+")
 
 
-def _path(place: KeyPath) -> str:
-    # As in `team-a.quota.V100.cards`; in brackets list positions, and keys that would not be clear between dots.
+def path_of(place: KeyPath) -> str:
+    """Return a place as text, for example ``team-a.quota.V100.cards``."""
+    # List positions are in brackets, and so are keys that would not be clear between dots.
     path = ""
     for step in place:
         if isinstance(step, str) and _SIMPLE_KEY.fullmatch(step):

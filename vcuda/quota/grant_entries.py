@@ -51,7 +51,7 @@ def _read_granted(value: object, read_long_form: pydantic.ValidatorFunctionWrapH
     if isinstance(value, _UnknownKey):
         raise WrongValueError(value)
     limit = read_limit(value, read_long_form)
-    if not limit.cards:
+    if limit.cards == 0:
         raise WrongValueError("must be above 0; a grant adds cards to the limit")
     return limit
 
@@ -162,8 +162,8 @@ def faults_of(
     limits: Mapping[str, LimitEntry], grants: Sequence[GrantEntry], zone: ZoneInfo
 ) -> Iterator[tuple[KeyPath, str]]:
     """Yield the faults of grants whose values are good, each with its place below ``grants``."""
-    # Memory that is limited by one part of a sum alone would not be limited.
-    memories = {model: limit.memory is not None for model, limit in limits.items() if limit.cards}
+    # Cards or memory that only one part of a sum limits would not be limited.
+    first = {model: limit for model, limit in limits.items() if limit.cards != 0}
     for at, grant in enumerate(grants):
         if not grant.limits:
             yield (at,), "must name a model with the cards that it adds, for example {A100: 4, until: 2026-12-01}"
@@ -172,13 +172,20 @@ def faults_of(
             yield (at,), "must have `from`, `until`, `weekly` or `daily`; cards for all times belong in `quota`"
         if during.end <= during.start:
             yield (at, "until"), "must not be before `from`"
-        for model, added in grant.limits.items():
-            has_memory = added.memory is not None
-            if memories.setdefault(model, has_memory) and not has_memory:
-                example = f"{{cards: {added.cores / 100:g}, memory: 80Gi}}"
-                yield (at, model), f"memory is required, since this model's memory is limited; for example {example}"
-            elif has_memory and not memories[model]:
-                yield (at, model, "memory"), "must be left out, since this model's memory is not limited"
+        for model, added in grant.__pydantic_extra__.items():
+            yield from _unlike((at, model), added, first.setdefault(model, added))
+
+
+def _unlike(place: KeyPath, added: LimitEntry, limited: LimitEntry) -> Iterator[tuple[KeyPath, str]]:
+    if limited.memory is not None and added.memory is None:
+        example = "{memory: 80Gi}" if limited.cards is None else "{cards: 4, memory: 80Gi}"
+        yield place, f"memory is required, since this model's memory is limited; for example {example}"
+    elif limited.memory is None and added.memory is not None:
+        yield (*place, "memory"), "must be left out, since this model's memory is not limited"
+    if limited.cards is not None and added.cards is None:
+        yield place, "cards are required, since this model's cards are limited"
+    elif limited.cards is None and added.cards is not None and added.memory is not None:
+        yield (*place, "cards"), "must be left out, since this model's cards are not limited"
 
 
 def grants_of(grants: Sequence[GrantEntry], zone: ZoneInfo) -> tuple[Grant, ...]:

@@ -16,8 +16,11 @@ def ending(namespace: str, quota: NamespaceQuota, model: str, used: Charge) -> s
     if fits(later, Charge(), used):
         return None
     zone = next(each.grant.times.zone for each in quota.granted if (each.model, each.until) == (model, until))
-    figures = f"from {cards(now.cores)} to {cards(later.cores)}, {cards(used.cores)} in use"
-    if now.memory is not None and later.memory is not None:
+    if now.cores is None or later.cores is None:
+        figures = f"from {now} to {later}, {used.memory_under(now)} MiB in use"
+    else:
+        figures = f"from {cards(now.cores)} to {cards(later.cores)}, {cards(used.cores)} in use"
+    if now.cores is not None and now.memory is not None and later.memory is not None:
         figures += f"; its memory from {now.memory} to {later.memory} MiB, {used.memory_under(now)} MiB in use"
     when = times.shown(until, zone)
     return f"GPU quota: a grant ends at {when}: the limit of {model} in namespace {namespace} falls {figures}"
@@ -26,7 +29,7 @@ def ending(namespace: str, quota: NamespaceQuota, model: str, used: Charge) -> s
 def coming(quota: NamespaceQuota, model: str, moment: float | None) -> str | None:
     """Return a phrase that says when the next grant of this model begins; None if none begins."""
     own = (quota.limits if quota.own is None else quota.own).get(model)
-    if moment is None or (own is not None and not own.cores):
+    if moment is None or (own is not None and own.blocks):
         return None
     grants = (each for each in quota.grants if model in each.limits and not each.times.holds(moment))
     begins = {each.times.next_change(moment): each for each in grants}
@@ -34,7 +37,7 @@ def coming(quota: NamespaceQuota, model: str, moment: float | None) -> str | Non
     if math.isinf(begin):
         return None
     grant = begins[begin]
-    return f"a grant adds {cards(grant.limits[model].cores)} of {model} at {times.shown(begin, grant.times.zone)}"
+    return f"a grant adds {grant.limits[model]} of {model} at {times.shown(begin, grant.times.zone)}"
 
 
 def without_effect(quota: NamespaceQuota, moment: float) -> Iterator[str]:
@@ -46,5 +49,5 @@ def without_effect(quota: NamespaceQuota, moment: float) -> Iterator[str]:
         if not grant.times.holds(moment) and math.isinf(grant.times.next_change(moment)):
             yield f"grants[{at}]: is over, and can be removed"
         for model in grant.limits:
-            if model in quota.limits and not quota.limits[model].cores:
+            if model in quota.limits and quota.limits[model].blocks:
                 yield f"grants[{at}].{model}: has no effect, since `quota` sets {model} to 0"

@@ -71,15 +71,43 @@ class Allowance(enum.StrEnum):
 class Limit(msgspec.Struct, frozen=True):
     """The limit of one model in one namespace.
 
-    ``cores`` are hundredths of a card: 8 cards are 800; 0 is a hard block. ``memory`` is in MiB; None: not limited.
+    ``cores`` are hundredths of a card: 8 cards are 800; 0 is a hard block. ``memory`` is in MiB. Either may be None: it
+    is not limited.
     """
 
-    cores: int
+    cores: int | None
     memory: int | None = None
+    card_memory: int = 0
+    """The memory of one card in MiB, if memory alone is limited; 0 otherwise."""
 
     def __add__(self, other: "Limit") -> "Limit":
+        cores = None if self.cores is None or other.cores is None else self.cores + other.cores
         memory = None if self.memory is None or other.memory is None else self.memory + other.memory
-        return Limit(self.cores + other.cores, memory)
+        return Limit(cores, memory, self.card_memory)
+
+    @property
+    def blocks(self) -> bool:
+        """Whether it admits nothing."""
+        return self.cores == 0
+
+    @property
+    def most_cores(self) -> int:
+        """The hundredths of a card that it admits as whole cards."""
+        return self.cores_in(self.memory or 0) if self.cores is None else self.cores
+
+    def free_cores(self, used: "Charge") -> int:
+        """Return the hundredths of a card that are free for whole cards; negative if more is used than it admits."""
+        if self.cores is None:
+            return self.cores_in((self.memory or 0) - used.memory_under(self))
+        return self.cores - used.cores
+
+    def cores_in(self, memory: int) -> int:
+        """Return the hundredths of a card that have this memory, if memory alone is limited."""
+        return memory * CORES_PER_CARD // self.card_memory
+
+    def __str__(self) -> str:
+        amounts = (cards, self.cores), (mebibytes, self.memory)
+        return ", ".join(render(each) for render, each in amounts if each is not None)
 
 
 class Grant(msgspec.Struct, frozen=True):
@@ -141,8 +169,8 @@ class NamespaceQuota(msgspec.Struct, frozen=True):
             until = grant.times.next_change(moment) if moment is not None and grant.times.holds(moment) else None
             for model, added in grant.limits.items():
                 own, limit = written.get(model), limits.setdefault(model, Limit(0))
-                if until is not None and (own is None or own.cores):
-                    limits[model] = limit + added if limit.cores else added
+                if until is not None and (own is None or not own.blocks):
+                    limits[model] = added if limit.blocks else limit + added
                     granted.append(Granted(model, added, until, grant))
         return msgspec.structs.replace(self, limits=limits, own=written, granted=tuple(granted))
 
@@ -252,11 +280,14 @@ class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         return self.cores >= other.cores and self.memory >= other.memory and self.card_memory >= other.card_memory
 
     def memory_under(self, limit: Limit) -> int:
-        """Return the memory in MiB, with a card's memory worth the limit's memory divided by its cards, rounded up."""
-        if not limit.memory or not limit.cores:
+        """Return the memory in MiB, rounded up, so that many small shares cannot exceed the limit's memory.
+
+        A card has the limit's memory divided by its cards, or the memory that the limit states for a card.
+        """
+        memory, cores = (limit.card_memory, CORES_PER_CARD) if limit.cores is None else (limit.memory, limit.cores)
+        if not memory or not cores:
             return self.memory
-        # It is rounded up, so that many small shares cannot exceed the limit's memory.
-        return self.memory + -(-self.card_memory * limit.memory // limit.cores)
+        return self.memory + -(-self.card_memory * memory // cores)
 
     def __str__(self) -> str:
         return f"{cards(self.cores)}, {mebibytes(self.memory)}" if self.memory else cards(self.cores)
@@ -294,7 +325,7 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 def fits(limit: Limit, used: Charge, asked: Charge) -> bool:
     """Return whether ``asked`` on top of ``used`` stays within the limit, in cores and, where limited, in memory."""
     after = used + asked
-    if after.cores > limit.cores:
+    if limit.cores is not None and after.cores > limit.cores:
         return False
     return limit.memory is None or after.memory_under(limit) <= limit.memory
 
@@ -325,18 +356,18 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
     @property
     def in_cores(self) -> bool:
         """Whether the refusal is about cores: they are short, and it is not the memory alone that can never fit."""
-        short = (self.usage.used + self.asked).cores > self.limit.cores
-        memory = self.limit.memory
+        cores, memory = self.limit.cores, self.limit.memory
+        short = cores is not None and (self.usage.used + self.asked).cores > cores
         # A request for more memory than the limit can never fit, so the message must name the memory.
         hopeless = memory is not None and self.asked.memory_under(self.limit) > memory
-        return short and (self.asked.cores > self.limit.cores or not hopeless)
+        return short and (self.asked.cores > (cores or 0) or not hopeless)
 
     def sentence(self, namespace: str) -> str:
         """Return the refusal that people see in kubectl and in their ReplicaSet's events."""
         where = f"{self.model} in namespace {namespace}"
         usage, limit = self.usage, self.limit
         used = usage.in_use
-        if self.in_cores:
+        if self.in_cores and limit.cores is not None:
             parts = used.cores, usage.pending.cores, usage.terminating.cores, usage.reserved.cores
             return self._sentence(where, cards, self.asked.cores, parts, limit.cores)
         used_memory, total = used.memory_under(limit), usage.used.memory_under(limit)
@@ -369,6 +400,10 @@ def exceeded(namespace: str, *shortages: Shortage) -> str:
 
 def free_of(limit: Limit, usage: Usage) -> str:
     """Say how much of a limit is free; what is reserved is not, and is named."""
+    if limit.cores is None:
+        used, in_use = usage.used.memory_under(limit), usage.in_use.memory_under(limit)
+        free = f"{(limit.memory or 0) - used} of {limit} free"
+        return f"{free}, {used - in_use} reserved" if used > in_use else free
     free = f"{cards(limit.cores - usage.used.cores)} of {cards(limit.cores)} free"
     return f"{free}, {cards(usage.reserved.cores).partition(' ')[0]} reserved" if usage.reserved.cores else free
 

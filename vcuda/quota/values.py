@@ -153,10 +153,16 @@ class StrictModel(pydantic.BaseModel):
 
 
 class LimitEntry(StrictModel):
-    """A limit in its long form."""
+    """A limit in its long form. What it leaves out is not limited."""
 
-    cards: Annotated[int, pydantic.PlainValidator(read_cores)]
+    cards: Annotated[int | None, pydantic.PlainValidator(read_cores)] = None
     memory: Annotated[int | None, pydantic.PlainValidator(read_memory)] = None
+
+    @pydantic.model_validator(mode="after")
+    def _limits_something(self) -> "LimitEntry":
+        if self.cards is None and self.memory is None:
+            raise WrongValueError("must have `cards`, `memory`, or both, for example {cards: 4, memory: 160Gi}")
+        return self
 
 
 def read_limit(value: object, read_long_form: pydantic.ValidatorFunctionWrapHandler) -> LimitEntry:

@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 from vcuda import k8s_types
 from vcuda.errors import Fault, QuotaFault
 from vcuda.quota import document, grant_entries, times, values
+from vcuda.quota.card_memory import with_card_memory
 from vcuda.quota.model import SYSTEM_NAMESPACES, Charge, Quota
 from vcuda.quota.yaml import Plain
 from vcuda.requests import card_models, scheme_settings
@@ -85,6 +86,7 @@ def parse_config(
         ),
         NO_ROWS,
     )
+    quota = read(key, lambda _: with_card_memory(quota, models.memory_of) if not faults else quota, quota)
     if faults:
         raise QuotaFault(tuple(faults))
     resources = GpuResources(schemes, own_units=units, own_vendors=domains, version=version, models=models)

@@ -270,7 +270,8 @@ def _read_cores(base: str, scheme: Scheme, asked: Mapping[str, int]) -> tuple[Ch
         near = f"write {lower} or {lower + CORES_PER_CARD}"
         faults.append(_fault(base, scheme.cores, f"{cores} is more than one card but not whole cards; {near}"))
     if cores < CORES_PER_CARD:
-        return Charge(cores, memory), cores, faults
+        # A stored share without memory is charged that part of the card's memory, since a limit may be on memory alone.
+        return Charge(cores, memory, 0 if memory else cores), cores, faults
     return Charge(cores, 0, card_memory=cores), cores, faults
 
 

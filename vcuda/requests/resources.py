@@ -192,6 +192,10 @@ class CardModels(msgspec.Struct, frozen=True, dict=True):
         found = self._find(fold(product))
         return next(itertools.islice(self.rows, (found.lastindex or 1) - 1, None)) if found else product
 
+    def memory_of(self, model: str) -> int:
+        """Return the memory in MiB of one card of a model; 0 if no row states it."""
+        return self.rows.get(model, ProductRow()).memory
+
     def label_values(self, model: str, seen: Iterable[str] = ()) -> tuple[str, ...]:
         """Return the known label values of a model: its name, those ``seen`` on nodes, and the full names of its row.
 

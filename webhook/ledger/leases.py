@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from vcuda.ledger.ledger import LEASE_SECONDS, Ledger, Pending, Reservation
-from vcuda.quota.model import Charge, Limit, NamespaceQuota, fits
+from vcuda.quota.model import CORES_PER_CARD, Charge, Limit, NamespaceQuota, fits
 
 RATE_SECONDS = 4.0
 """The time by which demand is measured; after as long without any the reservation is given back. A replica of several
@@ -148,7 +148,11 @@ def plan(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Plan:
 
 def _room(limit: Limit, used: Charge, charge: Charge) -> int:
     """Return how many charges like this one the limit still admits."""
-    most = max(limit.cores - used.cores, 0) // charge.cores
+    if limit.cores is None:
+        # A charge takes at least a hundredth of a MiB, before the sum is rounded.
+        most = (limit.memory or 0) * CORES_PER_CARD
+    else:
+        most = max(limit.cores - used.cores, 0) // charge.cores
     return bisect.bisect_left(range(1, most + 1), True, key=lambda n: not fits(limit, used, _times(charge, n)))
 
 

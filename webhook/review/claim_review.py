@@ -19,7 +19,7 @@ from vcuda.claims.request import read_claim, read_packed
 from vcuda.errors import Fault
 from vcuda.k8s_types import UNDECODABLE, ObjectMeta
 from vcuda.placement.choice import Option
-from vcuda.quota.model import NOT_MUTATED, Charge, NamespaceQuota, Usage, cards, exceeded
+from vcuda.quota.model import NOT_MUTATED, Charge, NamespaceQuota, Usage, exceeded
 from vcuda.quota.preference import MODELS_ANNOTATION, Preference, Rule
 from vcuda.requests.refusals import find_unlimited
 from webhook.ledger.ledgers import Ledgers, RecentChoices, ReviewDeadline
@@ -224,7 +224,7 @@ async def validate(
 
 
 def _not_held(review: ClaimReview, model: str | None) -> str:
-    allowed = [f"{each}: {cards(limit.cores)}" for each, limit in review.quota.limits.items() if limit.cores]
+    allowed = [f"{each}: {limit}" for each, limit in review.quota.limits.items() if not limit.blocks]
     return (
         f"the claim is not held to the products of one GPU model that namespace {review.namespace} may use "
         f"({', '.join(allowed) or 'none'}) by a selector of each request: it is held to {model or 'none'}"

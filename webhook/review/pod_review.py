@@ -14,7 +14,7 @@ from vcuda.k8s_types import MIRROR_ANNOTATION, UNDECODABLE, Check, Operation, Po
 from vcuda.placement import card_types, patches, placement
 from vcuda.placement.choice import Option
 from vcuda.placement.serving import DEFAULT_SCHEDULER, HOSTNAME, reaches, serve
-from vcuda.quota.model import NOT_MUTATED, Usage, cards
+from vcuda.quota.model import NOT_MUTATED, Usage
 from vcuda.requests.pod_request import PodRequest, asks_for_vcuda, read_request
 from vcuda.requests.refusals import could_reach_gpus, find_refusals
 from vcuda.requests.resources import PLAIN_CARDS
@@ -312,7 +312,7 @@ def _unpinned(review: PodReview, pin: placement.Pin) -> str:
     quota = review.quota
     if pin.model in quota.limits:
         return _outside_pools(review)
-    allowed = [f"{model}: {cards(limit.cores)}" for model, limit in quota.limits.items() if limit.cores]
+    allowed = [f"{model}: {limit}" for model, limit in quota.limits.items() if not limit.blocks]
     held = "any" if pin.models is None else ", ".join(sorted(pin.models)[:MOST_MODELS]) or "none"
     if pin.models is not None and len(pin.models) > MOST_MODELS:
         held += f" and {len(pin.models) - MOST_MODELS} more"

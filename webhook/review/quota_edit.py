@@ -12,7 +12,17 @@ from vcuda import errors, k8s_types, kube
 from vcuda.admission_review import AdmissionRequest, AdmissionResponse
 from vcuda.ledger.ledger import NO_LIMIT
 from vcuda.quota import changes, grant_words
-from vcuda.quota.model import CORES_PER_CARD, DEFAULT, UNASKED_NAMESPACES, NamespaceQuota, Quota, cards
+from vcuda.quota.model import (
+    CORES_PER_CARD,
+    DEFAULT,
+    UNASKED_NAMESPACES,
+    Charge,
+    NamespaceQuota,
+    Quota,
+    cards,
+    fits,
+    mebibytes,
+)
 from vcuda.quota.values import suggestion
 from vcuda.requests.config import parse_config
 from vcuda.requests.resources import PLAIN_CARDS, CardWorth, GpuResources
@@ -193,7 +203,9 @@ async def _below_use(namespace: str, entry: NamespaceQuota, charged: ledgers.Led
     found = []
     for model, usage in usages.items():
         limit, used = entry.limits.get(model, NO_LIMIT), usage.in_use
-        if used.cores > limit.cores or (limit.memory is not None and used.memory_under(limit) > limit.memory):
-            figures = f"{cards(used.cores)} in use, limit {limit.cores / CORES_PER_CARD:g}"
+        if not fits(limit, Charge(), used):
+            in_use = "" if limit.memory is None else mebibytes(used.memory_under(limit))
+            in_use = in_use if limit.cores is None else ", ".join(filter(None, (cards(used.cores), in_use)))
+            figures = f"{in_use} in use, limit {limit}"
             found.append(f"{namespace}.quota.{model}: {figures}; running pods stay, new ones are refused until it fits")
     return found

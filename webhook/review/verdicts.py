@@ -256,8 +256,7 @@ def _warnings(review: Review, model: str, granted: Admitted) -> list[str]:
         return [ending]
     if granted.nearly_full:
         used, limit = granted.usage.in_use, granted.limit
-        amounts = f"{cards(used.cores)} of {cards(limit.cores)}"
-        if limit.memory is not None:
-            amounts += f", {used.memory_under(limit)} of {limit.memory} MiB"
-        return [f"GPU quota nearly used up: {model} in namespace {namespace}, {amounts}"]
+        amounts = [] if limit.cores is None else [f"{cards(used.cores)} of {cards(limit.cores)}"]
+        amounts += [] if limit.memory is None else [f"{used.memory_under(limit)} of {limit.memory} MiB"]
+        return [f"GPU quota nearly used up: {model} in namespace {namespace}, {', '.join(amounts)}"]
     return []

@@ -1,0 +1,209 @@
+"""Limits on memory alone: what a card costs under them, what fits, and how figures are shown without cards."""
+
+import math
+
+import pytest
+from hypothesis import assume, given, strategies as st
+
+from controller.retry.retrier import FreeQuota
+from controller.ui.model import row_of
+from tests.builders import LABELS, container, pod, view
+from tests.tables import cases
+from vcuda.errors import QuotaFault
+from vcuda.ledger.ledger import Admitted, Ledger, Pending, Reservation, admit
+from vcuda.ledger.report import ModelUse, NamespaceUse, report
+from vcuda.placement.choice import Choice, Option, choose
+from vcuda.placement.nodes import Nodes
+from vcuda.quota import grant_words
+from vcuda.quota.changes import beyond, changes
+from vcuda.quota.model import Charge, Limit, NamespaceQuota, Quota, Shortage, Usage, fits
+from vcuda.quota.preference import Rule
+from vcuda.requests.config import parse_config
+from vcuda.requests.pod_request import read_request
+from webhook.ledger.leases import Demand, plan
+
+GIB = 1024
+CARD = Charge(100, 0, 100)
+A100 = Limit(None, 160 * GIB, 80 * GIB)
+"""160 GiB, of cards of 80 GiB."""
+ROWS = "{A100: {memory: 80Gi}, T4: {memory: 15Gi}}"
+
+
+def quota_of(text: str, models: str = ROWS) -> Quota:
+    return parse_config({"gpu_quota": text, "gpu_models": models}).quota
+
+
+def faults(text: str, models: str = ROWS) -> list[str]:
+    with pytest.raises(QuotaFault) as refused:
+        quota_of(text, models)
+    return [str(fault) for fault in refused.value.faults]
+
+
+def test_a_limit_on_memory_alone_has_the_memory_of_one_card() -> None:
+    quota = quota_of("team-a: {quota: {A100: {memory: 160Gi}, T4: 2}}\n'*': {quota: {T4: {memory: 15Gi}}}")
+    assert quota.namespaces["team-a"].limits == {"A100": A100, "T4": Limit(200)}
+    assert quota.default
+    assert quota.default.limits == {"T4": Limit(None, 15 * GIB, 15 * GIB)}
+
+
+MISSING = "must have `cards`, since gpu_models does not state the memory of one A100; add it there, for example"
+
+
+@cases(
+    "text, models, paths",
+    no_row=("team-a: {quota: {A100: {memory: 160Gi}}}", "{}", ["team-a.quota.A100"]),
+    a_row_without_memory=("team-a: {quota: {A100: {memory: 160Gi}}}", "{A100: []}", ["team-a.quota.A100"]),
+    each_place=(
+        "'*': {quota: {A100: {memory: 1Gi}}}\na: {grants: [{A100: {memory: 1Gi}, weekly: Sat}]}",
+        "{}",
+        ["a.grants[0].A100", "*.quota.A100"],
+    ),
+)
+def test_it_is_rejected_while_the_memory_of_a_card_is_not_stated(text: str, models: str, paths: list[str]) -> None:
+    assert faults(text, models) == [f"{path}: {MISSING} A100: {{memory: 80Gi}}" for path in paths]
+
+
+@cases(
+    "grant, fault",
+    cards_are_added=("A100: 1", "grants[0].A100: memory is required, since this model's memory is limited"),
+    both_are_added=(
+        "A100: {cards: 1, memory: 80Gi}",
+        "grants[0].A100.cards: must be left out, since this model's cards are not limited",
+    ),
+    memory_is_added_to_cards=(
+        "T4: {memory: 15Gi}",
+        "grants[0].T4: cards are required, since this model's cards are limited",
+    ),
+)
+def test_a_grant_limits_the_same_as_the_limit_that_it_raises(grant: str, fault: str) -> None:
+    text = f"team-a: {{quota: {{A100: {{memory: 160Gi}}, T4: 2}}, grants: [{{{grant}, weekly: Sat}}]}}"
+    assert faults(text)[0].startswith(f"team-a.{fault}")
+
+
+def test_a_grant_adds_memory() -> None:
+    grants = "grants: [{A100: {memory: 80Gi}, until: 2100-01-01}, {T4: {memory: 15Gi}, until: 2100-01-01}]"
+    entry = quota_of(f"team-a: {{quota: {{A100: {{memory: 160Gi}}}}, {grants}}}").namespaces["team-a"]
+    assert entry.at(0.0).limits == {"A100": Limit(None, 240 * GIB, 80 * GIB), "T4": Limit(None, 15 * GIB, 15 * GIB)}
+    assert entry.at(None).limits == {"A100": A100, "T4": Limit(0)}
+    ending = grant_words.ending("team-a", entry.at(0.0), "A100", Charge(300, 0, 300))
+    assert ending
+    assert ending.endswith("falls from 245760 MiB to 163840 MiB, 245760 MiB in use")
+    assert grant_words.ending("team-a", entry.at(0.0), "A100", Charge(200, 0, 200)) is None
+
+
+@cases(
+    "limits, memory",
+    a_whole_card=({"nvidia.com/gpu": 1}, 80 * GIB),
+    whole_cards=({"tencent.com/vcuda-core": 200}, 160 * GIB),
+    a_share=({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000}, 3000),
+    a_share_with_cores=({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000, "nvidia.com/gpucores": 30}, 3000),
+    a_percentage=({"nvidia.com/gpu": 1, "nvidia.com/gpumem-percentage": 25}, 20 * GIB),
+    cores_and_no_memory=({"nvidia.com/gpu": 1, "nvidia.com/gpucores": 30}, 80 * GIB),
+    a_partition=({"nvidia.com/mig-1g.10gb": 2}, 20 * GIB),
+    a_share_of_gpu_manager=({"tencent.com/vcuda-core": 30, "tencent.com/vcuda-memory": 4}, 1024),
+    a_share_of_gpu_manager_without_memory=({"tencent.com/vcuda-core": 25}, 20 * GIB),
+)
+def test_every_request_takes_memory(limits: dict[str, int], memory: int) -> None:
+    charge = read_request(view(pod(container(limits)))).charge_on("A100")
+    assert charge.memory_under(A100) == memory
+
+
+@given(
+    st.builds(Charge, st.integers(1, 10**6), st.integers(0, 10**6), st.integers(0, 10**6)),
+    st.lists(st.builds(Charge, st.integers(1, 10**6), st.integers(0, 10**6), st.integers(0, 10**6)), max_size=5),
+    st.integers(1, 10**6),
+)
+def test_what_fits_never_adds_up_to_more_memory_than_the_limit(
+    first: Charge, others: list[Charge], card_memory: int
+) -> None:
+    limit = Limit(None, 10**6, card_memory)
+    used = Charge()
+    for charge in (first, *others):
+        if fits(limit, used, charge):
+            used += charge
+    assert used.memory * 100 + used.card_memory * card_memory <= 10**6 * 100
+
+
+def test_cores_are_not_limited() -> None:
+    quota = NamespaceQuota({"A100": A100})
+    shares = Ledger({"A100": Charge(100 * 50, 50 * 3000)})
+    assert isinstance(admit(shares, "uid", Pending("A100", Charge(100, 3000)), quota, enforced=True), Admitted)
+
+
+def test_a_refusal_has_memory_and_no_cards() -> None:
+    shortage = Shortage("A100", CARD, Usage(Charge(100, 5000, 100)), A100)
+    assert shortage.sentence("team-a") == (
+        "memory of A100 in namespace team-a, requested: 81920 MiB, used: 86920 (0 pending), limited: 163840, "
+        "5000 more needed"
+    )
+    assert not shortage.can_never_fit
+    assert Shortage("A100", Charge(300, 0, 300), Usage(), A100).can_never_fit
+
+
+def test_most_free_compares_it_in_cards_of_the_model() -> None:
+    def option(model: str, limit: Limit, used: Charge) -> Option:
+        return Option(model, CARD, limit, Usage(used))
+
+    one_left, two_left = option("A100", A100, CARD), option("T4", Limit(200), Charge())
+    chosen = choose([one_left, two_left], Rule.MOST_FREE)
+    assert isinstance(chosen, Choice)
+    assert chosen.model == "T4"
+    only = choose([option("A100", A100, Charge(50, 3000))], Rule.DOCUMENT)
+    assert isinstance(only, Choice)
+    assert only.reason == "the only model it may use, 160840 of 163840 MiB free"
+
+
+@given(st.integers(1, 2000), st.integers(0, 200_000), st.integers(0, 100), st.integers(1, 30))
+def test_a_reservation_fits_the_memory_that_is_left(memory: int, used: int, percentage: int, number: int) -> None:
+    assume(memory or percentage)
+    charge = Charge(100, 0 if percentage else memory, percentage)
+    demand = Demand(lambda: 0.0)
+    for each in range(number):
+        demand.add(str(each), "A100", charge)
+    ledger = Ledger({"A100": Charge(100, used)})
+    reserved = plan(ledger, NamespaceQuota({"A100": A100}), demand).charges
+    assert all(fits(A100, ledger.usage("A100").used, each) for each in reserved.values())
+    if number >= 10 and used < 100_000 and charge.memory_under(A100) < 100:
+        assert reserved
+
+
+def used_of(ledger: Ledger) -> NamespaceUse:
+    return report("team-a", NamespaceQuota({"A100": A100}), ledger, (), Nodes(LABELS))
+
+
+def test_a_report_leaves_out_what_is_not_limited() -> None:
+    reserved = {"replica": Reservation({"A100": Charge(50, 0, 50)}, 1)}
+    [use] = used_of(Ledger({"A100": Charge(150, 5000, 100)}, reserved=reserved)).models
+    assert use == ModelUse(
+        *("A100", None, 1.5, 0, None, 160 * GIB, 80 * GIB + 5000),
+        reserved=0.5,
+        memory_reserved=40 * GIB,
+        card_memory=80 * GIB,
+    )
+    assert use.memory_available == 40 * GIB - 5000
+
+
+def test_the_page_fills_by_memory() -> None:
+    row = row_of(used_of(Ledger({"A100": Charge(5000, 80 * GIB)})))
+    assert (row.total.limit, row.total.used) == (None, 50)
+    assert (row.amounts["A100"].fullness, row.amounts["A100"].blocked) == (0.5, False)
+
+
+def test_a_refused_workload_is_retried_by_the_free_memory() -> None:
+    [use] = used_of(Ledger({"A100": Charge(100, 0, 100)})).models
+    free = FreeQuota.of(use)
+    assert free == FreeQuota(math.inf, 80 * GIB)
+    assert free.takes(CARD, A100)
+    assert free.takes(Charge(10_000, 3000), A100)
+    assert not free.takes(Charge(100, 80 * GIB + 2), A100)
+    assert not free.without(CARD, A100).takes(CARD, A100)
+    assert free.most_cards(A100) == 100
+
+
+def test_an_edit_shows_the_memory() -> None:
+    old, new = (quota_of(f"team-a: {{quota: {{A100: {limit}}}}}") for limit in ("2", "{memory: 1600Gi}"))
+    assert [str(change) for change in changes(old, new)] == ["team-a.quota.A100: 2 cards -> 1638400 MiB"]
+    assert list(beyond(old, new, {"A100": 8})) == [
+        "team-a.quota.A100: was 2 cards, is 20 cards; the nodes have 8 cards",
+        "A100: the limits add up to 20 cards, were 2 cards; the nodes have 8 cards",
+    ]

@@ -1,0 +1,62 @@
+"""Limits on memory alone, and the memory that one card has under them::
+
+    gpu_quota:   team-i: {quota: {A100: {memory: 160Gi}}}
+    gpu_models:  A100: {memory: 80Gi}                       # a whole card takes 80Gi of the limit
+
+Without the memory of a card, a request for whole cards would have no price under such a limit. The key ``gpu_models``
+must state it, because cards of one model that nodes register may differ, and may disappear.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import msgspec
+
+from vcuda.errors import Fault, QuotaFault
+from vcuda.quota.document import path_of
+from vcuda.quota.model import Grant, Limit, NamespaceQuota, Quota
+from vcuda.quota.yaml import KeyPath
+
+_MemoryOf = Callable[[str], int]
+"""Returns the memory in MiB of one card of a model; 0 if it is not stated."""
+
+
+def with_card_memory(quota: Quota, memory_of: _MemoryOf) -> Quota:
+    """Return the quota with the memory of one card in each limit on memory alone.
+
+    Raises QuotaFault with every such limit of a model whose memory of a card is not stated.
+    """
+    alone = [(place, model) for place, model, limit in _limits_of(quota) if limit.cores is None]
+    if not alone:
+        return quota
+    faults = tuple(Fault(path_of(place), _missing(model)) for place, model in alone if not memory_of(model))
+    if faults:
+        raise QuotaFault(faults)
+    namespaces = {name: _priced(entry, memory_of) for name, entry in quota.namespaces.items()}
+    default = _priced(quota.default, memory_of) if quota.default else None
+    return msgspec.structs.replace(quota, namespaces=namespaces, default=default)
+
+
+def _missing(model: str) -> str:
+    example = f"add it there, for example {model}: {{memory: 80Gi}}"
+    return f"must have `cards`, since gpu_models does not state the memory of one {model}; {example}"
+
+
+def _limits_of(quota: Quota) -> Iterator[tuple[KeyPath, str, Limit]]:
+    for name, entry in quota.entries.items():
+        for model, limit in entry.limits.items():
+            yield (name, "quota", model), model, limit
+        for at, grant in enumerate(entry.grants):
+            for model, limit in grant.limits.items():
+                yield (name, "grants", at, model), model, limit
+
+
+def _priced(entry: NamespaceQuota, memory_of: _MemoryOf) -> NamespaceQuota:
+    grants = tuple(Grant(_stated(grant.limits, memory_of), grant.times, grant.why) for grant in entry.grants)
+    return msgspec.structs.replace(entry, limits=_stated(entry.limits, memory_of), grants=grants)
+
+
+def _stated(limits: Mapping[str, Limit], memory_of: _MemoryOf) -> Mapping[str, Limit]:
+    return {
+        model: Limit(None, limit.memory, memory_of(model)) if limit.cores is None else limit
+        for model, limit in limits.items()
+    }
