@@ -27,7 +27,7 @@ from vcuda.placement.registers import ANNOTATIONS
 from vcuda.requests.schemes import HAMI
 
 NAME = "hami-scheduler"
-REGISTER = str(HAMI.register)
+REGISTER, HANDSHAKE = str(HAMI.register), str(HAMI.handshake)
 CARD = {"id": "GPU-0055", "count": 10, "devmem": 40960, "devcore": 100, "type": "NVIDIA A100-SXM4-40GB", "health": True}
 
 WHOLE = {"nvidia.com/gpu": "1"}
@@ -35,16 +35,21 @@ SHARE = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"}
 MIG = {"nvidia.com/mig-1g.10gb": "1"}
 IGNORED = {"hami.io/webhook": "ignore"}
 
-NODES = {"h1": "A100", "p1": "T4", "h2": "H100", "p2": "H100"}
-"""The model of each node. HAMi runs on h1 and h2, so that H100 has nodes of both kinds."""
+NODES = {"h1": "A100", "p1": "T4", "h2": "H100", "p2": "H100", "left": "L40S"}
+"""The model of each node. HAMi runs on h1 and h2, so that H100 has nodes of both kinds. It ran on the node ``left``."""
 
 pytestmark = pytest.mark.usefixtures("scheduler")
+
+
+def is_registered(annotations: Json) -> bool:
+    """HAMi drops a node whose plugin does not answer its handshake (``RegisterFromNodeAnnotations``)."""
+    return REGISTER in annotations and not annotations.get(HANDSHAKE, "").startswith("Deleted")
 
 
 def decide(asked: Json) -> Json:
     """The ExtenderFilterResult (k8s.io/kube-scheduler ``extender/v1``): the nodes with a register."""
     nodes = asked["Nodes"]["items"]
-    registered = [node for node in nodes if REGISTER in node["metadata"].get("annotations", {})]
+    registered = [node for node in nodes if is_registered(node["metadata"].get("annotations", {}))]
     others = {node["metadata"]["name"]: "node unregistered" for node in nodes if node not in registered}
     return {"Nodes": {**asked["Nodes"], "items": registered}, "FailedNodes": others, "Error": ""}
 
@@ -67,8 +72,9 @@ def mixed(
     labels = {name: {MODEL: model, POOL: "mixed-cluster"} for name, model in NODES.items()}
     for name, own in labels.items():
         cluster.create_node(name, own, {"nvidia.com/gpu": "8", "nvidia.com/mig-1g.10gb": "7"})
-        if name.startswith("h"):
-            registers = {"metadata": {"annotations": {REGISTER: json.dumps([CARD])}}}
+        if not name.startswith("p"):
+            handshake = {HANDSHAKE: "Deleted_2026.11.24 10:00:00"} if name == "left" else {}
+            registers = {"metadata": {"annotations": {REGISTER: json.dumps([CARD]), **handshake}}}
             cluster.rest.merge_patch(f"/api/v1/nodes/{name}", registers)
     flags = ("--scheme-schedulers", f"hami={NAME}")
     with (
@@ -83,7 +89,7 @@ def mixed(
 
 @pytest.fixture
 def team(mixed: Installation) -> Iterator[str]:
-    limits = {"T4": 4, "A100": 4, "H100": 4}
+    limits = {"T4": 4, "A100": 4, "H100": 4, "L40S": 4}
     with mixed.team({"pool": ["mixed-cluster"], "quota": limits}) as namespace:
         yield namespace
 
@@ -96,6 +102,9 @@ def team(mixed: Installation) -> Iterator[str]:
         pytest.param(WHOLE, {}, {MODEL: "A100"}, "h1", NAME, id="cards, on nodes of HAMi"),
         pytest.param(WHOLE, {}, {MODEL: "H100"}, "h2", NAME, id="cards, on a model with both kinds of nodes"),
         pytest.param(WHOLE, IGNORED, {MODEL: "H100"}, "p2", "default-scheduler", id="that opt out there"),
+        pytest.param(
+            WHOLE, {}, {MODEL: "L40S"}, "left", "default-scheduler", id="cards, where HAMi has left a register"
+        ),
         pytest.param(SHARE, {}, {}, "h1", NAME, id="a share"),
         pytest.param(MIG, {}, {}, "p1", "default-scheduler", id="a MIG slice"),
     ],

@@ -27,8 +27,10 @@ from tests.builders import MODEL, Manifest
 from tests.tables import cases
 from vcuda.claims.objects import ResourceSlice
 from vcuda.discovery.discovered import Doubt, Found, Record
-from vcuda.discovery.sources import DISCOVERED, MAX_RECORD, SOURCES
-from vcuda.requests.resources import NO_ROWS
+from vcuda.discovery.sources import DISCOVERED, MAX_RECORD, SOURCES, outdated_registers, read_facts
+from vcuda.k8s_types import Node
+from vcuda.placement.registers import read_registers
+from vcuda.requests.resources import BUILT_IN, NO_ROWS
 from vcuda.requests.schemes import HAMI, SCHEMES
 
 M40_PRODUCT = "NVIDIA-Tesla-M40-24GB"
@@ -67,6 +69,21 @@ def test_the_strongest_source_that_is_alive_says_the_model(
     manifest: Manifest, slices: list[ResourceSlice], expected: tuple[str, str] | None
 ) -> None:
     assert wanted(found_on(manifest, slices)) == expected
+
+
+@cases(
+    "plugin, left_over",
+    another_plugin_offers_the_resource=(hami(A100, handshake=DELETED), {"hami"}),
+    nothing_offers_it=(hami(A100, handshake=DELETED, offered="0"), set()),
+    the_plugin_answers=(hami(A100), set()),
+    no_register=({"allocatable": {"nvidia.com/gpu": "8"}, "annotations": {HAMI.handshake: DELETED}}, set()),
+)
+def test_a_register_is_left_over_if_hami_is_gone_and_another_plugin_serves(
+    plugin: dict[str, Any], left_over: set[str]
+) -> None:
+    seen = msgspec.convert(node(plugin), Node)
+    registers = read_registers(seen.annotations, lambda *_: None)
+    assert outdated_registers(BUILT_IN, read_facts(seen, BUILT_IN, registers), registers) == left_over
 
 
 def test_a_renamed_resource_of_a_plugin_shows_that_it_is_alive() -> None:

@@ -92,6 +92,18 @@ def test_a_pod_gets_the_scheduler_that_serves_the_nodes_of_its_model(
     assert created(webhook(SEPARATE), vcuda_pod(limits, **fields)) == (model, scheduler)
 
 
+def test_a_register_that_is_left_over_serves_nothing() -> None:
+    labels = {name: {MODEL: "A100", HOSTNAME: f"host-{name}"} for name in ("h1", "h2")}
+    outdated = {"h1": frozenset({"hami"})}
+    both = Nodes.of(labels, LABELS, {"h1": HAMI, "h2": HAMI}, outdated=outdated)
+    assert created(webhook(both, "A100"), vcuda_pod(WHOLE)) == ("A100", "hami-scheduler")
+    assert created(webhook(both, "A100"), vcuda_pod(WHOLE, **IGNORED)) == ("A100", "")
+    left = Nodes.of({"h1": labels["h1"]}, LABELS, {"h1": HAMI}, outdated=outdated)
+    assert created(webhook(left, "A100"), vcuda_pod(WHOLE)) == ("A100", "")
+    answer = webhook(left, "A100").mutate(vcuda_pod(SHARE))
+    assert answer.message.endswith("A100 is excluded by its nodes: none that the pod may use has a register of HAMi")
+
+
 @cases(
     "limits, scheduler",
     of_no_scheme=(MIG, ""),

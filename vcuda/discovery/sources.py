@@ -106,6 +106,15 @@ def is_alive(scheme: Scheme, facts: NodeFacts, registers: Registers) -> bool:
     return scheme.name in facts.present if offered is None else offered > 0
 
 
+def outdated_registers(known: GpuResources, facts: NodeFacts, registers: Registers) -> frozenset[str]:
+    """Return the schemes whose plugin has left a register behind, while another plugin offers the resource.
+
+    HAMi's scheduler skips such a node. A plugin that does not answer for a while offers nothing.
+    """
+    silent = (each for each in known.schemes if each.name in registers and each.name in facts.absent)
+    return frozenset(each.name for each in silent if facts.offered.get(each.main_resource, 0))
+
+
 class DriverCards(msgspec.Struct, frozen=True):
     """The devices of one driver on one node."""
 

@@ -10,7 +10,7 @@ import msgspec
 import structlog
 
 from vcuda.allocations.cards import INDEXED
-from vcuda.discovery.sources import NO_FACTS, NodeFacts, read_facts
+from vcuda.discovery.sources import NO_FACTS, NodeFacts, outdated_registers, read_facts
 from vcuda.errors import QuotaFault
 from vcuda.k8s_types import ConfigMap, K8sStruct, Node, NodeStatus, ObjectMeta
 from vcuda.kube import client, objects, reflector
@@ -166,6 +166,8 @@ class ObservedNode(Node, frozen=True):
 
     registers: Registers = msgspec.field(default_factory=dict)
     facts: NodeFacts = NO_FACTS
+    outdated: frozenset[str] = frozenset()
+    """The schemes whose register is left over (`outdated_registers`)."""
 
 
 class _RegisterCache:
@@ -215,6 +217,7 @@ class NodeInformer:
         self._lock = threading.Lock()
         self._labels: dict[str, affinity.Labels] = {}
         self._registers: dict[str, Registers] = {}
+        self._outdated: dict[str, frozenset[str]] = {}
         self._cache = _RegisterCache()
         self._nodes = Nodes(self.keys)
         self._stale = False
@@ -233,7 +236,9 @@ class NodeInformer:
         named = self._resources().models
         with self._lock:
             if self._stale:
-                self._nodes = Nodes.of(dict(self._labels), self.keys, dict(self._registers), named)
+                self._nodes = Nodes.of(
+                    dict(self._labels), self.keys, dict(self._registers), named, dict(self._outdated)
+                )
                 self._stale = False
             elif self._nodes.named is not named:
                 self._nodes = self._nodes.named_by(named)
@@ -243,7 +248,7 @@ class NodeInformer:
         # Index a change. Heartbeats, which are most events, change nothing here.
         if old == new:
             return
-        if not (old and new and (old.labels, old.registers) == (new.labels, new.registers)):
+        if not (old and new and _indexed(old) == _indexed(new)):
             self._take(old, new)
         for on_change in self._followers:
             on_change(old, new)
@@ -253,11 +258,15 @@ class NodeInformer:
             if new:
                 self._labels[new.metadata.name] = new.labels
                 self._registers.pop(new.metadata.name, None)
+                self._outdated.pop(new.metadata.name, None)
                 if new.registers:
                     self._registers[new.metadata.name] = new.registers
+                if new.outdated:
+                    self._outdated[new.metadata.name] = new.outdated
             elif old:
                 self._labels.pop(old.metadata.name, None)
                 self._registers.pop(old.metadata.name, None)
+                self._outdated.pop(old.metadata.name, None)
                 self._cache.forget(old.metadata.name)
             self._stale = True
         if self._model(old) != self._model(new) or (old and new and old.registers != new.registers):
@@ -272,8 +281,14 @@ class NodeInformer:
         cards = {key: node.capacity[key] for key in _CARDS if key in node.capacity} or None
         read, registers = node.metadata, self._cache.read(node)
         metadata = ObjectMeta(name=read.name, uid=read.uid, labels=read.labels, annotations=locks)
-        facts = read_facts(node, self._resources(), registers)
-        return ObservedNode(metadata, NodeStatus(cards) if cards else None, registers, facts)
+        known = self._resources()
+        facts = read_facts(node, known, registers)
+        status = NodeStatus(cards) if cards else None
+        return ObservedNode(metadata, status, registers, facts, outdated_registers(known, facts, registers))
+
+
+def _indexed(node: ObservedNode) -> tuple[object, ...]:
+    return node.labels, node.registers, node.outdated
 
 
 class FreeCardsInformer:

@@ -30,7 +30,7 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
     registers: Mapping[str, Registers] = {}
     """The registers of each node, by the node's name."""
     registered: Mapping[str, int] = {}
-    """The nodes that have a register, by the name of the scheme, as a set of ``index``."""
+    """The nodes that a scheme serves by its register, by the name of the scheme, as a set of ``index``."""
     types: CardTypes = CardTypes()
     """The registered types of card by model."""
     free: FreeCardsByPool = {}
@@ -39,6 +39,8 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
     """The models of products, which are the values of the model label."""
     seen: Mapping[str, frozenset[str]] = {}
     """The values of the model label on nodes, by model."""
+    outdated: Mapping[str, frozenset[str]] = {}
+    """The schemes that do not serve a node although it has their register, by the node's name."""
 
     @classmethod
     def of(
@@ -47,6 +49,7 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
         keys: NodeLabels,
         registers: Mapping[str, Registers] = MappingProxyType({}),
         named: CardModels = NO_ROWS,
+        outdated: Mapping[str, frozenset[str]] = MappingProxyType({}),
     ) -> "Nodes":
         """Return these nodes. The index leaves out nodes without a model label."""
         index = NodeIndex({name: node for name, node in labels.items() if keys.model in node})
@@ -56,15 +59,18 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
             seen[model] = seen.get(model, frozenset()) | {value}
         schemes = {scheme for each in registers.values() for scheme in each}
         registered = {
-            scheme: index.named(name for name, each in registers.items() if scheme in each) for scheme in schemes
+            scheme: index.named(
+                name for name, each in registers.items() if scheme in each and scheme not in outdated.get(name, ())
+            )
+            for scheme in schemes
         }
-        found = cls(keys, labels, index, registers, registered, named=named, seen=seen)
+        found = cls(keys, labels, index, registers, registered, named=named, seen=seen, outdated=outdated)
         types = CardTypes.of(((found.model_of(name), each) for name, each in registers.items()), named)
         return msgspec.structs.replace(found, types=types)
 
     def named_by(self, named: CardModels) -> "Nodes":
         """Return the same nodes with their models by these rows."""
-        return self if named is self.named else Nodes.of(self.labels, self.keys, self.registers, named)
+        return self if named is self.named else Nodes.of(self.labels, self.keys, self.registers, named, self.outdated)
 
     @property
     def models(self) -> Set[str]:

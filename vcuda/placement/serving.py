@@ -81,5 +81,5 @@ def reaches(pod: Pod, nodes: Nodes, key: str, values: Iterable[str]) -> bool:
 
 def unserved(request: PodRequest, nodes: Nodes) -> str:
     """Return the reason why the existing nodes of a model cannot serve a request."""
-    names = " and ".join(each.display_name for each in request.registered if nodes.registered.get(each.name))
+    names = " and ".join(each.display_name for each in request.registered if each.name in nodes.registered)
     return f"its nodes: none that the pod may use has a register of {names}"

@@ -13,6 +13,7 @@ import yaml
 from vcuda import errors, k8s_types, workloads
 from vcuda.allocations import stored_claims, stored_pods
 from vcuda.claims import charges, devices as dra, digest, objects
+from vcuda.discovery import sources
 from vcuda.ledger.ledger import charges_by_model
 from vcuda.placement import affinity, patches, registers
 from vcuda.placement.nodes import Nodes
@@ -154,14 +155,15 @@ def read_stored(path: Path, labels: affinity.NodeLabels, known: resources.GpuRes
     for where, manifest in workloads.objects_in(str(path), read_text(path)):
         stored = _read_object(where, manifest)
         found[manifest["kind"]][stored.metadata.namespace, stored.metadata.name] = where, stored
-    node_labels, cards = {}, {}
+    node_labels, cards, outdated = {}, {}, {}
     for (_, name), (where, node) in found["Node"].items():
         node_labels[name] = node.labels
         cards[name] = registers.read_registers(node.annotations, functools.partial(_ignored, where))
+        outdated[name] = sources.outdated_registers(known, sources.read_facts(node, known, cards[name]), cards[name])
     slices = [_read_slice(where, each) for where, each in found["ResourceSlice"].values()]
     classes = {name: dra.read_class(each) for (_, name), (_, each) in found["DeviceClass"].items()}
     published = dra.Devices.of(slices, classes)
-    nodes = Nodes.of(node_labels, labels, cards, known.models)
+    nodes = Nodes.of(node_labels, labels, cards, known.models, outdated)
     charged = known.with_claimed(published.extended_resources).with_registered(nodes.registered_cards)
     pods = (stored_pods.read_stored(pod, labels, charged) for _, pod in found["Pod"].values())
     return StoredObjects(
