@@ -13,7 +13,7 @@ CHAOS_SECONDS ?= 600
 CREATES ?= 0
 ASSETS = assets=$$(tests/e2e/build-control-plane $(K8S)) && KUBEBUILDER_ASSETS=$$assets
 
-.PHONY: help demo test fuzz e2e chaos reread bench scale screenshots reference docs lint format clean
+.PHONY: help demo test fuzz e2e chaos reread bench scale screenshots reference chart docs lint format clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-11s %s\n", $$1, $$2}'
@@ -58,6 +58,9 @@ reference: $(VENV)/installed  ## Write docs/reference.md from the code
 $(VENV)/docs-installed: setup.cfg $(VENV)/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	touch $@
+
+chart: $(VENV)/installed  ## Write the templates of the Helm chart from the kustomize base and components
+	$(ASSETS) $(BIN)/python -m tools.chart
 
 docs: $(VENV)/docs-installed  ## Build the documentation as a static site in build/site; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -1,0 +1,12 @@
+{{- define "vcuda-quota.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+
+{{- define "vcuda-quota.scheduler-image" -}}
+{{ .Values.scheduler.image | default (printf "registry.k8s.io/kube-scheduler:%s" .Capabilities.KubeVersion.Version) }}
+{{- end -}}
+
+{{- /* A Job cannot be changed, so that each upgrade has one of its own. */ -}}
+{{- define "vcuda-quota.job-suffix" -}}
+{{- if gt (int .Release.Revision) 1 }}-{{ .Release.Revision }}{{ end -}}
+{{- end -}}

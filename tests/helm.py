@@ -1,0 +1,47 @@
+"""The helm that renders the chart, and what to do where there is none."""
+
+import functools
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.rendered import MANIFESTS
+
+CHART = MANIFESTS / "chart"
+WHAT_TO_DO = "run tests/e2e/build-helm, and put the directory that it prints on PATH"
+NEWEST = "1.37.2"
+"""The version of Kubernetes for which templates are rendered. The default of a helm from `go install` is older."""
+APIS = ("cert-manager.io/v1", "monitoring.coreos.com/v1")
+"""The APIs of others that the chart asks for, if its values name their components."""
+
+
+@functools.cache
+def program(name: str = "helm") -> str:
+    """Return helm 4, or helm3. Without it the test is skipped."""
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"no {name} on PATH: {WHAT_TO_DO}")
+    return found
+
+
+def helm(*arguments: str | Path, name: str = "helm", home: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run helm with these arguments."""
+    own = {} if home is None else {"HOME": str(home)}
+    command = (program(name), *map(str, arguments))
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env={**os.environ, **own})
+
+
+def templated(
+    settings: Sequence[str] = (), *, chart: Path = CHART, name: str = "helm", apis: Sequence[str] = APIS
+) -> subprocess.CompletedProcess[str]:
+    """Run ``helm template`` with these settings, for example ``hami.enabled=true``."""
+    options = [
+        f"--kube-version={NEWEST}",
+        *(f"--api-versions={each}" for each in apis),
+        *(f"--set={each}" for each in settings),
+    ]
+    return helm("template", "vcuda-quota", chart, "--namespace=kube-system", *options, name=name)

@@ -1,0 +1,206 @@
+"""The Helm chart gives the same objects as kustomize, and names each wrong value before anything is applied."""
+
+import itertools
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.helm import CHART, NEWEST, helm, templated
+from tests.rendered import Json, images, one, pod_spec
+from tests.tables import cases
+from tools.chart.__main__ import HEADER, templates
+from tools.chart.features import COMPONENTS, Identity, Objects, identity_of, render
+from vcuda import __version__
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+VERSIONS = pytest.mark.parametrize("name", ["helm", "helm3"])
+KUSTOMIZED_SCHEDULER = "scheduler.image=registry.k8s.io/kube-scheduler:v1.31.0"
+NEEDS = {"require-client-certificate": "client-certificates", "delete-beyond-budget": "enforce-audit"}
+"""The components that the chart rejects without another one."""
+EXCLUDED = ({"hami", "gpu-manager"}, {"hami", "scheduler"})
+
+
+def setting_of(component: str) -> str:
+    return f"{COMPONENTS[component].removeprefix('.Values.')}=true"
+
+
+def combinations() -> list[tuple[str, ...]]:
+    """Return every component alone, every two together, and the two largest sets, as far as the chart allows them."""
+    largest = (COMPONENTS.keys() - left_out for left_out in ({"hami"}, {"gpu-manager", "scheduler"}))
+    chosen = [set(), *({each} for each in COMPONENTS), *map(set, itertools.combinations(COMPONENTS, 2)), *largest]
+    whole = [{*each, *(NEEDS[name] for name in each if name in NEEDS)} for each in chosen]
+    allowed = [each for each in whole if not any(both <= each for both in EXCLUDED)]
+    return sorted({tuple(name for name in COMPONENTS if name in each) for each in allowed})
+
+
+def objects(text: str) -> dict[Identity, Json]:
+    return {identity_of(found): found for found in yaml.safe_load_all(text) if found}
+
+
+def charted(*settings: str, name: str = "helm") -> dict[Identity, Json]:
+    done = templated(settings, name=name)
+    assert done.returncode == 0, done.stderr
+    return objects(done.stdout)
+
+
+def rejection(*settings: str, chart: Path = CHART, name: str = "helm", apis: Sequence[str] | None = None) -> str:
+    done = templated(settings, chart=chart, name=name, **({} if apis is None else {"apis": apis}))
+    assert done.returncode != 0, done.stdout
+    return done.stderr
+
+
+def unlike(one: Objects, other: Objects) -> Mapping[Identity, tuple[Json | None, Json | None]]:
+    return {each: (one.get(each), other.get(each)) for each in {*one, *other} if one.get(each) != other.get(each)}
+
+
+@pytest.mark.parametrize("components", combinations(), ids=lambda each: "+".join(each) or "base")
+def test_the_chart_gives_each_object_that_kustomize_gives(components: tuple[str, ...]) -> None:
+    settings = (KUSTOMIZED_SCHEDULER, *map(setting_of, components))
+    assert unlike(charted(*settings), render(*components)) == {}
+
+
+@VERSIONS
+def test_helm_3_and_helm_4_find_no_fault_in_the_chart(name: str) -> None:
+    done = helm("lint", "--strict", f"--kube-version={NEWEST}", CHART, name=name)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert unlike(charted(name=name), render()) == {}
+
+
+def test_the_templates_are_those_of_the_manifests() -> None:
+    """`make chart` writes them."""
+    written = {path.name: path.read_text() for path in (CHART / "templates").glob("*.yaml")}
+    generated = {name: text for name, text in written.items() if text.startswith(HEADER)}
+    assert generated == templates()
+
+
+def test_the_chart_has_the_version_of_the_package() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
+
+
+def test_every_component_has_a_value() -> None:
+    components = {path.parent.name for path in CHART.parent.glob("components/*/kustomization.yaml")}
+    assert COMPONENTS.keys() == components
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    for place in COMPONENTS.values():
+        section, key = place.removeprefix(".Values.").split(".")
+        assert values[section][key] is False
+
+
+@cases(
+    "settings, told",
+    two_vendors=(
+        ("hami.enabled=true", "gpuManager.enabled=true"),
+        "hami.enabled and gpuManager.enabled exclude each other",
+    ),
+    two_schedulers=(
+        ("hami.enabled=true", "scheduler.enabled=true"),
+        "scheduler.enabled and hami.enabled exclude each other",
+    ),
+    no_certificates=(
+        ("clientCertificates.required=true",),
+        "clientCertificates.required needs clientCertificates.enabled",
+    ),
+    nothing_evicted=(
+        ("enforceAudit.deleteBeyondBudget=true",),
+        "enforceAudit.deleteBeyondBudget needs enforceAudit.enabled",
+    ),
+    an_unknown_value=(("hami.enbaled=true",), "enbaled"),
+    an_unknown_section=(("cert-manager.enabled=true",), "cert-manager"),
+    a_wrong_type=(("webhook.replicas=many",), "webhook/replicas"),
+    no_replica=(("webhook.replicas=0",), "webhook/replicas"),
+    no_image=(("image.repository=",), "image/repository"),
+    an_impossible_namespace=(("prometheus.namespace=Mon_1",), "prometheus/namespace"),
+)
+def test_values_that_contradict_or_do_not_exist_are_rejected_with_their_place(
+    settings: tuple[str, ...], told: str
+) -> None:
+    for name in ("helm", "helm3"):
+        assert told in rejection(*settings, name=name)
+
+
+@cases(
+    "setting, told",
+    cert_manager=(
+        "certManager.enabled=true",
+        "the cluster does not serve cert-manager.io/v1: install cert-manager first",
+    ),
+    prometheus=(
+        "prometheus.enabled=true",
+        "the cluster does not serve monitoring.coreos.com/v1: install the Prometheus operator first",
+    ),
+)
+def test_the_missing_kinds_of_others_are_told_in_one_line(setting: str, told: str) -> None:
+    assert told in rejection(setting, apis=())
+
+
+def test_kubernetes_before_1_30_is_rejected() -> None:
+    done = helm("template", "vcuda-quota", CHART, "--namespace=kube-system", "--kube-version=1.29.15")
+    assert "chart requires kubeVersion: >=1.30.0-0 which is incompatible with Kubernetes v1.29.15" in done.stderr
+
+
+def test_a_release_in_a_namespace_that_the_chart_creates_is_rejected() -> None:
+    done = helm("template", "vcuda-quota", CHART, "--namespace=vcuda-quota", f"--kube-version={NEWEST}")
+    assert "install the release into another one, for example --namespace kube-system" in done.stderr
+
+
+def test_the_values_of_images_reach_every_container() -> None:
+    found = [
+        *charted(
+            "image.repository=registry.example/vcuda",
+            "image.tag=1.2.3",
+            "image.pullPolicy=Always",
+            "image.pullSecrets[0].name=secret",
+            "scheduler.enabled=true",
+            "clientCertificates.enabled=true",
+        ).values()
+    ]
+    assert set(images(found).values()) == {"registry.example/vcuda:1.2.3"}
+    for workload in (each for each in found if each["kind"] in ("Deployment", "DaemonSet", "Job", "CronJob")):
+        spec = pod_spec(workload)
+        assert spec["imagePullSecrets"] == [{"name": "secret"}]
+        ours = [each for each in spec["containers"] if "kube-scheduler" not in each["image"]]
+        assert {each["imagePullPolicy"] for each in ours} <= {"Always"}
+
+
+def test_the_values_of_a_deployment_reach_it(tmp_path: Path) -> None:
+    own = {
+        "replicas": 5,
+        "resources": {"limits": {"memory": "2Gi"}},
+        "extraArgs": ["--log-level=debug"],
+        "nodeSelector": {"role": "system"},
+        "tolerations": [{"operator": "Exists"}],
+    }
+    (tmp_path / "values.yaml").write_text(json.dumps({"webhook": own, "controller": own}))
+    done = helm("template", "vcuda-quota", CHART, "--namespace=kube-system", "--values", tmp_path / "values.yaml")
+    assert done.returncode == 0, done.stderr
+    found = [*objects(done.stdout).values()]
+    for name in ("vcuda-webhook", "vcuda-controller"):
+        deployment = one(found, "Deployment", name)
+        spec = pod_spec(deployment)
+        [container] = spec["containers"]
+        assert deployment["spec"]["replicas"] == 5
+        assert container["resources"]["limits"] == {"memory": "2Gi"}
+        assert container["args"][-1] == "--log-level=debug"
+        assert (spec["nodeSelector"], spec["tolerations"]) == ({"role": "system"}, [{"operator": "Exists"}])
+
+
+def test_the_namespace_of_prometheus_can_be_named() -> None:
+    found = charted("prometheus.enabled=true", "prometheus.namespace=observability")
+    assert not [each for each in found.values() if '"monitoring"' in json.dumps(each)]
+    assert one([*found.values()], "ConfigMap", "vcuda-quota-dashboard")["metadata"]["namespace"] == "observability"
+
+
+def test_a_fault_in_a_copy_of_the_chart_is_found(tmp_path: Path) -> None:
+    """The comparison with kustomize fails if a template differs."""
+    chart = Path(shutil.copytree(CHART, tmp_path / "chart"))
+    file = chart / "templates" / "workloads.yaml"
+    file.write_text(file.read_text().replace("--drain-seconds=5", "--drain-seconds=6"))
+    done = templated(chart=chart)
+    [found] = unlike(objects(done.stdout), render())
+    assert (found.kind, found.name) == ("Deployment", "vcuda-webhook")

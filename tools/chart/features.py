@@ -1,0 +1,77 @@
+"""The values of the chart that stand for a component, and the objects that each component makes of the base."""
+
+import functools
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+Json = Any
+"""What a YAML document holds."""
+
+MANIFESTS = Path(__file__).parents[2] / "manifests"
+CHART = MANIFESTS / "chart"
+
+COMPONENTS: Mapping[str, str] = {
+    "gpu-manager": ".Values.gpuManager.enabled",
+    "hami": ".Values.hami.enabled",
+    "node-host-pid": ".Values.nodeAgent.hostPid",
+    "cert-manager": ".Values.certManager.enabled",
+    "client-certificates": ".Values.clientCertificates.enabled",
+    "require-client-certificate": ".Values.clientCertificates.required",
+    "enforce-audit": ".Values.enforceAudit.enabled",
+    "delete-beyond-budget": ".Values.enforceAudit.deleteBeyondBudget",
+    "scheduler": ".Values.scheduler.enabled",
+    "prometheus": ".Values.prometheus.enabled",
+}
+"""The condition in a template under which a component is part of the installation."""
+
+
+class Identity(NamedTuple):
+    """What tells one object from the others."""
+
+    api: str
+    kind: str
+    namespace: str
+    name: str
+
+
+Objects = Mapping[Identity, Json]
+
+
+def identity_of(found: Json) -> Identity:
+    """Return the identity of an object."""
+    metadata = found["metadata"]
+    return Identity(found["apiVersion"], found["kind"], metadata.get("namespace", ""), metadata["name"])
+
+
+def render(*components: str) -> Objects:
+    """Return the objects of the base with these components, as ``kubectl kustomize`` prints them.
+
+    Raises FileNotFoundError if there is no kubectl on PATH, and subprocess.CalledProcessError if kustomize fails.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        copy = Path(directory) / "manifests"
+        shutil.copytree(MANIFESTS, copy, ignore=shutil.ignore_patterns("chart"))
+        target = copy / "one"
+        target.mkdir()
+        whole = {"resources": ["../base"], "components": [f"../components/{name}" for name in components]}
+        (target / "kustomization.yaml").write_text(yaml.safe_dump(whole), encoding="utf-8")
+        command = (_kubectl(), "kustomize", str(target))
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    found = (each for each in yaml.safe_load_all(done.stdout) if each)
+    return {identity_of(each): each for each in found}
+
+
+@functools.cache
+def _kubectl() -> str:
+    assets = os.environ.get("KUBEBUILDER_ASSETS")
+    found = shutil.which("kubectl", path=assets) or shutil.which("kubectl")
+    if found is None:
+        raise FileNotFoundError("kubectl not found: put it on PATH, or set KUBEBUILDER_ASSETS")
+    return found

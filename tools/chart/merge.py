@@ -1,0 +1,146 @@
+"""Puts the variants of an object, that of the base and those of the components, into one tree with conditions.
+
+A part of the tree without a condition is in every variant. A component adds a part, removes one, or gives it another
+value. The condition of a part says which components do.
+"""
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+Json = Any
+
+ABSENT = object()
+"""The value of a variant that does not have the part."""
+
+
+class Condition(NamedTuple):
+    """When a part is there: always, except with one of these components, or only with one of them."""
+
+    in_base: bool = True
+    components: tuple[str, ...] = ()
+
+    @property
+    def always(self) -> bool:
+        return self.in_base and not self.components
+
+
+ALWAYS = Condition()
+
+
+class Leaf(msgspec.Struct, frozen=True):
+    """A scalar, or an empty list or mapping."""
+
+    value: Json
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """A value that differs by component; without any of these, that of the base."""
+
+    by_component: tuple[tuple[str, "Tree"], ...]
+    base: "Tree | None"
+
+
+class Branch(msgspec.Struct, frozen=True):
+    """A mapping."""
+
+    parts: tuple[tuple[str, "Tree", Condition], ...]
+
+
+class Items(msgspec.Struct, frozen=True):
+    """A list."""
+
+    parts: tuple[tuple["Tree", Condition], ...]
+
+
+Tree = Leaf | Choice | Branch | Items
+
+
+def merge(base: Json, variants: Mapping[str, Json]) -> Tree:
+    """Return the tree of the value in the base and of its values by component, which may be `ABSENT`."""
+    others = {name: value for name, value in variants.items() if value is not ABSENT and value != base}
+    present = [*others.values()] if base is ABSENT else [base, *others.values()]
+    if all(value == present[0] for value in present) and (base is not ABSENT or len(variants) == len(others)):
+        return _whole(present[0])
+    if all(isinstance(value, dict) for value in present):
+        return _mapping(base, others)
+    if all(isinstance(value, list) for value in present):
+        return _list(base, others)
+    choices = tuple((name, _whole(value)) for name, value in others.items())
+    return Choice(choices, None if base is ABSENT else _whole(base))
+
+
+def condition_of(base: Json, variants: Mapping[str, Json]) -> Condition:
+    """Return when a part is there that has these values."""
+    if base is ABSENT:
+        return Condition(False, tuple(name for name, value in variants.items() if value is not ABSENT))
+    return Condition(True, tuple(name for name, value in variants.items() if value is ABSENT))
+
+
+def _whole(value: Json) -> Tree:
+    if isinstance(value, dict) and value:
+        return Branch(tuple((key, _whole(each), ALWAYS) for key, each in value.items()))
+    if isinstance(value, list) and value:
+        return Items(tuple((_whole(each), ALWAYS) for each in value))
+    return Leaf(value)
+
+
+def _mapping(base: Json, variants: Mapping[str, Json]) -> Branch:
+    whole: Mapping[str, Json] = {} if base is ABSENT else base
+    keys = dict.fromkeys((*whole, *(key for value in variants.values() for key in value)))
+    parts = []
+    for key in keys:
+        by_component = {name: value.get(key, ABSENT) for name, value in variants.items()}
+        own = whole.get(key, ABSENT)
+        condition = condition_of(own, by_component)
+        # Every part of a variant that has no base belongs to that variant.
+        if base is ABSENT and len(condition.components) == len(variants):
+            condition = ALWAYS
+        parts.append((key, merge(own, by_component), condition))
+    return Branch(tuple(parts))
+
+
+def _list(base: Json, variants: Mapping[str, Json]) -> Items:
+    whole: Sequence[Json] = [] if base is ABSENT else base
+    names = [_name(item) for item in whole]
+    removed: dict[int, list[str]] = {}
+    changed: dict[int, dict[str, Json]] = {}
+    added: dict[int, list[tuple[str, Json]]] = {}
+    for component, value in variants.items():
+        theirs = [_name(item) for item in value]
+        for tag, start, end, other, to in difflib.SequenceMatcher(None, names, theirs, autojunk=False).get_opcodes():
+            if tag == "equal":
+                changed |= {
+                    at: {**changed.get(at, {}), component: value[other + at - start]} for at in range(start, end)
+                }
+                continue
+            for at in range(start, end):
+                removed.setdefault(at, []).append(component)
+            for item in value[other:to]:
+                added.setdefault(end, []).append((component, item))
+    parts: list[tuple[Tree, Condition]] = []
+    for at in range(len(whole) + 1):
+        parts += _additions(added.get(at, ()), () if base is not ABSENT else tuple(variants))
+        if at < len(whole):
+            parts.append((merge(whole[at], changed.get(at, {})), Condition(True, tuple(removed.get(at, ())))))
+    return Items(tuple(parts))
+
+
+def _additions(found: Sequence[tuple[str, Json]], everywhere: tuple[str, ...]) -> list[tuple[Tree, Condition]]:
+    by_text: dict[str, tuple[Json, list[str]]] = {}
+    for component, item in found:
+        by_text.setdefault(json.dumps(item, sort_keys=True), (item, []))[1].append(component)
+    return [
+        (_whole(item), ALWAYS if everywhere == tuple(components) else Condition(False, tuple(components)))
+        for item, components in by_text.values()
+    ]
+
+
+def _name(item: Json) -> str:
+    """Return what tells an item from the others of its list: its name, or all of it."""
+    if isinstance(item, dict) and "name" in item:
+        return f"name: {item['name']}"
+    return json.dumps(item, sort_keys=True)

@@ -1,0 +1,141 @@
+"""Writes trees as Helm templates: a condition becomes an ``if``, and some values are read from the chart's values."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import yaml
+
+from tools.chart.features import COMPONENTS
+from tools.chart.merge import Branch, Choice, Condition, Items, Leaf, Tree
+
+Json = Any
+_STEP = 2
+_OPEN = '{{ "{{" }}'
+"""Prints two braces, which would otherwise begin an action of the template."""
+
+
+class Value(msgspec.Struct, frozen=True):
+    """A place of an object that the chart's values fill."""
+
+    kind: str
+    name: str
+    path: tuple[str, ...]
+    """The keys down to the place; an item of a list goes by its name."""
+    lines: tuple[str, ...]
+    """The lines of the template, indented from the place on. ``KEY`` stands for the key."""
+    replaces: bool = True
+    """Whether the lines replace the part, or follow the part at that place."""
+
+
+Place = tuple[str, ...]
+Filled = Callable[[Place], Value | None]
+
+
+def write_object(tree: Tree, condition: Condition, filled: Filled) -> Iterator[str]:
+    """Yield the lines of one object."""
+    yield from _if(condition, ["---", *_block(tree, 0, (), filled)])
+
+
+def _if(condition: Condition, lines: Iterable[str]) -> Iterator[str]:
+    """Yield the lines under a condition. Raises KeyError for a component that no value stands for."""
+    if condition.always:
+        yield from lines
+        return
+    values = [COMPONENTS[name] for name in condition.components]
+    either = values[0] if len(values) == 1 else f"(or {' '.join(values)})"
+    yield f"{{{{- if {f'not {either}' if condition.in_base else either.strip('()')} }}}}"
+    yield from lines
+    yield "{{- end }}"
+
+
+def _block(tree: Tree, indent: int, place: Place, filled: Filled) -> Iterator[str]:
+    """Yield the lines of a mapping or a list that stands on lines of its own."""
+    match tree:
+        case Branch(parts):
+            for key, part, condition in parts:
+                yield from _if(condition, _entry(key, part, indent, (*place, key), filled))
+        case Items(parts):
+            for part, condition in parts:
+                yield from _if(condition, _item(part, indent, place, filled))
+            if value := filled((*place, "-")):
+                yield from _filling(value, "-", indent)
+        case _:
+            raise TypeError(f"{'.'.join(place)}: not a mapping or a list")
+
+
+def _entry(key: str, tree: Tree, indent: int, place: Place, filled: Filled) -> Iterator[str]:
+    begin, value = f"{' ' * indent}{_scalar(key)}:", filled(place)
+    if value and value.replaces:
+        yield from _filling(value, _scalar(key), indent)
+        return
+    match tree:
+        case Leaf(found):
+            yield from _leaf(begin, found, indent)
+        case Choice(by_component, base):
+            word = "if"
+            for component, part in by_component:
+                yield f"{{{{- {word} {COMPONENTS[component]} }}}}"
+                yield from _entry(key, part, indent, place, filled)
+                word = "else if"
+            if base is not None:
+                yield "{{- else }}"
+                yield from _entry(key, base, indent, place, filled)
+            yield "{{- end }}"
+        case _:
+            yield begin
+            yield from _block(tree, indent if isinstance(tree, Items) else indent + _STEP, place, filled)
+    if value:
+        yield from _filling(value, _scalar(key), indent)
+
+
+def _item(tree: Tree, indent: int, place: Place, filled: Filled) -> Iterator[str]:
+    begin = f"{' ' * indent}-"
+    if isinstance(tree, Leaf):
+        yield from _leaf(begin, tree.value, indent)
+        return
+    lines = list(_block(tree, indent + _STEP, (*place, _name_of(tree)), filled))
+    # A part under a condition cannot stand on the line of the dash.
+    if lines[0].startswith("{{"):
+        yield begin
+        yield from lines
+    else:
+        yield f"{begin} {lines[0].strip()}"
+        yield from lines[1:]
+
+
+def _name_of(tree: Tree) -> str:
+    parts = tree.parts if isinstance(tree, Branch) else ()
+    return next((str(part.value) for key, part, _ in parts if key == "name" and isinstance(part, Leaf)), "*")
+
+
+def _leaf(begin: str, value: Json, indent: int) -> Iterator[str]:
+    if isinstance(value, str) and "\n" in value and value == value.lstrip() and "\t" not in value:
+        yield f"{begin} {'|' if value.endswith(chr(10)) else '|-'}"
+        for line in value.rstrip("\n").split("\n"):
+            yield _escaped(f"{' ' * (indent + _STEP)}{line}" if line else "")
+    else:
+        yield _escaped(f"{begin} {_scalar(value)}")
+
+
+def _scalar(value: Json) -> str:
+    if value in ({}, []) or (isinstance(value, str) and "\n" in value):
+        return json.dumps(value, ensure_ascii=False)
+    text: str = yaml.safe_dump(value, width=float("inf"), allow_unicode=True, default_flow_style=True)
+    return text.removesuffix("\n...\n").rstrip("\n")
+
+
+def _escaped(line: str) -> str:
+    return line.replace("{{", _OPEN)
+
+
+def _filling(value: Value, key: str, indent: int) -> Iterator[str]:
+    for line in value.lines:
+        yield line if line.startswith("{{-") else f"{' ' * indent}{line.replace('KEY', key)}"
+
+
+def lookup(values: Sequence[Value], kind: str, name: str) -> Filled:
+    """Return a function from a place of this object to the value that fills it."""
+    own: Mapping[Place, Value] = {each.path: each for each in values if (each.kind, each.name) == (kind, name)}
+    return own.get

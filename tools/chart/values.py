@@ -1,0 +1,87 @@
+"""The places of the objects that the chart's values fill."""
+
+from collections.abc import Iterator
+
+from tools.chart.features import Identity, Json
+from tools.chart.template import Value
+
+_RESOURCES = "KEY: {{- toYaml .Values.%s.resources | nindent %d }}"
+_IMAGE = (
+    'KEY: {{ include "vcuda-quota.image" . | quote }}',
+    "{{- with .Values.image.pullPolicy }}",
+    "imagePullPolicy: {{ . }}",
+    "{{- end }}",
+)
+_SCHEDULER = 'KEY: {{ include "vcuda-quota.scheduler-image" . | quote }}'
+_PULL_SECRETS = (
+    "KEY:",
+    "{{- with .Values.image.pullSecrets }}",
+    "imagePullSecrets: {{- toYaml . | nindent %d }}",
+    "{{- end }}",
+)
+_EXTRA_ARGS = ("{{- range .Values.%s.extraArgs }}", "- {{ . | quote }}", "{{- end }}")
+_PLACEMENT = {"nodeSelector": "priorityClassName", "tolerations": "enableServiceLinks"}
+"""The keys of a pod that the values may add, and the key that each follows."""
+_MONITORING = ("KEY: {{ .Values.prometheus.namespace }}",)
+_FROM = ("spec", "ingress", "*", "from", "*", "namespaceSelector", "matchLabels", "kubernetes.io/metadata.name")
+
+OWN = {"vcuda-webhook": "webhook", "vcuda-controller": "controller"}
+"""The Deployments with values of their own, and the section of these."""
+FIRST = "-first"
+"""The end of the name of a Job that runs once after an apply."""
+
+
+def values_of(found: Identity, manifest: Json) -> Iterator[Value]:
+    """Yield the values of one object. ``manifest``: the object with every part that it can have."""
+    here = (found.kind, found.name)
+    if found.kind == "Job" and found.name.endswith(FIRST):
+        # The template of a Job cannot be changed, so that an upgrade needs a new one.
+        named = f'KEY: {found.name}{{{{ include "vcuda-quota.job-suffix" . }}}}'
+        yield Value(*here, ("metadata", "name"), (named,))
+    if found.kind in _POD_PATHS:
+        yield from _of_pods(here, manifest)
+    if section := OWN.get(found.name) if found.kind == "Deployment" else None:
+        yield from _of_section(here, section)
+    if found.kind == "ConfigMap" and found.namespace == "monitoring":
+        yield Value(*here, ("metadata", "namespace"), _MONITORING)
+    if found.kind == "NetworkPolicy" and found.name.endswith("-metrics"):
+        yield Value(*here, _FROM, _MONITORING)
+
+
+_POD_PATHS = {
+    "Deployment": ("spec", "template", "spec"),
+    "DaemonSet": ("spec", "template", "spec"),
+    "Job": ("spec", "template", "spec"),
+    "CronJob": ("spec", "jobTemplate", "spec", "template", "spec"),
+}
+
+
+def _of_pods(here: tuple[str, str], manifest: Json) -> Iterator[Value]:
+    path = _POD_PATHS[here[0]]
+    spec = manifest
+    for key in path:
+        spec = spec[key]
+    indent = 2 * len(path)
+    yield Value(
+        *(*here, (*path, "serviceAccountName")),
+        tuple(line.replace("%d", str(indent + 2)) for line in _PULL_SECRETS[1:]),
+        replaces=False,
+    )
+    for container in spec["containers"]:
+        lines = (_SCHEDULER,) if "kube-scheduler" in container["image"] else _IMAGE
+        yield Value(*here, (*path, "containers", container["name"], "image"), lines)
+
+
+def _of_section(here: tuple[str, str], section: str) -> Iterator[Value]:
+    pod = _POD_PATHS[here[0]]
+    container = (*pod, "containers", section)
+    yield Value(*here, ("spec", "replicas"), (f"KEY: {{{{ .Values.{section}.replicas }}}}",))
+    yield Value(*here, (*container, "resources"), (_RESOURCES % (section, 2 * len(container) + 2),))
+    yield Value(*here, (*container, "args", "-"), tuple(line.replace("%s", section) for line in _EXTRA_ARGS))
+    for key, before in _PLACEMENT.items():
+        lines = (
+            f"{{{{- with .Values.{section}.{key} }}}}",
+            f"{key}: {{{{- toYaml . | nindent {2 * len(pod) + 2} }}}}",
+            "{{- end }}",
+        )
+        yield Value(*here, (*pod, before), lines, replaces=False)
