@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ VERSIONS = pytest.mark.parametrize("name", ["helm", "helm3"])
 KUSTOMIZED_SCHEDULER = "scheduler.image=registry.k8s.io/kube-scheduler:v1.31.0"
 NEEDS = {"require-client-certificate": "client-certificates", "delete-beyond-budget": "enforce-audit"}
 """The components that the chart rejects without another one."""
+ROOT = CHART.parents[1]
 EXCLUDED = ({"hami", "gpu-manager"}, {"hami", "scheduler"})
 
 
@@ -62,6 +64,15 @@ def unlike(one: Objects, other: Objects) -> Mapping[Identity, tuple[Json | None,
 def test_the_chart_gives_each_object_that_kustomize_gives(components: tuple[str, ...]) -> None:
     settings = (KUSTOMIZED_SCHEDULER, *map(setting_of, components))
     assert unlike(charted(*settings), render(*components)) == {}
+
+
+def test_the_commands_of_the_page_render() -> None:
+    """The combination that most clusters need, HAMi with cert-manager and Prometheus, among them."""
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8").replace("\\\n", "")
+    found = [re.findall(r"--set (\S+)", command) for command in re.findall(r"^helm install .*$", page, re.MULTILINE)]
+    assert found[-1][-1] == "hami.enabled=true,certManager.enabled=true,prometheus.enabled=true"
+    for settings in found:
+        assert charted(*settings)
 
 
 @VERSIONS

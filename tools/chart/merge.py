@@ -108,7 +108,7 @@ def _list(base: Json, variants: Mapping[str, Json]) -> Items:
     names = [_name(item) for item in whole]
     removed: dict[int, list[str]] = {}
     changed: dict[int, dict[str, Json]] = {}
-    added: dict[int, list[tuple[str, Json]]] = {}
+    added: dict[int, dict[str, list[Json]]] = {}
     for component, value in variants.items():
         theirs = [_name(item) for item in value]
         for tag, start, end, other, to in difflib.SequenceMatcher(None, names, theirs, autojunk=False).get_opcodes():
@@ -119,23 +119,25 @@ def _list(base: Json, variants: Mapping[str, Json]) -> Items:
                 continue
             for at in range(start, end):
                 removed.setdefault(at, []).append(component)
-            for item in value[other:to]:
-                added.setdefault(end, []).append((component, item))
+            if other < to:
+                added.setdefault(end, {})[component] = value[other:to]
     parts: list[tuple[Tree, Condition]] = []
     for at in range(len(whole) + 1):
-        parts += _additions(added.get(at, ()), () if base is not ABSENT else tuple(variants))
+        parts += _additions(added.get(at, {}), tuple(variants) if base is ABSENT else ())
         if at < len(whole):
             parts.append((merge(whole[at], changed.get(at, {})), Condition(True, tuple(removed.get(at, ())))))
     return Items(tuple(parts))
 
 
-def _additions(found: Sequence[tuple[str, Json]], everywhere: tuple[str, ...]) -> list[tuple[Tree, Condition]]:
-    by_text: dict[str, tuple[Json, list[str]]] = {}
-    for component, item in found:
-        by_text.setdefault(json.dumps(item, sort_keys=True), (item, []))[1].append(component)
+def _additions(found: Mapping[str, Sequence[Json]], everywhere: tuple[str, ...]) -> list[tuple[Tree, Condition]]:
+    """Return the items that components add at one position. Equal additions of several components are one."""
+    by_text: dict[str, tuple[Sequence[Json], list[str]]] = {}
+    for component, items in found.items():
+        by_text.setdefault(json.dumps(items, sort_keys=True), (items, []))[1].append(component)
     return [
         (_whole(item), ALWAYS if everywhere == tuple(components) else Condition(False, tuple(components)))
-        for item, components in by_text.values()
+        for items, components in by_text.values()
+        for item in items
     ]
 
 

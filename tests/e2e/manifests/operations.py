@@ -17,6 +17,7 @@ from tests.rendered import MANIFESTS
 TEAM = "team-a"
 ROOT = MANIFESTS.parent
 DOCS = ROOT / "docs"
+NOTHING = "No resources found"
 REGISTERED = "mutatingwebhookconfigurations,validatingwebhookconfigurations"
 
 

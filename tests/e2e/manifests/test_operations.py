@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.cluster import Cluster
 from tests.e2e.installation import SYSTEM_NAMESPACE, await_published, ledger_path
-from tests.e2e.manifests.operations import REGISTERED, ROOT, TEAM, commands, installed, run
+from tests.e2e.manifests.operations import NOTHING, REGISTERED, ROOT, TEAM, commands, installed, run
 from tests.e2e.manifests.system import applied, kubectl_k
 from tests.integration.reviews import card_pod
 from tests.processes import eventually
@@ -16,7 +16,6 @@ from tests.rendered import container
 
 JOBS = f"/apis/batch/v1/namespaces/{SYSTEM_NAMESPACE}/jobs"
 FIRST_JOBS = ("vcuda-certs-first", "vcuda-extender-certs-first", "vcuda-scheduler-certs-first")
-NOTHING = "No resources found"
 
 
 @pytest.mark.timeout(240)

@@ -1,0 +1,164 @@
+"""The life of a Helm release: it is upgraded and rolled back while pods are created, and leaves nothing behind."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.builders import MODEL
+from tests.e2e.cluster import Cluster, Json, administering
+from tests.e2e.control_plane import Settings, running_control_plane
+from tests.e2e.installation import SYSTEM_NAMESPACE, await_enforced, await_published
+from tests.e2e.manifests.balancer import Balancer, balancing
+from tests.e2e.manifests.operations import NOTHING, TEAM, commands, run
+from tests.e2e.manifests.system import NODE, System
+from tests.e2e.steady import Creates, creating
+from tests.helm import CHART, program
+from tests.integration.reviews import gpu_pod
+from tests.processes import ControllerProcess, eventually
+from tests.rendered import MANIFESTS, container
+
+DEPLOYMENT = f"/apis/apps/v1/namespaces/{SYSTEM_NAMESPACE}/deployments/vcuda-webhook"
+JOBS = f"/apis/batch/v1/namespaces/{SYSTEM_NAMESPACE}/jobs"
+REGISTRATION = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/vcuda-quota"
+PACE = 10
+"""Pods created a second."""
+MORE = 2 * PACE
+"""Pods created after each change."""
+
+
+@pytest.fixture
+def admin(assets: Path | None, tmp_path: Path) -> Iterator[Cluster]:
+    """An empty cluster, since helm takes over nothing that it did not create."""
+    # A Service is called by its name, so that one can lead to this machine.
+    settings = Settings(apiserver_flags=("--enable-aggregator-routing=false",), own_identities=True)
+    with running_control_plane(assets, tmp_path / "plane", settings) as plane, administering(plane) as cluster:
+        yield cluster
+
+
+class Release:
+    """The release of a copy of the chart, whose webhook is called at a port of this machine."""
+
+    def __init__(self, admin: Cluster, balancer: Balancer, directory: Path, name: str) -> None:
+        self._admin, self._helm, self._directory = admin, program(name), directory
+        self._chart = reachable(directory, balancer.port)
+        self.system = System(admin, balancer, directory / "rendered", directory)
+
+    def run(self, command: str, *options: str) -> str:
+        """Run a command of helm for this release."""
+        done = subprocess.run(
+            (self._helm, *command.split(), "--namespace=kube-system", *options),
+            env={**os.environ, "KUBECONFIG": str(self._admin.kubeconfig), "HOME": str(self._directory)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=110,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def install(self) -> str:
+        told = self.run(f"install vcuda-quota {self._chart}")
+        target = self._directory / "rendered"
+        target.mkdir()
+        (target / "all.yaml").write_text(self.run("get manifest vcuda-quota"))
+        (target / "kustomization.yaml").write_text(json.dumps({"resources": ["all.yaml"]}))
+        return told
+
+    def upgrade(self, *settings: str) -> None:
+        self.run(f"upgrade vcuda-quota {self._chart}", *(f"--set={each}" for each in settings))
+
+
+def reachable(directory: Path, port: int) -> Path:
+    """Return a copy of the chart whose webhooks are called at ``port``, as `tests.e2e.manifests.system` does it."""
+    chart = Path(shutil.copytree(CHART, directory / "chart"))
+    registration, workloads = (chart / "templates" / f"{name}.yaml" for name in ("registration", "workloads"))
+    registration.write_text(registration.read_text().replace("port: 443", f"port: {port}"))
+    named = r"(kind: Service\nmetadata:\n(?:  .*\n)*?  name: vcuda-webhook\n(?:  .*\n)*)spec:\n(?:  .*\n)*"
+    text, changed = re.subn(
+        named, r"\g<1>spec: {type: ExternalName, externalName: localhost}" + "\n", workloads.read_text()
+    )
+    assert changed == 1
+    workloads.write_text(text)
+    return chart
+
+
+def share(number: int, namespace: str) -> Json:
+    return gpu_pod(f"load-{number}", namespace, {"tencent.com/vcuda-core": "1", "tencent.com/vcuda-memory": "1"})
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", ["helm", "helm3"])
+def test_no_create_fails_through_the_life_of_a_release_and_nothing_is_left_of_it(
+    admin: Cluster, tmp_path: Path, name: str
+) -> None:
+    admin.create_node(NODE, {MODEL: "M40"})
+    with balancing() as balancer:
+        release = Release(admin, balancer, tmp_path, name)
+        told = release.install()
+        assert "kubectl -n vcuda-quota rollout status deployment/vcuda-webhook" in told
+        with release.system.serving(2), release.system.controller(storable_seconds="2") as controller:
+            controller.await_synced()
+            limit(admin)
+            bundles = bundles_of(admin)
+            assert all(bundles)
+            with creating(admin, TEAM, share, PACE) as creates:
+                release.upgrade("image.tag=another", "webhook.replicas=4", "enforceAudit.enabled=true")
+                await_more(creates)
+                assert bundles_of(admin) == bundles
+                release.run("rollback vcuda-quota 1")
+                await_more(creates)
+                assert bundles_of(admin) == bundles
+            await_published(admin, TEAM)
+            uninstall(admin, release, controller)
+
+
+def limit(admin: Cluster) -> None:
+    admin.create_namespace(TEAM)
+    await_enforced(admin, TEAM, enforced=False)
+    admin.kubectl("apply", "-f", str(MANIFESTS / "examples" / "gpuquota.yaml"))
+    await_enforced(admin, TEAM)
+
+
+def await_more(creates: Creates) -> None:
+    goal = creates.created + MORE
+    eventually(lambda: creates.created >= goal or creates.failures)
+    assert creates.failures == []
+
+
+def bundles_of(admin: Cluster) -> list[str]:
+    return [hook["clientConfig"].get("caBundle", "") for hook in admin.rest.get(REGISTRATION)["webhooks"]]
+
+
+def uninstall(admin: Cluster, release: Release, controller: ControllerProcess) -> None:
+    """Type what the page says, and its check."""
+    first, second, _ = re.split(r"^(?=# [23]\.)", commands("Uninstall")[0], flags=re.MULTILINE)
+    [third] = commands("Uninstall a Helm release")
+    run(release.system, first + second)
+    release_line, *others = third.splitlines()
+    assert release_line == "helm uninstall vcuda-quota --namespace kube-system"
+    release.run("uninstall vcuda-quota")
+    assert controller.terminate() == 0, controller.output()
+    run(release.system, "\n".join(others))
+    for namespace in (SYSTEM_NAMESPACE, "vcuda-quota-ledgers", "vcuda-quota-node"):
+        # As kubelet would.
+        admin.kubectl("delete", "pods", "--all", f"--namespace={namespace}", "--grace-period=0", "--force")
+        admin.await_gone("/api/v1/namespaces", namespace)
+    for command in commands("Uninstall")[1].splitlines():
+        assert NOTHING in run(release.system, command), command
+
+
+def test_an_upgrade_changes_the_images_and_has_a_first_job_of_its_own(admin: Cluster, tmp_path: Path) -> None:
+    with balancing() as balancer:
+        release = Release(admin, balancer, tmp_path, "helm")
+        release.install()
+        release.upgrade("image.tag=another")
+        assert container(admin.rest.get(DEPLOYMENT))["image"] == "vcuda-quota:another"
+        assert container(admin.rest.get(f"{JOBS}/vcuda-certs-first-2"))["image"] == "vcuda-quota:another"
+        release.run("rollback vcuda-quota 1")
+        assert container(admin.rest.get(DEPLOYMENT))["image"] == "vcuda-quota:0.1.0"
