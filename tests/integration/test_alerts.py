@@ -1,0 +1,195 @@
+"""Each alert of the component prometheus fires in its situation, and in no other, as promtool evaluates it."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+from tests.rendered import MANIFESTS
+
+pytestmark = pytest.mark.slow
+
+RULES = yaml.safe_load((MANIFESTS / "components" / "prometheus" / "rules.yaml").read_text())["spec"]
+NAMES = tuple(rule["alert"] for group in RULES["groups"] for rule in group["rules"])
+MINUTES = 150
+"""The length of each series, in minutes. Its values are one minute apart."""
+
+
+def steady(value: float) -> str:
+    """Return a series that stays at a value."""
+    return f"{value}+0x{MINUTES}"
+
+
+def rising(step: float, start: float = 0) -> str:
+    """Return a counter that rises by so much a minute."""
+    return f"{start}+{step}x{MINUTES}"
+
+
+NEVER = "_"
+"""A series without a sample."""
+REJECTED = (
+    'apiserver_admission_webhook_rejection_count{name="validate.quota.vcuda.io",error_type="calling_webhook_error"}'
+)
+BUSY = 'vcuda_admissions_total{outcome="busy"}'
+PENDING = 'vcuda_admissions_total{path="/validate",outcome="over-quota-pending"}'
+LOST = 'vcuda_admissions_total{outcome="ledger-lost"}'
+DELETED = 'vcuda_audit_evictions_total{outcome="deleted"}'
+_SECONDS = 'vcuda_admission_duration_seconds_bucket{path="/validate",le='
+BELOW_1, BELOW_2, ALL = f'{_SECONDS}"1"}}', f'{_SECONDS}"2"}}', f'{_SECONDS}"+Inf"}}'
+_MODEL = '{namespace="a",model="M40"}'
+USED, LIMIT = f"vcuda_quota_used_cores{_MODEL}", f"vcuda_quota_limit_cores{_MODEL}"
+MEMORY, MEMORY_LIMIT = f"vcuda_quota_used_memory_bytes{_MODEL}", f"vcuda_quota_limit_memory_bytes{_MODEL}"
+DAY = 86400
+
+Series = Mapping[str, str]
+
+
+class Case(NamedTuple):
+    """The series with which an alert fires, and those with which it does not; each is one situation."""
+
+    firing: Sequence[Series]
+    silent: Sequence[Series]
+
+
+def up(job: str, firing: str, silent: str) -> Case:
+    name = f'up{{job="{job}",pod="{job}-1"}}'
+    return Case([{name: firing}], [{name: silent}])
+
+
+def threshold(series: str, beyond: str, within: str) -> Case:
+    return Case([{series: beyond}], [{series: within}, {}])
+
+
+CASES: Mapping[str, Case] = {
+    "VcudaWebhookDown": Case(
+        [{}, {'up{job="vcuda-webhook",pod="a"}': steady(0)}],
+        [{'up{job="vcuda-webhook",pod="a"}': steady(0), 'up{job="vcuda-webhook",pod="b"}': steady(1)}],
+    ),
+    "VcudaWebhookNotReached": threshold(REJECTED, rising(1), steady(7)),
+    "VcudaWebhookReplicaDown": up("vcuda-webhook", steady(0), steady(1)),
+    "VcudaAdmissionSlow": Case(
+        [{BELOW_1: rising(90), BELOW_2: rising(100), ALL: rising(100)}],
+        [{BELOW_1: rising(100), BELOW_2: rising(100), ALL: rising(100)}, {}],
+    ),
+    "VcudaAdmissionsPutOff": threshold(BUSY, rising(120), rising(30)),
+    "VcudaLedgerLost": Case(
+        [{'vcuda_quota_ledger_lost{namespace="a"}': steady(1)}, {LOST: rising(1)}],
+        [{'vcuda_quota_ledger_lost{namespace="a"}': steady(0), LOST: steady(3)}, {}],
+    ),
+    "VcudaRefusedByPending": threshold(PENDING, rising(2), rising(0.5)),
+    "VcudaReservedUnused": Case(
+        [
+            {'vcuda_quota_reservation_age_seconds{namespace="a"}': steady(301)},
+            {'vcuda_quota_reserved_cores{namespace="a"}': steady(100), "vcuda_ledger_granted_total": steady(5)},
+        ],
+        [
+            {'vcuda_quota_reservation_age_seconds{namespace="a"}': steady(87)},
+            {'vcuda_quota_reserved_cores{namespace="a"}': steady(100), "vcuda_ledger_granted_total": rising(5)},
+            {},
+        ],
+    ),
+    "VcudaLedgerWritesUnsure": threshold("vcuda_ledger_unsure_total", rising(1), rising(0.5)),
+    "VcudaWatchSilent": threshold('vcuda_watch_last_event_age_seconds{pod="a"}', steady(121), steady(119)),
+    "VcudaQuotaMalformed": threshold("vcuda_quota_config_valid", steady(0), steady(1)),
+    "VcudaCertificateExpires": threshold(
+        "vcuda_serving_certificate_expiry_seconds", steady(13 * DAY), steady(15 * DAY)
+    ),
+    "VcudaClientCertificateExpires": threshold(
+        "vcuda_client_certificate_expiry_seconds", steady(13 * DAY), steady(15 * DAY)
+    ),
+    "VcudaCertificateNotRead": threshold("vcuda_serving_certificate_reload_failures_total", rising(1), steady(4)),
+    "VcudaControllerDown": Case(
+        [{}, {'up{job="vcuda-controller",pod="a"}': steady(0)}], [{'up{job="vcuda-controller",pod="a"}': steady(1)}]
+    ),
+    "VcudaNoControllerLeads": Case(
+        [
+            {},
+            {'vcuda_controller_leading{pod="a"}': steady(0), 'vcuda_controller_leading{pod="b"}': steady(0)},
+            {'vcuda_controller_leading{pod="a"}': steady(1), 'vcuda_controller_leading{pod="b"}': steady(1)},
+        ],
+        [{'vcuda_controller_leading{pod="a"}': steady(1), 'vcuda_controller_leading{pod="b"}': steady(0)}],
+    ),
+    "VcudaSettlingLags": threshold("vcuda_settle_lag_seconds", steady(31), steady(29)),
+    "VcudaLedgerMended": threshold("vcuda_settle_mended_total", rising(0.1), steady(1)),
+    "VcudaQuotaNotInEffect": threshold('vcuda_quota_taking_effect{namespace="a"}', steady(1), steady(0)),
+    "VcudaQuotaExceeded": Case(
+        [{USED: steady(401), LIMIT: steady(400)}, {MEMORY: steady(2), MEMORY_LIMIT: steady(1)}],
+        [{USED: steady(400), LIMIT: steady(400), MEMORY: steady(1), MEMORY_LIMIT: steady(1)}, {}],
+    ),
+    "VcudaTerminatingStays": threshold('vcuda_quota_terminating_cores{namespace="a"}', steady(100), "100 0x149"),
+    "VcudaPodsDeletedOverQuota": threshold(DELETED, rising(0.1), steady(1)),
+    "VcudaPodsUnpinned": threshold('vcuda_quota_unpinned_pods{namespace="a"}', steady(1), steady(0)),
+    "VcudaClaimsUnpinned": threshold('vcuda_audit_claims{namespace="a",finding="unpinned"}', steady(1), steady(0)),
+    "VcudaOtherModelAllocated": Case(
+        [
+            {'vcuda_audit_pods{namespace="a",finding="other-model"}': steady(1)},
+            {'vcuda_audit_claims{namespace="a",finding="other-model"}': steady(1)},
+        ],
+        [{'vcuda_audit_pods{namespace="a",finding="other-model"}': steady(0)}, {}],
+    ),
+    "VcudaNoModelNodes": threshold("vcuda_model_nodes", steady(0), steady(1)),
+    "VcudaModelInDoubt": threshold('vcuda_model_doubts{doubt="mixed"}', steady(1), steady(0)),
+    "VcudaNodeAgentDown": up("vcuda-node", steady(0), steady(1)),
+    "VcudaNodeSweepsFail": Case(
+        [{'vcuda_vm_last_complete_sweep_timestamp_seconds{pod="a"}': steady(0)}],
+        [{'vcuda_vm_last_complete_sweep_timestamp_seconds{pod="a"}': f"0+60x{MINUTES}"}, {}],
+    ),
+}
+
+
+def situations() -> list[object]:
+    return [
+        pytest.param(alert, series, fires, id=f"{alert}, {'fires' if fires else 'is silent'}, {number}")
+        for alert, case in CASES.items()
+        for fires, all_series in ((True, case.firing), (False, case.silent))
+        for number, series in enumerate(all_series, 1)
+    ]
+
+
+def promtool() -> str:
+    """Return promtool. Without it the test is skipped."""
+    found = shutil.which("promtool")
+    if found is None:
+        pytest.skip("no promtool on PATH: install Debian's package prometheus")
+    return found
+
+
+def test_every_alert_has_its_cases() -> None:
+    assert CASES.keys() == set(NAMES)
+
+
+@pytest.mark.parametrize(("alert", "series", "fires"), situations())
+def test_an_alert_fires_only_in_its_situation(tmp_path: Path, alert: str, series: Series, fires: bool) -> None:
+    (tmp_path / "rules.yaml").write_text(json.dumps(RULES))
+    expression = f'sum(count_over_time(ALERTS{{alertname="{alert}",alertstate="firing"}}[2h])) > bool 0 or vector(0)'
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [
+            {"expr": expression, "eval_time": "145m", "exp_samples": [{"labels": "{}", "value": float(fires)}]}
+        ],
+    }
+    tests = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [test]}
+    (tmp_path / "test.yaml").write_text(json.dumps(tests))
+    done = subprocess.run(
+        (promtool(), "test", "rules", "test.yaml"),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_promtool_finds_no_fault_in_the_rules(tmp_path: Path) -> None:
+    (tmp_path / "rules.yaml").write_text(json.dumps(RULES))
+    done = subprocess.run(
+        (promtool(), "check", "rules", tmp_path / "rules.yaml"), capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
