@@ -1,6 +1,8 @@
 """The server on its own, over TLS: its verdicts, metrics and log lines, and that no crowd gets more than the quota."""
 
 import json
+import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -116,6 +118,16 @@ def test_metrics_tell_that_the_quota_is_valid_and_when_the_certificate_ends(serv
     assert server.metric("vcuda_serving_certificate_expiry_seconds") == leaf.not_valid_after_utc.timestamp()
     assert server.metric("vcuda_serving_certificate_expiry_seconds") > time.time()
     assert server.get("/metrics").headers["Content-Type"].startswith("text/plain; version=0.0.4")
+
+
+def test_the_lines_of_gunicorn_are_structured_too(quota: Path) -> None:
+    """A worker that is killed is one that gunicorn tells of."""
+    with serving("--standalone", "--quota", quota) as server:
+        os.kill(server.worker(), signal.SIGKILL)
+        told = server.await_log("gunicorn")
+        assert (told["level"], "SIGKILL" in told["message"]) == ("error", True)
+        assert server.terminate() == 0
+        assert all(line.startswith("{") for line in server.output().splitlines())
 
 
 def test_each_admission_is_one_line_that_tells_all_about_it(quota: Path) -> None:

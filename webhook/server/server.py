@@ -28,6 +28,7 @@ from webhook.metrics import LedgerMetrics, Metrics, ReflectorCollector
 from webhook.review import context, namespaces
 from webhook.server import app
 from webhook.server.application import ServedApplication
+from webhook.server.gunicorn_log import StructuredLogger
 from webhook.server.worker import KEEP_ALIVE_SECONDS, WebhookWorker
 
 MAX_CONNECTIONS = 2048
@@ -223,6 +224,7 @@ class WebhookServer(ServedApplication):
             "post_worker_init": self._ready,
             "control_socket_disable": True,
             "loglevel": "warning",
+            "logger_class": StructuredLogger,
             "proc_name": "vcuda-webhook",
         }
         shared_memory = Path("/dev/shm")  # noqa: S108  # gunicorn's heartbeat file; a read-only root has no other place
