@@ -13,7 +13,7 @@ CHAOS_SECONDS ?= 600
 CREATES ?= 0
 ASSETS = assets=$$(tests/e2e/build-control-plane $(K8S)) && KUBEBUILDER_ASSETS=$$assets
 
-.PHONY: help demo test fuzz e2e chaos reread bench scale screenshots reference chart docs lint format clean
+.PHONY: help demo test fuzz e2e chaos reread bench scale screenshots reference chart install-yaml docs lint format clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-11s %s\n", $$1, $$2}'
@@ -46,8 +46,9 @@ reread: $(VENV)/installed  ## Wait for the API server to take up a new client ce
 bench: $(VENV)/installed  ## Measure what a pod costs with us, beside webhooks that do nothing and beside none, and our parts
 	$(ASSETS) $(BIN)/python -m bench
 
-scale: $(VENV)/installed  ## Measure the controller and the webhook beside 50,000 stored pods, 50,000 claims and 5,000 slices
+scale: $(VENV)/installed  ## Measure the controller and the webhook beside 50,000 stored pods, 50,000 claims, 5,000 slices and 5,000 nodes
 	$(ASSETS) $(BIN)/python -m bench scale
+	$(BIN)/python -m bench discover
 
 screenshots: $(VENV)/installed  ## Take the pictures of the usage page under docs/, with Debian's chromium
 	$(BIN)/python -m tools.screenshots
@@ -61,6 +62,9 @@ $(VENV)/docs-installed: setup.cfg $(VENV)/installed
 
 chart: $(VENV)/installed  ## Write the templates of the Helm chart from the kustomize base and components
 	$(ASSETS) $(BIN)/python -m tools.chart
+
+install-yaml: $(VENV)/installed  ## Write build/install.yaml for `kubectl apply -f`; IMAGE=REGISTRY/vcuda-quota:TAG, and COMPONENTS="hami cert-manager" for more
+	$(ASSETS) $(BIN)/python -m tools.install_yaml --image $(or $(IMAGE),vcuda-quota:0.1.0) $(addprefix --component ,$(COMPONENTS)) --output build/install.yaml
 
 docs: $(VENV)/docs-installed  ## Build the documentation as a static site in build/site; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
 from tests.helm import CHART, NEWEST, helm, templated
 from tests.rendered import Json, images, one, pod_spec
 from tests.tables import cases
+from tools import install_yaml
 from tools.chart.__main__ import HEADER, templates
 from tools.chart.features import COMPONENTS, Identity, Objects, identity_of, render
 from vcuda import __version__
@@ -215,3 +217,14 @@ def test_a_fault_in_a_copy_of_the_chart_is_found(tmp_path: Path) -> None:
     done = templated(chart=chart)
     [found] = unlike(objects(done.stdout), render())
     assert (found.kind, found.name) == ("Deployment", "vcuda-webhook")
+
+
+def test_one_file_has_the_same_objects_with_the_image_that_was_named(tmp_path: Path) -> None:
+    image, file = "registry.example/vcuda-quota:1.2.3", tmp_path / "install.yaml"
+    arguments = [f"--image={image}", "--component=hami", "--component=prometheus", f"--output={file}"]
+    assert CliRunner().invoke(install_yaml.main, arguments).exit_code == 0
+    written = objects(file.read_text())
+    assert set(images([*written.values()]).values()) == {image}
+    plain = objects(file.read_text().replace(image, "vcuda-quota:0.1.0"))
+    assert unlike(plain, render("hami", "prometheus")) == {}
+    assert next(iter(written)).kind == "Namespace"
