@@ -13,7 +13,7 @@ CHAOS_SECONDS ?= 600
 CREATES ?= 0
 ASSETS = assets=$$(tests/e2e/build-control-plane $(K8S)) && KUBEBUILDER_ASSETS=$$assets
 
-.PHONY: help demo test fuzz e2e chaos reread bench scale screenshots reference chart install-yaml docs lint format clean
+.PHONY: help demo test fuzz e2e chaos reread bench scale screenshots reference chart install-yaml release docs lint format clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-11s %s\n", $$1, $$2}'
@@ -66,6 +66,13 @@ chart: $(VENV)/installed  ## Write the templates of the Helm chart from the kust
 install-yaml: $(VENV)/installed  ## Write build/install.yaml for `kubectl apply -f`; IMAGE=REGISTRY/vcuda-quota:TAG, and COMPONENTS="hami cert-manager" for more
 	$(ASSETS) $(BIN)/python -m tools.install_yaml --image $(or $(IMAGE),vcuda-quota:0.1.0) $(addprefix --component ,$(COMPONENTS)) --output build/install.yaml
 
+$(VENV)/release-installed: setup.cfg $(VENV)/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[release]'
+	touch $@
+
+release: $(VENV)/release-installed  ## Write the files of a release into dist: VERSION=0.1.0 IMAGE=REGISTRY/vcuda-quota:0.1.0
+	$(ASSETS) $(BIN)/python -m tools.release --version "$(VERSION)" --image $(or $(IMAGE),vcuda-quota:$(VERSION))
+
 docs: $(VENV)/docs-installed  ## Build the documentation as a static site in build/site; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
@@ -81,4 +88,4 @@ format: $(VENV)/installed  ## Put the code in order
 	$(BIN)/ruff format
 
 clean:  ## Remove what the targets made
-	rm -rf $(VENV) *.egg-info build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) *.egg-info build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 import yaml
 
-from tools.chart.features import COMPONENTS, Json, render
+from tools.chart.features import COMPONENTS, MANIFESTS, Json, render
 
 OURS = "vcuda-quota:"
 """The beginning of the image in the manifests."""
@@ -21,6 +21,13 @@ def with_image(value: Json, image: str) -> Json:
     return [with_image(each, image) for each in value] if isinstance(value, list) else value
 
 
+def write(image: str, components: tuple[str, ...], output: Path, manifests: Path = MANIFESTS) -> int:
+    """Write the file. Return the number of objects in it."""
+    objects = [with_image(found, image) for found in render(*components, manifests=manifests).values()]
+    output.write_text(yaml.safe_dump_all(objects, sort_keys=False, width=10**6), encoding="utf-8")
+    return len(objects)
+
+
 @click.command()
 @click.option("--image", required=True, metavar="IMAGE", help="The image, for example REGISTRY/vcuda-quota:0.1.0.")
 @click.option(
@@ -32,10 +39,9 @@ def with_image(value: Json, image: str) -> Json:
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The file to write.")
 def main(image: str, components: tuple[str, ...], output: Path) -> None:
     """Write one file with everything that an installation needs."""
-    objects = [with_image(found, image) for found in render(*components).values()]
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(yaml.safe_dump_all(objects, sort_keys=False, width=10**6), encoding="utf-8")
-    click.echo(f"{output}: {len(objects)} objects with image {image}")
+    number = write(image, components, output)
+    click.echo(f"{output}: {number} objects with image {image}")
 
 
 if __name__ == "__main__":

@@ -50,14 +50,16 @@ def identity_of(found: Json) -> Identity:
     return Identity(found["apiVersion"], found["kind"], metadata.get("namespace", ""), metadata["name"])
 
 
-def render(*components: str) -> Objects:
+def render(*components: str, manifests: Path = MANIFESTS) -> Objects:
     """Return the objects of the base with these components, as ``kubectl kustomize`` prints them.
+
+    ``manifests``: the directory of the base and the components.
 
     Raises FileNotFoundError if there is no kubectl on PATH, and subprocess.CalledProcessError if kustomize fails.
     """
     with tempfile.TemporaryDirectory() as directory:
         copy = Path(directory) / "manifests"
-        shutil.copytree(MANIFESTS, copy, ignore=shutil.ignore_patterns("chart"))
+        shutil.copytree(manifests, copy, ignore=shutil.ignore_patterns("chart"))
         target = copy / "one"
         target.mkdir()
         whole = {"resources": ["../base"], "components": [f"../components/{name}" for name in components]}

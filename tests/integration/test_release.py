@@ -1,0 +1,93 @@
+"""`make release` writes the same files twice, and only for the version of the package."""
+
+import hashlib
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from tests.helm import templated
+from tests.kubectl import kubectl
+from tools import release
+from vcuda import __version__
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+IMAGE = "registry.example/vcuda-quota:1.2.3"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The files of two runs, without the list of components, which needs a package of its own."""
+    kubectl()  # without it, this is skipped
+    date = 1_700_000_000
+    source, both = tmp_path_factory.mktemp("source"), (tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("other"))
+    release.source_of("HEAD", source)
+    for target in both:
+        release.write_wheel(source, target, date)
+        release.write_chart(source, target, __version__, date)
+        release.install_yaml.write(IMAGE, (), target / "install.yaml", source / "manifests")
+        (target / release.SUMS).write_text("".join(release.sums(target)))
+    return both
+
+
+def test_two_runs_on_one_commit_give_the_same_bytes(written: tuple[Path, Path]) -> None:
+    one, other = ({path.name: path.read_bytes() for path in each.iterdir()} for each in written)
+    assert one == other
+    assert len(one) == 4
+    for line in one[release.SUMS].decode().splitlines():
+        checksum, name = line.split()
+        assert hashlib.sha256(one[name]).hexdigest() == checksum
+
+
+def test_the_wheel_has_every_package_and_no_test(written: tuple[Path, Path]) -> None:
+    [wheel] = written[0].glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        top = {name.partition("/")[0] for name in archive.namelist()}
+    assert top == {"vcuda", "webhook", "controller", "certs", f"vcuda_quota-{__version__}.dist-info"}
+
+
+def test_the_packed_chart_gives_what_the_chart_gives(written: tuple[Path, Path], tmp_path: Path) -> None:
+    [packed] = written[0].glob("*.tgz")
+    with tarfile.open(packed) as archive:
+        archive.extractall(tmp_path, filter="data")
+    assert templated(chart=packed).stdout == templated(chart=tmp_path / "vcuda-quota").stdout != ""
+
+
+def test_the_one_file_names_the_image(written: tuple[Path, Path]) -> None:
+    text = (written[0] / "install.yaml").read_text()
+    assert {line.split()[-1] for line in text.splitlines() if " image: " in line} == {IMAGE}
+    assert all(found["kind"] for found in yaml.safe_load_all(text))
+
+
+def test_another_version_than_that_of_the_package_is_rejected(tmp_path: Path) -> None:
+    done = CliRunner().invoke(release.main, ["--version=9.9.9", f"--image={IMAGE}", f"--output={tmp_path}"])
+    assert done.exit_code == 2
+    assert f"--version is 9.9.9, and vcuda/__init__.py has {__version__}: change one of them" in done.output
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_directory_with_files_is_not_written_to(tmp_path: Path) -> None:
+    (tmp_path / "old").touch()
+    done = CliRunner().invoke(release.main, [f"--version={__version__}", f"--image={IMAGE}", f"--output={tmp_path}"])
+    assert done.exit_code == 2
+    assert "is not empty: remove it first" in done.output
+
+
+def test_the_notes_are_the_section_of_the_version_or_what_is_not_released_yet() -> None:
+    changelog = "# Changelog\n\n## Unreleased\n\n- new\n\n## 0.2.0 (2026-12-01)\n\n- this\n\n## 0.1.0\n\n- old\n"
+    assert [release.notes_of(changelog, version) for version in ("0.2.0", "0.1.0", "1.0.0")] == [
+        "- this\n",
+        "- old\n",
+        "- new\n",
+    ]
+
+
+def test_a_failed_command_is_told_with_its_output(tmp_path: Path) -> None:
+    with pytest.raises(release.click.ClickException, match="failed:"):
+        release.write_wheel(tmp_path, tmp_path, 0)
+    assert sys.executable

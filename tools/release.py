@@ -1,0 +1,123 @@
+"""``python -m tools.release``: write the files of a release. Two runs on one commit give the same bytes.
+
+Everything is made from the last commit, not from the working tree: the wheel, the Helm chart, install.yaml, the list of
+components (SBOM), the notes of the release, and the checksums of all of them.
+"""
+
+import gzip
+import hashlib
+import io
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from tools import install_yaml
+from vcuda import __version__
+
+ROOT = Path(__file__).parents[1]
+CHART = "manifests/chart"
+SUMS = "SHA256SUMS"
+
+
+def _run(*command: str | Path, cwd: Path = ROOT, **env: str) -> bytes:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, check=False, env={**os.environ, **env})
+    if done.returncode:
+        raise click.ClickException(f"{' '.join(map(str, command))} failed:\n{done.stderr.decode()}")
+    return done.stdout
+
+
+def source_of(commit: str, target: Path) -> None:
+    """Write the files of a commit into a directory."""
+    with tarfile.open(fileobj=io.BytesIO(_run("git", "archive", commit))) as archive:
+        archive.extractall(target, filter="data")
+
+
+def write_wheel(source: Path, target: Path, date: int) -> Path:
+    """Build the wheel. Return its path."""
+    options = ("--no-deps", "--quiet", "--disable-pip-version-check", "--wheel-dir")
+    _run(sys.executable, "-m", "pip", "wheel", *options, target, ".", cwd=source, SOURCE_DATE_EPOCH=str(date))
+    [wheel] = target.glob("*.whl")
+    return wheel
+
+
+def write_chart(source: Path, target: Path, version: str, date: int) -> None:
+    """Pack the chart as ``helm package`` does. helm itself writes the time of the run into the archive."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for path in sorted((source / CHART).rglob("*")):
+            if path.is_file() and path.name != ".helmignore":
+                content = path.read_bytes()
+                entry = tarfile.TarInfo(f"vcuda-quota/{path.relative_to(source / CHART)}")
+                entry.size, entry.mtime, entry.mode = len(content), date, 0o644
+                archive.addfile(entry, io.BytesIO(content))
+    with (target / f"vcuda-quota-{version}.tgz").open("wb") as file:
+        file.write(gzip.compress(packed.getvalue(), mtime=date))
+
+
+def write_components(wheel: Path, target: Path) -> None:
+    """Write the components of the product, as CycloneDX: those of an environment with the wheel alone."""
+    with tempfile.TemporaryDirectory() as directory:
+        environment = Path(directory)
+        venv.create(environment, with_pip=False)
+        python = environment / "bin" / "python"
+        # Installed by its name, so that the path of the wheel on this machine is written nowhere.
+        named = (f"--find-links={wheel.parent}", f"vcuda-quota=={__version__}")
+        _run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-compile", *named)
+        options = ("--output-reproducible", "--output-format=JSON", f"--output-file={target / 'sbom.cdx.json'}")
+        _run(sys.executable, "-m", "cyclonedx_py", "environment", *options, python)
+
+
+def notes_of(changelog: str, version: str) -> str:
+    """Return the section of a version in the changelog, or else that of what is not released yet."""
+    sections = dict(re.findall(r"^## (\S+).*?\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL))
+    found: str = sections.get(version) or sections["Unreleased"]
+    return found.strip() + "\n"
+
+
+def sums(target: Path) -> Iterator[str]:
+    """Yield the lines of SHA256SUMS."""
+    for path in sorted(target.iterdir()):
+        if path.name != SUMS:
+            yield f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n"
+
+
+@click.command()
+@click.option("--version", required=True, help="The version. It must be the one in vcuda/__init__.py.")
+@click.option("--image", required=True, metavar="IMAGE", help="The image that install.yaml names.")
+@click.option(
+    "--output", type=click.Path(file_okay=False, path_type=Path), default=ROOT / "dist", help="The directory."
+)
+def main(version: str, image: str, output: Path) -> None:
+    """Write the wheel, the chart, install.yaml, the SBOM, the notes and the checksums of a release."""
+    if version != __version__:
+        raise click.UsageError(f"--version is {version}, and vcuda/__init__.py has {__version__}: change one of them")
+    output.mkdir(parents=True, exist_ok=True)
+    if any(output.iterdir()):
+        raise click.UsageError(f"{output} is not empty: remove it first")
+    date = int(_run("git", "log", "-1", "--format=%ct"))
+    with tempfile.TemporaryDirectory() as directory:
+        source = Path(directory)
+        source_of("HEAD", source)
+        click.echo("wheel")
+        wheel = write_wheel(source, output, date)
+        click.echo("chart and install.yaml")
+        write_chart(source, output, version, date)
+        install_yaml.write(image, (), output / "install.yaml", source / "manifests")
+        click.echo("components")
+        write_components(wheel, output)
+        changelog = (source / "CHANGELOG.md").read_text(encoding="utf-8")
+        (output / "NOTES.md").write_text(notes_of(changelog, version), encoding="utf-8")
+    (output / SUMS).write_text("".join(sums(output)), encoding="utf-8")
+    click.echo((output / SUMS).read_text(encoding="utf-8"), nl=False)
+
+
+if __name__ == "__main__":
+    main()
