@@ -12,7 +12,7 @@ import pytest
 from tests.rendered import MANIFESTS
 
 CHART = MANIFESTS / "chart"
-WHAT_TO_DO = "run tests/e2e/build-helm, and put the directory that it prints on PATH"
+WHAT_TO_DO = "run tests/e2e/build-tools, and put the directory that it prints on PATH"
 NEWEST = "1.37.2"
 """The version of Kubernetes for which templates are rendered. The default of a helm from `go install` is older."""
 APIS = ("cert-manager.io/v1", "monitoring.coreos.com/v1")
@@ -21,7 +21,7 @@ APIS = ("cert-manager.io/v1", "monitoring.coreos.com/v1")
 
 @functools.cache
 def program(name: str = "helm") -> str:
-    """Return helm 4, or helm3. Without it the test is skipped."""
+    """Return the path of helm 4, or of another program. Without it the test is skipped."""
     found = shutil.which(name)
     if found is None:
         pytest.skip(f"no {name} on PATH: {WHAT_TO_DO}")

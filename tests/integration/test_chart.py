@@ -91,9 +91,11 @@ def test_the_templates_are_those_of_the_manifests() -> None:
     assert generated == templates()
 
 
-def test_the_chart_has_the_version_of_the_package() -> None:
+def test_the_chart_and_the_base_have_the_version_of_the_package() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
+    base = yaml.safe_load((CHART.parent / "base" / "kustomization.yaml").read_text())
+    assert [image["newTag"] for image in base["images"]] == [__version__]
 
 
 def test_every_component_has_a_value() -> None:

@@ -1,18 +1,19 @@
 """`make release` writes the same files twice, and only for the version of the package."""
 
 import hashlib
-import sys
+import subprocess
 import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 import yaml
+from click import ClickException
 from click.testing import CliRunner
 
-from tests.helm import templated
+from tests.helm import program, templated
 from tests.kubectl import kubectl
-from tools import release
+from tools import install_yaml, release
 from vcuda import __version__
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -30,7 +31,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     for target in both:
         release.write_wheel(source, target, date)
         release.write_chart(source, target, __version__, date)
-        release.install_yaml.write(IMAGE, (), target / "install.yaml", source / "manifests")
+        install_yaml.write(IMAGE, (), target / "install.yaml", source / "manifests")
         (target / release.SUMS).write_text("".join(release.sums(target)))
     return both
 
@@ -87,7 +88,13 @@ def test_the_notes_are_the_section_of_the_version_or_what_is_not_released_yet() 
     ]
 
 
+def test_the_workflows_have_no_fault() -> None:
+    workflows = sorted((release.ROOT / ".github" / "workflows").glob("*.yml"))
+    assert workflows
+    done = subprocess.run((program("actionlint"), *workflows), capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_a_failed_command_is_told_with_its_output(tmp_path: Path) -> None:
-    with pytest.raises(release.click.ClickException, match="failed:"):
+    with pytest.raises(ClickException, match="failed:"):
         release.write_wheel(tmp_path, tmp_path, 0)
-    assert sys.executable

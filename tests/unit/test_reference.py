@@ -11,7 +11,7 @@ from tools.reference.sources import ROOT, Sentence, sentences
 from vcuda.requests.resources import BUILT_IN, CLASS_RESOURCE, PROFILE
 
 DOCUMENTS = (
-    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md"),
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
     *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")),
 )
 
