@@ -5,8 +5,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from controller.refusals import RefusedWorkload
 from controller.ui.model import HolderRow
-from controller.ui.snapshot import Certificate, Finding, ModelCards, RefusedWorkload, RemovedAllocation, Source
+from controller.ui.snapshot import Certificate, Finding, ModelCards, RemovedAllocation, Source
 from vcuda.ledger.report import ModelUse, NamespaceUse, PodUse
 
 NOW = datetime.datetime(2026, 3, 4, 12, tzinfo=datetime.UTC)

@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -12,19 +13,21 @@ from kubernetes.config import kube_config
 
 from controller.plugin.explain import ExplainedObject, ask_about
 from controller.plugin.nodes import GpuNode, read_cluster
+from controller.plugin.refused import read_refusals
+from controller.plugin.usage_table import holder_rows, total_rows, use_rows
 from controller.settle.publisher import KEY, LABELS, NAME
 from vcuda import __version__, cli, errors, k8s_types
 from vcuda.kube import Kube, QuotaPlace, segment
 from vcuda.ledger.report import NamespaceUse
 from vcuda.placement.affinity import NodeLabels
-from vcuda.quota import document, model
+from vcuda.quota import document
 from vcuda.workloads import NO_PODS, Unread, Workload, workloads_in
 
-BAR = 20
-"""The width, in characters, of the bar that shows the used share of a limit."""
-
-RESERVED = 7
+RESERVED = 8
 """The position of the column RESERVED, the first that is left out if it is empty."""
+
+WATCH_SECONDS = 2.0
+"""Seconds between two looks of ``--watch``."""
 
 FAILED = 1
 OWN_KUBECONFIG = Path("~/.kube/config")
@@ -65,6 +68,7 @@ class Target(msgspec.Struct, frozen=True):
 @click.version_option(__version__, prog_name="kubectl gpuquota", message="%(prog)s %(version)s")
 @click.option("-n", "--namespace", help="Namespace.  [default: that of the context]")
 @click.option("-A", "--all-namespaces", is_flag=True, help="Every limited namespace.")
+@click.option("-w", "--watch", is_flag=True, help="Show the figures again whenever they change, until Ctrl-C.")
 @click.option(
     "--kubeconfig",
     envvar="KUBECONFIG",
@@ -87,6 +91,7 @@ def main(
     *,
     namespace: str | None,
     all_namespaces: bool,
+    watch: bool,
     kubeconfig: Path | None,
     context_name: str | None,
     output: str,
@@ -97,15 +102,21 @@ def main(
     not include reserved cards. The webhook releases unused ones within seconds. GRANTED shows the parts of a limit that
     end, and when.
 
+    With -A, the rows `total` add up each model over the namespaces. FREE is the rest of a limit, and at least 0. So the
+    total of FREE may be more than the nodes have.
+
     \b
     Examples:
       kubectl gpuquota
+      kubectl gpuquota --watch
       kubectl gpuquota -n team-a -o json
       kubectl gpuquota -n team-a -o wide
           also lists the pods and ResourceClaims that hold cards, largest first
       kubectl gpuquota -A
       kubectl gpuquota explain -f pod.yaml
           shows whether these pods and claims would be admitted now, and why
+      kubectl gpuquota refusals
+          lists the workloads that were rejected, and why
       kubectl gpuquota nodes
           lists the GPU nodes with their models and free cards
 
@@ -114,23 +125,74 @@ def main(
     context.obj = target = Target(kubeconfig, context_name, namespace, output)
     if context.invoked_subcommand is None:
         kube = target.connect()
+
+        def look() -> list[NamespaceUse]:
+            return list(_all(kube) if all_namespaces else _one(kube, target.namespace()))
+
         try:
-            uses = list(_all(kube) if all_namespaces else _one(kube, target.namespace()))
+            for number, uses in enumerate(_looks(look) if watch else [look()]):
+                if number:
+                    click.echo()
+                _show_uses(uses, output)
         except errors.VcudaError as error:
             cli.fail(str(error), FAILED)
-        heading = ("NAMESPACE", "MODEL", "USED", "LIMIT", "", "PENDING", "MEMORY MiB", "RESERVED", "GRANTED")
-        rows = [row for use in uses for row in _rows(use)]
-        # The last columns are left out while nothing is reserved, and while no grant ends: the normal state.
-        shown = [at for at in range(len(heading)) if at < RESERVED or any(row[at] not in ("", "0") for row in rows)]
-        _show(uses, output, *(tuple(row[at] for at in shown) for row in (heading, *rows)))
-        if output == WIDE:
-            click.echo()
-            holders = (row for use in uses for row in _holders(use))
-            _show(uses, output, ("NAMESPACE", "MODEL", "HELD BY", "NAME", "CARDS", "MEMORY MiB"), *holders)
-        # Many namespaces have the same warning.
-        told = (text for use in uses for text in use.warnings) if output in ("table", WIDE) else ()
-        for text in dict.fromkeys(told):
-            _warn(text)
+
+
+def _looks(look: Callable[[], list[NamespaceUse]]) -> Iterator[list[NamespaceUse]]:
+    """Yield the reports whenever they differ from the last ones, until Ctrl-C."""
+    shown: list[NamespaceUse] | None = None
+    try:
+        while True:
+            if (found := look()) != shown:
+                yield found
+                shown = found
+            time.sleep(WATCH_SECONDS)
+    except KeyboardInterrupt:
+        return
+
+
+def _show_uses(uses: list[NamespaceUse], output: str) -> None:
+    heading = ("NAMESPACE", "MODEL", "USED", "FREE", "LIMIT", "", "PENDING", "MEMORY MiB", "RESERVED", "GRANTED")
+    rows = [*(row for use in uses for row in use_rows(use)), *total_rows(uses)]
+    # The last columns are left out while nothing is reserved, and while no grant ends: the normal state.
+    shown = [at for at in range(len(heading)) if at < RESERVED or any(row[at] not in ("", "0") for row in rows)]
+    _show(uses, output, *(tuple(row[at] for at in shown) for row in (heading, *rows)))
+    if output == WIDE:
+        click.echo()
+        holders = (row for use in uses for row in holder_rows(use))
+        _show(uses, output, ("NAMESPACE", "MODEL", "HELD BY", "NAME", "CARDS", "MEMORY MiB"), *holders)
+    # Many namespaces have the same warning.
+    told = (text for use in uses for text in use.warnings) if output in ("table", WIDE) else ()
+    for text in dict.fromkeys(told):
+        _warn(text)
+
+
+@main.command()
+@click.option("-n", "--namespace", help="Namespace; also before the command.")
+@click.option("-A", "--all-namespaces", is_flag=True, help="All namespaces.")
+@click.option("-o", "--output", type=OUTPUTS, help="Output format; also before the command.  [default: table]")
+@click.pass_obj
+def refusals(target: Target, *, namespace: str | None, all_namespaces: bool, output: str | None) -> None:
+    """Show the workloads whose pods or ResourceClaims were rejected: how often, when last, and the newest reason.
+
+    They are read from Events, which the API server keeps for an hour. A pod that somebody created without a workload
+    has no Event: only its author saw the rejection.
+
+    \b
+    Examples:
+      kubectl gpuquota refusals
+      kubectl gpuquota refusals -n team-a -o json
+      kubectl gpuquota refusals -A
+
+    Exit status: 0 shown, also if there is none, 1 the cluster did not answer, 2 bad input.
+    """
+    try:
+        found = read_refusals(target.connect(), None if all_namespaces else target.namespace(namespace))
+    except errors.VcudaError as error:
+        cli.fail(str(error), FAILED)
+    heading = ("NAMESPACE", "WORKLOAD", "TIMES", "LAST", "REASON")
+    rows = ((each.namespace, f"{each.kind}/{each.name}", str(each.count), each.at, each.message) for each in found)
+    _show(found, output or target.output, heading, *rows)
 
 
 @main.command()
@@ -271,63 +333,6 @@ def _read(raw: bytes) -> NamespaceUse:
 
 def _warn(text: str) -> None:
     click.echo(f"Warning: {cli.printable(text)}", err=True)
-
-
-def _rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each model, or one row if there is no model. The first column also has the notes."""
-    found = {
-        use.mode: use.mode != model.Mode.ENFORCE,
-        "taking effect": use.taking_effect,
-        "ledger lost": use.ledger_lost,
-    }
-    notes = ", ".join(note for note, holds in found.items() if holds)
-    namespace = f"{use.namespace} ({notes})" if notes else use.namespace
-    for each in use.models:
-        figures = (each.used, each.limit, each.pending, each.reserved)
-        used, limit, pending, reserved = ("" if cards is None else f"{cards:g}" for cards in figures)
-        pending += f" ({each.terminating:g} terminating)" if each.terminating else ""
-        memory = "" if each.memory_limit is None else f"{each.memory_used} of {each.memory_limit}"
-        reserved += f" ({each.memory_reserved} MiB)" if each.memory_reserved else ""
-        shown = (
-            bar(each.memory_used or 0, each.memory_limit or 0, each.memory_reserved)
-            if each.limit is None
-            else bar(each.used, each.limit, each.reserved)
-        )
-        granted = ", ".join(
-            f"{f'{grant.memory} MiB' if grant.cards is None else f'{grant.cards:g}'} until {grant.until}"
-            for grant in each.grants
-        )
-        yield (namespace, each.model, used, limit, shown, pending, memory, reserved, granted)
-    if not use.models:
-        yield (namespace, "no GPU", "", "", "", "", "", "", "")
-
-
-def _holders(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each pod and claim that holds cards, and one with the number that the report leaves out."""
-    for each in use.models:
-        for holder in each.pods:
-            kind, number = ("claim" if holder.claim else "pod"), f"{holder.cores / model.CORES_PER_CARD:g}"
-            yield (use.namespace, each.model, kind, holder.name, number, str(holder.memory or ""))
-        if each.more_pods:
-            yield (use.namespace, each.model, "", f"and {each.more_pods} more", "", "")
-
-
-def bar(used: float, limit: float, reserved: float = 0) -> str:
-    """Return a bar such as ``[######++----]``, with ``#`` for used and ``+`` for reserved cards.
-
-    It is empty only if nothing is used, and full only if the limit is reached.
-    """
-    used_to, taken_to = _filled(used, limit), _filled(used + reserved, limit)
-    # A small reservation is shown too, if the bar has a free place.
-    taken_to = max(taken_to, min(used_to + 1, BAR - 1)) if reserved else taken_to
-    return f"[{'#' * used_to}{'+' * (taken_to - used_to)}{'-' * (BAR - taken_to)}]"
-
-
-def _filled(used: float, limit: float) -> int:
-    # A limit of 0, for example a lowered one, counts as full if anything is used.
-    share = used / limit if limit else float(used > 0)
-    filled = round(share * BAR) if share < 1 else BAR
-    return min(max(filled, 1), BAR - 1) if 0 < share < 1 else filled
 
 
 def _show(values: Sequence[msgspec.Struct], output: str, *table: tuple[str, ...]) -> None:

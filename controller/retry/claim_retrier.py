@@ -11,6 +11,7 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
+from controller.refusals import CLAIM_REASON
 from controller.retry.refused import LOOK_SECONDS, RefusedObject, refused_by_events
 from controller.retry.retrier import REST_PER_SECOND, RETRY_ANNOTATION, FreeQuota
 from controller.workqueue import Reconciler
@@ -18,7 +19,6 @@ from vcuda import errors, k8s_types
 from vcuda.kube import MERGE_PATCH, Kube, segment
 from vcuda.ledger.report import NamespaceUse
 
-REASON = "FailedResourceClaimCreation"
 MOST_AT_ONCE = 20  # pods of a namespace that one turn checks, the longest refused first; a turn takes a second
 MOST_WOKEN = 10_000  # pods of a namespace that are checked for one increase of free quota; the uid of each is kept
 # The Event of a refusal may be written after the quota was freed. A second look then finds the pod.
@@ -100,7 +100,7 @@ class ClaimRetrier:
         if checked is None or not self._served():
             return None
         try:
-            first = refused_by_events(self._kube, namespace, REASON, ("Pod",), leave_out=checked)
+            first = refused_by_events(self._kube, namespace, CLAIM_REASON, ("Pod",), leave_out=checked)
         except errors.ListOverdue as error:
             # Other namespaces get their turns first. Meanwhile Kubernetes' claim controller retries on its own.
             self._log.warning("refused ResourceClaims not listed in time", namespace=namespace, reason=str(error))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import msgspec
 
+from controller.refusals import REASON
 from vcuda import errors, k8s_types
 from vcuda.kube import Kube, objects, segment
 from vcuda.quota.model import NOT_MUTATED, OVER_QUOTA
@@ -199,7 +200,7 @@ def find_refused(
     Raises ListOverdue if the LISTs take longer than `LOOK_SECONDS`.
     """
     until = time.monotonic() + LOOK_SECONDS
-    told = refused_by_events(kube, namespace, "FailedCreate", _COLLECTIONS)
+    told = refused_by_events(kube, namespace, REASON, _COLLECTIONS)
     kinds = [kind for kind in WITH_CONDITION if kind in listed or any(each.kind == kind for each in told)]
     found = RefusedOwners(judged)
     for refused, size in _refused_by_condition(kube, namespace, kinds, until):

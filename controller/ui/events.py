@@ -1,24 +1,15 @@
-"""Reads refusals of pods and removals of stale allocations from Events.
-
-The webhook does not store refusals. The owner of a refused pod (a ReplicaSet, Job, StatefulSet ...) writes an Event
-with reason FailedCreate and the refusal as its message. The API server keeps it for an hour (kube-apiserver
-``--event-ttl``). If a user creates a pod directly, there is no Event; only the user sees the refusal.
-"""
+"""Follows the Events about refusals of pods (`controller.refusals`) and about removals of stale allocations."""
 
 import datetime
-import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic
 
 import msgspec
 
-from controller.ui import model
-from controller.ui.snapshot import RefusedWorkload, RemovedAllocation, T
-from vcuda.k8s_types import K8sStruct, ObjectMeta
+from controller.refusals import MAX_MESSAGE_LENGTH, StoredEvent, about
+from controller.ui.snapshot import RemovedAllocation, T
 from vcuda.kube import Kube, Reflector
-from vcuda.quota.model import OVER_QUOTA
-from vcuda.requests.pod_request import MALFORMED
 
 MAX_EVENTS = 500
 """The most Events of one kind that are kept, the newest ones. Each has a few hundred bytes."""
@@ -26,100 +17,13 @@ MAX_EVENTS = 500
 MAX_EVENTS_A_NAMESPACE = 20
 """The most Events of one namespace that are kept, so that a tenant's Events cannot replace those of others."""
 
-ALLOWED_SKEW = datetime.timedelta(minutes=1)
-"""The most by which the clock of an Event's writer may be ahead."""
-
-MAX_MESSAGE_LENGTH = 1024
-"""The most characters of a message that are kept: the limit of the API server for events.k8s.io."""
-
-MAX_SEARCHED_LENGTH = 16 * 1024
-"""The most characters of a message that are searched for a refusal. The API server does not bound those of core/v1."""
-
-MAX_NAME_LENGTH = 253
-"""The most characters of a name or kind that are kept: the length of a name. The API server does not bound these."""
-
-# The webhook configuration can have any name. So a refusal is also recognized by its own first words.
-_OURS = re.compile(
-    r'admission webhook "[^"]*quota\.vcuda\.io" denied the request: (?P<reason>.*)'
-    rf"|(?P<known>({OVER_QUOTA}|{MALFORMED}): .*)",
-    re.DOTALL,
-)
-"""Matches kube-apiserver's text of a refusal (``pkg/admission/plugin/webhook/errors``), or our own first words."""
-
-
-class EventObject(K8sStruct, frozen=True, gc=False):
-    """The object that an Event is about."""
-
-    kind: str = ""
-    namespace: str = ""
-    name: str = ""
-
-
-class Series(K8sStruct, frozen=True, gc=False):
-    """The number of occurrences and the last time, as writers of events.k8s.io set them."""
-
-    count: int = 0
-    last_observed_time: str | None = None
-
-
-class StoredEvent(K8sStruct, frozen=True, gc=False):
-    """The fields of an Event that are read. Different writers set different time fields."""
-
-    metadata: ObjectMeta = ObjectMeta()
-    involved_object: EventObject = EventObject()
-    message: str | None = None
-    count: int | None = None
-    last_timestamp: str | None = None
-    event_time: str | None = None
-    series: Series | None = None
-
-    def last(self, now: datetime.datetime) -> str:
-        """Return the time of the last occurrence (RFC 3339), or the creation time if that one is impossible."""
-        stored = self.metadata.creation_timestamp or ""
-        # client-go's recorders set lastTimestamp for core/v1, and eventTime and a series for events.k8s.io.
-        written = (self.series and self.series.last_observed_time) or self.last_timestamp or self.event_time or ""
-        # Tenants can write these times. Only the creation time is set by the API server.
-        first, last = model.moment(stored), model.moment(written)
-        return written if first and last and first <= last <= now + ALLOWED_SKEW else stored
-
-    @property
-    def times(self) -> int:
-        return max(self.series.count if self.series else 0, self.count or 1)
-
-
 _EVENT = msgspec.json.Decoder(StoredEvent)
 
 
-def read_refusal(event: StoredEvent, at: str) -> RefusedWorkload | None:
-    """Return the refusal in an Event, whose last occurrence was ``at``; None if the webhook did not refuse."""
-    found = _OURS.search((event.message or "")[:MAX_SEARCHED_LENGTH])
-    if not found:
-        return None
-    kind, name = _about(event)
-    message = (found["reason"] or found["known"])[:MAX_MESSAGE_LENGTH]
-    return RefusedWorkload(event.metadata.namespace, kind, name, message, at, event.times)
-
-
 def read_removal(event: StoredEvent, at: str) -> RemovedAllocation:
-    kind, name = _about(event)
+    kind, name = about(event)
     message = (event.message or "")[:MAX_MESSAGE_LENGTH]
     return RemovedAllocation(event.involved_object.namespace and event.metadata.namespace, name, kind, message, at)
-
-
-def _about(event: StoredEvent) -> tuple[str, str]:
-    return event.involved_object.kind[:MAX_NAME_LENGTH], event.involved_object.name[:MAX_NAME_LENGTH]
-
-
-def merge_by_workload(refusals: Iterable[RefusedWorkload]) -> Sequence[RefusedWorkload]:
-    """Return one refusal for each workload, with the newest reason and the total count, newest first."""
-    # A workload has several Events, because writers only count repeated messages, and the figures in ours change.
-    latest: dict[tuple[str, str, str], RefusedWorkload] = {}
-    for each in refusals:
-        key = (each.namespace, each.kind, each.name)
-        seen = latest.setdefault(key, each)
-        if seen is not each:
-            latest[key] = msgspec.structs.replace(seen, count=seen.count + each.count)
-    return tuple(latest.values())
 
 
 class Newest(Generic[T]):

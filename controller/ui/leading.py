@@ -9,9 +9,8 @@ from typing import Any
 import flask
 import msgspec
 
-from controller import certificates, httpd, manager
+from controller import certificates, httpd, manager, refusals
 from controller.garbage import stale_gc
-from controller.retry import claim_retrier
 from controller.ui import app, events, feed, page, snapshot
 from controller.ui.model import CapacityInformer, HolderRow, rounded
 from controller.violations.violation_watcher import kind_of
@@ -99,8 +98,8 @@ class LeaderSource:
 
     def __init__(self, kube: Kube, labels: affinity.NodeLabels, leader: manager.Leader) -> None:
         self._leader = leader
-        reasons = ("FailedCreate", claim_retrier.REASON)
-        self._refusals = [events.EventInformer(kube, reason, events.read_refusal) for reason in reasons]
+        reasons = (refusals.REASON, refusals.CLAIM_REASON)
+        self._refusals = [events.EventInformer(kube, reason, refusals.read_refusal) for reason in reasons]
         # The Events include the removals by earlier leaders.
         self._removals = events.EventInformer(kube, stale_gc.REASON, events.read_removal)
         self._capacity = CapacityInformer(kube, labels)
@@ -157,12 +156,12 @@ class LeaderSource:
         shown = self._leader.certificates.shown() if self._leader.certificates else None
         return None if shown is None else [certificate_row(one) for one in shown]
 
-    def _refused(self) -> Sequence[snapshot.RefusedWorkload] | None:
-        known = [refusals for each in self._refusals if (refusals := each.newest()) is not None]
+    def _refused(self) -> Sequence[refusals.RefusedWorkload] | None:
+        known = [newest for each in self._refusals if (newest := each.newest()) is not None]
         if len(known) < len(self._refusals):
             return None
         newest_first = sorted(itertools.chain(*known), key=lambda refusal: refusal.at, reverse=True)
-        return events.merge_by_workload(newest_first)
+        return refusals.merge_by_workload(newest_first)
 
 
 def fragmented(free_cards: FreeCardsByPool) -> Mapping[str, float]:

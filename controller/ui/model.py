@@ -135,15 +135,6 @@ def memory(mebibytes: int) -> str:
     return f"{mebibytes / 1024:.1f}".removesuffix(".0") + " GiB"
 
 
-def moment(text: str) -> datetime.datetime | None:
-    """Return the time of an RFC 3339 text; None if the text is not a time."""
-    try:
-        at = datetime.datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return at if at.tzinfo else None
-
-
 def span(seconds: float) -> str:
     """Render a time span in its largest unit: 3 d, 5 h, 12 min, 40 s."""
     whole = max(int(seconds), 0)

@@ -8,6 +8,7 @@ from urllib.parse import quote
 import jinja2
 from markupsafe import Markup
 
+from controller import refusals
 from controller.ui import model
 
 Clock = Callable[[], datetime.datetime]
@@ -46,7 +47,7 @@ class Views:
 
     def time(self, text: str) -> Markup:
         """Return the age of an RFC 3339 time, in an HTML element with the time as attribute."""
-        at = model.moment(text)
+        at = refusals.moment(text)
         if at is None:
             return Markup("<span>{}</span>").format(text or "unknown")
         return Markup('<time datetime="{}" title="{}">{}</time>').format(
@@ -55,7 +56,7 @@ class Views:
 
     def until(self, text: str) -> tuple[str, str]:
         """Return the remaining time as text, and its state: ``ended``, ``soon``, ``later`` or ``unknown``."""
-        at = model.moment(text)
+        at = refusals.moment(text)
         if at is None:
             return "end not known", "unknown"
         left = (at - self._clock()).total_seconds()

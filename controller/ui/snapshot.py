@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
+from controller.refusals import RefusedWorkload
 from controller.ui.model import HolderRow, NamespaceRow, rounded, row_of
 from controller.ui.page import Views
 from vcuda.ledger.report import NamespaceUse
@@ -33,17 +34,6 @@ class ModelCards(msgspec.Struct, frozen=True):
     def free(self) -> float | None:
         """The cards that are not used, at least 0; None if the number of cards is not known."""
         return None if self.cards is None else max(self.cards - self.used, 0.0)
-
-
-class RefusedWorkload(msgspec.Struct, frozen=True):
-    """A workload whose pods were refused. ``message``, ``at``: the newest reason and its time (RFC 3339)."""
-
-    namespace: str
-    kind: str
-    name: str
-    message: str
-    at: str
-    count: int = 1
 
 
 class RemovedAllocation(msgspec.Struct, frozen=True):

@@ -14,9 +14,9 @@ from typing import Any
 from controller.claims import ClaimInformer
 from controller.garbage.node.pods import list_uids
 from controller.pods import PodInformer
-from controller.retry.claim_retrier import REASON
+from controller.refusals import CLAIM_REASON, read_refusal
 from controller.retry.refused import find_refused, refused_by_events
-from controller.ui.events import EventInformer, read_refusal
+from controller.ui.events import EventInformer
 from tests.builders import LABELS
 from vcuda.kube import Kube, LedgerStore, Reflector, TemplateInformer
 from vcuda.placement.nodes import Nodes
@@ -33,7 +33,7 @@ def relisted(reflector: Reflector[Any]) -> int:
 
 
 def events(kube: Kube) -> int:
-    informer = EventInformer(kube, REASON, read_refusal)
+    informer = EventInformer(kube, CLAIM_REASON, read_refusal)
     relisted(informer.reflector)
     informer.reflector.synced.set()
     return len(informer.newest() or ())
@@ -50,7 +50,7 @@ READERS: Mapping[str, Callable[[Kube], int]] = {
     "the watch of claims": lambda kube: relisted(claims(kube).reflector),
     "the watch of templates": lambda kube: sum(map(relisted, TemplateInformer(kube).reflectors().values())),
     "the watch of Events": events,
-    "Events of refused pods": lambda kube: len(refused_by_events(kube, "team-a", REASON, ("Pod",))),
+    "Events of refused pods": lambda kube: len(refused_by_events(kube, "team-a", CLAIM_REASON, ("Pod",))),
     "refused workloads": lambda kube: len(find_refused(kube, "team-a").owners),
     "the pods of a node": lambda kube: len(list_uids(kube, "node-1")),
 }

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from controller.retry.claim_retrier import REASON
+from controller.refusals import CLAIM_REASON
 from controller.retry.refused import MOST_OWNER_BYTES
 from examples.claims import NVIDIA, claim, entry, template
 from tests.builders import ONE_CARD, stored_pod
@@ -39,7 +39,7 @@ SAMPLES: dict[str, dict[str, Any]] = {
     "events": {
         "metadata": {},
         "involvedObject": {"kind": "Pod", "name": "train", "uid": "1"},
-        "reason": REASON,
+        "reason": CLAIM_REASON,
         "message": f"{OVER_QUOTA}: {LARGE}",
     },
     "replicasets": {

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
+from controller.refusals import RefusedWorkload
 from controller.ui.app import Standing, create_app
 from controller.ui.feed import Feed
 from controller.ui.leading import serve
 from controller.ui.model import HolderRow
 from controller.ui.page import Views
-from controller.ui.snapshot import RefusedWorkload
 from examples.usage import Sample, ago, company, model_use, namespace_use
 from tests.browser import BORDER, CONTRASTS, DISCERNIBLE, NARROW, READABLE, WIDE, Tab, browsing, tab
 

@@ -9,7 +9,8 @@ import pytest
 import structlog
 
 from controller.garbage.node.names import present_uids
-from controller.retry.claim_retrier import REASON, ClaimRetrier
+from controller.refusals import CLAIM_REASON, read_refusal
+from controller.retry.claim_retrier import ClaimRetrier
 from controller.retry.refused import (
     LONGEST_UID,
     MOST_OWNER_BYTES,
@@ -21,7 +22,7 @@ from controller.retry.refused import (
 )
 from controller.settle.labels import ENFORCED_LABEL, NamespaceLabels
 from controller.settle.publisher import KEY, LABELS, NAME, Publisher
-from controller.ui.events import EventInformer, read_refusal
+from controller.ui.events import EventInformer
 from tests.api_double import ApiDouble
 from tests.builders import Manifest
 from tests.unit.test_retrier import Retried
@@ -54,7 +55,9 @@ def keeping_at_most(most: int) -> Iterator[None]:
 def store_event(api: ApiDouble, name: str, /, **about: str) -> None:
     metadata = {"name": name, "namespace": "team-a", "uid": f"event-{name}"}
     message = f"{OVER_QUOTA}: M40 {'x' * 1000}"
-    api.store(f"{EVENTS}/{name}", {"metadata": metadata, "involvedObject": about, "message": message, "reason": REASON})
+    api.store(
+        f"{EVENTS}/{name}", {"metadata": metadata, "involvedObject": about, "message": message, "reason": CLAIM_REASON}
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,15 +72,15 @@ def store_event(api: ApiDouble, name: str, /, **about: str) -> None:
 def test_an_event_about_what_cannot_be_is_passed_over(api: ApiDouble, about: dict[str, str]) -> None:
     store_event(api, "forged", **about)
     store_event(api, "real", kind="Pod", name="train", uid="1")
-    assert [each.name for each in refused_by_events(api.kube, "team-a", REASON, ("Pod",))] == ["train"]
+    assert [each.name for each in refused_by_events(api.kube, "team-a", CLAIM_REASON, ("Pod",))] == ["train"]
 
 
 def test_of_many_objects_that_events_are_about_a_bounded_number_is_kept(api: ApiDouble) -> None:
     for number in range(MOST_REFUSED + 50):
         store_event(api, f"{number}", kind="Pod", name=f"train-{number}", uid=f"{number}")
-    found = refused_by_events(api.kube, "team-a", REASON, ("Pod",))
+    found = refused_by_events(api.kube, "team-a", CLAIM_REASON, ("Pod",))
     assert len(found) == MOST_REFUSED
-    rest = refused_by_events(api.kube, "team-a", REASON, ("Pod",), leave_out={each.uid for each in found})
+    rest = refused_by_events(api.kube, "team-a", CLAIM_REASON, ("Pod",), leave_out={each.uid for each in found})
     assert len(rest) == 50
 
 
@@ -97,7 +100,7 @@ def test_a_message_of_a_megabyte_is_not_kept_by_the_page(api: ApiDouble) -> None
         store_event(api, f"{number}", kind="Pod", name=f"train-{number}")
         stored = api.objects[f"{EVENTS}/{number}"]
         stored["message"] = f"{OVER_QUOTA}: {LARGE}"
-    informer = EventInformer(api.kube, REASON, read_refusal)
+    informer = EventInformer(api.kube, CLAIM_REASON, read_refusal)
     with keeping_at_most(100_000):
         informer.reflector.relist()
     informer.reflector.synced.set()

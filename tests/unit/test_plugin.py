@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import pytest
 import yaml
 
-from controller.plugin.cli import bar
+from controller.plugin.usage_table import bar
 from controller.settle.publisher import LABELS
 from tests.api_double import lost_request
 from tests.builders import vcuda_pod
@@ -44,9 +44,9 @@ def test_the_bar_shows_what_is_reserved_behind_what_is_used() -> None:
 def test_a_namespace_as_a_table(cluster: Cluster) -> None:
     cluster.publish("team-a", {**M40, "terminating": 2.5}, {**P100, **MEMORY})
     assert run("-n", "team-a").stdout.splitlines() == [
-        "NAMESPACE  MODEL  USED  LIMIT                          PENDING              MEMORY MiB",
-        "team-a     M40    6.5   8      [################----]  1 (2.5 terminating)",
-        "team-a     P100   0     0      [--------------------]  0                    250 of 1000",
+        "NAMESPACE  MODEL  USED  FREE  LIMIT                          PENDING              MEMORY MiB",
+        "team-a     M40    6.5   1.5   8      [################----]  1 (2.5 terminating)",
+        "team-a     P100   0     0     0      [--------------------]  0                    250 of 1000",
     ]
 
 
@@ -55,10 +55,11 @@ def test_what_is_reserved_has_a_column_of_its_own_for_as_long_as_there_is_some(c
     cluster.publish("team-a", {**M40, "used": 5, "available": 1, "reserved": 2.0}, P100)
     cluster.publish("team-b", {**M40, **MEMORY, "reserved": 1.0, "memory_reserved": 100})
     assert run("-A").stdout.splitlines() == [
-        "NAMESPACE  MODEL  USED  LIMIT                          PENDING  MEMORY MiB   RESERVED",
-        "team-a     M40    5     8      [############++++++--]  1                     2",
-        "team-a     P100   0     0      [--------------------]  0                     0",
-        "team-b     M40    6.5   8      [################+++-]  1        250 of 1000  1 (100 MiB)",
+        "NAMESPACE  MODEL  USED  FREE  LIMIT                          PENDING  MEMORY MiB   RESERVED",
+        "team-a     M40    5     1     8      [############++++++--]  1                     2",
+        "team-a     P100   0     0     0      [--------------------]  0                     0",
+        "team-b     M40    6.5   1.5   8      [################+++-]  1        250 of 1000  1 (100 MiB)",
+        "total      M40    11.5  2.5   16     [##############++++--]  2                     3",
     ]
     cluster.publish("team-a", M40)
     for output in ("table", "wide"):
@@ -80,7 +81,7 @@ def test_what_keeps_a_quota_from_admitting_or_refusing_stands_beside_the_namespa
         use = {"namespace": namespace, "mode": "enforce", "models": [M40], **fields}
         cluster.publish(namespace, text=json.dumps(use))
     shown = [line.partition(" M40")[0].rstrip() for line in run("-A").stdout.splitlines()[1:]]
-    assert shown == ["team-a", "team-b (taking effect)", "team-c (warn, ledger lost)"]
+    assert shown == ["team-a", "team-b (taking effect)", "team-c (warn, ledger lost)", "total"]
 
 
 def test_wide_says_who_holds_the_cards_and_whether_that_is_a_pod_or_a_claim(cluster: Cluster) -> None:
@@ -113,15 +114,46 @@ def test_what_keeps_a_quota_from_being_used_is_warned_of_once(cluster: Cluster) 
     assert (json.loads(told.stdout)[0]["warnings"], told.stderr) == ([warning], "")
 
 
+def test_totals_are_by_model_and_leave_out_limits_on_memory_alone(cluster: Cluster) -> None:
+    memory = {**M40, "limit": None, "available": None, "memory_limit": 1000, "memory_used": 250, "card_memory": 500}
+    cluster.publish("team-a", M40, P100)
+    cluster.publish("team-b", M40)
+    cluster.publish("team-c", P100, {**memory, "model": "L4"})
+    totals = [line.split() for line in run("-A").stdout.splitlines() if line.startswith("total")]
+    assert [row[:5] for row in totals] == [["total", "M40", "13", "3", "16"], ["total", "P100", "0", "0", "0"]]
+    assert "total" not in run("-n", "team-a").stdout
+    cluster.publish("team-b", memory)
+    assert not [line for line in run("-A").stdout.splitlines() if line.startswith("total      M40")]
+    [row] = run("-n", "team-b").stdout.splitlines()[1:]
+    assert row.split() == ["team-b", "M40", "6.5", "[#####---------------]", "1", "250", "of", "1000"]
+
+
+def test_watch_shows_the_figures_again_when_they_change(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster.publish("team-a", M40)
+    changes = iter([M40, {**M40, "used": 7.5, "available": 0.5}])
+
+    def wait(_: float) -> None:
+        change = next(changes, None)
+        if change is None:
+            raise KeyboardInterrupt
+        cluster.publish("team-a", change)
+
+    monkeypatch.setattr("controller.plugin.cli.time.sleep", wait)
+    done = run("-n", "team-a", "--watch")
+    assert done.exit_code == 0
+    first, second = done.stdout.split("\n\n")
+    assert [each.splitlines()[1].split()[2] for each in (first, second)] == ["6.5", "7.5"]
+
+
 def test_every_namespace_and_a_mode_that_does_not_enforce_beside_it(cluster: Cluster) -> None:
     cluster.publish("team-a", M40)
     cluster.publish("team-b", P100, mode="warn")
     cluster.publish("team-c", mode="audit")
     cluster.publish("team-d")
     assert run("-A").stdout.splitlines() == [
-        "NAMESPACE       MODEL   USED  LIMIT                          PENDING  MEMORY MiB",
-        "team-a          M40     6.5   8      [################----]  1",
-        "team-b (warn)   P100    0     0      [--------------------]  0",
+        "NAMESPACE       MODEL   USED  FREE  LIMIT                          PENDING  MEMORY MiB",
+        "team-a          M40     6.5   1.5   8      [################----]  1",
+        "team-b (warn)   P100    0     0     0      [--------------------]  0",
         "team-c (audit)  no GPU",
         "team-d          no GPU",
     ]

@@ -83,6 +83,7 @@ def test_every_flag_has_a_variable_but_those_of_the_plugin_which_has_kubectl_s()
         "kubectl gpuquota",
         "kubectl gpuquota explain",
         "kubectl gpuquota nodes",
+        "kubectl gpuquota refusals",
     }
     [plugin] = [leaf for leaf in LEAVES if leaf.name == "kubectl gpuquota"]
     assert [found for option in options(plugin) for found in variables(plugin, option)] == ["KUBECONFIG"]

@@ -9,7 +9,8 @@ import pytest
 import structlog
 
 from controller.pods import REMEMBER_GONE_SECONDS
-from controller.retry.claim_retrier import MOST_AT_ONCE, REASON, ClaimRetrier
+from controller.refusals import CLAIM_REASON
+from controller.retry.claim_retrier import MOST_AT_ONCE, ClaimRetrier
 from examples.claims import CLASSES, NODES, NVIDIA, claim, claim_policy, view
 from tests.api_double import ApiDouble
 from tests.builders import Manifest, stored_pod
@@ -277,7 +278,7 @@ def report(used: float) -> NamespaceUse:
 
 def refused(name: str, message: str = f"{OVER_QUOTA}: A100", uid: str | None = None) -> Manifest:
     about = {"kind": "Pod", "name": name, "uid": uid or f"{name}-uid"}
-    return {"metadata": {"name": f"{name}.1"}, "involvedObject": about, "message": message, "reason": REASON}
+    return {"metadata": {"name": f"{name}.1"}, "involvedObject": about, "message": message, "reason": CLAIM_REASON}
 
 
 def waiting(name: str, *made: str) -> Manifest:

@@ -11,11 +11,12 @@ import msgspec
 import pytest
 from flask.testing import FlaskClient
 
+from controller.refusals import RefusedWorkload
 from controller.ui.app import HEADERS, MAX_ROWS, Standing, create_app
 from controller.ui.feed import Feed
 from controller.ui.model import HolderRow
 from controller.ui.page import Views
-from controller.ui.snapshot import Certificate, Finding, ModelCards, RefusedWorkload, RemovedAllocation
+from controller.ui.snapshot import Certificate, Finding, ModelCards, RemovedAllocation
 from examples.usage import NOW, Sample, ago, company, crowd, model_use, namespace_use
 from vcuda.ledger.report import GrantUse
 

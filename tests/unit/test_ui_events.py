@@ -5,8 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.ui.events import MAX_MESSAGE_LENGTH, Newest, StoredEvent, merge_by_workload, read_refusal, read_removal
-from controller.ui.snapshot import RefusedWorkload, RemovedAllocation, choose
+from controller.refusals import MAX_MESSAGE_LENGTH, RefusedWorkload, StoredEvent, merge_by_workload, read_refusal
+from controller.ui.events import Newest, read_removal
+from controller.ui.snapshot import RemovedAllocation, choose
 from examples.usage import NOW
 
 QUOTA = "exceeded GPU quota: M40 in namespace team-a, requested: 2 cards, used: 7 (1 pending), limited: 8"

@@ -9,10 +9,11 @@ from unittest.mock import Mock, call
 import msgspec
 import pytest
 
+from controller.refusals import RefusedWorkload
 from controller.ui.feed import MAX_KEPT_CHANGES, Feed, Listener, TooManyListeners
 from controller.ui.model import HolderRow
 from controller.ui.page import Views
-from controller.ui.snapshot import ModelCards, Picture, RefusedWorkload
+from controller.ui.snapshot import ModelCards, Picture
 from examples.usage import NOW, Sample, ago, model_use, namespace_use
 
 VIEWS = Views(lambda: NOW)

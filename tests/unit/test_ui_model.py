@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from controller import refusals
 from controller.ui import model
 from controller.ui.model import MAX_SEARCH_LENGTH, OVER, HolderRow, ModelNode, ModelRow, TableQuery, row_of
 from examples.usage import model_use, namespace_use
@@ -84,12 +85,12 @@ def test_numbers_are_written_as_people_would() -> None:
 @pytest.mark.parametrize("text", ["", "yesterday", "2026-03-04", "2026-03-04T12:00:00", "2026-13-04T12:00:00Z"])
 def test_what_is_no_time_is_none(text: str) -> None:
     """One without a zone is none either: the API server writes none of these."""
-    assert model.moment(text) is None
+    assert refusals.moment(text) is None
 
 
 @pytest.mark.parametrize("text", ["2026-03-04T12:00:00Z", "2026-03-04T12:00:00.000001Z", "2026-03-04T13:00:00+01:00"])
 def test_the_times_of_the_api_server_are_read(text: str) -> None:
-    at = model.moment(text)
+    at = refusals.moment(text)
     assert at
     assert at.utctimetuple()[:5] == (2026, 3, 4, 12, 0)
 

@@ -1,0 +1,81 @@
+"""The rows of the tables that ``kubectl gpuquota`` prints of the published usage."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from vcuda.ledger.report import NamespaceUse
+from vcuda.quota import model
+
+BAR = 20
+"""The width, in characters, of the bar that shows the used share of a limit."""
+
+
+def use_rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each model, or one row if there is no model. The first column also has the notes."""
+    found = {
+        use.mode: use.mode != model.Mode.ENFORCE,
+        "taking effect": use.taking_effect,
+        "ledger lost": use.ledger_lost,
+    }
+    notes = ", ".join(note for note, holds in found.items() if holds)
+    namespace = f"{use.namespace} ({notes})" if notes else use.namespace
+    for each in use.models:
+        figures = (each.used, each.available, each.limit, each.pending, each.reserved)
+        used, free, limit, pending, reserved = ("" if cards is None else f"{cards:g}" for cards in figures)
+        pending += f" ({each.terminating:g} terminating)" if each.terminating else ""
+        memory = "" if each.memory_limit is None else f"{each.memory_used} of {each.memory_limit}"
+        reserved += f" ({each.memory_reserved} MiB)" if each.memory_reserved else ""
+        shown = (
+            bar(each.memory_used or 0, each.memory_limit or 0, each.memory_reserved)
+            if each.limit is None
+            else bar(each.used, each.limit, each.reserved)
+        )
+        granted = ", ".join(
+            f"{f'{grant.memory} MiB' if grant.cards is None else f'{grant.cards:g}'} until {grant.until}"
+            for grant in each.grants
+        )
+        yield (namespace, each.model, used, free, limit, shown, pending, memory, reserved, granted)
+    if not use.models:
+        yield (namespace, "no GPU", *[""] * 8)
+
+
+def total_rows(uses: Sequence[NamespaceUse]) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each model of several namespaces. Different models are not added up."""
+    by_model = sorted((each for use in uses for each in use.models), key=lambda each: each.model)
+    for name, group in itertools.groupby(by_model, key=lambda each: each.model):
+        found = list(group)
+        # The sum over limits of which one is on memory alone would be too small.
+        if len(found) > 1 and all(each.limit is not None for each in found):
+            used, pending = sum(each.used for each in found), sum(each.pending for each in found)
+            free, limit = sum(each.available or 0 for each in found), sum(each.limit or 0 for each in found)
+            reserved = sum(each.reserved for each in found)
+            figures = [f"{cards:g}" for cards in (used, free, limit)]
+            yield ("total", name, *figures, bar(used, limit, reserved), f"{pending:g}", "", f"{reserved:g}", "")
+
+
+def holder_rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each pod and claim that holds cards, and one with the number that the report leaves out."""
+    for each in use.models:
+        for holder in each.pods:
+            kind, number = ("claim" if holder.claim else "pod"), f"{holder.cores / model.CORES_PER_CARD:g}"
+            yield (use.namespace, each.model, kind, holder.name, number, str(holder.memory or ""))
+        if each.more_pods:
+            yield (use.namespace, each.model, "", f"and {each.more_pods} more", "", "")
+
+
+def bar(used: float, limit: float, reserved: float = 0) -> str:
+    """Return a bar such as ``[######++----]``, with ``#`` for used and ``+`` for reserved cards.
+
+    It is empty only if nothing is used, and full only if the limit is reached.
+    """
+    used_to, taken_to = _filled(used, limit), _filled(used + reserved, limit)
+    # A small reservation is shown too, if the bar has a free place.
+    taken_to = max(taken_to, min(used_to + 1, BAR - 1)) if reserved else taken_to
+    return f"[{'#' * used_to}{'+' * (taken_to - used_to)}{'-' * (BAR - taken_to)}]"
+
+
+def _filled(used: float, limit: float) -> int:
+    # A limit of 0, for example a lowered one, counts as full if anything is used.
+    share = used / limit if limit else float(used > 0)
+    filled = round(share * BAR) if share < 1 else BAR
+    return min(max(filled, 1), BAR - 1) if 0 < share < 1 else filled
