@@ -160,7 +160,7 @@ def test_a_document_names_no_flag_and_no_metric_that_is_not_there(name: str) -> 
         "--all",
         "--all-namespaces",
         "--ignore-not-found",
-        *("--set", "--reuse-values"),
+        *("--set", "--reset-then-reuse-values"),
         *("--full", "--broken"),
     }
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - ours - theirs == set()

@@ -46,7 +46,7 @@ class Release:
 
     def __init__(self, admin: Cluster, balancer: Balancer, directory: Path, name: str) -> None:
         self._admin, self._helm, self._directory = admin, program(name), directory
-        self._chart = reachable(directory, balancer.port)
+        self.chart = reachable(directory, balancer.port)
         self.system = System(admin, balancer, directory / "rendered", directory)
 
     def run(self, command: str, *options: str) -> str:
@@ -63,7 +63,7 @@ class Release:
         return done.stdout
 
     def install(self) -> str:
-        told = self.run(f"install vcuda-quota {self._chart}")
+        told = self.run(f"install vcuda-quota {self.chart}")
         target = self._directory / "rendered"
         target.mkdir()
         (target / "all.yaml").write_text(self.run("get manifest vcuda-quota"))
@@ -71,7 +71,7 @@ class Release:
         return told
 
     def upgrade(self, *settings: str) -> None:
-        self.run(f"upgrade vcuda-quota {self._chart}", *(f"--set={each}" for each in settings))
+        self.run(f"upgrade vcuda-quota {self.chart}", *(f"--set={each}" for each in settings))
 
 
 def reachable(directory: Path, port: int) -> Path:
@@ -157,7 +157,10 @@ def test_an_upgrade_changes_the_images_and_has_a_first_job_of_its_own(admin: Clu
     with balancing() as balancer:
         release = Release(admin, balancer, tmp_path, "helm")
         release.install()
-        release.upgrade("image.tag=another")
+        [command] = commands("Upgrade a Helm release")
+        typed, _, options = command.strip().replace("NEW", "another").partition(" --namespace kube-system ")
+        assert typed == "helm upgrade vcuda-quota manifests/chart"
+        release.run(f"upgrade vcuda-quota {release.chart}", *options.split())
         assert container(admin.rest.get(DEPLOYMENT))["image"] == "vcuda-quota:another"
         assert container(admin.rest.get(f"{JOBS}/vcuda-certs-first-2"))["image"] == "vcuda-quota:another"
         release.run("rollback vcuda-quota 1")
