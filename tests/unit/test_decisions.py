@@ -1,4 +1,4 @@
-"""What each path of the webhook answers to each fault, by the quota's mode: one table, from bytes to bytes."""
+"""The answer of each path of the webhook to each fault, by the quota's mode: one table, from bytes to bytes."""
 
 import asyncio
 import base64
@@ -30,7 +30,7 @@ BOTH = (*MUTATE, *VALIDATE)
 
 
 class Ledgers(MemoryLedgers):
-    """Four cards of the M40 are taken. ``fault`` is what asking for more, or to read them, comes to."""
+    """Four M40 are used. ``fault`` is the outcome of each charge and of each read."""
 
     def __init__(self, fault: Decision | VcudaError | None = None) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Ledgers(MemoryLedgers):
 
 
 class Refusal(NamedTuple):
-    """What an enforced quota answers."""
+    """The answer of an enforced quota."""
 
     outcome: str
     code: HTTPStatus
@@ -65,7 +65,7 @@ class Refusal(NamedTuple):
 class Case(NamedTuple):
     """A pod with a fault; where ``lenient`` is given, the outcome under a quota that does not enforce, and a warning.
 
-    That one goes to the pod's owner under mode warn; under mode audit nobody is told.
+    The owner of the pod gets the warning under mode warn. Mode audit has no warning.
     """
 
     name: str
@@ -109,7 +109,7 @@ LOST = Refusal("ledger-lost", HTTPStatus.TOO_MANY_REQUESTS, str(LedgerLost("team
 UNREADABLE = Refusal("unreadable-ledger", HTTPStatus.INTERNAL_SERVER_ERROR, DAMAGED)
 
 CASES = [
-    # What is refused by the quota, or warned of
+    # Rejected by the quota, or a warning
     Case("malformed", BOTH, pod_of_cores(150, affinity=HELD), WRONG, ("", MALFORMED)),
     Case("no pod", BOTH, [], Refusal("malformed", BAD_REQUEST, UNREAD), ("malformed", UNREAD)),
     Case("over quota", MUTATE, MANY, OVER, ("pinned", "")),
@@ -119,14 +119,14 @@ CASES = [
     Case("no model", MUTATE, WANTS_A100, Refusal("not-allowed", FORBIDDEN, NO_MODEL), ("unpinned", "")),
     Case("not held to a model", VALIDATE, FLOATING, NO_PIN, ("unpinned", NOT_HELD)),
     Case("not held to the pools", VALIDATE, ELSEWHERE, NO_POOL, ("charged", NOT_IN_POOL)),
-    # What is refused whatever the mode
+    # Rejected in each mode
     Case("no uid", VALIDATE, vcuda_pod(metadata={}, affinity=HELD), Refusal("bad-request", BAD_REQUEST, NO_UID)),
     Case("another kind", BOTH, SOME, Refusal("bad-request", BAD_REQUEST, NO_PODS), fields=DEPLOYMENT),
     Case("too many charges", VALIDATE, SOME, BUSY, fault=TOO_MANY),
     Case("an unsure write", VALIDATE, SOME, MAYBE, fault=UNSURE),
     Case("a damaged ledger", BOTH, SOME, UNREADABLE, fault=UnreadableLedger(DAMAGED)),
     Case("a ledger that was lost just now", BOTH, SOME, LOST, fault=LedgerLost("team-a", 5, 70)),
-    # What passes untouched whatever the mode
+    # Admitted unchanged in each mode
     Case("no cards", BOTH, pod(container()), passes="ignored"),
     Case("an update", BOTH, pod_of_cores(150), passes="ignored", fields={"operation": "UPDATE"}),
     Case("a subresource", BOTH, pod_of_cores(150), passes="ignored", fields={"sub_resource": "binding"}),

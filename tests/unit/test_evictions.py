@@ -79,7 +79,7 @@ class Cluster(ApiDouble):
 
 
 class Watched:
-    """A watcher with a clock that stands still, and watches that see what is stored when they are told to."""
+    """A watcher with a clock that stands still. Its watches see the stored objects when a test says so."""
 
     def __init__(
         self,
@@ -105,12 +105,12 @@ class Watched:
         self.watch()
 
     def watch(self) -> None:
-        """Let the watches come to what is stored now."""
+        """Let the watches see the objects that are stored now."""
         self.quota.reflector.relist()
         self.see_pods()
 
     def see_pods(self) -> None:
-        """Let the watch of pods come to what is stored now."""
+        """Let the watch of pods see the pods that are stored now."""
         found = [read_stored(view(each), LABELS) for path, each in self.api.objects.items() if path.startswith(PODS)]
         self.pods = [pod for pod in found if pod]
 
@@ -221,7 +221,7 @@ ALL_THREE = ["free", "new", "newest"]
         pytest.param("enforce", False, frozenset(), ALL_THREE, id="without the flag"),
         pytest.param("warn", True, frozenset(), ALL_THREE, id="a quota that only warns"),
         pytest.param("audit", True, frozenset(), [], id="one that only audits tells nobody either"),
-        # Nobody is asked when a pod is created there, so the next would only come in its place.
+        # The webhook is not called there, so another pod would only take the place of an evicted one.
         pytest.param("enforce", True, frozenset({"team-a"}), ALL_THREE, id="a system namespace"),
     ],
 )
@@ -308,7 +308,7 @@ def test_a_budget_is_told_holds_up_no_other_pod_and_is_asked_again(api: Cluster,
 
 
 def test_a_pod_that_a_budget_keeps_is_deleted_at_the_last_try_and_told(api: Cluster) -> None:
-    """With its own grace period, and the very pod: no tenant's budget keeps it beyond the quota for ever."""
+    """The pod keeps its grace period, and no other pod is deleted. No budget keeps a pod beyond the quota forever."""
     api.refusal = refusal("POST /eviction", 429, json.dumps(STATUS).encode())
     watched = Watched(api, delete_after=3)
     deleted: list[Any] = []

@@ -39,7 +39,7 @@ def within(charge: Charge, limit: Limit | None) -> bool:
 
 
 class Admissions(RuleBasedStateMachine):
-    """Any interleaving on one namespace, beside a plain record of the pods that were admitted and are not gone."""
+    """Any interleaving on one namespace, compared with a plain list of the admitted pods that still exist."""
 
     demands = Bundle[ChargeRequest]("demands")
 
@@ -85,7 +85,7 @@ class Admissions(RuleBasedStateMachine):
 
     @rule(demand=demands)
     def repeat(self, demand: ChargeRequest) -> None:
-        """What was granted is granted again, whatever the quota is by now; what was refused is decided anew."""
+        """A repeated call is admitted if the first one was, whatever the quota is now. Others are decided again."""
         if demand.uid in self.admitted:
             assert isinstance(self.decide(demand), Admitted)
         elif demand.uid not in self.finished:
@@ -163,7 +163,7 @@ CHOICES = st.tuples(
 def test_what_is_charged_counts_no_more_and_the_oldest_of_those_alike_goes_first(
     steps: list[tuple[str, str, Charge, float]],
 ) -> None:
-    """Beside a plain list of what counts. What was not chosen, or is forgotten, releases nothing."""
+    """The result is compared with a plain list. A release without a choice, or after its time, changes nothing."""
     clock = Clock()
     choices = RecentChoices(clock.monotonic)
     model_of: list[tuple[float, str, Charge]] = []

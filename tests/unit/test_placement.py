@@ -1,4 +1,4 @@
-"""Which models a pod may use, what it is told where there is none, and what holds it."""
+"""The models that a pod may use, the message if there is none, and the constraints that pin it."""
 
 import itertools
 import sys
@@ -291,7 +291,7 @@ def test_without_pools_in_the_quota_only_the_model_counts(pin: Pin, within: bool
 
 
 def at_length(n: int, *lines: Manifest) -> Manifest:
-    """Return a pod whose one term has n requirements on a key besides, no two alike."""
+    """Return a pod with one term, which also has n different requirements on one key."""
     above = [requirement("example.com/rank", "Gt", str(number)) for number in range(n)]
     return vcuda_pod(affinity=required(term(*above, *lines)))
 
@@ -302,7 +302,7 @@ def by_model(n: int) -> Manifest:
 
 
 def by_many(n: int, terms: int) -> Manifest:
-    """Return a pod with n keys in its nodeSelector, beside so many terms that contradict it."""
+    """Return a pod with n keys in its nodeSelector, and so many terms that contradict it."""
     alternatives = (term(requirement(f"key-{number}", "NotIn", "v")) for number in range(terms))
     return vcuda_pod(nodeSelector={f"key-{number}": "v" for number in range(n)}, affinity=required(*alternatives))
 
@@ -325,9 +325,9 @@ def by_terms(n: int, key: str, operator: str, *values: str) -> Manifest:
 def test_it_takes_steps_in_proportion_to_the_pods_size_and_no_more_for_more_nodes(
     pod_of: Callable[[int], Manifest],
 ) -> None:
-    """Who may create pods writes them: N bounds on a key once cost N³ steps for each model, and stopped admission.
+    """Tenants write these terms. N bounds on one key once cost N³ steps for each model, and stopped admission.
 
-    What a stored pod is held to too: whoever may change a gated pod adds to it, and the leader reads them all.
+    Stored pods are tested too: a tenant can add terms to a gated pod, and the leader reads all stored pods.
     """
     small, large = msgspec.json.encode(pod_of(200)), msgspec.json.encode(pod_of(800))
     growth = len(large) / len(small)

@@ -1,4 +1,4 @@
-"""Who was refused for quota, and which of them may try again: the oldest first, and no more than fit."""
+"""The owners whose pods were rejected for quota, and those that may retry: the oldest first, and no more than fit."""
 
 import json
 from collections.abc import Mapping
@@ -111,7 +111,7 @@ def test_an_owner_is_refused_since_its_condition_says_so(
     assert read({"status": {"conditions": conditions}}).refused_since() == since
 
 
-# Who may try again
+# Owners that may retry
 
 
 HELD_M40, HELD_P100 = owner(affinity=held_to("M40")), owner(affinity=held_to("P100"))
@@ -152,7 +152,7 @@ def test_with_prefer_most_free_a_flexible_owner_leaves_the_model_with_little_roo
 
 
 def test_refusals_of_one_moment_are_told_apart_by_place() -> None:
-    """Else which of them tries would change from look to look."""
+    """Otherwise each look could choose another owner."""
     same = [RefusedOwner(path, "2026-01-01T00:00:00Z", owner()) for path in ("c", "a", "b")]
     assert [each.path for each in retries.oldest_first(same)] == ["a", "b", "c"]
 
@@ -196,11 +196,11 @@ def test_there_is_more_room_if_any_model_has_more(room: FreeQuota, other: FreeQu
     assert room.exceeds(other) is more
 
 
-# Who is taken for an owner that was refused
+# Owners whose pods were rejected
 
 
 def store_event(api: ApiDouble, name: str, kind: str = "Job") -> None:
-    """Store one that tells of the refusal of a Job's pod, or of another's."""
+    """Store an Event about the rejected pod of a Job, or of another owner."""
     event = {"involvedObject": {"kind": kind, "name": name}, "message": f"{OVER_QUOTA}: M40"}
     path = f"/api/v1/namespaces/team-a/events/{len(api.objects)}"
     api.store(path, {**event, "metadata": {"name": path.rpartition("/")[2]}})
@@ -220,7 +220,7 @@ JOB = {"metadata": {"name": "train"}, "spec": {"parallelism": 1}, "status": {}}
     ],
 )
 def test_an_event_leads_to_an_owner_in_its_namespace_or_to_none(api: ApiDouble, name: str, found: list[str]) -> None:
-    """Tenants write Events too, and the leader asks with rights of its own."""
+    """Tenants write Events too, and the leader reads the owners with its own rights."""
     for namespace in ("team-a", "team-b"):
         api.store(f"/apis/batch/v1/namespaces/{namespace}/jobs/train", JOB)
     store_event(api, name)
@@ -237,7 +237,7 @@ REFUSED = {"spec": {"replicas": 1}, "status": {"conditions": [failure()]}}
     "bad", [{"spec": {"replicas": "many"}}, {"status": [1]}, {"metadata": {"name": "bad", "labels": 3}}]
 )
 def test_a_workload_that_cannot_be_decoded_costs_only_itself(bad: Mapping[str, Any], api: ApiDouble) -> None:
-    """Beside it are one that tells of its refusal by a condition, and one that does by an Event."""
+    """Two good workloads are stored too. One has a condition with the rejection, the other an Event."""
     collections = (REPLICA_SETS.format("team-a"), REFUSED), ("/apis/batch/v1/namespaces/team-a/jobs", JOB)
     for collection, good in collections:
         api.store(f"{collection}/good", {**good, "metadata": {"name": "good"}})

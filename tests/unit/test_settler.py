@@ -1,4 +1,4 @@
-"""Settling: drift is told and mended, replicas that write first lose nothing, and nothing is released without proof."""
+"""Settling: drift is logged and mended, replicas that write first lose nothing, and each release needs proof."""
 
 import json
 import uuid
@@ -61,7 +61,7 @@ def test_a_ledger_that_is_right_for_all_that_is_known_is_not_written(
 
 
 def test_a_ledger_that_is_about_to_be_settled_is_not_counted(api: ApiDouble, replica: Replica) -> None:
-    """What an event has brought is no difference that events should have mended."""
+    """The difference comes from an event, which the settlement mends. It is no drift."""
     settling = Settling(api, replica, Ledger({"M40": TWO}, COUNTED), stored_pod(CARD))
     settling.settler.queue.add("team-a")
     assert settling.full_resync() == []
@@ -77,12 +77,12 @@ def test_where_the_watch_is_behind_the_count_etcd_is_asked(api: ApiDouble, repli
     assert replica.store.read("team-a").ledger.committed == {"M40": ONE}
 
 
-# Beside replicas that write first
+# Replicas write first
 
 
 @pytest.fixture
 def settling(api: ApiDouble, replica: Replica) -> Settling:
-    """Return a settler whose ledger is out of date, and which has one turn, unless that comes to nothing."""
+    """Return a settler with an outdated ledger. It has one turn."""
     settling = Settling(api, replica, Ledger({"M40": ONE}))
     settling.settler.queue.add("team-a")
     return settling
@@ -109,7 +109,7 @@ def overtake(api: ApiDouble, replica: Replica, times: int) -> list[str]:
 def test_a_settlement_that_is_overtaken_is_tried_again_at_once_but_lets_others_have_their_turn(
     api: ApiDouble, replica: Replica, other: Replica, settling: Settling, times: int
 ) -> None:
-    """What the replicas charged meanwhile stays charged; what is gone is released all the same, in the next turn."""
+    """Charges that the replicas made meanwhile stay. Deleted pods are released in the next turn."""
     uids = overtake(api, other, times)
     settling.run()
     assert settling.counted("seconds_count") == (1 if times < MAX_ATTEMPTS else 2)
@@ -207,7 +207,7 @@ def test_room_that_a_pod_has_freed_is_given_back_after_a_second_in_any_case(api:
     assert settling.is_due()
 
 
-# What operators are told
+# Logs and metrics
 
 
 def test_the_age_of_a_reservation_begins_anew_whenever_its_replica_writes(api: ApiDouble, replica: Replica) -> None:
@@ -234,7 +234,7 @@ def test_settling_lags_while_a_namespace_is_due(api: ApiDouble, replica: Replica
     assert settling.counted("lag_seconds") == 0
 
 
-# What has to be proven before a charge is released, a ledger dropped or a count believed
+# Proof, before a charge is released, a ledger is dropped or a count is used
 
 MALFORMED = "team-a: {quota: {M40: four}}"
 
@@ -277,7 +277,7 @@ def test_beside_a_malformed_document_no_ledger_is_made_and_none_dropped(api: Api
 
 
 def test_a_count_is_no_newer_than_the_list_that_it_was_made_from(api: ApiDouble) -> None:
-    """Else what is stored at the next version would count as seen."""
+    """Otherwise a pod that is stored at the next version would count as seen."""
     api.store(POD, stored_pod(CARD))
     [page] = api.list_pages("/api/v1/namespaces/team-a/pods")
     view = LedgerStore(api.kube, "vcuda-quota", lambda: Nodes(LABELS)).count_pods("team-a")
@@ -356,7 +356,7 @@ def test_a_limit_that_comes_back_in_time_leaves_the_ledger_where_it_is(api: ApiD
 
 
 def test_a_ledger_that_counts_something_is_counted_before_it_is_dropped(api: ApiDouble, replica: Replica) -> None:
-    """What went unseen may still run, and the limit may come back."""
+    """A pod that nobody saw may still run, and the limit may come back."""
     settling = Settling(api, replica, Ledger({"M40": ONE}, LISTED), document=NOBODY)
     for name in ("some", "other"):
         api.store(f"/api/v1/namespaces/team-b/pods/{name}", {"metadata": {"name": name}})

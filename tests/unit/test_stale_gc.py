@@ -1,4 +1,4 @@
-"""What is stale in the store is removed from pods and nodes, once, and nothing else; a loop that is stuck says so."""
+"""Stale allocations are removed from pods and nodes, once, and nothing else is; a loop that is stuck says so."""
 
 import json
 from typing import Any
@@ -79,7 +79,7 @@ def test_an_allocation_of_thousands_of_keys_and_of_huge_texts_is_removed_as_a_wh
 
 
 def test_a_time_that_is_yet_to_come_counts_as_that_at_which_it_was_seen(cleaner: Cleaner) -> None:
-    """Whoever owns the pod can write any time: a stale allocation was kept for a day."""
+    """The owner of a pod can write any time into it. A stale allocation was once kept for a day."""
     cleaner.api.store(f"{NODES}/{NODE}", {"metadata": {"name": NODE}})
     cleaner.api.store(POD, allocated_pod(GPU_MANAGER, START + 80_000, created=START - 1000))
     cleaner.watch()
@@ -104,7 +104,7 @@ def test_what_was_removed_is_not_looked_at_again_while_the_watch_is_behind(past:
 
 @pytest.mark.parametrize("between", [False, True], ids=["before the look", "between the look and the patch"])
 def test_a_pod_that_is_bound_before_the_watch_has_seen_it_keeps_its_allocation(past: Cleaner, between: bool) -> None:
-    """The patch tests the version that was judged; what was judged anew is another pod."""
+    """The patch tests the version that was judged. A bound pod has another version."""
     kept = marks_on(past.api)
     past.api.deliver = before("PATCH" if between else "GET", lambda: bind(past))
     assert past.serve() == []
@@ -204,12 +204,12 @@ def test_a_pod_that_was_allocated_anew_is_looked_at_when_that_can_be_stale(past:
     assert [line["rule"] for line in past.serve()] == ["unbound"]
 
 
-# Nodes that are gone
+# Deleted nodes
 
 
 @pytest.fixture
 def orphaned(cleaner: Cleaner) -> Cleaner:
-    """Return the loop when the watch has just seen that the pod's node is gone, long before its time is over."""
+    """Return the loop right after the watch has seen that the node is deleted, long before the allocation is due."""
     store(cleaner)
     cleaner.api.remove(LOCKED)
     cleaner.watch()
@@ -217,7 +217,7 @@ def orphaned(cleaner: Cleaner) -> Cleaner:
 
 
 def test_a_node_that_the_watch_does_not_know_is_only_gone_when_the_store_says_so(orphaned: Cleaner) -> None:
-    """Else its pods are looked at in time, like all others."""
+    """Otherwise its pods are judged at their time, like all others."""
     orphaned.api.store(LOCKED, {"metadata": {"name": NODE}})
     assert orphaned.serve() == []
     assert marks_on(orphaned.api)
@@ -240,7 +240,7 @@ def test_while_nobody_can_say_whether_a_node_exists_nothing_is_removed(orphaned:
 
 @pytest.mark.parametrize("node", ["a/b", "../x", "..", "gpu-1?watch=1", "GPU-1", "gpu 1", "a" * 254, "gpu-1\n"])
 def test_what_can_be_no_nodes_name_is_not_asked_for_and_names_no_node(cleaner: Cleaner, node: str) -> None:
-    """The API server takes GET nodes/a%2Fb for a subresource, which it answers with 403 for ever."""
+    """The API server would read GET nodes/a%2Fb as a subresource, and always answer 403."""
     store(cleaner, node=node)
     cleaner.api.forget_calls()
     [line] = cleaner.serve()
@@ -375,7 +375,7 @@ def test_a_dry_run_writes_nothing_and_tells_once_until_the_pod_changes(api: ApiD
 
 @pytest.mark.parametrize("failing", [False, True])
 def test_the_loop_is_stuck_when_no_turn_has_ended_for_five_periods(cleaner: Cleaner, failing: bool) -> None:
-    """One that failed has ended: starting anew would not mend an API server that does not answer."""
+    """A failed turn has ended too. A restart would not help against an API server that does not answer."""
     assert not cleaner.gc.is_stuck(), "it has not begun"
     store(cleaner, status="Failed")
     seen: list[bool] = []

@@ -33,7 +33,7 @@ DEADLINE = 5.0
 
 
 def in_time() -> ReviewDeadline:
-    """A deadline that is five seconds away, by a clock that stands still."""
+    """Return a deadline in five seconds. Its clock stands still."""
     return ReviewDeadline(DEADLINE, lambda: 0.0)
 
 
@@ -179,7 +179,7 @@ def test_a_pod_over_quota_is_refused_with_the_figures() -> None:
     assert used(ledgers) == {"M40": Charge(700, 0, 700)}
 
 
-# Not held to one allowed model
+# Pods without one allowed model
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_not_held_to_the_pools(affinity: Manifest) -> None:
     assert refusal(answer) == ("not-pinned", HTTPStatus.FORBIDDEN, message)
 
 
-# As /mutate would not have left it, though it is held to a model
+# Pods that have a model, and that /mutate would have changed
 
 
 def of_indices(count: int) -> dict[str, str]:
@@ -288,7 +288,7 @@ def test_only_who_is_to_come_within_two_seconds_is_told_when(decision: RetryLate
     assert (answer.status, answer.retry_after) == (HTTPStatus.TOO_MANY_REQUESTS, 1 if decision.soon else None)
 
 
-# Nobody else is exempt, and nobody else charged
+# No other pod is exempt, and no other pod is charged
 
 
 MIRROR = {"kubernetes.io/config.mirror": "x"}

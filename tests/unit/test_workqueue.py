@@ -68,7 +68,7 @@ def test_the_earliest_time_counts(queue: WorkQueue, clock: Clock, delays: tuple[
 
 
 def test_between_two_turns_of_a_name_is_the_interval_for_which_no_other_waits(queue: WorkQueue, clock: Clock) -> None:
-    """An event while a name is being served has a turn of its own: what it tells of may not have been seen."""
+    """An event during the turn of a name causes another turn, because the first one may not have seen its change."""
     queue.add("a")
     assert due_now(queue) == ["a"]
     queue.add("b")
@@ -236,7 +236,7 @@ def test_a_key_that_fails_is_tried_less_and_less_often_until_it_succeeds(reconci
 
 
 def test_a_fault_of_ours_ends_the_loop(reconciled: Reconciled) -> None:
-    """Nothing of it is hidden: whoever runs the loop ends the process."""
+    """The loop raises the error, and its caller ends the process."""
     reconciled.answers["bad"] = KeyError("bug")
     reconciled.loop.queue.add("bad")
     with pytest.raises(KeyError):
