@@ -1,6 +1,6 @@
-"""What may befall replicas that grant from reservations, each from its beginning to where it would go wrong.
+"""Situations of replicas that grant from reservations, each up to the moment at which it could go wrong.
 
-In all of them replica A has reserved room, and B is who would be given the same room again.
+In all of them replica A has a reservation, and B could be granted the same room again.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ A, B = 0, 1
 
 
 def others_take_all_that_is_left(world: ReservationWorld) -> None:
-    """What one replica has reserved is no room to others, and it grants no more than that."""
+    """The reservation of one replica is no room for others, and the replica grants no more than it."""
     world.reserve(A)
     world.ask(B, 60)
     world.go_on()
@@ -25,14 +25,14 @@ def others_take_all_that_is_left(world: ReservationWorld) -> None:
 
 
 def settled_and_filled(world: ReservationWorld) -> None:
-    """A leader settles, and another replica is asked for more than there is room for."""
+    """A leader settles, and another replica is called for more than the room."""
     world.settle()
     world.ask(B, 60)
     world.through()
 
 
 def late_grant(world: ReservationWorld, seconds: float) -> None:
-    """A replica that stood still grants as late as it can, and does not come to write that down."""
+    """A paused replica grants as late as it can, and cannot write its grants."""
     world.reserve(A)
     world.pause(A)
     began = world.time.now
@@ -43,14 +43,14 @@ def late_grant(world: ReservationWorld, seconds: float) -> None:
 
 
 def others_try_again_and_again(world: ReservationWorld) -> None:
-    """Until long after everything is over that was granted before; a leader settles each time."""
+    """Time passes until every earlier grant is over. A leader settles each time."""
     for seconds in (3, 58, 5, 7.5, 0.7, 0.4, 0.4, 0.4, 0.4, 0.4, 5, 5, 5):
         world.pass_by(seconds)
         settled_and_filled(world)
 
 
 def reaped_when_what_it_granted_last_is_no_longer_stored(world: ReservationWorld) -> None:
-    """Its time and the deadline of its last pods pass one after the other, and clocks differ."""
+    """The lease ends before the deadline of its last pods, and clocks differ."""
     late_grant(world, 10)
     world.crash(A)
     others_try_again_and_again(world)
@@ -80,7 +80,7 @@ def granted_past_its_time(world: ReservationWorld) -> None:
 
 
 def its_time_counts_from_before_the_write(world: ReservationWorld) -> None:
-    """The answer comes eight seconds after the API server has written it, and another makes the objects."""
+    """The answer comes eight seconds after the write, and another replica creates the objects."""
     world.behind = 2
     world.reserve(A)
     written(world)
@@ -103,7 +103,7 @@ def its_time_counts_from_before_the_write(world: ReservationWorld) -> None:
 
 
 def written(world: ReservationWorld, size: str = "card") -> None:
-    """Let the replica write once more: nobody has written since."""
+    """Let the replica write once more. No other client has written since."""
     for _ in range(2):
         world.ask(A, 1, size=size)
         world.flush(A)
@@ -111,7 +111,7 @@ def written(world: ReservationWorld, size: str = "card") -> None:
 
 
 def clocks_that_stood_still(world: ReservationWorld) -> None:
-    """The machine was suspended for longer than the lease, and its own clocks do not tell."""
+    """The machine was suspended for longer than the lease. Its own clocks do not show that."""
     world.reserve(A)
     world.suspend(A, 40)
     world.ask(A, 3)
@@ -128,7 +128,7 @@ def the_next_reservation_is_larger_and_that_write_is_lost(world: ReservationWorl
 
 
 def the_next_reservation_is_smaller(world: ReservationWorld) -> None:
-    """It lands, and what was granted while it was under way has to be in it."""
+    """The write lands, and must have the grants that were made while it was under way."""
     world.reserve(A, 20)
     written(world)
     [put] = world.idle(A)
@@ -149,7 +149,7 @@ def created_while_a_write_is_under_way(world: ReservationWorld) -> None:
 
 
 def a_write_of_unknown_outcome_lands_late(world: ReservationWorld) -> None:
-    """It reserves less than before, and whoever went by what is read meanwhile would grant more."""
+    """The replica reserves less than before. A replica that uses the content read meanwhile would grant more."""
     world.reserve(A, 80, size="twentieth")
     written(world, "twentieth")
     world.pause(A)
@@ -181,7 +181,7 @@ def what_was_granted_is_in_the_next_write(world: ReservationWorld) -> None:
 
 
 def others_write_first(world: ReservationWorld) -> None:
-    """A write that lost to another has not landed, whatever stands in the ledger of the one before."""
+    """A write that lost to another has not landed, although the ledger before it looks the same."""
     world.reserve(A)
     written(world)
     world.ask(A, 2)
@@ -217,7 +217,7 @@ def the_limit_is_lowered(world: ReservationWorld) -> None:
 
 
 def the_limit_is_lowered_while_another_replica_writes_first(world: ReservationWorld) -> None:
-    """The reservation is still the one that the larger limit allowed."""
+    """The reservation is still that of the larger limit."""
     world.reserve(A, 5)
     world.set_limits({**LIMITS, "M40": Limit(500)})
     for _ in range(4):
@@ -229,7 +229,7 @@ def the_limit_is_lowered_while_another_replica_writes_first(world: ReservationWo
 
 
 def a_burst_just_below_the_limit(world: ReservationWorld) -> None:
-    """It would reserve by its rate for more than there is room."""
+    """By its rate the replica would reserve more than the room."""
     world.reserve(A, 96, size="half")
     world.ask(A, 30, size="half")
     world.through()
@@ -251,7 +251,7 @@ def little_room_beside_what_others_reserve(world: ReservationWorld) -> None:
 
 
 def its_reservation_was_reaped(world: ReservationWorld) -> None:
-    """What it had granted was counted by that, and is not counted twice when it comes back."""
+    """The new count has the grants of the replica. They must not count twice when the replica comes back."""
     late_grant(world, 9)
     world.store_some()
     for _ in range(2):
@@ -267,7 +267,7 @@ def its_reservation_was_reaped(world: ReservationWorld) -> None:
 
 
 def reaped_by_a_count_of_that_moment(world: ReservationWorld) -> None:
-    """The watch that the leader has is as old as the reservation."""
+    """The leader's watch is as old as the reservation."""
     late_grant(world, 9)
     world.store_some()
     world.crash(A)
@@ -284,7 +284,7 @@ def renewed_for_longer_than_it_could_stand_by_itself(world: ReservationWorld) ->
 
 
 def who_waits_is_given_what_others_reserve(world: ReservationWorld) -> None:
-    """For what is larger than what is left beside that; those others go on creating pods meanwhile."""
+    """The demand is larger than the rest of the room. The other replicas create pods meanwhile."""
     world.reserve(A, 100, size="twentieth")
     world.ask(B, free_cores(world) // 100)
     world.go_on()
@@ -324,7 +324,7 @@ def stored_where_the_leader_has_not_seen_it(world: ReservationWorld) -> None:
 
 
 def play(scenario: Scenario, world: ReservationWorld) -> None:
-    """In the end all goes well for a while, and then what is charged is what is stored."""
+    """In the end everything succeeds for a while. Then the charges are those of the stored objects."""
     with world:
         scenario(world)
         world.come_to_rest()

@@ -1,6 +1,6 @@
-"""Replicas that grant from reservations, leaders that settle, and the API server between them: the real code of each.
+"""Replicas that grant from reservations, leaders that settle, and the API server between them, by their real code.
 
-What is true is known beside it: which pods and claims are stored, and which may still be.
+The world also knows the truth: the pods and claims that are stored, and those that may still be.
 """
 
 import asyncio
@@ -37,20 +37,20 @@ from webhook.metrics import LedgerMetrics
 
 QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
 CALL_SECONDS = 8.0
-"""For how long the API server waits for an answer to /validate."""
+"""The time for which the API server waits for an answer to /validate."""
 
 
 class ReplicaProcess:
-    """One webhook process: it is gone once it has crashed, and does nothing while it is paused."""
+    """One webhook process. It can be paused, and crash."""
 
     def __init__(self, world: "ReservationWorld", rate: float) -> None:
         self.clock = DriftingClock(world.time, rate)
         self.loop = SteppedLoop(self.clock.now)
         self.paused = False
         self.ahead = 0.0
-        """By so many seconds the clock is ahead by which grants begin and end."""
+        """The seconds by which the clock for grants is ahead."""
         self._registry = CollectorRegistry()
-        # All of its calls, in whatever threads it would make them.
+        # All calls of the process, from any of its threads.
         names = [each.name for each in fields(ClusterLedgers) if each.type is Executor]
         executors: dict[str, Any] = {name: WireExecutor(world.wire, self) for name in names}
         self.ledgers = ClusterLedgers(
@@ -78,7 +78,7 @@ class ReplicaProcess:
 
 
 class Leader:
-    """A controller that takes itself for the leader; what it knows is as old as its last look."""
+    """A controller that believes it leads. Its knowledge is as old as its last look."""
 
     def __init__(self, world: "ReservationWorld", rate: float) -> None:
         self._wire = world.wire
@@ -101,12 +101,12 @@ class Leader:
         self.look()
 
     def look(self) -> None:
-        """Let every watch come to what is stored now."""
+        """Let every watch see what is stored now."""
         for reflector in self._reflectors:
             catch_up(reflector)
 
     def settle(self) -> None:
-        """Begin to settle, unless it is at it."""
+        """Begin a settlement, unless one is under way."""
         if not self._wire.of(self):
             self._wire.run(self, self._settle)
 
@@ -116,9 +116,9 @@ class Leader:
 
 
 class ReservationWorld:
-    """Three replicas and two leaders beside one API server; their clocks differ by a hundredth.
+    """Three replicas and two leaders beside one API server. Their clocks differ by a hundredth.
 
-    Where no ``claims`` are served, pods are created in their place.
+    If no ``claims`` are served, pods are created instead.
     """
 
     def __init__(self, api: Api | None = None, *, claims: bool = True) -> None:
@@ -131,11 +131,11 @@ class ReservationWorld:
         self.stored: set[str] = set()
         self._ended: set[str] = set()
         self.over = ""
-        # So many seconds is the clock of the API server that calls behind that of the one which is written to.
+        # The clock of the calling API server is so many seconds behind that of the one that stores.
         self.behind = 0.0
         self._edits: list[Mapping[str, Limit]] = []
         self.grants: tuple[Grant, ...] = ()
-        # What is stored is held to the limits of this moment.
+        # The stored objects must fit the limits of this moment.
         self.limits_since = self.time.now
         self._version = ""
         self._store = self.store(DriftingClock(self.time))
@@ -158,7 +158,7 @@ class ReservationWorld:
             self.wire.give_up(self.wire.open[0])
 
     def store(self, clock: DriftingClock) -> LedgerStore:
-        """Return what a process reads and writes ledgers with."""
+        """Return the client by which a process reads and writes ledgers."""
         return LedgerStore(
             self.api.kube,
             "vcuda-quota",
@@ -172,12 +172,12 @@ class ReservationWorld:
         subject = self.subjects[claim.uid]
         return ClaimCharge({subject.model: subject.charge})
 
-    # What callers do
+    # Steps of callers
 
     def ask(
         self, replica: int, number: int = 1, model: str = "M40", size: str = "card", *, claim: bool = False
     ) -> None:
-        """Create so many at once, beside each other."""
+        """Create so many objects at the same time."""
         for _ in range(number):
             uid = f"uid-{len(self.subjects)}"
             edit = len(self._edits) - 1
@@ -185,7 +185,7 @@ class ReservationWorld:
             self.ask_again(uid, replica)
 
     def ask_again(self, uid: str, replica: int) -> None:
-        """Have the API server call for this one; it repeats calls, and a pod is created when it was for the first."""
+        """Let the API server call for this object. It repeats calls, and stores the object after the first yes."""
         subject, process = self.subjects[uid], self.replicas[replica]
         quota = NamespaceQuota(self._edits[-1], grants=self.grants).at(self.time.now + process.ahead)
         deadline = process.clock.now() + CALL_SECONDS
@@ -211,45 +211,45 @@ class ReservationWorld:
             self.subjects[uid] = self.subjects[uid]._replace(before=len(self._edits) - 1)
 
     def reserve(self, replica: int, number: int = 12, model: str = "M40", size: str = "card") -> None:
-        """Create so many that the replica reserves a tenth of the room that is left; all are stored and settled."""
+        """Create so many objects that the replica reserves a tenth of the room left. All are stored and settled."""
         self.ask(replica, number, model, size)
         self.go_on()
         self.store_some()
         self.settle()
 
     def flush(self, replica: int) -> list[OpenCall]:
-        """Have a replica write down what it granted, now; return the calls that it has under way."""
+        """Let a replica write its grants now. Return the calls that it has under way."""
         process = self.replicas[replica]
         process.flush()
         self._run()
         return self.wire.of(process)
 
     def close(self, replica: int) -> None:
-        """Tell a replica to stop; it goes on until it is crashed."""
+        """Tell a replica to stop. It runs until it crashes."""
         self.replicas[replica].close()
         self._run()
 
     def idle(self, replica: int) -> list[OpenCall]:
-        """Let so much time pass that the replica gives back what it reserved; return the calls that do so."""
+        """Let time pass until the replica releases its reservation. Return the calls by which it does so."""
         self.pass_by(RATE_SECONDS * 1.1)
         self.flush(replica)
         return self.writes(replica)
 
     def writes(self, replica: int) -> list[OpenCall]:
-        """Answer the reads of a replica that has written nothing for a while; return the writes that follow."""
+        """Answer the reads of a replica that has not written for a while. Return the writes that follow."""
         process = self.replicas[replica]
         while reads := [call for call in self.wire.of(process) if call.method == "GET"]:
             self.answer(reads[0])
         return self.wire.of(process)
 
     def go_on(self, *senders: object) -> None:
-        """Answer every call while as much time passes as replicas wait for others."""
+        """Answer every call while replicas wait for each other, and let that time pass."""
         for _ in range(3):
             self.through(*senders)
             self.pass_by(0.03)
 
     def set_limits(self, limits: Mapping[str, Limit]) -> None:
-        """Edit the quota; everybody knows it at once, but what is being decided is so by the one before."""
+        """Edit the quota. All processes know it at once. A decision that has begun uses the quota before."""
         self._edits.append({**limits})
         document = json.dumps({TEAM: {"quota": {model: limit.most_cores // 100 for model, limit in limits.items()}}})
         metadata = {"name": "gpuquota", "namespace": "kube-system"}
@@ -261,10 +261,10 @@ class ReservationWorld:
         """The limits of the newest quota."""
         return self._edits[-1]
 
-    # What the API server does
+    # Steps of the API server
 
     def storable(self) -> list[str]:
-        """Return those that have a yes, and may be stored at any moment."""
+        """Return the objects that have a yes, and may be stored at any moment."""
         granted = (each for each in self.subjects.values() if each.before >= 0 and each.uid not in self.stored)
         in_time = (each for each in granted if self.time.now <= each.created + STORABLE_SECONDS)
         return [each.uid for each in in_time if each.uid not in self._ended]
@@ -276,7 +276,7 @@ class ReservationWorld:
         self.check()
 
     def end(self, most: int) -> None:
-        """Let so many that are stored end, and be gone."""
+        """Let so many stored objects end, and delete them."""
         for uid in sorted(self.stored)[:most]:
             self.stored.remove(uid)
             self._ended.add(uid)
@@ -284,7 +284,7 @@ class ReservationWorld:
         self.check()
 
     def through(self, *senders: object) -> None:
-        """Answer every call, and those that follow from it."""
+        """Answer every call, and the calls that follow."""
         while calls := [call for call in self.wire.open if not senders or call.sender in senders]:
             self.answer(calls[0])
 
@@ -296,14 +296,14 @@ class ReservationWorld:
         self.wire.give_up(call, lands=lands)
         self._run()
 
-    # What time does
+    # Steps of time
 
     def pass_by(self, seconds: float) -> None:
         self.time.now += seconds
         self._run()
 
     def pass_unheard(self, seconds: float) -> None:
-        """Let time pass while a process waits in the midst of what it does."""
+        """Let time pass while a process is paused within a step."""
         self.time.now += seconds
 
     def suspend(self, replica: int, seconds: float) -> None:
@@ -322,21 +322,21 @@ class ReservationWorld:
 
     @property
     def granted(self) -> float:
-        """How many charges those replicas that run now have granted from their reservations."""
+        """Return the number of charges that the running replicas have granted from their reservations."""
         return sum(replica.granted for replica in self.replicas)
 
     def crash(self, replica: int, *, lands: bool = False) -> None:
-        """End a replica in the midst of what it does, and start another in its place."""
+        """Crash a replica within a step, and start another one in its place."""
         gone = self.replicas[replica]
         gone.loop.end()
         for call in self.wire.of(gone):
             self.wire.give_up(call, lands=lands)
         self.replicas[replica] = ReplicaProcess(self, (0.99, 1.01, 1.0)[replica])
 
-    # What leaders do
+    # Steps of leaders
 
     def settle(self, leader: int = 0, *, look: bool = True) -> None:
-        """Let a leader settle, and hear every answer."""
+        """Let a leader settle, and receive every answer."""
         if look:
             self.leaders[leader].look()
         self.leaders[leader].settle()
@@ -344,17 +344,17 @@ class ReservationWorld:
         self.check()
 
     def lose(self) -> None:
-        """Delete the ledger by hand, past what keeps hands off."""
+        """Delete the ledger by hand, although a finalizer and a policy protect it."""
         if LEDGER in self.api.objects:
             self.api.remove(LEDGER)
 
-    # What has to hold
+    # Invariants
 
     def ledger(self) -> Ledger:
         return read_ledger(self.api.objects[LEDGER]["data"]["ledger"])
 
     def check(self) -> None:
-        """Keep the first that was found to be wrong, as this may be called where an error would be caught."""
+        """Keep the first violation. This may be called where an error would be caught."""
         self.over = self.over or self._wrong()
         assert not self.over, self.over
 
@@ -363,7 +363,7 @@ class ReservationWorld:
         newest = len(self._edits) - 1
         for model, limit in NamespaceQuota(self._edits[-1], grants=self.grants).at(self.limits_since).limits.items():
             of_model = [each for each in held if each.model == model]
-            # Who was asked by an older quota, and has its yes since the edit, is not held to this one.
+            # An object that was decided by an older quota, and got its yes after the edit, does not count here.
             counted = [each for each in of_model if each.edit == newest or each.before < newest]
             if any(each.edit == newest for each in counted) and not fits(limit, Charge(), _sum(counted)):
                 return f"{_sum(counted)} of {model} are stored or may be, and the limit is {limit}"
@@ -373,12 +373,12 @@ class ReservationWorld:
         return ""
 
     def _used(self, model: str) -> Charge | None:
-        """Return what is used by the ledger, where it has to count everything."""
+        """Return the usage by the ledger, which must count everything."""
         ledger = self.ledger() if LEDGER in self.api.objects else None
         return ledger.usage(model).used if ledger and not ledger.lost else None
 
     def come_to_rest(self) -> None:
-        """Let all go well for as long as anything is waited for: in the end what is charged is what is stored."""
+        """Let everything succeed until nothing is waited for. Then the charges are those of the stored objects."""
         for replica in range(len(self.replicas)):
             self.resume(replica)
         self.wire.land()

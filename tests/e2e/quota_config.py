@@ -1,4 +1,4 @@
-"""The quota ConfigMap of a test's own: written, and awaited until every replica goes by it."""
+"""The quota ConfigMap of one test. After each edit the test waits until every replica uses it."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,12 +12,12 @@ from tests.processes import WebhookProcess
 
 KEY = "gpu_quota"
 CONFIG = {"quota.vcuda.io/config": "true"}
-"""The label by which the API server asks /quota about an edit."""
+"""The label by which the API server calls /quota for an edit."""
 
 
 @dataclass(frozen=True)
 class QuotaConfigMap:
-    """The ConfigMap ``name`` in ``namespace``, created with ``labels``; ``readers`` are the replicas that watch it.
+    """The ConfigMap ``name`` in ``namespace``, created with ``labels``. ``readers`` are the replicas that watch it.
 
     ``further`` are its keys beside the quota.
     """
@@ -38,7 +38,7 @@ class QuotaConfigMap:
         return f"{self.collection}/{self.name}"
 
     def document(self) -> Json:
-        """The quota as it is stored, by namespace; without a ConfigMap that of nobody."""
+        """The stored quota by namespace. It is empty if there is no ConfigMap."""
         found = self.rest.send("GET", self.path)
         if found.status == HTTPStatus.NOT_FOUND:
             return {}
@@ -46,20 +46,20 @@ class QuotaConfigMap:
         return document
 
     def limit(self, **entries: Json) -> None:
-        """Add the entries, or set them anew; on return every replica goes by them."""
+        """Add these entries, or replace them. Return when every replica uses them."""
         self.limit_anew(**{**self.document(), **entries})
 
     def limit_anew(self, **entries: Json) -> None:
-        """Let the entries be the whole document, whatever stood there; on return every replica goes by it."""
+        """Make the entries the whole document. Return when every replica uses it."""
         self.await_read(self.write(json.dumps(entries)).ok()["metadata"]["resourceVersion"])
 
     def lift(self, *namespaces: str) -> None:
-        """Remove the entries of these namespaces; on return no replica goes by them."""
+        """Remove the entries of these namespaces. Return when no replica uses them."""
         self.limit_anew(**{name: entry for name, entry in self.document().items() if name not in namespaces})
 
     @contextmanager
     def limited(self, **entries: Json) -> Iterator[None]:
-        """`with` this, the entries are in force; after it they are gone."""
+        """Add the entries for the time of the ``with`` statement."""
         self.limit(**entries)
         try:
             yield
@@ -67,24 +67,24 @@ class QuotaConfigMap:
             self.lift(*entries)
 
     def write(self, text: str) -> Answer:
-        """The answer to storing ``text`` as the document, well-formed or not; no replica is waited for."""
+        """Store ``text``, which may be malformed, as the document. Return the answer, and wait for no replica."""
         answer = self.rest.send("POST", self.collection, self.manifest(text))
         replacing = answer.status == HTTPStatus.CONFLICT
         return self.rest.send("PUT", self.path, self.manifest(text)) if replacing else answer
 
     def await_read(self, version: str) -> None:
-        """Return once every replica goes by the document stored at ``version``, or by a later one."""
+        """Return when every replica uses the document of ``version``, or of a later one."""
         for reader in self.readers:
             reader.await_log("quota read", lambda line: int(line["version"]) >= int(version))
 
     def manifest(self, text: str) -> Json:
-        """The ConfigMap as a person writes it, with ``text`` as the document."""
+        """Return the ConfigMap as a person writes it, with ``text`` as the document."""
         metadata = {"namespace": self.namespace, "name": self.name, "labels": dict(self.labels)}
         return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {KEY: text, **self.further}}
 
 
 def named_quota(cluster: Cluster) -> QuotaConfigMap:
-    """The quota ConfigMap that the manifests name, empty, whose edits are not checked."""
+    """The quota ConfigMap that the manifests name. It is empty, and its edits are not checked."""
     quota = QuotaConfigMap(cluster.rest, "kube-system", "gpuquota", labels={})
     quota.write("{}").ok()
     return quota
