@@ -1,4 +1,4 @@
-"""Many callers that create pods and claims and delete them again, and keep count of what they were answered."""
+"""Many callers that create pods and claims, delete them again, and count the answers."""
 
 import itertools
 import os
@@ -30,7 +30,7 @@ from tests.integration.reviews import gpu_pod
 from tests.processes import PATIENCE, ControllerProcess, Fields, OwnProcess, WebhookProcess
 
 ASKS = "e2e.vcuda.io/policy"
-"""The label of the pods that another policy is asked about, which takes SLOWEST seconds at most."""
+"""The label of the pods that another webhook reviews, in at most SLOWEST seconds."""
 
 REFUSAL = "refused by another policy"
 SLOWEST, REFUSED_PART = 1.5, 0.1
@@ -48,11 +48,11 @@ _REASONS = (
     (OVER_QUOTA, {403, 429}, r"exceeded GPU quota: \w+ in namespace \S+, requested: .* limited: "),
     (NOT_PINNED, {403}, r"held to (the products of )?one GPU model that namespace \S+ may use"),
     (POLICY, {403}, rf"{REFUSAL}$"),
-    # Claims are never told to come again by 429.
+    # The webhook never answers 429 to a claim.
     (LEDGER_LOST, {403, 429}, r"ledger of namespace \S+ was lost; pods that were charged in it may still be stored"),
     (BUSY, {403, 429}, r"try again (in 1 s|later)$"),
     (WEBHOOK_AWAY, {500}, r"failed calling webhook \"validate(-claims)?(-\d)?\.quota\.vcuda\.io\""),
-    (API_AWAY, {504}, ""),  # it is on its way down, and may say no word
+    (API_AWAY, {504}, ""),  # The replica is ending, and may say nothing
     (API_AWAY, {500, 503}, r"etcd|rpc error|did not complete|context (deadline|canceled)|shut ?down|timed? ?out"),
 )
 
@@ -67,27 +67,27 @@ CLAIM_REQUESTS: Sequence[Json] = (
     request(HAMI, capacity={"requests": {"cores": "50", "memory": "4Gi"}}),
 )
 SLOW_PART, CLAIM_PART, TEMPLATE_PART = 0.1, 0.3, 0.05
-"""The parts of what is created that wait for another webhook, that are claims, and pods with a template of one."""
+"""The parts of the created objects: reviewed by the slow webhook, claims, and pods with a template of a claim."""
 
 ROOMY_PART = 0.75
-"""The part of what is created in the one namespace that has room for hundreds: there replicas reserve."""
+"""The part of the objects that is created in the namespace with room for hundreds. There replicas reserve."""
 
 LEADING, REAPED = "leading", "releasing the reservation of a replica that has ended"
 INTERNAL, NOT_ANSWERED = "internal error", "not answered"
 TOLD = (LEADING, REAPED, INTERNAL, NOT_ANSWERED)
-"""The events of which a run tells."""
+"""The events that a run reports."""
 
 SAMPLE_PAUSE = 0.5
 GRANTED = re.compile(rb"^vcuda_ledger_granted_total (\S+)", re.MULTILINE)
 HOLD, PAUSE = 0.3, 0.2
-"""Seconds, at most, for which a pod is kept, and between two tries of one caller."""
+"""The most seconds for which a pod is kept, and between two tries of one caller."""
 
 ROOMY_HOLD = 4.0
-"""Seconds for which one is kept where there is room."""
+"""The seconds for which a pod is kept in the namespace with room."""
 
 
 def reason(answer: Answer) -> str:
-    """Why a pod was refused, or that it was not; the whole answer where no reason is known."""
+    """The reason of a rejection in a word, or that there was none. The whole answer if the reason is unknown."""
     if answer.status == HTTPStatus.CREATED:
         return STORED
     for name, statuses, pattern in _REASONS:
@@ -101,11 +101,11 @@ REASONS = frozenset({STORED, API_AWAY, *(name for name, _, _ in _REASONS)})
 
 @dataclass(frozen=True)
 class Callers:
-    """So many callers, each through one of the replicas and one of the API servers; ``counts`` are their answers.
+    """So many callers, each with one replica and one API server. ``counts`` are their answers.
 
-    They share out the namespaces of one group, and go on to the next one every ``stay`` seconds. Most of all they
-    create in the first of a group, and while they are told to ``keep``, they delete nothing there, so that it is full
-    soon. ``claims``: they create ResourceClaims, too, and pods that have one made by a template of `templates`.
+    They share the namespaces of one group, and move to the next group every ``stay`` seconds. They create most objects
+    in the first namespace of a group. While ``keep`` is set, they delete nothing there, so that it fills up soon.
+    ``claims``: they also create ResourceClaims, and pods with a claim from a template of `templates`.
     """
 
     rests: Sequence[Rest]
@@ -150,7 +150,7 @@ class Callers:
         return self.groups[int((time.monotonic() - self.started) / self.stay) % len(self.groups)]
 
     def labels(self, number: int) -> Mapping[str, str]:
-        """Those by which one of the replicas is asked."""
+        """The callers that use one of the replicas."""
         return {REPLICA: str(number % self.replicas)}
 
     def _manifest(self, name: str, namespace: str, labels: Mapping[str, str]) -> Json:
@@ -164,7 +164,7 @@ class Callers:
 
 
 def created(rest: Rest, made: Json) -> str:
-    """What became of a creation, in a word."""
+    """Return the outcome of a creation in a word."""
     try:
         return reason(rest.send("POST", path_of(made), made))
     except HTTPError:
@@ -194,14 +194,14 @@ def path_of(made: Json) -> str:
 
 
 def templates(namespace: str, replicas: int) -> list[Json]:
-    """One for each replica, which is asked about its claims; of the last the other policy is asked, too."""
+    """Return one webhook for each replica, which reviews claims too. The last one also has the slow webhook."""
     every = [{REPLICA: str(number)} for number in range(replicas)]
     every[-1][ASKS] = "true"
     return [template(namespace, f"gpu-{labels[REPLICA]}", labels=labels) for labels in every]
 
 
 def think(_path: str, review: Json) -> Json:
-    """Take a while about a review, and refuse some."""
+    """Answer a review after a while, and reject some."""
     time.sleep(random.uniform(0, SLOWEST))  # noqa: S311  # a load
     allowed = random.random() > REFUSED_PART  # noqa: S311  # a load
     return reviewed(review, allowed=allowed, status={"code": 403, "message": REFUSAL})
@@ -209,7 +209,7 @@ def think(_path: str, review: Json) -> Json:
 
 @contextmanager
 def policy(directory: Path, timeout: int) -> Iterator[Json]:
-    """The webhook, running, as an item of a configuration; ``directory`` holds its certificate and ``ca.crt``."""
+    """Run the webhook, and return its item of a configuration. ``directory`` has its certificate and ``ca.crt``."""
     with answering(think, directory) as url:
         about = {"rules": [*webhook("")["rules"], CLAIM_RULE], "sideEffects": "None", "timeoutSeconds": timeout}
         yield asks_about_pods("policy.e2e.vcuda.io", url, directory, ASKS, **about)
@@ -219,7 +219,7 @@ P = TypeVar("P", bound=OwnProcess)
 
 
 class Victim(Generic[P]):
-    """One process of a Deployment: where it ends, another takes its place, made by ``start`` in the background."""
+    """One process of a Deployment. If it ends, ``start`` makes another one in the background."""
 
     def __init__(self, start: Callable[[], P], threads: ThreadPoolExecutor, first: P | None = None) -> None:
         self.kills = 0
@@ -233,13 +233,13 @@ class Victim(Generic[P]):
         return self._running.result(PATIENCE)
 
     def serving(self) -> P | None:
-        """The same, or None while it is on its way or has ended."""
+        """Return the process, or None while it starts or after it has ended."""
         if not self._running.done() or self.current().process.poll() is not None:
             return None
         return self.current()
 
     def kill(self, *, counted: bool = True) -> None:
-        """SIGKILL; another takes its place."""
+        """Kill the process with SIGKILL. Another one takes its place."""
         self.kills += counted
         ended = self.current()
         ended.kill()
@@ -247,7 +247,7 @@ class Victim(Generic[P]):
         self._running = self._threads.submit(self._start)
 
     def signal(self, number: signal.Signals) -> None:
-        """To the whole of it: arbiter and worker."""
+        """Send a signal to all of it: arbiter and worker."""
         os.killpg(self.current().process.pid, number)
 
     @property
@@ -256,7 +256,7 @@ class Victim(Generic[P]):
         return self._running.done() and self.serving() is None
 
     def history(self, event: str) -> list[Fields]:
-        """What this one, and those before it, said of this event, of `TOLD`."""
+        """Return the log lines of this event, of `TOLD`, by this process and by those before it."""
         return [line for line in (*self._told, *lines_of(self.current())) if line["event"] == event]
 
 
@@ -265,12 +265,12 @@ def lines_of(process: OwnProcess) -> list[Fields]:
 
 
 Make = Callable[..., WebhookProcess]
-"""Makes a replica of the installation, with these further flags."""
+"""Return a function that starts a replica of the installation with these further flags."""
 
 
 @contextmanager
 def replicas(makes: Sequence[Make]) -> Iterator[Sequence[Victim[WebhookProcess]]]:
-    """Replicas as things to kill; a new one listens where the old one did."""
+    """Replicas that can be killed. A new one listens at the address of the old one."""
 
     def victim(make: Make, first: WebhookProcess) -> Victim[WebhookProcess]:
         return Victim(partial(make, "--bind", urlsplit(first.url).netloc), threads, first)
@@ -286,9 +286,9 @@ def replicas(makes: Sequence[Make]) -> Iterator[Sequence[Victim[WebhookProcess]]
 
 @dataclass
 class Figures:
-    """Of the replicas: the most memory that one had, in MiB, its worker alone, and all its processes together.
+    """The most memory of a replica in MiB: of its worker, and of all its processes together.
 
-    ``grants``: how many charges each process granted from its reservation, as it said last.
+    ``grants``: the number of charges that each process granted from its reservation, by its last log line.
     """
 
     worker: int = 0
@@ -297,10 +297,10 @@ class Figures:
     grants: dict[int, float] = field(default_factory=dict)
 
     def sample(self, victim: Victim[WebhookProcess], stop: threading.Event) -> None:
-        """Look at it until told to stop. The kernel keeps the most that a process ever had."""
+        """Read the figures until told to stop. The kernel keeps the highest figure of a process."""
         while not stop.wait(SAMPLE_PAUSE):
             if process := victim.serving():
-                # It may have ended meanwhile, or have no worker yet.
+                # The process may have ended meanwhile, or may have no worker yet.
                 with suppress(OSError, ValueError, HTTPException):
                     worker = process.worker()
                     self.worker = max(self.worker, kernel_says(worker, "status", "VmHWM"))
@@ -312,7 +312,7 @@ class Figures:
 
 
 def kernel_says(pid: int, file: str, field_name: str) -> int:
-    """A figure of a process, in MiB."""
+    """Return a figure of a process, in MiB."""
     found = re.search(rf"^{field_name}:\s+(\d+) kB", Path(f"/proc/{pid}/{file}").read_text(), re.MULTILINE)
     if not found:
         raise ProcessLookupError(pid)
@@ -321,12 +321,12 @@ def kernel_says(pid: int, file: str, field_name: str) -> int:
 
 @dataclass
 class Controllers:
-    """Candidates for one lease."""
+    """Candidates for one Lease."""
 
     candidates: Sequence[Victim[ControllerProcess]]
 
     def kill_leader(self) -> bool:
-        """SIGKILL the one that leads, if there is one just now."""
+        """Kill the leader with SIGKILL, if there is one now."""
         for candidate in self.candidates:
             process = candidate.serving()
             if process and process.logs(LEADING):
@@ -335,19 +335,19 @@ class Controllers:
         return False
 
     def mend(self) -> None:
-        """Let others take the place of those that have ended by themselves."""
+        """Replace the candidates that have ended by themselves."""
         for candidate in self.candidates:
             if candidate.has_ended:
                 candidate.kill(counted=False)
 
     def history(self, event: str) -> list[Fields]:
-        """What all said of this event."""
+        """Return the log lines of this event by all candidates."""
         return [line for candidate in self.candidates for line in candidate.history(event)]
 
 
 @contextmanager
 def controllers(makes: Sequence[Callable[[], ControllerProcess]]) -> Iterator[Controllers]:
-    """One controller by each of these."""
+    """Start one controller for each of these."""
     with ThreadPoolExecutor() as threads:
         every = [Victim(make, threads) for make in makes]
         try:

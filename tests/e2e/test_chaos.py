@@ -1,4 +1,4 @@
-"""The quota is exact whatever dies, stops, hears late or is lost, under full load, with tenants that attack it."""
+"""The quota is exact under full load, whatever dies, stops, lags or is lost, and while tenants attack it."""
 
 import gc
 import logging
@@ -61,14 +61,14 @@ from tests.processes import ControllerProcess, WebhookProcess, eventually
 LEDGERS = f"/api/v1/namespaces/{LEDGER_NAMESPACE}/configmaps"
 SECONDS = float(os.environ.get("CHAOS_SECONDS") or CYCLE * TICK)
 CREATES = int(os.environ.get("CHAOS_CREATES") or 0)
-"""It goes on until both are over."""
+"""The test runs until both are over."""
 
 MIN_RATE = 20
-"""Creations a second, at the very least."""
+"""The least creations in a second."""
 
 CALLERS = 64
 REPLICAS, KILLED = 5, 3
-"""Those that are not killed are stopped, and resumed."""
+"""Processes that are not killed are stopped, and resumed."""
 
 FILLERS = 4
 
@@ -79,17 +79,17 @@ STORABLE = 20
 after some 7 s more; so a pod that was charged STORABLE seconds ago, and is not found, is never stored any more."""
 
 MAX_TERMINATING = 5
-"""Seconds for which the charge of a bound pod that was torn away is held, whoever leads."""
+"""The seconds for which the charge of a force-deleted bound pod is held, under every leader."""
 
 ROOMY: Mapping[str, float] = {"P100": 1200}
 """In cards. The callers do not fill these for most of a cycle, so replicas reserve. No node has the model, so that a
 deleted pod releases its charge at once."""
 
 QUOTAS: Sequence[Mapping[str, float]] = ({"M40": 6, "P100": 3}, {"V100": 2.5}, {"M40": 8})
-"""In cards, one namespace each; the last one is besieged by its own tenants."""
+"""The limit of each namespace in cards. The tenants of the last namespace attack it."""
 
 MOST_MEMORY = 200
-"""MiB of a replica of the webhook, all its processes together."""
+"""The most MiB of a replica of the webhook, all its processes together."""
 
 STAYS = 6
 STAY = CYCLE * TICK / STAYS
@@ -100,13 +100,13 @@ pod that is still to be stored, and few leaders here live that long: what a name
 """
 
 CYCLES = min(max(round(SECONDS / (CYCLE * TICK)), 1), 8)
-"""For so many there are namespaces; after that they come again."""
+"""There are namespaces for so many groups. After that the groups come again."""
 
 GRANTED_PART = 0.1
-"""Of what was stored, the part that replicas granted from what they had reserved, at the least."""
+"""The least part of the stored objects that replicas granted from reservations."""
 
 HALF = {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 16}
-"""Of a card."""
+"""Hundredths of a card."""
 
 CARDS = 8
 SLICES = [
@@ -117,12 +117,12 @@ SLICES = [
         Published(HAMI, f"dra-{model.lower()}", [shared_card(number, model, "hami-gpu") for number in range(CARDS)]),
     )
 ]
-"""What claims are made for, where the API server has them."""
+"""The model of claims, if the API server serves them."""
 
 
 @pytest.fixture(scope="module")
 def own_plane(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A control plane to kill, impatient with requests."""
+    """A control plane to kill. Its request timeout is short."""
     flags = (f"--request-timeout={REQUEST_TIMEOUT}s",)
     settings = Settings(apiserver_flags=flags, startup_timeout=240)
     with running_control_plane(assets, tmp_path_factory.mktemp("chaos"), settings) as running_plane:
@@ -136,19 +136,21 @@ def own_cluster(own_plane: ControlPlane) -> Iterator[Cluster]:
 
 
 @pytest.mark.chaos
-# urllib3 leaves the socket of a TLS handshake open that the dying API server cuts off.
+# urllib3 does not close the socket of a TLS handshake that the dying API server breaks off.
 @pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")
 @pytest.mark.timeout(SECONDS * 1.2 + CREATES / MIN_RATE + 600)
 def test_no_fault_of_any_part_and_no_tenant_beside_it_admits_more_than_the_quota_or_loses_any_of_it(
     own_plane: ControlPlane, own_cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """64 callers, 14 attackers, a fault every second or so; then all is released, and exactly the quota can be filled.
+    """64 callers, 14 attackers, and a fault every second or so. After that all is released, and exactly the quota fits.
 
-    They create pods, and where there are ResourceClaims, those and pods with a template of one, in namespaces where
-    replicas grant from reservations and in others where they are decided one by one.
+    The callers create pods, and if the API server serves them, ResourceClaims and pods with a template of one. In some
+    namespaces replicas grant from reservations, in others they decide one by one.
     """
     claiming = served(own_cluster)
-    caplog.set_level(logging.ERROR, "urllib3")  # its warnings about lost connections are what the counts are about
+    caplog.set_level(
+        logging.ERROR, "urllib3"
+    )  # The counts are about lost connections, so the warnings about these are not needed
     with staged(own_plane, own_cluster, tmp_path) as stage, closing(stage.tenant()) as tenant:
         own, teams, victims = stage.own, stage.teams, stage.victims
         callers = Callers(stage.rests, stage.groups, REPLICAS, STAY, claiming)
@@ -164,13 +166,13 @@ def test_no_fault_of_any_part_and_no_tenant_beside_it_admits_more_than_the_quota
             many = [partial(callers.call, number) for number in range(CALLERS)]
             with in_threads([*samples, *siege.attackers(), *many]):
                 havoc.wreak(lambda seconds: seconds >= SECONDS and callers.creates >= CREATES)
-            # To those that are there by now.
+            # For the replicas that exist now.
             replace(own.quota, readers=[victim.current() for victim in victims]).limit_anew(**havoc.entries)
             await_settled(own, stage.managers, teams)
             with ThreadPoolExecutor(FILLERS) as threads:
                 cores = threads.map(partial(fill, own_cluster), teams, teams.values())
                 filled = dict(zip(teams, cores, strict=True))
-        gc.collect()  # here, where those warnings are expected
+        gc.collect()  # These warnings are expected here
         report(callers, havoc, observers, teams)
         leading, reaped = (stage.managers.history(event) for event in (LEADING, REAPED))
         print(*(f"{line['timestamp']} {line['event']}" for line in (*leading, *reaped)), sep="\n")
@@ -193,7 +195,7 @@ def test_no_fault_of_any_part_and_no_tenant_beside_it_admits_more_than_the_quota
         assert sum(figures.grants.values()) > GRANTED_PART * stored
         assert bool(callers.claim_counts[STORED] and listing.claims and watching.claims) is claiming
         assert {name for name, count in havoc.done.items() if count and name} == havoc.faults
-        # In the first cycle the ledger with reservations may be deleted before anything is taken from anybody.
+        # In the first cycle the ledger with reservations may be deleted before any reservation is taken away.
         assert reaped or CYCLES == 1
         assert stage.losses.lost
         assert stage.losses.late
@@ -208,7 +210,7 @@ def test_no_fault_of_any_part_and_no_tenant_beside_it_admits_more_than_the_quota
 class Stage:
     """Two API servers on one etcd, replicas and controllers of both, and namespaces with quotas, in cores, in groups.
 
-    The last of the ``victims`` goes by ``clock``, and one is behind a proxy with ``losses``.
+    The last of the ``victims`` uses ``clock``, and one is behind a proxy with ``losses``.
     """
 
     planes: tuple[ControlPlane, ControlPlane]
@@ -228,7 +230,7 @@ class Stage:
 
 @contextmanager
 def staged(plane: ControlPlane, cluster: Cluster, directory: Path) -> Iterator[Stage]:
-    """All of it, with our webhooks in effect at both API servers, and another one that is slow."""
+    """The whole system, with our webhooks in effect at both API servers, and another webhook that is slow."""
     claiming = served(cluster)
     with ExitStack() as stack:
         if claiming:
@@ -251,17 +253,17 @@ def staged(plane: ControlPlane, cluster: Cluster, directory: Path) -> Iterator[S
         cluster.apply(*policies("allocations.quota.vcuda.io", "claims.quota.vcuda.io"))
         for manifest in [each for team in teams for each in (templates(team, REPLICAS) if claiming else ())]:
             cluster.create(manifest)
-        own.quota.limit(**{"*": {"quota": {"M40": 1}}})  # what is invented has a limit, too
+        own.quota.limit(**{"*": {"quota": {"M40": 1}}})  # Invented objects have a limit too
         stack.enter_context(registered(own))
         slow = stack.enter_context(policy(certificates, WEBHOOK_TIMEOUT))
-        # The other API server hears of webhooks in the order in which they were stored: ours are in effect there, too.
+        # The other API server sees webhooks in the order of their creation, so ours are in effect there too.
         stack.enter_context(other.register_webhooks(validating=[slow]))
         leading = (*storable, "--max-terminating-seconds", str(MAX_TERMINATING), "--lease-seconds", "8")
         both = (cluster.kubeconfig, other.kubeconfig)
         managing = [partial(ControllerProcess, *flags_of(own, *leading, kubeconfig=way)) for way in both]
         managers = stack.enter_context(controllers(managing))
         prepare(cluster, [group[-1] for group in groups])
-        # A replica that is killed while it makes a ledger leaves one that counts as lost, for a while.
+        # A replica that is killed while it creates a ledger leaves a ledger that counts as lost, for a while.
         for roomy in dict.fromkeys(group[0] for group in groups):
             cluster.create(gpu_pod("first", roomy, HALF))
         planes, rests = (plane, other_plane), (cluster.rest, other.rest)
@@ -269,20 +271,20 @@ def staged(plane: ControlPlane, cluster: Cluster, directory: Path) -> Iterator[S
 
 
 def grouped(own: Installation, stack: ExitStack) -> Iterator[list[str]]:
-    """The namespaces of one cycle in their groups, which have the first, that with room, in common."""
+    """The namespaces of one cycle in their groups. All groups share the first namespace, which has room."""
     roomy = stack.enter_context(own.team({"quota": ROOMY}))
     for _ in range(STAYS):
         yield [roomy, *(stack.enter_context(own.team({"quota": quota})) for quota in QUOTAS)]
 
 
 def maker(installation: Installation, kubeconfig: Path) -> Make:
-    """What makes a replica that goes by this kubeconfig."""
+    """Return a function that starts a replica with this kubeconfig."""
     flags = (*installation.flags, "--kubeconfig", kubeconfig)
     return lambda *more: WebhookProcess((*flags, *more), installation.ca, {})
 
 
 def suspended(installation: Installation, file: Path, *more: Flag) -> WebhookProcess:
-    """A replica whose clock is held by the file."""
+    """Start a replica whose clock is held by the file."""
     return SuspendedWebhook((*installation.flags, *more), installation.ca, file)
 
 
@@ -292,7 +294,7 @@ def in_cores(quota: Mapping[str, float]) -> dict[str, int]:
 
 @contextmanager
 def observed(cluster: Cluster, observers: tuple[Observer, Observer]) -> Iterator[None]:
-    """`with` this, the first observer LISTs and the second one watches, on connections of their own."""
+    """Let the first observer LIST and the second one watch, on their own connections, for the time of the ``with``."""
     listing, watching = observers
     with (
         closing(Cluster(cluster.control_plane)) as admin,
@@ -309,7 +311,7 @@ def exceeded(observer: Observer, teams: Mapping[str, Mapping[str, int]]) -> Iter
 
 
 def await_settled(own: Installation, managers: Controllers, teams: Mapping[str, Mapping[str, int]]) -> None:
-    """Delete what is left, and return once no ledger holds a charge, nor a reservation, any more."""
+    """Delete what is left, and return when no ledger has a charge or a reservation."""
 
     def all_released() -> bool:
         managers.mend()
@@ -324,7 +326,7 @@ def await_settled(own: Installation, managers: Controllers, teams: Mapping[str, 
 
 
 def released(own: Installation, namespace: str) -> bool:
-    """Delete all that is stored; a ledger that is lost is asked for meanwhile, by which it is made anew in time."""
+    """Delete all stored objects. Meanwhile a lost ledger is used, so that it is created again in time."""
     rest = own.cluster.rest
     if rest.send("GET", ledger_path(namespace)).status == HTTPStatus.NOT_FOUND:
         own.cluster.try_create(
@@ -338,7 +340,7 @@ def released(own: Installation, namespace: str) -> bool:
 
 
 def fill(cluster: Cluster, namespace: str, quota: Mapping[str, int]) -> Counter[str]:
-    """Create ever smaller pods, and claims in their turn, until nothing fits, which is said; the cores then held."""
+    """Create smaller and smaller pods, and claims in between, until nothing fits. Return the cores."""
     claiming = served(cluster)
     for cores in (800, 100, 50):
         limits = {"tencent.com/vcuda-core": cores} if cores >= 100 else HALF
@@ -355,7 +357,7 @@ def fill(cluster: Cluster, namespace: str, quota: Mapping[str, int]) -> Counter[
 
 
 def decided(cluster: Cluster, made: Json) -> Answer | None:
-    """The answer to a creation; None where it is one to come again, as near the limit others still reserve."""
+    """Return the answer to a creation, or None if it asks for a retry because others have reserved the rest."""
     answer = cluster.try_create(made)
     return answer if reason(answer) in (STORED, OVER_QUOTA) and answer.status != HTTPStatus.TOO_MANY_REQUESTS else None
 
@@ -363,7 +365,7 @@ def decided(cluster: Cluster, made: Json) -> Answer | None:
 def report(
     callers: Callers, havoc: Havoc, observers: tuple[Observer, Observer], teams: Mapping[str, dict[str, int]]
 ) -> None:
-    """Print the counts, for whoever reads the run (`pytest -s`, or the report of a failure)."""
+    """Print the counts, for the reader of the run (`pytest -s`, or the report of a failure)."""
     print(f"\n{callers.creates} creations by {CALLERS} callers:")
     for name, count in callers.counts.most_common():
         print(f"  {count:6d} {name}")
@@ -379,7 +381,7 @@ def report(
 
 
 def tell_attacks(siege: Siege, figures: Figures, losses: RandomLosses) -> None:
-    """Print what the tenants were answered, and the figures of the webhook all the while."""
+    """Print the answers to the tenants, and the webhook's figures over the whole time."""
     for name, counts in siege.counts.items():
         print(f"{name}: {', '.join(f'{count} {told}' for told, count in counts.most_common())}")
     print(f"webhook, {figures.samples} samples: worker at most {figures.worker} MiB, a replica {figures.replica} MiB")

@@ -1,4 +1,4 @@
-"""The ledger follows the pods that are stored: what ends is released, what was never stored too, and nothing else."""
+"""The ledger follows the stored pods: ended pods are released, pods that were never stored too, and nothing else."""
 
 from collections.abc import Callable
 from functools import partial
@@ -43,7 +43,7 @@ ENDS: dict[str, Callable[[Cluster, str, str], object]] = {
 def test_the_api_server_keeps_no_notes_of_who_wrote_what_in_a_ledger(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """From its first update on, whoever writes it."""
+    """The charge is released with the first update that says so, whoever writes it."""
     cluster.create(card_pod("train", team))
     await_committed(installation, team, M40=100)
     assert "managedFields" not in cluster.rest.get(ledger_path(team))["metadata"]
@@ -65,9 +65,9 @@ def test_a_charge_is_released_within_two_seconds_of_its_pods_end(
 def test_a_terminating_pod_counts_until_it_is_gone(
     cluster: Cluster, installation: Installation, team: str, gpu_node: str
 ) -> None:
-    """Its containers may run for its whole grace period, and hold their cards.
+    """The containers may run for the whole grace period, and hold their cards.
 
-    The second pod is there because a count that holds it was made after the first one began to end.
+    The second pod exists because a count that has it was made after the first pod began to terminate.
     """
     cluster.bind(card_pod("slow", team, cards=3), gpu_node)
     await_committed(installation, team, M40=300)
@@ -84,7 +84,7 @@ def test_a_terminating_pod_counts_until_it_is_gone(
 
 
 def refused_by_another_webhook(cluster: Cluster, namespace: str) -> None:
-    """Charge a pod that another validating webhook then refuses."""
+    """Charge a pod that another validating webhook then rejects."""
     label = {"metadata": {"labels": {"e2e.vcuda.io/refused-later": namespace}}}
     cluster.rest.merge_patch(f"/api/v1/namespaces/{namespace}", label)
     later = webhook("later.example.com", namespaceSelector={"matchLabels": {"e2e.vcuda.io/refused-later": namespace}})
@@ -104,7 +104,7 @@ def test_the_charge_of_a_pod_that_was_never_stored_is_released_once_it_cannot_be
     team: str,
     charge_in_vain: Callable[[Cluster, str], None],
 ) -> None:
-    """And the one that was stored becomes committed."""
+    """The stored pod becomes committed."""
     cluster.create(card_pod("stays", team))
     await_committed(installation, team, M40=100)
     charge_in_vain(cluster, team)
@@ -117,7 +117,7 @@ def test_the_charge_of_a_pod_that_was_never_stored_is_released_once_it_cannot_be
 def test_the_first_quota_of_a_namespace_counts_the_pods_that_run_there_already(
     cluster: Cluster, installation: Installation, controller: ControllerProcess, gpu_node: str
 ) -> None:
-    """Nobody pinned them, so the node that they run on tells their model; one that has ended counts for nothing."""
+    """No webhook pinned the pods, so their nodes say their model. An ended pod does not count."""
     assert controller.process.poll() is None
     with installation.free_team() as namespace:
         await_enforced(cluster, namespace, enforced=False)
@@ -134,14 +134,14 @@ def test_the_first_quota_of_a_namespace_counts_the_pods_that_run_there_already(
 def test_a_quota_that_is_removed_takes_everything_with_it_and_may_come_back(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """The webhook still remembers the ledger that it wrote last, and charges anew all the same."""
+    """The webhook still remembers the ledger that it wrote last, and charges again all the same."""
     cluster.create(card_pod("train", team))
     await_published(cluster, team)
     installation.quota.lift(team)
     await_enforced(cluster, team, enforced=False)
     await_ledger_gone(cluster, team)
     await_unpublished(cluster, team)
-    cluster.create(card_pod("unlimited", team, cards=3))  # nobody's business, and held to no model
+    cluster.create(card_pod("unlimited", team, cards=3))  # Not charged, and without a model
 
     installation.quota.limit(**{team: {"quota": {"M40": 2}}})
     await_enforced(cluster, team)
@@ -166,7 +166,7 @@ def is_another(uid: str, found: Json) -> bool:
 def test_a_ledger_whose_deletion_is_asked_for_goes_once_nothing_is_pending_and_comes_back(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """Damaged ones too, once no pod that was charged in them can be stored."""
+    """A damaged ledger is replaced too, after no pod that was charged in it can be stored."""
     cluster.create(card_pod("stays", team))
     await_committed(installation, team, M40=100)
     collection, _, name = ledger_path(team).rpartition("/")
@@ -182,7 +182,7 @@ def test_a_ledger_whose_deletion_is_asked_for_goes_once_nothing_is_pending_and_c
 def test_a_model_that_is_renamed_in_the_quota_keeps_its_charges_under_its_old_name(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """The pods that are stored are held to the old name; what is new goes by the new one."""
+    """Stored pods keep the old name. New pods get the new one."""
     cluster.create(card_pod("old", team, cards=2))
     await_committed(installation, team, M40=200)
     installation.quota.limit(**{team: {"quota": {"Tesla-M40": 1}}})
