@@ -1,4 +1,4 @@
-"""Our own programs as processes: started, awaited by what they log, asked over HTTP, and ended."""
+"""Our own programs as processes. Tests start them, wait for their log lines, send HTTP requests, and end them."""
 
 import http.client
 import json
@@ -24,7 +24,7 @@ from tests.integration.reviews import Json, patched, review_of, with_uid
 
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 PATIENCE = 60.0
-"""Seconds until a wait for something that should have come becomes an error."""
+"""Seconds after which waiting is an error."""
 
 JSON_TYPE = {"Content-Type": "application/json"}
 Body = bytes | str | Iterable[bytes] | None
@@ -35,9 +35,9 @@ Fields = dict[str, Any]
 
 
 def eventually(holds: Callable[[], T], told: Callable[[], object] = str, timeout: float = PATIENCE) -> T:
-    """Return what ``holds`` returns as soon as that is true; TimeoutError with what ``told`` says.
+    """Return the result of ``holds`` as soon as it is true. Raises TimeoutError with the text of ``told``.
 
-    For what tells nobody when it changes: a metric, a file, what an API server goes by. It is asked again and again.
+    This is for changes without an event: a metric, a file, or what an API server knows. ``holds`` is called repeatedly.
     """
     deadline = time.monotonic() + timeout
     while not (found := holds()):
@@ -55,20 +55,20 @@ class Reply(NamedTuple):
     body: bytes
 
     def decoded(self) -> Fields:
-        """The body, which is a JSON object and says so."""
+        """Return the body, which must be a JSON object with its content type."""
         assert self.headers["Content-Type"] == "application/json", self
         answer: Fields = json.loads(self.body)
         return answer
 
     def samples(self, name: str, labels: Mapping[str, str]) -> list[float]:
-        """The values of the metrics in the body of this name that have these labels."""
+        """Return the values of the metrics of this name in the body that have these labels."""
         families = text_string_to_metric_families(self.body.decode())
         samples = [sample for family in families for sample in family.samples]
         return [s.value for s in samples if s.name == name and labels.items() <= s.labels.items()]
 
 
 class Lines:
-    """What a stream has brought so far, line by line, read by a thread of its own."""
+    """The lines that a stream has delivered so far. A thread of its own reads them."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._lines: list[str] = []
@@ -92,7 +92,7 @@ class Lines:
             return list(self._lines)
 
     def first(self, wanted: Callable[[str], bool]) -> str | None:
-        """Return the first line wanted as soon as it is there; None where the stream ended without it."""
+        """Return the first wanted line as soon as it is there; None if the stream ended without it."""
 
         def found() -> str | None:
             return next(filter(wanted, self._lines), None)
@@ -107,7 +107,7 @@ class Lines:
 
 
 class OwnProcess:
-    """A running program of ours, in a process group of its own. ``env`` adds to an environment without our settings."""
+    """A running program of ours, in its own process group. ``env`` adds to an environment without our settings."""
 
     def __init__(self, command: Sequence[str | Path], env: Mapping[str, str]) -> None:
         others = {name: value for name, value in os.environ.items() if not name.startswith("VCUDA_")}
@@ -118,7 +118,7 @@ class OwnProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # a group to kill as a whole, workers included
+            start_new_session=True,  # a group, so that it can be killed as a whole, with its workers
         )
         assert self.process.stdout
         assert self.process.stderr
@@ -131,13 +131,13 @@ class OwnProcess:
             raise
 
     def await_start(self) -> None:
-        """Return once it does what it is for; whatever goes wrong meanwhile kills the process."""
+        """Return when the program works. If anything fails meanwhile, the process is killed."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None) -> None:
-        """Nothing of it is left. Unless the test has ended it, or has failed, it has to end well by SIGTERM."""
+        """End the program. It must exit with 0 after SIGTERM, unless the test has ended it or has failed."""
         try:
             if kind is None and not self._awaited:
                 assert self.terminate() == 0, self.output()
@@ -157,7 +157,7 @@ class OwnProcess:
         return found
 
     def logs(self, event: str | None = None) -> list[Fields]:
-        """The structured lines so far, or those of one event; all of them once the process has ended."""
+        """Return the structured lines so far, or those of one event. They are complete after the process has ended."""
         lines = (json.loads(line) for line in self._out.so_far() if not event or event in line)
         return [line for line in lines if event is None or line["event"] == event]
 
@@ -165,7 +165,7 @@ class OwnProcess:
         return "".join([*self._out.so_far(), *self._err.so_far()])
 
     def wait(self) -> int:
-        """Return the exit status once the process has ended and everything it printed is here."""
+        """Return the exit status after the process has ended and all its output has arrived."""
         self._awaited = True
         status = self.process.wait(PATIENCE)
         self._out.join()
@@ -173,12 +173,12 @@ class OwnProcess:
         return status
 
     def terminate(self) -> int:
-        """SIGTERM; return the exit status once it has ended."""
+        """Send SIGTERM. Return the exit status after the end."""
         self.process.send_signal(signal.SIGTERM)
         return self.wait()
 
     def kill(self) -> int:
-        """SIGKILL, as a crash, for its whole group; return the exit status, that of its own end where it has ended."""
+        """Send SIGKILL to the whole group, as a crash. Return the exit status, or that of its own end before."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         return self.wait()
@@ -188,7 +188,7 @@ class Server(OwnProcess):
     """A program that answers HTTP."""
 
     def connect(self) -> http.client.HTTPConnection:
-        """A connection of the caller's own, to be closed by it."""
+        """Return a connection for the caller, who must close it."""
         raise NotImplementedError
 
     def send(self, method: str, path: str, body: Body = None, headers: Mapping[str, str] = JSON_TYPE) -> Reply:
@@ -200,14 +200,14 @@ class Server(OwnProcess):
         return self.send("GET", path)
 
     def samples(self, name: str, **labels: str) -> list[float]:
-        """The samples of the metric of this name that have these labels."""
+        """Return the samples of the metric of this name that have these labels."""
         return self.get("/metrics").samples(name, labels)
 
     def metric(self, name: str, **labels: str) -> float:
         return sum(self.samples(name, **labels))
 
     def await_metric(self, name: str, least: float, **labels: str) -> None:
-        """Return once a metric has grown so far."""
+        """Return when a metric has reached this value."""
         eventually(lambda: self.metric(name, **labels) >= least, lambda: f"{name} {labels}\n{self.output()}")
 
     def await_ready(self) -> None:
@@ -215,7 +215,7 @@ class Server(OwnProcess):
 
 
 class StatusProcess(Server):
-    """A running `vcuda-controller`, of either command, with its status served at ``port`` of 127.0.0.1."""
+    """A running `vcuda-controller`, of either command. Its status is served at ``port`` of 127.0.0.1."""
 
     def __init__(
         self, command: str, *flags: str | Path, program: Sequence[str | Path] = (SCRIPTS / "vcuda-controller",)
@@ -230,13 +230,13 @@ class StatusProcess(Server):
 
 
 class ControllerProcess(StatusProcess):
-    """A running candidate; it leads once it logs so."""
+    """A running candidate. It logs when it leads."""
 
     def __init__(self, *flags: str | Path, program: Sequence[str | Path] = (SCRIPTS / "vcuda-controller",)) -> None:
         super().__init__("run", *flags, program=program)
 
     def await_synced(self) -> None:
-        """Return once it leads and has listed everything."""
+        """Return when the controller leads and has listed everything."""
         self.await_log("leading")
         self.await_log("synced")
 
@@ -253,12 +253,12 @@ class NodeProcess(StatusProcess):
         self.await_metric("vcuda_vm_sweeps_total", so_far + count, result=result)
 
     def await_moved(self, name: str) -> None:
-        """Return once a directory is in the trash."""
+        """Return when a directory is in the trash."""
         self.await_log("moved", lambda line: line["directory"] == name)
 
 
 class WebhookProcess(Server):
-    """A running server. ``ca`` is the file that signs its certificate; without it, that of the run is taken."""
+    """A running server. ``ca`` is the file of the CA that signs its certificate. By default it is that of the run."""
 
     def __init__(
         self,
@@ -281,7 +281,7 @@ class WebhookProcess(Server):
         return http.client.HTTPSConnection(host, context=self.tls, timeout=PATIENCE)
 
     def review(self, path: str, subject: object, **fields: object) -> Json:
-        """Return the response to a review of the creation of ``subject``, checked to be of the right form."""
+        """Return the response to a review of the creation of ``subject``, after a check of its form."""
         asked = review_of(subject, **fields)
         reply = self.send("POST", path, json.dumps(asked))
         assert reply.status == HTTPStatus.OK, reply
@@ -292,22 +292,22 @@ class WebhookProcess(Server):
         return response
 
     def admit(self, pod: Json, **fields: object) -> Json:
-        """Take a pod through /mutate and /validate as the API server does; return the last response."""
+        """Send a pod through /mutate and /validate as the API server does. Return the last response."""
         response = self.review("/mutate", pod, **fields)
         if not response["allowed"]:
             return response
         return self.review("/validate", with_uid(patched(pod, response)), **fields)
 
     def worker(self) -> int:
-        """The process id of gunicorn's one worker."""
+        """Return the process id of gunicorn's one worker."""
         pid = self.process.pid
         return int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
 
 
 def serving(*flags: str | Path, ca: Path | None = None, env: Mapping[str, str] | None = None) -> WebhookProcess:
-    """A server with these flags of ``serve``, listening on a free port of 127.0.0.1; stopped at the end of the block.
+    """Run a server with these flags of ``serve`` on a free port of 127.0.0.1, for the time of the ``with`` statement.
 
-    ``env`` adds to its environment. Unless told otherwise it stops at once, without the time endpoints need elsewhere.
+    ``env`` adds to its environment. By default the server stops at once, without the time that endpoints need.
     """
     return WebhookProcess(flags, ca, env or {})
 
@@ -319,7 +319,7 @@ def exchange(
     body: Body = None,
     headers: Mapping[str, str] = JSON_TYPE,
 ) -> Reply:
-    """Make one request on a connection that is kept; an iterable body goes out in chunks."""
+    """Make one request on a connection that is kept. An iterable body is sent in chunks."""
     connection.request(method, path, body, dict(headers))
     response = connection.getresponse()
     return Reply(response.status, response.headers, response.read())

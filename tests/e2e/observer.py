@@ -1,4 +1,4 @@
-"""What stored pods and ResourceClaims hold of each GPU model, at every moment that LISTs and watches tell of."""
+"""The cores of each GPU model that stored pods and ResourceClaims hold, at every moment that LISTs and watches show."""
 
 import json
 import threading
@@ -26,11 +26,11 @@ LOOK_PAUSE = 0.1
 WATCH_SECONDS = 5.0
 MOST_KEPT = 10_000
 AWAY = (ApiException, HTTPError, json.JSONDecodeError)
-"""What the client raises where the API server is away, or goes away within an answer."""
+"""The errors of the client if the API server is away, or goes away within an answer."""
 
 
 def held(objects: Sequence[Json]) -> Counter[str]:
-    """The cores that pods and claims hold of each model. It shares no line with the code it judges."""
+    """The cores of each model that pods and claims hold. This shares no line with the code that it judges."""
     cores: Counter[str] = Counter()
     for each in objects:
         cores.update(held_by_claim(each) if "devices" in each["spec"] else held_by_pod(each))
@@ -38,7 +38,7 @@ def held(objects: Sequence[Json]) -> Counter[str]:
 
 
 def held_by_pod(pod: Json) -> dict[str, int]:
-    # What it uses by claims is held by these.
+    # The claims of the pod hold the devices that it uses by claims.
     if pod["status"].get("phase") in ("Succeeded", "Failed") or pod["spec"].get("resourceClaims"):
         return {}
     cores = sum(int(container["resources"]["limits"].get(CORES, 0)) for container in pod["spec"]["containers"])
@@ -46,12 +46,12 @@ def held_by_pod(pod: Json) -> dict[str, int]:
 
 
 def held_by_claim(claim: Json) -> Counter[str]:
-    """A whole card for each device, or of a shared one what was asked for."""
+    """Return a whole card for each device, or the requested part of a shared one."""
     cores: Counter[str] = Counter()
     for request in claim["spec"]["devices"]["requests"]:
         asked = request["exactly"]
         share = asked.get("capacity", {}).get("requests", {}).get("cores", 100)
-        # Beside one that a tenant wrote of products that nobody has, the last is ours: no device has both.
+        # A tenant may add a selector for products that do not exist. Ours is the last one. No device fits both.
         cores[model_in(json.dumps(asked["selectors"][-1]))] += asked["count"] * int(share)
     return cores
 
@@ -69,32 +69,32 @@ def model_of(pod: Json) -> str:
 
 
 def model_in(selector: str) -> str:
-    """The one model whose products a selector names."""
+    """Return the one model whose products a selector names."""
     [model] = [model for model in PRODUCTS if model.casefold() in selector.casefold()]
     return model
 
 
 class Ghosts:
-    """Bound pods that were torn away: their containers may run on, so that what they hold is held for a while."""
+    """Force-deleted bound pods. Their containers may still run, so their charge counts for a while."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._found: dict[str, tuple[float, str, str, int]] = {}
 
     def add(self, pod: Json, deleted: float) -> None:
-        """Remember a pod whose deletion was asked for at this moment, or later."""
+        """Remember a pod whose deletion was requested at this moment, or later."""
         [(model, cores)] = held([pod]).items()
         self._found[pod["metadata"]["uid"]] = (deleted + self._seconds, pod["metadata"]["namespace"], model, cores)
 
     def among(self, known: Set[str], there: Set[str], now: float) -> Iterator[tuple[str, str, int]]:
-        """Namespace, model and cores of those that were known, are not there any more, and whose time is not over."""
+        """Return namespace, model and cores of known pods that no longer exist, and whose time is not over."""
         for uid, (until, namespace, model, cores) in list(self._found.items()):
             if uid in known and uid not in there and now < until:
                 yield namespace, model, cores
 
 
 class Change(NamedTuple):
-    """An event of a watch, and when it was heard of."""
+    """An event of a watch, and the time at which it arrived."""
 
     version: int
     heard: float
@@ -102,12 +102,12 @@ class Change(NamedTuple):
 
 
 class Stored:
-    """What several collections hold at one version of the whole store, and from there on change by change."""
+    """The content of several collections at one version of the store, and then after each change."""
 
     def __init__(self, rest: Rest, paths: Sequence[str]) -> None:
         self._rest = rest
         self._paths = paths
-        # Without a resourceVersion that is a quorum read; the others are read as they were at that moment.
+        # A LIST without a resourceVersion is a quorum read. The other LISTs read the state of that moment.
         first = rest.get(paths[0])
         version = str(first["metadata"]["resourceVersion"])
         others = [rest.get(path, resourceVersion=version, resourceVersionMatch="Exact") for path in paths[1:]]
@@ -119,14 +119,14 @@ class Stored:
         return list(self._objects.values())
 
     def follow(self, threads: ThreadPoolExecutor, seconds: float) -> Iterator[tuple[list[Json], float]]:
-        """Yield the state after each change within so many seconds, once all watches have told of it.
+        """Yield the state after each change within so many seconds, after all watches have delivered it.
 
-        Raises what broke the watches, once everything is yielded that they had told before.
+        Raises the error of a broken watch, after everything is yielded that the watches had delivered before.
         """
         logs: list[list[Change]] = [[] for _ in self._paths]
         ends = [threads.submit(self._record, *each, seconds) for each in zip(self._paths, logs, strict=True)]
         broken = [error for end in ends if (error := end.exception())]
-        # A watch has told everything up to the last that it told of; beyond that only one of them would be heard.
+        # All watches have delivered their events up to this version. Beyond it only one watch might have.
         until = min(log[-1].version if log else self._version for log in logs)
         for change in sorted(chain.from_iterable(logs), key=lambda change: change.version):
             if change.version <= until and change.event["type"] != "BOOKMARK":
@@ -153,10 +153,10 @@ class Stored:
 
 @dataclass
 class Observer:
-    """What was seen of some namespaces.
+    """The figures of some namespaces.
 
-    ``most``: the most cores of each model, by namespace. ``looks``: how often. ``lost``: how often in vain. ``claims``:
-    how many claims there were at most. ``known``: the uids of all that there was.
+    ``most``: the most cores of each model, by namespace. ``looks``: the number of looks. ``lost``: the number of failed
+    looks. ``claims``: the most claims at once. ``known``: the uids of all objects that existed.
     """
 
     most: Mapping[str, dict[str, int]]
@@ -169,7 +169,7 @@ class Observer:
     _held: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
 
     def see(self, objects: Sequence[Json], now: float) -> None:
-        """Count what is held by the pods and claims of one moment, and by those that were torn away before it."""
+        """Count the cores of the pods and claims of one moment, and of the pods that were force-deleted before."""
         self.looks += 1
         self.claims = max(self.claims, sum("devices" in each["spec"] for each in objects))
         by_namespace = {namespace: Counter[str]() for namespace in self.most}
@@ -185,7 +185,7 @@ class Observer:
             most.update({model: max(most.get(model, 0), cores) for model, cores in counts.items()})
 
     def _held_by(self, each: Json) -> Counter[str]:
-        """Kept, as every change is a look at all that there is."""
+        """The result is kept, since every change is a look at all objects."""
         version = each["metadata"]["uid"], each["metadata"]["resourceVersion"]
         if version not in self._held:
             if len(self._held) >= MOST_KEPT:
@@ -202,7 +202,7 @@ class Observer:
                 self.lost += 1
 
     def follow(self, rest: Rest, stop: threading.Event) -> None:
-        """See the state after every single change, until told to stop; LIST anew where a watch ends or breaks."""
+        """Look after every single change, until told to stop. LIST again if a watch ends or breaks."""
         start = partial(Stored, rest, self.paths)
         stored: Stored | None = None
         with ThreadPoolExecutor(len(self.paths)) as threads:

@@ -1,4 +1,4 @@
-"""What people see of a quota: ConfigMap gpu-quota-usage, the gauges, and `kubectl gpuquota` run by a real kubectl."""
+"""What people see of a quota: ConfigMap gpu-quota-usage, the metrics, and `kubectl gpuquota` run by a real kubectl."""
 
 import json
 import os
@@ -53,7 +53,7 @@ Plugin = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def gpuquota(cluster: Cluster, tmp_path: Path) -> Plugin:
-    """Call it as `kubectl gpuquota …` in a shell whose PATH has the plugin, and whose context names no namespace."""
+    """Run it as `kubectl gpuquota …` in a shell whose PATH has the plugin, and whose context has no namespace."""
     assert shutil.which("kubectl-gpuquota", path=sysconfig.get_path("scripts"))
     environment = {
         "PATH": f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}",
@@ -78,7 +78,7 @@ def is_filled(report: Json) -> bool:
 
 
 def fill(cluster: Cluster, installation: Installation, namespace: str) -> None:
-    """Create three pods on M40 of a half, two and one card, and await that they are counted."""
+    """Create three pods on M40, of a half, two and one card, and wait until they are counted."""
     for pod in (gpu_pod("half", namespace, SHARE), card_pod("two", namespace, cards=2), card_pod("one", namespace)):
         cluster.create(on_m40(pod))
     await_committed(installation, namespace, M40=350)
@@ -99,7 +99,7 @@ def test_the_usage_names_every_model_and_the_pods_that_hold_it_largest_first(
 def test_usage_tells_what_is_admitted_and_not_yet_stored(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """A pod whose name is taken is charged, and never stored. Where there is little room that is told at once."""
+    """A pod whose name is taken is charged, and never stored. If little room is left, the usage shows that at once."""
     cluster.create(card_pod("train", team, cards=3))
     await_committed(installation, team, M40=300)
     assert cluster.try_create(on_m40(card_pod("train", team))).status == HTTPStatus.CONFLICT
@@ -122,7 +122,7 @@ def test_the_gauges_tell_limit_usage_and_pending_in_hundredths_of_a_card(
 def test_cards_reserved_for_many_pods_are_told_from_used_and_free_ones_and_are_given_back(
     cluster: Cluster, controller: ControllerProcess, led_team: Callable[[Json], str], gpuquota: Plugin
 ) -> None:
-    """Whatever is published, used, reserved and available are the limit."""
+    """In every published report, used, reserved and available cards add up to the limit."""
     crowded, seen = led_team({"quota": {"M40": 400}}), list[Json]()
 
     def is_reserved(report: Json) -> bool:
@@ -172,7 +172,7 @@ def test_what_is_no_longer_limited_has_no_gauges_any_more(
 def test_pods_that_slipped_in_before_the_label_are_reported_and_count_once_their_model_is_known(
     cluster: Cluster, installation: Installation, controller: ControllerProcess, create_node: Callable[..., str]
 ) -> None:
-    """One runs on a node, which tells its model; one waits, held to no model; nobody charged either."""
+    """One pod runs on a node, which says its model. The other one waits without a model. Neither was charged."""
     node = create_node("slipped-m40", {MODEL: "M40"}, {"tencent.com/vcuda-core": "1600"})
     with installation.free_team() as namespace:
         await_enforced(cluster, namespace, enforced=False)
@@ -194,7 +194,7 @@ def test_pods_that_slipped_in_before_the_label_are_reported_and_count_once_their
 def test_a_pod_that_is_held_to_no_model_follows_its_nodes(
     cluster: Cluster, installation: Installation, create_node: Callable[..., str]
 ) -> None:
-    """It is charged as soon as its node gets a model, and to another one when that changes."""
+    """The pod is charged as soon as its node gets a model, and to another model when that changes."""
     node = create_node("late-m40", {}, {"tencent.com/vcuda-core": "1600"})
     with installation.free_team() as namespace:
         pod = card_pod("bound", namespace)
@@ -221,7 +221,7 @@ def test_a_report_that_somebody_harms_comes_back(cluster: Cluster, team: str, ha
 
 @pytest.fixture
 def guarded(cluster: Cluster, namespace: str) -> Iterator[str]:
-    """A namespace in a cluster where the policy of the manifests holds."""
+    """A namespace in a cluster with the policy of the manifests."""
     manifest = str(MANIFESTS / "usage-policy.yaml")
     cluster.kubectl("apply", "-f", manifest)
     probe = report_of(namespace, "")
@@ -232,7 +232,7 @@ def guarded(cluster: Cluster, namespace: str) -> Iterator[str]:
 
 
 def report_of(namespace: str, told: str) -> Json:
-    """A report as a tenant forges it, with the controller's labels."""
+    """A report that a tenant forges, with the labels of the controller."""
     metadata = {"namespace": namespace, "name": USAGE, "labels": LABELS}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"usage.json": told}}
 
@@ -276,7 +276,7 @@ def test_the_plugin_shows_all_namespaces(
     with limited_team(installation, ENTRY) as other:
         reports = {namespace: await_published(cluster, namespace) for namespace in (team, other)}
         shown = gpuquota("-A", "-o", "json")
-        # Beside them may be one of a test before, whose report is about to go.
+        # There may also be a namespace of an earlier test, whose report is about to be deleted.
         assert {report["namespace"]: report for report in json.loads(shown.stdout)}.items() >= reports.items()
 
 
@@ -303,7 +303,7 @@ def test_explain_tells_for_each_pod_the_decision_and_why_and_creates_nothing(
 def test_explain_tells_of_claims_and_templates_and_of_the_claims_a_pod_would_get(
     cluster: Cluster, team: str, gpuquota: Plugin, tmp_path: Path
 ) -> None:
-    """Before Kubernetes 1.34 there are none: they are refused with the reason, and nothing fails."""
+    """Before Kubernetes 1.34 there are no claims. They are rejected with the reason, and nothing fails."""
     file = tmp_path / "claims.yaml"
     made = [
         dra.claim(team, "fits"),
@@ -338,7 +338,7 @@ def test_explain_tells_of_claims_and_templates_and_of_the_claims_a_pod_would_get
 def test_explain_sends_no_pod_of_which_another_webhook_would_make_a_claim(
     cluster: Cluster, installation: Installation, team: str, gpuquota: Plugin, tmp_path: Path
 ) -> None:
-    """As HAMi-DRA's does: even in a dry run, under a name that it makes of the pod's."""
+    """As HAMi-DRA's webhook does: it creates the claim even in a dry run, with a name made from the pod's."""
     dra.require_dra(cluster)
 
     def make_claim(_path: str, review: Json) -> Json:
