@@ -30,7 +30,7 @@ from tests.model.world import (
 )
 
 Step = tuple[tuple[object, ...], World]
-"""What happens (a sentence with gaps, and what fills them), and the world after it."""
+"""A step: a sentence with gaps, the texts for the gaps, and the world after the step."""
 
 NONE: Mapping[int, Replica] = {}
 
@@ -38,7 +38,7 @@ Rule = Callable[[World, Bounds], Iterator[Step]]
 
 
 def change(world: World, pods: Mapping[int, Pod], replicas: Mapping[int, Replica] = NONE, **others: Any) -> World:
-    """Return the world with these pods and replicas in place of those of their numbers; ``others`` are its fields."""
+    """Return the world with these pods and replicas in place of those with their numbers. ``others`` are its fields."""
     new_pods = tuple([pods.get(i, pod) for i, pod in enumerate(world.pods)]) if pods else world.pods
     new_replicas = world.replicas
     if replicas:
@@ -48,24 +48,24 @@ def change(world: World, pods: Mapping[int, Pod], replicas: Mapping[int, Replica
 
 
 def name(replica: int) -> str:
-    """Return what a replica is called in a trace."""
+    """Return the name of a replica in a trace."""
     return "ABCDEF"[replica]
 
 
 def place(pod: Pod, replica: int, where: int) -> Pod:
-    """Return the pod as it stands when this replica has it there."""
+    """Return the pod at this place of this replica."""
     return pod._replace(at=(*pod.at[:replica], where, *pod.at[replica + 1 :]))
 
 
 def reserve(world: World, slot: int, amount: int, bounds: Bounds) -> tuple[Reserved, ...]:
-    """Return the reservations with a new one in its slot; its age begins again."""
+    """Return the reservations with a new one in its slot. Its age begins at 0."""
     kept_age = bounds.broken == "reaped though renewed"
     new = Reserved(amount, world.reserved[slot].age if kept_age else 0) if amount else NOTHING
     return (*world.reserved[:slot], new, *world.reserved[slot + 1 :])
 
 
 def compare_and_swap(world: World, bounds: Bounds, sender: int = -1) -> World:
-    """CAS: after a write has landed every other one that was computed before is refused."""
+    """CAS: after a write has landed, every other write that was computed before it is rejected."""
     if bounds.broken == "no compare-and-swap":
         return world
     losers = {
@@ -82,11 +82,11 @@ def compare_and_swap(world: World, bounds: Bounds, sender: int = -1) -> World:
 
 
 BACK = {FLUSHED: GRANTED, SYNCED: WAITING}
-"""What becomes of a pod whose write is refused."""
+"""Return the state of a pod whose write was rejected."""
 
 
 def api_server(world: World, bounds: Bounds) -> Iterator[Step]:
-    """DEADLINE: a pod is stored once, only after a yes, and before its deadline; `time_passes` holds the last."""
+    """DEADLINE: a pod is stored once, only after a yes, and before its deadline. `time_passes` ensures the last."""
     asked_new = False
     for i, pod in enumerate(world.pods):
         if (pod.stage == NEW and not asked_new) or (pod.stage == ASKED and bounds.asked_again):
@@ -106,14 +106,14 @@ def api_server(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def time_passes(world: World, bounds: Bounds) -> Iterator[Step]:
-    """DEADLINE: what was not stored until then never is."""
+    """DEADLINE: a pod that is not stored by then is never stored."""
     pods = {}
     for i, pod in enumerate(world.pods):
         waits = bounds.broken == "a deadline from the yes" and not pod.yes
         age = pod.age + (pod.stage == ASKED and not waits)
         stage = NEVER if age > bounds.deadline else pod.stage
         pending = min(pod.pending + 1, bounds.deadline + 1) if pod.pending != NOT_PENDING else NOT_PENDING
-        # Who waits for an answer is not there any more.
+        # The caller no longer waits for an answer.
         at = tuple(AWAY if where == WAITING else where for where in pod.at) if stage > ASKED else pod.at
         runs, held = max(pod.runs - 1, 0), pod.held if pod.held == NOT_HELD else max(pod.held - 1, 0)
         pods[i] = pod._replace(stage=stage, age=age, pending=pending, at=at, runs=runs, held=held)
@@ -133,7 +133,7 @@ def time_passes(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def left(world: World, replica: int, bounds: Bounds) -> int:
-    """GRANT: what a replica may still grant: what every outcome of its write under way leaves, while its lease runs."""
+    """GRANT: the charges that a replica may still grant in its lease, under every outcome of its pending write."""
     reserved, lease, write = world.replicas[replica]
     if bounds.runs > bounds.deadline and bounds.broken != "granted though it may run for long":
         return 0
@@ -149,7 +149,7 @@ def left(world: World, replica: int, bounds: Bounds) -> int:
 
 
 def grant(world: World, bounds: Bounds) -> Iterator[Step]:
-    """GRANT: a yes from the reservation, without a write. IDEM: a uid that is known to be pending has its yes."""
+    """GRANT: a yes from the reservation, without a write. IDEM: a uid that is known to be pending gets a yes."""
     for r in range(bounds.replicas):
         for i, pod in enumerate(world.pods):
             if pod.at[r] == WAITING and pod.known:
@@ -166,7 +166,7 @@ def _yes(pod: Pod) -> Pod:
 
 
 class Batch(NamedTuple):
-    """What one write holds: pods that it adds, those granted before, and the next reservation."""
+    """The content of one write: the pods that it adds, the pods granted before, and the next reservation."""
 
     replica: int
     added: tuple[int, ...]
@@ -175,7 +175,7 @@ class Batch(NamedTuple):
 
 
 def sync_and_flush(world: World, bounds: Bounds) -> Iterator[Step]:
-    """SYNC and FLUSH: one write adds what waits, moves what was granted to pending, and sets the next reservation."""
+    """SYNC and FLUSH: one write adds the waiting pods, moves the grants to pending, and sets the next reservation."""
     for r, replica in enumerate(world.replicas):
         if replica.write != NO_WRITE or not world.exists or _is_lost(world, r, bounds):
             continue
@@ -186,7 +186,7 @@ def sync_and_flush(world: World, bounds: Bounds) -> Iterator[Step]:
             for amount in range(bounds.reserve + 1):
                 if not (group or granted or replica.reserved or amount):
                     continue
-                # Beside a charge the reservation stays as it is: another is another write.
+                # A write with a charge leaves the reservation as it is. Another write changes it.
                 if group and amount not in (replica.reserved - len(granted), replica.reserved):
                     continue
                 batch = Batch(r, group, granted, amount)
@@ -200,7 +200,7 @@ def _is_lost(world: World, r: int, bounds: Bounds) -> bool:
 
 
 def fits(world: World, batch: Batch, bounds: Bounds) -> bool:
-    """SYNC: what raises the sum of everything needs room for it."""
+    """SYNC: a write that raises the sum of everything needs room for it."""
     own = world.reserved[batch.replica].amount
     if bounds.broken == "a lost reservation is renewed" and not own:
         own = world.replicas[batch.replica].reserved
@@ -215,7 +215,7 @@ def fits(world: World, batch: Batch, bounds: Bounds) -> bool:
 
 
 def send(world: World, batch: Batch, bounds: Bounds) -> Step:
-    """FLUSH: a lease is as old as the sending of the write that renews it."""
+    """FLUSH: the age of a lease begins when the write that renews it is sent."""
     r, added, flushed, amount = batch
     pods = {i: place(world.pods[i], r, FLUSHED) for i in flushed}
     for i in added:
@@ -226,7 +226,7 @@ def send(world: World, batch: Batch, bounds: Bounds) -> Step:
 
 
 def writes_land(world: World, bounds: Bounds) -> Iterator[Step]:
-    """CAS: a write lands while its version is the ledger's, also one that nobody waits for."""
+    """CAS: a write lands if its version is that of the ledger, even if nobody waits for it."""
     if not world.exists:
         return
     for r, replica in enumerate(world.replicas):
@@ -255,9 +255,9 @@ def _pending(pod: Pod) -> Pod:
 
 
 def outcomes(world: World, bounds: Bounds) -> Iterator[Step]:
-    """What a replica learns of its write. UNKNOWN: without an answer it is under way until its version is gone.
+    """The replica learns the outcome of its write. UNKNOWN: without an answer it stays pending.
 
-    LOSTRES: whose reservation is gone has none, and has no longer to flush what it granted.
+    LOSTRES: a replica whose reservation is gone has none, and need not flush its grants.
     """
     for r, replica in enumerate(world.replicas):
         write = replica.write
@@ -268,8 +268,8 @@ def outcomes(world: World, bounds: Bounds) -> Iterator[Step]:
         elif write == NO_WRITE and world.exists and _is_lost(world, r, bounds):
             pods = {i: place(pod, r, AWAY) for i, pod in enumerate(world.pods) if pod.at[r] == GRANTED}
             yield ("{} finds its reservation gone", name(r)), change(world, pods, {r: Replica(0, bounds.lease + 1)})
-        # Where nothing is reserved, another write from the same version does no harm: one of the two lands, and no yes
-        # comes from one that is not confirmed. With a reservation what is left of it would be unknown.
+        # Without a reservation, another write from the same version does no harm: one of the two lands, and an
+        # unconfirmed write gives no yes. With a reservation, the rest of it would be unknown.
         elif write != NO_WRITE and (not bounds.reserve or bounds.broken == "a read of the old version settles it"):
             for number in [n for n, late in enumerate(world.late) if late == NO_LATE][:1]:
                 pods = {
@@ -292,7 +292,7 @@ def _confirmed(pod: Pod, r: int, bounds: Bounds) -> Pod:
 
 
 def crash(world: World, bounds: Bounds) -> Iterator[Step]:
-    """NEWID: a process that starts has an id of its own; what the one before had reserved is left to REAP."""
+    """NEWID: a new process has a new id. REAP takes away the reservation of the process before."""
     if not world.crashes:
         return
     slot = bounds.replicas + bounds.crashes - world.crashes
@@ -324,5 +324,5 @@ RULES: tuple[Rule, ...] = (api_server, time_passes, grant, sync_and_flush, write
 
 
 def serving(world: World, bounds: Bounds) -> Iterator[Step]:
-    """Every step of the callers, of time and of the replicas."""
+    """Yield every step of the callers, of time and of the replicas."""
     return chain.from_iterable(rule(world, bounds) for rule in RULES)

@@ -1,17 +1,17 @@
-"""What the model knows: one namespace's pods, the replicas, the ledger, and the writes that are under way.
+"""The state of the model: one namespace's pods, the replicas, the ledger, and the pending writes.
 
-Time is in ticks. Every age is that of a real event and stops growing where it makes no difference any more, so the
-worlds are finite though time is not. "Longer than X" is X and one tick: the tick is the margin. Who observes an age
-starts to count when it sees the thing, never before it began; so one age stands for all observers, also late ones.
+Time is in ticks. An age is that of a real event, and stops growing when it no longer matters. So there are finitely
+many worlds, although time does not end. "Longer than X" is X and one tick; the tick is the margin. An observer of an
+age begins to count when it sees the thing, never earlier. So one age stands for all observers, also late ones.
 """
 
 import functools
 from typing import NamedTuple
 
-# A pod's way; NEVER: its deadline has passed.
+# The states of a pod. NEVER: its deadline has passed.
 NEW, ASKED, STORED, DELETED, NEVER = range(5)
 
-# Where a replica has a pod. FLUSHED and SYNCED: in its write that is under way, granted before, or granted by it.
+# The places of a pod in a replica. FLUSHED and SYNCED: in its pending write, granted before it, or granted by it.
 AWAY, WAITING, GRANTED, FLUSHED, SYNCED = range(5)
 
 NOT_PENDING = -1
@@ -21,13 +21,12 @@ EVERYTHING = 99
 
 
 class Bounds(NamedTuple):
-    """How large the model is, and the one rule that is ``broken``.
+    """The size of the model, and the one rule that is ``broken``.
 
-    Every pod takes 1 of ``limit``. A replica may reserve up to ``reserve``: with 0 every yes is a write. ``lease`` and
-    ``deadline`` are in ticks; ``crashes``, ``losses`` and ``ends`` (of the ledger) may happen so often.
-
-    ``runs``: ticks for which the containers of a pod run on after its forced deletion; with 0 no pod is deleted by
-    force. ``presumed``: ticks for which an unseen decrease is held if no longer grace period is recorded.
+    Every pod takes 1 of ``limit``. A replica may reserve up to ``reserve``; with 0, every yes is a write. ``lease`` and
+    ``deadline`` are in ticks. ``crashes``, ``losses`` and ``ends`` (of the ledger) may happen so often.
+    ``runs``: ticks for which the containers of a pod run after its forced deletion. With 0, no pod is force-deleted.
+    ``presumed``: ticks for which an unseen decrease is held if no longer grace period is recorded.
     """
 
     limit: int = 1
@@ -71,7 +70,7 @@ class Bounds(NamedTuple):
 
     @property
     def late_writes(self) -> int:
-        """How many writes may be under way for which nobody waits."""
+        """The number of pending writes for which nobody waits."""
         return self.crashes + (self.reserve == 0 or self.broken == "a read of the old version settles it")
 
 
@@ -111,7 +110,7 @@ NO_WRITE = Write()
 
 
 class Replica(NamedTuple):
-    """What one replica believes to have reserved; ``lease`` is the age of its last confirmed write."""
+    """One replica's belief about its reservation. ``lease`` is the age of its last confirmed write."""
 
     reserved: int
     lease: int
@@ -170,7 +169,7 @@ class World(NamedTuple):
 
     @property
     def committed(self) -> int:
-        """What the ledger has counted: the pods that were live at its version."""
+        """The count of the ledger: the pods that were live at its version."""
         return sum(
             not pod.stored_at and (pod.stage == STORED or (pod.stage == DELETED and pod.deleted_at > 0))
             for pod in self.pods
@@ -178,17 +177,17 @@ class World(NamedTuple):
 
     @property
     def pending(self) -> int:
-        """How many charges are pending."""
+        """The number of pending charges."""
         return sum(pod.pending != NOT_PENDING for pod in self.pods)
 
     @property
     def terminating(self) -> int:
-        """How many charges are held though their pods are gone."""
+        """The number of charges that are held although their pods are gone."""
         return sum(pod.held != NOT_HELD for pod in self.pods) + len(self.unseen)
 
 
 def first(bounds: Bounds) -> World:
-    """The world before anything happens."""
+    """The world before the first step."""
     idle = Replica(0, bounds.lease + 1)
     slots = bounds.replicas + bounds.crashes + 1
     opened = not bounds.new_namespace
@@ -208,27 +207,27 @@ def first(bounds: Bounds) -> World:
 
 
 def canonical(world: World, bounds: Bounds) -> World:
-    """The one world that stands for all which differ only in who is called what, and in what can matter no more."""
+    """The one world that stands for all worlds that differ only in names, and in things that no longer matter."""
     plain = simplified(world, bounds)
     ordered = World(tuple(sorted(plain.pods)), *plain[1:])
     return min(ordered, _swapped(ordered)) if bounds.replicas == 2 else ordered
 
 
 def simplified(world: World, bounds: Bounds) -> World:
-    """The world without what can matter no more."""
+    """The world without the things that no longer matter."""
     pods = tuple([_simplified(pod, bounds.deadline) for pod in world.pods])
     replicas = tuple([_without_use(each, r, world.pods, bounds.lease) for r, each in enumerate(world.replicas)])
     return World(pods, replicas, *world[2:])
 
 
-# A few hundred pods make up a million worlds.
+# A few hundred pods would make a million worlds.
 @functools.cache
 def _simplified(pod: Pod, deadline: int) -> Pod:
     if pod.stage == ASKED:
-        # After a yes another one changes nothing.
+        # After a yes, another yes changes nothing.
         return pod._replace(known=False) if pod.yes else pod
     settled = pod.stage in (DELETED, NEVER) and not (pod.stored_at or pod.deleted_at)
-    # An entry whose pod has its end counts as old: it may be dropped earlier than in truth.
+    # The entry of an ended pod counts as old. It may be dropped earlier than in reality.
     pending = deadline + 1 if pod.pending != NOT_PENDING else NOT_PENDING
     return pod._replace(stage=NEVER if settled else pod.stage, age=0, yes=False, pending=pending, known=False)
 
@@ -236,7 +235,7 @@ def _simplified(pod: Pod, deadline: int) -> Pod:
 def _without_use(replica: Replica, number: int, pods: tuple[Pod, ...], longest: int) -> Replica:
     reserved, lease, write = replica
     if lease <= longest and reserved <= sum(pod.at[number] in (GRANTED, FLUSHED) for pod in pods):
-        return Replica(reserved, longest + 1, _without_age(write, longest))  # nothing is left to be granted by it
+        return Replica(reserved, longest + 1, _without_age(write, longest))  # nothing is left that it could grant
     return replica if write.reserve else Replica(reserved, lease, _without_age(write, longest))
 
 
