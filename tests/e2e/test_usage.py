@@ -264,9 +264,9 @@ def test_the_plugin_shows_a_namespace_as_a_table(
     assert shown.returncode == 0
     assert shown.stderr in ("", f"Warning: {NO_NODE_HAS_A_MODEL}\n")
     assert [line.split() for line in shown.stdout.splitlines()] == [
-        ["NAMESPACE", "MODEL", "USED", "LIMIT", "PENDING", "MEMORY", "MiB"],
-        [team, "M40", "3.5", "4", "[##################--]", "0", "32768", "of", "40960"],
-        [team, "P100", "0", "2.5", "[--------------------]", "0"],
+        ["NAMESPACE", "MODEL", "USED", "FREE", "LIMIT", "PENDING", "MEMORY", "MiB"],
+        [team, "M40", "3.5", "0.5", "4", "[##################--]", "0", "32768", "of", "40960"],
+        [team, "P100", "0", "2.5", "2.5", "[--------------------]", "0"],
     ]
 
 
