@@ -25,6 +25,8 @@ from vcuda import __version__
 ROOT = Path(__file__).parents[1]
 CHART = "manifests/chart"
 SUMS = "SHA256SUMS"
+# The checkout of a CI may belong to another user, which git rejects otherwise.
+GIT = ("git", "-c", f"safe.directory={ROOT}")
 
 
 def _run(*command: str | Path, cwd: Path = ROOT, **env: str) -> bytes:
@@ -36,7 +38,7 @@ def _run(*command: str | Path, cwd: Path = ROOT, **env: str) -> bytes:
 
 def source_of(commit: str, target: Path) -> None:
     """Write the files of a commit into a directory."""
-    with tarfile.open(fileobj=io.BytesIO(_run("git", "archive", commit))) as archive:
+    with tarfile.open(fileobj=io.BytesIO(_run(*GIT, "archive", commit))) as archive:
         archive.extractall(target, filter="data")
 
 
@@ -102,7 +104,7 @@ def main(version: str, image: str, output: Path) -> None:
     output.mkdir(parents=True, exist_ok=True)
     if any(output.iterdir()):
         raise click.UsageError(f"{output} is not empty: remove it first")
-    date = int(_run("git", "log", "-1", "--format=%ct"))
+    date = int(_run(*GIT, "log", "-1", "--format=%ct"))
     with tempfile.TemporaryDirectory() as directory:
         source = Path(directory)
         source_of("HEAD", source)
