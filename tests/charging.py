@@ -22,27 +22,27 @@ SUFFIXES: Mapping[str, int | Fraction] = {
 }
 
 OWN = {"tencent.com": 256, "nvidia.com": 1}
-"""The domains of vcuda-core and vcuda-memory, whose container says what it takes, with MiB in a unit of memory."""
+"""The domains of vcuda-core and vcuda-memory, by which a container requests its share, with MiB in a unit of memory."""
 COUNTED = {"gpu": ("gpucores", "gpumem", "gpumem-percentage"), "vgpu-number": ("vgpu-cores", "vgpu-memory", "")}
-"""A number of vGPUs, and what each of them takes."""
+"""The resource for a number of vGPUs, and the resources for the share of each."""
 UNITS: Mapping[str, Amounts] = {
     "nvidia.com/mig-3g.20gb": (42, 20480, 0),
     "nvidia.com/mig-7g.80gb": (100, 81920, 0),
     "deviceclass.resource.kubernetes.io/gpu.nvidia.com": (100, 0, 100),
     "nvidia.com/hostdev": NOTHING,
 }
-"""What one of each is worth that is built in (NVIDIA's MIG guide: seven slices, and the memory of the profile)."""
+"""The value of each built-in unit (NVIDIA's MIG guide: seven slices, and the memory of the profile)."""
 VENDOR_RESOURCES = (
     *(f"{domain}/{name}" for domain in OWN for name in ("vcuda-core", "vcuda-memory")),
     *(f"nvidia.com/{name}" for count, shares in COUNTED.items() for name in (count, *shares) if name),
 )
-"""The vendors' resources whose charges are worked out here."""
+"""The resources of vendors whose charges this module computes."""
 UNKNOWN = ("amd.com/gpu", "nvidia.com/gpu.shared", "deviceclass.resource.kubernetes.io/other.example.com")
-"""What may be a GPU, and nothing says what it is worth."""
+"""Resources that may be GPUs, and have no value."""
 
 
 def asked_by(pod: Mapping[str, Any], device: int = 100) -> Amounts:
-    """Return what a pod takes while it runs, where one ``nvidia.com/gpu`` is so many hundredths of a card."""
+    """Return the charge of a running pod, if one ``nvidia.com/gpu`` is so many hundredths of a card."""
     ways = [*OWN, *COUNTED, *UNITS]
     return plus(*(_effective(pod["spec"], way, device) for way in ways))
 
@@ -84,7 +84,7 @@ def _container(container: Mapping[str, Any], way: str, device: int) -> Amounts:
 
 
 def gives_more(pod: Mapping[str, Any]) -> bool:
-    """Return whether a pod gets more of a GPU than it takes by `asked_by`."""
+    """Return whether a pod gets more of a GPU than `asked_by` charges."""
     spec = pod["spec"]
     containers = [*(spec.get("containers") or []), *(spec.get("initContainers") or [])]
     if spec.get("resourceClaims") or (spec.get("runtimeClassName") == "nvidia" and asked_by(pod) == NOTHING):
@@ -103,7 +103,7 @@ def gives_more(pod: Mapping[str, Any]) -> bool:
 
 
 def whole(quantity: str | float) -> int:
-    """Return a quantity; none but a whole one, not below 0, may be let in."""
+    """Return a quantity. Only a whole number from 0 up may be admitted."""
     text = str(quantity)
     suffix = text.lstrip("+-.0123456789e")
     number = Fraction(text.removesuffix(suffix)) * SUFFIXES[suffix]

@@ -1,4 +1,4 @@
-"""An allocator beside the API server double: nodes, pods as the watch shows them, and what is stored."""
+"""An allocator with an API server double: nodes, pods as the watch shows them, and the stored objects."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -25,30 +25,30 @@ UNBOUND_SECONDS = 300
 NO_CARD = "1 whole vcuda cards needed, 0 free"
 CORES, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
 CARD_BLOCKS = 64
-"""Blocks of 256 MiB of each card: 16 GiB."""
+"""The memory of each card in blocks of 256 MiB: 16 GiB."""
 
 
 def limits(cores: int) -> Mapping[str, int]:
-    """So many cores, with memory in the same measure of a card."""
+    """Return a request for so many cores, with the same part of a card's memory."""
     return {CORES: cores, MEMORY: cores * CARD_BLOCKS // 100}
 
 
 def gpu_node(name: str, cards: int) -> Node:
-    """A node of so many cards, as the watch keeps it."""
+    """Return a node with so many cards, as the watch keeps it."""
     return Node(ObjectMeta(name=name), NodeStatus({CORES: str(cards * 100), MEMORY: str(cards * CARD_BLOCKS)}))
 
 
 def seen(stored: Mapping[str, Any]) -> StoredPod:
-    """A stored pod as the watch keeps it."""
+    """Return a stored pod as the watch keeps it."""
     found = read_stored(msgspec.convert(stored, Pod), LABELS)
     assert found is not None
     return found
 
 
 class Leader:
-    """One process that leads, or believes it; nothing of it knows what others do but by the API server.
+    """One process that leads, or believes so. It knows other processes only by the API server.
 
-    ``seconds`` is its clock, which does not run by itself. All its nodes are of model M40.
+    ``seconds`` is its clock, which a test sets. All its nodes are of model M40.
     """
 
     def __init__(self, api: ApiDouble, cards: Mapping[str, int] | None = None) -> None:
@@ -69,25 +69,25 @@ class Leader:
             self.cache.node_changed(None, gpu_node(name, count))
 
     def leads(self) -> Self:
-        """List the pods, then read the journals, and make those that are missing."""
+        """List the pods, then read the journals, and create the missing ones."""
         self.lists()
         self.allocator.load()
         self.allocator.tidy()
         return self
 
     def lists(self) -> None:
-        """Let the watch show all stored pods as they are."""
+        """Let the watch show all pods as they are stored."""
         for path in self.api.objects:
             if "/pods/" in path:
                 self.sees(path.rpartition("/")[2])
 
     def sees(self, name: str, before: Mapping[str, Any] | None = None) -> None:
-        """Let the watch show one pod as it is stored; gone where it is not."""
+        """Let the watch show one pod as it is stored, or its deletion."""
         now = seen(self.api.objects[pod_path(name)]) if pod_path(name) in self.api.objects else None
         self.cache.pod_changed(seen(before) if before else None, now)
 
     def place(self, name: str, node: str = "n1", cores: int = 60) -> None:
-        """Have a pod placed on a node, a new one if it is not stored, and the watch show that."""
+        """Have a pod placed on a node, and let the watch show it. A pod that is not stored is created."""
         if pod_path(name) not in self.api.objects:
             store_pod(self.api, name, cores)
         answer = self.filter(as_stored(self.api, name), [node])
@@ -95,47 +95,47 @@ class Leader:
         self.sees(name)
 
     def filter(self, pod: Mapping[str, Any], names: Iterable[str] = ("n1",)) -> dict[str, Any]:
-        """What the scheduler is answered that asks about these nodes, with the pod as it knows it."""
+        """Return the answer to a scheduler that asks about these nodes with this pod."""
         answer: dict[str, Any] = json.loads(
             self.allocator.filter(ExtenderArgs(msgspec.convert(pod, Pod), tuple(names)))
         )
         return answer
 
     def bind(self, name: str, node: str) -> str:
-        """What the scheduler is answered that wants the pod bound to a node: why not, or nothing."""
+        """Return the answer to a scheduler that binds the pod to a node: the error, or an empty text."""
         return self.allocator.bind(BindingArgs("team-a", name, f"uid-{name}", node))
 
 
 def forbidden(*_: object) -> bytes:
-    """Deliver a call to an API server that refuses it."""
+    """Deliver a call to an API server that rejects it."""
     raise ApiError(403, "it is forbidden: 100% sure")
 
 
 def pod_path(name: str) -> str:
-    """Where a pod is stored."""
+    """Return the path of a pod."""
     return f"/api/v1/namespaces/team-a/pods/{name}"
 
 
 def on_card(*cards: int, node: str = "n1") -> Mapping[str, str]:
-    """The annotations that give the only container of a pod these cards of a node."""
+    """Return the annotations that give these cards of a node to the only container of a pod."""
     return {"tencent.com/predicate-node": node, "tencent.com/predicate-gpu-idx-0": ",".join(map(str, cards))}
 
 
 def store_pod(api: ApiDouble, name: str, cores: int, **fields: Any) -> Manifest:
-    """Store a pod; return it with its version, as the scheduler knows it."""
+    """Store a pod. Return it with its version, as the scheduler knows it."""
     manifest = vcuda_pod(limits(cores), metadata={"name": name, "namespace": "team-a", "uid": f"uid-{name}"}, **fields)
     api.store(pod_path(name), manifest)
     return as_stored(api, name)
 
 
 def as_stored(api: ApiDouble, name: str) -> Manifest:
-    """The pod as it is now."""
+    """Return the pod as it is stored now."""
     found: Manifest = json.loads(json.dumps(api.objects[pod_path(name)]))
     return found
 
 
 def journaled(api: ApiDouble) -> dict[str, dict[str, list[Share]]]:
-    """The shares that stand in the journals, by node and pod."""
+    """Return the shares in the journals, by node and pod."""
     stored = (each for path, each in api.objects.items() if "/configmaps/gpu-placements." in path)
     found = (json.loads(each["data"]["placements"]) for each in stored)
     return {
@@ -148,5 +148,5 @@ def journaled(api: ApiDouble) -> dict[str, dict[str, list[Share]]]:
 
 
 def shares(api: ApiDouble, name: str) -> list[Share]:
-    """The shares that a pod has been given, wherever."""
+    """Return the shares of a pod in all journals."""
     return [share for node in journaled(api).values() for share in node.get(name, ())]

@@ -1,4 +1,4 @@
-"""A settler over an API server double, whose watches, clock and turns a test drives."""
+"""A settler with an API server double. A test drives its watches, its clock and its turns."""
 
 import json
 import time
@@ -24,15 +24,15 @@ QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
 
 HALF, ONE, TWO = Charge(50, 0, 50), Charge(100, 0, 100), Charge(200, 0, 200)
 COUNTED, LISTED, FAR = "103", "105", "1000000"
-"""Versions: after the quota's, before the list of the pods; that of the list; and one that it is older than."""
+"""Versions: later than the quota's and before the list of the pods; that of the list; and a later one."""
 
 PENDING = Ledger({}, COUNTED, {"uid-1": Pending("M40", ONE)})
 
 
 class Settling:
-    """A settler of namespace team-a, which by ``document`` may use four M40, and has this ledger and these pods.
+    """A settler of namespace team-a, with this ledger and these pods. By ``document`` the namespace may use four M40.
 
-    It has listed everything, and nothing is due; it settles when the test says so.
+    It has listed everything, and nothing is due. It settles when the test says so.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Settling:
         self.reports: list[NamespaceUse | None] = []
         self._reflectors = (quota.reflector, nodes.reflector, self.settler.ledgers, self.settler.pods.reflector)
         self.relist()
-        self.settler.queue.add("end")  # a name that is due last of all tells where what is due ends
+        self.settler.queue.add("end")  # a name that is due last shows the end of the due names
         for key in iter(self.settler.queue.next, None):
             self.settler.queue.served(key)
             if key == "end":
@@ -80,7 +80,7 @@ class Settling:
         return self._registry.get_sample_value(f"vcuda_settle_{metric}")
 
     def relist(self) -> None:
-        """Let every watch come to what is stored now."""
+        """Let every watch see what is stored now."""
         for reflector in self._reflectors:
             catch_up(reflector)
 
@@ -90,31 +90,31 @@ class Settling:
             self.settler.reconciler.stop()
 
     def later(self, seconds: float) -> None:
-        """Let so much time have passed."""
+        """Let so much time pass."""
         self._ahead += seconds
 
     def run(self) -> None:
-        """Settle what is due until one namespace is done; it ends with that for good."""
+        """Settle due namespaces until one namespace is done. This ends the settler."""
         self.settler.reconciler.run()
 
     def settle(self) -> None:
-        """Settle the namespace once, whatever is due."""
+        """Settle the namespace once, whether it is due or not."""
         self.settler.settle("team-a")
 
     def full_resync(self) -> list[Any]:
-        """Run one full resync, which settles nothing yet; return what was warned of."""
+        """Run one full resync, which settles nothing yet. Return the warnings."""
         with structlog.testing.capture_logs() as logs:
             self.settler.full_resync()
         return [(line["event"], line["namespace"]) for line in logs if line["log_level"] == "warning"]
 
     def take_turn(self) -> None:
-        """Let the namespace have a turn of its queue, from which the time to the next one counts."""
+        """Give the namespace a turn of its queue. The interval to its next turn begins then."""
         self.goes_on = True
         self.settler.queue.add("team-a")
         assert self.settler.queue.next() == "team-a"
         self.settle()
 
     def is_due(self) -> bool:
-        """Whether the namespace has its next turn by now."""
+        """Return whether the next turn of the namespace is due."""
         self.settler.queue.add("end")
         return self.settler.queue.next() == "team-a"

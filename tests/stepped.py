@@ -1,4 +1,4 @@
-"""Processes of a test that go on one at a time, from one call to the API server to the next, on clocks of their own."""
+"""Processes of a test that run one at a time, each from one call to the API server to the next, on their own clocks."""
 
 import asyncio
 import threading
@@ -15,14 +15,14 @@ Ts = TypeVarTuple("Ts")
 
 
 class TrueTime:
-    """The time that passes for all."""
+    """The time of all processes."""
 
     def __init__(self) -> None:
         self.now = 10_000.0
 
 
 class DriftingClock:
-    """What one process takes for the time: it may go fast or slowly, and stand still while its machine is suspended."""
+    """The clock of one process. It may run fast or slowly, and stands still while its machine is suspended."""
 
     def __init__(self, true: TrueTime, rate: float = 1.0) -> None:
         self._true = true
@@ -58,7 +58,7 @@ class SteppedLoop(asyncio.SelectorEventLoop):
             self.run_forever()
 
     def end(self) -> None:
-        """Have nothing of it go on, ever."""
+        """Stop everything in the loop for good."""
         for task in asyncio.all_tasks(self):
             task.cancel()
         self.run_until_idle()
@@ -66,7 +66,7 @@ class SteppedLoop(asyncio.SelectorEventLoop):
 
 
 class OpenCall:
-    """A call that was sent and whose answer has not been heard. ``arrived``: the API server has done it."""
+    """A sent call whose answer has not arrived. ``arrived``: the API server has processed it."""
 
     def __init__(self, sender: object, method: str, effect: Effect) -> None:
         self.sender = sender
@@ -81,7 +81,7 @@ class OpenCall:
         return self._outcome is not None
 
     def arrive(self) -> None:
-        """Let the API server do it, once; its answer is on its way back."""
+        """Let the API server process the call, once. Its answer is then on its way."""
         if self._outcome:
             return
         try:
@@ -105,10 +105,10 @@ def _raising(error: VcudaError) -> Callable[[], bytes]:
 
 
 class Wire:
-    """The calls of all processes to one API server: each arrives, is answered, or is lost when the test says so.
+    """The calls of all processes to one API server. A test says when each arrives, is answered, or is lost.
 
-    What a process does between two calls is done in one step. ``late`` are calls that their senders have given up, and
-    which may arrive all the same.
+    A process runs from one call to the next in one step. ``late`` are calls that their senders have given up, and that
+    may still arrive.
     """
 
     def __init__(self, api: Api) -> None:
@@ -119,7 +119,7 @@ class Wire:
         api.deliver = self._deliver
 
     def run(self, sender: object, work: Callable[[], object]) -> None:
-        """Run this in a thread, until it makes a call or ends."""
+        """Run this in a thread until it makes a call or ends."""
 
         def run() -> None:
             self._senders[threading.get_ident()] = sender
@@ -133,19 +133,19 @@ class Wire:
         self._stopped.acquire()
 
     def answer(self, call: OpenCall) -> None:
-        """Let a call arrive, if it has not, and its answer be heard; its sender goes on to its next call."""
+        """Let a call arrive, if it has not, and deliver its answer. Its sender runs until its next call."""
         call.arrive()
         self._go_on(call)
 
     def give_up(self, call: OpenCall, *, lands: bool = False) -> None:
-        """Let the sender hear nothing; one that has not arrived is lost, unless it ``lands`` later."""
+        """Give up a call: its sender gets no answer. A call that has not arrived is lost, unless it ``lands`` later."""
         if lands and not call.arrived:
             self.late.append(call)
         call.lost = True
         self._go_on(call)
 
     def land(self) -> None:
-        """Let everything arrive that was given up."""
+        """Let every call arrive that was given up."""
         late, self.late = self.late, []
         for call in late:
             call.arrive()
@@ -170,7 +170,7 @@ class Wire:
 
 
 class WireExecutor(Executor):
-    """Where a process makes its calls: what it hears takes effect when its loop runs next."""
+    """The calls of one process. An answer takes effect when the process's loop runs next."""
 
     def __init__(self, wire: Wire, sender: object) -> None:
         self._wire = wire

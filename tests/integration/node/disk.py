@@ -1,4 +1,4 @@
-"""A node's disk for tests: a root with directories of pods, a tree beside it that nothing may touch, and an agent."""
+"""The disk of a node for tests: a root with directories of pods, a tree that must not change, and an agent."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ def uid(number: int) -> str:
 
 
 def snapshot(path: Path) -> Snapshot:
-    """Everything about a tree that a wrong step could change: modes, owners, times, links, and all that is in files."""
+    """Return everything about a tree that a fault could change: modes, owners, times, links, and contents."""
     found: Snapshot = {}
     for directory, names, files in os.walk(path):
         for name in (".", *names, *files):
@@ -43,7 +43,7 @@ def snapshot(path: Path) -> Snapshot:
 
 @dataclass
 class Clocks:
-    """Both clocks of a machine; the wall clock may be set."""
+    """Both clocks of a machine. The wall clock can be set."""
 
     wall: float = field(default_factory=time.time)
     steady: float = 1000.0
@@ -58,13 +58,13 @@ class Clocks:
 
 @dataclass
 class Pods:
-    """The API as the agent sees it: ``uids`` by its watch, ``live`` when it asks anew (the same unless given)."""
+    """The API for the agent: ``uids`` by its watch, ``live`` by a new read (the same by default)."""
 
     uids: set[str] = field(default_factory=set)
     live: set[str] | None = None
     error: VcudaError | None = None
     live_error: VcudaError | None = None
-    meanwhile: Callable[[], object] = lambda: None  # what happens on the node while the list is made
+    meanwhile: Callable[[], object] = lambda: None  # the change on the node while the list is made
 
     def known(self) -> frozenset[str]:
         if self.error:
@@ -80,7 +80,7 @@ class Pods:
 
 @dataclass
 class Disk:
-    """``root`` holds the directories; ``guarded`` lies beside it, and `untouched` sees to it."""
+    """``root`` has the directories. ``guarded`` is beside it, and `untouched` checks that it does not change."""
 
     base: Path
     scheme: str = "gpu-manager"
@@ -102,7 +102,7 @@ class Disk:
         return self.base / "guarded"
 
     def make(self, name: str, age: float = HOUR) -> Path:
-        """A directory as gpu-manager makes it, last changed ``age`` seconds ago."""
+        """Create a directory as gpu-manager does, last changed ``age`` seconds ago."""
         path = self.root / name
         (path / "main").mkdir(parents=True)
         (path / "main" / "vcuda.config").write_bytes(bytes(5000))
@@ -111,7 +111,7 @@ class Disk:
         return path
 
     def age(self, path: Path, seconds: float) -> None:
-        """Let a directory have been changed so long ago."""
+        """Set the time of the last change of a directory."""
         stamp = self.clocks.wall - seconds
         os.utime(path, (stamp, stamp), follow_symlinks=False)
 
@@ -124,14 +124,14 @@ class Disk:
 
     @contextmanager
     def untouched(self) -> Iterator[None]:
-        """`with` this: nothing outside the root may differ afterwards."""
+        """Check that the ``with`` statement changes nothing outside the root."""
         before = snapshot(self.guarded)
         yield
         assert snapshot(self.guarded) == before
 
 
 class Agent:
-    """What sweeps a disk again and again, as the real one does; a new one remembers nothing."""
+    """Sweeps a disk again and again, like the real agent. A new one remembers nothing."""
 
     def __init__(self, disk: Disk, kubelet: KubeletPods | None = None, **more: object) -> None:
         self.disk = disk
@@ -150,7 +150,7 @@ class Agent:
     def sweep(
         self, give_up: Callable[[], bool] = lambda: False, stopping: Callable[[], bool] = lambda: False
     ) -> dict[str, DirectoryOutcome]:
-        """One pass: what it said, by path."""
+        """Sweep once. Return the outcomes by path."""
         said: list[DirectoryOutcome] = []
         self.run(said.append, give_up, stopping)
         return {outcome.path: outcome for outcome in said}
@@ -158,29 +158,29 @@ class Agent:
     def run(
         self, report: Report, give_up: Callable[[], bool] = lambda: False, stopping: Callable[[], bool] = lambda: False
     ) -> None:
-        """One pass that tells ``report``."""
+        """Sweep once with ``report``."""
         with suppress(OutOfTime):
             self.blocked = self._sweep.run(report, give_up, stopping)
 
     def let_grace_pass(self) -> None:
-        """Make a pass, which moves nothing that is new to the agent, and let more than the grace pass."""
+        """Sweep once, which moves nothing that is new to the agent, and let more than the grace period pass."""
         self.sweep()
         self.disk.clocks.advance(2 * GRACE)
 
     def sweep_after_grace(self) -> dict[str, DirectoryOutcome]:
-        """A pass after the grace of what was there."""
+        """Sweep after the grace period of all that is there."""
         self.let_grace_pass()
         return self.sweep()
 
     def sweep_to_the_end(self) -> None:
-        """Sweep until all that may go is deleted."""
+        """Sweep until everything is deleted that may be."""
         self.sweep_after_grace()
         for _ in range(2):
             self.disk.clocks.advance(RETENTION)
             self.sweep()
 
     def reason(self, name: str) -> KeepReason | None:
-        """Why a directory is kept after the grace period; None where it is moved."""
+        """Return why a directory is kept after the grace period; None if it is moved."""
         outcome = self.sweep_after_grace()[name]
         assert (outcome.verdict is Action.KEPT) == (outcome.keep is not None)
         assert (name in self.disk.names()) == (outcome.keep is not None)
@@ -194,7 +194,7 @@ def need_root() -> None:
 
 @contextmanager
 def mounted(at: Path, *arguments: str | Path) -> Iterator[None]:
-    """Mount what these arguments of mount(8) name at a path; skipped where that is not allowed, or not known."""
+    """Mount what these arguments of mount(8) name at a path. The test is skipped where mounts are not permitted."""
     done = subprocess.run(("mount", *arguments, at), capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"cannot mount here, which takes CAP_SYS_ADMIN: {done.stderr.strip()}")
@@ -213,7 +213,7 @@ def tmpfs(path: Path, options: str) -> AbstractContextManager[None]:
 
 
 def nested(disk: Disk, number: int) -> Path:
-    """A directory with more than one level."""
+    """Create a directory with more than one level."""
     path = disk.make(uid(number))
     (path / "main" / "cache" / "deep").mkdir(parents=True)
     (path / "main" / "cache" / "deep" / "file").touch()
