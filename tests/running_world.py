@@ -261,7 +261,7 @@ class RunningWorld:
         self.times[collection].append(self.now)
         self.events[collection].append(json.dumps({"type": kind, "object": stored}, separators=(",", ":")).encode())
 
-    # What has to hold
+    # Invariants
 
     @property
     def ledger(self) -> Ledger:

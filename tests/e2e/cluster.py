@@ -212,7 +212,7 @@ class Cluster:
         ready = [{"type": "Ready", "status": "True", "reason": "Harness", "message": "no kubelet runs here"}]
         status = {"capacity": quantities, "allocatable": quantities, "conditions": ready}
         node = self.rest.merge_patch(f"/api/v1/nodes/{name}/status", {"status": status})
-        # Admission taints every new node; the controller that would lift it goes by the kubelet's heartbeats.
+        # Admission taints every new node. The controller that removes the taint needs kubelet's heartbeats.
         taints = [taint for taint in node["spec"].get("taints", []) if taint["key"] != NOT_READY]
         return self.rest.merge_patch(f"/api/v1/nodes/{name}", {"spec": {"taints": taints}})
 

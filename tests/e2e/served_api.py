@@ -50,7 +50,7 @@ class ServedApi(Handle):
             for name in names - {"kube-root-ca.crt"}:
                 self.remove(f"{collection}/{name}")
 
-    # What the code under test calls
+    # Calls of the code under test
 
     def get(self, path: str, params: Params | None = None, timeout: float = 10) -> bytes:
         return self.deliver("GET", timeout, lambda: self._served.get(path, params, timeout))

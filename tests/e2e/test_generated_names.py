@@ -30,7 +30,7 @@ def test_each_generated_name_that_is_taken_leaves_a_charge_until_it_is_known_to_
     assert len(set(squatter.uids)) == len(squatter.uids) == tries
     assert installation.ledger(namespace).pending.keys() == set(squatter.uids)
 
-    # One that would fit beside what is stored.
+    # The limit has room for one more.
     cards = 4 - retries
     refused = cluster.try_create(card_pod("next", namespace, cards=cards))
     assert (refused.status, "Retry-After" in refused.headers) == (HTTPStatus.TOO_MANY_REQUESTS, False)
@@ -40,7 +40,7 @@ def test_each_generated_name_that_is_taken_leaves_a_charge_until_it_is_known_to_
     with controlling(installation) as controller:
         await_committed(installation, namespace, **({"M40": 100} if retries else {}))
         told = controller.logs("releasing the charge of an unstored pod")
-        # The ledgers that other tests have left are settled beside this one.
+        # The controller also settles the ledgers of other tests.
         vain = {line["uid"] for line in told if line["namespace"] == namespace}
         assert vain == set(squatter.uids[:TAKEN])
     assert cluster.try_create(card_pod("next", namespace, cards=3)).status == HTTPStatus.CREATED

@@ -37,6 +37,6 @@ def test_what_takes_long_to_write_is_decided_at_once_while_others_create_their_p
             assert f"no GPU model that this pod may use in namespace {namespace}" in answer.message
         stored = [each.result() for each in (*created, *beside)]
     assert {pod["metadata"]["annotations"]["quota.vcuda.io/model"] for pod in stored} == {"M40"}
-    # What the replica had reserved is given back.
+    # The replica releases its reservation.
     await_ledger(installation, namespace, lambda ledger: charged(ledger) == {"M40": 600})
     await_ledger(installation, other, lambda ledger: charged(ledger) == {"M40": 2000})

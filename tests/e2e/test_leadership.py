@@ -125,7 +125,7 @@ def test_an_api_server_that_is_away_for_ten_seconds_costs_neither_leadership_nor
 
         cluster.finish_pod(namespace, "ends")
         await_committed(installation, namespace, M40=100)
-        # Where the watch was not yet back, nobody saw the pod end: its charge is held for a moment.
+        # If the watch was not back yet, nobody saw the end of the pod, and its charge is held for a moment.
         await_ledger(installation, namespace, lambda ledger: not ledger.terminating)
         cluster.create(card_pod("new", namespace, cards=3))
         assert cluster.try_create(card_pod("over", namespace)).is_over_quota

@@ -124,7 +124,7 @@ def calls(recorder: Recorder) -> list[str]:
     return [path for path, _ in recorder.take()]
 
 
-# Who is asked about
+# Objects for which the webhook is called
 
 
 @pytest.mark.usefixtures("registered")

@@ -53,7 +53,7 @@ def check_retried(cluster: Cluster, manager: Component | None, namespace: str, f
     assert manager is not None
     created = [cluster.create(workload(kind, namespace, kind.lower())) for kind in KINDS]
     await_refused(cluster, namespace)
-    # Else they might try again by themselves.
+    # Otherwise they might retry by themselves.
     with manager.away():
         free()
         for each in created:

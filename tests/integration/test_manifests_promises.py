@@ -195,7 +195,7 @@ def test_every_selector_finds_the_pods_it_is_for(base: list[Json]) -> None:
     assert all(selector.items() <= labels[name].items() for name, selector in selectors.items())
 
 
-# What the API server asks
+# Calls of the API server
 
 
 def test_all_namespaces_are_asked_about_but_the_system_our_own_and_those_labelled_out(base: list[Json]) -> None:

@@ -145,6 +145,6 @@ def _rank(words: tuple[object, ...]) -> float:
     if sentence.startswith("{} sends") and (words[2] or words[4]):
         return -1
     rank = next((number for number, each in enumerate(RESTING) if sentence.startswith(each)), -1)
-    # The newest view first, or it would settle for ever by views that see nothing.
+    # The newest view comes first. Otherwise views that see nothing would settle forever.
     newest = isinstance(words[-1], int) and sentence.startswith(("settled", "the reservation"))
     return rank + 0.5 - int(str(words[-1])) / 100 if newest else rank

@@ -61,7 +61,7 @@ DAMAGES: dict[str, Damage] = {
     "times forgotten": lambda world: note(world, trusted=None, served=None),
     "what was written down is of the future": set_the_clock_back,
     "an old serving Secret, of an unknown CA, restored": restore_an_old_leaf,
-    # What has been made since is in the caBundles alone.
+    # Newer CAs are only in the caBundles.
     "an old CA Secret restored": restore_an_old_authority,
     "retired.crt is garbage": lambda world: note(world, retired=(), faults=("garbage",)),
     "slept through the leaf": lambda world: world.sleep(91 * DAY.total_seconds()),

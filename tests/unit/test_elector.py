@@ -80,7 +80,7 @@ def test_without_a_lease_it_is_made(api: ApiDouble, us: Candidate) -> None:
     assert spec["acquireTime"] == spec["renewTime"]
 
 
-# Where it is its own, the attempt that took it got no answer.
+# If the Lease is its own, the attempt that took it got no answer.
 @pytest.mark.parametrize(("holder", "transitions"), [("", 5), (None, 5), ("us", 4)], ids=["free", "never", "its own"])
 def test_a_lease_of_nobody_else_is_taken(api: ApiDouble, us: Candidate, holder: str | None, transitions: int) -> None:
     held_by(api, "", holderIdentity=holder, acquireTime="then")
@@ -105,7 +105,7 @@ def test_a_lease_that_is_renewed_is_never_taken(api: ApiDouble, us: Candidate) -
 @pytest.mark.parametrize(
     ("spec", "waits"),
     [
-        # What another's clock wrote into it says nothing.
+        # The time that another clock wrote says nothing.
         *(({"renewTime": at}, 30) for at in ("2001-01-01T00:00:00.000000Z", "2099-01-01T00:00:00.000000Z", None)),
         *(({"leaseDurationSeconds": declared}, waits) for declared, waits in ((60, 60), (10, 10), (None, 30), (0, 30))),
     ],
@@ -292,7 +292,7 @@ def test_a_release_that_fails_is_no_error(api: ApiDouble, leader: Candidate, del
     assert api.objects == {}, "without a lease there is nothing to release"
 
 
-# What is told
+# Logs
 
 
 def warnings_within(candidate: Candidate, api: ApiDouble, seconds: float) -> list[float]:

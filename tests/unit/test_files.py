@@ -124,7 +124,7 @@ def test_a_malformed_object_is_told_with_its_place(manifest: Manifest, message: 
     assert str(caught.value).startswith(f"{path}, document 2: {message}")
 
 
-# What is stored
+# Stored objects
 
 
 def test_devices_and_classes_are_read_as_drivers_publish_them(path: Path) -> None:

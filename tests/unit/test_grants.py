@@ -201,7 +201,7 @@ def test_until_its_next_change_the_kept_quota_is_one_object(written: NamespaceQu
     assert clock.now(quota) is first
 
 
-# What people may write
+# Grants that people may write
 
 
 @cases(
@@ -290,7 +290,7 @@ def test_every_fault_of_all_grants_is_told() -> None:
     assert [fault.path for fault in quota_faults(text)] == ["a.grants[1].T4", "a.grants[1].until", "b.grants"]
 
 
-# What people are told
+# Warnings and usage
 
 TEAM = entry("quota: {A100: 1}, time_zone: Europe/Berlin, grants: [{A100: 1, until: 2026-12-01, why: paper}]")
 TODAY, AFTER = at("2026-11-30T12:00"), at("2026-12-02")

@@ -140,7 +140,7 @@ def test_a_dry_run_is_told_the_same_and_writes_nothing(namespace: Namespace) -> 
     }
 
 
-# Whom a reservation of a replica that is gone keeps out
+# Reservations of a dead replica
 
 
 def test_after_two_seconds_nobody_is_told_any_more_that_a_reservation_passes_soon(namespace: Namespace) -> None:
@@ -255,7 +255,7 @@ def test_who_knows_an_older_quota_than_the_ledger_was_counted_by_refuses_nobody(
     assert not decision.counted
 
 
-# Where nobody settles
+# Without a settling leader
 
 
 def test_room_that_was_settled_while_one_waited_is_taken(namespace: Namespace) -> None:

@@ -134,7 +134,7 @@ def test_of_two_that_open_it_at_once_both_charge_without_a_wait(
         api.deliver = delivered
         try:
             seen.append(kinds([other.charge("b", deadline=clock.now + 5)])[0])
-        except LedgerLost:  # the one that has the mark stands still here, as long as this one looks
+        except LedgerLost:  # the owner of the mark stands still here while this replica looks
             seen.append("lost")
         return effect()
 

@@ -372,7 +372,7 @@ def test_nothing_is_kept_of_a_node_that_is_gone(labeller: Labeller) -> None:
     assert labeller.duty.counts() == ({}, {})
 
 
-# What keeps a quota from being used
+# Reasons why a quota cannot be used
 
 
 def test_a_cluster_without_any_model_is_told_once_when_the_nodes_were_looked_at(labeller: Labeller) -> None:

@@ -189,7 +189,7 @@ def test_without_a_model_a_pod_is_cleaned_and_goes_to_the_scheduler_all_the_same
     ]
 
 
-# What the choice is made from
+# The inputs of the choice
 
 
 def test_a_refusal_is_never_taken_from_what_was_known_a_moment_ago() -> None:

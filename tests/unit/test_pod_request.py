@@ -135,7 +135,7 @@ def test_schemes_are_named_once_in_the_order_of_the_containers() -> None:
     assert read_request(view(manifest)).schemes == (VGPU_MANAGER, GPU_MANAGER, HAMI)
 
 
-# Who asks for none
+# Pods without a request
 
 EACH = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
 
@@ -330,7 +330,7 @@ def test_two_schemes_in_two_containers_are_fine() -> None:
     assert refusals(pod(container({"nvidia.com/gpu": 1}), container({CORES: 100}))) == []
 
 
-# Where, and how many
+# Paths and counts
 
 
 @cases(

@@ -20,7 +20,7 @@ def limits(written: str) -> dict[str, Limit]:
     return dict(parse_quota(f"team-a: {{quota: {{{written}}}}}").namespaces["team-a"].limits)
 
 
-# What may be written
+# Valid documents
 
 
 @pytest.mark.parametrize("text", ["", "  \n", "{}", "\ufeff{}", "# nobody yet\n", "---\n", "null"])

@@ -153,7 +153,7 @@ def test_a_refusal_stays_readable_however_much_is_wrong() -> None:
     assert answer.message.endswith("; data.gpu_quota: and 5 more faults")
 
 
-# What looks wrong in a good document
+# Doubts about a valid document
 
 
 NO_NODE = f"no node has this model in label {MODEL}"

@@ -78,7 +78,7 @@ def test_what_is_rendered_is_exact(cores: int) -> None:
     assert Fraction(cards(cores).split()[0]) * 100 == cores
 
 
-# What a card's memory is worth
+# The value of a card's memory
 
 
 @cases(

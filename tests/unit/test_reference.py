@@ -141,7 +141,7 @@ def is_said(sentence: Sentence, said: tuple[str, ...]) -> bool:
     return any(map(sentence.said_in, said))
 
 
-# What the documents name
+# Names in the documents
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

@@ -52,7 +52,7 @@ def test_a_replica_that_stops_reserves_nothing_any_more(world: ReservationWorld)
     assert (world.ledger().reserved, len(world.storable())) == ({}, 22)
 
 
-# One that is gone
+# A deleted ledger
 
 
 @pytest.mark.parametrize(("leader", "rate"), [(0, 1.01), (1, 0.99)])
@@ -132,6 +132,6 @@ def test_a_write_without_an_answer_is_sent_again_as_it_was_until_its_outcome_is_
     assert len({*sent}) == 1
     assert len(sent) == mine + 1
     world.go_on(world.replicas[A])
-    # One that is made anew has nothing pending, and lets nobody in before all that was granted is counted.
+    # A new ledger has no pending charge, and admits nothing before all earlier charges are counted.
     known = set() if status == HTTPStatus.NOT_FOUND else set(world.storable())
     assert world.ledger().pending.keys() == known

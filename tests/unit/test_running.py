@@ -393,7 +393,7 @@ def test_every_rule_is_needed(broken: Broken, monkeypatch: pytest.MonkeyPatch) -
         broken.scenario(RunningWorld())
 
 
-# What is held is no more than that
+# No more than that is held
 
 
 @pytest.mark.parametrize("claimed", [False, True], ids=["its own card", "a claim"])

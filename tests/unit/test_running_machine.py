@@ -35,7 +35,7 @@ class RunningMachine(RuleBasedStateMachine):
         self.world.leader.hear_all()
         self.world.settle()
 
-    # What tenants and Kubernetes do
+    # Steps of tenants and Kubernetes
 
     @rule(grace=GRACES, claimed=st.booleans(), steps=st.integers(0, BOUND))
     def create(self, grace: int, *, claimed: bool, steps: int) -> None:
@@ -105,7 +105,7 @@ class RunningMachine(RuleBasedStateMachine):
             elif claim and claim.stored:
                 self.world.delete_claim(claim)
 
-    # What our parts do
+    # Steps of our parts
 
     @rule(collection=COLLECTIONS | st.none(), number=st.integers(1, 4))
     def hear(self, collection: str | None, number: int) -> None:

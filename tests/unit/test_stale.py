@@ -145,7 +145,7 @@ def test_a_mark_that_all_is_done_does_not_keep_an_allocation_whose_pod_is_not_bo
     assert rules(stored(scheme, phase="done"), LATE) == ["unbound"]
 
 
-# Nodes that are gone
+# Deleted nodes
 
 
 @EACH

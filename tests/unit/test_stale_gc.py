@@ -366,7 +366,7 @@ def test_a_dry_run_writes_nothing_and_tells_once_until_the_pod_changes(api: ApiD
         assert cleaner.serve() == []
     assert api.calls == []
     assert json.dumps(api.objects) == stored
-    store(cleaner)  # anew, so that the pod has changed
+    store(cleaner)  # again, so that the pod has changed
     assert [line["kind"] for line in cleaner.serve()] == ["Pod"]
 
 

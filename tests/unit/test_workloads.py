@@ -127,7 +127,7 @@ def test_what_yaml_makes_of_unquoted_text_is_still_text() -> None:
     assert found.created["metadata"]["annotations"] == {"on": "2024-01-31", "7": "seven"}
 
 
-# What cannot be read
+# Malformed manifests
 
 NO_OBJECT = "no Kubernetes object: it has no kind"
 NO_NAMESPACE = (

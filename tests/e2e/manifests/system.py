@@ -167,7 +167,7 @@ class System:
         """All first certificates, and so many replicas that are ready and endpoints of the Service."""
         for job in (each for each in self.objects if each["kind"] == "Job"):
             name = job["metadata"]["name"]
-            # Nobody has mounted the CA before, so none need be given the time to follow it.
+            # No process has loaded the CA yet, so none needs time to load a new one.
             done = self.rotate(name, **({"overlap": "1s"} if name.startswith("vcuda-scheduler") else {}))
             assert done.returncode == 0, done.stdout + done.stderr
         with ExitStack() as stack:

@@ -67,7 +67,7 @@ def test_an_upgrade_to_another_image_goes_through_while_the_first_jobs_still_wai
         run(system, f"{deletion}\n{application}")
         for name in FIRST_JOBS:
             assert container(admin.rest.get(f"{JOBS}/{name}"))["image"] == "vcuda-quota:another"
-        run(system, deletion)  # with this image they would be in the way of whoever applies the manifests next
+        run(system, deletion)  # with this image they would block the next apply
 
 
 @pytest.mark.timeout(240)

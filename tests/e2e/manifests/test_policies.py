@@ -241,7 +241,7 @@ def test_a_tenant_ends_a_pod_that_uses_a_claim_by_name_before_it_is_gone(
     admin.await_gone(f"/api/v1/namespaces/{team}/pods", "uses")
 
 
-# What our accounts write
+# Writes of our accounts
 
 
 @pytest.mark.parametrize(

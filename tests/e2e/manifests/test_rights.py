@@ -64,7 +64,7 @@ def the_components_live(system: System, plane: ControlPlane) -> None:
     cluster.create_node(scenes.LEAVING, capacity=scenes.CARDS)
     address = f"{own_address()}:{free_ports(1)[0]}"
     with system.serving(1) as [webhook]:
-        for advertised in ("[fd00::1]:10443", "192.0.2.1:10443"):  # of another family, so that the slice is made anew
+        for advertised in ("[fd00::1]:10443", "192.0.2.1:10443"):  # another family, so that the slice is created again
             with system.controller(extender_advertise=advertised) as earlier:
                 earlier.await_log("the Service routes to this replica")
         scenes.damage_a_journal(cluster)
@@ -113,7 +113,7 @@ JUDGED = {
 ACCOUNTS = [(name, account) for name, judged in JUDGED.items() for account in judged.users]
 RULES = [(name, rule) for name, judged in JUDGED.items() for rule in judged.rules]
 EVERY = [*OF_THE_BASE, *OF_COMPONENTS]
-# What the base needs by itself, and a component gives more of: the extender deletes any ConfigMap, not gpu-cards alone.
+# The base needs this right, and a component extends it: the extender deletes any ConfigMap, not only gpu-cards.
 REFUSED_WITHOUT = [
     (name, rule) for name, rule in RULES if not any(each != rule and each.covers(rule) for each in EVERY)
 ]

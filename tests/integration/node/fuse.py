@@ -31,7 +31,7 @@ def mounted(path: Path, *, dead: bool) -> Iterator[FileIO]:
             server.close()
         yield server
     finally:
-        server.close()  # whoever waits for an answer gets an error
+        server.close()  # a waiting caller gets an error
         subprocess.run(("umount", "--lazy", path), capture_output=True, check=False)
 
 
