@@ -49,7 +49,7 @@ def installed(url: str, ca: Path, registration: Path = REGISTRATION) -> Webhooks
     """All of ours with their rules, selectors and conditions, but for where they are called: at ``url``."""
     webhooks: dict[str, list[Json]] = {MUTATING: [], VALIDATING: []}
     for document in yaml.safe_load_all(registration.read_text()):
-        for webhook in document.get("webhooks", ()):
+        for webhook in yaml.safe_load(document["metadata"]["annotations"]["quota.vcuda.io/webhooks"]):
             path = webhook["clientConfig"]["service"]["path"]
             webhooks[document["kind"]].append({**webhook, "clientConfig": _client_config(f"{url}{path}", ca)})
     return webhooks

@@ -128,7 +128,8 @@ def rotate(*, timeout: timedelta, dry_run: bool, output: str, **where: Any) -> N
     Run it every hour or every day: it does only what is due. A certificate is replaced when a third of its life is
     left. A new CA is first added to every caBundle. After --overlap a leaf of the new CA is written into the serving
     Secret. When every ready endpoint shows that leaf, and --retention is over, the old CA is removed. The same CA
-    renews a single leaf. The next run continues after a run that was killed or reached its --timeout, and two runs at
+    renews a single leaf. The webhooks that the configurations declare are registered after a replica has answered. The
+    next run continues after a run that was killed or reached its --timeout, and two runs at
     the same time do no harm. A run also repairs a deleted or damaged Secret and an emptied caBundle. SPAN is a number
     and one of s, m, h and d, such as 90d.
 
@@ -146,6 +147,31 @@ def rotate(*, timeout: timedelta, dry_run: bool, output: str, **where: Any) -> N
     """
     store = functools.partial(options.store_of, where)
     runs.rotate(store, options.policy_of(where), timeout, dry_run=dry_run, output=output)
+
+
+@main.command(context_settings={"auto_envvar_prefix": "VCUDA_CERTS"})
+@options.registration_options
+@runs.OUTPUT
+def register(*, timeout: timedelta, dry_run: bool, output: str, **where: Any) -> None:
+    """Register the webhooks after a replica has answered, where another tool issues the certificates.
+
+    The manifests apply webhook configurations that have no webhooks, only an annotation that declares them. So an
+    image that never starts blocks no pod. When a replica serves a certificate of the CA in the serving Secret, this
+    command registers the declared webhooks with that CA as their caBundle. It also repairs webhooks that differ from
+    the declared ones. `rotate` does the same where vcuda-certs issues the certificates. SPAN is a number and one of s,
+    m, h and d, such as 25m.
+
+    \b
+    Examples:
+      vcuda-certs register
+          what the CronJob runs beside cert-manager
+      vcuda-certs register --dry-run
+
+    Exit status: 0 done, or a later run has to go on; 1 a person is needed, the API server did not answer, or
+    Kubernetes is too old; 2 bad input.
+    """
+    store = functools.partial(options.registering_store_of, where)
+    runs.rotate(store, options.registering_policy_of(where), timeout, dry_run=dry_run, output=output)
 
 
 @main.command(context_settings={"auto_envvar_prefix": "VCUDA_CERTS"})

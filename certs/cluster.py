@@ -1,15 +1,16 @@
 """Reads a rotation's state from a cluster and writes it there: Secrets, caBundles, and what the endpoints show."""
 
 import base64
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
 
-from certs import parsing, state, steps
+from certs import parsing, registration, state, steps
 from vcuda import errors, k8s_types, tls, x509
 from vcuda.kube import JSON_PATCH, MERGE_PATCH, Kube, objects, segment
 
@@ -43,13 +44,18 @@ def dial(address: str, server_name: str, *, ready: bool = True) -> state.Dialled
 
 @dataclass(frozen=True, slots=True)
 class ClusterStore:
-    """``labels``: those of our webhook configurations. ``addresses`` replaces the Service's endpoints where given."""
+    """The Secrets, the webhook configurations and the endpoints of one Service.
+
+    ``labels``: those of our webhook configurations. ``addresses`` replaces the Service's endpoints where given.
+    ``registers_only``: another tool issues the certificates. So the CA Secret is not read.
+    """
 
     kube: Kube
     refs: parsing.ObjectRefs
     labels: Mapping[str, str]
     port_name: str = "https"
     addresses: tuple[str, ...] = ()
+    registers_only: bool = False
 
     def read(self, now: Callable[[], datetime]) -> state.State:
         """Return everything as it is now, each endpoint dialled. Raises VcudaError."""
@@ -58,13 +64,22 @@ class ClusterStore:
         # just made.
         serving = self._read("secrets", self.refs.serving_secret)
         listed = {kind: self._list(resource) for kind, resource in KINDS.items()}
-        authorities = self._read("secrets", self.refs.authority_secret)
         tool = parsing.other_tool(serving) if serving else ""
         ours, left, mixed = self._configurations({kind: items for kind, (items, _) in listed.items()}, tool)
         clock = _clock_problem(listed["MutatingWebhookConfiguration"][1], now())
         if tool:
             left = (f"the certificates are {tool}'s: Secret {self.refs.serving_secret} says so", *left)
-            return state.State(configurations=ours, endpoints=self.dial(), left_alone=left, tool=tool, problems=mixed)
+        if tool or self.registers_only:
+            authorities_of_it = parsing.read_serving(serving).authorities if serving else ()
+            return state.State(
+                serving=state.Serving(authorities=authorities_of_it, fault=""),
+                configurations=ours,
+                endpoints=self.dial(),
+                left_alone=left,
+                tool=tool,
+                problems=mixed,
+            )
+        authorities = self._read("secrets", self.refs.authority_secret)
         return state.State(
             authorities=parsing.read_authorities(authorities) if authorities else state.Authorities(),
             serving=parsing.read_serving(serving) if serving else state.Serving(),
@@ -102,6 +117,9 @@ class ClusterStore:
                 self._write_secret(self.refs.serving_secret, version, parsing.TLS_TYPE, data, {})
             case steps.WriteBundles():
                 self._write_bundles(write)
+            case steps.WriteWebhooks():
+                webhooks = registration.with_bundles(write.declared.webhooks, write.bundles)
+                self._patch(_path_of(write), _patch_of(write, webhooks), JSON_PATCH)
 
     def _configurations(
         self, listed: dict[str, list[parsing.Json]], tool: str
@@ -118,11 +136,42 @@ class ClusterStore:
                 if not parsing.is_labelled(item, self.labels):
                     ours += [self._unlabelled(configuration)] if configuration.hooks and not other and not tool else []
                     continue
-                if other in ("", tool):
-                    ours.append(configuration)
+                if self.registers_only or other in ("", tool):
+                    ours.append(self._with_declared(configuration, item))
                 left += [f"the caBundles of {configuration} are {other}'s"] if other else elsewhere
-                mixed += [_mixed(configuration, other, tool)] if configuration.hooks and other != tool else []
+                if other != tool and not self.registers_only and (configuration.hooks or registration.declares(item)):
+                    mixed.append(_mixed(configuration, other, tool))
         return tuple(ours), tuple(left), tuple(mixed)
+
+    def _with_declared(self, configuration: state.Configuration, item: parsing.Json) -> state.Configuration:
+        # The configuration with the webhooks that its annotation declares, and their difference from the registered.
+        show = f"kubectl get {configuration} -o yaml"
+        try:
+            declared = registration.declared(item, configuration.kind, self.refs)
+            if declared is None:
+                return configuration
+            wanted = self._defaulted(configuration, declared)
+        except registration.UnusableDeclaration as error:
+            text = f"{configuration}: annotation {registration.ANNOTATION}: {error}"
+            return replace(configuration, read_only=state.Problem(f"{text}: apply the manifests again", show))
+        except errors.Forbidden as error:
+            text = f"{configuration} may not be written: {error.request}: {error}"
+            return replace(configuration, read_only=state.Problem(text, steps.Commands().allow))
+        difference = registration.difference(wanted, registration.registered(item))
+        return replace(configuration, declared=replace(declared, difference=difference))
+
+    def _defaulted(
+        self, configuration: state.Configuration, declared: state.Declared
+    ) -> Sequence[registration.Webhook]:
+        # The declared webhooks as the API server would store them: with the defaults of its version.
+        path, patch = _path_of(configuration), _patch_of(configuration, declared.webhooks)
+        try:
+            answer = self._patch(path, patch, JSON_PATCH, {"dryRun": "All"})
+        except errors.ApiError as error:
+            if error.status == HTTPStatus.UNPROCESSABLE_ENTITY:
+                raise registration.UnusableDeclaration(error.message) from error
+            raise
+        return registration.registered(_decoded(answer))
 
     def _unlabelled(self, configuration: state.Configuration) -> state.Configuration:
         # This configuration calls the Service, and may not be ours. It is never written.
@@ -175,8 +224,6 @@ class ClusterStore:
         self.kube.post(self._path(resource), msgspec.json.encode(manifest), timeout=REQUEST_TIMEOUT_SECONDS)
 
     def _write_bundles(self, write: steps.WriteBundles) -> None:
-        # The API server refuses this JSON Patch if there is a later version than the one that was read.
-        guard = {"op": "replace", "path": "/metadata/resourceVersion", "value": write.version}
         bundles = [
             {
                 "op": "add",
@@ -185,11 +232,12 @@ class ClusterStore:
             }
             for index, bundle in zip(write.indices, write.bundles, strict=True)
         ]
-        self._patch(f"{ADMISSION}/{KINDS[write.kind]}/{segment(write.name)}", [guard, *bundles], JSON_PATCH)
+        self._patch(_path_of(write), [_guard(write.version), *bundles], JSON_PATCH)
 
-    def _patch(self, path: str, body: object, content_type: str) -> None:
+    def _patch(self, path: str, body: object, content_type: str, params: Mapping[str, str] | None = None) -> bytes:
+        encoded = msgspec.json.encode(body)
         try:
-            self.kube.patch(path, msgspec.json.encode(body), content_type, timeout=REQUEST_TIMEOUT_SECONDS)
+            return self.kube.patch(path, encoded, content_type, params, timeout=REQUEST_TIMEOUT_SECONDS)
         except errors.NotFound as error:
             # The object was deleted. The caller reads and decides again, as after every change by another client.
             raise errors.Conflict(error.status, error.message, request=error.request) from error
@@ -240,6 +288,21 @@ class ClientStore(ClusterStore):
         self._write_object(
             "configmaps", {"kind": "ConfigMap"}, name=write.name, version=write.version, data=data, annotations={}
         )
+
+
+def _path_of(target: state.Configuration | steps.WriteBundles | steps.WriteWebhooks) -> str:
+    return f"{ADMISSION}/{KINDS[target.kind]}/{segment(target.name)}"
+
+
+def _patch_of(
+    target: state.Configuration | steps.WriteWebhooks, webhooks: Sequence[registration.Webhook]
+) -> list[object]:
+    return [_guard(target.version), {"op": "add", "path": "/webhooks", "value": webhooks}]
+
+
+def _guard(version: str) -> object:
+    # The API server refuses a JSON Patch with this if there is a later version than the one that was read.
+    return {"op": "replace", "path": "/metadata/resourceVersion", "value": version}
 
 
 def _decoded(body: bytes) -> dict[str, Any]:

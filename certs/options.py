@@ -4,6 +4,7 @@ import contextlib
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -111,14 +112,13 @@ def span_option(flag: str, default: timedelta, parse: Callable[[str], timedelta]
     return value_option(flag, "SPAN", parse, help_text, default=format_span(default))
 
 
-_CLUSTER = (
+_SERVICE = (
     cli.option(
         "--kubeconfig", type=click.Path(dir_okay=False, path_type=Path), help="Without it: the service account."
     ),
     value_option("--namespace", "NAME", x509.parse_label, "Namespace of all of these.", default="vcuda-quota"),
     value_option("--service", "NAME", x509.parse_label, "The webhook's Service.", default="vcuda-webhook"),
     cli.option("--port-name", default="https", help="Its port, where it has several."),
-    cli.option("--ca-secret", default="vcuda-webhook-ca", help="Secret of the CA, which nothing else may read."),
     cli.option("--serving-secret", default="vcuda-webhook-tls", help="Secret that the webhook mounts."),
     value_option(
         "--selector",
@@ -128,13 +128,6 @@ _CLUSTER = (
         " Service is not changed, and is reported.",
         default="app.kubernetes.io/part-of=vcuda-quota",
     ),
-    cli.option(
-        "--unregistered",
-        is_flag=True,
-        help="No webhook configuration calls the Service: its callers have the CA by other means.",
-    ),
-    value_option("--dns", "NAME", x509.parse_dns_name, "One more name; repeatable.", multiple=True),
-    value_option("--ip", "ADDRESS", x509.parse_address, "One more address; repeatable.", multiple=True),
     value_option(
         "--endpoint",
         "HOST:PORT",
@@ -143,6 +136,18 @@ _CLUSTER = (
         " are ours too.",
         multiple=True,
     ),
+)
+
+
+_ISSUED = (
+    cli.option("--ca-secret", default="vcuda-webhook-ca", help="Secret of the CA, which nothing else may read."),
+    cli.option(
+        "--unregistered",
+        is_flag=True,
+        help="No webhook configuration calls the Service: its callers have the CA by other means.",
+    ),
+    value_option("--dns", "NAME", x509.parse_dns_name, "One more name; repeatable.", multiple=True),
+    value_option("--ip", "ADDRESS", x509.parse_address, "One more address; repeatable.", multiple=True),
 )
 
 
@@ -167,6 +172,10 @@ _ROTATION = (
         parse_past,
         "Replace what was issued before this time, such as 2026-01-31T12:00:00Z: for a key that has leaked.",
     ),
+)
+
+
+_RUN = (
     span_option("--timeout", timedelta(minutes=5), parse_span, "How long to wait in all; then another run goes on."),
     cli.option("--dry-run", is_flag=True, help="Print the steps that it would take, and change nothing."),
 )
@@ -177,12 +186,16 @@ def all_of(options: Sequence[Command]) -> Command:
     return lambda command: functools.reduce(lambda made, add: add(made), reversed(options), command)
 
 
-rotation_options = all_of(_ROTATION)
+rotation_options = all_of((*_ROTATION, *_RUN))
 """Adds the options that say when things are due."""
 
 
-cluster_options = all_of(_CLUSTER)
+cluster_options = all_of((*_SERVICE, *_ISSUED))
 """Adds the options that say where everything is."""
+
+
+registration_options = all_of((*_SERVICE, *_RUN))
+"""Adds the options of a run that only registers webhooks."""
 
 
 def connect(kubeconfig: Path | None) -> Kube:
@@ -198,11 +211,20 @@ def store_of(where: Mapping[str, Any]) -> cluster.ClusterStore:
         raise click.UsageError(
             "--ca-secret and --serving-secret are two: the webhook mounts one, and nobody the other."
         )
+    return _store(where, where["ca_secret"])
+
+
+def registering_store_of(where: Mapping[str, Any]) -> cluster.ClusterStore:
+    """Return the cluster that the options name, for a run that only registers; raises BadInput for the kubeconfig."""
+    return _store(where, "", registers_only=True)
+
+
+def _store(where: Mapping[str, Any], ca_secret: str, *, registers_only: bool = False) -> cluster.ClusterStore:
     endpoints = where["endpoint"]
-    secrets = (where["ca_secret"], where["serving_secret"])
+    secrets = (ca_secret, where["serving_secret"])
     refs = parsing.ObjectRefs(where["namespace"], where["service"], *secrets, frozenset(endpoints))
     kube = connect(where["kubeconfig"])
-    return cluster.ClusterStore(kube, refs, where["selector"], where["port_name"], endpoints)
+    return cluster.ClusterStore(kube, refs, where["selector"], where["port_name"], endpoints, registers_only)
 
 
 _TIMES = {
@@ -216,15 +238,25 @@ def times_of(where: Mapping[str, Any]) -> dict[str, Any]:
     return {field: where[name] for name, field in _TIMES.items() if name in where}
 
 
-def policy_of(where: Mapping[str, Any]) -> steps.RotationPolicy:
-    """Return the policy that the options ask for; a time without an option is the policy's default."""
+def registering_policy_of(where: Mapping[str, Any]) -> steps.RotationPolicy:
+    """Return the policy of a run that only registers webhooks."""
+    return steps.RotationPolicy(x509.Names(), registers_only=True, commands=_commands(where))
+
+
+def _commands(where: Mapping[str, Any]) -> steps.Commands:
     namespace, service = where["namespace"], where["service"]
     label = " ".join(f"{key}={value}" for key, value in where["selector"].items())
-    commands = steps.Commands(
+    return steps.Commands(
         restart=f"kubectl -n {namespace} rollout restart deployment/{service}",
         endpoints=f"kubectl -n {namespace} get pods,endpointslices",
         register=f"kubectl label validatingwebhookconfiguration NAME {label}",
-        replace=f"kubectl -n {namespace} delete secret {where['ca_secret']} {where['serving_secret']}",
     )
+
+
+def policy_of(where: Mapping[str, Any]) -> steps.RotationPolicy:
+    """Return the policy that the options ask for; a time without an option is the policy's default."""
+    namespace, service = where["namespace"], where["service"]
+    secrets = f"{where['ca_secret']} {where['serving_secret']}"
+    commands = replace(_commands(where), replace=f"kubectl -n {namespace} delete secret {secrets}")
     names = x509.service_names(service, namespace) + x509.Names(where["dns"], where["ip"])
     return steps.RotationPolicy(names, registered=not where["unregistered"], commands=commands, **times_of(where))

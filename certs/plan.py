@@ -110,6 +110,7 @@ def shown(moment: datetime) -> str:
 
 
 _UNCALLED = "no webhook configuration with our label calls the Service"
+_UNANSWERED = "no replica serves a certificate of the CA in the serving Secret yet, so no webhook is registered"
 _UNREGISTERED = (
     "the CA has to be replaced, and whoever calls the Service has to be given the next one, which nobody can tell from "
     "here: delete both Secrets to have it replaced by the next run, and restart the callers then"
@@ -122,12 +123,13 @@ def plan(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenF
     # another owner, every step below would be a mistake.
     if state.problems:
         return steps.StepRefused(state.problems)
-    if state.tool:
-        return steps.Done(None)
+    if state.tool or policy.registers_only:
+        return _registration(state, now) or _end_of_registration(state)
     return (
         _authority(state, now, policy)
         or _bundles(state, now, policy, seen)
         or _broken_leaf(state, now, policy, seen)
+        or _registration(state, now)
         or _takeover(state, now, policy, seen)
         or _due_leaf(state, now, policy, seen)
         or _propagation(state, now, policy)
@@ -180,6 +182,39 @@ def _broken_leaf(state: states.State, now: datetime, policy: RotationPolicy, see
     return _settling(state, now, policy, seen.current) or steps.IssueLeaf(reason)
 
 
+def _registration(state: states.State, now: datetime) -> Decision | None:
+    # Register the declared webhooks once a replica answers, and again when they differ. Before that the API server
+    # would reject every pod that it asks about. The mutating webhooks come first: a pod that only they have seen is
+    # admitted, while a pod that only the validating ones have seen is rejected.
+    trusted = _trusted(state, now)
+    if not any(states.trusts(trusted, endpoint.leaf, now) for endpoint in state.ready()):
+        return None
+    for configuration, declared in _unregistered(state):
+        bundles = tuple(_bundle(hook.bundle, trusted, frozenset()) for hook in declared.hooks)
+        return steps.RegisterWebhooks(str(configuration), bundles, declared.difference)
+    return None
+
+
+def _unregistered(state: states.State) -> list[tuple[states.Configuration, states.Declared]]:
+    writable = ((one, one.declared) for one in state.configurations if not one.read_only)
+    return [(one, declared) for one, declared in writable if declared and declared.difference]
+
+
+def _trusted(state: states.State, now: datetime) -> states.Certificates:
+    # Another tool's CA is in the serving Secret alone. Of ours that Secret has the current one.
+    every = dict.fromkeys((*states.known(state), *state.serving.authorities))
+    return tuple(one for one in every if states.is_valid(one, now))
+
+
+def _end_of_registration(state: states.State) -> steps.End:
+    # The certificates are another tool's, and so are their problems.
+    if state.read_only():
+        return steps.StepRefused(state.read_only())
+    if _unregistered(state):
+        return steps.Wait(_UNANSWERED)
+    return steps.Done(None, "all declared webhooks are registered" if state.declares() else "nothing here is ours")
+
+
 def _takeover(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
     # (c) The next authority becomes the current one. While it waits for that, a leaf in its look-ahead is renewed.
     decision = _promotion(state, now, policy, seen)
@@ -210,7 +245,7 @@ def _promotion(state: states.State, now: datetime, policy: RotationPolicy, seen:
 def _untrusting(state: states.State, policy: RotationPolicy) -> states.Problem | None:
     if not policy.registered:
         return states.Problem(_UNREGISTERED, policy.commands.replace)
-    if not any(state.hooks()):
+    if not state.declares() and not any(state.hooks()):
         return states.Problem(
             f"{_UNCALLED}, so none could trust the next CA{_elsewhere(state)}", policy.commands.register
         )
@@ -325,10 +360,11 @@ def _elsewhere(state: states.State) -> str:
     return f" ({'; '.join(state.left_alone)})" if state.left_alone else ""
 
 
-def _end(state: states.State, now: datetime, policy: RotationPolicy) -> steps.Done | steps.StepRefused:
+def _end(state: states.State, now: datetime, policy: RotationPolicy) -> steps.End:
     # All is done, except for problems that need a person, and for missing configurations or endpoints.
-    problems = (*idle(state, now, policy), *state.read_only())
-    return steps.StepRefused(problems) if problems else steps.Done(_next_due(state))
+    if problems := (*idle(state, now, policy), *state.read_only()):
+        return steps.StepRefused(problems)
+    return steps.Wait(_UNANSWERED) if _unregistered(state) else steps.Done(_next_due(state))
 
 
 def idle(state: states.State, now: datetime, policy: RotationPolicy) -> tuple[states.Problem, ...]:
@@ -341,7 +377,8 @@ def idle(state: states.State, now: datetime, policy: RotationPolicy) -> tuple[st
         return ()
     uncalled = states.Problem(f"{_UNCALLED}{_elsewhere(state)}", policy.commands.register)
     unanswered = states.Problem("no endpoint is ready, so no call is answered", policy.commands.endpoints)
-    found = ((uncalled, policy.registered and not any(state.hooks())), (unanswered, not state.ready()))
+    called = any(state.hooks()) or state.declares()
+    found = ((uncalled, policy.registered and not called), (unanswered, not state.ready()))
     return tuple(problem for problem, there in found if there)
 
 

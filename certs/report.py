@@ -66,16 +66,19 @@ def report_on(
         texts = sorted({f"{call.webhook}: {call.endpoint}: {call.fault}" for call in failing})
         problems = tuple(observed.Problem(text, command if state.tool else policy.commands.restart) for text in texts)
     else:
-        problems = _undone(failing, _late(state, now, policy), rotate)
+        unregistered = (
+            f"{decision.configuration}: {decision.reason}" if isinstance(decision, steps.RegisterWebhooks) else ""
+        )
+        problems = _undone(failing, (_late(state, now, policy), unregistered), rotate)
     others = (*state.read_only(), *(idle(state, now, policy) if state.tool else ()))
     rows = tuple(_rows(state, refs, now))
     every = tuple(dict.fromkeys((*problems, *others)))
     return Report(rows, calls, tuple(_notes(state, policy)), _next_step(decision), every)
 
 
-def _undone(calls: Iterable[WebhookCall], late: str, command: str) -> tuple[observed.Problem, ...]:
+def _undone(calls: Iterable[WebhookCall], faults: Iterable[str], command: str) -> tuple[observed.Problem, ...]:
     # Faults that a rotation would repair, and should have repaired before.
-    texts = [*sorted({call.fault for call in calls}), *filter(None, [late])]
+    texts = [*sorted({call.fault for call in calls}), *filter(None, faults)]
     return tuple(
         observed.Problem(f"a rotation has not run, or has not come to its end: {text}", command) for text in texts
     )

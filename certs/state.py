@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -73,9 +74,23 @@ class Hook:
 
 
 @dataclass(frozen=True, slots=True)
+class Declared:
+    """The webhooks that a configuration declares in its annotation.
+
+    ``webhooks``: as the API takes them, with the caBundles that are registered. ``hooks``: the same webhooks, decoded.
+    ``difference``: how the registered webhooks differ; empty if they are the same.
+    """
+
+    webhooks: tuple[dict[str, Any], ...]
+    hooks: tuple[Hook, ...]
+    difference: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Configuration:
     """A webhook configuration: ``kind`` is Mutating- or ValidatingWebhookConfiguration.
 
+    ``hooks``: its registered webhooks. ``declared``: None if its webhooks are not ours to register.
     ``read_only``: why it must not be written; None if it may be. Its caBundles count in any case.
     """
 
@@ -84,6 +99,7 @@ class Configuration:
     version: str
     hooks: tuple[Hook, ...]
     read_only: "Problem | None" = None
+    declared: Declared | None = None
 
     def __str__(self) -> str:
         return f"{self.kind.lower()}/{self.name}"
@@ -118,8 +134,8 @@ class Problem:
 class State:
     """The whole state, as read at one time.
 
-    ``left_alone``: sentences on objects that belong to others. ``tool``: the name of another tool that manages all of
-    it; nothing is ours then.
+    ``left_alone``: sentences on objects that belong to others. ``tool``: the name of another tool that issues the
+    certificates; the registrations alone are ours then.
     """
 
     authorities: Authorities = field(default_factory=Authorities)
@@ -133,6 +149,10 @@ class State:
     def hooks(self) -> Iterator[Hook]:
         """Every webhook that calls our Service."""
         return (hook for configuration in self.configurations for hook in configuration.hooks)
+
+    def declares(self) -> bool:
+        """Whether a configuration declares webhooks that a run registers."""
+        return any(configuration.declared for configuration in self.configurations)
 
     def read_only(self) -> tuple[Problem, ...]:
         """The problems that a person must solve before all configurations can be written."""

@@ -45,6 +45,7 @@ class RotationPolicy:
     ``client``: the common name of a client certificate, which API servers present to the webhook; empty for the serving
     certificate.
     ``installed``: a person states that all API servers present the pair in the Secret.
+    ``registers_only``: another tool issues the certificates, and a run only registers webhooks.
     """
 
     names: Names
@@ -56,6 +57,7 @@ class RotationPolicy:
     registered: bool = True
     client: str = ""
     installed: bool = False
+    registers_only: bool = False
     commands: Commands = field(default_factory=Commands)
 
     @property
@@ -101,6 +103,15 @@ class SetBundles:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class RegisterWebhooks:
+    """Give one configuration its declared webhooks, with these caBundles."""
+
+    configuration: str
+    bundles: tuple[observed.Certificates, ...]
+    reason: str
+
+
 class NoteTrusted(Reasoned):
     """Record since when the next authority is trusted everywhere."""
 
@@ -121,7 +132,7 @@ class Forget(Reasoned):
     """Delete the retired authorities, which no caBundle has any more."""
 
 
-Step = MakeAuthority | SetBundles | NoteTrusted | Promote | IssueLeaf | NoteServed | Forget
+Step = MakeAuthority | SetBundles | RegisterWebhooks | NoteTrusted | Promote | IssueLeaf | NoteServed | Forget
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +152,10 @@ class StepRefused:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """No step is due before ``until``; None if no object is ours."""
+    """No step is due before ``until``; None if no certificate is ours, for the reason ``told``."""
 
     until: datetime | None
+    told: str = ""
 
 
 End = Wait | StepRefused | Done
@@ -182,7 +194,18 @@ class WriteBundles:
     bundles: tuple[observed.Certificates, ...]
 
 
-Write = WriteAuthorities | WriteServing | WriteBundles
+@dataclass(frozen=True, slots=True)
+class WriteWebhooks:
+    """Register the declared webhooks of a configuration with these caBundles, if it still has ``version``."""
+
+    kind: str
+    name: str
+    version: str
+    declared: observed.Declared
+    bundles: tuple[observed.Certificates, ...]
+
+
+Write = WriteAuthorities | WriteServing | WriteBundles | WriteWebhooks
 
 
 def write_of(step: Step, state: observed.State, now: datetime, policy: RotationPolicy) -> Write:
@@ -190,6 +213,8 @@ def write_of(step: Step, state: observed.State, now: datetime, policy: RotationP
     match step:
         case SetBundles():
             return _bundles(step, state)
+        case RegisterWebhooks():
+            return _webhooks(step, state)
         case IssueLeaf():
             return _leaf(state, now, policy)
         case MakeAuthority():
@@ -205,9 +230,9 @@ def after(state: observed.State, write: Write) -> observed.State:
             return replace(state, authorities=write.after)
         case WriteServing():
             return replace(state, serving=observed.Serving(write.version, write.leaf, write.authorities, ""))
-        case WriteBundles():
+        case WriteBundles() | WriteWebhooks():
             every = tuple(
-                _with_bundles(one, write.bundles) if (one.kind, one.name) == (write.kind, write.name) else one
+                _written(one, write) if (one.kind, one.name) == (write.kind, write.name) else one
                 for one in state.configurations
             )
             return replace(state, configurations=every)
@@ -238,8 +263,28 @@ def _noted(
             return replace(there, retired=())
 
 
-def _bundles(step: SetBundles, state: observed.State) -> WriteBundles:
+def _written(configuration: observed.Configuration, write: WriteBundles | WriteWebhooks) -> observed.Configuration:
+    if isinstance(write, WriteWebhooks):
+        configuration = replace(
+            configuration, hooks=write.declared.hooks, declared=replace(write.declared, difference="")
+        )
+    return _with_bundles(configuration, write.bundles)
+
+
+def _webhooks(step: RegisterWebhooks, state: observed.State) -> WriteWebhooks:
+    target = _target(step, state)
+    if target.declared is None:
+        raise ValueError(f"{target} declares no webhooks")
+    return WriteWebhooks(target.kind, target.name, target.version, target.declared, step.bundles)
+
+
+def _target(step: SetBundles | RegisterWebhooks, state: observed.State) -> observed.Configuration:
     [target] = [one for one in state.configurations if str(one) == step.configuration]
+    return target
+
+
+def _bundles(step: SetBundles, state: observed.State) -> WriteBundles:
+    target = _target(step, state)
     indices = tuple(hook.index for hook in target.hooks)
     return WriteBundles(target.kind, target.name, target.version, indices, step.bundles)
 

@@ -80,9 +80,15 @@ ASKING: dict[str, Manifest] = {
 """Pods that ask for a GPU, or in such a way that a webhook might come and add one; one for each part of the rule."""
 
 
+def declared(configuration: Manifest) -> list[Manifest]:
+    """The webhooks that a configuration of the manifests declares."""
+    webhooks: list[Manifest] = yaml.safe_load(configuration["metadata"]["annotations"]["quota.vcuda.io/webhooks"])
+    return webhooks
+
+
 def base_conditions(name: str) -> list[Manifest]:
     """The matchConditions of the webhook of this name, as the base has them."""
     documents = yaml.safe_load_all(REGISTRATION.read_text())
-    [found] = [hook for document in documents for hook in document["webhooks"] if hook["name"] == name]
+    [found] = [hook for document in documents for hook in declared(document) if hook["name"] == name]
     conditions: list[Manifest] = found["matchConditions"]
     return conditions

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from tests.kubectl import kubectl
+from tests.match_conditions import declared
 
 Json = dict[str, Any]
 
@@ -67,9 +68,9 @@ def label(found: Json) -> str:
 
 
 def webhooks(objects: Sequence[Json]) -> dict[str, Json]:
-    """Every webhook of every configuration, by its name."""
+    """Every webhook that a configuration declares, by its name."""
     configurations = [each for each in objects if each["kind"].endswith("WebhookConfiguration")]
-    return {hook["name"]: hook for each in configurations for hook in each["webhooks"]}
+    return {hook["name"]: hook for each in configurations for hook in declared(each)}
 
 
 def pod_specs(objects: Sequence[Json]) -> Iterator[tuple[Json, Json]]:

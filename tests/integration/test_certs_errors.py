@@ -158,11 +158,11 @@ def test_what_another_tool_looks_after_is_read_all_the_same(script: Script, stor
     """So that `status` can tell whether its caBundles trust what is served; nothing of it is ever written."""
     theirs = {"metadata": {"name": "s", "annotations": {"cert-manager.io/certificate-name": "webhook"}}}
     items = [configuration("vcuda-quota", LABELS, INJECTED), configuration("lost", {})]
-    script.answers += [Answer(theirs), NONE, Answer({"items": items}), MISSING, NO_SLICES]
+    script.answers += [Answer(theirs), NONE, Answer({"items": items}), NO_SLICES]
     state = store.read(lambda: datetime.now(UTC))
     assert (state.tool, [one.name for one in state.configurations]) == ("cert-manager", ["vcuda-quota"])
     assert state.problems == ()
-    assert plan(state, NOW, POLICY, SeenFor()) == Done(None)
+    assert plan(state, NOW, POLICY, SeenFor()) == Done(None, "nothing here is ours")
 
 
 class Failing(World):

@@ -245,8 +245,10 @@ def test_an_apply_leaves_the_ca_bundles_alone(overlay: Path) -> None:
 
 
 def test_the_rotation_finds_the_configurations_the_service_and_the_secret(base: list[Json]) -> None:
-    """They are found by the names and the label that its flags have; the CronJob and the first Job do the same."""
+    """They are found by the names and the label that its flags have; the first Job waits longer for a replica."""
     job, cron_job = one(base, "Job", "vcuda-certs-first"), one(base, "CronJob", "vcuda-certs")
+    waits = container(job)["args"].pop()
+    assert waits == "--timeout=25m"
     assert pod_spec(job) == pod_spec(cron_job)
     found = flags(job)
     wanted = found["selector"]
@@ -354,15 +356,18 @@ def test_the_cards_of_a_pod_are_not_taken_back_while_the_scheduler_waits_for_its
     assert plugin["args"]["bindTimeoutSeconds"] + MARGIN <= timeout
 
 
-def test_with_cert_manager_nothing_of_our_own_rotation_is_left() -> None:
+def test_with_cert_manager_vcuda_certs_registers_only_and_writes_no_secret() -> None:
     objects = overlay_of("cert-manager")
-    assert not [each for each in objects if each["metadata"]["name"].startswith("vcuda-certs")]
+    for kind, name in (("CronJob", "vcuda-certs"), ("Job", "vcuda-certs-first")):
+        assert container(one(objects, kind, name))["args"][:2] == ["vcuda-certs", "register"]
+    rules = one(objects, "Role", "vcuda-certs")["rules"]
+    assert {tuple(rule["verbs"]) for rule in rules if rule["resources"] == ["secrets"]} == {("get",)}
     certificate = one(objects, "Certificate", "vcuda-webhook")
     assert certificate["spec"]["secretName"] == "vcuda-webhook-tls"
     assert certificate["spec"]["dnsNames"] == list(service_names("vcuda-webhook", manifests.SYSTEM_NAMESPACE).dns)
     injected = f"{manifests.SYSTEM_NAMESPACE}/{certificate['metadata']['name']}"
     configurations = [each["metadata"] for each in objects if each["kind"].endswith("WebhookConfiguration")]
-    assert [each["annotations"] for each in configurations] == [{"cert-manager.io/inject-ca-from": injected}] * 2
+    assert [each["annotations"]["cert-manager.io/inject-ca-from"] for each in configurations] == [injected] * 2
 
 
 def test_the_second_scheduler_may_hold_the_lease_that_its_configuration_names() -> None:

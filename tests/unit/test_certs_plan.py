@@ -279,7 +279,7 @@ def test_what_is_refused_stops_everything() -> None:
 
 
 def test_nothing_is_done_where_another_tool_does_it() -> None:
-    assert plan(State(tool="cert-manager"), START, POLICY, SEEN_LONG) == Done(None)
+    assert plan(State(tool="cert-manager"), START, POLICY, SEEN_LONG) == Done(None, "nothing here is ours")
 
 
 def test_new_certificates_have_the_lives_that_are_wanted() -> None:

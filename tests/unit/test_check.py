@@ -9,6 +9,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from tests.builders import MODEL, ONE_CARD, POOL, Manifest, container, pod, vcuda_pod
+from tests.match_conditions import declared
 from tools.reference.sources import ROOT
 from vcuda.quota.model import UNASKED_NAMESPACES
 from webhook.cli import main
@@ -398,7 +399,7 @@ def test_a_system_namespace_without_an_entry_is_not_limited(directory: Path) -> 
 
 def test_those_that_nobody_is_asked_about_are_as_the_manifests_have_it() -> None:
     manifests = yaml.safe_load_all((ROOT / "manifests" / "base" / "registration.yaml").read_text(encoding="utf-8"))
-    hooks = [hook for manifest in manifests for hook in manifest["webhooks"] if "namespaceSelector" in hook]
+    hooks = [hook for manifest in manifests for hook in declared(manifest) if "namespaceSelector" in hook]
     excluded = [hook["namespaceSelector"]["matchExpressions"] for hook in hooks]
     assert {frozenset(by_name["values"]) for by_name, _labelled_out in excluded} == {UNASKED_NAMESPACES}
 

@@ -67,6 +67,11 @@ OURS = {
         "set by the controller, read by `kubectl gpuquota -A`",
         "`true`: this is a report. Without it a ConfigMap of this name is somebody else's and left alone.",
     ),
+    "quota.vcuda.io/webhooks": Told(
+        "annotation of our webhook configurations",
+        "set by the manifests, read by `vcuda-certs`",
+        "The webhooks that `vcuda-certs` registers after a replica has answered, as YAML.",
+    ),
     "quota.vcuda.io/ca-trusted-since": Told(
         "annotation of the CA's Secret",
         "set and read by `vcuda-certs rotate`",
@@ -80,7 +85,7 @@ OURS = {
     "app.kubernetes.io/part-of": Told(
         "label of every object of the manifests",
         "read by `vcuda-certs`",
-        "`vcuda-quota`: a webhook configuration with it has its caBundles looked after (`--selector`).",
+        "`vcuda-quota`: a webhook configuration with it has its webhooks and caBundles looked after (`--selector`).",
     ),
     "app.kubernetes.io/managed-by": Told(
         "label of what we create",

@@ -20,11 +20,20 @@ from tests.e2e.manifests.balancer import Balancer, balancing
 from tests.e2e.second_scheduler import NAME as SCHEDULER, Credentials, config_file, scheduling
 from tests.e2e.stage import CORE, SLICES, own_address
 from tests.kubectl import kubectl
-from tests.processes import SCRIPTS, ControllerProcess, NodeProcess, WebhookProcess, free_ports
+from tests.processes import SCRIPTS, ControllerProcess, NodeProcess, WebhookProcess, eventually, free_ports
 from tests.rendered import composed, container, label, one, pod_spec, rendered
 
 NODE = "gpu-1"
+CERTIFICATES = "vcuda-certs-first"
 EXTENDER = "vcuda-extender"
+WEBHOOKS = "quota.vcuda.io/webhooks"
+WRONG_QUOTA = {
+    "apiVersion": "v1",
+    "kind": "ConfigMap",
+    "metadata": {"namespace": "kube-system", "name": "gpuquota", "labels": {"quota.vcuda.io/config": "true"}},
+    "data": {"gpu_quota": "{team-a: 8}"},
+}
+"""A quota that the webhook rejects."""
 LEFT_BEHIND = (
     f"{CORE}/secrets/vcuda-webhook-ca",
     f"{CORE}/secrets/vcuda-webhook-tls",
@@ -35,6 +44,7 @@ LEFT_BEHIND = (
     f"{CORE}/configmaps/{SCHEDULER}-ca",
     f"{SLICES}/{EXTENDER}",
     f"{LEASES}/{SCHEDULER}",
+    f"/apis/batch/v1/namespaces/{SYSTEM_NAMESPACE}/jobs/{CERTIFICATES}",
     "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/00-vcuda-quota",
     "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/vcuda-quota",
 )
@@ -57,12 +67,21 @@ class System:
     def workload(self, kind: str, name: str) -> Json:
         return one(self.objects, kind, name)
 
-    def rotate(self, name: str = "vcuda-certs-first", **flags: str) -> subprocess.CompletedProcess[str]:
+    def rotate(self, name: str = CERTIFICATES, **flags: str) -> subprocess.CompletedProcess[str]:
         """Run the Job that makes the first certificates; the flags are added to its own."""
         job = self.workload("Job", name)
         changed: dict[str, str | Path] = {f"--{name.replace('_', '-')}": value for name, value in flags.items()}
         changed["--kubeconfig"] = account_of(self.cluster, job)
-        command = command_of(job, changed)
+        return self._run(command_of(job, changed))
+
+    def certs(self, command: str, **flags: str) -> subprocess.CompletedProcess[str]:
+        """Run a command of vcuda-certs as an administrator, with the names that the Job has."""
+        job = self.workload("Job", CERTIFICATES)
+        changed: dict[str, str | Path] = {f"--{name}": value for name, value in flags.items()}
+        [program, _, *names] = command_of(job, {**changed, "--kubeconfig": self.cluster.kubeconfig})
+        return self._run([program, command, *(each for each in names if not each.startswith("--timeout="))])
+
+    def _run(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             (SCRIPTS / command[0], *command[1:]), capture_output=True, text=True, check=False, timeout=120
         )
@@ -164,11 +183,13 @@ class System:
 
     @contextmanager
     def serving(self, replicas: int) -> Iterator[list[WebhookProcess]]:
-        """All first certificates, and so many replicas that are ready and endpoints of the Service."""
+        """All first certificates, and so many replicas that are ready, endpoints of the Service, and registered."""
         for job in (each for each in self.objects if each["kind"] == "Job"):
             name = job["metadata"]["name"]
-            # No process has loaded the CA yet, so none needs time to load a new one.
-            done = self.rotate(name, **({"overlap": "1s"} if name.startswith("vcuda-scheduler") else {}))
+            # No replica answers yet, so the Job of the webhook's certificates would wait for one. No process has loaded
+            # the scheduler's CA yet, so none needs time to load a new one.
+            changed = {"overlap": "1s"} if name.startswith("vcuda-scheduler") else {}
+            done = self.rotate(name, **({"timeout": "0s"} if name == CERTIFICATES else changed))
             assert done.returncode == 0, done.stdout + done.stderr
         with ExitStack() as stack:
             processes = [stack.enter_context(self.webhook()) for _ in range(replicas)]
@@ -176,7 +197,18 @@ class System:
                 process.await_ready()
                 self.balancer.add(port_of(process))
                 stack.callback(self.balancer.remove, port_of(process))
+            self.register()
             yield processes
+
+    def register(self) -> None:
+        """Run the Job of the webhook's certificates again, and return when the webhooks are in effect."""
+        # The Service has no endpoints here, since it is a name for this machine.
+        done = self.rotate(timeout="60s", endpoint=f"127.0.0.1:{self.balancer.port}")
+        assert done.returncode == 0, done.stdout + done.stderr
+        eventually(
+            lambda: self.cluster.try_create(WRONG_QUOTA, dryRun="All").status == HTTPStatus.UNPROCESSABLE_ENTITY,
+            lambda: done.stdout + self.cluster.try_create(WRONG_QUOTA, dryRun="All").message,
+        )
 
 
 def port_of(process: WebhookProcess) -> int:
@@ -210,10 +242,9 @@ def reachable(directory: Path, components: Sequence[str], port: int) -> Path:
     service = [{"op": "replace", "path": "/spec", "value": spec}]
     patches = [{"target": {"kind": "Service", "name": "vcuda-webhook"}, "patch": json.dumps(service)}]
     for registration in (each for each in rendered(target) if each["kind"].endswith("WebhookConfiguration")):
-        path = "/webhooks/{}/clientConfig/service/port"
-        numbers = range(len(registration["webhooks"]))
-        ports = [{"op": "replace", "path": path.format(number), "value": port} for number in numbers]
-        patches.append({"target": {"kind": registration["kind"]}, "patch": json.dumps(ports)})
+        text = registration["metadata"]["annotations"][WEBHOOKS].replace("port: 443", f"port: {port}")
+        declare = [{"op": "replace", "path": f"/metadata/annotations/{WEBHOOKS.replace('/', '~1')}", "value": text}]
+        patches.append({"target": {"kind": registration["kind"]}, "patch": json.dumps(declare)})
     file = target / "kustomization.yaml"
     file.write_text(json.dumps({**json.loads(file.read_text()), "patches": patches}))
     return target

@@ -225,7 +225,10 @@ def test_a_policy_that_refuses_everybody_is_taken_out_of_effect_and_an_apply_put
     await_published(admin, TEAM, lambda use: use["taking_effect"])
 
     with told("policies and registration applied"):
-        run(served, apply)
+        manifests, create, wait, remove = apply.splitlines()
+        run(served, f"{manifests}\n{create}")
+        run_job(served, "certs-now")
+        run(served, f"{wait}\n{remove}")
         await_published(admin, TEAM, lambda use: not use["taking_effect"])
         await_created(admin, card_pod("train", TEAM))
     await_refusal(admin, card_pod("train", TEAM, cards=3), "limited: 2, can never fit")
@@ -264,7 +267,6 @@ def run_job(system: System, name: str) -> None:
     """Be the kubelet of the Job's pod: run its command, and let it have ended well."""
     path, selector = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/pods", f"batch.kubernetes.io/job-name={name}"
     [pod] = system.cluster.await_collection(path, lambda pods: len(pods) == 1, labelSelector=selector)
-    assert pod["spec"]["containers"][0]["args"] == container(system.workload("Job", "vcuda-certs-first"))["args"]
-    done = system.rotate()
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert pod["spec"]["containers"][0]["args"] == container(system.workload("CronJob", "vcuda-certs"))["args"]
+    system.register()
     system.cluster.finish_pod(SYSTEM_NAMESPACE, pod["metadata"]["name"])

@@ -41,7 +41,7 @@ def system(admin: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.mark.timeout(240)
 def test_not_one_create_fails_while_every_replica_is_replaced(admin: Cluster, system: System) -> None:
-    done = system.rotate()
+    done = system.rotate(timeout="0s")
     assert done.returncode == 0, done.stdout + done.stderr
     quota, entry = QuotaConfigMap(admin.rest, "kube-system", "gpuquota"), {"quota": {"M40": 1000}}
     with (
@@ -49,6 +49,7 @@ def test_not_one_create_fails_while_every_replica_is_replaced(admin: Cluster, sy
         system.controller(storable_seconds="2"),
         limited(admin, quota, entry) as namespace,
     ):
+        system.register()
         before = {port_of(each.process) for each in rollout.current}
         with creating(admin, namespace, share, PACE) as creates:
             rollout.restart()

@@ -1,0 +1,212 @@
+"""The webhooks are registered after a replica has answered, and come back when somebody changes them."""
+
+import base64
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from http import HTTPStatus
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.builders import MODEL
+from tests.e2e.cluster import Cluster, Json
+from tests.e2e.installation import SYSTEM_NAMESPACE
+from tests.e2e.manifests.system import CERTIFICATES, NODE, WEBHOOKS, System, applied, apply, kubectl_k
+from tests.e2e.manifests.test_apply import define_kinds_of_others
+from tests.e2e.stage import SERVING_SECRET
+from tests.integration.reviews import card_pod, gpu_pod
+from tests.rendered import MANIFESTS, rendered
+from vcuda.x509 import make_authority, make_leaf, service_names
+
+pytestmark = pytest.mark.timeout(240)
+
+ADMISSION = "/apis/admissionregistration.k8s.io/v1"
+MUTATING = f"{ADMISSION}/mutatingwebhookconfigurations/00-vcuda-quota"
+VALIDATING = f"{ADMISSION}/validatingwebhookconfigurations/vcuda-quota"
+NAMES = {
+    MUTATING: ["mutate.quota.vcuda.io", "mutate-claims.quota.vcuda.io"],
+    VALIDATING: ["validate.quota.vcuda.io", "config.quota.vcuda.io", "validate-claims.quota.vcuda.io"],
+}
+NOT_YET = "no replica serves a certificate of the CA in the serving Secret yet, so no webhook is registered"
+
+
+@pytest.fixture
+def directory(admin: Cluster, tmp_path: Path) -> Iterator[Path]:
+    admin.create_node(NODE, {MODEL: "M40"})
+    yield tmp_path
+    admin.delete_node(NODE)
+
+
+def registered(cluster: Cluster) -> Mapping[str, list[str]]:
+    return {path: [hook["name"] for hook in hooks(cluster, path)] for path in NAMES}
+
+
+def hooks(cluster: Cluster, path: str) -> list[Json]:
+    found: list[Json] = cluster.rest.get(path).get("webhooks", [])
+    return found
+
+
+def privileged_pod(namespace: str) -> Json:
+    pod = gpu_pod("root", namespace, {"cpu": "1"})
+    [container] = pod["spec"]["containers"]
+    return {**pod, "spec": {**pod["spec"], "containers": [{**container, "securityContext": {"privileged": True}}]}}
+
+
+def test_no_pod_is_rejected_before_a_replica_has_answered(admin: Cluster, directory: Path) -> None:
+    """An image that does not exist, and a Job for certificates that fails, block no namespace, old or new."""
+    with applied(admin, directory) as system, admin.fresh_namespace() as team:
+        for after_certificates in (False, True):
+            if after_certificates:
+                done = system.rotate(timeout="0s")
+                assert (done.returncode, NOT_YET in done.stdout) == (0, True), done.stdout + done.stderr
+            assert registered(admin) == {MUTATING: [], VALIDATING: []}
+            for namespace in (team, "default"):
+                for pod in (card_pod("train", namespace, cards=9), privileged_pod(namespace)):
+                    assert admin.try_create(pod, dryRun="All").status == HTTPStatus.CREATED
+        with system.serving(1):
+            assert registered(admin) == NAMES
+
+
+@pytest.mark.parametrize("flags", [("--server-side",), ()], ids=["server-side", "client-side"])
+def test_an_apply_keeps_the_registered_webhooks_and_a_replace_removes_them_until_the_next_run(
+    admin: Cluster, directory: Path, flags: tuple[str, ...]
+) -> None:
+    with applied(admin, directory) as system, system.serving(1):
+        # The first apply of this way may take fields over from the other way.
+        apply(admin, system.kustomization, *flags, *(("--force-conflicts",) if flags else ()))
+        before = {path: admin.rest.get(path) for path in NAMES}
+        apply(admin, system.kustomization, *flags)
+        assert {path: admin.rest.get(path) for path in NAMES} == before
+        text = kubectl_k(admin, "kustomize", system.kustomization).stdout
+        objects = [each for each in yaml.safe_load_all(text) if each["kind"].endswith("WebhookConfiguration")]
+        (directory / "registration.yaml").write_text(yaml.safe_dump_all(objects))
+        done = kubectl_k(admin, "replace", "-f", directory / "registration.yaml")
+        assert done.returncode == 0, done.stderr
+        assert registered(admin) == {MUTATING: [], VALIDATING: []}
+        system.register()
+        assert {path: hooks(admin, path) for path in NAMES} == {
+            path: found["webhooks"] for path, found in before.items()
+        }
+
+
+def exempt_some_pods(found: list[Json]) -> list[Json]:
+    return [{**hook, "objectSelector": {"matchLabels": {"team": "mine"}}} for hook in found]
+
+
+def ignore_failures(found: list[Json]) -> list[Json]:
+    return [{**hook, "failurePolicy": "Ignore"} for hook in found]
+
+
+def remove_one(found: list[Json]) -> list[Json]:
+    return found[1:]
+
+
+def add_one(found: list[Json]) -> list[Json]:
+    return [*found, {**found[0], "name": "other.quota.vcuda.io"}]
+
+
+def distrust(found: list[Json]) -> list[Json]:
+    return [
+        {**hook, "clientConfig": {key: value for key, value in hook["clientConfig"].items() if key != "caBundle"}}
+        for hook in found
+    ]
+
+
+def test_webhooks_that_somebody_changed_are_reported_and_are_repaired_by_the_next_run(
+    admin: Cluster, directory: Path
+) -> None:
+    with applied(admin, directory) as system, system.serving(1):
+        good = hooks(admin, VALIDATING)
+        for change in (exempt_some_pods, ignore_failures, remove_one, add_one, distrust):
+            put_webhooks(admin, change(good))
+            found = status(system)
+            assert found.returncode == 1, (change.__name__, found.stdout)
+            system.register()
+            assert hooks(admin, VALIDATING) == good, change.__name__
+        assert status(system).returncode == 0, status(system).stdout
+
+
+def put_webhooks(cluster: Cluster, webhooks: list[Json]) -> None:
+    patch = [{"op": "replace", "path": "/webhooks", "value": webhooks}]
+    cluster.rest.send("PATCH", VALIDATING, patch, content_type="application/json-patch+json").ok()
+
+
+def status(system: System) -> subprocess.CompletedProcess[str]:
+    return system.certs("status", endpoint=f"127.0.0.1:{system.balancer.port}")
+
+
+def test_a_release_that_declares_other_webhooks_has_them_registered_by_its_job(admin: Cluster, directory: Path) -> None:
+    with applied(admin, directory) as system, system.serving(1):
+        declare(admin, lambda text: text.replace("timeoutSeconds: 5", "timeoutSeconds: 7"))
+        system.register()
+        assert {hook["timeoutSeconds"] for hook in hooks(admin, VALIDATING)} == {7}
+        assert registered(admin) == NAMES
+
+
+def declare(cluster: Cluster, change: Callable[[str], str]) -> None:
+    """Let the validating configuration declare other webhooks, as an apply of another release does."""
+    text = change(cluster.rest.get(VALIDATING)["metadata"]["annotations"][WEBHOOKS])
+    cluster.rest.merge_patch(VALIDATING, {"metadata": {"annotations": {WEBHOOKS: text}}})
+
+
+WRONG = {
+    "7": "not a list of webhooks",
+    "[7]": "a webhook has no name",
+    "a: [": "not YAML",
+    "[{name: validate.quota.vcuda.io, clientConfig: {url: https://example.com}}]": "names no Service",
+    "[{name: validate.quota.vcuda.io, clientConfig: {service: {namespace: vcuda-quota, name: vcuda-webhook}}}]": (
+        "webhooks[0].sideEffects"
+    ),
+}
+
+
+def test_a_declaration_that_the_api_server_would_reject_is_named_and_changes_nothing(
+    admin: Cluster, directory: Path
+) -> None:
+    with applied(admin, directory) as system, system.serving(1):
+        good = hooks(admin, VALIDATING)
+        for text, words in WRONG.items():
+            declare(admin, lambda _, text=text: text)  # type: ignore[misc]
+            done = system.rotate(timeout="0s", endpoint=f"127.0.0.1:{system.balancer.port}")
+            assert (done.returncode, words in done.stdout) == (1, True), done.stdout + done.stderr
+            assert f"annotation {WEBHOOKS}: " in done.stdout
+            assert hooks(admin, VALIDATING) == good
+
+
+def test_beside_cert_manager_the_webhooks_are_registered_with_its_ca_and_nothing_is_issued(
+    admin: Cluster, directory: Path
+) -> None:
+    define_kinds_of_others(admin, rendered(MANIFESTS / "overlays" / "cert-manager"))
+    with applied(admin, directory, "cert-manager") as system:
+        done = system.rotate(timeout="0s")
+        assert (done.returncode, NOT_YET in done.stdout) == (0, True), done.stdout + done.stderr
+        with issued_by_cert_manager(admin) as bundle, system.webhook() as replica:
+            replica.await_ready()
+            system.balancer.add(int(replica.url.rpartition(":")[2]))
+            system.register()
+            assert registered(admin) == NAMES
+            assert {hook["clientConfig"]["caBundle"] for path in NAMES for hook in hooks(admin, path)} == {bundle}
+            done = system.rotate(CERTIFICATES, endpoint=f"127.0.0.1:{system.balancer.port}")
+            assert "Done: all declared webhooks are registered" in done.stdout
+    assert admin.rest.send("GET", f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets/vcuda-webhook-ca").status == (
+        HTTPStatus.NOT_FOUND
+    )
+
+
+@contextmanager
+def issued_by_cert_manager(cluster: Cluster) -> Iterator[str]:
+    """The serving Secret as cert-manager writes it. Yields its CA as a caBundle."""
+    now = datetime.now(UTC)
+    authority = make_authority(now)
+    leaf = make_leaf(authority, service_names("vcuda-webhook", SYSTEM_NAMESPACE), now)
+    data = {"ca.crt": authority.certificate_pem(), "tls.crt": leaf.certificate_pem(), "tls.key": leaf.key_pem()}
+    encoded = {key: base64.b64encode(text).decode() for key, text in data.items()}
+    annotations = {"cert-manager.io/certificate-name": "vcuda-webhook"}
+    metadata = {"namespace": SYSTEM_NAMESPACE, "name": "vcuda-webhook-tls", "annotations": annotations}
+    about = {"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls"}
+    cluster.create({**about, "metadata": metadata, "data": encoded})
+    yield encoded["ca.crt"]
+    cluster.delete(SERVING_SECRET)

@@ -1,0 +1,161 @@
+"""When webhooks are registered, with which CAs, and what a declaration may be."""
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, strategies as st
+
+from certs import registration
+from certs.parsing import ObjectRefs
+from certs.state import Configuration, Declared, Hook, Serving, State
+from certs.steps import Done, IssueLeaf, MakeAuthority, Promote, RegisterWebhooks, RotationPolicy, StepRefused, Wait
+from tests.rotation_world import NAMES, POLICY, Pod, World, healthy
+from tests.tables import cases
+from vcuda.x509 import Names
+
+REFS = ObjectRefs("vcuda-quota", "vcuda-webhook", "ca", "tls")
+SERVICE = {"namespace": "vcuda-quota", "name": "vcuda-webhook", "path": "/validate"}
+REGISTERING = RotationPolicy(Names(), registers_only=True)
+
+
+def webhook(name: str = "validate.quota.vcuda.io", **fields: Any) -> dict[str, Any]:
+    return {"name": name, "clientConfig": {"service": SERVICE}, **fields}
+
+
+def unregistered(kind: str = "ValidatingWebhookConfiguration", name: str = "validate") -> Configuration:
+    """A configuration that declares one webhook and has none."""
+    declared = Declared((webhook(name),), (Hook(0, name, ()),), "no webhook is registered yet")
+    return Configuration(kind, "vcuda-quota", "1", (), declared=declared)
+
+
+def first_start() -> World:
+    """An installation in which nothing has run yet, and whose first pod is ready 20 s after it has a certificate."""
+    configurations = (unregistered("MutatingWebhookConfiguration", "mutate"), unregistered())
+    pod = Pod("10.0.0.1:8443", timedelta(seconds=20), ready=False)
+    return World(State(configurations=configurations), [pod])
+
+
+def test_the_first_run_issues_certificates_waits_for_a_replica_and_registers_the_mutating_webhooks_first() -> None:
+    world = first_start()
+    taken, _ = world.go_on(Wait, POLICY)
+    assert taken == [MakeAuthority, Promote, IssueLeaf]
+    assert not [*world.state.hooks()]
+    world.sleep(20)
+    world.pods[0].ready = True
+    taken, _ = world.go_on(Done, POLICY)
+    assert taken[:2] == [RegisterWebhooks, RegisterWebhooks]
+    assert world.works()
+    registered = [hook.name for hook in world.state.hooks()]
+    assert registered == ["mutate", "validate"]
+    assert [hook.bundle for hook in world.state.hooks()] == [(world.current.certificate,)] * 2
+
+
+def test_the_mutating_webhooks_are_registered_before_the_validating_ones() -> None:
+    world = first_start()
+    world.go_on(Wait, POLICY)
+    world.pods[0].ready, world.pods[0].leaf = True, world.leaf.certificate
+    step = world.take(POLICY)
+    assert isinstance(step, RegisterWebhooks)
+    assert step.configuration.startswith("mutating")
+
+
+@pytest.mark.parametrize("ready", [False, True], ids=["not ready", "a leaf of nobody we know"])
+def test_nothing_is_registered_for_a_replica_that_cannot_be_called(ready: bool) -> None:
+    world = healthy(timedelta())
+    stranger = healthy(timedelta()).leaf.certificate
+    world.put(configurations=(unregistered(),))
+    world.pods = [Pod("10.0.0.1:8443", timedelta(), stranger, ready=ready)]
+    assert not isinstance(world.decide(POLICY), RegisterWebhooks)
+
+
+def test_webhooks_that_differ_keep_the_cas_that_they_trust_and_are_registered_again() -> None:
+    """A CA that only they have, such as one of another tool, is not taken away by a repair."""
+    stranger = healthy().current.certificate
+    world = healthy(timedelta())
+    [mutating, validating] = world.state.configurations
+    hooks = tuple(replace(hook, bundle=(stranger, *hook.bundle)) for hook in validating.hooks)
+    declared = Declared((webhook("validate"), webhook("config")), hooks, "not as declared: validate")
+    world.put(configurations=(mutating, replace(validating, hooks=hooks[:1], declared=declared)))
+    step = world.take(POLICY)
+    assert isinstance(step, RegisterWebhooks)
+    assert world.state.configurations[1].bundles() == ((stranger, world.current.certificate),) * 2
+    assert not isinstance(world.decide(POLICY), RegisterWebhooks)
+
+
+def test_a_start_that_takes_longer_than_a_leaf_needs_is_reported() -> None:
+    world = first_start()
+    world.go_on(Wait, POLICY)
+    world.sleep(timedelta(minutes=11).total_seconds())
+    decision = world.decide(POLICY)
+    assert isinstance(decision, StepRefused)
+    assert "no endpoint is ready" in decision.problems[0].text
+
+
+def test_where_another_tool_issues_nothing_is_issued_and_its_ca_is_registered() -> None:
+    world = healthy(timedelta())
+    authorities = (world.current.certificate,)
+    world.put(
+        configurations=(unregistered(),), serving=Serving(authorities=authorities), authorities=State().authorities
+    )
+    taken, decision = world.go_on(Done, REGISTERING)
+    assert taken == [RegisterWebhooks]
+    assert [hook.bundle for hook in world.state.hooks()] == [authorities]
+    assert decision == Done(None, "all declared webhooks are registered")
+
+
+def test_where_another_tool_issues_a_run_waits_for_its_first_certificate() -> None:
+    world = World(State(configurations=(unregistered(),)), [Pod("10.0.0.1:8443", timedelta())])
+    assert isinstance(world.decide(REGISTERING), Wait)
+
+
+# Declarations
+
+
+def item(text: object, webhooks: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    return {"metadata": {"name": "vcuda-quota", "annotations": {registration.ANNOTATION: text}}, "webhooks": webhooks}
+
+
+def declared(text: object, webhooks: list[dict[str, Any]] | None = None) -> Declared | None:
+    return registration.declared(item(text, webhooks), "ValidatingWebhookConfiguration", REFS)
+
+
+def test_a_declaration_takes_the_registered_ca_bundles_of_the_same_names() -> None:
+    there = [{"name": "validate.quota.vcuda.io", "clientConfig": {"service": SERVICE, "caBundle": "QQ=="}}]
+    found = declared(yaml.safe_dump([webhook(), webhook("other")]), there)
+    assert found is not None
+    assert [each["clientConfig"].get("caBundle") for each in found.webhooks] == ["QQ==", None]
+    assert [hook.server for hook in found.hooks] == [NAMES.dns[2]] * 2
+
+
+def test_webhooks_of_another_service_are_not_ours_to_register() -> None:
+    elsewhere = {"name": "validate", "clientConfig": {"service": {**SERVICE, "name": "another"}}}
+    assert declared(yaml.safe_dump([elsewhere])) is None
+    assert registration.declared({"metadata": {"name": "n"}}, "ValidatingWebhookConfiguration", REFS) is None
+
+
+@given(st.one_of(st.text(), st.integers(), st.none(), st.lists(st.text()).map(yaml.safe_dump)))
+def test_no_text_is_more_than_an_unusable_declaration(text: object) -> None:
+    with pytest.raises(registration.UnusableDeclaration):
+        declared(text)
+
+
+@cases(
+    "there, told",
+    the_same=([webhook("a"), webhook("b")], ""),
+    none=([], "no webhook is registered yet"),
+    one_less=([webhook("a")], f"not as its annotation {registration.ANNOTATION} declares: b"),
+    one_more=(
+        [webhook("a"), webhook("b"), webhook("c")],
+        f"not as its annotation {registration.ANNOTATION} declares: c",
+    ),
+    changed=(
+        [webhook("a"), webhook("b", failurePolicy="Ignore")],
+        f"not as its annotation {registration.ANNOTATION} declares: b",
+    ),
+    another_order=([webhook("b"), webhook("a")], f"not in the order of its annotation {registration.ANNOTATION}"),
+)
+def test_a_difference_names_the_webhooks(there: list[dict[str, Any]], told: str) -> None:
+    assert registration.difference([webhook("a"), webhook("b")], there) == told
