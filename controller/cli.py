@@ -21,6 +21,7 @@ from controller.garbage import stale_gc
 from controller.garbage.node.cli import node
 from controller.settle import charge_ages
 from controller.ui.leading import UsagePage, showing
+from controller.uninstall import Uninstall
 from controller.violations import violation_watcher
 from vcuda import __version__, cli, errors, logs, tls
 from vcuda.kube import Kube, QuotaPlace, VersionCheck
@@ -250,6 +251,39 @@ def run(
     page = UsagePage(lambda: elector.holder, ui_hosts)
     leading = _serve_page(ui_address, page, kube, labels, leader)
     sys.exit(_lead(elector, leader, status_address, registry, leading))
+
+
+@main.command("uninstall", context_settings={"auto_envvar_prefix": "VCUDA_UNINSTALL"})
+@cli.kubeconfig_option
+@cli.ledger_namespace_option
+@cli.option(
+    "--timeout",
+    default=60,
+    type=click.IntRange(1, 3600),
+    help="Seconds for which a refused change is tried again. The API server applies a deleted policy for some seconds.",
+)
+def run_uninstall(*, kubeconfig: Path | None, ledger_namespace: str, timeout: int) -> None:
+    """Prepare the deletion of all objects of the system. Afterwards nothing is rejected.
+
+    Run it before `kubectl delete`; `helm uninstall` runs it by itself. It deletes the webhook configurations and the
+    bindings of the policies. Then it takes the rights to write from the webhook and the controller, and removes what
+    they leave behind: the finalizers of the ledgers, the usage reports, and the label quota.vcuda.io/enforced of
+    namespaces. The quota stays. An apply of the manifests puts the system back.
+
+    \b
+    Examples:
+      vcuda-controller uninstall --kubeconfig ~/.kube/config
+      kubectl delete -k manifests/base
+
+    Exit status: 0 done; 1 the API server refused a change or did not answer, run it again; 2 bad input.
+    """
+    try:
+        kube = Kube.connect(kubeconfig, version_check=VersionCheck(lambda message: click.echo(message, err=True)))
+        Uninstall(kube, ledger_namespace, click.echo).run(timeout)
+    except errors.BadInput as error:
+        cli.fail(str(error))
+    except errors.VcudaError as error:
+        cli.fail(str(error), 1)
 
 
 @contextmanager

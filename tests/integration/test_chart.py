@@ -47,9 +47,18 @@ def objects(text: str) -> dict[Identity, Json]:
 
 
 def charted(*settings: str, name: str = "helm") -> dict[Identity, Json]:
+    """Return the objects that helm applies; those of its hooks are another matter."""
+    return {each: found for each, found in whole_chart(*settings, name=name).items() if not is_of_a_hook(found)}
+
+
+def whole_chart(*settings: str, name: str = "helm") -> dict[Identity, Json]:
     done = templated(settings, name=name)
     assert done.returncode == 0, done.stderr
     return objects(done.stdout)
+
+
+def is_of_a_hook(found: Json) -> bool:
+    return "helm.sh/hook" in found["metadata"].get("annotations", {})
 
 
 def rejection(*settings: str, chart: Path = CHART, name: str = "helm", apis: Sequence[str] | None = None) -> str:
@@ -164,9 +173,22 @@ def test_a_release_in_a_namespace_that_the_chart_creates_is_rejected() -> None:
     assert "install the release into another one, for example --namespace kube-system" in done.stderr
 
 
+def test_the_account_that_uninstalls_may_delete_all_that_rejects_and_exists_only_then() -> None:
+    found = [*whole_chart().values()]
+    hooks = [each for each in found if is_of_a_hook(each)]
+    assert {each["metadata"]["annotations"]["helm.sh/hook"] for each in hooks} == {"pre-delete"}
+    assert {each["metadata"]["name"] for each in hooks} == {"vcuda-uninstall"}
+    assert "vcuda-uninstall" not in {each["metadata"]["name"] for each in found if not is_of_a_hook(each)}
+    rules = one(hooks, "ClusterRole", "vcuda-uninstall")["rules"]
+    for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration", "ValidatingAdmissionPolicyBinding"):
+        names = {each["metadata"]["name"] for each in found if each["kind"] == kind}
+        [rule] = [each for each in rules if f"{kind.lower()}s" in each["resources"] and "delete" in each["verbs"]]
+        assert names <= set(rule["resourceNames"])
+
+
 def test_the_values_of_images_reach_every_container() -> None:
     found = [
-        *charted(
+        *whole_chart(
             "image.repository=registry.example/vcuda",
             "image.tag=1.2.3",
             "image.pullPolicy=Always",

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,8 @@ from tests.e2e.manifests.operations import NOTHING, TEAM, commands, run
 from tests.e2e.manifests.system import NODE, System
 from tests.e2e.steady import Creates, creating
 from tests.helm import CHART, program
-from tests.integration.reviews import gpu_pod
-from tests.processes import ControllerProcess, eventually
+from tests.integration.reviews import card_pod, gpu_pod
+from tests.processes import SCRIPTS, eventually
 from tests.rendered import MANIFESTS, container
 
 DEPLOYMENT = f"/apis/apps/v1/namespaces/{SYSTEM_NAMESPACE}/deployments/vcuda-webhook"
@@ -115,7 +116,10 @@ def test_no_create_fails_through_the_life_of_a_release_and_nothing_is_left_of_it
                 await_more(creates)
                 assert bundles_of(admin) == bundles
             await_published(admin, TEAM)
-            uninstall(admin, release, controller)
+            for port in balancer.endpoints():
+                balancer.remove(port)
+            balancer.hang_up()
+            uninstall(admin, release)
 
 
 def limit(admin: Cluster) -> None:
@@ -135,22 +139,33 @@ def bundles_of(admin: Cluster) -> list[str]:
     return [hook["clientConfig"].get("caBundle", "") for hook in admin.rest.get(REGISTRATION)["webhooks"]]
 
 
-def uninstall(admin: Cluster, release: Release, controller: ControllerProcess) -> None:
-    """Type what the page says, and its check."""
-    first, second, _ = re.split(r"^(?=# [23]\.)", commands("Uninstall")[0], flags=re.MULTILINE)
-    [third] = commands("Uninstall a Helm release")
-    run(release.system, first + second)
-    release_line, *others = third.splitlines()
-    assert release_line == "helm uninstall vcuda-quota --namespace kube-system"
-    release.run("uninstall vcuda-quota")
-    assert controller.terminate() == 0, controller.output()
-    run(release.system, "\n".join(others))
+def uninstall(admin: Cluster, release: Release) -> None:
+    """Type what the page says, be the kubelet of the hook's Job meanwhile, and type the page's check."""
+    command, _, check = commands("Uninstall")
+    assert command == "helm uninstall vcuda-quota --namespace kube-system\n"
+    with ThreadPoolExecutor(1) as pool:
+        typed = pool.submit(release.run, "uninstall vcuda-quota")
+        run_hook(admin, release.system)
+        typed.result()
     for namespace in (SYSTEM_NAMESPACE, "vcuda-quota-ledgers", "vcuda-quota-node"):
         # As kubelet would.
         admin.kubectl("delete", "pods", "--all", f"--namespace={namespace}", "--grace-period=0", "--force")
         admin.await_gone("/api/v1/namespaces", namespace)
-    for command in commands("Uninstall")[1].splitlines():
-        assert NOTHING in run(release.system, command), command
+    for line in check.splitlines():
+        assert NOTHING in run(release.system, line), line
+
+
+def run_hook(admin: Cluster, system: System) -> None:
+    """Run the command of the Job with its account, and let its pod have ended well."""
+    path, selector = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/pods", "batch.kubernetes.io/job-name=vcuda-uninstall"
+    [pod] = admin.await_collection(path, lambda pods: len(pods) == 1, labelSelector=selector)
+    account = admin.kubeconfig_for_token(admin.service_account_token(SYSTEM_NAMESPACE, "vcuda-uninstall"))
+    program, *arguments = pod["spec"]["containers"][0]["args"]
+    command = (SCRIPTS / program, *arguments, f"--kubeconfig={account}")
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    admin.create(card_pod("while-it-is-uninstalled", TEAM, cards=8))
+    assert system.cluster.finish_pod(SYSTEM_NAMESPACE, pod["metadata"]["name"])
 
 
 def test_an_upgrade_changes_the_images_and_has_a_first_job_of_its_own(admin: Cluster, tmp_path: Path) -> None:

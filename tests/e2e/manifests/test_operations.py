@@ -1,6 +1,5 @@
 """What docs/install.md, upgrade.md and operations.md have operators type, typed exactly as they have it."""
 
-import re
 from http import HTTPStatus
 from pathlib import Path
 
@@ -8,10 +7,9 @@ import pytest
 
 from tests.e2e.cluster import Cluster
 from tests.e2e.installation import SYSTEM_NAMESPACE, await_published, ledger_path
-from tests.e2e.manifests.operations import NOTHING, REGISTERED, ROOT, TEAM, commands, installed, run
+from tests.e2e.manifests.operations import NOTHING, TEAM, commands, installed, run
 from tests.e2e.manifests.system import applied, kubectl_k
 from tests.integration.reviews import card_pod
-from tests.processes import eventually
 from tests.rendered import container
 
 JOBS = f"/apis/batch/v1/namespaces/{SYSTEM_NAMESPACE}/jobs"
@@ -36,21 +34,6 @@ def test_ledgers_that_are_deleted_come_back_from_the_pods_and_hold_the_quota(adm
 
 
 @pytest.mark.usefixtures("plane")
-def test_a_first_install_holds_up_nobody_who_is_there_while_it_starts(admin: Cluster, tmp_path: Path) -> None:
-    """As its first command, which the README has too, labels them out. Who comes before the controller waits."""
-    label, apply, *_ = commands("Install")[1].splitlines()
-    assert label.partition("#")[0].strip() in (ROOT / "README.md").read_text()
-    with applied(admin, tmp_path / "system") as system, admin.fresh_namespace() as there:
-        admin.kubectl("delete", REGISTERED, "-l", "app.kubernetes.io/part-of=vcuda-quota")
-        run(system, f"{label}\n{apply}")
-        with admin.fresh_namespace() as new:
-            refused = eventually(lambda: admin.try_create(card_pod("train", new), dryRun="All").message)
-            assert 'failed calling webhook "validate.quota.vcuda.io"' in refused
-        admin.create(card_pod("train", there))
-        admin.kubectl("label", "namespaces", "--all", "quota.vcuda.io/enforced-")
-
-
-@pytest.mark.usefixtures("plane")
 def test_an_upgrade_to_another_image_goes_through_while_the_first_jobs_still_wait_for_theirs(
     admin: Cluster, tmp_path: Path
 ) -> None:
@@ -70,27 +53,38 @@ def test_an_upgrade_to_another_image_goes_through_while_the_first_jobs_still_wai
         run(system, deletion)  # with this image they would block the next apply
 
 
+_, UNINSTALL, CHECK = commands("Uninstall")
+PREPARE, DELETE = UNINSTALL.splitlines()
+[WITHOUT_PYTHON] = commands("Uninstall without Python")
+
+
 @pytest.mark.timeout(240)
 @pytest.mark.usefixtures("plane")
-def test_the_uninstall_stops_nobody_on_its_way_and_leaves_nothing(admin: Cluster, tmp_path: Path) -> None:
-    """Once the first command is through, no webhook is needed to create a pod; the rest goes with its controller.
+@pytest.mark.parametrize(
+    "order",
+    [(PREPARE, DELETE), (WITHOUT_PYTHON, DELETE), (f"{DELETE} --wait=false", PREPARE, DELETE)],
+    ids=["the command first", "without Python", "the objects first"],
+)
+def test_the_uninstall_stops_nobody_on_its_way_and_leaves_nothing(
+    admin: Cluster, tmp_path: Path, order: tuple[str, ...]
+) -> None:
+    """Once the first command is through, no webhook is needed to create a pod.
 
     With the components that bring objects outside our own namespaces: the check has to see these too.
     """
-    uninstall, check, _ = commands("Uninstall")
-    first, second, third = re.split(r"^(?=# [23]\.)", uninstall, flags=re.MULTILINE)
+    first, *others = order
     with installed(admin, tmp_path / "system", "scheduler", "enforce-audit") as (system, controller):
         admin.create(card_pod("charged", TEAM))
         await_published(admin, TEAM)
         run(system, first)
+        # Its pod is deleted with the objects.
+        assert controller.terminate() == 0, controller.output()
         for port in system.balancer.endpoints():
             system.balancer.remove(port)
         system.balancer.hang_up()
         admin.create(card_pod("goes-on", TEAM, cards=8))
-        run(system, second)
-        assert (system.directory / "gpuquota-kept.yaml").stat().st_size
-        assert controller.terminate() == 0, controller.output()
-        run(system, third)
-        for command in check.splitlines():
+        for command in others:
+            run(system, command)
+        for command in CHECK.splitlines():
             assert NOTHING in run(system, command), command
         assert {pod["metadata"]["name"] for pod in admin.pods(TEAM)} == {"charged", "goes-on"}

@@ -1,0 +1,118 @@
+"""Prepares the deletion of all objects of the system: afterwards nothing is rejected, and no namespace stays behind.
+
+The order matters. A webhook that is registered and does not answer rejects pods, so the registrations go first. The
+policies reject the removal of what they protect, so their bindings go next. Then the webhook and the controller lose
+the rights by which they would write again what is removed last: finalizers, reports and labels.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from controller.settle.labels import ENFORCED_LABEL
+from controller.settle.publisher import NAME as REPORT
+from vcuda import errors
+from vcuda.k8s_types import K8sStruct
+from vcuda.kube import MERGE_PATCH, Kube, segment
+from vcuda.kube.ledger_store import NAMESPACE_LABEL
+
+OURS = {"labelSelector": "app.kubernetes.io/part-of=vcuda-quota"}
+WRITERS = ("vcuda-webhook", "vcuda-controller")
+"""The names of the accounts that write ledgers, reports and labels, and of the bindings of their roles."""
+
+PAUSE_SECONDS = 1.0
+
+_ADMISSION = "/apis/admissionregistration.k8s.io/v1"
+_RBAC = "/apis/rbac.authorization.k8s.io/v1"
+_REJECTING = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations", "validatingadmissionpolicybindings")
+
+_NO_FINALIZERS = b'{"metadata": {"finalizers": null}}'
+_NO_LABEL = msgspec.json.encode({"metadata": {"labels": {ENFORCED_LABEL: None}}})
+
+
+class _Metadata(K8sStruct, frozen=True):
+    name: str
+    finalizers: tuple[str, ...] | None = None
+
+
+class _Kept(K8sStruct, frozen=True):
+    metadata: _Metadata
+
+
+_DECODER = msgspec.json.Decoder(_Kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Uninstall:
+    """``told`` is called with a line for each object that is deleted or changed."""
+
+    kube: Kube
+    ledger_namespace: str
+    told: Callable[[str], None]
+    sleep: Callable[[float], None] = time.sleep
+    monotonic: Callable[[], float] = time.monotonic
+
+    def run(self, seconds: float) -> None:
+        """Remove everything that rejects, and everything that keeps a namespace. Every step may be repeated.
+
+        The API server applies a deleted policy for a few seconds. Raises VcudaError if it still refuses a change after
+        ``seconds``, or if removed objects are still written again.
+        """
+        deadline = self.monotonic() + seconds
+        for resource in _REJECTING:
+            for found in self._list(f"{_ADMISSION}/{resource}", OURS):
+                self._delete(f"{_ADMISSION}/{resource}/{segment(found.metadata.name)}")
+        for name in WRITERS:
+            self._delete(f"{_RBAC}/namespaces/{segment(self.ledger_namespace)}/rolebindings/{name}")
+            self._delete(f"{_RBAC}/clusterrolebindings/{name}")
+        # A write that was admitted before may still arrive, so two passes in a row must find nothing.
+        if not (self._clean_by(deadline) and self._clean_by(deadline)):
+            raise errors.Unavailable("finalizers, reports or labels that were removed are written again")
+
+    def _clean_by(self, deadline: float) -> bool:
+        """Make passes until one finds nothing. Return whether there was one by then."""
+        while True:
+            self.sleep(PAUSE_SECONDS)
+            try:
+                found = self._clean()
+            except (errors.Forbidden, errors.Conflict, errors.Unavailable):
+                found = True
+                if self.monotonic() > deadline:
+                    raise
+            if not found or self.monotonic() > deadline:
+                return not found
+
+    def _clean(self) -> bool:
+        """Remove what keeps namespaces, and what would stay in them. Return whether anything was there."""
+        ledgers = f"/api/v1/namespaces/{segment(self.ledger_namespace)}/configmaps"
+        kept = [each for each in self._list(ledgers, {"labelSelector": NAMESPACE_LABEL}) if each.metadata.finalizers]
+        for found in kept:
+            self._patch(f"{ledgers}/{segment(found.metadata.name)}", _NO_FINALIZERS)
+        labelled = [*self._list("/api/v1/namespaces", {"labelSelector": ENFORCED_LABEL})]
+        for found in labelled:
+            self._patch(f"/api/v1/namespaces/{segment(found.metadata.name)}", _NO_LABEL)
+        # A namespace without the label has, or had, a limit, and so perhaps a report.
+        names = [segment(found.metadata.name) for found in self._list("/api/v1/namespaces", {})]
+        reported = [name for name in names if self._delete(f"/api/v1/namespaces/{name}/configmaps/{REPORT}")]
+        return bool(kept or labelled or reported)
+
+    def _list(self, path: str, params: dict[str, str]) -> Iterator[_Kept]:
+        for page in self.kube.list_pages(path, params):
+            yield from map(_DECODER.decode, page.items)
+
+    def _delete(self, path: str) -> bool:
+        try:
+            self.kube.delete(path)
+        except errors.NotFound:
+            return False
+        self.told(f"{path} deleted")
+        return True
+
+    def _patch(self, path: str, patch: bytes) -> None:
+        try:
+            self.kube.patch(path, patch, MERGE_PATCH)
+        except errors.NotFound:
+            return  # The object was deleted meanwhile.
+        self.told(f"{path} patched")
