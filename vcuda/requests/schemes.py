@@ -63,6 +63,10 @@ class PodDirectory(msgspec.Struct, frozen=True):
     root: str
     name: str = UID
     """The name of one directory in ``root``; it contains `UID` once, and may contain `CONTAINER`."""
+    own_socket: str = ""
+    """The name of a socket on which the device plugin itself listens, in a directory and one level below, until the
+    directory is gone. Such a listener is no use by the pod. Source for gpu-manager: runVDeviceServer and vDeviceWatcher
+    in pkg/services/virtual-manager/manager.go."""
 
 
 class Scheme(msgspec.Struct, frozen=True):
@@ -194,7 +198,7 @@ GPU_MANAGER = Scheme(
     time_unit=NANOSECONDS,
     phase=AllocationPhase("tencent.com/gpu-assigned", done="true", placed="false"),
     card_index="tencent.com/predicate-gpu-idx-",
-    pod_directory=PodDirectory("/etc/gpu-manager/vm"),
+    pod_directory=PodDirectory("/etc/gpu-manager/vm", own_socket="vcuda.sock"),
     sets_visible_devices=True,
     limits=VCUDA_CONTROLLER,
 )
@@ -214,7 +218,7 @@ NVIDIA_VCUDA = Scheme(
     time_unit=NANOSECONDS,
     phase=AllocationPhase("nvidia.com/gpu-assigned", done="true", placed="false"),
     card_index="nvidia.com/predicate-gpu-idx-",
-    pod_directory=PodDirectory("/etc/gpu-manager/vm"),
+    pod_directory=PodDirectory("/etc/gpu-manager/vm", own_socket="vcuda.sock"),
     sets_visible_devices=True,
     limits=VCUDA_CONTROLLER,
 )

@@ -252,9 +252,10 @@ def sees_host() -> bool:
         return False
 
 
-def check_unused(fd: int, mount: Mount, in_use: InUse, stopping: Callable[[], bool]) -> None:
+def check_unused(fd: int, mount: Mount, in_use: InUse, stopping: Callable[[], bool], own_socket: str = "") -> None:
     """Raise MustStay if an open directory, or an entry at any depth, is in use or a mount point.
 
+    A listener on ``own_socket``, in the directory or one level below, is the vendor's device plugin, and no use.
     Raises OutOfTime if the process is ``stopping``, because the directory may contain millions of files.
     """
     if in_use.holds(identity_of(fd)):
@@ -264,8 +265,14 @@ def check_unused(fd: int, mount: Mount, in_use: InUse, stopping: Callable[[], bo
             raise OutOfTime
         if _is_held(entry.name, parent, in_use):
             raise MustStay(KeepReason.OPEN, entry.name)
-        if entry.kind is FileKind.SOCKET and listens(parent, entry.name):
+        is_own = entry.name == own_socket and _is_near(parent, fd)
+        if entry.kind is FileKind.SOCKET and not is_own and listens(parent, entry.name):
             raise MustStay(KeepReason.LISTENING, entry.name)
+
+
+def _is_near(parent: int, top: int) -> bool:
+    # Whether a directory is the top, or one level below.
+    return identity_of(top) in (identity_of(parent), identity_at("..", parent))
 
 
 def _is_held(name: str, parent: int, in_use: InUse) -> bool:

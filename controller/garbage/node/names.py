@@ -32,11 +32,15 @@ _STATIC_UID = (
 
 
 class Form(msgspec.Struct, frozen=True):
-    """The root directory of one scheme on a node, and the patterns of the names in the root and in the trash."""
+    """The root directory of one scheme on a node, and the patterns of the names in the root and in the trash.
+
+    ``own_socket``: see `PodDirectory`.
+    """
 
     root: str
     name: re.Pattern[str]
     trashed: re.Pattern[str]
+    own_socket: str = ""
 
     def uid(self, name: str) -> str | None:
         """Return the pod's uid in a directory's name; None if the name has another form."""
@@ -71,7 +75,7 @@ def moving_name(name: str, time: int) -> str:
 def form_of(directory: PodDirectory) -> Form:
     name = re.escape(directory.name).replace(re.escape(UID), _UID).replace(re.escape(CONTAINER), _CONTAINER)
     trashed = rf"(?P<name>{name})\.(?P<time>[0-9]{{1,12}})(?P<moving>\.{MOVING})?"
-    return Form(directory.root, re.compile(name), re.compile(trashed))
+    return Form(directory.root, re.compile(name), re.compile(trashed), directory.own_socket)
 
 
 VM_DIRECTORIES: Mapping[str, Form] = {

@@ -262,7 +262,7 @@ class SweepRun:
             raise MustStay(KeepReason.OPEN, min(named))
 
     def _check_unused(self, fd: int) -> None:
-        check_unused(fd, self.root.mount, self.in_use, self.stopping)
+        check_unused(fd, self.root.mount, self.in_use, self.stopping, self.sweep.form.own_socket)
         if self.sweep.sees_all and self.in_use.unseen:
             raise MustStay(KeepReason.UNSEEN, f"process {self.in_use.unseen[0]}")
 

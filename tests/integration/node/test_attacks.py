@@ -110,17 +110,25 @@ def test_files_that_have_another_name_outside_lose_only_the_one_inside(disk: Dis
 
 def listening(path: Path, stack: ExitStack) -> None:
     server = stack.enter_context(closing(socket.socket(socket.AF_UNIX)))
-    server.bind(str(path / "vcuda.sock"))
+    server.bind(str(path / "app.sock"))
+    server.listen()
+
+
+def listening_two_levels_below_like_gpu_manager(path: Path, stack: ExitStack) -> None:
+    below = path / "main" / "sub"
+    below.mkdir(parents=True)
+    server = stack.enter_context(closing(socket.socket(socket.AF_UNIX)))
+    server.bind(str(below / "vcuda.sock"))
     server.listen()
 
 
 def listening_with_a_full_queue(path: Path, stack: ExitStack) -> None:
     server = stack.enter_context(closing(socket.socket(socket.AF_UNIX)))
-    server.bind(str(path / "vcuda.sock"))
+    server.bind(str(path / "app.sock"))
     server.listen(0)
     for _ in range(2):
         client = stack.enter_context(closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)))
-        client.connect_ex(str(path / "vcuda.sock"))
+        client.connect_ex(str(path / "app.sock"))
 
 
 def receiving_datagrams(path: Path, stack: ExitStack) -> None:
@@ -128,7 +136,10 @@ def receiving_datagrams(path: Path, stack: ExitStack) -> None:
     server.bind(str(path / "log.sock"))
 
 
-@pytest.mark.parametrize("serve", [listening, listening_with_a_full_queue, receiving_datagrams])
+@pytest.mark.parametrize(
+    "serve",
+    [listening, listening_with_a_full_queue, listening_two_levels_below_like_gpu_manager, receiving_datagrams],
+)
 def test_a_directory_with_a_socket_that_somebody_listens_on_stays_until_nobody_does(
     disk: Disk, agent: Agent, serve: Callable[[Path, ExitStack], None]
 ) -> None:
@@ -141,6 +152,22 @@ def test_a_directory_with_a_socket_that_somebody_listens_on_stays_until_nobody_d
         assert agent.sweep()[uid(1)].keep is not None
     disk.clocks.advance(3600)
     assert agent.sweep()[uid(1)].verdict is Action.MOVED
+
+
+def test_gpu_managers_own_listener_keeps_no_directory_of_a_deleted_pod(disk: Disk, agent: Agent) -> None:
+    """gpu-manager listens in the directory of each pod and of each container until the directory is gone."""
+    path = disk.make(uid(1))
+    with ExitStack() as stack:
+        for directory in (path, path / "main"):
+            directory.mkdir(exist_ok=True)
+            server = stack.enter_context(closing(socket.socket(socket.AF_UNIX)))
+            server.bind(str(directory / "vcuda.sock"))
+            server.listen()
+        agent.sweep_after_grace()
+        assert len(disk.trash()) == 1
+        disk.clocks.advance(RETENTION)
+        agent.sweep()
+        assert disk.trash() == set()
 
 
 HOLD = """
