@@ -247,7 +247,7 @@ def test_it_serves_health_and_metrics_and_stops_when_it_is_told_to(agent: NodePr
 @pytest.fixture(scope="module")
 def account(cluster: Cluster) -> Iterator[Cluster]:
     """The API as the agent's ServiceAccount, with what the manifest gives it."""
-    with account_of(cluster, "node-rbac.yaml", "vcuda-node", SYSTEM) as account:
+    with account_of(cluster, "../node-agent/common/rbac.yaml", "vcuda-node", SYSTEM) as account:
         yield account
 
 

@@ -16,9 +16,9 @@ PARTS = {
     "webhook": ("webhook-rbac.yaml", "vcuda-webhook", SYSTEM_NAMESPACE),
     "controller": ("controller-rbac.yaml", "vcuda-controller", SYSTEM_NAMESPACE),
     "certs": ("certs-rbac.yaml", "vcuda-certs", SYSTEM_NAMESPACE),
-    "node": ("node-rbac.yaml", "vcuda-node", NODE_NAMESPACE),
+    "node": ("../node-agent/common/rbac.yaml", "vcuda-node", NODE_NAMESPACE),
 }
-"""Each with its manifest, and its ServiceAccount's name and namespace."""
+"""Each with its manifest, and its ServiceAccount's name and namespace. A component adds its vendor to the agent's."""
 
 VALIDATING = "validatingwebhookconfigurations.admissionregistration.k8s.io"
 MUTATING = "mutatingwebhookconfigurations.admissionregistration.k8s.io"

@@ -27,15 +27,16 @@ NO_SCHEMA = ("cert-manager.io/", "monitoring.coreos.com/")
 PART_OF = ("app.kubernetes.io/part-of", "vcuda-quota")
 """The label by which docs/upgrade.md looks for what an uninstall left."""
 
+AGENTS = ("node-agent-gpu-manager", "node-agent-hami", "node-agent-vgpu-manager")
 OPTIONS = {
-    *("client-certificates", "delete-beyond-budget", "enforce-audit", "node-host-pid"),
-    "require-client-certificate",
+    *("client-certificates", "delete-beyond-budget", "enforce-audit", *AGENTS, "node-agent-nvidia-vcuda"),
+    *("node-host-pid", "require-client-certificate"),
 }
 """The components that have no overlay."""
 
-BESIDE_ANY = ("cert-manager", "prometheus", *sorted(OPTIONS))
-TOGETHER = {"hami": ("hami", *BESIDE_ANY), "scheduler": ("scheduler", "gpu-manager", *BESIDE_ANY)}
-"""All components that go together: HAMi has a scheduler of its own, and directories of its own."""
+BESIDE_ANY = ("cert-manager", "prometheus", *sorted(OPTIONS - {"node-agent-nvidia-vcuda"}))
+TOGETHER = {"hami": ("hami", *BESIDE_ANY), "scheduler": ("scheduler", *BESIDE_ANY)}
+"""All components that go together: HAMi has a scheduler of its own, and two vendors use one directory on nodes."""
 
 
 @functools.cache
@@ -90,7 +91,7 @@ def test_components_go_together_in_any_order(tmp_path: Path, chosen: tuple[str, 
 
 @every_choice
 def test_components_in_any_order_make_the_same(tmp_path: Path, chosen: tuple[str, ...]) -> None:
-    """But for the order of flags."""
+    """But for the order of flags. The component node-host-pid comes after the node agents that it changes."""
 
     def sorted_objects(order: Sequence[str], directory: str) -> list[Json]:
         objects = rendered(composed(tmp_path / directory, order))
@@ -98,7 +99,9 @@ def test_components_in_any_order_make_the_same(tmp_path: Path, chosen: tuple[str
             pod_spec(workload)["containers"][0]["args"].sort()
         return sorted(objects, key=lambda each: (label(each), each["metadata"].get("namespace", "")))
 
-    assert sorted_objects(chosen, "one") == sorted_objects(chosen[::-1], "other")
+    backwards = [*chosen[::-1]]
+    backwards.sort(key=lambda name: name == "node-host-pid")
+    assert sorted_objects(chosen, "one") == sorted_objects(backwards, "other")
 
 
 def test_every_component_has_an_overlay_or_is_an_option_of_one() -> None:
@@ -183,8 +186,19 @@ PARTS = {"vcuda-webhook": "Deployment", "vcuda-controller": "Deployment", "vcuda
 
 
 @pytest.fixture
-def objects() -> list[Json]:
-    return rendered(MANIFESTS / "overlays" / "prometheus")
+def objects(tmp_path: Path) -> list[Json]:
+    return rendered(composed(tmp_path, ["node-agent-gpu-manager", "prometheus"]))
+
+
+def workload_of(objects: Sequence[Json], name: str) -> Json:
+    """The workload whose pods have this name as their label."""
+    [found] = [
+        each
+        for each in objects
+        if each["kind"] == PARTS[name]
+        and each["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/name"] == name
+    ]
+    return found
 
 
 def test_every_alert_says_what_is_wrong_and_what_to_do_in_a_line_each(objects: list[Json]) -> None:
@@ -200,7 +214,7 @@ def test_every_alert_says_what_is_wrong_and_what_to_do_in_a_line_each(objects: l
 @pytest.mark.parametrize("name", PARTS)
 def test_every_part_is_scraped_at_a_port_that_it_has(objects: list[Json], name: str) -> None:
     monitor, service = one(objects, "ServiceMonitor", name), one(objects, "Service", name)
-    workload = one(objects, PARTS[name], name)
+    workload = workload_of(objects, name)
     namespaces = {each["metadata"]["namespace"] for each in (monitor, service, workload)}
     assert len(namespaces) == 1
     assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
@@ -213,13 +227,13 @@ def test_every_part_is_scraped_at_a_port_that_it_has(objects: list[Json], name: 
 
 def test_no_part_of_ours_is_left_out(objects: list[Json]) -> None:
     serving = {label(each) for each in ours(objects) if "ports" in container(each)}
-    assert serving == {f"{kind}/{name}" for name, kind in PARTS.items()}
+    assert serving == {label(workload_of(objects, name)) for name in PARTS}
 
 
 @pytest.mark.parametrize("name", ["vcuda-controller", "vcuda-node"])
 def test_the_network_policies_let_prometheus_in_where_nobody_else_is(objects: list[Json], name: str) -> None:
     policy = one(objects, "NetworkPolicy", f"{name}-metrics")["spec"]
-    workload = one(objects, PARTS[name], name)
+    workload = workload_of(objects, name)
     assert policy["podSelector"]["matchLabels"].items() <= workload["spec"]["template"]["metadata"]["labels"].items()
     [rule] = policy["ingress"]
     assert [each["port"] for each in rule["ports"]] == [each["name"] for each in container(workload)["ports"]]

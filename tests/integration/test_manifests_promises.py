@@ -1,5 +1,6 @@
 """What the manifests promise a platform team: rights, limits, times that fit, and nobody stopped who is not limited."""
 
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from controller.cli import main as controller_cli
 from controller.garbage.node.names import VM_DIRECTORIES
 from controller.settle.labels import PROBE, PROBE_POLICY
 from tests import rendered as manifests
+from tests.kubectl import kubectl
 from tests.pod_security import offences
 from tests.rendered import (
     BASE,
@@ -90,27 +92,78 @@ def test_pods_are_restricted_and_so_is_their_namespace_the_node_agent_excepted(o
             assert offences(spec) == set(), label(workload)
 
 
+AGENTS = {
+    "gpu-manager": ("vcuda-node-gpu-manager", {"nvidia-device-enable": "enable"}),
+    "nvidia-vcuda": ("vcuda-node-nvidia-gpu-manager", {"nvidia-device-enable": "enable"}),
+    "hami": ("vcuda-node-hami", {"gpu": "on"}),
+    "vgpu-manager": ("vcuda-node-vgpu-manager", {"vgpu-manager-enable": "enable"}),
+}
+"""The DaemonSet of each scheme, and the label by which its vendor selects its nodes."""
+
+every_agent = pytest.mark.parametrize("scheme", AGENTS)
+
+
+def test_every_scheme_with_directories_has_a_node_agent() -> None:
+    assert AGENTS.keys() == VM_DIRECTORIES.keys() == {each.name for each in SCHEMES if each.pod_directory}
+
+
+@pytest.fixture
+def with_agent(scheme: str, tmp_path: Path) -> list[Json]:
+    """The base with the node agent of this scheme."""
+    return rendered(composed(tmp_path, [f"node-agent-{scheme}"]))
+
+
+def in_the_namespace_of_agents(objects: Sequence[Json]) -> set[str]:
+    return {label(each) for each in objects if each["metadata"].get("namespace") == manifests.NODE_NAMESPACE}
+
+
+def test_the_base_has_no_node_agent_and_keeps_its_namespace_from_tenants(base: list[Json]) -> None:
+    assert in_the_namespace_of_agents(base) == {
+        "NetworkPolicy/vcuda-node",
+        "ResourceQuota/vcuda-quota-node-critical-pods",
+    }
+
+
+@every_agent
 def test_in_the_namespace_that_admits_privileged_pods_there_is_the_node_agent_and_nothing_to_take(
-    base: list[Json],
+    with_agent: list[Json], base: list[Json]
 ) -> None:
-    there = {label(each) for each in base if each["metadata"].get("namespace") == manifests.NODE_NAMESPACE}
-    agent = {"DaemonSet/vcuda-node", "ServiceAccount/vcuda-node", "NetworkPolicy/vcuda-node"}
-    assert there == {*agent, "ResourceQuota/vcuda-quota-node-critical-pods"}
+    added = in_the_namespace_of_agents(with_agent) - in_the_namespace_of_agents(base)
+    assert {each.partition("/")[0] for each in added} == {"DaemonSet", "ServiceAccount"}
 
 
-@every_overlay
+@every_agent
+def test_the_node_agent_runs_on_the_nodes_of_its_vendor(scheme: str, with_agent: list[Json]) -> None:
+    name, selector = AGENTS[scheme]
+    daemon_set = one(with_agent, "DaemonSet", name)
+    assert flags(daemon_set)["scheme"] == scheme
+    assert pod_spec(daemon_set)["nodeSelector"] == selector
+    found = daemon_set["spec"]["selector"]["matchLabels"]
+    assert found.items() <= daemon_set["spec"]["template"]["metadata"]["labels"].items()
+
+
+def test_the_node_agents_of_two_vendors_run_beside_each_other_unless_they_use_one_directory(tmp_path: Path) -> None:
+    separate = ["node-agent-gpu-manager", "node-agent-hami", "node-agent-vgpu-manager"]
+    objects = rendered(composed(tmp_path / "separate", separate))
+    selectors = [each["spec"]["selector"]["matchLabels"] for each in objects if each["kind"] == "DaemonSet"]
+    assert len({tuple(each.items()) for each in selectors}) == len(separate)
+    same = composed(tmp_path / "same", ["node-agent-gpu-manager", "node-agent-nvidia-vcuda"])
+    done = subprocess.run((kubectl(), "kustomize", same), capture_output=True, text=True, check=False, timeout=60)
+    assert "may not add resource with an already registered id: ServiceAccount" in done.stderr
+
+
+@every_agent
 def test_the_node_agent_is_excepted_for_the_hosts_directories_and_being_root_and_for_nothing_else(
-    overlay: Path,
+    scheme: str, with_agent: list[Json]
 ) -> None:
-    spec = pod_spec(one(rendered(overlay), "DaemonSet", "vcuda-node"))
+    spec = pod_spec(one(with_agent, "DaemonSet", AGENTS[scheme][0]))
     capabilities = {"capabilities.add DAC_OVERRIDE", "capabilities.add FOWNER"}
     assert offences(spec) == {"hostPath", "runAsNonRoot", "runAsUser"} | capabilities
 
 
-@every_overlay
-def test_the_node_agent_writes_to_the_directory_of_its_scheme_alone(overlay: Path) -> None:
-    daemon_set = one(rendered(overlay), "DaemonSet", "vcuda-node")
-    scheme = str(flags(daemon_set)["scheme"])
+@every_agent
+def test_the_node_agent_writes_to_the_directory_of_its_scheme_alone(scheme: str, with_agent: list[Json]) -> None:
+    daemon_set = one(with_agent, "DaemonSet", AGENTS[scheme][0])
     paths = {each["name"]: each["hostPath"]["path"] for each in pod_spec(daemon_set)["volumes"]}
     mounts = container(daemon_set)["volumeMounts"]
     assert {paths[each["name"]] for each in mounts} == set(paths.values())
@@ -189,7 +242,6 @@ def test_every_selector_finds_the_pods_it_is_for(base: list[Json]) -> None:
     }
     selectors = {
         "Deployment/vcuda-webhook": one(base, "Service", "vcuda-webhook")["spec"]["selector"],
-        "DaemonSet/vcuda-node": one(base, "DaemonSet", "vcuda-node")["spec"]["selector"]["matchLabels"],
         "Deployment/vcuda-controller": one(base, "Deployment", "vcuda-controller")["spec"]["selector"]["matchLabels"],
     }
     assert all(selector.items() <= labels[name].items() for name, selector in selectors.items())
@@ -314,23 +366,10 @@ def test_the_webhook_reads_the_cas_that_the_rotation_publishes_and_takes_the_nam
 # Overlays
 
 
-@pytest.mark.parametrize(
-    ("overlay", "scheme", "selector", "schedulers"),
-    [
-        ("gpu-manager", "gpu-manager", {"nvidia-device-enable": "enable"}, {}),
-        ("hami", "hami", {"gpu": "on"}, {"hami": "hami-scheduler"}),
-    ],
-    ids=["gpu-manager", "hami"],
-)
-def test_a_vendors_overlay_sets_its_scheduler_its_nodes_and_its_directories(
-    overlay: str, scheme: str, selector: Json, schedulers: Mapping[str, str]
-) -> None:
+@pytest.mark.parametrize(("overlay", "schedulers"), [("gpu-manager", {}), ("hami", {"hami": "hami-scheduler"})])
+def test_a_vendors_overlay_sets_its_scheduler(overlay: str, schedulers: Mapping[str, str]) -> None:
     objects = overlay_of(overlay)
-    daemon_set = one(objects, "DaemonSet", "vcuda-node")
-    assert flags(daemon_set)["scheme"] == scheme
-    assert scheme in {each.name for each in SCHEMES}
-    assert pod_spec(daemon_set)["nodeSelector"] == selector
-    assert "affinity" not in pod_spec(daemon_set)
+    assert schedulers.keys() <= {each.name for each in SCHEMES}
     webhook = flags(one(objects, "Deployment", "vcuda-webhook"))
     assert (webhook["scheme_schedulers"], webhook["scheduler_name"]) == (schedulers, None)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from tools.chart.features import CHART, COMPONENTS, Identity, Objects, render
+from tools.chart.features import CHART, COMPONENTS, MODIFIES, Identity, Objects, render
 from tools.chart.merge import ABSENT, condition_of, merge
 from tools.chart.template import lookup, write_object
 from tools.chart.values import values_of
@@ -26,9 +26,10 @@ _FILES: Mapping[str, tuple[str, ...]] = {
 def templates() -> dict[str, str]:
     """Return the text of each file below ``templates``."""
     base, variants = render(), {component: render(component) for component in COMPONENTS}
+    both = {(one, other): render(other, one) for one, others in MODIFIES.items() for other in others}
     texts: dict[str, list[str]] = {}
     for found in dict.fromkeys((*base, *(each for objects in variants.values() for each in objects))):
-        texts.setdefault(_file_of(found), []).extend(_lines(found, base, variants))
+        texts.setdefault(_file_of(found), []).extend(_lines(found, base, variants, both))
     return {f"{name}.yaml": HEADER + "\n".join(lines) + "\n" for name, lines in texts.items()}
 
 
@@ -36,12 +37,17 @@ def _file_of(found: Identity) -> str:
     return next(name for name, kinds in _FILES.items() if found.kind in kinds)
 
 
-def _lines(found: Identity, base: Objects, variants: Mapping[str, Objects]) -> Iterator[str]:
+def _lines(
+    found: Identity, base: Objects, variants: Mapping[str, Objects], both: Mapping[tuple[str, str], Objects]
+) -> Iterator[str]:
     own = base.get(found, ABSENT)
     by_component = {component: objects.get(found, ABSENT) for component, objects in variants.items()}
     some = next(each for each in (own, *by_component.values()) if each is not ABSENT)
     filled = lookup(tuple(values_of(found, some)), found.kind, found.name)
-    yield from write_object(merge(own, by_component), condition_of(own, by_component), filled)
+    changed = {one: objects[found] for (one, _), objects in both.items() if objects.get(found, some) != some}
+    # An object of a component alone is whole, but for the parts that a second component changes.
+    tree = merge(some, changed) if own is ABSENT and changed else merge(own, by_component)
+    yield from write_object(tree, condition_of(own, by_component), filled)
 
 
 def main() -> None:

@@ -18,8 +18,11 @@ MANIFESTS = Path(__file__).parents[2] / "manifests"
 CHART = MANIFESTS / "chart"
 
 COMPONENTS: Mapping[str, str] = {
-    "gpu-manager": ".Values.gpuManager.enabled",
     "hami": ".Values.hami.enabled",
+    "node-agent-gpu-manager": ".Values.nodeAgent.gpuManager",
+    "node-agent-nvidia-vcuda": ".Values.nodeAgent.nvidiaVcuda",
+    "node-agent-hami": ".Values.nodeAgent.hami",
+    "node-agent-vgpu-manager": ".Values.nodeAgent.vgpuManager",
     "node-host-pid": ".Values.nodeAgent.hostPid",
     "cert-manager": ".Values.certManager.enabled",
     "client-certificates": ".Values.clientCertificates.enabled",
@@ -30,6 +33,9 @@ COMPONENTS: Mapping[str, str] = {
     "prometheus": ".Values.prometheus.enabled",
 }
 """The condition in a template under which a component is part of the installation."""
+
+MODIFIES = {"node-host-pid": tuple(name for name in COMPONENTS if name.startswith("node-agent-"))}
+"""The components that change objects of other components, by name, with those others."""
 
 
 class Identity(NamedTuple):

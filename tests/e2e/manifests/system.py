@@ -159,7 +159,7 @@ class System:
 
     def node_agent(self) -> NodeProcess:
         """The agent of the node `NODE`, with directories of its own; its pod is one that is stored there."""
-        daemon_set = self.workload("DaemonSet", "vcuda-node")
+        daemon_set = self.workload("DaemonSet", "vcuda-node-gpu-manager")
         kubelet_pods, root = self.directory / "kubelet-pods", self.directory / "vm"
         for each in (kubelet_pods, root):
             each.mkdir(exist_ok=True)

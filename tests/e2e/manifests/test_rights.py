@@ -19,12 +19,13 @@ from tests.e2e.manifests import audit, scenes
 from tests.e2e.manifests.system import NODE, System, applied, user_of
 from tests.e2e.stage import own_address
 from tests.processes import free_ports
-from tests.rendered import BASE, MANIFESTS, composed, ours, rendered
+from tests.rendered import MANIFESTS, composed, ours, rendered
 from vcuda.kube import Kube
 
 # The first test waits for two whole lives of the system, one after the other.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 
+WITH_AGENT = MANIFESTS / "overlays" / "gpu-manager"
 COMPONENTS = ("scheduler", "enforce-audit")
 ADDED = [
     each
@@ -99,15 +100,15 @@ def rules_of(objects: Sequence[Json], accounts: Sequence[str]) -> list[audit.Per
     return [permission for account in accounts for permission in audit.permissions(objects, account)]
 
 
-OURS = {user_of(each).rpartition(":")[2]: user_of(each) for each in ours(rendered(BASE))}
+OURS = {user_of(each).rpartition(":")[2]: user_of(each) for each in ours(rendered(WITH_AGENT))}
 GIVEN = {
     subject["name"]: f"system:serviceaccount:{subject['namespace']}:{subject['name']}"
     for each in audit.bindings(ADDED)
     for subject in each["subjects"]
 }
-OF_THE_BASE, OF_COMPONENTS = rules_of(rendered(BASE), [*OURS]), rules_of(ADDED, [*GIVEN])
+OF_THE_BASE, OF_COMPONENTS = rules_of(rendered(WITH_AGENT), [*OURS]), rules_of(ADDED, [*GIVEN])
 JUDGED = {
-    "base": Judged(OURS, OF_THE_BASE, OF_THE_BASE, the_base_lives),
+    "base": Judged(OURS, OF_THE_BASE, OF_THE_BASE, the_base_lives, ("node-agent-gpu-manager",)),
     "components": Judged(GIVEN, OF_COMPONENTS, [*OF_THE_BASE, *OF_COMPONENTS], the_components_live, COMPONENTS),
 }
 ACCOUNTS = [(name, account) for name, judged in JUDGED.items() for account in judged.users]

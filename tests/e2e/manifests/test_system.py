@@ -26,7 +26,7 @@ OF_THE_API_SERVER = "apiserver_admission_webhook_rejection_count"
 
 @pytest.fixture(scope="module")
 def system(admin: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    with applied(admin, tmp_path_factory.mktemp("system")) as system:
+    with applied(admin, tmp_path_factory.mktemp("system"), "node-agent-gpu-manager") as system:
         yield system
 
 
