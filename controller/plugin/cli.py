@@ -1,5 +1,6 @@
 """The kubectl plugin ``kubectl gpuquota``: shows quota and usage, and explains whether a manifest would be admitted."""
 
+import contextlib
 import json
 import os
 import time
@@ -15,6 +16,8 @@ from controller.plugin.explain import ExplainedObject, ask_about
 from controller.plugin.nodes import GpuNode, read_cluster
 from controller.plugin.refused import read_refusals
 from controller.plugin.usage_table import holder_rows, total_rows, use_rows
+from controller.plugin.why import explain_why, parse_object
+from controller.plugin.why_text import why_lines
 from controller.settle.publisher import KEY, LABELS, NAME
 from vcuda import __version__, cli, errors, k8s_types
 from vcuda.kube import Kube, QuotaPlace, segment
@@ -117,6 +120,8 @@ def main(
           shows whether these pods and claims would be admitted now, and why
       kubectl gpuquota refusals
           lists the workloads that were rejected, and why
+      kubectl gpuquota why deployment/train
+          shows why a workload gets no pods, and what has to end first
       kubectl gpuquota nodes
           lists the GPU nodes with their models and free cards
 
@@ -291,6 +296,40 @@ def explain(target: Target, *, filenames: tuple[str, ...], namespace: str | None
     raise SystemExit(FAILED if any(verdict.decision != "admitted" for verdict in verdicts) else 0)
 
 
+@main.command()
+@click.argument("named", metavar="KIND/NAME")
+@click.option("-n", "--namespace", help="Namespace; also before the command.")
+@click.option("-o", "--output", type=OUTPUTS, help="Output format; also before the command.  [default: table]")
+@click.pass_obj
+def why(target: Target, *, named: str, namespace: str | None, output: str | None) -> None:
+    """Show why a stored workload gets no pods: the last rejections, the decision now, and what has to end first.
+
+    The rejections are read from Events, which the API server keeps for an hour. The decision is that of a server-side
+    dry run of one of its pods, which creates nothing. A stored pod has been admitted; then its state is shown.
+
+    \b
+    Examples:
+      kubectl gpuquota why deployment/train
+      kubectl gpuquota why job/eval -n team-a -o json
+      kubectl gpuquota why pod/train-0
+
+    Exit status: 0 it would be admitted now, 1 it would not, or the cluster did not answer, 2 bad input.
+    """
+    try:
+        kind, name = parse_object(named)
+        kube, home = target.connect(), target.namespace(namespace)
+        found = explain_why(kube, kind, name, home, lambda: next(_published(kube, home), None))
+    except errors.BadInput as error:
+        cli.fail(str(error))
+    except errors.VcudaError as error:
+        cli.fail(str(error), FAILED)
+    if (output or target.output) in ("json", "yaml"):
+        _show(found, output or target.output)
+    else:
+        click.echo("\n".join(map(cli.printable, why_lines(found))))
+    raise SystemExit(0 if found.is_admitted else FAILED)
+
+
 def _show_verdicts(verdicts: list[ExplainedObject], output: str) -> None:
     heading = ("OBJECT", "NAMESPACE", "DECISION", "MODEL", "REASON")
     _show(verdicts, output, heading, *((v.object, v.namespace, v.decision, v.model, v.reason) for v in verdicts))
@@ -300,10 +339,15 @@ def _show_verdicts(verdicts: list[ExplainedObject], output: str) -> None:
 
 
 def _one(kube: Kube, namespace: str) -> Iterator[NamespaceUse]:
-    try:
-        yield _read(kube.get(f"/api/v1/namespaces/{segment(namespace)}/configmaps/{NAME}"))
-    except errors.NotFound:
+    found = list(_published(kube, namespace))
+    if not found:
         cli.fail(f"namespace {namespace} has no GPU quota, or its usage has not been published yet", FAILED)
+    yield from found
+
+
+def _published(kube: Kube, namespace: str) -> Iterator[NamespaceUse]:
+    with contextlib.suppress(errors.NotFound):
+        yield _read(kube.get(f"/api/v1/namespaces/{segment(namespace)}/configmaps/{NAME}"))
 
 
 def _all(kube: Kube) -> Iterator[NamespaceUse]:
@@ -335,7 +379,7 @@ def _warn(text: str) -> None:
     click.echo(f"Warning: {cli.printable(text)}", err=True)
 
 
-def _show(values: Sequence[msgspec.Struct], output: str, *table: tuple[str, ...]) -> None:
+def _show(values: Sequence[msgspec.Struct] | msgspec.Struct, output: str, *table: tuple[str, ...]) -> None:
     """Print the values as JSON or YAML, or else the table."""
     if output == "json":
         click.echo(json.dumps(msgspec.to_builtins(values), indent=2))  # escapes non-ASCII, unlike msgspec

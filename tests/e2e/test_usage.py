@@ -30,7 +30,7 @@ from tests.e2e.installation import (
     tenant_of,
 )
 from tests.e2e.json_server import answering, ca_bundle, reviewed
-from tests.e2e.workloads import creating
+from tests.e2e.workloads import creating, workload
 from tests.integration.reviews import card_pod, gpu_pod, on_m40
 from tests.processes import ControllerProcess, eventually
 from vcuda.kube import MERGE_PATCH
@@ -278,6 +278,26 @@ def test_the_plugin_shows_all_namespaces(
         shown = gpuquota("-A", "-o", "json")
         # There may also be a namespace of an earlier test, whose report is about to be deleted.
         assert {report["namespace"]: report for report in json.loads(shown.stdout)}.items() >= reports.items()
+
+
+@pytest.mark.usefixtures("controller_manager")
+def test_why_tells_what_a_rejected_deployment_waits_for(cluster: Cluster, team: str, gpuquota: Plugin) -> None:
+    """Its last rejection, that it would be rejected now too, and the pod that has to end. Then that it may go on."""
+    cluster.create(on_m40(card_pod("holder", team, cards=3)))
+    await_published(cluster, team, lambda use: used(use)["M40"] == 3)
+    cluster.create(workload("Deployment", team, "greedy", pod=on_m40(card_pod("", team, cards=2))))
+    cluster.await_events(team, "reason=FailedCreate", bool)
+    told = gpuquota("why", "deploy/greedy", "-n", team, "-o", "json")
+    assert told.returncode == 1, told.stderr
+    found = json.loads(told.stdout)
+    [rejected], [now], [missing] = found["rejected"], found["now"], found["missing"]
+    words = f"exceeded GPU quota: M40 in namespace {team}, requested: 2 cards"
+    assert words in rejected["message"]
+    assert (words in now["reason"], now["decision"]) == (True, "refused")
+    assert (missing["model"], missing["needed"]) == ("M40", 1)
+    assert [pod["name"] for pod in missing["held_by"]] == ["holder"]
+    cluster.delete_pod(team, "holder")
+    eventually(lambda: gpuquota("why", "deployment/greedy", "-n", team).returncode == 0)
 
 
 def test_explain_tells_for_each_pod_the_decision_and_why_and_creates_nothing(

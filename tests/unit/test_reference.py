@@ -84,6 +84,7 @@ def test_every_flag_has_a_variable_but_those_of_the_plugin_which_has_kubectl_s()
         "kubectl gpuquota explain",
         "kubectl gpuquota nodes",
         "kubectl gpuquota refusals",
+        "kubectl gpuquota why",
     }
     [plugin] = [leaf for leaf in LEAVES if leaf.name == "kubectl gpuquota"]
     assert [found for option in options(plugin) for found in variables(plugin, option)] == ["KUBECONFIG"]
@@ -160,7 +161,7 @@ def test_a_document_names_no_flag_and_no_metric_that_is_not_there(name: str) -> 
         "--all",
         "--all-namespaces",
         "--ignore-not-found",
-        *("--set", "--reset-then-reuse-values"),
+        *("--set", "--reset-then-reuse-values", "--no-hooks"),
         *("--full", "--broken"),
     }
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - ours - theirs == set()

@@ -1,0 +1,173 @@
+"""The command ``kubectl gpuquota why``: why a workload has no pods, and what has to end before it gets them."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from controller.plugin.explain import ADMITTED, NOT_ASKED, ExplainedObject, ask_about
+from controller.plugin.refused import read_refusals
+from controller.refusals import RefusedWorkload
+from vcuda import errors, k8s_types
+from vcuda.kube import Kube, segment
+from vcuda.ledger.report import NamespaceUse, PodUse
+from vcuda.placement.patches import MODEL_ANNOTATION
+from vcuda.quota.model import CORES_PER_CARD, cards, mebibytes
+from vcuda.workloads import workloads_in
+
+Json = dict[str, Any]
+
+
+class ReadKind(NamedTuple):
+    """A kind that can be named: its API, its plural, and the plural of the objects that it makes pods by, if any."""
+
+    kind: str
+    api: str
+    plural: str
+    children: str = ""
+
+
+_KINDS = (
+    ReadKind("Pod", "/api/v1", "pods"),
+    ReadKind("ReplicationController", "/api/v1", "replicationcontrollers"),
+    ReadKind("Deployment", "/apis/apps/v1", "deployments", "replicasets"),
+    ReadKind("ReplicaSet", "/apis/apps/v1", "replicasets"),
+    ReadKind("StatefulSet", "/apis/apps/v1", "statefulsets"),
+    ReadKind("DaemonSet", "/apis/apps/v1", "daemonsets"),
+    ReadKind("Job", "/apis/batch/v1", "jobs"),
+    ReadKind("CronJob", "/apis/batch/v1", "cronjobs", "jobs"),
+)
+_SHORT = {"po": "Pod", "rc": "ReplicationController", "deploy": "Deployment", "rs": "ReplicaSet"}
+_SHORTER = {"sts": "StatefulSet", "ds": "DaemonSet", "cj": "CronJob"}
+
+KINDS: Mapping[str, ReadKind] = {
+    **{name: each for each in _KINDS for name in (each.kind.lower(), each.plural)},
+    **{short: each for each in _KINDS for short, kind in {**_SHORT, **_SHORTER}.items() if kind == each.kind},
+}
+"""The kinds by every name that kubectl has for them, in lower case."""
+
+# The sentence of `vcuda.quota.model.Shortage`.
+_SHORTAGE = re.compile(
+    r"(?P<memory>memory of )?(?P<model>[^ ;]+) in namespace [^ ]+, requested: [^;]*?"
+    r"(?:(?P<needed>[0-9.]+) more needed|(?P<never>can never fit))"
+)
+
+
+class Missing(msgspec.Struct, frozen=True):
+    """What a rejection says is missing of one model.
+
+    ``needed``: in cards, or in MiB if ``of_memory``; None if the request is larger than the limit. ``held_by``: the
+    pods and claims that hold the model in the namespace, the largest first.
+    """
+
+    model: str
+    needed: float | None
+    of_memory: bool
+    held_by: tuple[PodUse, ...]
+
+    def sentence(self) -> str:
+        """Return what has to happen before the request fits."""
+        if self.needed is None:
+            return f"{self.model}: no end of a pod helps, because the request is larger than the limit"
+        amount = mebibytes(round(self.needed)) if self.of_memory else cards(round(self.needed * CORES_PER_CARD))
+        return f"{self.model}: {amount} more must become free"
+
+
+class Why(msgspec.Struct, frozen=True):
+    """The answer. ``rejected``: the rejections of the last hour, the newest first. ``missing``: before it fits now."""
+
+    object: str
+    namespace: str
+    rejected: tuple[RefusedWorkload, ...]
+    now: tuple[ExplainedObject, ...]
+    missing: tuple[Missing, ...]
+
+    @property
+    def is_admitted(self) -> bool:
+        """Whether everything would be admitted now, or is."""
+        return bool(self.now) and all(each.decision == ADMITTED for each in self.now)
+
+
+def parse_object(text: str) -> tuple[ReadKind, str]:
+    """Return the kind and the name of KIND/NAME. Raises BadInput."""
+    kind, slash, name = text.partition("/")
+    found = KINDS.get(kind.lower())
+    if not (found and slash and name):
+        kinds = ", ".join(each.kind.lower() for each in _KINDS)
+        raise errors.BadInput(f"{text!r} is not KIND/NAME with one of these kinds: {kinds}")
+    return found, name
+
+
+def explain_why(kube: Kube, kind: ReadKind, name: str, namespace: str, usage: Callable[[], NamespaceUse | None]) -> Why:
+    """Return why an object is rejected, or that it is not. ``usage``: reads the published usage of the namespace.
+
+    Raises NotFound if there is no such object, or another VcudaError if the cluster does not answer.
+    """
+    stored = _read(kube, kind, name, namespace)
+    family = {(kind.kind, name), *_children(kube, kind, stored, namespace)}
+    rejected = tuple(each for each in read_refusals(kube, namespace) if _is_of(each, family))
+    now = (_stored_pod(stored, name, namespace),) if kind.kind == "Pod" else _asked(kube, stored, namespace)
+    reasons = [each.reason for each in now if each.decision not in (ADMITTED, NOT_ASKED)]
+    shortages = {found["model"]: found for reason in reasons for found in _SHORTAGE.finditer(reason)}
+    use = usage() if shortages else None
+    return Why(
+        f"{kind.kind}/{name}", namespace, rejected, now, tuple(_missing(each, use) for each in shortages.values())
+    )
+
+
+def _read(kube: Kube, kind: ReadKind, name: str, namespace: str) -> Json:
+    path = f"{kind.api}/namespaces/{segment(namespace)}/{kind.plural}/{segment(name)}"
+    try:
+        found: Json = msgspec.json.decode(kube.get(path))
+    except errors.NotFound as error:
+        hint = "; a pod that was rejected is not stored: name its workload" if kind.kind == "Pod" else ""
+        text = f"{kind.kind}/{name} does not exist in namespace {namespace}{hint}"
+        raise errors.NotFound(error.status, text) from error
+    return found
+
+
+def _children(kube: Kube, kind: ReadKind, stored: Json, namespace: str) -> Iterator[tuple[str, str]]:
+    """Yield the kind and the name of each object that this one has made to make pods."""
+    if not kind.children:
+        return
+    child, uid = KINDS[kind.children], stored["metadata"]["uid"]
+    for page in kube.list_pages(f"{child.api}/namespaces/{segment(namespace)}/{child.plural}"):
+        for raw in page.items:
+            metadata = msgspec.json.decode(raw, type=k8s_types.K8sObject).metadata
+            if any(owner.uid == uid for owner in metadata.owner_references or ()):
+                yield child.kind, metadata.name
+
+
+def _is_of(refusal: RefusedWorkload, family: set[tuple[str, str]]) -> bool:
+    # The Event of a claim that could not be made is on the pod, which has the name of its owner and a random part.
+    own = (refusal.kind, refusal.name) in family
+    return own or (refusal.kind == "Pod" and any(refusal.name.startswith(f"{name}-") for _, name in family))
+
+
+def _asked(kube: Kube, stored: Json, namespace: str) -> tuple[ExplainedObject, ...]:
+    text = msgspec.json.encode(
+        {key: stored[key] for key in ("apiVersion", "kind", "metadata", "spec") if key in stored}
+    )
+    return tuple(ask_about(kube, workloads_in(stored["metadata"]["name"], text.decode(), namespace)))
+
+
+def _stored_pod(stored: Json, name: str, namespace: str) -> ExplainedObject:
+    """Return the outcome of a pod that exists: it was admitted. The reason says where it stands."""
+    model = (stored["metadata"].get("annotations") or {}).get(MODEL_ANNOTATION, "")
+    status = stored.get("status") or {}
+    waits = [
+        f"not scheduled: {each.get('message', '')}"
+        for each in status.get("conditions") or ()
+        if each.get("type") == "PodScheduled" and each.get("status") == "False"
+    ]
+    pinned = f"pinned to {model}" if model else "pinned to no model"
+    reason = "; ".join([f"it is stored, {pinned}, {status.get('phase', 'Pending')}", *waits])
+    return ExplainedObject(f"Pod/{name}", namespace, ADMITTED, model, reason)
+
+
+def _missing(shortage: re.Match[str], use: NamespaceUse | None) -> Missing:
+    models: Sequence[Any] = use.models if use else ()
+    held_by = next((each.pods for each in models if each.model == shortage["model"]), ())
+    needed = None if shortage["never"] else float(shortage["needed"])
+    return Missing(shortage["model"], needed, shortage["memory"] is not None, held_by if needed is not None else ())

@@ -1,0 +1,163 @@
+"""`kubectl gpuquota why`: what was rejected, what would be decided now, and what has to end first."""
+
+import json
+from typing import Any
+
+import pytest
+
+from controller.plugin.why import KINDS, explain_why, parse_object
+from tests.builders import Manifest, container
+from tests.gpuquota import Cluster, run
+from tests.tables import cases
+from tests.unit.test_plugin_refusals import DENIED, event, store
+from vcuda.errors import ApiError
+from vcuda.quota.model import Charge, Limit, Shortage, Usage, exceeded
+
+TEAM = "/namespaces/team-a"
+TEMPLATE = {"metadata": {"labels": {"app": "train"}}, "spec": {"containers": [container({"nvidia.com/gpu": "2"})]}}
+
+
+def deployment(cluster: Cluster) -> None:
+    """A Deployment with its ReplicaSet, and one of another Deployment."""
+    about = {"apiVersion": "apps/v1", "kind": "Deployment"}
+    metadata = {"name": "train", "namespace": "team-a", "uid": "uid-train"}
+    cluster.store(
+        f"/apis/apps/v1{TEAM}/deployments/train", {**about, "metadata": metadata, "spec": {"template": TEMPLATE}}
+    )
+    for name, owner in (("train-abc", "uid-train"), ("other-abc", "uid-other")):
+        owners = [{"uid": owner, "kind": "Deployment", "name": "x", "apiVersion": "apps/v1"}]
+        found = {"metadata": {"name": name, "namespace": "team-a", "ownerReferences": owners}}
+        cluster.store(f"/apis/apps/v1{TEAM}/replicasets/{name}", found)
+
+
+def why(named: str, *options: str) -> tuple[int, dict[str, Any]]:
+    done = run("-n", "team-a", "why", named, "-o", "json", *options)
+    return done.exit_code, json.loads(done.stdout)
+
+
+def shortage(model: str, asked: Charge, used: Charge, limit: Limit) -> Shortage:
+    return Shortage(model, asked, Usage(used, Charge()), limit)
+
+
+CARDS = shortage("H100", Charge(200, 0), Charge(700, 0), Limit(800, None))
+OVER = exceeded("team-a", CARDS)
+
+
+def test_a_rejected_deployment_is_told_by_its_replicasets_the_decision_now_and_the_pods_that_hold_cards(
+    cluster: Cluster,
+) -> None:
+    deployment(cluster)
+    store(cluster, event(1, DENIED + OVER, name="train-abc", count=4), event(2, DENIED + OVER, name="other-abc"))
+    holders = [{"name": "big", "cores": 400, "memory": 0}, {"name": "small", "cores": 300, "memory": 0}]
+    cluster.publish("team-a", {"model": "H100", "limit": 8, "used": 7, "pending": 0, "available": 1, "pods": holders})
+    cluster.refusal = ApiError(403, OVER)
+    status, found = why("deploy/train")
+    assert status == 1
+    assert [(each["kind"], each["name"], each["count"]) for each in found["rejected"]] == [
+        ("ReplicaSet", "train-abc", 4)
+    ]
+    assert [each["decision"] for each in found["now"]] == ["refused"]
+    [missing] = found["missing"]
+    assert (missing["model"], missing["needed"]) == ("H100", 1)
+    assert [each["name"] for each in missing["held_by"]] == ["big", "small"]
+    assert run("-n", "team-a", "why", "deployment/train").stdout.splitlines() == [
+        "Deployment/train in namespace team-a",
+        "",
+        "Rejected in the last hour:",
+        f"  2026-01-01T00:00:01Z  ReplicaSet/train-abc, 4 times: {OVER}",
+        "",
+        "Now:",
+        f"  Deployment/train refused: {OVER} (HTTP 403)",
+        "",
+        "H100: 1 card more must become free",
+        "  HELD BY  NAME   CARDS  MEMORY MiB",
+        "  pod      big    4",
+        "  pod      small  3",
+    ]
+
+
+@cases(
+    "short, needed, of_memory, sentence",
+    cards=(CARDS, 1, False, "H100: 1 card more must become free"),
+    a_share=(
+        shortage("T4", Charge(50, 0), Charge(780, 0), Limit(800, None)),
+        0.3,
+        False,
+        "T4: 0.3 cards more must become free",
+    ),
+    memory=(
+        shortage("A100", Charge(100, 4096), Charge(100, 8192), Limit(None, 10240)),
+        2048,
+        True,
+        "A100: 2048 MiB more must become free",
+    ),
+    never=(
+        shortage("L40S", Charge(900, 0), Charge(), Limit(800, None)),
+        None,
+        False,
+        "L40S: no end of a pod helps, because the request is larger than the limit",
+    ),
+)
+def test_what_is_missing_is_read_from_every_sentence_of_a_refusal(
+    cluster: Cluster, short: Shortage, needed: float | None, of_memory: bool, sentence: str
+) -> None:
+    """The refusal is made by the product itself, with a sentence of another model before it."""
+    deployment(cluster)
+    cluster.refusal = ApiError(
+        403, exceeded("team-a", shortage("M40", Charge(900, 0), Charge(), Limit(1, None)), short)
+    )
+    found = explain_why(cluster.kube, KINDS["deployment"], "train", "team-a", lambda: None)
+    assert [each.model for each in found.missing] == ["M40", short.model]
+    assert (found.missing[1].needed, found.missing[1].of_memory) == (needed, of_memory)
+    assert found.missing[1].sentence() == sentence
+
+
+def test_a_workload_that_would_be_admitted_now_waits_for_nothing(cluster: Cluster) -> None:
+    deployment(cluster)
+    status, found = why("deployments/train")
+    assert (status, found["rejected"], found["missing"]) == (0, [], [])
+    assert [each["decision"] for each in found["now"]] == ["admitted"]
+
+
+def pod(cluster: Cluster, **status: object) -> None:
+    metadata: Manifest = {"name": "train-0", "namespace": "team-a", "annotations": {"quota.vcuda.io/model": "M40"}}
+    cluster.store(f"/api/v1{TEAM}/pods/train-0", {"kind": "Pod", "metadata": metadata, "spec": {}, "status": status})
+
+
+def test_a_stored_pod_was_admitted_and_its_state_says_what_it_waits_for(cluster: Cluster) -> None:
+    condition = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available: 3 Insufficient gpu."}
+    pod(cluster, phase="Pending", conditions=[condition])
+    status, found = why("pod/train-0")
+    assert status == 0
+    reason = "it is stored, pinned to M40, Pending; not scheduled: 0/3 nodes are available: 3 Insufficient gpu."
+    assert found["now"][0]["reason"] == reason
+    assert cluster.asked == []
+
+
+def test_the_event_of_a_pods_claim_is_told_for_the_pod_and_for_its_workload(cluster: Cluster) -> None:
+    pod(cluster, phase="Pending")
+    refused = event(1, DENIED + OVER, name="train-0", reason="FailedResourceClaimCreation")
+    refused["involvedObject"]["kind"] = "Pod"
+    store(cluster, refused)
+    assert len(why("pod/train-0")[1]["rejected"]) == 1
+    deployment(cluster)
+    assert len(why("deployment/train")[1]["rejected"]) == 1
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_pod_that_was_rejected_is_not_stored() -> None:
+    done = run("-n", "team-a", "why", "pod/train-7")
+    hint = "Pod/train-7 does not exist in namespace team-a; a pod that was rejected is not stored: name its workload"
+    assert (done.exit_code, hint in done.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("named", ["train", "service/train", "pod/", "/train", ""])
+@pytest.mark.usefixtures("cluster")
+def test_what_names_no_workload_is_bad_input(named: str) -> None:
+    done = run("-n", "team-a", "why", named)
+    assert (done.exit_code, "is not KIND/NAME" in done.stderr) == (2, True)
+
+
+def test_kinds_are_named_as_kubectl_names_them() -> None:
+    assert {parse_object(f"{name}/x")[0].kind for name in ("deploy", "Deployment", "deployments")} == {"Deployment"}
+    assert {parse_object(f"{name}/x")[0].kind for name in ("cj", "cronjob")} == {"CronJob"}
