@@ -8,7 +8,8 @@ import click
 
 from bench import creates, discover, events, extender, large_pods, mutate, scale, stale, sweep
 from bench.go import BuildFailed
-from tests.e2e.control_plane import NoControlPlane, StartupError
+from tools.component import StartupError
+from tools.control_plane import NoControlPlane
 
 
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})

@@ -17,7 +17,7 @@ from bench import go, seed, servers
 from bench.hooks import MUTATING, VALIDATING, Webhooks, installed, policies_in_effect, simple
 from bench.plane import Plane, await_ready, create_nodes, running_controller, write_quota
 from bench.servers import Server
-from tests.processes import free_ports
+from tools.ports import free_ports
 
 NONE, QUOTA, GO_IDLE, GO_PIN, FLASK_PIN = "none", "resourcequota", "go-idle", "go-pin", "flask-pin"
 CLAIMS_NONE, CLAIMS_OURS, OURS_1 = "claims-none", "claims-ours-1", "ours-1"

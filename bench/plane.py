@@ -20,8 +20,8 @@ import yaml
 
 from tests.builders import LABELS, MODEL
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.control_plane import Settings, running_control_plane
 from tests.processes import ControllerProcess
+from tools.control_plane import Settings, running_control_plane
 from vcuda.kube import QuotaPlace
 from vcuda.ledger.ledger import Ledger
 from vcuda.ledger.text import read_ledger

@@ -4,7 +4,6 @@ import http.client
 import json
 import os
 import signal
-import socket
 import ssl
 import subprocess
 import sysconfig
@@ -323,21 +322,3 @@ def exchange(
     connection.request(method, path, body, dict(headers))
     response = connection.getresponse()
     return Reply(response.status, response.headers, response.read())
-
-
-_RESERVED: list[socket.socket] = []
-
-
-def free_ports(count: int) -> list[int]:
-    """Reserve ``count`` ports until this process ends, for servers of this test alone.
-
-    This process stays bound to each port and never listens on it. The kernel then gives the port to no outgoing
-    connection and to no server that asks for any port, also while the test's server restarts. The option SO_REUSEADDR
-    is set after the bind: a server that names the port may have it, a second call of this function may not.
-    """
-    reserved = [socket.socket() for _ in range(count)]
-    for one in reserved:
-        one.bind(("", 0))
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    _RESERVED.extend(reserved)
-    return [one.getsockname()[1] for one in reserved]

@@ -19,9 +19,9 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.control_plane import ADMIN, ControlPlane, write_kubeconfig
 from tests.e2e.rest import Answer, Rest, api_client, states
 from tests.processes import eventually
+from tools.control_plane import ADMIN, ControlPlane, write_kubeconfig
 from vcuda.kube import Kube
 
 Json = dict[str, Any]

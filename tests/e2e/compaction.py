@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from http import HTTPStatus
 
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.control_plane import ControlPlane
 from tests.processes import eventually
+from tools.control_plane import ControlPlane
 
 COMPACT_REVISION = "compact_rev_key"
 """Where API servers tell each other the version before which nothing is left (``etcd3/compact.go``)."""

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cluster import Cluster, Json, administering
-from tests.e2e.control_plane import ControlPlane, running_control_plane
 from tests.e2e.installation import Installation, account_of, controlling, installed, limited_team, tenant_of
 from tests.e2e.quota_config import named_quota
 from tests.processes import ControllerProcess
+from tools.control_plane import ControlPlane, running_control_plane
 from vcuda.kube import Kube
 
 

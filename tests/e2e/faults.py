@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from tests.e2e.chaos import Callers, Controllers, Victim
-from tests.e2e.control_plane import Component, ControlPlane
 from tests.e2e.dra import claims_path
 from tests.e2e.held_clock import HeldClock
 from tests.e2e.installation import ledger_path
@@ -21,6 +20,8 @@ from tests.e2e.observer import AWAY
 from tests.e2e.quota_config import QuotaConfigMap
 from tests.e2e.rest import Json, Rest
 from tests.processes import WebhookProcess
+from tools.component import Component
+from tools.control_plane import ControlPlane
 
 TICK = 2.0
 CYCLE = 38

@@ -11,9 +11,9 @@ from pathlib import Path
 import urllib3
 
 from tests.e2e.cluster import Cluster
-from tests.e2e.control_plane import write_kubeconfig
 from tests.e2e.installation import make_certificates
 from tests.e2e.json_server import tls
+from tools.control_plane import write_kubeconfig
 
 PASSED_ON = ("Authorization", "Content-Type", "Accept")
 CHUNK = 65536

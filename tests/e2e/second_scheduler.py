@@ -9,10 +9,11 @@ from typing import NamedTuple, Self
 import yaml
 
 from tests.e2e.cluster import Json
-from tests.e2e.control_plane import Component, ControlPlane, Probe
 from tests.e2e.installation import CLIENT
 from tests.e2e.json_server import answering
-from tests.processes import free_ports
+from tools.component import Component, Probe
+from tools.control_plane import ControlPlane
+from tools.ports import free_ports
 from vcuda.tls import LEAF_CERTIFICATE, LEAF_KEY
 
 NAME = "vcuda-scheduler"

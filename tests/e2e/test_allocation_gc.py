@@ -13,11 +13,11 @@ from controller.pods import PodInformer
 from examples.allocations import RECORDED, rfc3339
 from tests.builders import LABELS
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.control_plane import ControlPlane
 from tests.e2e.installation import Installation, controlling
 from tests.e2e.second_scheduler import PREDICATING, REFUSAL, predicating_scheduler
 from tests.e2e.stale_objects import Allocated, await_freed, await_removal_event, is_allocated
 from tests.processes import ControllerProcess
+from tools.control_plane import ControlPlane
 from vcuda.allocations.stale import Removal
 from vcuda.errors import Conflict
 from vcuda.kube import InvolvedObject, Kube, NodeInformer

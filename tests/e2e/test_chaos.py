@@ -36,7 +36,6 @@ from tests.e2e.chaos import (
     templates,
 )
 from tests.e2e.cluster import Cluster, Json, administering
-from tests.e2e.control_plane import ControlPlane, Settings, running_control_plane, second_apiserver
 from tests.e2e.dra import HAMI, NVIDIA, Published, card, claim, claims, claims_path, published, served, shared_card
 from tests.e2e.faults import CYCLE, TICK, Havoc
 from tests.e2e.held_clock import HeldClock, SuspendedWebhook
@@ -57,6 +56,7 @@ from tests.e2e.rest import Answer, Rest
 from tests.e2e.steady import in_threads
 from tests.integration.reviews import gpu_pod
 from tests.processes import ControllerProcess, WebhookProcess, eventually
+from tools.control_plane import ControlPlane, Settings, running_control_plane, second_apiserver
 
 LEDGERS = f"/api/v1/namespaces/{LEDGER_NAMESPACE}/configmaps"
 SECONDS = float(os.environ.get("CHAOS_SECONDS") or CYCLE * TICK)

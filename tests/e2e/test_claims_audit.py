@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cluster import Cluster, Json, administering
-from tests.e2e.control_plane import Settings, running_control_plane
 from tests.e2e.dra import (
     NVIDIA,
     PRODUCTS,
@@ -37,6 +36,7 @@ from tests.e2e.installation import (
 )
 from tests.e2e.quota_config import named_quota
 from tests.processes import ControllerProcess, eventually
+from tools.control_plane import Settings, running_control_plane
 
 A100 = Published(NVIDIA, "a100-1", [card(number, "A100") for number in range(3)])
 H100 = Published(NVIDIA, "h100-1", [card(number, "H100") for number in range(2)])

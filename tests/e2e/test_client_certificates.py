@@ -23,14 +23,15 @@ from certs.client import ADMISSION_CONFIGURATION, KUBECONFIG, admission_configur
 from certs.parsing import read_authority, read_certificates
 from certs.state import Certificates
 from tests.e2e.cluster import Cluster, administering, webhook
-from tests.e2e.control_plane import Settings, running_control_plane
 from tests.e2e.installation import MANIFESTS, SYSTEM_NAMESPACE, account_of, make_certificates
 from tests.e2e.json_server import Server, reviewed, tls
 from tests.e2e.manifests.operations import commands
 from tests.e2e.stage import utc_now
 from tests.e2e.steady import in_threads, plain
 from tests.integration.reviews import card_pod, review_of
-from tests.processes import SCRIPTS, WebhookProcess, eventually, free_ports, serving
+from tests.processes import SCRIPTS, WebhookProcess, eventually, serving
+from tools.control_plane import Settings, running_control_plane
+from tools.ports import free_ports
 from vcuda.x509 import common_name, make_client
 
 pytestmark = pytest.mark.slow

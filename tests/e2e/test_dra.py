@@ -9,7 +9,6 @@ import pytest
 
 from tests.builders import container, pod
 from tests.e2e.cluster import Cluster, Json, administering, is_bound
-from tests.e2e.control_plane import Settings, running_control_plane
 from tests.e2e.dra import (
     EXTENDED,
     EXTENDED_RESOURCE,
@@ -43,6 +42,7 @@ from tests.e2e.installation import (
 )
 from tests.e2e.workloads import workload
 from tests.processes import ControllerProcess
+from tools.control_plane import Settings, running_control_plane
 from vcuda.quota.model import OVER_QUOTA
 
 SLICES = (

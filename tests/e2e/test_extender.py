@@ -19,7 +19,6 @@ from controller.extender.journal import KEY, name_of
 from tests.builders import MODEL, POOL, container, pod
 from tests.e2e.card_check import CORES, INDEX, MEMORY, fits_somewhere, over, taken, wanted
 from tests.e2e.cluster import Cluster, Json, is_bound
-from tests.e2e.control_plane import Component, ControlPlane
 from tests.e2e.installation import (
     CLIENT_NAME,
     SYSTEM_NAMESPACE,
@@ -32,7 +31,10 @@ from tests.e2e.installation import (
 )
 from tests.e2e.second_scheduler import COMPONENT, NAME, Credentials, config_file, scheduling
 from tests.e2e.stage import SLICES
-from tests.processes import ControllerProcess, free_ports
+from tests.processes import ControllerProcess
+from tools.component import Component
+from tools.control_plane import ControlPlane
+from tools.ports import free_ports
 
 NODES, CARDS, CARD_MEMORY = 5, 8, 64
 PODS = 200

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.control_plane import ControlPlane
 from tests.e2e.installation import (
     Installation,
     await_ready,
@@ -23,6 +22,7 @@ from tests.e2e.lossy_proxy import LossyProxy, lossy_proxy
 from tests.e2e.workloads import workload
 from tests.integration.reviews import card_pod, pinned, review_of, with_uid
 from tests.processes import eventually
+from tools.control_plane import ControlPlane
 from vcuda.quota.model import NOT_MUTATED
 
 Team = Callable[[Json], str]

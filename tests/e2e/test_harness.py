@@ -5,16 +5,10 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cluster import Cluster
-from tests.e2e.control_plane import (
-    NoControlPlane,
-    Settings,
-    StartupError,
-    lay_out,
-    prepare,
-    running_control_plane,
-)
 from tests.e2e.rest import warning_text
 from tests.integration.reviews import gpu_pod
+from tools.component import StartupError
+from tools.control_plane import NoControlPlane, Settings, lay_out, prepare, running_control_plane
 
 
 def test_a_state_that_does_not_come_is_a_timeout_that_shows_the_object(cluster: Cluster, namespace: str) -> None:

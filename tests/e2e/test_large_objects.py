@@ -13,7 +13,6 @@ import pytest
 from tests.builders import MODEL
 from tests.e2e.chaos import kernel_says
 from tests.e2e.cluster import Cluster, Json, administering
-from tests.e2e.control_plane import running_control_plane
 from tests.e2e.dra import NVIDIA, Published, card, published, require_dra, served, template
 from tests.e2e.installation import (
     Installation,
@@ -30,6 +29,7 @@ from tests.e2e.rest import Answer
 from tests.e2e.steady import in_threads
 from tests.integration.reviews import card_pod, gpu_pod
 from tests.processes import ControllerProcess, eventually
+from tools.control_plane import running_control_plane
 
 MOST_OF_REPLICA, MOST_OF_CONTROLLER = 256, 256
 """MiB that a replica and a controller may take at most: half and a quarter of their limits."""

@@ -13,7 +13,6 @@ from prometheus_client import CollectorRegistry
 from controller.manager import Leader
 from controller.settle.charge_ages import SettleTiming
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.control_plane import ControlPlane
 from tests.e2e.installation import (
     LEASE,
     LEASES,
@@ -34,6 +33,7 @@ from tests.e2e.installation import (
 )
 from tests.integration.reviews import card_pod
 from tests.processes import ControllerProcess
+from tools.control_plane import ControlPlane
 from vcuda.errors import ApiError, Unavailable
 from vcuda.kube import Kube, Params, QuotaPlace, Stream
 from vcuda.placement.affinity import NodeLabels

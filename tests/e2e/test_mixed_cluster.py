@@ -16,13 +16,13 @@ import pytest
 
 from tests.builders import MODEL, POOL
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.control_plane import ControlPlane
 from tests.e2e.installation import Installation, await_nodes, installed
 from tests.e2e.json_server import answering
 from tests.e2e.manifests.operations import commands
 from tests.e2e.second_scheduler import scheduling, written
 from tests.integration.reviews import gpu_pod
 from tests.processes import SCRIPTS
+from tools.control_plane import ControlPlane
 from vcuda.placement.registers import ANNOTATIONS
 from vcuda.requests.schemes import HAMI
 

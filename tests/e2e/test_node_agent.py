@@ -15,11 +15,11 @@ import pytest
 
 from controller.garbage.node.names import TRASH
 from tests.e2e.cluster import Cluster
-from tests.e2e.control_plane import ControlPlane
 from tests.e2e.installation import account_of, tenant_of
 from tests.integration.node.disk import Disk, snapshot, uid
 from tests.integration.reviews import card_pod
 from tests.processes import SCRIPTS, NodeProcess
+from tools.control_plane import ControlPlane
 
 pytestmark = [pytest.mark.slow, pytest.mark.one_version]
 

@@ -15,8 +15,8 @@ import structlog
 
 from tests.e2e.cluster import Cluster, streams_lists
 from tests.e2e.compaction import expire, token_of
-from tests.e2e.control_plane import ControlPlane
 from tests.integration.rounds import running
+from tools.control_plane import ControlPlane
 from vcuda.errors import ApiError, Conflict, NotFound, Unavailable
 from vcuda.kube import MERGE_PATCH, Kube, Params, Reflector, Stream
 from vcuda.kube.watch import INITIAL_EVENTS, Watches

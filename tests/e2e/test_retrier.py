@@ -12,11 +12,12 @@ import pytest
 from tests.builders import MODEL
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.conftest import require
-from tests.e2e.control_plane import Component, ControlPlane
 from tests.e2e.installation import Installation, await_committed, limited_team
 from tests.e2e.workloads import was_told, workload
 from tests.integration.reviews import card_pod
 from tests.processes import ControllerProcess, WebhookProcess
+from tools.component import Component
+from tools.control_plane import ControlPlane
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("controller_manager")]
 

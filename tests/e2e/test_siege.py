@@ -18,7 +18,6 @@ from tests.e2e.attackers import ALLOWED, Siege, prepare
 from tests.e2e.chaos import OVER_QUOTA, STORED, Callers, kernel_says, reason
 from tests.e2e.cluster import Cluster, administering
 from tests.e2e.confined import MemoryGroup, memory_group, memory_limit
-from tests.e2e.control_plane import Settings, running_control_plane
 from tests.e2e.dra import claims_path, published, served
 from tests.e2e.installation import SERVED_BY, Installation, await_ready, flags_of, policies, registered, running
 from tests.e2e.large_attackers import LargeSiege
@@ -28,6 +27,7 @@ from tests.e2e.steady import in_threads
 from tests.e2e.test_chaos import HALF, MAX_TERMINATING, SECONDS, SLICES, STORABLE, in_cores
 from tests.integration.reviews import gpu_pod
 from tests.processes import SCRIPTS, ControllerProcess, OwnProcess, WebhookProcess
+from tools.control_plane import Settings, running_control_plane
 
 Attack = Callable[[threading.Event], None]
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cluster import Cluster, Json, administering
-from tests.e2e.control_plane import Settings, running_control_plane
 from tests.e2e.dra import (
     NVIDIA,
     Published,
@@ -30,6 +29,7 @@ from tests.e2e.installation import (
     tenant_of,
 )
 from tests.processes import eventually
+from tools.control_plane import Settings, running_control_plane
 from vcuda.ledger.ledger import LEAST_TERMINATING_SECONDS, Ledger, Terminating
 from vcuda.quota.model import Charge
 

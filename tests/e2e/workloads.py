@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager
 from http import HTTPStatus
 
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.control_plane import Component
 from tests.e2e.steady import in_threads
 from tests.integration.reviews import card_pod, gpu_pod, on_m40
+from tools.component import Component
 
 HUNDREDTH = {"nvidia.com/vcuda-core": "1", "nvidia.com/vcuda-memory": "1"}
 RETRIED = "quota.vcuda.io/retried-at"

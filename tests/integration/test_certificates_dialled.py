@@ -23,7 +23,7 @@ from controller.certificates import (
 )
 from tests.api_double import ApiDouble, Delivery, Effect, delivered, lost_request
 from tests.integration.tls_echo import Echo, echoing
-from tests.processes import free_ports
+from tools.ports import free_ports
 from vcuda.tls import serving_files, write_files
 from vcuda.x509 import DEVELOPMENT, Signed, make_authority, make_leaf
 

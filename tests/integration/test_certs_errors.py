@@ -16,8 +16,8 @@ from certs.rotation import MAX_ATTEMPTS, MAX_STEPS, Rotation
 from certs.state import State
 from certs.steps import Done, End, MakeAuthority, RotationPolicy, SeenFor, StepRefused, Write, WriteBundles
 from tests.integration.scripted import Answer, Script, status, write_kubeconfig
-from tests.processes import free_ports
 from tests.rotation_world import NEW, POLICY, World, healthy
+from tools.ports import free_ports
 from vcuda.errors import Conflict, Forbidden, Unavailable
 from vcuda.kube import Kube
 

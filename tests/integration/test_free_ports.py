@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from tests.processes import free_ports
+from tools.ports import free_ports
 
 
 def test_a_server_listens_on_a_reserved_port_again_and_again() -> None:

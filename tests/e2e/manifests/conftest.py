@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cluster import Cluster, administering
-from tests.e2e.control_plane import ControlPlane, Settings, running_control_plane
 from tests.e2e.manifests.audit import AuditLog
+from tools.control_plane import ControlPlane, Settings, running_control_plane
 
 POLICY = {
     "apiVersion": "audit.k8s.io/v1",

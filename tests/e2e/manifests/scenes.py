@@ -11,7 +11,6 @@ from controller.certificates import REASON
 from tests.builders import MODEL
 from tests.e2e import installation
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.control_plane import ControlPlane
 from tests.e2e.json_server import tls
 from tests.e2e.manifests.system import NODE, System
 from tests.e2e.quota_config import QuotaConfigMap
@@ -22,6 +21,7 @@ from tests.e2e.workloads import check_retried
 from tests.integration.reviews import card_pod
 from tests.integration.tls_echo import echoing
 from tests.processes import ControllerProcess, WebhookProcess
+from tools.control_plane import ControlPlane
 from vcuda.kube.objects import MANAGED_BY, SERVICE_NAME
 from vcuda.ledger.text import read_ledger
 from vcuda.requests.schemes import GPU_MANAGER

@@ -14,14 +14,15 @@ from pathlib import Path
 import yaml
 
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.control_plane import Component
 from tests.e2e.installation import LEASES, SYSTEM_NAMESPACE, drop_lease
 from tests.e2e.manifests.balancer import Balancer, balancing
 from tests.e2e.second_scheduler import NAME as SCHEDULER, Credentials, config_file, scheduling
 from tests.e2e.stage import CORE, SLICES, own_address
 from tests.kubectl import kubectl
-from tests.processes import SCRIPTS, ControllerProcess, NodeProcess, WebhookProcess, eventually, free_ports
+from tests.processes import SCRIPTS, ControllerProcess, NodeProcess, WebhookProcess, eventually
 from tests.rendered import composed, container, label, one, pod_spec, rendered
+from tools.component import Component
+from tools.ports import free_ports
 
 NODE = "gpu-1"
 CERTIFICATES = "vcuda-certs-first"

@@ -13,7 +13,6 @@ import pytest
 
 from tests.builders import MODEL
 from tests.e2e.cluster import Cluster, Json, administering
-from tests.e2e.control_plane import Settings, running_control_plane
 from tests.e2e.installation import SYSTEM_NAMESPACE, await_enforced, await_published
 from tests.e2e.manifests.balancer import Balancer, balancing
 from tests.e2e.manifests.operations import NOTHING, TEAM, commands, run
@@ -23,6 +22,7 @@ from tests.helm import CHART, program
 from tests.integration.reviews import card_pod, gpu_pod
 from tests.processes import SCRIPTS, eventually
 from tests.rendered import MANIFESTS, container
+from tools.control_plane import Settings, running_control_plane
 
 DEPLOYMENT = f"/apis/apps/v1/namespaces/{SYSTEM_NAMESPACE}/deployments/vcuda-webhook"
 JOBS = f"/apis/batch/v1/namespaces/{SYSTEM_NAMESPACE}/jobs"

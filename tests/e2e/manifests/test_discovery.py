@@ -11,12 +11,12 @@ from examples.discovery import A100_PRODUCT, features, hami
 from tests.builders import MODEL, vcuda_pod
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.conftest import require
-from tests.e2e.control_plane import ControlPlane
 from tests.e2e.installation import await_enforced
 from tests.e2e.manifests.audit import AuditLog
 from tests.e2e.manifests.system import System, applied
 from tests.gpuquota import run
 from tests.processes import ControllerProcess, eventually
+from tools.control_plane import ControlPlane
 from vcuda.discovery.sources import DISCOVERED
 
 BY_PRODUCT, BY_ROW, MISSPELT = TEAMS = "team-product", "team-row", "team-misspelt"

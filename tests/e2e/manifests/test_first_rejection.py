@@ -8,11 +8,11 @@ from examples.discovery import features, hami
 from tests.builders import MODEL
 from tests.e2e.cluster import Cluster
 from tests.e2e.conftest import require
-from tests.e2e.control_plane import ControlPlane
 from tests.e2e.installation import await_enforced, await_published
 from tests.e2e.manifests.operations import DOCS, REGISTERED, commands, refused_run, run
 from tests.e2e.manifests.system import System, applied
 from tests.e2e.test_mixed_cluster import hami_scheduler
+from tools.control_plane import ControlPlane
 
 TEAM = "team-mixed"
 NODES = ("mixed-hami", "mixed-plain")

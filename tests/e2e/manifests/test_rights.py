@@ -13,13 +13,13 @@ import yaml
 
 from tests.e2e.cluster import Cluster, Json, streams_lists
 from tests.e2e.conftest import require
-from tests.e2e.control_plane import ControlPlane
 from tests.e2e.dra import FROM_MINOR, VERSION
 from tests.e2e.manifests import audit, scenes
 from tests.e2e.manifests.system import NODE, System, applied, user_of
 from tests.e2e.stage import own_address
-from tests.processes import free_ports
 from tests.rendered import MANIFESTS, composed, ours, rendered
+from tools.control_plane import ControlPlane
+from tools.ports import free_ports
 from vcuda.kube import Kube
 
 # The first test waits for two whole lives of the system, one after the other.

@@ -1,29 +1,24 @@
-"""A real Kubernetes control plane for tests: etcd, kube-apiserver, and where present scheduler and controller manager.
+"""A real Kubernetes control plane: etcd, kube-apiserver, and where present scheduler and controller manager.
 
 Everything listens on 127.0.0.1, on free ports, and keeps its files in one fresh directory. There is no kubelet.
 """
 
-import http.client
 import json
 import os
 import re
 import secrets
 import shutil
-import signal
-import ssl
 import subprocess
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field, replace
-from http import HTTPStatus
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from tests.processes import free_ports
+from tools.component import Component, Probe
+from tools.ports import free_ports
 
 ADMIN = "admin"
 CLIENTS = SCHEDULER, CONTROLLER_MANAGER = "kube-scheduler", "kube-controller-manager"
@@ -73,13 +68,13 @@ class ControlPlane:
     kubeconfig: Path
     tokens: dict[str, str]
     minor: int
-    etcd: "Component"
-    apiserver: "Component"
-    scheduler: "Component | None"
-    controller_manager: "Component | None"
+    etcd: Component
+    apiserver: Component
+    scheduler: Component | None
+    controller_manager: Component | None
 
     @property
-    def components(self) -> "tuple[Component, ...]":
+    def components(self) -> tuple[Component, ...]:
         every = (self.etcd, self.apiserver, self.scheduler, self.controller_manager)
         return tuple(component for component in every if component is not None)
 
@@ -161,7 +156,7 @@ def prepare(layout: "Layout", settings: Settings) -> ControlPlane:
     )
 
 
-def etcd(layout: "Layout", settings: Settings) -> "Component":
+def etcd(layout: "Layout", settings: Settings) -> Component:
     """One member, without fsync: its data need not outlive the machine."""
     flags = [
         f"--data-dir={layout.directory / 'etcd'}",
@@ -173,7 +168,7 @@ def etcd(layout: "Layout", settings: Settings) -> "Component":
     return component("etcd", layout, settings, flags, Probe(layout.etcd_port, "/health"))
 
 
-def apiserver(layout: "Layout", settings: Settings, token: str) -> "Component":
+def apiserver(layout: "Layout", settings: Settings, token: str) -> Component:
     """RBAC on, static tokens, TokenRequest possible; ready once its start-up hooks are done."""
     issuer = "https://kubernetes.default.svc"
     flags = [
@@ -199,7 +194,7 @@ def apiserver(layout: "Layout", settings: Settings, token: str) -> "Component":
     return component("kube-apiserver", layout, settings, flags, ready)
 
 
-def controller_manager(layout: "Layout", settings: Settings) -> "Component | None":
+def controller_manager(layout: "Layout", settings: Settings) -> Component | None:
     """All controllers but those that would judge our nodes by the kubelet they do not have."""
     flags = (
         "--controllers=*,-nodelifecycle,-ttl,-nodeipam",
@@ -210,7 +205,7 @@ def controller_manager(layout: "Layout", settings: Settings) -> "Component | Non
     return client_of(CONTROLLER_MANAGER, layout, settings, layout.manager_port, *flags)
 
 
-def client_of(name: str, layout: "Layout", settings: Settings, port: int, *flags: str) -> "Component | None":
+def client_of(name: str, layout: "Layout", settings: Settings, port: int, *flags: str) -> Component | None:
     """A server of the binaries that is a client of the API server; None where they lack it."""
     if not layout.has(name):
         return None
@@ -224,7 +219,7 @@ def client_of(name: str, layout: "Layout", settings: Settings, port: int, *flags
     return component(name, layout, settings, [*common, *flags], Probe(port, "/healthz", layout.certificate(name)))
 
 
-def component(name: str, layout: "Layout", settings: Settings, arguments: list[str], ready: "Probe") -> "Component":
+def component(name: str, layout: "Layout", settings: Settings, arguments: list[str], ready: Probe) -> Component:
     command = (str(layout.assets / name), *arguments)
     return Component(name, command, layout.directory / f"{name}.log", ready, settings.startup_timeout)
 
@@ -285,142 +280,15 @@ class Layout:
         return os.access(self.assets / program, os.X_OK)
 
 
-LOG_TAIL_LINES = 30
-POLL_SECONDS = 0.05
-
-
-class StartupError(Exception):
-    """A component ended, or was not ready in time; the message holds the end of its log."""
-
-
-@dataclass
-class Component:
-    """A server started as ``command``, that is ready once ``ready`` answers true.
-
-    ``log`` receives standard output and error, over all restarts. ``timeout`` is how long a start may take, in seconds.
-    """
-
-    name: str
-    command: tuple[str, ...]
-    log: Path
-    ready: Callable[[], bool]
-    timeout: float
-    _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    @property
-    def pid(self) -> int:
-        """The process id; RuntimeError where it does not run."""
-        return self._handle().pid
-
-    def launch(self) -> None:
-        """Start the process and return at once; follow with ``await_ready``.
-
-        The kernel ends the process when the thread that started it does, so that a killed test run leaves nothing
-        behind (PR_SET_PDEATHSIG in prctl(2)); hence only the main thread may call this.
-        """
-        if self.running:
-            raise RuntimeError(f"{self.name} is running already")
-        if threading.current_thread() is not threading.main_thread():
-            raise RuntimeError(f"start {self.name} from the main thread: it would end together with any other")
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                ("setpriv", "--pdeathsig", "KILL", "--", *self.command),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for the tests, whose teardown then stops this in order
-            )
-
-    def await_ready(self) -> None:
-        """Return once it serves; StartupError where it ends first or takes longer than ``timeout``."""
-        deadline = time.monotonic() + self.timeout
-        while not self.ready():
-            if not self._ended_within(POLL_SECONDS) and time.monotonic() < deadline:
-                continue
-            late, status = f"not ready after {self.timeout:g} s", f"exit status {self._handle().returncode}"
-            tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
-            raise StartupError(f"{self.name}: {late if self.running else status}; the end of {self.log}:\n{tail}")
-
-    def start(self) -> None:
-        self.launch()
-        self.await_ready()
-
-    def kill(self) -> None:
-        """SIGKILL, as a crash; returns once the process is gone. ``start`` brings it back on the same port and data."""
-        self._handle().kill()
-        self._handle().wait()
-
-    def stop(self, grace: float = 10) -> None:
-        """SIGTERM, and SIGKILL after ``grace`` seconds; returns once it is gone, at once where it does not run."""
-        if not self.running:
-            return
-        self._handle().send_signal(signal.SIGTERM)
-        if not self._ended_within(grace):
-            self.kill()
-
-    @contextmanager
-    def away(self, end: Callable[[], None] | None = None) -> Iterator[None]:
-        """`with` this it does not run, ended by ``end``: by `stop`, else."""
-        (end or self.stop)()
-        try:
-            yield
-        finally:
-            self.start()
-
-    def _handle(self) -> subprocess.Popen[bytes]:
-        if self._process is None:
-            raise RuntimeError(f"{self.name} was never started")
-        return self._process
-
-    def _ended_within(self, seconds: float) -> bool:
-        try:
-            self._handle().wait(seconds)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
-
-
-TIMEOUT_SECONDS = 2
-
-
-@dataclass(frozen=True)
-class Probe:
-    """Calls to true once GET ``path`` on ``port`` of 127.0.0.1 answers 200; over TLS with a ``ca_file``."""
-
-    port: int
-    path: str
-    ca_file: Path | None = None
-    token: str = ""
-
-    def __call__(self) -> bool:
-        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        try:
-            with closing(self._connection()) as connection:
-                connection.request("GET", self.path, headers=headers)
-                return connection.getresponse().status == HTTPStatus.OK
-        except (OSError, http.client.HTTPException):  # not up yet: its certificate is not written, or it refuses
-            return False
-
-    def _connection(self) -> http.client.HTTPConnection:
-        if self.ca_file is None:
-            return http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_SECONDS)
-        context = ssl.create_default_context(cafile=self.ca_file)
-        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=TIMEOUT_SECONDS, context=context)
-
-
 def write_kubeconfig(path: Path, server: str, ca_file: Path, token: str) -> None:
     """Write a kubeconfig for the bearer of ``token`` at ``server``, whose certificate ``ca_file`` signs."""
     document = {
         "apiVersion": "v1",
         "kind": "Config",
-        "clusters": [{"name": "e2e", "cluster": {"server": server, "certificate-authority": str(ca_file)}}],
+        "clusters": [{"name": "local", "cluster": {"server": server, "certificate-authority": str(ca_file)}}],
         "users": [{"name": "bearer", "user": {"token": token}}],
-        "contexts": [{"name": "e2e", "context": {"cluster": "e2e", "user": "bearer"}}],
-        "current-context": "e2e",
+        "contexts": [{"name": "local", "context": {"cluster": "local", "user": "bearer"}}],
+        "current-context": "local",
     }
     path.touch(mode=0o600)
     path.write_text(json.dumps(document))

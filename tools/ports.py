@@ -1,0 +1,20 @@
+"""Free ports of this machine, reserved for the servers of this process."""
+
+import socket
+
+_RESERVED: list[socket.socket] = []
+
+
+def free_ports(count: int) -> list[int]:
+    """Reserve ``count`` ports until this process ends, for its servers alone.
+
+    This process stays bound to each port and never listens on it. The kernel then gives the port to no outgoing
+    connection and to no server that asks for any port, also while one of these servers restarts. The option
+    SO_REUSEADDR is set after the bind: a server that names the port may have it, a second call here may not.
+    """
+    reserved = [socket.socket() for _ in range(count)]
+    for one in reserved:
+        one.bind(("", 0))
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    _RESERVED.extend(reserved)
+    return [one.getsockname()[1] for one in reserved]
