@@ -97,6 +97,15 @@ class Component:
             self.kill()
 
     @contextmanager
+    def started(self) -> Iterator["Component"]:
+        """`with` this it runs: it is ready inside, and has ended after it."""
+        try:
+            self.start()
+            yield self
+        finally:
+            self.stop()
+
+    @contextmanager
     def away(self, end: Callable[[], None] | None = None) -> Iterator[None]:
         """`with` this it does not run, ended by ``end``: by `stop`, else."""
         (end or self.stop)()

@@ -74,11 +74,8 @@ def scheduling(control_plane: ControlPlane, *flags: str) -> Iterator[Component]:
     ready = Probe(port, "/healthz", certs / "kube-scheduler.crt")
     command = (str(control_plane.assets / "kube-scheduler"), *common, *flags)
     scheduler = Component(NAME, command, log, ready, control_plane.settings.startup_timeout)
-    try:
-        scheduler.start()
+    with scheduler.started():
         yield scheduler
-    finally:
-        scheduler.stop()
 
 
 def decide(pod: Json, nodes: Json) -> Json:

@@ -1,0 +1,163 @@
+"""The command: starts the parts one after the other, changes the teams' workloads, and stops everything at the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import click
+
+from examples.playground.cluster import Cluster, create_nodes, hami_scheduler, kwok, nodes, running_cluster
+from examples.playground.play import PartEnded, count_rejected, count_running, play
+from examples.playground.programs import Unusable, link_commands, provide
+from examples.playground.system import NotInstalled, System, apply, apply_system
+from examples.playground.teams import ALL, deployment_manifest, namespace_manifest, quota_manifest
+from examples.playground.texts import verdict, welcome
+from tools.component import Component, StartupError
+from tools.control_plane import ADMIN, write_kubeconfig
+from vcuda.errors import VcudaError
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+INTERRUPTED = 130
+"""The exit status if a signal arrived before the playground had done its part."""
+
+
+class Stopped(BaseException):
+    """A signal asks the playground to end."""
+
+
+class NothingShown(Exception):
+    """The teams' workloads did not show what they are for; the message has what is missing."""
+
+
+FAILURES = (Unusable, NotInstalled, PartEnded, NothingShown, StartupError, VcudaError, OSError)
+
+
+@dataclass(frozen=True)
+class Playground:
+    """A playground that is ready.
+
+    ``cluster``: its cluster.
+    ``system``: this system in that cluster.
+    ``parts``: all processes.
+    """
+
+    cluster: Cluster
+    system: System
+    parts: tuple[Component, ...]
+
+
+@click.command()
+@click.option("--seconds", type=click.FloatRange(min=1), help="End after so long.  [default: at Ctrl-C]")
+@click.option("--seed", type=int, default=1, show_default=True, help="Another number gives other changes.")
+def main(seconds: float | None, seed: int) -> None:
+    """Run a Kubernetes control plane on this machine, with simulated GPU nodes, this system, and three busy teams.
+
+    The control plane and this system are real. The nodes, their 8 A100 and 16 T4 cards, and the containers are
+    simulated. The programs of the control plane are built once, which needs Go and about 6 minutes. Everything listens
+    on 127.0.0.1, and ends with this command. With --seconds the command also checks that a pod was admitted and one was
+    rejected.
+
+    \b
+    Examples:
+      python -m examples.playground
+      python -m examples.playground --seconds 60
+
+    Exit status: 0 stopped by Ctrl-C, or after --seconds; 1 a part failed, or nothing was admitted or rejected in
+    --seconds; 130 stopped before that.
+    """
+    for number in SIGNALS:
+        signal.signal(number, _stop)
+    try:
+        with tempfile.TemporaryDirectory(prefix="vcuda-playground-") as scratch, ExitStack() as stack:
+            try:
+                playground = start(Path(scratch), stack)
+                run(playground, seed, seconds)
+            finally:
+                # Nothing may interrupt what follows, or it would leave something behind.
+                for number in SIGNALS:
+                    signal.signal(number, signal.SIG_IGN)
+                click.echo("\nStopping …")
+    except Stopped:
+        sys.exit(INTERRUPTED)
+    except FAILURES as error:
+        raise click.ClickException(str(error)) from error
+    click.echo("All processes have ended, and their files are deleted.")
+
+
+def start(directory: Path, stack: ExitStack) -> Playground:
+    """Start every part, and print how to use them. ``stack`` stops the parts again.
+
+    Raises one of `FAILURES` if a part does not start.
+    """
+    click.echo("Preparing the programs. The first time builds them, in about 6 minutes.")
+    programs = provide(directory / "programs", os.environ)
+    with step("Starting etcd, kube-apiserver, kube-scheduler and kube-controller-manager"):
+        cluster = stack.enter_context(running_cluster(programs, directory / "control-plane"))
+    with step("Starting 6 simulated nodes with 8 A100 and 16 T4 cards"):
+        simulators = [stack.enter_context(part.started()) for part in (kwok(cluster), hami_scheduler(cluster))]
+        create_nodes(cluster.kube, list(nodes()))
+    with step("Installing vcuda quota: manifests, certificates, webhook and controller"):
+        system = apply_system(cluster, directory)
+        system.issue_certificates()
+        ours = [stack.enter_context(part.started()) for part in (system.webhook(), system.controller())]
+        system.register()
+    with step("Creating the quota and the workloads of three teams"):
+        apply(cluster, [*map(namespace_manifest, ALL), quota_manifest()])
+        system.await_admission()
+        apply(cluster, [deployment_manifest(team) for team in ALL])
+        system.await_usage()
+    commands = directory / "bin"
+    link_commands(commands, programs)
+    write_kubeconfig(directory / "kubeconfig", cluster.plane.server, cluster.plane.ca_file, cluster.plane.tokens[ADMIN])
+    click.echo(welcome(directory, commands, system.page))
+    return Playground(cluster, system, (*cluster.plane.components, *simulators, *ours))
+
+
+def run(playground: Playground, seed: int, seconds: float | None) -> None:
+    """Change the workloads until Ctrl-C, or for so many seconds.
+
+    Raises PartEnded if a part ends. After ``seconds`` raises NothingShown if nothing was admitted or rejected.
+    """
+    kube = playground.cluster.kube
+    if seconds is None:
+        click.echo("The teams are busy. Ctrl-C stops everything.")
+        with suppress(Stopped):
+            play(kube, playground.parts, seed, None)
+        return
+    click.echo(f"The teams are busy for {seconds:g} s.")
+    play(kube, playground.parts, seed, seconds)
+    running, rejected = count_running(kube), count_rejected(kube)
+    click.echo(f"{running} pods run, and {rejected} workloads had a pod rejected.")
+    if problem := verdict(running, rejected):
+        raise NothingShown(problem)
+
+
+@contextmanager
+def step(what: str) -> Iterator[None]:
+    """Print what is done in the block, and afterwards how long it took."""
+    click.echo(f"{what} … ", nl=False)
+    began = time.monotonic()
+    try:
+        yield
+    except BaseException:
+        click.echo()
+        raise
+    click.echo(f"{time.monotonic() - began:.0f} s")
+
+
+def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise Stopped
+
+
+if __name__ == "__main__":
+    main()

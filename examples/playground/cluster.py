@@ -1,0 +1,134 @@
+"""The cluster of the playground: a real control plane, a scheduler in HAMi's place, and nodes that kwok simulates."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from examples.discovery import A100_PRODUCT, T4, features, hami
+from examples.playground.programs import Programs
+from tools.component import Component, Probe
+from tools.control_plane import SCHEDULER, ControlPlane, Settings, running_control_plane
+from tools.ports import free_ports
+from vcuda.errors import NotFound
+from vcuda.kube import MERGE_PATCH, Kube
+from vcuda.requests.schemes import HAMI
+
+Json = dict[str, Any]
+
+HAMI_SCHEDULER = "hami-scheduler"
+START_SECONDS = 60.0
+MACHINE = {"cpu": "64", "memory": "256Gi", "pods": "250"}
+CARDS_PER_NODE = 4
+SHARES_PER_CARD = 2
+"""HAMi lets so many pods share a card here."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running cluster.
+
+    ``programs``: the programs that it was started from.
+    ``plane``: the control plane.
+    ``kube``: a client with the rights of the administrator.
+    """
+
+    programs: Programs
+    plane: ControlPlane
+    kube: Kube
+
+
+@contextmanager
+def running_cluster(programs: Programs, directory: Path) -> Iterator[Cluster]:
+    """Start etcd, kube-apiserver and the two controllers, with their files in ``directory``. There is no node yet.
+
+    Raises StartupError if one of them does not start.
+    """
+    # The API server calls the webhook's Service by its external name, which leads to this machine.
+    flags = ("--enable-aggregator-routing=false",)
+    settings = Settings(users=(), apiserver_flags=flags, startup_timeout=START_SECONDS, own_identities=True)
+    with (
+        running_control_plane(programs.directory, directory, settings) as plane,
+        closing(Kube.connect(plane.kubeconfig)) as kube,
+    ):
+        yield Cluster(programs, plane, kube)
+
+
+def hami_scheduler(cluster: Cluster) -> Component:
+    """Return a kube-scheduler that binds the pods that name HAMi's scheduler.
+
+    It counts only the number of a pod's cards. So no node may offer more of these than its cards can be shared by.
+    """
+    directory, [port] = cluster.plane.directory, free_ports(1)
+    shares = {"ignoredResources": [name for name in HAMI.resources if name != HAMI.main_resource]}
+    profile = {"schedulerName": HAMI_SCHEDULER, "pluginConfig": [{"name": "NodeResourcesFit", "args": shares}]}
+    config = {
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "clientConnection": {"kubeconfig": str(directory / f"{SCHEDULER}.kubeconfig")},
+        "leaderElection": {"leaderElect": False},
+        "profiles": [profile],
+    }
+    file, certificates = directory / "hami-scheduler.json", directory / "certs-hami-scheduler"
+    file.write_text(json.dumps(config))
+    flags = (f"--config={file}", "--bind-address=127.0.0.1", f"--secure-port={port}", f"--cert-dir={certificates}")
+    command = (str(cluster.programs.path_of(SCHEDULER)), *flags)
+    ready = Probe(port, "/healthz", certificates / f"{SCHEDULER}.crt")
+    return Component(HAMI_SCHEDULER, command, directory / "hami-scheduler.log", ready, START_SECONDS)
+
+
+def kwok(cluster: Cluster) -> Component:
+    """Return the process that plays the kubelet of every node."""
+    [port] = free_ports(1)
+    flags = (
+        f"--kubeconfig={cluster.plane.kubeconfig}",
+        "--manage-all-nodes=true",
+        "--cidr=10.9.0.0/16",
+        "--node-ip=10.8.0.1",
+        f"--server-address=127.0.0.1:{port}",
+        *(f"--config={stage}" for stage in cluster.programs.stages),
+    )
+    command = (str(cluster.programs.path_of("kwok")), *flags)
+    return Component("kwok", command, cluster.plane.directory / "kwok.log", Probe(port, "/healthz"), START_SECONDS)
+
+
+def nodes() -> Iterator[Json]:
+    """Yield 2 nodes with 4 A100 cards each, and 4 nodes with 4 T4 cards each that HAMi shares."""
+    cards = str(CARDS_PER_NODE)
+    for number in (1, 2):
+        yield _node(f"a100-{number}", features(A100_PRODUCT, cards, "40960", cards))
+    for number in (1, 2, 3, 4):
+        offered = str(CARDS_PER_NODE * SHARES_PER_CARD)
+        yield _node(f"t4-{number}", hami(*[T4] * CARDS_PER_NODE, offered=offered, memory=15360))
+
+
+def _node(name: str, described: Json) -> Json:
+    quantities = {**MACHINE, **described["allocatable"]}
+    labels = {"kubernetes.io/hostname": name, **described.get("labels", {})}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": labels, "annotations": described.get("annotations", {})},
+        "status": {"capacity": quantities, "allocatable": quantities},
+    }
+
+
+def create_nodes(kube: Kube, manifests: Sequence[Json]) -> None:
+    """Create the nodes, and let the schedulers use them."""
+    for manifest in manifests:
+        kube.post("/api/v1/nodes", msgspec.json.encode(manifest))
+        # Admission taints every new node, and the controller that removes the taint judges by a kubelet's Leases.
+        untainted = msgspec.json.encode({"spec": {"taints": None}})
+        kube.patch(f"/api/v1/nodes/{manifest['metadata']['name']}", untainted, MERGE_PATCH)
+
+
+def read_json(kube: Kube, path: str) -> Json | None:
+    """Return an object of the API server; None if there is none."""
+    try:
+        return msgspec.json.decode(kube.get(path), type=Json)
+    except NotFound:
+        return None

@@ -1,0 +1,70 @@
+"""The changes of the teams' workloads as requests, and what became of them."""
+
+import contextlib
+import time
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from controller.plugin.refused import read_refusals
+from examples.playground.teams import TEAMS, Change, Scale, changes, job_manifest
+from tools.component import Component
+from vcuda.errors import VcudaError
+from vcuda.kube import MERGE_PATCH, Kube
+
+CHANGE_SECONDS = 4.0
+"""Seconds between two changes."""
+
+NAMESPACES = frozenset(team.namespace for team in TEAMS)
+
+
+class PartEnded(Exception):
+    """A part of the playground ended by itself; the message has the end of its log."""
+
+
+def play(kube: Kube, parts: Sequence[Component], seed: int, seconds: float | None) -> None:
+    """Change the workloads for so many seconds, or without end if ``seconds`` is None.
+
+    Raises PartEnded if a part ends meanwhile.
+    """
+    deadline = None if seconds is None else time.monotonic() + seconds
+    for change in changes(seed):
+        # The reader may have deleted the Deployment or the namespace. The next change is then another one.
+        with contextlib.suppress(VcudaError):
+            make(kube, change)
+        left = CHANGE_SECONDS if deadline is None else deadline - time.monotonic()
+        if left <= 0:
+            return
+        time.sleep(min(left, CHANGE_SECONDS))
+        check_running(parts)
+
+
+def make(kube: Kube, change: Change) -> None:
+    """Send a change to the API server. Raises VcudaError if it is refused."""
+    if isinstance(change, Scale):
+        path = f"/apis/apps/v1/namespaces/{change.namespace}/deployments/{change.deployment}"
+        kube.patch(path, msgspec.json.encode({"spec": {"replicas": change.replicas}}), MERGE_PATCH)
+    else:
+        path = f"/apis/batch/v1/namespaces/{change.namespace}/jobs"
+        kube.post(path, msgspec.json.encode(job_manifest(change)))
+
+
+def check_running(parts: Iterable[Component]) -> None:
+    for part in parts:
+        if not part.running:
+            raise PartEnded(part.failure())
+
+
+def count_running(kube: Kube) -> int:
+    """Return how many pods of the teams run."""
+    pages = (
+        page
+        for namespace in NAMESPACES
+        for page in kube.list_pages(f"/api/v1/namespaces/{namespace}/pods", {"fieldSelector": "status.phase=Running"})
+    )
+    return sum(len(page.items) for page in pages)
+
+
+def count_rejected(kube: Kube) -> int:
+    """Return how many workloads of the teams had a pod rejected."""
+    return sum(refused.namespace in NAMESPACES for refused in read_refusals(kube, None))

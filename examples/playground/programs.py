@@ -1,0 +1,138 @@
+"""The programs that the playground runs. They are built from Go modules, or found on PATH."""
+
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sysconfig
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.control_plane import CONTROLLER_MANAGER, SCHEDULER
+
+ROOT = Path(__file__).parents[2]
+KUBERNETES, ETCD, KWOK = "v1.37.2", "v3.6.16", "v0.8.0"
+"""The versions that the build scripts build."""
+
+STAGES = "stages"
+"""The directory next to kwok with the stages by which it simulates nodes and pods."""
+
+BUILD_TOOLS = "tests/e2e/build-tools"
+BUILDS = (("tests/e2e/build-control-plane",), (BUILD_TOOLS, "kwok"))
+"""Each command prints the directory of its programs, and builds them first if it has to."""
+
+PLUGIN = "kubectl-gpuquota"
+
+
+class Unusable(Exception):
+    """The playground cannot start on this machine; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program that the playground runs.
+
+    ``name``: its file.
+    ``source``: where a person without Go gets it.
+    """
+
+    name: str
+    source: str
+
+
+def _released(name: str) -> Program:
+    machine = "arm64" if platform.machine() == "aarch64" else "amd64"
+    return Program(name, f"download https://dl.k8s.io/{KUBERNETES}/bin/linux/{machine}/{name} into a directory of PATH")
+
+
+PROGRAMS = (
+    Program("etcd", f"download https://github.com/etcd-io/etcd/releases/tag/{ETCD} into a directory of PATH"),
+    *map(_released, ("kube-apiserver", SCHEDULER, CONTROLLER_MANAGER, "kubectl")),
+    Program("kwok", f"copy the directory that `{BUILD_TOOLS} kwok` prints on a machine with Go, and add it to PATH"),
+    Program("setpriv", "install the package util-linux"),
+)
+
+
+@dataclass(frozen=True)
+class Programs:
+    """The programs as they were found.
+
+    ``directory``: has a link to each of `PROGRAMS`.
+    ``stages``: the files of kwok's stages.
+    """
+
+    directory: Path
+    stages: Sequence[Path]
+
+    def path_of(self, name: str) -> Path:
+        return self.directory / name
+
+
+def provide(directory: Path, env: Mapping[str, str]) -> Programs:
+    """Build the programs that were never built, and link all of them in ``directory``, which must not exist.
+
+    ``env`` has PATH, and may have KUBEBUILDER_ASSETS.
+
+    Raises Unusable if a build fails, or if programs are missing and cannot be built.
+    """
+    has_go = shutil.which("go", path=env.get("PATH")) is not None
+    built = [printed for command in BUILDS if (printed := _built(command, env, has_go=has_go))]
+    found = find([*built, *env.get("PATH", os.defpath).split(os.pathsep)])
+    missing = [program for program in PROGRAMS if program.name not in found]
+    if missing:
+        raise Unusable(missing_text(missing, has_go=has_go, assets=env.get("KUBEBUILDER_ASSETS")))
+    directory.mkdir()
+    for name, file in found.items():
+        (directory / name).symlink_to(file)
+    return Programs(directory, sorted((found["kwok"].parent / STAGES).glob("*.yaml")))
+
+
+def find(path: Sequence[str]) -> dict[str, Path]:
+    """Return the file of each program that is in a directory of ``path``. kwok counts only with its stages."""
+    files = {program.name: shutil.which(program.name, path=os.pathsep.join(path)) for program in PROGRAMS}
+    found = {name: Path(file).resolve() for name, file in files.items() if file}
+    return {name: file for name, file in found.items() if name != "kwok" or (file.parent / STAGES).is_dir()}
+
+
+def missing_text(missing: Sequence[Program], *, has_go: bool, assets: str | None) -> str:
+    """Return what to do about missing programs: one line for all of them, then one line for each."""
+    if not has_go:
+        advice = "Install Go 1.26 or later (https://go.dev/dl): then `make playground` builds them in about 6 minutes."
+    elif assets:
+        advice = f"Unset KUBEBUILDER_ASSETS, which is {assets}: then `make playground` builds them in about 6 minutes."
+    else:
+        advice = "They cannot be built by Go."
+    lines = (f"  {each.name}: {each.source}" for each in missing)
+    return "\n".join((f"Some programs are missing. {advice} Or provide each:", *lines))
+
+
+def link_commands(directory: Path, programs: Programs) -> None:
+    """Link what a person types, kubectl and its plugin, in ``directory``, which must not exist."""
+    directory.mkdir()
+    (directory / "kubectl").symlink_to(programs.path_of("kubectl").resolve())
+    (directory / PLUGIN).symlink_to(Path(sysconfig.get_path("scripts"), PLUGIN))
+
+
+def _built(command: Sequence[str], env: Mapping[str, str], *, has_go: bool) -> str | None:
+    """Return the directory that a build prints; None if it was never built and there is no Go to do it."""
+    # A group of its own: a signal to this process then ends the compilers too.
+    build = subprocess.Popen(
+        (str(ROOT / command[0]), *command[1:]),
+        env={**env},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=None if has_go else subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        printed, _ = build.communicate()
+    except BaseException:
+        os.killpg(build.pid, signal.SIGTERM)
+        build.wait()
+        raise
+    if build.returncode and has_go:
+        raise Unusable(f"{command[0]} failed; its message is above")
+    return None if build.returncode else printed.strip()

@@ -1,0 +1,192 @@
+"""The teams of the playground: their quotas, their workloads, and how these change. Nothing here talks to a cluster."""
+
+import itertools
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Json = dict[str, Any]
+
+CARD: Mapping[str, str] = {"nvidia.com/gpu": "1"}
+HALF_CARD: Mapping[str, str] = {"nvidia.com/gpu": "1", "nvidia.com/gpucores": "50", "nvidia.com/gpumem": "7680"}
+
+COMPLETES_AFTER = tuple(f"pod-complete.stage.kwok.x-k8s.io/{bound}" for bound in ("delay", "jitter-delay"))
+"""The annotations with the shortest and the longest time that kwok lets a pod of a Job run."""
+
+GRACE_SECONDS = 2
+"""The grace period of each pod. The cards of a deleted pod are charged until it is over."""
+
+WAIT_SECONDS = 90
+"""A Job that got no pod by then has failed. It bounds the number of Jobs that wait."""
+
+KEEP_SECONDS = 20
+"""How long an ended Job is shown."""
+
+
+@dataclass(frozen=True)
+class Pods:
+    """The pods of a workload.
+
+    ``name``: the Deployment, or the first part of the names of Jobs.
+    ``limits``: what each pod requests.
+    ``size``: the same in words.
+    ``most``: the most pods at a time, which may be more than the quota admits.
+    """
+
+    name: str
+    limits: Mapping[str, str]
+    size: str
+    most: int
+
+
+@dataclass(frozen=True)
+class Team:
+    """A namespace with a quota.
+
+    ``quota``: cards by model.
+    ``deployment``: scaled between 0 and its ``most`` pods.
+    ``first``: the pods that the Deployment begins with.
+    ``job``: Jobs that come and go; None for a team whose workloads only the reader changes.
+    """
+
+    namespace: str
+    quota: Mapping[str, int]
+    deployment: Pods
+    first: int
+    job: Pods | None
+
+
+TEAMS = (
+    # The first Deployment begins beyond its quota, so there is a rejection to look at from the start.
+    Team("team-vision", {"A100": 5}, Pods("detector", CARD, "1 card", 7), 6, Pods("label", CARD, "1 card", 2)),
+    Team(
+        "team-speech",
+        {"A100": 3, "T4": 4},
+        Pods("transcribe", HALF_CARD, "half a T4 card", 10),
+        4,
+        Pods("train", CARD, "1 card", 3),
+    ),
+    Team(
+        "team-lab",
+        {"T4": 6},
+        Pods("notebook", HALF_CARD, "half a T4 card", 14),
+        6,
+        Pods("sweep", HALF_CARD, "half a T4 card", 4),
+    ),
+)
+YOURS = Team("your-team", {"T4": 2}, Pods("app", HALF_CARD, "half a T4 card", 1), 1, None)
+"""The team whose workloads only the reader changes."""
+
+ALL = (*TEAMS, YOURS)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A Deployment gets another number of pods."""
+
+    namespace: str
+    deployment: str
+    replicas: int
+
+
+@dataclass(frozen=True)
+class RunJob:
+    """A new Job.
+
+    ``pods``: the pods that it runs at a time.
+    ``seconds``: how long each pod runs.
+    """
+
+    namespace: str
+    name: str
+    limits: Mapping[str, str]
+    pods: int
+    seconds: int
+
+
+Change = Scale | RunJob
+
+
+def changes(seed: int) -> Iterator[Change]:
+    """Yield the changes of all teams in turn, without end. The same seed yields the same changes."""
+    figures = random.Random(seed)  # noqa: S311  # figures, no secrets
+    for number, team in enumerate(itertools.cycle(TEAMS)):
+        yield next_change(team, number, figures)
+
+
+def next_change(team: Team, number: int, figures: random.Random) -> Change:
+    """Return the change of a team: another size of its Deployment, or a new Job, whose name has the ``number``."""
+    if team.job is None or figures.random() < 0.5:  # noqa: PLR2004  # as often the one as the other
+        return Scale(team.namespace, team.deployment.name, figures.randint(0, team.deployment.most))
+    name, pods = f"{team.job.name}-{number}", figures.randint(1, team.job.most)
+    return RunJob(team.namespace, name, team.job.limits, pods, figures.randint(10, 40))
+
+
+def quota_manifest() -> Json:
+    """Return the quota ConfigMap, in lines that are easy to edit."""
+    entries = "".join(f"{team.namespace}: {{quota: {{{quota_text(team)}}}}}\n" for team in ALL)
+    models = "A100: [NVIDIA-A100-SXM4-40GB]\nT4: [NVIDIA-Tesla-T4]\n"
+    metadata = {"namespace": "kube-system", "name": "gpuquota", "labels": {"quota.vcuda.io/config": "true"}}
+    data = {"gpu_quota": entries, "gpu_models": models}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+
+
+def quota_text(team: Team) -> str:
+    """Return the limits of a team, for example `A100: 3, T4: 4`."""
+    return ", ".join(f"{model}: {cards}" for model, cards in team.quota.items())
+
+
+def namespace_manifest(team: Team) -> Json:
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": team.namespace}}
+
+
+def deployment_manifest(team: Team) -> Json:
+    """Return the Deployment of a team with the pods that it begins with."""
+    labels = {"app": team.deployment.name}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"namespace": team.namespace, "name": team.deployment.name},
+        "spec": {
+            "replicas": team.first,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": _pod_spec(team.deployment.limits)},
+        },
+    }
+
+
+def job_manifest(job: RunJob) -> Json:
+    """Return a Job that ends by itself and is deleted soon after, also if none of its pods is ever admitted."""
+    template = {
+        "metadata": {"annotations": dict.fromkeys(COMPLETES_AFTER, f"{job.seconds}s")},
+        "spec": {**_pod_spec(job.limits), "restartPolicy": "Never"},
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"namespace": job.namespace, "name": job.name},
+        "spec": {
+            "parallelism": job.pods,
+            "completions": job.pods,
+            "activeDeadlineSeconds": WAIT_SECONDS,
+            "ttlSecondsAfterFinished": KEEP_SECONDS,
+            "template": template,
+        },
+    }
+
+
+def bare_pod(team: Team) -> Json:
+    """Return a pod of the team's Deployment without the Deployment."""
+    metadata = {"namespace": team.namespace, "generateName": "trial-"}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _pod_spec(team.deployment.limits)}
+
+
+def malformed_quota() -> Json:
+    """Return a quota ConfigMap that the webhook rejects."""
+    return {**quota_manifest(), "data": {"gpu_quota": "{team-vision: 8}"}}
+
+
+def _pod_spec(limits: Mapping[str, str]) -> Json:
+    container = {"name": "main", "image": "example.com/simulated", "resources": {"limits": dict(limits)}}
+    return {"terminationGracePeriodSeconds": GRACE_SECONDS, "containers": [container]}

@@ -1,0 +1,84 @@
+"""The texts that the playground prints. Nothing here talks to a cluster."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from examples.playground.teams import ALL, YOURS, Team, quota_text
+from vcuda.cli import aligned
+
+
+class Command(NamedTuple):
+    """A command to try, and what it shows."""
+
+    shows: str
+    typed: str
+
+
+_APP = f"deployment/{YOURS.deployment.name}"
+
+COMMANDS = (
+    Command("See what each team uses, and what is free", "kubectl gpuquota -A"),
+    Command("See which workloads were rejected, and why", "kubectl gpuquota refusals -A"),
+    Command(
+        "Scale your Deployment beyond your quota: 2 cards are 4 half cards",
+        f"kubectl -n {YOURS.namespace} scale {_APP} --replicas=6",
+    ),
+    Command("Ask why two of its pods are missing", f"kubectl gpuquota why {_APP} -n {YOURS.namespace}"),
+    Command(
+        f"Raise {YOURS.namespace} to T4: 4, and watch the missing pods start by themselves",
+        "kubectl -n kube-system edit configmap gpuquota",
+    ),
+)
+
+
+def welcome(directory: Path, commands: Path, page: str) -> str:
+    """Return what a person needs to use the playground.
+
+    ``directory``: has the file kubeconfig.
+    ``commands``: the directory of kubectl and its plugin.
+    ``page``: the address of the usage page.
+    """
+    cache = directory / "kubectl-cache"
+    return "\n".join(
+        (
+            "",
+            *_table(ALL),
+            "",
+            "The usage page:",
+            f"    {page}",
+            "",
+            "In another terminal:",
+            f"    export KUBECONFIG={directory / 'kubeconfig'} KUBECACHEDIR={cache}",
+            f"    export PATH={commands}:$PATH",
+            "",
+            *(line for command in COMMANDS for line in (f"{command.shows}:", f"    {command.typed}")),
+            "",
+        )
+    )
+
+
+def _table(teams: tuple[Team, ...]) -> Iterator[str]:
+    rows = ((team.namespace, quota_text(team), _deployment(team), _jobs(team)) for team in teams)
+    return aligned([("TEAM", "QUOTA", "DEPLOYMENT", "JOBS"), *rows])
+
+
+def _deployment(team: Team) -> str:
+    pods = team.deployment
+    span = f"0 to {pods.most} pods" if team.job else "yours to scale"
+    return f"{pods.name}: {span}, {pods.size} each"
+
+
+def _jobs(team: Team) -> str:
+    return f"{team.job.name}-N: up to {team.job.most} pods, {team.job.size} each" if team.job else ""
+
+
+def verdict(running: int, rejected: int) -> str | None:
+    """Return what is missing for the playground to have shown anything; None if nothing is.
+
+    ``running``: pods of the teams that were admitted and run.
+    ``rejected``: workloads of the teams with a rejected pod.
+    """
+    if not running:
+        return "no pod of a team was admitted"
+    return None if rejected else "no pod of a team was rejected"
