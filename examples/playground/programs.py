@@ -1,5 +1,6 @@
 """The programs that the playground runs. They are built from Go modules, or found on PATH."""
 
+import contextlib
 import os
 import platform
 import shutil
@@ -53,6 +54,7 @@ PROGRAMS = (
     Program("kwok", f"copy the directory that `{BUILD_TOOLS} kwok` prints on a machine with Go, and add it to PATH"),
     Program("setpriv", "install the package util-linux"),
 )
+NOT_BUILT = {"setpriv"}
 
 
 @dataclass(frozen=True)
@@ -98,14 +100,14 @@ def find(path: Sequence[str]) -> dict[str, Path]:
 
 def missing_text(missing: Sequence[Program], *, has_go: bool, assets: str | None) -> str:
     """Return what to do about missing programs: one line for all of them, then one line for each."""
-    if not has_go:
-        advice = "Install Go 1.26 or later (https://go.dev/dl): then `make playground` builds them in about 6 minutes."
-    elif assets:
-        advice = f"Unset KUBEBUILDER_ASSETS, which is {assets}: then `make playground` builds them in about 6 minutes."
+    build = "then `make playground` builds them in about 6 minutes."
+    if {each.name for each in missing} <= NOT_BUILT:
+        advice = "Provide each:"
+    elif not has_go:
+        advice = f"Install Go 1.26 or later (https://go.dev/dl): {build} Or provide each:"
     else:
-        advice = "They cannot be built by Go."
-    lines = (f"  {each.name}: {each.source}" for each in missing)
-    return "\n".join((f"Some programs are missing. {advice} Or provide each:", *lines))
+        advice = f"Unset KUBEBUILDER_ASSETS, which is {assets}: {build} Or provide each:"
+    return "\n".join((f"Some programs are missing. {advice}", *(f"  {each.name}: {each.source}" for each in missing)))
 
 
 def link_commands(directory: Path, programs: Programs) -> None:
@@ -130,7 +132,8 @@ def _built(command: Sequence[str], env: Mapping[str, str], *, has_go: bool) -> s
     try:
         printed, _ = build.communicate()
     except BaseException:
-        os.killpg(build.pid, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.killpg(build.pid, signal.SIGTERM)
         build.wait()
         raise
     if build.returncode and has_go:

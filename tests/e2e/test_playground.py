@@ -1,0 +1,130 @@
+"""``make playground`` on this machine: typed as it prints, stopped in every way, and nothing is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from examples.playground.programs import KWOK, PROGRAMS, find
+from examples.playground.teams import ALL
+from examples.playground.texts import COMMANDS
+from tests.processes import OwnProcess, eventually
+
+ROOT = Path(__file__).parents[2]
+STEPS = ("Starting etcd", "Starting 6", "Installing", "Creating")
+
+pytestmark = [pytest.mark.slow, pytest.mark.one_version, pytest.mark.timeout(400)]
+
+
+class PlaygroundProcess(OwnProcess):
+    """A playground with its files in ``scratch`` that has come to the line that begins with ``until``."""
+
+    def __init__(self, scratch: Path, until: str, *flags: str, **env: str) -> None:
+        self._until = until
+        kept = {name: value for name in ("VCUDA_E2E_CACHE", "VCUDA_TOOLS_CACHE") if (value := os.environ.get(name))}
+        command = (sys.executable, "-m", "examples.playground", *flags)
+        super().__init__(command, {**kept, "TMPDIR": str(scratch), "PYTHONPATH": str(ROOT), **env})
+
+    def await_start(self) -> None:
+        for begin in (*STEPS, "The teams are busy"):  # one wait for each, since each has its time
+            if self._out.first(lambda line, begin=begin: line.startswith(begin)) is None:
+                raise RuntimeError(f"ended with status {self.process.wait()}:\n{self.output()}")
+            if begin == self._until:
+                return
+
+    def stop(self, number: signal.Signals) -> int:
+        self.process.send_signal(number)
+        return self.wait()
+
+
+@pytest.fixture
+def scratch(assets: Path | None, tmp_path: Path) -> Iterator[Path]:
+    """An empty directory for the playground's files; afterwards it is empty, and no process uses it."""
+    cache = Path(os.environ.get("VCUDA_TOOLS_CACHE", Path.home() / ".cache/vcuda-tools"))
+    found = find([str(assets), str(cache / f"kwok-{KWOK}"), os.environ["PATH"]])
+    if missing := [program.name for program in PROGRAMS if program.name not in found]:
+        pytest.skip(f"no {', '.join(missing)}: run `make e2e`, and tests/e2e/build-tools kwok")
+    directory = tmp_path / "scratch"
+    directory.mkdir()
+    yield directory
+    assert list(directory.iterdir()) == []
+    assert processes_in(directory) == []
+
+
+def processes_in(directory: Path) -> list[str]:
+    """The command lines of the processes that name a file below the directory."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = file.read_bytes().replace(b"\0", b" ").decode()
+        except OSError:  # it has just ended
+            continue
+        if f"{directory}/" in command:
+            found.append(command)
+    return found
+
+
+def printed_commands(output: str) -> tuple[str, list[str]]:
+    """The lines that set the environment, and the commands to try."""
+    indented = [line.strip() for line in output.splitlines() if line.startswith("    ")]
+    exports = "\n".join(line for line in indented if line.startswith("export "))
+    return exports, [line for line in indented if line.startswith("kubectl ")]
+
+
+def test_the_printed_commands_work_and_ctrl_c_leaves_nothing(scratch: Path, tmp_path: Path) -> None:
+    with PlaygroundProcess(scratch, "The teams are busy") as playground:
+        output = playground.output()
+        exports, commands = printed_commands(output)
+        assert commands == [command.typed for command in COMMANDS]
+        usage, refusals, scale, why, edit = commands
+        editor = "sed -i 's/your-team: {quota: {T4: 2}}/your-team: {quota: {T4: 4}}/'"
+        env = {**os.environ, "HOME": str(tmp_path), "KUBE_EDITOR": editor}
+
+        def type_in(command: str) -> str:
+            typed = ("sh", "-c", f"{exports}\n{command}")
+            done = subprocess.run(typed, env=env, capture_output=True, text=True, check=False, timeout=60)
+            return done.stdout + done.stderr
+
+        assert {line.split()[0] for line in type_in(usage).splitlines()} >= {team.namespace for team in ALL}
+        eventually(lambda: "exceeded GPU quota: A100 in namespace team-vision" in type_in(refusals))
+        assert "deployment.apps/app scaled" in type_in(scale)
+        # The decision is that of now; the Events follow a moment later.
+        eventually(lambda: "T4: 0.5 cards more must become free" in type_in(why))
+        eventually(lambda: "Rejected in the last hour" in type_in(why))
+        assert "configmap/gpuquota edited" in type_in(edit)
+        started = "kubectl -n your-team wait --for=jsonpath='{.status.readyReplicas}'=6 deployment/app --timeout=50s"
+        assert "condition met" in type_in(started)
+        [page] = [line.strip() for line in output.splitlines() if line.startswith("    http://")]
+        with urllib.request.urlopen(page) as answer:  # noqa: S310  # ours, http
+            assert b"team-vision" in answer.read()
+        assert not (tmp_path / ".kube").exists()
+        assert len(processes_in(scratch)) >= 8  # what the fixture then finds none of
+        assert playground.stop(signal.SIGINT) == 0
+
+
+def test_sigterm_during_the_start_leaves_nothing(scratch: Path) -> None:
+    with PlaygroundProcess(scratch, "Starting etcd") as playground:
+        assert playground.stop(signal.SIGTERM) == 130
+
+
+def test_a_part_that_does_not_start_is_named_with_its_log_and_nothing_is_left(
+    scratch: Path, assets: Path, tmp_path: Path
+) -> None:
+    damaged = tmp_path / "assets"
+    damaged.mkdir()
+    for program in assets.iterdir():
+        (damaged / program.name).symlink_to(program)
+    (damaged / "kube-scheduler").unlink()
+    (damaged / "kube-scheduler").write_text("#!/bin/sh\necho no luck today\nexit 3\n")
+    (damaged / "kube-scheduler").chmod(0o755)
+    command = (sys.executable, "-m", "examples.playground")
+    env = {**os.environ, "TMPDIR": str(scratch), "KUBEBUILDER_ASSETS": str(damaged)}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 1
+    assert "kube-scheduler: exit status 3" in done.stderr
+    assert "no luck today" in done.stderr

@@ -1,0 +1,172 @@
+"""The playground's plans: what it prints, which programs it misses, and how its teams change."""
+
+import itertools
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from examples.playground.cluster import SHARES_PER_CARD, nodes
+from examples.playground.programs import BUILDS, ETCD, KUBERNETES, KWOK, PROGRAMS, ROOT, find, missing_text
+from examples.playground.system import reachable
+from examples.playground.teams import (
+    ALL,
+    TEAMS,
+    YOURS,
+    RunJob,
+    Scale,
+    changes,
+    job_manifest,
+    malformed_quota,
+    quota_manifest,
+)
+from examples.playground.texts import COMMANDS, verdict, welcome
+from vcuda.errors import QuotaFault
+from vcuda.placement.registers import read_registers
+from vcuda.quota.document import parse_quota
+
+PROGRAM_NAMES = [program.name for program in PROGRAMS]
+
+
+def test_the_welcome_has_the_page_the_environment_and_five_commands() -> None:
+    lines = welcome(Path("/play"), Path("/play/bin"), "http://127.0.0.1:8088/").splitlines()
+    indented = [line.strip() for line in lines if line.startswith("    ")]
+    page, *exports = indented[:3]
+    assert page == "http://127.0.0.1:8088/"
+    assert exports[0].startswith("export KUBECONFIG=/play/kubeconfig ")
+    assert exports[1] == "export PATH=/play/bin:$PATH"
+    assert indented[3:] == [command.typed for command in COMMANDS]
+    assert len(COMMANDS) == 5
+    for team in ALL:
+        assert any(line.startswith(f"{team.namespace} ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("has_go", "assets", "advice"),
+    [
+        pytest.param(False, None, "Install Go 1.26 or later (https://go.dev/dl)", id="without Go"),
+        pytest.param(True, "/opt/assets", "Unset KUBEBUILDER_ASSETS, which is /opt/assets", id="assets without them"),
+    ],
+)
+def test_every_missing_program_has_one_line_that_says_how_to_provide_it(
+    has_go: bool, assets: str | None, advice: str
+) -> None:
+    first, *others = missing_text(PROGRAMS, has_go=has_go, assets=assets).splitlines()
+    assert advice in first
+    assert [line.strip().partition(":")[0] for line in others] == PROGRAM_NAMES
+
+
+def test_go_is_not_recommended_for_a_program_that_it_does_not_build() -> None:
+    [setpriv] = [program for program in PROGRAMS if program.name == "setpriv"]
+    assert missing_text([setpriv], has_go=False, assets=None).splitlines() == [
+        "Some programs are missing. Provide each:",
+        "  setpriv: install the package util-linux",
+    ]
+
+
+def test_a_program_is_found_in_the_first_directory_and_kwok_only_with_its_stages(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for directory, names in ((first, ("etcd", "kwok")), (second, ("etcd", "kubectl"))):
+        directory.mkdir()
+        for name in names:
+            (directory / name).touch(mode=0o755)
+    path = [str(first), str(second)]
+    assert find(path) == {"etcd": first / "etcd", "kubectl": second / "kubectl"}
+    (first / "stages").mkdir()
+    assert find(path)["kwok"] == first / "kwok"
+
+
+def test_the_versions_in_the_advice_are_those_that_are_built() -> None:
+    scripts = [(ROOT / command[0]).read_text() for command in BUILDS]
+    for version in (KUBERNETES.removeprefix("v"), ETCD.removeprefix("v"), f"kwok={KWOK}"):
+        assert any(version in script for script in scripts), version
+
+
+def test_the_same_seed_gives_the_same_changes_and_another_seed_gives_others() -> None:
+    first, same, other = (list(itertools.islice(changes(seed), 50)) for seed in (1, 1, 2))
+    assert first == same
+    assert first != other
+
+
+def test_every_team_changes_within_its_bounds_and_sometimes_beyond_its_quota() -> None:
+    teams = {team.namespace: team for team in TEAMS}
+    found = list(itertools.islice(changes(1), 300))
+    assert Counter(change.namespace for change in found) == dict.fromkeys(teams, 100)
+    for change in found:
+        team = teams[change.namespace]
+        if isinstance(change, Scale):
+            assert (change.deployment, change.replicas in range(team.deployment.most + 1)) == (
+                team.deployment.name,
+                True,
+            )
+        else:
+            assert team.job
+            assert change.pods in range(1, team.job.most + 1)
+            assert 10 <= change.seconds <= 40
+    scales = [change for change in found if isinstance(change, Scale)]
+    beyond = {each.namespace for each in scales if each.replicas == teams[each.namespace].deployment.most}
+    assert beyond == {*teams}
+
+
+def test_no_two_jobs_have_one_name() -> None:
+    jobs = [change.name for change in itertools.islice(changes(1), 300) if isinstance(change, RunJob)]
+    assert len(jobs) == len({*jobs})
+
+
+def test_a_job_ends_and_is_deleted_also_if_no_pod_of_it_is_admitted() -> None:
+    spec = job_manifest(RunJob("team-lab", "sweep-1", {}, 2, 30))["spec"]
+    assert spec["activeDeadlineSeconds"] > 40
+    assert spec["ttlSecondsAfterFinished"] > 0
+    assert {*spec["template"]["metadata"]["annotations"].values()} == {"30s"}
+
+
+def test_the_quotas_fit_the_cards_also_after_the_edit_that_is_proposed() -> None:
+    limits = Counter[str]()
+    for team in ALL:
+        limits.update(team.quota)
+    found = list(nodes())
+    plain = sum(int(node["metadata"]["labels"].get("nvidia.com/gpu.count", 0)) for node in found)
+    registers = [read_registers(node["metadata"]["annotations"], lambda *_: None) for node in found]
+    shared = sum(len(register.cards) for node in registers for register in node.values())
+    assert (plain, shared) == (8, 16)
+    assert limits["A100"] <= plain
+    assert limits["T4"] - YOURS.quota["T4"] + 4 <= shared
+    offered = sum(int(node["status"]["allocatable"]["nvidia.com/gpu"]) for node in found)
+    assert offered == plain + shared * SHARES_PER_CARD
+
+
+def test_the_quota_is_valid_and_the_malformed_one_is_not() -> None:
+    quota = parse_quota(quota_manifest()["data"]["gpu_quota"])
+    assert {name: dict(entry.limits) for name, entry in quota.namespaces.items()}.keys() == {t.namespace for t in ALL}
+    with pytest.raises(QuotaFault):
+        parse_quota(malformed_quota()["data"]["gpu_quota"])
+
+
+def test_the_api_server_is_led_to_the_webhook_of_this_machine() -> None:
+    service = {"kind": "Service", "metadata": {"name": "vcuda-webhook"}, "spec": {"selector": {}}}
+    declared = "- clientConfig:\n    service: {name: vcuda-webhook, path: /mutate, port: 443}\n"
+    registration = {
+        "kind": "MutatingWebhookConfiguration",
+        "metadata": {"name": "00-vcuda-quota", "annotations": {"quota.vcuda.io/webhooks": declared, "other": "kept"}},
+    }
+    account = {"kind": "ServiceAccount", "metadata": {"name": "vcuda-webhook"}}
+    changed = reachable([service, registration, account], 40123)
+    assert changed[0]["spec"] == {"type": "ExternalName", "externalName": "localhost"}
+    annotations = changed[1]["metadata"]["annotations"]
+    assert annotations == {"quota.vcuda.io/webhooks": declared.replace("443", "40123"), "other": "kept"}
+    assert changed[2] == account
+
+
+@pytest.mark.parametrize(
+    ("running", "rejected", "missing"),
+    [
+        (3, 1, None),
+        (0, 1, "no pod of a team was admitted"),
+        (3, 0, "no pod of a team was rejected"),
+        (0, 0, "no pod of a team was admitted"),
+    ],
+)
+def test_a_run_that_showed_no_admission_or_no_rejection_has_failed(
+    running: int, rejected: int, missing: str | None
+) -> None:
+    assert verdict(running, rejected) == missing
