@@ -11,9 +11,11 @@ TESTS ?=
 # For how long `make chaos` goes on at the least, and until how many objects were tried to be created.
 CHAOS_SECONDS ?= 600
 CREATES ?= 0
+# For how long `make playground` goes on; without end by default.
+SECONDS ?=
 ASSETS = assets=$$(tests/e2e/build-control-plane $(K8S)) && KUBEBUILDER_ASSETS=$$assets
 
-.PHONY: help demo test fuzz e2e chaos reread bench scale screenshots reference chart install-yaml release docs lint format clean
+.PHONY: help demo playground test fuzz e2e chaos reread bench scale screenshots reference chart install-yaml release docs lint format clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-11s %s\n", $$1, $$2}'
@@ -26,6 +28,9 @@ $(VENV)/installed: setup.cfg pyproject.toml
 
 demo: $(VENV)/installed  ## Run the webhook on this machine and send the example pods through it
 	$(BIN)/python -m examples.demo
+
+playground: $(VENV)/installed  ## Run a control plane with simulated GPU nodes, this system, and teams that use it, until Ctrl-C or for SECONDS=60
+	@$(BIN)/python -m examples.playground $(if $(SECONDS),--seconds $(SECONDS))
 
 test: $(VENV)/installed  ## Run the unit and integration tests (a few minutes)
 	$(BIN)/pytest

@@ -32,10 +32,13 @@ class PlaygroundProcess(OwnProcess):
 
     def await_start(self) -> None:
         for begin in (*STEPS, "The teams are busy"):  # one wait for each, since each has its time
-            if self._out.first(lambda line, begin=begin: line.startswith(begin)) is None:
-                raise RuntimeError(f"ended with status {self.process.wait()}:\n{self.output()}")
+            self._await_line(begin)
             if begin == self._until:
                 return
+
+    def _await_line(self, begin: str) -> None:
+        if self._out.first(lambda line: line.startswith(begin)) is None:
+            raise RuntimeError(f"ended with status {self.process.wait()}:\n{self.output()}")
 
     def stop(self, number: signal.Signals) -> int:
         self.process.send_signal(number)

@@ -170,3 +170,10 @@ def test_a_run_that_showed_no_admission_or_no_rejection_has_failed(
     running: int, rejected: int, missing: str | None
 ) -> None:
     assert verdict(running, rejected) == missing
+
+
+def test_the_page_has_the_teams_and_the_commands_as_they_are_printed() -> None:
+    page = (ROOT / "docs/playground.md").read_text().splitlines()
+    printed = welcome(Path("/play"), Path("/play/bin"), "http://127.0.0.1:8088/").splitlines()
+    teams = [line for line in printed if line.startswith(("TEAM ", *(team.namespace for team in ALL)))]
+    assert [line for line in [*teams, *(command.typed for command in COMMANDS)] if line not in page] == []

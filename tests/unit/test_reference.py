@@ -161,6 +161,7 @@ def test_a_document_names_no_flag_and_no_metric_that_is_not_there(name: str) -> 
         "--all",
         "--all-namespaces",
         "--ignore-not-found",
+        "--replicas",
         *("--set", "--reset-then-reuse-values", "--no-hooks"),
         *("--full", "--broken"),
     }
