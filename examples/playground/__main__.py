@@ -83,7 +83,7 @@ def main(seconds: float | None, seed: int) -> None:
                 playground = start(Path(scratch), stack)
                 run(playground, seed, seconds)
             finally:
-                # Nothing may interrupt what follows, or it would leave something behind.
+                # A second signal must not interrupt the cleanup.
                 for number in SIGNALS:
                     signal.signal(number, signal.SIG_IGN)
                 click.echo("\nStopping …")
@@ -137,7 +137,7 @@ def run(playground: Playground, seed: int, seconds: float | None) -> None:
     click.echo(f"The teams are busy for {seconds:g} s.")
     play(kube, playground.parts, seed, seconds)
     running, rejected = count_running(kube), count_rejected(kube)
-    click.echo(f"{running} pods run, and {rejected} workloads had a pod rejected.")
+    click.echo(f"Pods that run: {running}. Workloads with a rejected pod: {rejected}.")
     if problem := verdict(running, rejected):
         raise NothingShown(problem)
 

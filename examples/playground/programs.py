@@ -55,6 +55,7 @@ PROGRAMS = (
     Program("setpriv", "install the package util-linux"),
 )
 NOT_BUILT = {"setpriv"}
+"""The programs that the build scripts do not build."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ def link_commands(directory: Path, programs: Programs) -> None:
 
 def _built(command: Sequence[str], env: Mapping[str, str], *, has_go: bool) -> str | None:
     """Return the directory that a build prints; None if it was never built and there is no Go to do it."""
-    # A group of its own: a signal to this process then ends the compilers too.
+    # The build has its own process group, so that its end also ends the compilers.
     build = subprocess.Popen(
         (str(ROOT / command[0]), *command[1:]),
         env={**env},

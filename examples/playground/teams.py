@@ -1,4 +1,4 @@
-"""The teams of the playground: their quotas, their workloads, and how these change. Nothing here talks to a cluster."""
+"""The teams of the playground: their quotas, their workloads, and how these change. This module sends no request."""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""The texts that the playground prints. Nothing here talks to a cluster."""
+"""The texts that the playground prints. This module sends no request."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ COMMANDS = (
     Command("See what each team uses, and what is free", "kubectl gpuquota -A"),
     Command("See which workloads were rejected, and why", "kubectl gpuquota refusals -A"),
     Command(
-        "Scale your Deployment beyond your quota: 2 cards are 4 half cards",
+        "Scale your Deployment to 6 half cards, of which your quota admits 4",
         f"kubectl -n {YOURS.namespace} scale {_APP} --replicas=6",
     ),
     Command("Ask why two of its pods are missing", f"kubectl gpuquota why {_APP} -n {YOURS.namespace}"),
