@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from controller import httpd, manager, metrics
 from controller.elector import Elector, LeaseTiming
-from controller.extender import publish, service
+from controller.extender import service
 from controller.garbage import stale_gc
 from controller.garbage.node.cli import node
 from controller.settle import charge_ages
@@ -136,7 +136,7 @@ main.add_command(node)
     "--extender-advertise",
     metavar="IP:PORT",
     parse=cli.parse_ip_address,
-    help=f"Address to write into the EndpointSlice of Service {publish.SERVICE} while leading.",
+    help=f"Address to write into the EndpointSlice of Service {service.SERVICE} while leading.",
 )
 @cli.option(
     "--webhook-service",

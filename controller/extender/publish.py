@@ -1,10 +1,8 @@
-"""Publishes the free cards for the webhook, the extender's address in an EndpointSlice, and its metrics."""
+"""Publishes the free cards for the webhook, and the extender's metrics."""
 
-import ipaddress
 import time
 from collections.abc import Callable, Iterable
 
-import msgspec
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -13,7 +11,7 @@ from prometheus_client.registry import Collector
 from controller.extender.strategy import NodeCards
 from vcuda.allocations.cards import Cards
 from vcuda.errors import NotFound, VcudaError
-from vcuda.kube import MERGE_PATCH, Kube, objects, segment, upsert
+from vcuda.kube import Kube, segment, upsert
 from vcuda.placement.free_cards import CARDS_CONFIG_MAP, CARDS_KEY, FreeCards, FreeCardsByPool, write_free_cards
 from vcuda.placement.nodes import Nodes
 
@@ -23,6 +21,8 @@ MIN_INTERVAL_SECONDS = 3.0
 # The API server does not store a patch that changes nothing, so a repeated write causes no events.
 REPEAT_SECONDS = 60.0
 """The time after which unchanged figures are written again, in case they were deleted or edited."""
+
+_LABELS = {"app.kubernetes.io/managed-by": "vcuda-quota"}
 
 
 class CardsPublisher:
@@ -49,7 +49,7 @@ class CardsPublisher:
         text, now = write_free_cards(self._free_cards()), self._clock()
         if text == self._written and now < self._repeat_at:
             return
-        metadata = {"name": CARDS_CONFIG_MAP, "labels": _OURS}
+        metadata = {"name": CARDS_CONFIG_MAP, "labels": _LABELS}
         config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {CARDS_KEY: text}}
         upsert(self._kube, _collection(self._namespace), config_map)
         self._written, self._repeat_at = text, now + REPEAT_SECONDS
@@ -84,65 +84,6 @@ def count_free(node_cards: NodeCards, nodes: Nodes) -> FreeCardsByPool:
             free = FreeCards(len(cards.used_cores), cards.whole, cards.free_cores, fragmented, cards.most_cores)
             found[key] = found.get(key, FreeCards()) + free
     return found
-
-
-SERVICE = "vcuda-extender"
-CHECK_INTERVAL_SECONDS = 10.0
-"""The time after which the slice is checked again, in case an earlier leader wrote it late."""
-
-_OURS = {"app.kubernetes.io/managed-by": "vcuda-quota"}
-_LABELS = {objects.SERVICE_NAME: SERVICE, objects.MANAGED_BY: "vcuda-quota", **_OURS}
-_SLICE = msgspec.json.Decoder(objects.EndpointSlice)
-
-
-class Advertiser:
-    """Keeps the EndpointSlice of Service ``vcuda-extender`` at one IP address and port."""
-
-    def __init__(self, kube: Kube, namespace: str, ip: str, port: int) -> None:
-        self._kube = kube
-        self._collection = f"/apis/discovery.k8s.io/v1/namespaces/{segment(namespace)}/endpointslices"
-        self._path = f"{self._collection}/{SERVICE}"
-        self._address_type = f"IPv{ipaddress.ip_address(ip).version}"
-        self._endpoints = (objects.Endpoint((ip,), objects.Conditions(ready=True)),)
-        self._ports = (objects.Port("https", port),)
-        self._log = structlog.get_logger().bind(service=f"{namespace}/{SERVICE}", ip=ip, port=port)
-
-    def advertise(self) -> None:
-        """Write the address into the slice if it is not there. Raises VcudaError."""
-        # The Service has no selector. A selector would add the standbys, which are ready too.
-        try:
-            found = _SLICE.decode(self._kube.get(self._path))
-            if self._is_correct(found):
-                return
-            self._correct(found)
-        except NotFound:
-            self._create()
-        self._log.info("the Service routes to this replica")
-
-    def _is_correct(self, found: objects.EndpointSlice) -> bool:
-        # Additional labels are allowed. Without ours, Kubernetes' controllers would manage the slice.
-        labels = (found.metadata.labels or {}).items()
-        written = (found.address_type, found.endpoints, found.ports)
-        return written == (self._address_type, self._endpoints, self._ports) and labels >= _LABELS.items()
-
-    def _correct(self, found: objects.EndpointSlice) -> None:
-        if found.address_type != self._address_type:  # immutable (ValidateEndpointSliceUpdate)
-            self._kube.delete(self._path)
-            self._create()
-            return
-        patch = {"metadata": {"labels": _LABELS}, "endpoints": self._endpoints, "ports": self._ports}
-        self._kube.patch(self._path, msgspec.json.encode(patch), MERGE_PATCH)
-
-    def _create(self) -> None:
-        made = {
-            "apiVersion": "discovery.k8s.io/v1",
-            "kind": "EndpointSlice",
-            "metadata": {"name": SERVICE, "labels": _LABELS},
-            "addressType": self._address_type,
-            "endpoints": self._endpoints,
-            "ports": self._ports,
-        }
-        self._kube.post(self._collection, msgspec.json.encode(made))
 
 
 class ExtenderMetrics:

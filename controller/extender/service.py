@@ -13,12 +13,16 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from controller import httpd, workqueue
+from controller.advertiser import Advertiser
 from controller.extender import cache, journal, protocol, publish
 from controller.extender.allocator import Allocator
 from controller.pods import PodInformer
 from vcuda import __version__, errors, k8s_types, tls
 from vcuda.kube import Kube, NodeInformer
 from vcuda.placement.free_cards import FreeCardsByPool
+
+SERVICE = "vcuda-extender"
+"""The Service by which kube-scheduler finds the leader."""
 
 MAX_ATTEMPTS = 3
 TIDY_SECONDS = 15.0
@@ -207,9 +211,8 @@ class Extender:
         publisher = publish.CardsPublisher(self._kube, self._namespace, self.free_cards)
         self._repeat("cards", publisher.publish, publish.MIN_INTERVAL_SECONDS, "free cards not published")
         if self._listening.advertised:
-            advertiser = publish.Advertiser(self._kube, self._namespace, *self._listening.advertised)
-            failing = "the EndpointSlice of the Service could not be checked"
-            self._repeat("endpointslice", advertiser.advertise, publish.CHECK_INTERVAL_SECONDS, failing)
+            advertiser = Advertiser(self._kube, self._namespace, SERVICE, self._listening.advertised, "https")
+            workqueue.spawn("endpointslice", lambda: advertiser.run(self._stopping), self._on_fault)
 
     def stop(self) -> None:
         self._stopping.set()

@@ -5,7 +5,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from controller.extender.publish import SERVICE, Advertiser
+from controller.advertiser import Advertiser
+from controller.extender.service import SERVICE
 from tests.e2e.cluster import Cluster
 from tests.e2e.installation import SYSTEM_NAMESPACE, create_system_namespace
 from tests.e2e.stage import SLICES
@@ -23,7 +24,7 @@ def lead(cluster: Cluster) -> Iterator[Lead]:
     kube = Kube.connect(cluster.kubeconfig)
 
     def advertised(ip: str) -> Advertiser:
-        advertiser = Advertiser(kube, SYSTEM_NAMESPACE, ip, 10443)
+        advertiser = Advertiser(kube, SYSTEM_NAMESPACE, SERVICE, (ip, 10443), "https")
         advertiser.advertise()
         return advertiser
 

@@ -1,93 +1,17 @@
-"""What the leader's extender tells others: free cards to the webhook, and its address to a Service."""
+"""The free cards that the leader's extender publishes for the webhook."""
 
 from collections.abc import Mapping
 
-import pytest
-
 from controller.extender import publish
-from controller.extender.publish import Advertiser, CardsPublisher
-from tests.api_double import ApiDouble, Effect, Script, lost_request
+from controller.extender.publish import CardsPublisher
+from tests.api_double import ApiDouble, Script, lost_request
 from tests.builders import MODEL, POOL, nodes
 from tests.extended import SYSTEM
 from vcuda.allocations.cards import Cards, Share, Unplaceable
-from vcuda.errors import VcudaError
 from vcuda.placement.free_cards import FreeCards, read_free_cards
 from vcuda.requests.schemes import GPU_MANAGER
 
 CARDS = f"/api/v1/namespaces/{SYSTEM}/configmaps/gpu-cards"
-SLICE = f"/apis/discovery.k8s.io/v1/namespaces/{SYSTEM}/endpointslices/vcuda-extender"
-LABELS = {
-    "kubernetes.io/service-name": "vcuda-extender",
-    "endpointslice.kubernetes.io/managed-by": "vcuda-quota",
-    "app.kubernetes.io/managed-by": "vcuda-quota",
-}
-
-
-def advertiser(api: ApiDouble, ip: str) -> Advertiser:
-    return Advertiser(api.kube, SYSTEM, ip, 10443)
-
-
-def led_to(api: ApiDouble) -> str:
-    """The one address of the one slice that leads callers of the Service, which has to be as Kubernetes wants it."""
-    assert [path for path in api.objects if "/endpointslices/" in path] == [SLICE]
-    found = api.objects[SLICE]
-    assert found["metadata"]["labels"].items() >= LABELS.items()
-    assert found["ports"] == [{"name": "https", "port": 10443}]
-    [endpoint] = found["endpoints"]
-    assert endpoint["conditions"] == {"ready": True}
-    [address] = endpoint["addresses"]
-    assert found["addressType"] == ("IPv6" if ":" in address else "IPv4")
-    return str(address)
-
-
-@pytest.mark.parametrize(
-    ("earlier", "later", "calls"),
-    [
-        pytest.param("10.0.0.1", "10.0.0.2", ["GET", "PATCH"], id="IPv4"),
-        pytest.param("fd00::1", "fd00::2", ["GET", "PATCH"], id="IPv6"),
-        pytest.param("10.0.0.1", "fd00::2", ["GET", "DELETE", "POST"], id="another family, which is immutable"),
-    ],
-)
-def test_the_service_leads_to_whoever_holds_it_last(api: ApiDouble, earlier: str, later: str, calls: list[str]) -> None:
-    """What an earlier leader wrote late is put right, and nothing is written in vain."""
-    first, second = advertiser(api, earlier), advertiser(api, later)
-    first.advertise()
-    assert led_to(api) == earlier
-    for _ in range(2):
-        for wanted in (calls, ["GET"]):
-            api.forget_calls()
-            second.advertise()
-            assert (led_to(api), api.calls) == (later, wanted)
-        first.advertise()
-
-
-@pytest.mark.parametrize("label", LABELS)
-@pytest.mark.parametrize("text", ["another", None])
-def test_a_slice_that_was_taken_away_leads_here_again(api: ApiDouble, label: str, text: str | None) -> None:
-    advertiser(api, "10.0.0.1").advertise()
-    api.store(SLICE, {**api.objects[SLICE], "metadata": {"labels": {**LABELS, label: text} if text else {}}})
-    advertiser(api, "10.0.0.1").advertise()
-    assert led_to(api) == "10.0.0.1"
-
-
-def test_a_slice_that_another_deletes_first_is_made_anew(api: ApiDouble) -> None:
-    """Between the look at one of another family and its deletion."""
-    advertiser(api, "fd00::1").advertise()
-
-    def between(method: str, _timeout: float, effect: Effect) -> bytes:
-        if method == "DELETE":
-            api.remove(SLICE)
-        return effect()
-
-    api.deliver = between
-    advertiser(api, "10.0.0.1").advertise()
-    assert led_to(api) == "10.0.0.1"
-
-
-def test_a_slice_that_cannot_be_read_is_an_error(api: ApiDouble) -> None:
-    api.deliver = Script(lost_request, methods=("GET",))
-    with pytest.raises(VcudaError):
-        advertiser(api, "10.0.0.1").advertise()
 
 
 def published(api: ApiDouble) -> Mapping[tuple[str, str], FreeCards]:

@@ -1,0 +1,84 @@
+"""Writes the leader's address into the EndpointSlice of a Service, so that the Service routes to the leader alone."""
+
+import ipaddress
+import threading
+
+import msgspec
+import structlog
+
+from vcuda.errors import NotFound, VcudaError
+from vcuda.k8s_types import UNDECODABLE
+from vcuda.kube import MERGE_PATCH, Kube, objects, segment
+
+CHECK_INTERVAL_SECONDS = 10.0
+"""The time after which the slice is checked again, in case an earlier leader wrote it late."""
+
+_OURS = {objects.MANAGED_BY: "vcuda-quota", "app.kubernetes.io/managed-by": "vcuda-quota"}
+_SLICE = msgspec.json.Decoder(objects.EndpointSlice)
+
+
+class Advertiser:
+    """Keeps the EndpointSlice of a Service at one IP address and port.
+
+    ``address``: the IP address and the port.
+    ``port_name``: the name of the Service's port.
+    """
+
+    # The Service has no selector. A selector would add the standbys, which are ready too.
+
+    def __init__(self, kube: Kube, namespace: str, service: str, address: tuple[str, int], port_name: str) -> None:
+        ip, port = address
+        self._kube = kube
+        self._service = service
+        self._collection = f"/apis/discovery.k8s.io/v1/namespaces/{segment(namespace)}/endpointslices"
+        self._path = f"{self._collection}/{service}"
+        self._labels = {objects.SERVICE_NAME: service, **_OURS}
+        self._address_type = f"IPv{ipaddress.ip_address(ip).version}"
+        self._endpoints = (objects.Endpoint((ip,), objects.Conditions(ready=True)),)
+        self._ports = (objects.Port(port_name, port),)
+        self._log = structlog.get_logger().bind(service=f"{namespace}/{service}", ip=ip, port=port)
+
+    def run(self, stopping: threading.Event) -> None:
+        """Keep the slice at the address until ``stopping`` is set. A failure is logged, and the write is retried."""
+        while not stopping.is_set():
+            try:
+                self.advertise()
+            except (VcudaError, *UNDECODABLE) as error:  # undecodable: another user may have edited the object
+                self._log.warning("the EndpointSlice of the Service could not be checked", error=str(error))
+            stopping.wait(CHECK_INTERVAL_SECONDS)
+
+    def advertise(self) -> None:
+        """Write the address into the slice if it is not there. Raises VcudaError."""
+        try:
+            found = _SLICE.decode(self._kube.get(self._path))
+            if self._is_correct(found):
+                return
+            self._correct(found)
+        except NotFound:
+            self._create()
+        self._log.info("the Service routes to this replica")
+
+    def _is_correct(self, found: objects.EndpointSlice) -> bool:
+        # Additional labels are allowed. Without ours, Kubernetes' controllers would manage the slice.
+        labels = (found.metadata.labels or {}).items()
+        written = (found.address_type, found.endpoints, found.ports)
+        return written == (self._address_type, self._endpoints, self._ports) and labels >= self._labels.items()
+
+    def _correct(self, found: objects.EndpointSlice) -> None:
+        if found.address_type != self._address_type:  # immutable (ValidateEndpointSliceUpdate)
+            self._kube.delete(self._path)
+            self._create()
+            return
+        patch = {"metadata": {"labels": self._labels}, "endpoints": self._endpoints, "ports": self._ports}
+        self._kube.patch(self._path, msgspec.json.encode(patch), MERGE_PATCH)
+
+    def _create(self) -> None:
+        made = {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {"name": self._service, "labels": self._labels},
+            "addressType": self._address_type,
+            "endpoints": self._endpoints,
+            "ports": self._ports,
+        }
+        self._kube.post(self._collection, msgspec.json.encode(made))
