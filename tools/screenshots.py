@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, sync_playwright
 from controller.ui.app import Standing, create_app
 from controller.ui.feed import Feed
 from controller.ui.leading import serve
-from controller.ui.page import Views
+from controller.ui.page import Links, Views
 from examples.usage import NOW, company
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -21,7 +21,7 @@ WIDE, NARROW = 1280, 390
 
 def main() -> None:
     """Write docs/usage-page-*.png."""
-    views = Views(lambda: NOW)
+    views = Views(lambda: NOW, Links("https://docs.example.com", "https://grafana.example.com"))
     feed = Feed(company().source(), views)
     feed.start()
     server = serve(("127.0.0.1", 0), create_app(lambda: Standing(feed, ""), views))
@@ -29,14 +29,15 @@ def main() -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         take(browser, url, "wide", WIDE, 1240, color_scheme="light")
-        take(browser, f"{url}?sort=total&order=desc", "wide-dark", WIDE, 1240, color_scheme="dark")
+        take(browser, f"{url}?sort=fullest&order=desc", "wide-dark", WIDE, 1240, color_scheme="dark")
         take(browser, url, "narrow", NARROW, 1180, color_scheme="light")
         take(browser, f"{url}namespaces/notebooks", "narrow-dark", NARROW, 1180, color_scheme="dark")
 
 
 def take(browser: Browser, url: str, name: str, width: int, height: int, **context: Any) -> None:
     """Write one picture, so many pixels high."""
-    page = browser.new_page(viewport={"width": width, "height": height}, **context)
+    own = {"locale": "en-GB", "timezone_id": "UTC", **context}
+    page = browser.new_page(viewport={"width": width, "height": height}, **own)
     page.clock.set_fixed_time(NOW)
     page.goto(url)
     page.wait_for_selector("#state[data-state=live]")

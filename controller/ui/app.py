@@ -12,7 +12,7 @@ resolving its own name to this page's address. So the page is served only under 
 import gzip
 import hashlib
 import ipaddress
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from http import HTTPStatus
 from importlib import resources
 from urllib.parse import urlsplit
@@ -21,7 +21,7 @@ import flask
 import msgspec
 from werkzeug.exceptions import HTTPException
 
-from controller.ui import model, snapshot
+from controller.ui import export, model, snapshot
 from controller.ui.feed import Feed, TooManyListeners
 from controller.ui.page import Views
 
@@ -43,7 +43,10 @@ MAX_ROWS = 500
 MIN_ZIPPED_BYTES = 1024
 """The least bytes of an answer to be compressed."""
 
-ZIPPED = ("text/html", "text/css", "text/javascript", "image/svg+xml")
+ZIPPED = ("text/html", "text/css", "text/javascript", "image/svg+xml", "text/csv", "application/json")
+
+MOST_CARDS_FIRST = model.TableQuery(sort="cards", descending=True)
+"""The order of pods and claims by default."""
 
 COME_AGAIN = {"Retry-After": "2"}
 
@@ -70,7 +73,9 @@ def create_app(standing: Callable[[], Standing], views: Views, hosts: Collection
 
     app.before_request(lambda: None if is_own(flask.request.headers.get("Host"), hosts) else _misdirected(views))
     app.add_url_rule("/", "overview", led(_overview))
+    app.add_url_rule("/usage.<any(csv,json):kind>", "usage", led(_usage))
     app.add_url_rule("/namespaces/<name>", "namespace", led(_namespace))
+    app.add_url_rule("/namespaces/<name>/pods.<any(csv,json):kind>", "pods", led(_pods))
     app.add_url_rule("/updates", "updates", led(_updates))
     app.add_url_rule("/leading", "leading", led(lambda *_: _answer("leading\n", kind="plain")))
     app.add_url_rule("/static/<name>", "static", lambda name: _asset(assets, name))
@@ -89,19 +94,49 @@ def _overview(feed: Feed, views: Views) -> flask.Response:
     return _answer(views.render("overview.html", **given, root=""))
 
 
-def _namespace(feed: Feed, views: Views, name: str) -> flask.Response:
+def _usage(feed: Feed, views: Views, kind: str) -> flask.Response:  # noqa: ARG001  # every view is called the same way
     picture = feed.picture()
-    use = picture.uses.get(name)
+    return _file(kind, export.UsageRecord, [*export.usage_records(picture.uses.values())], picture.updated)
+
+
+def _pods(feed: Feed, views: Views, name: str, kind: str) -> flask.Response:  # noqa: ARG001  # as above
+    picture = feed.picture()
+    pods = model.ordered_holders(_holders(feed, picture, name), MOST_CARDS_FIRST)
+    shown = [export.holder_record(pod) for pod in pods[: export.MAX_HOLDERS]]
+    return _file(kind, export.HolderRecord, shown, picture.updated, len(pods) - len(shown))
+
+
+def _file(
+    kind: str,
+    record: type[export.UsageRecord] | type[export.HolderRecord],
+    records: export.Records,
+    updated: str,
+    left_out: int = 0,
+) -> flask.Response:
+    if kind == "json":
+        return flask.Response(export.as_json(records, updated, left_out), content_type="application/json")
+    name = "gpu-usage.csv" if record is export.UsageRecord else "gpu-pods.csv"
+    headers = {"Content-Disposition": f"attachment; filename={name}"}
+    return _answer(export.as_csv(record, records), headers=headers, kind="csv")
+
+
+def _holders(feed: Feed, picture: snapshot.Picture, name: str) -> Sequence[model.HolderRow]:
+    """Return the pods and claims of a namespace. Answers 404 if it has none, and no quota."""
     pods = tuple(feed.source.pods(name))
-    if use is None and not pods:
+    if name not in picture.uses and not pods:
         flask.abort(
             HTTPStatus.NOT_FOUND,
             f"Namespace {name} does not exist, or has neither a GPU quota nor pods or claims that hold GPUs.",
         )
+    return pods
+
+
+def _namespace(feed: Feed, views: Views, name: str) -> flask.Response:
+    picture = feed.picture()
+    use, pods = picture.uses.get(name), _holders(feed, picture, name)
     order = model.read_table_query(flask.request.args, model.HOLDER_SORTS)
-    # By default the pods and claims with the most cards come first.
     if "sort" not in flask.request.args:
-        order = model.TableQuery(order.search, "cards", descending=True)
+        order = msgspec.structs.replace(MOST_CARDS_FIRST, search=order.search)
     found = model.ordered_holders(pods, order)
     has_claims = any(pod.claim for pod in pods)
     html = views.render(
@@ -115,6 +150,7 @@ def _namespace(feed: Feed, views: Views, name: str) -> flask.Response:
         pods=found[:MAX_ROWS],
         found=len(found),
         all_pods=len(pods),
+        exported=export.MAX_HOLDERS,
         nouns=("pod or claim", "pods and claims") if has_claims else ("pod", "pods"),
         refusals_known=picture.refusals is not None,
         refused_here=[each for each in picture.refusals or () if each.namespace == name][: snapshot.MAX_LISTED],

@@ -92,6 +92,11 @@ class Feed:
             self._looked_at[namespace] -= 1
             self._looked_at += Counter()  # removes names with a count of 0
 
+    @property
+    def updated(self) -> str:
+        """The time of the last picture (RFC 3339); empty before the first one."""
+        return self._picture.updated if self._picture else ""
+
     def after(self, position: int) -> tuple[int, bytes] | None:
         """Return the new position and the messages after a position; None if there are none for a heartbeat.
 
@@ -128,12 +133,12 @@ class Feed:
             time.sleep(MIN_INTERVAL_SECONDS)
 
     def _take(self, before: snapshot.Picture | None) -> snapshot.Picture:
-        # If nothing has changed, the old picture and its version stay, and listeners get no message.
+        # If nothing has changed, the old data and its version stay, and listeners get no message but the heartbeat.
         after = snapshot.take(self.source, self._views, before, f"{self._epoch}-{self._number + 1}")
         self._taken = self._clock()
         moved = self._moved()
         if before and not moved and snapshot.same(before, after):
-            return before
+            return msgspec.structs.replace(before, updated=after.updated)
         if before is None or snapshot.has_other_rows(before, after):
             self._tell(_reset(after.version))
         else:
@@ -174,7 +179,7 @@ class Listener:
                 news = self._feed.after(self._position)
             except EOFError:
                 return
-            self._position, text = news or (self._position, b"event: beat\ndata:\n\n")
+            self._position, text = news or (self._position, _beat(self._feed.updated))
             yield text
 
     def close(self) -> None:
@@ -187,6 +192,10 @@ class Listener:
 def _message(change: snapshot.Change) -> bytes:
     # JSON has no line breaks. A line break would end the event, and the rest could forge another one.
     return b"id: %s\nevent: change\ndata: %s\n\n" % (change.version.encode(), msgspec.json.encode(change))
+
+
+def _beat(updated: str) -> bytes:
+    return b"event: beat\ndata: %s\n\n" % updated.encode()
 
 
 def _reset(version: str) -> bytes:

@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from controller import refusals
 from vcuda.k8s_types import Node, Quantity, parse_whole
 from vcuda.kube import Kube, Reflector
 from vcuda.ledger.report import ModelUse, NamespaceUse
@@ -40,6 +41,12 @@ class ModelRow(ModelUse, frozen=True):
         return max(int(self.fullness * FULL + 1e-9), 1) if self.fullness > 0 else 0
 
     @property
+    def share(self) -> str:
+        """The used share of the limit as text: 94 %; ``over`` if the limit is 0."""
+        # A share below the whole limit is never shown as 100 %.
+        return f"{math.floor(self.fullness * 100 + 1e-9)} %" if self.limit or self.memory_limit else "over"
+
+    @property
     def blocked(self) -> bool:
         """Whether the limit is 0 and nothing is used."""
         return self.limit == 0 and not self.used
@@ -52,7 +59,7 @@ def _share(used: float, limit: float) -> float:
 
 
 class NamespaceRow(msgspec.Struct, frozen=True):
-    """The row of one namespace: its models with a limit or usage, and their total."""
+    """The row of one namespace: its models with a limit or usage, and their total, which adds up different models."""
 
     namespace: str
     mode: str
@@ -61,6 +68,11 @@ class NamespaceRow(msgspec.Struct, frozen=True):
     unpinned: int = 0
     taking_effect: bool = False
     ledger_lost: bool = False
+
+    @property
+    def fullest(self) -> ModelRow | None:
+        """The model of which the largest share of its limit is used; None if the namespace has no model."""
+        return max(self.amounts.values(), key=lambda amount: (amount.fullness, amount.used), default=None)
 
 
 def row_of(use: NamespaceUse) -> NamespaceRow:
@@ -145,9 +157,12 @@ def span(seconds: float) -> str:
 
 
 NAME = "name"
-TOTAL = "total"
+FULLEST = "fullest"
 MODEL = "model."
-"""The prefix of a sort by a model, so that a model named ``total`` is not confused with `TOTAL`."""
+"""The prefix of a sort by a model, so that a model named ``fullest`` is not confused with `FULLEST`."""
+
+TEXTS = (NAME, "kind", "model", "node")
+"""The sorts by text. A click sorts these from a to z, and figures from the largest to the smallest."""
 
 MAX_SEARCH_LENGTH = 100
 """The most characters of a search. Further ones are ignored."""
@@ -161,8 +176,8 @@ class TableQuery(msgspec.Struct, frozen=True):
     descending: bool = False
 
     def toggled(self, sort: str) -> "TableQuery":
-        """Return the order after a click on a column header: fullest first, names from a to z, or reversed."""
-        turned = not self.descending if sort == self.sort else sort != NAME
+        """Return the order after a click on a column header: largest first, texts from a to z, or reversed."""
+        turned = not self.descending if sort == self.sort else sort not in TEXTS
         return TableQuery(self.search, sort, turned)
 
     def query(self) -> str:
@@ -186,7 +201,7 @@ def read_table_query(query: Mapping[str, str], sorts: Iterable[str]) -> TableQue
 
 
 def sorts_of(models: Iterable[str]) -> list[str]:
-    return [NAME, TOTAL, *(MODEL + model for model in models)]
+    return [NAME, FULLEST, *(MODEL + model for model in models)]
 
 
 def matches(search: str, name: str) -> bool:
@@ -195,28 +210,41 @@ def matches(search: str, name: str) -> bool:
 
 
 def ordered(rows: Iterable[NamespaceRow], order: TableQuery) -> list[NamespaceRow]:
-    """Return the matching rows in order. If sorted by a model, rows without that model come last."""
-    # Sorting is stable, so equally full rows stay sorted by name.
+    """Return the matching rows in order: by name, by the cards used of a model, or by the share of the fullest limit.
+
+    If sorted by a model, rows without that model come last.
+    """
+    # Sorting is stable, so rows with equal figures stay sorted by name.
     found = sorted((row for row in rows if matches(order.search, row.namespace)), key=lambda row: row.namespace)
     if order.sort == NAME:
         return found[::-1] if order.descending else found
     having = [(amount, row) for row in found if (amount := _amount(row, order.sort))]
-    having.sort(key=lambda pair: (pair[0].fullness, pair[0].used), reverse=order.descending)
+    having.sort(key=lambda pair: _figures(pair[0], order.sort), reverse=order.descending)
     return [row for _, row in having] + [row for row in found if not _amount(row, order.sort)]
 
 
 def _amount(row: NamespaceRow, sort: str) -> ModelRow | None:
-    return row.total if sort == TOTAL else row.amounts.get(sort.removeprefix(MODEL))
+    return row.fullest if sort == FULLEST else row.amounts.get(sort.removeprefix(MODEL))
 
 
-HOLDER_SORTS: Mapping[str, Callable[[HolderRow], str | int]] = {
+def _figures(amount: ModelRow, sort: str) -> tuple[float, float]:
+    # The first figure is the one that the cell shows first.
+    return (amount.fullness, amount.used) if sort == FULLEST else (amount.used, amount.fullness)
+
+
+def _age(holder: HolderRow) -> float:
+    at = refusals.moment(holder.created)
+    return -at.timestamp() if at else -math.inf
+
+
+HOLDER_SORTS: Mapping[str, Callable[[HolderRow], str | float]] = {
     NAME: lambda holder: holder.name,
     "kind": lambda holder: holder.kind,
     "model": lambda holder: holder.model or "",
     "cards": lambda holder: holder.cores,
     "memory": lambda holder: holder.memory,
     "node": lambda holder: holder.node,
-    "created": lambda holder: holder.created,
+    "age": _age,
 }
 """The possible sorts of pods and claims, with the key of each."""
 

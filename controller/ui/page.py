@@ -6,6 +6,7 @@ from typing import Any
 from urllib.parse import quote
 
 import jinja2
+import msgspec
 from markupsafe import Markup
 
 from controller import refusals
@@ -15,10 +16,23 @@ Clock = Callable[[], datetime.datetime]
 """Returns the current time with its time zone."""
 
 
-class Views:
-    """The templates of the page."""
+class Links(msgspec.Struct, frozen=True):
+    """The addresses of other pages to link to; empty for none."""
 
-    def __init__(self, clock: Clock = lambda: datetime.datetime.now(datetime.UTC)) -> None:
+    docs: str = ""
+    """The documentation for users."""
+    grafana: str = ""
+    """The dashboard of Grafana."""
+
+    def grafana_of(self, namespace: str) -> str:
+        """Return the address of the dashboard for one namespace, by its variable ``namespace``."""
+        return f"{self.grafana}{'&' if '?' in self.grafana else '?'}var-namespace={quote(namespace, safe='')}"
+
+
+class Views:
+    """The templates of the page. ``links``: the links in the head of every page."""
+
+    def __init__(self, clock: Clock = lambda: datetime.datetime.now(datetime.UTC), links: Links | None = None) -> None:
         self._clock = clock
         self._templates = jinja2.Environment(
             loader=jinja2.PackageLoader("controller.ui"),
@@ -37,6 +51,7 @@ class Views:
             "plural": model.plural,
             "until": self.until,
         }
+        self._templates.globals["links"] = links or Links()
         self._row = self._templates.get_template("_row.html")
 
     def render(self, template: str, **values: Any) -> str:
@@ -44,6 +59,10 @@ class Views:
 
     def row(self, row: model.NamespaceRow, columns: tuple[str, ...]) -> str:
         return self._row.render(row=row, columns=columns)
+
+    def now(self) -> str:
+        """Return the current time (RFC 3339, in UTC, to the second)."""
+        return f"{self._clock().astimezone(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"
 
     def time(self, text: str) -> Markup:
         """Return the age of an RFC 3339 time, in an HTML element with the time as attribute."""

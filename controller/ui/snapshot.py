@@ -101,9 +101,13 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Picture(msgspec.Struct, frozen=True):
-    """All data of the page at one time, except the pods, which are read for one namespace at a time."""
+    """All data of the page at one time, except the pods, which are read for one namespace at a time.
+
+    ``updated``: the time at which the data was read last (RFC 3339). ``version``: changes only with the data.
+    """
 
     version: str
+    updated: str
     uses: Mapping[str, NamespaceUse]
     columns: tuple[str, ...]
     lines: Mapping[str, Line]
@@ -118,24 +122,30 @@ class Picture(msgspec.Struct, frozen=True):
         return {each.model: each for each in self.cluster}
 
     @property
+    def counted(self) -> Sequence[ModelCards]:
+        """The models that `total` adds up: those with a known number of cards, or all if no number is known."""
+        return [model for model in self.cluster if model.cards is not None] or self.cluster
+
+    @property
     def total(self) -> ModelCards:
-        """The total of all models with a known number of cards."""
-        known = [model for model in self.cluster if model.cards is not None]
-        cards = rounded(model.cards or 0 for model in known) if known else None
-        used = rounded(model.used for model in known or self.cluster)
-        return ModelCards("", cards, used, rounded(model.promised for model in self.cluster))
+        """The sum over `counted`, which adds up different models."""
+        known = [model.cards for model in self.counted if model.cards is not None]
+        used = rounded(model.used for model in self.counted)
+        promised = rounded(model.promised for model in self.cluster)
+        return ModelCards("", rounded(known) if known else None, used, promised)
 
 
 class Change(msgspec.Struct, frozen=True):
     """The changes between two pictures, for browsers.
 
-    ``version``: the version of the new picture.
+    ``version``, ``updated``: those of the new picture.
     ``rows``, ``parts``: the changed rows and parts as HTML, by name.
     ``touched``: the namespaces whose pods or usage have changed.
     ``refused``: the namespaces with new refusals.
     """
 
     version: str
+    updated: str
     rows: dict[str, str]
     parts: dict[str, str]
     touched: tuple[str, ...]
@@ -151,7 +161,7 @@ def take(source: Source, views: Views, before: Picture | None, version: str) -> 
     columns = tuple(sorted(models, key=lambda model: (model.casefold(), model)))
     lines = {name: _line(use, columns, views, before) for name, use in uses.items()}
     lists = (source.refusals(), source.removals(), source.certificates(), source.findings())
-    return Picture(version, uses, columns, lines, cluster, *lists)
+    return Picture(version, views.now(), uses, columns, lines, cluster, *lists)
 
 
 def _line(use: NamespaceUse, columns: tuple[str, ...], views: Views, before: Picture | None) -> Line:
@@ -180,7 +190,7 @@ def change_of(before: Picture, after: Picture, views: Views) -> Change:
     refused = {each.namespace for each in after.refusals or () if each not in (before.refusals or ())}
     rows = {name: line.html for name, line in lines.items()}
     parts = {part: render_part(part, after, views, root="") for part in _other_parts(before, after)}
-    return Change(after.version, rows, parts, tuple(touched), tuple(sorted(refused)))
+    return Change(after.version, after.updated, rows, parts, tuple(touched), tuple(sorted(refused)))
 
 
 def render_part(part: str, picture: Picture, views: Views, root: str) -> str:

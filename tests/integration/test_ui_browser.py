@@ -105,7 +105,7 @@ def cell(page: Page, namespace: str, model: str) -> Locator:
     return page.locator(f'#rows > tr[data-ns="{namespace}"] > td[data-m="{model}"]')
 
 
-@pytest.mark.parametrize("path", ["", "namespaces/notebooks", "?sort=total&order=desc&q=s", "namespaces/robotics"])
+@pytest.mark.parametrize("path", ["", "namespaces/notebooks", "?sort=fullest&order=desc&q=s", "namespaces/robotics"])
 @in_schemes
 @in_sizes
 def test_it_renders_without_a_complaint_and_every_text_and_field_can_be_seen(
@@ -133,7 +133,7 @@ def test_a_click_on_a_header_sorts_and_the_address_keeps_it(opened: Tab, leader:
     header = page.get_by_role("columnheader", name="V100")
     header.get_by_role("link").click()
     expect(header).to_have_attribute("aria-sort", "descending")
-    assert names(page)[:3] == ["maps-vision", "genomics", "recsys"]
+    assert names(page)[:3] == ["genomics", "maps-vision", "recsys"]
     assert page.url.endswith("?sort=model.V100&order=desc")
     header.get_by_role("link").click()
     expect(header).to_have_attribute("aria-sort", "ascending")
@@ -141,7 +141,7 @@ def test_a_click_on_a_header_sorts_and_the_address_keeps_it(opened: Tab, leader:
     page.go_back()
     expect(header).to_have_attribute("aria-sort", "descending")
     page.reload()
-    assert names(page)[0] == "maps-vision"
+    assert names(page)[0] == "genomics"
 
 
 def test_sorting_by_keyboard_keeps_the_focus_and_is_announced(opened: Tab, leader: Served) -> None:
@@ -162,9 +162,9 @@ def test_typing_searches_at_once_and_the_address_keeps_it(opened: Tab, leader: S
     expect(page.locator("#count")).to_have_text("3 namespaces of 14")
     expect(page.locator("#said")).to_have_text("3 of 14 namespaces")
     expect(page).to_have_url(f"{leader.url}?q=se")
-    page.get_by_role("columnheader", name="All models").get_by_role("link").click()
-    expect(page.get_by_role("columnheader", name="All models")).to_have_attribute("aria-sort", "descending")
-    assert names(page) == ["chat-serving", "search-index", "speech-research"]
+    page.get_by_role("columnheader", name="Fullest limit").get_by_role("link").click()
+    expect(page.get_by_role("columnheader", name="Fullest limit")).to_have_attribute("aria-sort", "descending")
+    assert names(page) == ["speech-research", "chat-serving", "search-index"]
     page.get_by_role("searchbox").fill("nobody")
     expect(page.get_by_text("No namespace matches")).to_be_visible()
     page.get_by_role("searchbox").fill("")
@@ -176,7 +176,7 @@ def test_without_a_script_links_sort_and_the_form_searches(browser: Browser, lea
         page = opened.page
         page.goto(leader.url)
         page.get_by_role("columnheader", name="V100").get_by_role("link").click()
-        assert names(page)[0] == "maps-vision"
+        assert names(page)[0] == "genomics"
         page.get_by_role("searchbox").fill("recsys")
         page.get_by_role("button", name="Find").click()
         assert names(page) == ["recsys"]
@@ -218,7 +218,7 @@ def test_a_refusal_shows_with_its_reason(opened: Tab, leader: Served) -> None:
 
 
 def test_a_namespace_that_comes_or_goes_shows(opened: Tab, leader: Served) -> None:
-    page = opened.open(f"{leader.url}?sort=total&order=desc")
+    page = opened.open(f"{leader.url}?sort=fullest&order=desc")
     leader.sample.report(namespace_use("brand-new", model_use("T4", 1, 1)))
     expect(page.locator('#rows > tr[data-ns="brand-new"]')).to_be_visible()
     assert names(page).index("brand-new") < names(page).index("robotics")
@@ -246,7 +246,7 @@ def test_pods_can_be_sorted_and_searched(opened: Tab, leader: Served) -> None:
     page.get_by_role("columnheader", name="Age").get_by_role("link").click()
     expect(page.get_by_role("columnheader", name="Age")).to_have_attribute("aria-sort", "descending")
     page.get_by_role("searchbox", name="Find a pod").fill("jup")
-    assert names(page) == ["jupyter-chen-0", "jupyter-bo-0", "jupyter-anna-0"]
+    assert names(page) == ["jupyter-anna-0", "jupyter-bo-0", "jupyter-chen-0"]
     expect(page.locator("#count")).to_have_text("3 pods of 7")
 
 
@@ -256,12 +256,38 @@ def test_claims_stand_beside_pods_and_each_row_says_which_it_is(opened: Tab, lea
     leader.sample.pods["robotics"] = (pod, *claims)
     page = opened.open(f"{leader.url}namespaces/robotics")
     page.get_by_role("columnheader", name="Kind").get_by_role("link").click()
-    expect(page.get_by_role("columnheader", name="Kind")).to_have_attribute("aria-sort", "descending")
-    expect(page.locator('#rows td[data-m="Kind"]')).to_have_text(["pod", "claim", "claim"])
+    expect(page.get_by_role("columnheader", name="Kind")).to_have_attribute("aria-sort", "ascending")
+    expect(page.locator('#rows td[data-m="Kind"]')).to_have_text(["claim", "claim", "pod"])
     page.get_by_role("searchbox", name="Find a pod or claim").fill("g")
     expect(page.locator("#count")).to_have_text("2 pods and claims of 3")
     page.get_by_role("searchbox", name="Find a pod or claim").fill("grip")
     expect(page.locator("#count")).to_have_text("1 pod or claim of 3")
+
+
+@pytest.mark.parametrize("path", ["", "namespaces/notebooks"])
+def test_the_page_shows_when_its_figures_were_read_also_if_they_do_not_change(
+    opened: Tab, leader: Served, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controller.ui.feed.HEARTBEAT_SECONDS", 0.2)
+    page = opened.open(leader.url + path)
+    updated = page.locator("#updated")
+    before = updated.get_attribute("datetime")
+    assert before
+    expect(updated).not_to_have_attribute("datetime", before)
+    shown = page.evaluate("(text) => new Date(text).toLocaleTimeString()", updated.get_attribute("datetime"))
+    assert len(shown) >= len("1:00:00")
+    expect(updated).to_have_text(re.compile(r"\d:\d\d:\d\d"))
+
+
+@pytest.mark.parametrize(("path", "file"), [("", "gpu-usage.csv"), ("namespaces/notebooks", "gpu-pods.csv")])
+def test_the_figures_can_be_downloaded(opened: Tab, leader: Served, path: str, file: str) -> None:
+    page = opened.open(leader.url + path)
+    with page.expect_download() as download:
+        page.get_by_role("link", name="CSV").click()
+    assert download.value.suggested_filename == file
+    assert len(download.value.path().read_text().splitlines()) > 7
+    address = page.get_by_role("link", name="JSON").evaluate("(link) => link.href")
+    assert page.request.get(address).json()["items"]
 
 
 def test_a_page_that_waits_for_a_leader_shows_its_figures_once_it_is_there(browser: Browser, leader: Served) -> None:

@@ -15,10 +15,10 @@ from controller.refusals import RefusedWorkload
 from controller.ui.app import HEADERS, MAX_ROWS, Standing, create_app
 from controller.ui.feed import Feed
 from controller.ui.model import HolderRow
-from controller.ui.page import Views
+from controller.ui.page import Links, Views
 from controller.ui.snapshot import Certificate, Finding, ModelCards, RemovedAllocation
 from examples.usage import NOW, Sample, ago, company, crowd, model_use, namespace_use
-from vcuda.ledger.report import GrantUse
+from vcuda.ledger.report import GrantUse, ModelUse
 
 VIEWS = Views(lambda: NOW)
 HOSTILE = """<script>alert('x')</script>"><img src=x onerror="alert(1)">'`{{7*7}}&amp;"""
@@ -58,6 +58,13 @@ def client_of(sample: Sample) -> FlaskClient:
     """A client of the leader's page."""
     feed = Feed(sample.source(), VIEWS)
     return create_app(lambda: Standing(feed, ""), VIEWS).test_client()
+
+
+def linked() -> FlaskClient:
+    """A client of the leader's page that has links to other pages."""
+    views = Views(lambda: NOW, Links("https://docs.example/gpu", "https://grafana.example/d/vcuda-quota?orgId=1"))
+    feed = Feed(company().source(), views)
+    return create_app(lambda: Standing(feed, ""), views).test_client()
 
 
 def standby(reason: str = "This replica of the controller is a standby. The leader is other.") -> FlaskClient:
@@ -227,10 +234,69 @@ def test_the_rows_come_in_the_order_of_the_address() -> None:
     def rows(query: str) -> list[str | None]:
         return [row["data-ns"] for row in Markup(html_of(client, f"/{query}")).all("tr") if "data-ns" in row]
 
-    assert rows("?q=s&sort=total&order=desc")[:2] == ["asr-batch", "maps-vision"]
-    assert rows("?sort=model.V100&order=desc")[0] == "maps-vision"
+    assert rows("?q=s&sort=fullest&order=desc")[:2] == ["maps-vision", "asr-batch"]
+    assert rows("?sort=model.V100&order=desc")[:2] == ["genomics", "maps-vision"]
     assert rows("?q=speech") == ["speech-research"]
     assert rows("?sort=nothing&order=desc") == sorted(company().uses)
+
+
+def links_of(html: str) -> list[str | None]:
+    return [each.get("href") for each in Markup(html).all("a")]
+
+
+def test_every_page_links_to_the_documentation_and_to_grafana_if_it_has_their_addresses() -> None:
+    docs, grafana = "https://docs.example/gpu", "https://grafana.example/d/vcuda-quota?orgId=1"
+    for path in ("/", "/namespaces/notebooks", "/nothing"):
+        own = f"{grafana}&var-namespace=notebooks" if path.endswith("notebooks") else grafana
+        found = links_of(linked().get(path).get_data(as_text=True))
+        assert {docs, own} <= {*found}
+        elsewhere = client_of(company()).get(path).get_data(as_text=True)
+        assert not [each for each in links_of(elsewhere) if each and "//" in each]
+        assert "Grafana" not in elsewhere
+
+
+def test_both_pages_link_to_their_files() -> None:
+    client = client_of(company())
+    for path, files in (("/", "usage"), ("/namespaces/notebooks", "../namespaces/notebooks/pods")):
+        assert {f"{files}.csv", f"{files}.json"} <= {*links_of(html_of(client, path))}
+
+
+def test_both_pages_say_when_their_figures_were_read() -> None:
+    for path in ("/", "/namespaces/notebooks"):
+        html = html_of(client_of(company()), path)
+        assert re.search(
+            r'Updated <time id="updated" datetime="2026-03-04T12:00:00Z"[^>]*>2026-03-04 12:00:00 UTC<', html
+        )
+
+
+def test_a_sum_over_different_models_says_so() -> None:
+    """The table adds up nothing over models: its second column has the fullest limit."""
+    client = client_of(company())
+    assert "141</b> of 360 cards of 4 models are free" in html_of(client, "/")
+    assert "<b>21.55</b> of 32 cards of 2 models in use" in html_of(client, "/namespaces/notebooks")
+    assert '<td role="cell" class="sum" data-m="Fullest limit"><b>93 %</b> of A100-80G</td>' in html_of(client, "/")
+    one = Sample(cluster=(ModelCards("T4", 8, 3, 8),))
+    one.report(namespace_use("a", model_use("T4", 8, 3)))
+    assert "5</b> of 8 cards are free" in html_of(client_of(one), "/")
+    assert "<b>3</b> of 8 cards in use" in html_of(client_of(one), "/namespaces/a")
+
+
+@pytest.mark.parametrize(
+    ("models", "shown"),
+    [
+        ((model_use("M40", 8, 7.99), model_use("T4", 8, 1)), "<b>99 %</b> of M40"),
+        ((model_use("M40", 200, 199.99),), "<b>99 %</b> of M40"),
+        ((model_use("M40", 10, 7),), "<b>70 %</b> of M40"),
+        ((model_use("M40", 8, 9),), "<b>112 %</b> of M40"),
+        ((model_use("M40", 0, 1), model_use("T4", 8, 8)), "<b>over</b> the limit of M40"),
+        ((), "none"),
+    ],
+    ids=["two", "almost full", "exact", "over", "blocked", "none"],
+)
+def test_the_fullest_limit_is_a_share_that_is_whole_only_if_the_limit_is_reached(
+    models: tuple[ModelUse, ...], shown: str
+) -> None:
+    assert f'data-m="Fullest limit">{shown}</td>' in html_of(client_of(Sample({"a": namespace_use("a", *models)})), "/")
 
 
 def test_a_namespace_s_page_has_its_pods_with_charge_and_age() -> None:

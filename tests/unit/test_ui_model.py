@@ -95,7 +95,7 @@ def test_the_times_of_the_api_server_are_read(text: str) -> None:
     assert at.utctimetuple()[:5] == (2026, 3, 4, 12, 0)
 
 
-SORTS = model.sorts_of(["M40", "total"])
+SORTS = model.sorts_of(["M40", "fullest"])
 
 ROWS = [
     row_of(namespace_use("delta", model_use("M40", 10, 1))),
@@ -112,14 +112,15 @@ ROWS = [
         (TableQuery(descending=True), ["delta", "charlie", "bravo", "alpha"]),
         (TableQuery(sort="model.M40", descending=True), ["bravo", "alpha", "delta", "charlie"]),
         (TableQuery(sort="model.M40"), ["delta", "alpha", "bravo", "charlie"]),
-        (TableQuery(sort="total", descending=True), ["charlie", "bravo", "delta", "alpha"]),
-        (TableQuery(search="A  L", sort="total"), ["alpha", "delta", "charlie"]),
+        (TableQuery(sort="model.P100", descending=True), ["charlie", "alpha", "bravo", "delta"]),
+        (TableQuery(sort="fullest", descending=True), ["charlie", "bravo", "alpha", "delta"]),
+        (TableQuery(search="A  L", sort="fullest"), ["delta", "alpha", "charlie"]),
         (TableQuery(search="nobody"), []),
     ],
-    ids=["names", "names turned", "fullest first", "emptiest first", "all models", "search", "none"],
+    ids=["names", "names turned", "most first", "least first", "equal", "fullest limit", "search", "none"],
 )
 def test_rows_are_in_the_order_that_is_asked_for(order: TableQuery, expected: list[str]) -> None:
-    """Of two that are as full, the one that uses more counts as more; those without the model come last either way."""
+    """A model sorts by its used cards, equal ones by the share of the limit. Rows without the model come last."""
     assert [row.namespace for row in model.ordered(ROWS, order)] == expected
 
 
@@ -128,8 +129,8 @@ def test_rows_are_in_the_order_that_is_asked_for(order: TableQuery, expected: li
     [
         ({}, TableQuery()),
         ({"sort": "model.M40", "order": "desc"}, TableQuery("", "model.M40", descending=True)),
-        ({"sort": "total"}, TableQuery("", "total")),
-        ({"sort": "model.total"}, TableQuery("", "model.total")),
+        ({"sort": "fullest"}, TableQuery("", "fullest")),
+        ({"sort": "model.fullest"}, TableQuery("", "model.fullest")),
         ({"sort": "model.GONE", "order": "desc", "q": "a"}, TableQuery("a")),
         ({"sort": "M40"}, TableQuery()),
         ({"order": "sideways"}, TableQuery()),
@@ -145,12 +146,18 @@ def test_what_does_not_exist_counts_as_not_asked_for(query: dict[str, str], expe
     ("now", "click", "then"),
     [
         (TableQuery("a"), "name", TableQuery("a", "name", descending=True)),
-        (TableQuery("a"), "total", TableQuery("a", "total", descending=True)),
-        (TableQuery("a", "total", descending=True), "total", TableQuery("a", "total")),
-        (TableQuery("a", "total", descending=True), "name", TableQuery("a")),
+        (TableQuery("a"), "fullest", TableQuery("a", "fullest", descending=True)),
+        (TableQuery("a", "fullest", descending=True), "fullest", TableQuery("a", "fullest")),
+        (TableQuery("a", "fullest", descending=True), "name", TableQuery("a")),
+        (TableQuery(), "age", TableQuery(sort="age", descending=True)),
+        (TableQuery(), "node", TableQuery(sort="node")),
+        (TableQuery(), "model", TableQuery(sort="model")),
+        (TableQuery(), "model.node", TableQuery(sort="model.node", descending=True)),
     ],
 )
-def test_a_header_turns_its_order_and_begins_with_the_fullest(now: TableQuery, click: str, then: TableQuery) -> None:
+def test_a_header_turns_its_order_and_begins_with_the_largest_figure_or_with_a(
+    now: TableQuery, click: str, then: TableQuery
+) -> None:
     assert now.toggled(click) == then
 
 
@@ -183,7 +190,7 @@ def test_pods_are_sorted_by_any_column_and_searched() -> None:
         "cards": "cab",
         "memory": "bca",
         "node": "bca",
-        "created": "abc",
+        "age": "cba",
         "kind": "abc",
     }
     sorted_by = {sort: model.ordered_holders(PODS, TableQuery(sort=sort)) for sort in model.HOLDER_SORTS}

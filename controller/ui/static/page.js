@@ -28,6 +28,17 @@ function tick() {
   }
 }
 
+// The time at which the leader read the figures
+
+function update(at) {
+  const updated = byId("updated");
+  const time = new Date(at);
+  if (Number.isNaN(time.getTime())) return;
+  const today = time.toDateString() === new Date().toDateString();
+  updated.dateTime = at;
+  updated.textContent = today ? time.toLocaleTimeString() : time.toLocaleString();
+}
+
 // Announcements to screen readers: politely, rarely, and only the newest
 
 let announced = 0;
@@ -130,6 +141,7 @@ function replace(fresh) {
     }
   }
   body.dataset.version = fresh.body.dataset.version;
+  update(fresh.getElementById("updated").dateTime);
   const region = document.querySelector(".scroll");
   if (region && scrolled) region.scrollTop = scrolled;
   if (search.value.trim() && complete()) filter();
@@ -171,6 +183,7 @@ function apply(change) {
     for (const [name, html] of Object.entries(change.rows)) replaceRow(name, html);
   }
   body.dataset.version = change.version;
+  update(change.updated);
   const refused = here ? change.refused.filter((name) => name === here) : change.refused;
   const touched = here ? change.touched.filter((name) => name === here) : change.touched;
   if (refused.length) announce(`Refused in ${listed(refused)}`);
@@ -215,7 +228,10 @@ function follow() {
     show("live", "Live", "Live again");
   };
   source.addEventListener("open", hear);
-  source.addEventListener("beat", hear);
+  source.addEventListener("beat", (event) => {
+    hear();
+    update(event.data);
+  });
   source.addEventListener("reset", () => {
     hear();
     load(location.href);
@@ -255,5 +271,6 @@ document.addEventListener("visibilitychange", () => (document.hidden ? source?.c
 addEventListener("pagehide", () => source?.close());
 addEventListener("pageshow", (event) => event.persisted && follow());
 tick();
+update(byId("updated").dateTime);
 follow();
 setInterval(watch, 10000);

@@ -1,0 +1,89 @@
+"""The figures of the page as CSV, for spreadsheets, and as JSON, for scripts."""
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from controller.ui.model import HolderRow, number
+from vcuda.ledger.report import NamespaceUse
+from vcuda.quota.model import CORES_PER_CARD
+
+MAX_HOLDERS = 5000
+"""The most pods and claims in one file. Each has less than a kilobyte."""
+
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
+"""The beginnings of cells that a spreadsheet may execute (OWASP, CSV Injection)."""
+
+
+class UsageRecord(msgspec.Struct, frozen=True):
+    """The usage of one model by one namespace. Figures without a unit are cards; None if the part is not limited."""
+
+    namespace: str
+    mode: str
+    model: str
+    """Empty if the quota of the namespace lists no model."""
+    used: float | None = None
+    limit: float | None = None
+    available: float | None = None
+    pending: float | None = None
+    terminating: float | None = None
+    reserved: float | None = None
+    memory_used_mib: int | None = None
+    memory_limit_mib: int | None = None
+
+
+class HolderRecord(msgspec.Struct, frozen=True):
+    """A pod or a claim that holds cards. ``model``: None if it is pinned to no model. ``created``: RFC 3339."""
+
+    kind: str
+    name: str
+    model: str | None
+    cards: float
+    memory_mib: int
+    node: str
+    created: str
+
+
+Records = Sequence[UsageRecord] | Sequence[HolderRecord]
+
+
+def usage_records(uses: Iterable[NamespaceUse]) -> Iterator[UsageRecord]:
+    """Yield one record for each model of each namespace, and one for a namespace without a model."""
+    for use in sorted(uses, key=lambda use: use.namespace):
+        for each in use.models:
+            yield UsageRecord(
+                *(use.namespace, use.mode, each.model, each.used, each.limit, each.available),
+                *(each.pending, each.terminating, each.reserved, each.memory_used, each.memory_limit),
+            )
+        if not use.models:
+            yield UsageRecord(use.namespace, use.mode, "")
+
+
+def holder_record(holder: HolderRow) -> HolderRecord:
+    cards = holder.cores / CORES_PER_CARD
+    return HolderRecord(holder.kind, holder.name, holder.model, cards, holder.memory, holder.node, holder.created)
+
+
+def as_csv(kind: type[UsageRecord] | type[HolderRecord], records: Records) -> str:
+    """Return the records as CSV (RFC 4180), with the names of the fields in the first line."""
+    text = io.StringIO()
+    lines = csv.writer(text)
+    lines.writerow(kind.__struct_fields__)
+    lines.writerows([_cell(value) for value in msgspec.structs.astuple(each)] for each in records)
+    return text.getvalue()
+
+
+def as_json(records: Records, updated: str, left_out: int = 0) -> bytes:
+    """Return the records as JSON. ``left_out``: the number of further records."""
+    return msgspec.json.encode({"updated": updated, "left_out": left_out, "items": records})
+
+
+def _cell(value: str | float | None) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        return number(value)
+    # With an apostrophe in front, a spreadsheet takes the cell for text.
+    return f"'{value}" if value.startswith(FORMULA_STARTS) else value

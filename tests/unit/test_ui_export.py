@@ -1,0 +1,106 @@
+"""The figures of the page as files: every row, the same in both formats, and nothing that a spreadsheet executes."""
+
+import csv
+import json
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+import pytest
+from flask.testing import FlaskClient
+
+from controller.ui.app import Standing, create_app
+from controller.ui.export import MAX_HOLDERS
+from controller.ui.feed import Feed
+from controller.ui.model import HolderRow
+from controller.ui.page import Views
+from examples.usage import NOW, Sample, ago, company, crowd, model_use, namespace_use
+
+VIEWS = Views(lambda: NOW)
+
+
+def client_of(sample: Sample) -> FlaskClient:
+    feed = Feed(sample.source(), VIEWS)
+    return create_app(lambda: Standing(feed, ""), VIEWS).test_client()
+
+
+def rows_of(client: FlaskClient, path: str) -> list[dict[str, str]]:
+    answer = client.get(f"{path}.csv")
+    assert answer.content_type == "text/csv; charset=utf-8"
+    assert answer.headers["Content-Disposition"].startswith("attachment; filename=gpu-")
+    return list(csv.DictReader(answer.get_data(as_text=True).splitlines()))
+
+
+def json_of(client: FlaskClient, path: str) -> dict[str, Any]:
+    answer = client.get(f"{path}.json")
+    assert answer.content_type == "application/json"
+    return dict(json.loads(answer.data))
+
+
+def as_text(value: str | float | None) -> str:
+    """The value as CSV has it: figures are exact to hundredths."""
+    return value if isinstance(value, str) else "" if value is None else f"{round(value, 2):.10g}"
+
+
+def test_the_usage_of_every_namespace_and_model_is_in_both_files() -> None:
+    client = client_of(company())
+    rows, found = rows_of(client, "/usage"), json_of(client, "/usage")
+    assert (found["updated"], found["left_out"]) == ("2026-03-04T12:00:00Z", 0)
+    models = [(use.namespace, model.model) for use in company().uses.values() for model in use.models]
+    assert [(row["namespace"], row["model"]) for row in rows] == models
+    assert rows == [{name: as_text(value) for name, value in each.items()} for each in found["items"]]
+    [chat] = [row for row in rows if row["namespace"] == "chat-serving"]
+    assert (chat["used"], chat["limit"], chat["pending"], chat["memory_used_mib"]) == ("18.5", "24", "0.5", "1228800")
+
+
+def test_a_namespace_without_a_model_has_a_row_with_empty_figures() -> None:
+    client = client_of(Sample({"a": namespace_use("a")}))
+    [row] = rows_of(client, "/usage")
+    assert {name: text for name, text in row.items() if text} == {"namespace": "a", "mode": "enforce"}
+
+
+def test_the_rows_that_the_page_leaves_out_are_in_the_files() -> None:
+    assert len(rows_of(client_of(crowd(600, models=1)), "/usage")) == 600
+
+
+def test_the_pods_and_claims_of_a_namespace_are_in_both_files_with_the_most_cards_first() -> None:
+    client, path = client_of(company()), "/namespaces/notebooks/pods"
+    rows, found = rows_of(client, path), json_of(client, path)
+    assert [row["name"] for row in rows] == [each["name"] for each in found["items"]]
+    assert rows[0] == {
+        "kind": "pod",
+        "name": "sweep-4xq2m",
+        "model": "T4",
+        "cards": "4",
+        "memory_mib": "0",
+        "node": "gpu-t4-08",
+        "created": ago(hours=19),
+    }
+    assert [row["model"] for row in rows if row["name"] == "lab-7"] == [""]
+
+
+@pytest.mark.parametrize("kind", ["csv", "json"])
+def test_the_files_of_a_namespace_that_is_not_known_are_not_found(kind: str) -> None:
+    assert client_of(company()).get(f"/namespaces/nobody/pods.{kind}").status_code == HTTPStatus.NOT_FOUND
+
+
+def test_a_file_of_pods_is_bounded_and_says_how_many_it_leaves_out() -> None:
+    pods = tuple(HolderRow(f"p{number}", "T4", number, 0, "", ago(hours=1)) for number in range(MAX_HOLDERS + 2))
+    client = client_of(Sample({"a": namespace_use("a", model_use("T4", 9))}, {"a": pods}))
+    found = json_of(client, "/namespaces/a/pods")
+    assert (len(found["items"]), found["left_out"]) == (MAX_HOLDERS, 2)
+    assert "p0" not in {each["name"] for each in found["items"]}
+    assert f"the {MAX_HOLDERS} with the most cards" in client.get("/namespaces/a").get_data(as_text=True)
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", "\n"])
+def test_no_cell_begins_as_a_formula(start: str) -> None:
+    name = f'{start}HYPERLINK("http:evil.example","here")'
+    use = msgspec.structs.replace(namespace_use(name, model_use(name, 8, 3)), mode=name)
+    client = client_of(Sample({name: use}, {name: (HolderRow(name, name, 100, 1, name, name),)}))
+    for path in ("/usage.csv", f"/namespaces/{quote(name)}/pods.csv"):
+        text = client.get(path).get_data(as_text=True)
+        _, row = csv.reader(text.splitlines(keepends=True))
+        assert [cell for cell in row if cell.startswith(start)] == []
+        assert row.count(f"'{name}") >= 3
