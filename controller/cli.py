@@ -6,8 +6,8 @@ import socket
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 import click
@@ -20,7 +20,8 @@ from controller.extender import service
 from controller.garbage import stale_gc
 from controller.garbage.node.cli import node
 from controller.settle import charge_ages
-from controller.ui.leading import UsagePage, showing
+from controller.ui.leading import SERVICE, UsagePage, advertising, showing
+from controller.ui.page import Links
 from controller.uninstall import Uninstall
 from controller.violations import violation_watcher
 from vcuda import __version__, cli, errors, logs, tls
@@ -31,6 +32,13 @@ LEADERSHIP_LOST = 1
 """The exit status after the Lease was lost or a loop has failed. Kubelet then restarts the controller."""
 
 Address = tuple[str, int]
+
+
+def _web_address(_context: click.Context, parameter: click.Parameter, text: str) -> str:
+    # Another scheme, such as javascript:, would run in the browser of each reader.
+    if text and not text.startswith(("https://", "http://")):
+        raise click.BadParameter(f"{text!r} must start with https:// or http://.", param_hint=parameter.opts[0])
+    return text
 
 
 @click.group(context_settings=cli.HELP)
@@ -117,6 +125,26 @@ main.add_command(node)
     help="Host name that browsers may use for the usage page, in addition to localhost and IP addresses; repeatable.",
 )
 @cli.address_option(
+    "--ui-advertise",
+    metavar="IP:PORT",
+    parse=cli.parse_ip_address,
+    help=f"Address to write into the EndpointSlice of Service {SERVICE} while leading.",
+)
+@cli.option(
+    "--ui-docs-url",
+    default="",
+    metavar="URL",
+    callback=_web_address,
+    help="Documentation that the usage page links to.",
+)
+@cli.option(
+    "--ui-grafana-url",
+    default="",
+    metavar="URL",
+    callback=_web_address,
+    help="Grafana dashboard that the usage page links to; a page of a namespace sets its variable namespace.",
+)
+@cli.address_option(
     "--extender-address", help="Serve the scheduler extender on this address while leading.  [default: not served]"
 )
 @cli.option(
@@ -167,6 +195,9 @@ def run(
     status_address: Address,
     ui_address: Address | None,
     ui_hosts: tuple[str, ...],
+    ui_advertise: Address | None,
+    ui_docs_url: str,
+    ui_grafana_url: str,
     extender_address: Address | None,
     extender_cert_dir: Path | None,
     extender_client_ca: Path | None,
@@ -214,6 +245,8 @@ def run(
     Exit status: 0 stopped; 1 the Lease was lost (restart the command), or Kubernetes is too old; 2 bad input.
     """
     timing = _settle_timing(storable_seconds, full_pass_seconds, max_terminating_seconds)
+    if ui_advertise and not ui_address:
+        raise click.UsageError("--ui-address is required with --ui-advertise.")
     logs.configure(log_level)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -248,9 +281,11 @@ def run(
     lease = (system_namespace, "vcuda-controller")
     elector = Elector(kube, lease, own_name, timing=LeaseTiming.of(lease_seconds), wait=stop.wait)
     metrics.register_leading(registry, lambda: elector.is_leading)
-    page = UsagePage(lambda: elector.holder, ui_hosts)
-    leading = _serve_page(ui_address, page, kube, labels, leader)
-    sys.exit(_lead(elector, leader, status_address, registry, leading))
+    page = UsagePage(lambda: elector.holder, ui_hosts, Links(ui_docs_url, ui_grafana_url))
+    contexts = [_serve_page(ui_address, page, kube, labels, leader)]
+    if ui_advertise:
+        contexts.append(lambda: advertising(kube, system_namespace, ui_advertise))
+    sys.exit(_lead(elector, leader, status_address, registry, contexts))
 
 
 @main.command("uninstall", context_settings={"auto_envvar_prefix": "VCUDA_UNINSTALL"})
@@ -313,9 +348,12 @@ def _lead(
     leader: manager.Leader,
     address: Address,
     registry: CollectorRegistry,
-    leading: Callable[[], AbstractContextManager[None]],
+    contexts: Sequence[Callable[[], AbstractContextManager[None]]],
 ) -> int:
-    """Wait for the Lease, act as the leader while this replica holds it, and return the exit status."""
+    """Wait for the Lease, act as the leader while this replica holds it, and return the exit status.
+
+    ``contexts``: create the context managers to enter while this replica leads.
+    """
     started = threading.Event()
     with _listening_for("--status-address", address):
         # A standby is healthy and ready, because a rollout must not wait until it leads.
@@ -330,7 +368,9 @@ def _lead(
         return 0
     leader.start()
     started.set()
-    with leading():
+    with ExitStack() as stack:
+        for create in contexts:
+            stack.enter_context(create())
         # If the Lease is lost, another replica may lead already. Current writes must stop, so exit without cleanup.
         if not elector.hold():
             _end()

@@ -9,7 +9,8 @@ from typing import Any
 import flask
 import msgspec
 
-from controller import certificates, httpd, manager, refusals
+from controller import certificates, httpd, manager, refusals, workqueue
+from controller.advertiser import Advertiser
 from controller.garbage import stale_gc
 from controller.ui import app, events, feed, page, snapshot
 from controller.ui.model import CapacityInformer, HolderRow, rounded
@@ -24,14 +25,22 @@ from vcuda.placement.free_cards import FreeCardsByPool, free_by_model
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import CORES_PER_CARD, Charge, Limit, NamespaceQuota
 
+SERVICE = "vcuda-page"
+"""The Service by which a proxy finds the leader."""
+
 
 class UsagePage:
-    """Serves the page. ``holder``: returns the identity of the last known leader, or an empty string."""
+    """Serves the page.
 
-    def __init__(self, holder: Callable[[], str], hosts: Collection[str] = ()) -> None:
+    ``holder``: returns the identity of the last known leader, or an empty string.
+    ``hosts``: the names of the page, in addition to localhost and IP addresses.
+    ``links``: the other pages to link to.
+    """
+
+    def __init__(self, holder: Callable[[], str], hosts: Collection[str] = (), links: page.Links | None = None) -> None:
         self._holder = holder
         self._hosts = hosts
-        self._views = page.Views()
+        self._views = page.Views(links=links)
         self._feed: feed.Feed | None = None
         self._ready: Callable[[], bool] = lambda: False
         self._lock = threading.Lock()
@@ -76,6 +85,21 @@ def serve(address: tuple[str, int], application: flask.Flask) -> httpd.Server:
     """
     # Each listener occupies a thread. Half as many threads are left for other requests.
     return httpd.Server(address, application, threads=feed.MAX_LISTENERS * 3 // 2).in_threads()
+
+
+@contextmanager
+def advertising(kube: Kube, namespace: str, address: tuple[str, int]) -> Iterator[None]:
+    """Route Service `SERVICE` to this IP address and port within this context."""
+    stopping = threading.Event()
+    advertiser = Advertiser(kube, namespace, SERVICE, address, "http")
+    # A fault of the page must not end the leader.
+    loop = workqueue.spawn("page endpointslice", lambda: advertiser.run(stopping), on_fault=lambda: None)
+    try:
+        yield
+    finally:
+        stopping.set()
+        # The next leader must be the only writer.
+        loop.join(manager.STOP_TIMEOUT_SECONDS)
 
 
 @contextmanager

@@ -38,6 +38,13 @@ ADVERTISE = (*EXTENDER, "--extender-cert-dir", ".", "--extender-advertise")
             (("--ui-address", text), f"Invalid value for --ui-address: {text!r} is not HOST:PORT.")
             for text in ("nonsense", "127.0.0.1", "127.0.0.1:", ":x")
         ),
+        (("--ui-advertise", "10.1.2.3:8088"), "--ui-address is required with --ui-advertise."),
+        (("--ui-advertise", "me:8088"), "'me:8088' is not IP:PORT"),
+        *(
+            ((flag, text), f"Invalid value for {flag}: {text!r} must start with https:// or http://.")
+            for flag in ("--ui-docs-url", "--ui-grafana-url")
+            for text in ("javascript:alert(1)", "docs.example")
+        ),
         (EXTENDER, "--extender-cert-dir is required with --extender-address"),
         ((*EXTENDER, "--extender-cert-dir", "."), "--extender-client-ca is required with --extender-address"),
         ((*EXTENDER, "--extender-cert-dir", "nowhere", *CLIENT_CA), "nowhere/tls.crt cannot be read"),

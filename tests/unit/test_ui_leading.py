@@ -1,16 +1,29 @@
 """What the leader has, as the page shows it; and what a replica says that does not lead."""
 
+import threading
 from datetime import UTC, datetime
 
 import pytest
 
 from controller.certificates import ServedCertificate
-from controller.ui.leading import UsagePage, certificate_row, claim_rows, cluster_cards, fragmented, holder_rows
+from controller.ui.leading import (
+    SERVICE,
+    UsagePage,
+    advertising,
+    certificate_row,
+    claim_rows,
+    cluster_cards,
+    fragmented,
+    holder_rows,
+)
 from controller.ui.model import HolderRow
 from controller.ui.snapshot import Certificate, ModelCards
 from examples.claims import NVIDIA, claim_policy
 from examples.usage import model_use, namespace_use
+from tests.api_double import ApiDouble, Effect
 from tests.builders import MODEL, nodes
+from tests.extended import SYSTEM
+from tests.waiting import PATIENT
 from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
 from vcuda.allocations.stored_pods import StoredPod, charges_of
 from vcuda.claims.digest import ClaimDigest, pack
@@ -101,3 +114,22 @@ def test_nobody_may_lead() -> None:
 )
 def test_a_certificate_is_shown_by_the_endpoint_that_shows_it(shown: ServedCertificate, row: Certificate) -> None:
     assert certificate_row(shown) == row
+
+
+def test_the_service_routes_here_until_the_leader_ends_and_then_to_the_next_one(api: ApiDouble) -> None:
+    path = f"/apis/discovery.k8s.io/v1/namespaces/{SYSTEM}/endpointslices/{SERVICE}"
+    written = threading.Semaphore(0)
+
+    def deliver(method: str, _timeout: float, effect: Effect) -> bytes:
+        answer = effect()
+        if method != "GET":
+            written.release()
+        return answer
+
+    api.deliver = deliver
+    for ip in ("10.0.0.1", "10.0.0.2"):
+        with advertising(api.kube, SYSTEM, (ip, 8088)):
+            assert written.acquire(timeout=PATIENT)
+            assert api.objects[path]["endpoints"] == [{"addresses": [ip], "conditions": {"ready": True}}]
+        assert "page endpointslice" not in {thread.name for thread in threading.enumerate()}
+    assert api.objects[path]["ports"] == [{"name": "http", "port": 8088}]
