@@ -140,6 +140,21 @@ def test_every_component_has_a_value() -> None:
         ("enforceAudit.deleteBeyondBudget=true",),
         "enforceAudit.deleteBeyondBudget needs enforceAudit.enabled",
     ),
+    an_ingress_without_a_page=(("page.ingress.enabled=true",), "page.ingress.enabled needs page.enabled"),
+    an_ingress_without_a_name=(
+        ("page.enabled=true", "page.ingress.enabled=true"),
+        "page.ingress.host is required with page.ingress.enabled",
+    ),
+    an_address_that_no_proxy_reaches=(
+        ("page.enabled=true", "controller.extraArgs[0]=--dry-run", "controller.extraArgs[1]=--ui-address=127.0.0.1:1"),
+        "controller.extraArgs[1] and page.enabled exclude each other: page.enabled sets --ui-address",
+    ),
+    a_link_that_runs_a_script=(("page.docsUrl=javascript:alert(1)",), "page/docsUrl"),
+    a_link_without_a_scheme=(("page.grafanaUrl=grafana.example.com",), "page/grafanaUrl"),
+    a_page_with_an_address_for_a_name=(("page.ingress.host=10.0.0.1",), "page/ingress/host"),
+    a_page_with_a_name_that_cannot_be=(("page.ingress.host=https://gpu.example.com",), "page/ingress/host"),
+    an_unknown_value_of_the_page=(("page.ingress.hosts=gpu.example.com",), "page/ingress"),
+    an_impossible_namespace_of_the_proxy=(("page.proxy.namespace=Proxy",), "page/proxy/namespace"),
     an_unknown_value=(("hami.enbaled=true",), "enbaled"),
     an_unknown_section=(("cert-manager.enabled=true",), "cert-manager"),
     a_wrong_type=(("webhook.replicas=many",), "webhook/replicas"),
@@ -237,6 +252,43 @@ def test_the_namespace_of_prometheus_can_be_named() -> None:
     found = charted("prometheus.enabled=true", "prometheus.namespace=observability")
     assert not [each for each in found.values() if '"monitoring"' in json.dumps(each)]
     assert one([*found.values()], "ConfigMap", "vcuda-quota-dashboard")["metadata"]["namespace"] == "observability"
+
+
+PAGE = ("page.enabled=true", "page.ingress.enabled=true", "page.ingress.host=gpu.example.com")
+
+
+def test_the_ingress_of_the_values_is_that_of_the_example_and_routes_to_the_proxy_alone() -> None:
+    example = yaml.safe_load((CHART.parent / "examples" / "page" / "ingress.yaml").read_text())
+    same = ("page.ingress.className=nginx", "page.ingress.tlsSecret=gpu-example-com")
+    found = charted(*PAGE, *same)
+    assert unlike(found, {**render("page"), identity_of(example): example}) == {}
+    assert [each for each in found.values() if each["kind"] == "Ingress"] == [example]
+
+
+def test_the_values_of_the_page_reach_its_objects() -> None:
+    found = [
+        *charted(
+            *PAGE,
+            "page.proxy.namespace=access",
+            "page.proxy.podLabels.app=gate",
+            "page.ingress.annotations.a=b",
+            "page.ingress.service=gate",
+            "page.docsUrl=https://docs.example.com/gpu?a=b",
+            "page.grafanaUrl=https://grafana.example.com",
+        ).values()
+    ]
+    ingress = one(found, "Ingress", "vcuda-page")
+    assert (ingress["metadata"]["namespace"], ingress["metadata"]["annotations"]) == ("access", {"a": "b"})
+    assert {"ingressClassName", "tls"}.isdisjoint(ingress["spec"])
+    assert '"service": {"name": "gate", "port": {"name": "http"}}' in json.dumps(ingress)
+    [[peer]] = [rule["from"] for rule in one(found, "NetworkPolicy", "vcuda-page")["spec"]["ingress"]]
+    assert peer == {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "access"}},
+        "podSelector": {"matchLabels": {"app": "gate"}},
+    }
+    [container] = pod_spec(one(found, "Deployment", "vcuda-controller"))["containers"]
+    links = ["--ui-docs-url=https://docs.example.com/gpu?a=b", "--ui-grafana-url=https://grafana.example.com"]
+    assert container["args"][-2:] == links
 
 
 def test_a_fault_in_a_copy_of_the_chart_is_found(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ SUPPORTED = ("1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
 VERSIONS = sorted({version for version in map(utils.major_minor, utils.all_versions()) if version >= SUPPORTED[0]})
 """Those that there are schemas of: what comes after the newest supported one has to understand the manifests too."""
 
-NO_SCHEMA = ("cert-manager.io/", "monitoring.coreos.com/")
+NO_SCHEMA = ("cert-manager.io/", "gateway.networking.k8s.io/", "monitoring.coreos.com/")
 """The groups of kinds that others install, which are in no release."""
 
 PART_OF = ("app.kubernetes.io/part-of", "vcuda-quota")
@@ -30,7 +30,7 @@ PART_OF = ("app.kubernetes.io/part-of", "vcuda-quota")
 AGENTS = ("node-agent-gpu-manager", "node-agent-hami", "node-agent-vgpu-manager")
 OPTIONS = {
     *("client-certificates", "delete-beyond-budget", "enforce-audit", *AGENTS, "node-agent-nvidia-vcuda"),
-    *("node-host-pid", "require-client-certificate"),
+    *("node-host-pid", "page", "require-client-certificate"),
 }
 """The components that have no overlay."""
 

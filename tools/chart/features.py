@@ -31,6 +31,7 @@ COMPONENTS: Mapping[str, str] = {
     "delete-beyond-budget": ".Values.enforceAudit.deleteBeyondBudget",
     "scheduler": ".Values.scheduler.enabled",
     "prometheus": ".Values.prometheus.enabled",
+    "page": ".Values.page.enabled",
 }
 """The condition in a template under which a component is part of the installation."""
 

@@ -19,11 +19,15 @@ _PULL_SECRETS = (
     "imagePullSecrets: {{- toYaml . | nindent %d }}",
     "{{- end }}",
 )
+_PROXY_LABELS = ('KEY: {{- include "vcuda-quota.proxy-labels" . | nindent 10 }}',)
+_LINKS = {"docs": "docsUrl", "grafana": "grafanaUrl"}
+"""The flags of the links on the usage page, and the value of each."""
 _EXTRA_ARGS = ("{{- range .Values.%s.extraArgs }}", "- {{ . | quote }}", "{{- end }}")
 _PLACEMENT = {"nodeSelector": "priorityClassName", "tolerations": "enableServiceLinks"}
 """The keys of a pod that the values may add, and the key that each follows."""
 _MONITORING = ("KEY: {{ .Values.prometheus.namespace }}",)
-_FROM = ("spec", "ingress", "*", "from", "*", "namespaceSelector", "matchLabels", "kubernetes.io/metadata.name")
+_PEER = ("spec", "ingress", "*", "from", "*")
+_FROM = (*_PEER, "namespaceSelector", "matchLabels", "kubernetes.io/metadata.name")
 
 OWN = {"vcuda-webhook": "webhook", "vcuda-controller": "controller"}
 """The Deployments with values of their own, and the section of these."""
@@ -46,6 +50,9 @@ def values_of(found: Identity, manifest: Json) -> Iterator[Value]:
         yield Value(*here, ("metadata", "namespace"), _MONITORING)
     if found.kind == "NetworkPolicy" and found.name.endswith("-metrics"):
         yield Value(*here, _FROM, _MONITORING)
+    if found.kind == "NetworkPolicy" and found.name == "vcuda-page":
+        yield Value(*here, _FROM, ("KEY: {{ .Values.page.proxy.namespace }}",))
+        yield Value(*here, (*_PEER, "podSelector", "matchLabels"), _PROXY_LABELS)
 
 
 _POD_PATHS = {
@@ -77,7 +84,8 @@ def _of_section(here: tuple[str, str], section: str) -> Iterator[Value]:
     container = (*pod, "containers", section)
     yield Value(*here, ("spec", "replicas"), (f"KEY: {{{{ .Values.{section}.replicas }}}}",))
     yield Value(*here, (*container, "resources"), (_RESOURCES % (section, 2 * len(container) + 2),))
-    yield Value(*here, (*container, "args", "-"), tuple(line.replace("%s", section) for line in _EXTRA_ARGS))
+    extra = (line.replace("%s", section) for line in _EXTRA_ARGS)
+    yield Value(*here, (*container, "args", "-"), (*(_links() if section == "controller" else ()), *extra))
     for key, before in _PLACEMENT.items():
         lines = (
             f"{{{{- with .Values.{section}.{key} }}}}",
@@ -85,3 +93,10 @@ def _of_section(here: tuple[str, str], section: str) -> Iterator[Value]:
             "{{- end }}",
         )
         yield Value(*here, (*pod, before), lines, replaces=False)
+
+
+def _links() -> Iterator[str]:
+    for flag, value in _LINKS.items():
+        yield f"{{{{- with .Values.page.{value} }}}}"
+        yield f'- {{{{ printf "--ui-{flag}-url=%s" . | quote }}}}'
+        yield "{{- end }}"

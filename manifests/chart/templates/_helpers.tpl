@@ -10,3 +10,7 @@
 {{- define "vcuda-quota.job-suffix" -}}
 {{- if gt (int .Release.Revision) 1 }}-{{ .Release.Revision }}{{ end -}}
 {{- end -}}
+
+{{- define "vcuda-quota.proxy-labels" -}}
+{{ .Values.page.proxy.podLabels | default (dict "app.kubernetes.io/name" "oauth2-proxy") | toYaml }}
+{{- end -}}

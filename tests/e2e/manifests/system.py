@@ -27,6 +27,7 @@ from tools.ports import free_ports
 NODE = "gpu-1"
 CERTIFICATES = "vcuda-certs-first"
 EXTENDER = "vcuda-extender"
+PAGE = "vcuda-page"
 WEBHOOKS = "quota.vcuda.io/webhooks"
 WRONG_QUOTA = {
     "apiVersion": "v1",
@@ -44,6 +45,7 @@ LEFT_BEHIND = (
     f"{CORE}/secrets/{SCHEDULER}-tls",
     f"{CORE}/configmaps/{SCHEDULER}-ca",
     f"{SLICES}/{EXTENDER}",
+    f"{SLICES}/{PAGE}",
     f"{LEASES}/{SCHEDULER}",
     f"/apis/batch/v1/namespaces/{SYSTEM_NAMESPACE}/jobs/{CERTIFICATES}",
     "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/00-vcuda-quota",
@@ -113,7 +115,7 @@ class System:
             **self._extender_flags(deployment),
             **{f"--{name.replace('_', '-')}": value for name, value in flags.items()},
         }
-        program, command, *rest = command_of(deployment, changed)
+        program, command, *rest = command_of(deployment, changed, POD_IP="192.0.2.1")
         assert (program, command) == ("vcuda-controller", "run")
         return ControllerProcess(*rest)
 
