@@ -37,7 +37,7 @@ def flags(objects: Sequence[Json]) -> Json:
     """The values of the controller's flags."""
     _, command, *rest = container(one(objects, "Deployment", "vcuda-controller"))["args"]
     given = [each.replace("$(POD_IP)", "192.0.2.1") for each in rest]
-    return dict(controller_cli.commands[command].make_context(command, given).params)  # type: ignore[attr-defined]  # a group
+    return dict(controller_cli.commands[command].make_context(command, given).params)
 
 
 def port(objects: Sequence[Json], name: str) -> int:

@@ -5,8 +5,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
+import flask
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
+from werkzeug import Response
 
 from controller.refusals import RefusedWorkload
 from controller.ui.app import Standing, create_app
@@ -30,6 +32,8 @@ class Served:
     views: Views = field(default_factory=Views)
     feed: Feed | None = None
     url: str = ""
+    login: str = ""
+    """The address to which a proxy redirects requests, if the session of the reader has ended."""
 
     def lead(self) -> None:
         """Lead from now on, as a leader that nobody has seen before."""
@@ -56,6 +60,12 @@ def browser() -> Iterator[Browser]:
         yield running
 
 
+def redirection(served: Served) -> Response | None:
+    # The browser may have the static files in its cache.
+    ended = served.login and flask.request.endpoint != "static"
+    return flask.redirect(served.login) if ended else None
+
+
 @pytest.fixture
 def served() -> Iterator[Callable[[Sample], Served]]:
     """Call it with a sample: a leader that shows it."""
@@ -65,7 +75,9 @@ def served() -> Iterator[Callable[[Sample], Served]]:
             served = Served(sample)
             served.lead()
             standing = lambda: Standing(served.feed, "This replica is a standby.")  # noqa: E731  # a line
-            server = serve(("127.0.0.1", 0), create_app(standing, served.views))
+            app = create_app(standing, served.views)
+            app.before_request(lambda: redirection(served))
+            server = serve(("127.0.0.1", 0), app)
             teardown.callback(server.stop)
             teardown.callback(served.stand_by)
             served.url = f"http://127.0.0.1:{server.port}/"
@@ -262,6 +274,15 @@ def test_claims_stand_beside_pods_and_each_row_says_which_it_is(opened: Tab, lea
     expect(page.locator("#count")).to_have_text("2 pods and claims of 3")
     page.get_by_role("searchbox", name="Find a pod or claim").fill("grip")
     expect(page.locator("#count")).to_have_text("1 pod or claim of 3")
+
+
+def test_a_reader_whose_session_at_the_proxy_has_ended_is_led_to_the_login(
+    opened: Tab, leader: Served, served: Callable[[Sample], Served]
+) -> None:
+    page = opened.open(leader.url)
+    leader.login = f"{served(Sample()).url}?login"  # another origin, from which the page may load nothing
+    page.get_by_role("columnheader", name="T4").get_by_role("link").click()
+    page.wait_for_url(leader.login)
 
 
 @pytest.mark.parametrize("path", ["", "namespaces/notebooks"])

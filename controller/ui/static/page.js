@@ -116,14 +116,15 @@ async function load(url, kept) {
   const mine = ++loading;
   let answer;
   try {
-    answer = await fetch(url, { cache: "no-store" });
+    answer = await fetch(url, { cache: "no-store", redirect: "manual" });
     if (!answer.ok) throw new Error(String(answer.status));
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
     if (mine !== loading) return;
     replace(fresh);
   } catch {
     if (mine !== loading) return;
-    if (answer && answer.status === 404) location.reload();
+    // The page itself redirects nowhere. A redirect is from a proxy whose session has ended: the reader has to log in
+    if (answer && (answer.status === 404 || answer.type === "opaqueredirect")) location.reload();
     else setTimeout(() => mine === loading && load(url, kept), AGAIN);
     return;
   }
