@@ -27,11 +27,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 
 WITH_AGENT = MANIFESTS / "overlays" / "gpu-manager"
 COMPONENTS = ("scheduler", "enforce-audit")
-ADDED = [
-    each
-    for name in COMPONENTS
-    for each in yaml.safe_load_all((MANIFESTS / "components" / name / "rbac.yaml").read_text())
-]
+
+
+def rbac_of(*components: str) -> list[Json]:
+    files = (MANIFESTS / "components" / name / "rbac.yaml" for name in components)
+    return [each for file in files for each in yaml.safe_load_all(file.read_text())]
+
+
+ADDED, OF_THE_PAGE = rbac_of(*COMPONENTS), rbac_of("page")
 # No kubelet runs here: a bound pod that is deleted has ended.
 FASTER = {"storable_seconds": "2", "full_pass_seconds": "4", "allocation_timeout": "1", "max_terminating_seconds": "0"}
 
@@ -85,6 +88,12 @@ def the_components_live(system: System, plane: ControlPlane) -> None:
     cluster.delete_node(NODE)
 
 
+def the_page_lives(system: System, _plane: ControlPlane) -> None:
+    for advertised in ("192.0.2.1:8088", "192.0.2.2:8088", "[fd00::1]:8088"):  # the last one needs another slice
+        with system.controller(ui_advertise=advertised) as controller:
+            controller.await_log("the Service routes to this replica")
+
+
 @dataclass(frozen=True)
 class Judged:
     """What is judged at a time: accounts' full names by their names, their rules, and all that they have."""
@@ -100,20 +109,24 @@ def rules_of(objects: Sequence[Json], accounts: Sequence[str]) -> list[audit.Per
     return [permission for account in accounts for permission in audit.permissions(objects, account)]
 
 
+def accounts_of(objects: Sequence[Json]) -> dict[str, str]:
+    subjects = (subject for each in audit.bindings(objects) for subject in each["subjects"])
+    return {each["name"]: f"system:serviceaccount:{each['namespace']}:{each['name']}" for each in subjects}
+
+
 OURS = {user_of(each).rpartition(":")[2]: user_of(each) for each in ours(rendered(WITH_AGENT))}
-GIVEN = {
-    subject["name"]: f"system:serviceaccount:{subject['namespace']}:{subject['name']}"
-    for each in audit.bindings(ADDED)
-    for subject in each["subjects"]
-}
+GIVEN, PAGE = accounts_of(ADDED), accounts_of(OF_THE_PAGE)
 OF_THE_BASE, OF_COMPONENTS = rules_of(rendered(WITH_AGENT), [*OURS]), rules_of(ADDED, [*GIVEN])
+PAGE_RULES = rules_of(OF_THE_PAGE, [*PAGE])
 JUDGED = {
+    # The extender's account may create slices too, so the rights of the page are judged without the extender.
+    "page": Judged(PAGE, PAGE_RULES, [*OF_THE_BASE, *PAGE_RULES], the_page_lives, ("page",)),
     "base": Judged(OURS, OF_THE_BASE, OF_THE_BASE, the_base_lives, ("node-agent-gpu-manager",)),
     "components": Judged(GIVEN, OF_COMPONENTS, [*OF_THE_BASE, *OF_COMPONENTS], the_components_live, COMPONENTS),
 }
 ACCOUNTS = [(name, account) for name, judged in JUDGED.items() for account in judged.users]
 RULES = [(name, rule) for name, judged in JUDGED.items() for rule in judged.rules]
-EVERY = [*OF_THE_BASE, *OF_COMPONENTS]
+EVERY = [*OF_THE_BASE, *OF_COMPONENTS, *PAGE_RULES]
 # The base needs this right, and a component extends it: the extender deletes any ConfigMap, not only gpu-cards.
 REFUSED_WITHOUT = [
     (name, rule) for name, rule in RULES if not any(each != rule and each.covers(rule) for each in EVERY)
@@ -171,7 +184,7 @@ def test_without_the_rule_the_api_server_refuses_what_the_part_asked_for(
 
 def test_every_rule_of_the_manifests_is_judged_but_those_of_kubernetes_own_roles(tmp_path: Path) -> None:
     """As they are rendered, with all components together."""
-    objects = rendered(composed(tmp_path, COMPONENTS))
+    objects = rendered(composed(tmp_path, (*COMPONENTS, "page")))
     accounts = [each["metadata"]["name"] for each in objects if each["kind"] == "ServiceAccount"]
     assert sorted(map(str, rules_of(objects, accounts))) == sorted(map(str, EVERY))
     made = {each["metadata"]["name"] for each in objects if each["kind"] in ("Role", "ClusterRole")}
