@@ -163,7 +163,7 @@ def test_a_document_names_no_flag_and_no_metric_that_is_not_there(name: str) -> 
         "--ignore-not-found",
         "--replicas",
         *("--set", "--reset-then-reuse-values", "--no-hooks"),
-        *("--full", "--broken"),
+        *("--full", "--broken", "--clusterrole", "--group"),
     }
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - ours - theirs == set()
     families = {family.name for found in metrics.families().values() for family in found}
