@@ -184,7 +184,7 @@ def test_without_the_rule_the_api_server_refuses_what_the_part_asked_for(
 
 def test_every_rule_of_the_manifests_is_judged_but_those_of_kubernetes_own_roles(tmp_path: Path) -> None:
     """As they are rendered, with all components together."""
-    objects = rendered(composed(tmp_path, (*COMPONENTS, "page")))
+    objects = rendered(composed(tmp_path, (*COMPONENTS, "page", "node-agent-gpu-manager")))
     accounts = [each["metadata"]["name"] for each in objects if each["kind"] == "ServiceAccount"]
     assert sorted(map(str, rules_of(objects, accounts))) == sorted(map(str, EVERY))
     made = {each["metadata"]["name"] for each in objects if each["kind"] in ("Role", "ClusterRole")}
