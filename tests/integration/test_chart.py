@@ -265,6 +265,10 @@ def test_the_ingress_of_the_values_is_that_of_the_example_and_routes_to_the_prox
     assert [each for each in found.values() if each["kind"] == "Ingress"] == [example]
 
 
+def test_the_values_that_the_page_of_operations_names_are_those() -> None:
+    assert f"--set {','.join(PAGE)}" in (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+
+
 def test_the_values_of_the_page_reach_its_objects() -> None:
     found = [
         *charted(
