@@ -32,7 +32,6 @@ def printable(text: str) -> str:
 
 
 def fail(message: str, status: int = BAD_INPUT) -> NoReturn:
-    """Write the message to standard error, and end with this exit status."""
     click.echo("Error: " + "\n".join(map(printable, message.split("\n"))), err=True)
     raise SystemExit(status)
 
@@ -139,7 +138,6 @@ def parse_ip_address(text: str) -> tuple[str, int]:
 
 
 def family_of(host: str) -> socket.AddressFamily:
-    """Return the family to listen with."""
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 

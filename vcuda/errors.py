@@ -77,7 +77,6 @@ class ApiError(VcudaError):
         self.request = request
 
     def has_cause(self, reason: str) -> bool:
-        """Return whether one of the causes is of this reason."""
         return any(cause.reason == reason for cause in self.causes)
 
 

@@ -87,12 +87,10 @@ class K8sObject(K8sStruct, frozen=True, gc=False):
 
     @property
     def annotations(self) -> Mapping[str, str]:
-        """The annotations, empty where there are none."""
         return self.metadata.annotations or {}
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """The labels, empty where there are none."""
         return self.metadata.labels or {}
 
 
@@ -208,7 +206,6 @@ class PodSpec(K8sStruct, frozen=True, gc=False):
 
     @property
     def grace_seconds(self) -> int:
-        """The seconds that the containers get to end."""
         given = self.termination_grace_period_seconds
         return DEFAULT_GRACE_SECONDS if given is None else given
 
@@ -258,7 +255,6 @@ class Node(K8sObject, frozen=True, gc=False):
 
     @property
     def capacity(self) -> Mapping[str, Quantity]:
-        """The capacity by resource, empty where it is not known."""
         return (self.status and self.status.capacity) or {}
 
 

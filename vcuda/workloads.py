@@ -65,7 +65,6 @@ class Workload(msgspec.Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """The object as people name it."""
         return f"{self.kind}/{self.name}" + (f" {self.part}" if self.part else "")
 
     @property

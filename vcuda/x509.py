@@ -112,7 +112,6 @@ class Signed:
 
     @property
     def expires(self) -> datetime:
-        """The last second of validity, UTC."""
         return self.certificate.not_valid_after_utc
 
     def certificate_pem(self) -> bytes:

@@ -76,7 +76,6 @@ class Service(msgspec.Struct, frozen=True):
 
     @property
     def waiting(self) -> int:
-        """The reviews that wait for a place."""
         return self.large_reviews.waiting + self.quota_edits.waiting
 
     def thread_for(self, path: str, size: int) -> ReviewThread | None:

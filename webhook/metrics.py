@@ -54,7 +54,6 @@ class Metrics:
         histogram.observe(seconds)
 
     def drop(self, path: str, reason: DropReason) -> None:
-        """Count one review that is not decided."""
         self._dropped.labels(path, reason.value).inc()
 
     def watch(self, name: str, help_: str, read: Callable[[], float]) -> None:
@@ -66,7 +65,6 @@ class Metrics:
         self.registry.register(_Count(name, help_, read))
 
     def render(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 

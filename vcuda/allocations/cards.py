@@ -76,7 +76,6 @@ class Cards(msgspec.Struct, frozen=True, gc=False):
         return max(CORES_PER_CARD - self.used_cores[card], 0), max(self.card_memory - self.used_memory[card], 0)
 
     def is_whole(self, card: int) -> bool:
-        """Return whether the card is unused."""
         return not self.used_cores[card] and not self.used_memory[card]
 
     def have(self, shares: Iterable[Share]) -> bool:

@@ -180,7 +180,6 @@ def parse_rfc3339(text: str) -> float | None:
 
 
 def rfc3339(at: float) -> str:
-    """Return a Unix time as RFC 3339 in whole seconds."""
     return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

@@ -131,7 +131,6 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def gpus(self) -> tuple[ClaimEntry, ...]:
-        """The entries for devices that have a value."""
         return tuple(entry for entry in self.entries if entry.found.is_gpu)
 
     # The models of pins and products are looked up once for all models and entries.
@@ -184,7 +183,6 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return WHOLE_CARD
 
     def _offers(self, entry: ClaimEntry, model: str) -> tuple[DeviceOffer, ...]:
-        """Return the devices that the entry could get on this model."""
         return self.policy.kinds.get((entry.found.driver or "", entry.found.type), KindOffers()).on(model)
 
     def _profiles(self, entry: ClaimEntry, model: str) -> tuple[str, ...]:

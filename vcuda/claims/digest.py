@@ -158,7 +158,6 @@ def pack(digest: ClaimDigest) -> PackedDigest:
 
 
 def unpack(packed: PackedDigest) -> ClaimDigest:
-    """Return the digest in these bytes, which must come from `pack`."""
     return _DECODER.decode(packed)
 
 

@@ -44,7 +44,6 @@ class Record(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, text: str) -> "Record | None":
-        """Return the record in an annotation; None if there is none."""
         model, _, source = text.partition(_FROM)
         return cls(model, source) if model else None
 
@@ -85,7 +84,6 @@ class Found(msgspec.Struct, frozen=True):
         return named.model_of(self.label) if self.label else ""
 
     def is_missing(self) -> bool:
-        """Return whether the node needs a label."""
         return self.label is None and self.wanted is not None
 
     def differs(self, named: CardModels) -> bool:
@@ -188,5 +186,4 @@ def _is_called(label: str, source_cards: SourceCards, named: CardModels) -> bool
 
 
 def display(source: str) -> str:
-    """Return a source as it stands in a sentence."""
     return _DISPLAY.get(source, f"the register of {source}")

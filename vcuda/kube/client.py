@@ -48,7 +48,6 @@ class Status(msgspec.Struct, frozen=True):
 
     @property
     def causes(self) -> tuple[errors.Cause, ...]:
-        """Its causes; empty if it has none."""
         return (self.details and self.details.causes) or ()
 
 

@@ -81,11 +81,9 @@ class ApiRequest(NamedTuple):
         return f"{self.method} {self.path}"
 
     def target(self) -> str:
-        """Return the path with the query."""
         return f"{self.path}?{urlencode(self.params)}" if self.params else self.path
 
     def headers(self) -> dict[str, str]:
-        """Return its own headers."""
         accept = {"Accept": "application/json"}
         return accept if self.body is None else {**accept, "Content-Type": self.content_type}
 
@@ -116,7 +114,6 @@ class Sender:
 
     @property
     def host(self) -> str:
-        """The URL of the API server."""
         return str(self._api.configuration.host)
 
     def close(self) -> None:
@@ -214,7 +211,6 @@ def check_version(answer: bytes, server: str) -> str:
 
 
 def unknown_version(server: str, why: str) -> str:
-    """Return the warning for an unknown version."""
     return f"the version of Kubernetes at {server} is not known ({why}): {_OLDEST} is the oldest that is supported"
 
 

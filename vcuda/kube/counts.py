@@ -35,7 +35,6 @@ class _Turn(NamedTuple):
     until: float
 
     def pages(self, api: str, resource: str) -> Iterator[Page]:
-        """Yield the pages of a LIST."""
         path = f"{api}/namespaces/{client.segment(self.namespace)}/{resource}"
         return self.kube.list_pages(path, timeout=self.timeout, seconds=self.until - time.monotonic())
 
@@ -54,7 +53,6 @@ class ListedPods(NamedTuple):
 
     @property
     def uids(self) -> frozenset[str]:
-        """The uids of all of them."""
         return frozenset([*(pod.uid for pod in self.charged), *(pod.uid for pod in self.claim_users)])
 
 
@@ -114,7 +112,6 @@ class NamespaceCounter:
         return self._in_turn(namespace, timeout, self._claims)
 
     def list_pods(self, namespace: str, timeout: float = 10) -> ListedPods:
-        """Return a namespace's pods that use GPUs."""
         return self._in_turn(namespace, timeout, self._pods)
 
     def _in_turn(self, namespace: str, timeout: float, make: Callable[[_Turn], T]) -> T:

@@ -84,7 +84,6 @@ class ServedWatches:
         return all(each.alive for each in self._started.values())
 
     def running(self) -> Mapping[str, reflector.Reflector[Any]]:
-        """Return the started watches by the name of their resource."""
         return self._started
 
     def start(self) -> None:
@@ -133,11 +132,9 @@ class DeviceInformer:
         )
 
     def reflectors(self) -> Mapping[str, reflector.Reflector[Any]]:
-        """Return the watches by the name of their resource."""
         return {"resourceslices": self._slices, "deviceclasses": self._classes}
 
     def slices(self) -> Iterable[devices.PoolSlice]:
-        """Return the ResourceSlices as last seen."""
         return self._slices.snapshot().values()
 
     def current(self) -> devices.Devices | None:
@@ -197,7 +194,6 @@ class TemplateInformer:
         )
 
     def reflectors(self) -> Mapping[str, reflector.Reflector[Any]]:
-        """Return the watches by the name of their resource."""
         return {"resourceclaimtemplates": self._templates}
 
     def find(self, namespace: str, name: str) -> PackedDigest | None:

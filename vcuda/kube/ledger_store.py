@@ -295,7 +295,6 @@ class LedgerStore(NamespaceCounter):
         return Reflector(self._kube, self._collection, self._decode_named, params=selector, on_event=on_event)
 
     def key(self, namespace: str) -> watch.Key:
-        """Return the key of a namespace's ledger in the reflector."""
         return watch.Key(self._namespace, ledger_name(namespace))
 
     def _decode_named(self, raw: bytes) -> NamedLedger:
@@ -321,7 +320,6 @@ class LedgerStore(NamespaceCounter):
 
 
 def ledger_name(namespace: str) -> str:
-    """Return the name of the ConfigMap that holds a namespace's ledger."""
     return f"gpu-ledger-{namespace}"
 
 

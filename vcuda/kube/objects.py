@@ -119,7 +119,6 @@ class Endpoint(k8s_types.K8sStruct, frozen=True):
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests are sent to it."""
         return self.conditions is None or self.conditions.ready is not False
 
 

@@ -38,12 +38,10 @@ class PageSize:
 
     @property
     def most_bytes(self) -> int:
-        """The bytes that may be read of the next page."""
         return MOST_PAGE_BYTES if self.objects > 1 else MOST_OBJECT_BYTES
 
     @property
     def has_grown(self) -> bool:
-        """Whether the next page asks for more than the first one."""
         return self.objects > FIRST_PAGE
 
     def came(self, objects: int, size: int) -> None:

@@ -60,7 +60,6 @@ class Backoff:
         return step * (0.5 + self.draw() / 2)
 
     def reset(self) -> None:
-        """Begin with the first delay again, after a success."""
         self._steps = 0
 
 
@@ -140,11 +139,9 @@ class Reflector(Generic[T]):
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs."""
         return self._thread.is_alive()
 
     def get(self, key: tuple[str, str]) -> T | None:
-        """Return the object under (namespace, name), or None."""
         entry = self._store.entry(watch.Key(*key))
         return None if entry is None else entry.value
 
@@ -153,7 +150,6 @@ class Reflector(Generic[T]):
         return self._store.snapshot()
 
     def within(self, namespace: str) -> list[T]:
-        """Return the objects of one namespace."""
         return self._store.within(namespace)
 
     def versioned(self, namespace: str) -> tuple[str, list[T]]:
@@ -161,7 +157,6 @@ class Reflector(Generic[T]):
         return self._store.versioned(namespace)
 
     def namespaces(self) -> list[str]:
-        """Return the namespaces that have objects."""
         return self._store.namespaces()
 
     def last_event_age(self, now: float) -> float:
@@ -186,7 +181,6 @@ class Reflector(Generic[T]):
         self._watches.abort()
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for the thread to end, at most ``timeout`` seconds."""
         self._thread.join(timeout)
 
     def _run(self) -> None:

@@ -55,7 +55,6 @@ class Store(Generic[T]):
         return self._version
 
     def entry(self, key: watch.Key) -> StoreEntry[T] | None:
-        """Return one object, or None."""
         with self._lock:
             return self._entries.get(key)
 
@@ -67,16 +66,13 @@ class Store(Generic[T]):
             return self._snapshot
 
     def within(self, namespace: str) -> list[T]:
-        """Return a namespace's objects."""
         return self.versioned(namespace)[1]
 
     def versioned(self, namespace: str) -> tuple[str, list[T]]:
-        """Return the newest version, and a namespace's objects as they were at it."""
         with self._lock:
             return self._version, [entry.value for entry in self._by_namespace().get(namespace, {}).values()]
 
     def namespaces(self) -> list[str]:
-        """Return the namespaces that have objects."""
         with self._lock:
             return list(self._by_namespace())
 
@@ -132,10 +128,6 @@ class ObjectReader(Generic[T]):
     anew: bool = False
 
     def entry(self, meta: watch.Meta, raw: bytes, known: StoreEntry[T] | None = None) -> StoreEntry[T] | None:
-        """Return the decoded object, its last good value if it cannot be decoded, or None if it is not kept.
-
-        ``known`` is its entry in a list that is not complete yet.
-        """
         old = known or self.store.entry(meta.key)
         last_good = old if old is not None and old.uid == meta.uid else None
         if last_good is not None and last_good.version == meta.resource_version and not self.anew:

@@ -37,7 +37,6 @@ class Meta(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def key(self) -> Key:
-        """The namespace and name of the object."""
         return Key(self.namespace, self.name)
 
 

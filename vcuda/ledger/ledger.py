@@ -116,7 +116,6 @@ class Ledger(msgspec.Struct, frozen=True):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is charged."""
         return not (self.committed or self.pending or self.terminating or self.claimed or self.reserved)
 
     def usage(self, model: str) -> Usage:

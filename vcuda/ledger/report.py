@@ -72,7 +72,6 @@ class ModelUse(msgspec.Struct, frozen=True):
 
     @property
     def has_room(self) -> bool:
-        """Whether a tenth of the limit is free, and enough for another pod like the largest one."""
         cores = max((pod.cores for pod in self.pods), default=0)
         cards_left = (
             self.limit is None
@@ -105,7 +104,6 @@ class NamespaceUse(msgspec.Struct, frozen=True):
 
     @property
     def has_room(self) -> bool:
-        """Whether each model has room."""
         return all(model.has_room for model in self.models)
 
     def shortened(self) -> "NamespaceUse":

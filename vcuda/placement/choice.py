@@ -30,12 +30,10 @@ class Option(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def has_room(self) -> bool:
-        """Whether the charge fits the limit."""
         return fits(self.limit, self.usage.used, self.asked)
 
     @property
     def shortage(self) -> Shortage:
-        """The figures of a refusal."""
         return Shortage(self.model, self.asked, self.usage, self.limit)
 
     def obstacle(self, best: "Option") -> str:

@@ -74,7 +74,6 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def models(self) -> Set[str]:
-        """The models that have a node."""
         return self.seen.keys()
 
     def model_of(self, name: str) -> str | None:

@@ -110,7 +110,6 @@ class GrantEntry(StrictModel):
 
     @property
     def limits(self) -> Mapping[str, Limit]:
-        """The added limits by model."""
         return {model: Limit(added.cards, added.memory) for model, added in self.__pydantic_extra__.items()}
 
     def times_in(self, zone: ZoneInfo) -> Times:
@@ -189,5 +188,4 @@ def _unlike(place: KeyPath, added: LimitEntry, limited: LimitEntry) -> Iterator[
 
 
 def grants_of(grants: Sequence[GrantEntry], zone: ZoneInfo) -> tuple[Grant, ...]:
-    """Return the grants without faults."""
     return tuple(Grant(grant.limits, grant.times_in(zone), grant.why) for grant in grants)

@@ -87,7 +87,6 @@ class Limit(msgspec.Struct, frozen=True):
 
     @property
     def blocks(self) -> bool:
-        """Whether it admits nothing."""
         return self.cores == 0
 
     @property
@@ -203,7 +202,6 @@ class Quota(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def times(self) -> frozenset[Times]:
-        """The times of all grants."""
         return frozenset(grant.times for grant in self._grants)
 
     @property
@@ -415,5 +413,4 @@ def cards(cores: int) -> str:
 
 
 def mebibytes(memory: int) -> str:
-    """Render MiB."""
     return f"{memory} MiB"

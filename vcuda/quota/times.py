@@ -181,5 +181,4 @@ def zone_names() -> frozenset[str]:
 
 
 def zone_of(name: str) -> ZoneInfo | None:
-    """Return the time zone of this name; None if there is none."""
     return ZoneInfo(name) if name in zone_names() else None

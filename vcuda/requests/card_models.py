@@ -166,7 +166,6 @@ class _Claimed(NamedTuple):
         return pattern if pattern.startswith(("nvidia-", *WILDCARDS)) else f"nvidia-{pattern}"
 
     def common(self, other: "_Claimed") -> str | None:
-        """Return a product that both match; None if there is none."""
         both = _common(self.pattern, other.pattern)
         return _common(self.with_vendor, other.with_vendor) if both is None and other.at_product else both
 

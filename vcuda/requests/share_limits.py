@@ -30,7 +30,6 @@ VCUDA_LIBRARY = "/usr/local/nvidia"
 
 
 def never(_value: str) -> bool:
-    """Return that no value is harmless."""
     return False
 
 

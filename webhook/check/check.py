@@ -60,7 +60,6 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def charge_text(self) -> str:
-        """The charge as people read it; empty if there is none."""
         return str(self.charge) if self.charge.cores else ""
 
     def as_json(self) -> Manifest:

@@ -53,7 +53,6 @@ class OfflineCluster(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, policy=policy)
 
     def ledgers(self) -> memory.MemoryLedgers:
-        """Return ledgers that begin with the stored charges."""
         return memory.MemoryLedgers(self.committed)
 
 

@@ -21,11 +21,9 @@ class QuotaEdit(msgspec.Struct, frozen=True):
     """The sentences of the webhook, without those that need the ledgers or the namespaces of a cluster."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the edit for scripts."""
         return {"changes": [each._asdict() for each in self.changes], "warnings": self.warnings}
 
     def table(self) -> Iterator[str]:
-        """Yield the lines of a table for people."""
         rows = ((each.path, each.before or "-", each.after or "-") for each in self.changes)
         yield from cli.aligned([("CHANGED", "OLD", "NEW"), *rows])
 

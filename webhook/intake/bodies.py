@@ -49,7 +49,6 @@ class ReviewHead(NamedTuple):
 
     @classmethod
     def read(cls, body: bytes) -> "ReviewHead":
-        """Return the head of a review whose body begins with these bytes."""
         uid, namespace = (pattern.search(body, 0, HEAD) for pattern in (_UID, _NAMESPACE))
         return cls(uid[1].decode() if uid else "", namespace[1].decode() if namespace else "")
 

@@ -31,17 +31,14 @@ class ClusterLedgers(Shared):
             return RetryLater(str(error))
 
     async def usage(self, namespace: str) -> Mapping[str, Usage]:
-        """Return what is charged to each model, as of now."""
         return await self._ledgers[namespace].usage()
 
     async def cached_usage(self, namespace: str) -> Mapping[str, Usage]:
-        """Return what is charged to each model, as of at most `CACHED_USAGE_SECONDS` ago."""
         return await self._ledgers[namespace].cached_usage()
 
     async def stored_usage(
         self, namespace: str, charged: Mapping[str, Usage], deadline: float
     ) -> Mapping[str, Usage] | None:
-        """Return what is stored of each model, by a LIST begun after this call, and what is terminating."""
         return await self._ledgers[namespace].stored_usage(charged, deadline)
 
     async def flush(self) -> None:

@@ -32,12 +32,10 @@ class ReviewDeadline:
 
     @classmethod
     def after(cls, seconds: float) -> "ReviewDeadline":
-        """Return the deadline that is so many seconds from now."""
         return cls(time.monotonic() + seconds)
 
     @property
     def left(self) -> float:
-        """The seconds until the deadline."""
         return self.end - self._clock()
 
     def abandon(self) -> None:
@@ -185,7 +183,6 @@ class ByNamespace(Generic[V]):
         return len(self._kept)
 
     def values(self) -> list[V]:
-        """Return all cached values."""
         return [value for value, _ in self._kept.values()]
 
     def __getitem__(self, namespace: str) -> V:
@@ -215,7 +212,6 @@ class MemoryLedgers:
         return decision
 
     async def usage(self, namespace: str) -> Mapping[str, Usage]:
-        """Return what is charged to each model."""
         return self._ledgers.get(namespace, Ledger()).usages()
 
     cached_usage = usage

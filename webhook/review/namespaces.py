@@ -52,11 +52,9 @@ class ExistingNamespaces:
     async def stored_usage(
         self, namespace: str, charged: Mapping[str, model.Usage], deadline: float
     ) -> Mapping[str, model.Usage] | None:
-        """Return the usage of the stored objects."""
         return await self._charged.stored_usage(namespace, charged, deadline)
 
     async def close(self) -> None:
-        """Write the charges that are not written yet."""
         await self._charged.close()
 
     async def _look_up(self, namespace: str) -> None:

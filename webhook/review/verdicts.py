@@ -75,19 +75,16 @@ def admitted_unread(malformed: AdmissionResponse, quota: NamespaceQuota) -> Admi
 
 
 def malformed_sentence(faults: Sequence[Fault]) -> str:
-    """Return the message that names the faults of a request."""
     return f"{MALFORMED}: " + "; ".join(map(str, limited(faults)))
 
 
 def malformed(faults: Sequence[Fault], scheme: str = "") -> AdmissionResponse:
-    """Return the refusal of a malformed request."""
     # The API server's own validation answers 422 too. kubectl prints each fault with its path, from the Status' causes.
     status = HTTPStatus.UNPROCESSABLE_ENTITY
     return AdmissionResponse("malformed", False, status, malformed_sentence(faults), limited(faults), scheme=scheme)
 
 
 def refused(review: Review, outcome: str, message: str, model: str = "") -> AdmissionResponse:
-    """Return a refusal by quota."""
     # Kubernetes' ResourceQuota answers 403 too: a controller that creates pods retries with back-off.
     return AdmissionResponse(outcome, False, HTTPStatus.FORBIDDEN, message, model=model, scheme=review.scheme)
 

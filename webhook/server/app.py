@@ -46,7 +46,6 @@ JSON = b"application/json"
 
 
 def error_object(message: str, status: int) -> bytes:
-    """Return the JSON object that reports an error."""
     return msgspec.json.encode({"error": message, "status": int(status)})
 
 
