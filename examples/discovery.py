@@ -13,7 +13,6 @@ from vcuda.discovery.sources import DISCOVERED, published_cards, read_facts
 from vcuda.k8s_types import Node
 from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.registers import read_registers
-from vcuda.quota.document import check_text
 from vcuda.requests import card_models
 from vcuda.requests.resources import BUILT_IN, NO_ROWS, CardModels, GpuResources
 from vcuda.requests.schemes import HAMI, SCHEMES, VGPU_MANAGER, Scheme
@@ -72,7 +71,7 @@ def labelled(model: str, *, by: str = "") -> Manifest:
 
 def rows(text: str) -> CardModels:
     """Return these rows of ``gpu_models``."""
-    return check_text(text, card_models.read_models, card_models.sentence) if text else NO_ROWS
+    return card_models.parse_models(text) if text else NO_ROWS
 
 
 def known_by(text: str = "", schemes: tuple[Scheme, ...] = SCHEMES) -> GpuResources:

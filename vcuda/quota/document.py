@@ -20,6 +20,7 @@ model or pool that no node label can have, and a namespace name that Kubernetes 
 example of gpu-admission are such names: an entry for them would never apply.
 """
 
+import enum
 import re
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, TypeVar
@@ -41,6 +42,7 @@ from vcuda.quota.values import (
     raise_faults,
     read_label_value,
     read_limit,
+    sentence,
     shown,
     suggestion,
 )
@@ -77,19 +79,13 @@ def read_namespace_name(name: str) -> str:
     return name
 
 
-def read_mode(value: object) -> Mode:
-    """Return the mode of this name."""
-    if isinstance(value, str) and value in list(Mode):
-        return Mode(value)
-    raise WrongValueError(f"{shown(value)} is no mode; {suggestion(value, Mode) or 'write enforce, warn or audit'}")
+def _member(kind: type[enum.StrEnum], other: str, advice: str) -> pydantic.PlainValidator:
+    def read(value: object) -> enum.StrEnum:
+        if isinstance(value, str) and value in list(kind):
+            return kind(value)
+        raise WrongValueError(f"{shown(value)} is {other}; {suggestion(value, kind) or advice}")
 
-
-def read_allowance(value: object) -> Allowance:
-    """Return the allowance of this name."""
-    if isinstance(value, str) and value in list(Allowance):
-        return Allowance(value)
-    hint = suggestion(value, Allowance) or f"these can be: {', '.join(Allowance)}"
-    raise WrongValueError(f"{shown(value)} is nothing that can be allowed; {hint}")
+    return pydantic.PlainValidator(read)
 
 
 def _read_prefer(value: object) -> str:
@@ -108,23 +104,18 @@ _REPEATED = object()
 """Stands in for a pool that is listed a second time, so that pydantic tells its position."""
 
 
-def _read_pools(value: object) -> tuple[object, ...]:
-    return _read_names(value, "public")
+def _names(example: str) -> pydantic.BeforeValidator:
+    def read(value: object) -> tuple[object, ...]:
+        if value is None:
+            return ()
+        if not isinstance(value, list):
+            shortest = printable(f"[{value if isinstance(value, str) else example}]")
+            raise WrongValueError(f"{shown(value)} is no list; write one such as {shortest}")
+        # Only texts are compared: other items are faults of their own, and some cannot be hashed.
+        first = {item: at for at, item in reversed([*enumerate(value)]) if isinstance(item, str)}
+        return tuple(_REPEATED if isinstance(item, str) and first[item] < at else item for at, item in enumerate(value))
 
-
-def _read_order(value: object) -> tuple[object, ...]:
-    return _read_names(value, "M40")
-
-
-def _read_names(value: object, example: str) -> tuple[object, ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, list):
-        example = value if isinstance(value, str) else example
-        raise WrongValueError(f"{shown(value)} is no list; write one such as {printable(f'[{example}]')}")
-    # Only texts are compared: other items are faults of their own, and some cannot be hashed.
-    first = {item: at for at, item in reversed([*enumerate(value)]) if isinstance(item, str)}
-    return tuple(_REPEATED if isinstance(item, str) and first[item] < at else item for at, item in enumerate(value))
+    return pydantic.BeforeValidator(read)
 
 
 def _read_allowances(value: object) -> tuple[object, ...]:
@@ -141,9 +132,10 @@ def _read_name(value: object) -> str:
 
 _Model = Annotated[str, pydantic.AfterValidator(read_label_value)]
 _Limits = dict[_Model, Annotated[LimitEntry, pydantic.WrapValidator(read_limit)]]
-
-
 _Name = Annotated[str, pydantic.PlainValidator(_read_name)]
+_Allowed = Annotated[
+    Allowance, _member(Allowance, "nothing that can be allowed", f"these can be: {', '.join(Allowance)}")
+]
 
 
 class _NamespaceEntry(StrictModel):
@@ -152,13 +144,10 @@ class _NamespaceEntry(StrictModel):
     quota: Annotated[_Limits, pydantic.BeforeValidator(lambda value: {} if value is None else value)] = pydantic.Field(
         default_factory=dict
     )
-    pool: Annotated[tuple[_Name, ...], pydantic.BeforeValidator(_read_pools)] = ()
-    mode: Annotated[Mode, pydantic.PlainValidator(read_mode)] = Mode.ENFORCE
-    allow: Annotated[
-        tuple[Annotated[Allowance, pydantic.PlainValidator(read_allowance)], ...],
-        pydantic.BeforeValidator(_read_allowances),
-    ] = ()
-    order: Annotated[tuple[_Name, ...], pydantic.BeforeValidator(_read_order)] = ()
+    pool: Annotated[tuple[_Name, ...], _names("public")] = ()
+    mode: Annotated[Mode, _member(Mode, "no mode", "write enforce, warn or audit")] = Mode.ENFORCE
+    allow: Annotated[tuple[_Allowed, ...], pydantic.BeforeValidator(_read_allowances)] = ()
+    order: Annotated[tuple[_Name, ...], _names("M40")] = ()
     prefer: Annotated[str, pydantic.PlainValidator(_read_prefer)] = ""
     one_model: Annotated[bool, pydantic.PlainValidator(_read_one_model)] = False
     time_zone: Annotated[ZoneInfo | None, pydantic.PlainValidator(read_zone)] = None
@@ -186,8 +175,8 @@ _KEY = "[key]"
 """The last part of pydantic's place of a fault if the key is wrong, not its value."""
 
 
-def check_text(text: str, read: Callable[[Plain], T], sentence: Callable[[ErrorDetails], str]) -> T:
-    """Return what ``read`` makes of a text of JSON or YAML; ``sentence`` says what is wrong where pydantic refuses it.
+def check_text(text: str, read: Callable[[Plain], T], sentence_of: Callable[[ErrorDetails], str]) -> T:
+    """Return what ``read`` makes of a text of JSON or YAML; ``sentence_of``: what is wrong where pydantic refuses it.
 
     Raises QuotaFault with every fault, each with its path, in the order of the text. A text that cannot be read at all
     (its syntax, size, nesting or number of entries) has that one fault.
@@ -198,21 +187,18 @@ def check_text(text: str, read: Callable[[Plain], T], sentence: Callable[[ErrorD
     except pydantic.ValidationError as error:
         for details in error.errors(include_url=False):
             place = details["loc"]
-            faults += (PlacedFault(place[:-1] if place[-1:] == (_KEY,) else place, sentence(details)),)
+            faults += (PlacedFault(place[:-1] if place[-1:] == (_KEY,) else place, sentence_of(details)),)
     if faults:
         raise errors.QuotaFault(_in_document_order(tree, faults))
     return found
 
 
 def _sentence(details: ErrorDetails) -> str:
-    # pydantic's types of faults are data, its messages are not for people; with these validators only these occur.
-    place = details["loc"]
-    match details["type"]:
-        case "value_error":
-            return str(details["ctx"]["error"])
-        case "extra_forbidden":
-            return _unknown_key(place)
-    return f"{shown(details['input'])} stands here; {_SHAPES[len(place)]}"
+    depth = len(details["loc"])
+    otherwise = f"{shown(details['input'])} stands here; {_SHAPES[min(depth, 3)]}"
+    if depth > len(("namespace", "quota", "model")):
+        return sentence(details, LimitEntry, otherwise)
+    return sentence(details, _NamespaceEntry, otherwise, "; models belong under `quota`")
 
 
 _SHAPES = (
@@ -222,14 +208,6 @@ _SHAPES = (
     "write the cards of each model with their times, such as {A100: 4, until: 2026-12-01}",
 )
 """The advice for the top, for a namespace, for its quota and for a grant."""
-
-
-def _unknown_key(place: KeyPath) -> str:
-    is_limit = len(place) > len(("namespace", "quota", "model"))
-    keys = tuple((LimitEntry if is_limit else _NamespaceEntry).model_fields)
-    known = f"the keys here are {', '.join(f'`{key}`' for key in keys)}"
-    hint = known if is_limit else f"{known}; models belong under `quota`"
-    return f"unknown key; {suggestion(place[-1], keys) or hint}"
 
 
 def _in_document_order(tree: Plain, faults: tuple[PlacedFault, ...]) -> tuple[errors.Fault, ...]:
@@ -301,7 +279,7 @@ def parse_quota(text: str, system: frozenset[str] = SYSTEM_NAMESPACES, zone: Zon
             *(limits, entry.pool, entry.mode, frozenset(entry.allow), entry.order),
             prefer_most_free=entry.prefer == MOST_FREE,
             one_model=entry.one_model,
-            grants=grant_entries.grants_of(entry.grants, entry.time_zone or zone),
+            grants=tuple(grant.in_zone(entry.time_zone or zone) for grant in entry.grants),
         )
     default = namespaces.pop(DEFAULT, None)
     quota = Quota(namespaces, default, system)

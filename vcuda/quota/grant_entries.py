@@ -10,7 +10,7 @@ team-a:
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 from zoneinfo import ZoneInfo
 
 import pydantic
@@ -22,6 +22,7 @@ from vcuda.quota.values import (
     LimitEntry,
     StrictModel,
     WrongValueError,
+    quoted,
     read_label_value,
     read_limit,
     shown,
@@ -112,6 +113,10 @@ class GrantEntry(StrictModel):
     def limits(self) -> Mapping[str, Limit]:
         return {model: Limit(added.cards, added.memory) for model, added in self.__pydantic_extra__.items()}
 
+    def in_zone(self, zone: ZoneInfo) -> Grant:
+        """Return the grant, its times read in a time zone. It must have no faults."""
+        return Grant(self.limits, self.times_in(zone), self.why)
+
     def times_in(self, zone: ZoneInfo) -> Times:
         """Return the times at which the grant holds, read in a time zone."""
         given: dict[str, float] = {}
@@ -134,18 +139,19 @@ def read_grants(value: object) -> tuple[object, ...]:
         raise WrongValueError(f"must be a list, for example [{{A100: 4, until: 2026-12-01}}]; got {shown(value)}")
     if len(value) > MAX_GRANTS:
         raise WrongValueError(f"must not have more than {MAX_GRANTS} grants; got {len(value)}")
-    return tuple(_with_known_keys(grant) if isinstance(grant, dict) else grant for grant in value)
-
-
-def _with_known_keys(grant: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {key: _UnknownKey(fault) if (fault := _fault_of(key, grant[key])) else grant[key] for key in grant}
+    return tuple(
+        {key: _UnknownKey(fault) if (fault := _fault_of(key, grant[key])) else grant[key] for key in grant}
+        if isinstance(grant, dict)
+        else grant
+        for grant in value
+    )
 
 
 def _fault_of(key: str, value: object) -> str:
     if key in _KEYS:
         return ""
     # A text is never a number of cards, so such a key is a misspelt condition.
-    known = f"the keys here are {', '.join(f'`{each}`' for each in _KEYS)} and the names of models"
+    known = f"the keys here are {quoted(_KEYS)} and the names of models"
     if isinstance(value, str) and (hint := suggestion(key, _KEYS)):
         return f"unknown key; {hint}"
     if key in GrantEntry.model_fields or key == "time_zone":
@@ -185,7 +191,3 @@ def _unlike(place: KeyPath, added: LimitEntry, limited: LimitEntry) -> Iterator[
         yield place, "cards are required, since this model's cards are limited"
     elif limited.cards is None and added.cards is not None and added.memory is not None:
         yield (*place, "cards"), "must be left out, since this model's cards are not limited"
-
-
-def grants_of(grants: Sequence[GrantEntry], zone: ZoneInfo) -> tuple[Grant, ...]:
-    return tuple(Grant(grant.limits, grant.times_in(zone), grant.why) for grant in grants)

@@ -1,5 +1,6 @@
 """The values of a quota document, as people write them: cards, memory, names. Each reader says what a value must be."""
 
+import contextlib
 import difflib
 import re
 from collections.abc import Collection, Iterable
@@ -7,7 +8,7 @@ from decimal import ROUND_DOWN, Context, Decimal, Inexact
 from typing import Annotated
 
 import pydantic
-from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError, ValidationError
 
 from vcuda import k8s_types
 from vcuda.quota.yaml import KeyPath
@@ -80,8 +81,10 @@ def read_memory(value: object) -> int:
 
 def read_bytes(value: object) -> Decimal:
     """Return the bytes of a Kubernetes quantity: from 1 MiB to MAX_MEMORY."""
-    amount = _bytes(value)
-    if amount is None:
+    amount = value
+    with contextlib.suppress(ValueError):
+        amount = k8s_types.parse_quantity(value) if isinstance(value, str) else value
+    if not isinstance(amount, Decimal) or not amount.is_finite():
         raise WrongValueError(f"{shown(value)} is no amount of memory; write one such as 160Gi")
     if not 0 <= amount <= MAX_MEMORY * MIB:
         raise WrongValueError(f"{shown(value)} is no possible amount of memory; write one up to {MAX_MEMORY // 1024}Gi")
@@ -94,15 +97,6 @@ def read_bytes(value: object) -> Decimal:
         hint = f"a number without a unit is bytes: write {value}Gi" if bare else "write one such as 160Gi"
         raise WrongValueError(f"{shown(value)} is less than 1 MiB; {hint}")
     return amount
-
-
-def _bytes(value: object) -> Decimal | None:
-    if isinstance(value, Decimal):
-        return value if value.is_finite() else None
-    try:
-        return k8s_types.parse_quantity(value) if isinstance(value, str) else None
-    except ValueError:
-        return None
 
 
 def shown(value: object) -> str:
@@ -144,6 +138,26 @@ def raise_faults(faults: Iterable[tuple[KeyPath, str]]) -> None:
     ]
     if lines:
         raise ValidationError.from_exception_data("quota", lines)
+
+
+def sentence(details: ErrorDetails, entry: type[pydantic.BaseModel], otherwise: str, also: str = "") -> str:
+    """Return what is wrong where pydantic refuses a value. pydantic's own messages are not for people.
+
+    ``entry``: the mapping that may have an unknown key. ``also``: follows the list of its keys. ``otherwise``: the
+    sentence about a value of another shape. Our validators cause no other faults.
+    """
+    match details["type"]:
+        case "value_error":
+            return str(details["ctx"]["error"])
+        case "extra_forbidden":
+            hint = suggestion(details["loc"][-1], entry.model_fields)
+            return f"unknown key; {hint or f'the keys here are {quoted(entry.model_fields)}{also}'}"
+    return otherwise
+
+
+def quoted(keys: Iterable[str]) -> str:
+    """Return keys as a message lists them."""
+    return ", ".join(f"`{key}`" for key in keys)
 
 
 class StrictModel(pydantic.BaseModel):

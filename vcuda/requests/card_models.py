@@ -15,6 +15,7 @@ from typing import Annotated, NamedTuple
 import pydantic
 from pydantic_core import ErrorDetails, ValidationError
 
+from vcuda.quota.document import check_text
 from vcuda.quota.model import CORES_PER_CARD
 from vcuda.quota.values import (
     StrictModel,
@@ -24,8 +25,8 @@ from vcuda.quota.values import (
     read_cores,
     read_label_value,
     read_memory,
+    sentence,
     shown,
-    suggestion,
 )
 from vcuda.quota.yaml import KeyPath, Plain
 from vcuda.requests.resources import MAX_PRODUCT, WILDCARDS, CardModels, ProductRow, fold
@@ -125,11 +126,12 @@ _ENTRIES: pydantic.TypeAdapter[dict[str, _ModelEntry]] = pydantic.TypeAdapter(
 )
 
 
-def read_models(tree: Plain, limited: Iterable[str] = ()) -> CardModels:
-    """Return the rows. ``limited`` are the models of the quota.
+def parse_models(text: str, limited: Iterable[str] = ()) -> CardModels:
+    """Return the rows. ``limited`` are the models of the quota. Raises QuotaFault."""
+    return check_text(text, lambda tree: _read_models(tree, limited), _sentence)
 
-    Raises pydantic's ValidationError with every fault.
-    """
+
+def _read_models(tree: Plain, limited: Iterable[str]) -> CardModels:
     # A bare list is short for `products`. The path of a fault in it leaves out that key, which is not in the text.
     written = tree.items() if isinstance(tree, dict) else ()
     bare = {name for name, entry in written if isinstance(entry, list)}
@@ -215,16 +217,6 @@ def _common(one: str, other: str) -> str | None:
 
 
 def _sentence(details: ErrorDetails) -> str:
-    place = details["loc"]
-    match details["type"]:
-        case "value_error":
-            return str(details["ctx"]["error"])
-        case "extra_forbidden":
-            keys = _ModelEntry.model_fields
-            return f"unknown key; {suggestion(place[-1], keys) or 'the keys here are `products`, `cards`, `memory`'}"
-    example = "A100: [NVIDIA-A100-*GB]" if not place else "[NVIDIA-A100-*GB], or {products: […], cards: 0.25}"
-    return f"must be the products of a model, for example {example}; got {shown(details['input'])}"
-
-
-def sentence(details: ErrorDetails) -> str:
-    return str(details["ctx"]["error"])
+    example = "[NVIDIA-A100-*GB], or {products: […], cards: 0.25}" if details["loc"] else "A100: [NVIDIA-A100-*GB]"
+    shape = f"must be the products of a model, for example {example}; got {shown(details['input'])}"
+    return sentence(details, _ModelEntry, shape)

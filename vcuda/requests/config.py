@@ -52,7 +52,7 @@ def parse_config(
         try:
             return parse(data[name]) if name in data else otherwise
         except QuotaFault as fault:
-            faults.extend(fault.faults if name == key else (_placed(name, each) for each in fault.faults))
+            faults.extend(fault.faults if name == key else (_below(name, each) for each in fault.faults))
             return otherwise
 
     for name in sorted(data.keys() - {key, *KEYS}):
@@ -63,29 +63,13 @@ def parse_config(
         faults.append(Fault(f"data.{key}", "is empty; write {} if no namespace is to be limited"))
     if key not in data:
         faults.append(Fault(f"data.{key}", "is required; write the quota document there"))
-    zone = read(TIME_ZONE, _read_zone, times.UTC)
+    zone = read(TIME_ZONE, parse_zone, times.UTC)
     quota = read(key, lambda text: document.parse_quota(text, system, zone), Quota())
-    schemes = read(
-        SCHEME_SETTINGS,
-        lambda text: document.check_text(text, scheme_settings.read_schemes, scheme_settings.sentence),
-        SCHEMES,
-    )
-    taken = GpuResources(schemes)
-    nothing: tuple[Mapping[str, Charge], tuple[str, ...]] = {}, ()
-    units = read(
-        UNITS,
-        lambda text: document.check_text(text, lambda tree: _read_units(tree, taken), _sentence_of_unit),
-        nothing[0],
-    )
-    domains = read(DOMAINS, lambda text: document.check_text(text, _read_domains, _sentence_of_domain), nothing[1])
+    schemes = read(SCHEME_SETTINGS, scheme_settings.parse_schemes, SCHEMES)
+    units = read(UNITS, lambda text: parse_units(text, GpuResources(schemes)), BUILT_IN.own_units)
+    domains = read(DOMAINS, parse_domains, BUILT_IN.own_vendors)
     limited = quota.models
-    models = read(
-        MODELS,
-        lambda text: document.check_text(
-            text, lambda tree: card_models.read_models(tree, limited), card_models.sentence
-        ),
-        NO_ROWS,
-    )
+    models = read(MODELS, lambda text: card_models.parse_models(text, limited), NO_ROWS)
     quota = read(key, lambda _: with_card_memory(quota, models.memory_of) if not faults else quota, quota)
     if faults:
         raise QuotaFault(tuple(faults))
@@ -93,13 +77,13 @@ def parse_config(
     return QuotaConfig(msgspec.structs.replace(quota, version=version), resources)
 
 
-def _placed(name: str, fault: Fault) -> Fault:
+def _below(name: str, fault: Fault) -> Fault:
     if not fault.path:
         return Fault(f"data.{name}", fault.message)
     return Fault(f"{name}{'' if fault.path.startswith('[') else '.'}{fault.path}", fault.message)
 
 
-def _read_zone(text: str) -> ZoneInfo:
+def parse_zone(text: str) -> ZoneInfo:
     try:
         return grant_entries.read_zone(text.strip())
     except values.WrongValueError as error:
@@ -162,18 +146,15 @@ _UNITS: pydantic.TypeAdapter[dict[str, _UnitEntry]] = pydantic.TypeAdapter(
 )
 
 
-def _read_units(tree: Plain, taken: GpuResources) -> Mapping[str, Charge]:
-    return {name: entry.worth for name, entry in _UNITS.validate_python(tree, context=taken).items()}
+def parse_units(text: str, taken: GpuResources) -> Mapping[str, Charge]:
+    """Return the value of each unit. Raises QuotaFault, also for a name in the tables of ``taken``."""
 
+    def sentence(details: ErrorDetails) -> str:
+        shape = f"must be a mapping, for example amd.com/gpu: {{cards: 1}}; got {values.shown(details['input'])}"
+        return values.sentence(details, _UnitEntry, shape)
 
-def _sentence_of_unit(details: ErrorDetails) -> str:
-    match details["type"]:
-        case "value_error":
-            return str(details["ctx"]["error"])
-        case "extra_forbidden":
-            hint = values.suggestion(details["loc"][-1], _UnitEntry.model_fields)
-            return f"unknown key; {hint or 'the keys here are `cards`, `memory`'}"
-    return f"must be a mapping, for example amd.com/gpu: {{cards: 1}}; got {values.shown(details['input'])}"
+    entries = document.check_text(text, lambda tree: _UNITS.validate_python(tree, context=taken), sentence)
+    return {name: entry.worth for name, entry in entries.items()}
 
 
 def _read_domain(value: object) -> str:
@@ -190,12 +171,15 @@ _DOMAINS = pydantic.TypeAdapter(
 )
 
 
-def _read_domains(tree: Plain) -> tuple[str, ...]:
-    # check_text reads an empty text as an empty mapping: no domains. Strict pydantic accepts no list for a tuple.
-    return _DOMAINS.validate_python(tuple(tree) if isinstance(tree, list) else () if tree == {} else tree)
+def parse_domains(text: str) -> tuple[str, ...]:
+    """Return the domains. Raises QuotaFault."""
 
+    def read(tree: Plain) -> tuple[str, ...]:
+        # check_text reads an empty text as an empty mapping: no domains. Strict pydantic accepts no list for a tuple.
+        return _DOMAINS.validate_python(tuple(tree) if isinstance(tree, list) else () if tree == {} else tree)
 
-def _sentence_of_domain(details: ErrorDetails) -> str:
-    if details["type"] == "value_error":
-        return str(details["ctx"]["error"])
-    return f"must be a list of domains, for example [acme.com]; got {values.shown(details['input'])}"
+    def sentence(details: ErrorDetails) -> str:
+        shape = f"must be a list of domains, for example [acme.com]; got {values.shown(details['input'])}"
+        return values.sentence(details, values.StrictModel, shape)
+
+    return document.check_text(text, read, sentence)

@@ -17,10 +17,11 @@ from typing import Annotated, Any
 
 import msgspec
 import pydantic
-from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError, ValidationError
+from pydantic_core import ErrorDetails
 
 from vcuda import k8s_types
-from vcuda.quota.values import StrictModel, WrongValueError, shown, suggestion
+from vcuda.quota.document import check_text
+from vcuda.quota.values import StrictModel, WrongValueError, raise_faults, sentence, shown, suggestion
 from vcuda.quota.yaml import Plain
 from vcuda.requests.resources import BUILT_IN_UNITS, CLASS_RESOURCE, PLAIN_CARDS, is_resource, worth_of_profile
 from vcuda.requests.schemes import SCHEMES, Scheme
@@ -30,8 +31,6 @@ MAX_MEMORY_MIB = 1024 * 1024
 
 CARD, MEMORY = "card", "memory"
 """The values of ``default_cores``."""
-
-_TAKEN = "taken"
 
 
 _BY_NAME = {scheme.name: scheme for scheme in SCHEMES}
@@ -114,16 +113,15 @@ _ENTRIES: pydantic.TypeAdapter[dict[str, _SchemeEntry]] = pydantic.TypeAdapter(
 )
 
 
-def read_schemes(tree: Plain) -> tuple[Scheme, ...]:
-    """Return all schemes with these settings. Raises pydantic's ValidationError with every fault."""
+def parse_schemes(text: str) -> tuple[Scheme, ...]:
+    """Return all schemes with these settings. Raises QuotaFault."""
+    return check_text(text, _read_schemes, _sentence)
+
+
+def _read_schemes(tree: Plain) -> tuple[Scheme, ...]:
     entries = _ENTRIES.validate_python(tree)
     schemes = tuple(_with(scheme, entries.get(scheme.name)) for scheme in SCHEMES)
-    faults = [
-        InitErrorDetails(type=PydanticCustomError(_TAKEN, "{why}", {"why": why}), loc=place, input=None)
-        for place, why in (*_misplaced(entries), *_taken_twice(entries, schemes))
-    ]
-    if faults:
-        raise ValidationError.from_exception_data("gpu_schemes", faults)
+    raise_faults((*_misplaced(entries), *_taken_twice(entries, schemes)))
     return schemes
 
 
@@ -167,15 +165,6 @@ def _taken_twice(
                 yield (name, "resources", key), f"{resource} is already a resource of scheme {whose}"
 
 
-def sentence(details: ErrorDetails) -> str:
-    place = details["loc"]
-    match details["type"]:
-        case "value_error":
-            return str(details["ctx"]["error"])
-        case "taken":
-            return str(details["ctx"]["why"])
-        case "extra_forbidden":
-            keys = (_ResourceNames if "resources" in place[:-1] else _SchemeEntry).model_fields
-            hint = suggestion(place[-1], keys) or f"the keys here are {', '.join(f'`{key}`' for key in keys)}"
-            return f"unknown key; {hint}"
-    return f"must be a mapping, for example hami: {{scheduler: hami-scheduler}}; got {shown(details['input'])}"
+def _sentence(details: ErrorDetails) -> str:
+    shape = f"must be a mapping, for example hami: {{scheduler: hami-scheduler}}; got {shown(details['input'])}"
+    return sentence(details, _ResourceNames if "resources" in details["loc"][:-1] else _SchemeEntry, shape)
