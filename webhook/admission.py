@@ -133,47 +133,25 @@ class Service(msgspec.Struct, frozen=True):
             return await quota_edit.check_edit(
                 request, self.place, policy, ledgers, namespaces=self.namespaces, check=deadline.check
             )
-        if request.kind.group == GROUP:
-            return await self._decide_claim(path, request, policy, deadline, ledgers)
+        is_claim = request.kind.group == GROUP
         if policy is None:
             # Pods without GPUs are admitted all the same: a starting webhook must not stop a cluster.
             # Any resource with a domain may be a unit, so a pod with such a resource must be retried.
-            pod = pod_review.gpu_pod_of(request)
+            pod = None if is_claim else pod_review.gpu_pod_of(request)
             if isinstance(pod, AdmissionResponse):
                 return pod
             raise NotReady("the quota has not been read yet")
+        if path == "/mutate":
+            decide = claim_review.mutate if is_claim else pod_review.mutate
+        else:
+            decide = claim_review.validate if is_claim else pod_review.validate
         try:
-            if path == "/mutate":
-                return await pod_review.mutate(request, policy, ledgers, self.choices, deadline)
-            return await pod_review.validate(request, policy, ledgers, self.choices, deadline)
+            return await decide(request, policy, ledgers, self.choices, deadline)
         except (errors.UnreadableLedger, errors.LedgerLost) as error:
             # There is no retryAfterSeconds, because a controller would sleep for it in one of its few workers.
-            return _without_ledger(error, HTTPStatus.TOO_MANY_REQUESTS)
+            return _without_ledger(error, HTTPStatus.FORBIDDEN if is_claim else HTTPStatus.TOO_MANY_REQUESTS)
 
-    async def _decide_claim(
-        self,
-        path: str,
-        request: AdmissionRequest,
-        policy: context.PolicySnapshot | None,
-        deadline: ReviewDeadline,
-        ledgers: Ledgers,
-    ) -> AdmissionResponse:
-        if policy is None:
-            raise NotReady("the quota has not been read yet")
-        try:
-            if path == "/mutate":
-                return await claim_review.mutate(request, policy, ledgers, self.choices, deadline)
-            return await claim_review.validate(request, policy, ledgers, self.choices, deadline)
-        except (errors.UnreadableLedger, errors.LedgerLost) as error:
-            return _without_ledger(error, HTTPStatus.FORBIDDEN)
-
-    def _log(
-        self,
-        path: str,
-        request: AdmissionRequest,
-        response: AdmissionResponse,
-        seconds: float,
-    ) -> None:
+    def _log(self, path: str, request: AdmissionRequest, response: AdmissionResponse, seconds: float) -> None:
         if response.outcome in QUIET:
             self.log.debug("admission", path=path, uid=request.uid, outcome=response.outcome)
             return
@@ -215,6 +193,7 @@ class _PodNames(k8s_types.K8sStruct, frozen=True):
     generate_name: str = ""
 
 
-# Only the names are decoded, because the annotations of a large pod take longest.
 class _Named(k8s_types.K8sStruct, frozen=True):
+    """Only the names are decoded, because the annotations of a large pod take longest."""
+
     metadata: _PodNames = _PodNames()

@@ -122,7 +122,8 @@ class Sender:
 
     def send(self, request: ApiRequest, timeout: urllib3.Timeout) -> urllib3.BaseHTTPResponse:
         """Send a request. After a 401 send it once more, if there are newer credentials."""
-        used = self._credentials()
+        looked_at, kept = self._kept
+        used = kept if self._clock() < looked_at + KEPT_SECONDS else self._look()
         response = self._send_as(used, request, timeout)
         if response.status != HTTPStatus.UNAUTHORIZED or (renewed := self._renewed(used)) == used:
             return response
@@ -138,11 +139,6 @@ class Sender:
             manager = self._api.rest_client.pool_manager
             return manager.request(request.method, self.host + target, body=body, headers=headers, **unread)
         return self._pool.urlopen(request.method, self._base + target, body, headers, redirect=False, **unread)
-
-    def _credentials(self) -> Mapping[str, str]:
-        """Return the headers with the credentials."""
-        looked_at, kept = self._kept
-        return kept if self._clock() < looked_at + KEPT_SECONDS else self._look()
 
     def _look(self) -> Mapping[str, str]:
         # Here the official client reads an expired token again. Only one thread may do so at a time.

@@ -127,7 +127,11 @@ class QuotaInformer:
             before = self._config
             self._accept(read)
             self._log.info("quota read", namespaces=len(read.quota.namespaces), version=version)
-            self._tell_changes(new, before, read)
+            message = changes.summary(before.quota, read.quota, objects.LONGEST_MESSAGE) if before else ""
+            if message:
+                subject, id_ = self._subject(new), f"edited-{version}"
+                event = objects.Event(subject, id_, "QuotaEdited", message, "vcuda-quota")
+                objects.post_event_or_log(self._kube, event)
 
     def _accept(self, read: config.QuotaConfig) -> None:
         self._config, self._faulty = read, False
@@ -142,13 +146,6 @@ class QuotaInformer:
         id_ = f"malformed-{subject.resource_version}"
         event = objects.Event(subject, id_, "MalformedQuota", message, "vcuda-quota", type="Warning")
         objects.post_event_or_log(self._kube, event)
-
-    def _tell_changes(self, config_map: ConfigMap, before: config.QuotaConfig | None, read: config.QuotaConfig) -> None:
-        message = changes.summary(before.quota, read.quota, objects.LONGEST_MESSAGE) if before else ""
-        if message:
-            subject = self._subject(config_map)
-            id_ = f"edited-{subject.resource_version}"
-            objects.post_event_or_log(self._kube, objects.Event(subject, id_, "QuotaEdited", message, "vcuda-quota"))
 
     def _subject(self, config_map: ConfigMap) -> objects.InvolvedObject:
         metadata, place = config_map.metadata, self._place
@@ -215,9 +212,6 @@ class NodeInformer:
         self._resources = resources
         self._on_model_change = on_model_change
         self._lock = threading.Lock()
-        self._labels: dict[str, affinity.Labels] = {}
-        self._registers: dict[str, Registers] = {}
-        self._outdated: dict[str, frozenset[str]] = {}
         self._cache = _RegisterCache()
         self._nodes = Nodes(self.keys)
         self._stale = False
@@ -235,42 +229,31 @@ class NodeInformer:
         """Return the nodes as last seen."""
         named = self._resources().models
         with self._lock:
-            if self._stale:
-                self._nodes = Nodes.of(
-                    dict(self._labels), self.keys, dict(self._registers), named, dict(self._outdated)
-                )
+            if self._stale or self._nodes.named is not named:
                 self._stale = False
-            elif self._nodes.named is not named:
-                self._nodes = self._nodes.named_by(named)
+                seen = {key.name: node for key, node in self.reflector.snapshot().items()}
+                self._nodes = Nodes.of(
+                    {name: node.labels for name, node in seen.items()},
+                    self.keys,
+                    {name: node.registers for name, node in seen.items() if node.registers},
+                    named,
+                    {name: node.outdated for name, node in seen.items() if node.outdated},
+                )
             return self._nodes
 
     def _on_event(self, old: ObservedNode | None, new: ObservedNode | None) -> None:
-        # Index a change. Heartbeats, which are most events, change nothing here.
+        # Heartbeats, which are most events, change nothing here.
         if old == new:
             return
+        if old and new is None:
+            self._cache.forget(old.metadata.name)
         if not (old and new and _indexed(old) == _indexed(new)):
-            self._take(old, new)
+            with self._lock:
+                self._stale = True
+            if self._model(old) != self._model(new) or (old and new and old.registers != new.registers):
+                self._on_model_change()
         for on_change in self._followers:
             on_change(old, new)
-
-    def _take(self, old: ObservedNode | None, new: ObservedNode | None) -> None:
-        with self._lock:
-            if new:
-                self._labels[new.metadata.name] = new.labels
-                self._registers.pop(new.metadata.name, None)
-                self._outdated.pop(new.metadata.name, None)
-                if new.registers:
-                    self._registers[new.metadata.name] = new.registers
-                if new.outdated:
-                    self._outdated[new.metadata.name] = new.outdated
-            elif old:
-                self._labels.pop(old.metadata.name, None)
-                self._registers.pop(old.metadata.name, None)
-                self._outdated.pop(old.metadata.name, None)
-                self._cache.forget(old.metadata.name)
-            self._stale = True
-        if self._model(old) != self._model(new) or (old and new and old.registers != new.registers):
-            self._on_model_change()
 
     def _model(self, node: Node | None) -> str | None:
         return node.labels.get(self.keys.model) if node else None
@@ -299,16 +282,12 @@ class FreeCardsInformer:
         params = {"fieldSelector": f"metadata.name={CARDS_CONFIG_MAP}"}
         self._key = (namespace, CARDS_CONFIG_MAP)
         self.reflector: reflector.Reflector[FreeCardsByPool] = reflector.Reflector(
-            kube, path, _decode_cards, params=params
+            kube, path, lambda raw: read_free_cards((_decode(raw).data or {})[CARDS_KEY]), params=params
         )
 
     def current(self) -> FreeCardsByPool:
         """Return the free cards that were published last."""
         return self.reflector.get(self._key) or {}
-
-
-def _decode_cards(raw: bytes) -> FreeCardsByPool:
-    return read_free_cards((_decode(raw).data or {})[CARDS_KEY])
 
 
 class _RuntimeClass(K8sStruct, frozen=True, gc=False):
@@ -325,12 +304,10 @@ class RuntimeClassInformer:
 
     def __init__(self, kube: client.Kube) -> None:
         path = "/apis/node.k8s.io/v1/runtimeclasses"
-        self.reflector: reflector.Reflector[str] = reflector.Reflector(kube, path, _decode_handler)
+        self.reflector: reflector.Reflector[str] = reflector.Reflector(
+            kube, path, lambda raw: _decode_runtime_class(raw).handler
+        )
 
     def handler_of(self, name: str) -> str | None:
         """Return the handler of a class; None if the class is not known, or not known yet."""
         return self.reflector.get(("", name))
-
-
-def _decode_handler(raw: bytes) -> str:
-    return _decode_runtime_class(raw).handler

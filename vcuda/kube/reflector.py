@@ -4,7 +4,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
@@ -125,6 +125,11 @@ class Reflector(Generic[T]):
         self._watches = watch.Watches(kube, path, self._params, SILENCE, self._stopping, interrupted=self._asked_again)
         self._log = structlog.get_logger().bind(resource=path)
         self._store: store.Store[T] = store.Store()
+        self.get = self._store.get
+        self.snapshot = self._store.snapshot
+        self.versioned = self._store.versioned
+        self.within = self._store.within
+        self.namespaces = self._store.namespaces
         self._reader = store.ObjectReader(decode, self._store, self.counts, self._log)
         self._list_due = True
         self._streams_refused = False
@@ -140,24 +145,6 @@ class Reflector(Generic[T]):
     @property
     def alive(self) -> bool:
         return self._thread.is_alive()
-
-    def get(self, key: tuple[str, str]) -> T | None:
-        entry = self._store.entry(watch.Key(*key))
-        return None if entry is None else entry.value
-
-    def snapshot(self) -> Mapping[watch.Key, T]:
-        """Return all objects in a mapping that never changes. It is the same mapping until an object changes."""
-        return self._store.snapshot()
-
-    def within(self, namespace: str) -> list[T]:
-        return self._store.within(namespace)
-
-    def versioned(self, namespace: str) -> tuple[str, list[T]]:
-        """Return the newest version, and the objects of one namespace as they were at it."""
-        return self._store.versioned(namespace)
-
-    def namespaces(self) -> list[str]:
-        return self._store.namespaces()
 
     def last_event_age(self, now: float) -> float:
         """Return the seconds to ``now``, on ``clock``, from the last list, start of a watch, event or bookmark.

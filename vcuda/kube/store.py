@@ -47,12 +47,13 @@ class Store(Generic[T]):
         # The same entries by namespace, changed in place: a copy at each change would take quadratic time.
         self._grouped: dict[str, dict[watch.Key, StoreEntry[T]]] | None = None
         self._snapshot: Mapping[watch.Key, T] | None = None
-        self._version = ""
-
-    @property
-    def version(self) -> str:
+        self.version = ""
         """The newest resourceVersion that the store includes; empty before the first ``swap``."""
-        return self._version
+
+    def get(self, key: tuple[str, str]) -> T | None:
+        """Return the object under (namespace, name), or None."""
+        entry = self.entry(watch.Key(*key))
+        return entry.value if entry else None
 
     def entry(self, key: watch.Key) -> StoreEntry[T] | None:
         with self._lock:
@@ -65,12 +66,13 @@ class Store(Generic[T]):
                 self._snapshot = MappingProxyType({key: entry.value for key, entry in self._entries.items()})
             return self._snapshot
 
+    def versioned(self, namespace: str) -> tuple[str, list[T]]:
+        """Return the newest version, and the objects of one namespace as they were at it."""
+        with self._lock:
+            return self.version, [entry.value for entry in self._by_namespace().get(namespace, {}).values()]
+
     def within(self, namespace: str) -> list[T]:
         return self.versioned(namespace)[1]
-
-    def versioned(self, namespace: str) -> tuple[str, list[T]]:
-        with self._lock:
-            return self._version, [entry.value for entry in self._by_namespace().get(namespace, {}).values()]
 
     def namespaces(self) -> list[str]:
         with self._lock:
@@ -88,7 +90,7 @@ class Store(Generic[T]):
         """Replace all objects in one step, and return the previous ones."""
         with self._lock:
             before, self._entries = self._entries, entries
-            self._snapshot, self._grouped, self._version = None, None, version
+            self._snapshot, self._grouped, self.version = None, None, version
         return before
 
     def put(self, key: watch.Key, entry: StoreEntry[T] | None, version: str) -> None:
@@ -99,12 +101,12 @@ class Store(Generic[T]):
                 _put(siblings := self._grouped.setdefault(key.namespace, {}), key, entry)
                 if not siblings:
                     del self._grouped[key.namespace]
-            self._snapshot, self._version = None, version
+            self._snapshot, self.version = None, version
 
     def advance(self, version: str) -> None:
         """Note that nothing changed up to ``version``."""
         with self._lock:
-            self._version = version
+            self.version = version
 
 
 class Listing(NamedTuple, Generic[T]):

@@ -51,7 +51,9 @@ class ListTurns:
         ``patience`` are the seconds to wait for a turn. Raises ListOverdue if there was no turn in time, if the LISTs
         took too long, and while the namespace rests after that. Any other error of ``make`` is raised too.
         """
-        self._check_rest(namespace)
+        if (left := self._rests_until.get(namespace, 0.0) - self._clock()) > 0:
+            raise self._overdue(namespace, left)
+        self._rests_until.pop(namespace, None)
         if self._slow_until.get(namespace, 0.0) <= self._clock():
             try:
                 with self._turn(self._quick, namespace, patience):
@@ -74,11 +76,6 @@ class ListTurns:
         if self._clock() - started < QUICK_SECONDS / 2:
             self._slow_until.pop(namespace, None)
         return made
-
-    def _check_rest(self, namespace: str) -> None:
-        if (left := self._rests_until.get(namespace, 0.0) - self._clock()) > 0:
-            raise self._overdue(namespace, left)
-        self._rests_until.pop(namespace, None)
 
     def _overdue(self, namespace: str, left: float) -> ListOverdue:
         return ListOverdue(

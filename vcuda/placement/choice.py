@@ -49,8 +49,6 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     model: str
     reason: str
     rule: Rule = Rule.DOCUMENT
-    warnings: tuple[str, ...] = ()
-    """Sentences for the object's owner."""
 
     @property
     def forecast(self) -> str:

@@ -170,7 +170,9 @@ def read_stored(path: Path, labels: affinity.NodeLabels, known: resources.GpuRes
         published,
         {key: template.spec.spec for key, (_, template) in found[objects.TEMPLATE].items()},
         tuple(
-            stored_claims.StoredClaim(claim.metadata.uid, namespace, name, _digest_of(claim), claim.allocated)
+            stored_claims.StoredClaim(
+                claim.metadata.uid, namespace, name, digest.pack(digest.digest_of(claim.spec)), claim.allocated
+            )
             for (namespace, name), (_, claim) in found[objects.CLAIM].items()
         ),
         tuple(filter(None, pods)),

@@ -88,29 +88,33 @@ class BatchCommitter(Generic[T, R]):
                 call.settle(call.late)
 
 
+async def _no_pause(_last_batch: int) -> None:
+    """Start the batch at once."""
+
+
 @dataclass(eq=False)
 class SharedCall(Generic[R]):
-    """A call whose result all callers that wait at its start share. Later callers wait for the next call."""
+    """A call whose result all callers that wait at its start share. Later callers wait for the next call.
+
+    ``pause`` is awaited before each call.
+    """
 
     make: Callable[[], Awaitable[R]]
     clock: Callable[[], float] = time.monotonic
+    pause: Callable[[int], Awaitable[None]] = _no_pause
     _waiting: BatchCommitter[None, R | None] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._waiting = BatchCommitter(self._serve, None, _no_pause, self.clock)
+        self._waiting = BatchCommitter(self._serve, None, self.pause, self.clock)
 
-    async def result(self, seconds: float) -> R | None:
-        """Return the result of a call that begins after this one; None if it takes longer than ``seconds``.
+    async def result(self, deadline: float) -> R | None:
+        """Return the result of a call that begins after this one; None if it takes until the deadline.
 
         Raises what the call raised.
         """
-        return await self._waiting.serve(None, self.clock() + seconds)
+        return await self._waiting.serve(None, deadline)
 
     async def _serve(self, calls: Sequence[PendingCall[None, R | None]]) -> None:
         made = await self.make()
         for call in calls:
             call.settle(made)
-
-
-async def _no_pause(_last_batch: int) -> None:
-    """Start the batch at once."""

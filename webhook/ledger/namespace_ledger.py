@@ -226,7 +226,7 @@ class NamespaceLedger:
         """Return the charged usage of each model without reservations: read now, or last if reading takes too long."""
         # This version must not be remembered for decisions: the committer may be writing a later one.
         with contextlib.suppress(ListOverdue):  # /validate says so
-            if stored := await self._reads.result(USAGE_SECONDS):
+            if stored := await self._reads.result(self._shared.clock() + USAGE_SECONDS):
                 return self._note(stored.ledger)
         return self._usages
 

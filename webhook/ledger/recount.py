@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
@@ -10,7 +10,7 @@ from vcuda.errors import ListOverdue
 from vcuda.ledger.ledger import MARGIN_SECONDS, UNSEEN_SECONDS, Ledger, Refused, is_older
 from vcuda.ledger.settle import Expired, ObservedPods, settle
 from vcuda.quota.model import Shortage, Usage, fits
-from webhook.ledger.batches import BatchCommitter, PendingCall
+from webhook.ledger.batches import SharedCall
 from webhook.ledger.ledgers import PutOff
 
 MIN_INTERVAL_SECONDS = 0.5
@@ -45,7 +45,7 @@ class Recount:
         self._clock = clock
         self._sleep = sleep
         self._next = -math.inf
-        self._waiting = BatchCommitter[None, ObservedPods | None](self._serve, None, self._pause, clock)
+        self._lists = SharedCall(self._list, clock, self._pause)
         # The oldest count that the ledger has not been settled by, its time, and the time of the newest count.
         self._first: ObservedPods | None = None
         self._since = self._listed = -math.inf
@@ -107,7 +107,7 @@ class Recount:
         return settle(counted, first, Expired(ended=new.keys()))
 
     async def _begun_now(self, deadline: float) -> ObservedPods | None:
-        observed = await self._waiting.serve(None, deadline)
+        observed = await self._lists.result(deadline)
         # A replica with an older quota ConfigMap than the ledger's does not know the current values of units.
         if observed and is_older(observed.config_version, self._known().config_version):
             return None
@@ -117,17 +117,16 @@ class Recount:
         if (left := self._next - self._clock()) > 0:
             await self._sleep(left)
 
-    async def _serve(self, calls: Sequence[PendingCall[None, ObservedPods | None]]) -> None:
-        started, observed = self._clock(), None
+    async def _list(self) -> ObservedPods | None:
+        started = self._clock()
         try:
             # A LIST that took too long yields None, and each caller reports that.
             with contextlib.suppress(ListOverdue):
-                observed = await self._count()
+                return await self._count()
+            return None
         finally:
             ended = self._clock()
             self._next = max(started + MIN_INTERVAL_SECONDS, ended + (ended - started) * REST_PER_SECOND)
-        for call in calls:
-            call.settle(observed)
 
 
 def _is_due(observed: ObservedPods, ledger: Ledger) -> bool:

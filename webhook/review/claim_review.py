@@ -25,7 +25,7 @@ from vcuda.requests.refusals import find_unlimited
 from webhook.ledger.ledgers import Ledgers, RecentChoices, ReviewDeadline
 from webhook.review import verdicts
 from webhook.review.context import PolicySnapshot
-from webhook.review.models import Allowed, check_wish, choose_model
+from webhook.review.models import Allowed, check_wish, pin
 
 WAITS = "its claim waits until so much is free"
 
@@ -157,35 +157,19 @@ async def mutate(
     if isinstance(review, AdmissionResponse):
         return review
     deadline.check()
-    namespace = review.namespace
     candidates = ClaimCandidates.of(review.request, review.quota, review.annotations)
     if not candidates.charges:
-        refusal = candidates.sentence(namespace, review.quota)
-        return verdicts.refused(review, "not-allowed", refusal) if review.enforced else _unpinned(review, refusal)
+        refusal = candidates.sentence(review.namespace, review.quota)
+        if review.enforced:
+            return verdicts.refused(review, "not-allowed", refusal)
+        told = review.warnings(f"{refusal}; {verdicts.ADMITTED_ALL_THE_SAME}")
+        return AdmissionResponse("unpinned", warnings=told, scheme=review.scheme)
 
     def options(usage: Mapping[str, Usage]) -> list[Option]:
         return candidates.options(review.request, review.quota, usage)
 
-    choice = await choose_model(review, Allowed(options, candidates.rule), ledgers, choices, deadline)
-    if isinstance(choice, AdmissionResponse):
-        return choice
-    deadline.check()
-    if not request.dry_run:
-        choices.add(namespace, choice.model, candidates.charges[choice.model])
-    return AdmissionResponse(
-        "pinned",
-        patch=review.request.patch(choice.model),
-        warnings=review.warnings(*choice.warnings, *([choice.forecast] if request.dry_run else [])),
-        reason=choice.reason,
-        model=choice.model,
-        rule=choice.rule,
-        scheme=review.scheme,
-    )
-
-
-def _unpinned(review: ClaimReview, sentence: str) -> AdmissionResponse:
-    told = review.warnings(f"{sentence}; {verdicts.ADMITTED_ALL_THE_SAME}")
-    return AdmissionResponse("unpinned", warnings=told, scheme=review.scheme)
+    allowed = Allowed(options, candidates.rule, candidates.charges.__getitem__, review.request.patch)
+    return await pin(review, allowed, ledgers, choices, deadline, dry_run=bool(request.dry_run))
 
 
 async def validate(

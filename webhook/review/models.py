@@ -10,8 +10,9 @@ import msgspec
 
 from vcuda.admission_review import AdmissionResponse
 from vcuda.errors import Fault
+from vcuda.k8s_types import Operation
 from vcuda.placement.choice import Choice, Option, choose, choose_regardless
-from vcuda.quota.model import Usage
+from vcuda.quota.model import Charge, Usage
 from vcuda.quota.preference import MAX_NAMED, MODELS_ANNOTATION, Rule, read_wish
 from vcuda.quota.values import listed
 from webhook.ledger.ledgers import Ledgers, PutOff, RecentChoices, ReviewDeadline
@@ -23,15 +24,17 @@ R = TypeVar("R", bound=verdicts.Review)
 
 
 class Allowed(NamedTuple):
-    """The models that an object may use.
-
-    ``options`` returns them at this usage, in the order of the ``rule``. ``selector``: the node label by which a pod
-    can select one model.
-    """
+    """The models that an object may use."""
 
     options: Callable[[Mapping[str, Usage]], Sequence[Option]]
+    """Returns the models at this usage, in the order of the rule."""
     rule: Rule
+    charge_on: Callable[[str], Charge]
+    """Returns the object's charge to a model."""
+    patch: Callable[[str], Sequence[Operation]]
+    """Returns the operations that pin the object to a model."""
     selector: str = ""
+    """The node label by which a pod can select one model."""
 
 
 def check_wish(review: R, annotations: Mapping[str, str]) -> R | AdmissionResponse:
@@ -53,26 +56,42 @@ def check_wish(review: R, annotations: Mapping[str, str]) -> R | AdmissionRespon
     return review
 
 
-async def choose_model(
+async def pin(
     review: verdicts.Review,
     allowed: Allowed,
     ledgers: Ledgers,
     choices: RecentChoices,
     deadline: ReviewDeadline,
-) -> Choice | AdmissionResponse:
-    """Return the model for an object, or the refusal of an object that finds room in no model.
+    *,
+    dry_run: bool,
+) -> AdmissionResponse:
+    """Return the patch that pins an object to a model with room, or the refusal of an object that finds room in none.
 
     Raises:
-        Unavailable: the ledger could not be read.
+        Unavailable: the ledger could not be read, or the deadline has passed.
 
     """
     several = _several_models(review, allowed) if review.quota.one_model else ""
     if several and review.enforced:
         return verdicts.refused(review, "not-allowed", several)
     choice = await _choose(review, allowed, ledgers, choices, deadline)
-    if several and isinstance(choice, Choice):
-        return msgspec.structs.replace(choice, warnings=(f"{several}; {verdicts.ADMITTED_ALL_THE_SAME}",))
-    return choice
+    if isinstance(choice, AdmissionResponse):
+        return choice
+    deadline.check()
+    if not dry_run:
+        choices.add(review.namespace, choice.model, allowed.charge_on(choice.model))
+    told = [f"{several}; {verdicts.ADMITTED_ALL_THE_SAME}"] if several else []
+    # The reason reaches only the API server's audit log. A dry run gets it as a warning.
+    told += [choice.forecast] if dry_run else []
+    return AdmissionResponse(
+        "pinned",
+        patch=allowed.patch(choice.model),
+        warnings=review.warnings(*told),
+        reason=choice.reason,
+        model=choice.model,
+        rule=choice.rule,
+        scheme=review.scheme,
+    )
 
 
 def _several_models(review: verdicts.Review, allowed: Allowed) -> str:

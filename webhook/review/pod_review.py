@@ -22,7 +22,7 @@ from webhook.ledger.ledgers import Ledgers, RecentChoices, ReviewDeadline
 from webhook.review import verdicts
 from webhook.review.claim_review import TemplateCheck, check_templates, requests_of
 from webhook.review.context import PolicySnapshot
-from webhook.review.models import Allowed, check_wish, choose_model
+from webhook.review.models import Allowed, check_wish, pin
 
 # The group in every kubelet's client certificate. The API server authenticated it, unlike anything in the pod.
 NODES_GROUP = "system:nodes"
@@ -146,43 +146,27 @@ async def mutate(
         return review
     if not review.charged:
         # The claims of this pod decide about its cards, and each claim is pinned by its own review.
-        patch = patches.pools_patch(review.pod, review.quota.pools, policy.hints)
-        return AdmissionResponse("claims", patch=patch, warnings=review.warnings())
-    namespace, asked = review.namespace, review.request
+        in_pools = patches.pools_patch(review.pod, review.quota.pools, policy.hints)
+        return AdmissionResponse("claims", patch=in_pools, warnings=review.warnings())
+    asked = review.request
     candidates = placement.find_candidates(
         *(review.pod, asked, review.quota, policy.nodes, review.hints(None).scheduler), check=deadline.check
     )
     if not candidates.models:
-        return _without_model(review, candidates.sentence(namespace, review.quota))
+        return _without_model(review, candidates.sentence(review.namespace, review.quota))
 
     def options(usage: Mapping[str, Usage]) -> list[Option]:
         return candidates.options(review.quota, asked.charge_on, usage)
 
-    allowed = Allowed(options, candidates.rule, selector=policy.hints.labels.model)
-    choice = await choose_model(review, allowed, ledgers, choices, deadline)
-    if isinstance(choice, AdmissionResponse):
-        return choice
-    deadline.check()
-    if not request.dry_run:
-        choices.add(namespace, choice.model, asked.charge_on(choice.model))
-    # The reason reaches only the API server's audit log. A dry run gets it as a warning.
-    types = card_types.annotations_for(
-        review.pod, asked.schemes, choice.model, policy.nodes.types, has_share=asked.has_share
-    )
-    forecast = [choice.forecast] if request.dry_run and choice.forecast else []
-    return AdmissionResponse(
-        "pinned",
-        patch=patches.patch_for(
-            *(review.pod, choice.model, review.quota.pools, types, review.hints(choice.model)),
-            nodes=policy.nodes,
-            check=deadline.check,
-        ),
-        warnings=review.warnings(*choice.warnings, *forecast),
-        reason=choice.reason,
-        model=choice.model,
-        rule=choice.rule,
-        scheme=review.scheme,
-    )
+    def patch(model: str) -> Sequence[Operation]:
+        types = card_types.annotations_for(
+            review.pod, asked.schemes, model, policy.nodes.types, has_share=asked.has_share
+        )
+        pinned = review.pod, model, review.quota.pools, types, review.hints(model)
+        return patches.patch_for(*pinned, nodes=policy.nodes, check=deadline.check)
+
+    allowed = Allowed(options, candidates.rule, asked.charge_on, patch, policy.hints.labels.model)
+    return await pin(review, allowed, ledgers, choices, deadline, dry_run=bool(request.dry_run))
 
 
 def _without_model(review: PodReview, sentence: str) -> AdmissionResponse:
@@ -210,7 +194,7 @@ async def validate(
     review = review_of(request, policy, deadline.check)
     if isinstance(review, AdmissionResponse):
         return review
-    pin = placement.read_pin(review.pod, policy.hints.labels, policy.resources.models)
+    pinned = placement.read_pin(review.pod, policy.hints.labels, policy.resources.models)
     deadline.check()
     told: Sequence[str] = ()
     if review.pod.spec.resource_claims:
@@ -224,27 +208,27 @@ async def validate(
         unrecorded = await verdicts.record_grace(
             request, review, ledgers, deadline, metadata=review.pod.metadata, grace=grace
         )
-        return unrecorded or _claiming(review, pin, told)
+        return unrecorded or _claiming(review, pinned, told)
     # Another webhook, or the owner, may have undone the patch of /mutate. Or /mutate was not called, since its
     # failurePolicy is Ignore. So everything is recomputed from the pod as it will be stored.
-    hints = review.hints(pin.model)
-    undone = [*_undone(review, pin, hints)]
+    hints = review.hints(pinned.model)
+    undone = [*_undone(review, pinned, hints)]
     stray = [f"{NOT_MUTATED}: {'; '.join(undone)}"] if undone else []
     stray += other_scheduler(review, hints.scheduler)
     if stray and review.enforced:
         return verdicts.refused(review, "not-pinned", "; ".join(stray))
-    if pin.model is None:
+    if pinned.model is None:
         return AdmissionResponse("unpinned", scheme=review.scheme, warnings=review.warnings(*stray))
     # From here on the charge of this pod counts, so the choice of /mutate is released.
-    metadata, charge = review.pod.metadata, review.request.charge_on(pin.model)
-    choices.release(review.namespace, pin.model, charge)
+    metadata, charge = review.pod.metadata, review.request.charge_on(pinned.model)
+    choices.release(review.namespace, pinned.model, charge)
     return await verdicts.charge(
         request,
         review,
         ledgers,
         deadline,
         metadata=metadata,
-        model=pin.model,
+        model=pinned.model,
         asked=charge,
         grace=grace,
         stray=[*stray, *told],

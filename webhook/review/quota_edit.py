@@ -61,7 +61,9 @@ async def check_edit(
     if request.kind.kind != "ConfigMap" or (request.namespace, request.name) != (place.namespace, place.name):
         return AdmissionResponse("ignored")
     if request.operation == "DELETE":
-        return AdmissionResponse("quota-deleted", warnings=[_deleted(policy)])
+        lost = len(policy.quota.entries) if policy else 0
+        told = f"without this ConfigMap no namespace has a GPU quota; {lost} entries lose their effect"
+        return AdmissionResponse("quota-deleted", warnings=[told])
     try:
         data = _CONFIG_MAP.decode(request.object).data or {}
     except k8s_types.UNDECODABLE as error:
@@ -97,11 +99,6 @@ def document_warnings(
     yield from changes.beyond(old, new, policy.nodes.cards if policy else {})
     yield from _doubts(new, policy)
     yield from _without_effect(resources, policy)
-
-
-def _deleted(policy: context.PolicySnapshot | None) -> str:
-    lost = len(policy.quota.entries) if policy else 0
-    return f"without this ConfigMap no namespace has a GPU quota; {lost} entries lose their effect"
 
 
 def _log_changes(request: AdmissionRequest, old: Quota, new: Quota) -> None:
