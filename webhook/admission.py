@@ -88,12 +88,9 @@ class Service(msgspec.Struct, frozen=True):
     async def answer(self, path: str, body: bytes, deadline: ReviewDeadline, line: str = "") -> bytes:
         """Return the review that answers the one in ``body``.
 
-        ``line``: the namespace that `ReviewHead` read. Large reviews of one namespace wait in one line.
-
-        Raises:
-            BadReview: the body is not a review that this server answers.
-            Unavailable: the review cannot be answered now.
-
+        ``line``: the namespace that `ReviewHead` read. Large reviews of one namespace wait in one line. Raises
+        BadReview if the body is not a review that this server answers. Raises Unavailable if the review cannot be
+        answered now.
         """
         started = time.perf_counter()
         if self.gate.closed:

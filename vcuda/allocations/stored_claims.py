@@ -130,7 +130,9 @@ class ClaimCounter:
 
     def __call__(self, claim: StoredClaim) -> ClaimCharge:
         known = self._by_digest.get(claim.digest)
-        if known is not None and self._gives_as_asked(claim, known):
+        if known and not claim.allocated:
+            return known
+        if known and known.certain and known.held and {*map(self._model_of, claim.allocated)} == {known.held}:
             return known
         asked = request.read_claim(unpack(claim.digest), self._policy)
         held = asked.model(lenient=True) if asked.gpus else None
@@ -140,12 +142,6 @@ class ClaimCounter:
         found = ClaimCharge(taken, held, certain=not asked.faults, fault=fault, uncounted=uncounted)
         self._by_digest.put(claim.digest, found)
         return self._with_devices(claim, asked, found) if claim.allocated else found
-
-    def _gives_as_asked(self, claim: StoredClaim, known: ClaimCharge) -> bool:
-        """Return whether all allocated devices of a claim have the model to which the claim is pinned."""
-        if not claim.allocated:
-            return True
-        return known.certain and known.held is not None and {*map(self._model_of, claim.allocated)} == {known.held}
 
     def _with_devices(self, claim: StoredClaim, asked: charges.ClaimRequest, found: ClaimCharge) -> ClaimCharge:
         """Return the charge by the spec, raised to the charge by the allocated devices."""

@@ -69,7 +69,9 @@ def _conditions(expression: str) -> Iterator[str]:
     for before, after in itertools.pairwise([-1, *ands, len(tokens)]):
         part = tokens[before + 1 : after]
         if part and part[0] == "device":
-            yield _normalized(part)
+            quoted = (f'"{token[1:-1]}"' if token[0] in _QUOTES else token for token in part)
+            # The operator `in` needs blanks around it.
+            yield "".join(" in " if token == "in" else token for token in quoted)  # noqa: S105  # a token of CEL
 
 
 def _joints(tokens: Sequence[str]) -> list[int] | None:
@@ -81,9 +83,3 @@ def _joints(tokens: Sequence[str]) -> list[int] | None:
         elif depth == 0 and token in _JOINTS:
             joints.append(at)
     return joints if depth == 0 else None
-
-
-def _normalized(tokens: Sequence[str]) -> str:
-    quoted = (f'"{token[1:-1]}"' if token[0] in _QUOTES else token for token in tokens)
-    # The operator `in` needs blanks around it.
-    return "".join(" in " if token == "in" else token for token in quoted)  # noqa: S105  # a token of CEL

@@ -12,7 +12,7 @@ from decimal import ROUND_CEILING, Decimal
 import msgspec
 
 from vcuda.bounded import SizedCache
-from vcuda.claims.devices import Capacity, DeviceOffer, Devices
+from vcuda.claims.devices import DeviceOffer, Devices
 from vcuda.claims.digest import PINS_TOO_LARGE, ClaimDigest, PackedDigest
 from vcuda.claims.drivers import CORES, MEMORY, DeviceKind, Kind, UnitWorth
 from vcuda.claims.pin import ClaimPin, add_selector, write_pin
@@ -89,11 +89,7 @@ class ClaimPolicy(msgspec.Struct, frozen=True, dict=True):
 
     @classmethod
     def of(
-        cls,
-        devices: Devices,
-        model_of_node: Callable[[str], str | None],
-        quota: Quota,
-        resources: GpuResources,
+        cls, devices: Devices, model_of_node: Callable[[str], str | None], quota: Quota, resources: GpuResources
     ) -> "ClaimPolicy":
         products = Products.of(quota.models, resources.models, devices, model_of_node)
         return cls(devices, products, lambda name: resources.unit_of(f"{CLASS}{name}"))
@@ -228,8 +224,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return self._exclusions[model]
 
     def _excluded_from(self, model: str) -> str | None:
-        foreign = self.policy.products.foreign(model)
-        if foreign is not None:
+        if (foreign := self.policy.products.foreign(model)) is not None:
             return ambiguous(model, foreign)
         for entry in self.gpus:
             held = self._held_to(entry, lenient=False)
@@ -292,8 +287,10 @@ def _share(asked: Mapping[str, Decimal], offer: DeviceOffer) -> Charge:
     if not offer.shared:
         return WHOLE_CARD
     capacities = dict(offer.capacities)
-    cores = _consumed(asked.get(CORES), capacities.get(CORES))
-    memory = _consumed(asked.get(MEMORY), capacities.get(MEMORY))
+    cores, memory = (
+        capacities[name].consumed(asked.get(name)) if name in capacities else asked.get(name)
+        for name in (CORES, MEMORY)
+    )
     # The default is all memory of the card, whatever its size.
     if MEMORY not in asked and MEMORY in capacities and memory == capacities[MEMORY].value:
         memory = None
@@ -303,10 +300,6 @@ def _share(asked: Mapping[str, Decimal], offer: DeviceOffer) -> Charge:
         _whole(memory / _MIB) if memory else 0,
         0 if memory else WHOLE_CARD.card_memory,
     )
-
-
-def _consumed(asked: Decimal | None, capacity: Capacity | None) -> Decimal | None:
-    return asked if capacity is None else capacity.consumed(asked)
 
 
 def _whole(number: Decimal) -> int:

@@ -56,7 +56,11 @@ def write_pin(pin: ClaimPin) -> str:
     # The last patterns, which were only seen on nodes, are left out. That narrows the devices.
     profiles = ", ".join(_fitting(map(_quote, pin.profiles), _MOST_OF_PROFILES))
     room = LONGEST_PIN - len(_written(pin.driver, "", profiles))
-    return _written(pin.driver, "|".join(_fitting(map(_escape, pin.patterns), room)), profiles)
+    escaped = (
+        "".join(_WILD.get(each) or (f"\\{each}" if each in _SPECIAL else each) for each in pattern)
+        for pattern in pin.patterns
+    )
+    return _written(pin.driver, "|".join(_fitting(escaped, room)), profiles)
 
 
 def _written(driver: str, alternatives: str, profiles: str) -> str:
@@ -64,10 +68,6 @@ def _written(driver: str, alternatives: str, profiles: str) -> str:
     pattern = _quote(f"{_OPEN}{alternatives}{_CLOSE}")
     products = f'"{PRODUCT}" in {attributes} && {attributes}.{PRODUCT}.matches({pattern})'
     return f'{products} && {attributes}.?{PROFILE}.orValue("") in [{profiles}]' if profiles else products
-
-
-def _escape(pattern: str) -> str:
-    return "".join(_WILD.get(each) or (f"\\{each}" if each in _SPECIAL else each) for each in pattern)
 
 
 def _fitting(texts: Iterable[str], room: int) -> Iterator[str]:

@@ -59,10 +59,10 @@ class Products(msgspec.Struct, frozen=True, dict=True):
     def model_of(self, product: str) -> str | None:
         """Return the model of a product; None if it has no model, or more than one."""
         folded = fold(product)
-        return _only(self.names.get(folded) or self._listed(folded) or self.seen.get(folded, frozenset()))
-
-    def _listed(self, folded: str) -> frozenset[str]:
-        return frozenset(model for model, matches in self._matchers.items() if matches(folded))
+        if folded in self.names:
+            return _only(self.names[folded])
+        listed = frozenset(model for model, matches in self._matchers.items() if matches(folded))
+        return _only(listed or self.seen.get(folded, frozenset()))
 
     def model_of_pattern(self, pattern: str) -> str | None:
         """Return the one model whose products a pattern certainly matches; None if there is no such model."""

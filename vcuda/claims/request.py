@@ -121,7 +121,8 @@ def _shape_faults(path: str, read: EntryRead, found: DeviceKind) -> Iterator[Fau
 def _read_capacities(
     path: str, entry: EntryDigest, found: DeviceKind, policy: ClaimPolicy
 ) -> tuple[dict[str, Decimal], list[Fault]]:
-    known = _capacity_names(found, policy)
+    # On a device that is not shared a capacity only filters. So every capacity of some device is allowed.
+    known = {CORES, MEMORY} if found.kind is Kind.SHARE else policy.capacities_of.get(found.driver or "", frozenset())
     capacities: dict[str, Decimal] = {}
     faults = []
     for name, quantity in entry.capacities:
@@ -136,13 +137,6 @@ def _read_capacities(
         except ValueError as error:
             faults.append(Fault(field, f"{error}; must be a quantity of at least 0"))
     return capacities, faults
-
-
-def _capacity_names(found: DeviceKind, policy: ClaimPolicy) -> frozenset[str]:
-    if found.kind is Kind.SHARE:
-        return frozenset({CORES, MEMORY})
-    # On a device that is not shared a capacity only filters. So every capacity of some device is allowed.
-    return policy.capacities_of.get(found.driver or "", frozenset())
 
 
 def _read_amount(quantity: Quantity) -> Decimal:

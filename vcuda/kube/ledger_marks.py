@@ -50,11 +50,7 @@ class LedgerMarks:
     """
 
     def __init__(
-        self,
-        kube: client.Kube,
-        collection: str,
-        storable_seconds: float,
-        clock: Callable[[], float] = time.monotonic,
+        self, kube: client.Kube, collection: str, storable_seconds: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._kube = kube
         self._collection = collection

@@ -28,16 +28,17 @@ def with_card_memory(quota: Quota, memory_of: _MemoryOf) -> Quota:
     alone = [(place, model) for place, model, limit in _limits_of(quota) if limit.cores is None]
     if not alone:
         return quota
-    if unknown := [(place, model) for place, model in alone if not memory_of(model)]:
-        missing = (
-            "must have `cards`, since gpu_models does not state the memory of one {0}; add it there, for example {0}"
-        )
-        raise QuotaFault(
-            tuple(Fault(path_of(place), f"{missing.format(model)}: {{memory: 80Gi}}") for place, model in unknown)
-        )
+    faults = tuple(Fault(path_of(place), _missing(model)) for place, model in alone if not memory_of(model))
+    if faults:
+        raise QuotaFault(faults)
     namespaces = {name: _priced(entry, memory_of) for name, entry in quota.namespaces.items()}
     default = _priced(quota.default, memory_of) if quota.default else None
     return msgspec.structs.replace(quota, namespaces=namespaces, default=default)
+
+
+def _missing(model: str) -> str:
+    example = f"add it there, for example {model}: {{memory: 80Gi}}"
+    return f"must have `cards`, since gpu_models does not state the memory of one {model}; {example}"
 
 
 def _limits_of(quota: Quota) -> Iterator[tuple[KeyPath, str, Limit]]:

@@ -141,8 +141,7 @@ class _UnitEntry(values.StrictModel):
 
 
 _UNITS: pydantic.TypeAdapter[dict[str, _UnitEntry]] = pydantic.TypeAdapter(
-    dict[Annotated[str, pydantic.AfterValidator(read_unit_name)], _UnitEntry],
-    config=pydantic.ConfigDict(strict=True),
+    dict[Annotated[str, pydantic.AfterValidator(read_unit_name)], _UnitEntry], config=pydantic.ConfigDict(strict=True)
 )
 
 

@@ -82,9 +82,7 @@ def exit_status(rows: Iterable[Row], *, strict: bool) -> int:
 def read_workloads(paths: Sequence[Path], namespace: str) -> list[Workload | Unread]:
     """Return all claims, and all objects that create pods, in order. ``namespace``: for objects that name none.
 
-    Raises:
-        BadInput: a file cannot be read, or is not YAML.
-
+    Raises BadInput if a file cannot be read, or is not YAML.
     """
     return [workload for path in paths for workload in workloads_in(str(path), files.read_text(path), namespace)]
 

@@ -65,11 +65,8 @@ def read_cluster(
 ) -> OfflineCluster:
     """Return the cluster that the files describe. Claims are read as by Kubernetes 1.34 or later.
 
-    Runtime classes are judged by their names, since the files have no RuntimeClass.
-
-    Raises:
-        BadInput: a file cannot be read, or has faults.
-
+    Runtime classes are judged by their names, since the files have no RuntimeClass. Raises BadInput if a file cannot be
+    read, or has faults.
     """
     read = read_quota(quota)
     known = read.resources
@@ -99,9 +96,7 @@ def find_in(templates: TemplateSpecs) -> context.ClaimTemplates:
 def read_quota(path: Path) -> config.QuotaConfig:
     """Return the quota configuration in a file: the quota document itself, or the ConfigMap with it and further keys.
 
-    Raises:
-        BadInput: the file cannot be read, or has faults (QuotaFault, with all of them).
-
+    Raises BadInput if the file cannot be read, or has faults (QuotaFault, with all of them).
     """
     text = read_text(path)
     if not text.strip():
@@ -146,9 +141,7 @@ class StoredObjects(msgspec.Struct, frozen=True):
 def read_stored(path: Path, labels: affinity.NodeLabels, known: resources.GpuResources) -> StoredObjects:
     """Return the nodes in a file, and their devices, claims and pods, as ``kubectl get … -A -o yaml`` prints them.
 
-    Raises:
-        BadInput: the file cannot be read or holds something else.
-
+    Raises BadInput if the file cannot be read or holds something else.
     """
     found: dict[str, dict[tuple[str, str], tuple[str, Any]]] = {kind: {} for kind in _KINDS}
     for where, manifest in workloads.objects_in(str(path), read_text(path)):

@@ -31,11 +31,8 @@ class QuotaEdit(msgspec.Struct, frozen=True):
 def read_edit(old: Path | None, new: Path, cluster: files.OfflineCluster, now: float, *, has_nodes: bool) -> QuotaEdit:
     """Return the edit from the quota in file ``old`` to that in ``new``. Without an old file nothing has changed.
 
-    ``cluster``: by the new quota. ``now``: in Unix seconds. ``has_nodes``: whether the nodes are known.
-
-    Raises:
-        BadInput: a file cannot be read, or has faults (QuotaFault, with all of them).
-
+    ``cluster``: by the new quota. ``now``: in Unix seconds. ``has_nodes``: whether the nodes are known. Raises BadInput
+    if a file cannot be read, or has faults (QuotaFault, with all of them).
     """
     after = files.read_quota(new)
     quota = after.quota.at(now)

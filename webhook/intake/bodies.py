@@ -56,10 +56,7 @@ class ReviewHead(NamedTuple):
 async def read_body(receive: asgi_typing.Receive, chunks: list[bytes], enough: int = MAX_BODY) -> bool:
     """Append parts of a body to ``chunks`` until it is whole or has over ``enough`` bytes. Return whether it is whole.
 
-    Raises:
-        BodyTooLarge: it is over `MAX_BODY`.
-        ConnectionAbortedError: the client closed the connection.
-
+    Raises BodyTooLarge if it is over `MAX_BODY`. Raises ConnectionAbortedError if the client closed the connection.
     """
     size = sum(map(len, chunks))
     while size <= enough:

@@ -96,9 +96,7 @@ class FairQueue:
     async def granted(self, key: str, size: int, end: float) -> AsyncIterator[None]:
         """Wait for a grant until ``end``, and hold it in the ``with`` block.
 
-        Raises:
-            Dropped: too many entries wait, or the time is over.
-
+        Raises Dropped if too many entries wait, or the time is over.
         """
         entry = self.enter(key, size, end)
         try:
@@ -122,9 +120,7 @@ class FairQueue:
     def enter(self, key: str, size: int, end: float = math.inf) -> QueueEntry:
         """Put an entry into the line of its key, and grant it at once if there is room.
 
-        Raises:
-            Dropped: too many entries wait, and no other key has more of them.
-
+        Raises Dropped if too many entries wait, and no other key has more of them.
         """
         if key not in self._lines and len(self._lines) >= self._bounds.keys:
             key = SHARED

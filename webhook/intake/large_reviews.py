@@ -104,9 +104,7 @@ class ReviewThread:
     def place(self, namespace: str, size: int, deadline: ReviewDeadline) -> AbstractAsyncContextManager[None]:
         """Return the place of a review with a body of so many bytes; entering it waits for the place.
 
-        Raises:
-            Dropped: too many reviews wait, or there was no place in time.
-
+        Raises Dropped if too many reviews wait, or there was no place in time.
         """
         return self._places.granted(namespace, size, deadline.end - max(deadline.left, 0) * WAIT_SHARE)
 
@@ -119,9 +117,7 @@ class ReviewThread:
     ) -> T:
         """Return what ``work`` returns. It runs in the thread, and gets ledgers that it may use there.
 
-        Raises:
-            Dropped: the deadline passed before a turn, or the caller has disconnected.
-
+        Raises Dropped if the deadline passed before a turn, or the caller has disconnected.
         """
         steps = work(_LoopLedgers(ledgers))
         outcome: Any = None

@@ -264,11 +264,7 @@ class ReservationLease:
         return msgspec.structs.replace(ledger, reserved=others, pending={**self.granted, **ledger.pending})
 
     def send(
-        self,
-        ledger: Ledger,
-        charges: Mapping[str, Charge],
-        terms: object = None,
-        next_seconds: float = WRITE_SECONDS,
+        self, ledger: Ledger, charges: Mapping[str, Charge], terms: object = None, next_seconds: float = WRITE_SECONDS
     ) -> Ledger:
         """Return the flushed ledger with a reservation of these charges; it is under way from now on.
 

@@ -49,9 +49,7 @@ class ReviewDeadline:
     def check(self) -> None:
         """Raise if the review is not worth deciding any more. Call it between the parts of long work.
 
-        Raises:
-            Dropped: the deadline has passed, or the caller has disconnected.
-
+        Raises Dropped if the deadline has passed, or the caller has disconnected.
         """
         # Reviews call this for each of tens of thousands of terms, so the usual case comes first.
         if self.charging or (not self._abandoned and self._clock() < self.end):
@@ -124,17 +122,13 @@ class Ledgers(Protocol):
     async def charge(self, request: ChargeRequest) -> Decision:
         """Decide a charge and keep it, once per uid; a dry run keeps nothing.
 
-        Raises:
-            Unavailable: the store did not answer; whether the charge is kept is not known.
-
+        Raises Unavailable if the store did not answer; whether the charge is kept is not known.
         """
 
     async def usage(self, namespace: str) -> Mapping[str, Usage]:
         """Return what is charged to each model; a model without a charge is left out.
 
-        Raises:
-            Unavailable: the store did not answer.
-
+        Raises Unavailable if the store did not answer.
         """
 
     async def cached_usage(self, namespace: str) -> Mapping[str, Usage]:
@@ -145,11 +139,7 @@ class Ledgers(Protocol):
     ) -> Mapping[str, Usage] | None:
         """Return the usage by the stored objects, with the terminating part of ``charged``. A refusal may rest on it.
 
-        None if the objects could not be counted before the deadline.
-
-        Raises:
-            Unavailable: the store did not answer.
-
+        None if the objects could not be counted before the deadline. Raises Unavailable if the store did not answer.
         """
 
     async def close(self) -> None:

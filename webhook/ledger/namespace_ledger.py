@@ -262,12 +262,8 @@ class NamespaceLedger:
     async def _attempt(self, calls: Sequence[Charging]) -> None:
         """Decide the calls against one version of the ledger, and write if something changed.
 
-        Raises:
-            Conflict: another writer was first.
-            WriteUnanswered: it may be written, or not.
-            Unavailable: the ledger could not be read.
-            LedgerLost: it is gone, and so is what was charged in it.
-
+        Raises Conflict if another writer was first, WriteUnanswered if the outcome of the write is unknown, Unavailable
+        if the ledger could not be read, and LedgerLost if the ledger is lost with its charges.
         """
         # 1. Read: take the remembered version, or read the stored one, and complete its count.
         await self._send_again()

@@ -53,11 +53,7 @@ class Recount:
     async def judge(self, shortage: Shortage, deadline: float) -> Refused | PutOff:
         """Return a refusal if a LIST that begins after this call shows no room either; otherwise a `PutOff`.
 
-        ``shortage``: by a ledger that was read before this call.
-
-        Raises:
-            Unavailable: the LIST failed.
-
+        ``shortage``: by a ledger that was read before this call. Raises Unavailable if the LIST failed.
         """
         if (observed := await self._begun_now(deadline)) is None:
             return PutOff((shortage,), counted=False)

@@ -145,9 +145,7 @@ async def mutate(
 ) -> AdmissionResponse:
     """Return the patch that pins the claim, or the refusal of a claim that can get no model now.
 
-    Raises:
-        Unavailable: the ledger could not be read.
-
+    Raises Unavailable if the ledger could not be read.
     """
     review = review_of(request, policy)
     if isinstance(review, ClaimReview):
@@ -181,9 +179,7 @@ async def validate(
 ) -> AdmissionResponse:
     """Return whether the claim may be stored. Its charge is written before it is admitted.
 
-    Raises:
-        Unavailable: the ledger could not be read or written.
-
+    Raises Unavailable if the ledger could not be read or written.
     """
     review = review_of(request, policy)
     if isinstance(review, AdmissionResponse):

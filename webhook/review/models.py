@@ -67,9 +67,7 @@ async def pin(
 ) -> AdmissionResponse:
     """Return the patch that pins an object to a model with room, or the refusal of an object that finds room in none.
 
-    Raises:
-        Unavailable: the ledger could not be read, or the deadline has passed.
-
+    Raises Unavailable if the ledger could not be read, or the deadline has passed.
     """
     several = _several_models(review, allowed) if review.quota.one_model else ""
     if several and review.enforced:
@@ -108,11 +106,7 @@ def _several_models(review: verdicts.Review, allowed: Allowed) -> str:
 
 
 async def _choose(
-    review: verdicts.Review,
-    allowed: Allowed,
-    ledgers: Ledgers,
-    choices: RecentChoices,
-    deadline: ReviewDeadline,
+    review: verdicts.Review, allowed: Allowed, ledgers: Ledgers, choices: RecentChoices, deadline: ReviewDeadline
 ) -> Choice | AdmissionResponse:
     namespace = review.namespace
     usage = choices.on_top_of(await ledgers.cached_usage(namespace), namespace)

@@ -135,9 +135,7 @@ async def mutate(
 ) -> AdmissionResponse:
     """Return the patch that pins the pod, or the refusal of a pod that can get no model now.
 
-    Raises:
-        Unavailable: the ledger could not be read, or the deadline has passed.
-
+    Raises Unavailable if the ledger could not be read, or the deadline has passed.
     """
     review = review_of(request, policy, deadline.check)
     if isinstance(review, PodReview) and review.charged:
@@ -187,9 +185,7 @@ async def validate(
 ) -> AdmissionResponse:
     """Return whether the pod may be stored. Its charge is written before it is admitted.
 
-    Raises:
-        Unavailable: the ledger could not be read or written, or the deadline has passed before that.
-
+    Raises Unavailable if the ledger could not be read or written, or the deadline has passed before that.
     """
     review = review_of(request, policy, deadline.check)
     if isinstance(review, AdmissionResponse):

@@ -144,11 +144,8 @@ async def charge(
 ) -> AdmissionResponse:
     """Charge the object, and return the answer. ``stray``: further warnings for the owner.
 
-    ``grace``: the grace period of a pod in seconds; 0 for a claim.
-
-    Raises:
-        Unavailable: the ledger could not be read or written, or the deadline has passed before that.
-
+    ``grace``: the grace period of a pod in seconds; 0 for a claim. Raises Unavailable if the ledger could not be read
+    or written, or the deadline has passed before that.
     """
     if not metadata.uid:
         # Only a mutating webhook sees an object without a uid. Admitting it uncharged would bypass the quota.
@@ -169,11 +166,8 @@ async def record_grace(
 ) -> AdmissionResponse | None:
     """Record the grace period of a pod whose GPUs are charged to its claims.
 
-    ``grace``: the grace period in seconds. Returns None, or the refusal if the record could not be made.
-
-    Raises:
-        Unavailable: the ledger could not be read or written.
-
+    ``grace``: the grace period in seconds. Returns None, or the refusal if the record could not be made. Raises
+    Unavailable if the ledger could not be read or written.
     """
     if not needs_record(review, grace) or not metadata.uid:
         return None

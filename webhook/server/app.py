@@ -170,9 +170,7 @@ class Application:
 def deadline_of(scope: asgi_typing.HTTPScope) -> ReviewDeadline:
     """Return the deadline of a request, counted from its arrival, and note it in the scope for the worker.
 
-    Raises:
-        BadReview: the timeout is not a duration.
-
+    Raises BadReview if the timeout is not a duration.
     """
     timeout, extensions = timeout_of(scope["query_string"]), cast("dict[str, Any]", scope.setdefault("extensions", {}))
     arrived = extensions.get(ARRIVED, time.monotonic())
@@ -184,9 +182,7 @@ def deadline_of(scope: asgi_typing.HTTPScope) -> ReviewDeadline:
 def timeout_of(query: bytes) -> float:
     """Return the API server's ``?timeout=10s`` in seconds. There are few different ones, so each is read once.
 
-    Raises:
-        BadReview: it is not a duration.
-
+    Raises BadReview if it is not a duration.
     """
     duration = parse_qs(query.decode("latin-1")).get("timeout", [""])[0]
     if not duration:

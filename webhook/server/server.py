@@ -70,9 +70,7 @@ class Cluster(msgspec.Struct, frozen=True):
     def check(self) -> None:
         """Read the credentials before anything is started. No request is sent.
 
-        Raises:
-            BadInput: the credentials cannot be read.
-
+        Raises BadInput if the credentials cannot be read.
         """
         k8s.Kube.connect(self.kubeconfig).close()
 
