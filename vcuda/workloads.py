@@ -8,7 +8,8 @@ import yaml
 
 from vcuda import errors, k8s_types, pod_templates
 from vcuda.claims.objects import API_VERSION, CLAIM, GROUP, TEMPLATE, ResourceClaim, ResourceClaimTemplate
-from vcuda.quota.document import NO_NAMESPACE, is_namespace_name
+from vcuda.k8s_types import is_namespace_name
+from vcuda.quota.document import NO_NAMESPACE
 from vcuda.quota.preference import MODELS_ANNOTATION
 
 Manifest = dict[str, Any]

@@ -2,7 +2,6 @@
 
 import ipaddress
 import re
-import secrets
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Literal
@@ -93,7 +92,6 @@ LEAF_LIFE = timedelta(days=90)
 BACKDATE = timedelta(minutes=5)
 """How long before ``now`` a certificate starts: clients whose clocks are behind by less than this accept it."""
 
-_SERIAL_BITS = 128
 _KEY_USAGES = (
     *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
     *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
@@ -129,8 +127,8 @@ def make_authority(now: datetime, life: timedelta = AUTHORITY_LIFE, *, client: b
     Its common name ends in 8 hex digits of its serial, so that two authorities in one bundle are told apart by
     their names too. Raises ValueError when ``now`` has no time zone or ``life`` is not positive.
     """
-    serial = _random_serial()
-    name = f"{_CLIENT_AUTHORITY_NAME if client else _AUTHORITY_NAME} {serial >> (_SERIAL_BITS - 32):08x}"
+    serial = x509.random_serial_number()
+    name = f"{_CLIENT_AUTHORITY_NAME if client else _AUTHORITY_NAME} {serial % 2**32:08x}"
     constraints = (x509.BasicConstraints(ca=True, path_length=0), True)
     return _make(name, serial, now, now + life, None, constraints, (_key_usage("key_cert_sign", "crl_sign"), True))
 
@@ -176,7 +174,7 @@ def _make_leaf(
         raise ValueError(f"the authority is not valid at {now:%Y-%m-%d %H:%M:%S}, so it can sign nothing")
     return _make(
         common,
-        _random_serial(),
+        x509.random_serial_number(),
         now,
         min(now + life, authority.expires),
         authority,
@@ -240,11 +238,6 @@ def _make(
     for extension, critical in extensions:
         builder = builder.add_extension(extension, critical)
     return Signed(builder.sign(authority.key if authority else key, hashes.SHA256()), key)
-
-
-def _random_serial() -> int:
-    # Return a serial of 128 random bits; RFC 5280 section 4.1.2.2 wants it positive and at most 20 octets.
-    return secrets.randbelow(2**_SERIAL_BITS - 1) + 1
 
 
 def _to_seconds(moment: datetime) -> datetime:

@@ -47,11 +47,9 @@ class Gate(msgspec.Struct):
     closed: bool = False
 
     def leave(self) -> None:
-        """Fail readiness from now on."""
         self.leaving = True
 
     def close(self) -> None:
-        """Answer every further request with a 503, so that another replica gets it."""
         self.leaving = self.closed = True
 
 

@@ -52,7 +52,7 @@ class Target(msgspec.Struct, frozen=True):
     def namespace(self, named: str | None = None) -> str:
         """Return ``named``, else the namespace before the subcommand, else the context's. Exit with 2 if invalid."""
         namespace = named or self.named or _namespace_of(self.kubeconfig, self.context)
-        if not document.is_namespace_name(namespace):
+        if not k8s_types.is_namespace_name(namespace):
             cli.fail(f"{namespace!r} {document.NO_NAMESPACE}")
         return namespace
 

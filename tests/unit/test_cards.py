@@ -99,16 +99,6 @@ def test_what_was_taken_comes_back_and_the_sums_are_those_of_the_cards(kept: lis
     assert cards.most_cores == max(cores for cores, _ in free)
 
 
-def test_shares_are_free_one_beside_the_other_or_not() -> None:
-    cards = Cards.unused(GPU_MANAGER, 1, 64)
-    assert cards.have([Share(0, 60, 1024), Share(0, 40, 1024)])
-    assert not cards.have([Share(0, 60, 1024), Share(0, 41, 1024)])
-    assert not cards.have([Share(0, 60, 16384), Share(0, 10, 1)])
-    assert not cards.have([Share(0, 10, 0), Share(0, 100, 0)])
-    assert not cards.have([Share(1, 10, 0)])
-    assert cards.have([Share(0, 100, 0)])
-
-
 SHARE = {CORES: 30, MEMORY: 4}
 
 

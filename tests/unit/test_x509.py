@@ -130,15 +130,15 @@ def test_a_leaf_never_outlives_its_authority() -> None:
     assert make_leaf(authority, DEVELOPMENT, NOW).expires == authority.expires
 
 
-def test_serials_are_128_random_bits() -> None:
-    """Of 64 serials none repeats, all fit 128 bits, and every bit is set in one and unset in another."""
+def test_serials_are_random_and_have_at_most_20_octets() -> None:
+    """Of 64 serials none repeats, all fit 159 bits, and every bit is set in one and unset in another."""
     serials = [make_authority(NOW).certificate.serial_number for _ in range(64)]
-    ever, always = 0, 2**128 - 1
+    ever, always = 0, 2**159 - 1
     for serial in serials:
         ever, always = ever | serial, always & serial
     assert len(set(serials)) == len(serials)
     assert min(serials) > 0
-    assert (ever, always) == (2**128 - 1, 0)
+    assert (ever, always) == (2**159 - 1, 0)
 
 
 def test_two_authorities_differ_by_name() -> None:

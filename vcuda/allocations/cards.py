@@ -78,19 +78,6 @@ class Cards(msgspec.Struct, frozen=True, gc=False):
     def is_whole(self, card: int) -> bool:
         return not self.used_cores[card] and not self.used_memory[card]
 
-    def have(self, shares: Iterable[Share]) -> bool:
-        """Return whether all these shares are free at the same time."""
-        cards = self
-        for share in shares:
-            if not 0 <= share.card < len(cards.used_cores):
-                return False
-            cores, memory = cards.free_of(share.card)
-            whole = share.cores >= CORES_PER_CARD
-            if not (cards.is_whole(share.card) if whole else cores >= share.cores and memory >= share.memory):
-                return False
-            cards = cards.taken((share,))
-        return True
-
     def fragmented_cores(self) -> int:
         """Return the free cores of cards in use. A pod that requests whole cards cannot get them."""
         return self.free_cores - self.whole * CORES_PER_CARD

@@ -78,7 +78,6 @@ def _fitting(texts: Iterable[str], room: int) -> Iterator[str]:
 
 
 def looks_like_pin(expression: str) -> bool:
-    """Return whether an expression begins like a pin and is not longer than one."""
     return len(expression) <= LONGEST_PIN and expression.startswith(_BEGINNING)
 
 

@@ -71,11 +71,9 @@ class Products(msgspec.Struct, frozen=True, dict=True):
         return _only(frozenset(model for model, patterns in self.rows.items() if pattern in patterns))
 
     def patterns_of(self, model: str) -> tuple[str, ...]:
-        """Return the patterns of a model's products, its own name first."""
         return self._products_of(model).patterns
 
     def foreign(self, model: str) -> str | None:
-        """Return a product that matches a model's patterns and may be of another model; None if there is none."""
         return self._products_of(model).foreign
 
     def _products_of(self, model: str) -> ModelProducts:

@@ -80,7 +80,6 @@ class ServedWatches:
 
     @property
     def alive(self) -> bool:
-        """Whether every started watch runs."""
         return all(each.alive for each in self._started.values())
 
     def running(self) -> Mapping[str, reflector.Reflector[Any]]:

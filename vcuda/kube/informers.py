@@ -286,7 +286,6 @@ class FreeCardsInformer:
         )
 
     def current(self) -> FreeCardsByPool:
-        """Return the free cards that were published last."""
         return self.reflector.get(self._key) or {}
 
 

@@ -111,7 +111,6 @@ class LedgerMarks:
             raise errors.Conflict(error.status, error.message) from error
 
     def opened(self, namespace: str) -> None:
-        """Note that the namespace has an open ledger."""
         self._claims.pop(namespace, None)
         self._losses.pop(namespace, None)
 

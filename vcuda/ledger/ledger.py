@@ -136,7 +136,6 @@ class Ledger(msgspec.Struct, frozen=True):
         return {model: self.usage(model) for model in sorted(models)}
 
     def reserved_of(self, model: str) -> Charge:
-        """Return the sum of all replicas' reservations of one model."""
         return total(each.charges[model] for each in self.reserved.values() if model in each.charges)
 
     def longest_grace(self, pending: Pending) -> int:

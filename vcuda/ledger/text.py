@@ -66,20 +66,8 @@ def write_ledger(ledger: Ledger) -> str:
     """Return the ledger as text."""
     pending = _grouped((uid, each.model, each.charge, each.grace) for uid, each in ledger.pending.items())
     terminating = _grouped((key, each.model, each.charge, each.seconds) for key, each in ledger.terminating.items())
-    document = _Grouped(
-        FORMAT,
-        ledger.committed,
-        ledger.pod_resource_version,
-        pending,
-        terminating,
-        ledger.config_version,
-        ledger.claimed,
-        ledger.claim_resource_version,
-        ledger.reserved,
-        ledger.waiting,
-        ledger.graces,
-        ledger.claim_grace,
-    )
+    fields = {**msgspec.structs.asdict(ledger), "pending": pending, "terminating": terminating}
+    document = _Grouped(format=FORMAT, **fields)
     return _ENCODER.encode(document).decode()
 
 
@@ -96,19 +84,9 @@ def read_ledger(text: str) -> Ledger:
     terminating = {
         key: Terminating(model, charge, seconds) for key, model, charge, seconds in _entries(grouped.terminating)
     }
-    return Ledger(
-        grouped.committed,
-        grouped.pod_resource_version,
-        pending,
-        terminating,
-        grouped.config_version,
-        grouped.claimed,
-        grouped.claim_resource_version,
-        grouped.reserved,
-        grouped.waiting,
-        grouped.graces,
-        grouped.claim_grace,
-    )
+    fields = {**msgspec.structs.asdict(grouped), "pending": pending, "terminating": terminating}
+    del fields["format"]
+    return Ledger(**fields)
 
 
 Entry = tuple[str, str, Charge, int]

@@ -236,7 +236,6 @@ class NodeIndex:
         return sum(index.by_value.get(value, 0) for value in set(values)) if index else 0
 
     def named(self, names: Iterable[str]) -> int:
-        """Return the nodes with these names."""
         return sum(self._names.by_value.get(name, 0) for name in set(names))
 
     def values_on(self, nodes: int, key: str) -> Set[str | None]:

@@ -117,11 +117,9 @@ class Pin(msgspec.Struct, frozen=True, gc=False):
         return next(iter(self.models)) if self.models is not None and len(self.models) == 1 else None
 
     def within(self, quota: NamespaceQuota) -> bool:
-        """Return whether the pod is pinned to one model of the quota, and to the quota's pools."""
         return self.model in quota.limits and self.in_pools(quota)
 
     def in_pools(self, quota: NamespaceQuota) -> bool:
-        """Return whether the pod is pinned to the quota's pools."""
         return not quota.pools or (self.pools is not None and self.pools <= set(quota.pools))
 
 

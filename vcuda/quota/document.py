@@ -30,6 +30,7 @@ import pydantic
 from pydantic_core import ErrorDetails
 
 from vcuda import errors
+from vcuda.k8s_types import is_namespace_name
 from vcuda.quota import grant_entries
 from vcuda.quota.grant_entries import MAX_RECURRING, GrantEntry, read_grants, read_zone
 from vcuda.quota.model import DEFAULT, SYSTEM_NAMESPACES, Allowance, Limit, Mode, NamespaceQuota, Quota
@@ -57,18 +58,10 @@ LONGEST_EMPTY = 256
 MOST_FREE = "most-free"
 """The value of ``prefer``."""
 
-# Kubernetes' own rule for the name of a namespace (a DNS label, RFC 1123).
-_DNS_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
-
 NO_NAMESPACE = (
     "can never be a namespace; write at most 63 lower-case letters, digits and `-`, with a letter or digit at both ends"
 )
 """The message for a name that no namespace can have."""
-
-
-def is_namespace_name(name: object) -> bool:
-    """Return whether it is a DNS label of RFC 1123, as the name of every namespace is (Kubernetes documentation)."""
-    return isinstance(name, str) and _DNS_LABEL.fullmatch(name) is not None
 
 
 def read_namespace_name(name: str) -> str:

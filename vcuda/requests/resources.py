@@ -285,7 +285,6 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
         return worth or (worth_of_profile(name) if name.startswith(PROFILE) else None)
 
     def counts(self, resource: str) -> bool:
-        """Return whether a request for this resource is charged."""
         return resource in self.scheme_of or self.unit_of(resource) not in (None, NOTHING)
 
     def is_unknown_gpu(self, resource: str) -> bool:

@@ -179,48 +179,39 @@ class Scheme(msgspec.Struct, frozen=True):
         return tuple(name for name in (self.wanted_models, self.unwanted_models, self.card_mode) if name)
 
 
-def _gpu_admission_annotations(domain: str) -> tuple[str, ...]:
-    names = ("predicate-time", "predicate-node", "predicate-gpu-idx-", "gpu-assigned")
-    return tuple(f"{domain}/{name}" for name in names)
+def _gpu_manager(name: str, display_name: str, vendor_domain: str, domain: str, memory_unit: int = 1) -> Scheme:
+    """Return gpu-manager, or a fork of it, whose resources and annotations are in ``domain``."""
+    return Scheme(
+        name=name,
+        display_name=display_name,
+        vendor_domain=vendor_domain,
+        cores=f"{domain}/vcuda-core",
+        memory=f"{domain}/vcuda-memory",
+        memory_unit=memory_unit,
+        core_limit=f"{domain}/vcuda-core-limit",
+        allocation_annotations=(
+            f"{domain}/predicate-time",
+            f"{domain}/predicate-node",
+            f"{domain}/predicate-gpu-idx-",
+            f"{domain}/gpu-assigned",
+        ),
+        predicate_node=f"{domain}/predicate-node",
+        predicate_times=(f"{domain}/predicate-time",),
+        time_unit=NANOSECONDS,
+        phase=AllocationPhase(f"{domain}/gpu-assigned", done="true", placed="false"),
+        card_index=f"{domain}/predicate-gpu-idx-",
+        pod_directory=PodDirectory("/etc/gpu-manager/vm", own_socket="vcuda.sock"),
+        sets_visible_devices=True,
+        limits=VCUDA_CONTROLLER,
+    )
 
 
-GPU_MANAGER = Scheme(
-    name="gpu-manager",
-    display_name="gpu-manager",
-    vendor_domain="tencent.com/vcuda-*",
-    cores="tencent.com/vcuda-core",
-    memory="tencent.com/vcuda-memory",
-    memory_unit=256,  # gpu-manager counts memory in blocks; all others in MiB
-    core_limit="tencent.com/vcuda-core-limit",
-    allocation_annotations=_gpu_admission_annotations("tencent.com"),
-    predicate_node="tencent.com/predicate-node",
-    predicate_times=("tencent.com/predicate-time",),
-    time_unit=NANOSECONDS,
-    phase=AllocationPhase("tencent.com/gpu-assigned", done="true", placed="false"),
-    card_index="tencent.com/predicate-gpu-idx-",
-    pod_directory=PodDirectory("/etc/gpu-manager/vm", own_socket="vcuda.sock"),
-    sets_visible_devices=True,
-    limits=VCUDA_CONTROLLER,
-)
-
-NVIDIA_VCUDA = Scheme(
-    name="nvidia-vcuda",
-    display_name="gpu-manager's nvidia.com fork",
-    vendor_domain="nvidia.com",
-    cores="nvidia.com/vcuda-core",
-    memory="nvidia.com/vcuda-memory",
-    core_limit="nvidia.com/vcuda-core-limit",
+# gpu-manager counts memory in blocks of 256 MiB, all others in MiB.
+GPU_MANAGER = _gpu_manager("gpu-manager", "gpu-manager", "tencent.com/vcuda-*", "tencent.com", memory_unit=256)
+NVIDIA_VCUDA = msgspec.structs.replace(
+    _gpu_manager("nvidia-vcuda", "gpu-manager's nvidia.com fork", "nvidia.com", "nvidia.com"),
     wanted_models="nvidia.com/use-gputype",
     unwanted_models="nvidia.com/nouse-gputype",
-    allocation_annotations=_gpu_admission_annotations("nvidia.com"),
-    predicate_node="nvidia.com/predicate-node",
-    predicate_times=("nvidia.com/predicate-time",),
-    time_unit=NANOSECONDS,
-    phase=AllocationPhase("nvidia.com/gpu-assigned", done="true", placed="false"),
-    card_index="nvidia.com/predicate-gpu-idx-",
-    pod_directory=PodDirectory("/etc/gpu-manager/vm", own_socket="vcuda.sock"),
-    sets_visible_devices=True,
-    limits=VCUDA_CONTROLLER,
 )
 
 HAMI = Scheme(

@@ -88,7 +88,6 @@ def read_cluster(
 
 
 def find_in(templates: TemplateSpecs) -> context.ClaimTemplates:
-    """Return a function that finds the digests of these templates."""
     digests = {key: digest.pack(digest.digest_of(spec)) for key, spec in templates.items()}
     return lambda namespace, name: digests.get((namespace, name))
 
@@ -170,10 +169,6 @@ def read_stored(path: Path, labels: affinity.NodeLabels, known: resources.GpuRes
         ),
         tuple(filter(None, pods)),
     )
-
-
-def _digest_of(claim: objects.ResourceClaim) -> digest.PackedDigest:
-    return digest.pack(digest.digest_of(claim.spec))
 
 
 def _read_object(where: str, manifest: workloads.Manifest) -> k8s_types.K8sObject:

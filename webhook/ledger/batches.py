@@ -23,7 +23,6 @@ class PendingCall(Generic[T, R]):
     answer: asyncio.Future[R] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def settle(self, result: R) -> None:
-        """Give the caller its answer, if it still waits."""
         if not self.answer.done():
             self.answer.set_result(result)
 

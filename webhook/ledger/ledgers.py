@@ -188,7 +188,6 @@ class MemoryLedgers:
     """Ledgers in this process alone: for the embedded mode, the demo and `check`."""
 
     def __init__(self, committed: Mapping[str, Mapping[str, Charge]] = types.MappingProxyType({})) -> None:
-        """Begin with what is committed, by namespace and model."""
         self._ledgers = {namespace: Ledger(committed=taken) for namespace, taken in committed.items()}
 
     async def charge(self, request: ChargeRequest) -> Decision:

@@ -169,7 +169,6 @@ class NamespaceLedger:
         )
 
     async def stored_usage(self, charged: Mapping[str, Usage], deadline: float) -> Mapping[str, Usage] | None:
-        """Return the usage by a LIST, with the terminating part of ``charged``; None if it was not counted in time."""
         return await self._recount.usages(charged, deadline)
 
     async def _list(self) -> ObservedPods:

@@ -1,7 +1,6 @@
 """The answers to creations in a namespace with a limit, the same for pods and ResourceClaims."""
 
 import math
-import re
 from collections.abc import Sequence
 from datetime import datetime
 from http import HTTPStatus
@@ -10,7 +9,7 @@ import msgspec
 
 from vcuda.admission_review import AdmissionRequest, AdmissionResponse
 from vcuda.errors import MOST_FAULTS, Fault, limited
-from vcuda.k8s_types import ObjectMeta
+from vcuda.k8s_types import ObjectMeta, is_namespace_name
 from vcuda.ledger.ledger import NO_MODEL, Admitted, Refused
 from vcuda.quota import grant_words
 from vcuda.quota.model import Charge, Mode, NamespaceQuota, Shortage, cards, exceeded
@@ -21,9 +20,6 @@ from webhook.review.context import PolicySnapshot
 ADMITTED_ALL_THE_SAME = "admitted, because this quota only warns"
 
 RETRY_AFTER_SECONDS = 1
-
-NAMESPACE = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
-"""A DNS label (RFC 1123), as all names of namespaces are."""
 
 MOST_OF_NAMESPACE = 63
 
@@ -58,7 +54,7 @@ class Review(msgspec.Struct, frozen=True, gc=False):
 
 def misnamed(namespace: str) -> AdmissionResponse | None:
     """Return the refusal of a review whose namespace has an impossible name; None if the name is possible."""
-    if NAMESPACE.fullmatch(namespace):
+    if is_namespace_name(namespace):
         return None
     # The message cuts the name off, since a forged name may be as long as a request.
     message = f"{namespace[:MOST_OF_NAMESPACE]!r} is no name of a namespace"

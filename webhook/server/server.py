@@ -178,7 +178,6 @@ class Failure:
 
     @property
     def happened(self) -> bool:
-        """Whether the worker ended the server."""
         return self._shared[0] != 0
 
     def end(self, message: str) -> NoReturn:
