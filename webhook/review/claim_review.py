@@ -198,9 +198,8 @@ async def validate(
     charge = review.request.charge(model)
     # From here on the charge of this claim counts, so the choice of /mutate is released.
     choices.release(review.namespace, model, charge)
-    return await verdicts.charge(
-        request, review, ledgers, deadline, metadata=review.metadata, model=model, asked=charge, stray=stray
-    )
+    asked = verdicts.Asked(review.metadata, model, charge)
+    return await verdicts.charge(request, review, ledgers, deadline, asked, stray=stray)
 
 
 def _not_held(review: ClaimReview, model: str | None) -> str:

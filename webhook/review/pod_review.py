@@ -11,10 +11,11 @@ from jsonpointer import JsonPointer
 
 from vcuda.admission_review import AdmissionRequest, AdmissionResponse
 from vcuda.k8s_types import MIRROR_ANNOTATION, UNDECODABLE, Check, Operation, Pod, no_check
+from vcuda.ledger.ledger import NO_MODEL
 from vcuda.placement import card_types, patches, placement
 from vcuda.placement.choice import Option
 from vcuda.placement.serving import DEFAULT_SCHEDULER, HOSTNAME, reaches, serve
-from vcuda.quota.model import NOT_MUTATED, Usage
+from vcuda.quota.model import NOT_MUTATED, Charge, Usage
 from vcuda.requests.pod_request import PodRequest, asks_for_vcuda, read_request
 from vcuda.requests.refusals import could_reach_gpus, find_refusals
 from vcuda.requests.resources import PLAIN_CARDS
@@ -199,11 +200,10 @@ async def validate(
         if claimed.refusal and review.enforced:
             return verdicts.refused(review, claimed.outcome, claimed.refusal)
         told = claimed.sentences
-    grace = review.pod.spec.grace_seconds
+    metadata, grace = review.pod.metadata, review.pod.spec.grace_seconds
     if not review.charged:
-        unrecorded = await verdicts.record_grace(
-            request, review, ledgers, deadline, metadata=review.pod.metadata, grace=grace
-        )
+        asked = verdicts.Asked(metadata, NO_MODEL, Charge(), grace)
+        unrecorded = await verdicts.record_grace(request, review, ledgers, deadline, asked)
         return unrecorded or _claiming(review, pinned, told)
     # Another webhook, or the owner, may have undone the patch of /mutate. Or /mutate was not called, since its
     # failurePolicy is Ignore. So everything is recomputed from the pod as it will be stored.
@@ -216,19 +216,10 @@ async def validate(
     if pinned.model is None:
         return AdmissionResponse("unpinned", scheme=review.scheme, warnings=review.warnings(*stray))
     # From here on the charge of this pod counts, so the choice of /mutate is released.
-    metadata, charge = review.pod.metadata, review.request.charge_on(pinned.model)
+    charge = review.request.charge_on(pinned.model)
     choices.release(review.namespace, pinned.model, charge)
-    return await verdicts.charge(
-        request,
-        review,
-        ledgers,
-        deadline,
-        metadata=metadata,
-        model=pinned.model,
-        asked=charge,
-        grace=grace,
-        stray=[*stray, *told],
-    )
+    asked = verdicts.Asked(metadata, pinned.model, charge, grace)
+    return await verdicts.charge(request, review, ledgers, deadline, asked, stray=[*stray, *told])
 
 
 async def _check_claims(review: PodReview, ledgers: Ledgers) -> TemplateCheck:

@@ -1,16 +1,18 @@
 """The answers to creations in a namespace with a limit, the same for pods and ResourceClaims."""
 
+import contextlib
 import math
 from collections.abc import Sequence
 from datetime import datetime
 from http import HTTPStatus
+from typing import NamedTuple
 
 import msgspec
 
 from vcuda.admission_review import AdmissionRequest, AdmissionResponse
 from vcuda.errors import MOST_FAULTS, Fault, limited
 from vcuda.k8s_types import ObjectMeta, is_namespace_name
-from vcuda.ledger.ledger import NO_MODEL, Admitted, Refused
+from vcuda.ledger.ledger import Admitted, Refused
 from vcuda.quota import grant_words
 from vcuda.quota.model import Charge, Mode, NamespaceQuota, Shortage, cards, exceeded
 from vcuda.requests.pod_request import MALFORMED
@@ -126,49 +128,47 @@ def put_off(review: Review, outcome: str, message: str, wait: int | None, model:
     return AdmissionResponse(outcome, False, status, message, retry_after=wait, model=model, scheme=review.scheme)
 
 
+class Asked(NamedTuple):
+    """The charge of an object to one model."""
+
+    metadata: ObjectMeta
+    model: str
+    charge: Charge
+    grace: int = 0
+    """The grace period of a pod in seconds; 0 for a claim."""
+
+
 async def charge(
     request: AdmissionRequest,
     review: Review,
     ledgers: Ledgers,
     deadline: ReviewDeadline,
+    asked: Asked,
     *,
-    metadata: ObjectMeta,
-    model: str,
-    asked: Charge,
-    grace: int = 0,
     stray: Sequence[str] = (),
 ) -> AdmissionResponse:
     """Charge the object, and return the answer. ``stray``: further warnings for the owner.
 
-    ``grace``: the grace period of a pod in seconds; 0 for a claim. Raises Unavailable if the ledger could not be read
-    or written, or the deadline has passed before that.
+    Raises Unavailable if the ledger could not be read or written, or the deadline has passed before that.
     """
-    if not metadata.uid:
+    if not asked.metadata.uid:
         # Only a mutating webhook sees an object without a uid. Admitting it uncharged would bypass the quota.
         message = f"the {request.kind.kind.lower()} has no uid yet; register this path as a validating webhook"
         return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
-    decision = await _charge(request, review, ledgers, deadline, metadata, model=model, asked=asked, grace=grace)
-    return _answer(review, model, decision, stray)
+    return _answer(review, asked.model, await _charge(request, review, ledgers, deadline, asked), stray)
 
 
 async def record_grace(
-    request: AdmissionRequest,
-    review: Review,
-    ledgers: Ledgers,
-    deadline: ReviewDeadline,
-    *,
-    metadata: ObjectMeta,
-    grace: int,
+    request: AdmissionRequest, review: Review, ledgers: Ledgers, deadline: ReviewDeadline, asked: Asked
 ) -> AdmissionResponse | None:
-    """Record the grace period of a pod whose GPUs are charged to its claims.
+    """Record the grace period of a pod whose GPUs are charged to its claims. ``asked`` has no model and no charge.
 
-    ``grace``: the grace period in seconds. Returns None, or the refusal if the record could not be made. Raises
-    Unavailable if the ledger could not be read or written.
+    Returns None, or the refusal if the record could not be made. Raises Unavailable as `charge` does.
     """
-    if not needs_record(review, grace) or not metadata.uid:
+    if not needs_record(review, asked.grace) or not asked.metadata.uid:
         return None
-    decision = await _charge(request, review, ledgers, deadline, metadata, model=NO_MODEL, asked=Charge(), grace=grace)
-    return None if isinstance(decision, Admitted) else _answer(review, NO_MODEL, decision, ())
+    decision = await _charge(request, review, ledgers, deadline, asked)
+    return None if isinstance(decision, Admitted) else _answer(review, asked.model, decision, ())
 
 
 def needs_record(review: Review, grace: int) -> bool:
@@ -181,36 +181,23 @@ def needs_record(review: Review, grace: int) -> bool:
 
 
 async def _charge(
-    request: AdmissionRequest,
-    review: Review,
-    ledgers: Ledgers,
-    deadline: ReviewDeadline,
-    metadata: ObjectMeta,
-    *,
-    model: str,
-    asked: Charge,
-    grace: int,
+    request: AdmissionRequest, review: Review, ledgers: Ledgers, deadline: ReviewDeadline, asked: Asked
 ) -> Decision:
+    created = math.inf
+    # An UPDATE may come long after the creation, so its creationTimestamp says nothing about this charge. At a creation
+    # the API server has overwritten the creator's value by now.
+    if request.operation == "CREATE" and asked.metadata.creation_timestamp:
+        with contextlib.suppress(ValueError):
+            created = datetime.fromisoformat(asked.metadata.creation_timestamp).timestamp()
     version, dry_run = review.policy.quota.version, bool(request.dry_run)
-    # An UPDATE may come long after the creation, so its creationTimestamp says nothing about this charge.
-    created = _seconds(metadata.creation_timestamp) if request.operation == "CREATE" else math.inf
     charged = ChargeRequest(
-        *(review.namespace, metadata.uid, model, asked, review.quota, deadline.end, version, dry_run),
-        created=created,
-        grace=grace if needs_record(review, grace) else 0,
+        *(review.namespace, asked.metadata.uid, asked.model, asked.charge, review.quota, deadline.end),
+        *(version, dry_run, created, asked.grace if needs_record(review, asked.grace) else 0),
     )
     deadline.check()
     if not dry_run:
         deadline.keep()
     return await ledgers.charge(charged)
-
-
-def _seconds(timestamp: str | None) -> float:
-    # At a creation the API server has overwritten the creator's value by now.
-    try:
-        return datetime.fromisoformat(timestamp).timestamp() if timestamp else math.inf
-    except ValueError:
-        return math.inf
 
 
 def _answer(review: Review, model: str, decision: Decision, stray: Sequence[str]) -> AdmissionResponse:
