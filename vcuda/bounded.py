@@ -12,10 +12,7 @@ ENTRY_BYTES = 700
 
 
 class SizedCache(Generic[K, V]):
-    """A cache of at most ``most_bytes``, safe in every thread. The entry that was used longest ago goes first.
-
-    ``size_of`` returns the bytes of a key with its value.
-    """
+    """A cache of ``most_bytes``, safe in every thread, that drops the least recently used. ``size_of``: in bytes."""
 
     def __init__(self, most_bytes: int, size_of: Callable[[K, V], int]) -> None:
         self._most = most_bytes
@@ -50,10 +47,7 @@ class SizedCache(Generic[K, V]):
 
 
 class ByteAllowance:
-    """Counts the bytes that are kept for objects, at most so many for one namespace and for all together.
-
-    It is for one thread.
-    """
+    """Counts the bytes that are kept for objects, within bounds for each namespace and for all; for one thread."""
 
     def __init__(self, most_of_namespace: int, most: int) -> None:
         self._most_of_namespace = most_of_namespace

@@ -39,10 +39,7 @@ def fail(message: str, status: int = BAD_INPUT) -> NoReturn:
 def address_option(
     flag: str, *, parse: Callable[[str], tuple[str, int]] | None = None, **attributes: Any
 ) -> Callable[[Any], Any]:
-    """Return an option that hands its command (host, port), or None where it is not given.
-
-    ``parse`` raises BadInput for what is no such address; by default that is `parse_address`.
-    """
+    """Return an option that hands its command (host, port) or None. ``parse`` raises BadInput for other texts."""
 
     def convert(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, int] | None:
         if text is None:

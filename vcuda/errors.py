@@ -164,11 +164,7 @@ class UnreadableLedger(VcudaError):
 
 
 class LedgerLost(VcudaError):
-    """A ledger was lost ``missing`` seconds ago, and its charges are not known.
-
-    Pods that were charged in it may still be stored for ``left`` seconds. After that the ledger is counted from the
-    pods.
-    """
+    """A ledger was lost ``missing`` seconds ago. Its pods may be stored for ``left`` seconds; then it is counted."""
 
     def __init__(self, namespace: str, missing: float, left: float) -> None:
         super().__init__(

@@ -107,10 +107,7 @@ class NamedClaim(K8sStruct, frozen=True, gc=False):
 
 
 class Resources(K8sStruct, frozen=True, gc=False):
-    """A container's resources; for extended resources Kubernetes wants requests equal to limits.
-
-    ``claims`` are the pod's claims whose devices the container gets.
-    """
+    """A container's resources. ``claims``: those of the pod's claims whose devices the container gets."""
 
     limits: Mapping[str, Quantity] | None = None
     requests: Mapping[str, Quantity] | None = None
@@ -292,10 +289,7 @@ def parse_quantity(quantity: str | float) -> Decimal:
 # Cached: pods of one owner ask for the same amounts, and this is on the path of every pod.
 @functools.lru_cache(maxsize=4096, typed=True)
 def parse_whole(quantity: str | float) -> int:
-    """Return a quantity that counts something: a whole number from 0 up to 2^53.
-
-    Raises ValueError where it is no quantity, negative, fractional or absurdly large; the message says which.
-    """
+    """Return a whole number from 0 to 2^53. Raises ValueError with a message for any other quantity."""
     number = parse_quantity(quantity)
     if number < 0:
         raise ValueError(f"{quantity} is negative")

@@ -8,7 +8,7 @@ and have a reader each.
 - ``Workflow`` and its templates (Argo): each template has one ``container`` or ``script``.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -48,12 +48,10 @@ class PodTemplate(msgspec.Struct, frozen=True):
 
 
 def pod_templates(manifest: Manifest) -> list[PodTemplate]:
-    """Return the pod templates of an object, in order.
-
-    Raises ValueError for a count that is no number of pods, or for too many templates.
-    """
+    """Return the pod templates of an object, in order. Raises ValueError for too many, or for a wrong count."""
     kind, spec = manifest["kind"], manifest.get("spec")
-    reader = _reader(kind)
+    readers = {"InferenceService": _in_inference_service, "LeaderWorkerSet": _in_leader_worker_set}
+    reader = _in_workflow if kind in _WORKFLOWS else readers.get(kind, _anywhere)
     found: list[PodTemplate] = []
     for template in reader(spec, "spec", None) if isinstance(spec, dict) else ():
         if len(found) == MOST_TEMPLATES:
@@ -63,12 +61,6 @@ def pod_templates(manifest: Manifest) -> list[PodTemplate]:
             raise ValueError(f"{count!r} is no number of pods from 0 to {MOST_PODS}")
         found.append(msgspec.structs.replace(template, count=count))
     return found
-
-
-def _reader(kind: str) -> Callable[[Manifest, str, int | None], Iterator[PodTemplate]]:
-    if kind in _WORKFLOWS:
-        return _in_workflow
-    return {"InferenceService": _in_inference_service, "LeaderWorkerSet": _in_leader_worker_set}.get(kind, _anywhere)
 
 
 def _anywhere(spec: Manifest, path: str, times: int | None) -> Iterator[PodTemplate]:
@@ -102,10 +94,7 @@ def _times(one: int | None, other: int | None) -> int | None:
 
 
 def at_once(fields: Mapping[str, object]) -> int | None:
-    """Return the number of pods at once by the fields beside a pod template; None if no field states it.
-
-    Raises ValueError for a number that is none.
-    """
+    """Return the number of pods at once by these fields; None if none states it. Raises ValueError if it is wrong."""
     replicas, hosts = count(fields.get("replicas")), count(fields.get("numOfHosts"))
     if replicas is not None:
         return replicas if hosts is None else replicas * hosts

@@ -180,10 +180,7 @@ def _digest(path: Path) -> str:
 
 
 def served_leaf(address: str, server_name: str) -> x509.Certificate:
-    """Return the certificate that HOST:PORT shows for ``server_name``, with any signer.
-
-    The connection ends after the handshake. Raises Unavailable if there is no answer, or no readable certificate.
-    """
+    """Return the unverified certificate that HOST:PORT shows for ``server_name``. Raises Unavailable."""
     host, _, port = address.rpartition(":")
     # The caller wants to see also an invalid certificate. So it is not checked, and nothing is sent over the
     # connection.

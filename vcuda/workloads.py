@@ -47,10 +47,7 @@ _KINDS: Mapping[str, tuple[str, ...]] = {
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """An object that makes pods: its kind and name, a pod as it would create it, and how many at once.
-
-    A ResourceClaim, or a template of them, is created as it is.
-    """
+    """An object as it would be created: a pod of a controller, of which there are ``count``, a claim or a template."""
 
     kind: str
     name: str

@@ -40,10 +40,7 @@ DEVELOPMENT = Names(("localhost",), (ipaddress.IPv4Address("127.0.0.1"), ipaddre
 
 
 def parse_dns_name(text: str) -> str:
-    """Return the DNS name in lower case; one leading ``*.`` is allowed.
-
-    Raises ValueError with a sentence that says what to write instead.
-    """
+    """Return the name in lower case; one leading ``*.`` is allowed. Raises ValueError, which says what to write."""
     name = text.lower()
     try:
         ipaddress.ip_address(name)
@@ -79,10 +76,7 @@ def parse_label(text: str) -> str:
 
 
 def service_names(service: str, namespace: str) -> Names:
-    """Every DNS name under which a cluster reaches a Service, the shortest first.
-
-    The API server dials a webhook's Service as ``name.namespace.svc``.
-    """
+    """Every DNS name of a Service, the shortest first. The API server dials ``name.namespace.svc``."""
     parts = (service, namespace, "svc", "cluster.local")
     return Names(tuple(".".join(parts[:count]) for count in range(1, len(parts) + 1)))
 
@@ -147,10 +141,7 @@ def make_leaf(authority: Signed, names: Names, now: datetime, life: timedelta = 
 
 
 def make_client(authority: Signed, name: str, now: datetime, life: timedelta = LEAF_LIFE) -> Signed:
-    """Make an ECDSA P-256 client certificate of the common name ``name``, signed by ``authority``.
-
-    Its end is that of `make_leaf`; raises ValueError as that does.
-    """
+    """Make an ECDSA P-256 client certificate with this common name. It ends, and raises ValueError, as `make_leaf`."""
     return _make_leaf(name, authority, now, life, ExtendedKeyUsageOID.CLIENT_AUTH)
 
 

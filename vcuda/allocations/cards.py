@@ -42,10 +42,7 @@ class Unplaceable(NamedTuple):
 
 
 class Cards(msgspec.Struct, frozen=True, gc=False):
-    """The use of a node's cards. Use may exceed a card: nothing of the card is free then.
-
-    The sums are stored, since every pod is compared with every node.
-    """
+    """The use of a node's cards, with its sums. Use may exceed a card: nothing of the card is free then."""
 
     scheme: Scheme
     card_memory: int
@@ -210,10 +207,7 @@ LONGEST_REMEMBERED = 64
 
 
 def read_pod_cards(pod: Pod) -> PodCards | None:
-    """Return the cards in the pod's annotations; None if there are none, or the pod has ended.
-
-    They are on the node to which the pod is bound, or on the chosen node of a pod that is not bound.
-    """
+    """Return the cards in the annotations, on the pod's node or its chosen one. None if it has none or has ended."""
     annotations = pod.annotations
     if pod.has_ended or not annotations:
         return None

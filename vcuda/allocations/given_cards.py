@@ -4,13 +4,11 @@ Such a finding is only reported, and changes no charge: the authors of both may 
 """
 
 import re
-from collections.abc import Iterator
 
 import msgspec
 
 from vcuda.allocations.stored_pods import StoredPod
 from vcuda.placement.nodes import Nodes
-from vcuda.requests.schemes import Scheme
 
 # HAMi writes "uuid,vendor,memory,cores:" for each card, with "[slice]" after the uuid in MIG mode, and ";" after each
 # container. vgpu-manager writes "container[index_uuid_cores_memory]".
@@ -37,17 +35,10 @@ def find_other_card(pod: StoredPod, nodes: Nodes) -> OtherCard | None:
     registers = nodes.registers.get(pod.node, {})
     if charged is None or pod.allocation is None or not registers:
         return None
-    for scheme, uuid in _given(pod, pod.allocation.schemes):
+    for scheme in pod.allocation.schemes:
         register = registers.get(scheme.name)
-        kind = register.type_of(uuid) if register else None
-        if kind and kind not in nodes.types.of_model(scheme.name, charged):
-            return OtherCard(charged, pod.node, uuid, kind, nodes.types.models_of(scheme.name, kind))
+        for uuid in _SEPARATORS.split(pod.allocation.get(scheme.allocated) or ""):
+            kind = register.type_of(uuid) if register else None
+            if kind and kind not in nodes.types.of_model(scheme.name, charged):
+                return OtherCard(charged, pod.node, uuid, kind, nodes.types.models_of(scheme.name, kind))
     return None
-
-
-def _given(pod: StoredPod, schemes: tuple[Scheme, ...]) -> Iterator[tuple[Scheme, str]]:
-    for scheme in schemes:
-        text = pod.allocation.get(scheme.allocated) if pod.allocation else None
-        for part in _SEPARATORS.split(text or ""):
-            if part:
-                yield scheme, part

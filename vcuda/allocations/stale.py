@@ -128,14 +128,16 @@ def find_stale(
     ``now`` and ``seen`` are Unix seconds, ``timeout`` is seconds; see `Case`. ``exists`` is called only for the chosen
     nodes of unbound pods.
     """
-    return tuple(filter(None, map(_judge, _cases(pod, exists, now, timeout, seen))))
+    found = []
+    for case in _cases(pod, exists, now, timeout, seen):
+        if stale := next((each for each in _stale_by(case) if each.since <= now), None):
+            keys = case.allocation.keys_of(case.scheme)
+            found.append(Removal(case.scheme.name, stale.rule, stale.why, keys.annotations, keys.labels))
+    return tuple(found)
 
 
 def first_stale(pod: StoredPod, exists: Exists, now: float, timeout: float, seen: float = math.inf) -> float | None:
-    """Return the Unix time from which an allocation of the unchanged pod is stale; it may have passed.
-
-    None if an allocation can become stale only by a change of the pod or of the nodes.
-    """
+    """Return the Unix time, perhaps passed, from which an allocation of the unchanged pod is stale; None if never."""
     every = (stale.since for case in _cases(pod, exists, now, timeout, seen) for stale in _stale_by(case))
     first = min(every, default=math.inf)
     return None if first == math.inf else first
@@ -145,14 +147,6 @@ def _cases(pod: StoredPod, exists: Exists, now: float, timeout: float, seen: flo
     if pod.allocation:
         for scheme in pod.allocation.schemes:
             yield Case(pod, pod.allocation, scheme, exists, now, timeout, seen)
-
-
-def _judge(case: Case) -> Removal | None:
-    for rule, since, why in _stale_by(case):
-        if since <= case.now:
-            keys = case.allocation.keys_of(case.scheme)
-            return Removal(case.scheme.name, rule, why, keys.annotations, keys.labels)
-    return None
 
 
 def removal_patch(resource_version: str, removals: Iterable[Removal]) -> bytes:
@@ -198,10 +192,7 @@ class Lock(msgspec.Struct, frozen=True):
     """The namespace and name of the pod for which it was taken; None if the lock names none."""
 
     def expires(self, seen: float, now: float, timeout: float) -> float:
-        """Return the Unix time at which the lock expires.
-
-        It is counted from ``seen``, the time at which the lock was first seen, if the lock has no credible time.
-        """
+        """Return the Unix time at which the lock expires, counted from ``seen`` if it has no credible time."""
         believable = self.taken is not None and self.taken <= now + ABSURD
         return (self.taken if self.taken is not None and believable else seen) + timeout
 
@@ -218,10 +209,7 @@ def read_locks(node: Node) -> Iterator[Lock]:
 
 
 def find_stale_lock(lock: Lock, expires: float, now: float, exists: HolderExists) -> Removal | None:
-    """Return the removal of a lock that has expired or whose pod is deleted; None for other locks.
-
-    ``exists`` is called only for a lock that has not expired.
-    """
+    """Return the removal of a lock that has expired, or whose pod does not exist; None for other locks."""
     keys = (str(lock.scheme.node_lock),)
     if expires <= now:
         return Removal(lock.scheme.name, "lock-expired", f"never released: {lock.value}", keys)

@@ -69,10 +69,7 @@ class Allocation(msgspec.Struct, frozen=True, gc=False):
         return self.annotations.get(key) or self.labels.get(key) or None
 
     def keys_of(self, scheme: Scheme) -> Keys:
-        """Return the keys that belong to a scheme; no keys if it is not one of ``schemes``.
-
-        To get the keys as they are on the pod, the caller must have read the allocation with ``whole_keys``.
-        """
+        """Return the keys of a scheme, as on the pod if the allocation was read with ``whole_keys``."""
         return dict(_claims(self.annotations, self.labels, self.schemes)).get(scheme.name, Keys((), ()))
 
 
@@ -190,10 +187,7 @@ class StoredPod(msgspec.Struct, frozen=True):
 
 
 class ClaimUser(msgspec.Struct, frozen=True, gc=False):
-    """A stored pod that uses ResourceClaims and requests no GPU itself. It has no charge.
-
-    For the fields see `StoredPod`.
-    """
+    """A stored pod that uses ResourceClaims and requests no GPU itself. For the fields see `StoredPod`."""
 
     uid: str
     namespace: str
@@ -256,10 +250,7 @@ def read_stored(
     *,
     whole_keys: bool = False,
 ) -> StoredPod | None:
-    """Return a stored pod; None if its request is not charged.
-
-    ``cache`` must have the same ``known`` and ``labels``. ``whole_keys``: see `read_allocation`.
-    """
+    """Return a stored pod; None if it is not charged. ``cache`` must have the same ``known`` and ``labels``."""
     if not asks_for_vcuda(pod, known):
         return None
     # The charge and the model are read from the spec only, which the owner cannot change. Up to Kubernetes 1.30 a

@@ -32,20 +32,15 @@ class Capacity(msgspec.Struct, frozen=True, gc=False):
         if self.least is not None:
             if asked < self.least:
                 return self.least
-            return _stepped(asked, self.least, self.step) if self.step else asked
+            if not self.step:
+                return asked
+            whole, first, by = (each.to_integral_value(ROUND_CEILING) for each in (asked, self.least, self.step))
+            return first + by * ((whole - first) / by).to_integral_value(ROUND_CEILING)
         return next((value for value in self.valid if asked <= value), asked)
 
 
-def _stepped(asked: Decimal, least: Decimal, step: Decimal) -> Decimal:
-    whole, first, by = (number.to_integral_value(ROUND_CEILING) for number in (asked, least, step))
-    return first + by * ((whole - first) / by).to_integral_value(ROUND_CEILING)
-
-
 class DeviceOffer(msgspec.Struct, frozen=True, gc=False):
-    """The properties of a device that matter to a quota. Many devices are equal in them.
-
-    A property that the driver does not publish is empty.
-    """
+    """The properties of a device that matter to a quota; empty if the driver does not publish them."""
 
     driver: str
     type: str = ""
@@ -74,10 +69,7 @@ class PoolSlice(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_slice(published: ResourceSlice, alike: dict[DeviceOffer, DeviceOffer] | None = None) -> PoolSlice:
-    """Return a slice. Raises ValueError if a capacity is no quantity.
-
-    ``alike`` has the offers of other slices, so that equal offers are stored once. The offers of this slice are added.
-    """
+    """Return a slice, whose offers are shared by ``alike``. Raises ValueError if a capacity is no quantity."""
     spec, known = published.spec, {} if alike is None else alike
     devices = {}
     for device in spec.devices or ():

@@ -100,10 +100,7 @@ class Found(msgspec.Struct, frozen=True):
         return Record(self.record.model, self.wanted.source)
 
     def why_held(self, *, in_use: bool) -> str:
-        """Return why another model that was found must not be written; empty if it may be.
-
-        ``in_use``: whether pods use GPUs of the node.
-        """
+        """Return why another found model is not written, for example while pods use the node; empty if it may be."""
         if self.record is None or self.wanted is None:
             return ""
         other = f"{display(self.wanted.source)} says {self.wanted.model}, and label {self.record.model} stays"

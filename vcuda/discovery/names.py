@@ -30,10 +30,7 @@ def normalise(name: str) -> str:
 
 
 def model_of(product: str, named: CardModels) -> str:
-    """Return the model of a normalised product: that of its row in ``gpu_models``, or else its name as a label value.
-
-    A row may leave out the leading ``NVIDIA-``.
-    """
+    """Return the model of a normalised product, with or without ``NVIDIA-``: of its row, or else of its name."""
     for name in (product, product.removeprefix(_VENDOR)):
         model = named.model_of(name)
         if model in named.rows:

@@ -8,7 +8,6 @@ The strongest first:
    name now one product and now another, because it puts them together from an unordered map.
 """
 
-import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -107,10 +106,7 @@ def is_alive(scheme: Scheme, facts: NodeFacts, registers: Registers) -> bool:
 
 
 def outdated_registers(known: GpuResources, facts: NodeFacts, registers: Registers) -> frozenset[str]:
-    """Return the schemes whose plugin has left a register behind, while another plugin offers the resource.
-
-    HAMi's scheduler skips such a node. A plugin that does not answer for a while offers nothing.
-    """
+    """Return the schemes whose plugin has left its register on a node that another plugin serves now."""
     silent = (each for each in known.schemes if each.name in registers and each.name in facts.absent)
     return frozenset(each.name for each in silent if facts.offered.get(each.main_resource, 0))
 
@@ -134,22 +130,18 @@ def published_cards(slices: Iterable[PoolSlice]) -> PublishedCards:
         if each.driver in _GPU_DRIVERS:
             pools.setdefault((each.driver, each.pool), {}).setdefault(each.generation, []).append(each)
     nodes: dict[str, dict[str, Counter[DeviceOffer]]] = {}
-    for each in itertools.chain.from_iterable(map(_newest_complete, pools.values())):
-        if each.node:
-            counts = nodes.setdefault(each.node, {}).setdefault(each.driver, Counter())
-            for offer in each.offers:
-                # Equal offers of a slice are one object.
-                counts[offer] += sum(device is offer for device in each.devices.values())
+    for generations in pools.values():
+        whole = (number for number, slices in generations.items() if len(slices) >= slices[0].of_slices)
+        for each in generations.get(max(whole, default=-1), ()):
+            if each.node:
+                counts = nodes.setdefault(each.node, {}).setdefault(each.driver, Counter())
+                for offer in each.offers:
+                    # Equal offers of a slice are one object.
+                    counts[offer] += sum(device is offer for device in each.devices.values())
     return {
         node: tuple(DriverCards(driver, tuple(counts.items())) for driver, counts in sorted(drivers.items()))
         for node, drivers in nodes.items()
     }
-
-
-def _newest_complete(generations: Mapping[int, list[PoolSlice]]) -> list[PoolSlice]:
-    whole = (number for number, slices in generations.items() if len(slices) >= slices[0].of_slices)
-    newest = max(whole, default=None)
-    return [] if newest is None else generations[newest]
 
 
 class SourceCards(msgspec.Struct, frozen=True):
@@ -206,14 +198,15 @@ def _cards_of(published: DriverCards) -> SourceCards:
     # The number of cards cannot be told from slices of them.
     slices = [(offer, 0) for offer, _ in named if offer.type == MIG_TYPE]
     chosen = whole or slices
-    memories = [int(value) // _MIB for offer, _ in whole if (value := _memory_of(offer))]
+    memories = [
+        int(capacity.value) // _MIB
+        for offer, _ in whole
+        for name, capacity in offer.capacities
+        if name == MEMORY and int(capacity.value)
+    ]
     return SourceCards(
         SLICES, _sums((normalise(offer.product), count) for offer, count in chosen), min(memories, default=0)
     )
-
-
-def _memory_of(offer: DeviceOffer) -> int:
-    return next((int(capacity.value) for name, capacity in offer.capacities if name == MEMORY), 0)
 
 
 def _sums(cards: Iterable[tuple[str, int]]) -> Mapping[str, int]:

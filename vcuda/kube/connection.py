@@ -183,10 +183,7 @@ _INFO = msgspec.json.Decoder(_Info)
 
 
 def check_version(answer: bytes, server: str) -> str:
-    """Return a warning if ``answer``, the body of GET /version, names no known version; otherwise an empty text.
-
-    Raises UnsupportedVersion if the version is older than `OLDEST`.
-    """
+    """Return a warning if GET /version names no known version, or an empty text. Raises UnsupportedVersion."""
     # A vendor's own version text is no error, because the cluster may work. A build without a version reports v0.0.0,
     # which says nothing either.
     try:

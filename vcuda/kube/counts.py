@@ -83,10 +83,7 @@ class NamespaceCounter:
         return self.resources().version
 
     def count_pods(self, namespace: str, timeout: float = 10) -> ObservedPods:
-        """Return the charges of a namespace's pods and claims.
-
-        Raises Unavailable if there are claims, and the devices have not been read yet.
-        """
+        """Return the charges of pods and claims. Raises Unavailable if the devices of claims have not been read yet."""
         return self._in_turn(namespace, timeout, self._count)
 
     def count_claims(self, namespace: str, extended: Collection[str], timeout: float = 10) -> ObservedClaims | None:

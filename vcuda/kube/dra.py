@@ -44,10 +44,7 @@ def is_served(kube: client.Kube) -> bool:
 
 
 class ServedWatches:
-    """The watches of resource.k8s.io/v1. They start when the API server serves it.
-
-    ``wait`` sleeps for seconds, and returns True when the asking must stop.
-    """
+    """The watches of resource.k8s.io/v1, which start when it is served. ``wait`` returns True to stop."""
 
     def __init__(
         self,

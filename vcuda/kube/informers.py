@@ -69,10 +69,7 @@ class QuotaInformer:
         self.reflector = reflector.Reflector(kube, self._path, _decode, params=self._params, on_event=self._on_event)
 
     def current(self) -> model.Quota | None:
-        """Return the quota in force with the limits of now; None until it has been read once.
-
-        Without the ConfigMap no namespace is limited.
-        """
+        """Return the quota in force with the limits of now, which may be none; None until it has been read once."""
         read = self.in_force()
         return self.clock.now(read.quota) if read else None
 
@@ -82,10 +79,7 @@ class QuotaInformer:
         return read.resources if read else BUILT_IN
 
     def in_force(self) -> config.QuotaConfig | None:
-        """Return the document in force: the quota as it is written, with the resources of the same version.
-
-        None until they have been read.
-        """
+        """Return the document in force, as it is written, with its resources; None until it has been read."""
         # Nothing is set here, because a late answer "not found" must not overwrite a document that the watch has just
         # delivered. Only the thread of the watch sets the quota in force.
         if self._config is None and self.reflector.synced.is_set() and not self._faulty:
@@ -98,10 +92,7 @@ class QuotaInformer:
         return config.QuotaConfig(self._nobody, built_in)
 
     def stored_version(self) -> str:
-        """Return the resourceVersion of the stored document by a consistent LIST; empty if there is none.
-
-        Raises Unavailable if there is no answer.
-        """
+        """Return the version of the stored document by a consistent LIST; empty without one. Raises Unavailable."""
         for page in self._kube.list_pages(self._path, self._params, seconds=10):
             for metadata in (_decode(raw).metadata for raw in page.items):
                 if metadata.name == self._place.name:

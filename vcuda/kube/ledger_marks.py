@@ -96,10 +96,7 @@ class LedgerMarks:
         return True
 
     def renew(self, namespace: str, timeout: float) -> None:
-        """Replace or create the mark of the namespace, so that every mark that was seen before is outdated.
-
-        Raises Conflict if another process did so first.
-        """
+        """Replace or create the mark, so that every mark that was seen before is outdated. Raises Conflict."""
         mark, opener = self._get(namespace, timeout), secrets.token_urlsafe(12)
         if mark is None:
             answered(lambda: self._kube.post(self._collection, _mark(namespace, opener), timeout=timeout))

@@ -53,10 +53,7 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 class NamedLedger(msgspec.Struct, frozen=True):
-    """A ledger as the watch delivered it, with its namespace.
-
-    Its text is decoded only on demand, because under load a ledger is written many times between two settlements.
-    """
+    """A ledger as the watch delivered it. It is decoded on demand, because most versions are never read."""
 
     namespace: str
     config_map: k8s_types.ConfigMap

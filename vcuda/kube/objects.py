@@ -43,10 +43,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 def post_event(kube: Kube, event: Event) -> None:
-    """Write an Event, unless another process or an earlier attempt has written it.
-
-    Raises ApiError if the API server refuses it, and Unavailable if there is no answer.
-    """
+    """Write an Event, unless it was written before. Raises ApiError if it is refused, or Unavailable."""
     home = event.subject.namespace or DEFAULT_NAMESPACE
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     manifest = {
@@ -142,10 +139,7 @@ _SLICE = msgspec.json.Decoder(EndpointSlice)
 
 
 def service_addresses(kube: Kube, namespace: str, service: str, port_name: str, timeout: float = 30) -> dict[str, bool]:
-    """Return HOST:PORT of every endpoint of a Service, and whether it is ready, like `read_addresses`.
-
-    ``timeout`` is for the whole call. Raises VcudaError.
-    """
+    """Return HOST:PORT of every endpoint of a Service, like `read_addresses`. Raises VcudaError."""
     path = f"/apis/discovery.k8s.io/v1/namespaces/{segment(namespace)}/endpointslices"
     selector = {"labelSelector": f"{SERVICE_NAME}={service}"}
     pages = kube.list_pages(path, selector, timeout=timeout, seconds=timeout)

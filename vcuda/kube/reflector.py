@@ -42,11 +42,7 @@ _MOST_DOUBLINGS = 32  # more doublings would overflow a float; every ceiling is 
 
 @dataclass(slots=True)
 class Backoff:
-    """Delays in seconds that double from ``first`` to ``ceiling``; each is drawn from the upper half of its step.
-
-    ``draw`` returns a float from 0 to 1. Without this jitter, replicas that lost the same API server would retry at
-    the same time.
-    """
+    """Delays in seconds that double from ``first`` to ``ceiling``, with jitter by ``draw``, a float from 0 to 1."""
 
     first: float = 0.1
     ceiling: float = 10.0

@@ -175,10 +175,7 @@ def from_pages(pages: Iterable[Page], reader: ObjectReader[T]) -> Listing[T]:
 
 
 def from_initial_events(events: Iterable[watch.WatchEvent], reader: ObjectReader[T], what: str) -> Listing[T]:
-    """Return the objects of the initial events of the watch ``what``, up to the bookmark that ends them.
-
-    Raises Unavailable if the events end without that bookmark, because the list may then be incomplete.
-    """
+    """Return the objects of a watch's initial events. Raises Unavailable if these end without their bookmark."""
     entries: dict[watch.Key, StoreEntry[T]] = {}
     # Changes may come before that bookmark too, so every kind of event is applied.
     for event in events:

@@ -160,10 +160,7 @@ class Watches:
 
     @contextmanager
     def open(self, start: Params, seconds: float) -> Iterator[Iterator[WatchEvent]]:
-        """Open a watch from version ``start``, and yield its events. The API server ends it after ``seconds``.
-
-        Raises the exceptions of `Kube.stream` and `read_event`, and Unavailable if the connection breaks.
-        """
+        """Open a watch for some ``seconds``, and yield its events. Raises as `Kube.stream` and `read_event` do."""
         params = {**self._params, "timeoutSeconds": int(seconds), **start}
         with self._kube.stream(self._path, params, read_timeout=self._silence) as stream:
             self._hold(stream)

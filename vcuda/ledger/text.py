@@ -72,10 +72,7 @@ def write_ledger(ledger: Ledger) -> str:
 
 
 def read_ledger(text: str) -> Ledger:
-    """Return the ledger that a text holds.
-
-    Raises ValueError, as msgspec does too, where it is damaged, and OtherFormat.
-    """
+    """Return the ledger in a text. Raises ValueError if it is damaged, or `OtherFormat`."""
     # The format is read by itself first, since one of a later release may lack what is asked for below.
     if (found := _HEAD.decode(text).format) != FORMAT:
         raise OtherFormat(f"format {found} is of another release")

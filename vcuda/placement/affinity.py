@@ -189,14 +189,16 @@ class _LabelIndex:
         if values.listed is not None:
             known = filter(self.by_value.__contains__, values.listed)
             return sum(self.by_value[value] for value in known if values.allow(value))
-        found = self._between(values.above, values.below) if values.numeric else self.having
+        found = self.having
+        if values.numeric:
+            first, end = (
+                bisect.bisect_right(self._numbers, values.above),
+                bisect.bisect_left(self._numbers, values.below),
+            )
+            found = self._up_to[end] - self._up_to[first] if first < end else 0
         if values.excluded:
             found &= ~sum(self.by_value[value] for value in self.by_value.keys() & values.excluded)
         return found if values.present else 0
-
-    def _between(self, above: int, below: int) -> int:
-        first, end = bisect.bisect_right(self._numbers, above), bisect.bisect_left(self._numbers, below)
-        return self._up_to[end] - self._up_to[first] if first < end else 0
 
 
 class NodeIndex:

@@ -119,7 +119,8 @@ def select(pod: Pod, scheme: Scheme, model: str, types: CardTypes, *, has_share:
 
     A text that the pod wants or does not want applies if it is part of a type or of the model's name.
     """
-    if too_long := _too_long(pod, scheme):
+    choices = (scheme.wanted_models, scheme.unwanted_models)
+    if too_long := next((key for key in choices if key and len(pod.annotations.get(key, "")) > MAX_CHOICE), None):
         return Selection(excluded_by=f"annotation {too_long}, which must not be longer than {MAX_CHOICE} characters")
     known = types.of_model(scheme.name, model)
     wanted, unwanted = _substrings(pod, scheme.wanted_models), _substrings(pod, scheme.unwanted_models)
@@ -137,11 +138,6 @@ def select(pod: Pod, scheme: Scheme, model: str, types: CardTypes, *, has_share:
         if (scheme.name, model) not in types.whole:
             return Selection(excluded_by=f"the MIG mode of its cards: {ANY_SLICE}")
     return Selection(left)
-
-
-def _too_long(pod: Pod, scheme: Scheme) -> str | None:
-    keys = (scheme.wanted_models, scheme.unwanted_models)
-    return next((key for key in keys if key and len(pod.annotations.get(key, "")) > MAX_CHOICE), None)
 
 
 def _sliced(scheme: Scheme, model: str, types: CardTypes) -> bool:

@@ -44,10 +44,7 @@ class Card(msgspec.Struct, frozen=True, gc=False):
 
 
 class Register(msgspec.Struct, frozen=True, gc=False):
-    """The cards of one node by one device plugin.
-
-    The types and modes are computed once, since every change of a node reads the registers of all nodes.
-    """
+    """The cards of one node by one device plugin. The types and modes are computed once, as they are read often."""
 
     cards: tuple[Card, ...] = ()
     types: tuple[str, ...] = ()

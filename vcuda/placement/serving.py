@@ -55,7 +55,9 @@ def _serve_whole_cards(pod: Pod, request: PodRequest, nodes: Nodes, placing: str
     with_register = 0
     for scheme in request.schemes:
         with_register |= every & nodes.registered.get(scheme.name, 0)
-    keeps = _keeps_scheduler(pod, request, placing)
+    keeps = pod.spec.scheduler_name not in ("", DEFAULT_SCHEDULER, placing) or any(
+        each.opt_out and pod.labels.get(each.opt_out.key) == each.opt_out.value for each in request.schemes
+    )
     if not with_register:
         return ServedBy(every, None if every or keeps else placing)
     plain = every & ~with_register
@@ -64,12 +66,6 @@ def _serve_whole_cards(pod: Pod, request: PodRequest, nodes: Nodes, placing: str
         if None not in avoided:
             return ServedBy(plain, None, tuple(sorted(map(str, avoided))))
     return ServedBy(with_register, placing)
-
-
-def _keeps_scheduler(pod: Pod, request: PodRequest, placing: str | None) -> bool:
-    if pod.spec.scheduler_name not in ("", DEFAULT_SCHEDULER, placing):
-        return True
-    return any(each.opt_out and pod.labels.get(each.opt_out.key) == each.opt_out.value for each in request.schemes)
 
 
 def reaches(pod: Pod, nodes: Nodes, key: str, values: Iterable[str]) -> bool:

@@ -21,10 +21,7 @@ _MemoryOf = Callable[[str], int]
 
 
 def with_card_memory(quota: Quota, memory_of: _MemoryOf) -> Quota:
-    """Return the quota with the memory of one card in each limit on memory alone.
-
-    Raises QuotaFault with every such limit of a model whose memory of a card is not stated.
-    """
+    """Return the quota with a card's memory in limits on memory alone. Raises QuotaFault if it is not stated."""
     alone = [(place, model) for place, model, limit in _limits_of(quota) if limit.cores is None]
     if not alone:
         return quota

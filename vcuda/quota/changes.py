@@ -65,7 +65,7 @@ def summary(old: Quota, new: Quota, longest: int) -> str:
 
 def _within(namespace: str, was: NamespaceQuota, will: NamespaceQuota) -> Iterator[QuotaChange]:
     for model in dict.fromkeys((*was.limits, *will.limits)):
-        pair = _limit(was.limits.get(model)), _limit(will.limits.get(model))
+        pair = _limit(was, model), _limit(will, model)
         if pair[0] != pair[1]:
             yield QuotaChange(f"{namespace}.quota.{model}", *pair)
     for name in NamespaceQuota.__struct_fields__:
@@ -128,24 +128,21 @@ def _most_cores(entry: NamespaceQuota, moment: float | None) -> dict[str, int]:
 def _entry(entry: NamespaceQuota | None) -> str:
     if entry is None:
         return ""
-    limits = ", ".join(f"{model}: {_limit(limit)}" for model, limit in entry.limits.items()) or "no model"
+    limits = _limits(entry.limits) or "no model"
     return limits if entry.mode is Mode.ENFORCE else f"{entry.mode}, {limits}"
 
 
-def _grant(grant: Grant) -> str:
-    added = ", ".join(f"{model}: {_limit(limit)}" for model, limit in grant.limits.items())
-    return f"{added} {grant.times}"
+def _limit(entry: NamespaceQuota, model: str) -> str:
+    return str(entry.limits[model]) if model in entry.limits else ""
 
 
-def _limit(limit: Limit | None) -> str:
-    if limit is None:
-        return ""
-    return str(limit)
+def _limits(limits: Mapping[str, Limit]) -> str:
+    return ", ".join(f"{model}: {limit}" for model, limit in limits.items())
 
 
 def _plain(value: object) -> str:
     if isinstance(value, tuple) and value and all(isinstance(each, Grant) for each in value):
-        return "; ".join(map(_grant, value))
+        return "; ".join(f"{_limits(each.limits)} {each.times}" for each in value)
     if isinstance(value, frozenset):
         value = sorted(value)
     return msgspec.json.encode(value, enc_hook=str).decode()

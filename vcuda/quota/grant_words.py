@@ -41,10 +41,7 @@ def coming(quota: NamespaceQuota, model: str, moment: float | None) -> str | Non
 
 
 def without_effect(quota: NamespaceQuota, moment: float) -> Iterator[str]:
-    """Yield a warning for each grant that is over, and for each model that a grant cannot raise.
-
-    Each begins with the position below the entry.
-    """
+    """Yield a warning for each grant that is over, and for each model that a grant cannot raise, with its place."""
     for at, grant in enumerate(quota.grants):
         if not grant.times.holds(moment) and math.isinf(grant.times.next_change(moment)):
             yield f"grants[{at}]: is over, and can be removed"

@@ -75,10 +75,7 @@ class Wish(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_wish(annotations: Mapping[str, str]) -> Wish | None:
-    """Return the models that the annotation of an object names; None if it has no such annotation.
-
-    Raises ValueError with a sentence if the annotation is malformed.
-    """
+    """Return the models that the annotation names; None without it. Raises ValueError with a sentence if malformed."""
     text = annotations.get(MODELS_ANNOTATION)
     if text is None:
         return None

@@ -17,10 +17,7 @@ class _Known(NamedTuple):
 
 
 class QuotaClock:
-    """Returns a quota with the limits of now: the same object until a grant begins or ends.
-
-    ``seconds``: returns Unix seconds. It is the only clock that decides about a limit.
-    """
+    """Returns a quota with the limits of now. ``seconds``, Unix time, is the only clock that decides about a limit."""
 
     def __init__(self, seconds: Callable[[], float] = time.time) -> None:
         self.seconds = seconds

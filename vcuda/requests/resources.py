@@ -300,10 +300,7 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
         return self is other or mine == theirs
 
     def with_claimed(self, extended: Collection[str]) -> "GpuResources":
-        """Return these resources for a cluster in which the scheduler claims devices for the ``extended`` resources.
-
-        One of such a resource is a whole card.
-        """
+        """Return these resources for a cluster whose scheduler claims a card for each of the ``extended`` ones."""
         # Before the pod is placed it is unknown whether its node has a device plugin or a driver.
         if PLAIN_CARDS not in extended or all(row.cores == CORES_PER_CARD for row in self.models.rows.values()):
             return self

@@ -95,20 +95,14 @@ GIVING_VARIABLES = DEVICE_VARIABLES | {CUDA_VERSION, *MIG_CONTROL}
 
 
 def gives_devices(variable: EnvVar) -> bool:
-    """Return whether a runtime could give a container devices by this variable, whatever else it sets.
-
-    A value from another object is unknown, so it could.
-    """
+    """Return whether a runtime could give a container devices by this variable. An unknown value could."""
     if variable.name in MIG_CONTROL:
         return variable.known_value != ""
     return variable.name in DEVICE_VARIABLES and variable.known_value not in NO_DEVICES
 
 
 def makes_legacy_image(variable: EnvVar) -> bool:
-    """Return whether a container has all cards by this variable, unless NVIDIA_VISIBLE_DEVICES says otherwise.
-
-    An empty CUDA_VERSION does not count, and hides that of the image.
-    """
+    """Return whether a container has all cards by this variable, unless NVIDIA_VISIBLE_DEVICES hides them."""
     return variable.name == CUDA_VERSION and variable.known_value != ""
 
 

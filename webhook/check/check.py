@@ -70,20 +70,14 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def exit_status(rows: Iterable[Row], *, strict: bool) -> int:
-    """Return 2 if an object is malformed, 1 if one is rejected, and otherwise 0.
-
-    ``strict``: an object about which nothing can be said counts as rejected.
-    """
+    """Return 2 if an object is malformed, 1 if one is rejected or, with ``strict``, not decided, and otherwise 0."""
     decisions = {row.decision for row in rows}
     failing = {REFUSED, UNKNOWN, SKIPPED} if strict else {REFUSED}
     return 2 if MALFORMED in decisions else int(bool(decisions & failing))
 
 
 def read_workloads(paths: Sequence[Path], namespace: str) -> list[Workload | Unread]:
-    """Return all claims, and all objects that create pods, in order. ``namespace``: for objects that name none.
-
-    Raises BadInput if a file cannot be read, or is not YAML.
-    """
+    """Return all claims and all objects that create pods, in order. Raises BadInput if a file cannot be read."""
     return [workload for path in paths for workload in workloads_in(str(path), files.read_text(path), namespace)]
 
 

@@ -138,10 +138,7 @@ class StoredObjects(msgspec.Struct, frozen=True):
 
 
 def read_stored(path: Path, labels: affinity.NodeLabels, known: resources.GpuResources) -> StoredObjects:
-    """Return the nodes in a file, and their devices, claims and pods, as ``kubectl get … -A -o yaml`` prints them.
-
-    Raises BadInput if the file cannot be read or holds something else.
-    """
+    """Return the stored objects in a file, as ``kubectl get … -A -o yaml`` prints them. Raises BadInput."""
     found: dict[str, dict[tuple[str, str], tuple[str, Any]]] = {kind: {} for kind in _KINDS}
     for where, manifest in workloads.objects_in(str(path), read_text(path)):
         stored = _read_object(where, manifest)

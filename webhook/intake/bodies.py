@@ -39,10 +39,7 @@ class BodyTooLarge(BadReview):
 
 
 class ReviewHead(NamedTuple):
-    """The uid and namespace in the first bytes of a review; empty if these bytes lack them.
-
-    ``namespace`` only chooses the line in which the review waits. No decision uses it, because it has not been parsed.
-    """
+    """The uid and namespace in the unparsed first bytes of a review; empty if missing. No decision uses these."""
 
     uid: str
     namespace: str

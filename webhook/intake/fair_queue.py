@@ -49,10 +49,7 @@ class EntryState(enum.Enum):
 
 
 class QueueEntry:
-    """One caller's wait for a grant of ``size`` bytes, and then the grant.
-
-    ``end`` is when the caller stops waiting, in seconds of the queue's clock.
-    """
+    """One caller's wait for a grant of ``size`` bytes until ``end``, by the queue's clock, and then the grant."""
 
     def __init__(self, key: str, size: int, end: float) -> None:
         self.key = key
@@ -94,10 +91,7 @@ class FairQueue:
 
     @asynccontextmanager
     async def granted(self, key: str, size: int, end: float) -> AsyncIterator[None]:
-        """Wait for a grant until ``end``, and hold it in the ``with`` block.
-
-        Raises Dropped if too many entries wait, or the time is over.
-        """
+        """Wait for a grant until ``end``, and hold it in the ``with`` block. Raises Dropped if there is none."""
         entry = self.enter(key, size, end)
         try:
             if entry.state is EntryState.WAITING:
@@ -125,7 +119,11 @@ class FairQueue:
         if key not in self._lines and len(self._lines) >= self._bounds.keys:
             key = SHARED
         if self.waiting >= self._bounds.waiting:
-            self._make_room(key)
+            # The newest entry of the longest line makes room, if that line stays longer than this key's.
+            longest = max(self._lines.values(), key=len)
+            if len(longest) < len(self._lines.get(key, ())) + 2:
+                raise self._dropped(DropReason.CROWDED)
+            self._drop(longest[-1], DropReason.CROWDED)
         entry = QueueEntry(key, size, end)
         self._lines.setdefault(key, deque()).append(entry)
         self.waiting += 1
@@ -142,13 +140,6 @@ class FairQueue:
                 self._lines.move_to_end(entry.key)
         entry.state = EntryState.LEFT
         self._grant()
-
-    def _make_room(self, key: str) -> None:
-        """Drop the newest entry of the longest line, if that line stays longer than this key's."""
-        longest = max(self._lines.values(), key=len)
-        if len(longest) < len(self._lines.get(key, ())) + 2:
-            raise self._dropped(DropReason.CROWDED)
-        self._drop(longest[-1], DropReason.CROWDED)
 
     def _grant(self) -> None:
         while entry := self._next():

@@ -42,10 +42,7 @@ LEAST_SECONDS = 0.3
 
 
 class LedgerCall(Generic[T]):
-    """A call of the ledgers that a review in the thread waits for. The event loop makes the call.
-
-    ``charges``: the call may write a charge, so it is not given up once it has begun.
-    """
+    """A call of the ledgers that the event loop makes for a review. ``charges``: once begun it is not given up."""
 
     def __init__(self, make: Callable[[], Awaitable[T]], *, charges: bool = False) -> None:
         self.make = make
@@ -102,10 +99,7 @@ class ReviewThread:
         return self._places.waiting
 
     def place(self, namespace: str, size: int, deadline: ReviewDeadline) -> AbstractAsyncContextManager[None]:
-        """Return the place of a review with a body of so many bytes; entering it waits for the place.
-
-        Raises Dropped if too many reviews wait, or there was no place in time.
-        """
+        """Return the place of a review with a body of ``size`` bytes. Entering it waits, or raises Dropped."""
         return self._places.granted(namespace, size, deadline.end - max(deadline.left, 0) * WAIT_SHARE)
 
     async def run(

@@ -47,10 +47,7 @@ class BatchCommitter(Generic[T, R]):
     _task: asyncio.Task[None] | None = None
 
     async def serve(self, item: T, deadline: float) -> R:
-        """Return the item's result, or the current ``late`` of its call if the deadline passes first.
-
-        Raises what ``work`` raised for it.
-        """
+        """Return the result, or the call's ``late`` after the deadline. Raises what ``work`` raised for it."""
         call = PendingCall[T, R](item, deadline, self.late)
         self._waiting.append(call)
         if self._task is None or self._task.done():
@@ -107,10 +104,7 @@ class SharedCall(Generic[R]):
         self._waiting = BatchCommitter(self._serve, None, self.pause, self.clock)
 
     async def result(self, deadline: float) -> R | None:
-        """Return the result of a call that begins after this one; None if it takes until the deadline.
-
-        Raises what the call raised.
-        """
+        """Return the result of a call that begins after this one, or raise its error; None after the deadline."""
         return await self._waiting.serve(None, deadline)
 
     async def _serve(self, calls: Sequence[PendingCall[None, R | None]]) -> None:

@@ -28,10 +28,7 @@ SOON_SECONDS = 2.0
 
 
 class Recount:
-    """Counts by consistent LISTs. All callers that wait when a LIST begins share its result.
-
-    ``count`` makes one LIST. ``known`` returns the ledger that was read or written last.
-    """
+    """Counts by ``count``, a consistent LIST that waiting callers share. ``known`` returns the newest known ledger."""
 
     def __init__(
         self,

@@ -143,10 +143,7 @@ async def mutate(
     choices: RecentChoices,
     deadline: ReviewDeadline,
 ) -> AdmissionResponse:
-    """Return the patch that pins the claim, or the refusal of a claim that can get no model now.
-
-    Raises Unavailable if the ledger could not be read.
-    """
+    """Return the patch that pins the claim, or a refusal. Raises Unavailable if the ledger could not be read."""
     review = review_of(request, policy)
     if isinstance(review, ClaimReview):
         if request.kind.kind == TEMPLATE:
@@ -177,10 +174,7 @@ async def validate(
     choices: RecentChoices,
     deadline: ReviewDeadline,
 ) -> AdmissionResponse:
-    """Return whether the claim may be stored. Its charge is written before it is admitted.
-
-    Raises Unavailable if the ledger could not be read or written.
-    """
+    """Charge the claim, and return the answer. Raises Unavailable if the ledger could not be read or written."""
     review = review_of(request, policy)
     if isinstance(review, AdmissionResponse):
         return review

@@ -38,10 +38,7 @@ class Allowed(NamedTuple):
 
 
 def check_wish(review: R, annotations: Mapping[str, str]) -> R | AdmissionResponse:
-    """Return the review, or the refusal if the annotation names models that the object cannot get.
-
-    If the quota does not enforce, the review has a note instead of a refusal.
-    """
+    """Return the review, or the refusal of an annotation without effect; a note if nothing is enforced."""
     try:
         wish = read_wish(annotations)
     except ValueError as error:

@@ -38,10 +38,7 @@ _PODS = msgspec.json.Decoder(Pod)
 
 
 class PodReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
-    """A pod that requests GPUs in a namespace with a limit.
-
-    ``charged``: the pod itself requests cards. False if only its claims do.
-    """
+    """A pod that requests GPUs in a namespace with a limit: itself if ``charged``, otherwise only by its claims."""
 
     pod: Pod
     request: PodRequest
@@ -134,10 +131,7 @@ async def mutate(
     choices: RecentChoices,
     deadline: ReviewDeadline,
 ) -> AdmissionResponse:
-    """Return the patch that pins the pod, or the refusal of a pod that can get no model now.
-
-    Raises Unavailable if the ledger could not be read, or the deadline has passed.
-    """
+    """Return the patch that pins the pod, or a refusal. Raises Unavailable if the ledger could not be read in time."""
     review = review_of(request, policy, deadline.check)
     if isinstance(review, PodReview) and review.charged:
         review = check_wish(review, review.pod.annotations)

@@ -88,10 +88,7 @@ def refused(review: Review, outcome: str, message: str, model: str = "") -> Admi
 
 
 def over_quota(review: Review, *shortages: Shortage) -> AdmissionResponse:
-    """Return the refusal of an object for which the stored objects leave no room.
-
-    ``shortages``: one for each model that the object may use.
-    """
+    """Return the refusal of an object for which no model has room. ``shortages``: one for each of its models."""
     moment = review.policy.quota.moment
     grants = (grant_words.coming(review.quota, shortage.model, moment) for shortage in shortages)
     message = "; ".join([exceeded(review.namespace, *shortages), *filter(None, grants)])
@@ -120,10 +117,7 @@ def over_quota_for_now(review: Review, decision: PutOff) -> AdmissionResponse:
 
 
 def put_off(review: Review, outcome: str, message: str, wait: int | None, model: str) -> AdmissionResponse:
-    """Return the answer to an object that may fit later.
-
-    ``wait``: seconds after which the caller should retry; None if that is not soon.
-    """
+    """Return the answer to an object that may fit later. ``wait``: seconds to the retry; None if that is not soon."""
     status = HTTPStatus.TOO_MANY_REQUESTS if review.may_wait else HTTPStatus.FORBIDDEN
     return AdmissionResponse(outcome, False, status, message, retry_after=wait, model=model, scheme=review.scheme)
 

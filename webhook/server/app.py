@@ -168,10 +168,7 @@ class Application:
 
 
 def deadline_of(scope: asgi_typing.HTTPScope) -> ReviewDeadline:
-    """Return the deadline of a request, counted from its arrival, and note it in the scope for the worker.
-
-    Raises BadReview if the timeout is not a duration.
-    """
+    """Note the deadline of a request, counted from its arrival, in the scope. Raises BadReview for a wrong timeout."""
     timeout, extensions = timeout_of(scope["query_string"]), cast("dict[str, Any]", scope.setdefault("extensions", {}))
     arrived = extensions.get(ARRIVED, time.monotonic())
     deadline = extensions[DEADLINE] = ReviewDeadline(arrived + max(timeout - MARGIN_SECONDS, timeout / 2))
@@ -180,10 +177,7 @@ def deadline_of(scope: asgi_typing.HTTPScope) -> ReviewDeadline:
 
 @functools.lru_cache(maxsize=64)
 def timeout_of(query: bytes) -> float:
-    """Return the API server's ``?timeout=10s`` in seconds. There are few different ones, so each is read once.
-
-    Raises BadReview if it is not a duration.
-    """
+    """Return the API server's ``?timeout=10s`` in seconds. Raises BadReview if it is not a duration."""
     duration = parse_qs(query.decode("latin-1")).get("timeout", [""])[0]
     if not duration:
         return DEFAULT_TIMEOUT_SECONDS

@@ -68,10 +68,7 @@ class Cluster(msgspec.Struct, frozen=True):
     scheduler_users: frozenset[str] = context.SCHEDULER_USERS
 
     def check(self) -> None:
-        """Read the credentials before anything is started. No request is sent.
-
-        Raises BadInput if the credentials cannot be read.
-        """
+        """Read the credentials before anything is started. Raises BadInput if they cannot be read."""
         k8s.Kube.connect(self.kubeconfig).close()
 
     def make_service(self, certificate: ServingCertificate) -> admission.Service:
@@ -155,10 +152,7 @@ def _metrics(certificate: ServingCertificate) -> Metrics:
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """The address, the certificates and the accepted clients of the server.
-
-    ``drain``: the seconds for which readiness fails before requests are rejected.
-    """
+    """The address, the certificates and the accepted clients. ``drain``: seconds from failing readiness to the stop."""
 
     bind: str
     certificate: Path
@@ -167,10 +161,7 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 class Failure:
-    """Lets the worker end the whole server. If only the worker ended, gunicorn would start another one.
-
-    It is made before the worker is forked, so that both processes see whether it ``happened``.
-    """
+    """Lets the worker end the whole server, since gunicorn would replace it. It is made before the worker is forked."""
 
     def __init__(self) -> None:
         self._shared = mmap.mmap(-1, 1)

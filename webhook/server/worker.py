@@ -160,10 +160,7 @@ class WebhookProtocol(ASGIProtocol):
             self.worker.enter(self, Phase.RESPONSE)
 
     def reset(self) -> None:
-        """Close the connection by a reset, so that the API server knows that a sent request has failed.
-
-        The API server repeats a call after a reset. It would not after an orderly close.
-        """
+        """Close the connection by a reset. After an orderly close the API server would not repeat its call."""
         self.worker.leave(self)
         with suppress(OSError):  # it has just been closed, and connection_lost() is still to come
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
@@ -347,10 +344,7 @@ class WebhookWorker(ASGIWorker):
                 sock.close()
 
     def _shed_one(self) -> None:
-        """Close the oldest connection of the phase that has the most.
-
-        So a flood of one kind closes its own connections, and spares those of the API server, which are few or in use.
-        """
+        """Close the oldest connection of the largest phase, so that a flood of one kind closes its own connections."""
         crowd = max(self._waiting.values(), key=len)
         if crowd:
             self.shed += 1
