@@ -23,10 +23,8 @@ MOST_KEYS_REMEMBERED = 16
 """The most allocation keys on a pod whose schemes are remembered for all pods with the same keys."""
 
 LONGEST_LIST = 16_384
-"""Bytes that are kept of a list of cards.
-
-A vendor writes at most 80 bytes for each card of each container, so this is enough for 16 cards in 12 containers.
-"""
+"""Bytes that are kept of a list of cards. A vendor writes at most 80 bytes for each card of each container, so this is
+enough for 16 cards in 12 containers."""
 
 LONGEST_TEXT = 254
 """Bytes that are kept of any other text. A node's name has at most 253, so that a cut name is never a valid one."""

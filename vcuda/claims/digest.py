@@ -17,10 +17,8 @@ from vcuda.errors import Fault
 from vcuda.k8s_types import Quantity
 
 MOST_REQUESTS, MOST_ALTERNATIVES, MOST_CONFIGS = 32, 8, 32
-"""The bounds of the API server for one claim, and for the alternatives in one request.
-
-DeviceRequestsMaxSize, FirstAvailableDeviceRequestMaxSize and DeviceConfigMaxSize in k8s.io/api `resource/v1`.
-"""
+"""The bounds of the API server for one claim, and for the alternatives in one request. DeviceRequestsMaxSize,
+FirstAvailableDeviceRequestMaxSize and DeviceConfigMaxSize in k8s.io/api `resource/v1`."""
 
 MOST_ENTRIES = 64
 """Entries of all requests of one claim, of ``exactly`` and ``firstAvailable``. Each is priced on every model."""
@@ -32,11 +30,9 @@ MOST_PIN_BYTES = 6 * 1024
 """Bytes of the pins of one digest, each counted once: three of the longest, or some thirty usual ones."""
 
 LONGEST_EXPRESSION, MOST_CHARACTERS = 2048, 4096
-"""Characters of the longest expression whose facts are read, and of all expressions of one claim.
-
-Longer expressions are ignored. That is safe, since facts only narrow: without a profile a partition has the largest
-charge, and without products no model is excluded.
-"""
+"""Characters of the longest expression whose facts are read, and of all expressions of one claim. Longer expressions
+are ignored. That is safe, since facts only narrow: without a profile a partition has the largest charge, and without
+products no model is excluded."""
 
 _TOO_MANY = (
     f"must not have more than {MOST_REQUESTS} requests, {MOST_ALTERNATIVES} entries in one firstAvailable, "

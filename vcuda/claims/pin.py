@@ -18,10 +18,8 @@ MOST_SELECTORS = 32
 """Selectors that the API server allows in one request (DeviceSelectorsMaxSize in k8s.io/api `resource/v1`)."""
 
 LONGEST_PIN = 2048
-"""Characters of the longest pin that is written, and of the longest that is read.
-
-The API server allows 10 KiB (CELSelectorExpressionMaxLength). 2 KiB have room for some forty products of one model.
-"""
+"""Characters of the longest pin that is written, and of the longest that is read. The API server allows 10 KiB
+(CELSelectorExpressionMaxLength). 2 KiB have room for some forty products of one model."""
 
 # The characters of a pin for MIG profiles.
 _MOST_OF_PROFILES = 512

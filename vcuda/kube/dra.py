@@ -28,10 +28,8 @@ _SLICE = msgspec.json.Decoder(objects.ResourceSlice)
 _CLASS = msgspec.json.Decoder(objects.DeviceClass)
 
 MOST_OF_NAMESPACE_BYTES, MOST_TEMPLATE_BYTES = 512 * 1024, 32 * 2**20
-"""Bytes that are kept of the templates of one namespace, and of all: some 600 usual templates, and 40,000.
-
-A usual digest has a hundred bytes, and is counted with `ENTRY_BYTES` more. The largest has 14 KiB.
-"""
+"""Bytes that are kept of the templates of one namespace, and of all: some 600 usual templates, and 40,000. A usual
+digest has a hundred bytes, and is counted with `ENTRY_BYTES` more. The largest has 14 KiB."""
 
 
 def is_served(kube: client.Kube) -> bool:

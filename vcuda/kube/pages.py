@@ -13,11 +13,8 @@ MOST_PAGE_BYTES = 8 * 2**20
 """Bytes that are read of a page with more than one object. A larger page is given up, and a shorter one requested."""
 
 MOST_OBJECT_BYTES = 16 * 2**20
-"""Bytes that are read of one object, in a page or otherwise.
-
-etcd stores up to 1.5 MiB (--max-request-bytes), and Go writes each ``<``, ``>`` and ``&`` of it as six bytes of JSON
-(encoding/json, HTMLEscape): 9 MiB and some metadata.
-"""
+"""Bytes that are read of one object, in a page or otherwise. etcd stores up to 1.5 MiB (--max-request-bytes), and Go
+writes each ``<``, ``>`` and ``&`` of it as six bytes of JSON (encoding/json, HTMLEscape): 9 MiB and some metadata."""
 
 FIRST_PAGE = 32
 """Objects of the first page."""
@@ -117,10 +114,8 @@ def name_in(head: bytes) -> SkippedObject:
 
 
 Fetch = Callable[[int, str, float, int], bytes]
-"""Returns a page, given its most objects, the token that it continues, the seconds for it, and its most bytes.
-
-Raises TooLarge for a page of more bytes, TimedOut after the seconds.
-"""
+"""Returns a page, given its most objects, the token that it continues, the seconds for it, and its most bytes. Raises
+TooLarge for a page of more bytes, TimedOut after the seconds."""
 
 Skip = Callable[[SkippedObject], None]
 """Called for an object that is too large to be read."""

@@ -24,12 +24,10 @@ _SERVER_TIMEOUT = (
     300  # seconds, ±20 %; the API server ends the watch then, so that clients spread over its replicas again
 )
 SILENCE = 70
-"""Seconds without an event after which a watch is opened again.
-
-The API server sends a bookmark about every 60 s. If none comes, the connection is dead, or the API server does not
-cache the resource (Events) and sends no bookmarks for it. A charge stays pending for longer than this, so the watch
-delivers a stored pod before its pending charge is released.
-"""
+"""Seconds without an event after which a watch is opened again. The API server sends a bookmark about every 60 s. If
+none comes, the connection is dead, or the API server does not cache the resource (Events) and sends no bookmarks for
+it. A charge stays pending for longer than this, so the watch delivers a stored pod before its pending charge is
+released."""
 _STANDING = 10  # seconds; a watch that has lasted so long resets the back-off
 # Seconds for a list in pages, which then begins again. The API server drops its version after 5 minutes anyway.
 RELIST_SECONDS = 240.0

@@ -29,11 +29,8 @@ MAX_WORDS = 16
 """Words of a type or model that are compared."""
 
 ANY_SLICE = "a share may get a free slice of any size there; use a model whose cards are not in MIG mode"
-"""The reason why a share cannot get a card in MIG mode.
-
-HAMi takes the first free slice with enough memory, or the slice that the pod prefers. The charge of a share would be
-unknown when the pod is created.
-"""
+"""The reason why a share cannot get a card in MIG mode. HAMi takes the first free slice with enough memory, or the
+slice that the pod prefers. The charge of a share would be unknown when the pod is created."""
 
 _MIG = "mig"
 """The mode of a card in MIG mode. The pod's annotation lists the allowed modes."""

@@ -49,12 +49,15 @@ class _Wanted:
     def beside(self, present: tuple[Requirement, ...]) -> dict[str, Any] | None:
         """Return the requirement to add to a term; None if the requirements ``present`` there include it."""
         # A second call with the patched pod must patch nothing: the API server may call again (reinvocationPolicy).
-        lists = [r.values for r in present if r.key == self.key and r.operator == "In" and r.values]
+        lists = self._lists(present)
         if any(all(map(self.allows, values)) for values in lists):
             return None
         # A list in the term may name other values of the model. Without these no node would match both lists.
         others = [value for values in lists for value in values if self.allows(value) and value not in self.values]
         return {**self.plain, "values": [*self.values, *dict.fromkeys(others)]} if others else self.plain
+
+    def _lists(self, present: tuple[Requirement, ...]) -> list[tuple[str, ...]]:
+        return [r.values for r in present if r.key == self.key and r.operator == self.plain["operator"] and r.values]
 
 
 class _Avoided(_Wanted):
@@ -62,11 +65,11 @@ class _Avoided(_Wanted):
 
     def __init__(self, key: str, values: Iterable[str]) -> None:
         super().__init__(key, values)
-        self.plain = {**self.plain, "operator": "NotIn"}
+        self.plain["operator"] = "NotIn"
 
     def beside(self, present: tuple[Requirement, ...]) -> dict[str, Any] | None:
-        lists = (set(r.values) for r in present if r.key == self.key and r.operator == "NotIn" and r.values)
-        return None if any(each.issuperset(self.values) for each in lists) else self.plain
+        included = any(set(each).issuperset(self.values) for each in self._lists(present))
+        return None if included else self.plain
 
 
 # The patch is minimal: it replaces nothing that already means the same, and keeps what a person wrote.

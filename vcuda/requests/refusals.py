@@ -22,10 +22,8 @@ COMPUTE_POLICY = "/vgpu-compute-policy"
 COMPUTE_POLICIES = ("", "fixed", "balance")
 
 KAI = {"gpu-fraction": Allowance.GPU_FRACTION, "gpu-memory": Allowance.GPU_MEMORY}
-"""The annotations by which KAI's pods request a share of a card (KAI-Scheduler, pkg/common/constants).
-
-They are compared in any letter case, since admission webhooks that copy annotations differ in it.
-"""
+"""The annotations by which KAI's pods request a share of a card (KAI-Scheduler, pkg/common/constants). They are
+compared in any letter case, since admission webhooks that copy annotations differ in it."""
 
 EFFECTS: Mapping[Allowance, str] = {
     Allowance.DISABLE_CONTROL: "turns off all limits of a share of a card",

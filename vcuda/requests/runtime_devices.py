@@ -15,12 +15,10 @@ from vcuda.requests import resources
 
 GPU_RUNTIME_CLASSES = ("nvidia", "nvidia-*", "kata-*nvidia-gpu*")
 """Patterns of the classes and handlers that NVIDIA's GPU operator, container toolkit and kata-deploy create.
-
 NVIDIA/gpu-operator ``assets/pre-requisites`` has the classes nvidia, nvidia-cdi and nvidia-legacy. The handlers of
 NVIDIA/nvidia-container-toolkit are these and nvidia-experimental. kata-containers/kata-containers
 ``tools/packaging/kata-deploy/runtimeclasses`` has kata-qemu-nvidia-gpu, and that name with -snp, -tdx and -nvcf.
-Project-HAMi/HAMi ``charts/hami`` makes a class of any name with the handler nvidia.
-"""
+Project-HAMi/HAMi ``charts/hami`` makes a class of any name with the handler nvidia."""
 
 
 def no_handler(_name: str) -> None:
@@ -47,11 +45,9 @@ class RuntimeClasses(msgspec.Struct, frozen=True, dict=True):
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 
 NO_DEVICES = ("none", "void")
-"""The values of NVIDIA_VISIBLE_DEVICES that give no card.
-
-The runtimes of other vendors give no device for them either. AMD's (ROCm/container-toolkit ``internal/oci/oci.go``)
-ignores a word that it does not know. Ascend's (Ascend/ascend-docker-runtime) knows ``void`` and fails for ``none``.
-"""
+"""The values of NVIDIA_VISIBLE_DEVICES that give no card. The runtimes of other vendors give no device for them either.
+AMD's (ROCm/container-toolkit ``internal/oci/oci.go``) ignores a word that it does not know. Ascend's
+(Ascend/ascend-docker-runtime) knows ``void`` and fails for ``none``."""
 
 # Runtimes and hooks that give a container devices by such a variable: NVIDIA/nvidia-container-toolkit,
 # ROCm/container-toolkit, HabanaAI/habana-container-runtime, Ascend/ascend-docker-runtime, MooreThreads' mthreads

@@ -81,9 +81,7 @@ class Scheme(msgspec.Struct, frozen=True):
     """The name of the software, for people."""
     vendor_domain: str
     """The domain of the vendor's resources. A pod is refused if it requests a resource of the domain that has no value.
-
-    If the domain also has resources that are no accelerators: the beginning of the accelerators' names, then ``*``.
-    """
+    If the domain also has resources that are no accelerators: the beginning of the accelerators' names, then ``*``."""
 
     # Resources
     cores: str
@@ -100,9 +98,7 @@ class Scheme(msgspec.Struct, frozen=True):
     """The resource for memory as a percentage of the card's."""
     cores_by_memory: bool = False
     """Whether a share without cores is charged the part of the cores that it has of the card's memory, not all cores.
-
-    Set by ``gpu_schemes``, for schemes with ``count``.
-    """
+    Set by ``gpu_schemes``, for schemes with ``count``."""
 
     # Written on a pod by users
     core_limit: str | None = None
@@ -134,10 +130,8 @@ class Scheme(msgspec.Struct, frozen=True):
     """The unit of ``predicate_times``."""
     phase: AllocationPhase | None = None
     card_index: str | None = None
-    """The annotation that lists a container's cards by number; the container's number is appended to it.
-
-    The extender places the pods of a scheme that sets it.
-    """
+    """The annotation that lists a container's cards by number; the container's number is appended to it. The extender
+    places the pods of a scheme that sets it."""
     allocated: str | None = None
     """The annotation that lists the pod's cards by uuid."""
 

@@ -9,15 +9,12 @@ from a2wsgi import asgi_typing
 from vcuda.errors import BadReview
 
 MAX_BODY = 3 * 2**20
-"""Bytes of the largest review that is read.
-
-The API server reads at most 3 MiB of a request (MaxRequestBodyBytes in k8s.io/apiserver, pkg/server/config.go), and
-etcd takes at most 1.5 MiB with an object (--max-request-bytes). A review of CREATE carries one object and one of UPDATE
-two, as JSON. Go writes each &, < and > in JSON as six bytes (encoding/json, HTMLEscape), so the review of an object
-that the API server takes may have over 18 MiB. Useful objects are far smaller: a pod's review has 4 to 20 KiB. The two
-versions of a quota ConfigMap have at most 1 MiB of data each, and little in it is escaped. So the bound is that of the
-API server, and a larger review is denied with the reason.
-"""
+"""Bytes of the largest review that is read. The API server reads at most 3 MiB of a request (MaxRequestBodyBytes in
+k8s.io/apiserver, pkg/server/config.go), and etcd takes at most 1.5 MiB with an object (--max-request-bytes). A review
+of CREATE carries one object and one of UPDATE two, as JSON. Go writes each &, < and > in JSON as six bytes
+(encoding/json, HTMLEscape), so the review of an object that the API server takes may have over 18 MiB. Useful objects
+are far smaller: a pod's review has 4 to 20 KiB. The two versions of a quota ConfigMap have at most 1 MiB of data each,
+and little in it is escaped. So the bound is that of the API server, and a larger review is denied with the reason."""
 
 LARGE_BODY = 2**16
 """Bytes of a body that are read before its review has a place in a queue."""

@@ -25,11 +25,8 @@ from webhook.ledger.ledgers import ChargeRequest, Decision, Ledgers, ReviewDeadl
 T = TypeVar("T")
 
 PLACES = Bounds(grants=12, size=6 * MAX_BODY, key_grants=4, key_size=2 * MAX_BODY, waiting=96, keys=16)
-"""The places of large pods and claims. A namespace holds at most a third of them.
-
-A waiting review holds some 100 KiB. With the bodies that are read, all waiting reviews hold less than `MAX_UNFINISHED`
-of `webhook.server.worker`.
-"""
+"""The places of large pods and claims. A namespace holds at most a third of them. A waiting review holds some 100 KiB.
+With the bodies that are read, all waiting reviews hold less than `MAX_UNFINISHED` of `webhook.server.worker`."""
 
 QUOTA_PLACES = Bounds(grants=4, size=4 * MAX_BODY, key_grants=4, key_size=4 * MAX_BODY, waiting=16, keys=16)
 """The places of edits of the quota, so that pods and large documents do not wait for each other."""

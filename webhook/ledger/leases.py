@@ -28,12 +28,10 @@ LEAST_SPAN_SECONDS = 0.1
 burst that has just begun reserves for seconds: a smaller first reservation would cost one more write."""
 
 LEAST_GRANTS = 4
-"""The least demand for which room is reserved, and the least that is reserved, in charges.
-
-If this replica admitted fewer within `RATE_SECONDS`, and the ledger has fewer pending, each charge is written alone,
-because a write costs less than a reservation hides. The pending charges show what the other replicas admit: without
-them, each replica would make four writes before it reserves.
-"""
+"""The least demand for which room is reserved, and the least that is reserved, in charges. If this replica admitted
+fewer within `RATE_SECONDS`, and the ledger has fewer pending, each charge is written alone, because a write costs less
+than a reservation hides. The pending charges show what the other replicas admit: without them, each replica would make
+four writes before it reserves."""
 
 WRITE_SECONDS, MOST_WRITE_SECONDS = 1.0, 4.0
 """The least and the most time from one write to the next. A write moves the granted charges from the reservation to the

@@ -32,10 +32,8 @@ from webhook.server.gunicorn_log import StructuredLogger
 from webhook.server.worker import KEEP_ALIVE_SECONDS, WebhookWorker
 
 MAX_CONNECTIONS = 2048
-"""Open connections. An API server has some hundreds at most. For one more, an idle connection is closed.
-
-Each takes 50 KiB, most of it TLS.
-"""
+"""Open connections. An API server has some hundreds at most. For one more, an idle connection is closed. Each takes 50
+KiB, most of it TLS."""
 
 OTHER_FILES = 512
 """Open files beside the clients' connections. Most are connections to the API server."""
