@@ -112,24 +112,22 @@ class LedgerMetrics:
         )
 
 
+@dataclasses.dataclass(frozen=True)
 class _Count(Collector):
-    def __init__(self, name: str, help_: str, read: Callable[[], float]) -> None:
-        self._name = name
-        self._help = help_
-        self._read = read
+    name: str
+    help: str
+    read: Callable[[], float]
 
     def collect(self) -> Iterable[Metric]:
-        return [CounterMetricFamily(self._name, self._help, value=self._read())]
+        return [CounterMetricFamily(self.name, self.help, value=self.read())]
 
 
+@dataclasses.dataclass(frozen=True)
 class ReflectorCollector(Collector):
     """The state of the watches: the seconds since the API server last answered, and the failures since the start."""
 
-    def __init__(
-        self, reflectors: Callable[[], Mapping[str, Reflector[Any]]], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._reflectors = reflectors
-        self._clock = clock
+    reflectors: Callable[[], Mapping[str, Reflector[Any]]]
+    clock: Callable[[], float] = time.monotonic
 
     def collect(self) -> Iterable[Metric]:
         """Yield one family per figure, labelled by resource."""
@@ -143,8 +141,8 @@ class ReflectorCollector(Collector):
             "Incidents of this watch since the process started, by kind.",
             labels=["resource", "kind"],
         )
-        for resource, reflector in self._reflectors().items():
-            age.add_metric([resource], reflector.last_event_age(self._clock()))
+        for resource, reflector in self.reflectors().items():
+            age.add_metric([resource], reflector.last_event_age(self.clock()))
             for kind, count in dataclasses.asdict(reflector.counts).items():
                 trouble.add_metric([resource, kind], count)
         return [age, trouble]

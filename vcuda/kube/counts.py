@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -56,6 +57,7 @@ class ListedPods(NamedTuple):
         return frozenset([*(pod.uid for pod in self.charged), *(pod.uid for pod in self.claim_users)])
 
 
+@dataclass(eq=False)
 class NamespaceCounter:
     """Lists the pods and claims of one namespace at a time, in turns that namespaces share.
 
@@ -63,19 +65,12 @@ class NamespaceCounter:
     there is no turn in time, or if the objects are too many or too large to be listed in time.
     """
 
-    def __init__(
-        self,
-        kube: client.Kube,
-        nodes: Callable[[], Nodes],
-        resources: Callable[[], GpuResources],
-        claim_price: Callable[[], ClaimPrice | None],
-    ) -> None:
-        self._kube = kube
-        self._nodes = nodes
-        self._turns = ListTurns()
-        self.resources = resources
-        self.claim_price = claim_price
-        self.claim_reader = ClaimReader()
+    kube: client.Kube
+    nodes: Callable[[], Nodes]
+    resources: Callable[[], GpuResources]
+    claim_price: Callable[[], ClaimPrice | None]
+    claim_reader: ClaimReader = field(default_factory=ClaimReader, init=False)
+    _turns: ListTurns = field(default_factory=ListTurns, init=False)
 
     @property
     def config_version(self) -> str:
@@ -113,13 +108,13 @@ class NamespaceCounter:
 
     def _in_turn(self, namespace: str, timeout: float, make: Callable[[_Turn], T]) -> T:
         def take(seconds: float) -> T:
-            return make(_Turn(self._kube, namespace, timeout, time.monotonic() + seconds))
+            return make(_Turn(self.kube, namespace, timeout, time.monotonic() + seconds))
 
         return self._turns.run(namespace, take, timeout)
 
     def _count(self, turn: _Turn) -> ObservedPods:
         config_version = self.config_version  # read before the pods, which are counted by this version or a newer one
-        listed, nodes = self._pods(turn), self._nodes()
+        listed, nodes = self._pods(turn), self.nodes()
         extended = charged_by_pods(listed.charged, nodes)
         # The pods are listed first, so that the pod of a claim that is left out is in the count.
         claims = _count_claims(*self._price(turn, extended))
@@ -162,7 +157,7 @@ class NamespaceCounter:
             version = version or page.resource_version
             # A pod that cannot be decoded is not charged, because the webhook rejects it.
             for pod in objects.decode_each(_POD, page.items):
-                if stored := read_stored(pod, self._nodes().keys, known):
+                if stored := read_stored(pod, self.nodes().keys, known):
                     charged.append(stored)
                 if user := read_claim_user(pod):
                     claim_users.append(user)

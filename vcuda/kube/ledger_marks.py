@@ -8,6 +8,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -41,6 +42,7 @@ class _Loss(NamedTuple):
     since: float
 
 
+@dataclass(eq=False)
 class LedgerMarks:
     """The marks: one ConfigMap for each namespace that was given a ledger, in the namespace of the ledgers.
 
@@ -49,25 +51,22 @@ class LedgerMarks:
     pod can no longer be stored. Ages are measured on this process's own clock.
     """
 
-    def __init__(
-        self, kube: client.Kube, collection: str, storable_seconds: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._kube = kube
-        self._collection = collection
-        self._storable_seconds = storable_seconds
-        self._clock = clock
-        self._claims: dict[str, _Opener] = {}
-        self._losses: dict[str, _Loss] = {}
+    kube: client.Kube
+    collection: str
+    storable_seconds: float
+    clock: Callable[[], float] = time.monotonic
+    _claims: dict[str, _Opener] = field(default_factory=dict)
+    _losses: dict[str, _Loss] = field(default_factory=dict)
 
     def check_lost(self, namespace: str, lost: Reservation) -> None:
         """Raise LedgerLost while a pod that was charged in the lost ledger may still be stored."""
         missing = self.missing(namespace, lost)
-        if (left := lost.seconds + self._storable_seconds + MARGIN_SECONDS - missing) > 0:
+        if (left := lost.seconds + self.storable_seconds + MARGIN_SECONDS - missing) > 0:
             raise errors.LedgerLost(namespace, missing, left)
 
     def missing(self, namespace: str, lost: Reservation) -> float:
         """Return the seconds for which this process has known the ledger to be closed."""
-        known, now = self._losses.get(namespace), self._clock()
+        known, now = self._losses.get(namespace), self.clock()
         # Each created ledger has its own counter, so the age of a newer ledger begins again.
         if known is None or known.counter != lost.counter:
             known = self._losses[namespace] = _Loss(lost.counter, now)
@@ -87,7 +86,7 @@ class LedgerMarks:
         claim = known if known and tried else _Opener(version, secrets.token_urlsafe(12))
         self._claims[namespace] = claim
         try:
-            answered(lambda: self._kube.post(self._collection, _mark(namespace, claim.opener), timeout=timeout))
+            answered(lambda: self.kube.post(self.collection, _mark(namespace, claim.opener), timeout=timeout))
         except errors.Conflict:
             if tried and (mark := self._get(namespace, timeout)) and (mark.data or {}).get(OPENER) == claim.opener:
                 return True
@@ -99,11 +98,11 @@ class LedgerMarks:
         """Replace or create the mark, so that every mark that was seen before is outdated. Raises Conflict."""
         mark, opener = self._get(namespace, timeout), secrets.token_urlsafe(12)
         if mark is None:
-            answered(lambda: self._kube.post(self._collection, _mark(namespace, opener), timeout=timeout))
+            answered(lambda: self.kube.post(self.collection, _mark(namespace, opener), timeout=timeout))
             return
         body = _mark(namespace, opener, mark.metadata.resource_version)
         try:
-            answered(lambda: self._kube.put(self._path(namespace), body, timeout=timeout))
+            answered(lambda: self.kube.put(self._path(namespace), body, timeout=timeout))
         except errors.NotFound as error:
             raise errors.Conflict(error.status, error.message) from error
 
@@ -118,18 +117,19 @@ class LedgerMarks:
 
     def remove(self, namespace: str, version: str) -> None:
         """Delete the mark if it still has this version. Raises Conflict or NotFound otherwise."""
-        self._kube.delete(self._path(namespace), msgspec.json.encode({"preconditions": {"resourceVersion": version}}))
+        self.kube.delete(self._path(namespace), msgspec.json.encode({"preconditions": {"resourceVersion": version}}))
 
     def _get(self, namespace: str, timeout: float) -> k8s_types.ConfigMap | None:
         try:
-            return _CONFIG_MAP.decode(self._kube.get(self._path(namespace), timeout=timeout))
+            return _CONFIG_MAP.decode(self.kube.get(self._path(namespace), timeout=timeout))
         except errors.NotFound:
             return None
 
     def _path(self, namespace: str) -> str:
-        return f"{self._collection}/{_name(namespace)}"
+        return f"{self.collection}/{_name(namespace)}"
 
 
+@dataclass(eq=False)
 class SeenVersions:
     """The newest version of each ledger that was seen within the last ``seconds``.
 
@@ -137,24 +137,23 @@ class SeenVersions:
     Objects that were granted by an older view are stored by now, or never will be.
     """
 
-    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
-        self._seconds = seconds
-        self._clock = clock
-        # Each with the time when it was last seen, the oldest first.
-        self._seen: dict[str, tuple[int, float]] = {}
+    seconds: float
+    clock: Callable[[], float]
+    # Each with the time when it was last seen, the oldest first.
+    _seen: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def newest(self, namespace: str) -> int:
         """Return the newest known version. A later call of the API server returns no older one."""
         version, at = self._seen.get(namespace, (0, -math.inf))
-        return version if self._clock() < at + self._seconds else 0
+        return version if self.clock() < at + self.seconds else 0
 
     def note(self, namespace: str, version: str | None, *, anew: bool) -> None:
         """Note a version. ``anew``: even if it is older than the known one."""
-        known, seen, now = self.newest(namespace), int(version or 0), self._clock()
+        known, seen, now = self.newest(namespace), int(version or 0), self.clock()
         self._seen.pop(namespace, None)
         self._seen[namespace] = seen if anew else max(seen, known), now
         oldest = next(iter(self._seen))
-        if self._seen[oldest][1] + self._seconds < now:
+        if self._seen[oldest][1] + self.seconds < now:
             del self._seen[oldest]
 
 

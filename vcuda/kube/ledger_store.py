@@ -178,7 +178,7 @@ class LedgerStore(NamespaceCounter):
     def _stored(self, namespace: str, timeout: float) -> Stored | None:
         newest = self._versions.newest(namespace)
         try:
-            raw = self._kube.get(self._path(namespace), timeout=timeout)
+            raw = self.kube.get(self._path(namespace), timeout=timeout)
         except errors.NotFound:
             return None
         stored = _read(_CONFIG_MAP.decode(raw), len(raw))
@@ -192,7 +192,7 @@ class LedgerStore(NamespaceCounter):
         newest, ledger = self._versions.newest(namespace), Ledger(reserved={LOST: _everything()})
         body = self._encode(namespace, ledger, None)
         try:
-            stored = _written(ledger, lambda: self._kube.post_heard(self._collection, body, timeout=timeout))
+            stored = _written(ledger, lambda: self.kube.post_heard(self._collection, body, timeout=timeout))
         except errors.Conflict:
             return None
         if int(stored.version or 0) < newest:
@@ -206,7 +206,7 @@ class LedgerStore(NamespaceCounter):
         ledger = msgspec.structs.replace(stored.ledger, reserved={**stored.ledger.reserved, LOST: _everything()})
         body = self._encode(namespace, ledger, stored.version)
         try:
-            closed = _written(ledger, lambda: self._kube.put_heard(self._path(namespace), body, timeout=timeout))
+            closed = _written(ledger, lambda: self.kube.put_heard(self._path(namespace), body, timeout=timeout))
         except (errors.Conflict, errors.NotFound):
             return None
         self._note(namespace, closed, anew=True)
@@ -227,7 +227,7 @@ class LedgerStore(NamespaceCounter):
             raise ValueError(namespace)  # a fault of ours: the ledger was only read, and must be opened before a write
         body = self._encode(namespace, ledger, replaced.version)
         try:
-            stored = _written(ledger, lambda: self._kube.put_heard(self._path(namespace), body, timeout=timeout))
+            stored = _written(ledger, lambda: self.kube.put_heard(self._path(namespace), body, timeout=timeout))
         except errors.NotFound as error:
             # The version that was read is gone, as after any other write.
             raise errors.Conflict(error.status, error.message) from error
@@ -242,13 +242,13 @@ class LedgerStore(NamespaceCounter):
         # The current mark belongs to this ledger. A ledger that is opened later gets a mark of another version.
         mark = self._marks.current(namespace)
         patch = {"metadata": {"resourceVersion": version, "finalizers": None}}
-        raw = self._kube.patch(self._path(namespace), msgspec.json.encode(patch), client.MERGE_PATCH)
+        raw = self.kube.patch(self._path(namespace), msgspec.json.encode(patch), client.MERGE_PATCH)
         left = _CONFIG_MAP.decode(raw).metadata
         # If a user had deleted the ConfigMap, it disappeared with its finalizer.
         if left.deletion_timestamp is None:
             preconditions = {"resourceVersion": left.resource_version}
             with contextlib.suppress(errors.NotFound):
-                self._kube.delete(self._path(namespace), msgspec.json.encode({"preconditions": preconditions}))
+                self.kube.delete(self._path(namespace), msgspec.json.encode({"preconditions": preconditions}))
         self._written.pop(namespace, None)
         if mark:
             self._dropped[namespace] = mark
@@ -282,7 +282,7 @@ class LedgerStore(NamespaceCounter):
         self._keeps_written = on_charge is not None
 
         selector = {"labelSelector": NAMESPACE_LABEL}
-        return Reflector(self._kube, self._collection, self._decode_named, params=selector, on_event=on_event)
+        return Reflector(self.kube, self._collection, self._decode_named, params=selector, on_event=on_event)
 
     def key(self, namespace: str) -> watch.Key:
         return watch.Key(self._namespace, ledger_name(namespace))

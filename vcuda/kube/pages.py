@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -121,28 +122,23 @@ Skip = Callable[[SkippedObject], None]
 """Called for an object that is too large to be read."""
 
 
+@dataclass(eq=False)
 class Pager:
     """Reads one LIST page by page. ``what`` names it in errors; ``clock`` is in seconds."""
 
-    def __init__(
-        self,
-        fetch: Fetch,
-        what: str,
-        *,
-        most: int,
-        timeout: float,
-        seconds: float,
-        skip: Skip | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._fetch = fetch
-        self._what = what
-        self._size = PageSize(most)
-        self._timeout = timeout
-        self._overdue = errors.ListOverdue(f"{what} took longer than {seconds:g} s")
-        self._deadline = clock() + seconds
-        self._skip = skip
-        self._clock = clock
+    fetch: Fetch
+    what: str
+    _: KW_ONLY
+    most: int
+    timeout: float
+    seconds: float
+    skip: Skip | None = None
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._size = PageSize(self.most)
+        self._overdue = errors.ListOverdue(f"{self.what} took longer than {self.seconds:g} s")
+        self._deadline = self.clock() + self.seconds
 
     def __iter__(self) -> Iterator[Page]:
         """Yield the pages. Raises as `Kube.list_pages` does."""
@@ -154,14 +150,14 @@ class Pager:
 
     def _next(self, token: str) -> tuple[Page, str]:
         """Return the page that a token continues, with the token of the one behind it."""
-        while (left := self._deadline - self._clock()) > 0:
+        while (left := self._deadline - self.clock()) > 0:
             try:
-                return self._read(token, min(self._timeout, left))
+                return self._read(token, min(self.timeout, left))
             except errors.TooLarge as error:
                 if self._size.objects == 1:
                     return self._skipped(error)
             except errors.TimedOut as error:
-                if left <= self._timeout:
+                if left <= self.timeout:
                     raise self._overdue from error
                 # A page takes longer the more objects it has. At first nothing says that the time was for them.
                 if not self._size.has_grown:
@@ -170,11 +166,11 @@ class Pager:
         raise self._overdue
 
     def _read(self, token: str, timeout: float) -> tuple[Page, str]:
-        body = self._fetch(self._size.objects, token, timeout, self._size.most_bytes)
+        body = self.fetch(self._size.objects, token, timeout, self._size.most_bytes)
         try:
             page, following = read_page(body)
         except msgspec.MsgspecError as error:
-            raise errors.Unavailable(f"{self._what}: the answer is no list: {error}") from error
+            raise errors.Unavailable(f"{self.what}: the answer is no list: {error}") from error
         self._size.came(len(page.items), len(body))
         return page, following
 
@@ -183,7 +179,7 @@ class Pager:
             page, token, skipped = read_skipped(error.head)
         except msgspec.MsgspecError:
             raise error from None
-        if self._skip is None:
-            raise errors.TooLarge(f"{self._what}: {skipped} has more than {MOST_OBJECT_BYTES} bytes", b"") from error
-        self._skip(skipped)
+        if self.skip is None:
+            raise errors.TooLarge(f"{self.what}: {skipped} has more than {MOST_OBJECT_BYTES} bytes", b"") from error
+        self.skip(skipped)
         return page, token

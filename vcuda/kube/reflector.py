@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from http import HTTPStatus
 from typing import Generic, TypeVar
 
@@ -57,6 +57,7 @@ class Backoff:
         self._steps = 0
 
 
+@dataclass(eq=False)
 class Reflector(Generic[T]):
     """The objects under one resource path, decoded by ``decode``, as the watch delivered them last.
 
@@ -86,50 +87,41 @@ class Reflector(Generic[T]):
     # in case the stream always breaks. In both cases the store changes to the list in one step, and the list has every
     # change that the API server answered before the list began.
 
-    def __init__(
-        self,
-        kube: client.Kube,
-        path: str,
-        decode: Callable[[bytes], T | None],
-        *,
-        params: connection.Params | None = None,
-        on_event: OnEvent[T] | None = None,
-        on_listed: Callable[[], None] = lambda: None,
-        on_listing: Callable[[], bool] = lambda: False,
-        page_size: int = 500,
-        backoff: Backoff | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        wait: Callable[[float], bool] | None = None,
-    ) -> None:
+    kube: client.Kube
+    path: str
+    decode: Callable[[bytes], T | None]
+    _: KW_ONLY
+    params: connection.Params = field(default_factory=dict)
+    on_event: OnEvent[T] | None = None
+    on_listed: Callable[[], None] = lambda: None
+    on_listing: Callable[[], bool] = lambda: False
+    page_size: int = 500
+    backoff: Backoff | None = None
+    clock: Callable[[], float] = time.monotonic
+    wait: Callable[[float], bool] | None = None
+
+    def __post_init__(self) -> None:
         self.counts = store.Counts()
         self.synced = threading.Event()
-        self._kube = kube
-        self._path = path
-        self._params = dict(params or {})
-        self._on_event = on_event
-        self._on_listed = on_listed
-        self._on_listing = on_listing
         self.listed_version = ""
-        self._page_size = page_size
-        self._backoff = backoff or Backoff()
-        self._clock = clock
+        self._backoff = self.backoff or Backoff()
         self._stopping = threading.Event()
         self._asked_again = threading.Event()
-        self._wait = wait or self._stopping.wait
-        self._watches = watch.Watches(kube, path, self._params, SILENCE, self._stopping, interrupted=self._asked_again)
-        self._log = structlog.get_logger().bind(resource=path)
+        self._wait = self.wait or self._stopping.wait
+        self._watches = watch.Watches(self.kube, self.path, self.params, SILENCE, self._stopping, self._asked_again)
+        self._log = structlog.get_logger().bind(resource=self.path)
         self._store: store.Store[T] = store.Store()
         self.get = self._store.get
         self.snapshot = self._store.snapshot
         self.versioned = self._store.versioned
         self.within = self._store.within
         self.namespaces = self._store.namespaces
-        self._reader = store.ObjectReader(decode, self._store, self.counts, self._log)
+        self._reader = store.ObjectReader(self.decode, self._store, self.counts, self._log)
         self._list_due = True
         self._streams_refused = False
         self._stream_broken = False
         self._last_event = -math.inf
-        self._thread = threading.Thread(target=self._run, name=f"reflector {path}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"reflector {self.path}", daemon=True)
 
     @property
     def resource_version(self) -> str:
@@ -219,10 +211,10 @@ class Reflector(Generic[T]):
         # Without a resourceVersion the API server answers consistently with etcd, from its cache if possible.
         kept: dict[watch.Key, store.StoreEntry[T]] = {}
         reader = self._list_reader()
-        pages = self._kube.list_pages(
-            self._path,
-            self._params,
-            self._page_size,
+        pages = self.kube.list_pages(
+            self.path,
+            self.params,
+            self.page_size,
             seconds=RELIST_SECONDS,
             skip=lambda skipped: kept.update(reader.last_good(skipped)),
         )
@@ -232,13 +224,13 @@ class Reflector(Generic[T]):
             self._replace(store.Listing({**kept, **listing.entries}, listing.version), streamed=False)
 
     def _list_reader(self) -> store.ObjectReader[T]:
-        return replace(self._reader, anew=self._on_listing())
+        return replace(self._reader, anew=self.on_listing())
 
     def _replace(self, listing: store.Listing[T], *, streamed: bool) -> None:
         fresh, self.listed_version = listing.entries, listing.version
         before = self._store.swap(fresh, listing.version)
         self._list_due = False
-        self._last_event = self._clock()
+        self._last_event = self.clock()
         self.counts.lists += 1
         self.counts.streamed_lists += streamed
         self._log.info("listed", objects=len(fresh), resource_version=listing.version, streamed=streamed)
@@ -247,7 +239,7 @@ class Reflector(Generic[T]):
                 self._notify(entry, None)
         for key, entry in fresh.items():
             self._notify(before.get(key), entry)
-        self._on_listed()
+        self.on_listed()
         self.synced.set()
 
     def _duration(self) -> float:
@@ -256,13 +248,13 @@ class Reflector(Generic[T]):
     def follow(self, events: Iterable[watch.WatchEvent]) -> None:
         """Apply the events of a watch until they end. The thread does this after a list."""
         self.counts.watches += 1
-        opened = self._last_event = self._clock()
+        opened = self._last_event = self.clock()
         try:
             for event in events:
                 self._apply(event)
-                self._last_event = self._clock()
+                self._last_event = self.clock()
         finally:
-            if self._clock() - opened >= _STANDING:
+            if self.clock() - opened >= _STANDING:
                 self._backoff.reset()
 
     def _apply(self, event: watch.WatchEvent) -> None:
@@ -290,10 +282,10 @@ class Reflector(Generic[T]):
             self._call(None, new.value)
 
     def _call(self, old: T | None, new: T | None) -> None:
-        if self._on_event is None:
+        if self.on_event is None:
             return
         try:
-            self._on_event(old, new)
+            self.on_event(old, new)
         except Exception:  # noqa: BLE001  # the store is right all the same, and a dead thread would freeze it for all
             self.counts.callback_errors += 1
             self._log.exception("callback failed")

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -131,6 +132,7 @@ def until(stopping: threading.Event, items: Iterable[T]) -> Iterator[T]:
             return
 
 
+@dataclass(eq=False)
 class Watches:
     """The watches of one resource path, one at a time. ``params`` hold selectors.
 
@@ -138,34 +140,28 @@ class Watches:
     while ``interrupted`` is set. `abort` ends the open watch at once, so that no thread waits for its next event.
     """
 
-    def __init__(
-        self,
-        kube: Kube,
-        path: str,
-        params: Params,
-        silence: float,
-        stopping: threading.Event,
-        *,
-        interrupted: threading.Event,
-    ) -> None:
-        self.what = f"WATCH {path}"
-        self._kube = kube
-        self._path = path
-        self._params = {**params, "watch": "true", "allowWatchBookmarks": "true"}
-        self._silence = silence
-        self._stopping = stopping
-        self._interrupted = interrupted
-        self._stream: Stream | None = None
-        self._lock = threading.Lock()
+    kube: Kube
+    path: str
+    params: Params
+    silence: float
+    stopping: threading.Event
+    interrupted: threading.Event
+    _stream: Stream | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def what(self) -> str:
+        return f"WATCH {self.path}"
 
     @contextmanager
     def open(self, start: Params, seconds: float) -> Iterator[Iterator[WatchEvent]]:
         """Open a watch for some ``seconds``, and yield its events. Raises as `Kube.stream` and `read_event` do."""
-        params = {**self._params, "timeoutSeconds": int(seconds), **start}
-        with self._kube.stream(self._path, params, read_timeout=self._silence) as stream:
+        fixed: Params = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": int(seconds)}
+        params = {**self.params, **fixed, **start}
+        with self.kube.stream(self.path, params, read_timeout=self.silence) as stream:
             self._hold(stream)
             try:
-                yield (read_event(line, self.what) for line in until(self._stopping, stream))
+                yield (read_event(line, self.what) for line in until(self.stopping, stream))
             finally:
                 self._hold(None)
 
@@ -178,5 +174,5 @@ class Watches:
     def _hold(self, stream: Stream | None) -> None:
         with self._lock:
             self._stream = stream
-            if stream is not None and (self._stopping.is_set() or self._interrupted.is_set()):
+            if stream is not None and (self.stopping.is_set() or self.interrupted.is_set()):
                 stream.abort()

@@ -3,6 +3,7 @@
 import contextlib
 import math
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 
 import msgspec
 
@@ -27,25 +28,22 @@ SOON_SECONDS = 2.0
 """A shortage that has lasted longer than these seconds is not expected to pass within them."""
 
 
+@dataclass(eq=False)
 class Recount:
     """Counts by ``count``, a consistent LIST that waiting callers share. ``known`` returns the newest known ledger."""
 
-    def __init__(
-        self,
-        count: Callable[[], Awaitable[ObservedPods]],
-        known: Callable[[], Ledger],
-        clock: Callable[[], float],
-        sleep: Callable[[float], Awaitable[None]],
-    ) -> None:
-        self._count = count
-        self._known = known
-        self._clock = clock
-        self._sleep = sleep
-        self._next = -math.inf
-        self._lists = SharedCall(self._list, clock, self._pause)
-        # The oldest count that the ledger has not been settled by, its time, and the time of the newest count.
-        self._first: ObservedPods | None = None
-        self._since = self._listed = -math.inf
+    count: Callable[[], Awaitable[ObservedPods]]
+    known: Callable[[], Ledger]
+    clock: Callable[[], float]
+    sleep: Callable[[float], Awaitable[None]]
+    _next: float = -math.inf
+    # The oldest count that the ledger has not been settled by, its time, and the time of the newest count.
+    _first: ObservedPods | None = None
+    _since: float = -math.inf
+    _listed: float = -math.inf
+
+    def __post_init__(self) -> None:
+        self._lists = SharedCall(self._list, self.clock, self._pause)
 
     async def judge(self, shortage: Shortage, deadline: float) -> Refused | PutOff:
         """Return a refusal if a LIST that begins after this call shows no room either; otherwise a `PutOff`.
@@ -61,16 +59,16 @@ class Recount:
             return Refused(msgspec.structs.replace(shortage, usage=usage))
         self._note(observed)
         # A running controller settles within that time. A pending charge may stay for longer.
-        soon = not shortage.rests_on_pending and self._clock() < self._since + SOON_SECONDS
+        soon = not shortage.rests_on_pending and self.clock() < self._since + SOON_SECONDS
         return PutOff((shortage,), soon=soon)
 
     def _note(self, observed: ObservedPods) -> None:
-        first, now, before = self._first, self._clock(), self._listed
+        first, now, before = self._first, self.clock(), self._listed
         self._listed = now
         # After etcd was restored from a backup, the older counts are invalid. Then versions are lower, or the ledger is
         # lost, and no charge of the namespace is decided for longer than this time.
         back = first and is_older(observed.resource_version, first.resource_version)
-        if first is None or back or now > before + 2 * SETTLE_SECONDS or not _is_due(first, self._known()):
+        if first is None or back or now > before + 2 * SETTLE_SECONDS or not _is_due(first, self.known()):
             self._first, self._since = observed, now
 
     async def usages(self, charged: Mapping[str, Usage], deadline: float) -> Mapping[str, Usage] | None:
@@ -85,7 +83,7 @@ class Recount:
 
     def settle(self, ledger: Ledger) -> Ledger:
         """Return the ledger, settled if it has been due for so long that no controller can be running."""
-        first, now = self._first, self._clock()
+        first, now = self._first, self.clock()
         # A LIST of this moment is required: it proves that etcd has not been restored to an older version.
         if first is None or now < self._since + SETTLE_SECONDS or now > self._listed + SOON_SECONDS:
             return ledger
@@ -102,23 +100,23 @@ class Recount:
     async def _begun_now(self, deadline: float) -> ObservedPods | None:
         observed = await self._lists.result(deadline)
         # A replica with an older quota ConfigMap than the ledger's does not know the current values of units.
-        if observed and is_older(observed.config_version, self._known().config_version):
+        if observed and is_older(observed.config_version, self.known().config_version):
             return None
         return observed
 
     async def _pause(self, _last_batch: int) -> None:
-        if (left := self._next - self._clock()) > 0:
-            await self._sleep(left)
+        if (left := self._next - self.clock()) > 0:
+            await self.sleep(left)
 
     async def _list(self) -> ObservedPods | None:
-        started = self._clock()
+        started = self.clock()
         try:
             # A LIST that took too long yields None, and each caller reports that.
             with contextlib.suppress(ListOverdue):
-                return await self._count()
+                return await self.count()
             return None
         finally:
-            ended = self._clock()
+            ended = self.clock()
             self._next = max(started + MIN_INTERVAL_SECONDS, ended + (ended - started) * REST_PER_SECOND)
 
 
