@@ -1,6 +1,7 @@
 """The metrics of the webhook. Each process has its own registry."""
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -72,43 +73,31 @@ class LedgerMetrics:
     """The metrics of the writes of ledgers."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.batch = Histogram(
-            "vcuda_ledger_batch_charges",
-            "Charges decided in one batch.",
-            buckets=(1, 2, 4, 8, 16, 32, 64),
-            registry=registry,
+        histogram = functools.partial(Histogram, registry=registry)
+        counter = functools.partial(Counter, registry=registry)
+        self.batch = histogram(
+            "vcuda_ledger_batch_charges", "Charges decided in one batch.", buckets=(1, 2, 4, 8, 16, 32, 64)
         )
-        self.wait = Histogram(
+        self.wait = histogram(
             "vcuda_ledger_wait_seconds",
             "Seconds from the arrival of a charge until its decision is written.",
             buckets=_BUCKETS,
-            registry=registry,
         )
-        self.size = Histogram(
+        self.size = histogram(
             "vcuda_ledger_bytes",
             "Bytes of a ledger when it is written.",
             buckets=(1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000),
-            registry=registry,
         )
-        self.granted = Counter(
-            "vcuda_ledger_granted",
-            "Charges admitted from a reservation and written later with others.",
-            registry=registry,
+        self.granted = counter(
+            "vcuda_ledger_granted", "Charges admitted from a reservation and written later with others."
         )
-        self.conflicts = Counter(
-            "vcuda_ledger_conflicts",
-            "Ledger writes that failed because another replica or the controller wrote first.",
-            registry=registry,
+        self.conflicts = counter(
+            "vcuda_ledger_conflicts", "Ledger writes that failed because another replica or the controller wrote first."
         )
-        self.lists = Counter(
-            "vcuda_ledger_lists",
-            "LISTs of a namespace's pods and claims before a charge is refused.",
-            registry=registry,
-        )
-        self.unsure = Counter(
+        self.lists = counter("vcuda_ledger_lists", "LISTs of a namespace's pods and claims before a charge is refused.")
+        self.unsure = counter(
             "vcuda_ledger_unsure",
             "Ledger writes without an answer; the ledger is read again to find out if they succeeded.",
-            registry=registry,
         )
 
 

@@ -82,7 +82,7 @@ def find_candidates(
     check()
     having = {model: nodes.having(model) for model in quota.limits}
     serving = {model: serve(pod, request, every, nodes, placing).nodes for model, every in having.items()}
-    reach = _reach_of(selection, quota, nodes, _NodesOf(having, serving), check)
+    reach = _reach_of(selection, quota, nodes, having=having, serving=serving, check=check)
     excluded = {model: reason for model in quota.limits if (reason := unwanted[model] or reach.excludes(model, quota))}
     left = [model for model in quota.limits if model in reach.unserved and model not in excluded]
     excluded |= dict.fromkeys(left, unserved(request, nodes) if left else "")
@@ -132,15 +132,6 @@ def read_pin(pod: Pod, labels: NodeLabels, named: CardModels = NO_ROWS) -> Pin:
     return Pin(models, limited_values(pod.spec, labels.pool))
 
 
-class _NodesOf(NamedTuple):
-    """The existing nodes of each model, as sets of `Nodes.index`."""
-
-    having: Mapping[str, int]
-    """All nodes."""
-    serving: Mapping[str, int]
-    """The nodes that can serve the pod."""
-
-
 class _Reach(NamedTuple):
     """The models of the nodes that a pod's node selection allows."""
 
@@ -162,7 +153,13 @@ class _Reach(NamedTuple):
 
 
 def _reach_of(
-    selection: NodeSelection, quota: NamespaceQuota, nodes: Nodes, nodes_of: _NodesOf, check: Check
+    selection: NodeSelection,
+    quota: NamespaceQuota,
+    nodes: Nodes,
+    *,
+    having: Mapping[str, int],
+    serving: Mapping[str, int],
+    check: Check,
 ) -> _Reach:
     keys, index, models = nodes.keys, nodes.index, quota.limits.keys()
     in_pools: set[str] = set()
@@ -187,7 +184,6 @@ def _reach_of(
                 anywhere |= nodes.allowed(model, models - anywhere) if model else models
     anywhere |= in_pools
     pools = index.having(keys.pool, quota.pools) if quota.pools else matching
-    having, serving = nodes_of
     in_pools.update(model for model in models if having[model] & named & pools)
     anywhere.update(model for model in models if having[model] & named)
     present = frozenset(model for model in models if serving[model] & matching & pools)

@@ -7,7 +7,6 @@ import bisect
 import math
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ import msgspec
 
 from vcuda.ledger.ledger import LEASE_SECONDS, Ledger, Pending, Reservation
 from vcuda.quota.model import CORES_PER_CARD, Charge, Limit, NamespaceQuota, fits
+from webhook.ledger.ledgers import ChargeWindow
 
 RATE_SECONDS = 4.0
 """The time by which demand is measured; after as long without any the reservation is given back. A replica of several
@@ -81,31 +81,15 @@ class Demand:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        # By uid, in the order of time.
-        self._grants: OrderedDict[str, tuple[float, str, Charge]] = OrderedDict()
-        # The sums are kept up to date, because a burst leaves thousands of charges.
-        self._sums: dict[str, tuple[int, Charge]] = {}
+        self._charges = ChargeWindow(RATE_SECONDS, clock)
         self._since = -math.inf
+        self.recent = self._charges.sums
 
     def add(self, uid: str, model: str, charge: Charge) -> None:
         """Count a charge of now, once: a charge is decided again after another replica wrote first."""
         if not self.recent():
             self._since = self._clock()
-        if uid in self._grants:
-            return
-        number, charged = self._sums.get(model, (0, Charge()))
-        self._sums[model] = number + 1, charged + charge
-        self._grants[uid] = self._clock(), model, charge
-
-    def recent(self) -> Mapping[str, tuple[int, Charge]]:
-        """Return by model how many charges there were, and their sum."""
-        since = self._clock() - RATE_SECONDS
-        while self._grants and next(iter(self._grants.values()))[0] <= since:
-            _, (_, model, charge) = self._grants.popitem(last=False)
-            number, charged = self._sums.pop(model)
-            if number > 1:
-                self._sums[model] = number - 1, charged - charge
-        return self._sums
+        self._charges.add(uid, model, charge)
 
     @property
     def seconds(self) -> float:

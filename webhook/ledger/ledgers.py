@@ -7,9 +7,9 @@ import math
 import threading
 import time
 import types
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -231,25 +231,44 @@ def _oldest_committed(ledger: Ledger) -> Ledger:
 CHOICE_SECONDS = 2.0
 
 
-class _Chosen(NamedTuple):
-    until: float
-    model: str
-    charge: Charge
+class ChargeWindow:
+    """The charges of the last ``seconds``, with their number and sum by model. It is for one thread."""
 
+    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        # By key, in the order of time.
+        self._charges: OrderedDict[object, tuple[float, str, Charge]] = OrderedDict()
+        # The sums are kept up to date, because a burst makes thousands of charges and each needs the sums.
+        self._sums: dict[str, tuple[int, Charge]] = {}
 
-class _NamespaceChoices:
-    """One namespace's choices, oldest first, and their sums per model."""
+    def add(self, key: object, model: str, charge: Charge) -> None:
+        """Count a charge of now under a key, once."""
+        sums = self.sums()
+        if key not in self._charges:
+            number, charged = sums.get(model, (0, Charge()))
+            self._sums[model] = number + 1, charged + charge
+            self._charges[key] = self._clock(), model, charge
 
-    def __init__(self) -> None:
-        self.choices: deque[_Chosen] = deque()
-        # The sums are kept up to date, because a burst makes thousands of choices and each of its pods needs the sums.
-        self.sums: dict[str, Charge] = {}
+    def remove_alike(self, model: str, charge: Charge) -> None:
+        """Remove the oldest charge of this model and amount, if there is one."""
+        self.sums()
+        alike = (key for key, (_, own, amount) in self._charges.items() if (own, amount) == (model, charge))
+        if (oldest := next(alike, None)) is not None:
+            self._remove(oldest)
 
-    def remove(self, choice: _Chosen) -> None:
-        self.choices.remove(choice)
-        self.sums[choice.model] -= choice.charge
-        if self.sums[choice.model] == Charge():
-            del self.sums[choice.model]
+    def sums(self) -> Mapping[str, tuple[int, Charge]]:
+        """Return by model how many charges there were, and their sum. Forget the older charges."""
+        since = self._clock() - self._seconds
+        while self._charges and next(iter(self._charges.values()))[0] <= since:
+            self._remove(next(iter(self._charges)))
+        return self._sums
+
+    def _remove(self, key: object) -> None:
+        _, model, charge = self._charges.pop(key)
+        number, charged = self._sums.pop(model)
+        if number > 1:
+            self._sums[model] = number - 1, charged - charge
 
 
 class RecentChoices:
@@ -260,40 +279,28 @@ class RecentChoices:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
         self._lock = threading.Lock()
-        self._by_namespace = ByNamespace(lambda _namespace: _NamespaceChoices(), clock)
+        self._by_namespace = ByNamespace(lambda _namespace: ChargeWindow(CHOICE_SECONDS, clock), clock)
 
     def add(self, namespace: str, model: str, charge: Charge) -> None:
         """Count a charge on the model chosen for it, for `CHOICE_SECONDS`."""
         with self._lock:
-            chosen = self._current(namespace)
-            chosen.choices.append(_Chosen(self._clock() + CHOICE_SECONDS, model, charge))
-            chosen.sums[model] = chosen.sums.get(model, Charge()) + charge
+            self._by_namespace[namespace].add(object(), model, charge)
 
     def release(self, namespace: str, model: str, charge: Charge) -> None:
         """Remove the oldest choice of this model and charge, because it is about to be charged."""
+        # A choice has no uid, because /mutate sees a pod before it gets one.
         with self._lock:
-            chosen = self._current(namespace)
-            # A choice has no uid, because /mutate sees a pod before it gets one.
-            alike = (each for each in chosen.choices if (each.model, each.charge) == (model, charge))
-            if oldest := next(alike, None):
-                chosen.remove(oldest)
+            self._by_namespace[namespace].remove_alike(model, charge)
 
     def on_top_of(self, usages: Mapping[str, Usage], namespace: str) -> Mapping[str, Usage]:
         """Return the usages with all choices counted as used."""
         with self._lock:
-            sums = dict(self._current(namespace).sums)
+            sums = dict(self._by_namespace[namespace].sums())
         if not sums:
             return usages
         with_chosen = dict(usages)
-        for model, charge in sums.items():
+        for model, (_, charge) in sums.items():
             usage = usages.get(model, Usage())
             with_chosen[model] = msgspec.structs.replace(usage, used=usage.used + charge)
         return with_chosen
-
-    def _current(self, namespace: str) -> _NamespaceChoices:
-        chosen, now = self._by_namespace[namespace], self._clock()
-        while chosen.choices and chosen.choices[0].until <= now:
-            chosen.remove(chosen.choices[0])
-        return chosen
