@@ -64,10 +64,7 @@ class Cause(msgspec.Struct, frozen=True):
 
 
 class ApiError(VcudaError):
-    """The API server answered with an error ``status`` (HTTP), the ``message`` of its Status and that one's causes.
-
-    ``request`` is the method and the path that it answered.
-    """
+    """The API server answered ``request``, a method and a path, with this HTTP status, message and causes."""
 
     def __init__(self, status: int, message: str, causes: tuple[Cause, ...] = (), request: str = "") -> None:
         super().__init__(f"{message} (HTTP {status})")

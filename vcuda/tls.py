@@ -81,12 +81,7 @@ class ServingCertificate:
         return self._served.context
 
     def poll(self) -> None:
-        """Read the files; serve a new good pair, or keep the last good one and log what is wrong, once a content.
-
-        The files are compared by content, not by their times: that is exact, follows the links kubelet swaps, and
-        costs two small reads. Files that change while they are read are left to the next poll; a pair that was refused
-        is tried again at each, because it may have been no fault of its own. One thread calls this.
-        """
+        """Read the files. Serve a new good pair, or keep the last good one and log the fault once. For one thread."""
         found = self._fingerprint()
         if found == self._loaded:
             self._refused = None
@@ -240,11 +235,7 @@ def present_files(directory: Path) -> tuple[str, ...]:
 # fresh hidden directory, ``..data`` is a link to it, and ``tls.crt`` a link to ``..data/tls.crt``. One rename of
 # ``..data`` swaps them all; renamed one by one, a run killed between two would leave a key without its certificate.
 def write_files(directory: Path, files: Sequence[File]) -> None:
-    """Replace the set in ``directory``, which is made where it is missing, with ``files`` in one step.
-
-    Links of an earlier set that this one does not hold are removed, and so is what killed runs have left.
-    Raises OSError, the old set untouched where it was written by this function.
-    """
+    """Replace the set in ``directory`` in one step. Raises OSError, with the old set untouched."""
     directory.mkdir(parents=True, exist_ok=True)
     with _opened(directory) as descriptor:
         # Two runs at once would each remove what the other makes. Some file systems have no locks: then nothing helps.

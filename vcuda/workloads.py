@@ -104,11 +104,7 @@ def made_claims(pod: Manifest) -> list[MadeClaim]:
 
 
 def workloads_in(source: str, text: str, namespace: str) -> list[Workload | Unread]:
-    """Return every claim, and every object that makes pods, in YAML or JSON, in order.
-
-    Objects of built-in kinds that make no pods are left out. ``namespace`` is for objects that name none. ``source`` is
-    the name of the text in messages. Raises BadInput if the text is not YAML.
-    """
+    """Return every claim and every object that makes pods. ``source``: the text's name. Raises BadInput if no YAML."""
     return [each for where, document in _documents(source, text) for each in _read(where, document, namespace)]
 
 

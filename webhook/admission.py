@@ -38,10 +38,7 @@ class NotReady(errors.Unavailable):
 
 
 class Gate(msgspec.Struct):
-    """Whether this replica takes requests. It stops in two steps, so that no request is lost.
-
-    ``leaving``: readiness fails, and requests are still answered. ``closed``: late requests get a 503.
-    """
+    """Whether this replica takes requests: first readiness fails (``leaving``), then they get a 503 (``closed``)."""
 
     leaving: bool = False
     closed: bool = False
@@ -84,11 +81,9 @@ class Service(msgspec.Struct, frozen=True):
         return self.large_reviews if size > LARGE_REVIEW else None
 
     async def answer(self, path: str, body: bytes, deadline: ReviewDeadline, line: str = "") -> bytes:
-        """Return the review that answers the one in ``body``.
+        """Return the answer to the review in ``body``, which waits in a ``line`` if it is large.
 
-        ``line``: the namespace that `ReviewHead` read. Large reviews of one namespace wait in one line. Raises
-        BadReview if the body is not a review that this server answers. Raises Unavailable if the review cannot be
-        answered now.
+        Raises BadReview if the body is no review, and Unavailable if it cannot be answered now.
         """
         started = time.perf_counter()
         if self.gate.closed:

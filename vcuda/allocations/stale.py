@@ -123,11 +123,7 @@ def future_times(pod: StoredPod, now: float) -> tuple[str, ...]:
 def find_stale(
     pod: StoredPod, exists: Exists, now: float, timeout: float, seen: float = math.inf
 ) -> tuple[Removal, ...]:
-    """Return the stale allocations of a pod, at most one for each scheme.
-
-    ``now`` and ``seen`` are Unix seconds, ``timeout`` is seconds; see `Case`. ``exists`` is called only for the chosen
-    nodes of unbound pods.
-    """
+    """Return the stale allocations of a pod, at most one for each scheme. For the parameters see `Case`."""
     found = []
     for case in _cases(pod, exists, now, timeout, seen):
         if stale := next((each for each in _stale_by(case) if each.since <= now), None):

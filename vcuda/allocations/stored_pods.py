@@ -72,10 +72,9 @@ class Allocation(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_allocation(pod: Pod, asked: tuple[Scheme, ...], *, whole_keys: bool = False) -> Allocation | None:
-    """Return the allocation on a pod that requests by these schemes; None if there is none.
+    """Return the allocation on a pod; None if there is none.
 
-    A name in a scheme's row may stand for many keys. With ``whole_keys`` each of them is kept. Otherwise they are kept
-    as one key, the name in the row, since a pod can have thousands of them.
+    Many keys may match one name of a scheme, and are kept as one, unless ``whole_keys`` is set.
     """
     found = [(kept, key, value) for key, value in pod.annotations.items() if (kept := _annotation_kept(key))]
     labels = {kept: value for key, value in pod.labels.items() if (kept := _label_kept(key))}
@@ -213,11 +212,7 @@ def read_claim_user(pod: Pod) -> ClaimUser | None:
 
 
 class RequestCache:
-    """Remembers the request and the pinned model of pods by the part of the spec from which they are read.
-
-    That part is equal in all pods of a workload, and does not change. A cache must be used in one thread only. It keeps
-    at most `MOST_REQUESTS_REMEMBERED` specs, and none longer than `LONGEST_REMEMBERED`.
-    """
+    """Remembers requests and models by the part of the spec that all pods of a workload share; for one thread."""
 
     def __init__(self, known: GpuResources, labels: affinity.NodeLabels) -> None:
         self.known = known

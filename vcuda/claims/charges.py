@@ -191,11 +191,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return tuple(dict.fromkeys(offer.profile for offer in self._offers(entry, model)))
 
     def model(self, *, lenient: bool = False) -> str | None:
-        """Return the one model to which all entries are pinned; None if there is no such model.
-
-        ``lenient`` ignores products without a known model if a pin has others. In a stored claim these may be products
-        whose nodes are away.
-        """
+        """Return the model to which all entries are pinned, or None. ``lenient``: ignore unknown products of a pin."""
         held = {self._held_to(entry, lenient=lenient) for entry in self.gpus}
         return next(iter(held)) if len(held) == 1 else None
 

@@ -229,11 +229,7 @@ class VersionCheck:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def make(self, read: Callable[[], bytes], server: str) -> None:
-        """Check the answer to GET /version, which ``read`` returns.
-
-        If there is no answer, or the credentials are not valid, the exception of ``read`` is raised, and the next
-        request makes the check. Any other refusal is a warning.
-        """
+        """Check the answer to GET /version that ``read`` returns. Raises its error if the check must be repeated."""
         try:
             answer, refused = read(), ""
         except errors.ApiError as error:

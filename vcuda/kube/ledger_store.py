@@ -218,11 +218,7 @@ class LedgerStore(NamespaceCounter):
             self._marks.opened(namespace)
 
     def write(self, namespace: str, ledger: Ledger, replaced: Stored, timeout: float = 10) -> Stored:
-        """Replace the ledger that was read or opened, and return the stored one.
-
-        Raises Conflict if another writer was first or the ledger has been deleted, and WriteUnanswered if the outcome
-        is unknown.
-        """
+        """Replace the ledger that was read or opened. Raises Conflict if it was replaced, or WriteUnanswered."""
         if replaced.version is None:
             raise ValueError(namespace)  # a fault of ours: the ledger was only read, and must be opened before a write
         body = self._encode(namespace, ledger, replaced.version)

@@ -96,11 +96,7 @@ _NAME = re.compile(
 
 
 def read_skipped(head: bytes) -> tuple[Page, str, SkippedObject]:
-    """Return an empty page in place of one whose only object is too large, of which ``head`` is the beginning.
-
-    Also returns the token that continues the list, and the object. Raises msgspec.MsgspecError where the list's own
-    metadata are not in it: the API server writes them before the items.
-    """
+    """Return an empty page, the next token, and the object that is too large, by the ``head`` of its page."""
     found = _ITEMS.search(head)
     page, token = read_page((head[: found.end()] if found else head) + b"]}")
     return page, token, name_in(head[found.end() :] if found else b"")

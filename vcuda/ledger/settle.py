@@ -100,10 +100,7 @@ class ObservedPods(msgspec.Struct, frozen=True):
 
 
 def _seen_since(listed: ObservedPods | ObservedClaims, watched: ObservedPods | ObservedClaims, counted: str) -> str:
-    """Return the version since which every deletion up to a LIST was seen.
-
-    ``counted``: the version at which the ledger counts the objects.
-    """
+    """Return the version since which a LIST saw every deletion. ``counted``: the version of the ledger's count."""
     # No watch saw the deletion of an object that the watch has and the LIST lacks, or that only the ledger counts.
     missing = {*watched.seen} - {*watched.gone} - {*listed.seen}
     return listed.since if missing or is_older(watched.resource_version, counted) else watched.since

@@ -202,11 +202,7 @@ class _LabelIndex:
 
 
 class NodeIndex:
-    """An index of nodes by their labels, which finds the nodes for a pod's whole selection at once.
-
-    A comparison with each node would cost the size of the pod times the number of nodes. With the index a requirement
-    costs about as much as its values, however large the cluster: a set of thousands of nodes has hundreds of bytes.
-    """
+    """An index of nodes by their labels. The cost of a requirement does not grow with the number of nodes."""
 
     def __init__(self, nodes: Mapping[str, Labels] = types.MappingProxyType({})) -> None:
         self._nodes = nodes
@@ -294,10 +290,7 @@ def matches_nothing(term: NodeSelectorTerm) -> bool:
 
 
 def limited_values(spec: PodSpec, key: str) -> frozenset[str] | None:
-    """Return the values that a label of the pod's node may have; None if its node selection does not limit them.
-
-    It takes time proportional to the size of the spec.
-    """
+    """Return the values that a label of the pod's node may have; None if its node selection does not limit them."""
     selected = (spec.node_selector or {}).get(key)
     required = required_terms(spec)
     if required is None:

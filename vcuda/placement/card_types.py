@@ -112,10 +112,7 @@ class Selection(NamedTuple):
 
 
 def select(pod: Pod, scheme: Scheme, model: str, types: CardTypes, *, has_share: bool) -> Selection:
-    """Return the types of a model that a pod may get by its own annotations.
-
-    A text that the pod wants or does not want applies if it is part of a type or of the model's name.
-    """
+    """Return the types of a model that have a text that the pod wants, and none that it does not want."""
     choices = (scheme.wanted_models, scheme.unwanted_models)
     if too_long := next((key for key in choices if key and len(pod.annotations.get(key, "")) > MAX_CHOICE), None):
         return Selection(excluded_by=f"annotation {too_long}, which must not be longer than {MAX_CHOICE} characters")
@@ -144,11 +141,7 @@ def _sliced(scheme: Scheme, model: str, types: CardTypes) -> bool:
 def annotations_for(
     pod: Pod, schemes: Iterable[Scheme], model: str, types: CardTypes, *, has_share: bool
 ) -> Mapping[str, str]:
-    """Return the annotations by which the schedulers of these schemes give the pod only cards of this model.
-
-    Types are written in full. If a type is part of another model's type, the other type is added to the unwanted ones.
-    Without a register the types are unknown, and the pin to the model's nodes is enough.
-    """
+    """Return the annotations by which these schemes' schedulers give a pod only registered types of this model."""
     found: dict[str, str] = {}
     for scheme in schemes:
         if not scheme.wanted_models:

@@ -35,10 +35,7 @@ class Hints(msgspec.Struct, frozen=True):
 
 
 class _Wanted:
-    """A requirement that every term must have. It is made once, since there may be thousands of terms.
-
-    ``allows`` returns whether a value means the same as ``values``. By default only ``values`` do.
-    """
+    """A requirement for every term, made once. ``allows``: whether a value means the same as ``values``."""
 
     def __init__(self, key: str, values: Iterable[str], allows: Callable[[str], bool] | None = None) -> None:
         self.key = key

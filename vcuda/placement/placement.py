@@ -65,11 +65,7 @@ def find_candidates(
     *,
     check: Check = no_check,
 ) -> Candidates:
-    """Return the models that a pod may use: those of the quota that neither the pod nor their nodes exclude.
-
-    ``placing``: the scheduler of the schemes by which the pod requests. ``check`` is called for each term of the pod's
-    node selection.
-    """
+    """Return the models of the quota that a pod may use. ``placing``: the scheduler of its schemes."""
     selected = {
         model: [select(pod, scheme, model, nodes.types, has_share=request.has_share) for scheme in request.schemes]
         for model in quota.limits

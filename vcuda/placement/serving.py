@@ -35,11 +35,7 @@ class ServedBy(msgspec.Struct, frozen=True, gc=False):
 
 
 def serve(pod: Pod, request: PodRequest, every: int, nodes: Nodes, placing: str | None = None) -> ServedBy:
-    """Return how a model serves a pod.
-
-    ``every``: the nodes of the model (`Nodes.having`). ``placing``: the scheduler of the schemes by which the pod
-    requests.
-    """
+    """Return how a model with ``every`` of these nodes serves a pod. ``placing``: the scheduler of its schemes."""
     if not request.schemes:
         return ServedBy(every)
     for scheme in request.registered:

@@ -50,10 +50,7 @@ def changes(old: Quota, new: Quota) -> Iterator[QuotaChange]:
 
 
 def summary(old: Quota, new: Quota, longest: int) -> str:
-    """Return the first differences in at most ``longest`` characters, with the number of the others.
-
-    It is empty if nothing differs. ``longest`` must be at least `LONGEST_CHANGE` + 40.
-    """
+    """Return the first differences in at most ``longest`` characters, at least `LONGEST_CHANGE` + 40, or nothing."""
     text, different = "", changes(old, new)
     for change in different:
         longer = f"{text}; {change.shown}" if text else change.shown
@@ -89,11 +86,7 @@ def weakened(old: Quota, new: Quota) -> Iterator[str]:
 
 
 def beyond(old: Quota, new: Quota, cards_of: Mapping[str, int]) -> Iterator[str]:
-    """Yield a warning for each raised limit, and each raised sum, of more cards than the nodes have.
-
-    A limit counts with all its grants (`_most_cores`). ``cards_of``: the cards on nodes by model, for the
-    models of which every node says how many it has.
-    """
+    """Yield a warning for each raised limit or sum of more cards than ``cards_of``, where all nodes say their cards."""
     before, after = ({name: _most_cores(each, new.moment) for name, each in of.entries.items()} for of in (old, new))
     for namespace, limits in after.items():
         for model, limit in limits.items():

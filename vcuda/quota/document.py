@@ -258,12 +258,7 @@ def is_empty(text: str) -> bool:
 
 
 def parse_quota(text: str, system: frozenset[str] = SYSTEM_NAMESPACES, zone: ZoneInfo = UTC) -> Quota:
-    """Return the quota that ``text`` says; an empty text limits nobody.
-
-    The ``*`` entry never applies to the namespaces in ``system``. ``zone``: the time zone of entries without one.
-
-    Raises QuotaFault as `check_text` does.
-    """
+    """Return the quota of a text, empty for nobody. ``system``: see `Quota`. Raises QuotaFault as `check_text` does."""
     entries = check_text(text, lambda tree: _read_entries(tree, zone), _sentence)
     namespaces = {}
     for name, entry in entries.items():

@@ -100,11 +100,7 @@ class Preference(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, annotations: Mapping[str, str], quota: NamespaceQuota) -> "Preference":
-        """Return the preference of an object with these annotations.
-
-        An annotation that is malformed, or names no model of the entry, counts as none: /mutate has rejected it if the
-        quota is enforced.
-        """
+        """Return the preference of an object with these annotations. A malformed one counts as none."""
         try:
             wish = read_wish(annotations) or Wish(())
         except ValueError:

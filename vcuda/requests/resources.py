@@ -197,10 +197,7 @@ class CardModels(msgspec.Struct, frozen=True, dict=True):
         return self.rows.get(model, ProductRow()).memory
 
     def label_values(self, model: str, seen: Iterable[str] = ()) -> tuple[str, ...]:
-        """Return the known label values of a model: its name, those ``seen`` on nodes, and the full names of its row.
-
-        A value that no node has and that only a pattern matches is not known.
-        """
+        """Return the known label values of a model: its name, those ``seen`` on nodes, and full names of its row."""
         products = (each.replace(" ", "-") for each in self.rows.get(model, ProductRow()).products)
         known = sorted({*seen, *filter(_NAME.fullmatch, products)})
         return tuple(dict.fromkeys([model, *known]))

@@ -123,10 +123,7 @@ def hides_cards(variables: Iterable[EnvVar]) -> bool:
 # So a container that has only a ResourceClaim must set void itself. That costs nothing: the CDI device still gives it
 # the cards.
 def is_covered(requested: Collection[str], known: resources.GpuResources) -> bool:
-    """Return whether a device plugin for NVIDIA's cards sets NVIDIA_VISIBLE_DEVICES for a container.
-
-    ``requested`` are the resources of which the container itself requests at least one.
-    """
+    """Return whether NVIDIA's device plugin sets NVIDIA_VISIBLE_DEVICES in a container that requests these."""
     return any(_is_from_nvidia_plugin(name, known) for name in requested)
 
 

@@ -36,10 +36,7 @@ UID, CONTAINER = "{uid}", "{container}"
 
 
 class AllocationPhase(msgspec.Struct, frozen=True):
-    """The annotation or label that says how far an allocation is, and its values.
-
-    A value is None if the vendor does not write it.
-    """
+    """The annotation or label of an allocation's phase, and its values; None if the vendor does not write one."""
 
     key: str
     done: str

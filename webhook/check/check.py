@@ -107,11 +107,7 @@ def with_templates(cluster: files.OfflineCluster, workloads: Iterable[Workload |
 
 
 async def decide(workloads: Iterable[Workload | Unread], ask: Ask, cluster: files.OfflineCluster) -> list[Row]:
-    """Return the answers to all objects in order. The claims that are created for a pod follow it.
-
-    Pods of a workload with equal answers share a row with the reason of the first one, since the free quota in the
-    reasons differs.
-    """
+    """Return the answers in order, a pod's claims after it. Equal answers to pods of a workload share a row."""
     rows = []
     for workload in workloads:
         if isinstance(workload, Unread):

@@ -63,11 +63,7 @@ def read_cluster(
     gpu_runtime_classes: tuple[str, ...] = runtime_devices.GPU_RUNTIME_CLASSES,
     scheduler_users: frozenset[str] = context.SCHEDULER_USERS,
 ) -> OfflineCluster:
-    """Return the cluster that the files describe. Claims are read as by Kubernetes 1.34 or later.
-
-    Runtime classes are judged by their names, since the files have no RuntimeClass. Raises BadInput if a file cannot be
-    read, or has faults.
-    """
+    """Return the cluster of these files, with claims as by Kubernetes 1.34. Raises BadInput if a file has faults."""
     read = read_quota(quota)
     known = read.resources
     no_nodes = Nodes(hints.labels, named=known.models)
@@ -93,10 +89,7 @@ def find_in(templates: TemplateSpecs) -> context.ClaimTemplates:
 
 
 def read_quota(path: Path) -> config.QuotaConfig:
-    """Return the quota configuration in a file: the quota document itself, or the ConfigMap with it and further keys.
-
-    Raises BadInput if the file cannot be read, or has faults (QuotaFault, with all of them).
-    """
+    """Return the quota document in a file, or the ConfigMap with it and further keys. Raises BadInput or QuotaFault."""
     text = read_text(path)
     if not text.strip():
         raise errors.BadInput(f"{path}: is empty; write {{}} if no namespace is to be limited")

@@ -29,11 +29,7 @@ class QuotaEdit(msgspec.Struct, frozen=True):
 
 
 def read_edit(old: Path | None, new: Path, cluster: files.OfflineCluster, now: float, *, has_nodes: bool) -> QuotaEdit:
-    """Return the edit from the quota in file ``old`` to that in ``new``. Without an old file nothing has changed.
-
-    ``cluster``: by the new quota. ``now``: in Unix seconds. ``has_nodes``: whether the nodes are known. Raises BadInput
-    if a file cannot be read, or has faults (QuotaFault, with all of them).
-    """
+    """Return the edit of the quota in file ``old`` to that in ``new``, whose ``cluster`` is given. Raises BadInput."""
     after = files.read_quota(new)
     quota = after.quota.at(now)
     before = files.read_quota(old).quota.at(now) if old else quota

@@ -48,10 +48,7 @@ class ReviewHead(NamedTuple):
 
 
 async def read_body(receive: asgi_typing.Receive, chunks: list[bytes], enough: int = MAX_BODY) -> bool:
-    """Append parts of a body to ``chunks`` until it is whole or has over ``enough`` bytes. Return whether it is whole.
-
-    Raises BodyTooLarge if it is over `MAX_BODY`. Raises ConnectionAbortedError if the client closed the connection.
-    """
+    """Append parts until the body is whole or over ``enough`` bytes. Return if it is whole. Raises BodyTooLarge."""
     size = sum(map(len, chunks))
     while size <= enough:
         message = await receive()

@@ -112,10 +112,7 @@ class FairQueue:
                 self._drop(entry, DropReason.LATE)
 
     def enter(self, key: str, size: int, end: float = math.inf) -> QueueEntry:
-        """Put an entry into the line of its key, and grant it at once if there is room.
-
-        Raises Dropped if too many entries wait, and no other key has more of them.
-        """
+        """Put an entry into the line of its key, and grant it if there is room. Raises Dropped if too many wait."""
         if key not in self._lines and len(self._lines) >= self._bounds.keys:
             key = SHARED
         if self.waiting >= self._bounds.waiting:

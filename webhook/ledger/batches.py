@@ -12,10 +12,7 @@ R = TypeVar("R")
 
 @dataclass(eq=False, slots=True)
 class PendingCall(Generic[T, R]):
-    """One caller's item, and the future that its caller awaits.
-
-    ``deadline``: in seconds of the monotonic clock. ``late``: the result if the deadline passes first.
-    """
+    """One caller's item and the future that it awaits. ``late``: the result after the deadline, a monotonic time."""
 
     item: T
     deadline: float
@@ -90,10 +87,7 @@ async def _no_pause(_last_batch: int) -> None:
 
 @dataclass(eq=False)
 class SharedCall(Generic[R]):
-    """A call whose result all callers that wait at its start share. Later callers wait for the next call.
-
-    ``pause`` is awaited before each call.
-    """
+    """A call whose result all callers share that wait at its start. ``pause`` is awaited before each call."""
 
     make: Callable[[], Awaitable[R]]
     clock: Callable[[], float] = time.monotonic

@@ -143,10 +143,9 @@ def _times(charge: Charge, number: int) -> Charge:
 
 
 class _Sent(msgspec.Struct, frozen=True):
-    """A write that is under way, or whose outcome is not known: what it reserves, and the uids that it makes pending.
+    """A write that is under way, or whose outcome is unknown.
 
-    ``at``: when it was sent first, in seconds of the clock of leases. ``terms``: the quota by which it was sized.
-    ``next_seconds``: after how many seconds the next one is due.
+    ``at``: when it was sent first. ``terms``: the quota by which it was sized. ``next_seconds``: until the next one.
     """
 
     reservation: Reservation
@@ -202,10 +201,7 @@ class ReservationLease:
         return self._terms == terms and (self._sent is None or self._sent.terms == terms)
 
     def grant(self, uid: str, asked: Pending, created: float) -> bool:
-        """Grant a charge if that is certain to be counted, and return whether it is.
-
-        ``created`` is the object's creationTimestamp, which the API server has set just now, in Unix seconds.
-        """
+        """Grant a charge if it is certain to be counted. ``created``: the creationTimestamp, in Unix seconds."""
         # The time of creation is a second fence: it holds where a machine was suspended together with its clocks.
         if self._clock() > self._until or created > self._created_until:
             return False

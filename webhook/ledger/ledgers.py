@@ -19,10 +19,7 @@ from vcuda.quota.model import Charge, Mode, NamespaceQuota, Shortage, Usage
 
 
 class ReviewDeadline:
-    """When the answer to one review must be ready, and whether somebody still waits for it.
-
-    ``end`` is in seconds of ``clock``. The event loop and the thread that decides the review share this object.
-    """
+    """The deadline of a review by ``clock``, and whether anybody waits. The event loop shares it with a thread."""
 
     def __init__(self, end: float = math.inf, clock: Callable[[], float] = time.monotonic) -> None:
         self.end = end
@@ -47,10 +44,7 @@ class ReviewDeadline:
         self.charging = True
 
     def check(self) -> None:
-        """Raise if the review is not worth deciding any more. Call it between the parts of long work.
-
-        Raises Dropped if the deadline has passed, or the caller has disconnected.
-        """
+        """Raise Dropped if the deadline has passed, or the caller has gone. Call it between the parts of long work."""
         # Reviews call this for each of tens of thousands of terms, so the usual case comes first.
         if self.charging or (not self._abandoned and self._clock() < self.end):
             return
@@ -71,11 +65,7 @@ class RetryLater(msgspec.Struct, frozen=True):
 
 
 class PutOff(msgspec.Struct, frozen=True):
-    """The charge does not fit the ledger, though the stored objects leave room. The caller should retry.
-
-    ``shortages``: one for each model. ``soon``: as in `RetryLater`. ``counted``: False if the stored objects could not
-    be counted in time.
-    """
+    """The charge does not fit the ledger; the stored objects leave room, or were not ``counted`` in time. Retry."""
 
     shortages: tuple[Shortage, ...]
     soon: bool = False
@@ -158,10 +148,7 @@ V = TypeVar("V")
 
 
 class ByNamespace(Generic[V]):
-    """A cache of one value for each namespace. If it is full, the value that was used longest ago is dropped.
-
-    The caller must be able to do without a dropped value, which is then made again.
-    """
+    """A cache of one value for each namespace. The value that was used longest ago may be dropped, and made again."""
 
     def __init__(self, make: Callable[[str], V], clock: Callable[[], float] = time.monotonic) -> None:
         self._make = make
@@ -272,10 +259,9 @@ class ChargeWindow:
 
 
 class RecentChoices:
-    """The models that /mutate has just chosen and /validate has not charged yet; safe in every thread.
+    """The models that /mutate has chosen and /validate has not charged yet, in any thread.
 
-    With them a burst of flexible pods spreads over the models that have room, instead of competing for one last card. A
-    choice only steers the next choice. It is no charge, and it never refuses a pod.
+    They steer the next choices, so that a burst spreads over the models. They are no charge, and refuse no pod.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -213,10 +213,7 @@ async def _check_template(review: ClaimReview, ledgers: Ledgers) -> AdmissionRes
 
 
 class TemplateCheck(msgspec.Struct, frozen=True, gc=False):
-    """The check of claims that are yet to be created.
-
-    ``outcome``, ``refusal``: why such a claim could never be admitted. ``warnings``: say that it has to wait.
-    """
+    """The check of claims that are yet to be created: why they can never be admitted, or that they must wait."""
 
     outcome: str = ""
     refusal: str = ""
@@ -249,11 +246,7 @@ def check_templates(
 
 
 def requests_of(namespace: str, templates: Collection[str], policy: PolicySnapshot) -> list[ClaimRequest]:
-    """Return the GPU requests of the claims of these templates.
-
-    Only the first `MOST_TEMPLATES` different templates are read. The claims of the others, and of unknown templates,
-    are checked when they are created.
-    """
+    """Return the GPU requests of the first `MOST_TEMPLATES` known templates. Claims are checked once created."""
     names = itertools.islice(dict.fromkeys(templates), MOST_TEMPLATES)
     digests = [digest for name in names if (digest := policy.templates(namespace, name))]
     if not digests:

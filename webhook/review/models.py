@@ -62,10 +62,7 @@ async def pin(
     *,
     dry_run: bool,
 ) -> AdmissionResponse:
-    """Return the patch that pins an object to a model with room, or the refusal of an object that finds room in none.
-
-    Raises Unavailable if the ledger could not be read, or the deadline has passed.
-    """
+    """Return the patch that pins an object to a model with room, or a refusal. Raises Unavailable."""
     several = _several_models(review, allowed) if review.quota.one_model else ""
     if several and review.enforced:
         return verdicts.refused(review, "not-allowed", several)

@@ -57,11 +57,7 @@ class PodReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
 def review_of(
     request: AdmissionRequest, policy: PolicySnapshot, check: Check = no_check
 ) -> PodReview | AdmissionResponse:
-    """Return the pod under review, or the answer if nothing is left to decide.
-
-    Nothing is left to decide if the pod requests no cards, if its namespace has no limit, or if the pod is malformed
-    and its quota is enforced. ``check`` is called between the parts of the work.
-    """
+    """Return the pod under review, or the answer if no model and no charge is to be decided."""
     pod, quota = gpu_pod_of(request), policy.quota.for_namespace(request.namespace)
     check()
     if isinstance(pod, AdmissionResponse):
@@ -178,10 +174,7 @@ async def validate(
     choices: RecentChoices,
     deadline: ReviewDeadline,
 ) -> AdmissionResponse:
-    """Return whether the pod may be stored. Its charge is written before it is admitted.
-
-    Raises Unavailable if the ledger could not be read or written, or the deadline has passed before that.
-    """
+    """Charge the pod, and return the answer. Raises Unavailable if the ledger could not be read or written in time."""
     review = review_of(request, policy, deadline.check)
     if isinstance(review, AdmissionResponse):
         return review

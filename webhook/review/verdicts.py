@@ -141,10 +141,7 @@ async def charge(
     *,
     stray: Sequence[str] = (),
 ) -> AdmissionResponse:
-    """Charge the object, and return the answer. ``stray``: further warnings for the owner.
-
-    Raises Unavailable if the ledger could not be read or written, or the deadline has passed before that.
-    """
+    """Charge the object, and return the answer with the ``stray`` warnings. Raises Unavailable."""
     if not asked.metadata.uid:
         # Only a mutating webhook sees an object without a uid. Admitting it uncharged would bypass the quota.
         message = f"the {request.kind.kind.lower()} has no uid yet; register this path as a validating webhook"
@@ -155,10 +152,7 @@ async def charge(
 async def record_grace(
     request: AdmissionRequest, review: Review, ledgers: Ledgers, deadline: ReviewDeadline, asked: Asked
 ) -> AdmissionResponse | None:
-    """Record the grace period of a pod whose GPUs are charged to its claims. ``asked`` has no model and no charge.
-
-    Returns None, or the refusal if the record could not be made. Raises Unavailable as `charge` does.
-    """
+    """Record the grace period of a pod that is charged by its claims; None if it is recorded. Raises Unavailable."""
     if not needs_record(review, asked.grace) or not asked.metadata.uid:
         return None
     decision = await _charge(request, review, ledgers, deadline, asked)
@@ -166,10 +160,7 @@ async def record_grace(
 
 
 def needs_record(review: Review, grace: int) -> bool:
-    """Return whether the ledger has to record a grace period, given in seconds.
-
-    A charge stays pending for as long as its pod may be stored: no shorter grace period needs a record.
-    """
+    """Return whether the ledger has to record a grace period, as it is longer than a charge stays pending."""
     storable = review.policy.storable_seconds
     return storable is not None and grace > storable
 

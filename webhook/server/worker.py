@@ -66,10 +66,7 @@ _PEER_HAS_LEFT = (7, 8)  # TCP_CLOSE and TCP_CLOSE_WAIT
 
 
 class Phase(Enum):
-    """The phase that a connection waits in, and the seconds of the whole phase.
-
-    A connection whose request is being decided is in no phase.
-    """
+    """The phase that a connection waits in, with its seconds. While its request is decided it is in none."""
 
     HANDSHAKE = "handshake", 10.0
     FIRST = "first", KEEP_ALIVE_SECONDS  # the first byte; Go's transport opens connections that it does not use
