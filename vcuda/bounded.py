@@ -25,7 +25,6 @@ class SizedCache(Generic[K, V]):
         return len(self._entries)
 
     def get(self, key: K) -> V | None:
-        """Return the value under a key, or None."""
         with self._lock:
             if (found := self._entries.pop(key, None)) is None:
                 return None

@@ -77,7 +77,6 @@ class BatchedLines:
                 self._stream.flush()
 
     def start_anew(self) -> None:
-        """Begin again in a forked child."""
         # The child has no other thread. The lock may be held by a thread of the parent, which also writes the waiting
         # lines.
         self._lines.clear()

@@ -29,7 +29,6 @@ class Names:
         return bool(self.dns or self.addresses)
 
     def __add__(self, other: "Names") -> "Names":
-        """Both, each name once, where it came first."""
         return Names(tuple(dict.fromkeys(self.dns + other.dns)), tuple(dict.fromkeys(self.addresses + other.addresses)))
 
     def __str__(self) -> str:

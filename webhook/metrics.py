@@ -46,7 +46,6 @@ class Metrics:
         self._seconds_of: dict[str, Histogram] = {}
 
     def observe(self, path: str, answer: AdmissionResponse, seconds: float) -> None:
-        """Count one answer."""
         # Children are kept: looking one up by its labels costs more than counting.
         key = (path, answer.outcome, answer.scheme)
         counter = self._admission_of.get(key) or self._admission_of.setdefault(key, self._admissions.labels(*key))

@@ -67,7 +67,6 @@ class ClaimPolicy(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def drivers_on(self) -> Mapping[str, frozenset[str]]:
-        """The drivers that have a device of a model, by model."""
         found: dict[str, set[str]] = {}
         for (driver, _), offers in self.kinds.items():
             for model in offers.by_model:
@@ -84,7 +83,6 @@ class ClaimPolicy(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def requests(self) -> "SizedCache[PackedDigest, ClaimRequest]":
-        """The requests of templates that were read by this policy."""
         return SizedCache(REQUESTS_BYTES, lambda packed, _: REQUEST_PER_DIGEST * len(packed))
 
     @classmethod
@@ -205,7 +203,6 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return None
 
     def is_present(self, model: str) -> bool:
-        """Return whether each driver in the request has a device of this model."""
         present = self.policy.drivers_on.get(model, frozenset())
         return present.issuperset(entry.found.driver for entry in self.gpus)
 

@@ -122,7 +122,6 @@ class ClaimDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
     fault: str = ""
 
     def entries(self) -> Iterator[EntryRead]:
-        """Yield the entries of all requests in order."""
         flat = ((index, entry) for index, request in enumerate(self.requests) for entry in request.entries)
         for (index, entry), positions in zip(flat, self.pinned, strict=True):
             facts = (self.facts[at] for at in entry.facts)
@@ -137,7 +136,6 @@ class ClaimDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        """The fault of a spec that is too large to be read."""
         return (Fault("spec.devices", self.fault),) if self.fault else ()
 
 

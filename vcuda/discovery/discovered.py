@@ -177,7 +177,6 @@ def _agrees(weaker: SourceCards, models: Mapping[str, int], named: CardModels) -
 
 
 def _is_called(label: str, source_cards: SourceCards, named: CardModels) -> bool:
-    """Return whether the operator's label names a card of the node."""
     model = named.model_of(label)
     return any(model_of(product, named) == model or is_named(product, label) for product in source_cards.cards)
 

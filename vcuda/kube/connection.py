@@ -117,7 +117,6 @@ class Sender:
         return str(self._api.configuration.host)
 
     def close(self) -> None:
-        """Close the connections that no call is using."""
         self._api.close()  # type: ignore[no-untyped-call]  # the method has no type hints
 
     def send(self, request: ApiRequest, timeout: urllib3.Timeout) -> urllib3.BaseHTTPResponse:

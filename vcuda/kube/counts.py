@@ -94,7 +94,6 @@ class NamespaceCounter:
         return self._in_turn(namespace, timeout, lambda turn: self._price(turn, extended))
 
     def stored_uids(self, namespace: str, timeout: float = 10) -> frozenset[str]:
-        """Return the uids of a namespace's pods that use GPUs and of its claims."""
         pods, (_, claims) = self._in_turn(namespace, timeout, lambda turn: (self._pods(turn), self._claims(turn)))
         return pods.uids | {claim.uid for claim in claims}
 

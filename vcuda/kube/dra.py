@@ -70,7 +70,6 @@ class ServedWatches:
 
     @property
     def synced(self) -> bool:
-        """Whether everything is served and has been listed."""
         return bool(self._started) and all(each.synced.is_set() for each in self._started.values())
 
     @property
@@ -85,7 +84,6 @@ class ServedWatches:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the watches and the thread."""
         self._stopping.set()
         for each in self._started.values():
             each.stop()

@@ -103,7 +103,6 @@ def read_skipped(head: bytes) -> tuple[Page, str, SkippedObject]:
 
 
 def name_in(head: bytes) -> SkippedObject:
-    """Return the object whose beginning this is."""
     found = _NAME.search(head)
     if found is None:
         return SkippedObject("", "")

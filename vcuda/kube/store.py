@@ -104,7 +104,6 @@ class Store(Generic[T]):
             self._snapshot, self.version = None, version
 
     def advance(self, version: str) -> None:
-        """Note that nothing changed up to ``version``."""
         with self._lock:
             self.version = version
 

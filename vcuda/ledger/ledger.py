@@ -129,7 +129,6 @@ class Ledger(msgspec.Struct, frozen=True):
         return Usage(stored + pending + terminating + reserved, pending, terminating, reserved)
 
     def usages(self) -> Mapping[str, Usage]:
-        """Return the usage of every model that has a charge."""
         entries: Iterable[Pending | Terminating] = (*self.pending.values(), *self.terminating.values())
         reserved = itertools.chain.from_iterable(each.charges for each in self.reserved.values())
         models = {*self.committed, *self.claimed, *(entry.model for entry in entries), *reserved} - {NO_MODEL}

@@ -63,7 +63,6 @@ class OtherFormat(ValueError):
 
 
 def write_ledger(ledger: Ledger) -> str:
-    """Return the ledger as text."""
     pending = _grouped((uid, each.model, each.charge, each.grace) for uid, each in ledger.pending.items())
     terminating = _grouped((key, each.model, each.charge, each.seconds) for key, each in ledger.terminating.items())
     fields = {**msgspec.structs.asdict(ledger), "pending": pending, "terminating": terminating}

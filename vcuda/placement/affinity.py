@@ -104,7 +104,6 @@ class Values(msgspec.Struct, gc=False):
         return not self.numeric or max(self.above, -1) + 1 < self.below
 
     def among(self, values: Set[str]) -> Set[str]:
-        """Return those of the values that are allowed."""
         if not self.present:
             return set()
         found = values if self.listed is None else values & self.listed
@@ -224,7 +223,6 @@ class NodeIndex:
         return _LabelIndex({name: 1 << at for at, name in enumerate(self._nodes)})
 
     def values_of(self, key: str) -> Set[str]:
-        """Return the values of a label on all nodes."""
         index = self._index(key)
         return index.by_value.keys() if index else set()
 
@@ -246,7 +244,6 @@ class NodeIndex:
         return found
 
     def selected(self, selector: Mapping[str, str]) -> int:
-        """Return the nodes that have all these labels."""
         found = self._all
         for key, value in selector.items():
             found &= self.having(key, (value,))

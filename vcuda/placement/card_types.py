@@ -79,12 +79,10 @@ class CardTypes(msgspec.Struct, frozen=True):
         return self.own.get((scheme, model), ())
 
     def others(self, scheme: str, model: str) -> frozenset[str]:
-        """Return all types in the cluster that do not belong to this model."""
         every = (kinds for part in (self.own, self.beside) for (each, _), kinds in part.items() if each == scheme)
         return frozenset(itertools.chain.from_iterable(every)).difference(self.of_model(scheme, model))
 
     def models_of(self, scheme: str, kind: str) -> tuple[str, ...]:
-        """Return the models to which this type belongs."""
         return tuple(
             sorted(model for (each, model), own in self.own.items() if each == scheme and model and kind in own)
         )

@@ -109,7 +109,6 @@ class Pin(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def model(self) -> str | None:
-        """The one model to which the pod is pinned; None if it is not pinned to one."""
         return next(iter(self.models)) if self.models is not None and len(self.models) == 1 else None
 
     def within(self, quota: NamespaceQuota) -> bool:

@@ -31,7 +31,6 @@ class QuotaChange(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The text, of at most `LONGEST_CHANGE` characters."""
         text = str(self)
         return text if len(text) <= LONGEST_CHANGE else f"{text[: LONGEST_CHANGE - 1]}…"
 

@@ -65,7 +65,6 @@ NO_NAMESPACE = (
 
 
 def read_namespace_name(name: str) -> str:
-    """Return ``name`` if it is ``*`` or can be a namespace's."""
     # The entry of any other would never apply, and nobody would notice.
     if name != DEFAULT and not is_namespace_name(name):
         raise WrongValueError(f"{NO_NAMESPACE}, or `*` for every namespace without its own entry")

@@ -76,7 +76,6 @@ def _read_why(value: object) -> str:
 
 
 def read_zone(value: object) -> ZoneInfo:
-    """Return the time zone of this name."""
     zone = times.zone_of(value) if isinstance(value, str) else None
     if zone is None:
         hint = suggestion(value, times.zone_names()) or "write a name of the IANA database, for example Europe/Berlin"

@@ -214,7 +214,6 @@ class Quota(msgspec.Struct, frozen=True, dict=True):
         return (grant for entry in self.entries.values() for grant in entry.grants)
 
     def at(self, moment: float) -> "Quota":
-        """Return the quota with the limits of a moment, in Unix seconds."""
         return msgspec.structs.replace(self, moment=moment) if self.times else self
 
     def next_change(self, moment: float) -> float:
@@ -338,7 +337,6 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def can_never_fit(self) -> bool:
-        """Whether the request alone is more than the limit."""
         return not fits(self.limit, Charge(), self.asked)
 
     @property

@@ -55,7 +55,6 @@ class Times(msgspec.Struct, frozen=True):
 
     @property
     def recurs(self) -> bool:
-        """Whether the times depend on the day of the week or on the hour."""
         return bool(self.days) or self.hours is not None
 
     def holds(self, moment: float) -> bool:

@@ -156,7 +156,6 @@ def sentence(details: ErrorDetails, entry: type[pydantic.BaseModel], otherwise: 
 
 
 def quoted(keys: Iterable[str]) -> str:
-    """Return keys as a message lists them."""
     return ", ".join(f"`{key}`" for key in keys)
 
 
@@ -180,7 +179,6 @@ class LimitEntry(StrictModel):
 
 
 def read_limit(value: object, read_long_form: pydantic.ValidatorFunctionWrapHandler) -> LimitEntry:
-    """Return the limit of one model."""
     # A bare number of cards stands for the long form with nothing else in it, as in gpu-admission.
     if not isinstance(value, dict):
         return LimitEntry.model_construct(cards=read_cores(value))

@@ -110,7 +110,6 @@ def read_unit_name(name: str, info: pydantic.ValidationInfo) -> str:
 
 
 def read_worth(value: object) -> int:
-    """Return the cores of one unit."""
     cores = values.read_cores(value)
     if not cores:
         raise values.WrongValueError("must be above 0; write {} for a resource that is no GPU")

@@ -237,7 +237,6 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def worths(self) -> Mapping[str, CardWorth]:
-        """The worth of a card by model, for the models on which it differs from the usual."""
         return {**self.models.worths, **self.registered}
 
     @functools.cached_property

@@ -34,7 +34,6 @@ class RuntimeClasses(msgspec.Struct, frozen=True, dict=True):
     """Returns the handler of the RuntimeClass with a name; None if it is not known."""
 
     def gives_gpus(self, name: str) -> bool:
-        """Return whether a class gives GPUs, by its name or by its handler."""
         return bool(self._matches(name) or self._matches(self.handler_of(name) or ""))
 
     @functools.cached_property

@@ -103,7 +103,6 @@ class _SchemeEntry(StrictModel):
 
     @property
     def names(self) -> Mapping[str, str]:
-        """The resources of this entry by the fields of `Scheme`."""
         return {key: name for key, name in self.resources.model_dump().items() if name is not None}
 
 

@@ -129,7 +129,6 @@ class ClaimCandidates(msgspec.Struct, frozen=True, gc=False):
         return f"no GPU model that this claim may use in namespace {namespace}: {reasons}"
 
     def options(self, asked: ClaimRequest, quota: NamespaceQuota, usage: Mapping[str, Usage]) -> list[Option]:
-        """Return the models with their charges and usages."""
         return [
             Option(model, charge, quota.limits[model], usage.get(model, Usage()), asked.is_present(model))
             for model, charge in self.charges.items()
@@ -221,7 +220,6 @@ class TemplateCheck(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def sentences(self) -> Sequence[str]:
-        """The warnings if the object is admitted."""
         return [f"{self.refusal}; {verdicts.ADMITTED_ALL_THE_SAME}"] if self.refusal else self.warnings
 
 

@@ -115,7 +115,6 @@ class ClusterPolicy(msgspec.Struct, frozen=True, dict=True):
         }
 
     def start(self) -> None:
-        """Start watching."""
         for reflector in self._always().values():
             reflector.start()
         self.dra.start()

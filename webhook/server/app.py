@@ -87,7 +87,6 @@ class Application:
     async def __call__(
         self, scope: asgi_typing.HTTPScope, receive: asgi_typing.Receive, send: asgi_typing.Send
     ) -> None:
-        """Serve one request."""
         status, headers = HTTPStatus.OK, [(b"content-type", JSON)]
         try:
             self._callers.check(scope)

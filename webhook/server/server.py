@@ -262,7 +262,6 @@ def export_connections(metrics: Metrics, worker: WebhookWorker) -> None:
 
 
 def export_waiting(metrics: Metrics, service: admission.Service) -> None:
-    """Export the number of waiting reviews."""
     metrics.watch(
         "vcuda_large_reviews_waiting",
         "Reviews over 64 KiB, and edits of the quota, that wait for a place to be decided.",
