@@ -10,9 +10,10 @@ import msgspec
 from tests.builders import Manifest, review
 from tests.strategies import MODELS, NODE_NAMES, POOLS, UNKNOWN_NODE, VALUES_OF
 from vcuda.admission_review import AdmissionResponse
-from webhook.ledger.ledgers import MemoryLedgers, RecentChoices, ReviewDeadline
+from webhook.ledger.ledgers import MemoryLedgers, RecentChoices
 from webhook.review import pod_review
 from webhook.review.context import PolicySnapshot
+from webhook.review.verdicts import Creation
 
 
 class Webhook:
@@ -25,12 +26,12 @@ class Webhook:
 
     def mutate(self, pod: Manifest) -> AdmissionResponse:
         """Answer for a pod that is created."""
-        return asyncio.run(pod_review.mutate(review(pod), self.policy, self.ledgers, self._choices, ReviewDeadline()))
+        return asyncio.run(pod_review.mutate(Creation(review(pod), self.policy, self.ledgers, self._choices)))
 
     def validate(self, pod: Manifest) -> AdmissionResponse:
         """Answer for a pod that is about to be stored."""
         stored = review({**pod, "metadata": {**pod["metadata"], "uid": "u-1"}})
-        return asyncio.run(pod_review.validate(stored, self.policy, self.ledgers, self._choices, ReviewDeadline()))
+        return asyncio.run(pod_review.validate(Creation(stored, self.policy, self.ledgers, self._choices)))
 
 
 def patched(pod: Manifest, patch: object) -> Manifest:

@@ -16,6 +16,7 @@ from webhook.intake.large_reviews import PLACES, QUOTA_PLACES, ReviewThread
 from webhook.ledger.ledgers import Ledgers, RecentChoices, ReviewDeadline
 from webhook.metrics import Metrics
 from webhook.review import claim_review, context, pod_review, quota_edit
+from webhook.review.verdicts import Creation
 
 QUIET = frozenset({"ignored", "unlimited", "mirror"})
 """Outcomes of pods that no quota concerns. They are counted, and logged only at debug level."""
@@ -136,7 +137,7 @@ class Service(msgspec.Struct, frozen=True):
         else:
             decide = claim_review.validate if is_claim else pod_review.validate
         try:
-            return await decide(request, policy, ledgers, self.choices, deadline)
+            return await decide(Creation(request, policy, ledgers, self.choices, deadline))
         except (errors.UnreadableLedger, errors.LedgerLost) as error:
             # There is no retryAfterSeconds, because a controller would sleep for it in one of its few workers.
             return _without_ledger(error, HTTPStatus.FORBIDDEN if is_claim else HTTPStatus.TOO_MANY_REQUESTS)

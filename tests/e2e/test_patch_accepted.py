@@ -21,9 +21,10 @@ from tests.e2e.cluster import Cluster
 from tests.e2e.rest import Answer
 from vcuda.placement.patches import Hints
 from vcuda.quota.model import Limit, NamespaceQuota, Quota
-from webhook.ledger.ledgers import MemoryLedgers, RecentChoices, ReviewDeadline
+from webhook.ledger.ledgers import MemoryLedgers
 from webhook.review.context import PolicySnapshot
 from webhook.review.pod_review import mutate
+from webhook.review.verdicts import Creation
 
 EXAMPLES = 60
 ROOMY = NamespaceQuota({model: Limit(10_000) for model in strategies.MODELS}, pools=strategies.POOLS)
@@ -41,7 +42,7 @@ def dry_run(cluster: Cluster, pod: Manifest, namespace: str) -> Answer:
 def pinned(pod: Manifest, namespace: str) -> Manifest | None:
     """Return the pod as /mutate leaves it where every model has room; None where it gets none."""
     policy = PolicySnapshot(Quota({namespace: ROOMY}), nodes(), Hints(scheduler="gpu-scheduler"))
-    answer = asyncio.run(mutate(review(pod, namespace), policy, MemoryLedgers(), RecentChoices(), ReviewDeadline()))
+    answer = asyncio.run(mutate(Creation(review(pod, namespace), policy, MemoryLedgers())))
     if answer.outcome != "pinned":
         return None
     patched: Manifest = jsonpatch.apply_patch(copy.deepcopy(pod), msgspec.json.encode(answer.patch))

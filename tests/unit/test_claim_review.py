@@ -31,9 +31,10 @@ from vcuda.claims.objects import ClaimSpec
 from vcuda.claims.pin import ClaimPin, read_pin, write_pin
 from vcuda.quota.model import Allowance, Charge, Limit, Mode, NamespaceQuota, Quota
 from vcuda.requests.config import parse_config
-from webhook.ledger.ledgers import ChargeRequest, Decision, MemoryLedgers, RecentChoices, RetryLater, ReviewDeadline
+from webhook.ledger.ledgers import ChargeRequest, Decision, MemoryLedgers, RecentChoices, RetryLater
 from webhook.review import claim_review, pod_review
 from webhook.review.context import PolicySnapshot
+from webhook.review.verdicts import Creation
 
 QUOTA = NamespaceQuota({"A100": Limit(400), "M40": Limit(200)})
 CONTROLLER = UserInfo("system:serviceaccount:kube-system:resource-claim-controller")
@@ -66,13 +67,13 @@ class Server:
     def mutate(self, manifest: Manifest, **fields: object) -> AdmissionResponse:
         request = self._request(manifest, fields)
         decide = claim_review.mutate if request.kind.group else pod_review.mutate
-        return asyncio.run(decide(request, self.policy, self.ledgers, self.choices, ReviewDeadline()))
+        return asyncio.run(decide(Creation(request, self.policy, self.ledgers, self.choices)))
 
     def validate(self, manifest: Manifest, uid: str = "u-1", **fields: object) -> AdmissionResponse:
         stored = {**manifest, "metadata": {**manifest["metadata"], "uid": uid}}
         request = self._request(stored, fields)
         decide = claim_review.validate if request.kind.group else pod_review.validate
-        return asyncio.run(decide(request, self.policy, self.ledgers, self.choices, ReviewDeadline()))
+        return asyncio.run(decide(Creation(request, self.policy, self.ledgers, self.choices)))
 
     def create(self, manifest: Manifest, uid: str = "u-1") -> AdmissionResponse:
         """Take it through both calls, as the API server does."""

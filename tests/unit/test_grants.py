@@ -26,9 +26,10 @@ from vcuda.quota.model import Charge, Grant, Limit, NamespaceQuota, Quota
 from vcuda.quota.quota_clock import QuotaClock
 from vcuda.quota.times import UTC, Times, moment_of, read_local_time
 from vcuda.requests.config import parse_config
-from webhook.ledger.ledgers import MemoryLedgers, RecentChoices, ReviewDeadline
+from webhook.ledger.ledgers import MemoryLedgers, ReviewDeadline
 from webhook.review.context import PolicySnapshot
 from webhook.review.pod_review import mutate, validate
+from webhook.review.verdicts import Creation
 
 BERLIN = ZoneInfo("Europe/Berlin")
 GIB = 1024
@@ -306,7 +307,7 @@ def create(used: int, moment: float, quota: NamespaceQuota = TEAM, **fields: Any
     policy = PolicySnapshot(Quota({"team-a": quota}, version="41").at(moment), NODES)
     ledgers = MemoryLedgers({"team-a": {"A100": Charge(100 * used)}})
     asked = review(pod_of_cores(100, affinity=held_to("A100")), **fields)
-    return asyncio.run(validate(asked, policy, ledgers, RecentChoices(), ReviewDeadline(5.0, lambda: 0.0)))
+    return asyncio.run(validate(Creation(asked, policy, ledgers, deadline=ReviewDeadline(5.0, lambda: 0.0))))
 
 
 def test_a_pod_that_depends_on_a_grant_is_warned_until_when() -> None:
@@ -343,7 +344,7 @@ def test_a_refusal_names_the_grant_that_begins_next() -> None:
 def test_a_model_of_a_grant_that_does_not_hold_is_refused_so_that_the_workload_is_retried() -> None:
     policy = PolicySnapshot(Quota({"team-a": entry("grants: [{A100: 2, weekly: Sat}]")}).at(TODAY), NODES)
     asked = review(vcuda_pod({"tencent.com/vcuda-core": 100}))
-    answer = asyncio.run(mutate(asked, policy, MemoryLedgers(), RecentChoices(), ReviewDeadline(5.0, lambda: 0.0)))
+    answer = asyncio.run(mutate(Creation(asked, policy, MemoryLedgers(), deadline=ReviewDeadline(5.0, lambda: 0.0))))
     assert (answer.outcome, answer.message.partition(":")[0]) == ("over-quota", "exceeded GPU quota")
 
 

@@ -17,9 +17,10 @@ from vcuda.placement.nodes import Nodes
 from vcuda.quota.document import parse_quota
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Quota
 from vcuda.quota.preference import MAX_CHARACTERS, MODELS_ANNOTATION, Preference, Rule, read_wish
-from webhook.ledger.ledgers import ChargeRequest, MemoryLedgers, RecentChoices, ReviewDeadline
+from webhook.ledger.ledgers import ChargeRequest, MemoryLedgers, ReviewDeadline
 from webhook.review import claim_review, pod_review
 from webhook.review.context import PolicySnapshot
+from webhook.review.verdicts import Creation
 
 QUOTA = NamespaceQuota({"T4": Limit(800), "A100": Limit(200), "H100": Limit(100)})
 OTHERS = NamespaceQuota({"L40S": Limit(800)})
@@ -47,7 +48,7 @@ def mutated(
     group, _, version = manifest["apiVersion"].rpartition("/")
     request = review(manifest, kind=GroupVersionKind(group, version, manifest["kind"]))
     mutate = claim_review.mutate if group else pod_review.mutate
-    return asyncio.run(mutate(request, policy(quota), ledgers, RecentChoices(), ReviewDeadline()))
+    return asyncio.run(mutate(Creation(request, policy(quota), ledgers)))
 
 
 def pod(wish: str | None = None, **fields: Any) -> Manifest:
@@ -138,7 +139,7 @@ def test_validate_never_reads_the_annotation() -> None:
         stored["metadata"]["uid"] = "one"
         ledgers = MemoryLedgers()
         answer = asyncio.run(
-            pod_review.validate(review(stored), policy(), ledgers, RecentChoices(), ReviewDeadline.after(5))
+            pod_review.validate(Creation(review(stored), policy(), ledgers, deadline=ReviewDeadline.after(5)))
         )
         assert (answer.outcome, answer.model) == ("charged", "A100")
 

@@ -14,6 +14,7 @@ from vcuda.placement.patches import Hints
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
 from webhook.ledger.ledgers import ChargeRequest, MemoryLedgers, RecentChoices, RetryLater, ReviewDeadline
 from webhook.review.pod_review import mutate
+from webhook.review.verdicts import Creation
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(200)})
 DEADLINE = 5.0
@@ -55,7 +56,7 @@ def mutated(
 ) -> AdmissionResponse:
     """Return the answer to one pod, where so many cores of each model are in use."""
     given = policy_for(replace(quota, mode=mode))
-    return asyncio.run(mutate(review(manifest, **fields), given, Ledgers(used or {}), RecentChoices(), in_time()))
+    return asyncio.run(mutate(Creation(review(manifest, **fields), given, Ledgers(used or {}), deadline=in_time())))
 
 
 # Pinned
@@ -132,7 +133,7 @@ FULL = {"M40": 800, "P100": 200}
     ],
 )
 def test_only_what_is_stored_refuses_a_pod(stored: Mapping[str, int] | None, outcome: str, status: int) -> None:
-    asked = mutate(review(vcuda_pod()), policy_for(QUOTA), Counted(FULL, stored), RecentChoices(), in_time())
+    asked = mutate(Creation(review(vcuda_pod()), policy_for(QUOTA), Counted(FULL, stored), deadline=in_time()))
     answer = asyncio.run(asked)
     assert (answer.outcome, answer.status, answer.retry_after) == (outcome, status, None)
     assert answer.model == ("P100" if stored == {**FULL, "P100": 100} else "M40")
@@ -140,7 +141,7 @@ def test_only_what_is_stored_refuses_a_pod(stored: Mapping[str, int] | None, out
 
 def test_what_can_never_fit_is_refused_without_a_count() -> None:
     manifest = vcuda_pod({"tencent.com/vcuda-core": 900})
-    asked = mutate(review(manifest), policy_for(QUOTA), Counted(FULL, None), RecentChoices(), in_time())
+    asked = mutate(Creation(review(manifest), policy_for(QUOTA), Counted(FULL, None), deadline=in_time()))
     assert asyncio.run(asked).outcome == "over-quota"
 
 
@@ -178,7 +179,7 @@ def test_without_a_model_a_pod_is_cleaned_and_goes_to_the_scheduler_all_the_same
     """It takes a card like any other: past the scheduler, that card would be given to another pod too."""
     manifest = vcuda_pod(nodeSelector={MODEL: "A100"}, nodeName="n1", annotations=FORGED)
     given = replace(policy_for(replace(QUOTA, mode=mode)), hints=Hints(scheduler="gpu-scheduler"))
-    answer = asyncio.run(mutate(review(manifest), given, Ledgers({}), RecentChoices(), in_time()))
+    answer = asyncio.run(mutate(Creation(review(manifest), given, Ledgers({}), deadline=in_time())))
     assert (answer.outcome, answer.allowed) == ("unpinned", True)
     on_its_node = {"matchFields": [requirement("metadata.name", "In", "n1")]}
     assert answer.patch == [
@@ -195,7 +196,7 @@ def test_without_a_model_a_pod_is_cleaned_and_goes_to_the_scheduler_all_the_same
 def test_a_refusal_is_never_taken_from_what_was_known_a_moment_ago() -> None:
     ledgers = Ledgers(now={}, a_moment_ago={"M40": 800, "P100": 200})
     assert (
-        asyncio.run(mutate(review(vcuda_pod()), policy_for(QUOTA), ledgers, RecentChoices(), in_time())).outcome
+        asyncio.run(mutate(Creation(review(vcuda_pod()), policy_for(QUOTA), ledgers, deadline=in_time()))).outcome
         == "pinned"
     )
 
@@ -204,7 +205,7 @@ def models_of_a_burst(limits: dict[str, Limit], **fields: Any) -> list[str]:
     """Return the models that four pods of one card get, one after another, with nothing charged yet."""
     choices, given = RecentChoices(), policy_for(NamespaceQuota(limits))
     return [
-        asyncio.run(mutate(review(vcuda_pod(), **fields), given, Ledgers({}), choices, in_time())).model
+        asyncio.run(mutate(Creation(review(vcuda_pod(), **fields), given, Ledgers({}), choices, in_time()))).model
         for _ in range(4)
     ]
 

@@ -26,6 +26,7 @@ from webhook.ledger.ledgers import (
 )
 from webhook.ledger.namespace_ledger import TOO_MANY
 from webhook.review.pod_review import mutate, validate
+from webhook.review.verdicts import Creation
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(0), "A100": Limit(250, 1000)})
 POOLED = NamespaceQuota({"M40": Limit(800)}, pools=("public", "lab"))
@@ -48,7 +49,7 @@ def validated(
 ) -> AdmissionResponse:
     policy = builders.policy_for(quota)
     asked = builders.review(manifest, **fields)
-    return asyncio.run(validate(asked, policy, ledgers or MemoryLedgers(), RecentChoices(), in_time()))
+    return asyncio.run(validate(Creation(asked, policy, ledgers or MemoryLedgers(), deadline=in_time())))
 
 
 def used(ledgers: MemoryLedgers) -> dict[str, Charge]:
@@ -95,7 +96,7 @@ def test_what_may_fit_later_is_put_off_and_told_what_it_waits_for(
     ledgers = mock.Mock(charge=mock.AsyncMock(return_value=decision))
     policy = replace(builders.policy_for(QUOTA), storable_seconds=75)
     asked = builders.review(pod_of_cores(200))
-    answer = asyncio.run(validate(asked, policy, ledgers, RecentChoices(), in_time()))
+    answer = asyncio.run(validate(Creation(asked, policy, ledgers, deadline=in_time())))
     assert (answer.outcome, answer.status, answer.retry_after) == (outcome, HTTPStatus.TOO_MANY_REQUESTS, wait)
     assert answer.message.startswith("exceeded GPU quota: M40 in namespace team-a, requested: 2 cards, used: ")
     assert told in answer.message
@@ -264,7 +265,7 @@ def test_what_mutate_would_still_change_is_refused_or_warned_of(fields: Manifest
     hints = Hints(scheduler="gpu-scheduler")
     policy = replace(builders.policy_for(replace(QUOTA, mode=mode)), hints=hints)
     ledgers, asked = MemoryLedgers(), builders.review(pod_of_cores(100, **{"schedulerName": "gpu-scheduler", **fields}))
-    answer = asyncio.run(validate(asked, policy, ledgers, RecentChoices(), in_time()))
+    answer = asyncio.run(validate(Creation(asked, policy, ledgers, deadline=in_time())))
     told = answer.message if mode is Mode.ENFORCE else "".join(answer.warnings)
     assert (answer.allowed, bool(used(ledgers))) == (mode is not Mode.ENFORCE,) * 2
     assert told.startswith((f"{NOT_MUTATED}: ", "spec.schedulerName must")) is (mode is not Mode.AUDIT)
@@ -275,9 +276,12 @@ def test_what_mutate_would_still_change_is_refused_or_warned_of(fields: Manifest
 def test_whatever_mutate_leaves_is_admitted(fields: Manifest) -> None:
     policy, written = builders.policy_for(QUOTA), pod_of_cores(100, **{"affinity": None, **fields})
     ledgers, choices = MemoryLedgers(), RecentChoices()
-    proposed = asyncio.run(mutate(builders.review(written), policy, ledgers, choices, in_time()))
+    proposed = asyncio.run(mutate(Creation(builders.review(written), policy, ledgers, choices, in_time())))
     stored = jsonpatch.apply_patch(written, json.dumps(list(proposed.patch)))
-    assert asyncio.run(validate(builders.review(stored), policy, ledgers, choices, in_time())).outcome == "charged"
+    assert (
+        asyncio.run(validate(Creation(builders.review(stored), policy, ledgers, choices, in_time()))).outcome
+        == "charged"
+    )
 
 
 @pytest.mark.parametrize("decision", [TOO_MANY, CROWDED])

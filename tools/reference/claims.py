@@ -16,9 +16,10 @@ from vcuda.claims.pin import LONGEST_PIN, ClaimPin, write_pin
 from vcuda.claims.request import read_claim
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Quota, Usage
 from vcuda.requests.resources import WHOLE_CARD, GpuResources
-from webhook.ledger.ledgers import MemoryLedgers, RecentChoices, ReviewDeadline
+from webhook.ledger.ledgers import MemoryLedgers, RecentChoices
 from webhook.review.claim_review import check_templates, mutate, validate
 from webhook.review.context import PolicySnapshot
+from webhook.review.verdicts import Creation
 
 A_FEW = NamespaceQuota({"A100": Limit(100)})
 TEAM = NamespaceQuota({"M40": Limit(800), "A100": Limit(200)})
@@ -45,8 +46,8 @@ def _ask(manifest: Manifest, quota: NamespaceQuota = TEAM, **rows: Any) -> Admis
     kind = GroupVersionKind("resource.k8s.io", "v1", manifest["kind"])
     request, ledgers, choices = review(manifest, kind=kind), MemoryLedgers(), RecentChoices()
     if manifest["kind"] == CLAIM and not manifest["metadata"].get("uid"):
-        return asyncio.run(mutate(request, policy, ledgers, choices, ReviewDeadline()))
-    return asyncio.run(validate(request, policy, ledgers, choices, ReviewDeadline()))
+        return asyncio.run(mutate(Creation(request, policy, ledgers, choices)))
+    return asyncio.run(validate(Creation(request, policy, ledgers, choices)))
 
 
 def _told() -> Sequence[Told]:

@@ -57,6 +57,7 @@ from webhook.ledger.ledgers import (
 )
 from webhook.metrics import Metrics
 from webhook.review.pod_review import mutate, validate
+from webhook.review.verdicts import Creation
 
 TEAM = NamespaceQuota({"M40": Limit(800), "P100": Limit(250)}, pools=("public",))
 DATED = parse_quota(
@@ -123,7 +124,11 @@ def _answer(limits: Mapping[str, Any], quota: NamespaceQuota, nodes: Nodes = NOD
     """What /mutate says to a pod."""
     policy = policy_for(quota, nodes)
     return asyncio.run(
-        mutate(review(pod(container(limits), **fields)), policy, MemoryLedgers(), RecentChoices(), ReviewDeadline())
+        mutate(
+            Creation(
+                review(pod(container(limits), **fields)), policy, MemoryLedgers(), RecentChoices(), ReviewDeadline()
+            )
+        )
     )
 
 
@@ -141,7 +146,7 @@ def _charge(
     policy = msgspec.structs.replace(policy, hints=hints, storable_seconds=STORABLE_SECONDS)
     deadline = ReviewDeadline.after(1)
     ours = ledgers or MemoryLedgers()
-    return asyncio.run(validate(review(manifest), policy, ours, RecentChoices(), deadline))
+    return asyncio.run(validate(Creation(review(manifest), policy, ours, deadline=deadline)))
 
 
 def _put_off(shortage: Shortage, *, counted: bool = True) -> str:
@@ -298,7 +303,7 @@ def _beside(manifest: Manifest) -> str:
     schedulers = "{hami: {scheduler: hami-scheduler}, vgpu-manager: {scheduler: vgpu-scheduler}}"
     resources = parse_config({"gpu_quota": "{}", "gpu_schemes": schedulers}).resources
     policy = msgspec.structs.replace(policy_for(TEAM), resources=resources)
-    return asyncio.run(mutate(review(manifest), policy, MemoryLedgers(), RecentChoices(), ReviewDeadline())).message
+    return asyncio.run(mutate(Creation(review(manifest), policy, MemoryLedgers()))).message
 
 
 _SHARE = {"nvidia.com/vcuda-core": 20, "nvidia.com/vcuda-memory": 100}
@@ -488,11 +493,7 @@ def _forecasts() -> list[str]:
 
 def _dry_run(limits: Mapping[str, Any], quota: NamespaceQuota) -> str:
     request = review(pod(container(limits)), dry_run=True)
-    return str(
-        asyncio.run(
-            mutate(request, policy_for(quota, NODES), MemoryLedgers(), RecentChoices(), ReviewDeadline())
-        ).warnings[-1]
-    )
+    return str(asyncio.run(mutate(Creation(request, policy_for(quota, NODES), MemoryLedgers()))).warnings[-1])
 
 
 def _registered() -> list[Told]:
@@ -503,11 +504,20 @@ def _registered() -> list[Told]:
     nobody = "No API server sends this."
     versions = {"apiVersion": "admission.k8s.io/v2", "kind": "AdmissionReview"}
     return [
-        Told(asyncio.run(mutate(kind, policy, MemoryLedgers(), RecentChoices(), ReviewDeadline())).message, rules),
+        Told(
+            asyncio.run(mutate(Creation(kind, policy, MemoryLedgers()))).message,
+            rules,
+        ),
         Told(_charge(CARD, SMALL, metadata={}).message, rules),
-        Told(asyncio.run(mutate(invented, policy, MemoryLedgers(), RecentChoices(), ReviewDeadline())).message, nobody),
+        Told(
+            asyncio.run(mutate(Creation(invented, policy, MemoryLedgers()))).message,
+            nobody,
+        ),
         Told(_bad(json.dumps(versions).encode()), rules),
-        Told(asyncio.run(mutate(unread, policy, MemoryLedgers(), RecentChoices(), ReviewDeadline())).message, nobody),
+        Told(
+            asyncio.run(mutate(Creation(unread, policy, MemoryLedgers()))).message,
+            nobody,
+        ),
         Told(_bad(b"pod"), nobody),
         Told(_bad(json.dumps({**versions, "apiVersion": "admission.k8s.io/v1"}).encode()), nobody),
     ]

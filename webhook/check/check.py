@@ -22,8 +22,9 @@ from vcuda.quota.model import CORES_PER_CARD, UNASKED_NAMESPACES, Charge
 from vcuda.requests.pod_request import read_request
 from vcuda.workloads import Manifest, Unread, Workload, made_claims, workloads_in
 from webhook.check import files
-from webhook.ledger.ledgers import RecentChoices, ReviewDeadline
+from webhook.ledger.ledgers import RecentChoices
 from webhook.review import claim_review, context, pod_review
+from webhook.review.verdicts import Creation
 
 Ask = Callable[[str, AdmissionRequest], Awaitable[AdmissionResponse]]
 """Answers a review, given its path."""
@@ -89,10 +90,10 @@ def check(workloads: Sequence[Workload | Unread], cluster: files.OfflineCluster)
     async def ask(path: str, request: AdmissionRequest) -> AdmissionResponse:
         is_pod = request.kind.kind == "Pod"
         if path == "/mutate":
-            mutate = pod_review.mutate if is_pod else claim_review.mutate
-            return await mutate(request, policy, ledgers, choices, ReviewDeadline())
-        validate = pod_review.validate if is_pod else claim_review.validate
-        return await validate(request, policy, ledgers, choices, ReviewDeadline())
+            answer = pod_review.mutate if is_pod else claim_review.mutate
+        else:
+            answer = pod_review.validate if is_pod else claim_review.validate
+        return await answer(Creation(request, policy, ledgers, choices))
 
     return asyncio.run(decide(workloads, ask, cluster))
 

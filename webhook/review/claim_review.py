@@ -22,7 +22,7 @@ from vcuda.placement.choice import Option
 from vcuda.quota.model import NOT_MUTATED, Charge, NamespaceQuota, Usage, exceeded
 from vcuda.quota.preference import MODELS_ANNOTATION, Preference, Rule
 from vcuda.requests.refusals import find_unlimited
-from webhook.ledger.ledgers import Ledgers, RecentChoices, ReviewDeadline
+from webhook.ledger.ledgers import Ledgers
 from webhook.review import verdicts
 from webhook.review.context import PolicySnapshot
 from webhook.review.models import Allowed, check_wish, pin
@@ -135,22 +135,16 @@ class ClaimCandidates(msgspec.Struct, frozen=True, gc=False):
         ]
 
 
-async def mutate(
-    request: AdmissionRequest,
-    policy: PolicySnapshot,
-    ledgers: Ledgers,
-    choices: RecentChoices,
-    deadline: ReviewDeadline,
-) -> AdmissionResponse:
+async def mutate(create: verdicts.Creation) -> AdmissionResponse:
     """Return the patch that pins the claim, or a refusal. Raises Unavailable if the ledger could not be read."""
-    review = review_of(request, policy)
+    review = review_of(create.request, create.policy)
     if isinstance(review, ClaimReview):
-        if request.kind.kind == TEMPLATE:
+        if create.request.kind.kind == TEMPLATE:
             return AdmissionResponse("ignored")
         review = check_wish(review, review.annotations)
     if isinstance(review, AdmissionResponse):
         return review
-    deadline.check()
+    create.deadline.check()
     candidates = ClaimCandidates.of(review.request, review.quota, review.annotations)
     if not candidates.charges:
         refusal = candidates.sentence(review.namespace, review.quota)
@@ -163,23 +157,17 @@ async def mutate(
         return candidates.options(review.request, review.quota, usage)
 
     allowed = Allowed(options, candidates.rule, candidates.charges.__getitem__, review.request.patch)
-    return await pin(review, allowed, ledgers, choices, deadline, dry_run=bool(request.dry_run))
+    return await pin(create, review, allowed)
 
 
-async def validate(
-    request: AdmissionRequest,
-    policy: PolicySnapshot,
-    ledgers: Ledgers,
-    choices: RecentChoices,
-    deadline: ReviewDeadline,
-) -> AdmissionResponse:
+async def validate(create: verdicts.Creation) -> AdmissionResponse:
     """Charge the claim, and return the answer. Raises Unavailable if the ledger could not be read or written."""
-    review = review_of(request, policy)
+    review = review_of(create.request, create.policy)
     if isinstance(review, AdmissionResponse):
         return review
-    deadline.check()
-    if request.kind.kind == TEMPLATE:
-        return await _check_template(review, ledgers)
+    create.deadline.check()
+    if create.request.kind.kind == TEMPLATE:
+        return await _check_template(review, create.ledgers)
     model = review.request.model()
     stray = [] if model in review.quota.limits else [f"{NOT_MUTATED}: {_not_held(review, model)}"]
     if model and (product := review.request.policy.products.foreign(model)):
@@ -190,9 +178,9 @@ async def validate(
         return AdmissionResponse("unpinned", scheme=review.scheme, warnings=review.warnings(*stray))
     charge = review.request.charge(model)
     # From here on the charge of this claim counts, so the choice of /mutate is released.
-    choices.release(review.namespace, model, charge)
+    create.choices.release(review.namespace, model, charge)
     asked = verdicts.Asked(review.metadata, model, charge)
-    return await verdicts.charge(request, review, ledgers, deadline, asked, stray=stray)
+    return await verdicts.charge(create, review, asked, stray=stray)
 
 
 def _not_held(review: ClaimReview, model: str | None) -> str:

@@ -15,7 +15,7 @@ from vcuda.placement.choice import Choice, Option, choose, choose_regardless
 from vcuda.quota.model import Charge, Usage
 from vcuda.quota.preference import MAX_NAMED, MODELS_ANNOTATION, Rule, read_wish
 from vcuda.quota.values import listed
-from webhook.ledger.ledgers import Ledgers, PutOff, RecentChoices, ReviewDeadline
+from webhook.ledger.ledgers import PutOff
 from webhook.review import verdicts
 
 MODELS_PATH = f"metadata.annotations[{MODELS_ANNOTATION}]"
@@ -53,28 +53,20 @@ def check_wish(review: R, annotations: Mapping[str, str]) -> R | AdmissionRespon
     return review
 
 
-async def pin(
-    review: verdicts.Review,
-    allowed: Allowed,
-    ledgers: Ledgers,
-    choices: RecentChoices,
-    deadline: ReviewDeadline,
-    *,
-    dry_run: bool,
-) -> AdmissionResponse:
+async def pin(create: verdicts.Creation, review: verdicts.Review, allowed: Allowed) -> AdmissionResponse:
     """Return the patch that pins an object to a model with room, or a refusal. Raises Unavailable."""
     several = _several_models(review, allowed) if review.quota.one_model else ""
     if several and review.enforced:
         return verdicts.refused(review, "not-allowed", several)
-    choice = await _choose(review, allowed, ledgers, choices, deadline)
+    choice = await _choose(create, review, allowed)
     if isinstance(choice, AdmissionResponse):
         return choice
-    deadline.check()
-    if not dry_run:
-        choices.add(review.namespace, choice.model, allowed.charge_on(choice.model))
+    create.deadline.check()
+    if not create.request.dry_run:
+        create.choices.add(review.namespace, choice.model, allowed.charge_on(choice.model))
     told = [f"{several}; {verdicts.ADMITTED_ALL_THE_SAME}"] if several else []
     # The reason reaches only the API server's audit log. A dry run gets it as a warning.
-    told += [choice.forecast] if dry_run else []
+    told += [choice.forecast] if create.request.dry_run else []
     return AdmissionResponse(
         "pinned",
         patch=allowed.patch(choice.model),
@@ -99,16 +91,14 @@ def _several_models(review: verdicts.Review, allowed: Allowed) -> str:
     )
 
 
-async def _choose(
-    review: verdicts.Review, allowed: Allowed, ledgers: Ledgers, choices: RecentChoices, deadline: ReviewDeadline
-) -> Choice | AdmissionResponse:
+async def _choose(create: verdicts.Creation, review: verdicts.Review, allowed: Allowed) -> Choice | AdmissionResponse:
     namespace = review.namespace
-    usage = choices.on_top_of(await ledgers.cached_usage(namespace), namespace)
+    usage = create.choices.on_top_of(await create.ledgers.cached_usage(namespace), namespace)
     choice = choose(allowed.options(usage), allowed.rule)
     if isinstance(choice, Choice):
         return choice
     # A cached ledger, or the choices for other objects, must not refuse an object: read the ledger now.
-    usage = await ledgers.usage(namespace)
+    usage = await create.ledgers.usage(namespace)
     if not review.enforced:
         return choose_regardless(allowed.options(usage), allowed.rule)
     choice = choose(allowed.options(usage), allowed.rule)
@@ -117,7 +107,7 @@ async def _choose(
     # The ledger may still count deleted objects. If the stored objects leave room, pin this one and let /validate
     # decide.
     if not all(shortage.can_never_fit for shortage in choice):
-        stored = await ledgers.stored_usage(namespace, usage, deadline.end)
+        stored = await create.ledgers.stored_usage(namespace, usage, create.deadline.end)
         if stored is None:
             return verdicts.over_quota_for_now(review, PutOff(choice, counted=False))
         choice = choose(allowed.options(stored), allowed.rule)

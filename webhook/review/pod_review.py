@@ -19,7 +19,7 @@ from vcuda.quota.model import NOT_MUTATED, Charge, Usage
 from vcuda.requests.pod_request import PodRequest, asks_for_vcuda, read_request
 from vcuda.requests.refusals import could_reach_gpus, find_refusals
 from vcuda.requests.resources import PLAIN_CARDS
-from webhook.ledger.ledgers import Ledgers, RecentChoices, ReviewDeadline
+from webhook.ledger.ledgers import Ledgers
 from webhook.review import verdicts
 from webhook.review.claim_review import TemplateCheck, check_templates, requests_of
 from webhook.review.context import PolicySnapshot
@@ -120,26 +120,21 @@ def is_mirror(request: AdmissionRequest, pod: Pod) -> bool:
     return MIRROR_ANNOTATION in pod.annotations and NODES_GROUP in (request.user_info.groups or ())
 
 
-async def mutate(
-    request: AdmissionRequest,
-    policy: PolicySnapshot,
-    ledgers: Ledgers,
-    choices: RecentChoices,
-    deadline: ReviewDeadline,
-) -> AdmissionResponse:
+async def mutate(create: verdicts.Creation) -> AdmissionResponse:
     """Return the patch that pins the pod, or a refusal. Raises Unavailable if the ledger could not be read in time."""
-    review = review_of(request, policy, deadline.check)
+    review = review_of(create.request, create.policy, create.deadline.check)
     if isinstance(review, PodReview) and review.charged:
         review = check_wish(review, review.pod.annotations)
     if isinstance(review, AdmissionResponse):
         return review
     if not review.charged:
         # The claims of this pod decide about its cards, and each claim is pinned by its own review.
-        in_pools = patches.pools_patch(review.pod, review.quota.pools, policy.hints)
+        in_pools = patches.pools_patch(review.pod, review.quota.pools, create.policy.hints)
         return AdmissionResponse("claims", patch=in_pools, warnings=review.warnings())
     asked = review.request
     candidates = placement.find_candidates(
-        *(review.pod, asked, review.quota, policy.nodes, review.hints(None).scheduler), check=deadline.check
+        *(review.pod, asked, review.quota, create.policy.nodes, review.hints(None).scheduler),
+        check=create.deadline.check,
     )
     if not candidates.models:
         return _without_model(review, candidates.sentence(review.namespace, review.quota))
@@ -149,13 +144,13 @@ async def mutate(
 
     def patch(model: str) -> Sequence[Operation]:
         types = card_types.annotations_for(
-            review.pod, asked.schemes, model, policy.nodes.types, has_share=asked.has_share
+            review.pod, asked.schemes, model, create.policy.nodes.types, has_share=asked.has_share
         )
         pinned = review.pod, model, review.quota.pools, types, review.hints(model)
-        return patches.patch_for(*pinned, nodes=policy.nodes, check=deadline.check)
+        return patches.patch_for(*pinned, nodes=create.policy.nodes, check=create.deadline.check)
 
-    allowed = Allowed(options, candidates.rule, asked.charge_on, patch, policy.hints.labels.model)
-    return await pin(review, allowed, ledgers, choices, deadline, dry_run=bool(request.dry_run))
+    allowed = Allowed(options, candidates.rule, asked.charge_on, patch, create.policy.hints.labels.model)
+    return await pin(create, review, allowed)
 
 
 def _without_model(review: PodReview, sentence: str) -> AdmissionResponse:
@@ -167,30 +162,24 @@ def _without_model(review: PodReview, sentence: str) -> AdmissionResponse:
     )
 
 
-async def validate(
-    request: AdmissionRequest,
-    policy: PolicySnapshot,
-    ledgers: Ledgers,
-    choices: RecentChoices,
-    deadline: ReviewDeadline,
-) -> AdmissionResponse:
+async def validate(create: verdicts.Creation) -> AdmissionResponse:
     """Charge the pod, and return the answer. Raises Unavailable if the ledger could not be read or written in time."""
-    review = review_of(request, policy, deadline.check)
+    review = review_of(create.request, create.policy, create.deadline.check)
     if isinstance(review, AdmissionResponse):
         return review
-    pinned = placement.read_pin(review.pod, policy.hints.labels, policy.resources.models)
-    deadline.check()
+    pinned = placement.read_pin(review.pod, create.policy.hints.labels, create.policy.resources.models)
+    create.deadline.check()
     told: Sequence[str] = ()
     if review.pod.spec.resource_claims:
-        claimed = await _check_claims(review, ledgers)
-        deadline.check()
+        claimed = await _check_claims(review, create.ledgers)
+        create.deadline.check()
         if claimed.refusal and review.enforced:
             return verdicts.refused(review, claimed.outcome, claimed.refusal)
         told = claimed.sentences
     metadata, grace = review.pod.metadata, review.pod.spec.grace_seconds
     if not review.charged:
         asked = verdicts.Asked(metadata, NO_MODEL, Charge(), grace)
-        unrecorded = await verdicts.record_grace(request, review, ledgers, deadline, asked)
+        unrecorded = await verdicts.record_grace(create, review, asked)
         return unrecorded or _claiming(review, pinned, told)
     # Another webhook, or the owner, may have undone the patch of /mutate. Or /mutate was not called, since its
     # failurePolicy is Ignore. So everything is recomputed from the pod as it will be stored.
@@ -204,9 +193,9 @@ async def validate(
         return AdmissionResponse("unpinned", scheme=review.scheme, warnings=review.warnings(*stray))
     # From here on the charge of this pod counts, so the choice of /mutate is released.
     charge = review.request.charge_on(pinned.model)
-    choices.release(review.namespace, pinned.model, charge)
+    create.choices.release(review.namespace, pinned.model, charge)
     asked = verdicts.Asked(metadata, pinned.model, charge, grace)
-    return await verdicts.charge(request, review, ledgers, deadline, asked, stray=[*stray, *told])
+    return await verdicts.charge(create, review, asked, stray=[*stray, *told])
 
 
 async def _check_claims(review: PodReview, ledgers: Ledgers) -> TemplateCheck:

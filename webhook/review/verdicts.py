@@ -16,7 +16,7 @@ from vcuda.ledger.ledger import Admitted, Refused
 from vcuda.quota import grant_words
 from vcuda.quota.model import Charge, Mode, NamespaceQuota, Shortage, cards, exceeded
 from vcuda.requests.pod_request import MALFORMED
-from webhook.ledger.ledgers import ChargeRequest, Decision, Ledgers, PutOff, RetryLater, ReviewDeadline
+from webhook.ledger.ledgers import ChargeRequest, Decision, Ledgers, PutOff, RecentChoices, RetryLater, ReviewDeadline
 from webhook.review.context import PolicySnapshot
 
 ADMITTED_ALL_THE_SAME = "admitted, because this quota only warns"
@@ -24,6 +24,16 @@ ADMITTED_ALL_THE_SAME = "admitted, because this quota only warns"
 RETRY_AFTER_SECONDS = 1
 
 MOST_OF_NAMESPACE = 63
+
+
+class Creation(msgspec.Struct, frozen=True, gc=False):
+    """An object that is being created, and the means to decide about it."""
+
+    request: AdmissionRequest
+    policy: PolicySnapshot
+    ledgers: Ledgers
+    choices: RecentChoices = msgspec.field(default_factory=RecentChoices)
+    deadline: ReviewDeadline = msgspec.field(default_factory=ReviewDeadline)
 
 
 class Review(msgspec.Struct, frozen=True, gc=False):
@@ -132,30 +142,20 @@ class Asked(NamedTuple):
     """The grace period of a pod in seconds; 0 for a claim."""
 
 
-async def charge(
-    request: AdmissionRequest,
-    review: Review,
-    ledgers: Ledgers,
-    deadline: ReviewDeadline,
-    asked: Asked,
-    *,
-    stray: Sequence[str] = (),
-) -> AdmissionResponse:
+async def charge(create: Creation, review: Review, asked: Asked, *, stray: Sequence[str] = ()) -> AdmissionResponse:
     """Charge the object, and return the answer with the ``stray`` warnings. Raises Unavailable."""
     if not asked.metadata.uid:
         # Only a mutating webhook sees an object without a uid. Admitting it uncharged would bypass the quota.
-        message = f"the {request.kind.kind.lower()} has no uid yet; register this path as a validating webhook"
+        message = f"the {create.request.kind.kind.lower()} has no uid yet; register this path as a validating webhook"
         return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
-    return _answer(review, asked.model, await _charge(request, review, ledgers, deadline, asked), stray)
+    return _answer(review, asked.model, await _charge(create, review, asked), stray)
 
 
-async def record_grace(
-    request: AdmissionRequest, review: Review, ledgers: Ledgers, deadline: ReviewDeadline, asked: Asked
-) -> AdmissionResponse | None:
+async def record_grace(create: Creation, review: Review, asked: Asked) -> AdmissionResponse | None:
     """Record the grace period of a pod that is charged by its claims; None if it is recorded. Raises Unavailable."""
     if not needs_record(review, asked.grace) or not asked.metadata.uid:
         return None
-    decision = await _charge(request, review, ledgers, deadline, asked)
+    decision = await _charge(create, review, asked)
     return None if isinstance(decision, Admitted) else _answer(review, asked.model, decision, ())
 
 
@@ -165,9 +165,8 @@ def needs_record(review: Review, grace: int) -> bool:
     return storable is not None and grace > storable
 
 
-async def _charge(
-    request: AdmissionRequest, review: Review, ledgers: Ledgers, deadline: ReviewDeadline, asked: Asked
-) -> Decision:
+async def _charge(create: Creation, review: Review, asked: Asked) -> Decision:
+    request, deadline = create.request, create.deadline
     created = math.inf
     # An UPDATE may come long after the creation, so its creationTimestamp says nothing about this charge. At a creation
     # the API server has overwritten the creator's value by now.
@@ -182,7 +181,7 @@ async def _charge(
     deadline.check()
     if not dry_run:
         deadline.keep()
-    return await ledgers.charge(charged)
+    return await create.ledgers.charge(charged)
 
 
 def _answer(review: Review, model: str, decision: Decision, stray: Sequence[str]) -> AdmissionResponse:
