@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
@@ -41,23 +42,19 @@ def is_served(kube: client.Kube) -> bool:
     return True
 
 
+@dataclass(eq=False)
 class ServedWatches:
     """The watches of resource.k8s.io/v1, which start when it is served. ``wait`` returns True to stop."""
 
-    def __init__(
-        self,
-        kube: client.Kube,
-        reflectors: Mapping[str, reflector.Reflector[Any]],
-        *,
-        wait: Callable[[float], bool] | None = None,
-    ) -> None:
-        self.served = False
+    kube: client.Kube
+    reflectors: Mapping[str, reflector.Reflector[Any]]
+    wait: Callable[[float], bool] | None = None
+    served: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
         self._once_unserved = False
-        self._kube = kube
-        self._all = reflectors
         self._started: Mapping[str, reflector.Reflector[Any]] = {}
         self._stopping = threading.Event()
-        self._wait = wait or self._stopping.wait
         self._backoff = reflector.Backoff()
         self._log = structlog.get_logger()
         self._thread = threading.Thread(target=self.run, name="resource.k8s.io", daemon=True)
@@ -92,18 +89,18 @@ class ServedWatches:
         """Ask the API server until it serves resource.k8s.io/v1, and start the watches."""
         while not self._stopping.is_set() and not self.served:
             try:
-                self.served = is_served(self._kube)
+                self.served = is_served(self.kube)
                 self._once_unserved = self._once_unserved or not self.served
                 delay = ASK_AGAIN_SECONDS
             except errors.VcudaError as error:
                 delay = self._backoff.next()
                 self._log.warning("not known whether resource.k8s.io/v1 is served", error=str(error))
-            if not self.served and self._wait(delay):
+            if not self.served and (self.wait or self._stopping.wait)(delay):
                 return
         self._log.info("resource.k8s.io/v1 is served")
-        for each in self._all.values():
+        for each in self.reflectors.values():
             each.start()
-        self._started = self._all
+        self._started = self.reflectors
 
 
 class DeviceInformer:

@@ -5,6 +5,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 import structlog
@@ -185,6 +186,7 @@ class _RegisterCache:
         self._known.pop(name, None)
 
 
+@dataclass(eq=False)
 class NodeInformer:
     """Follows the labels, registered cards, capacity and locks of nodes. Labels and cards are indexed after a change.
 
@@ -192,23 +194,19 @@ class NodeInformer:
     was deleted. ``resources``: returns the models of label values.
     """
 
-    def __init__(
-        self,
-        kube: client.Kube,
-        keys: affinity.NodeLabels,
-        on_model_change: Callable[[], None] = lambda: None,
-        resources: Callable[[], GpuResources] = lambda: BUILT_IN,
-    ) -> None:
-        self.keys = keys
-        self._resources = resources
-        self._on_model_change = on_model_change
+    kube: client.Kube
+    keys: affinity.NodeLabels
+    on_model_change: Callable[[], None] = lambda: None
+    resources: Callable[[], GpuResources] = lambda: BUILT_IN
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._cache = _RegisterCache()
         self._nodes = Nodes(self.keys)
         self._stale = False
         self._followers: list[NodeChange] = []
         self.reflector: reflector.Reflector[ObservedNode] = reflector.Reflector(
-            kube, "/api/v1/nodes", self._decode, on_event=self._on_event
+            self.kube, "/api/v1/nodes", self._decode, on_event=self._on_event
         )
 
     def follow(self, on_change: NodeChange) -> None:
@@ -218,7 +216,7 @@ class NodeInformer:
 
     def current(self) -> Nodes:
         """Return the nodes as last seen."""
-        named = self._resources().models
+        named = self.resources().models
         with self._lock:
             if self._stale or self._nodes.named is not named:
                 self._stale = False
@@ -242,7 +240,7 @@ class NodeInformer:
             with self._lock:
                 self._stale = True
             if self._model(old) != self._model(new) or (old and new and old.registers != new.registers):
-                self._on_model_change()
+                self.on_model_change()
         for on_change in self._followers:
             on_change(old, new)
 
@@ -255,7 +253,7 @@ class NodeInformer:
         cards = {key: node.capacity[key] for key in _CARDS if key in node.capacity} or None
         read, registers = node.metadata, self._cache.read(node)
         metadata = ObjectMeta(name=read.name, uid=read.uid, labels=read.labels, annotations=locks)
-        known = self._resources()
+        known = self.resources()
         facts = read_facts(node, known, registers)
         status = NodeStatus(cards) if cards else None
         return ObservedNode(metadata, status, registers, facts, outdated_registers(known, facts, registers))

@@ -91,6 +91,11 @@ def _all(allowance: Allowance, *patterns: str) -> Iterable[LimitVariable]:
     return (LimitVariable(pattern, allowance) for pattern in patterns)
 
 
+def _numbered(allowance: Allowance, *names: str) -> Iterable[LimitVariable]:
+    """Return variables that may also end in the number of a card."""
+    return _all(allowance, *(pattern for name in names for pattern in (name, f"{name}_*")))
+
+
 def _keeps_core_limit(policy: str) -> bool:
     return policy.strip().casefold() in ("", "default", "force")
 
@@ -138,14 +143,9 @@ HAMI_CORE = ShareLimits(
         LimitVariable("CUDA_DISABLE_CONTROL", Allowance.DISABLE_CONTROL),
         LimitVariable("GPU_CORE_UTILIZATION_POLICY", Allowance.CORE_POLICY, _keeps_core_limit, "default or force"),
         LimitVariable("CUDA_TASK_PRIORITY", Allowance.CORE_LIMIT, mirrors="nvidia.com/priority"),
-        *_all(Allowance.CORE_LIMIT, "CUDA_DEVICE_SM_LIMIT", "CUDA_DEVICE_SM_LIMIT_*"),
-        *_all(
-            Allowance.MEMORY_LIMIT,
-            "CUDA_DEVICE_MEMORY_LIMIT",
-            "CUDA_DEVICE_MEMORY_LIMIT_*",
-            "CUDA_OVERSUBSCRIBE",
-            "ACTIVE_OOM_KILLER",
-        ),
+        *_numbered(Allowance.CORE_LIMIT, "CUDA_DEVICE_SM_LIMIT"),
+        *_numbered(Allowance.MEMORY_LIMIT, "CUDA_DEVICE_MEMORY_LIMIT"),
+        *_all(Allowance.MEMORY_LIMIT, "CUDA_OVERSUBSCRIBE", "ACTIVE_OOM_KILLER"),
         *_all(Allowance.LIMIT_LIBRARY, "CUDA_DEVICE_MEMORY_SHARED_CACHE", "CUDA_REDIRECT"),
     ),
     paths=(PRELOAD, "/usr/local/vgpu", "/overrideEnv"),
@@ -161,33 +161,13 @@ HAMI_CORE = ShareLimits(
 VGPU_MANAGER_LIBRARY = ShareLimits(
     variables=(
         LimitVariable("DISABLE_VGPU_CONTROL", Allowance.DISABLE_CONTROL),
-        *_all(
-            Allowance.CORE_LIMIT,
-            "CUDA_CORE_LIMIT",
-            "CUDA_CORE_LIMIT_*",
-            "CUDA_CORE_SOFT_LIMIT",
-            "CUDA_CORE_SOFT_LIMIT_*",
-            "CUDA_SM_*",
-            "EXTERNAL_SM_WATCHER_ENABLED",
-        ),
-        *_all(
-            Allowance.MEMORY_LIMIT,
-            "CUDA_MEM_LIMIT",
-            "CUDA_MEM_LIMIT_*",
-            "CUDA_MEM_RATIO",
-            "CUDA_MEM_RATIO_*",
-            "CUDA_MEM_OVERSOLD",
-            "CUDA_MEM_OVERSOLD_*",
-            "CUDA_MEMORY_RATIO",
-            "CUDA_MEMORY_OVERSUBSCRIBE",
-            "VMEMORY_NODE_ENABLED",
-        ),
+        *_numbered(Allowance.CORE_LIMIT, "CUDA_CORE_LIMIT", "CUDA_CORE_SOFT_LIMIT"),
+        *_all(Allowance.CORE_LIMIT, "CUDA_SM_*", "EXTERNAL_SM_WATCHER_ENABLED"),
+        *_numbered(Allowance.MEMORY_LIMIT, "CUDA_MEM_LIMIT", "CUDA_MEM_RATIO", "CUDA_MEM_OVERSOLD"),
+        *_all(Allowance.MEMORY_LIMIT, "CUDA_MEMORY_RATIO", "CUDA_MEMORY_OVERSUBSCRIBE", "VMEMORY_NODE_ENABLED"),
+        *_numbered(Allowance.LIMIT_LIBRARY, "MANAGER_VISIBLE_DEVICE", "MANAGER_VISIBLE_DEVICES"),
         *_all(
             Allowance.LIMIT_LIBRARY,
-            "MANAGER_VISIBLE_DEVICE",
-            "MANAGER_VISIBLE_DEVICE_*",
-            "MANAGER_VISIBLE_DEVICES",
-            "MANAGER_VISIBLE_DEVICES_*",
             "MANAGER_COMPATIBILITY_MODE",
             "MANAGER_CLIENT_REGISTER_UUID",
             "MANAGER_VGPU_CLAIM_UID",
