@@ -52,13 +52,10 @@ class _Served:
 
 
 class ServingCertificate:
-    """The pair ``tls.crt`` and ``tls.key`` of a directory, as a TLS context for a server.
+    """The pair of a directory as a TLS context for a server. Raises BadInput without a good pair to start with.
 
-    With ``client_ca``, a file of CA certificates, a client may present one that they signed, and no other; with
-    ``client_required`` it has to, else that is the server's to say. That file is a part of the pair: read, reloaded and
-    refused with it.
-    ``reload_failures`` counts the bad pairs met since the start: one pair counts once, however often it is polled.
-    Raises BadInput when there is no good pair to start with; the message names the file and the command that makes one.
+    ``client_ca``: the CAs of clients, reloaded with the pair. ``client_required``: a client must present a certificate.
+    ``reload_failures``: the number of bad pairs since the start.
     """
 
     def __init__(self, directory: Path, client_ca: Path | None = None, *, client_required: bool = False) -> None:

@@ -115,11 +115,7 @@ class Signed:
 
 
 def make_authority(now: datetime, life: timedelta = AUTHORITY_LIFE, *, client: bool = False) -> Signed:
-    """Make a self-signed ECDSA P-256 authority that may sign leaves only (path length 0), of clients or of servers.
-
-    Its common name ends in 8 hex digits of its serial, so that two authorities in one bundle are told apart by
-    their names too. Raises ValueError when ``now`` has no time zone or ``life`` is not positive.
-    """
+    """Make an ECDSA P-256 CA for leaves of servers or clients, whose name is its own. Raises ValueError."""
     serial = x509.random_serial_number()
     name = f"{_CLIENT_AUTHORITY_NAME if client else _AUTHORITY_NAME} {serial % 2**32:08x}"
     constraints = (x509.BasicConstraints(ca=True, path_length=0), True)
@@ -127,12 +123,7 @@ def make_authority(now: datetime, life: timedelta = AUTHORITY_LIFE, *, client: b
 
 
 def make_leaf(authority: Signed, names: Names, now: datetime, life: timedelta = LEAF_LIFE) -> Signed:
-    """Make an ECDSA P-256 serving certificate for ``names``, signed by ``authority``.
-
-    It never outlives the authority: the end is the earlier of ``now + life`` and the authority's own. Raises
-    ValueError for no names, an authority that is not valid at ``now``, a ``now`` without time zone, or a ``life``
-    that is not positive.
-    """
+    """Make an ECDSA P-256 serving certificate, which ends with the authority at the latest. Raises ValueError."""
     if not names:
         raise ValueError("a serving certificate needs at least one DNS name or IP address")
     alternative = x509.SubjectAlternativeName([*map(x509.DNSName, names.dns), *map(x509.IPAddress, names.addresses)])

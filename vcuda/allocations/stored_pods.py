@@ -49,8 +49,8 @@ class Keys(msgspec.Struct, frozen=True, gc=False):
 class Allocation(msgspec.Struct, frozen=True, gc=False):
     """The allocation annotations and labels of all schemes on a pod.
 
-    Without an enforced quota tenants can write these keys, so their size is bounded. Each name in a scheme's row is
-    kept once. Values that no rule reads are dropped. The others are cut to `LONGEST_LIST` or `LONGEST_TEXT` bytes.
+    Tenants can write these keys: each name in a scheme's row is kept once, and its value is cut, or dropped if no rule
+    reads it.
     """
 
     annotations: Mapping[str, str]

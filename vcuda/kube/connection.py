@@ -218,8 +218,7 @@ def end_process(message: str) -> NoReturn:
 class VersionCheck:
     """The check that a `Kube` makes before its first request, once for all threads.
 
-    ``end`` is called with an error if the version is too old. It must end the process, because the loops of a component
-    retry after every exception. ``warn`` is called with a warning if the version is unknown.
+    ``end`` is called if the version is too old, and must end the process. ``warn`` is called if it is unknown.
     """
 
     warn: Callable[[str], None]

@@ -61,8 +61,7 @@ class ListedPods(NamedTuple):
 class NamespaceCounter:
     """Lists the pods and claims of one namespace at a time, in turns that namespaces share.
 
-    Each method takes a timeout in seconds, for one page and for the wait until its turn. Each raises ListOverdue if
-    there is no turn in time, or if the objects are too many or too large to be listed in time.
+    Timeouts are seconds for one page and for the wait. Raises ListOverdue if there is no turn or no answer in time.
     """
 
     kube: client.Kube
@@ -86,10 +85,9 @@ class NamespaceCounter:
         return _count_claims(*self.priced_claims(namespace, extended, timeout))
 
     def priced_claims(self, namespace: str, extended: Collection[str], timeout: float = 10) -> tuple[str, PricedClaims]:
-        """Return the version of the LIST, and the claims with their charges. The version is empty if there is no API.
+        """Return the version of the LIST, empty without the API, and the claims but ``extended`` with their charges.
 
-        ``extended``: names of claims to leave out, because they are charged to their pods. Raises Unavailable if there
-        are claims, and the devices have not been read yet.
+        Raises Unavailable if the devices of claims have not been read yet.
         """
         return self._in_turn(namespace, timeout, lambda turn: self._price(turn, extended))
 

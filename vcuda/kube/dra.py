@@ -170,8 +170,7 @@ _TEMPLATE = msgspec.json.Decoder(_RawTemplate)
 class TemplateInformer:
     """Follows the ResourceClaimTemplates of all namespaces, and keeps the requests of their claims, within bounds.
 
-    A template beyond the bounds is not known. That is safe, because each claim that is made from it is checked and
-    charged. The template is kept after a later list, if there is room then.
+    A template beyond the bounds is not known. That is safe: each claim made from it is checked and charged.
     """
 
     def __init__(self, kube: client.Kube) -> None:

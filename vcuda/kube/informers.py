@@ -188,10 +188,9 @@ class _RegisterCache:
 
 @dataclass(eq=False)
 class NodeInformer:
-    """Follows the labels, registered cards, capacity and locks of nodes. Labels and cards are indexed after a change.
+    """Follows the labels, registered cards, capacity and locks of nodes, and indexes labels and cards.
 
-    ``on_model_change``: called after the model or the registered cards of a node have changed, or the node appeared or
-    was deleted. ``resources``: returns the models of label values.
+    ``on_model_change``: called after models or registered cards changed. ``resources``: has the models of label values.
     """
 
     kube: client.Kube

@@ -150,11 +150,7 @@ def service_addresses(kube: Kube, namespace: str, service: str, port_name: str, 
 
 
 def read_addresses(slices: Iterable[EndpointSlice], port_name: str) -> dict[str, bool]:
-    """Return HOST:PORT of every endpoint in a Service's slices, each once, and whether it is ready.
-
-    If a slice has several ports, the port ``port_name`` counts. A terminating endpoint is not ready, but it is
-    returned, because kube-proxy may still use it if no endpoint is ready.
-    """
+    """Return each endpoint's HOST:PORT by its ``port_name``, and if it is ready; a terminating one is not."""
     found: dict[str, bool] = {}
     # An endpoint that moves between slices is in both for a while. It is ready if one of them says so.
     for address, ready in (one for each in slices for one in _endpoints(each, port_name)):

@@ -86,11 +86,7 @@ def read_meta(raw: bytes) -> Meta:
 
 
 def read_event(line: bytes, what: str) -> WatchEvent:
-    """Return the event in one line of the watch ``what``.
-
-    Raises ApiError, for example Gone, for an ERROR event. Raises WatchLost for an ERROR event about a fault of the API
-    server, and for an event that cannot be read, since it may concern any object.
-    """
+    """Return the event in a line of the watch ``what``. Raises ApiError, or WatchLost if changes may be missed."""
     try:
         return _read_change(line) or _read_any(line, what)
     except msgspec.MsgspecError as error:

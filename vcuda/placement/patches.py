@@ -80,11 +80,7 @@ def patch_for(
     nodes: Nodes = NO_NODES,
     check: Check = no_check,
 ) -> list[Operation]:
-    """Return the operations that pin the pod to ``model`` in ``pools`` (if empty: any) and set its scheduler.
-
-    ``types`` are the annotations by which its scheduler chooses among the cards of a node. ``check`` is called for each
-    term of the pod's node selection.
-    """
+    """Return the operations that pin the pod to ``model`` and ``pools`` (if empty: any), and annotate ``types``."""
     selected = (pod.spec.node_selector or {}).get(hints.labels.model)
     values = dict.fromkeys(nodes.label_values(model))
     if selected is not None and nodes.named.model_of(selected) == model:

@@ -168,11 +168,7 @@ _KEY = "[key]"
 
 
 def check_text(text: str, read: Callable[[Plain], T], sentence_of: Callable[[ErrorDetails], str]) -> T:
-    """Return what ``read`` makes of a text of JSON or YAML; ``sentence_of``: what is wrong where pydantic refuses it.
-
-    Raises QuotaFault with every fault, each with its path, in the order of the text. A text that cannot be read at all
-    (its syntax, size, nesting or number of entries) has that one fault.
-    """
+    """Return what ``read`` makes of a text. Raises QuotaFault with all faults as ``sentence_of`` words them."""
     tree, faults = read_text(text)
     try:
         found = read({} if tree is None else tree)

@@ -141,11 +141,7 @@ def raise_faults(faults: Iterable[tuple[KeyPath, str]]) -> None:
 
 
 def sentence(details: ErrorDetails, entry: type[pydantic.BaseModel], otherwise: str, also: str = "") -> str:
-    """Return what is wrong where pydantic refuses a value. pydantic's own messages are not for people.
-
-    ``entry``: the mapping that may have an unknown key. ``also``: follows the list of its keys. ``otherwise``: the
-    sentence about a value of another shape. Our validators cause no other faults.
-    """
+    """Return the sentence on a fault: an unknown key of ``entry``, whose list ``also`` ends, or ``otherwise``."""
     match details["type"]:
         case "value_error":
             return str(details["ctx"]["error"])

@@ -34,11 +34,7 @@ class PlacedFault(NamedTuple):
 
 
 def read_text(text: str) -> tuple[Plain, tuple[PlacedFault, ...]]:
-    """Return what a text of JSON or YAML holds, None where it is empty, and the faults that do not hide what is meant.
-
-    Raises QuotaFault, with one fault, where the text cannot be read: a syntax error (with line and column), too
-    long, nested too deeply, too many entries.
-    """
+    """Return what a text of JSON or YAML holds, None if empty, and its faults. Raises QuotaFault if unreadable."""
     if len(text) > MAX_TEXT:
         _refuse(f"the document is {len(text)} characters long; a ConfigMap holds at most {MAX_TEXT} bytes")
     walk = _Walk()

@@ -306,9 +306,8 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
     def with_registered(self, cards: RegisteredCards) -> "GpuResources":
         """Return these resources for a cluster whose nodes have registered these cards.
 
-        A plain count on a model with a register is whole cards, since the scheme's device plugin gives cards, not the
-        parts of a card that the model's row states. A share's memory is compared with the model's smallest card, unless
-        the row states the memory.
+        A plain count on a model with a register is whole cards. A share's memory is priced by the model's smallest
+        card, unless the row states the memory.
         """
         whole = {scheme.name for scheme in self.schemes if scheme.counts_plain_cards}
         priced = any(scheme.cores_by_memory for scheme in self.schemes)

@@ -54,11 +54,7 @@ class ReviewDeadline:
 
 
 class RetryLater(msgspec.Struct, frozen=True):
-    """The charge is not decided; the caller should retry. ``reason`` is a sentence without its full stop.
-
-    ``soon``: the reason passes within 2 s. Only then does the answer state when to retry, because client-go, and with
-    it kube-controller-manager, sleeps for that time in one of few workers.
-    """
+    """The charge is not decided yet. ``reason``: a sentence without a full stop. ``soon``: it passes within 2 s."""
 
     reason: str
     soon: bool = False

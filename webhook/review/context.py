@@ -58,11 +58,9 @@ PolicySource = Callable[[], PolicySnapshot | None]
 
 
 class ClusterPolicy(msgspec.Struct, frozen=True, dict=True):
-    """The quota and the nodes of a cluster, current to within a watch event; each watch is a thread.
+    """The quota and the nodes of a cluster, each by a watch.
 
-    The extender, if there is one, publishes the free cards every few seconds. The webhook does not wait for them. Nor
-    does it wait for the RuntimeClasses: a class that is not known yet is judged by its name, so the webhook serves
-    without the right to list them. ``gpu_runtime_classes``: the patterns of the classes that give GPUs.
+    It waits neither for the free cards nor for the RuntimeClasses: an unknown class is judged by its name.
     """
 
     quota: kube.QuotaInformer
