@@ -1,0 +1,76 @@
+"""GitOps tools find no drift: what our Jobs and the controller write into applied objects is no change for them.
+
+Flux applies on the server by force, and compares the live object with a dry run (`github.com/fluxcd/pkg/ssa`,
+`ResourceManager.Diff`). Argo CD merges three ways, as `kubectl diff` does.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.builders import MODEL
+from tests.e2e.cluster import Cluster, Json
+from tests.e2e.installation import SYSTEM_NAMESPACE, await_enforced
+from tests.e2e.manifests.system import NODE, System, applied, apply, kubectl_k
+from tests.rendered import label
+
+pytestmark = pytest.mark.timeout(240)
+
+FLUX = "kustomize-controller"
+
+
+@pytest.fixture
+def system(admin: Cluster, tmp_path: Path) -> Iterator[System]:
+    admin.create_node(NODE, {MODEL: "M40"})
+    with applied(admin, tmp_path) as system:
+        yield system
+    admin.delete_node(NODE)
+
+
+def manifests(system: System) -> list[Json]:
+    """The objects as the tool reads them from its repository."""
+    return list(yaml.safe_load_all(kubectl_k(system.cluster, "kustomize", system.kustomization).stdout))
+
+
+def apply_as_flux(cluster: Cluster, manifest: Json, **query: str) -> Json:
+    path = f"{cluster.path_of(manifest)}/{manifest['metadata']['name']}"
+    how = {"content_type": "application/apply-patch+yaml", "fieldManager": FLUX, "force": "true"}
+    return cluster.rest.send("PATCH", path, manifest, **how, **query).ok()
+
+
+def drifted(cluster: Cluster, objects: Sequence[Json]) -> list[str]:
+    """Return the objects that another apply would change."""
+    found = []
+    for each in objects:
+        live = cluster.rest.get(f"{cluster.path_of(each)}/{each['metadata']['name']}")
+        if compared(live) != compared(apply_as_flux(cluster, each, dryRun="All")):
+            found.append(label(each))
+    return found
+
+
+def compared(found: Json) -> Json:
+    metadata = {key: found["metadata"].get(key) for key in ("labels", "annotations")}
+    return {**{key: part for key, part in found.items() if key != "status"}, "metadata": metadata}
+
+
+def test_flux_finds_no_drift_before_and_after_the_webhooks_are_registered(admin: Cluster, system: System) -> None:
+    objects = manifests(system)
+    for each in objects:
+        apply_as_flux(admin, each)
+    assert drifted(admin, objects) == []
+    with system.serving(1), system.controller() as controller:
+        controller.await_synced()
+        await_enforced(admin, SYSTEM_NAMESPACE, enforced=False)  # the label that the controller writes
+        assert drifted(admin, objects) == []
+
+
+def test_argo_cd_finds_no_drift_before_and_after_the_webhooks_are_registered(admin: Cluster, system: System) -> None:
+    apply(admin, system.kustomization)
+    assert kubectl_k(admin, "diff", "-k", system.kustomization).stdout == ""
+    with system.serving(1), system.controller() as controller:
+        controller.await_synced()
+        await_enforced(admin, SYSTEM_NAMESPACE, enforced=False)
+        done = kubectl_k(admin, "diff", "-k", system.kustomization)
+        assert (done.returncode, done.stdout) == (0, ""), done.stderr
