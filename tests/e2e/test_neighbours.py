@@ -1,0 +1,156 @@
+"""What the pages about neighbours say of Kueue, HPA and the manifests of other projects, on a real control plane."""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from http import HTTPStatus
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.builders import MODEL
+from tests.documented import documented_objects
+from tests.e2e.cluster import Cluster, Json
+from tests.e2e.installation import Installation, await_committed, limited_team, pass_by
+from tests.e2e.workloads import workload
+from tests.integration.reviews import card_pod
+
+KUEUE = {"name": "kueue.x-k8s.io/admission"}
+CRDS = {
+    "github.com/argoproj/argo-cd/v3@v3.5.7": "manifests/crds",
+    "github.com/kedacore/keda/v2@v2.21.0": "config/crd/bases",
+    "github.com/kubeflow/trainer/v2@v2.2.0": "manifests/base/crds",
+    "github.com/kubeflow/training-operator@v1.9.3": "manifests/base/crds",
+    "github.com/ray-project/kuberay/ray-operator@v1.6.0": "config/crd/bases",
+    "sigs.k8s.io/karpenter@v1.14.0": "pkg/apis/crds",
+    "sigs.k8s.io/kueue@v0.17.0": "config/components/crd/bases",
+}
+"""The directories of the schemas, by Go module. A module without one publishes none."""
+WITHOUT_SCHEMA = {"Kustomization", "HelmRelease", "Notebook"}
+"""The documented kinds whose schemas no Go module has."""
+
+
+@pytest.fixture
+def team(led_team: Callable[[Json], str]) -> str:
+    return led_team({"quota": {"M40": 1}})
+
+
+@pytest.mark.usefixtures("controller_manager")
+def test_a_suspended_job_is_not_charged_until_it_resumes(
+    cluster: Cluster, installation: Installation, team: str
+) -> None:
+    """Kueue suspends the jobs that wait, so that they leave their quota to others."""
+    waiting = workload("Job", team, "waiting")
+    waiting["spec"]["suspend"] = True
+    cluster.create(waiting)
+    jobs = cluster.path_of(waiting)
+    cluster.await_object(jobs, "waiting", lambda job: bool(job["status"].get("conditions")))
+    assert installation.charged(team) == {}
+    cluster.create(card_pod("other", team))
+    cluster.delete_pod(team, "other")
+    pass_by(cluster, team)
+    # Kueue writes the flavor's label into the job before it resumes it.
+    flavor = {"template": {"spec": {"nodeSelector": {MODEL: "M40"}}}}
+    cluster.rest.merge_patch(f"{jobs}/waiting", {"spec": flavor})
+    cluster.rest.merge_patch(f"{jobs}/waiting", {"spec": {"suspend": False}})
+    await_committed(installation, team, M40=100)
+    assert cluster.try_create(card_pod("next", team)).is_over_quota
+
+
+def test_a_pod_that_kueue_gates_takes_quota_and_the_removal_of_the_gate_is_admitted(
+    cluster: Cluster, installation: Installation, team: str
+) -> None:
+    """Kueue adds the flavor's label to the node selector when it removes the gate."""
+    gated = card_pod("gated", team)
+    gated["spec"]["schedulingGates"] = [KUEUE]
+    cluster.create(gated)
+    await_committed(installation, team, M40=100)
+    assert cluster.try_create(card_pod("next", team)).is_over_quota
+    change = {"spec": {"schedulingGates": None, "nodeSelector": {MODEL: "M40"}}}
+    opened = cluster.rest.merge_patch(f"/api/v1/namespaces/{team}/pods/gated", change)
+    assert "schedulingGates" not in opened["spec"]
+    pass_by(cluster, team)
+    await_committed(installation, team, M40=100)
+
+
+@pytest.mark.usefixtures("controller_manager")
+def test_a_deployment_that_is_scaled_beyond_its_quota_keeps_its_pods_and_says_why(
+    cluster: Cluster, installation: Installation, team: str
+) -> None:
+    created = cluster.create(workload("Deployment", team))
+    await_committed(installation, team, M40=100)
+    [before] = cluster.pods(team)
+    deployments = cluster.path_of(created)
+    cluster.rest.merge_patch(f"{deployments}/train/scale", {"spec": {"replicas": 3}})
+    found = cluster.await_object(deployments, "train", lambda each: failure_of(each) is not None)
+    failure = failure_of(found)
+    assert failure is not None
+    assert (failure["status"], failure["reason"]) == ("True", "FailedCreate")
+    assert f"exceeded GPU quota: M40 in namespace {team}" in failure["message"]
+    assert (found["spec"]["replicas"], found["status"]["replicas"]) == (3, 1)
+    [after] = cluster.pods(team)
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+
+
+def failure_of(deployment: Json) -> Json | None:
+    conditions = deployment.get("status", {}).get("conditions", [])
+    return next((each for each in conditions if each["type"] == "ReplicaFailure"), None)
+
+
+@pytest.fixture(scope="module")
+def schemas() -> list[Json]:
+    """The CustomResourceDefinitions of the documented kinds, from the Go modules of their projects."""
+    program = shutil.which("go")
+    if program is None:
+        pytest.skip("no go on PATH, which downloads the schemas")
+    kinds = {each["kind"] for each in documented_objects()}
+    found = []
+    for module, where in CRDS.items():
+        done = subprocess.run(
+            (program, "mod", "download", "-json", module),
+            env={**os.environ, "GOFLAGS": "-mod=mod"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=100,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        for file in sorted((Path(json.loads(done.stdout)["Dir"]) / where).glob("*.yaml")):
+            found += [each for each in yaml.safe_load_all(file.read_text()) if is_schema(each, kinds)]
+    return found
+
+
+def is_schema(found: Json | None, kinds: set[str]) -> bool:
+    return bool(found) and found["kind"] == "CustomResourceDefinition" and found["spec"]["names"]["kind"] in kinds
+
+
+@pytest.fixture
+def served(cluster: Cluster, schemas: list[Json]) -> Iterator[set[str]]:
+    """The documented kinds that the API server knows while the test runs."""
+    definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    with ExitStack() as stack:
+        for schema in schemas:
+            cluster.rest.send("POST", definitions, schema).ok()
+            stack.callback(cluster.delete, f"{definitions}/{schema['metadata']['name']}")
+        for schema in schemas:
+            cluster.kubectl("wait", "--for=condition=Established", f"crd/{schema['metadata']['name']}", "--timeout=30s")
+        yield {"Deployment", *(schema["spec"]["names"]["kind"] for schema in schemas)}
+
+
+@pytest.mark.timeout(240)
+def test_every_documented_manifest_is_valid_for_the_schema_of_its_project(
+    cluster: Cluster, installation: Installation, served: set[str]
+) -> None:
+    """An unknown field is an error."""
+    kinds = {each["kind"] for each in documented_objects()}
+    assert kinds - served == WITHOUT_SCHEMA
+    with limited_team(installation, {"quota": {"A100": 8}}) as team:
+        for each in documented_objects():
+            if each["kind"] in served:
+                each["metadata"]["namespace"] = team
+                answer = cluster.try_create(each, dryRun="All", fieldValidation="Strict")
+                assert answer.status == HTTPStatus.CREATED, (each["kind"], answer.message)

@@ -1,0 +1,44 @@
+"""The manifests in the pages about neighbours parse, and the webhook counts the pods that they make."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from tests.documented import documented, documented_objects
+from webhook.cli import main
+
+QUOTA = "team-a: {quota: {A100: 8, T4: 8}}"
+COUNTED = {
+    "Deployment": [("1", "A100")],
+    "PyTorchJob": [("2", "A100")],
+    "RayCluster": [("2", "A100")],
+}
+"""The pods with GPUs of each kind that carries the annotation in a pod template, and their model."""
+
+
+def test_every_manifest_of_the_pages_names_its_kind() -> None:
+    found = documented_objects()
+    assert len(found) >= 15
+    for each in found:
+        assert each.keys() >= {"apiVersion", "kind"}
+        assert each["kind"] == "Kustomization" or each["metadata"]["name"]
+
+
+@pytest.mark.parametrize("kind", COUNTED)
+def test_the_pods_of_a_documented_workload_are_charged_to_the_model_that_they_name(kind: str, tmp_path: Path) -> None:
+    manifest, quota = tmp_path / "manifest.yaml", tmp_path / "quota.yaml"
+    manifest.write_text(yaml.safe_dump(documented(kind)))
+    quota.write_text(QUOTA.replace("A100: 8, T4: 8", "T4: 8, A100: 8"))  # the annotation decides, not the order
+    done = CliRunner().invoke(main, ["check", "--quota", str(quota), str(manifest)])
+    assert done.exit_code == 0, done.output
+    rows = [line.split() for line in done.output.splitlines()[1:]]
+    assert [(row[2], row[4]) for row in rows if "admitted" in row and "A100" in row] == COUNTED[kind], done.output
+
+
+def test_the_flavors_and_the_node_pool_carry_the_models_label() -> None:
+    flavors = [each for each in documented_objects() if each["kind"] == "ResourceFlavor"]
+    labels = [each["spec"]["nodeLabels"] for each in flavors]
+    labels.append(documented("NodePool")["spec"]["template"]["metadata"]["labels"])
+    assert [found.get("gaia.tencent.com/gpu-model") for found in labels] == ["A100", "T4", "A100"]
