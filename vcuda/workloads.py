@@ -141,7 +141,10 @@ def _templated(where: str, manifest: Manifest, namespace: str) -> list[Workload]
         raise errors.BadInput(f"{where}: {error}") from error
     found = []
     for template in templates:
-        inner = _mapping(where, {"metadata": template.metadata}, "metadata")
+        # notebook-controller copies these to the pod: a Notebook's template has no metadata.
+        copied = {key: metadata[key] for key in ("annotations", "labels") if key in metadata}
+        own = copied if manifest["kind"] == "Notebook" else template.metadata
+        inner = _mapping(where, {"metadata": own}, "metadata")
         pod = _pod(where, name, home, inner, template.spec)
         warning = _misplaced(metadata, inner, "the annotations of its pod template")
         part = template.path if len(templates) > 1 else ""

@@ -1,5 +1,6 @@
 """The manifests in the pages about neighbours parse, and the webhook counts the pods that they make."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,10 @@ from click.testing import CliRunner
 from tests.documented import documented, documented_objects
 from webhook.cli import main
 
-QUOTA = "team-a: {quota: {A100: 8, T4: 8}}"
-COUNTED = {
-    "Deployment": [("1", "A100")],
-    "PyTorchJob": [("2", "A100")],
-    "RayCluster": [("2", "A100")],
-}
-"""The pods with GPUs of each kind that carries the annotation in a pod template, and their model."""
+QUOTA = "team-a: {quota: {H100: 8, T4: 8, A100: 8}}"
+"""The annotations decide, not this order."""
+COUNTED = {"Deployment": (1, "A100"), "Notebook": (1, "T4"), "PyTorchJob": (2, "A100"), "RayCluster": (2, "A100")}
+"""The number of pods with GPUs that each kind makes, and their model."""
 
 
 def test_every_manifest_of_the_pages_names_its_kind() -> None:
@@ -30,11 +28,11 @@ def test_every_manifest_of_the_pages_names_its_kind() -> None:
 def test_the_pods_of_a_documented_workload_are_charged_to_the_model_that_they_name(kind: str, tmp_path: Path) -> None:
     manifest, quota = tmp_path / "manifest.yaml", tmp_path / "quota.yaml"
     manifest.write_text(yaml.safe_dump(documented(kind)))
-    quota.write_text(QUOTA.replace("A100: 8, T4: 8", "T4: 8, A100: 8"))  # the annotation decides, not the order
-    done = CliRunner().invoke(main, ["check", "--quota", str(quota), str(manifest)])
+    quota.write_text(QUOTA)
+    done = CliRunner().invoke(main, ["check", "--quota", str(quota), "-o", "json", str(manifest)])
     assert done.exit_code == 0, done.output
-    rows = [line.split() for line in done.output.splitlines()[1:]]
-    assert [(row[2], row[4]) for row in rows if "admitted" in row and "A100" in row] == COUNTED[kind], done.output
+    judged = [found for found in json.loads(done.stdout)["objects"] if found["decision"] != "no GPU"]
+    assert [(found["count"], found["model"]) for found in judged] == [COUNTED[kind]]
 
 
 def test_the_flavors_and_the_node_pool_carry_the_models_label() -> None:
