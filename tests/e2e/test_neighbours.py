@@ -125,7 +125,7 @@ def schemas() -> list[Json]:
 
 
 def is_schema(found: Json | None, kinds: set[str]) -> bool:
-    return bool(found) and found["kind"] == "CustomResourceDefinition" and found["spec"]["names"]["kind"] in kinds
+    return found is not None and found["kind"] == "CustomResourceDefinition" and found["spec"]["names"]["kind"] in kinds
 
 
 @pytest.fixture

@@ -35,7 +35,8 @@ def value_of(expression: str, series: dict[str, float], expected: float, directo
 def quota(limit: float, used: float) -> dict[str, float]:
     """The series of the leader, and those that an earlier leader leaves for some minutes."""
     leaders = [QUOTA.replace("}", f',pod="vcuda-controller-{pod}"}}') for pod in "ab"]
-    return {f"vcuda_quota_{name}_cores{each}": value for name, value in (("limit", limit), ("used", used)) for each in leaders}
+    names = {"vcuda_quota_limit_cores": limit, "vcuda_quota_used_cores": used}
+    return {f"{name}{leader}": value for name, value in names.items() for leader in leaders}
 
 
 @pytest.mark.parametrize(("used", "free"), [(0, 8), (250, 5.5), (900, -1)])

@@ -34,11 +34,11 @@ def test_ledgers_that_are_deleted_come_back_from_the_pods_and_hold_the_quota(adm
 
 
 @pytest.mark.usefixtures("plane")
-def test_an_upgrade_to_another_image_goes_through_while_the_first_jobs_still_wait_for_theirs(
+def test_an_upgrade_and_a_rollback_go_through_while_the_first_jobs_still_wait_for_their_image(
     admin: Cluster, tmp_path: Path
 ) -> None:
     """As no kubelet runs here, they never end, and `rollout status`, the last command, would wait for ever."""
-    [upgrade] = commands("Upgrade")
+    [upgrade], rollback = commands("Upgrade"), commands("Roll back")
     deletion, application, status = upgrade.replace("\\\n", "").splitlines()
     assert status.startswith("kubectl -n vcuda-quota rollout status ")
     with applied(admin, tmp_path / "system", "scheduler") as system:
@@ -50,6 +50,13 @@ def test_an_upgrade_to_another_image_goes_through_while_the_first_jobs_still_wai
         run(system, f"{deletion}\n{application}")
         for name in FIRST_JOBS:
             assert container(admin.rest.get(f"{JOBS}/{name}"))["image"] == "vcuda-quota:another"
+        # Roll back, to the image that the checkout of the earlier commit would name.
+        ledgers, (checkout, *again) = rollback[0], rollback[1].replace("\\\n", "").splitlines()
+        assert (checkout, again) == ("git checkout COMMIT", [deletion, application, status])
+        file.write_text(file.read_text().replace("newTag: another", "newTag: 0.1.0"))
+        run(system, f"{ledgers}\n{deletion}\n{application}")
+        for name in FIRST_JOBS:
+            assert container(admin.rest.get(f"{JOBS}/{name}"))["image"] == "vcuda-quota:0.1.0"
         run(system, deletion)  # with this image they would block the next apply
 
 
