@@ -320,6 +320,22 @@ def test_the_rotation_finds_the_configurations_the_service_and_the_secret(base: 
         assert called["port"] == service["spec"]["ports"][0]["port"]
 
 
+GITOPS = {
+    "argocd.argoproj.io/hook": "Sync",
+    "kustomize.toolkit.fluxcd.io/force": "enabled",
+    "helm.toolkit.fluxcd.io/driftDetection": "disabled",
+}
+
+
+def test_gitops_tools_report_no_first_job_as_missing_and_replace_it_when_its_image_changes(tmp_path: Path) -> None:
+    """The Jobs are deleted when they are done. A change of their image would fail."""
+    components = ["scheduler", "client-certificates"]
+    jobs = [each for each in rendered(composed(tmp_path, components)) if each["kind"] == "Job"]
+    assert len(jobs) == 4
+    for job in jobs:
+        assert job["metadata"]["annotations"].items() >= GITOPS.items(), label(job)
+
+
 def test_the_extenders_rotation_misses_no_configuration() -> None:
     """The scheduler has the CA from a file: each run would find that nobody calls, and fail."""
     objects = overlay_of("scheduler")
