@@ -1,4 +1,4 @@
-"""The pages about neighbours are right about Kueue, HPA and the manifests of other projects, on a real control plane."""
+"""The pages about neighbours are right about Kueue, HPA and other projects' manifests, on a real control plane."""
 
 import json
 import os
