@@ -23,7 +23,7 @@ help:  ## Show the targets
 $(VENV)/installed: setup.cfg pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make PYTHON=python3.11 …")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[server,test,dev]'
 	touch $@
 
 demo: $(VENV)/installed  ## Run the webhook on this machine and send the example pods through it

@@ -18,7 +18,7 @@ from tests.builders import LABELS, MODEL
 from tests.e2e.cluster import Json
 from tests.e2e.dra import HAMI, NVIDIA, PRODUCTS, VGPU_MANAGER, Published, about, card, request, shared_card
 from vcuda.claims.pin import ClaimPin, write_pin
-from vcuda.requests.resources import fold
+from vcuda.requests.folding import fold
 
 A_TRANSACTION = 100
 """Objects; etcd takes at most 128 operations in one."""

@@ -3,9 +3,9 @@
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
-import msgspec
 import structlog
 from prometheus_client import CollectorRegistry
 
@@ -272,10 +272,10 @@ class Leader:
 
     def _report(self, namespace: str, use: NamespaceUse | None) -> None:
         if use and self.namespaces.is_taking_effect(namespace):
-            use = msgspec.structs.replace(use, taking_effect=True)
+            use = replace(use, taking_effect=True)
         if use:
             limited = [each.model for each in use.models]
-            use = msgspec.structs.replace(use, warnings=model_warnings(limited, self.nodes.current().models))
+            use = replace(use, warnings=model_warnings(limited, self.nodes.current().models))
         self.publisher.report(namespace, use)
         self.retrier.report(namespace, use)
         self.claim_retrier.report(namespace, use)

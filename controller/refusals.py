@@ -8,12 +8,10 @@ with reason FailedCreate and the refusal as its message. The API server keeps it
 import datetime
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
-import msgspec
-
-from vcuda.k8s_types import K8sStruct, ObjectMeta
-from vcuda.quota.model import OVER_QUOTA
-from vcuda.requests.pod_request import MALFORMED
+from vcuda.quota.terms import MALFORMED, OVER_QUOTA
 
 REASON, CLAIM_REASON = "FailedCreate", "FailedResourceClaimCreation"
 """The reasons of the Events about pods and about ResourceClaims."""
@@ -39,47 +37,32 @@ _OURS = re.compile(
 """Matches kube-apiserver's text of a refusal (``pkg/admission/plugin/webhook/errors``), or our own first words."""
 
 
-class EventObject(K8sStruct, frozen=True, gc=False):
-    """The object that an Event is about."""
+class EventText(Protocol):
+    """An Event: the object that it is about, its message, and how often it occurred."""
 
-    kind: str = ""
-    namespace: str = ""
-    name: str = ""
+    @property
+    def namespace(self) -> str:
+        """The namespace of the Event."""
 
+    @property
+    def kind(self) -> str:
+        """The kind of the object."""
 
-class Series(K8sStruct, frozen=True, gc=False):
-    """The number of occurrences and the last time, as writers of events.k8s.io set them."""
+    @property
+    def name(self) -> str:
+        """The name of the object."""
 
-    count: int = 0
-    last_observed_time: str | None = None
-
-
-class StoredEvent(K8sStruct, frozen=True, gc=False):
-    """The fields of an Event that are read. Different writers set different time fields."""
-
-    metadata: ObjectMeta = ObjectMeta()
-    involved_object: EventObject = EventObject()
-    message: str | None = None
-    count: int | None = None
-    last_timestamp: str | None = None
-    event_time: str | None = None
-    series: Series | None = None
-
-    def last(self, now: datetime.datetime) -> str:
-        """Return the time of the last occurrence (RFC 3339), or the creation time if that one is impossible."""
-        stored = self.metadata.creation_timestamp or ""
-        # client-go's recorders set lastTimestamp for core/v1, and eventTime and a series for events.k8s.io.
-        written = (self.series and self.series.last_observed_time) or self.last_timestamp or self.event_time or ""
-        # Tenants can write these times. Only the creation time is set by the API server.
-        first, last = moment(stored), moment(written)
-        return written if first and last and first <= last <= now + ALLOWED_SKEW else stored
+    @property
+    def message(self) -> str | None:
+        """The message."""
 
     @property
     def times(self) -> int:
-        return max(self.series.count if self.series else 0, self.count or 1)
+        """The number of occurrences."""
 
 
-class RefusedWorkload(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class RefusedWorkload:
     """A workload whose pods were refused. ``message``, ``at``: the newest reason and its time (RFC 3339)."""
 
     namespace: str
@@ -90,19 +73,19 @@ class RefusedWorkload(msgspec.Struct, frozen=True):
     count: int = 1
 
 
-def read_refusal(event: StoredEvent, at: str) -> RefusedWorkload | None:
+def read_refusal(event: EventText, at: str) -> RefusedWorkload | None:
     """Return the refusal in an Event, whose last occurrence was ``at``; None if the webhook did not refuse."""
     found = _OURS.search((event.message or "")[:MAX_SEARCHED_LENGTH])
     if not found:
         return None
     kind, name = about(event)
     message = (found["reason"] or found["known"])[:MAX_MESSAGE_LENGTH]
-    return RefusedWorkload(event.metadata.namespace, kind, name, message, at, event.times)
+    return RefusedWorkload(event.namespace, kind, name, message, at, event.times)
 
 
-def about(event: StoredEvent) -> tuple[str, str]:
+def about(event: EventText) -> tuple[str, str]:
     """Return the kind and the name of the object that an Event is about."""
-    return event.involved_object.kind[:MAX_NAME_LENGTH], event.involved_object.name[:MAX_NAME_LENGTH]
+    return event.kind[:MAX_NAME_LENGTH], event.name[:MAX_NAME_LENGTH]
 
 
 def merge_by_workload(refusals: Iterable[RefusedWorkload]) -> Sequence[RefusedWorkload]:
@@ -113,8 +96,15 @@ def merge_by_workload(refusals: Iterable[RefusedWorkload]) -> Sequence[RefusedWo
         key = (each.namespace, each.kind, each.name)
         seen = latest.setdefault(key, each)
         if seen is not each:
-            latest[key] = msgspec.structs.replace(seen, count=seen.count + each.count)
+            latest[key] = replace(seen, count=seen.count + each.count)
     return tuple(latest.values())
+
+
+def last_occurrence(created: str, written: str, now: datetime.datetime) -> str:
+    """Return the time of the last occurrence (RFC 3339) that a writer states, or the creation time if impossible."""
+    # Tenants can write these times. Only the creation time is set by the API server.
+    first, last = moment(created), moment(written)
+    return written if first and last and first <= last <= now + ALLOWED_SKEW else created
 
 
 def moment(text: str) -> datetime.datetime | None:

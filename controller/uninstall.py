@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import msgspec
 
 from controller.settle.labels import ENFORCED_LABEL
-from controller.settle.publisher import NAME as REPORT
 from vcuda import errors
 from vcuda.k8s_types import K8sStruct
 from vcuda.kube import MERGE_PATCH, Kube, segment
 from vcuda.kube.ledger_store import NAMESPACE_LABEL
+from vcuda.quota.terms import USAGE_NAME as REPORT
 
 OURS = {"labelSelector": "app.kubernetes.io/part-of=vcuda-quota"}
 WRITERS = ("vcuda-webhook", "vcuda-controller")

@@ -9,7 +9,8 @@ from vcuda.claims.charges import ClaimPolicy
 from vcuda.claims.devices import Devices, read_class, read_slice
 from vcuda.claims.digest import ClaimDigest, digest_of
 from vcuda.claims.drivers import DRIVERS
-from vcuda.claims.objects import API_VERSION, ClaimSpec, DeviceClass, ResourceSlice
+from vcuda.claims.names import API_VERSION
+from vcuda.claims.objects import ClaimSpec, DeviceClass, ResourceSlice
 from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Quota

@@ -10,11 +10,11 @@ from click.testing import CliRunner, Result
 
 from controller.plugin.cli import main
 from controller.plugin.explain import PROBE
-from controller.settle.publisher import LABELS
 from tests.api_double import ApiDouble
 from tests.builders import Manifest
 from vcuda.errors import ApiError, VcudaError
 from vcuda.kube import Heard
+from vcuda.quota.terms import USAGE_LABELS
 
 
 class Cluster(ApiDouble):
@@ -32,10 +32,15 @@ class Cluster(ApiDouble):
         self.asked: list[tuple[str, object, Manifest]] = []
         self.probes: list[tuple[str, object, Manifest]] = []
         self.webhook: VcudaError | None = None
+        self.home = "team-a"
+
+    def namespace(self) -> str:
+        """Return the namespace of the context."""
+        return self.home
 
     def publish(self, namespace: str, *models: Mapping[str, Any], mode: str = "enforce", text: str = "") -> None:
         use = {"namespace": namespace, "mode": mode, "models": models}
-        metadata = {"name": "gpu-quota-usage", "namespace": namespace, "labels": LABELS}
+        metadata = {"name": "gpu-quota-usage", "namespace": namespace, "labels": USAGE_LABELS}
         path = f"/api/v1/namespaces/{namespace}/configmaps/gpu-quota-usage"
         self.store(path, {"metadata": metadata, "data": {"usage.json": text or json.dumps(use)}})
 

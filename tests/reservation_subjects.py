@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from tests import builders
 from vcuda.allocations.stored_pods import read_stored
-from vcuda.claims.objects import API_PATH
+from vcuda.claims.names import API_PATH
 from vcuda.quota.model import Charge, Limit
 
 TEAM = "team-a"

@@ -26,10 +26,11 @@ from tests.watching import catch_up
 from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
 from vcuda.errors import LedgerLost, Unavailable, VcudaError
 from vcuda.kube import LedgerStore, NodeInformer, QuotaInformer, QuotaPlace, Reflector
-from vcuda.ledger.ledger import STORABLE_SECONDS, Admitted, Ledger, charges_by_model
+from vcuda.ledger.ledger import Admitted, Ledger, charges_by_model
 from vcuda.ledger.text import read_ledger
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge, Grant, Limit, NamespaceQuota, fits, total
+from vcuda.quota.terms import STORABLE_SECONDS
 from webhook.ledger.cluster_ledgers import ClusterLedgers
 from webhook.ledger.leases import RATE_SECONDS
 from webhook.ledger.ledgers import ChargeRequest, Decision

@@ -25,10 +25,11 @@ from vcuda.errors import VcudaError
 from vcuda.kube import LedgerStore, NodeInformer, QuotaInformer, QuotaPlace, Reflector
 from vcuda.kube.reflector import SILENCE
 from vcuda.kube.watch import read_event
-from vcuda.ledger.ledger import STORABLE_SECONDS, Admitted, Ledger
+from vcuda.ledger.ledger import Admitted, Ledger
 from vcuda.ledger.settle import settle
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
+from vcuda.quota.terms import STORABLE_SECONDS
 from webhook.ledger.ledgers import ChargeRequest
 
 TEAM, MODEL = "team-a", "A100"

@@ -12,9 +12,10 @@ from typing import Any, NoReturn
 import click
 
 from vcuda.errors import BadInput
-from vcuda.ledger.ledger import STORABLE_SECONDS
-from vcuda.placement.affinity import NodeLabels
-from vcuda.quota.model import LEDGER_NAMESPACE
+from vcuda.quota.terms import LEDGER_NAMESPACE, MODEL_LABEL, POOL_LABEL, STORABLE_SECONDS
+
+FAILED = 1
+"""The exit status for what a program could not do."""
 
 BAD_INPUT = 2
 """The exit status for what a person wrote; click itself ends with it for a flag that it cannot read."""
@@ -59,8 +60,6 @@ def _namespace_and_name(_context: click.Context, _parameter: click.Parameter, te
     return namespace, name
 
 
-_LABELS = NodeLabels()
-
 # Each is a decorator by itself, as the order of a command's flags in --help is that of its decorators.
 kubeconfig_option = option(
     "--kubeconfig",
@@ -78,8 +77,8 @@ quota_key_option = option("--quota-key", default="gpu_quota", help="Its key.")
 ledger_namespace_option = option(
     "--ledger-namespace", default=LEDGER_NAMESPACE, help="Namespace of the ledgers, and of nothing else."
 )
-model_label_option = option("--model-label", default=_LABELS.model, help="Node label that holds a node's GPU model.")
-pool_label_option = option("--pool-label", default=_LABELS.pool, help="Node label that holds a node's pool.")
+model_label_option = option("--model-label", default=MODEL_LABEL, help="Node label that holds a node's GPU model.")
+pool_label_option = option("--pool-label", default=POOL_LABEL, help="Node label that holds a node's pool.")
 storable_option = option(
     "--storable-seconds",
     default=STORABLE_SECONDS,

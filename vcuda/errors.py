@@ -3,10 +3,9 @@
 import enum
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import NamedTuple
-
-import msgspec
 
 
 class Fault(NamedTuple):
@@ -56,7 +55,8 @@ class BadReview(VcudaError):
         self.status = status
 
 
-class Cause(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Cause:
     """One of the causes that a Status may have; ``reason`` is a word that programs may go by."""
 
     reason: str = ""

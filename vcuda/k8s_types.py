@@ -41,7 +41,6 @@ DEFAULT_GRACE_SECONDS = 30
 """The grace period that the API server writes into a pod without one."""
 
 _LONGEST_NAME = 253
-_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
 
 
@@ -49,11 +48,6 @@ def can_be_name(text: str) -> bool:
     """Return whether a node, pod or namespace can have this name: a DNS subdomain of RFC 1123, as all of theirs are."""
     # Every name in a request is checked here, because a slash, also a quoted one, leads to another resource of the API.
     return len(text) <= _LONGEST_NAME and _NAME.fullmatch(text) is not None
-
-
-def is_namespace_name(name: object) -> bool:
-    """Return whether it is a DNS label of RFC 1123, as the name of every namespace is (Kubernetes documentation)."""
-    return isinstance(name, str) and _LABEL.fullmatch(name) is not None
 
 
 # gc=False: a decoded object is a tree, and Python's collector would look for cycles in each of its parts.

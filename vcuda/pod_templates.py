@@ -9,9 +9,8 @@ and have a reader each.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
-
-import msgspec
 
 Manifest = dict[str, Any]
 
@@ -34,7 +33,8 @@ _INHERITED = ("nodeSelector", "affinity", "tolerations", "schedulerName", "volum
 """The fields of a Workflow's spec that hold for its templates too."""
 
 
-class PodTemplate(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class PodTemplate:
     """A pod template of an object."""
 
     path: str
@@ -59,7 +59,7 @@ def pod_templates(manifest: Manifest) -> list[PodTemplate]:
         count = 1 if template.count is None and kind in ONE_UNLESS_STATED else template.count
         if count is not None and count > MOST_PODS:
             raise ValueError(f"{count!r} is no number of pods from 0 to {MOST_PODS}")
-        found.append(msgspec.structs.replace(template, count=count))
+        found.append(replace(template, count=count))
     return found
 
 

@@ -1,19 +1,20 @@
 """Manifests: every pod template in them, as the pods that its owner would create, and ResourceClaims."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-import msgspec
 import yaml
 
-from vcuda import errors, k8s_types, pod_templates
-from vcuda.claims.objects import API_VERSION, CLAIM, GROUP, TEMPLATE, ResourceClaim, ResourceClaimTemplate
-from vcuda.k8s_types import is_namespace_name
-from vcuda.quota.document import NO_NAMESPACE
-from vcuda.quota.preference import MODELS_ANNOTATION
+from vcuda import errors, pod_templates
+from vcuda.claims.names import API_VERSION, CLAIM, GROUP, TEMPLATE
+from vcuda.quota.terms import MODELS_ANNOTATION, NO_NAMESPACE, is_namespace_name
 
 Manifest = dict[str, Any]
-T = TypeVar("T")
+
+Check = Callable[[str, Manifest], Manifest]
+"""Returns a pod or claim as the API server reads it, given its place for messages. Raises BadInput if malformed."""
 
 NO_TEMPLATE = "no pod template found in this object; give the pods that its controller makes"
 """The reason why an object of a kind that is not built in is skipped."""
@@ -23,15 +24,6 @@ NO_PODS = "no pods found"
 
 NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)
 """The exceptions of PyYAML: ValueError for an impossible date, RecursionError for endless nesting."""
-
-NOT_JSON = (msgspec.MsgspecError, UnicodeError, RecursionError)
-"""The exceptions of msgspec for YAML that JSON cannot hold: half a surrogate pair, an object inside itself."""
-
-
-_CLAIMS: Mapping[str, type[ResourceClaim | ResourceClaimTemplate]] = {
-    CLAIM: ResourceClaim,
-    TEMPLATE: ResourceClaimTemplate,
-}
 
 _KINDS: Mapping[str, tuple[str, ...]] = {
     "Pod": (),
@@ -46,7 +38,8 @@ _KINDS: Mapping[str, tuple[str, ...]] = {
 """The kinds that can be checked, with the fields that say how many pods there are; the smallest counts."""
 
 
-class Workload(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Workload:
     """An object as it would be created: a pod of a controller, of which there are ``count``, a claim or a template."""
 
     kind: str
@@ -72,7 +65,8 @@ class Workload(msgspec.Struct, frozen=True):
         return spec if self.kind == TEMPLATE else None
 
 
-class Unread(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Unread:
     """An object that is not looked at: it is malformed, or its kind is not built in and it has no pod template."""
 
     title: str
@@ -94,31 +88,32 @@ def made_claims(pod: Manifest) -> list[MadeClaim]:
     metadata = pod["metadata"]
     given, generated = metadata.get("name"), metadata.get("generateName", "")
     found = []
-    for each in msgspec.convert(pod, k8s_types.Pod).spec.resource_claims or ():
-        if each.resource_claim_template_name:
-            about = {"generateName": f"{given or generated}-{each.name}-", "namespace": metadata["namespace"]}
+    for each in entries(pod["spec"], "resourceClaims"):
+        if template := each.get("resourceClaimTemplateName"):
+            named = each.get("name", "")
+            about = {"generateName": f"{given or generated}-{named}-", "namespace": metadata["namespace"]}
             claim = {"apiVersion": API_VERSION, "kind": CLAIM, "metadata": about}
-            name = f"{given or f'{generated}*'}-{each.name}-*"
-            found.append(MadeClaim(name, each.resource_claim_template_name, claim))
+            name = f"{given or f'{generated}*'}-{named}-*"
+            found.append(MadeClaim(name, template, claim))
     return found
 
 
-def workloads_in(source: str, text: str, namespace: str) -> list[Workload | Unread]:
+def workloads_in(source: str, text: str, namespace: str, check: Check) -> list[Workload | Unread]:
     """Return every claim and every object that makes pods. ``source``: the text's name. Raises BadInput if no YAML."""
-    return [each for where, document in _documents(source, text) for each in _read(where, document, namespace)]
+    return [each for where, document in _documents(source, text) for each in _read(where, document, namespace, check)]
 
 
-def _read(where: str, document: object, namespace: str) -> list[Workload | Unread]:
+def _read(where: str, document: object, namespace: str, check: Check) -> list[Workload | Unread]:
     title, home = where, namespace
     try:
         manifest = _object(where, document)
         title = f"{manifest['kind']}/{_name_of(manifest)}"
         _, home = _place(where, manifest, namespace)
         if manifest["kind"] in _KINDS or _is_claim(manifest):
-            return [_workload(where, manifest, namespace)]
+            return [_workload(where, manifest, namespace, check)]
         if _is_built_in(manifest):
             return []
-        found = _templated(where, manifest, namespace)
+        found = _templated(where, manifest, namespace, check)
     except errors.BadInput as error:
         return [Unread(title, home, str(error), malformed=True)]
     return [*found] or [Unread(title, home, NO_TEMPLATE, malformed=False)]
@@ -131,7 +126,7 @@ def _is_built_in(manifest: Manifest) -> bool:
     return bool(version) and ("." not in group or group.endswith(".k8s.io"))
 
 
-def _templated(where: str, manifest: Manifest, namespace: str) -> list[Workload]:
+def _templated(where: str, manifest: Manifest, namespace: str, check: Check) -> list[Workload]:
     """Return the pods of an object whose kind is not built in, a workload for each of its pod templates."""
     metadata, home = _place(where, manifest, namespace)
     name = _name_of(manifest)
@@ -145,7 +140,7 @@ def _templated(where: str, manifest: Manifest, namespace: str) -> list[Workload]
         copied = {key: metadata[key] for key in ("annotations", "labels") if key in metadata}
         own = copied if manifest["kind"] == "Notebook" else template.metadata
         inner = _mapping(where, {"metadata": own}, "metadata")
-        pod = _pod(where, name, home, inner, template.spec)
+        pod = _checked(where, _pod(name, home, inner, template.spec), check)
         warning = _misplaced(metadata, inner, "the annotations of its pod template")
         part = template.path if len(templates) > 1 else ""
         count, stated = template.count or 0, template.count is not None
@@ -156,7 +151,7 @@ def _templated(where: str, manifest: Manifest, namespace: str) -> list[Workload]
 def _is_claim(manifest: Manifest) -> bool:
     # Another group may have a kind of this name; one that says no group is a claim that lacks its first line.
     group = str(manifest.get("apiVersion", GROUP)).partition("/")[0]
-    return manifest["kind"] in _CLAIMS and group == GROUP
+    return manifest["kind"] in (CLAIM, TEMPLATE) and group == GROUP
 
 
 def require_claims_api(where: str, manifest: Manifest) -> None:
@@ -200,26 +195,27 @@ def _object(where: str, document: object) -> Manifest:
     return document
 
 
-def _workload(where: str, manifest: Manifest, namespace: str) -> Workload:
+def _workload(where: str, manifest: Manifest, namespace: str, check: Check) -> Workload:
     kind, name = manifest["kind"], _name_of(manifest)
     metadata, home = _place(where, manifest, namespace)
     spec = _mapping(where, manifest, "spec")
     if _is_claim(manifest):
         require_claims_api(where, manifest)
         claim = {**manifest, "metadata": {**metadata, "namespace": home}}
-        convert(where, claim, _CLAIMS[kind])
-        created = _plain(where, claim)
+        created = check(where, claim)
         inner = created.get("spec", {}).get("metadata", {}) if kind == TEMPLATE else metadata
         return Workload(kind, name, home, created, 1, _misplaced(metadata, inner, "spec.metadata.annotations"))
     if kind == "Pod":
-        return Workload(kind, name, home, _checked(where, {**manifest, "metadata": {**metadata, "namespace": home}}), 1)
+        pod = _checked(where, {**manifest, "metadata": {**metadata, "namespace": home}}, check)
+        return Workload(kind, name, home, pod, 1)
     if kind == "CronJob":
         spec = _mapping(where, _mapping(where, spec, "jobTemplate"), "spec")
     template = _mapping(where, spec, "template")
     inner = _mapping(where, template, "metadata")
     count = _count(where, kind, spec)
     warning = _misplaced(metadata, inner, "the annotations of its pod template")
-    return Workload(kind, name, home, _pod(where, name, home, inner, template.get("spec")), count, warning)
+    pod = _checked(where, _pod(name, home, inner, template.get("spec")), check)
+    return Workload(kind, name, home, pod, count, warning)
 
 
 def _name_of(manifest: Manifest) -> str:
@@ -237,9 +233,9 @@ def _place(where: str, manifest: Manifest, namespace: str) -> tuple[Manifest, st
     return metadata, home
 
 
-def _pod(where: str, name: str, home: str, metadata: Manifest, spec: object) -> Manifest:
+def _pod(name: str, home: str, metadata: Manifest, spec: object) -> Manifest:
     about = {**metadata, "generateName": f"{name}-", "namespace": home}
-    return _checked(where, {"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": spec})
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": spec}
 
 
 def _misplaced(outer: Manifest, inner: Manifest, place: str) -> str:
@@ -259,35 +255,31 @@ def _count(where: str, kind: str, spec: Mapping[str, Any]) -> int:
     return 1 if stated is None else stated
 
 
-def _checked(where: str, pod: Manifest) -> Manifest:
+def _checked(where: str, pod: Manifest, check: Check) -> Manifest:
     if not pod.get("spec"):
         raise errors.BadInput(f"{where}: malformed: it has no pod spec")
-    convert(where, pod, k8s_types.Pod)
-    return _plain(where, pod)
+    return check(where, pod)
 
 
-def convert(where: str, manifest: Manifest, view: type[T]) -> T:
-    """Return a typed view of a manifest. Raises BadInput where its shape is not that kind's."""
+def check_shape(where: str, manifest: Manifest) -> Manifest:
+    """Return a pod or claim as JSON, where null fields count as absent. This is a `Check`.
+
+    Raises BadInput for a spec that is no mapping, and for YAML that JSON cannot hold. The API server checks the rest.
+    """
     try:
-        return msgspec.convert(_plain(where, manifest), view)
-    except msgspec.MsgspecError as error:
+        plain: Manifest = without_nulls(json.loads(json.dumps(manifest, default=str, allow_nan=False)))
+    except (TypeError, ValueError, RecursionError) as error:
         raise errors.BadInput(f"{where}: malformed: {error}") from error
-
-
-def _plain(where: str, manifest: Manifest) -> Manifest:
-    # As JSON, which is what reaches the API server; null fields count as absent there.
-    try:
-        plain: Manifest = _without_nulls(msgspec.json.decode(msgspec.json.encode(manifest, enc_hook=str)))
-    except NOT_JSON as error:
-        raise errors.BadInput(f"{where}: malformed: {error}") from error
+    _mapping(where, plain, "spec")
     return plain
 
 
-def _without_nulls(value: Any) -> Any:
+def without_nulls(value: Any) -> Any:
+    """Return a value of JSON without the keys whose value is null: the API server reads these as absent."""
     if isinstance(value, dict):
-        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+        return {key: without_nulls(each) for key, each in value.items() if each is not None}
     if isinstance(value, list):
-        return [_without_nulls(each) for each in value]
+        return [without_nulls(each) for each in value]
     return value
 
 
@@ -298,3 +290,9 @@ def _mapping(where: str, parent: Mapping[str, Any], field: str) -> Manifest:
     if not isinstance(value, dict):
         raise errors.BadInput(f"{where}: {field} must be a mapping")
     return value
+
+
+def entries(parent: Mapping[str, Any], field: str) -> list[Manifest]:
+    """Return the mappings in a list of a manifest. The API server rejects a list with anything else."""
+    found = parent.get(field)
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []

@@ -10,7 +10,7 @@ import structlog
 
 from vcuda import errors, k8s_types, kube
 from vcuda.admission_review import AdmissionRequest, AdmissionResponse, read_review, write_review
-from vcuda.claims.objects import GROUP
+from vcuda.claims.names import GROUP
 from webhook.intake.bodies import MAX_BODY, ReviewHead
 from webhook.intake.large_reviews import PLACES, QUOTA_PLACES, ReviewThread
 from webhook.ledger.ledgers import Ledgers, RecentChoices, ReviewDeadline

@@ -2,29 +2,27 @@
 
 import contextlib
 import json
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NoReturn
 
 import click
-import msgspec
 import yaml
-from kubernetes.config import kube_config
 
+from controller.plugin.decode import decode, to_plain
 from controller.plugin.explain import ExplainedObject, ask_about
-from controller.plugin.nodes import GpuNode, read_cluster
+from controller.plugin.kubectl import Api, Kubectl, objects_in, segment
 from controller.plugin.refused import read_refusals
 from controller.plugin.usage_table import holder_rows, total_rows, use_rows
 from controller.plugin.why import explain_why, parse_object
 from controller.plugin.why_text import why_lines
-from controller.settle.publisher import KEY, LABELS, NAME
-from vcuda import __version__, cli, errors, k8s_types
-from vcuda.kube import Kube, QuotaPlace, segment
+from vcuda import __version__, cli, errors, programs
+from vcuda.cli import FAILED
 from vcuda.ledger.report import NamespaceUse
-from vcuda.placement.affinity import NodeLabels
-from vcuda.quota import document
-from vcuda.workloads import NO_PODS, Unread, Workload, workloads_in
+from vcuda.quota.terms import NO_NAMESPACE, USAGE_KEY, USAGE_LABELS, USAGE_NAME, is_namespace_name
+from vcuda.workloads import NO_PODS, Unread, Workload, check_shape, workloads_in
 
 RESERVED = 8
 """The position of the column RESERVED, the first that is left out if it is empty."""
@@ -32,16 +30,16 @@ RESERVED = 8
 WATCH_SECONDS = 2.0
 """Seconds between two looks of ``--watch``."""
 
-FAILED = 1
-OWN_KUBECONFIG = Path("~/.kube/config")
-
-_CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
-_USE = msgspec.json.Decoder(NamespaceUse)
 WIDE = "wide"
 OUTPUTS = click.Choice(["table", WIDE, "json", "yaml"])
 
 
-class Target(msgspec.Struct, frozen=True):
+class SpoiltReport(errors.VcudaError):
+    """A published report that somebody edited, so that it cannot be read or belongs to another namespace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
     """The flags before the subcommand: the cluster, the namespace (``named``) and the output format."""
 
     kubeconfig: Path | None
@@ -51,18 +49,15 @@ class Target(msgspec.Struct, frozen=True):
 
     def namespace(self, named: str | None = None) -> str:
         """Return ``named``, else the namespace before the subcommand, else the context's. Exit with 2 if invalid."""
-        namespace = named or self.named or _namespace_of(self.kubeconfig, self.context)
-        if not k8s_types.is_namespace_name(namespace):
-            cli.fail(f"{namespace!r} {document.NO_NAMESPACE}")
+        namespace = named or self.named or self.connect().namespace()
+        if not is_namespace_name(namespace):
+            cli.fail(f"{namespace!r} {NO_NAMESPACE}")
         return namespace
 
-    def connect(self) -> Kube:
-        """Return a client for kubectl's cluster. Exits with status 2 if the kubeconfig cannot be read.
-
-        As in client-go, the user's own kubeconfig has precedence over the service account of the pod.
-        """
+    def connect(self) -> Kubectl:
+        """Return the cluster of kubectl. Exits with status 2 if there is no kubectl."""
         try:
-            return Kube.connect(self.kubeconfig or _own_kubeconfig(), self.context)
+            return Kubectl.find(self.kubeconfig, self.context)
         except errors.BadInput as error:
             cli.fail(str(error))
 
@@ -74,10 +69,8 @@ class Target(msgspec.Struct, frozen=True):
 @click.option("-w", "--watch", is_flag=True, help="Show the figures again whenever they change, until Ctrl-C.")
 @click.option(
     "--kubeconfig",
-    envvar="KUBECONFIG",
-    show_envvar=True,
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Path of the kubeconfig.  [default: ~/.kube/config, or without one the pod's service account]",
+    help="Path of the kubeconfig.  [default: that of kubectl]",
 )
 @click.option("--context", "context_name", help="Context of the kubeconfig.")
 @click.option(
@@ -129,10 +122,10 @@ def main(
     """
     context.obj = target = Target(kubeconfig, context_name, namespace, output)
     if context.invoked_subcommand is None:
-        kube = target.connect()
+        api = target.connect()
 
         def look() -> list[NamespaceUse]:
-            return list(_all(kube) if all_namespaces else _one(kube, target.namespace()))
+            return list(_all(api) if all_namespaces else _one(api, target.namespace()))
 
         try:
             for number, uses in enumerate(_looks(look) if watch else [look()]):
@@ -140,7 +133,7 @@ def main(
                     click.echo()
                 _show_uses(uses, output)
         except errors.VcudaError as error:
-            cli.fail(str(error), FAILED)
+            _fail(error)
 
 
 def _looks(look: Callable[[], list[NamespaceUse]]) -> Iterator[list[NamespaceUse]]:
@@ -194,7 +187,7 @@ def refusals(target: Target, *, namespace: str | None, all_namespaces: bool, out
     try:
         found = read_refusals(target.connect(), None if all_namespaces else target.namespace(namespace))
     except errors.VcudaError as error:
-        cli.fail(str(error), FAILED)
+        _fail(error)
     heading = ("NAMESPACE", "WORKLOAD", "TIMES", "LAST", "REASON")
     rows = ((each.namespace, f"{each.kind}/{each.name}", str(each.count), each.at, each.message) for each in found)
     _show(found, output or target.output, heading, *rows)
@@ -216,6 +209,9 @@ def nodes(
     node. What no source says is shown as `?`. What is in doubt about a model is printed on standard error, and so is a
     model of the quota that no node has.
 
+    This needs the packages of the extra `server`: `pip install vcuda-quota[server]`. The release's single file does not
+    have them.
+
     You need the right to list nodes, pods and ResourceClaims in all namespaces, and to read the quota ConfigMap.
 
     \b
@@ -225,22 +221,16 @@ def nodes(
 
     Exit status: 0 shown, 1 the cluster did not answer or you may not list these, 2 bad input.
     """
-    keys, shown = NodeLabels(model_label), output or target.output
+    shown, reader = output or target.output, programs.load("controller.plugin.nodes", "kubectl gpuquota nodes")
     try:
-        found = read_cluster(target.connect(), keys, QuotaPlace(*quota_configmap, quota_key))
+        found = reader.read(target.kubeconfig, target.context, model_label, (*quota_configmap, quota_key))
     except errors.VcudaError as error:
-        cli.fail(str(error), FAILED)
+        _fail(error)
     heading = ("NODE", "MODELS", "CARDS", "MEMORY MiB", "SOURCE", "SCHEME", "FREE")
-    _show(found.nodes, shown, heading, *map(_node_row, found.nodes))
+    _show(found.nodes, shown, heading, *map(reader.node_row, found.nodes))
     doubts = [f"{each.node}: {doubt}" for each in found.nodes for doubt in each.doubts]
     for warning in (*doubts, *found.warnings) if shown in ("table", WIDE) else ():
         _warn(warning)
-
-
-def _node_row(node: GpuNode) -> tuple[str, ...]:
-    figures = ["?" if each is None else f"{each:g}" for each in (node.cards, node.memory, node.free)]
-    cards, memory, free = figures
-    return (node.node, ", ".join(node.models) or "none", cards, memory, node.source or "none", node.scheme, free)
 
 
 @main.command()
@@ -275,21 +265,21 @@ def explain(target: Target, *, filenames: tuple[str, ...], namespace: str | None
 
     Exit status: 0 all would be admitted, 1 some would not, or the cluster did not answer, 2 bad input.
     """
-    kube = target.connect()
+    api = target.connect()
     home = target.namespace(namespace)
     workloads: list[Workload | Unread] = []
     try:
         for filename in filenames:
             with click.open_file(filename, encoding="utf-8") as file:
-                workloads += workloads_in(filename, file.read(), home)
+                workloads += workloads_in(filename, file.read(), home, check_shape)
     except (OSError, UnicodeDecodeError, errors.BadInput) as error:
         cli.fail(str(error))
     for malformed in (each for each in workloads if isinstance(each, Unread) and each.malformed):
         cli.fail(malformed.reason)
     try:
-        verdicts = list(ask_about(kube, workloads))
+        verdicts = list(ask_about(api, workloads))
     except errors.VcudaError as error:
-        cli.fail(str(error), FAILED)
+        _fail(error)
     _show_verdicts(verdicts, output or target.output)
     if not verdicts:
         click.echo(NO_PODS, err=True)
@@ -317,12 +307,10 @@ def why(target: Target, *, named: str, namespace: str | None, output: str | None
     """
     try:
         kind, name = parse_object(named)
-        kube, home = target.connect(), target.namespace(namespace)
-        found = explain_why(kube, kind, name, home, lambda: next(_published(kube, home), None))
-    except errors.BadInput as error:
-        cli.fail(str(error))
+        api, home = target.connect(), target.namespace(namespace)
+        found = explain_why(api, kind, name, home, lambda: next(_published(api, home), None))
     except errors.VcudaError as error:
-        cli.fail(str(error), FAILED)
+        _fail(error)
     if (output or target.output) in ("json", "yaml"):
         _show(found, output or target.output)
     else:
@@ -338,79 +326,54 @@ def _show_verdicts(verdicts: list[ExplainedObject], output: str) -> None:
             _warn(f"{verdict.object}: {warning}")
 
 
-def _one(kube: Kube, namespace: str) -> Iterator[NamespaceUse]:
-    found = list(_published(kube, namespace))
+def _one(api: Api, namespace: str) -> Iterator[NamespaceUse]:
+    found = list(_published(api, namespace))
     if not found:
         cli.fail(f"namespace {namespace} has no GPU quota, or its usage has not been published yet", FAILED)
     yield from found
 
 
-def _published(kube: Kube, namespace: str) -> Iterator[NamespaceUse]:
+def _published(api: Api, namespace: str) -> Iterator[NamespaceUse]:
     with contextlib.suppress(errors.NotFound):
-        yield _read(kube.get(f"/api/v1/namespaces/{segment(namespace)}/configmaps/{NAME}"))
+        yield _read(json.loads(api.get(f"/api/v1/namespaces/{segment(namespace)}/configmaps/{USAGE_NAME}")))
 
 
-def _all(kube: Kube) -> Iterator[NamespaceUse]:
+def _all(api: Api) -> Iterator[NamespaceUse]:
     # A policy allows only the controller to write ConfigMaps of this name, and the controller deletes unknown ones.
-    labels = ",".join(f"{key}={value}" for key, value in LABELS.items())
-    own = {"fieldSelector": f"metadata.name={NAME}", "labelSelector": labels}
-    for page in kube.list_pages("/api/v1/configmaps", own):
-        for raw in page.items:
-            try:
-                yield _read(raw)
-            except errors.BadInput as error:  # an edited report must not hide those of other namespaces
-                _warn(str(error))
+    labels = ",".join(f"{key}={value}" for key, value in USAGE_LABELS.items())
+    own = {"fieldSelector": f"metadata.name={USAGE_NAME}", "labelSelector": labels}
+    for config_map in objects_in(api, "/api/v1/configmaps", own):
+        try:
+            yield _read(config_map)
+        except SpoiltReport as error:  # an edited report must not hide those of other namespaces
+            _warn(str(error))
 
 
-def _read(raw: bytes) -> NamespaceUse:
-    config_map = _CONFIG_MAP.decode(raw)
-    namespace = config_map.metadata.namespace
-    where = f"ConfigMap {NAME} in namespace {namespace}"
+def _read(config_map: dict[str, Any]) -> NamespaceUse:
+    namespace = config_map["metadata"]["namespace"]
+    where = f"ConfigMap {USAGE_NAME} in namespace {namespace}"
     try:
-        use = _USE.decode((config_map.data or {}).get(KEY, ""))
-    except msgspec.MsgspecError as error:
-        raise errors.BadInput(f"{where} cannot be read: {error}") from error
+        use = decode(NamespaceUse, json.loads((config_map.get("data") or {}).get(USAGE_KEY, "")))
+    except (ValueError, RecursionError) as error:
+        raise SpoiltReport(f"{where} cannot be read: {error}") from error
     if use.namespace != namespace:
-        raise errors.BadInput(f"{where} is for another namespace")
+        raise SpoiltReport(f"{where} is for another namespace")
     return use
+
+
+def _fail(error: errors.VcudaError) -> NoReturn:
+    cli.fail(str(error), cli.BAD_INPUT if isinstance(error, errors.BadInput) else FAILED)
 
 
 def _warn(text: str) -> None:
     click.echo(f"Warning: {cli.printable(text)}", err=True)
 
 
-def _show(values: Sequence[msgspec.Struct] | msgspec.Struct, output: str, *table: tuple[str, ...]) -> None:
+def _show(values: object, output: str, *table: tuple[str, ...]) -> None:
     """Print the values as JSON or YAML, or else the table."""
     if output == "json":
-        click.echo(json.dumps(msgspec.to_builtins(values), indent=2))  # escapes non-ASCII, unlike msgspec
+        click.echo(json.dumps(to_plain(values), indent=2))
     elif output == "yaml":
-        click.echo(yaml.safe_dump(msgspec.to_builtins(values), sort_keys=False), nl=False)
+        click.echo(yaml.safe_dump(to_plain(values), sort_keys=False), nl=False)
     else:
         click.echo("\n".join(cli.aligned([tuple(map(cli.printable, row)) for row in table])))
-
-
-def _own_kubeconfig() -> Path | None:
-    # Like kubectl, fall back to the pod's service account if the kubeconfig has no current context.
-    home = os.environ.get("HOME")
-    path = Path(home) / OWN_KUBECONFIG.relative_to("~") if home else None
-    if path is None or not path.exists():
-        return None
-    try:
-        config = yaml.safe_load(path.read_bytes())
-    except (OSError, yaml.YAMLError):
-        return OWN_KUBECONFIG  # the caller reads it again and reports the error
-    return OWN_KUBECONFIG if isinstance(config, dict) and config.get("current-context") else None
-
-
-def _namespace_of(kubeconfig: Path | None, context: str | None) -> str:
-    """Return the namespace of the current context as kubectl does; ``default`` if the context has none."""
-    # The client's loader returns only credentials. Its merger also reads several files, as KUBECONFIG may list.
-    try:
-        config = kube_config.KubeConfigMerger(str(kubeconfig or kube_config.KUBE_CONFIG_DEFAULT_LOCATION)).config  # type: ignore[no-untyped-call]  # no types
-    except TypeError:  # an empty file
-        config = None
-    if config is None:  # in a pod, without a kubeconfig
-        return "default"
-    name = context or config.value.get("current-context")
-    contexts = {each.value["name"]: each.value.get("context") for each in config.value.get("contexts") or ()}
-    return (contexts.get(name) or {}).get("namespace") or "default"

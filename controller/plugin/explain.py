@@ -1,17 +1,18 @@
 """Explains whether pods and claims would be admitted by a cluster now, by dry runs that store nothing."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from http import HTTPStatus
+from typing import Any
 
-import msgspec
-
+from controller.plugin.kubectl import Answer, Api, segment
 from vcuda import errors
-from vcuda.claims import objects, pin
-from vcuda.k8s_types import Pod
-from vcuda.kube import Heard, Kube, is_served, segment
-from vcuda.placement import choice, patches
-from vcuda.workloads import Manifest, Unread, Workload, made_claims
+from vcuda.claims import pin
+from vcuda.claims.names import API_PATH, CLAIM, TEMPLATE
+from vcuda.quota.terms import MODEL_ANNOTATION, would_be_pinned
+from vcuda.workloads import Manifest, Unread, Workload, entries, made_claims
 
 ADMITTED, REFUSED, NOT_ASKED = "admitted", "refused", "not asked"
 
@@ -31,10 +32,11 @@ TOO_LONG = (
 )
 NOT_SERVED = "this cluster does not serve ResourceClaims (resource.k8s.io/v1); they need Kubernetes 1.34 or later"
 
-_FORECAST = re.compile(f"{choice.would_be_pinned('')}([^ :]+)(?:: |$)")
+_FORECAST = re.compile(f"{would_be_pinned('')}([^ :]+)(?:: |$)")
 
 
-class ExplainedObject(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ExplainedObject:
     """The outcome for a pod or a claim. ``reason`` and ``warnings`` are mostly quoted from the cluster's answer."""
 
     object: str
@@ -45,7 +47,7 @@ class ExplainedObject(msgspec.Struct, frozen=True):
     warnings: tuple[str, ...] = ()
 
 
-def ask_about(kube: Kube, workloads: Sequence[Workload | Unread]) -> Iterator[ExplainedObject]:
+def ask_about(api: Api, workloads: Sequence[Workload | Unread]) -> Iterator[ExplainedObject]:
     """Yield the outcome for one pod of each workload and the claims created for it, and for each claim or template.
 
     Raises VcudaError if the cluster does not answer or rejects the credentials.
@@ -57,66 +59,65 @@ def ask_about(kube: Kube, workloads: Sequence[Workload | Unread]) -> Iterator[Ex
             continue
         name, created = workload.title, workload.created
         is_pod = created["kind"] == "Pod"
-        explained = _explain_pod(kube, name, created) if is_pod else _explain_claim(kube, name, created)
+        explained = _explain_pod(api, name, created) if is_pod else _explain_claim(api, name, created)
         if workload.warning:
-            explained = msgspec.structs.replace(explained, warnings=(workload.warning, *explained.warnings))
+            explained = replace(explained, warnings=(workload.warning, *explained.warnings))
         yield explained
         if is_pod and explained.decision == ADMITTED:
-            yield from _explain_made(kube, created, templates)
+            yield from _explain_made(api, created, templates)
 
 
 def _explain_made(
-    kube: Kube, pod: Manifest, templates: Mapping[tuple[str, str], Manifest | None]
+    api: Api, pod: Manifest, templates: Mapping[tuple[str, str], Manifest | None]
 ) -> Iterator[ExplainedObject]:
     namespace = pod["metadata"]["namespace"]
     for name, template, claim in made_claims(pod):
         try:
-            spec = templates.get((namespace, template)) or _read_template(kube, namespace, template)
+            spec = templates.get((namespace, template)) or _read_template(api, namespace, template)
         except errors.ApiError as error:
-            reason = f"its {objects.TEMPLATE} {template} cannot be read: {error}"
-            yield ExplainedObject(f"{objects.CLAIM}/{name}", namespace, NOT_ASKED, "", reason)
+            reason = f"its {TEMPLATE} {template} cannot be read: {error}"
+            yield ExplainedObject(f"{CLAIM}/{name}", namespace, NOT_ASKED, "", reason)
         else:
-            yield _explain_claim(kube, f"{objects.CLAIM}/{name}", {**claim, "spec": spec})
+            yield _explain_claim(api, f"{CLAIM}/{name}", {**claim, "spec": spec})
 
 
-def _read_template(kube: Kube, namespace: str, name: str) -> Manifest:
-    path = f"{objects.API_PATH}/namespaces/{segment(namespace)}/resourceclaimtemplates/{segment(name)}"
-    template: Manifest = msgspec.json.decode(kube.get(path))
+def _read_template(api: Api, namespace: str, name: str) -> Manifest:
+    path = f"{API_PATH}/namespaces/{segment(namespace)}/resourceclaimtemplates/{segment(name)}"
+    template: Manifest = json.loads(api.get(path))
     spec: Manifest = template["spec"]["spec"]
     return spec
 
 
-def _explain_pod(kube: Kube, name: str, pod: Manifest) -> ExplainedObject:
+def _explain_pod(api: Api, name: str, pod: Manifest) -> ExplainedObject:
     namespace = pod["metadata"]["namespace"]
     path = f"/api/v1/namespaces/{segment(namespace)}/pods"
-    view = msgspec.convert(pod, Pod)
     # HAMi-DRA reads the limits of ordinary containers. Its resource names are configurable, so any could be one.
-    limits = (each.resources.limits or {} for each in view.spec.containers or () if each.resources)
-    if any("/" in resource for found in limits for resource in found):
+    if any("/" in resource for each in entries(pod["spec"], "containers") for resource in _limits(each)):
         if len(namespace) > MOST_OF_NAMESPACE:
             return ExplainedObject(name, namespace, NOT_ASKED, "", TOO_LONG)
-        if refusal := _probe(kube, path, pod):
+        if refusal := _probe(api, path, pod):
             if _names_a_claim(refusal):
                 return ExplainedObject(name, namespace, NOT_ASKED, "", MAKES_A_CLAIM)
             # The probe was refused before its name was validated, so the pod would be refused too.
             given = pod["metadata"].get("name") or pod["metadata"].get("generateName", "")
             return ExplainedObject(name, namespace, REFUSED, "", refusal.replace(PROBE, given))
-    answer = _dry_run(kube, path, pod)
+    answer = _dry_run(api, path, pod)
     if isinstance(answer, errors.ApiError):
         return ExplainedObject(name, namespace, REFUSED, "", str(answer))
-    chosen = msgspec.json.decode(answer.body, type=Pod).annotations.get(patches.MODEL_ANNOTATION, "")
-    otherwise = "only its claims count against a GPU quota" if view.spec.resource_claims else "no GPU quota applies"
+    chosen = (json.loads(answer.body)["metadata"].get("annotations") or {}).get(MODEL_ANNOTATION, "")
+    claims = entries(pod["spec"], "resourceClaims")
+    otherwise = "only its claims count against a GPU quota" if claims else "no GPU quota applies"
     return _admitted(name, namespace, chosen, answer.warnings, otherwise)
 
 
-def _probe(kube: Kube, path: str, pod: Manifest) -> str | None:
+def _probe(api: Api, path: str, pod: Manifest) -> str | None:
     """Return why this pod is refused before its name is validated; None if it is not refused.
 
     The probe has an invalid name, so no pod can be created, and no claim that a webhook names after the pod. The API
     server validates names only after the mutating webhooks.
     """
     try:
-        answer = _dry_run(kube, path, {**pod, "metadata": {**pod["metadata"], "name": PROBE}})
+        answer = _dry_run(api, path, {**pod, "metadata": {**pod["metadata"], "name": PROBE}})
     except errors.Unavailable as error:
         if _names_a_claim(str(error)):  # HAMi-DRA answers 500
             return str(error)
@@ -133,14 +134,14 @@ def _names_a_claim(refusal: str) -> bool:
     return "mutate.hami.io" in refusal or (PROBE in refusal and "resourceclaim" in refusal.lower())
 
 
-def _explain_claim(kube: Kube, name: str, claim: Manifest) -> ExplainedObject:
+def _explain_claim(api: Api, name: str, claim: Manifest) -> ExplainedObject:
     """Return the outcome for a ResourceClaim or a ResourceClaimTemplate."""
-    namespace, is_template = claim["metadata"]["namespace"], claim["kind"] == objects.TEMPLATE
+    namespace, is_template = claim["metadata"]["namespace"], claim["kind"] == TEMPLATE
     collection = "resourceclaimtemplates" if is_template else "resourceclaims"
-    answer = _dry_run(kube, f"{objects.API_PATH}/namespaces/{segment(namespace)}/{collection}", claim)
+    answer = _dry_run(api, f"{API_PATH}/namespaces/{segment(namespace)}/{collection}", claim)
     if isinstance(answer, errors.ApiError):
         # The API server also answers 404 if the namespace does not exist.
-        unserved = isinstance(answer, errors.NotFound) and not is_served(kube)
+        unserved = isinstance(answer, errors.NotFound) and not _is_served(api)
         return ExplainedObject(name, namespace, REFUSED, "", NOT_SERVED if unserved else str(answer))
     if is_template:
         return _admitted(name, namespace, "", answer.warnings, "only claims created from it count against a GPU quota")
@@ -151,23 +152,44 @@ def _explain_claim(kube: Kube, name: str, claim: Manifest) -> ExplainedObject:
 
 def _held_to(body: bytes) -> str:
     # A quota in mode audit sends no warning. The first pattern of a pin is the model in lower case.
-    requests = msgspec.json.decode(body, type=objects.ResourceClaim).spec.devices.requests or ()
-    expressions = (text for each in requests for _, entry in each.entries() for text in entry.expressions)
-    return next((each.patterns[0] for each in map(pin.read_pin, expressions) if each), "")
+    devices = json.loads(body)["spec"].get("devices") or {}
+    requests = [
+        entry
+        for each in entries(devices, "requests")
+        for entry in (each.get("exactly") or {}, *entries(each, "firstAvailable"))
+    ]
+    selectors = (each.get("cel") or {} for entry in requests for each in entries(entry, "selectors"))
+    found = (pin.read_pin(each.get("expression", "")) for each in selectors)
+    return next((each.patterns[0] for each in found if each), "")
+
+
+def _limits(container: Manifest) -> Mapping[str, Any]:
+    resources = container.get("resources")
+    limits = resources.get("limits") if isinstance(resources, dict) else None
+    return limits if isinstance(limits, dict) else {}
+
+
+def _is_served(api: Api) -> bool:
+    """Return whether the API server has ResourceClaims. Raises VcudaError if it does not answer."""
+    try:
+        api.get(API_PATH)
+    except errors.NotFound:
+        return False
+    return True
 
 
 def _admitted(name: str, namespace: str, model: str, warnings: Sequence[str], otherwise: str) -> ExplainedObject:
-    pinned = choice.would_be_pinned(model)
+    pinned = would_be_pinned(model)
     told = [warning for warning in warnings if model and warning.startswith(pinned)]
     reason = next(iter(told), pinned if model else otherwise)
     others = tuple(warning for warning in warnings if warning not in told)
     return ExplainedObject(name, namespace, ADMITTED, model, reason, others)
 
 
-def _dry_run(kube: Kube, path: str, manifest: Manifest) -> Heard | errors.ApiError:
+def _dry_run(api: Api, path: str, manifest: Manifest) -> Answer | errors.ApiError:
     """Return the answer to a create with dryRun. Any refusal is returned as ApiError, also a missing permission."""
     try:
-        return kube.post_heard(path, msgspec.json.encode(manifest, enc_hook=str), {"dryRun": "All"})
+        return api.post_heard(path, json.dumps(manifest).encode(), {"dryRun": "All"})
     except errors.ApiError as error:
         if error.status == HTTPStatus.UNAUTHORIZED:
             raise

@@ -1,18 +1,23 @@
 """The GPU nodes of a cluster: their models and cards, which source names them, and which cards are free.
 
 It is computed from lists of nodes, pods, ResourceClaims and ResourceSlices, by the functions by which the controller
-labels nodes and charges pods.
+labels nodes and charges pods. So this module, alone in the plugin, needs the packages of the extra `server`.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import msgspec
+import yaml
 
 from vcuda import errors, k8s_types
 from vcuda.allocations.stored_claims import ClaimCounter, ClaimReader, charged_by_pods
 from vcuda.allocations.stored_pods import StoredPod, read_stored
 from vcuda.claims import charges, devices, objects
+from vcuda.claims.names import API_PATH
 from vcuda.discovery.discovered import Found, find_model
 from vcuda.discovery.names import model_warnings
 from vcuda.discovery.sources import DriverCards, NodeFacts, is_alive, published_cards, read_facts
@@ -33,7 +38,8 @@ _CLASS = msgspec.json.Decoder(objects.DeviceClass)
 _CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
 
 
-class GpuNode(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class GpuNode:
     """A node with GPUs. A figure is None if no source says it."""
 
     node: str
@@ -68,12 +74,42 @@ class _Seen(NamedTuple):
     found: Found
 
 
+OWN_KUBECONFIG = Path("~/.kube/config")
+
+
+def connect(kubeconfig: Path | None, context: str | None) -> Kube:
+    """Return a client for kubectl's cluster. Raises BadInput if the kubeconfig cannot be read.
+
+    As in client-go, the user's own kubeconfig has precedence over the service account of the pod.
+    """
+    named = kubeconfig or os.environ.get("KUBECONFIG")
+    return Kube.connect(Path(named) if named else _own_kubeconfig(), context)
+
+
+def _own_kubeconfig() -> Path | None:
+    # Like kubectl, fall back to the pod's service account if the kubeconfig has no current context.
+    home = os.environ.get("HOME")
+    path = Path(home) / OWN_KUBECONFIG.relative_to("~") if home else None
+    if path is None or not path.exists():
+        return None
+    try:
+        config = yaml.safe_load(path.read_bytes())
+    except (OSError, yaml.YAMLError):
+        return OWN_KUBECONFIG  # the caller reads it again and reports the error
+    return OWN_KUBECONFIG if isinstance(config, dict) and config.get("current-context") else None
+
+
+def read(kubeconfig: Path | None, context: str | None, model_label: str, place: tuple[str, str, str]) -> "ClusterNodes":
+    """Return the GPU nodes of kubectl's cluster. ``place``: the quota ConfigMap and its key. Raises VcudaError."""
+    return read_cluster(connect(kubeconfig, context), NodeLabels(model_label), QuotaPlace(*place))
+
+
 def read_cluster(kube: Kube, keys: NodeLabels, place: QuotaPlace) -> ClusterNodes:
     """Return the GPU nodes of the cluster. Raises VcudaError, also if the user may not list one of the resources."""
     config, faults = _config(kube, place)
     known = config.resources
     read = list(_each(kube, "/api/v1/nodes", _NODE.decode))
-    slices = list(_each(kube, f"{objects.API_PATH}/resourceslices", _slice)) if is_served(kube) else []
+    slices = list(_each(kube, f"{API_PATH}/resourceslices", _slice)) if is_served(kube) else []
     published = published_cards(slices)
     seen = [_look(node, keys, known, published.get(node.metadata.name, ())) for node in read]
     registers = {each.name: each.registers for each in seen if each.registers}
@@ -178,17 +214,23 @@ def _used_by_claims(
     pods: Mapping[str, Iterable[StoredPod]],
 ) -> Iterator[tuple[str, int]]:
     classes = {
-        each.metadata.name: devices.read_class(each)
-        for each in _each(kube, f"{objects.API_PATH}/deviceclasses", _CLASS.decode)
+        each.metadata.name: devices.read_class(each) for each in _each(kube, f"{API_PATH}/deviceclasses", _CLASS.decode)
     }
     found = devices.Devices.of(slices, classes)
     # The claim that the scheduler makes for a pod is charged with the pod.
     extended = {namespace: charged_by_pods(within, nodes) for namespace, within in pods.items()}
     price = ClaimCounter(charges.ClaimPolicy.of(found, nodes.model_of, config.quota, config.resources))
-    for claim in _each(kube, f"{objects.API_PATH}/resourceclaims", ClaimReader().read):
+    for claim in _each(kube, f"{API_PATH}/resourceclaims", ClaimReader().read):
         if not claim.allocated or claim.name in extended.get(claim.namespace, ()):
             continue
         device = claim.allocated[0]
         on = found.by_name.get((device.driver, device.pool, device.device))
         if on and on[1]:
             yield on[1], sum(charge.cores for charge in price(claim).charges.values())
+
+
+def node_row(node: GpuNode) -> tuple[str, ...]:
+    """Return the row of a table."""
+    figures = ["?" if each is None else f"{each:g}" for each in (node.cards, node.memory, node.free)]
+    cards, memory, free = figures
+    return (node.node, ", ".join(node.models) or "none", cards, memory, node.source or "none", node.scheme, free)

@@ -1,26 +1,45 @@
 """The command ``kubectl gpuquota refusals``: the workloads whose pods or claims were rejected, from their Events."""
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-import msgspec
-
-from controller.refusals import CLAIM_REASON, REASON, RefusedWorkload, StoredEvent, merge_by_workload, read_refusal
-from vcuda.kube import Kube, segment
-
-_EVENT = msgspec.json.Decoder(StoredEvent)
+from controller.plugin.kubectl import Api, objects_in, segment
+from controller.refusals import CLAIM_REASON, REASON, RefusedWorkload, last_occurrence, merge_by_workload, read_refusal
 
 
-def read_refusals(kube: Kube, namespace: str | None) -> Sequence[RefusedWorkload]:
+class SeenEvent(NamedTuple):
+    """The fields of an Event that are read."""
+
+    namespace: str
+    kind: str
+    name: str
+    message: str | None
+    times: int
+
+
+def read_refusals(api: Api, namespace: str | None) -> Sequence[RefusedWorkload]:
     """Return the refused workloads of a namespace, or of all namespaces, newest first. Raises VcudaError."""
     path = "/api/v1/events" if namespace is None else f"/api/v1/namespaces/{segment(namespace)}/events"
     now = datetime.datetime.now(datetime.UTC)
     # By uid, since an Event may be on two pages of a list that changes.
     found: dict[str, RefusedWorkload] = {}
     for reason in (REASON, CLAIM_REASON):
-        for page in kube.list_pages(path, {"fieldSelector": f"reason={reason}"}):
-            for raw in page.items:
-                event = _EVENT.decode(raw)
-                if (refusal := read_refusal(event, event.last(now))) is not None:
-                    found[event.metadata.uid] = refusal
+        for event in objects_in(api, path, {"fieldSelector": f"reason={reason}"}):
+            if (refusal := read_refusal(_read(event), _last(event, now))) is not None:
+                found[event["metadata"]["uid"]] = refusal
     return merge_by_workload(sorted(found.values(), key=lambda each: each.at, reverse=True))
+
+
+def _read(event: Mapping[str, Any]) -> SeenEvent:
+    about, series = event.get("involvedObject") or {}, event.get("series") or {}
+    times = max(series.get("count") or 0, event.get("count") or 1)
+    named = (about.get("kind") or "", about.get("name") or "")
+    return SeenEvent(event["metadata"].get("namespace", ""), *named, event.get("message"), times)
+
+
+def _last(event: Mapping[str, Any], now: datetime.datetime) -> str:
+    # client-go's recorders set lastTimestamp for core/v1, and eventTime and a series for events.k8s.io.
+    series = event.get("series") or {}
+    written = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or ""
+    return last_occurrence(event["metadata"].get("creationTimestamp") or "", written, now)

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from vcuda.ledger.report import NamespaceUse
-from vcuda.quota import model
+from vcuda.quota.terms import CORES_PER_CARD, Mode
 
 BAR = 20
 """The width, in characters, of the bar that shows the used share of a limit."""
@@ -13,7 +13,7 @@ BAR = 20
 def use_rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
     """Yield a row for each model, or one row if there is no model. The first column also has the notes."""
     found = {
-        use.mode: use.mode != model.Mode.ENFORCE,
+        use.mode: use.mode != Mode.ENFORCE,
         "taking effect": use.taking_effect,
         "ledger lost": use.ledger_lost,
     }
@@ -57,7 +57,7 @@ def holder_rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
     """Yield a row for each pod and claim that holds cards, and one with the number that the report leaves out."""
     for each in use.models:
         for holder in each.pods:
-            kind, number = ("claim" if holder.claim else "pod"), f"{holder.cores / model.CORES_PER_CARD:g}"
+            kind, number = ("claim" if holder.claim else "pod"), f"{holder.cores / CORES_PER_CARD:g}"
             yield (use.namespace, each.model, kind, holder.name, number, str(holder.memory or ""))
         if each.more_pods:
             yield (use.namespace, each.model, "", f"and {each.more_pods} more", "", "")

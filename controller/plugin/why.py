@@ -1,20 +1,19 @@
 """The command ``kubectl gpuquota why``: why a workload has no pods, and what has to end before it gets them."""
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import msgspec
-
 from controller.plugin.explain import ADMITTED, NOT_ASKED, ExplainedObject, ask_about
+from controller.plugin.kubectl import Api, objects_in, segment
 from controller.plugin.refused import read_refusals
 from controller.refusals import RefusedWorkload
-from vcuda import errors, k8s_types
-from vcuda.kube import Kube, segment
+from vcuda import errors
 from vcuda.ledger.report import NamespaceUse, PodUse
-from vcuda.placement.patches import MODEL_ANNOTATION
-from vcuda.quota.model import CORES_PER_CARD, cards, mebibytes
-from vcuda.workloads import workloads_in
+from vcuda.quota.terms import CORES_PER_CARD, MODEL_ANNOTATION, cards, mebibytes
+from vcuda.workloads import check_shape, workloads_in
 
 Json = dict[str, Any]
 
@@ -54,7 +53,8 @@ _SHORTAGE = re.compile(
 )
 
 
-class Missing(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Missing:
     """What a rejection says is missing of one model.
 
     ``needed``: in cards, or in MiB if ``of_memory``; None if the request is larger than the limit. ``held_by``: the
@@ -74,7 +74,8 @@ class Missing(msgspec.Struct, frozen=True):
         return f"{self.model}: {amount} more must become free"
 
 
-class Why(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Why:
     """The answer. ``rejected``: the rejections of the last hour, the newest first. ``missing``: before it fits now."""
 
     object: str
@@ -99,15 +100,15 @@ def parse_object(text: str) -> tuple[ReadKind, str]:
     return found, name
 
 
-def explain_why(kube: Kube, kind: ReadKind, name: str, namespace: str, usage: Callable[[], NamespaceUse | None]) -> Why:
+def explain_why(api: Api, kind: ReadKind, name: str, namespace: str, usage: Callable[[], NamespaceUse | None]) -> Why:
     """Return why an object is rejected, or that it is not. ``usage``: reads the published usage of the namespace.
 
     Raises NotFound if there is no such object, or another VcudaError if the cluster does not answer.
     """
-    stored = _read(kube, kind, name, namespace)
-    family = {(kind.kind, name), *_children(kube, kind, stored, namespace)}
-    rejected = tuple(each for each in read_refusals(kube, namespace) if _is_of(each, family))
-    now = (_stored_pod(stored, name, namespace),) if kind.kind == "Pod" else _asked(kube, stored, namespace)
+    stored = _read(api, kind, name, namespace)
+    family = {(kind.kind, name), *_children(api, kind, stored, namespace)}
+    rejected = tuple(each for each in read_refusals(api, namespace) if _is_of(each, family))
+    now = (_stored_pod(stored, name, namespace),) if kind.kind == "Pod" else _asked(api, stored, namespace)
     reasons = [each.reason for each in now if each.decision not in (ADMITTED, NOT_ASKED)]
     shortages = {found["model"]: found for reason in reasons for found in _SHORTAGE.finditer(reason)}
     use = usage() if shortages else None
@@ -116,10 +117,10 @@ def explain_why(kube: Kube, kind: ReadKind, name: str, namespace: str, usage: Ca
     )
 
 
-def _read(kube: Kube, kind: ReadKind, name: str, namespace: str) -> Json:
+def _read(api: Api, kind: ReadKind, name: str, namespace: str) -> Json:
     path = f"{kind.api}/namespaces/{segment(namespace)}/{kind.plural}/{segment(name)}"
     try:
-        found: Json = msgspec.json.decode(kube.get(path))
+        found: Json = json.loads(api.get(path))
     except errors.NotFound as error:
         hint = "; a pod that was rejected is not stored: name its workload" if kind.kind == "Pod" else ""
         text = f"{kind.kind}/{name} does not exist in namespace {namespace}{hint}"
@@ -127,16 +128,14 @@ def _read(kube: Kube, kind: ReadKind, name: str, namespace: str) -> Json:
     return found
 
 
-def _children(kube: Kube, kind: ReadKind, stored: Json, namespace: str) -> Iterator[tuple[str, str]]:
+def _children(api: Api, kind: ReadKind, stored: Json, namespace: str) -> Iterator[tuple[str, str]]:
     """Yield the kind and the name of each object that this one has made to make pods."""
     if not kind.children:
         return
     child, uid = KINDS[kind.children], stored["metadata"]["uid"]
-    for page in kube.list_pages(f"{child.api}/namespaces/{segment(namespace)}/{child.plural}"):
-        for raw in page.items:
-            metadata = msgspec.json.decode(raw, type=k8s_types.K8sObject).metadata
-            if any(owner.uid == uid for owner in metadata.owner_references or ()):
-                yield child.kind, metadata.name
+    for each in objects_in(api, f"{child.api}/namespaces/{segment(namespace)}/{child.plural}"):
+        if any(owner["uid"] == uid for owner in each["metadata"].get("ownerReferences") or ()):
+            yield child.kind, each["metadata"]["name"]
 
 
 def _is_of(refusal: RefusedWorkload, family: set[tuple[str, str]]) -> bool:
@@ -145,11 +144,9 @@ def _is_of(refusal: RefusedWorkload, family: set[tuple[str, str]]) -> bool:
     return own or (refusal.kind == "Pod" and any(refusal.name.startswith(f"{name}-") for _, name in family))
 
 
-def _asked(kube: Kube, stored: Json, namespace: str) -> tuple[ExplainedObject, ...]:
-    text = msgspec.json.encode(
-        {key: stored[key] for key in ("apiVersion", "kind", "metadata", "spec") if key in stored}
-    )
-    return tuple(ask_about(kube, workloads_in(stored["metadata"]["name"], text.decode(), namespace)))
+def _asked(api: Api, stored: Json, namespace: str) -> tuple[ExplainedObject, ...]:
+    text = json.dumps({key: stored[key] for key in ("apiVersion", "kind", "metadata", "spec") if key in stored})
+    return tuple(ask_about(api, workloads_in(stored["metadata"]["name"], text, namespace, check_shape)))
 
 
 def _stored_pod(stored: Json, name: str, namespace: str) -> ExplainedObject:

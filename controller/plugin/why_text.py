@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from controller.plugin.why import Missing, Why
 from vcuda.cli import aligned
-from vcuda.quota.model import CORES_PER_CARD
+from vcuda.quota.terms import CORES_PER_CARD
 
 
 def why_lines(why: Why) -> Iterator[str]:

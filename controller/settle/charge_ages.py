@@ -9,7 +9,8 @@ from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
-from vcuda.ledger.ledger import LEASE_SECONDS, MARGIN_SECONDS, STORABLE_SECONDS, UNSEEN_SECONDS, Ledger
+from vcuda.ledger.ledger import LEASE_SECONDS, MARGIN_SECONDS, UNSEEN_SECONDS, Ledger
+from vcuda.quota.terms import STORABLE_SECONDS
 
 
 class SettleTiming(msgspec.Struct, frozen=True):

@@ -12,10 +12,7 @@ from controller.workqueue import Reconciler
 from vcuda import errors, k8s_types
 from vcuda.kube import NOT_TRACKED, Kube, Reflector, segment, upsert
 from vcuda.ledger.report import NamespaceUse
-
-NAME = "gpu-quota-usage"
-KEY = "usage.json"
-LABELS = {"app.kubernetes.io/managed-by": "vcuda-quota", "quota.vcuda.io/usage": "true"}
+from vcuda.quota.terms import USAGE_KEY, USAGE_LABELS, USAGE_NAME
 
 UNHURRIED_SECONDS = 5.0
 """Seconds between two reports of a namespace with room, where no user looks for the reason of a rejection."""
@@ -47,7 +44,7 @@ class Publisher:
             kube,
             "/api/v1/configmaps",
             _read_published,
-            params={"fieldSelector": f"metadata.name={NAME}"},
+            params={"fieldSelector": f"metadata.name={USAGE_NAME}"},
             # A report that a user edits or deletes becomes due too, and is written again.
             on_event=self._on_event,
         )
@@ -82,7 +79,7 @@ class Publisher:
             if namespace not in self._reports:
                 return  # the watch delivered an earlier leader's report before this one was made
             use = self._reports[namespace]
-        published = self.published.get((namespace, NAME))
+        published = self.published.get((namespace, USAGE_NAME))
         if use is None:
             if published:
                 self._delete_report(namespace)
@@ -97,8 +94,8 @@ class Publisher:
         if published and published.hash == written and self._written.get(namespace, written) == written:
             return
         self._written[namespace] = written
-        metadata = {"name": NAME, "namespace": namespace, "labels": LABELS, "managedFields": NOT_TRACKED}
-        config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {KEY: text}}
+        metadata = {"name": USAGE_NAME, "namespace": namespace, "labels": USAGE_LABELS, "managedFields": NOT_TRACKED}
+        config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {USAGE_KEY: text}}
         try:
             upsert(self._kube, _collection(namespace), config_map)
         except errors.ApiError as error:
@@ -109,7 +106,7 @@ class Publisher:
 
     def _delete_report(self, namespace: str) -> None:
         try:
-            self._kube.delete(f"{_collection(namespace)}/{NAME}")
+            self._kube.delete(f"{_collection(namespace)}/{USAGE_NAME}")
         except errors.NotFound:
             return
         self._log.info("usage deleted: the namespace is no longer limited", namespace=namespace)
@@ -141,9 +138,9 @@ def is_without_home(error: errors.ApiError) -> bool:
 def _read_published(raw: bytes) -> Published | None:
     config_map = _CONFIG_MAP.decode(raw)
     # A ConfigMap without our labels belongs to another owner, and must not be deleted if the namespace is not limited.
-    if not LABELS.items() <= (config_map.metadata.labels or {}).items():
+    if not USAGE_LABELS.items() <= (config_map.metadata.labels or {}).items():
         return None
-    return Published(config_map.metadata.namespace, _hash((config_map.data or {}).get(KEY, "")))
+    return Published(config_map.metadata.namespace, _hash((config_map.data or {}).get(USAGE_KEY, "")))
 
 
 def _hash(text: str) -> bytes:

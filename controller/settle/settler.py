@@ -17,7 +17,8 @@ from controller.workqueue import Reconciler, WorkQueue
 from vcuda import errors
 from vcuda.kube import OPENING_SECONDS, Kube, LedgerStore, NamedLedger, NodeInformer, QuotaInformer, Stored
 from vcuda.ledger.ledger import LOST, Ledger, Reservation, is_older
-from vcuda.ledger.report import NamespaceUse, report
+from vcuda.ledger.report import NamespaceUse
+from vcuda.ledger.reporting import report
 from vcuda.ledger.settle import Expired, ObservedPods, settle
 from vcuda.quota.model import NamespaceQuota
 

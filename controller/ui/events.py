@@ -7,8 +7,9 @@ from typing import Generic
 
 import msgspec
 
-from controller.refusals import MAX_MESSAGE_LENGTH, StoredEvent, about
+from controller.refusals import MAX_MESSAGE_LENGTH, about, last_occurrence
 from controller.ui.snapshot import RemovedAllocation, T
+from vcuda.k8s_types import K8sStruct, ObjectMeta
 from vcuda.kube import Kube, Reflector
 
 MAX_EVENTS = 500
@@ -16,6 +17,57 @@ MAX_EVENTS = 500
 
 MAX_EVENTS_A_NAMESPACE = 20
 """The most Events of one namespace that are kept, so that a tenant's Events cannot replace those of others."""
+
+
+class EventObject(K8sStruct, frozen=True, gc=False):
+    """The object that an Event is about."""
+
+    kind: str = ""
+    namespace: str = ""
+    name: str = ""
+
+
+class Series(K8sStruct, frozen=True, gc=False):
+    """The number of occurrences and the last time, as writers of events.k8s.io set them."""
+
+    count: int = 0
+    last_observed_time: str | None = None
+
+
+class StoredEvent(K8sStruct, frozen=True, gc=False):
+    """The fields of an Event that are read. Different writers set different time fields."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    involved_object: EventObject = EventObject()
+    message: str | None = None
+    count: int | None = None
+    last_timestamp: str | None = None
+    event_time: str | None = None
+    series: Series | None = None
+
+    def last(self, now: datetime.datetime) -> str:
+        """Return the time of the last occurrence (RFC 3339), or the creation time if that one is impossible."""
+        stored = self.metadata.creation_timestamp or ""
+        # client-go's recorders set lastTimestamp for core/v1, and eventTime and a series for events.k8s.io.
+        written = (self.series and self.series.last_observed_time) or self.last_timestamp or self.event_time or ""
+        return last_occurrence(stored, written, now)
+
+    @property
+    def namespace(self) -> str:
+        return self.metadata.namespace
+
+    @property
+    def kind(self) -> str:
+        return self.involved_object.kind
+
+    @property
+    def name(self) -> str:
+        return self.involved_object.name
+
+    @property
+    def times(self) -> int:
+        return max(self.series.count if self.series else 0, self.count or 1)
+
 
 _EVENT = msgspec.json.Decoder(StoredEvent)
 

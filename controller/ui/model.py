@@ -3,6 +3,7 @@
 import datetime
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from urllib.parse import urlencode
 
 import msgspec
@@ -23,7 +24,8 @@ OVER = 11
 """The step of a limit that is exceeded, because it was lowered or only warns."""
 
 
-class ModelRow(ModelUse, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ModelRow(ModelUse):
     """The usage of one model, or of all models, by a namespace, without the list of its pods."""
 
     @property

@@ -19,7 +19,7 @@ from controller.violations.violations import Holder, PricedClaim, Violation, Vio
 from controller.workqueue import Reconciler
 from vcuda.allocations.stored_claims import charged_by_pods
 from vcuda.allocations.stored_pods import StoredPod
-from vcuda.claims.objects import API_VERSION
+from vcuda.claims.names import API_VERSION
 from vcuda.errors import ApiError, Conflict, HeldByBudget, NotFound, VcudaError
 from vcuda.kube import Kube, LedgerStore, NodeInformer, QuotaInformer, objects, segment
 from vcuda.ledger.report import NamespaceUse

@@ -8,7 +8,7 @@ import pytest
 from tests.e2e.cluster import Cluster
 from tests.e2e.dra import require_dra
 from tests.e2e.installation import LEDGER_NAMESPACE, SYSTEM_NAMESPACE, account_of, may
-from vcuda.claims.objects import GROUP
+from vcuda.claims.names import GROUP
 from vcuda.kube import Kube, VersionCheck
 
 NODE_NAMESPACE = "vcuda-quota-node"

@@ -14,7 +14,6 @@ import pytest
 import yaml
 
 from controller.plugin.explain import MAKES_A_CLAIM, NOT_SERVED
-from controller.settle.publisher import LABELS
 from tests.builders import MODEL
 from tests.e2e import dra
 from tests.e2e.cluster import Cluster, Json, webhook
@@ -35,6 +34,7 @@ from tests.integration.reviews import card_pod, gpu_pod, on_m40
 from tests.processes import ControllerProcess, eventually
 from vcuda.kube import MERGE_PATCH
 from vcuda.ledger.report import ModelUse, NamespaceUse, PodUse
+from vcuda.quota.terms import USAGE_LABELS
 
 SHARE = {"nvidia.com/vcuda-core": "50", "nvidia.com/vcuda-memory": "2048"}
 NO_NODE_HAS_A_MODEL = "no node has a GPU model, so pods that request GPUs stay pending"
@@ -233,7 +233,7 @@ def guarded(cluster: Cluster, namespace: str) -> Iterator[str]:
 
 def report_of(namespace: str, told: str) -> Json:
     """A report that a tenant forges, with the labels of the controller."""
-    metadata = {"namespace": namespace, "name": USAGE, "labels": LABELS}
+    metadata = {"namespace": namespace, "name": USAGE, "labels": USAGE_LABELS}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"usage.json": told}}
 
 

@@ -11,7 +11,7 @@ from examples.claims import HAMI, NVIDIA, claim, entry, published, share, templa
 from tests.builders import Manifest
 from tests.integration.reviews import Json, card_pod, gpu_pod, patched
 from tests.processes import WebhookProcess, serving
-from vcuda.claims.objects import API_VERSION
+from vcuda.claims.names import API_VERSION
 from vcuda.claims.pin import ClaimPin, write_pin
 
 GROUP, VERSION = API_VERSION.split("/")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from controller.plugin.kubectl import Kubectl
 from tests.api_double import ApiDouble
 from tests.cleaner import Cleaner
 from tests.gpuquota import Cluster
@@ -58,6 +59,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def cluster(home: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """Return a cluster that is reached whatever the kubeconfig says."""
     cluster = Cluster()
+    monkeypatch.setattr(Kubectl, "find", lambda *_: cluster)
     monkeypatch.setattr(Kube, "connect", lambda *_: cluster.kube)
     assert not (home / ".kube").exists()
     return cluster

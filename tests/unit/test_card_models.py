@@ -35,8 +35,9 @@ from vcuda.placement.placement import find_candidates, read_pin
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
 from vcuda.requests.card_models import common_product
 from vcuda.requests.config import parse_config
+from vcuda.requests.folding import fold
 from vcuda.requests.pod_request import PodRequest, read_request
-from vcuda.requests.resources import CardModels, GpuResources, fold, matcher
+from vcuda.requests.resources import CardModels, GpuResources, matcher
 
 SHARED = "NVIDIA-A100-SXM4-40GB-SHARED"
 ROWS = """

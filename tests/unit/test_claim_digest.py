@@ -47,7 +47,7 @@ from vcuda.claims.pin import LONGEST_PIN, ClaimPin, read_pin, write_pin
 from vcuda.claims.request import read_claim
 from vcuda.kube import TemplateInformer
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Quota
-from vcuda.requests.resources import fold
+from vcuda.requests.folding import fold
 from webhook.review.claim_review import MOST_TEMPLATES
 
 QUOTA = Quota({"team-a": NamespaceQuota({"M40": Limit(800), "A100": Limit(800)})})

@@ -13,7 +13,7 @@ from vcuda.claims.charges import ClaimPolicy, ClaimRequest
 from vcuda.claims.pin import LONGEST_PIN, ClaimPin, read_pin, write_pin
 from vcuda.claims.request import read_claim
 from vcuda.quota.model import Limit, NamespaceQuota, Quota
-from vcuda.requests.resources import fold
+from vcuda.requests.folding import fold
 
 QUOTA = Quota({"team-a": NamespaceQuota({"M40": Limit(800), "A100": Limit(800)})})
 ROWS = {"A100": ("NVIDIA-A100-*",)}

@@ -9,7 +9,7 @@ import yaml
 from examples.claims import A100, M40, NVIDIA, claim, device, entry, published, slice_of, template
 from tests.builders import LABELS, MODEL, Manifest, stored_pod, vcuda_pod
 from tests.tables import cases
-from vcuda.claims.objects import API_VERSION
+from vcuda.claims.names import API_VERSION
 from vcuda.claims.pin import ClaimPin, write_pin
 from vcuda.errors import BadInput, QuotaFault
 from vcuda.placement.patches import Hints

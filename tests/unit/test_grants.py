@@ -19,7 +19,8 @@ from vcuda.admission_review import AdmissionResponse
 from vcuda.errors import QuotaFault
 from vcuda.kube import QuotaInformer, QuotaPlace
 from vcuda.ledger.ledger import Ledger
-from vcuda.ledger.report import GrantUse, report
+from vcuda.ledger.report import GrantUse
+from vcuda.ledger.reporting import report
 from vcuda.quota.document import parse_quota
 from vcuda.quota.grant_entries import MAX_GRANTS, MAX_RECURRING
 from vcuda.quota.model import Charge, Grant, Limit, NamespaceQuota, Quota

@@ -21,7 +21,7 @@ from controller.retry.refused import (
     refused_by_events,
 )
 from controller.settle.labels import ENFORCED_LABEL, NamespaceLabels
-from controller.settle.publisher import KEY, LABELS, NAME, Publisher
+from controller.settle.publisher import Publisher
 from controller.ui.events import EventInformer
 from tests.api_double import ApiDouble
 from tests.builders import Manifest
@@ -30,6 +30,7 @@ from tests.unit.test_stored_claims import report
 from vcuda.errors import ListOverdue
 from vcuda.kube import QuotaInformer, QuotaPlace
 from vcuda.quota.model import OVER_QUOTA
+from vcuda.quota.terms import USAGE_KEY, USAGE_LABELS, USAGE_NAME
 
 MIB = 2**20
 LARGE = "x" * MIB
@@ -188,8 +189,8 @@ def labels(api: ApiDouble) -> NamespaceLabels:
             id="annotations of a namespace",
         ),
         pytest.param(
-            f"/api/v1/namespaces/team-{{}}/configmaps/{NAME}",
-            {"labels": LABELS},
+            f"/api/v1/namespaces/team-{{}}/configmaps/{USAGE_NAME}",
+            {"labels": USAGE_LABELS},
             lambda api: Publisher(api.kube).published,
             id="a report that a tenant wrote",
         ),
@@ -201,7 +202,7 @@ def test_little_is_kept_of_a_large_object(
     for number in range(10):
         where = path.format(number)
         metadata = {"name": where.rpartition("/")[2], "namespace": f"team-{number}", "uid": str(number), **large}
-        api.store(where, {"metadata": metadata, "data": {KEY: LARGE}})
+        api.store(where, {"metadata": metadata, "data": {USAGE_KEY: LARGE}})
     reflector = watched(api)
     with keeping_at_most(100_000):
         reflector.relist()  # type: ignore[attr-defined]

@@ -17,9 +17,10 @@ from tests.replicas import LEDGER, POD, Clock, Replica, asked
 from tests.waiting import PATIENT
 from vcuda.errors import LedgerLost, Unavailable, VcudaError
 from vcuda.kube import Stored
-from vcuda.ledger.ledger import STORABLE_SECONDS, Admitted, Refused
+from vcuda.ledger.ledger import Admitted, Refused
 from vcuda.ledger.settle import ObservedPods, settle
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
+from vcuda.quota.terms import STORABLE_SECONDS
 from webhook.ledger.ledgers import ChargeRequest, PutOff, RetryLater
 
 LIMIT = 500

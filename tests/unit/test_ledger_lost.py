@@ -8,8 +8,9 @@ from tests.replicas import LEDGER, POD, Clock, Replica, kinds
 from tests.settling import ONE, PENDING, TWO, Settling
 from vcuda.errors import LedgerLost, UnreadableLedger
 from vcuda.kube import LedgerStore
-from vcuda.ledger.ledger import LEASE_SECONDS, MARGIN_SECONDS, STORABLE_SECONDS, Admitted, Ledger
+from vcuda.ledger.ledger import LEASE_SECONDS, MARGIN_SECONDS, Admitted, Ledger
 from vcuda.placement.nodes import Nodes
+from vcuda.quota.terms import STORABLE_SECONDS
 
 MARK = "/api/v1/namespaces/vcuda-quota/configmaps/gpu-ledger-opened.team-a"
 TEAM = "/api/v1/namespaces/team-a"

@@ -6,7 +6,8 @@ import pytest
 from tests.builders import LABELS, MODEL, nodes
 from vcuda.allocations.stored_pods import StoredPod
 from vcuda.ledger.ledger import LOST, Ledger, Pending, Reservation, Terminating
-from vcuda.ledger.report import MOST_PODS, ModelUse, NamespaceUse, PodUse, report
+from vcuda.ledger.report import MOST_PODS, ModelUse, NamespaceUse, PodUse
+from vcuda.ledger.reporting import report
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota
 

@@ -11,7 +11,8 @@ from tests.builders import LABELS, container, pod, view
 from tests.tables import cases
 from vcuda.errors import QuotaFault
 from vcuda.ledger.ledger import Admitted, Ledger, Pending, Reservation, admit
-from vcuda.ledger.report import ModelUse, NamespaceUse, report
+from vcuda.ledger.report import ModelUse, NamespaceUse
+from vcuda.ledger.reporting import report
 from vcuda.placement.choice import Choice, Option, choose
 from vcuda.placement.nodes import Nodes
 from vcuda.quota import grant_words

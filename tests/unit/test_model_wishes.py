@@ -16,7 +16,8 @@ from vcuda.admission_review import AdmissionResponse, GroupVersionKind
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.document import parse_quota
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Quota
-from vcuda.quota.preference import MAX_CHARACTERS, MODELS_ANNOTATION, Preference, Rule, read_wish
+from vcuda.quota.preference import MAX_CHARACTERS, Preference, Rule, read_wish
+from vcuda.quota.terms import MODELS_ANNOTATION
 from webhook.ledger.ledgers import ChargeRequest, MemoryLedgers, ReviewDeadline
 from webhook.review import claim_review, pod_review
 from webhook.review.context import PolicySnapshot

@@ -21,8 +21,9 @@ from vcuda.admission_review import AdmissionResponse
 from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.card_types import CardTypes, annotations_for
 from vcuda.placement.nodes import Nodes
-from vcuda.placement.patches import MODEL_ANNOTATION, Hints, patch_for, unpinned_patch
+from vcuda.placement.patches import Hints, patch_for, unpinned_patch
 from vcuda.quota.model import Mode, NamespaceQuota, Quota
+from vcuda.quota.terms import MODEL_ANNOTATION
 from vcuda.requests.pod_request import read_request
 from webhook.review.context import PolicySnapshot
 

@@ -2,18 +2,16 @@
 
 import json
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 import yaml
 
 from controller.plugin.usage_table import bar
-from controller.settle.publisher import LABELS
 from tests.api_double import lost_request
 from tests.builders import vcuda_pod
 from tests.gpuquota import Cluster, explain, run
-from vcuda.errors import Unavailable
-from vcuda.kube import Kube
+from vcuda.quota.terms import USAGE_LABELS
 
 M40 = {"model": "M40", "limit": 8.0, "used": 6.5, "pending": 1.0, "available": 1.5, "terminating": 0.0, "reserved": 0.0}
 P100 = {"model": "P100", "limit": 0.0, "used": 0.0, "pending": 0.0, "available": 0.0, "terminating": 0.0}
@@ -185,7 +183,7 @@ def test_data_have_every_field_even_at_its_default(cluster: Cluster, output: str
 @pytest.mark.parametrize(
     ("name", "labels"),
     [
-        pytest.param("mine", LABELS, id="another name"),
+        pytest.param("mine", USAGE_LABELS, id="another name"),
         pytest.param("gpu-quota-usage", {"quota.vcuda.io/usage": "true"}, id="what the controller would not withdraw"),
     ],
 )
@@ -251,92 +249,20 @@ def test_a_cluster_that_does_not_answer(cluster: Cluster, arguments: list[str]) 
     assert (result.exit_code, result.stdout, result.stderr) == (1, "", "Error: timed out\n")
 
 
-@pytest.mark.parametrize("place", ["~/.kube/config", "/nowhere/config"])
-def test_a_kubeconfig_that_is_not_there(home: Path, place: str) -> None:
-    result = run("-n", "team-a", *(["--kubeconfig", place] if place.startswith("/") else []))
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"Error: No usable kubeconfig at {place}: ")
-    assert str(home) not in result.stderr
-
-
-@pytest.mark.parametrize(
-    "arguments", [["-o", "xml"], ["--nothing"], ["explain"], ["explain", "-f", "missing.yaml"], ["--context", "nobody"]]
-)
+@pytest.mark.parametrize("arguments", [["-o", "xml"], ["--nothing"], ["explain"], ["explain", "-f", "missing.yaml"]])
 def test_a_bad_argument_is_exit_status_2(home: Path, arguments: list[str]) -> None:
-    (home / ".kube").mkdir()
-    kubeconfig(home / ".kube" / "config", "mine", mine="team-a")
+    assert home
     result = run(*arguments)
     assert (result.exit_code, result.stdout, "Error: " in result.stderr) == (2, "", True)
 
 
-def kubeconfig(path: Path, current: str | None, server: str = "https://127.0.0.1:1", **namespaces: object) -> Path:
-    """Write a kubeconfig with a context for each namespace."""
-    about = {"apiVersion": "v1", "kind": "Config", **({"current-context": current} if current else {})}
-    given = {name: {"cluster": "c", "user": "u", "namespace": namespace} for name, namespace in namespaces.items()}
-    contexts = [{"name": name, "context": context} for name, context in given.items()]
-    reached = {"clusters": [{"name": "c", "cluster": {"server": server}}], "users": [{"name": "u", "user": {}}]}
-    path.write_text(yaml.safe_dump({**about, **reached, "contexts": contexts}))
-    return path
-
-
-@pytest.mark.parametrize("files", [["home"], ["home", "named"], ["named"]])
-def test_a_kubeconfig_comes_before_the_service_account(
-    home: Path, monkeypatch: pytest.MonkeyPatch, files: list[str]
-) -> None:
-    """The one that KUBECONFIG names, else that in the home directory; in a pod too, as for kubectl."""
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
-    paths = {"home": home / ".kube" / "config", "named": home / "named"}
-    for name in files:
-        paths[name].parent.mkdir(exist_ok=True)
-        kubeconfig(paths[name], "mine", server=f"https://{name}", mine="team-a")
-    if "named" in files:
-        monkeypatch.setenv("KUBECONFIG", str(paths["named"]))
-    asked = []
-
-    def get(kube: Kube, path: str) -> NoReturn:
-        asked.append((kube.sender.host, path))
-        raise Unavailable("timed out")
-
-    monkeypatch.setattr(Kube, "get", get)
-    assert run().stderr == "Error: timed out\n"
-    assert asked == [(f"https://{files[-1]}", "/api/v1/namespaces/team-a/configmaps/gpu-quota-usage")]
-
-
-@pytest.mark.parametrize("written", [None, "", "clusters: null\ncontexts: null\nusers: null\n"])
-@pytest.mark.parametrize("arguments", [["-n", "team-a"], []], ids=["named", "of the context"])
-def test_in_a_pod_without_a_kubeconfig_that_says_anything_the_service_account_counts(
-    home: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], written: str | None
-) -> None:
-    """That of somebody who has deleted all its entries is there still."""
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-    if written is not None:
-        (home / ".kube").mkdir()
-        (home / ".kube" / "config").write_text(written)
-    result = run(*arguments)
-    assert result.exit_code == 2
-    assert result.stderr.startswith("Error: KUBERNETES_SERVICE_HOST is set, but the pod's service account cannot")
-
-
-@pytest.mark.parametrize(
-    ("current", "arguments", "namespace"),
-    [
-        ("mine", [], "team-a"),
-        ("mine", ["-n", "team-c"], "team-c"),
-        ("mine", ["--context", "other"], "team-b"),
-        (None, ["--context", "other"], "team-b"),
-        *(("bare", [], "default"), ("null", [], "default"), (None, [], "default")),
-    ],
-)
-def test_the_namespace_is_kubectl_s(
-    cluster: Cluster, tmp_path: Path, current: str | None, arguments: list[str], namespace: str
-) -> None:
-    """The one that is given, else the context's; where that has none, or there is no context, `default`."""
-    for name in ("team-a", "team-b", "team-c", "default"):
+def test_the_namespace_is_that_of_the_context_unless_one_is_given(cluster: Cluster) -> None:
+    for name in ("team-a", "team-b", "team-c"):
         cluster.publish(name, M40)
-    path = kubeconfig(tmp_path / "config", current, mine="team-a", other="team-b", bare="", null=None)
-    (row,) = run("--kubeconfig", str(path), *arguments).stdout.splitlines()[1:]
-    assert row.split()[0] == namespace
+    cluster.home = "team-b"
+    for arguments, namespace in ([], "team-b"), (["-n", "team-c"], "team-c"):
+        (row,) = run(*arguments).stdout.splitlines()[1:]
+        assert row.split()[0] == namespace
 
 
 NO_NAMESPACE = (
@@ -350,7 +276,7 @@ PARTS_OF_PATHS = ["team-a/../team-b", "..", "TEAM", "-", "*", "team a", "a" * 64
     [
         *((given, name) for given in ("shown", "explained") for name in PARTS_OF_PATHS),
         *(("of the manifest", name) for name in ("team-a/../team-b", "TEAM")),
-        *(("of the context", name) for name in (5, True, ["team-a"], "TEAM")),
+        ("of the context", "TEAM"),
     ],
 )
 def test_a_name_that_no_namespace_can_have(cluster: Cluster, manifest: Path, given: str, name: Any) -> None:
@@ -360,7 +286,7 @@ def test_a_name_that_no_namespace_can_have(cluster: Cluster, manifest: Path, giv
     manifest.write_text(yaml.safe_dump(vcuda_pod(metadata={"namespace": name} if in_manifest else {})))
     explain = ["explain", "-f", str(manifest)]
     arguments = {"shown": ["-n", name], "explained": [*explain, "-n", name], "of the manifest": explain}
-    context = kubeconfig(manifest.with_name("config"), "mine", mine=name)
-    result = run(*arguments.get(given, ["--kubeconfig", str(context)]))
+    cluster.home = name if given == "of the context" else "team-a"
+    result = run(*arguments.get(given, []))
     told = f"Error: {f'{manifest}, document 1: ' if in_manifest else ''}{name!r} {NO_NAMESPACE}\n"
     assert (result.exit_code, result.stdout, result.stderr, cluster.asked, cluster.calls) == (2, "", told, [], [])

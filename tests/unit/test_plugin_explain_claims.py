@@ -13,7 +13,7 @@ from examples.claims import NVIDIA, claim, entry, spec, template
 from tests.builders import Manifest, container, pod, vcuda_pod
 from tests.gpuquota import Cluster, explain
 from tests.tables import cases
-from vcuda.claims.objects import API_PATH
+from vcuda.claims.names import API_PATH
 from vcuda.claims.pin import ClaimPin, write_pin
 from vcuda.errors import ApiError, Forbidden, NotFound, Unavailable, VcudaError
 

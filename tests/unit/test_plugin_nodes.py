@@ -12,7 +12,7 @@ from examples.discovery import A100, A100_PRODUCT, T4, T4_PRODUCT, features, ham
 from tests.api_double import lost_request
 from tests.builders import MODEL, Manifest, container, pod, stored_pod
 from tests.gpuquota import Cluster, run
-from vcuda.claims.objects import API_PATH
+from vcuda.claims.names import API_PATH
 from vcuda.errors import Forbidden
 
 QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"

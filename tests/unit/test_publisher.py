@@ -1,5 +1,6 @@
 """When a report is published, and what becomes of one that cannot be."""
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -78,7 +79,7 @@ def test_a_write_whose_answer_is_lost_is_made_again(api: ApiDouble, publisher: P
 
 def use_of(**fields: Any) -> NamespaceUse:
     model = {"model": "M40", "limit": 10.0, "used": 2.0, "pending": 0.0, "available": 8.0, **fields}
-    return msgspec.structs.replace(USE, models=(ModelUse(**model), ModelUse("P100", 4, 0, 0, 4)))
+    return replace(USE, models=(ModelUse(**model), ModelUse("P100", 4, 0, 0, 4)))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ def test_there_is_room_where_no_pod_like_those_there_can_be_refused(fields: dict
         pytest.param(use_of(used=3.0, available=7.0), 5, id="there is room"),
         pytest.param(use_of(used=9.5, available=0.5), 1, id="there is hardly any"),
         pytest.param(use_of(limit=20.0, available=18.0), 1, id="another limit"),
-        pytest.param(msgspec.structs.replace(use_of(), mode="warn"), 1, id="another mode"),
+        pytest.param(replace(use_of(), mode="warn"), 1, id="another mode"),
         pytest.param(None, 1, id="no limit any more"),
     ],
 )
@@ -162,7 +163,7 @@ def test_a_report_that_is_again_what_the_watch_still_shows_is_written_over_the_n
 def test_what_is_reserved_has_metrics_of_its_own_beside_what_is_used() -> None:
     """Its age too, but not that of one that went with its ledger."""
     reserving = use_of(used=2.0, available=5.0, reserved=3.0)
-    at_rest = msgspec.structs.replace(use_of(), namespace="team-b")
+    at_rest = replace(use_of(), namespace="team-b")
     registry = CollectorRegistry()
     registry.register(
         UsageCollector(lambda: {"team-a": reserving, "team-b": at_rest}, {"team-a": 7, "team-b": 99}.copy)

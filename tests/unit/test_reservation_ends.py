@@ -10,7 +10,8 @@ import structlog
 from tests.reservation_scenarios import A, B, written
 from tests.reservation_world import ReservationWorld
 from vcuda.kube.client import Heard
-from vcuda.ledger.ledger import LEASE_SECONDS, MARGIN_SECONDS, STORABLE_SECONDS
+from vcuda.ledger.ledger import LEASE_SECONDS, MARGIN_SECONDS
+from vcuda.quota.terms import STORABLE_SECONDS
 
 
 @pytest.fixture

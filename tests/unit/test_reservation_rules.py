@@ -18,9 +18,10 @@ from tests.reservation_world import ReservationWorld
 from vcuda.errors import Conflict, Unavailable
 from vcuda.kube import LedgerStore, Stored
 from vcuda.kube.ledger_marks import LedgerMarks
-from vcuda.ledger.ledger import LEASE_SECONDS, STORABLE_SECONDS, Ledger, Pending, Reservation
+from vcuda.ledger.ledger import LEASE_SECONDS, Ledger, Pending, Reservation
 from vcuda.ledger.settle import ObservedPods, settle
 from vcuda.quota.model import Charge, NamespaceQuota
+from vcuda.quota.terms import STORABLE_SECONDS
 from webhook.ledger import leases, namespace_ledger
 from webhook.ledger.leases import Demand, Plan, ReservationLease, plan
 

@@ -11,9 +11,10 @@ from controller.pods import KeptPod, PodLives
 from controller.settle.charge_ages import Watch
 from tests.running_world import CLAIMS, MODEL, ONE, PODS, RunningWorld, TrueClaim, TruePod
 from vcuda.ledger import settle as settling
-from vcuda.ledger.ledger import STORABLE_SECONDS, UNSEEN_SECONDS, Ledger, Reservation, Terminating
+from vcuda.ledger.ledger import UNSEEN_SECONDS, Ledger, Reservation, Terminating
 from vcuda.ledger.settle import ObservedPods, settle
 from vcuda.quota.model import Charge
+from vcuda.quota.terms import STORABLE_SECONDS
 
 LONG = 600
 

@@ -15,7 +15,6 @@ from vcuda.kube import LedgerStore
 from vcuda.ledger.ledger import (
     LEASE_SECONDS,
     MARGIN_SECONDS,
-    STORABLE_SECONDS,
     Ledger,
     Pending,
     Reservation,
@@ -23,6 +22,7 @@ from vcuda.ledger.ledger import (
 )
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge, Usage
+from vcuda.quota.terms import STORABLE_SECONDS
 
 POD = "/api/v1/namespaces/team-a/pods/train-0"
 CARD = {"tencent.com/vcuda-core": 100}

@@ -4,10 +4,10 @@ import gzip
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from http import HTTPStatus
 
-import msgspec
 import pytest
 from flask.testing import FlaskClient
 
@@ -191,14 +191,14 @@ def test_a_row_says_what_is_used_pending_and_limited_and_whether_it_is_in_effect
     html = html_of(client_of(company()), "/")
     assert 'class="h9" data-m="A100-80G"><b>15</b> of 16<small>1 pending</small>' in html
     assert "<b>18</b> of 16 <em>over</em>" in html
-    gone = msgspec.structs.replace(model_use("M40", 8, 3), terminating=2.0)
-    use = msgspec.structs.replace(namespace_use("a", gone), taking_effect=True)
+    gone = replace(model_use("M40", 8, 3), terminating=2.0)
+    use = replace(namespace_use("a", gone), taking_effect=True)
     assert "2 terminating</small>" in html_of(client_of(Sample({"a": use})), "/")
     for path in ("/", "/namespaces/a"):
         assert ">taking effect</span>" in html_of(client_of(Sample({"a": use})), path)
     assert "taking effect" not in html
     assert "ledger lost" not in html
-    lost = msgspec.structs.replace(namespace_use("a", model_use("M40", 8, 3, reserved=5)), ledger_lost=True)
+    lost = replace(namespace_use("a", model_use("M40", 8, 3, reserved=5)), ledger_lost=True)
     for path in ("/", "/namespaces/a"):
         assert ">ledger lost</span>" in html_of(client_of(Sample({"a": lost})), path)
     assert "<small>1200 GiB of 1920 GiB</small>" in html
@@ -221,7 +221,7 @@ def test_what_is_reserved_is_named_on_both_pages_while_there_is_some() -> None:
 def test_both_pages_say_until_when_a_part_of_a_limit_holds() -> None:
     grant = GrantUse(2, "2026-12-02T00:00:00+01:00", why=HOSTILE)
     sample = Sample()
-    sample.report(namespace_use("team-a", msgspec.structs.replace(model_use("A100", 8, 3), grants=(grant,))))
+    sample.report(namespace_use("team-a", replace(model_use("A100", 8, 3), grants=(grant,))))
     client = client_of(sample)
     assert "2 until 2026-12-02 00:00+01:00" in Markup(html_of(client, "/")).text
     page = Markup(html_of(client, "/namespaces/team-a"))

@@ -1,12 +1,13 @@
 """Refusals and removals, from the Events that tell of them."""
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
-from controller.refusals import MAX_MESSAGE_LENGTH, RefusedWorkload, StoredEvent, merge_by_workload, read_refusal
-from controller.ui.events import Newest, read_removal
+from controller.refusals import MAX_MESSAGE_LENGTH, RefusedWorkload, merge_by_workload, read_refusal
+from controller.ui.events import Newest, StoredEvent, read_removal
 from controller.ui.snapshot import RemovedAllocation, choose
 from examples.usage import NOW
 
@@ -125,9 +126,6 @@ def test_an_event_that_happens_again_takes_its_own_place() -> None:
 
 
 def test_of_each_namespace_the_newest_is_listed_before_a_second_one_of_any() -> None:
-    told = [
-        msgspec.structs.replace(refusal(f"{at}", at), namespace="x" if at > 3 else f"team-{at}")
-        for at in (9, 8, 7, 3, 1)
-    ]
+    told = [replace(refusal(f"{at}", at), namespace="x" if at > 3 else f"team-{at}") for at in (9, 8, 7, 3, 1)]
     assert [each.name for each in choose(told, 3)] == ["9", "3", "1"]
     assert choose(told) == told

@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock, call
 
@@ -123,7 +124,7 @@ def test_parts_come_when_what_they_show_changed(feed: Feed, sample: Sample, cloc
     look(feed, clock)
     [change] = changes(next(stream))
     assert (list(change["parts"]), change["rows"], change["refused"]) == (["refusals"], {}, ["team-b"])
-    sample.refusals = (msgspec.structs.replace(REFUSAL, namespace="team-a"), REFUSAL)
+    sample.refusals = (replace(REFUSAL, namespace="team-a"), REFUSAL)
     look(feed, clock)
     [change] = changes(next(stream))
     assert change["refused"] == ["team-a"], "the other one was told before"
@@ -217,7 +218,7 @@ def test_a_message_is_one_line_whatever_is_in_it(feed: Feed, sample: Sample, clo
     """A line break in it would end the event, and let somebody write the next one."""
     _, stream = listen(feed, feed.picture().version)
     forged = "a\n\nevent: reset\ndata: forged\r\n\r\n"
-    sample.refusals = (msgspec.structs.replace(REFUSAL, message=forged),)
+    sample.refusals = (replace(REFUSAL, message=forged),)
     look(feed, clock)
     text = next(stream)
     assert [text.count(part) for part in (b"\n\n", b"\r", b"\nevent: reset")] == [1, 0, 0]

@@ -14,8 +14,9 @@ from vcuda.errors import BadInput
 from vcuda.pod_templates import MOST_PODS, MOST_TEMPLATES
 from vcuda.quota.model import Charge
 from vcuda.requests.pod_request import read_request
-from vcuda.workloads import NO_TEMPLATE, Unread, Workload, workloads_in
+from vcuda.workloads import NO_TEMPLATE, Unread, Workload
 from webhook.check.check import read_workloads
+from webhook.check.shapes import typed_workloads
 
 TEMPLATE = {"metadata": {"labels": {"app": "train"}}, "spec": {"containers": [container({"nvidia.com/gpu": 2})]}}
 
@@ -27,14 +28,14 @@ def workload(kind: str, name: str = "train", **spec: Any) -> Manifest:
 
 
 def read(*manifests: object) -> list[Workload]:
-    found = workloads_in("file", yaml.safe_dump_all(manifests), "team-a")
+    found = typed_workloads("file", yaml.safe_dump_all(manifests), "team-a")
     assert [each for each in found if isinstance(each, Unread)] == []
     return [each for each in found if isinstance(each, Workload)]
 
 
 def unread(text: str) -> Unread:
     """The only object of a text, which is not looked at."""
-    (found,) = workloads_in("file", text, "team-a")
+    (found,) = typed_workloads("file", text, "team-a")
     assert isinstance(found, Unread)
     return found
 
@@ -116,13 +117,13 @@ def test_documents_lists_and_json_are_read_in_order() -> None:
 
 @pytest.mark.parametrize("text", ["", "---\n---\n", "# nothing", "kind: List\nitems: []", "kind: List\nitems: null"])
 def test_a_file_without_objects_has_no_workloads(text: str) -> None:
-    assert workloads_in("file", text, "team-a") == []
+    assert typed_workloads("file", text, "team-a") == []
 
 
 def test_what_yaml_makes_of_unquoted_text_is_still_text() -> None:
     """A date is text to kubectl, and a number as a label's key is too."""
     text = "{kind: Pod, metadata: {name: x, annotations: {on: 2024-01-31, 7: seven}}, spec: {containers: []}}"
-    (found,) = workloads_in("file", text.replace("on:", "'on':"), "team-a")
+    (found,) = typed_workloads("file", text.replace("on:", "'on':"), "team-a")
     assert isinstance(found, Workload)
     assert found.created["metadata"]["annotations"] == {"on": "2024-01-31", "7": "seven"}
 
@@ -194,7 +195,7 @@ def test_what_is_no_pod_is_refused_with_its_field(text: str, where: str) -> None
 )
 def test_what_is_no_yaml_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match=r"^file: not YAML: "):
-        workloads_in("file", text, "team-a")
+        typed_workloads("file", text, "team-a")
 
 
 @cases(
@@ -235,7 +236,7 @@ def test_another_object_without_a_pod_template_is_skipped(text: str) -> None:
 
 def test_a_bad_object_fails_alone() -> None:
     bundle = yaml.safe_dump_all([vcuda_pod(), {"kind": "Pod", "spec": 5}, [], vcuda_pod()])
-    found = workloads_in("file", bundle, "team-a")
+    found = typed_workloads("file", bundle, "team-a")
     assert [isinstance(each, Workload) for each in found] == [True, False, False, True]
 
 
@@ -369,7 +370,7 @@ TREES = st.recursive(
 
 @given(st.sampled_from(["X", "InferenceService", "LeaderWorkerSet", "Workflow"]), TREES)
 def test_any_object_is_read_skipped_or_malformed_and_never_ends_the_check(kind: str, spec: object) -> None:
-    found = workloads_in("file", json.dumps({"kind": kind, "spec": spec}), "team-a")
+    found = typed_workloads("file", json.dumps({"kind": kind, "spec": spec}), "team-a")
     assert found
     assert all(isinstance(each, Unread) or each.count >= 0 for each in found)
 

@@ -11,7 +11,7 @@ from tools.reference.examples import Manifest, review
 from tools.reference.told import Chapter, Told
 from vcuda.admission_review import AdmissionResponse, GroupVersionKind
 from vcuda.claims.digest import MOST_ASKED_BYTES
-from vcuda.claims.objects import CLAIM
+from vcuda.claims.names import CLAIM
 from vcuda.claims.pin import LONGEST_PIN, ClaimPin, write_pin
 from vcuda.claims.request import read_claim
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Quota, Usage

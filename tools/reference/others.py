@@ -18,7 +18,6 @@ from controller.garbage.stale_gc import PatchRemover, StaleObject
 from controller.metrics import GarbageMetrics
 from controller.plugin import cli as plugin
 from controller.plugin.explain import PROBE
-from controller.settle.publisher import KEY, NAME
 from controller.violations.violation_watcher import NOT_COUNTED_MESSAGE
 from controller.violations.violations import CLAIM_NOT_COUNTED_MESSAGE
 from examples.allocations import allocated_pod
@@ -29,11 +28,12 @@ from vcuda.allocations.cards import CardRequest, Cards, ContainerRequest, Unplac
 from vcuda.allocations.given_cards import OtherCard
 from vcuda.allocations.stale import Removal, find_stale, find_stale_lock, read_locks
 from vcuda.allocations.stored_pods import read_stored
-from vcuda.claims.objects import API_PATH
+from vcuda.claims.names import API_PATH
 from vcuda.errors import NotFound, Unavailable, UnsupportedVersion
 from vcuda.k8s_types import Node, Pod
 from vcuda.kube import Heard, InvolvedObject, Kube, QuotaInformer, QuotaPlace
 from vcuda.kube.connection import check_version
+from vcuda.quota.terms import USAGE_KEY, USAGE_NAME
 from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA
 
 ALLOCATED = 1_700_000_000.0
@@ -207,10 +207,10 @@ class _Cluster(ExampleServer):
 
 
 def _plugin() -> Iterator[Told]:
-    path = f"/api/v1/namespaces/team-a/configmaps/{NAME}"
+    path = f"/api/v1/namespaces/team-a/configmaps/{USAGE_NAME}"
     none = "It is not limited; or the controller is down, or has not come to it yet."
     yield Told(_said(_Cluster()), none)
-    damaged = _Cluster({path: {"metadata": {"name": NAME, "namespace": "team-a"}, "data": {KEY: "{"}}})
+    damaged = _Cluster({path: {"metadata": {"name": USAGE_NAME, "namespace": "team-a"}, "data": {USAGE_KEY: "{"}}})
     yield Told(_said(damaged), "Somebody has edited it: delete it, and the controller publishes it anew.")
     yield Told(_said(_Cluster(), "-n", "Team-A"), "Of `-n`, of the context or of a manifest, whose place is told then.")
     pod = json.dumps(pod_of(container()))

@@ -28,7 +28,13 @@ from vcuda.errors import BadReview, Dropped, LedgerLost, ListOverdue, Unreadable
 from vcuda.k8s_types import ConfigMap, ObjectMeta
 from vcuda.kube import NamedLedger
 from vcuda.kube.turns import ListTurns
-from vcuda.ledger.ledger import LEASE_SECONDS, MARGIN_SECONDS, MOST_PENDING, STORABLE_SECONDS, Ledger, Pending
+from vcuda.ledger.ledger import (
+    LEASE_SECONDS,
+    MARGIN_SECONDS,
+    MOST_PENDING,
+    Ledger,
+    Pending,
+)
 from vcuda.placement.card_types import MAX_CHOICE
 from vcuda.placement.choice import Choice, Option, choose
 from vcuda.placement.free_cards import FreeCards
@@ -39,7 +45,8 @@ from vcuda.placement.registers import Card, Register
 from vcuda.placement.serving import HOSTNAME
 from vcuda.quota.document import parse_quota
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Shortage, Usage, exceeded
-from vcuda.quota.preference import MODELS_ANNOTATION, Rule
+from vcuda.quota.preference import Rule
+from vcuda.quota.terms import MODELS_ANNOTATION, STORABLE_SECONDS
 from vcuda.requests.config import parse_config
 from vcuda.requests.resources import CardModels, ProductRow
 from webhook.admission import TOO_LARGE, Gate, NotReady, Service

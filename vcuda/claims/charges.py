@@ -15,7 +15,7 @@ from vcuda.bounded import SizedCache
 from vcuda.claims.devices import DeviceOffer, Devices
 from vcuda.claims.digest import PINS_TOO_LARGE, ClaimDigest, PackedDigest
 from vcuda.claims.drivers import CORES, MEMORY, DeviceKind, Kind, UnitWorth
-from vcuda.claims.pin import ClaimPin, add_selector, write_pin
+from vcuda.claims.pin import ClaimPin, write_pin
 from vcuda.claims.products import Products
 from vcuda.errors import Fault
 from vcuda.k8s_types import Operation
@@ -234,7 +234,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         operations = []
         for entry, pin in self._missing_pins(model):
             pointer = "/" + entry.path.replace(".", "/").replace("[", "/").replace("]", "")
-            operations.append(add_selector(pointer, write_pin(pin), has_selectors=entry.has_selectors))
+            operations.append(_add_selector(pointer, write_pin(pin), has_selectors=entry.has_selectors))
         return operations
 
     def _missing_pins(self, model: str) -> Iterator[tuple[ClaimEntry, ClaimPin]]:
@@ -297,3 +297,11 @@ def _share(asked: Mapping[str, Decimal], offer: DeviceOffer) -> Charge:
 
 def _whole(number: Decimal) -> int:
     return int(number.to_integral_value(ROUND_CEILING))
+
+
+def _add_selector(path: str, expression: str, *, has_selectors: bool) -> Operation:
+    """Return the operation that appends a selector to the entry at this JSON Pointer."""
+    selector = {"cel": {"expression": expression}}
+    if has_selectors:
+        return {"op": "add", "path": f"{path}/selectors/-", "value": selector}
+    return {"op": "add", "path": f"{path}/selectors", "value": [selector]}

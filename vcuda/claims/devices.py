@@ -7,11 +7,9 @@ from decimal import ROUND_CEILING, Decimal
 import msgspec
 
 from vcuda.claims.cel import read_facts
+from vcuda.claims.names import PRODUCT, PROFILE, TYPE
 from vcuda.claims.objects import Device, DeviceCapacity, DeviceClass, ResourceSlice
 from vcuda.k8s_types import Quantity, parse_quantity
-
-PRODUCT, TYPE, PROFILE = "productName", "type", "profile"
-"""Attributes in a driver's own domain: the card's name from NVML, the kind of the device, its MIG profile."""
 
 
 class Capacity(msgspec.Struct, frozen=True, gc=False):

@@ -10,7 +10,7 @@ from typing import NamedTuple, NewType
 import msgspec
 
 from vcuda.claims.cel import Attributes, read_facts
-from vcuda.claims.devices import PRODUCT, PROFILE
+from vcuda.claims.names import PRODUCT, PROFILE
 from vcuda.claims.objects import ClaimSpec, DeviceClaim, DeviceEntry
 from vcuda.claims.pin import MOST_SELECTORS, ClaimPin, looks_like_pin, read_pin, write_pin
 from vcuda.errors import Fault

@@ -7,14 +7,6 @@ from collections.abc import Iterator, Mapping
 
 from vcuda.k8s_types import K8sObject, K8sStruct, Quantity
 
-GROUP = "resource.k8s.io"
-API_VERSION = f"{GROUP}/v1"
-"""The version that is read. Kubernetes has it from 1.34 on, and converts objects of other versions."""
-
-API_PATH = f"/apis/{API_VERSION}"
-
-CLAIM, TEMPLATE = "ResourceClaim", "ResourceClaimTemplate"
-
 EXACT_COUNT = "ExactCount"
 
 

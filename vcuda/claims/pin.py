@@ -7,12 +7,10 @@ and rejects the claim.
 
 import re
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
-import msgspec
-
-from vcuda.claims.devices import PRODUCT, PROFILE
-from vcuda.k8s_types import Operation
-from vcuda.requests.resources import fold
+from vcuda.claims.names import PRODUCT, PROFILE
+from vcuda.requests.folding import fold
 
 MOST_SELECTORS = 32
 """Selectors that the API server allows in one request (DeviceSelectorsMaxSize in k8s.io/api `resource/v1`)."""
@@ -39,7 +37,7 @@ _MEANING = {"[ -]": "-", ".*": "*", ".": "?"}
 _OPEN, _CLOSE = "(?i)^(?:", ")$"
 
 
-class ClaimPin(msgspec.Struct, frozen=True, gc=False, array_like=True):
+class ClaimPin(NamedTuple):
     """The demand of a pin on the devices of a driver."""
 
     driver: str
@@ -110,11 +108,3 @@ def _quote(text: str) -> str:
 
 def _unquote(text: str) -> str:
     return re.sub(r'\\(["\\])', r"\1", text)
-
-
-def add_selector(path: str, expression: str, *, has_selectors: bool) -> Operation:
-    """Return the operation that appends a selector to the entry at this JSON Pointer."""
-    selector = {"cel": {"expression": expression}}
-    if has_selectors:
-        return {"op": "add", "path": f"{path}/selectors/-", "value": selector}
-    return {"op": "add", "path": f"{path}/selectors", "value": [selector]}

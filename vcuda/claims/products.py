@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from vcuda.claims.devices import Devices
-from vcuda.requests.resources import WILDCARDS, CardModels, fold, matcher
+from vcuda.requests.folding import fold
+from vcuda.requests.resources import WILDCARDS, CardModels, matcher
 
 Rows = Mapping[str, tuple[str, ...]]
 """By model, the patterns of its products."""

@@ -6,9 +6,9 @@ from decimal import Decimal
 
 from vcuda.claims.cel import Facts
 from vcuda.claims.charges import ClaimEntry, ClaimPolicy, ClaimRequest
-from vcuda.claims.devices import PRODUCT, PROFILE
 from vcuda.claims.digest import ClaimDigest, EntryDigest, EntryRead, PackedDigest, unpack
 from vcuda.claims.drivers import CORES, MEMORY, DeviceKind, Kind, find_kind
+from vcuda.claims.names import PRODUCT, PROFILE
 from vcuda.claims.objects import EXACT_COUNT
 from vcuda.claims.pin import MOST_SELECTORS, ClaimPin
 from vcuda.errors import Fault

@@ -10,7 +10,7 @@ import msgspec
 from vcuda import errors, k8s_types
 from vcuda.allocations.stored_claims import ClaimCharge, ClaimPrice, ClaimReader, StoredClaim, charged_by_pods
 from vcuda.allocations.stored_pods import ClaimUser, StoredPod, charges_of, read_claim_user, read_stored
-from vcuda.claims.objects import API_PATH
+from vcuda.claims.names import API_PATH
 from vcuda.kube import client, objects
 from vcuda.kube.pages import Page
 from vcuda.kube.turns import ListTurns

@@ -13,13 +13,13 @@ from vcuda.allocations.stored_claims import ClaimCounter
 from vcuda.bounded import ByteAllowance
 from vcuda.claims import charges, devices, objects
 from vcuda.claims.digest import PackedDigest, pack, read_spec
+from vcuda.claims.names import API_PATH
 from vcuda.kube import client, informers, reflector
 from vcuda.placement.nodes import Nodes
 from vcuda.requests.resources import GpuResources
 
 SLICES, CLASSES, CLAIMS, TEMPLATES = (
-    f"{objects.API_PATH}/{name}"
-    for name in ("resourceslices", "deviceclasses", "resourceclaims", "resourceclaimtemplates")
+    f"{API_PATH}/{name}" for name in ("resourceslices", "deviceclasses", "resourceclaims", "resourceclaimtemplates")
 )
 
 ASK_AGAIN_SECONDS = 60.0
@@ -36,7 +36,7 @@ digest has a hundred bytes, and is counted with `ENTRY_BYTES` more. The largest 
 def is_served(kube: client.Kube) -> bool:
     """Return whether the API server serves resource.k8s.io/v1, as Kubernetes does from 1.34 on."""
     try:
-        kube.get(objects.API_PATH)
+        kube.get(API_PATH)
     except errors.NotFound:
         return False
     return True

@@ -18,10 +18,11 @@ from vcuda.kube import client, watch
 from vcuda.kube.counts import NamespaceCounter
 from vcuda.kube.ledger_marks import OPENING_SECONDS, LedgerMarks, SeenVersions, answered
 from vcuda.kube.reflector import Reflector
-from vcuda.ledger.ledger import LEASE_SECONDS, LOST, MARGIN_SECONDS, STORABLE_SECONDS, Ledger, Reservation
+from vcuda.ledger.ledger import LEASE_SECONDS, LOST, MARGIN_SECONDS, Ledger, Reservation
 from vcuda.ledger.settle import Expired, settle
 from vcuda.ledger.text import OtherFormat, read_ledger, write_ledger
 from vcuda.placement.nodes import Nodes
+from vcuda.quota.terms import STORABLE_SECONDS
 from vcuda.requests.resources import BUILT_IN, GpuResources
 
 KEY = "ledger"

@@ -15,10 +15,6 @@ from vcuda.quota.model import Charge, Limit, NamespaceQuota, Shortage, Usage, fi
 MOST_PENDING = 512
 """Most pending charges of a namespace, so that a runaway owner cannot grow its ledger without bound."""
 
-STORABLE_SECONDS = 75
-"""Seconds after its admission when a pod can no longer be stored. The API server ends a request after a minute, and
-etcd may need some seconds more."""
-
 MOST_TERMINATING = 512
 """Most deleted pods that stay charged by their uid. The charges of further ones stay in the count itself."""
 

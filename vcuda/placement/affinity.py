@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Set
 import msgspec
 
 from vcuda.k8s_types import NodeSelector, NodeSelectorTerm, PodSpec
+from vcuda.quota.terms import MODEL_LABEL, POOL_LABEL
 
 NAME_FIELD = "metadata.name"
 _INT64_DIGITS = 19
@@ -27,8 +28,8 @@ Labels = Mapping[str, str]
 class NodeLabels(msgspec.Struct, frozen=True):
     """The names of the node labels with a node's GPU model and its pool."""
 
-    model: str = "gaia.tencent.com/gpu-model"
-    pool: str = "gaia.tencent.com/gpu-pool"
+    model: str = MODEL_LABEL
+    pool: str = POOL_LABEL
 
 
 class Values(msgspec.Struct, gc=False):

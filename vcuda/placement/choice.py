@@ -6,6 +6,7 @@ import msgspec
 
 from vcuda.quota.model import Charge, Limit, Shortage, Usage, fits, free_of
 from vcuda.quota.preference import PLACES, Rule
+from vcuda.quota.terms import would_be_pinned
 
 MAX_PASSED_OVER = 3
 """Models that a reason names beside the chosen one."""
@@ -54,10 +55,6 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     def forecast(self) -> str:
         """The message for a request that creates nothing: the model that the object would get, and the reason."""
         return f"{would_be_pinned(self.model)}: {self.reason}"
-
-
-def would_be_pinned(model: str) -> str:
-    return f"would be pinned to {model}"
 
 
 def choose(options: Sequence[Option], rule: Rule) -> Choice | tuple[Shortage, ...]:

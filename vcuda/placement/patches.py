@@ -11,10 +11,8 @@ from vcuda.k8s_types import Check, Operation, Pod, PodSpec, Requirement, no_chec
 from vcuda.placement.affinity import NAME_FIELD, NodeLabels, matches_nothing, required_terms
 from vcuda.placement.nodes import NO_NODES, Nodes
 from vcuda.placement.serving import DEFAULT_SCHEDULER, HOSTNAME
+from vcuda.quota.terms import MODEL_ANNOTATION
 from vcuda.requests.schemes import ALLOCATION_LABELS, CREATION_ANNOTATIONS, Scheme
-
-MODEL_ANNOTATION = "quota.vcuda.io/model"
-"""The model of a pod, for people. No decision reads it, since the owner of the pod can edit it."""
 
 
 class Hints(msgspec.Struct, frozen=True):

@@ -13,7 +13,8 @@ from vcuda.placement.free_cards import FreeCards, free_by_model
 from vcuda.placement.nodes import Nodes
 from vcuda.placement.serving import serve, unserved
 from vcuda.quota.model import Charge, NamespaceQuota, Usage, mebibytes
-from vcuda.quota.preference import MODELS_ANNOTATION, Preference, Rule
+from vcuda.quota.preference import Preference, Rule
+from vcuda.quota.terms import MODELS_ANNOTATION
 from vcuda.requests.pod_request import PodRequest
 from vcuda.requests.resources import NO_ROWS, CardModels
 

@@ -30,10 +30,10 @@ import pydantic
 from pydantic_core import ErrorDetails
 
 from vcuda import errors
-from vcuda.k8s_types import is_namespace_name
 from vcuda.quota import grant_entries
 from vcuda.quota.grant_entries import MAX_RECURRING, GrantEntry, read_grants, read_zone
 from vcuda.quota.model import DEFAULT, SYSTEM_NAMESPACES, Allowance, Limit, Mode, NamespaceQuota, Quota
+from vcuda.quota.terms import NO_NAMESPACE, is_namespace_name
 from vcuda.quota.times import UTC
 from vcuda.quota.values import (
     LimitEntry,
@@ -57,11 +57,6 @@ LONGEST_EMPTY = 256
 """Characters of a text, apart from comments, that may be no document."""
 MOST_FREE = "most-free"
 """The value of ``prefer``."""
-
-NO_NAMESPACE = (
-    "can never be a namespace; write at most 63 lower-case letters, digits and `-`, with a letter or digit at both ends"
-)
-"""The message for a name that no namespace can have."""
 
 
 def read_namespace_name(name: str) -> str:

@@ -10,35 +10,47 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
+from vcuda.quota.terms import CORES_PER_CARD, LEDGER_NAMESPACE, OVER_QUOTA, Mode, cards, mebibytes
 from vcuda.quota.times import Times
 
-CORES_PER_CARD = 100
+__all__ = [
+    "CORES_PER_CARD",
+    "DEFAULT",
+    "LEDGER_NAMESPACE",
+    "NOT_MUTATED",
+    "OVER_QUOTA",
+    "SYSTEM_NAMESPACES",
+    "UNASKED_NAMESPACES",
+    "Allowance",
+    "Charge",
+    "Grant",
+    "Granted",
+    "Limit",
+    "Mode",
+    "NamespaceQuota",
+    "Quota",
+    "Shortage",
+    "Usage",
+    "cards",
+    "exceeded",
+    "fits",
+    "free_of",
+    "mebibytes",
+    "total",
+]
 
-OVER_QUOTA = "exceeded GPU quota"
 NOT_MUTATED = "/mutate was not asked, or another webhook came after it"
-"""How every refusal for want of quota begins."""
 
 # A refused pod of these could keep the cluster from coming up, so the `*` entry never applies to them.
 SYSTEM_NAMESPACES = frozenset({"kube-system", "kube-public", "kube-node-lease"})
 
 # If the webhook had to admit its own pods, it could never start again after all of them were deleted.
-LEDGER_NAMESPACE = "vcuda-quota-ledgers"
-"""The default namespace of the ledgers. It holds nothing else."""
-
 UNASKED_NAMESPACES = frozenset({"kube-system", "vcuda-quota", LEDGER_NAMESPACE, "vcuda-quota-node"})
 """The namespaces for whose pods the API server calls no webhook of ours (manifests/base/registration.yaml)."""
 
 
 DEFAULT = "*"
 """The key of the entry for namespaces without their own."""
-
-
-class Mode(enum.StrEnum):
-    """The handling of a pod over quota: it is rejected, admitted with a warning, or admitted and only recorded."""
-
-    ENFORCE = "enforce"
-    WARN = "warn"
-    AUDIT = "audit"
 
 
 class Allowance(enum.StrEnum):
@@ -402,13 +414,3 @@ def free_of(limit: Limit, usage: Usage) -> str:
         return f"{free}, {used - in_use} reserved" if used > in_use else free
     free = f"{cards(limit.cores - usage.used.cores)} of {cards(limit.cores)} free"
     return f"{free}, {cards(usage.reserved.cores).partition(' ')[0]} reserved" if usage.reserved.cores else free
-
-
-def cards(cores: int) -> str:
-    """Render hundredths of a card: 800 is ``8 cards``, 100 ``1 card``, 250 ``2.5 cards``."""
-    amount = f"{cores / CORES_PER_CARD:.2f}".rstrip("0").rstrip(".")
-    return f"{amount} card" if amount == "1" else f"{amount} cards"
-
-
-def mebibytes(memory: int) -> str:
-    return f"{memory} MiB"

@@ -15,10 +15,8 @@ from collections.abc import Mapping, Set
 import msgspec
 
 from vcuda.quota.model import NamespaceQuota
+from vcuda.quota.terms import MODELS_ANNOTATION
 from vcuda.quota.values import listed, printable, suggestion
-
-MODELS_ANNOTATION = "quota.vcuda.io/models"
-"""Only /mutate reads it. The charge follows from the pin, which /validate reads from the spec."""
 
 OTHERS = "*"
 """The last item of an annotation that also allows the other models."""

@@ -29,7 +29,8 @@ from vcuda.quota.values import (
     shown,
 )
 from vcuda.quota.yaml import KeyPath, Plain
-from vcuda.requests.resources import MAX_PRODUCT, WILDCARDS, CardModels, ProductRow, fold
+from vcuda.requests.folding import fold
+from vcuda.requests.resources import MAX_PRODUCT, WILDCARDS, CardModels, ProductRow
 
 MAX_PRODUCTS = 32
 """Names of products in one row. The selector of a claim has room for all of them."""

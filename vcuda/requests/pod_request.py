@@ -13,9 +13,6 @@ from vcuda.requests.resources import BUILT_IN, NOTHING, PLAIN_CARDS, CardWorth, 
 from vcuda.requests.schemes import Scheme
 from vcuda.requests.share_limits import ShareLimits
 
-MALFORMED = "malformed GPU request"
-"""The beginning of every refusal of a malformed request."""
-
 SIDECAR = "Always"
 NONE = (0, "0")
 """A quantity of zero, as the API server and as people write it."""

@@ -11,7 +11,6 @@ The tables are built in. The operator adds to them by these keys of the quota Co
 import functools
 import itertools
 import re
-import string
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
@@ -19,6 +18,7 @@ import msgspec
 
 from vcuda.k8s_types import can_be_name
 from vcuda.quota.model import CORES_PER_CARD, Allowance, Charge
+from vcuda.requests.folding import fold
 from vcuda.requests.schemes import SCHEMES, Scheme
 from vcuda.requests.share_limits import ShareLimits
 
@@ -117,14 +117,6 @@ LONGEST = 253 + len("/") + 63
 MAX_PRODUCT = 64
 """Characters of the longest product: the bound of a device's attribute. A label's value has at most 63."""
 WILDCARDS = frozenset("*?")
-
-# Unicode, and so RE2, takes the last two for k and s in another letter case.
-_FOLD = str.maketrans(string.ascii_uppercase + " \u212a\u017f", string.ascii_lowercase + "-ks")
-
-
-def fold(name: str) -> str:
-    """Return a product, or a pattern of products, in the form in which they are compared."""
-    return name.translate(_FOLD)
 
 
 def matcher(patterns: Iterable[str]) -> Callable[[str], object]:

@@ -17,11 +17,13 @@ from vcuda import cli, k8s_types
 from vcuda.admission_review import AdmissionRequest, AdmissionResponse, GroupVersionKind
 from vcuda.claims import objects, request as claim_requests
 from vcuda.claims.digest import digest_of
+from vcuda.claims.names import CLAIM, GROUP, TEMPLATE
 from vcuda.placement.affinity import NodeSelection
 from vcuda.quota.model import CORES_PER_CARD, UNASKED_NAMESPACES, Charge
 from vcuda.requests.pod_request import read_request
-from vcuda.workloads import Manifest, Unread, Workload, made_claims, workloads_in
+from vcuda.workloads import Manifest, Unread, Workload, made_claims
 from webhook.check import files
+from webhook.check.shapes import typed_workloads
 from webhook.ledger.ledgers import RecentChoices
 from webhook.review import claim_review, context, pod_review
 from webhook.review.verdicts import Creation
@@ -79,7 +81,7 @@ def exit_status(rows: Iterable[Row], *, strict: bool) -> int:
 
 def read_workloads(paths: Sequence[Path], namespace: str) -> list[Workload | Unread]:
     """Return all claims and all objects that create pods, in order. Raises BadInput if a file cannot be read."""
-    return [workload for path in paths for workload in workloads_in(str(path), files.read_text(path), namespace)]
+    return [workload for path in paths for workload in typed_workloads(str(path), files.read_text(path), namespace)]
 
 
 def check(workloads: Sequence[Workload | Unread], cluster: files.OfflineCluster) -> list[Row]:
@@ -136,7 +138,7 @@ async def _decide(workload: Workload, ask: Ask, cluster: files.OfflineCluster) -
         yield await _decide_one(workload.title, created, ask, policy, told)
         return
     claims = [(each, cluster.templates.get((namespace, each.template))) for each in made_claims(created)]
-    missing = [f"{objects.TEMPLATE} {each.template}" for each, spec in claims if spec is None]
+    missing = [f"{TEMPLATE} {each.template}" for each, spec in claims if spec is None]
     if _needs_nodes(created, policy):
         missing.append("the nodes by whose labels or names it is placed (--nodes)")
     alike, row = await _decide_one(workload.title, created, ask, policy, told)
@@ -149,7 +151,7 @@ async def _decide(workload: Workload, ask: Ask, cluster: files.OfflineCluster) -
     for each, spec in claims if row.decision != REFUSED else ():
         if spec is not None:
             claim = {**each.claim, "spec": msgspec.json.decode(msgspec.json.encode(spec))}
-            yield await _decide_one(f"{objects.CLAIM}/{each.name}", claim, ask, policy)
+            yield await _decide_one(f"{CLAIM}/{each.name}", claim, ask, policy)
 
 
 def _needs_nodes(pod: Manifest, policy: context.PolicySnapshot) -> bool:
@@ -171,7 +173,7 @@ async def _decide_one(
     untouched, kind = _WORDS.get(first.outcome), created["kind"]
     model = last.model or first.model
     charge = _charge(stored, model, policy)
-    if kind == objects.TEMPLATE and last.allowed and not untouched:
+    if kind == TEMPLATE and last.allowed and not untouched:
         told = [_MADE_LATER, *told]
     stories = [last.message, first.reason, *patch_story(first.patch), *last.warnings, *(told if last.allowed else ())]
     row = Row(
@@ -195,7 +197,7 @@ def _charge(stored: Manifest, model: str, policy: context.PolicySnapshot) -> Cha
     """Return the charge of a pod or a claim. For a claim without a model it is the largest possible charge."""
     if stored["kind"] == "Pod":
         return read_request(msgspec.convert(stored, k8s_types.Pod), policy.resources).charge_on(model)
-    if stored["kind"] == objects.TEMPLATE:
+    if stored["kind"] == TEMPLATE:
         return Charge()
     spec = msgspec.convert(stored.get("spec", {}), objects.ClaimSpec)
     return claim_requests.read_claim(digest_of(spec), policy.claim_policy).charge(model)
@@ -205,7 +207,7 @@ async def _create(created: Manifest, namespace: str, ask: Ask) -> tuple[Manifest
     """Pass an object through /mutate and /validate like the API server. Return the stored object and the answers."""
     answers, patched = [], created
     # The manifests register templates for /validate alone.
-    if created["kind"] != objects.TEMPLATE:
+    if created["kind"] != TEMPLATE:
         answers.append(await ask("/mutate", _request(created, namespace)))
         if not answers[0].allowed:
             return created, answers
@@ -218,7 +220,7 @@ async def _create(created: Manifest, namespace: str, ask: Ask) -> tuple[Manifest
 def _request(created: Manifest, namespace: str) -> AdmissionRequest:
     # YAML has types that JSON lacks, such as dates. They are encoded as text.
     raw = msgspec.Raw(msgspec.json.encode(created, enc_hook=str))
-    kind = PODS if created["kind"] == "Pod" else GroupVersionKind(objects.GROUP, "v1", created["kind"])
+    kind = PODS if created["kind"] == "Pod" else GroupVersionKind(GROUP, "v1", created["kind"])
     return AdmissionRequest(uid=str(uuid.uuid4()), kind=kind, namespace=namespace, operation="CREATE", object=raw)
 
 

@@ -13,12 +13,14 @@ import yaml
 from vcuda import errors, k8s_types, workloads
 from vcuda.allocations import stored_claims, stored_pods
 from vcuda.claims import charges, devices as dra, digest, objects
+from vcuda.claims.names import CLAIM, TEMPLATE
 from vcuda.discovery import sources
 from vcuda.ledger.ledger import charges_by_model
 from vcuda.placement import affinity, patches, registers
 from vcuda.placement.nodes import Nodes
 from vcuda.quota import model
 from vcuda.requests import config, resources, runtime_devices
+from webhook.check import shapes
 from webhook.ledger import ledgers as memory
 from webhook.review import context
 
@@ -26,13 +28,13 @@ _KINDS: Mapping[str, type[k8s_types.K8sObject]] = {
     "Node": k8s_types.Node,
     "ResourceSlice": objects.ResourceSlice,
     "DeviceClass": objects.DeviceClass,
-    objects.TEMPLATE: objects.ResourceClaimTemplate,
-    objects.CLAIM: objects.ResourceClaim,
+    TEMPLATE: objects.ResourceClaimTemplate,
+    CLAIM: objects.ResourceClaim,
     "Pod": k8s_types.Pod,
 }
 """The kinds that the file of the nodes may contain."""
 
-_NAMESPACED = frozenset({objects.TEMPLATE, objects.CLAIM, "Pod"})
+_NAMESPACED = frozenset({TEMPLATE, CLAIM, "Pod"})
 
 
 TemplateSpecs = Mapping[tuple[str, str], objects.ClaimSpec]
@@ -98,7 +100,7 @@ def read_quota(path: Path) -> config.QuotaConfig:
     except workloads.NOT_YAML:
         documents = []  # the parser below reports the fault with its position
     if len(documents) == 1 and isinstance(documents[0], dict) and documents[0].get("kind") == "ConfigMap":
-        data = workloads.convert(str(path), documents[0], k8s_types.ConfigMap).data or {}
+        data = shapes.convert(str(path), documents[0], k8s_types.ConfigMap).data or {}
         if config.QUOTA not in data:
             raise errors.BadInput(f"{path}: the ConfigMap has no key {config.QUOTA}")
         return config.parse_config(data)
@@ -150,12 +152,12 @@ def read_stored(path: Path, labels: affinity.NodeLabels, known: resources.GpuRes
     return StoredObjects(
         nodes,
         published,
-        {key: template.spec.spec for key, (_, template) in found[objects.TEMPLATE].items()},
+        {key: template.spec.spec for key, (_, template) in found[TEMPLATE].items()},
         tuple(
             stored_claims.StoredClaim(
                 claim.metadata.uid, namespace, name, digest.pack(digest.digest_of(claim.spec)), claim.allocated
             )
-            for (namespace, name), (_, claim) in found[objects.CLAIM].items()
+            for (namespace, name), (_, claim) in found[CLAIM].items()
         ),
         tuple(filter(None, pods)),
     )
@@ -167,7 +169,7 @@ def _read_object(where: str, manifest: workloads.Manifest) -> k8s_types.K8sObjec
         raise errors.BadInput(f"{where}: expected one of {', '.join(_KINDS)}, not {kind}")
     if _KINDS[kind].__module__ == objects.__name__:
         workloads.require_claims_api(where, manifest)
-    stored = workloads.convert(where, manifest, _KINDS[kind])
+    stored = shapes.convert(where, manifest, _KINDS[kind])
     if not stored.metadata.name:
         raise errors.BadInput(f"{where}: the {kind} has no name")
     # An object without a namespace could not be charged.

@@ -14,13 +14,15 @@ import msgspec
 from vcuda.admission_review import AdmissionRequest, AdmissionResponse
 from vcuda.claims.charges import ClaimRequest, ambiguous
 from vcuda.claims.digest import ClaimDigest, digest_of
-from vcuda.claims.objects import CLAIM, TEMPLATE, ResourceClaim, ResourceClaimTemplate
+from vcuda.claims.names import CLAIM, TEMPLATE
+from vcuda.claims.objects import ResourceClaim, ResourceClaimTemplate
 from vcuda.claims.request import read_claim, read_packed
 from vcuda.errors import Fault
 from vcuda.k8s_types import UNDECODABLE, ObjectMeta
 from vcuda.placement.choice import Option
 from vcuda.quota.model import NOT_MUTATED, Charge, NamespaceQuota, Usage, exceeded
-from vcuda.quota.preference import MODELS_ANNOTATION, Preference, Rule
+from vcuda.quota.preference import Preference, Rule
+from vcuda.quota.terms import MODELS_ANNOTATION
 from vcuda.requests.refusals import find_unlimited
 from webhook.ledger.ledgers import Ledgers
 from webhook.review import verdicts

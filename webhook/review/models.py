@@ -13,7 +13,8 @@ from vcuda.errors import Fault
 from vcuda.k8s_types import Operation
 from vcuda.placement.choice import Choice, Option, choose, choose_regardless
 from vcuda.quota.model import Charge, Usage
-from vcuda.quota.preference import MAX_NAMED, MODELS_ANNOTATION, Rule, read_wish
+from vcuda.quota.preference import MAX_NAMED, Rule, read_wish
+from vcuda.quota.terms import MODELS_ANNOTATION
 from vcuda.quota.values import listed
 from webhook.ledger.ledgers import PutOff
 from webhook.review import verdicts

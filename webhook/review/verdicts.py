@@ -11,11 +11,11 @@ import msgspec
 
 from vcuda.admission_review import AdmissionRequest, AdmissionResponse
 from vcuda.errors import MOST_FAULTS, Fault, limited
-from vcuda.k8s_types import ObjectMeta, is_namespace_name
+from vcuda.k8s_types import ObjectMeta
 from vcuda.ledger.ledger import Admitted, Refused
 from vcuda.quota import grant_words
 from vcuda.quota.model import Charge, Mode, NamespaceQuota, Shortage, cards, exceeded
-from vcuda.requests.pod_request import MALFORMED
+from vcuda.quota.terms import MALFORMED, is_namespace_name
 from webhook.ledger.ledgers import ChargeRequest, Decision, Ledgers, PutOff, RecentChoices, RetryLater, ReviewDeadline
 from webhook.review.context import PolicySnapshot
 

@@ -15,10 +15,10 @@ import msgspec
 import structlog
 
 from vcuda import kube as k8s
-from vcuda.ledger.ledger import STORABLE_SECONDS
 from vcuda.placement import patches
 from vcuda.quota.model import LEDGER_NAMESPACE, SYSTEM_NAMESPACES
 from vcuda.quota.quota_clock import QuotaClock
+from vcuda.quota.terms import STORABLE_SECONDS
 from vcuda.requests.runtime_devices import GPU_RUNTIME_CLASSES
 from vcuda.tls import ServingCertificate, watch
 from webhook import admission

@@ -1,0 +1,68 @@
+"""Decodes JSON into the frozen dataclasses of a published report, and turns them into plain values.
+
+The plugin is shipped without binary packages, and so without msgspec, which does this elsewhere.
+"""
+
+import dataclasses
+import functools
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def decode(kind: type[T], value: object, path: str = "$") -> T:
+    """Return the value as ``kind``: a dataclass, a tuple, a union with None, or a type of JSON.
+
+    Unknown keys are left out. Raises ValueError with the path of a value that has another type or is missing.
+    """
+    decoded: T = _decode(kind, value, path)
+    return decoded
+
+
+def _decode(kind: Any, value: object, path: str) -> Any:
+    arguments = typing.get_args(kind)
+    if isinstance(kind, types.UnionType):
+        [other] = (each for each in arguments if each is not type(None))
+        return None if value is None else _decode(other, value, path)
+    if typing.get_origin(kind) is tuple:
+        items = _expect(list, value, path)
+        return tuple(_decode(arguments[0], each, f"{path}[{at}]") for at, each in enumerate(items))
+    if dataclasses.is_dataclass(kind):
+        return _decode_fields(kind, _expect(dict, value, path), path)
+    if kind is float and type(value) is int:
+        return float(value)
+    return _expect(kind, value, path)
+
+
+def _decode_fields(kind: Any, given: Mapping[str, object], path: str) -> Any:
+    kinds = _kinds_of(kind)
+    missing = [
+        each.name for each in dataclasses.fields(kind) if each.default is dataclasses.MISSING and each.name not in given
+    ]
+    if missing:
+        raise ValueError(f"{path}.{missing[0]} is required")
+    return kind(**{name: _decode(kinds[name], given[name], f"{path}.{name}") for name in kinds if name in given})
+
+
+@functools.cache
+def _kinds_of(kind: Any) -> Mapping[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _expect(kind: Any, value: object, path: str) -> Any:
+    # A bool is an int for isinstance, but not in JSON.
+    if type(value) is not kind:
+        raise ValueError(f"{path} must be a {kind.__name__}")
+    return value
+
+
+def to_plain(value: object) -> Any:
+    """Return the value with dictionaries in place of dataclasses, and lists in place of tuples."""
+    if dataclasses.is_dataclass(value):
+        return {each.name: to_plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
+    if isinstance(value, list | tuple):
+        return [to_plain(each) for each in value]
+    return value

@@ -1,0 +1,104 @@
+"""How `kubectl gpuquota` reads the answers of kubectl, and the JSON of a published report."""
+
+import json
+
+import pytest
+
+from controller.plugin.decode import decode, to_plain
+from controller.plugin.kubectl import Kubectl, PlainRefusal, failure, segment, split_warnings
+from tests.gpuquota import run
+from tests.tables import cases
+from vcuda import errors
+from vcuda.ledger.report import GrantUse, ModelUse, NamespaceUse, PodUse
+
+USE = NamespaceUse(
+    "team-a",
+    "enforce",
+    (
+        ModelUse("A100", 8.0, 2.5, 0.0, 5.5, pods=(PodUse("train-0", 250, 0),)),
+        ModelUse("T4", None, 0.0, 0.0, None, 1024, 0, grants=(GrantUse(None, "2026-12-01T00:00:00+01:00", 512),)),
+    ),
+    unpinned=("lost",),
+)
+
+
+@cases(
+    "told, kind, message",
+    forbidden=(
+        'Error from server (Forbidden): pods "a" is forbidden: exceeded GPU quota: A100',
+        errors.Forbidden,
+        'pods "a" is forbidden: exceeded GPU quota: A100 (HTTP 403)',
+    ),
+    not_found=('Error from server (NotFound): pods "a" not found', errors.NotFound, 'pods "a" not found (HTTP 404)'),
+    several_lines=("Error from server (Forbidden): one\ntwo", errors.Forbidden, "one\ntwo (HTTP 403)"),
+    without_a_reason=("Error from server: no", PlainRefusal, "no"),
+    of_a_new_reason=("Error from server (Newer): no", PlainRefusal, "no"),
+    invalid=(
+        'The Pod "_x" is invalid: metadata.name: Invalid value: "_x": a lowercase',
+        errors.ApiError,
+        'The Pod "_x" is invalid: metadata.name: Invalid value: "_x": a lowercase (HTTP 422)',
+    ),
+    credentials=(
+        "error: You must be logged in to the server (Unauthorized)",
+        errors.ApiError,
+        "You must be logged in to the server (Unauthorized) (HTTP 401)",
+    ),
+    later=("Error from server (TooManyRequests): retry", errors.Unavailable, "retry (TooManyRequests)"),
+    broken=("Error from server (InternalError): oh", errors.Unavailable, "oh (InternalError)"),
+    away=("Unable to connect to the server: EOF", errors.Unavailable, "Unable to connect to the server: EOF"),
+    context=('error: context "x" does not exist', errors.BadInput, 'context "x" does not exist'),
+    nothing=("", errors.Unavailable, "kubectl failed without a message"),
+)
+def test_the_text_of_kubectl_becomes_the_error_that_it_says(told: str, kind: type[Exception], message: str) -> None:
+    error = failure(told)
+    assert (type(error), str(error)) == (kind, message)
+
+
+def test_warnings_are_not_a_part_of_an_error() -> None:
+    told = "Warning: one: two\nError from server (Forbidden): no\nWarning: three\n"
+    assert split_warnings(told) == (("one: two", "three"), "Error from server (Forbidden): no")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a%2Fb", "a?b", "a b"])
+def test_a_name_that_would_lead_to_another_object_is_rejected(name: str) -> None:
+    with pytest.raises(errors.BadInput, match="cannot be the name of an object"):
+        segment(name)
+    assert segment("train-0.a") == "train-0.a"
+
+
+def test_without_kubectl_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(errors.BadInput):
+        Kubectl.find()
+    done = run("-n", "team-a")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == "Error: kubectl is not on PATH; kubectl gpuquota reaches the cluster by it\n"
+
+
+def test_a_report_is_read_as_it_was_written() -> None:
+    plain = json.loads(json.dumps(to_plain(USE)))
+    assert decode(NamespaceUse, plain) == USE
+    assert decode(NamespaceUse, {**plain, "of a later version": 1}) == USE
+
+
+@cases(
+    "changed, message",
+    missing=({"mode": ...}, "$.mode is required"),
+    another_type=({"mode": 5}, "$.mode must be a str"),
+    no_list=({"models": {}}, "$.models must be a list"),
+    no_object=({"models": [5]}, r"$.models[0] must be a dict"),
+    inner=({"models": [{"model": "T4", "limit": "8"}]}, "$.models[0].used is required"),
+    null=({"taking_effect": None}, "$.taking_effect must be a bool"),
+    bool_as_number=({"more_unpinned": True}, "$.more_unpinned must be a int"),
+)
+def test_a_report_with_another_shape_is_rejected_with_the_path(changed: dict[str, object], message: str) -> None:
+    given = {name: value for name, value in {**to_plain(USE), **changed}.items() if value is not ...}
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  # the message is compared
+        decode(NamespaceUse, given)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("value", [[], "x", None, 5])
+def test_a_report_that_is_no_object_is_rejected(value: object) -> None:
+    with pytest.raises(ValueError, match="must be a dict"):
+        decode(NamespaceUse, value)

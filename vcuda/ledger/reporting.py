@@ -1,0 +1,100 @@
+"""Makes the report of a namespace's ledger."""
+
+import datetime
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
+from vcuda.allocations.stored_pods import StoredPod
+from vcuda.ledger.ledger import NO_LIMIT, Ledger
+from vcuda.ledger.report import MOST_PODS, GrantUse, ModelUse, NamespaceUse, PodUse
+from vcuda.placement.nodes import Nodes
+from vcuda.quota.model import CORES_PER_CARD, Charge, Granted, NamespaceQuota, Usage
+
+
+def report(
+    namespace: str,
+    quota: NamespaceQuota,
+    ledger: Ledger,
+    pods: Iterable[StoredPod],
+    nodes: Nodes,
+    *,
+    claims: Iterable[tuple[StoredClaim, ClaimCharge]] = (),
+) -> NamespaceUse:
+    """Return the report of one namespace: every model of its quota, then others that it uses all the same.
+
+    Of the ``claims`` those are left out that pods are charged for.
+    """
+    holders: dict[str, list[tuple[StoredPod | StoredClaim, Charge]]] = {}
+    unpinned = []
+    for pod in pods:
+        model = pod.model_on(nodes)
+        if pod.live and model:
+            holders.setdefault(model, []).append((pod, pod.charge_on(nodes)))
+        elif pod.live:
+            unpinned.append(pod.name)
+    for claim, taken in claims:
+        for model, charge in taken.charges.items():
+            holders.setdefault(model, []).append((claim, charge))
+    usages = ledger.usages()
+    models = dict.fromkeys([*quota.limits, *usages])
+    used = tuple(_model(model, quota, usages, holders.get(model, [])) for model in models)
+    use = NamespaceUse(namespace, quota.mode.value, used, tuple(sorted(unpinned)))
+    return _closed(use) if ledger.lost else use
+
+
+def _closed(use: NamespaceUse) -> NamespaceUse:
+    models = tuple(
+        replace(
+            model,
+            available=None if model.available is None else 0.0,
+            reserved=model.reserved + (model.available or 0),
+            memory_reserved=model.memory_reserved + (model.memory_available or 0),
+        )
+        for model in use.models
+    )
+    return replace(use, models=models, ledger_lost=True)
+
+
+def _model(
+    model: str,
+    quota: NamespaceQuota,
+    usages: Mapping[str, Usage],
+    holders: list[tuple[StoredPod | StoredClaim, Charge]],
+) -> ModelUse:
+    limit = quota.limits.get(model, NO_LIMIT)
+    usage = usages.get(model, Usage())
+    used = usage.in_use
+    memory = used.memory_under(limit)
+    largest = sorted(holders, key=lambda each: (-each[1].cores, -each[1].memory, each[0].name))
+    named = (
+        PodUse(holder.name, charge.cores, charge.memory_under(limit), isinstance(holder, StoredClaim))
+        for holder, charge in largest[:MOST_PODS]
+    )
+    return ModelUse(
+        model=model,
+        limit=_cards(limit.cores),
+        used=used.cores / CORES_PER_CARD,
+        pending=usage.pending.cores / CORES_PER_CARD,
+        available=None if limit.cores is None else _cards(max(limit.cores - usage.used.cores, 0)),
+        memory_limit=limit.memory,
+        memory_used=None if limit.memory is None else memory,
+        pods=tuple(named),
+        more_pods=max(len(largest) - MOST_PODS, 0),
+        terminating=usage.terminating.cores / CORES_PER_CARD,
+        reserved=usage.reserved.cores / CORES_PER_CARD,
+        # This is a difference of sums. If both were rounded up, their sum would be more than the charge.
+        memory_reserved=0 if limit.memory is None else usage.used.memory_under(limit) - memory,
+        card_memory=limit.card_memory,
+        grants=tuple(_ending(each) for each in quota.granted if each.model == model and not math.isinf(each.until)),
+    )
+
+
+def _cards(cores: int | None) -> float | None:
+    return None if cores is None else cores / CORES_PER_CARD
+
+
+def _ending(granted: Granted) -> GrantUse:
+    until = datetime.datetime.fromtimestamp(granted.until, granted.grant.times.zone).isoformat()
+    return GrantUse(_cards(granted.limit.cores), until, granted.limit.memory, granted.grant.why)
