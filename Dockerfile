@@ -1,13 +1,17 @@
 # One image for all parts: the command says which one runs, as in `vcuda-webhook serve` or `vcuda-controller run`.
+# The base is named by its tag, which may move. This prints the digest to pin both lines to, as in `python:…@sha256:…`:
+#   docker buildx imagetools inspect python:3.11-slim-bookworm --format '{{.Manifest.Digest}}'
 FROM python:3.11-slim-bookworm AS build
 WORKDIR /src
+COPY requirements.lock requirements-build.lock ./
+# The environment gets no pip of its own: this stage's fills it.
+RUN python -m venv --without-pip /opt/vcuda && python -m pip --python /opt/vcuda/bin/python install --no-cache-dir --require-hashes --requirement requirements.lock
 COPY setup.cfg pyproject.toml README.md LICENSE ./
 COPY vcuda vcuda
 COPY webhook webhook
 COPY controller controller
 COPY certs certs
-# The environment gets no pip of its own: this stage's fills it.
-RUN python -m venv --without-pip /opt/vcuda && python -m pip --python /opt/vcuda/bin/python install --no-cache-dir .
+RUN python -m pip install --no-cache-dir --require-hashes --requirement requirements-build.lock && python -m pip wheel --no-deps --no-build-isolation --wheel-dir wheels . && python -m pip --python /opt/vcuda/bin/python install --no-cache-dir --no-deps --no-index --find-links=wheels vcuda-quota
 
 FROM python:3.11-slim-bookworm
 # Nothing that installs or builds is left in what runs.

@@ -13,16 +13,21 @@ CHAOS_SECONDS ?= 600
 CREATES ?= 0
 # For how long `make playground` goes on; without end by default.
 SECONDS ?=
+# Until an image is published, there is only the one that `make image` builds.
+IMAGE_OR_OURS = $(or $(IMAGE),vcuda-quota:0.1.0)
+# The repository whose releases krew downloads the plugin from.
+REPOSITORY ?= https://github.com/OWNER/vcuda-quota
 ASSETS = assets=$$(tests/e2e/build-control-plane $(K8S)) && KUBEBUILDER_ASSETS=$$assets
 
-.PHONY: help demo playground test fuzz e2e chaos reread bench scale screenshots reference chart install-yaml release docs lint format clean
+.PHONY: help demo playground test fuzz e2e chaos reread bench scale screenshots reference chart install-yaml lock image release docs lint format clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-11s %s\n", $$1, $$2}'
 
-$(VENV)/installed: setup.cfg pyproject.toml
+$(VENV)/installed: setup.cfg pyproject.toml requirements.lock
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make PYTHON=python3.11 …")'
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[server,test,dev]'
 	touch $@
 
@@ -69,14 +74,29 @@ chart: $(VENV)/installed  ## Write the templates of the Helm chart from the kust
 	$(ASSETS) $(BIN)/python -m tools.chart
 
 install-yaml: $(VENV)/installed  ## Write build/install.yaml for `kubectl apply -f`; IMAGE=REGISTRY/vcuda-quota:TAG, and COMPONENTS="hami cert-manager" for more
-	$(ASSETS) $(BIN)/python -m tools.install_yaml --image $(or $(IMAGE),vcuda-quota:0.1.0) $(addprefix --component ,$(COMPONENTS)) --output build/install.yaml
+	$(ASSETS) $(BIN)/python -m tools.install_yaml --image $(IMAGE_OR_OURS) $(addprefix --component ,$(COMPONENTS)) --output build/install.yaml
+
+$(VENV)/lock-installed: setup.cfg $(VENV)/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[lock]'
+	touch $@
+
+# No index and no host is written into the files. Without UPGRADE=--upgrade, versions that still fit stay as they are.
+COMPILE = env -u PIP_FIND_LINKS CUSTOM_COMPILE_COMMAND='make lock' $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --no-emit-options $(UPGRADE)
+
+lock: $(VENV)/lock-installed  ## Write the lock files of the image from setup.cfg; UPGRADE=--upgrade for the newest versions
+	$(COMPILE) --extra server --output-file requirements.lock setup.cfg
+	$(COMPILE) --only-build-deps --all-build-deps --allow-unsafe --output-file requirements-build.lock setup.cfg
+
+image:  ## Build the image with docker or podman: IMAGE=REGISTRY/vcuda-quota:0.1.0, and PUSH=yes to push it
+	@engine=$$(command -v docker || command -v podman) || { echo 'make image needs docker or podman, and finds neither' >&2; exit 1; }; \
+	"$$engine" build --tag "$(IMAGE_OR_OURS)" . $(if $(PUSH),&& "$$engine" push "$(IMAGE_OR_OURS)")
 
 $(VENV)/release-installed: setup.cfg $(VENV)/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[release]'
 	touch $@
 
-release: $(VENV)/release-installed  ## Write the files of a release into dist: VERSION=0.1.0 IMAGE=REGISTRY/vcuda-quota:0.1.0
-	$(ASSETS) $(BIN)/python -m tools.release --version "$(VERSION)" --image $(or $(IMAGE),vcuda-quota:$(VERSION))
+release: $(VENV)/release-installed  ## Write the files of a release into dist: VERSION=0.1.0 IMAGE=REGISTRY/vcuda-quota:0.1.0 REPOSITORY=https://…
+	$(ASSETS) $(BIN)/python -m tools.release --version "$(VERSION)" --image $(or $(IMAGE),vcuda-quota:$(VERSION)) --repository "$(REPOSITORY)"
 
 docs: $(VENV)/docs-installed  ## Build the documentation as a static site in build/site; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

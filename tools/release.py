@@ -1,7 +1,8 @@
 """``python -m tools.release``: write the files of a release. Two runs on one commit give the same bytes.
 
-Everything is made from the last commit, not from the working tree: the wheel, the Helm chart, install.yaml, the list of
-components (SBOM), the notes of the release, and the checksums of all of them.
+Everything is made from the last commit, not from the working tree: the wheel, the kubectl plugin as one file, its
+manifest for krew, the Helm chart, install.yaml, the list of components (SBOM), the notes of the release, and the
+checksums of all of them.
 """
 
 import gzip
@@ -19,12 +20,13 @@ from pathlib import Path
 
 import click
 
-from tools import install_yaml
+from tools import install_yaml, plugin_file
 from vcuda import __version__
 
 ROOT = Path(__file__).parents[1]
 CHART = "manifests/chart"
 SUMS = "SHA256SUMS"
+LOCK = "requirements.lock"
 # The checkout of a CI may belong to another user, which git rejects otherwise.
 GIT = ("git", "-c", f"safe.directory={ROOT}")
 
@@ -64,15 +66,16 @@ def write_chart(source: Path, target: Path, version: str, date: int) -> None:
         file.write(gzip.compress(packed.getvalue(), mtime=date))
 
 
-def write_components(wheel: Path, target: Path) -> None:
-    """Write the components of the product, as CycloneDX: those of an environment with the wheel alone."""
+def write_components(wheel: Path, lock: Path, target: Path) -> None:
+    """Write the components of the image, as CycloneDX: those of an environment with the lock and the wheel."""
     with tempfile.TemporaryDirectory() as directory:
         environment = Path(directory)
         venv.create(environment, with_pip=False)
         python = environment / "bin" / "python"
+        install = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-compile")
+        _run(*install, "--require-hashes", "--requirement", lock)
         # Installed by its name, so that the path of the wheel on this machine is written nowhere.
-        named = (f"--find-links={wheel.parent}", f"vcuda-quota=={__version__}")
-        _run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-compile", *named)
+        _run(*install, "--no-deps", "--no-index", f"--find-links={wheel.parent}", f"vcuda-quota=={__version__}")
         options = ("--output-reproducible", "--output-format=JSON", f"--output-file={target / 'sbom.cdx.json'}")
         _run(sys.executable, "-m", "cyclonedx_py", "environment", *options, python)
 
@@ -94,11 +97,12 @@ def sums(target: Path) -> Iterator[str]:
 @click.command()
 @click.option("--version", required=True, help="The version. It must be the one in vcuda/__init__.py.")
 @click.option("--image", required=True, metavar="IMAGE", help="The image that install.yaml names.")
+@click.option("--repository", required=True, metavar="URL", help="The repository, whose releases krew downloads from.")
 @click.option(
     "--output", type=click.Path(file_okay=False, path_type=Path), default=ROOT / "dist", help="The directory."
 )
-def main(version: str, image: str, output: Path) -> None:
-    """Write the wheel, the chart, install.yaml, the SBOM, the notes and the checksums of a release."""
+def main(version: str, image: str, repository: str, output: Path) -> None:
+    """Write the wheel, the plugin, the chart, install.yaml, the SBOM, the notes and the checksums of a release."""
     if version != __version__:
         raise click.UsageError(f"--version is {version}, and vcuda/__init__.py has {__version__}: change one of them")
     output.mkdir(parents=True, exist_ok=True)
@@ -110,11 +114,15 @@ def main(version: str, image: str, output: Path) -> None:
         source_of("HEAD", source)
         click.echo("wheel")
         wheel = write_wheel(source, output, date)
+        click.echo("kubectl plugin")
+        lock = source / LOCK
+        plugin = plugin_file.write(wheel, lock.read_text(encoding="utf-8"), output, date)
+        plugin_file.write_krew(plugin, source / "LICENSE", version, repository, date)
         click.echo("chart and install.yaml")
         write_chart(source, output, version, date)
         install_yaml.write(image, (), output / "install.yaml", source / "manifests")
         click.echo("components")
-        write_components(wheel, output)
+        write_components(wheel, lock, output)
         changelog = (source / "CHANGELOG.md").read_text(encoding="utf-8")
         (output / "NOTES.md").write_text(notes_of(changelog, version), encoding="utf-8")
     (output / SUMS).write_text("".join(sums(output)), encoding="utf-8")

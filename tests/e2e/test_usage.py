@@ -31,6 +31,7 @@ from tests.e2e.installation import (
 from tests.e2e.json_server import answering, ca_bundle, reviewed
 from tests.e2e.workloads import creating, workload
 from tests.integration.reviews import card_pod, gpu_pod, on_m40
+from tests.plugin import write_plugin, write_python
 from tests.processes import ControllerProcess, eventually
 from vcuda.kube import MERGE_PATCH
 from vcuda.ledger.report import ModelUse, NamespaceUse, PodUse
@@ -278,6 +279,27 @@ def test_the_plugin_shows_all_namespaces(
         shown = gpuquota("-A", "-o", "json")
         # There may also be a namespace of an earlier test, whose report is about to be deleted.
         assert {report["namespace"]: report for report in json.loads(shown.stdout)}.items() >= reports.items()
+
+
+@pytest.mark.one_version
+def test_a_real_kubectl_runs_the_single_file_of_a_release(
+    cluster: Cluster, team: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """By a Python without other packages. kubectl finds it on PATH, and it finds that kubectl."""
+    await_published(cluster, team)
+    write_plugin(tmp_path, tmp_path_factory.mktemp("source"))
+    write_python(tmp_path)
+    kubectl = Path(cluster.kubectl_program)
+    places = (str(tmp_path), str(kubectl.parent), "/usr/bin", "/bin")
+    env = {"PATH": os.pathsep.join(places), "KUBECONFIG": str(cluster.kubeconfig), "HOME": str(tmp_path)}
+    options: Json = {"env": env, "capture_output": True, "text": True, "timeout": 60}
+    shown = subprocess.run((kubectl, "gpuquota", "-A"), check=False, **options)
+    assert shown.returncode == 0, shown.stderr
+    rows = [line.split() for line in shown.stdout.splitlines()]
+    assert [team, "M40", "0", "4", "4"] in [row[:5] for row in rows]
+    (tmp_path / "kubectl_complete-gpuquota").symlink_to("kubectl-gpuquota")
+    completed = subprocess.run((kubectl, "__complete", "gpuquota", "wh"), check=True, **options)
+    assert completed.stdout.splitlines()[0].startswith("why\t")
 
 
 @pytest.mark.usefixtures("controller_manager")

@@ -13,12 +13,14 @@ from click.testing import CliRunner
 
 from tests.helm import program, templated
 from tests.kubectl import kubectl
-from tools import install_yaml, release
+from tools import install_yaml, plugin_file, release
 from vcuda import __version__
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
+REPOSITORY = "https://git.example/team/vcuda-quota"
 IMAGE = "registry.example/vcuda-quota:1.2.3"
+NAMED = (f"--image={IMAGE}", f"--repository={REPOSITORY}")
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +33,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     source, both = tmp_path_factory.mktemp("source"), (tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("other"))
     release.source_of("HEAD", source)
     for target in both:
-        release.write_wheel(source, target, date)
+        wheel = release.write_wheel(source, target, date)
+        plugin = plugin_file.write(wheel, (source / release.LOCK).read_text(), target, date)
+        plugin_file.write_krew(plugin, source / "LICENSE", __version__, REPOSITORY, date)
         release.write_chart(source, target, __version__, date)
         install_yaml.write(IMAGE, (), target / "install.yaml", source / "manifests")
         (target / release.SUMS).write_text("".join(release.sums(target)))
@@ -41,7 +45,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_two_runs_on_one_commit_give_the_same_bytes(written: tuple[Path, Path]) -> None:
     one, other = ({path.name: path.read_bytes() for path in each.iterdir()} for each in written)
     assert one == other
-    assert len(one) == 4
+    assert len(one) == 7
     for line in one[release.SUMS].decode().splitlines():
         checksum, name = line.split()
         assert hashlib.sha256(one[name]).hexdigest() == checksum
@@ -68,7 +72,7 @@ def test_the_one_file_names_the_image(written: tuple[Path, Path]) -> None:
 
 
 def test_another_version_than_that_of_the_package_is_rejected(tmp_path: Path) -> None:
-    done = CliRunner().invoke(release.main, ["--version=9.9.9", f"--image={IMAGE}", f"--output={tmp_path}"])
+    done = CliRunner().invoke(release.main, ["--version=9.9.9", *NAMED, f"--output={tmp_path}"])
     assert done.exit_code == 2
     assert f"--version is 9.9.9, and vcuda/__init__.py has {__version__}: change one of them" in done.output
     assert not [*tmp_path.iterdir()]
@@ -76,7 +80,7 @@ def test_another_version_than_that_of_the_package_is_rejected(tmp_path: Path) ->
 
 def test_a_directory_with_files_is_not_written_to(tmp_path: Path) -> None:
     (tmp_path / "old").touch()
-    done = CliRunner().invoke(release.main, [f"--version={__version__}", f"--image={IMAGE}", f"--output={tmp_path}"])
+    done = CliRunner().invoke(release.main, [f"--version={__version__}", *NAMED, f"--output={tmp_path}"])
     assert done.exit_code == 2
     assert "is not empty: remove it first" in done.output
 

@@ -1,0 +1,44 @@
+"""`make image`: by docker or else podman, and one clear line where there is neither."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).parents[2]
+IMAGE = "registry.example/vcuda-quota:1.2.3"
+
+
+def make(directory: Path, *arguments: str, engines: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """Run it with these engines, which write down their arguments, and no other program but those of make."""
+    for program in ("make", "sh"):
+        (directory / program).symlink_to(shutil.which(program) or program)
+    for engine in engines:
+        (directory / engine).write_text(f'#!/bin/sh\necho {engine} "$@" >>"{directory}/log"\n')
+        (directory / engine).chmod(0o755)
+    command = (directory / "make", "--silent", "image", *arguments)
+    env = {**os.environ, "PATH": str(directory), "SHELL": str(directory / "sh")}
+    return subprocess.run(command, cwd=PROJECT, env=env, capture_output=True, text=True, check=False, timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("engines", "used"), [(("docker", "podman"), "docker"), (("docker",), "docker"), (("podman",), "podman")]
+)
+def test_the_image_is_built_by_the_engine_that_is_there(tmp_path: Path, engines: tuple[str, ...], used: str) -> None:
+    done = make(tmp_path, f"IMAGE={IMAGE}", engines=engines)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "log").read_text() == f"{used} build --tag {IMAGE} .\n"
+
+
+def test_it_is_pushed_only_on_request(tmp_path: Path) -> None:
+    make(tmp_path, f"IMAGE={IMAGE}", "PUSH=yes", engines=("podman",))
+    assert (tmp_path / "log").read_text().splitlines()[1:] == [f"podman push {IMAGE}"]
+
+
+def test_without_an_engine_one_line_says_so(tmp_path: Path) -> None:
+    done = make(tmp_path)
+    told, _, of_make = done.stderr.partition("\n")
+    assert (done.returncode, told) == (2, "make image needs docker or podman, and finds neither")
+    assert of_make.startswith("make: *** ")

@@ -1,0 +1,81 @@
+"""The console scripts: with the base package alone they name the extra, and each completes words in three shells."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(sysconfig.get_path("scripts"))
+PROGRAMS = ("vcuda-webhook", "vcuda-controller", "vcuda-certs", "kubectl-gpuquota")
+PURE = {"click", "yaml", "_yaml"}
+"""The packages of others that the plugin may import."""
+
+
+def python(text: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run((sys.executable, "-c", text), capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize("program", ["webhook", "controller", "certs"])
+def test_a_server_without_the_packages_of_the_extra_names_it(program: str) -> None:
+    """None in sys.modules is how Python marks a module that cannot be imported."""
+    missing = "import sys; sys.modules.update(msgspec=None, kubernetes=None, flask=None, cryptography=None)"
+    done = python(f"{missing}; from vcuda import programs; programs.{program}()")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"Error: vcuda-{program} needs more packages, such as ")
+    assert done.stderr.endswith("; install vcuda-quota[server]\n")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_missing_module_of_our_own_is_not_mistaken_for_a_missing_package() -> None:
+    done = python("from vcuda import programs; programs.load('controller.nothing', 'x')")
+    assert "ModuleNotFoundError: No module named 'controller.nothing'" in done.stderr
+
+
+@pytest.mark.parametrize("module", ["controller.plugin.cli", "controller.plugin.complete"])
+def test_the_plugin_imports_nothing_that_is_compiled(module: str) -> None:
+    """The single file of a release has no other package, and the base package requires none."""
+    done = python(
+        f"import sys; before = {{*sys.modules}}; import {module}\n"
+        "loaded = [each for name, each in sys.modules.items() if name not in before]\n"
+        "files = [getattr(each, '__file__', None) or '' for each in loaded]\n"
+        "print(*{each.__name__.partition('.')[0] for each, file in zip(loaded, files) if 'site-packages' in file})"
+    )
+    assert done.returncode == 0, done.stderr
+    assert {*done.stdout.split()} <= PURE
+    assert "click" in done.stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_program_writes_the_completion_of_a_shell(program: str, shell: str) -> None:
+    variable = f"_{program.replace('-', '_').upper()}_COMPLETE"
+    env = {**os.environ, variable: f"{shell}_source"}
+    done = subprocess.run(SCRIPTS / program, env=env, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert variable in done.stdout
+    assert program in done.stdout
+
+
+def complete(*words: str) -> list[str]:
+    command = (SCRIPTS / "kubectl_complete-gpuquota", *words)
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("words", "suggested", "directive"),
+    [
+        (("",), ["explain", "nodes", "refusals", "why"], ":4"),
+        (("wh",), ["why"], ":4"),
+        (("--o",), ["--output"], ":4"),
+        (("-o", ""), ["table", "wide", "json", "yaml"], ":4"),
+        (("explain", "-f", ""), [], ":0"),
+        (("explain", "-o", "j"), ["json"], ":4"),
+    ],
+)
+def test_kubectl_gets_the_words_that_may_follow(words: tuple[str, ...], suggested: list[str], directive: str) -> None:
+    """The last line is cobra's directive: 4 for no files, 0 where a file is meant."""
+    *lines, last = complete(*words)
+    assert ([line.partition("\t")[0] for line in lines], last) == (suggested, directive)
