@@ -52,7 +52,7 @@ def test_the_lock_has_an_allowed_version_of_everything_that_setup_cfg_requires()
 def test_the_lock_has_nothing_that_setup_cfg_does_not_require_any_more() -> None:
     named = {name for name, entry in entries(LOCK).items() if re.search(rf"# .*{OURS} \(setup", entry)}
     assert named == {canonicalize_name(each.name) for each in IMAGE}
-    needed = {canonicalize_name(each.name) for each in IMAGE}
+    needed: set[str] = {canonicalize_name(each.name) for each in IMAGE}
     while new := {name for each in needed for name in required_by(each)} - needed:
         needed |= new
     assert needed == {*entries(LOCK)}

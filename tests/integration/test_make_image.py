@@ -1,11 +1,14 @@
 """`make image`: by docker or else podman, and one clear line where there is neither."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from vcuda import __version__
 
 PROJECT = Path(__file__).parents[2]
 IMAGE = "registry.example/vcuda-quota:1.2.3"
@@ -18,7 +21,7 @@ def make(directory: Path, *arguments: str, engines: tuple[str, ...] = ()) -> sub
     for engine in engines:
         (directory / engine).write_text(f'#!/bin/sh\necho {engine} "$@" >>"{directory}/log"\n')
         (directory / engine).chmod(0o755)
-    command = (directory / "make", "--silent", "image", *arguments)
+    command = (str(directory / "make"), "--silent", "image", *arguments)
     env = {**os.environ, "PATH": str(directory), "SHELL": str(directory / "sh")}
     return subprocess.run(command, cwd=PROJECT, env=env, capture_output=True, text=True, check=False, timeout=30)
 
@@ -30,6 +33,21 @@ def test_the_image_is_built_by_the_engine_that_is_there(tmp_path: Path, engines:
     done = make(tmp_path, f"IMAGE={IMAGE}", engines=engines)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "log").read_text() == f"{used} build --tag {IMAGE} .\n"
+
+
+def test_the_commands_of_the_page_build_and_push_the_image_that_the_chart_then_names(tmp_path: Path) -> None:
+    page = (PROJECT / "docs" / "install.md").read_text()
+    commands = re.findall(r"^make image (.*)$", page, re.MULTILINE)
+    assert commands
+    assert "docker build" not in page
+    for number, command in enumerate(commands):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        make(directory, *command.split(), engines=("docker",))
+        built, pushed = (directory / "log").read_text().splitlines()
+        repository, _, tag = pushed.removeprefix("docker push ").rpartition(":")
+        assert built == f"docker build --tag {repository}:{tag} ."
+        assert (f"--set image.repository={repository}\n" in page, tag) == (True, __version__)
 
 
 def test_it_is_pushed_only_on_request(tmp_path: Path) -> None:

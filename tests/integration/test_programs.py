@@ -60,7 +60,7 @@ def test_every_program_writes_the_completion_of_a_shell(program: str, shell: str
 
 
 def complete(*words: str) -> list[str]:
-    command = (SCRIPTS / "kubectl_complete-gpuquota", *words)
+    command = (str(SCRIPTS / "kubectl_complete-gpuquota"), *words)
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 from unittest import mock
@@ -18,6 +19,7 @@ from controller.garbage.stale_gc import PatchRemover, StaleObject
 from controller.metrics import GarbageMetrics
 from controller.plugin import cli as plugin
 from controller.plugin.explain import PROBE
+from controller.plugin.kubectl import Kubectl
 from controller.violations.violation_watcher import NOT_COUNTED_MESSAGE
 from controller.violations.violations import CLAIM_NOT_COUNTED_MESSAGE
 from examples.allocations import allocated_pod
@@ -31,7 +33,7 @@ from vcuda.allocations.stored_pods import read_stored
 from vcuda.claims.names import API_PATH
 from vcuda.errors import NotFound, Unavailable, UnsupportedVersion
 from vcuda.k8s_types import Node, Pod
-from vcuda.kube import Heard, InvolvedObject, Kube, QuotaInformer, QuotaPlace
+from vcuda.kube import Heard, InvolvedObject, QuotaInformer, QuotaPlace
 from vcuda.kube.connection import check_version
 from vcuda.quota.terms import USAGE_KEY, USAGE_NAME
 from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA
@@ -211,6 +213,11 @@ def _plugin() -> Iterator[Told]:
     none = "It is not limited; or the controller is down, or has not come to it yet."
     yield Told(_said(_Cluster()), none)
     damaged = _Cluster({path: {"metadata": {"name": USAGE_NAME, "namespace": "team-a"}, "data": {USAGE_KEY: "{"}}})
+    with mock.patch.dict(os.environ, PATH=""):
+        yield Told(
+            CliRunner().invoke(plugin.main, ["-A"]).output.strip().removeprefix("Error: "),
+            "Install kubectl, or add its directory to PATH.",
+        )
     yield Told(_said(damaged), "Somebody has edited it: delete it, and the controller publishes it anew.")
     yield Told(_said(_Cluster(), "-n", "Team-A"), "Of `-n`, of the context or of a manifest, whose place is told then.")
     pod = json.dumps(pod_of(container()))
@@ -255,6 +262,6 @@ def _reasons(cluster: _Cluster, manifest: str) -> list[str]:
 
 def _said(cluster: _Cluster, *arguments: str, stdin: str = "") -> str:
     """Return the output of `kubectl gpuquota -n team-a`."""
-    with mock.patch.object(Kube, "connect", return_value=cluster.kube):
+    with mock.patch.object(Kubectl, "find", return_value=cluster):
         said = CliRunner().invoke(plugin.main, ["-n", "team-a", *arguments], input=stdin)
     return said.output.strip().removeprefix("Error: ")
