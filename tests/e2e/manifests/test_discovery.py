@@ -1,8 +1,10 @@
 """A cluster where only GPU feature discovery describes the nodes works after `apply`, without a label set by hand."""
 
 import json
+import os
 from collections.abc import Iterator
 from http import HTTPStatus
+from pathlib import Path
 
 import pytest
 import yaml
@@ -142,7 +144,8 @@ def test_the_nodes_and_a_model_that_no_node_has_are_shown(admin: Cluster, contro
 
 
 def gpuquota(admin: Cluster, *arguments: str) -> tuple[str, str]:
-    told = run("--kubeconfig", str(admin.kubeconfig), *arguments)
+    path = f"{Path(admin.kubectl_program).parent}{os.pathsep}{os.environ['PATH']}"
+    told = run("--kubeconfig", str(admin.kubeconfig), *arguments, env={"PATH": path})
     return told.stdout, told.stderr
 
 
