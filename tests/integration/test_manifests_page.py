@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from controller.cli import main as controller_cli
-from controller.settle.publisher import NAME
 from controller.ui.leading import SERVICE
 from tests.pod_security import offences
 from tests.rendered import BASE, MANIFESTS, SYSTEM_NAMESPACE, Json, composed, container, label, one, pod_spec, rendered
+from vcuda.quota.terms import USAGE_NAME
 
 pytestmark = pytest.mark.slow
 
@@ -76,7 +76,12 @@ def test_the_account_may_write_that_slice_and_create_slices_in_its_namespace_and
 def test_the_viewers_role_reads_the_published_usage_and_is_bound_to_nobody(page: list[Json]) -> None:
     role = one(page, "ClusterRole", "vcuda-quota-viewer")
     [rule] = role["rules"]
-    assert rule == {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [NAME], "verbs": ["get", "list"]}
+    assert rule == {
+        "apiGroups": [""],
+        "resources": ["configmaps"],
+        "resourceNames": [USAGE_NAME],
+        "verbs": ["get", "list"],
+    }
     bindings = [each for each in page if each["kind"].endswith("Binding") and "roleRef" in each]
     assert role["metadata"]["name"] not in {each["roleRef"]["name"] for each in bindings}
 

@@ -2,11 +2,11 @@
 
 import csv
 import json
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
-import msgspec
 import pytest
 from flask.testing import FlaskClient
 
@@ -97,7 +97,7 @@ def test_a_file_of_pods_is_bounded_and_says_how_many_it_leaves_out() -> None:
 @pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", "\n"])
 def test_no_cell_begins_as_a_formula(start: str) -> None:
     name = f'{start}HYPERLINK("http:evil.example","here")'
-    use = msgspec.structs.replace(namespace_use(name, model_use(name, 8, 3)), mode=name)
+    use = replace(namespace_use(name, model_use(name, 8, 3)), mode=name)
     client = client_of(Sample({name: use}, {name: (HolderRow(name, name, 100, 1, name, name),)}))
     for path in ("/usage.csv", f"/namespaces/{quote(name)}/pods.csv"):
         text = client.get(path).get_data(as_text=True)
