@@ -1,5 +1,6 @@
-"""The admission webhook: /mutate picks a model and pins the pod, /validate charges the quota, /quota checks edits.
+"""The admission webhook, with three paths.
 
-A request passes `webhook.server`, `webhook.admission`, `webhook.review` and `webhook.ledger`, in this order. The
-command is `webhook.cli`.
+/mutate picks a GPU model and pins the pod to nodes with this model. /validate charges the pod to the quota of its
+namespace. /quota checks edits of the quota ConfigMap. A request passes `webhook.server`, `webhook.admission`,
+`webhook.review` and `webhook.ledger`, in this order. The command line is in `webhook.cli`.
 """

@@ -1,5 +1,7 @@
-"""Answers reviews, apart from HTTP: decodes a review, routes it to `webhook.review`, encodes, counts and logs the
-answer."""
+"""Answers the body of an admission review; HTTP itself is handled in `webhook.server`.
+
+`Service.answer` decodes the review, has `webhook.review` decide it, and encodes, counts and logs the answer.
+"""
 
 import functools
 import time
@@ -19,10 +21,11 @@ from webhook.review import claim_review, context, pod_review, quota_edit
 from webhook.review.verdicts import Creation
 
 QUIET = frozenset({"ignored", "unlimited", "mirror"})
-"""Outcomes of pods that no quota concerns. They are counted, and logged only at debug level."""
+"""Outcomes of pods that are subject to no quota. Metrics count these pods, but the log has them only at debug level."""
 
-# A review of this size blocks the event loop for 1 to 5 ms, by the machine and its load (`python -m bench large-pods`).
-# Usual reviews have 4 to 20 KiB. Passing one of these to a thread would take about as long as answering it.
+# A review of 64 KiB blocks the event loop for 1 to 5 ms, depending on the machine (`python -m bench large-pods`), so
+# larger reviews are decided in a thread. Most reviews have 4 to 20 KiB. To pass such a small review to a thread would
+# take about as long as to answer it.
 LARGE_REVIEW = 64 * 1024
 
 TOO_LARGE = (
@@ -34,15 +37,17 @@ TOO_LARGE = (
 
 
 class NotReady(errors.Unavailable):
-    """The quota has not been read yet, or the server is about to stop. Another replica or a retry will get an
-    answer."""
+    """This replica has not read the quota yet, or is about to stop. The API server must retry, or ask another
+    replica."""
 
 
 class Gate(msgspec.Struct):
-    """Whether this replica takes requests: first readiness fails (``leaving``), then they get a 503 (``closed``)."""
+    """Whether this replica still takes requests while it stops."""
 
     leaving: bool = False
+    """The readiness check fails, but requests are still answered."""
     closed: bool = False
+    """Every request gets a 503."""
 
     def leave(self) -> None:
         self.leaving = True
@@ -52,7 +57,7 @@ class Gate(msgspec.Struct):
 
 
 class Service(msgspec.Struct, frozen=True):
-    """Answers reviews from the policy and the ledgers."""
+    """Answers reviews by the current policy (the quota and the nodes) and the ledgers (the charges so far)."""
 
     policy: context.PolicySource
     ledgers: Ledgers
@@ -67,7 +72,7 @@ class Service(msgspec.Struct, frozen=True):
 
     @property
     def ready(self) -> bool:
-        """Whether the quota has been read and the replica is not about to stop."""
+        """True if the quota has been read and this replica is not about to stop."""
         return not self.gate.leaving and self.policy() is not None
 
     @property
@@ -76,15 +81,16 @@ class Service(msgspec.Struct, frozen=True):
 
     def thread_for(self, path: str, size: int) -> ReviewThread | None:
         """Return the thread that decides reviews of this path and size; None if the event loop decides them."""
-        # A document of a few hundred KiB takes PyYAML seconds.
+        # PyYAML needs seconds to parse a quota document of a few hundred KiB.
         if path == "/quota":
             return self.quota_edits
         return self.large_reviews if size > LARGE_REVIEW else None
 
     async def answer(self, path: str, body: bytes, deadline: ReviewDeadline, line: str = "") -> bytes:
-        """Return the answer to the review in ``body``, which waits in a ``line`` if it is large.
+        """Return the encoded answer to the review in ``body``.
 
-        Raises BadReview if the body is no review, and Unavailable if it cannot be answered now.
+        A large review waits in the queue of its namespace, which ``line`` names. Raises BadReview if the body is not an
+        admission review, and Unavailable if the review cannot be answered now.
         """
         started = time.perf_counter()
         if self.gate.closed:
@@ -96,7 +102,10 @@ class Service(msgspec.Struct, frozen=True):
         return await thread.run(work, self.ledgers, line, deadline)
 
     def reject_too_large(self, path: str, head: ReviewHead) -> bytes:
-        """Return the denial of a review that is over `MAX_BODY`. Only its first bytes have been read."""
+        """Return the encoded denial of a review that is over `MAX_BODY`.
+
+        ``head``: the uid and the namespace from the first bytes of the review. The rest of it is not read.
+        """
         response = AdmissionResponse("too-large", False, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, TOO_LARGE)
         self.metrics.observe(path, response, 0)
         self.log.info("admission", path=path, uid=head.uid, namespace=head.namespace, outcome=response.outcome)
@@ -120,14 +129,15 @@ class Service(msgspec.Struct, frozen=True):
     ) -> AdmissionResponse:
         policy = self.policy()
         if path == "/quota":
-            # This works without a quota in force too, so that a malformed one can be corrected.
+            # An edit of the quota is also checked when no quota is in force, so that a malformed quota can be repaired.
             return await quota_edit.check_edit(
                 request, self.place, policy, ledgers, namespaces=self.namespaces, check=deadline.check
             )
         is_claim = request.kind.group == GROUP
         if policy is None:
-            # Pods without GPUs are admitted all the same: a starting webhook must not stop a cluster.
-            # Any resource with a domain may be a unit, so a pod with such a resource must be retried.
+            # Pods that cannot reach a GPU are admitted already, because a starting webhook must not stop a cluster.
+            # Without the quota, any resource name with a domain may be a GPU. So a pod with such a resource must be
+            # retried.
             pod = None if is_claim else pod_review.gpu_pod_of(request)
             if isinstance(pod, AdmissionResponse):
                 return pod
@@ -139,7 +149,7 @@ class Service(msgspec.Struct, frozen=True):
         try:
             return await decide(Creation(request, policy, ledgers, self.choices, deadline))
         except (errors.UnreadableLedger, errors.LedgerLost) as error:
-            # There is no retryAfterSeconds, because a controller would sleep for it in one of its few workers.
+            # The answer has no retryAfterSeconds, because a controller would sleep so long in one of its few workers.
             return _without_ledger(error, HTTPStatus.FORBIDDEN if is_claim else HTTPStatus.TOO_MANY_REQUESTS)
 
     def _log(self, path: str, request: AdmissionRequest, response: AdmissionResponse, seconds: float) -> None:
@@ -163,15 +173,15 @@ class Service(msgspec.Struct, frozen=True):
 
 
 def _without_ledger(error: errors.UnreadableLedger | errors.LedgerLost, while_lost: HTTPStatus) -> AdmissionResponse:
-    # This is an answer and not an HTTP error. The API server would ignore an error of /mutate, and the pod would then
-    # be rejected as not pinned.
+    # The ledger's failure becomes a denial and not an HTTP error. The API server would ignore an HTTP error of /mutate,
+    # and /validate would then reject the pod with the misleading reason that it is not pinned.
     if isinstance(error, errors.LedgerLost):
         return AdmissionResponse("ledger-lost", False, while_lost, str(error))
     return AdmissionResponse("unreadable-ledger", False, HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
 
 
 def _generated_name(request: AdmissionRequest) -> str:
-    # At /mutate a pod with generateName has no name yet, nor has its request.
+    # At /mutate a pod with generateName has no name yet, and request.name is empty too.
     try:
         named = msgspec.json.decode(request.object, type=_Named).metadata
     except k8s_types.UNDECODABLE:
@@ -185,6 +195,6 @@ class _PodNames(k8s_types.K8sStruct, frozen=True):
 
 
 class _Named(k8s_types.K8sStruct, frozen=True):
-    """Only the names are decoded, because the annotations of a large pod take longest."""
+    """An object of which only the names are decoded, because the annotations of a large pod take long to decode."""
 
     metadata: _PodNames = _PodNames()

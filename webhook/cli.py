@@ -36,7 +36,7 @@ _ENVIRONMENT = {"auto_envvar_prefix": "VCUDA"}
 
 
 def _hint_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that are the same wherever a model is picked."""
+    """Add the options that `serve` and `check` share: schedulers, runtime classes, and the labels of nodes."""
     scheduler_name = cli.option("--scheduler-name", help="Scheduler for vcuda pods that ask for the default one.")
     scheme_schedulers = cli.option(
         "--scheme-schedulers",
@@ -66,9 +66,9 @@ def _scheme_schedulers(_context: click.Context, _option: click.Parameter, text: 
     names = [scheme.name for scheme in SCHEMES]
     for scheme, scheduler in found.items():
         if scheme not in names:
-            raise click.BadParameter(f"{scheme!r} is no scheme; the schemes are {', '.join(names)}.")
+            raise click.BadParameter(f"unknown scheme {scheme!r}; supported schemes: {', '.join(names)}.")
         if not can_be_name(scheduler):
-            raise click.BadParameter(f"{scheduler!r} is no name of a scheduler; write {scheme}=NAME.")
+            raise click.BadParameter(f"{scheduler!r} is not a valid scheduler name; write {scheme}=NAME.")
     return found
 
 
@@ -77,7 +77,7 @@ def _runtime_classes(_context: click.Context, _option: click.Parameter, text: st
     for pattern in patterns:
         if not can_be_name(pattern.translate(_ANY_CHARACTER)):
             raise click.BadParameter(
-                f"{pattern!r} can be no runtime class; write comma-separated names, for example nvidia,kata-*-gpu."
+                f"{pattern!r} is not a valid pattern; write comma-separated names, for example nvidia,kata-*-gpu."
             )
     return patterns
 
@@ -107,17 +107,22 @@ def main() -> None:
 @cli.option(
     "--client-ca",
     type=_file,
-    help="CAs of client certificates; only health checks, and by default metrics, are answered without one.",
+    help="File of the CAs that sign client certificates. A client without a certificate gets only the health checks "
+    "and, by default, the metrics.",
 )
 @cli.option("--client-name", metavar="NAME", help="Common name that a client certificate must have.")
 @cli.option(
-    "--protect-metrics", is_flag=True, help="Require a client certificate for /metrics too; the health checks never do."
+    "--protect-metrics",
+    is_flag=True,
+    help="Require a client certificate for /metrics too. The health checks never need one.",
 )
 @cli.kubeconfig_option
 @cli.quota_configmap_option
 @cli.quota_key_option
 @cli.option(
-    "--system-namespace", default="vcuda-quota", help="Namespace of this system, which has the ConfigMap of free cards."
+    "--system-namespace",
+    default="vcuda-quota",
+    help="Namespace in which this system is installed. It has the ConfigMap of free cards.",
 )
 @cli.ledger_namespace_option
 @cli.storable_option
@@ -127,18 +132,19 @@ def main() -> None:
     default=",".join(context.SCHEDULER_USERS),
     metavar="NAMES",
     callback=_names,
-    help="Comma-separated users that create claims for pods already charged: all your schedulers, and no other user.",
+    help="Comma-separated users whose ResourceClaims are not charged, because a scheduler creates such a claim for a "
+    "pod that is charged already. Name all your schedulers, and no other user.",
 )
 @cli.option(
     "--drain-seconds",
     default=5.0,
     type=cli.FiniteRange(0, 600),
-    help="Seconds to answer reviews after readiness fails.",
+    help="Seconds for which reviews are still answered after SIGTERM, while readiness fails.",
 )
 @cli.log_level_option
-@cli.option("--standalone", is_flag=True, help="Without a cluster: quota from --quota, ledger in memory.")
-@cli.option("--quota", type=_file, help="Quota document, or the ConfigMap that holds it; for --standalone.")
-@cli.option("--nodes", type=_file, help="Nodes, devices and stored objects, as for `check`; for --standalone.")
+@cli.option("--standalone", is_flag=True, help="Run without a cluster: the quota is in --quota, the ledger in memory.")
+@cli.option("--quota", type=_file, help="File of the quota document or of the quota ConfigMap, for --standalone.")
+@cli.option("--nodes", type=_file, help="File of nodes, devices and stored objects as for `check`, for --standalone.")
 def serve(
     *,
     bind: str,
@@ -166,9 +172,10 @@ def serve(
 ) -> None:
     """Serve the webhook over TLS: /mutate, /validate, /quota, /healthz, /readyz and /metrics.
 
-    On a cluster the webhook watches the quota ConfigMap and the nodes, and keeps a ledger per namespace. It reloads the
-    certificate in --cert-dir and the file of --client-ca when they change. After SIGTERM it fails readiness, answers
-    reviews for --drain-seconds, and exits without losing a request.
+    On a cluster the webhook watches the quota ConfigMap and the nodes. It keeps one ledger per namespace, in which it
+    records the charges. The webhook reloads the certificate in --cert-dir and the file of --client-ca when they change.
+    After SIGTERM, readiness fails, and reviews are answered for --drain-seconds. Then the webhook exits without losing
+    a request.
 
     \b
     Examples:
@@ -179,7 +186,8 @@ def serve(
       vcuda-webhook serve --standalone --quota gpuquota.yaml --bind 127.0.0.1:8443
           without a cluster, with a certificate made for this run
 
-    Exit status: 0 stopped; 1 the webhook cannot listen on the address, or Kubernetes is too old; 2 bad input.
+    Exit status: 0 if a signal stopped the webhook; 1 if it cannot listen on the address, or if Kubernetes is too old;
+    2 for bad input.
     """
     logs.configure_batched(log_level)
     hints = Hints(NodeLabels(model_label, pool_label), scheduler_name, scheme_schedulers)
@@ -220,9 +228,9 @@ def serve(
 
 @main.command(context_settings=_ENVIRONMENT)
 @click.argument("manifests", nargs=-1, type=_file, metavar="[MANIFEST.yaml...]")
-@cli.option("--quota", required=True, type=_file, help="Quota document, or the ConfigMap that holds it.")
-@cli.option("--old", type=_file, help="The quota before an edit: show what --quota changes, with the warnings.")
-@cli.option("--nodes", type=_file, help="Nodes, devices and stored objects, as kubectl prints them (see above).")
+@cli.option("--quota", required=True, type=_file, help="File of the quota document or of the quota ConfigMap.")
+@cli.option("--old", type=_file, help="File of the quota before an edit. The changes to --quota are shown.")
+@cli.option("--nodes", type=_file, help="File of nodes, devices and stored objects, as kubectl prints them (above).")
 @cli.option("-n", "--namespace", default="default", help="Namespace of manifests without a namespace.")
 @cli.option("--strict", is_flag=True, help="Exit with status 1 if an object is unknown or skipped.")
 @_hint_options
@@ -244,24 +252,27 @@ def check(
 ) -> None:
     """Show whether the webhook would admit the pods and ResourceClaims of these manifests, without a cluster.
 
-    Every kind is read that has pod templates: Kubernetes' own, and for example PyTorchJob, RayCluster, JobSet,
-    LeaderWorkerSet, InferenceService, Workflow, Rollout and Notebook. Each template is decided as many times as the
-    object says; if it does not say, once. Kubernetes' own objects without pods are left out.
+    The command reads every kind of object that has pod templates. These are the workloads of Kubernetes and for example
+    PyTorchJob, RayCluster, JobSet, LeaderWorkerSet, InferenceService, Workflow, Rollout and Notebook. Each template is
+    decided once for each replica that the object states, or once if the object states no number. A DaemonSet is
+    decided once. The output leaves out Kubernetes objects without pods, such as a Service.
 
-    The objects are decided in order. Each admitted object uses quota that the next ones lack. Every replica is charged;
-    a DaemonSet is charged once. The claims made from templates for a pod follow that pod. Objects in kube-system and in
-    this system's namespaces are charged but never refused, because the manifests exempt these namespaces.
+    The objects are decided in their order. Each admitted object uses quota, so less is left for the objects after it.
+    After a pod come the claims that Kubernetes makes for the pod from templates. Objects in kube-system and in this
+    system's namespaces are charged but never refused, because the manifests exempt these namespaces.
 
-    A decision is "unknown" if a ResourceClaimTemplate is missing, or if the pod is placed by labels or names of nodes
-    and --nodes is not given. Another object without a pod template is "skipped". A malformed object fails alone.
+    A decision is "unknown" if a ResourceClaimTemplate is missing. It is also "unknown" if the pod selects nodes by
+    their labels or names, and --nodes is not given. An object of another kind without a pod template is "skipped". A
+    malformed object does not affect the other objects.
 
-    --quota reads the ConfigMap with all its keys, or only the document under gpu_quota. --nodes reads the nodes, and
-    the ResourceSlices, DeviceClasses and ResourceClaimTemplates that the charge of a claim depends on. The Pods and
-    ResourceClaims in that file are charged first; without them, running pods are not charged. Claims are decided as on
-    Kubernetes 1.34 or later. Older versions have no claims, and pods that name claims are refused there.
+    The file of --quota is the ConfigMap with all its keys, or only the document in key gpu_quota. The file of --nodes
+    has the nodes, and the ResourceSlices, DeviceClasses and ResourceClaimTemplates on which the charge of a claim
+    depends. If that file has Pods and ResourceClaims, these are charged first. Otherwise no running pod is charged.
+    Claims are decided as on Kubernetes 1.34 or later. Older versions have no claims, and the webhook refuses pods that
+    name claims there.
 
     With --old, the changes of the quota are shown too, and no manifest is needed. Warnings about the quota are printed
-    on standard error; with -o json they are part of the output.
+    on standard error. With -o json, the warnings are part of the output.
 
     \b
     Examples:
@@ -272,8 +283,8 @@ def check(
       kustomize build . | vcuda-webhook check --quota gpuquota.yaml --strict -o json -
       vcuda-webhook check --old old.yaml --quota new.yaml
 
-    Exit status: 0 all admitted, 1 some refused, 2 bad input. With --strict, unknown and skipped objects count as
-    refused.
+    Exit status: 0 if all objects are admitted; 1 if an object is refused; 2 for bad input. With --strict, the status is
+    also 1 if an object is unknown or skipped.
     """
     if not manifests and old is None:
         raise click.UsageError("give manifests, or --old for the changes of the quota alone")
@@ -304,7 +315,7 @@ def _run(settings: Settings, make_service: MakeService) -> None:
 
 
 def _or_exit(read: Callable[[], T]) -> T:
-    """Return what is read, or tell every fault and end with status 2."""
+    """Return the result of ``read``. If the input is faulty, print every fault and exit with status 2."""
     try:
         return read()
     except errors.QuotaFault as fault:
@@ -317,7 +328,7 @@ def _or_exit(read: Callable[[], T]) -> T:
 
 @contextmanager
 def _self_made() -> Iterator[Path]:
-    """Make a certificate for this run, for localhost, in a directory that goes with the run."""
+    """Yield a directory with a new certificate for localhost. The directory is deleted when the run ends."""
     now = datetime.now(UTC)
     authority = x509.make_authority(now)
     with tempfile.TemporaryDirectory(prefix="vcuda-webhook-") as scratch:

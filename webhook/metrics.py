@@ -19,7 +19,7 @@ _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 
 
 
 class Metrics:
-    """The webhook's counters, by its paths and the outcomes of its answers."""
+    """The metrics of the webhook's answers, and gauges and counters that other modules add with `watch` and `count`."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -46,7 +46,8 @@ class Metrics:
         self._seconds_of: dict[str, Histogram] = {}
 
     def observe(self, path: str, answer: AdmissionResponse, seconds: float) -> None:
-        # Children are kept: looking one up by its labels costs more than counting.
+        # The counter of each set of labels is kept here, because prometheus_client's lookup by labels takes longer
+        # than the increment.
         key = (path, answer.outcome, answer.scheme)
         counter = self._admission_of.get(key) or self._admission_of.setdefault(key, self._admissions.labels(*key))
         histogram = self._seconds_of.get(path) or self._seconds_of.setdefault(path, self._seconds.labels(path))
@@ -57,11 +58,11 @@ class Metrics:
         self._dropped.labels(path, reason.value).inc()
 
     def watch(self, name: str, help_: str, read: Callable[[], float]) -> None:
-        """Export a gauge that is read at each scrape."""
+        """Export a gauge whose value ``read`` returns at each scrape."""
         Gauge(name, help_, registry=self.registry).set_function(read)
 
     def count(self, name: str, help_: str, read: Callable[[], float]) -> None:
-        """Export a counter that is kept elsewhere. Prometheus adds ``_total`` to its name."""
+        """Export a counter whose value ``read`` returns at each scrape. Prometheus adds ``_total`` to ``name``."""
         self.registry.register(_Count(name, help_, read))
 
     def render(self) -> bytes:
@@ -69,7 +70,7 @@ class Metrics:
 
 
 class LedgerMetrics:
-    """The metrics of the writes of ledgers."""
+    """The metrics of charges and of the writes of ledgers (a ledger has the charges of one namespace)."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         histogram = functools.partial(Histogram, registry=registry)
@@ -112,13 +113,13 @@ class _Count(Collector):
 
 @dataclasses.dataclass(frozen=True)
 class ReflectorCollector(Collector):
-    """The state of the watches: the seconds since the API server last answered, and the failures since the start."""
+    """Exports the state of each watch: its seconds without news from the API server, and its number of failures."""
 
     reflectors: Callable[[], Mapping[str, Reflector[Any]]]
     clock: Callable[[], float] = time.monotonic
 
     def collect(self) -> Iterable[Metric]:
-        """Yield one family per figure, labelled by resource."""
+        """Return one metric for the ages and one for the incidents, both with a label for the watched resource."""
         age = GaugeMetricFamily(
             "vcuda_watch_last_event_age_seconds",
             "Seconds since this watch was last listed, started or sent an event or bookmark; over 120: it has stalled.",

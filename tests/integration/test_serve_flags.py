@@ -58,8 +58,8 @@ SOUND = "--standalone --quota good.yaml"
         ("--cert-dir certs --quota-configmap gpuquota", "is not NAMESPACE/NAME"),
         ("--cert-dir certs --kubeconfig nowhere", "No usable kubeconfig at nowhere"),
         ("--cert-dir certs --kubeconfig nonsense", "No usable kubeconfig at nonsense"),
-        ("--standalone --quota good.yaml --gpu-runtime-classes=nvidia,N_V", "'N_V' can be no runtime class"),
-        ("--standalone --quota good.yaml --gpu-runtime-classes=nvidia-*,-x?", "'-x?' can be no runtime class"),
+        ("--standalone --quota good.yaml --gpu-runtime-classes=nvidia,N_V", "'N_V' is not a valid pattern"),
+        ("--standalone --quota good.yaml --gpu-runtime-classes=nvidia-*,-x?", "'-x?' is not a valid pattern"),
     ],
 )
 def test_bad_input_ends_with_status_2_and_a_sentence(files: Path, flags: str, sentence: str) -> None:

@@ -1,5 +1,6 @@
-"""Decides a review: `pod_review` for pods, `claim_review` for ResourceClaims, `quota_edit` for the quota ConfigMap.
+"""Decides admission reviews.
 
-A decision is made by the `context.PolicySnapshot` of that moment. `verdicts` charges through `webhook.ledger` and
-writes the answer.
+`pod_review` decides reviews of pods, `claim_review` of ResourceClaims, and `quota_edit` of the quota ConfigMap. Each
+decision uses the quota and the nodes in one `context.PolicySnapshot`. `verdicts` charges the ledger through
+`webhook.ledger`, and writes the answer.
 """

@@ -1,7 +1,8 @@
 """Decides the creation of a ResourceClaim: /mutate pins it to a GPU model, /validate charges it.
 
-A ResourceClaimTemplate is not charged, nor is a pod that names one, because each claim made from the template is. The
-template and the pod are refused if such a claim could never fit, and otherwise get a warning if it must wait.
+Each claim that Kubernetes makes from a ResourceClaimTemplate is charged. So neither the template nor a pod that names
+the template is charged. Both are refused if such a claim could never be admitted. If such a claim would have to wait,
+both are admitted with a warning.
 """
 
 import itertools
@@ -32,14 +33,14 @@ from webhook.review.models import Allowed, check_wish, pin
 WAITS = "its claim waits until so much is free"
 
 MOST_TEMPLATES = 8
-"""Most templates of one pod that are judged. The largest template takes some milliseconds the first time."""
+"""Most templates of one pod that are checked, because a large template takes some milliseconds the first time."""
 
 _CLAIMS = msgspec.json.Decoder(ResourceClaim)
 _TEMPLATES = msgspec.json.Decoder(ResourceClaimTemplate)
 
 
 class ClaimReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
-    """A claim, or a template of claims, that asks for GPUs in a namespace with a limit."""
+    """A ResourceClaim or ResourceClaimTemplate that requests GPUs in a namespace with a quota."""
 
     metadata: ObjectMeta
     annotations: Mapping[str, str]
@@ -47,14 +48,14 @@ class ClaimReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
 
 
 def review_of(request: AdmissionRequest, policy: PolicySnapshot) -> ClaimReview | AdmissionResponse:
-    """Return the claim under review, or the answer if nothing is left to decide."""
+    """Return the claim or template under review, or the answer if the object is neither to be pinned nor charged."""
     if request.kind.kind not in (CLAIM, TEMPLATE):
         message = f"this webhook answers for claims, not for {request.kind.kind}; correct the rules that call it"
         return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
-    # The requests of a stored claim cannot be changed.
+    # Kubernetes does not allow changes of a stored claim's requests, so only its creation is decided.
     if request.operation != "CREATE" or request.sub_resource:
         return AdmissionResponse("ignored")
-    # The scheduler creates the claim for a pod's extended resources. That pod is charged and pinned already.
+    # The scheduler creates a claim for the extended resources of a pod. That pod is charged and pinned already.
     if request.kind.kind == CLAIM and request.user_info.username in (
         policy.scheduler_users | policy.resources.scheduler_users
     ):
@@ -78,7 +79,8 @@ def _read(request: AdmissionRequest, quota: NamespaceQuota, policy: PolicySnapsh
     refused = [each.fault for each in refusals if each.allowance not in quota.allow]
     faults = tuple(Fault(f"{under}{path}", message) for path, message in (*asked.faults, *refused))
     drivers = dict.fromkeys(entry.found.driver or "" for entry in asked.gpus)
-    # The controllers that create claims would block one of few workers, or hold devices, while a 429 has them wait.
+    # may_wait is False, because a 429 makes the creator wait. While a controller waits, it blocks one of its few
+    # workers, or holds devices.
     review = ClaimReview(
         request.namespace,
         quota,
@@ -94,7 +96,10 @@ def _read(request: AdmissionRequest, quota: NamespaceQuota, policy: PolicySnapsh
 
 
 def _decode(request: AdmissionRequest) -> tuple[ObjectMeta, ClaimDigest, Mapping[str, str], str]:
-    """Return the metadata, what the claim asks for, its annotations, and what its field paths begin with."""
+    """Return the object's metadata, the digest and annotations of its claim, and the prefix of its field paths.
+
+    A digest (`vcuda.claims.digest`) has the parts of a claim's spec that decide about its charge.
+    """
     if request.kind.kind == TEMPLATE:
         template = _TEMPLATES.decode(request.object)
         return template.metadata, digest_of(template.spec.spec), template.spec.annotations, "spec."
@@ -103,20 +108,20 @@ def _decode(request: AdmissionRequest) -> tuple[ObjectMeta, ClaimDigest, Mapping
 
 
 class ClaimCandidates(msgspec.Struct, frozen=True, gc=False):
-    """The models of a quota that a claim may get."""
+    """The GPU models in the quota of a namespace, divided into those that a claim may get and the others."""
 
     charges: Mapping[str, Charge]
-    """The charge to each model, in the order in which the models are tried."""
+    """The claim's charge on each model that it may get, in the order in which the models are tried."""
     excluded: Mapping[str, str]
-    """The other models, with the reason."""
+    """The reason why the claim may not get a model, for each other model of the quota."""
     rule: Rule = Rule.DOCUMENT
-    """The rule of the order."""
+    """The rule that determines the order of ``charges``."""
 
     @classmethod
     def of(
         cls, asked: ClaimRequest, quota: NamespaceQuota, annotations: Mapping[str, str] = MappingProxyType({})
     ) -> "ClaimCandidates":
-        """Return the models of this quota that the claim's own selectors and annotations leave."""
+        """Divide the models of ``quota`` by the claim's selectors and annotations."""
         preference = Preference.of(annotations, quota)
         excluded = {model: reason for model in quota.limits if (reason := asked.excludes(model))}
         excluded |= dict.fromkeys(quota.limits.keys() - set(preference.models), f"annotation {MODELS_ANNOTATION}")
@@ -124,7 +129,7 @@ class ClaimCandidates(msgspec.Struct, frozen=True, gc=False):
         return cls({model: asked.charge(model) for model in models}, excluded, preference.rule)
 
     def sentence(self, namespace: str, quota: NamespaceQuota) -> str:
-        """Return the refusal of a claim that may get none of its namespace's models."""
+        """Return the message for a claim that may get no model of its namespace's quota."""
         if not quota.limits:
             return f"namespace {namespace} may use no GPU model: its quota lists none"
         reasons = "; ".join(f"{model} is excluded by {reason}" for model, reason in self.excluded.items())
@@ -138,7 +143,10 @@ class ClaimCandidates(msgspec.Struct, frozen=True, gc=False):
 
 
 async def mutate(create: verdicts.Creation) -> AdmissionResponse:
-    """Return the patch that pins the claim, or a refusal. Raises Unavailable if the ledger could not be read."""
+    """Return the answer of /mutate: a patch that pins the claim to one GPU model, or a refusal.
+
+    Raises Unavailable if the ledger could not be read.
+    """
     review = review_of(create.request, create.policy)
     if isinstance(review, ClaimReview):
         if create.request.kind.kind == TEMPLATE:
@@ -163,7 +171,10 @@ async def mutate(create: verdicts.Creation) -> AdmissionResponse:
 
 
 async def validate(create: verdicts.Creation) -> AdmissionResponse:
-    """Charge the claim, and return the answer. Raises Unavailable if the ledger could not be read or written."""
+    """Charge the claim, and return the answer of /validate.
+
+    Raises Unavailable if the ledger could not be read or written.
+    """
     review = review_of(create.request, create.policy)
     if isinstance(review, AdmissionResponse):
         return review
@@ -179,7 +190,7 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
     if model is None:
         return AdmissionResponse("unpinned", scheme=review.scheme, warnings=review.warnings(*stray))
     charge = review.request.charge(model)
-    # From here on the charge of this claim counts, so the choice of /mutate is released.
+    # The ledger is charged next, so the choice that /mutate recorded for this claim is released.
     create.choices.release(review.namespace, model, charge)
     asked = verdicts.Asked(review.metadata, model, charge)
     return await verdicts.charge(create, review, asked, stray=stray)
@@ -202,14 +213,18 @@ async def _check_template(review: ClaimReview, ledgers: Ledgers) -> AdmissionRes
 
 
 class TemplateCheck(msgspec.Struct, frozen=True, gc=False):
-    """The check of claims that are yet to be created: why they can never be admitted, or that they must wait."""
+    """The result of a check of templates, from which claims will be made later."""
 
     outcome: str = ""
+    """The outcome for metrics if the claims can never be admitted."""
     refusal: str = ""
+    """The reason why the claims can never be admitted; empty if they can be."""
     warnings: Sequence[str] = ()
+    """A sentence for each template whose claims must wait until quota is free."""
 
     @property
     def sentences(self) -> Sequence[str]:
+        """The warnings for an object that is admitted in spite of this result."""
         return [f"{self.refusal}; {verdicts.ADMITTED_ALL_THE_SAME}"] if self.refusal else self.warnings
 
 
@@ -234,7 +249,11 @@ def check_templates(
 
 
 def requests_of(namespace: str, templates: Collection[str], policy: PolicySnapshot) -> list[ClaimRequest]:
-    """Return the GPU requests of the first `MOST_TEMPLATES` known templates. Claims are checked once created."""
+    """Return the requests of those templates that request GPUs. The ``templates`` are names.
+
+    Only the first `MOST_TEMPLATES` are read. Templates that the watch has not delivered are left out. Every claim is
+    charged when it is created, even if its template was not checked here.
+    """
     names = itertools.islice(dict.fromkeys(templates), MOST_TEMPLATES)
     digests = [digest for name in names if (digest := policy.templates(namespace, name))]
     if not digests:

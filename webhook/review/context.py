@@ -1,4 +1,4 @@
-"""The policy of reviews: the quota in force, the nodes, and the settings of the system."""
+"""The data that reviews are decided by: the quota in force, the nodes, the devices, and the settings of the system."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -15,52 +15,56 @@ from vcuda.requests.resources import BUILT_IN, GpuResources
 from vcuda.requests.runtime_devices import GPU_RUNTIME_CLASSES, RuntimeClasses
 
 SCHEDULER_USERS = frozenset({"system:kube-scheduler"})
-"""The users that create the claim for a pod's extended resources. A flag adds other schedulers."""
+"""The users that create a claim for the extended resources of a pod. The flag --scheduler-users replaces them."""
 
 
 ClaimTemplates = Callable[[str, str], digest.PackedDigest | None]
-"""Returns the digest of a ResourceClaimTemplate by its namespace and name; None if it is not known."""
+"""Returns the digest of the ResourceClaimTemplate with a namespace and a name; None if no such template is known."""
 
 
 def no_templates(_namespace: str, _name: str) -> None:
-    """Return None: no template is known."""
+    """Return None. This is the `ClaimTemplates` of a policy without templates."""
 
 
 class PolicySnapshot(msgspec.Struct, frozen=True):
-    """One consistent view, taken at the start of a decision.
-
-    ``storable_seconds``: a pending charge whose object was never stored is released so long after it was made; None:
-    never. ``resources``: the resources that pods can request. ``runtime_classes``: says which classes give GPUs.
-    ``claims``: how claims are read; None if the API server serves none. ``templates``: finds the templates of claims.
-    ``scheduler_users``: the users that create claims for pods that are charged already.
-    """
+    """The quota, the nodes and the settings by which one review is decided, taken when the decision begins."""
 
     quota: model.Quota
+    """The limits of each namespace at this moment."""
     nodes: Nodes
+    """The nodes of the cluster, with their GPU models."""
     hints: patches.Hints = patches.Hints()
+    """The node labels of models and pools, and the schedulers for pods with GPUs."""
     storable_seconds: float | None = None
+    """Seconds after which the charge of an object that was never stored is released; None if it never is."""
     resources: GpuResources = BUILT_IN
+    """The resources that count as GPUs, with their values."""
     runtime_classes: RuntimeClasses = RuntimeClasses()
+    """Decides which RuntimeClasses give GPUs."""
     claims: charges.ClaimPolicy | None = None
+    """Determines the charge of a ResourceClaim; None if the API server serves no claims."""
     templates: ClaimTemplates = no_templates
+    """Finds a ResourceClaimTemplate."""
     scheduler_users: frozenset[str] = SCHEDULER_USERS
+    """The users that create claims for pods that are charged already."""
 
     @property
     def claim_policy(self) -> charges.ClaimPolicy:
-        """The policy of claims. Without known devices there is one too, because a claim is never free."""
+        """The field ``claims``, or a policy without devices if it is None, so that every claim is charged."""
         return self.claims or charges.ClaimPolicy.of(
             devices.NO_DEVICES, self.nodes.model_of, self.quota, self.resources
         )
 
 
 PolicySource = Callable[[], PolicySnapshot | None]
-"""Returns the policy in force, or None until the quota has been read once."""
+"""Returns the current `PolicySnapshot`, or None until the quota has been read for the first time."""
 
 
 class ClusterPolicy(msgspec.Struct, frozen=True, dict=True):
-    """The quota and the nodes of a cluster, each by a watch.
+    """Makes each `PolicySnapshot` from the watches of a cluster.
 
-    It waits neither for the free cards nor for the RuntimeClasses: an unknown class is judged by its name.
+    The first snapshot does not wait for the watches of free cards and of RuntimeClasses. A RuntimeClass that the watch
+    has not delivered is judged by its name alone.
     """
 
     quota: kube.QuotaInformer
@@ -76,10 +80,10 @@ class ClusterPolicy(msgspec.Struct, frozen=True, dict=True):
     scheduler_users: frozenset[str] = SCHEDULER_USERS
 
     def current(self) -> PolicySnapshot | None:
-        """Return the policy in force, or None until quota and nodes have been read once."""
+        """Return the snapshot of this moment, or None until the quota, the nodes and the devices have been read."""
         read = self.quota.in_force()
-        # Before the nodes are known every pod would be refused, because no node has the model that it needs. Before the
-        # published devices are known every claim would be refused.
+        # Without the nodes, every pod would be refused, because no known node has a GPU model. Without the devices,
+        # every claim would be refused.
         if read is None or not self.nodes.reflector.synced.is_set() or not self.dra.settled:
             return None
         nodes, free = self.nodes.current(), self.cards.current()
@@ -101,7 +105,7 @@ class ClusterPolicy(msgspec.Struct, frozen=True, dict=True):
         return RuntimeClasses(self.gpu_runtime_classes, self.runtime_classes.handler_of)
 
     def reflectors(self) -> Mapping[str, kube.Reflector[Any]]:
-        """Return the watches that run, by the name under which their age is exported."""
+        """Return the running watches, each by its name in the metrics."""
         return {**self._always(), **self.dra.running()}
 
     def _always(self) -> Mapping[str, kube.Reflector[Any]]:

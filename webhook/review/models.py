@@ -1,6 +1,7 @@
-"""Finds the GPU model of a pod or ResourceClaim for /mutate: checks its annotation, then chooses a model with room.
+"""Chooses the GPU model for a pod or ResourceClaim at /mutate.
 
-/validate never calls these functions: the charge follows from the pin, and a tenant can write any annotation.
+`check_wish` checks the annotation in which the owner names the wanted models. `pin` chooses a model with room, and
+returns the patch that pins the object to this model. /validate uses neither, because a tenant can write any annotation.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,21 +26,26 @@ R = TypeVar("R", bound=verdicts.Review)
 
 
 class Allowed(NamedTuple):
-    """The models that an object may use."""
+    """The GPU models that an object may use, and the functions that charge and pin the object."""
 
     options: Callable[[Mapping[str, Usage]], Sequence[Option]]
-    """Returns the models at this usage, in the order of the rule."""
+    """Returns the models in the order of ``rule``, each with its limit and its entry in the given usage."""
     rule: Rule
+    """The rule that determines the order in which the models are tried."""
     charge_on: Callable[[str], Charge]
-    """Returns the object's charge to a model."""
+    """Returns the object's charge on a model."""
     patch: Callable[[str], Sequence[Operation]]
     """Returns the operations that pin the object to a model."""
     selector: str = ""
-    """The node label by which a pod can select one model."""
+    """The node label by which a pod can select one model; empty for a claim."""
 
 
 def check_wish(review: R, annotations: Mapping[str, str]) -> R | AdmissionResponse:
-    """Return the review, or the refusal of an annotation without effect; a note if nothing is enforced."""
+    """Check the annotation in which the owner names the wanted models.
+
+    Return the review if the annotation is valid or missing, and otherwise a refusal. If the quota is not enforced,
+    return the review with a note instead of a refusal.
+    """
     try:
         wish = read_wish(annotations)
     except ValueError as error:
@@ -55,7 +61,10 @@ def check_wish(review: R, annotations: Mapping[str, str]) -> R | AdmissionRespon
 
 
 async def pin(create: verdicts.Creation, review: verdicts.Review, allowed: Allowed) -> AdmissionResponse:
-    """Return the patch that pins an object to a model with room, or a refusal. Raises Unavailable."""
+    """Return an answer with the patch that pins the object to a model with room, or a refusal.
+
+    Raises Unavailable if the ledger could not be read.
+    """
     several = _several_models(review, allowed) if review.quota.one_model else ""
     if several and review.enforced:
         return verdicts.refused(review, "not-allowed", several)
@@ -66,7 +75,7 @@ async def pin(create: verdicts.Creation, review: verdicts.Review, allowed: Allow
     if not create.request.dry_run:
         create.choices.add(review.namespace, choice.model, allowed.charge_on(choice.model))
     told = [f"{several}; {verdicts.ADMITTED_ALL_THE_SAME}"] if several else []
-    # The reason reaches only the API server's audit log. A dry run gets it as a warning.
+    # The reason for the choice is only in the API server's audit log, so a dry run gets it as a warning too.
     told += [choice.forecast] if create.request.dry_run else []
     return AdmissionResponse(
         "pinned",
@@ -80,8 +89,8 @@ async def pin(create: verdicts.Creation, review: verdicts.Review, allowed: Allow
 
 
 def _several_models(review: verdicts.Review, allowed: Allowed) -> str:
-    """Return the sentence for an object that may use several models; empty if it may use one."""
-    # Models without room count too, so the answer does not depend on the load.
+    """Return the message for an object that may use several models; empty if the object may use only one."""
+    # Models without room count too, so that the message does not depend on the current usage.
     models = [option.model for option in allowed.options({})]
     if len(models) == 1:
         return ""
@@ -98,15 +107,15 @@ async def _choose(create: verdicts.Creation, review: verdicts.Review, allowed: A
     choice = choose(allowed.options(usage), allowed.rule)
     if isinstance(choice, Choice):
         return choice
-    # A cached ledger, or the choices for other objects, must not refuse an object: read the ledger now.
+    # No refusal may depend on a cached ledger, or on choices that are not charged yet. So read the ledger now.
     usage = await create.ledgers.usage(namespace)
     if not review.enforced:
         return choose_regardless(allowed.options(usage), allowed.rule)
     choice = choose(allowed.options(usage), allowed.rule)
     if isinstance(choice, Choice):
         return choice
-    # The ledger may still count deleted objects. If the stored objects leave room, pin this one and let /validate
-    # decide.
+    # The ledger may still have the charges of deleted objects. If the stored objects leave room, pin this object, and
+    # let /validate decide.
     if not all(shortage.can_never_fit for shortage in choice):
         stored = await create.ledgers.stored_usage(namespace, usage, create.deadline.end)
         if stored is None:

@@ -1,4 +1,4 @@
-"""Asks the API server whether a namespace exists, and remembers the answer for a while."""
+"""Lets reviews charge only namespaces that exist: asks the API server, and remembers each answer for a while."""
 
 import asyncio
 import math
@@ -12,8 +12,8 @@ from vcuda import errors, kube
 from vcuda.quota import model
 from webhook.ledger import ledgers
 
-# A namespace exists before the API server calls the webhook for its first pod. A missing namespace may be created at
-# any time. A caller that names other teams' future namespaces must not block them for longer.
+# Seconds for which an answer is remembered. That a namespace is missing is remembered only shortly. Otherwise a caller
+# that names a future namespace in its requests could block this namespace after its creation.
 FOUND_SECONDS, MISSING_SECONDS = 60.0, 1.0
 
 LOOK_UP_TIMEOUT_SECONDS = 3.0
@@ -21,9 +21,10 @@ LOOK_UP_THREADS = 4
 
 
 class ExistingNamespaces:
-    """Ledgers of existing namespaces only. The answers of the API server are up to a minute old.
+    """The interface `Ledgers`, for namespaces that exist now or existed within the last minute.
 
-    It is used if callers have no client certificate, because any client that reaches the port can name a namespace.
+    This class is used if callers need no client certificate. Then any client that reaches the port can send a review
+    with an invented namespace.
     """
 
     def __init__(
@@ -36,17 +37,17 @@ class ExistingNamespaces:
         self._known = ledgers.ByNamespace(lambda _namespace: _LookUp(), clock)
 
     async def charge(self, request: ledgers.ChargeRequest) -> ledgers.Decision:
-        """Decide a charge, and keep it once per uid. Raises BadReview if the namespace does not exist."""
+        """Decide a charge, and record it if it is admitted. Raises BadReview if the namespace does not exist."""
         await self._look_up(request.namespace)
         return await self._charged.charge(request)
 
     async def cached_usage(self, namespace: str) -> Mapping[str, model.Usage]:
-        """Return the usage of a moment ago. Raises BadReview if the namespace does not exist."""
+        """Return the usage of each model a moment ago. Raises BadReview if the namespace does not exist."""
         await self._look_up(namespace)
         return await self._charged.cached_usage(namespace)
 
     async def usage(self, namespace: str) -> Mapping[str, model.Usage]:
-        """Return the usage. It is empty for a missing namespace, which may get its quota first."""
+        """Return the usage of each model; empty if the namespace does not exist, since a quota may be set before."""
         return await self._charged.usage(namespace)
 
     async def stored_usage(
@@ -60,7 +61,7 @@ class ExistingNamespaces:
     async def _look_up(self, namespace: str) -> None:
         known = self._known[namespace]
         if known.until <= self._clock():
-            # A burst in one namespace makes one call. Otherwise other namespaces would wait for a thread.
+            # All reviews of a namespace share one call, so that a burst in one namespace does not take all threads.
             if known.asked is None or known.asked.done():
                 known.asked = asyncio.get_running_loop().run_in_executor(self._threads, self._ask, namespace)
             try:

@@ -1,4 +1,5 @@
-"""The HTTPS server: gunicorn with our worker, and the application that routes requests.
+"""The HTTPS server of the webhook: gunicorn with a worker of our own, and the ASGI application.
 
-`worker` accepts a connection, and `app` routes its request to `webhook.admission`. `server` builds both.
+`worker` accepts a connection and reads a request. `app` routes the request to `webhook.admission`. `server` builds the
+worker and the application.
 """

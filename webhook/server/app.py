@@ -1,6 +1,6 @@
-"""The ASGI application: it has reviews answered by `webhook.admission`, and every other request by Flask.
+"""The ASGI application, which passes admission reviews to `webhook.admission` and every other request to Flask.
 
-An error is answered by a short JSON object, ``{"error": …, "status": …}``. The stack trace goes only to the log.
+The answer to a failed request is a short JSON object, ``{"error": …, "status": …}``. Only the log has the stack trace.
 """
 
 import asyncio
@@ -31,15 +31,16 @@ MAX_TIMEOUT_SECONDS = 30.0
 """The longest timeoutSeconds of a webhook (validation in k8s.io/kubernetes, pkg/apis/admissionregistration)."""
 
 MARGIN_SECONDS = 0.5
-"""Subtracted from the API server's timeout, so that the answer arrives in time."""
+"""Seconds that are subtracted from the API server's timeout, so that the answer arrives before this timeout."""
 
-# A large body that arrives slowly has less time than a small one, since other reviews wait for its place.
+# Seconds for the rest of a large body to arrive. They are few, because other large reviews wait meanwhile for a place.
 LARGE_BODY_SECONDS = 3.0
 
 ARRIVED, DEADLINE = "vcuda.arrived", "vcuda.deadline"
-"""Extensions of the ASGI scope: when the request arrived, by the monotonic clock, and its `ReviewDeadline`."""
+"""The keys of two extensions in the ASGI scope: the arrival of the request as a monotonic time, and its
+`ReviewDeadline`."""
 
-# A probe and a scrape may come at once, and seldom more.
+# Threads for Flask. More requests than one probe and one scrape are seldom answered at the same time.
 PAGE_THREADS = 4
 
 JSON = b"application/json"
@@ -50,19 +51,17 @@ def error_object(message: str, status: int) -> bytes:
 
 
 class Callers(NamedTuple):
-    """The callers that are answered.
-
-    ``client_ca``: signs their certificates; None if every caller is answered. ``name``: the common name that the
-    certificate must have; None for any. ``metrics``: a certificate is required for the metrics too. The health checks
-    are open to all.
-    """
+    """The callers whose requests are answered. The health checks are answered for every caller."""
 
     client_ca: Path | None = None
+    """The file of the CAs that sign client certificates; None if no client certificate is required."""
     name: str | None = None
+    """The common name that a client certificate must have; None for any name."""
     metrics: bool = False
+    """A client certificate is required for the metrics too."""
 
     def check(self, scope: asgi_typing.HTTPScope) -> None:
-        """Raise BadReview if the caller of this request must not be answered."""
+        """Raise BadReview if the request is without a required client certificate, or has one of another name."""
         open_to_all = (*HEALTH, *(() if self.metrics else (METRICS,)))
         if self.client_ca is None or scope["path"] in open_to_all:
             return
@@ -77,7 +76,7 @@ EVERYBODY = Callers()
 
 
 class Application:
-    """The webhook's ASGI application over one service."""
+    """The webhook's ASGI application, whose admission reviews one `admission.Service` answers."""
 
     def __init__(self, service: admission.Service, callers: Callers = EVERYBODY) -> None:
         self._service = service
@@ -149,7 +148,7 @@ class Application:
                 await read_body(receive, chunks)
         except TimeoutError:
             self._service.metrics.drop(path, DropReason.SLOW)
-            raise BadReview("the body has not come in time", HTTPStatus.REQUEST_TIMEOUT) from None
+            raise BadReview("the body did not arrive in time", HTTPStatus.REQUEST_TIMEOUT) from None
 
     def _fault(self, path: str, error: Exception) -> tuple[HTTPStatus, str]:
         match error:
@@ -167,7 +166,11 @@ class Application:
 
 
 def deadline_of(scope: asgi_typing.HTTPScope) -> ReviewDeadline:
-    """Note the deadline of a request, counted from its arrival, in the scope. Raises BadReview for a wrong timeout."""
+    """Return the deadline of a request, and store it in the ASGI scope.
+
+    The deadline is the arrival of the request plus the API server's timeout, less a margin. Raises BadReview if the
+    timeout is malformed.
+    """
     timeout, extensions = timeout_of(scope["query_string"]), cast("dict[str, Any]", scope.setdefault("extensions", {}))
     arrived = extensions.get(ARRIVED, time.monotonic())
     deadline = extensions[DEADLINE] = ReviewDeadline(arrived + max(timeout - MARGIN_SECONDS, timeout / 2))
@@ -176,7 +179,10 @@ def deadline_of(scope: asgi_typing.HTTPScope) -> ReviewDeadline:
 
 @functools.lru_cache(maxsize=64)
 def timeout_of(query: bytes) -> float:
-    """Return the API server's ``?timeout=10s`` in seconds. Raises BadReview if it is not a duration."""
+    """Return the seconds of parameter ``timeout`` in a query such as ``timeout=10s``, which the API server sends.
+
+    Raises BadReview if the parameter is not a duration.
+    """
     duration = parse_qs(query.decode("latin-1")).get("timeout", [""])[0]
     if not duration:
         return DEFAULT_TIMEOUT_SECONDS
@@ -218,7 +224,9 @@ def make_pages(service: admission.Service) -> flask.Flask:
         METRICS, METRICS, lambda: flask.Response(service.metrics.render(), content_type=metrics.CONTENT_TYPE)
     )
     for path in REVIEWS:
-        app.add_url_rule(path, path, methods=["POST"])  # for the 405 to a GET; `Application` answers POST
+        app.add_url_rule(
+            path, path, methods=["POST"]
+        )  # so that Flask answers a GET with 405; `Application` answers POST
     app.register_error_handler(Exception, failed)
     return app
 

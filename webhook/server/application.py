@@ -1,4 +1,4 @@
-"""The gunicorn application, as far as its worker uses it. `webhook.server.server` builds it."""
+"""The interface of the gunicorn application for its worker. `webhook.server.server` implements the application."""
 
 import threading
 
@@ -9,14 +9,13 @@ from webhook.admission import Service
 
 
 class ServedApplication(BaseApplication):
-    """The gunicorn application that `WebhookWorker` serves.
-
-    ``certificate``: of new connections. ``service``: it answers reviews; None before the worker has started.
-    ``stopping``: set when the worker stops. ``drain``: seconds from the failing readiness check to the last accepted
-    connection.
-    """
+    """The gunicorn application that `WebhookWorker` serves."""
 
     certificate: ServingCertificate
+    """The certificate that new connections get."""
     service: Service | None
+    """The service that answers reviews; None before the worker has started."""
     stopping: threading.Event
+    """An event that is set when the worker stops."""
     drain: float
+    """Seconds for which connections are still accepted after the readiness check fails."""

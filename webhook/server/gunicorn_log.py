@@ -1,4 +1,4 @@
-"""gunicorn's own log lines, written like all others: one JSON object a line on standard output."""
+"""Writes gunicorn's own log lines like all other log lines of the webhook, as one JSON object per line."""
 
 import logging
 
@@ -8,10 +8,10 @@ from gunicorn.glogging import Logger
 
 
 class StructuredLogger(Logger):
-    """gunicorn's logger, whose lines structlog writes."""
+    """A logger for gunicorn that passes each line to structlog."""
 
     def setup(self, cfg: Config) -> None:
-        """Replace the handlers that would write text to standard error."""
+        """Replace gunicorn's handlers, which would write plain text to standard error."""
         self.error_log.setLevel(cfg.loglevel.upper())
         self.error_log.handlers = [_ToStructlog()]
         self.access_log.handlers = []

@@ -1,4 +1,4 @@
-"""The webhook as a process: its parts on a cluster or alone, and the gunicorn that serves it."""
+"""Builds the webhook process: its parts, on a cluster or without one, and the gunicorn server that runs them."""
 
 import functools
 import gc
@@ -32,47 +32,53 @@ from webhook.server.gunicorn_log import StructuredLogger
 from webhook.server.worker import KEEP_ALIVE_SECONDS, WebhookWorker
 
 MAX_CONNECTIONS = 2048
-"""Open connections. An API server has some hundreds at most. For one more, an idle connection is closed. Each takes 50
-KiB, most of it TLS."""
+"""Most open connections of clients. An API server opens some hundreds at most. When another client connects, the server
+closes an idle connection. A connection takes 50 KiB, mostly for TLS."""
 
 OTHER_FILES = 512
-"""Open files beside the clients' connections. Most are connections to the API server."""
+"""Open files that are reserved for other uses than clients' connections, mainly for connections to the API server."""
 
 
 LIST_NAMESPACES_SECONDS = 2.0
-"""Seconds for the LIST of the namespaces at an edit of the quota. The API server waits ten seconds for the answer."""
+"""Timeout in seconds of the LIST of all namespaces, which is made when the quota is edited. The API server waits ten
+seconds for the answer to the edit."""
 
 
 MakeService = Callable[[ServingCertificate], admission.Service]
 
 
 class Cluster(msgspec.Struct, frozen=True):
-    """The cluster of a webhook, and the places of its objects.
-
-    ``callers_known``: only the API server is answered, so the namespace of a review need not be checked. ``end`` prints
-    an error and ends the webhook; the worker calls it if Kubernetes is too old.
-    ``gpu_runtime_classes`` are the patterns of the runtime classes that give GPUs.
-    """
+    """The settings of a webhook that runs on a cluster."""
 
     kubeconfig: Path | None
+    """The kubeconfig; None for the service account of the pod."""
     place: k8s.QuotaPlace
+    """The quota ConfigMap, and the key of the quota document in it."""
     system_namespace: str
+    """The namespace of the ConfigMap of free cards."""
     hints: patches.Hints
+    """The node labels of models and pools, and the schedulers for pods with GPUs."""
     ledger_namespace: str = LEDGER_NAMESPACE
+    """The namespace of the ConfigMaps in which the ledgers are stored."""
     callers_known: bool = False
+    """Only the API server is answered, so the namespace of a review is known to exist."""
     end: Callable[[str], None] = k8s.end_process
+    """Prints an error and ends the webhook. The worker calls it if Kubernetes is too old."""
     storable_seconds: float = STORABLE_SECONDS
+    """Seconds after /validate within which the API server can still store the object."""
     gpu_runtime_classes: tuple[str, ...] = GPU_RUNTIME_CLASSES
+    """The patterns of the names of runtime classes that give GPUs."""
     scheduler_users: frozenset[str] = context.SCHEDULER_USERS
+    """The users that create claims for pods that are charged already."""
 
     def check(self) -> None:
-        """Read the credentials before anything is started. Raises BadInput if they cannot be read."""
+        """Read the credentials, so that a fault is found before the server starts. Raises BadInput for a fault."""
         k8s.Kube.connect(self.kubeconfig).close()
 
     def make_service(self, certificate: ServingCertificate) -> admission.Service:
-        """Return a service that watches the quota and the nodes, and keeps ledgers in ConfigMaps."""
+        """Start the watches of the quota and the nodes, and return a service with ledgers in ConfigMaps."""
         check = k8s.VersionCheck(structlog.get_logger().warning, self.end)
-        # One connection for each thread of the ledgers, so that no thread waits for another, and two more.
+        # Each thread of the ledgers has a connection, so that it never waits for another thread. Two are for the rest.
         kube = k8s.Kube.connect(
             self.kubeconfig,
             pool_size=namespace_ledger.KUBE_THREADS + namespace_ledger.LIST_THREADS + 2,
@@ -118,12 +124,12 @@ class Cluster(msgspec.Struct, frozen=True):
 
 
 class Standalone(msgspec.Struct, frozen=True):
-    """A cluster from files, with ledgers in memory. The quota is enforced in every namespace."""
+    """The settings of a webhook without a cluster: objects from files, and ledgers in memory."""
 
     cluster: files.OfflineCluster
 
     def make_service(self, certificate: ServingCertificate) -> admission.Service:
-        """Return a service that answers from the files alone."""
+        """Return a service that decides by the files alone."""
         metrics, policy = _metrics(certificate), self.cluster.policy
         metrics.watch("vcuda_quota_config_valid", "1 while the document is in force.", lambda: 1)
         ledgers, clock = self.cluster.ledgers(), QuotaClock()
@@ -143,23 +149,30 @@ def _metrics(certificate: ServingCertificate) -> Metrics:
     )
     metrics.count(
         "vcuda_serving_certificate_reload_failures",
-        "Bad certificate pairs met since the start; the last good one was kept.",
+        "Reloads of the serving certificate, since the start, that failed; the last good certificate is kept.",
         lambda: certificate.reload_failures,
     )
     return metrics
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """The address, the certificates and the accepted clients. ``drain``: seconds from failing readiness to the stop."""
+    """The settings of the server that do not depend on a cluster."""
 
     bind: str
+    """The address to listen on, as HOST:PORT."""
     certificate: Path
+    """The directory of tls.crt and tls.key."""
     drain: float = 5.0
+    """Seconds for which connections are still accepted after the readiness check fails."""
     callers: app.Callers = app.EVERYBODY
+    """The callers whose requests are answered."""
 
 
 class Failure:
-    """Lets the worker end the whole server, since gunicorn would replace it. It is made before the worker is forked."""
+    """Lets the worker end the whole server. If only the worker ended, gunicorn would start another one.
+
+    The server must create this object before it forks the worker, because they share a byte of memory.
+    """
 
     def __init__(self) -> None:
         self._shared = mmap.mmap(-1, 1)
@@ -170,7 +183,7 @@ class Failure:
         return self._shared[0] != 0
 
     def end(self, message: str) -> NoReturn:
-        """Print an error, and end the server at once. It is called in the worker, from any thread."""
+        """Print an error, and end the server and this worker at once. Any thread of the worker may call this method."""
         os.write(2, f"Error: {message}\n".encode())
         self._shared[0] = 1
         os.kill(self._server, signal.SIGTERM)
@@ -178,7 +191,11 @@ class Failure:
 
 
 class WebhookServer(ServedApplication):
-    """One gunicorn with one worker. ``make_service`` runs in the worker, because threads do not survive a fork."""
+    """A gunicorn server with one worker process.
+
+    ``make_service`` is called in the worker, because the threads that it starts would not survive a fork. ``announce``
+    is called with the URL when the worker serves.
+    """
 
     def __init__(
         self,
@@ -196,7 +213,7 @@ class WebhookServer(ServedApplication):
         super().__init__()
 
     def load_config(self) -> None:
-        """Set gunicorn's options. Its own configuration files and variables are not read."""
+        """Set gunicorn's options. gunicorn's own configuration files and environment variables are not read."""
         options: dict[str, Any] = {
             "bind": self.settings.bind,
             "workers": 1,
@@ -213,22 +230,23 @@ class WebhookServer(ServedApplication):
             "logger_class": StructuredLogger,
             "proc_name": "vcuda-webhook",
         }
-        shared_memory = Path("/dev/shm")  # noqa: S108  # gunicorn's heartbeat file; a read-only root has no other place
+        shared_memory = Path("/dev/shm")  # noqa: S108  # for gunicorn's heartbeat file, since the root file system is read-only
         if shared_memory.is_dir():
             options["worker_tmp_dir"] = str(shared_memory)
         for name, value in options.items():
             self.cfg.set(name, value)
 
     def load(self) -> Any:
-        """Return the application, in the worker. A later worker is forked from the state of the start."""
+        """Return the application. gunicorn calls this method in each new worker."""
+        # The server process never reloads the certificate, so a worker that replaces another must read it again.
         self.certificate.poll()
         threading.Thread(target=watch, args=(self.certificate, self.stopping), name="certificate", daemon=True).start()
         self.service = self._make_service(self.certificate)
-        gc.freeze()  # the loaded objects stay, so the garbage collector need not look at them while serving
+        gc.freeze()  # the objects so far are never freed, so the garbage collector need not scan them while serving
         return app.Application(self.service, self.settings.callers)
 
     def _ready(self, worker: WebhookWorker) -> None:
-        """Log the address when the worker serves it. gunicorn's own ``when_ready`` runs before there is a worker."""
+        """Announce the URL when the worker serves. gunicorn's ``when_ready`` would run before a worker exists."""
         if self.service is not None:
             export_connections(self.service.metrics, worker)
             export_waiting(self.service.metrics, self.service)
@@ -237,7 +255,7 @@ class WebhookServer(ServedApplication):
 
 
 def max_connections() -> int:
-    """Raise the limit of open files as far as allowed. Return the number of connections that clients may have."""
+    """Raise the limit of open files to the hard limit, and return the number of connections that clients may open."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if hard == resource.RLIM_INFINITY:
@@ -246,18 +264,22 @@ def max_connections() -> int:
 
 
 def export_connections(metrics: Metrics, worker: WebhookWorker) -> None:
-    """Export the numbers of the worker's clients, and of those that its bounds turned away."""
+    """Export the number of open connections, and of connections and requests that the worker ended."""
     metrics.watch("vcuda_connections", "Connections open.", lambda: worker.connections)
     metrics.watch(
         "vcuda_client_certificate_expiry_seconds",
-        "When the client certificate that was presented last expires, in Unix seconds; NaN: none was.",
+        "When the last presented client certificate expires, in Unix seconds; NaN if no client presented one.",
         lambda: worker.client_expiry,
     )
     metrics.count(
-        "vcuda_connections_shed", "Connections closed, since the start, to have room for new ones.", lambda: worker.shed
+        "vcuda_connections_shed",
+        "Connections that the server closed, since the start, to make room for new connections.",
+        lambda: worker.shed,
     )
     metrics.count(
-        "vcuda_requests_overdue", "Requests, since the start, that did not come in time.", lambda: worker.overdue
+        "vcuda_requests_overdue",
+        "Requests, since the start, that did not arrive completely in time.",
+        lambda: worker.overdue,
     )
 
 

@@ -1,8 +1,8 @@
 """Extends gunicorn's ASGI worker with bounds on clients, and with a stop that loses no request.
 
-gunicorn parses the requests, calls the application and keeps connections. This module adds bounds on the number of
-connections, on the time of each step of a client, and on the bytes of unfinished requests. It also adds errors as JSON,
-and the drain. The next module on the path is `webhook.server.app`.
+gunicorn parses the requests, calls the application and keeps connections open. This module bounds the number of
+connections, the time of each step of a client, and the bytes of unfinished requests. It also answers errors with JSON,
+and drains connections at a stop. The next module on the path of a request is `webhook.server.app`.
 """
 
 import asyncio
@@ -27,30 +27,32 @@ from webhook.server.app import ARRIVED, DEADLINE, error_object
 from webhook.server.application import ServedApplication
 
 KEEP_ALIVE_SECONDS = 120.0
-"""Longer than the API server's 90 (IdleConnTimeout in client-go), so that it never sends into a closed connection."""
+"""Seconds for which an idle connection stays open. The API server closes its idle connections after 90 s
+(IdleConnTimeout in client-go), so it never sends a request into a connection that this server has closed."""
 
 LINGER_SECONDS = 2.0
-"""Seconds for which a connection stays open after its last answer, or without a request after the server began to
-stop."""
+"""Seconds for which a connection stays open after its last answer. While the server stops, an idle connection stays
+open for the same time."""
 
-# Bytes of incomplete requests, of all connections together.
+# Most bytes of incomplete requests, of all connections together.
 MAX_UNFINISHED = 24 * 2**20
 
-# Bytes of one body that are read and discarded, since most clients read an answer only after they sent the whole body.
+# Most bytes of a body that are read and discarded after an early answer. Most clients read the answer only after they
+# have sent the whole body.
 MAX_DISCARDED = 10 * MAX_BODY
 
-# Bytes of one connection that are read ahead, and that are kept for its peer. The socket's buffer bounds one read:
-# asyncio's own buffers of 256 KiB would be 250 MiB for a thousand senders.
+# Most bytes of one connection in the buffers for input and for output, and the socket's receive buffer, which bounds
+# one read. With asyncio's default of 256 KiB a thousand senders would take 250 MiB.
 MAX_UNREAD = MAX_UNSENT = RECEIVE_BUFFER = 2**14
 
-# Characters of an error message, since the parser's messages repeat what a client sent.
+# Most characters of an error message, since the parser's messages repeat parts of the request.
 MAX_MESSAGE = 300
 
-# Seconds for which a request is still decided after its client disconnected, if its charge may be written already. Its
-# decision is then logged.
+# Seconds for which a review is still decided after its client disconnected, if its charge may be written already. The
+# log then has the decision.
 DISCONNECT_GRACE_SECONDS = 30.0
 
-# Seconds for which written bytes may leave the process before the output of the connection is shut down.
+# Seconds between the last answer and the shutdown of the connection's output, so that the answer is sent completely.
 FLUSH_SECONDS = 0.05
 
 TICK_SECONDS = 0.25
@@ -58,15 +60,18 @@ ACCEPTED_AT_ONCE = 16
 
 _RESET = struct.pack("ii", 1, 0)
 
-# Linux' struct tcp_info (include/uapi/linux/tcp.h) has the state in its first byte, and the milliseconds since the last
-# data. On other systems a request counts as arrived when it is read.
+# Linux' struct tcp_info (include/uapi/linux/tcp.h) has the connection's state in its first byte, and at byte 52 the
+# milliseconds since data last arrived. On other systems, the time of reading counts as the time of arrival.
 _TCP_INFO = getattr(socket, "TCP_INFO", None)
 _TCP_INFO_BYTES, _LAST_DATA_AT = 56, 52
 _PEER_HAS_LEFT = (7, 8)  # TCP_CLOSE and TCP_CLOSE_WAIT
 
 
 class Phase(Enum):
-    """The phase that a connection waits in, with its seconds. While its request is decided it is in none."""
+    """The step of its client that a connection waits for, with the seconds that this step may take.
+
+    A connection is in no phase while its request is decided.
+    """
 
     HANDSHAKE = "handshake", 10.0
     FIRST = "first", KEEP_ALIVE_SECONDS  # the first byte; Go's transport opens connections that it does not use
@@ -85,7 +90,7 @@ class WebhookProtocol(ASGIProtocol):
     worker: "WebhookWorker"
     transport: Any
 
-    # gunicorn's own, which its type stubs do not name.
+    # Attributes of gunicorn's base class that its type stubs lack.
     _closed: bool
     _body_receiver: Any
     _callback_parser: Any
@@ -107,7 +112,7 @@ class WebhookProtocol(ASGIProtocol):
         self.handshake: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to wait for the first request after the handshake."""
+        """Note the client's certificate, and wait for the first request. asyncio calls this after the handshake."""
         super().connection_made(transport)
         self.transport.set_write_buffer_limits(high=MAX_UNSENT)
         self.transport.set_read_buffer_limits(high=MAX_UNREAD)
@@ -119,9 +124,9 @@ class WebhookProtocol(ASGIProtocol):
         self.worker.enter(self, Phase.FIRST)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection, and drop its review unless a charge for it may be written already."""
+        """Forget the connection, and cancel its review unless a charge for the review may be written already."""
         self.worker.leave(self)
-        # gunicorn's own timer would keep the connection with its TLS buffers for the whole grace period.
+        # The task is taken from gunicorn, whose own timer would keep the TLS buffers for the whole grace period.
         task, self._task = self._task, None
         super().connection_lost(exc)
         if task is not None and not task.done():
@@ -137,12 +142,15 @@ class WebhookProtocol(ASGIProtocol):
         return deadline is not None and not deadline.charging
 
     def notice_departure(self) -> None:
-        """Close the connection if its peer has closed it. Without this only a read would notice that."""
+        """Close the connection if the client has closed it. While reading is paused, nothing else would notice."""
         if self._reading_paused and _tcp_info(self._sock)[0] in _PEER_HAS_LEFT:
             self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes. After the last answer they are discarded, since closing earlier could destroy that answer."""
+        """Parse bytes from the client. After the last answer, count and discard them instead.
+
+        If the connection were closed before the client has sent all, the client might lose the answer.
+        """
         if not self._closed:
             super().data_received(data)
             return
@@ -151,15 +159,15 @@ class WebhookProtocol(ASGIProtocol):
             self.transport.abort()
 
     def pause_writing(self) -> None:
-        """Begin to wait until the peer reads the answer."""
+        """Wait until the client reads the answer. asyncio calls this when the buffer for output is full."""
         super().pause_writing()
         if not self._closed:
             self.worker.enter(self, Phase.RESPONSE)
 
     def reset(self) -> None:
-        """Close the connection by a reset. After an orderly close the API server would not repeat its call."""
+        """Close the connection with a TCP reset, since the API server repeats its call only after a reset."""
         self.worker.leave(self)
-        with suppress(OSError):  # it has just been closed, and connection_lost() is still to come
+        with suppress(OSError):  # the socket has just been closed, and asyncio has not called connection_lost() yet
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         if self.transport is not None:
             self.transport.abort()
@@ -167,10 +175,10 @@ class WebhookProtocol(ASGIProtocol):
             self.handshake.cancel()
 
     def expire(self) -> None:
-        """End the connection, because its phase has taken too long. An incomplete request gets an answer."""
+        """End the connection, because its phase has taken too long. An incomplete request gets a 408."""
         if self.phase is Phase.REQUEST:
             self.worker.overdue += 1
-            self._send_error_response(408, "it has not come in time")
+            self._send_error_response(408, "it did not arrive in time")
             self._close_transport()
             if self._task is not None and self._has_review_to_drop():
                 self._task.cancel()
@@ -180,10 +188,10 @@ class WebhookProtocol(ASGIProtocol):
         else:
             self.reset()
 
-    # The next methods override parts of gunicorn that have no public name, so setup.cfg pins its minor version.
+    # The next methods override private methods of gunicorn, so setup.cfg pins gunicorn's minor version.
 
     def _feed_callback_parser(self, data: bytes) -> bool:
-        """Parse bytes of requests: new ones, or those that follow an answered request."""
+        """Parse the next bytes of a request, and put the connection into the phase that follows from them."""
         going_on: bool = super()._feed_callback_parser(data)  # type: ignore[misc]
         if self._closed:
             return going_on
@@ -196,15 +204,16 @@ class WebhookProtocol(ASGIProtocol):
         return going_on
 
     def _arm_keepalive_timer(self) -> None:
-        """Begin to wait for another request, unless a part of it has arrived."""
+        """Wait for another request after an answer, unless a part of that request has arrived already."""
         self._scope = {}
         if self.phase is not Phase.REQUEST and not self._closed:
             self.worker.enter(self, Phase.NEXT)
 
     def _send_response_start(self, status: int, headers: Any, request: Any, close: bool = False) -> None:
-        """Send the head of an answer. End the connection after it if the head says so, or if the body is incomplete.
+        """Send the head of an answer, and decide whether the connection ends after this answer.
 
-        gunicorn goes on after an answer with ``Connection: close`` of the application's own.
+        The connection ends if the request was not read completely, if the worker stops, or if the application sets
+        ``Connection: close``. gunicorn itself would ignore that header of the application.
         """
         unread = not self._callback_parser.is_complete
         if close or unread or self.worker.stopping or (b"connection", b"close") in headers:
@@ -212,7 +221,7 @@ class WebhookProtocol(ASGIProtocol):
         super()._send_response_start(status, headers, request, close=close)  # type: ignore[misc]
 
     def _send_error_response(self, status: int, message: str, extra_headers: Any = ()) -> None:  # noqa: ARG002
-        """Answer a request that the parser rejects by the same JSON object as every other error."""
+        """Answer a request that the parser rejects, or that is late, with the same JSON object as every other error."""
         if self._closed:
             return
         body = error_object(f"the request cannot be answered: {message}"[:MAX_MESSAGE], status)
@@ -223,8 +232,7 @@ class WebhookProtocol(ASGIProtocol):
         self._safe_write(head.encode() + body)
 
     def _build_http_scope(self, request: Any, sockname: Any, peername: Any) -> dict[str, Any]:
-        """Add the name in the client's certificate, which OpenSSL has verified, and the time of the request's
-        arrival."""
+        """Return gunicorn's scope with the common name of the verified client certificate, and the time of arrival."""
         scope: dict[str, Any] = super()._build_http_scope(request, sockname, peername)  # type: ignore[misc]
         # A suspended or overloaded replica reads a request long after the kernel has received it.
         arrived = time.monotonic() - _tcp_info(self._sock)[1]
@@ -243,7 +251,8 @@ class WebhookProtocol(ASGIProtocol):
         if self._callback_parser.is_complete:
             self.transport.close()
         else:
-            # A close while the peer still sends becomes a reset, which can destroy the answer before it is read.
+            # If the socket were closed while the client still sends, the kernel would send a reset. A client that gets
+            # a reset may lose the answer.
             self._resume_reading()
             self.worker.loop.call_later(FLUSH_SECONDS, self._end_output)
 
@@ -252,12 +261,12 @@ class WebhookProtocol(ASGIProtocol):
         self.worker.enter(self, Phase.CLOSING)
         if self._body_receiver is not None:
             self._body_receiver.signal_disconnect()
-        # Without this gunicorn would wait for a next request until asgi_disconnect_grace_period.
+        # gunicorn waits for this event; otherwise it would wait until asgi_disconnect_grace_period is over.
         self._request_ready.set()
 
     def _end_output(self) -> None:
-        # No more output follows, but the peer's bytes are still read. asyncio's TLS allows that only on the socket
-        # itself.
+        # The output is shut down, but the client's bytes are still read. asyncio's TLS transport cannot shut down only
+        # the output, so this is done on the socket.
         if not self.transport.is_closing():
             try:
                 self._sock.shutdown(socket.SHUT_WR)
@@ -266,7 +275,7 @@ class WebhookProtocol(ASGIProtocol):
 
 
 class WebhookWorker(ASGIWorker):
-    """The serving process. Its stop loses no request: readiness fails first, and requests are served for a while."""
+    """The process that serves. At a stop, readiness fails first, and requests are still answered for a while."""
 
     app: ServedApplication
     loop: Any
@@ -277,7 +286,7 @@ class WebhookWorker(ASGIWorker):
         super().__init__(*args, **kwargs)
         self.stopping = False
         self.shed = self.overdue = self._unfinished = 0
-        self.client_expiry = math.nan  # of the last certificate that a client presented
+        self.client_expiry = math.nan  # Unix time at which the last presented client certificate expires
         self._waiting: dict[Phase, OrderedDict[WebhookProtocol, None]] = {phase: OrderedDict() for phase in Phase}
 
     @property
@@ -286,13 +295,13 @@ class WebhookWorker(ASGIWorker):
         return self.nr_conns + len(self._waiting[Phase.HANDSHAKE])
 
     def enter(self, connection: WebhookProtocol, phase: Phase) -> None:
-        """Put a connection into a phase. The connections of a phase are in the order of their deadlines."""
+        """Put a connection into a phase, after the other connections of the phase, whose deadlines are earlier."""
         self.leave(connection)
         connection.phase, connection.deadline = phase, self.loop.time() + phase.value[1]
         self._waiting[phase][connection] = None
 
     def leave(self, connection: WebhookProtocol) -> None:
-        """Take a connection out of its phase, because its request is being decided or it is closed."""
+        """Take a connection out of its phase, because its request is being decided or the connection is closed."""
         if connection.phase is not None:
             del self._waiting[connection.phase][connection]
             connection.phase = None
@@ -300,7 +309,7 @@ class WebhookWorker(ASGIWorker):
             connection.received = 0
 
     def note_received(self, connection: WebhookProtocol, size: int) -> None:
-        """Count bytes of a request. If all incomplete requests are too large together, end the oldest one."""
+        """Count bytes of an incomplete request. If all incomplete requests have too many bytes, end the oldest ones."""
         connection.received += size
         self._unfinished += size
         while self._unfinished > MAX_UNFINISHED:
@@ -312,7 +321,7 @@ class WebhookWorker(ASGIWorker):
                 sock, peer = listener.accept()
             except (BlockingIOError, ConnectionError):
                 return
-            except OSError as error:  # a network error, or no file descriptor is left; the server goes on
+            except OSError as error:  # a network error, or no free file descriptor; neither may end the server
                 self.log.warning("no connection accepted: %s", error)
                 if error.errno in (errno.EMFILE, errno.ENFILE):
                     self._shed_one()
@@ -325,13 +334,13 @@ class WebhookWorker(ASGIWorker):
                 self._shed_one()
 
     async def _shake_hands(self, connection: WebhookProtocol, sock: socket.socket, peer: object) -> None:
-        """Begin TLS with the current certificate. Open connections keep the certificate of their handshake."""
+        """Make the TLS handshake with the newest certificate. Older connections keep the certificate that they got."""
         try:
             await self.loop.connect_accepted_socket(
                 lambda: connection, sock, ssl=self.app.certificate.current(), ssl_shutdown_timeout=LINGER_SECONDS
             )
         except OSError as error:
-            # A certificate error is logged. A probe of the port, which only hangs up, is not.
+            # A TLS error is logged, but not a client that only connects and disconnects, such as a port probe.
             if isinstance(error, ssl.SSLError) and error.errno != ssl.SSL_ERROR_EOF:
                 self.log.warning("TLS handshake with %s failed: %s", peer, error)
         finally:
@@ -341,16 +350,16 @@ class WebhookWorker(ASGIWorker):
                 sock.close()
 
     def _shed_one(self) -> None:
-        """Close the oldest connection of the largest phase, so that a flood of one kind closes its own connections."""
+        """Close the oldest connection in the phase with the most connections, so that a flood closes its own ones."""
         crowd = max(self._waiting.values(), key=len)
         if crowd:
             self.shed += 1
             next(iter(crowd)).reset()
 
     async def _serve(self) -> None:
-        """Serve until the worker must stop or gunicorn's arbiter has ended. Then end the remaining connections."""
+        """Serve until the worker must stop or its parent process has ended. Then end the remaining connections."""
         for listener in self.sockets:
-            # This bounds the bytes of one read, and so the bytes of many connections together.
+            # Accepted sockets inherit this size, which bounds the bytes of one read.
             listener.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
             self.loop.add_reader(listener.sock, self._accept, listener.sock)
         while self.alive and not self.stopping and self.ppid == os.getppid():
@@ -358,7 +367,8 @@ class WebhookWorker(ASGIWorker):
         for listener in self.sockets:
             self.loop.remove_reader(listener.sock)
             listener.close()
-        # Connections without a request stay for a moment. A late request on one of them gets a 503, and is repeated.
+        # Idle connections stay open for a moment. A request that arrives on one of them gets a 503, which the API
+        # server repeats.
         lingering = self.loop.time() + LINGER_SECONDS
         while self.connections and not self._quick_shutdown:
             if self.loop.time() > lingering:
@@ -379,7 +389,7 @@ class WebhookWorker(ASGIWorker):
         await asyncio.sleep(TICK_SECONDS)
 
     def handle_exit_signal(self) -> None:
-        """On SIGTERM fail readiness. Begin to stop when the endpoints have had time to remove this replica."""
+        """Fail readiness on SIGTERM, and stop later, when the Service's endpoints no longer have this replica."""
         service = self.app.service
         if service is None or service.gate.leaving:
             self._stop()
@@ -391,15 +401,15 @@ class WebhookWorker(ASGIWorker):
         if self.app.service is not None:
             self.app.service.gate.close()
         self.app.stopping.set()
-        # gunicorn's own flag, ``alive``, would close kept connections at once and lose requests that were just sent.
+        # gunicorn's own flag, ``alive``, would close idle connections at once, and lose requests that were just sent.
         self.stopping = True
 
 
 def _tcp_info(sock: socket.socket) -> tuple[int, float]:
-    """Return the state of a TCP connection, and the seconds since its last data. Zeros if the system has no figures."""
+    """Return the state of a TCP connection, and the seconds since it last received data; zeros if they are unknown."""
     try:
         told = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _TCP_INFO_BYTES) if _TCP_INFO is not None else b""
-    except OSError:  # it has just been closed
+    except OSError:  # the socket has just been closed
         told = b""
     if len(told) < _TCP_INFO_BYTES:
         return 0, 0.0
