@@ -108,7 +108,6 @@ def value_option(flag: str, metavar: str, parse: Callable[[str], Any], help_text
 
 
 def span_option(flag: str, default: timedelta, parse: Callable[[str], timedelta], help_text: str) -> Command:
-    """Return an option whose value is a time, such as 90d."""
     return value_option(flag, "SPAN", parse, help_text, default=format_span(default))
 
 
@@ -182,7 +181,6 @@ _RUN = (
 
 
 def all_of(options: Sequence[Command]) -> Command:
-    """Return a decorator that adds these options, in this order."""
     return lambda command: functools.reduce(lambda made, add: add(made), reversed(options), command)
 
 
@@ -234,12 +232,10 @@ _TIMES = {
 
 
 def times_of(where: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a policy that `rotation_options` give."""
     return {field: where[name] for name, field in _TIMES.items() if name in where}
 
 
 def registering_policy_of(where: Mapping[str, Any]) -> steps.RotationPolicy:
-    """Return the policy of a run that only registers webhooks."""
     return steps.RotationPolicy(x509.Names(), registers_only=True, commands=_commands(where))
 
 

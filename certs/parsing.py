@@ -67,7 +67,6 @@ def read_certificates(text: bytes) -> tuple[state.Certificates, bool]:
 
 
 def write_certificates(certificates: state.Certificates) -> bytes:
-    """Return the certificates as one PEM bundle."""
     return b"".join(certificate.public_bytes(Encoding.PEM) for certificate in certificates)
 
 
@@ -92,7 +91,6 @@ def read_authority(certificate: bytes, key: bytes, name: str) -> Signed:
 
 
 def is_authority(certificate: x509.Certificate) -> bool:
-    """Whether the certificate may sign others."""
     try:
         return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     except state.UNREADABLE_EXTENSIONS:
@@ -145,7 +143,6 @@ def other_tool(item: Json) -> str:
 
 
 def is_labelled(item: Json, labels: Mapping[str, str]) -> bool:
-    """Whether the object has all these labels."""
     return labels.items() <= _part(item, "metadata", "labels").items()
 
 
@@ -169,7 +166,6 @@ def secret_problem(secret: Json, refs: ObjectRefs, wanted_type: str | None) -> s
 
 
 def read_authorities(secret: Json) -> state.Authorities:
-    """Return the authorities in the CA Secret."""
     data = _data(secret)
     current, fault = _authority(data, "ca")
     next_ca, another = _authority(data, "next")
@@ -193,7 +189,6 @@ def read_authorities(secret: Json) -> state.Authorities:
 
 
 def read_serving(secret: Json) -> state.Serving:
-    """Return the pair in the serving Secret."""
     data = _data(secret)
     authorities = read_certificates(data.get("ca.crt", b""))[0]
     serving = state.Serving(_version(secret), authorities=tuple(filter(is_authority, authorities)))

@@ -83,7 +83,6 @@ def may_work(state: states.State, now: datetime) -> bool:
 
 
 def current_signs(state: states.State, now: datetime) -> bool:
-    """Whether the current authority can sign a leaf."""
     current = state.authorities.current
     return current is not None and states.is_valid(current.certificate, now)
 
@@ -186,7 +185,9 @@ def _registration(state: states.State, now: datetime) -> Decision | None:
     # Register the declared webhooks once a replica answers, and again when they differ. Before that the API server
     # would reject every pod that it asks about. The mutating webhooks come first: a pod that only they have seen is
     # admitted, while a pod that only the validating ones have seen is rejected.
-    trusted = _trusted(state, now)
+    # Another tool's CA is in the serving Secret alone. Of ours that Secret has the current one.
+    every = dict.fromkeys((*states.known(state), *state.serving.authorities))
+    trusted = tuple(one for one in every if states.is_valid(one, now))
     if not any(states.trusts(trusted, endpoint.leaf, now) for endpoint in state.ready()):
         return None
     for configuration, declared in _unregistered(state):
@@ -198,12 +199,6 @@ def _registration(state: states.State, now: datetime) -> Decision | None:
 def _unregistered(state: states.State) -> list[tuple[states.Configuration, states.Declared]]:
     writable = ((one, one.declared) for one in state.configurations if not one.read_only)
     return [(one, declared) for one, declared in writable if declared and declared.difference]
-
-
-def _trusted(state: states.State, now: datetime) -> states.Certificates:
-    # Another tool's CA is in the serving Secret alone. Of ours that Secret has the current one.
-    every = dict.fromkeys((*states.known(state), *state.serving.authorities))
-    return tuple(one for one in every if states.is_valid(one, now))
 
 
 def _end_of_registration(state: states.State) -> steps.End:

@@ -41,18 +41,19 @@ def declared(item: parsing.Json, kind: str, refs: parsing.ObjectRefs) -> state.D
 
 
 def declares(item: parsing.Json) -> bool:
-    """Return whether the configuration has the annotation."""
     return ANNOTATION in (item["metadata"].get("annotations") or {})
 
 
 def registered(item: parsing.Json) -> Sequence[Webhook]:
-    """Return the webhooks that the configuration has."""
     return item.get("webhooks") or ()
 
 
 def with_bundles(webhooks: Sequence[Webhook], bundles: Sequence[state.Certificates]) -> list[Webhook]:
-    """Return the webhooks with these caBundles."""
-    return [_with_bundle(webhook, bundle) for webhook, bundle in zip(webhooks, bundles, strict=True)]
+    texts = (base64.b64encode(parsing.write_certificates(bundle)).decode() for bundle in bundles)
+    return [
+        {**webhook, "clientConfig": {**webhook["clientConfig"], "caBundle": text}}
+        for webhook, text in zip(webhooks, texts, strict=True)
+    ]
 
 
 def difference(wanted: Sequence[Webhook], there: Sequence[Webhook]) -> str:
@@ -83,11 +84,6 @@ def _webhooks(text: object) -> list[Webhook]:
         if not isinstance(client, dict) or not isinstance(client.get("service"), dict):
             raise UnusableDeclaration(f"webhook {webhook['name']} names no Service in its clientConfig")
     return found
-
-
-def _with_bundle(webhook: Webhook, bundle: state.Certificates) -> Webhook:
-    text = base64.b64encode(parsing.write_certificates(bundle)).decode()
-    return {**webhook, "clientConfig": {**webhook["clientConfig"], "caBundle": text}}
 
 
 def _by_name(webhooks: Sequence[Webhook]) -> dict[str, Webhook]:

@@ -85,7 +85,6 @@ def _undone(calls: Iterable[WebhookCall], faults: Iterable[str], command: str) -
 
 
 def table(report: Report) -> str:
-    """Return the report as a table for people."""
     certificates: list[tuple[str, ...]] = [("CERTIFICATE", "PLACE", "EXPIRES", "DAYS LEFT", "NOTE")]
     certificates += [(r.certificate, r.place, shown(r.expires), str(r.days_left), r.note) for r in report.rows]
     answers = {True: "yes", False: "no: {}", None: "cannot tell: {}"}

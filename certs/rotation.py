@@ -23,8 +23,7 @@ MAX_ATTEMPTS = 10
 class RotationStore(Protocol):
     """The place of the state: a cluster, or a copy of it."""
 
-    def read(self, now: Callable[[], datetime]) -> State:
-        """Return the current state."""
+    def read(self, now: Callable[[], datetime]) -> State: ...
 
     def write(self, write: steps.Write) -> None:
         """Make one write. Raises Conflict if the object has changed since it was read, or another VcudaError."""
@@ -36,18 +35,15 @@ class Clock(Protocol):
     def now(self) -> datetime:
         """The wall clock, UTC."""
 
-    def monotonic(self) -> float:
-        """Seconds that only grow and never jump."""
+    def monotonic(self) -> float: ...
 
-    def sleep(self, seconds: float) -> None:
-        """Wait for so many seconds."""
+    def sleep(self, seconds: float) -> None: ...
 
 
 class SystemClock:
     """The machine's clocks."""
 
     def now(self) -> datetime:
-        """The wall clock, UTC."""
         return datetime.now(UTC)
 
     monotonic = staticmethod(time.monotonic)
@@ -63,20 +59,16 @@ class DryRunStore:
         self._elapsed = 0.0
 
     def read(self, now: Callable[[], datetime]) -> State:
-        """Return the simulated state."""
         del now
         return self._state
 
     def write(self, write: steps.Write) -> None:
-        """Change the copy."""
         self._state = steps.after(self._state, write)
 
     def now(self) -> datetime:
-        """Return the simulated time."""
         return self._now
 
     def monotonic(self) -> float:
-        """Return seconds since the start."""
         return self._elapsed
 
     def sleep(self, seconds: float) -> None:

@@ -105,7 +105,6 @@ class Configuration:
         return f"{self.kind.lower()}/{self.name}"
 
     def bundles(self) -> tuple[Certificates, ...]:
-        """The caBundles of its hooks, in their order."""
         return tuple(hook.bundle for hook in self.hooks)
 
 
@@ -151,7 +150,6 @@ class State:
         return (hook for configuration in self.configurations for hook in configuration.hooks)
 
     def declares(self) -> bool:
-        """Whether a configuration declares webhooks that a run registers."""
         return any(configuration.declared for configuration in self.configurations)
 
     def read_only(self) -> tuple[Problem, ...]:
@@ -159,7 +157,6 @@ class State:
         return tuple(one.read_only for one in self.configurations if one.read_only)
 
     def ready(self) -> tuple[DialledEndpoint, ...]:
-        """The endpoints that are called."""
         return tuple(endpoint for endpoint in self.endpoints if endpoint.ready)
 
 
@@ -177,7 +174,6 @@ def unknown_cas(state: State) -> Certificates:
 
 
 def fingerprint(certificate: x509.Certificate) -> str:
-    """SHA-256 of the certificate, in hex."""
     return certificate.fingerprint(hashes.SHA256()).hex()
 
 

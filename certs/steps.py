@@ -1,6 +1,5 @@
 """The steps of a rotation, its other decisions, and the writes of each step."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
@@ -212,9 +211,14 @@ def write_of(step: Step, state: observed.State, now: datetime, policy: RotationP
     """Return the write of ``step``. New keys are made here."""
     match step:
         case SetBundles():
-            return _bundles(step, state)
+            target = _target(step, state)
+            indices = tuple(hook.index for hook in target.hooks)
+            return WriteBundles(target.kind, target.name, target.version, indices, step.bundles)
         case RegisterWebhooks():
-            return _webhooks(step, state)
+            target = _target(step, state)
+            if target.declared is None:
+                raise ValueError(f"{target} declares no webhooks")
+            return WriteWebhooks(target.kind, target.name, target.version, target.declared, step.bundles)
         case IssueLeaf():
             return _leaf(state, now, policy)
         case MakeAuthority():
@@ -268,32 +272,13 @@ def _written(configuration: observed.Configuration, write: WriteBundles | WriteW
         configuration = replace(
             configuration, hooks=write.declared.hooks, declared=replace(write.declared, difference="")
         )
-    return _with_bundles(configuration, write.bundles)
-
-
-def _webhooks(step: RegisterWebhooks, state: observed.State) -> WriteWebhooks:
-    target = _target(step, state)
-    if target.declared is None:
-        raise ValueError(f"{target} declares no webhooks")
-    return WriteWebhooks(target.kind, target.name, target.version, target.declared, step.bundles)
+    hooks = zip(configuration.hooks, write.bundles, strict=True)
+    return replace(configuration, hooks=tuple(replace(hook, bundle=bundle, faulty=False) for hook, bundle in hooks))
 
 
 def _target(step: SetBundles | RegisterWebhooks, state: observed.State) -> observed.Configuration:
     [target] = [one for one in state.configurations if str(one) == step.configuration]
     return target
-
-
-def _bundles(step: SetBundles, state: observed.State) -> WriteBundles:
-    target = _target(step, state)
-    indices = tuple(hook.index for hook in target.hooks)
-    return WriteBundles(target.kind, target.name, target.version, indices, step.bundles)
-
-
-def _with_bundles(
-    configuration: observed.Configuration, bundles: Iterable[observed.Certificates]
-) -> observed.Configuration:
-    hooks = zip(configuration.hooks, bundles, strict=True)
-    return replace(configuration, hooks=tuple(replace(hook, bundle=bundle, faulty=False) for hook, bundle in hooks))
 
 
 def _leaf(state: observed.State, now: datetime, policy: RotationPolicy) -> WriteServing:

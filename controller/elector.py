@@ -136,7 +136,7 @@ class Elector:
             # The deadline is checked before each attempt, because a late attempt could succeed on a lease taken since.
             if self._in_time() and self._attempt():
                 continue
-            if not self._in_time() or self._is_taken():
+            if not self._in_time() or self.holder not in ("", self._identity):
                 self._leading = False
                 self._log.error("lease lost")
                 return False
@@ -197,9 +197,6 @@ class Elector:
     def _in_time(self) -> bool:
         # Counted from before the request, while other candidates count from after they have seen the renewal.
         return self._clock() - self._renewed_at <= self._timing.renew_deadline
-
-    def _is_taken(self) -> bool:
-        return self._observed is not None and self._observed.spec.holder_identity not in ("", None, self._identity)
 
     def _next_spec(self, lease: Lease | None) -> LeaseSpec:
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

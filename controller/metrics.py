@@ -8,7 +8,7 @@ from prometheus_client.registry import Collector
 
 from vcuda.discovery.discovered import Doubt
 from vcuda.discovery.sources import SOURCES
-from vcuda.ledger.report import NamespaceUse
+from vcuda.ledger.report import ModelUse, NamespaceUse
 from vcuda.quota.model import CORES_PER_CARD
 from vcuda.quota.values import MIB
 
@@ -71,7 +71,6 @@ class ViolationsCollector(Collector):
 
     # Computed at each scrape: a gauge that was set once would still report deleted namespaces.
     def collect(self) -> Iterable[Metric]:
-        """Return a family for pods, and one for claims."""
         labels = ["namespace", "finding"]
         pods = GaugeMetricFamily("vcuda_audit_pods", "Pods that their quota would not admit.", labels=labels)
         claims = GaugeMetricFamily(
@@ -120,69 +119,65 @@ class UsageCollector(Collector):
         self._reservation_ages = reservation_ages
 
     def collect(self) -> Iterable[Metric]:
-        """Return one family per figure."""
-        labels = ["namespace", "model"]
-        limit = GaugeMetricFamily("vcuda_quota_limit_cores", "The limit, in hundredths of a card.", labels=labels)
-        memory_limit = GaugeMetricFamily(
-            "vcuda_quota_limit_memory_bytes", "The limit on memory, where memory is limited.", labels=labels
-        )
-        memory_used = GaugeMetricFamily(
-            "vcuda_quota_used_memory_bytes",
-            "Memory in use, including pending, not reserved, where memory is limited.",
-            labels=labels,
-        )
-        used = GaugeMetricFamily("vcuda_quota_used_cores", "In use, including pending, not reserved.", labels=labels)
-        pending = GaugeMetricFamily("vcuda_quota_pending_cores", "Admitted, but not seen stored yet.", labels=labels)
-        terminating = GaugeMetricFamily(
-            "vcuda_quota_terminating_cores", "Cores of deleted pods whose containers may still run.", labels=labels
-        )
-        reserved = GaugeMetricFamily(
-            "vcuda_quota_reserved_cores", "Cores that webhook replicas have reserved to admit pods.", labels=labels
-        )
-        age = GaugeMetricFamily(
-            "vcuda_quota_reservation_age_seconds",
-            "Seconds since the oldest reservation was renewed. Replicas renew or release theirs within seconds.",
-            labels=["namespace"],
-        )
-        unpinned = GaugeMetricFamily(
-            "vcuda_quota_unpinned_pods", "Pods without a known GPU model.", labels=["namespace"]
-        )
-        taking_effect = GaugeMetricFamily(
-            "vcuda_quota_taking_effect",
-            "1 while the API server may not call the webhook yet for the pods of a limited namespace.",
-            labels=["namespace"],
-        )
+        by_model = {name: GaugeMetricFamily(name, text, labels=["namespace", "model"]) for name, text in _BY_MODEL}
+        by_namespace = {name: GaugeMetricFamily(name, text, labels=["namespace"]) for name, text in _BY_NAMESPACE}
         ages = self._reservation_ages()
-        lost = GaugeMetricFamily(
-            "vcuda_quota_ledger_lost",
-            "1 while no GPU pod is admitted in a namespace because its ledger was lost.",
-            labels=["namespace"],
-        )
         for namespace, use in self._reports().items():
+            for name, value in _namespace_figures(use).items():
+                by_namespace[name].add_metric([namespace], value)
             # `ages` may still include a ledger that was deleted.
             if namespace in ages and any(model.reserved for model in use.models):
-                age.add_metric([namespace], ages[namespace])
-            unpinned.add_metric([namespace], len(use.unpinned))
-            taking_effect.add_metric([namespace], float(use.taking_effect))
-            lost.add_metric([namespace], float(use.ledger_lost))
+                by_namespace["vcuda_quota_reservation_age_seconds"].add_metric([namespace], ages[namespace])
             for model in use.models:
-                figures = (model.limit, model.used, model.pending, model.terminating, model.reserved)
-                for family, cards in zip((limit, used, pending, terminating, reserved), figures, strict=True):
-                    if cards is not None:
-                        family.add_metric([namespace, model.model], round(cards * CORES_PER_CARD))
-                if model.memory_limit is not None:
-                    memory_limit.add_metric([namespace, model.model], model.memory_limit * MIB)
-                    memory_used.add_metric([namespace, model.model], (model.memory_used or 0) * MIB)
-        return [
-            limit,
-            memory_limit,
-            memory_used,
-            used,
-            pending,
-            terminating,
-            reserved,
-            age,
-            unpinned,
-            taking_effect,
-            lost,
-        ]
+                for name, figure in _model_figures(model).items():
+                    if figure is not None:
+                        by_model[name].add_metric([namespace, model.model], figure)
+        return [*by_model.values(), *by_namespace.values()]
+
+
+_BY_MODEL = (
+    ("vcuda_quota_limit_cores", "The limit, in hundredths of a card."),
+    ("vcuda_quota_limit_memory_bytes", "The limit on memory, where memory is limited."),
+    ("vcuda_quota_used_memory_bytes", "Memory in use, including pending, not reserved, where memory is limited."),
+    ("vcuda_quota_used_cores", "In use, including pending, not reserved."),
+    ("vcuda_quota_pending_cores", "Admitted, but not seen stored yet."),
+    ("vcuda_quota_terminating_cores", "Cores of deleted pods whose containers may still run."),
+    ("vcuda_quota_reserved_cores", "Cores that webhook replicas have reserved to admit pods."),
+)
+_BY_NAMESPACE = (
+    (
+        "vcuda_quota_reservation_age_seconds",
+        "Seconds since the oldest reservation was renewed. Replicas renew or release theirs within seconds.",
+    ),
+    ("vcuda_quota_unpinned_pods", "Pods without a known GPU model."),
+    (
+        "vcuda_quota_taking_effect",
+        "1 while the API server may not call the webhook yet for the pods of a limited namespace.",
+    ),
+    ("vcuda_quota_ledger_lost", "1 while no GPU pod is admitted in a namespace because its ledger was lost."),
+)
+
+
+def _namespace_figures(use: NamespaceUse) -> Mapping[str, float]:
+    return {
+        "vcuda_quota_unpinned_pods": len(use.unpinned),
+        "vcuda_quota_taking_effect": float(use.taking_effect),
+        "vcuda_quota_ledger_lost": float(use.ledger_lost),
+    }
+
+
+def _model_figures(model: ModelUse) -> Mapping[str, float | None]:
+    """Return each figure of a model by its metric; None if it has none."""
+    cards = {
+        "vcuda_quota_limit_cores": model.limit,
+        "vcuda_quota_used_cores": model.used,
+        "vcuda_quota_pending_cores": model.pending,
+        "vcuda_quota_terminating_cores": model.terminating,
+        "vcuda_quota_reserved_cores": model.reserved,
+    }
+    limited = model.memory_limit is not None
+    return {
+        **{name: None if figure is None else round(figure * CORES_PER_CARD) for name, figure in cards.items()},
+        "vcuda_quota_limit_memory_bytes": (model.memory_limit or 0) * MIB if limited else None,
+        "vcuda_quota_used_memory_bytes": (model.memory_used or 0) * MIB if limited else None,
+    }

@@ -159,7 +159,8 @@ class PodInformer:
         # A pod that was deleted from the store counts as vanished even before its event is handled.
         vanished = [*lives.vanished.values(), *lives.untold.values()]
         # The claim of a vanished pod may still exist, and may be deleted while no watch is open.
-        users = (pod for pod in (*lives.stored.values(), *vanished) if pod.live and _uses_claims(pod))
+        live = (pod for pod in (*lives.stored.values(), *vanished) if pod.live)
+        users = (pod for pod in live if isinstance(pod, ClaimUser) or pod.uses_claims)
         return ObservedPods(
             lives.version,
             charges_by_model(charges_of(pods, nodes)),
@@ -215,7 +216,6 @@ class PodInformer:
         return [pod for pod in self.reflector.within(namespace) if isinstance(pod, StoredPod)]
 
     def pod(self, namespace: str, name: str) -> StoredPod | None:
-        """Return a charged pod; None if there is none of this name."""
         found = self.reflector.get((namespace, name))
         return found if isinstance(found, StoredPod) else None
 
@@ -294,10 +294,6 @@ class PodInformer:
         self._gone.add(pod.namespace, pod.uid)
         if pod.live and pod.node:
             self._vanished.setdefault(pod.namespace, {})[pod.uid] = (pod, now + self.seconds_of(pod))
-
-
-def _uses_claims(pod: KeptPod) -> bool:
-    return isinstance(pod, ClaimUser) or pod.uses_claims
 
 
 def _counted(pod: KeptPod) -> tuple[object, ...]:

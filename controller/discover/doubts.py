@@ -46,7 +46,6 @@ class DoubtReports:
         return min(delays, default=None)
 
     def forget(self, name: str) -> None:
-        """Drop what is remembered of a deleted node."""
         self._told.pop(name, None)
 
     def _post(self, node: ObservedNode, doubt: Doubt, text: str, digest: str) -> None:

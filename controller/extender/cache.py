@@ -42,7 +42,6 @@ class CardCache:
         self._bound: dict[str, dict[str, StoredPod]] = {}
 
     def node_changed(self, old: Node | None, new: Node | None) -> None:
-        """Handle an event of a node."""
         node = new or old
         if node is None or (old and new and old.capacity == new.capacity):
             return
@@ -54,7 +53,6 @@ class CardCache:
             self._recount(node.metadata.name)
 
     def pod_changed(self, old: StoredPod | None, new: StoredPod | None) -> None:
-        """Handle an event of a pod."""
         pod = new or old
         if pod is None:
             return
@@ -88,7 +86,6 @@ class CardCache:
             self._recount(node)
 
     def close(self, node: str) -> None:
-        """Remove the journal of a node."""
         with self._lock:
             for uid in self._entries.pop(node, {}):
                 self._unlink(node, uid)

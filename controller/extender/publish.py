@@ -131,7 +131,6 @@ class CardsCollector(Collector):
         self._free_cards = free_cards
 
     def collect(self) -> Iterable[Metric]:
-        """Yield one family per figure."""
         free = self._free_cards()
         for field, name, documentation in _GAUGES:
             family = GaugeMetricFamily(name, documentation, labels=["model", "pool"])

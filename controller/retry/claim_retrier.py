@@ -4,7 +4,6 @@ Kubernetes' claim controller creates the claims of a pod's templates. After each
 minutes. A change of the pod makes it retry at once, so this module sets the same annotation as on refused workloads.
 """
 
-import datetime
 import time
 from collections.abc import Callable
 
@@ -13,7 +12,7 @@ import structlog
 
 from controller.refusals import CLAIM_REASON
 from controller.retry.refused import LOOK_SECONDS, RefusedObject, refused_by_events
-from controller.retry.retrier import REST_PER_SECOND, RETRY_ANNOTATION, FreeQuota
+from controller.retry.retrier import REST_PER_SECOND, FreeQuota, free_by_model, has_grown, retry_patch
 from controller.workqueue import Reconciler
 from vcuda import errors, k8s_types
 from vcuda.kube import MERGE_PATCH, Kube, segment
@@ -85,11 +84,11 @@ class ClaimRetrier:
 
     def report(self, namespace: str, use: NamespaceUse | None) -> None:
         """Record the free quota of a namespace. If it has grown, the namespace's waiting pods become due."""
-        free = {model.model: FreeQuota.of(model) for model in use.models} if use else {}
+        free = free_by_model(use)
         before = self._free.pop(namespace, {})
         if free:
             self._free[namespace] = free
-        if any(each.exceeds(before.get(model, FreeQuota(0, 0))) for model, each in free.items()):
+        if has_grown(free, before):
             self._checked[namespace] = set()
             self.reconciler.queue.add(namespace)
         if not any(each.cores for each in free.values()):
@@ -118,13 +117,11 @@ class ClaimRetrier:
     def _wake(self, namespace: str, known: RefusedObject) -> bool:
         """Change the pod's annotation if a claim of it is still missing; return whether it was changed."""
         path = f"/api/v1/namespaces/{segment(namespace)}/pods/{segment(known.name)}"
-        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        # Events outlive their pod. The uid keeps the patch from a newer pod of the same name.
-        body = {"metadata": {"uid": known.uid, "annotations": {RETRY_ANNOTATION: now}}}
         try:
             if not _POD.decode(self._kube.get(path)).waits_for_claim:
                 return False
-            self._kube.patch(path, msgspec.json.encode(body), MERGE_PATCH)
+            # Events outlive their pod. The uid keeps the patch from a newer pod of the same name.
+            self._kube.patch(path, retry_patch(uid=known.uid), MERGE_PATCH)
         except (errors.NotFound, errors.Conflict):
             return False
         self._log.info("claim retry triggered", namespace=namespace, pod=known.name)

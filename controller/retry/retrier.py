@@ -72,6 +72,20 @@ class FreeQuota(msgspec.Struct, frozen=True):
         return self.cores > other.cores or (other.memory is not None and ours > other.memory)
 
 
+def free_by_model(use: NamespaceUse | None) -> dict[str, FreeQuota]:
+    return {model.model: FreeQuota.of(model) for model in use.models} if use else {}
+
+
+def has_grown(free: Mapping[str, FreeQuota], before: Mapping[str, FreeQuota]) -> bool:
+    return any(each.exceeds(before.get(model, FreeQuota(0, 0))) for model, each in free.items())
+
+
+def retry_patch(**metadata: str) -> bytes:
+    """Return the patch that makes the controller of an object try again."""
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return msgspec.json.encode({"metadata": {**metadata, "annotations": {RETRY_ANNOTATION: now}}})
+
+
 def _least_memory(charge: Charge, limit: Limit) -> int:
     # In MiB, with a card's share rounded down. The free memory was rounded down too, so with a charge rounded up, an
     # owner whose pod fits exactly would not retry. A retry in vain does no harm.
@@ -142,13 +156,13 @@ class Retrier:
 
     def report(self, namespace: str, use: NamespaceUse | None) -> None:
         """Note the free quota. If there is more than before, the refused owners of the namespace become due."""
-        free = {model.model: FreeQuota.of(model) for model in use.models} if use else {}
+        free = free_by_model(use)
         before = self._free.pop(namespace, {})
         if free:
             self._free[namespace] = free
         else:
             self._listed.pop(namespace, None)
-        if any(each.exceeds(before.get(model, FreeQuota(0, 0))) for model, each in free.items()):
+        if has_grown(free, before):
             self.reconciler.queue.add(namespace)
 
     def _reconcile(self, namespace: str) -> float | None:
@@ -212,14 +226,12 @@ class Retrier:
                 return
 
     def _trigger(self, refused: RefusedOwner) -> None:
-        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        body = msgspec.json.encode({"metadata": {"annotations": {RETRY_ANNOTATION: now}}})
         recent = self._clock() - CREATION_TIMEOUT_SECONDS
         # This comes before the patch, because a patch whose answer is lost may have landed.
         kept = {path: at for path, at in self._retried_at.items() if at > recent}
         self._retried_at = {**kept, refused.path: self._clock()}
         try:
-            self._kube.patch(refused.path, body, MERGE_PATCH)
+            self._kube.patch(refused.path, retry_patch(), MERGE_PATCH)
         except errors.NotFound:
             return
         self._log.info("retry triggered", owner=refused.path, refused_since=refused.since)

@@ -67,7 +67,6 @@ class Publisher:
             self.reconciler.queue.add(namespace, interval=UNHURRIED_SECONDS if unhurried else None)
 
     def reports(self) -> Mapping[str, NamespaceUse]:
-        """Return the newest report of every limited namespace."""
         with self._lock:
             return {namespace: use for namespace, use in self._reports.items() if use}
 

@@ -83,7 +83,11 @@ class Settler:
         # Namespaces without a limit have their own queue. Thousands of them may appear at once, and a release of quota
         # elsewhere must not wait until all their ledgers are deleted.
         self.unlimited = Reconciler(
-            "unlimited", self._reconcile_unlimited, failure="not settled", retry_seconds=RETRY_SECONDS, clock=clock
+            "unlimited",
+            lambda namespace: self._settle_or_retry(namespace, self.unlimited.queue),
+            failure="not settled",
+            retry_seconds=RETRY_SECONDS,
+            clock=clock,
         )
         self._timing = timing or SettleTiming()
         self._ages = ChargeAges(self._timing)
@@ -125,7 +129,6 @@ class Settler:
             self.queue.add(namespace, interval=CROWDED_SECONDS if pending_bytes > MANY_PENDING_BYTES else None)
 
     def add_all(self) -> None:
-        """Make every known namespace due."""
         for namespace in self.known_namespaces():
             self.queue.add(namespace)
 
@@ -166,9 +169,6 @@ class Settler:
         else:
             self.unlimited.queue.add(namespace)
 
-    def _reconcile_unlimited(self, namespace: str) -> None:
-        self._settle_or_retry(namespace, self.unlimited.queue)
-
     def _settle_or_retry(self, namespace: str, queue: WorkQueue) -> None:
         with self._metrics.seconds.time():
             try:
@@ -186,11 +186,9 @@ class Settler:
 
     def _limits(self, namespace: str) -> NamespaceQuota | None:
         quota = self._quota.current()
-        return quota.for_namespace(namespace) if quota and self._is_there(namespace) else None
-
-    def _is_there(self, namespace: str) -> bool:
         # A namespace with a pod exists, even if the namespace watch has not delivered it yet.
-        return bool(self._exists(namespace) or self.pods.pods(namespace) or self.claims.claims(namespace))
+        exists = self._exists(namespace) or self.pods.pods(namespace) or self.claims.claims(namespace)
+        return quota.for_namespace(namespace) if quota and exists else None
 
     def settle(self, namespace: str) -> None:
         """Settle one namespace's ledger and report its usage.

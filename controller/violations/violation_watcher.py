@@ -384,13 +384,11 @@ class ViolationWatcher:
 
 
 def ends_event(holder: Holder, end: int, message: str) -> objects.Event:
-    """Return the Event that announces the end of a grant."""
     about = f"grant-ends-{end}-{holder.uid[:8]}"
     return objects.Event(_involved(holder), about, GRANT_ENDS, message, COMPONENT, type="Warning")
 
 
 def event_of(violation: Violation) -> objects.Event:
-    """Return the Event that reports a violation."""
     # The name has a part of the uid, so that a new pod of the same name gets its own Event.
     subject, uid = _involved(violation.holder), violation.holder.uid[:8]
     if violation.kind == ViolationKind.UNPINNED:

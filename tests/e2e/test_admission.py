@@ -3,18 +3,13 @@
 import json
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from http import HTTPStatus
-from pathlib import Path
 
 import pytest
 
 from tests.builders import MODEL, POOL, container, held_to, required, requirement, term
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.installation import Installation, await_nodes, await_ready, registered, running, tenant_of
-from tests.e2e.second_scheduler import NAME, PREDICATING
+from tests.e2e.installation import Installation, await_nodes
 from tests.integration.reviews import card_pod, gpu_pod
-from tests.processes import serving
 from vcuda.requests.schemes import SCHEMES
 
 Team = Callable[[Json], str]
@@ -110,29 +105,6 @@ def test_a_malformed_request_is_refused_with_the_path_of_every_fault(cluster: Cl
     limits = "* spec.containers[{}].resources.limits[tencent.com/vcuda-core]: "
     assert f"{limits.format(0)}150 is more than one card but not whole cards; write 100 or 200" in shown
     assert f"{limits.format(1)}a share of a card needs memory" in shown
-
-
-def test_what_is_in_use_counts_and_the_rest_of_the_quota_is_still_to_be_had(cluster: Cluster, team: Team) -> None:
-    namespace = team({"quota": {"M40": 2.5}})
-    cluster.create(card_pod("first", namespace, 2))
-    refused = cluster.try_create(card_pod("second", namespace))
-    assert refused.is_over_quota
-    assert refused.message.endswith(
-        f"exceeded GPU quota: M40 in namespace {namespace}, requested: 1 card, used: 2 (0 pending), limited: 2.5, "
-        "0.5 more needed"
-    )
-    cluster.create(gpu_pod("third", namespace, SHARES["gpu-manager"]))
-
-
-def test_the_star_entry_holds_every_namespace_without_its_own(
-    cluster: Cluster, installation: Installation, team: Team
-) -> None:
-    listed = team({"quota": {"M40": 1}})
-    with installation.free_team() as unlisted, installation.quota.limited(**{"*": {"quota": {"P100": 1}}}):
-        for namespace, model in ((listed, "M40"), (unlisted, "P100")):
-            pod = cluster.create(card_pod("train", namespace))
-            assert pod["spec"]["affinity"] == held_to(model)
-            assert cluster.try_create(card_pod("another", namespace)).is_over_quota
 
 
 @pytest.mark.usefixtures("scheduler")
@@ -244,33 +216,3 @@ def test_kubectl_warns_where_the_quota_only_warns(cluster: Cluster, installation
         "limited: 1, can never fit; admitted, because this quota only warns\n"
     )
     assert installation.charged(namespace) == {"M40": 200}
-
-
-def test_nobody_is_warned_where_the_quota_only_audits(cluster: Cluster, installation: Installation, team: Team) -> None:
-    namespace = team({"mode": "audit", "quota": {"M40": 1}})
-    created = kubectl_create(cluster, card_pod("train", namespace, 2))
-    assert (created.returncode, created.stderr) == (0, "")
-    assert installation.charged(namespace) == {"M40": 200}
-    logged = installation.replica.await_log(
-        "admission", lambda line: (line["path"], line["namespace"]) == ("/validate", namespace)
-    )
-    assert logged["outcome"] == "over-quota-allowed"
-
-
-def for_scheduler(name: str, namespace: str) -> Json:
-    pod = card_pod(name, namespace)
-    return {**pod, "spec": {**pod["spec"], "schedulerName": name}}
-
-
-def test_no_scheduler_but_ours_is_named_where_all_vcuda_pods_have_one(cluster: Cluster, tmp_path: Path) -> None:
-    """Another one does not ask the extender, and would give away cards that are another pod's."""
-    with running(cluster, tmp_path) as base, serving(*base.flags, "--scheduler-name", NAME, ca=base.ca) as replica:
-        own = replace(base, replicas=[replica], quota=replace(base.quota, readers=[replica]))
-        await_ready(own)
-        with registered(own), own.team({"quota": {"M40": 2}}) as namespace, tenant_of(cluster, namespace) as tenant:
-            for scheduler in (PREDICATING, "nobody"):
-                answer = tenant.try_create(for_scheduler(scheduler, namespace))
-                assert answer.status == HTTPStatus.FORBIDDEN
-                assert f"spec.schedulerName must be {NAME}, or left out: {scheduler} does not" in answer.message
-            for scheduler in ("default-scheduler", NAME):
-                assert tenant.create(for_scheduler(scheduler, namespace))["spec"]["schedulerName"] == NAME

@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from controller.garbage.stale_gc import PatchRemover, StaleAllocationGc, StaleObject
+from controller.garbage.stale_gc import PatchRemover, StaleObject
 from controller.metrics import GarbageMetrics
-from controller.pods import PodInformer
 from examples.allocations import RECORDED, rfc3339
-from tests.builders import LABELS
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import Installation, controlling
 from tests.e2e.second_scheduler import PREDICATING, REFUSAL, predicating_scheduler
@@ -20,13 +18,12 @@ from tests.processes import ControllerProcess
 from tools.control_plane import ControlPlane
 from vcuda.allocations.stale import Removal
 from vcuda.errors import Conflict
-from vcuda.kube import InvolvedObject, Kube, NodeInformer
+from vcuda.kube import InvolvedObject, Kube
 from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, VGPU_MANAGER
 
 TIMEOUT = 5
 NODE, OTHER = "gc-node", "gc-other"
 LOCK = "hami.io/mutex.lock"
-PASSES = 1000
 
 STALE = [
     *(Allocated(f"{scheme.name}.unbound", scheme, NODE) for scheme in RECORDED),
@@ -150,32 +147,6 @@ def test_stale_locks_go_and_others_stay(cluster: Cluster, namespace: str, create
 
 
 # In this process, against the API server
-
-
-@pytest.mark.usefixtures("nodes")
-def test_a_thousand_passes_write_nothing_to_live_pods(cluster: Cluster, kube: Kube, namespace: str) -> None:
-    """Everything counts as past its time, and each pass judges one of the pods as it is stored, too."""
-    before = [pod.create(cluster, namespace) for pod in ALIVE]
-    nodes = NodeInformer(kube, LABELS)
-    pods = PodInformer(kube, LABELS, lambda _: None)
-    remover = PatchRemover(kube, GarbageMetrics(CollectorRegistry()))
-    gc = StaleAllocationGc(kube, pods, nodes, remover.remove, timeout=0.0)
-    watches = (nodes.reflector, pods.reflector)
-    for watch in watches:
-        watch.start()
-    try:
-        assert all(watch.synced.wait(20) for watch in watches)
-        keys = [f"{namespace}/{pod.name}" for pod in ALIVE]
-        for number in range(PASSES):
-            gc.look_at_all()
-            for key in keys:
-                gc.reconcile(key)
-            assert gc.remove_stale(keys[number % len(keys)]) is None
-    finally:
-        for watch in watches:
-            watch.stop()
-            watch.join(20)
-    assert as_stored(cluster, namespace, before) == [pod["metadata"] for pod in before]
 
 
 @pytest.mark.usefixtures("nodes")

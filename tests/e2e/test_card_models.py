@@ -23,7 +23,6 @@ from tests.e2e.dra import (
 )
 from tests.e2e.installation import Installation, await_committed, controlling, installed, limited_team
 from tests.processes import eventually
-from vcuda.requests.schemes import HAMI
 
 SHARED = "NVIDIA-A100-SXM4-40GB-SHARED"
 ROWS = "{A100-shared: {products: [NVIDIA-A100-*-SHARED], cards: %s}, A100: [NVIDIA-A100-*GB], H100: [NVIDIA-H100-*]}"
@@ -88,81 +87,6 @@ def test_where_the_same_resource_may_give_a_whole_device_it_is_charged_as_one(
             edited = own.quota.write(json.dumps(own.quota.document()))
             assert "has no effect while a DeviceClass" in " ".join(edited.warnings)
         await_committed(own, team, timeout=90, **{"A100-shared": 25})
-
-
-def test_on_a_model_of_which_a_node_runs_hami_a_device_is_a_whole_card(
-    cluster: Cluster, own: Installation, shared_node: str
-) -> None:
-    """New and stored pods are charged alike, from the register on and until it is gone."""
-    register = {HAMI.register: json.dumps([{"id": "GPU-1", "type": "NVIDIA A100-SXM4-40GB", "devmem": 40960}])}
-    node = f"/api/v1/nodes/{shared_node}"
-    with limited_team(own, {"quota": {"A100-shared": 1}}) as team:
-        cluster.create(asking(team, "train"))
-        await_committed(own, team, **{"A100-shared": 25})
-        cluster.rest.merge_patch(node, {"metadata": {"annotations": register}})
-        await_committed(own, team, **{"A100-shared": 100})
-        told = "requested: 1 card, used: 1"
-        eventually(lambda: told in cluster.try_create(asking(team, "more"), dryRun="All").message)
-        cluster.rest.merge_patch(node, {"metadata": {"annotations": {HAMI.register: None}}})
-        await_committed(own, team, **{"A100-shared": 25})
-
-
-def test_a_share_is_charged_by_the_memory_of_the_registered_card(
-    cluster: Cluster, own: Installation, create_node: Callable[..., str]
-) -> None:
-    further = {"gpu_schemes": "{hami: {default_cores: memory}}"}
-    register = json.dumps([{"id": "GPU-1", "type": "NVIDIA L4", "devmem": 20480}])
-    node = create_node("sharing", labels={MODEL: "L4"}, capacity={GPU: "10"})
-    cluster.rest.merge_patch(f"/api/v1/nodes/{node}", {"metadata": {"annotations": {HAMI.register: register}}})
-    priced = replace(own, quota=replace(own.quota, further=further))
-    with limited_team(priced, {"quota": {"L4": 1}}) as team:
-        share = {GPU: "1", "nvidia.com/gpumem": "5120"}
-        for number in range(4):
-            cluster.create(vcuda_pod(share, metadata={"name": f"infer-{number}", "namespace": team}))
-        await_committed(own, team, L4=100)
-        assert (
-            "requested: 0.25 cards"
-            in cluster.try_create(vcuda_pod(share, metadata={"name": "more", "namespace": team})).message
-        )
-
-
-def test_under_a_limit_on_memory_alone_shares_and_whole_cards_take_memory(
-    cluster: Cluster, own: Installation, create_node: Callable[..., str]
-) -> None:
-    create_node("by-memory", labels={MODEL: "L40S"}, capacity={GPU: "10"})
-    priced = replace(own, quota=replace(own.quota, further={"gpu_models": "{L40S: {memory: 40Gi}}"}))
-    with limited_team(priced, {"quota": {"L40S": {"memory": "100Gi"}}}) as team:
-
-        def create(name: str, **resources: str) -> str:
-            limits = {GPU: "1", **{f"nvidia.com/{each}": amount for each, amount in resources.items()}}
-            return cluster.try_create(vcuda_pod(limits, metadata={"name": name, "namespace": team})).message
-
-        for number in range(2):
-            assert not create(f"whole-{number}")
-        for number in range(4):
-            assert not create(f"share-{number}", gpumem="5120")
-        await_committed(own, team, L40S=600)
-        figures = "requested: 1 MiB, used: 102400 (0 pending), limited: 102400, 1 more needed"
-        assert f"memory of L40S in namespace {team}, {figures}" in create("more", gpumem="1")
-
-
-def test_a_limit_on_memory_alone_is_rejected_while_the_memory_of_a_card_is_not_stated(own: Installation) -> None:
-    manifest = own.quota.manifest("{team-a: {quota: {L40S: {memory: 100Gi}}}}")
-    rejected = own.cluster.rest.send("PUT", own.quota.path, manifest)
-    assert "team-a.quota.L40S: must have `cards`, since gpu_models does not state" in rejected.body["message"]
-
-
-def test_a_row_that_leaves_a_product_to_two_models_is_refused_when_it_is_edited(own: Installation) -> None:
-    manifest = own.quota.manifest("{}")
-    manifest["data"]["gpu_models"] = "{A: [NVIDIA-*], B: {products: [NVIDIA-T4], cards: 2}, C: ['[x]']}"
-    refused = own.cluster.rest.send("PUT", own.quota.path, manifest)
-    assert [cause["field"] for cause in refused.body["details"]["causes"]] == [
-        "gpu_models.B.cards",
-        "gpu_models.C[0]",
-    ]
-    manifest["data"]["gpu_models"] = "{A: [NVIDIA-*], B: [NVIDIA-T4]}"
-    refused = own.cluster.rest.send("PUT", own.quota.path, manifest)
-    assert [cause["field"] for cause in refused.body["details"]["causes"]] == ["gpu_models.B[0]"]
 
 
 def test_a_claim_of_a_model_that_has_no_node_yet_is_pinned_charged_and_lands_when_it_has_one(

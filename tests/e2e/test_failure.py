@@ -11,27 +11,17 @@ from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import (
     Installation,
     await_ready,
-    installed,
-    ledger_path,
     registered,
     running,
-    started_again,
     tenant_of,
 )
 from tests.e2e.lossy_proxy import LossyProxy, lossy_proxy
 from tests.e2e.workloads import workload
 from tests.integration.reviews import card_pod, pinned, review_of, with_uid
-from tests.processes import eventually
 from tools.control_plane import ControlPlane
 from vcuda.quota.model import NOT_MUTATED
 
 Team = Callable[[Json], str]
-
-
-@pytest.fixture
-def own(cluster: Cluster, tmp_path: Path) -> Iterator[Installation]:
-    with installed(cluster, tmp_path) as installation:
-        yield installation
 
 
 def test_a_pod_that_mutate_never_saw_is_stored_only_if_it_is_held_to_an_allowed_model(
@@ -53,17 +43,6 @@ def forged(namespace: str, **fields: Json) -> Json:
     """A pod held to a model by hand, with something that /mutate would take from it."""
     pod = pinned(card_pod("forged", namespace))
     return {**pod, **{part: {**pod[part], **more} for part, more in fields.items()}}
-
-
-def test_who_calls_the_webhook_for_a_namespace_that_does_not_exist_charges_nothing(
-    cluster: Cluster, installation: Installation
-) -> None:
-    asked = json.dumps(review_of(with_uid(pinned(card_pod("train", "invented")))))
-    with installation.quota.limited(**{"*": {"quota": {"M40": 8}}}):
-        for path in ("/mutate", "/validate"):
-            answer = installation.replica.send("POST", path, asked)
-            assert (answer.status, answer.decoded()["error"]) == (400, "there is no namespace invented")
-    assert cluster.rest.send("GET", ledger_path("invented")).status == HTTPStatus.NOT_FOUND
 
 
 def told_why(events: list[Json]) -> bool:
@@ -100,19 +79,6 @@ def test_while_mutate_is_away_a_tenant_gets_nothing_past_it_and_workloads_go_on_
         assert own.charged(namespace) == {"M40": 100}
 
 
-def test_a_webhook_that_is_started_again_charges_nothing_twice(cluster: Cluster, own: Installation) -> None:
-    """A review that is repeated, as the API server may, is granted even where nothing more would fit."""
-    with own.team({"quota": {"M40": 2}}) as namespace:
-        stored = cluster.create(card_pod("first", namespace))
-        assert own.replica.terminate() == 0
-        with started_again(own) as again:
-            assert again.charged(namespace) == {"M40": 100}
-            cluster.create(card_pod("second", namespace))
-            assert cluster.try_create(card_pod("third", namespace)).is_over_quota
-            assert again.replica.review("/validate", stored)["allowed"]
-            assert again.charged(namespace) == {"M40": 200}
-
-
 def test_a_webhook_whose_api_server_was_gone_recovers_by_itself_and_charges_on(
     cluster: Cluster, control_plane: ControlPlane, installation: Installation, team: Team
 ) -> None:
@@ -129,40 +95,6 @@ def test_a_webhook_whose_api_server_was_gone_recovers_by_itself_and_charges_on(
     assert installation.charged(namespace) == {"M40": 200}
     installation.quota.limit(**{namespace: {"quota": {"M40": 3}}})  # returns once the watch has brought it
     cluster.create(card_pod("over", namespace))
-
-
-def test_a_damaged_ledger_is_not_guessed_and_its_owner_is_told_what_to_do(cluster: Cluster, team: Team) -> None:
-    namespace = team({"quota": {"M40": 2}})
-    cluster.create(card_pod("first", namespace))
-    cluster.rest.merge_patch(ledger_path(namespace), {"data": {"ledger": '{"pending": '}})
-    refused = cluster.try_create(card_pod("second", namespace))
-    assert refused.status == HTTPStatus.INTERNAL_SERVER_ERROR
-    assert f"ledger vcuda-quota-ledgers/gpu-ledger-{namespace} cannot be read (" in refused.message
-    assert refused.message.endswith("; delete it to have it rebuilt")
-    assert [pod["metadata"]["name"] for pod in cluster.pods(namespace)] == ["first"]
-
-
-@pytest.mark.timeout(180)
-def test_a_lost_ledger_admits_nobody_until_it_is_made_anew_and_another_never_had_one(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    lost_for = ("--storable-seconds", "6")
-    with (
-        running(cluster, tmp_path, flags=lost_for) as own,
-        registered(own),
-        own.team({"quota": {"M40": 2}}) as namespace,
-        own.team({"quota": {"M40": 2}}) as fresh,
-    ):
-        cluster.create(card_pod("first", namespace))
-        cluster.rest.merge_patch(ledger_path(namespace), {"metadata": {"finalizers": None}})
-        cluster.rest.send("DELETE", ledger_path(namespace)).ok()
-        refused = cluster.try_create(card_pod("second", namespace))
-        assert (refused.status, refused.headers.get("Retry-After")) == (HTTPStatus.TOO_MANY_REQUESTS, None)
-        assert f"the ledger of namespace {namespace} was lost; " in refused.message
-        cluster.create(card_pod("first", fresh))
-        eventually(lambda: cluster.try_create(card_pod("second", namespace)).status == HTTPStatus.CREATED)
-        assert cluster.try_create(card_pod("third", namespace)).is_over_quota
-        assert own.charged(namespace) == {"M40": 200}
 
 
 @pytest.fixture

@@ -100,16 +100,6 @@ def test_a_leader_that_is_stopped_gives_its_lease_up_at_once(cluster: Cluster, i
         successor.await_synced()
 
 
-def test_a_leader_whose_lease_is_taken_ends_at_once(cluster: Cluster, pair: Pair) -> None:
-    """Whoever took it may act already, so nothing may be finished first; kubelet starts the process again."""
-    leader, _ = pair
-    taken = {"holderIdentity": "somebody", "leaseTransitions": 7}
-    cluster.rest.merge_patch(f"{LEASES}/{LEASE}", {"spec": taken})
-    assert leader.wait() == 1
-    assert leader.logs("lease lost")
-    assert not leader.logs("lease released")
-
-
 def test_an_api_server_that_is_away_for_ten_seconds_costs_neither_leadership_nor_correctness(
     cluster: Cluster, control_plane: ControlPlane, installation: Installation
 ) -> None:

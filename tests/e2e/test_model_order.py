@@ -1,22 +1,15 @@
 """The GPU model of a pod follows a stated order, with the real scheduler, controller manager and audit log."""
 
 from collections.abc import Callable
-from http import HTTPStatus
 
 import pytest
 
-from tests.builders import MODEL, held_to
+from tests.builders import MODEL
 from tests.e2e.cluster import Cluster, Json, is_bound
 from tests.e2e.workloads import workload
-from tests.integration.reviews import card_pod
 
 Team = Callable[[Json], str]
 WISH = "quota.vcuda.io/models"
-
-
-def wishing(name: str, namespace: str, wish: str) -> Json:
-    made = card_pod(name, namespace)
-    return {**made, "metadata": {**made["metadata"], "annotations": {WISH: wish}}}
 
 
 @pytest.fixture
@@ -55,42 +48,3 @@ def test_a_deployment_whose_pod_template_names_models_gets_only_these(
     )
     bound = cluster.await_pods(namespace, lambda pods: len(pods) == 2 and all(map(is_bound, pods)))
     assert sorted(nodes[pod["spec"]["nodeName"]] for pod in bound) == ["A100", "H100"]
-
-
-@pytest.mark.parametrize(
-    ("wish", "status", "message"),
-    [
-        ("A10O", HTTPStatus.UNPROCESSABLE_ENTITY, 'names the unknown GPU model "A10O"; did you mean `A100`?'),
-        ("T4", HTTPStatus.FORBIDDEN, "names T4, which the quota of namespace {} does not list; it lists A100, H100"),
-        (",".join(map(str, range(10_000))), HTTPStatus.UNPROCESSABLE_ENTITY, "must not be longer than 2048 characters"),
-    ],
-    ids=["unknown", "not listed", "ten thousand"],
-)
-@pytest.mark.usefixtures("nodes")
-def test_a_tenant_who_names_a_wrong_model_is_told_which_are_right(
-    *, team: Team, tenant: Callable[[str], Cluster], wish: str, status: HTTPStatus, message: str
-) -> None:
-    namespace = team({"quota": {"A100": 4, "H100": 4}})
-    answer = tenant(namespace).try_create(wishing("train", namespace, wish))
-    assert answer.status == status
-    assert message.format(namespace) in answer.message
-
-
-@pytest.mark.usefixtures("nodes")
-def test_with_one_model_a_pod_must_name_it_and_the_message_has_the_annotation_to_add(
-    cluster: Cluster, team: Team
-) -> None:
-    namespace = team({"one_model": True, "quota": {"A100": 4, "H100": 4}})
-    refused = cluster.try_create(card_pod("train", namespace))
-    assert refused.status == HTTPStatus.FORBIDDEN
-    assert refused.message.endswith(f"set annotation {WISH}: A100, or nodeSelector {MODEL}: A100")
-    cluster.create(wishing("train", namespace, "A100"))
-    assert cluster.pod(namespace)["spec"]["affinity"] == held_to("A100")
-
-
-@pytest.mark.usefixtures("nodes")
-def test_a_dry_run_names_the_rule_that_chose(cluster: Cluster, team: Team) -> None:
-    namespace = team({"quota": {"A100": 4, "H100": 4}})
-    answer = cluster.try_create(wishing("train", namespace, "H100, *"), dryRun="All")
-    told = f"would be pinned to H100: the first in annotation {WISH}, 4 cards of 4 cards free"
-    assert any(told in warning for warning in answer.warnings), answer

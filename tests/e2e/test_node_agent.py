@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from controller.garbage.node.names import TRASH
 from tests.e2e.cluster import Cluster
 from tests.e2e.installation import account_of, tenant_of
 from tests.integration.node.disk import Disk, snapshot, uid
@@ -199,37 +198,6 @@ def test_while_the_api_server_is_away_nothing_goes_and_an_agent_that_starts_then
             assert disk.names() == {own, alive, gone}
         agent.await_moved(gone)
     assert disk.names() == {own, alive}
-
-
-def test_an_agent_that_is_killed_and_started_again_takes_nothing_for_gone_that_is_not(
-    pods: Pods, cluster: Cluster, disk: Disk, node: str, own: str
-) -> None:
-    alive, gone = pods.start("alive"), pods.make(uid(1))
-    flags = ("--pod-uid", own, "--trash-retention", "1")
-    before = snapshot(disk.root / alive)
-    for _ in range(3):
-        with sweeping(cluster, disk, node, *flags) as process:
-            process.await_sweeps(1)
-            process.kill()
-    with sweeping(cluster, disk, node, *flags) as agent:
-        agent.await_moved(gone)
-        agent.await_log("deleted", lambda line: line["directory"].startswith(f"{TRASH}/{gone}."))
-    assert (disk.names(), disk.trash()) == ({own, alive}, set())
-    assert snapshot(disk.root / alive) == before
-
-
-@pytest.mark.parametrize("mistake", ["another node", "a node that is not", "another pod"])
-def test_a_list_that_cannot_be_this_nodes_is_not_believed(
-    pods: Pods, cluster: Cluster, *, disk: Disk, node: str, own: str, mistake: str, create_node: Callable[..., str]
-) -> None:
-    gone = pods.make(uid(1))
-    other = create_node("gpu-8")
-    Pods(cluster, pods.namespace, other, disk).start("other")
-    names = {"another node": (other, own), "a node that is not": ("gpu-9", own), "another pod": (node, uid(9))}
-    listed, pod = names[mistake]
-    with sweeping(cluster, disk, listed, "--pod-uid", pod) as agent:
-        agent.await_sweeps(8, "blocked")
-    assert gone in disk.names()
 
 
 def test_it_serves_health_and_metrics_and_stops_when_it_is_told_to(agent: NodeProcess, pods: Pods) -> None:

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders import MODEL, POOL
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.installation import Installation, await_nodes, await_ready, installed, registered, running
+from tests.e2e.installation import Installation, await_ready, installed, registered, running
 from tests.e2e.quota_config import KEY, QuotaConfigMap
 from tests.integration.reviews import card_pod, gpu_pod, pinned
 
@@ -49,24 +48,6 @@ def test_an_edit_that_removes_the_label_of_the_check_is_still_checked(cluster: C
     unlabelled = {"metadata": {"labels": None}, "data": {KEY: MALFORMED}}
     path, merge = own.quota.path, "application/merge-patch+json"
     assert cluster.rest.send("PATCH", path, unlabelled, content_type=merge).status == HTTPStatus.UNPROCESSABLE_ENTITY
-
-
-def test_a_good_edit_is_answered_with_what_looks_wrong_in_it(
-    cluster: Cluster, own: Installation, create_node: Callable[..., str]
-) -> None:
-    labels = {MODEL: "M40", POOL: "public"}
-    create_node("gpu-known", labels)
-    await_nodes(own, labels)
-    with own.team({"quota": {"M40": 8}}) as namespace:
-        cluster.create(card_pod("train", namespace, 4))
-        answer = own.quota.write(json.dumps({namespace: {"quota": {"M40": 2.5, "M4O": 1}}}))
-        assert answer.ok()
-        # Entries of earlier tests are lost, which is a warning too.
-        too_low = "4 cards in use, limit 2.5 cards; running pods stay, new ones are refused until it fits"
-        assert tuple(warning for warning in answer.warnings if warning.startswith(namespace)) == (
-            f"{namespace}.quota.M40: {too_low}",
-            f"{namespace}.quota.M4O: no node has this model in label {MODEL} (known: M40)",
-        )
 
 
 def test_a_deleted_quota_limits_nobody_and_one_made_anew_counts_what_runs(cluster: Cluster, own: Installation) -> None:

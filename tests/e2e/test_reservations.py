@@ -10,12 +10,10 @@ from tests.e2e.crowd import GRANTED, REAPED, Crowd
 from tests.e2e.installation import Installation, await_ledger, controlling, installed
 from tests.e2e.steady import in_threads
 from tests.processes import ControllerProcess, WebhookProcess
-from vcuda.ledger.ledger import LEASE_SECONDS, Ledger
+from vcuda.ledger.ledger import Ledger
 
 REPLICAS, CALLERS = 3, 9
 CARDS = 400
-GIVEN_BACK_SECONDS = LEASE_SECONDS - 2
-"""Sooner than anybody else would take it away."""
 
 
 @pytest.fixture
@@ -42,10 +40,6 @@ def is_reserved(ledger: Ledger) -> bool:
     return bool(ledger.reserved)
 
 
-def is_given_back(ledger: Ledger) -> bool:
-    return not ledger.reserved
-
-
 def test_a_namespace_is_filled_exactly_by_replicas_that_grant_from_reservations(
     cluster: Cluster, own: Installation, namespace: str
 ) -> None:
@@ -57,15 +51,6 @@ def test_a_namespace_is_filled_exactly_by_replicas_that_grant_from_reservations(
     crowd.create_until_refused()
     assert crowd.stored_cards() == CARDS
     assert all(f"used: {CARDS}" in message for message in crowd.failures)
-
-
-def test_what_is_reserved_is_given_back_where_nobody_creates_anything_more(
-    cluster: Cluster, own: Installation, namespace: str
-) -> None:
-    crowd = Crowd(cluster, namespace, range(REPLICAS))
-    with in_threads([crowd.create_many] * CALLERS):
-        await_ledger(own, namespace, is_reserved)
-    await_ledger(own, namespace, is_given_back, GIVEN_BACK_SECONDS)
 
 
 def reserve(cluster: Cluster, own: Installation, namespace: str, end: Callable[[WebhookProcess], int]) -> int:

@@ -5,7 +5,6 @@ import json
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -125,31 +124,6 @@ def test_damage_is_mended_by_one_run(stage: Stage, namespace: str, damage: Damag
     assert_at_rest(stage, namespace)
 
 
-def test_two_runs_at_once_do_one_rotation(stage: Stage, namespace: str) -> None:
-    before, since = stage.bundles(), later()
-    with ThreadPoolExecutor(2) as pool:
-        ends = list(pool.map(lambda _: stage.rotate("--issued-before", since), range(2)))
-    assert all("Done" in end for end in ends)
-    assert not set(stage.bundles()) & set(before)
-    assert_at_rest(stage, namespace)
-
-
-def test_without_a_ready_endpoint_the_old_authority_stays_trusted(stage: Stage, namespace: str) -> None:
-    before, since = authorities_in(stage), later()
-    stage.set_endpoints(ready=False)
-    try:
-        refused = stage.run("rotate", "--issued-before", since)
-        assert refused.returncode == 1
-        assert f"Run: kubectl -n {SYSTEM_NAMESPACE} get pods,endpointslices" in refused.stdout
-        assert before < authorities_in(stage)
-        assert stage.run("status").returncode == 1
-    finally:
-        stage.set_endpoints()
-    stage.rotate("--issued-before", since)
-    assert not before & authorities_in(stage)
-    assert_at_rest(stage, namespace)
-
-
 NOT_OURS = {"metadata": {"labels": {"app.kubernetes.io/managed-by": None}}}
 
 
@@ -182,27 +156,6 @@ def test_a_configuration_that_lost_its_label_is_told_and_goes_on_working(stage: 
     do_as_told(stage, refused)
     assert "Done" in stage.rotate("--issued-before", since)
     assert_at_rest(stage, namespace)
-
-
-def test_what_cert_manager_looks_after_is_left_alone(stage: Stage) -> None:
-    theirs = {"metadata": {"annotations": {"cert-manager.io/certificate-name": "webhook"}}}
-    injected = {"metadata": {"annotations": {"cert-manager.io/inject-ca-from": "vcuda-quota/webhook"}}}
-    nothing = {"metadata": {"annotations": None}}
-    rest = stage.cluster.rest
-    try:
-        rest.merge_patch(SERVING_SECRET, theirs)
-        half = stage.run("rotate", "--issued-before", utc_now())
-        assert half.returncode == 1
-        assert "give both to one of them" in half.stdout
-        for path in PATHS.values():
-            rest.merge_patch(path, injected)
-        before = versions(stage)
-        assert "Done: nothing here is ours" in stage.rotate("--issued-before", utc_now())
-        assert "cert-manager's" in stage.run("status").stdout
-        assert versions(stage) == before
-    finally:
-        for path in (SERVING_SECRET, *PATHS.values()):
-            rest.merge_patch(path, nothing)
 
 
 def test_a_dry_run_tells_every_step_and_takes_none(stage: Stage) -> None:

@@ -150,15 +150,6 @@ def test_a_quota_that_is_removed_takes_everything_with_it_and_may_come_back(
     assert cluster.try_create(card_pod("over", team)).is_over_quota
 
 
-def test_a_quota_that_is_removed_while_a_charge_is_pending_leaves_no_ledger_behind(
-    cluster: Cluster, installation: Installation, team: str
-) -> None:
-    cluster.create(card_pod("stays", team))
-    named_like_another(cluster, team)
-    installation.quota.lift(team)
-    await_ledger_gone(cluster, team)
-
-
 def is_another(uid: str, found: Json) -> bool:
     return bool(found["metadata"]["uid"] != uid)
 
@@ -177,20 +168,6 @@ def test_a_ledger_whose_deletion_is_asked_for_goes_once_nothing_is_pending_and_c
         cluster.await_object(collection, name, partial(is_another, uid))
         await_committed(installation, team, M40=100)
         assert cluster.try_create(card_pod("over", team, cards=8)).is_over_quota
-
-
-def test_a_model_that_is_renamed_in_the_quota_keeps_its_charges_under_its_old_name(
-    cluster: Cluster, installation: Installation, team: str
-) -> None:
-    """Stored pods keep the old name. New pods get the new one."""
-    cluster.create(card_pod("old", team, cards=2))
-    await_committed(installation, team, M40=200)
-    installation.quota.limit(**{team: {"quota": {"Tesla-M40": 1}}})
-    cluster.create(card_pod("new", team))
-    await_committed(installation, team, **{"M40": 200, "Tesla-M40": 100})
-    assert cluster.try_create(card_pod("over", team)).is_over_quota
-    cluster.delete_pod(team, "old")
-    await_committed(installation, team, PROMPTLY, **{"Tesla-M40": 100})
 
 
 @pytest.mark.usefixtures("controller_manager")

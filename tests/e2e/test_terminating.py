@@ -19,7 +19,7 @@ from tests.e2e.installation import (
 )
 from tests.integration.reviews import card_pod
 from tests.processes import eventually
-from vcuda.ledger.ledger import UNSEEN_SECONDS, Terminating
+from vcuda.ledger.ledger import Terminating
 from vcuda.quota.model import Charge
 
 YEAR = 365 * 24 * 3600
@@ -65,24 +65,6 @@ def test_a_tenant_that_tears_away_a_running_pod_gets_nothing_back_before_its_tim
             await_ledger(installation, team, lambda ledger: not ledger.terminating)
             successor.await_log("releasing the charge of a pod deleted before it ended")
             tenant.create(card_pod("next", team, cards=4))
-
-
-def test_what_goes_while_nobody_leads_is_held_for_a_while(
-    cluster: Cluster, installation: Installation, team: str
-) -> None:
-    with tenant_of(cluster, team) as tenant:
-        with controlling(installation) as leader:
-            for name in ("goes", "stays"):
-                cluster.bind(card_pod(name, team, cards=2), NODE)
-            await_committed(installation, team, M40=400)
-            leader.kill()
-        tenant.delete_by_force(team, "goes")
-        with controlling(installation, "--max-terminating-seconds", "3"):
-            ledger = await_ledger(installation, team, lambda ledger: bool(ledger.terminating))
-            assert [*ledger.terminating.values()] == [Terminating("M40", Charge(200, 0, 200), UNSEEN_SECONDS)]
-            assert tenant.try_create(card_pod("next", team)).status == HTTPStatus.FORBIDDEN
-            await_ledger(installation, team, lambda ledger: not ledger.terminating)
-            tenant.create(card_pod("next", team, cards=2))
 
 
 @pytest.mark.usefixtures("controller_manager")

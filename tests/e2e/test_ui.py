@@ -1,8 +1,6 @@
 """The usage page of a real controller beside a real control plane, in a browser: what happens there shows here."""
 
-import http.client
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Iterator
 from http import HTTPStatus
 
 import pytest
@@ -11,10 +9,9 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from controller.ui.events import MAX_EVENTS_A_NAMESPACE
 from controller.ui.snapshot import MAX_LISTED
 from tests.browser import Tab, browsing, tab
-from tests.builders import MODEL
 from tests.e2e.cluster import Cluster
-from tests.e2e.installation import Installation, candidate, controlling, limited_team, tenant_of
-from tests.e2e.workloads import creating, workload
+from tests.e2e.installation import Installation, controlling, limited_team, tenant_of
+from tests.e2e.workloads import workload
 from tests.integration.reviews import card_pod, gpu_pod, on_m40
 from tests.processes import ControllerProcess
 
@@ -81,37 +78,6 @@ def test_a_pod_that_is_created_shows_live_and_so_does_its_end(cluster: Cluster, 
     assert page.evaluate("window.untouched")
 
 
-def test_cards_that_are_reserved_show_while_many_pods_are_created_and_go_by_themselves(
-    own: Installation, opened: Tab, cluster: Cluster
-) -> None:
-    page = opened.page
-    with limited_team(own, {"quota": {"M40": 400}}) as crowded:
-        cell = row_of(page, crowded).locator('td[data-m="M40"]')
-        with creating(cluster, crowded):
-            expect(cell).to_contain_text("reserved", timeout=SOON)
-        expect(cell).not_to_contain_text("reserved", timeout=SOON)
-        expect(cell).to_contain_text(f"{len(cluster.pods(crowded)) / 100:g} of 400", timeout=SOON)
-
-
-def test_the_page_of_a_namespace_has_its_pods_with_charge_and_age(
-    cluster: Cluster, opened: Tab, team: str, create_node: Callable[..., str]
-) -> None:
-    page = opened.page
-    row_of(page, team).get_by_role("link").click()
-    page.wait_for_selector("#state[data-state=live]")
-    expect(page.get_by_text("No pod or claim here holds a card.")).to_be_visible()
-    node = create_node("ui-m40", {MODEL: "M40"}, {"tencent.com/vcuda-core": "800", "tencent.com/vcuda-memory": "100"})
-    cluster.create(on_m40(card_pod("train", team)))
-    row = page.get_by_role("row", name="train")
-    expect(row).to_contain_text("M40", timeout=SOON)
-    expect(row).to_contain_text("10 GiB")
-    expect(row).to_contain_text(node, timeout=SOON)
-    expect(row.locator("time")).to_be_visible()
-    page.get_by_role("link", name="All namespaces").click()
-    free = page.get_by_role("row", name="Free in the cluster").locator('td[data-m="M40"]')
-    expect(free).to_contain_text("of 8", timeout=SOON)
-
-
 @pytest.mark.usefixtures("controller_manager")
 def test_a_refused_deployment_shows_with_the_reason(cluster: Cluster, opened: Tab, team: str) -> None:
     page = opened.page
@@ -147,33 +113,3 @@ def test_events_that_a_tenant_writes_push_no_refusal_of_another_off_the_page(
         cluster.create(workload("Deployment", team, "greedy", pod=card_pod("", team, cards=5)))
         expect(refusals.filter(has_text=f"M40 in namespace {team}")).to_have_count(1, timeout=SOON)
         assert refusals.filter(has_text="forged").count() == MAX_EVENTS_A_NAMESPACE
-
-
-def test_a_page_of_another_name_cannot_read_it(leader: ControllerProcess) -> None:
-    url = url_of(leader)
-    for host, status in (("localhost", HTTPStatus.OK), ("evil.example", HTTPStatus.MISDIRECTED_REQUEST)):
-        with closing(http.client.HTTPConnection(url.removeprefix("http://").strip("/"), timeout=20)) as connection:
-            connection.request("GET", "/leading", headers={"Host": host})
-            assert connection.getresponse().status == status
-
-
-def test_a_pod_that_its_quota_would_not_let_in_any_more_shows_with_why(
-    cluster: Cluster, own: Installation, opened: Tab, team: str
-) -> None:
-    found = opened.page.get_by_role("region", name="Beyond the quota")
-    cluster.create(on_m40(card_pod("train", team, cards=2)))
-    own.quota.limit(**{team: {"quota": {"M40": 1}}})
-    expect(found).to_contain_text(f"beyond GPU quota: M40 in namespace {team}", timeout=SOON)
-    cluster.delete_pod(team, "train")
-    expect(found).not_to_contain_text(team, timeout=SOON)
-
-
-def test_who_stands_by_says_who_leads(browser: Browser, own: Installation, leader: ControllerProcess) -> None:
-    with candidate(own, *FLAGS, "--identity", "second") as waiting:
-        holder = leader.await_log("leading")["identity"]
-        standing = browser.new_page()
-        answer = standing.goto(url_of(waiting))
-        assert answer is not None
-        assert answer.status == HTTPStatus.SERVICE_UNAVAILABLE
-        expect(standing.get_by_text(f"The leader is {holder}.")).to_be_visible(timeout=SOON)
-        standing.close()

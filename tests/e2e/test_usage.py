@@ -24,7 +24,6 @@ from tests.e2e.installation import (
     await_committed,
     await_enforced,
     await_published,
-    await_unpublished,
     limited_team,
     tenant_of,
 )
@@ -97,29 +96,6 @@ def test_the_usage_names_every_model_and_the_pods_that_hold_it_largest_first(
     assert set(report["warnings"]) <= {NO_NODE_HAS_A_MODEL}
 
 
-def test_usage_tells_what_is_admitted_and_not_yet_stored(
-    cluster: Cluster, installation: Installation, team: str
-) -> None:
-    """A pod whose name is taken is charged, and never stored. If little room is left, the usage shows that at once."""
-    cluster.create(card_pod("train", team, cards=3))
-    await_committed(installation, team, M40=300)
-    assert cluster.try_create(on_m40(card_pod("train", team))).status == HTTPStatus.CONFLICT
-    report = await_published(cluster, team, lambda report: report["models"][0]["pending"] == 1)
-    assert used(report)["M40"] == 4
-    await_published(cluster, team, lambda report: used(report)["M40"] == 3 and not report["models"][0]["pending"])
-
-
-def test_the_gauges_tell_limit_usage_and_pending_in_hundredths_of_a_card(
-    cluster: Cluster, installation: Installation, controller: ControllerProcess, team: str
-) -> None:
-    fill(cluster, installation, team)
-    await_published(cluster, team, is_filled)
-    wanted = {"M40": (400, 350, 0), "P100": (250, 0, 0)}
-    for model, figures in wanted.items():
-        for name, figure in zip(("limit", "used", "pending"), figures, strict=True):
-            assert controller.metric(f"vcuda_quota_{name}_cores", namespace=team, model=model) == figure
-
-
 def test_cards_reserved_for_many_pods_are_told_from_used_and_free_ones_and_are_given_back(
     cluster: Cluster, controller: ControllerProcess, led_team: Callable[[Json], str], gpuquota: Plugin
 ) -> None:
@@ -160,16 +136,6 @@ def test_who_creates_three_pods_never_sees_anything_reserved(
     assert controller.metric("vcuda_quota_reserved_cores", namespace=team) == 0
 
 
-def test_what_is_no_longer_limited_has_no_gauges_any_more(
-    cluster: Cluster, installation: Installation, controller: ControllerProcess, team: str
-) -> None:
-    await_published(cluster, team)
-    assert controller.metric("vcuda_quota_limit_cores", namespace=team) == 650
-    installation.quota.lift(team)
-    await_unpublished(cluster, team)
-    assert controller.samples("vcuda_quota_limit_cores", namespace=team) == []
-
-
 def test_pods_that_slipped_in_before_the_label_are_reported_and_count_once_their_model_is_known(
     cluster: Cluster, installation: Installation, controller: ControllerProcess, create_node: Callable[..., str]
 ) -> None:
@@ -205,19 +171,6 @@ def test_a_pod_that_is_held_to_no_model_follows_its_nodes(
             for model in ("M40", "P100"):
                 cluster.rest.merge_patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": {MODEL: model}}})
                 await_committed(installation, namespace, **{model: 100})
-
-
-@pytest.mark.parametrize(
-    "harm",
-    [
-        pytest.param(lambda rest, path: rest.send("DELETE", path), id="deleted"),
-        pytest.param(lambda rest, path: rest.merge_patch(path, {"data": {"usage.json": "{}"}}), id="changed"),
-    ],
-)
-def test_a_report_that_somebody_harms_comes_back(cluster: Cluster, team: str, harm: Callable[..., object]) -> None:
-    await_published(cluster, team)
-    harm(cluster.rest, f"/api/v1/namespaces/{team}/configmaps/{USAGE}")
-    assert await_published(cluster, team)["namespace"] == team
 
 
 @pytest.fixture

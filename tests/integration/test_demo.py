@@ -2,13 +2,10 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from certs.cli import issue
 from examples import demo
 
 ROOT = Path(demo.__file__).parents[1]
@@ -77,37 +74,3 @@ def test_nothing_is_left_running(output: str) -> None:
     port = int(output.splitlines()[1].partition(",")[0].rpartition(":")[2])
     listening = [line.split()[1:4] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     assert ["0100007F", f"{port:04X}", "0A"] not in [[*local.split(":"), state] for local, _, state in listening]
-
-
-def died(_directory: Path) -> str:
-    return "exit 3"
-
-
-def hung_up(directory: Path) -> str:
-    """Announces an address where nobody listens."""
-    CliRunner().invoke(issue, ["--dir", str(directory)], catch_exceptions=False)
-    line = f'{{"event":"listening","url":"https://127.0.0.1:1","ca":"{directory}/ca.crt"}}'
-    return f"echo '{line}'; exec sleep 100"
-
-
-@pytest.mark.parametrize(
-    ("script", "sentence"), [(died, "the server ended before it listened"), (hung_up, "/mutate: no answer: ")]
-)
-def test_a_server_that_misbehaves_is_status_1(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: Callable[[Path], str], sentence: str
-) -> None:
-    program = tmp_path / "vcuda-webhook"
-    program.write_text(f"#!/bin/sh\n{script(tmp_path)}\n")
-    program.chmod(0o755)
-    monkeypatch.setattr("sysconfig.get_path", lambda _name: str(tmp_path))
-    result = CliRunner().invoke(demo.main)
-    assert result.exit_code == 1
-    assert sentence in result.stderr
-
-
-def test_a_quota_that_cannot_be_read_is_status_2(tmp_path: Path) -> None:
-    path = tmp_path / "gpuquota.yaml"
-    path.write_text("team-a: 8")
-    result = CliRunner().invoke(demo.main, ["--quota", str(path)])
-    assert result.exit_code == 2
-    assert "team-a" in result.stderr

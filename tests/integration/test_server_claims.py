@@ -2,14 +2,13 @@
 
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import yaml
 
-from examples.claims import HAMI, NVIDIA, claim, entry, published, share, template, view
+from examples.claims import HAMI, NVIDIA, claim, entry, published, share, template
 from tests.builders import Manifest
-from tests.integration.reviews import Json, card_pod, gpu_pod, patched
+from tests.integration.reviews import Json, card_pod
 from tests.processes import WebhookProcess, serving
 from vcuda.claims.names import API_VERSION
 from vcuda.claims.pin import ClaimPin, write_pin
@@ -61,20 +60,6 @@ def test_a_claim_is_pinned_and_charged_beside_pods(server: WebhookProcess) -> No
     assert "requested: 8 cards, used: 0.5 (0.5 pending), limited: 8, 0.5 more needed" in refused["status"]["message"]
 
 
-def test_the_pin_is_one_selector_that_is_read_again(server: WebhookProcess) -> None:
-    asked = in_namespace(claim(), "team-a")
-    stored = patched(asked, server.review("/mutate", asked, kind=CLAIM_KIND))
-    (pin,) = view(stored).pins
-    assert pin.patterns[0] == "m40"
-    assert "patch" not in server.review("/mutate", stored, kind=CLAIM_KIND)
-
-
-def test_a_claim_over_quota_is_403_with_nothing_to_wait_for(server: WebhookProcess) -> None:
-    over = review(server, in_namespace(claim(entry(count=9)), "team-a"))
-    assert (over["allowed"], over["status"]["code"], "details" in over["status"]) == (False, 403, False)
-    assert "can never fit" in over["status"]["message"]
-
-
 def test_what_is_stored_is_charged_already(server: WebhookProcess) -> None:
     refused = review(server, in_namespace(held(2), "full"))
     assert "requested: 2 cards, used: 1 (0 pending), limited: 2, 1 more needed" in refused["status"]["message"]
@@ -86,19 +71,3 @@ def test_the_units_of_the_config_map_price_its_classes(server: WebhookProcess) -
     refused = review(server, in_namespace(claim(entry("nobody.example.com")), "team-a"))
     assert refused["status"]["code"] == 422
     assert refused["status"]["details"]["causes"][0]["field"] == "spec.devices.requests[0].exactly.deviceClassName"
-
-
-def test_a_pod_is_told_of_a_stored_template_that_can_never_fit(server: WebhookProcess) -> None:
-    naming = gpu_pod("train", "team-a", {})
-    naming["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "nine"}]
-    refused = server.admit(naming)
-    assert (refused["allowed"], refused["status"]["code"]) == (False, 403)
-    assert "can never fit" in refused["status"]["message"]
-
-
-def test_a_crowd_of_claims_gets_exactly_what_the_quota_has(server: WebhookProcess) -> None:
-    def create(number: int) -> bool:
-        return bool(review(server, in_namespace(claim(), "crowd", f"claim-{number}"))["allowed"])
-
-    with ThreadPoolExecutor(8) as callers:
-        assert sum(callers.map(create, range(30))) == 10

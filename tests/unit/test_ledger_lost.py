@@ -132,6 +132,19 @@ def test_one_that_another_replica_is_making_is_awaited_and_not_lost(api: ApiDoub
     assert len(slept) == 1
 
 
+def test_a_ledger_that_another_replica_creates_first_is_read(api: ApiDouble, replica: Replica) -> None:
+    replica.charge("a")
+    made = api.objects[LEDGER]
+    api.remove(LEDGER)
+
+    def overtaken(_method: str, _timeout: float, effect: Effect) -> bytes:
+        api.store(LEDGER, made)
+        return effect()
+
+    api.deliver = Script(overtaken)
+    assert list(replica.store.read("team-a").ledger.pending) == ["a"]
+
+
 # etcd set back to an earlier state
 
 

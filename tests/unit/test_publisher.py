@@ -14,6 +14,7 @@ from tests.api_double import ApiDouble, Delivery, Effect, Script, delivered, los
 from tests.replicas import Clock
 from vcuda.errors import ApiError, Cause, NotFound, VcudaError
 from vcuda.ledger.report import ModelUse, NamespaceUse, PodUse
+from vcuda.quota.values import MIB
 
 TERMINATING = ApiError(
     403,
@@ -180,4 +181,33 @@ def test_what_is_reserved_has_metrics_of_its_own_beside_what_is_used() -> None:
         ("used_cores", "team-b"): 200,
         ("reserved_cores", "team-b"): 0,
         ("reservation_age_seconds", "team-b"): None,
+    }
+
+
+def test_every_figure_of_a_report_is_a_gauge() -> None:
+    model = ModelUse(
+        "M40", limit=8, used=5, pending=2, available=1, memory_limit=40, memory_used=30, reserved=1, terminating=0.5
+    )
+    registry = CollectorRegistry()
+    use = msgspec.structs.replace(use_of(), models=(model,), unpinned=("a", "b"), taking_effect=True, ledger_lost=True)
+    registry.register(UsageCollector(lambda: {"team-a": use}, dict))
+    of_model = ("limit_cores", "used_cores", "pending_cores", "terminating_cores", "reserved_cores")
+    of_memory = ("limit_memory_bytes", "used_memory_bytes")
+    of_namespace = ("unpinned_pods", "taking_effect", "ledger_lost")
+    told = {
+        name: registry.get_sample_value(f"vcuda_quota_{name}", {"namespace": "team-a", **labels})
+        for names, labels in (((*of_model, *of_memory), M40), (of_namespace, {}))
+        for name in names
+    }
+    assert told == {
+        "limit_cores": 800,
+        "used_cores": 500,
+        "pending_cores": 200,
+        "terminating_cores": 50,
+        "reserved_cores": 100,
+        "limit_memory_bytes": 40 * MIB,
+        "used_memory_bytes": 30 * MIB,
+        "unpinned_pods": 2,
+        "taking_effect": 1,
+        "ledger_lost": 1,
     }
