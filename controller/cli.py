@@ -60,6 +60,7 @@ main.add_command(node)
     help="Namespace of the Lease, the webhook's Service and the extender's objects.",
 )
 @cli.ledger_namespace_option
+@cli.node_namespace_option
 @cli.model_label_option
 @cli.pool_label_option
 @cli.option(
@@ -179,6 +180,7 @@ def run(
     quota_key: str,
     system_namespace: str,
     ledger_namespace: str,
+    node_namespace: str,
     model_label: str,
     pool_label: str,
     identity: str | None,
@@ -269,6 +271,7 @@ def run(
         registry,
         on_fault=_end,
         ledger_namespace=ledger_namespace,
+        node_namespace=node_namespace,
         timing=timing,
         gc=stale_gc.GcOptions(timeout=allocation_timeout, dry_run=dry_run),
         violations=violation_watcher.ViolationOptions(audit_period, enforce_audit, delete_after_evictions),

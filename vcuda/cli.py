@@ -14,7 +14,7 @@ import click
 from vcuda.errors import BadInput
 from vcuda.ledger.ledger import STORABLE_SECONDS
 from vcuda.placement.affinity import NodeLabels
-from vcuda.quota.model import LEDGER_NAMESPACE
+from vcuda.quota.model import LEDGER_NAMESPACE, NODE_NAMESPACE
 
 BAD_INPUT = 2
 """The exit status for what a person wrote; click itself ends with it for a flag that it cannot read."""
@@ -77,6 +77,9 @@ quota_configmap_option = option(
 quota_key_option = option("--quota-key", default="gpu_quota", help="Its key.")
 ledger_namespace_option = option(
     "--ledger-namespace", default=LEDGER_NAMESPACE, help="Namespace of the ledgers, and of nothing else."
+)
+node_namespace_option = option(
+    "--node-namespace", default=NODE_NAMESPACE, help='Namespace of the node agents, which the entry "*" does not limit.'
 )
 model_label_option = option("--model-label", default=_LABELS.model, help="Node label that holds a node's GPU model.")
 pool_label_option = option("--pool-label", default=_LABELS.pool, help="Node label that holds a node's pool.")

@@ -25,8 +25,11 @@ SYSTEM_NAMESPACES = frozenset({"kube-system", "kube-public", "kube-node-lease"})
 LEDGER_NAMESPACE = "vcuda-quota-ledgers"
 """The default namespace of the ledgers. It holds nothing else."""
 
-UNASKED_NAMESPACES = frozenset({"kube-system", "vcuda-quota", LEDGER_NAMESPACE, "vcuda-quota-node"})
-"""The namespaces for whose pods the API server calls no webhook of ours (manifests/base/registration.yaml)."""
+NODE_NAMESPACE = "vcuda-quota-node"
+"""The default namespace of the node agents."""
+
+UNASKED_NAMESPACES = frozenset({"kube-system", "vcuda-quota", LEDGER_NAMESPACE, NODE_NAMESPACE})
+"""The namespaces for whose pods the API server calls no webhook of ours, as manifests/base/registration.yaml names them."""
 
 
 DEFAULT = "*"

@@ -17,7 +17,7 @@ import structlog
 from vcuda import kube as k8s
 from vcuda.ledger.ledger import STORABLE_SECONDS
 from vcuda.placement import patches
-from vcuda.quota.model import LEDGER_NAMESPACE, SYSTEM_NAMESPACES
+from vcuda.quota.model import LEDGER_NAMESPACE, NODE_NAMESPACE, SYSTEM_NAMESPACES
 from vcuda.quota.quota_clock import QuotaClock
 from vcuda.requests.runtime_devices import GPU_RUNTIME_CLASSES
 from vcuda.tls import ServingCertificate, watch
@@ -59,6 +59,7 @@ class Cluster(msgspec.Struct, frozen=True):
     system_namespace: str
     hints: patches.Hints
     ledger_namespace: str = LEDGER_NAMESPACE
+    node_namespace: str = NODE_NAMESPACE
     callers_known: bool = False
     end: Callable[[str], None] = k8s.end_process
     storable_seconds: float = STORABLE_SECONDS
@@ -78,7 +79,8 @@ class Cluster(msgspec.Struct, frozen=True):
             pool_size=namespace_ledger.KUBE_THREADS + namespace_ledger.LIST_THREADS + 2,
             version_check=check,
         )
-        quota = k8s.QuotaInformer(kube, self.place, SYSTEM_NAMESPACES | {self.system_namespace, self.ledger_namespace})
+        own = {self.system_namespace, self.ledger_namespace, self.node_namespace}
+        quota = k8s.QuotaInformer(kube, self.place, SYSTEM_NAMESPACES | own)
         nodes = k8s.NodeInformer(kube, self.hints.labels, resources=quota.resources)
         cards = k8s.FreeCardsInformer(kube, self.system_namespace)
         devices = k8s.DeviceInformer(kube)
