@@ -20,7 +20,7 @@ KINDS = {
     "ValidatingWebhookConfiguration": "validatingwebhookconfigurations",
 }
 
-# A rotation runs unattended once a day: it rather waits for a slow API server than leaves things to the next day.
+# A rotation runs unattended, so it waits for a slow API server and leaves nothing to the next run.
 REQUEST_TIMEOUT_SECONDS = 30.0
 
 DIALLED_AT_ONCE = 16

@@ -25,7 +25,7 @@ from controller.ui.page import Links
 from controller.uninstall import Uninstall
 from controller.violations import violation_watcher
 from vcuda import __version__, cli, errors, logs, tls
-from vcuda.kube import Kube, QuotaPlace, VersionCheck
+from vcuda.kube import AuthorizerGrace, Kube, QuotaPlace, VersionCheck
 from vcuda.placement.affinity import NodeLabels
 
 LEADERSHIP_LOST = 1
@@ -259,7 +259,8 @@ def run(
             certificate = _mutual_tls(extender_cert_dir, extender_client_ca)
             listening = service.Listening(extender_address, certificate, extender_advertise, extender_client_name)
         # One connection for each thread that may call at the same time: six watches, the loops and the extender.
-        kube = Kube.connect(kubeconfig, pool_size=16, version_check=VersionCheck(structlog.get_logger().warning))
+        check = VersionCheck(structlog.get_logger().warning)
+        kube = Kube.connect(kubeconfig, pool_size=16, version_check=check, grace=AuthorizerGrace())
     except errors.BadInput as error:
         cli.fail(str(error))
     registry, labels = CollectorRegistry(), NodeLabels(model_label, pool_label)

@@ -78,6 +78,7 @@ class Cluster(msgspec.Struct, frozen=True):
             self.kubeconfig,
             pool_size=namespace_ledger.KUBE_THREADS + namespace_ledger.LIST_THREADS + 2,
             version_check=check,
+            grace=k8s.AuthorizerGrace(),
         )
         own = {self.system_namespace, self.ledger_namespace, self.node_namespace}
         quota = k8s.QuotaInformer(kube, self.place, SYSTEM_NAMESPACES | own)
