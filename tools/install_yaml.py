@@ -47,6 +47,7 @@ def write(
 @cli.quota_configmap_option
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The file to write.")
 def main(
+    *,
     image: str,
     components: tuple[str, ...],
     system_namespace: str,
@@ -59,7 +60,9 @@ def main(
     if len({system_namespace, ledger_namespace, node_namespace}) < len(("system", "ledger", "node")):
         raise click.UsageError("--system-namespace, --ledger-namespace and --node-namespace must differ")
     if quota_configmap[0] == ledger_namespace:
-        raise click.UsageError("--quota-configmap must not be in the namespace of the ledgers, which holds nothing else")
+        raise click.UsageError(
+            "--quota-configmap must not be in the namespace of the ledgers, which holds nothing else"
+        )
     output.parent.mkdir(parents=True, exist_ok=True)
     names = Names(system_namespace, ledger_namespace, node_namespace, *quota_configmap)
     number = write(image, components, output, names=names)

@@ -85,7 +85,7 @@ def test_a_right_that_is_really_missing_is_named_after_the_grace(account: Cluste
         with pytest.raises(Unavailable, match="cannot list resource"):
             kube.get("/api/v1/secrets")
         now[0] += 11
-        with pytest.raises(Forbidden, match='secrets is forbidden: User ".*" cannot list resource "secrets"'):
+        with pytest.raises(Forbidden, match=r'secrets is forbidden: User ".*" cannot list resource "secrets"'):
             kube.get("/api/v1/secrets")
 
 

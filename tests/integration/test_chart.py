@@ -166,6 +166,7 @@ def test_every_component_has_a_value() -> None:
     ),
     a_namespace_of_kubernetes=(("namespaces.system=kube-system",), "kube-system"),
     an_impossible_name=(("namespaces.system=Gpu_1",), "namespaces/system"),
+    an_impossible_address=(("prometheus.runbookBase=docs page#top",), "prometheus/runbookBase"),
     an_unknown_value=(("hami.enbaled=true",), "enbaled"),
     an_unknown_section=(("cert-manager.enabled=true",), "cert-manager"),
     a_wrong_type=(("webhook.replicas=many",), "webhook/replicas"),
@@ -259,6 +260,13 @@ def test_the_values_of_a_deployment_reach_it(tmp_path: Path) -> None:
         assert (spec["nodeSelector"], spec["tolerations"]) == ({"role": "system"}, [{"operator": "Exists"}])
 
 
+def test_the_page_that_alerts_lead_to_can_be_named() -> None:
+    page = "https://docs.example.com/a/troubleshooting.html"
+    found = charted("prometheus.enabled=true", f"prometheus.runbookBase={page}")
+    [group] = one([*found.values()], "PrometheusRule", "vcuda-quota")["spec"]["groups"]
+    assert {rule["annotations"]["runbook_url"].partition("#")[0] for rule in group["rules"]} == {page}
+
+
 def test_the_namespace_of_prometheus_can_be_named() -> None:
     found = charted("prometheus.enabled=true", "prometheus.namespace=observability")
     assert not [each for each in found.values() if '"monitoring"' in json.dumps(each)]
@@ -307,6 +315,7 @@ def test_the_values_of_the_page_reach_its_objects() -> None:
 
 
 OTHER_NAMES = Names("gpu-parts", "gpu-books", "gpu-agents", "gpu-limits", "cards")
+"""Other names than those of the manifests."""
 NAMED = (
     f"namespaces.system={OTHER_NAMES.system}",
     f"namespaces.ledgers={OTHER_NAMES.ledgers}",
@@ -339,9 +348,13 @@ def texts(value: Json | list[Json] | str, key: str = "") -> Iterator[tuple[str, 
 def old_names(found: Sequence[Json]) -> list[tuple[str, str]]:
     """Return the texts that refer to a namespace, or to the quota, by its usual name."""
     others = [each for manifest in found if manifest["kind"] != "Namespace" for each in texts(manifest)]
-    named = [(key, text) for key, text in others if not (key in NAME_KEYS and text in ("vcuda-quota", "00-vcuda-quota"))]
+    named = [
+        (key, text) for key, text in others if not (key in NAME_KEYS and text in ("vcuda-quota", "00-vcuda-quota"))
+    ]
     spaces = [("Namespace", each["metadata"]["name"]) for each in found if each["kind"] == "Namespace"]
-    return [(key, text) for key, text in (*named, *spaces) if re.search("vcuda-quota|gpuquota", OF_OTHERS.sub("", text))]
+    return [
+        (key, text) for key, text in (*named, *spaces) if re.search("vcuda-quota|gpuquota", OF_OTHERS.sub("", text))
+    ]
 
 
 @pytest.mark.parametrize("excluded", ["hami", "scheduler"])

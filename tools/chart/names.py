@@ -1,4 +1,7 @@
-"""Gives the namespaces of the parts, and the ConfigMap of the quota, other names in every manifest that refers to them."""
+"""Gives the namespaces of the parts, and the ConfigMap of the quota, other names in every manifest that refers to them.
+
+The address of the documentation, which alerts refer to, is such a name too.
+"""
 
 import re
 from collections.abc import Iterator
@@ -20,12 +23,14 @@ class Names(NamedTuple):
     """The namespace of the ConfigMap that holds the quota."""
     quota: str = "gpuquota"
     """The name of this ConfigMap."""
+    runbooks: str = "docs/troubleshooting.md"
+    """The address of the page to which alerts lead."""
 
 
 DEFAULT = Names()
 
-# Other objects are named vcuda-quota too: the registration, policies and the image. So the namespace is found by the text
-# around it: an account, a flag, a DNS name, a command, a field of YAML or CEL, or the list of all our namespaces.
+# Other objects are named vcuda-quota too, for example the registration and the image. So the namespace is found by the
+# text around it: an account, a flag, a DNS name, a command, a field of YAML or CEL, or the list of all our namespaces.
 _SYSTEM = re.compile(
     r"(?<=serviceaccount:)vcuda-quota(?=:)|(?<=namespace=)vcuda-quota$|(?<=\.)vcuda-quota(?=\.svc|$)"
     r"|(?<= -n )vcuda-quota(?= )|^vcuda-quota(?=/)|(?<=kube-system, )vcuda-quota(?=,)"
@@ -35,6 +40,7 @@ _LEDGERS = re.compile(r"vcuda-quota-ledgers")
 _NODE_AGENT = re.compile(r"vcuda-quota-node(?![\w-])")
 _QUOTA = re.compile(r"(?<==)kube-system/gpuquota$")
 _QUOTA_COMMAND = re.compile(r"(?<= -n )kube-system describe configmap gpuquota")
+_RUNBOOKS = re.compile(r"^docs/troubleshooting\.md(?=#|$)")
 
 _NAMESPACE_KEYS = {"namespace", "namespaces", "values", "kubernetes.io/metadata.name"}
 """The keys under which a whole text is a namespace."""
@@ -82,4 +88,5 @@ def _patterns(names: Names) -> Iterator[tuple[re.Pattern[str], str]]:
     yield _LEDGERS, names.ledgers
     yield _NODE_AGENT, names.node_agent
     yield _QUOTA, f"{names.quota_namespace}/{names.quota}"
+    yield _RUNBOOKS, names.runbooks
     yield _QUOTA_COMMAND, f"{names.quota_namespace} describe configmap {names.quota}"

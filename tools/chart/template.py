@@ -15,7 +15,7 @@ Json = Any
 _STEP = 2
 _OPEN = '{{ "{{" }}'
 """Prints two braces, which would otherwise begin an action of the template."""
-MARKS = Names("\ue000", "\ue001", "\ue002", "\ue003", "\ue004")
+MARKS = Names("\ue000", "\ue001", "\ue002", "\ue003", "\ue004", "\ue005")
 """A character in place of each name, which becomes the value of the chart. No manifest has these characters."""
 _VALUES = Names(
     ".Values.namespaces.system",
@@ -23,6 +23,7 @@ _VALUES = Names(
     ".Values.namespaces.nodeAgent",
     ".Values.quota.namespace",
     ".Values.quota.name",
+    ".Values.prometheus.runbookBase",
 )
 
 

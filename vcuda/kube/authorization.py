@@ -1,7 +1,7 @@
 """Tells a missing right from an API server that has just started.
 
-An API server answers requests before its authorizer has read all roles and bindings. Until then it refuses requests that
-the caller may make: for 3 s on a small, busy machine.
+An API server answers requests before its authorizer has read all roles and bindings. Until then it refuses requests
+that the caller may make. This takes 3 s on a small, busy machine.
 """
 
 import re
@@ -18,7 +18,8 @@ FORGET_SECONDS = 60.0
 # The sentence of k8s.io/apiserver (forbiddenMessage in pkg/endpoints/handlers/responsewriters). Refusals by admission
 # plugins and webhooks, whose 403 never passes by itself, have other sentences.
 _REFUSED = re.compile(
-    r'(?:\S+ (?:"[^"]*" )?is )?forbidden: User "[^"]*" cannot (\w+ (?:resource "[^"]*" in API group "[^"]*"|path "[^"]*"))'
+    r'(?:\S+ (?:"[^"]*" )?is )?forbidden: User "[^"]*" cannot '
+    r'(\w+ (?:resource "[^"]*" in API group "[^"]*"|path "[^"]*"))'
 )
 
 
@@ -28,8 +29,8 @@ class AuthorizerGrace:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._refused: dict[str, tuple[float, float]] = {}
         # The times of the first and the last refusal. There are few keys, because a process uses few resources.
+        self._refused: dict[str, tuple[float, float]] = {}
 
     def covers(self, message: str) -> bool:
         """Note the refusal with this message. Return whether it may pass because the API server has just started."""

@@ -22,14 +22,11 @@ NOT_MUTATED = "/mutate was not asked, or another webhook came after it"
 SYSTEM_NAMESPACES = frozenset({"kube-system", "kube-public", "kube-node-lease"})
 
 # If the webhook had to admit its own pods, it could never start again after all of them were deleted.
-LEDGER_NAMESPACE = "vcuda-quota-ledgers"
-"""The default namespace of the ledgers. It holds nothing else."""
-
-NODE_NAMESPACE = "vcuda-quota-node"
-"""The default namespace of the node agents."""
+LEDGER_NAMESPACE, NODE_NAMESPACE = "vcuda-quota-ledgers", "vcuda-quota-node"
+"""The default namespaces of the ledgers and of the node agents. They hold nothing else."""
 
 UNASKED_NAMESPACES = frozenset({"kube-system", "vcuda-quota", LEDGER_NAMESPACE, NODE_NAMESPACE})
-"""The namespaces for whose pods the API server calls no webhook of ours, as manifests/base/registration.yaml names them."""
+"""The namespaces for whose pods the API server calls no webhook of ours, by the names in manifests/base."""
 
 
 DEFAULT = "*"
