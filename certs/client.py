@@ -23,9 +23,7 @@ _API = "apiserver.config.k8s.io/v1"
 
 _WHERE = options.all_of(
     (
-        cli.option(
-            "--kubeconfig", type=click.Path(dir_okay=False, path_type=Path), help="Without it: the service account."
-        ),
+        cli.kubeconfig_option,
         options.value_option(
             "--namespace", "NAME", x509.parse_label, "Namespace of all of these.", default="vcuda-quota"
         ),

@@ -113,9 +113,7 @@ def span_option(flag: str, default: timedelta, parse: Callable[[str], timedelta]
 
 
 _SERVICE = (
-    cli.option(
-        "--kubeconfig", type=click.Path(dir_okay=False, path_type=Path), help="Without it: the service account."
-    ),
+    cli.kubeconfig_option,
     value_option("--namespace", "NAME", x509.parse_label, "Namespace of all of these.", default="vcuda-quota"),
     value_option("--service", "NAME", x509.parse_label, "The webhook's Service.", default="vcuda-webhook"),
     cli.option("--port-name", default="https", help="Its port, where it has several."),
