@@ -8,9 +8,9 @@ from http import HTTPStatus
 from pathlib import Path
 
 import pytest
+from tests.e2e.control_plane import ControlPlane
 
 from tests.e2e.cluster import Cluster
-from tests.e2e.control_plane import ControlPlane
 from tests.e2e.installation import account_of, await_ready, running
 from tests.e2e.quota_config import QuotaConfigMap
 from tests.integration.reviews import card_pod, pinned, review_of, with_uid

@@ -325,7 +325,7 @@ NAMED = (
 )
 OF_OTHERS = re.compile(
     r"^vcuda-quota:|^vcuda-quota(-apiserver| CA)$|=vcuda-quota-apiserver$|\"uid\": \"vcuda-quota\""
-    r"|^vcuda-quota(-dashboard|-node-critical-pods|-critical-pods)$|\.name\('vcuda-quota'\)"
+    r"|^vcuda-quota(-dashboard|-viewer|-node-critical-pods|-critical-pods)$|\.name\('vcuda-quota'\)"
     r"|the controller of vcuda-quota: |ValidatingWebhookConfiguration vcuda-quota;|kubectl gpuquota"
 )
 """Texts that name no namespace, and are the same in every installation."""
