@@ -8,13 +8,13 @@ from http import HTTPStatus
 from pathlib import Path
 
 import pytest
-from tests.e2e.control_plane import ControlPlane
 
 from tests.e2e.cluster import Cluster
 from tests.e2e.installation import account_of, await_ready, running
 from tests.e2e.quota_config import QuotaConfigMap
 from tests.integration.reviews import card_pod, pinned, review_of, with_uid
 from tests.processes import eventually
+from tools.control_plane import ControlPlane
 from vcuda.errors import Forbidden, Unavailable, VcudaError
 from vcuda.kube import AuthorizerGrace, Kube
 
