@@ -26,7 +26,8 @@ PAUSE_SECONDS = 1.0
 
 _ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 _RBAC = "/apis/rbac.authorization.k8s.io/v1"
-_REJECTING = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations", "validatingadmissionpolicybindings")
+# A pod that only the validating webhooks see is rejected, because no model was picked. So they are deleted first.
+_REJECTING = ("validatingwebhookconfigurations", "mutatingwebhookconfigurations", "validatingadmissionpolicybindings")
 
 _NO_FINALIZERS = b'{"metadata": {"finalizers": null}}'
 _NO_LABEL = msgspec.json.encode({"metadata": {"labels": {ENFORCED_LABEL: None}}})

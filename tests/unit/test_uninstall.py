@@ -15,8 +15,8 @@ REPORT = "/api/v1/namespaces/team-a/configmaps/gpu-quota-usage"
 PART = {"app.kubernetes.io/part-of": "vcuda-quota"}
 
 REJECTING = (
-    f"{ADMISSION}/mutatingwebhookconfigurations/00-vcuda-quota",
     f"{ADMISSION}/validatingwebhookconfigurations/vcuda-quota",
+    f"{ADMISSION}/mutatingwebhookconfigurations/00-vcuda-quota",
     f"{ADMISSION}/validatingadmissionpolicybindings/ledgers.quota.vcuda.io",
 )
 WRITING = tuple(
