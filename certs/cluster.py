@@ -70,9 +70,9 @@ class ClusterStore:
         if tool:
             left = (f"the certificates are {tool}'s: Secret {self.refs.serving_secret} says so", *left)
         if tool or self.registers_only:
-            authorities_of_it = parsing.read_serving(serving).authorities if serving else ()
+            issuers = parsing.read_serving(serving).authorities if serving else ()
             return state.State(
-                serving=state.Serving(authorities=authorities_of_it, fault=""),
+                serving=state.Serving(authorities=issuers, fault=""),
                 configurations=ours,
                 endpoints=self.dial(),
                 left_alone=left,
