@@ -73,8 +73,8 @@ $(VENV)/docs-installed: setup.cfg $(VENV)/installed
 chart: $(VENV)/installed  ## Write the templates of the Helm chart from the kustomize base and components
 	$(ASSETS) $(BIN)/python -m tools.chart
 
-install-yaml: $(VENV)/installed  ## Write build/install.yaml for `kubectl apply -f`; IMAGE=REGISTRY/vcuda-quota:TAG, and COMPONENTS="hami cert-manager" for more
-	$(ASSETS) $(BIN)/python -m tools.install_yaml --image $(IMAGE_OR_OURS) $(addprefix --component ,$(COMPONENTS)) --output build/install.yaml
+install-yaml: $(VENV)/installed  ## Write build/install.yaml for `kubectl apply -f`; IMAGE=REGISTRY/vcuda-quota:TAG, and COMPONENTS="hami cert-manager" or NAMES="--system-namespace=gpu" for more
+	$(ASSETS) $(BIN)/python -m tools.install_yaml --image $(IMAGE_OR_OURS) $(addprefix --component ,$(COMPONENTS)) $(NAMES) --output build/install.yaml
 
 $(VENV)/lock-installed: setup.cfg $(VENV)/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[lock]'

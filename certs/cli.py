@@ -145,7 +145,7 @@ def rotate(*, timeout: timedelta, dry_run: bool, output: str, **where: Any) -> N
     Exit status: 0 done, or a later run has to go on; 1 a person is needed, the API server did not answer, or
     Kubernetes is too old; 2 bad input.
     """
-    store = functools.partial(options.store_of, where)
+    store = functools.partial(options.store_of, where, retried=not dry_run)
     runs.rotate(store, options.policy_of(where), timeout, dry_run=dry_run, output=output)
 
 
@@ -170,7 +170,7 @@ def register(*, timeout: timedelta, dry_run: bool, output: str, **where: Any) ->
     Exit status: 0 done, or a later run has to go on; 1 a person is needed, the API server did not answer, or
     Kubernetes is too old; 2 bad input.
     """
-    store = functools.partial(options.registering_store_of, where)
+    store = functools.partial(options.registering_store_of, where, retried=not dry_run)
     runs.rotate(store, options.registering_policy_of(where), timeout, dry_run=dry_run, output=output)
 
 

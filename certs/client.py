@@ -23,9 +23,7 @@ _API = "apiserver.config.k8s.io/v1"
 
 _WHERE = options.all_of(
     (
-        cli.option(
-            "--kubeconfig", type=click.Path(dir_okay=False, path_type=Path), help="Without it: the service account."
-        ),
+        cli.kubeconfig_option,
         options.value_option(
             "--namespace", "NAME", x509.parse_label, "Namespace of all of these.", default="vcuda-quota"
         ),
@@ -79,7 +77,7 @@ def rotate(*, timeout: timedelta, dry_run: bool, output: str, **where: Any) -> N
     Exit status: 0 done, or a later run has to go on; 1 a person is needed, the API server did not answer, or
     Kubernetes is too old; 2 bad input.
     """
-    runs.rotate(lambda: _store(where), _policy(where), timeout, dry_run=dry_run, output=output)
+    runs.rotate(lambda: _store(where, retried=not dry_run), _policy(where), timeout, dry_run=dry_run, output=output)
 
 
 @client.command(context_settings=ENVIRONMENT)
@@ -162,13 +160,14 @@ def _write(directory: Path, documents: Mapping[str, str], store: ClientStore) ->
     return 0
 
 
-def _store(where: Mapping[str, Any]) -> ClientStore:
+def _store(where: Mapping[str, Any], *, retried: bool = False) -> ClientStore:
     if where["ca_secret"] == where["secret"]:
         raise click.UsageError(
             "--ca-secret and --secret are two: the pair is copied to machines, and the CA's key to none."
         )
     refs = parsing.ObjectRefs(where["namespace"], "", where["ca_secret"], where["secret"])
-    return ClientStore(options.connect(where["kubeconfig"]), refs, {}, config_map=where["configmap"])
+    kube = options.connect(where["kubeconfig"], retried=retried)
+    return ClientStore(kube, refs, {}, config_map=where["configmap"])
 
 
 def _policy(where: Mapping[str, Any]) -> steps.RotationPolicy:

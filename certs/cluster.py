@@ -20,7 +20,7 @@ KINDS = {
     "ValidatingWebhookConfiguration": "validatingwebhookconfigurations",
 }
 
-# A rotation runs unattended once a day: it rather waits for a slow API server than leaves things to the next day.
+# A rotation runs unattended, so it waits for a slow API server and leaves nothing to the next run.
 REQUEST_TIMEOUT_SECONDS = 30.0
 
 DIALLED_AT_ONCE = 16
@@ -70,9 +70,9 @@ class ClusterStore:
         if tool:
             left = (f"the certificates are {tool}'s: Secret {self.refs.serving_secret} says so", *left)
         if tool or self.registers_only:
-            authorities_of_it = parsing.read_serving(serving).authorities if serving else ()
+            issuers = parsing.read_serving(serving).authorities if serving else ()
             return state.State(
-                serving=state.Serving(authorities=authorities_of_it, fault=""),
+                serving=state.Serving(authorities=issuers, fault=""),
                 configurations=ours,
                 endpoints=self.dial(),
                 left_alone=left,

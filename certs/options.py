@@ -13,7 +13,7 @@ import click
 
 from certs import cluster, parsing, steps
 from vcuda import cli, errors, x509
-from vcuda.kube import Kube, VersionCheck
+from vcuda.kube import AuthorizerGrace, Kube, VersionCheck
 
 T = TypeVar("T")
 Command = Callable[..., Any]
@@ -112,9 +112,7 @@ def span_option(flag: str, default: timedelta, parse: Callable[[str], timedelta]
 
 
 _SERVICE = (
-    cli.option(
-        "--kubeconfig", type=click.Path(dir_okay=False, path_type=Path), help="Without it: the service account."
-    ),
+    cli.kubeconfig_option,
     value_option("--namespace", "NAME", x509.parse_label, "Namespace of all of these.", default="vcuda-quota"),
     value_option("--service", "NAME", x509.parse_label, "The webhook's Service.", default="vcuda-webhook"),
     cli.option("--port-name", default="https", help="Its port, where it has several."),
@@ -196,32 +194,40 @@ registration_options = all_of((*_SERVICE, *_RUN))
 """Adds the options of a run that only registers webhooks."""
 
 
-def connect(kubeconfig: Path | None) -> Kube:
-    """Return a client that checks the API server's version first; raises BadInput for the kubeconfig."""
+def connect(kubeconfig: Path | None, *, retried: bool) -> Kube:
+    """Return a client that checks the API server's version first. ``retried``: the caller retries after Unavailable.
+
+    Raises BadInput for the kubeconfig.
+    """
     check = VersionCheck(lambda message: click.echo(f"Warning: {message}", err=True))
-    return Kube.connect(kubeconfig, version_check=check)
+    return Kube.connect(kubeconfig, version_check=check, grace=AuthorizerGrace() if retried else None)
 
 
-def store_of(where: Mapping[str, Any]) -> cluster.ClusterStore:
-    """Return the cluster that the options name; raises click.UsageError, or BadInput for the kubeconfig."""
+def store_of(where: Mapping[str, Any], *, retried: bool = False) -> cluster.ClusterStore:
+    """Return the cluster that the options name. ``retried``: see `connect`.
+
+    Raises click.UsageError, or BadInput for the kubeconfig.
+    """
     if where["ca_secret"] == where["serving_secret"]:
         # The webhook, which mounts the serving Secret, would read the key of the CA.
         raise click.UsageError(
             "--ca-secret and --serving-secret are two: the webhook mounts one, and nobody the other."
         )
-    return _store(where, where["ca_secret"])
+    return _store(where, where["ca_secret"], retried=retried)
 
 
-def registering_store_of(where: Mapping[str, Any]) -> cluster.ClusterStore:
+def registering_store_of(where: Mapping[str, Any], *, retried: bool = False) -> cluster.ClusterStore:
     """Return the cluster that the options name, for a run that only registers; raises BadInput for the kubeconfig."""
-    return _store(where, "", registers_only=True)
+    return _store(where, "", registers_only=True, retried=retried)
 
 
-def _store(where: Mapping[str, Any], ca_secret: str, *, registers_only: bool = False) -> cluster.ClusterStore:
+def _store(
+    where: Mapping[str, Any], ca_secret: str, *, registers_only: bool = False, retried: bool
+) -> cluster.ClusterStore:
     endpoints = where["endpoint"]
     secrets = (ca_secret, where["serving_secret"])
     refs = parsing.ObjectRefs(where["namespace"], where["service"], *secrets, frozenset(endpoints))
-    kube = connect(where["kubeconfig"])
+    kube = connect(where["kubeconfig"], retried=retried)
     return cluster.ClusterStore(kube, refs, where["selector"], where["port_name"], endpoints, registers_only)
 
 

@@ -16,8 +16,9 @@ POLL_SECONDS = 2.0
 # Several times the steps of any rotation. After so many, another program must be undoing them.
 MAX_STEPS = 100
 
-# Consecutive requests that may fail, because another writer was first or the API server did not answer.
-MAX_ATTEMPTS = 10
+# Consecutive requests that may fail, because another writer was first or the API server did not answer. With the waits
+# between them they take longer than an API server needs to read all roles after a start (AuthorizerGrace).
+MAX_ATTEMPTS = 12
 
 
 class RotationStore(Protocol):

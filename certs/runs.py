@@ -92,7 +92,7 @@ def _ending(outcome: End) -> str:
     match outcome:
         case Done():
             until = outcome.until and plan.shown(outcome.until)
-            return f"Done: nothing is due until {until}" if until else f"Done: {outcome.told}"
+            return f"Done: nothing is due until {until}" if until else f"Done: {outcome.reason}"
         case StepRefused():
             return "\n".join(f"Needs a person: {problem}" for problem in outcome.problems)
         case Wait():

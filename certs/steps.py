@@ -151,10 +151,12 @@ class StepRefused:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """No step is due before ``until``; None if no certificate is ours, for the reason ``told``."""
+    """Nothing is due now."""
 
     until: datetime | None
-    told: str = ""
+    """The time of the next step; None if no certificate is ours."""
+    reason: str = ""
+    """Why nothing is due if no certificate is ours."""
 
 
 End = Wait | StepRefused | Done

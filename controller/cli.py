@@ -25,7 +25,7 @@ from controller.ui.page import Links
 from controller.uninstall import Uninstall
 from controller.violations import violation_watcher
 from vcuda import __version__, cli, errors, logs, tls
-from vcuda.kube import Kube, QuotaPlace, VersionCheck
+from vcuda.kube import AuthorizerGrace, Kube, QuotaPlace, VersionCheck
 from vcuda.placement.affinity import NodeLabels
 
 LEADERSHIP_LOST = 1
@@ -60,6 +60,7 @@ main.add_command(node)
     help="Namespace of the Lease, the webhook's Service and the extender's objects.",
 )
 @cli.ledger_namespace_option
+@cli.node_namespace_option
 @cli.model_label_option
 @cli.pool_label_option
 @cli.option(
@@ -179,6 +180,7 @@ def run(
     quota_key: str,
     system_namespace: str,
     ledger_namespace: str,
+    node_namespace: str,
     model_label: str,
     pool_label: str,
     identity: str | None,
@@ -257,7 +259,8 @@ def run(
             certificate = _mutual_tls(extender_cert_dir, extender_client_ca)
             listening = service.Listening(extender_address, certificate, extender_advertise, extender_client_name)
         # One connection for each thread that may call at the same time: six watches, the loops and the extender.
-        kube = Kube.connect(kubeconfig, pool_size=16, version_check=VersionCheck(structlog.get_logger().warning))
+        check = VersionCheck(structlog.get_logger().warning)
+        kube = Kube.connect(kubeconfig, pool_size=16, version_check=check, grace=AuthorizerGrace())
     except errors.BadInput as error:
         cli.fail(str(error))
     registry, labels = CollectorRegistry(), NodeLabels(model_label, pool_label)
@@ -269,6 +272,7 @@ def run(
         registry,
         on_fault=_end,
         ledger_namespace=ledger_namespace,
+        node_namespace=node_namespace,
         timing=timing,
         gc=stale_gc.GcOptions(timeout=allocation_timeout, dry_run=dry_run),
         violations=violation_watcher.ViolationOptions(audit_period, enforce_audit, delete_after_evictions),

@@ -23,7 +23,7 @@ from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
 from vcuda.discovery.names import model_warnings
 from vcuda.ledger.report import NamespaceUse
 from vcuda.placement.affinity import NodeLabels
-from vcuda.quota.model import LEDGER_NAMESPACE, SYSTEM_NAMESPACES
+from vcuda.quota.model import LEDGER_NAMESPACE, NODE_NAMESPACE, SYSTEM_NAMESPACES
 
 SYNC_POLL_SECONDS = 0.1  # seconds between two checks whether all lists have arrived
 STOP_TIMEOUT_SECONDS = 5.0  # seconds for which a stop waits for the loops, so that a current write can end
@@ -42,6 +42,7 @@ class Leader:
         *,
         on_fault: Callable[[], None],
         ledger_namespace: str = LEDGER_NAMESPACE,
+        node_namespace: str = NODE_NAMESPACE,
         timing: charge_ages.SettleTiming | None = None,
         gc: stale_gc.GcOptions | None = None,
         violations: ViolationOptions | None = None,
@@ -56,7 +57,7 @@ class Leader:
         self._timing = timing or charge_ages.SettleTiming()
         self._stopping = threading.Event()
         self._log = structlog.get_logger()
-        system = SYSTEM_NAMESPACES | {system_namespace, ledger_namespace}
+        system = SYSTEM_NAMESPACES | {system_namespace, ledger_namespace, node_namespace}
         self.quota = k8s.QuotaInformer(kube, place, system, self._quota_changed)
         # The model of a node is the model of its unpinned pods, in any namespace. Changes go through a queue, because
         # hundreds of nodes may come and go at once.

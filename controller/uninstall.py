@@ -1,8 +1,8 @@
 """Prepares the deletion of all objects of the system: afterwards nothing is rejected, and no namespace stays behind.
 
-The order matters. A webhook that is registered and does not answer rejects pods, so the registrations go first. The
-policies reject the removal of what they protect, so their bindings go next. Then the webhook and the controller lose
-the rights by which they would write again what is removed last: finalizers, reports and labels.
+The order matters. A webhook that is registered and does not answer rejects pods, so the registrations are deleted
+first. The policies reject the removal of the objects that they protect, so their bindings are deleted next. Then the
+webhook and the controller lose the right to write the objects that are removed last: finalizers, reports and labels.
 """
 
 import time
@@ -26,7 +26,8 @@ PAUSE_SECONDS = 1.0
 
 _ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 _RBAC = "/apis/rbac.authorization.k8s.io/v1"
-_REJECTING = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations", "validatingadmissionpolicybindings")
+# A pod that only the validating webhooks see is rejected, because no model was picked. So they are deleted first.
+_REJECTING = ("validatingwebhookconfigurations", "mutatingwebhookconfigurations", "validatingadmissionpolicybindings")
 
 _NO_FINALIZERS = b'{"metadata": {"finalizers": null}}'
 _NO_LABEL = msgspec.json.encode({"metadata": {"labels": {ENFORCED_LABEL: None}}})
@@ -46,16 +47,20 @@ _DECODER = msgspec.json.Decoder(_Kept)
 
 @dataclass(frozen=True, slots=True)
 class Uninstall:
-    """``told`` is called with a line for each object that is deleted or changed."""
+    """Deletes and changes what would stay in force, or in the way, after all objects of the system are deleted."""
 
     kube: Kube
     ledger_namespace: str
-    told: Callable[[str], None]
+    """The namespace of the ledgers."""
+    report: Callable[[str], None]
+    """Receives a line for each object that is deleted or changed."""
     sleep: Callable[[float], None] = time.sleep
+    """Waits for this number of seconds."""
     monotonic: Callable[[], float] = time.monotonic
+    """The clock of the deadline, in seconds."""
 
     def run(self, seconds: float) -> None:
-        """Remove everything that rejects, and everything that keeps a namespace. Every step may be repeated.
+        """Delete everything that rejects requests or keeps a namespace. Every step may be repeated.
 
         The API server applies a deleted policy for a few seconds. Raises VcudaError if it still refuses a change after
         ``seconds``, or if removed objects are still written again.
@@ -72,7 +77,7 @@ class Uninstall:
             raise errors.Unavailable("finalizers, reports or labels that were removed are written again")
 
     def _clean_by(self, deadline: float) -> bool:
-        """Make passes until one finds nothing. Return whether there was one by then."""
+        """Make passes until one finds nothing. Return False if the deadline passed before that."""
         while True:
             self.sleep(PAUSE_SECONDS)
             try:
@@ -85,7 +90,7 @@ class Uninstall:
                 return not found
 
     def _clean(self) -> bool:
-        """Remove what keeps namespaces, and what would stay in them. Return whether anything was there."""
+        """Remove finalizers, labels and reports. Return whether there was one."""
         ledgers = f"/api/v1/namespaces/{segment(self.ledger_namespace)}/configmaps"
         kept = [each for each in self._list(ledgers, {"labelSelector": NAMESPACE_LABEL}) if each.metadata.finalizers]
         for found in kept:
@@ -107,7 +112,7 @@ class Uninstall:
             self.kube.delete(path)
         except errors.NotFound:
             return False
-        self.told(f"{path} deleted")
+        self.report(f"{path} deleted")
         return True
 
     def _patch(self, path: str, patch: bytes) -> None:
@@ -115,4 +120,4 @@ class Uninstall:
             self.kube.patch(path, patch, MERGE_PATCH)
         except errors.NotFound:
             return  # The object was deleted meanwhile.
-        self.told(f"{path} patched")
+        self.report(f"{path} patched")

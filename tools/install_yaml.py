@@ -6,6 +6,8 @@ import click
 import yaml
 
 from tools.chart.features import COMPONENTS, MANIFESTS, Json, render
+from tools.chart.names import Names, rename
+from vcuda import cli
 
 OURS = "vcuda-quota:"
 """The beginning of the image in the manifests."""
@@ -21,9 +23,12 @@ def with_image(value: Json, image: str) -> Json:
     return [with_image(each, image) for each in value] if isinstance(value, list) else value
 
 
-def write(image: str, components: tuple[str, ...], output: Path, manifests: Path = MANIFESTS) -> int:
+def write(
+    image: str, components: tuple[str, ...], output: Path, manifests: Path = MANIFESTS, names: Names | None = None
+) -> int:
     """Write the file. Return the number of objects in it."""
-    objects = [with_image(found, image) for found in render(*components, manifests=manifests).values()]
+    rendered = render(*components, manifests=manifests).values()
+    objects = [with_image(rename(found, names or Names()), image) for found in rendered]
     output.write_text(yaml.safe_dump_all(objects, sort_keys=False, width=10**6), encoding="utf-8")
     return len(objects)
 
@@ -36,11 +41,31 @@ def write(image: str, components: tuple[str, ...], output: Path, manifests: Path
     multiple=True,
     help="A directory of manifests/components to add. Give it once for each.",
 )
+@click.option("--system-namespace", default=Names().system, help="Namespace of the webhook and the controller.")
+@cli.ledger_namespace_option
+@cli.node_namespace_option
+@cli.quota_configmap_option
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The file to write.")
-def main(image: str, components: tuple[str, ...], output: Path) -> None:
+def main(
+    *,
+    image: str,
+    components: tuple[str, ...],
+    system_namespace: str,
+    ledger_namespace: str,
+    node_namespace: str,
+    quota_configmap: tuple[str, str],
+    output: Path,
+) -> None:
     """Write one file with everything that an installation needs."""
+    if len({system_namespace, ledger_namespace, node_namespace}) < len(("system", "ledger", "node")):
+        raise click.UsageError("--system-namespace, --ledger-namespace and --node-namespace must differ")
+    if quota_configmap[0] == ledger_namespace:
+        raise click.UsageError(
+            "--quota-configmap must not be in the namespace of the ledgers, which holds nothing else"
+        )
     output.parent.mkdir(parents=True, exist_ok=True)
-    number = write(image, components, output)
+    names = Names(system_namespace, ledger_namespace, node_namespace, *quota_configmap)
+    number = write(image, components, output, names=names)
     click.echo(f"{output}: {number} objects with image {image}")
 
 

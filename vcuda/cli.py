@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import click
 
 from vcuda.errors import BadInput
-from vcuda.quota.terms import LEDGER_NAMESPACE, MODEL_LABEL, POOL_LABEL, STORABLE_SECONDS
+from vcuda.quota.terms import LEDGER_NAMESPACE, MODEL_LABEL, NODE_NAMESPACE, POOL_LABEL, STORABLE_SECONDS
 
 FAILED = 1
 """The exit status for what a program could not do."""
@@ -76,6 +76,9 @@ quota_configmap_option = option(
 quota_key_option = option("--quota-key", default="gpu_quota", help="Its key.")
 ledger_namespace_option = option(
     "--ledger-namespace", default=LEDGER_NAMESPACE, help="Namespace of the ledgers, and of nothing else."
+)
+node_namespace_option = option(
+    "--node-namespace", default=NODE_NAMESPACE, help='Namespace of the node agents, which the entry "*" does not limit.'
 )
 model_label_option = option("--model-label", default=MODEL_LABEL, help="Node label that holds a node's GPU model.")
 pool_label_option = option("--pool-label", default=POOL_LABEL, help="Node label that holds a node's pool.")

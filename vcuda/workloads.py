@@ -158,7 +158,12 @@ def require_claims_api(where: str, manifest: Manifest) -> None:
     """Raise BadInput where an object of resource.k8s.io is written in a version that is not read."""
     version = manifest.get("apiVersion")
     if version != API_VERSION:
-        raise errors.BadInput(f"{where}: apiVersion is {version}; write the {manifest['kind']} as of {API_VERSION}")
+        fault = (
+            f"must be {API_VERSION}; got {version}"
+            if version
+            else f"is required; for a {manifest['kind']} {API_VERSION}"
+        )
+        raise errors.BadInput(f"{where}: apiVersion {fault}")
 
 
 def objects_in(source: str, text: str) -> Iterator[tuple[str, Manifest]]:
@@ -189,7 +194,7 @@ def _listed(where: str, document: object) -> Iterator[tuple[str, object]]:
 
 def _object(where: str, document: object) -> Manifest:
     if not isinstance(document, dict) or not isinstance(document.get("kind"), str):
-        raise errors.BadInput(f"{where}: no Kubernetes object: it has no kind")
+        raise errors.BadInput(f"{where}: not a Kubernetes object: kind is required")
     if document["kind"].endswith("List") and "items" in document:
         raise errors.BadInput(f"{where}: items must be a list")
     return document

@@ -125,6 +125,7 @@ def main() -> None:
     help="Namespace in which this system is installed. It has the ConfigMap of free cards.",
 )
 @cli.ledger_namespace_option
+@cli.node_namespace_option
 @cli.storable_option
 @_hint_options
 @cli.option(
@@ -157,6 +158,7 @@ def serve(
     quota_key: str,
     system_namespace: str,
     ledger_namespace: str,
+    node_namespace: str,
     storable_seconds: int,
     scheduler_name: str | None,
     scheme_schedulers: Mapping[str, str],
@@ -212,6 +214,7 @@ def serve(
         system_namespace,
         hints,
         ledger_namespace,
+        node_namespace,
         known,
         failure.end,
         storable_seconds,

@@ -23,7 +23,7 @@ from vcuda.claims.names import API_VERSION
 from vcuda.errors import ApiError, Conflict, HeldByBudget, NotFound, VcudaError
 from vcuda.kube import Kube, LedgerStore, NodeInformer, QuotaInformer, objects, segment
 from vcuda.ledger.report import NamespaceUse
-from vcuda.quota.model import UNASKED_NAMESPACES, Mode, NamespaceQuota
+from vcuda.quota.model import Mode, NamespaceQuota
 from vcuda.quota.times import shown
 
 COMPONENT = "vcuda-controller"
@@ -110,7 +110,7 @@ class Evictor:
         quota = self._quota.current()
         limits = quota.for_namespace(namespace) if quota else None
         # The webhook is not called for pods of a system namespace, so an evicted pod would be replaced at once.
-        if quota is None or limits is None or namespace in quota.system | UNASKED_NAMESPACES:
+        if quota is None or limits is None or namespace in quota.system:
             return None
         pods = self._store.list_pods(namespace).charged
         nodes = self._nodes.current()

@@ -4,7 +4,7 @@ import itertools
 import json
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from tests.tables import cases
 from tools import install_yaml
 from tools.chart.__main__ import HEADER, templates
 from tools.chart.features import COMPONENTS, Identity, Objects, identity_of, render
+from tools.chart.names import Names
 from vcuda import __version__
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -86,7 +87,8 @@ def test_the_commands_of_the_page_render() -> None:
     """The combination that most clusters need, HAMi with cert-manager and Prometheus, among them."""
     page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8").replace("\\\n", "")
     found = [re.findall(r"--set (\S+)", command) for command in re.findall(r"^helm install .*$", page, re.MULTILINE)]
-    assert found[-1][-1] == "hami.enabled=true,certManager.enabled=true,prometheus.enabled=true"
+    usual = "hami.enabled=true,certManager.enabled=true,prometheus.enabled=true"
+    assert usual in [setting for settings in found for setting in settings]
     for settings in found:
         assert charted(*settings)
 
@@ -155,6 +157,17 @@ def test_every_component_has_a_value() -> None:
     a_page_with_a_name_that_cannot_be=(("page.ingress.host=https://gpu.example.com",), "page/ingress/host"),
     an_unknown_value_of_the_page=(("page.ingress.hosts=gpu.example.com",), "page/ingress"),
     an_impossible_namespace_of_the_proxy=(("page.proxy.namespace=Proxy",), "page/proxy/namespace"),
+    one_namespace_for_two_parts=(
+        ("namespaces.ledgers=vcuda-quota",),
+        "namespaces.system, namespaces.ledgers and namespaces.nodeAgent must differ",
+    ),
+    the_quota_among_the_ledgers=(
+        ("quota.namespace=vcuda-quota-ledgers",),
+        "quota.namespace must not be namespaces.ledgers",
+    ),
+    a_namespace_of_kubernetes=(("namespaces.system=kube-system",), "kube-system"),
+    an_impossible_name=(("namespaces.system=Gpu_1",), "namespaces/system"),
+    an_impossible_address=(("prometheus.runbookBase=docs page#top",), "prometheus/runbookBase"),
     an_unknown_value=(("hami.enbaled=true",), "enbaled"),
     an_unknown_section=(("cert-manager.enabled=true",), "cert-manager"),
     a_wrong_type=(("webhook.replicas=many",), "webhook/replicas"),
@@ -248,6 +261,13 @@ def test_the_values_of_a_deployment_reach_it(tmp_path: Path) -> None:
         assert (spec["nodeSelector"], spec["tolerations"]) == ({"role": "system"}, [{"operator": "Exists"}])
 
 
+def test_the_page_that_alerts_lead_to_can_be_named() -> None:
+    page = "https://docs.example.com/a/troubleshooting.html"
+    found = charted("prometheus.enabled=true", f"prometheus.runbookBase={page}")
+    [group] = one([*found.values()], "PrometheusRule", "vcuda-quota")["spec"]["groups"]
+    assert {rule["annotations"]["runbook_url"].partition("#")[0] for rule in group["rules"]} == {page}
+
+
 def test_the_namespace_of_prometheus_can_be_named() -> None:
     found = charted("prometheus.enabled=true", "prometheus.namespace=observability")
     assert not [each for each in found.values() if '"monitoring"' in json.dumps(each)]
@@ -293,6 +313,66 @@ def test_the_values_of_the_page_reach_its_objects() -> None:
     [container] = pod_spec(one(found, "Deployment", "vcuda-controller"))["containers"]
     links = ["--ui-docs-url=https://docs.example.com/gpu?a=b", "--ui-grafana-url=https://grafana.example.com"]
     assert container["args"][-2:] == links
+
+
+OTHER_NAMES = Names("gpu-parts", "gpu-books", "gpu-agents", "gpu-limits", "cards")
+"""Other names than those of the manifests."""
+NAMED = (
+    f"namespaces.system={OTHER_NAMES.system}",
+    f"namespaces.ledgers={OTHER_NAMES.ledgers}",
+    f"namespaces.nodeAgent={OTHER_NAMES.node_agent}",
+    f"quota.namespace={OTHER_NAMES.quota_namespace}",
+    f"quota.name={OTHER_NAMES.quota}",
+)
+OF_OTHERS = re.compile(
+    r"^vcuda-quota:|^vcuda-quota(-apiserver| CA)$|=vcuda-quota-apiserver$|\"uid\": \"vcuda-quota\""
+    r"|^vcuda-quota(-dashboard|-viewer|-node-critical-pods|-critical-pods)$|\.name\('vcuda-quota'\)"
+    r"|the controller of vcuda-quota: |ValidatingWebhookConfiguration vcuda-quota;|kubectl gpuquota"
+)
+"""Texts that name no namespace, and are the same in every installation."""
+NAME_KEYS = {"name", "resourceNames", "app.kubernetes.io/part-of"}
+"""Keys under which the whole text ``vcuda-quota`` is the name of another object than a namespace."""
+
+
+def texts(value: Json | list[Json] | str, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each text of a manifest with the nearest key above it."""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            yield from texts(each, name)
+    elif isinstance(value, list):
+        for each in value:
+            yield from texts(each, key)
+    elif isinstance(value, str):
+        yield key, value
+
+
+def old_names(found: Sequence[Json]) -> list[tuple[str, str]]:
+    """Return the texts that refer to a namespace, or to the quota, by its usual name."""
+    others = [each for manifest in found if manifest["kind"] != "Namespace" for each in texts(manifest)]
+    named = [
+        (key, text) for key, text in others if not (key in NAME_KEYS and text in ("vcuda-quota", "00-vcuda-quota"))
+    ]
+    spaces = [("Namespace", each["metadata"]["name"]) for each in found if each["kind"] == "Namespace"]
+    return [
+        (key, text) for key, text in (*named, *spaces) if re.search("vcuda-quota|gpuquota", OF_OTHERS.sub("", text))
+    ]
+
+
+@pytest.mark.parametrize("excluded", ["hami", "scheduler"])
+def test_no_manifest_has_an_old_namespace_if_others_are_named(excluded: str, tmp_path: Path) -> None:
+    fork = "node-agent-nvidia-vcuda"
+    components = [name for name in COMPONENTS if name not in (excluded, fork)]
+    install_yaml.write("vcuda-quota:0.1.0", tuple(components), tmp_path / "install.yaml", names=OTHER_NAMES)
+    chart = whole_chart(*NAMED, KUSTOMIZED_SCHEDULER, *map(setting_of, components))
+    for found in (chart, objects((tmp_path / "install.yaml").read_text())):
+        assert old_names([*found.values()]) == []
+    assert old_names([*render(*components).values()])
+
+
+def test_one_file_has_the_same_objects_as_the_chart_if_namespaces_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "install.yaml"
+    install_yaml.write("vcuda-quota:0.1.0", ("prometheus",), file, names=OTHER_NAMES)
+    assert unlike(objects(file.read_text()), charted(*NAMED, "prometheus.enabled=true")) == {}
 
 
 def test_a_fault_in_a_copy_of_the_chart_is_found(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,11 +12,23 @@ import yaml
 from kubernetes_validate import utils
 
 from tests.match_conditions import declared
-from tests.rendered import BASE, EVERY, Json, composed, container, copied, images, label, one, ours, pod_spec, rendered
+from tests.rendered import (
+    BASE,
+    EVERY,
+    MANIFESTS,
+    Json,
+    composed,
+    container,
+    copied,
+    images,
+    label,
+    one,
+    ours,
+    pod_spec,
+    rendered,
+)
 
 pytestmark = pytest.mark.slow
-
-MANIFESTS = BASE.parent
 
 SUPPORTED = ("1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
 VERSIONS = sorted({version for version in map(utils.major_minor, utils.all_versions()) if version >= SUPPORTED[0]})
@@ -206,9 +219,40 @@ def test_every_alert_says_what_is_wrong_and_what_to_do_in_a_line_each(objects: l
     names = [rule["alert"] for rule in group["rules"]]
     assert len(names) == len(set(names)) > 10
     for rule in group["rules"]:
-        assert rule["annotations"].keys() == {"summary", "runbook"}, rule
+        assert rule["annotations"].keys() == {"summary", "runbook", "runbook_url"}, rule
         assert all(text and "\n" not in text for text in rule["annotations"].values()), rule
         assert rule["labels"]["severity"] in ("critical", "warning", "info"), rule
+
+
+def sections(page: Path) -> dict[str, str]:
+    """The text of each section of a page, by the anchor of its heading."""
+    _, *parts = re.split(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    anchors = [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in parts[::2]]
+    return dict(zip(anchors, parts[1::2], strict=True))
+
+
+def runbooks(objects: Sequence[Json]) -> dict[str, tuple[str, str]]:
+    """The page and the section that each alert leads to."""
+    [group] = one(objects, "PrometheusRule", "vcuda-quota")["spec"]["groups"]
+    found = ((rule["alert"], rule["annotations"]["runbook_url"].partition("#")) for rule in group["rules"])
+    return {alert: (page, section) for alert, (page, _, section) in found}
+
+
+def test_every_alert_leads_to_a_section_of_the_documentation_that_names_it(objects: list[Json]) -> None:
+    text = sections(MANIFESTS.parent / "docs" / "troubleshooting.md")
+    for alert, (page, section) in runbooks(objects).items():
+        assert page == "docs/troubleshooting.md"
+        assert alert in text.get(section, ""), f"{alert}: #{section}"
+
+
+def test_one_annotation_changes_the_page_that_all_alerts_lead_to(tmp_path: Path) -> None:
+    target = composed(tmp_path, ["prometheus"])
+    file = target.parent / "components" / "prometheus" / "rules.yaml"
+    usual, own = "quota.vcuda.io/runbooks: docs/troubleshooting.md", "https://docs.example.com/troubleshooting.html"
+    file.write_text(file.read_text().replace(usual, f"quota.vcuda.io/runbooks: {own}"))
+    found = runbooks(rendered(target))
+    assert {page for page, _ in found.values()} == {own}
+    assert found["VcudaLedgerLost"] == (own, "a-lost-ledger")
 
 
 @pytest.mark.parametrize("name", PARTS)

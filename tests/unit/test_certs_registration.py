@@ -143,7 +143,7 @@ def test_no_text_is_more_than_an_unusable_declaration(text: object) -> None:
 
 
 @cases(
-    "there, told",
+    "there, difference",
     the_same=([webhook("a"), webhook("b")], ""),
     none=([], "no webhook is registered yet"),
     one_less=([webhook("a")], f"not as its annotation {registration.ANNOTATION} declares: b"),
@@ -157,5 +157,5 @@ def test_no_text_is_more_than_an_unusable_declaration(text: object) -> None:
     ),
     another_order=([webhook("b"), webhook("a")], f"not in the order of its annotation {registration.ANNOTATION}"),
 )
-def test_a_difference_names_the_webhooks(there: list[dict[str, Any]], told: str) -> None:
-    assert registration.difference([webhook("a"), webhook("b")], there) == told
+def test_a_difference_names_the_webhooks(there: list[dict[str, Any]], difference: str) -> None:
+    assert registration.difference([webhook("a"), webhook("b")], there) == difference

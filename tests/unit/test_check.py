@@ -80,7 +80,7 @@ def test_a_file_that_is_not_yaml_is_exit_status_2_with_its_name(directory: Path,
     [
         ({"kind": "Pod", "spec": 5}, "spec must be a mapping"),
         ({"kind": "Pod"}, "malformed: it has no pod spec"),
-        ({"spec": {}}, "no Kubernetes object: it has no kind"),
+        ({"spec": {}}, "not a Kubernetes object: kind is required"),
     ],
 )
 def test_a_malformed_object_fails_alone_with_exit_status_2(directory: Path, bad: Manifest, reason: str) -> None:

@@ -189,9 +189,9 @@ def test_rows_of_models_tell_the_products_of_claims_and_the_worth_of_a_pods_card
     "text, message",
     an_older_version=(
         "{apiVersion: resource.k8s.io/v1beta2, kind: ResourceClaim}",
-        "document 1: apiVersion is resource.k8s.io/v1beta2; write the ResourceClaim as of resource.k8s.io/v1",
+        "document 1: apiVersion must be resource.k8s.io/v1; got resource.k8s.io/v1beta2",
     ),
-    no_version=("kind: ResourceClaimTemplate", "document 1: apiVersion is None; write the ResourceClaimTemplate as of"),
+    no_version=("kind: ResourceClaimTemplate", "document 1: apiVersion is required; for a ResourceClaimTemplate"),
     no_list=(
         "{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, spec: {devices: {requests: 5}}}",
         "document 1: malformed: Expected `array | null`, got `int` - at `$.spec.devices.requests`",

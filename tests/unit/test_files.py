@@ -113,8 +113,8 @@ SLICE = {"apiVersion": API_VERSION, "kind": "ResourceSlice", "metadata": {"name"
     no_name=({"kind": "Node"}, "the Node has no name"),
     no_namespace=(claim(), "the ResourceClaim train-gpu has no namespace"),
     a_pod_of_no_namespace=(vcuda_pod(), "the Pod train-0 has no namespace"),
-    an_older_version=(STALE, f"apiVersion is resource.k8s.io/v1beta1; write the ResourceClaim as of {API_VERSION}"),
-    no_version=({"kind": "DeviceClass"}, f"apiVersion is None; write the DeviceClass as of {API_VERSION}"),
+    an_older_version=(STALE, f"apiVersion must be {API_VERSION}; got resource.k8s.io/v1beta1"),
+    no_version=({"kind": "DeviceClass"}, f"apiVersion is required; for a DeviceClass {API_VERSION}"),
     no_quantity=(SLICE, "malformed: "),
 )
 def test_a_malformed_object_is_told_with_its_place(manifest: Manifest, message: str, path: Path) -> None:

@@ -15,8 +15,8 @@ REPORT = "/api/v1/namespaces/team-a/configmaps/gpu-quota-usage"
 PART = {"app.kubernetes.io/part-of": "vcuda-quota"}
 
 REJECTING = (
-    f"{ADMISSION}/mutatingwebhookconfigurations/00-vcuda-quota",
     f"{ADMISSION}/validatingwebhookconfigurations/vcuda-quota",
+    f"{ADMISSION}/mutatingwebhookconfigurations/00-vcuda-quota",
     f"{ADMISSION}/validatingadmissionpolicybindings/ledgers.quota.vcuda.io",
 )
 WRITING = tuple(
@@ -41,17 +41,19 @@ def installed(api: ApiDouble) -> ApiDouble:
 
 
 def uninstall(api: ApiDouble, clock: Clock) -> list[str]:
-    """Run it for ten seconds at most. Return the paths that it told of, in their order."""
-    told: list[str] = []
-    Uninstall(api.kube, "vcuda-quota-ledgers", told.append, clock.pass_by, clock.monotonic).run(10)
-    return [line.partition(" ")[0] for line in told]
+    """Run it for ten seconds at most. Return the reported paths in their order."""
+    lines: list[str] = []
+    Uninstall(api.kube, "vcuda-quota-ledgers", lines.append, clock.pass_by, clock.monotonic).run(10)
+    return [line.partition(" ")[0] for line in lines]
 
 
-def test_all_that_rejects_goes_first_then_the_rights_to_write_then_what_they_wrote(installed: ApiDouble) -> None:
-    told = uninstall(installed, Clock())
-    assert told[:3] == list(REJECTING)
-    assert set(told[3:7]) == set(WRITING)
-    assert told[7:] == [LEDGER, "/api/v1/namespaces/default", REPORT]
+def test_what_rejects_is_deleted_first_then_the_rights_to_write_then_what_was_written(
+    installed: ApiDouble,
+) -> None:
+    removed = uninstall(installed, Clock())
+    assert removed[:3] == list(REJECTING)
+    assert set(removed[3:7]) == set(WRITING)
+    assert removed[7:] == [LEDGER, "/api/v1/namespaces/default", REPORT]
     assert not {*REJECTING, *WRITING, REPORT} & installed.objects.keys()
     assert "finalizers" not in installed.objects[LEDGER]["metadata"]
     assert installed.objects["/api/v1/namespaces/default"]["metadata"]["labels"] == {"team": "none"}
@@ -80,7 +82,7 @@ def test_a_policy_that_is_applied_for_some_seconds_after_its_deletion_is_waited_
     assert 1005 < clock.now < 1010
 
 
-def test_a_refusal_that_lasts_is_told(installed: ApiDouble) -> None:
+def test_a_refusal_that_lasts_is_an_error(installed: ApiDouble) -> None:
     def deliver(method: str, _timeout: float, effect: Effect) -> bytes:
         if method == "PATCH":
             raise Forbidden(403, "this account may not patch configmaps")
@@ -91,7 +93,7 @@ def test_a_refusal_that_lasts_is_told(installed: ApiDouble) -> None:
         uninstall(installed, Clock())
 
 
-def test_a_ledger_that_somebody_keeps_writing_is_told(installed: ApiDouble) -> None:
+def test_a_ledger_that_is_written_again_and_again_is_an_error(installed: ApiDouble) -> None:
     written = dict(installed.objects[LEDGER])
 
     def deliver(method: str, _timeout: float, effect: Effect) -> bytes:

@@ -130,7 +130,7 @@ def test_what_yaml_makes_of_unquoted_text_is_still_text() -> None:
 
 # Malformed manifests
 
-NO_OBJECT = "no Kubernetes object: it has no kind"
+NO_OBJECT = "not a Kubernetes object: kind is required"
 NO_NAMESPACE = (
     "can never be a namespace; write at most 63 lower-case letters, digits and `-`, with a letter or digit at both ends"
 )

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 
-from tools.chart.features import CHART, COMPONENTS, MODIFIES, Identity, Objects, render
+from tools.chart.features import CHART, COMPONENTS, MODIFIES, Identity, Json, Objects, render
 from tools.chart.merge import ABSENT, condition_of, merge
-from tools.chart.template import lookup, write_object
+from tools.chart.names import rename
+from tools.chart.template import MARKS, lookup, write_object
 from tools.chart.values import values_of
 
 HEADER = "{{- /* Written by `make chart` from manifests/base and manifests/components. Edit those. */ -}}\n"
@@ -40,14 +41,20 @@ def _file_of(found: Identity) -> str:
 def _lines(
     found: Identity, base: Objects, variants: Mapping[str, Objects], both: Mapping[tuple[str, str], Objects]
 ) -> Iterator[str]:
-    own = base.get(found, ABSENT)
-    by_component = {component: objects.get(found, ABSENT) for component, objects in variants.items()}
+    own = _marked(base.get(found, ABSENT))
+    by_component = {component: _marked(objects.get(found, ABSENT)) for component, objects in variants.items()}
     some = next(each for each in (own, *by_component.values()) if each is not ABSENT)
     filled = lookup(tuple(values_of(found, some)), found.kind, found.name)
-    changed = {one: objects[found] for (one, _), objects in both.items() if objects.get(found, some) != some}
+    modified = [(one, _marked(objects[found])) for (one, _), objects in both.items() if found in objects]
+    changed = {one: value for one, value in modified if value != some}
     # An object of a component alone is whole, but for the parts that a second component changes.
     tree = merge(some, changed) if own is ABSENT and changed else merge(own, by_component)
     yield from write_object(tree, condition_of(own, by_component), filled)
+
+
+def _marked(found: Json) -> Json:
+    """Return the object with a mark in place of each name that the chart's values choose."""
+    return found if found is ABSENT else rename(found, MARKS)
 
 
 def main() -> None:

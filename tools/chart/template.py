@@ -9,11 +9,22 @@ import yaml
 
 from tools.chart.features import COMPONENTS
 from tools.chart.merge import Branch, Choice, Condition, Items, Leaf, Tree
+from tools.chart.names import Names
 
 Json = Any
 _STEP = 2
 _OPEN = '{{ "{{" }}'
 """Prints two braces, which would otherwise begin an action of the template."""
+MARKS = Names("\ue000", "\ue001", "\ue002", "\ue003", "\ue004", "\ue005")
+"""A character in place of each name, which becomes the value of the chart. No manifest has these characters."""
+_VALUES = Names(
+    ".Values.namespaces.system",
+    ".Values.namespaces.ledgers",
+    ".Values.namespaces.nodeAgent",
+    ".Values.quota.namespace",
+    ".Values.quota.name",
+    ".Values.prometheus.runbookBase",
+)
 
 
 class Value(msgspec.Struct, frozen=True):
@@ -127,7 +138,10 @@ def _scalar(value: Json) -> str:
 
 
 def _escaped(line: str) -> str:
-    return line.replace("{{", _OPEN)
+    line = line.replace("{{", _OPEN)
+    for mark, value in zip(MARKS, _VALUES, strict=True):
+        line = line.replace(mark, f"{{{{ {value} }}}}")
+    return line
 
 
 def _filling(value: Value, key: str, indent: int) -> Iterator[str]:

@@ -72,6 +72,11 @@ OURS = {
         "set by the manifests, read by `vcuda-certs`",
         "The webhooks that `vcuda-certs` registers after a replica has answered, as YAML.",
     ),
+    "quota.vcuda.io/runbooks": Told(
+        "annotation of our PrometheusRule",
+        "set by the manifests",
+        "The address of the page to which the `runbook_url` of each alert leads.",
+    ),
     "quota.vcuda.io/ca-trusted-since": Told(
         "annotation of the CA's Secret",
         "set and read by `vcuda-certs rotate`",

@@ -4,6 +4,7 @@ The official ``kubernetes`` client brings configuration, authentication and tran
 they cost seventy times the decoding, and they drop the fields that they do not know.
 """
 
+from vcuda.kube.authorization import AuthorizerGrace
 from vcuda.kube.client import JSON_PATCH, MERGE_PATCH, Heard, Kube, Stream, segment, upsert
 from vcuda.kube.connection import Params, VersionCheck, end_process
 from vcuda.kube.dra import CLAIMS, ClaimPolicies, DeviceInformer, ServedWatches, TemplateInformer, is_served

@@ -21,6 +21,7 @@ from kubernetes.client import ApiClient, Configuration
 from urllib3.exceptions import HTTPError, ReadTimeoutError, TimeoutError as UrllibTimeoutError
 
 from vcuda import __version__, errors
+from vcuda.kube.authorization import AuthorizerGrace
 from vcuda.kube.connection import ApiRequest, Params, Sender, VersionCheck, loader
 from vcuda.kube.pages import MOST_OBJECT_BYTES, Page, Pager, Skip, name_in
 
@@ -71,11 +72,13 @@ class Kube:
 
     Paths start with ``/api`` or ``/apis``. Timeouts are seconds for the whole call. For a refused request every method
     raises NotFound, Conflict, Gone or another ApiError, with the API server's own sentence. For 429, 5xx, a connection
-    that fails or breaks, and a timeout it raises Unavailable.
+    that fails or breaks, and a timeout it raises Unavailable. With ``grace`` it also raises Unavailable for a 403 of an
+    API server that may have just started.
     """
 
     sender: Sender
     version_check: VersionCheck | None = None
+    grace: AuthorizerGrace | None = None
 
     @classmethod
     def connect(
@@ -85,12 +88,14 @@ class Kube:
         *,
         pool_size: int = 8,
         version_check: VersionCheck | None = None,
+        grace: AuthorizerGrace | None = None,
     ) -> "Kube":
         """Return a client by the given kubeconfig. No request is sent yet.
 
         Without ``kubeconfig`` the credentials are those of the service account if KUBERNETES_SERVICE_HOST is set, and
         otherwise those of KUBECONFIG or ~/.kube/config. ``pool_size``: the number of kept connections.
-        ``version_check`` reads and checks the API server's version before the first request.
+        ``version_check`` reads and checks the API server's version before the first request. ``grace``: for processes
+        whose callers retry after Unavailable.
 
         Raises BadInput if the credentials cannot be read.
         """
@@ -100,7 +105,7 @@ class Kube:
         load(configuration)
         api = ApiClient(configuration)
         api.user_agent = f"vcuda-quota/{__version__}"
-        return cls(Sender(api, load), version_check)
+        return cls(Sender(api, load), version_check, grace)
 
     def close(self) -> None:
         """Close the connections that no call uses."""
@@ -181,7 +186,7 @@ class Kube:
             if response.status == HTTPStatus.OK:
                 return Stream(response, str(request))
             body = read_body(response, time.monotonic() + connect_timeout, MOST_OBJECT_BYTES)
-        raise refusal(str(request), response.status, body)
+        raise self._refusal(str(request), response.status, body)
 
     def _check_version(self, timeout: float) -> None:
         check = self.version_check
@@ -202,7 +207,13 @@ class Kube:
         if HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES:
             headers = response.headers
             return Heard(answer, warnings_in(headers.getlist("Warning")), _date(headers.get("Date")))
-        raise refusal(str(request), response.status, answer)
+        raise self._refusal(str(request), response.status, answer)
+
+    def _refusal(self, what: str, status: int, body: bytes) -> errors.VcudaError:
+        error = refusal(what, status, body)
+        if self.grace and isinstance(error, errors.Forbidden) and self.grace.covers(error.message):
+            return errors.Unavailable(f"{what}: {error}; this passes if the API server has just started")
+        return error
 
 
 def upsert(kube: Kube, collection: str, manifest: Mapping[str, Any]) -> bytes:

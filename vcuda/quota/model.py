@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from vcuda.quota.terms import CORES_PER_CARD, LEDGER_NAMESPACE, OVER_QUOTA, Mode, cards, mebibytes
+from vcuda.quota.terms import CORES_PER_CARD, LEDGER_NAMESPACE, NODE_NAMESPACE, OVER_QUOTA, Mode, cards, mebibytes
 from vcuda.quota.times import Times
 
 __all__ = [
     "CORES_PER_CARD",
     "DEFAULT",
     "LEDGER_NAMESPACE",
+    "NODE_NAMESPACE",
     "NOT_MUTATED",
     "OVER_QUOTA",
     "SYSTEM_NAMESPACES",
@@ -45,8 +46,8 @@ NOT_MUTATED = "/mutate was not asked, or another webhook came after it"
 SYSTEM_NAMESPACES = frozenset({"kube-system", "kube-public", "kube-node-lease"})
 
 # If the webhook had to admit its own pods, it could never start again after all of them were deleted.
-UNASKED_NAMESPACES = frozenset({"kube-system", "vcuda-quota", LEDGER_NAMESPACE, "vcuda-quota-node"})
-"""The namespaces for whose pods the API server calls no webhook of ours (manifests/base/registration.yaml)."""
+UNASKED_NAMESPACES = frozenset({"kube-system", "vcuda-quota", LEDGER_NAMESPACE, NODE_NAMESPACE})
+"""The namespaces for whose pods the API server calls no webhook of ours, by the names in manifests/base."""
 
 
 DEFAULT = "*"

@@ -14,7 +14,7 @@ OVER_QUOTA = "exceeded GPU quota"
 MALFORMED = "malformed GPU request"
 """How every refusal of a malformed request begins."""
 
-LEDGER_NAMESPACE = "vcuda-quota-ledgers"
+LEDGER_NAMESPACE, NODE_NAMESPACE = "vcuda-quota-ledgers", "vcuda-quota-node"
 """The default namespace of the ledgers. It holds nothing else."""
 
 STORABLE_SECONDS = 75

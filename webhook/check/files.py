@@ -24,6 +24,8 @@ from webhook.check import shapes
 from webhook.ledger import ledgers as memory
 from webhook.review import context
 
+_SYSTEM = model.SYSTEM_NAMESPACES | model.UNASKED_NAMESPACES
+
 _KINDS: Mapping[str, type[k8s_types.K8sObject]] = {
     "Node": k8s_types.Node,
     "ResourceSlice": objects.ResourceSlice,
@@ -103,8 +105,8 @@ def read_quota(path: Path) -> config.QuotaConfig:
         data = shapes.convert(str(path), documents[0], k8s_types.ConfigMap).data or {}
         if config.QUOTA not in data:
             raise errors.BadInput(f"{path}: the ConfigMap has no key {config.QUOTA}")
-        return config.parse_config(data)
-    return config.parse_config({config.QUOTA: text})
+        return config.parse_config(data, system=_SYSTEM)
+    return config.parse_config({config.QUOTA: text}, system=_SYSTEM)
 
 
 class StoredObjects(msgspec.Struct, frozen=True):

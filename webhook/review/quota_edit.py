@@ -15,7 +15,6 @@ from vcuda.quota import changes, grant_words
 from vcuda.quota.model import (
     CORES_PER_CARD,
     DEFAULT,
-    UNASKED_NAMESPACES,
     Charge,
     NamespaceQuota,
     Quota,
@@ -143,7 +142,7 @@ def _doubts(quota: Quota, policy: context.PolicySnapshot | None) -> Iterator[str
     for namespace, entry in entries.items():
         yield from (f"{namespace}.{doubt}" for doubt in grant_words.without_effect(entry, quota.moment or 0))
     system = policy.quota.system if policy else quota.system
-    for namespace in sorted(quota.namespaces.keys() & (system | UNASKED_NAMESPACES)):
+    for namespace in sorted(quota.namespaces.keys() & system):
         yield f"{namespace}: a system namespace; where nobody is asked about it, its pods count and are never refused"
 
 

@@ -16,7 +16,7 @@ import structlog
 
 from vcuda import kube as k8s
 from vcuda.placement import patches
-from vcuda.quota.model import LEDGER_NAMESPACE, SYSTEM_NAMESPACES
+from vcuda.quota.model import LEDGER_NAMESPACE, NODE_NAMESPACE, SYSTEM_NAMESPACES
 from vcuda.quota.quota_clock import QuotaClock
 from vcuda.quota.terms import STORABLE_SECONDS
 from vcuda.requests.runtime_devices import GPU_RUNTIME_CLASSES
@@ -60,6 +60,8 @@ class Cluster(msgspec.Struct, frozen=True):
     """The node labels of models and pools, and the schedulers for pods with GPUs."""
     ledger_namespace: str = LEDGER_NAMESPACE
     """The namespace of the ConfigMaps in which the ledgers are stored."""
+    node_namespace: str = NODE_NAMESPACE
+    """The namespace of the node agents, which the entry `*` does not limit."""
     callers_known: bool = False
     """Only the API server is answered, so the namespace of a review is known to exist."""
     end: Callable[[str], None] = k8s.end_process
@@ -83,8 +85,10 @@ class Cluster(msgspec.Struct, frozen=True):
             self.kubeconfig,
             pool_size=namespace_ledger.KUBE_THREADS + namespace_ledger.LIST_THREADS + 2,
             version_check=check,
+            grace=k8s.AuthorizerGrace(),
         )
-        quota = k8s.QuotaInformer(kube, self.place, SYSTEM_NAMESPACES | {self.system_namespace, self.ledger_namespace})
+        own = {self.system_namespace, self.ledger_namespace, self.node_namespace}
+        quota = k8s.QuotaInformer(kube, self.place, SYSTEM_NAMESPACES | own)
         nodes = k8s.NodeInformer(kube, self.hints.labels, resources=quota.resources)
         cards = k8s.FreeCardsInformer(kube, self.system_namespace)
         devices = k8s.DeviceInformer(kube)

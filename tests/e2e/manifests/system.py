@@ -16,6 +16,7 @@ import yaml
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import LEASES, SYSTEM_NAMESPACE, drop_lease
 from tests.e2e.manifests.balancer import Balancer, balancing
+from tests.e2e.rest import Answer
 from tests.e2e.second_scheduler import NAME as SCHEDULER, Credentials, config_file, scheduling
 from tests.e2e.stage import CORE, SLICES, own_address
 from tests.kubectl import kubectl
@@ -29,13 +30,6 @@ CERTIFICATES = "vcuda-certs-first"
 EXTENDER = "vcuda-extender"
 PAGE = "vcuda-page"
 WEBHOOKS = "quota.vcuda.io/webhooks"
-WRONG_QUOTA = {
-    "apiVersion": "v1",
-    "kind": "ConfigMap",
-    "metadata": {"namespace": "kube-system", "name": "gpuquota", "labels": {"quota.vcuda.io/config": "true"}},
-    "data": {"gpu_quota": "{team-a: 8}"},
-}
-"""A quota that the webhook rejects."""
 LEFT_BEHIND = (
     f"{CORE}/secrets/vcuda-webhook-ca",
     f"{CORE}/secrets/vcuda-webhook-tls",
@@ -66,6 +60,14 @@ class System:
     @cached_property
     def objects(self) -> list[Json]:
         return rendered(self.kustomization)
+
+    @cached_property
+    def quota_config_map(self) -> tuple[str, str]:
+        """The namespace and the name of the ConfigMap that the webhook reads the quota from."""
+        flag = "--quota-configmap="
+        [value] = [each for each in container(self.workload("Deployment", "vcuda-webhook"))["args"] if flag in each]
+        namespace, _, name = value.removeprefix(flag).partition("/")
+        return namespace, name
 
     def workload(self, kind: str, name: str) -> Json:
         return one(self.objects, kind, name)
@@ -209,9 +211,16 @@ class System:
         done = self.rotate(timeout="60s", endpoint=f"127.0.0.1:{self.balancer.port}")
         assert done.returncode == 0, done.stdout + done.stderr
         eventually(
-            lambda: self.cluster.try_create(WRONG_QUOTA, dryRun="All").status == HTTPStatus.UNPROCESSABLE_ENTITY,
-            lambda: done.stdout + self.cluster.try_create(WRONG_QUOTA, dryRun="All").message,
+            lambda: self._try_wrong_quota().status == HTTPStatus.UNPROCESSABLE_ENTITY,
+            lambda: done.stdout + self._try_wrong_quota().message,
         )
+
+    def _try_wrong_quota(self) -> Answer:
+        """Ask for a quota that the webhook rejects. Nothing is stored."""
+        namespace, name = self.quota_config_map
+        metadata = {"namespace": namespace, "name": name, "labels": {"quota.vcuda.io/config": "true"}}
+        wrong = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"gpu_quota": "{team-a: 8}"}}
+        return self.cluster.try_create(wrong, dryRun="All")
 
 
 def port_of(process: WebhookProcess) -> int:

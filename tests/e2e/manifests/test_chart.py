@@ -5,8 +5,9 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tests.e2e.installation import SYSTEM_NAMESPACE, await_enforced, await_publi
 from tests.e2e.manifests.balancer import Balancer, balancing
 from tests.e2e.manifests.operations import NOTHING, TEAM, commands, run
 from tests.e2e.manifests.system import NODE, System
+from tests.e2e.quota_config import QuotaConfigMap
 from tests.e2e.steady import Creates, creating
 from tests.helm import CHART, program
 from tests.integration.reviews import card_pod, gpu_pod
@@ -27,6 +29,7 @@ from tools.control_plane import Settings, running_control_plane
 DEPLOYMENT = f"/apis/apps/v1/namespaces/{SYSTEM_NAMESPACE}/deployments/vcuda-webhook"
 JOBS = f"/apis/batch/v1/namespaces/{SYSTEM_NAMESPACE}/jobs"
 REGISTRATION = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/vcuda-quota"
+NAMESPACES = (SYSTEM_NAMESPACE, "vcuda-quota-ledgers", "vcuda-quota-node")
 PACE = 10
 """Pods created a second."""
 MORE = 2 * PACE
@@ -52,7 +55,13 @@ class Release:
 
     def run(self, command: str, *options: str) -> str:
         """Run a command of helm for this release."""
-        done = subprocess.run(
+        done = self.try_run(command, *options)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def try_run(self, command: str, *options: str) -> subprocess.CompletedProcess[str]:
+        """Run a command of helm that may fail."""
+        return subprocess.run(
             (self._helm, *command.split(), "--namespace=kube-system", *options),
             env={**os.environ, "KUBECONFIG": str(self._admin.kubeconfig), "HOME": str(self._directory)},
             capture_output=True,
@@ -60,11 +69,9 @@ class Release:
             check=False,
             timeout=110,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
 
-    def install(self) -> str:
-        told = self.run(f"install vcuda-quota {self.chart}")
+    def install(self, *settings: str) -> str:
+        told = self.run(f"install vcuda-quota {self.chart}", *(f"--set={each}" for each in settings))
         target = self._directory / "rendered"
         target.mkdir()
         (target / "all.yaml").write_text(self.run("get manifest vcuda-quota"))
@@ -139,15 +146,15 @@ def bundles_of(admin: Cluster) -> list[str]:
     return [hook["clientConfig"].get("caBundle", "") for hook in admin.rest.get(REGISTRATION)["webhooks"]]
 
 
-def uninstall(admin: Cluster, release: Release) -> None:
+def uninstall(admin: Cluster, release: Release, namespaces: Sequence[str] = NAMESPACES) -> None:
     """Type what the page says, be the kubelet of the hook's Job meanwhile, and type the page's check."""
     command, _, check = commands("Uninstall")
     assert command == "helm uninstall vcuda-quota --namespace kube-system\n"
     with ThreadPoolExecutor(1) as pool:
         typed = pool.submit(release.run, "uninstall vcuda-quota")
-        run_hook(admin, release.system)
+        run_hook(admin, release.system, namespaces[0])
         typed.result()
-    for namespace in (SYSTEM_NAMESPACE, "vcuda-quota-ledgers", "vcuda-quota-node"):
+    for namespace in namespaces:
         # As kubelet would.
         admin.kubectl("delete", "pods", "--all", f"--namespace={namespace}", "--grace-period=0", "--force")
         admin.await_gone("/api/v1/namespaces", namespace)
@@ -155,17 +162,57 @@ def uninstall(admin: Cluster, release: Release) -> None:
         assert NOTHING in run(release.system, line), line
 
 
-def run_hook(admin: Cluster, system: System) -> None:
+def run_hook(admin: Cluster, system: System, namespace: str) -> None:
     """Run the command of the Job with its account, and let its pod have ended well."""
-    path, selector = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/pods", "batch.kubernetes.io/job-name=vcuda-uninstall"
+    path, selector = f"/api/v1/namespaces/{namespace}/pods", "batch.kubernetes.io/job-name=vcuda-uninstall"
     [pod] = admin.await_collection(path, lambda pods: len(pods) == 1, labelSelector=selector)
-    account = admin.kubeconfig_for_token(admin.service_account_token(SYSTEM_NAMESPACE, "vcuda-uninstall"))
+    account = admin.kubeconfig_for_token(admin.service_account_token(namespace, "vcuda-uninstall"))
     program, *arguments = pod["spec"]["containers"][0]["args"]
     command = (SCRIPTS / program, *arguments, f"--kubeconfig={account}")
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
     admin.create(card_pod("while-it-is-uninstalled", TEAM, cards=8))
-    assert system.cluster.finish_pod(SYSTEM_NAMESPACE, pod["metadata"]["name"])
+    assert system.cluster.finish_pod(namespace, pod["metadata"]["name"])
+
+
+def test_a_release_whose_namespaces_and_quota_are_named_differently_limits_pods_and_leaves_nothing(
+    admin: Cluster, tmp_path: Path
+) -> None:
+    own = ("gpu-parts", "gpu-books", "gpu-agents")
+    settings = (f"namespaces.{key}={name}" for key, name in zip(("system", "ledgers", "nodeAgent"), own, strict=True))
+    admin.create_node(NODE, {MODEL: "M40"})
+    quota = QuotaConfigMap(admin.rest, admin.create_namespace("gpu-limits"), "cards")
+    with balancing() as balancer:
+        release = Release(admin, balancer, tmp_path, "helm")
+        told = release.install(*settings, "quota.namespace=gpu-limits", "quota.name=cards")
+        assert "kubectl -n gpu-parts rollout status deployment/vcuda-webhook" in told
+        with release.system.serving(2), release.system.controller(storable_seconds="2") as controller:
+            controller.await_synced()
+            quota.limit(**{TEAM: {"quota": {"M40": 2}}, "*": {"quota": {"M40": 1}}})
+            admin.create_namespace(TEAM)
+            assert admin.try_create(card_pod("fits", TEAM, cards=2)).status == HTTPStatus.CREATED
+            refused = admin.try_create(card_pod("too-many", TEAM, cards=1))
+            assert (refused.status, "exceeded GPU quota" in refused.message) == (HTTPStatus.FORBIDDEN, True)
+            await_published(admin, TEAM)
+            ledgers = admin.rest.get("/api/v1/namespaces/gpu-books/configmaps")["items"]
+            assert f"gpu-ledger-{TEAM}" in {each["metadata"]["name"] for each in ledgers}
+            # The entry for all other namespaces is not for those of the parts.
+            assert not {f"gpu-ledger-{name}" for name in own} & {each["metadata"]["name"] for each in ledgers}
+        found = {each["metadata"]["name"] for each in admin.rest.get("/api/v1/namespaces")["items"]}
+        assert found & {*own, *NAMESPACES} == {*own}
+        for port in balancer.endpoints():
+            balancer.remove(port)
+        balancer.hang_up()
+        uninstall(admin, release, own)
+
+
+def test_a_namespace_of_somebody_else_is_not_taken_over(admin: Cluster, tmp_path: Path) -> None:
+    admin.create_namespace("gpu-parts", {"team": "a"})
+    with balancing() as balancer:
+        release = Release(admin, balancer, tmp_path, "helm")
+        done = release.try_run(f"install vcuda-quota {release.chart}", "--set=namespaces.system=gpu-parts")
+    assert "namespace gpu-parts exists and does not belong to release vcuda-quota: name another one" in done.stderr
+    assert admin.rest.send("GET", "/api/v1/namespaces/vcuda-quota-ledgers").status == HTTPStatus.NOT_FOUND
 
 
 def test_an_upgrade_changes_the_images_and_has_a_first_job_of_its_own(admin: Cluster, tmp_path: Path) -> None:

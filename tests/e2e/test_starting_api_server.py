@@ -1,0 +1,113 @@
+"""An API server that has just started refuses what its roles allow. Calls are retried until it has read the roles."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from http import HTTPStatus
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cluster import Cluster
+from tests.e2e.installation import account_of, await_ready, running
+from tests.e2e.quota_config import QuotaConfigMap
+from tests.integration.reviews import card_pod, pinned, review_of, with_uid
+from tests.processes import eventually
+from tools.control_plane import ControlPlane
+from vcuda.errors import Forbidden, Unavailable, VcudaError
+from vcuda.kube import AuthorizerGrace, Kube
+
+pytestmark = pytest.mark.timeout(180)
+
+JUST_STARTED = "this passes if the API server has just started"
+STARTS = 5
+"""Starts of the API server, of which one at least must show a refusal."""
+
+
+@pytest.fixture
+def account(cluster: Cluster) -> Iterator[Cluster]:
+    """The API as the webhook, with the rights of the manifests."""
+    with account_of(cluster, "webhook-rbac.yaml", "vcuda-webhook") as account:
+        yield account
+
+
+@contextmanager
+def repeating(call: Callable[[], str]) -> Iterator[list[str]]:
+    """Make the call again and again in a thread. The results are added to the list."""
+    found: list[str] = []
+    stop = threading.Event()
+
+    def repeat() -> None:
+        while not stop.wait(0.02):
+            found.append(call())
+
+    thread = threading.Thread(target=repeat)
+    thread.start()
+    try:
+        yield found
+    finally:
+        stop.set()
+        thread.join()
+
+
+def start_until(control_plane: ControlPlane, found: list[str], wanted: str) -> None:
+    """Kill the API server and start it again, until a result has this text."""
+    for _ in range(STARTS):
+        with control_plane.apiserver.away(control_plane.apiserver.kill):
+            pass
+        if any(wanted in each for each in found):
+            return
+    pytest.fail(f"no start of the API server has shown {wanted!r}: {set(found)}")
+
+
+def test_a_call_that_an_api_server_refuses_while_it_starts_is_worth_a_retry(
+    account: Cluster, control_plane: ControlPlane
+) -> None:
+    with closing(Kube.connect(account.kubeconfig, grace=AuthorizerGrace())) as kube:
+
+        def call() -> str:
+            try:
+                kube.get("/api/v1/nodes?limit=1&watch=false")
+            except VcudaError as error:
+                return f"{type(error).__name__} {error}"
+            return "answered"
+
+        with repeating(call) as found:
+            start_until(control_plane, found, JUST_STARTED)
+            eventually(lambda: found[-1] == "answered")
+    assert {each.partition(" ")[0] for each in found} <= {"answered", Unavailable.__name__, "TimedOut"}
+
+
+def test_a_right_that_is_really_missing_is_named_after_the_grace(account: Cluster) -> None:
+    now = [0.0]
+    with closing(Kube.connect(account.kubeconfig, grace=AuthorizerGrace(lambda: now[0]))) as kube:
+        with pytest.raises(Unavailable, match="cannot list resource"):
+            kube.get("/api/v1/secrets")
+        now[0] += 11
+        with pytest.raises(Forbidden, match=r'secrets is forbidden: User ".*" cannot list resource "secrets"'):
+            kube.get("/api/v1/secrets")
+
+
+def test_the_webhook_answers_429_or_503_while_an_api_server_starts(
+    cluster: Cluster, account: Cluster, control_plane: ControlPlane, tmp_path: Path
+) -> None:
+    quota = QuotaConfigMap(cluster.rest, "kube-system", "gpuquota")
+    with running(cluster, tmp_path, kubeconfig=account.kubeconfig, quota=quota) as own:
+        await_ready(own)
+        with own.team({"quota": {"M40": 1}}) as namespace:
+
+            def call() -> str:
+                review = review_of(with_uid(pinned(card_pod("train", namespace, cards=2))))
+                reply = own.replica.send("POST", "/validate", json.dumps(review))
+                text = reply.body.decode()
+                if reply.status != HTTPStatus.OK:
+                    return f"{reply.status} {text}"
+                answer = json.loads(text)["response"]
+                return f"{answer['status']['code']} {text}" if not answer["allowed"] else f"admitted {text}"
+
+            with repeating(call) as found:
+                start_until(control_plane, found, JUST_STARTED)
+                eventually(lambda: "exceeded GPU quota" in found[-1], lambda: found[-1])
+    assert {each.partition(" ")[0] for each in found} <= {"403", "429", "503"}
+    assert all("exceeded GPU quota" in each for each in found if each.startswith("403"))

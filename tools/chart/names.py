@@ -1,0 +1,92 @@
+"""Gives the namespaces of the parts, and the ConfigMap of the quota, other names in every manifest that refers to them.
+
+The address of the documentation, which alerts refer to, is such a name too.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+Json = Any
+
+
+class Names(NamedTuple):
+    """The names that an installation may choose. The defaults are those of manifests/base."""
+
+    system: str = "vcuda-quota"
+    """The namespace of the webhook, the controller and the certificates."""
+    ledgers: str = "vcuda-quota-ledgers"
+    """The namespace of the ledgers."""
+    node_agent: str = "vcuda-quota-node"
+    """The namespace of the node agents."""
+    quota_namespace: str = "kube-system"
+    """The namespace of the ConfigMap that holds the quota."""
+    quota: str = "gpuquota"
+    """The name of this ConfigMap."""
+    runbooks: str = "docs/troubleshooting.md"
+    """The address of the page to which alerts lead."""
+
+
+DEFAULT = Names()
+
+# Other objects are named vcuda-quota too, for example the registration and the image. So the namespace is found by the
+# text around it: an account, a flag, a DNS name, a command, a field of YAML or CEL, or the list of all our namespaces.
+_SYSTEM = re.compile(
+    r"(?<=serviceaccount:)vcuda-quota(?=:)|(?<=namespace=)vcuda-quota$|(?<=\.)vcuda-quota(?=\.svc|$)"
+    r"|(?<= -n )vcuda-quota(?= )|^vcuda-quota(?=/)|(?<=kube-system, )vcuda-quota(?=,)"
+    r"""|(?<=amespace: )vcuda-quota(?=[,\s])|(?<=namespace == ")vcuda-quota(?=")|(?<=namespace\(')vcuda-quota(?=')"""
+)
+_LEDGERS = re.compile(r"vcuda-quota-ledgers")
+_NODE_AGENT = re.compile(r"vcuda-quota-node(?![\w-])")
+_QUOTA = re.compile(r"(?<==)kube-system/gpuquota$")
+_QUOTA_COMMAND = re.compile(r"(?<= -n )kube-system describe configmap gpuquota")
+_RUNBOOKS = re.compile(r"^docs/troubleshooting\.md(?=#|$)")
+
+_NAMESPACE_KEYS = {"namespace", "namespaces", "values", "kubernetes.io/metadata.name"}
+"""The keys under which a whole text is a namespace."""
+
+
+def rename(found: Json, names: Names) -> Json:
+    """Return a manifest of the base or of a component with these names."""
+    metadata = found["metadata"]
+    renamed = _renamed(found, names, "")
+    if found["kind"] == "Namespace":
+        renamed["metadata"]["name"] = _of_namespace(metadata["name"], names)
+    if metadata.get("namespace") == DEFAULT.quota_namespace and metadata["name"].endswith("-quota"):
+        # The Roles and RoleBindings of the quota. Others of kube-system stay there.
+        renamed["metadata"]["namespace"] = names.quota_namespace
+    return renamed
+
+
+def _renamed(value: Json, names: Names, key: str) -> Json:
+    match value:
+        case dict():
+            return {name: _renamed(each, names, name) for name, each in value.items()}
+        case [DEFAULT.quota] if key == "resourceNames":
+            return [names.quota]
+        case list():
+            return [_renamed(each, names, key) for each in value]
+        case str() if key in _NAMESPACE_KEYS:
+            return _of_namespace(value, names)
+        case str():
+            return _in_text(value, names)
+    return value
+
+
+def _of_namespace(name: str, names: Names) -> str:
+    return dict(zip(DEFAULT[:3], names[:3], strict=True)).get(name, name)
+
+
+def _in_text(text: str, names: Names) -> str:
+    for pattern, name in _patterns(names):
+        text = pattern.sub(name, text)
+    return text
+
+
+def _patterns(names: Names) -> Iterator[tuple[re.Pattern[str], str]]:
+    yield _SYSTEM, names.system
+    yield _LEDGERS, names.ledgers
+    yield _NODE_AGENT, names.node_agent
+    yield _QUOTA, f"{names.quota_namespace}/{names.quota}"
+    yield _RUNBOOKS, names.runbooks
+    yield _QUOTA_COMMAND, f"{names.quota_namespace} describe configmap {names.quota}"
