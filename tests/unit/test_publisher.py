@@ -189,7 +189,7 @@ def test_every_figure_of_a_report_is_a_gauge() -> None:
         "M40", limit=8, used=5, pending=2, available=1, memory_limit=40, memory_used=30, reserved=1, terminating=0.5
     )
     registry = CollectorRegistry()
-    use = msgspec.structs.replace(use_of(), models=(model,), unpinned=("a", "b"), taking_effect=True, ledger_lost=True)
+    use = replace(use_of(), models=(model,), unpinned=("a", "b"), taking_effect=True, ledger_lost=True)
     registry.register(UsageCollector(lambda: {"team-a": use}, dict))
     of_model = ("limit_cores", "used_cores", "pending_cores", "terminating_cores", "reserved_cores")
     of_memory = ("limit_memory_bytes", "used_memory_bytes")

@@ -15,7 +15,7 @@ MALFORMED = "malformed GPU request"
 """How every refusal of a malformed request begins."""
 
 LEDGER_NAMESPACE, NODE_NAMESPACE = "vcuda-quota-ledgers", "vcuda-quota-node"
-"""The default namespace of the ledgers. It holds nothing else."""
+"""The default namespaces of the ledgers and of the node agents. They hold nothing else."""
 
 STORABLE_SECONDS = 75
 """Seconds after its admission when a pod can no longer be stored. The API server ends a request after a minute, and
