@@ -1,4 +1,6 @@
-"""The life of a Helm release: it is upgraded and rolled back while pods are created, and leaves nothing behind."""
+"""The life of a Helm release: it is upgraded and rolled back while pods are created, and its uninstall leaves
+nothing.
+"""
 
 import json
 import os
@@ -28,22 +30,22 @@ DEPLOYMENT = f"/apis/apps/v1/namespaces/{SYSTEM_NAMESPACE}/deployments/vcuda-web
 JOBS = f"/apis/batch/v1/namespaces/{SYSTEM_NAMESPACE}/jobs"
 REGISTRATION = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/vcuda-quota"
 PACE = 10
-"""Pods created a second."""
+"""The number of pods that are created per second."""
 MORE = 2 * PACE
-"""Pods created after each change."""
+"""The number of pods that are created after each change."""
 
 
 @pytest.fixture
 def admin(assets: Path | None, tmp_path: Path) -> Iterator[Cluster]:
-    """An empty cluster, since helm takes over nothing that it did not create."""
-    # A Service is called by its name, so that one can lead to this machine.
+    """An empty cluster, since helm does not adopt objects that it did not create."""
+    # A Service is called by its name, which can resolve to this machine.
     settings = Settings(apiserver_flags=("--enable-aggregator-routing=false",), own_identities=True)
     with running_control_plane(assets, tmp_path / "plane", settings) as plane, administering(plane) as cluster:
         yield cluster
 
 
 class Release:
-    """The release of a copy of the chart, whose webhook is called at a port of this machine."""
+    """A release of a copy of the chart, whose webhook is called at a port of this machine."""
 
     def __init__(self, admin: Cluster, balancer: Balancer, directory: Path, name: str) -> None:
         self._admin, self._helm, self._directory = admin, program(name), directory
@@ -95,7 +97,7 @@ def share(number: int, namespace: str) -> Json:
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", ["helm", "helm3"])
-def test_no_create_fails_through_the_life_of_a_release_and_nothing_is_left_of_it(
+def test_no_create_fails_during_the_life_of_a_release_and_its_uninstall_leaves_nothing(
     admin: Cluster, tmp_path: Path, name: str
 ) -> None:
     admin.create_node(NODE, {MODEL: "M40"})
@@ -140,7 +142,9 @@ def bundles_of(admin: Cluster) -> list[str]:
 
 
 def uninstall(admin: Cluster, release: Release) -> None:
-    """Type what the page says, be the kubelet of the hook's Job meanwhile, and type the page's check."""
+    """Type the commands of the page while this test acts as the kubelet of the hook's Job, and type the page's
+    check.
+    """
     command, _, check = commands("Uninstall")
     assert command == "helm uninstall vcuda-quota --namespace kube-system\n"
     with ThreadPoolExecutor(1) as pool:
@@ -148,7 +152,7 @@ def uninstall(admin: Cluster, release: Release) -> None:
         run_hook(admin, release.system)
         typed.result()
     for namespace in (SYSTEM_NAMESPACE, "vcuda-quota-ledgers", "vcuda-quota-node"):
-        # As kubelet would.
+        # kubelet would delete them.
         admin.kubectl("delete", "pods", "--all", f"--namespace={namespace}", "--grace-period=0", "--force")
         admin.await_gone("/api/v1/namespaces", namespace)
     for line in check.splitlines():
@@ -156,7 +160,7 @@ def uninstall(admin: Cluster, release: Release) -> None:
 
 
 def run_hook(admin: Cluster, system: System) -> None:
-    """Run the command of the Job with its account, and let its pod have ended well."""
+    """Run the command of the Job with its account, and set the status of its pod to succeeded."""
     path, selector = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/pods", "batch.kubernetes.io/job-name=vcuda-uninstall"
     [pod] = admin.await_collection(path, lambda pods: len(pods) == 1, labelSelector=selector)
     account = admin.kubeconfig_for_token(admin.service_account_token(SYSTEM_NAMESPACE, "vcuda-uninstall"))
@@ -168,7 +172,7 @@ def run_hook(admin: Cluster, system: System) -> None:
     assert system.cluster.finish_pod(SYSTEM_NAMESPACE, pod["metadata"]["name"])
 
 
-def test_an_upgrade_changes_the_images_and_has_a_first_job_of_its_own(admin: Cluster, tmp_path: Path) -> None:
+def test_an_upgrade_changes_the_images_and_runs_a_new_first_job(admin: Cluster, tmp_path: Path) -> None:
     with balancing() as balancer:
         release = Release(admin, balancer, tmp_path, "helm")
         release.install()
