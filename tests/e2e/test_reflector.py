@@ -221,9 +221,8 @@ def test_events_missed_while_the_api_server_was_down_are_reported_after_a_410(
     pause = Gate()
     with following(kube, path, wait=pause) as (reflector, seen):
         assert [seen.get(timeout=TIMEOUT)[0] for _ in range(2)] == [None, None]
-        kube.post(
-            path, msgspec.json.encode({"metadata": {"name": "unselected"}})
-        )  # the newest version of the store increases
+        # This increases the newest version of the store.
+        kube.post(path, msgspec.json.encode({"metadata": {"name": "unselected"}}))
         control_plane.apiserver.kill()
         assert pause.reached.wait(TIMEOUT)
         control_plane.apiserver.start()

@@ -138,7 +138,7 @@ def test_every_answer_carries_the_policy(page: str) -> None:
     assert ("frame-ancestors 'none'" in policy, "unsafe" in policy) == (True, False)
 
 
-def test_hostile_names_are_text() -> None:
+def test_hostile_names_are_shown_as_text() -> None:
     markup = Markup(html_of(client_of(hostile()), "/"))
     # namespace twice (row, refusal), finding's, the model in three places, and the texts
     assert markup.text.count(HOSTILE) >= 10
