@@ -94,7 +94,7 @@ def test_one_pod_of_every_workload_is_asked_about(cluster: Cluster, manifest: Pa
 
 
 @pytest.mark.usefixtures("cluster")
-def test_an_annotation_that_names_models_is_warned_of_if_it_is_not_in_the_pod_template(manifest: Path) -> None:
+def test_an_annotation_with_models_outside_the_pod_template_gives_a_warning(manifest: Path) -> None:
     annotated = {"name": "web", "annotations": {"quota.vcuda.io/models": "P100"}}
     made = {"kind": "Deployment", "metadata": annotated, "spec": {"template": {"spec": vcuda_pod()["spec"]}}}
     (verdict,) = json.loads(explain(manifest, made).stdout)
