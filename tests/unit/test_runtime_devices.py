@@ -187,7 +187,7 @@ def test_cuda_version_is_refused_unless_the_container_hides_the_cards(
 
 
 def test_a_claim_does_not_permit_cuda_version_as_its_driver_is_not_known() -> None:
-    """Setting void costs nothing: a CDI device gives its cards whatever the variable says."""
+    """Setting the variable to void is no loss: a CDI device gives its cards with any value."""
     using = {"resources": {"claims": [{"name": "gpu"}]}}
     refused = pod(container(env=[LEGACY], **using), resourceClaims=[CLAIM])
     assert "spec.containers[0].env[0]" in refused_paths(refused)

@@ -41,13 +41,13 @@ def installed(api: ApiDouble) -> ApiDouble:
 
 
 def uninstall(api: ApiDouble, clock: Clock) -> list[str]:
-    """Run it for ten seconds at most. Return the paths that it told of, in their order."""
+    """Run the command for ten seconds at most. Return the reported paths in their order."""
     told: list[str] = []
     Uninstall(api.kube, "vcuda-quota-ledgers", told.append, clock.pass_by, clock.monotonic).run(10)
     return [line.partition(" ")[0] for line in told]
 
 
-def test_all_that_rejects_goes_first_then_the_rights_to_write_then_what_they_wrote(installed: ApiDouble) -> None:
+def test_objects_that_reject_are_deleted_first_then_rights_to_write_then_written_objects(installed: ApiDouble) -> None:
     told = uninstall(installed, Clock())
     assert told[:3] == list(REJECTING)
     assert set(told[3:7]) == set(WRITING)
@@ -67,7 +67,7 @@ def test_a_second_run_finds_nothing(installed: ApiDouble) -> None:
     assert uninstall(installed, Clock()) == []
 
 
-def test_a_policy_that_is_applied_for_some_seconds_after_its_deletion_is_waited_for(installed: ApiDouble) -> None:
+def test_a_policy_that_is_in_effect_after_its_deletion_is_waited_for(installed: ApiDouble) -> None:
     clock = Clock()
 
     def deliver(method: str, _timeout: float, effect: Effect) -> bytes:
@@ -80,7 +80,7 @@ def test_a_policy_that_is_applied_for_some_seconds_after_its_deletion_is_waited_
     assert 1005 < clock.now < 1010
 
 
-def test_a_refusal_that_lasts_is_told(installed: ApiDouble) -> None:
+def test_a_lasting_rejection_is_reported(installed: ApiDouble) -> None:
     def deliver(method: str, _timeout: float, effect: Effect) -> bytes:
         if method == "PATCH":
             raise Forbidden(403, "this account may not patch configmaps")
@@ -91,7 +91,7 @@ def test_a_refusal_that_lasts_is_told(installed: ApiDouble) -> None:
         uninstall(installed, Clock())
 
 
-def test_a_ledger_that_somebody_keeps_writing_is_told(installed: ApiDouble) -> None:
+def test_a_ledger_that_is_written_continuously_is_reported(installed: ApiDouble) -> None:
     written = dict(installed.objects[LEDGER])
 
     def deliver(method: str, _timeout: float, effect: Effect) -> bytes:
