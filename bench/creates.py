@@ -1,4 +1,4 @@
-"""Creates of pods, side by side for every way to admit them: CPU a pod, rate, latency. See `bench.measuring`."""
+"""Creates pods with each arrangement in turn, and compares CPU per pod, rate and latency. See `bench.measuring`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.e2e.dra import served
 from vcuda.cli import FiniteRange
 
 SPREADS = (1, 10)
-"""Over how many namespaces the pods are spread, where nobody says otherwise."""
+"""The numbers of namespaces over which the pods are spread by default."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -82,12 +82,14 @@ def main(
 
 
 def say(line: str) -> None:
-    """Tell a person how it goes."""
+    """Report progress to standard error."""
     click.echo(line, err=True)
 
 
 def chosen(only: Sequence[str]) -> list[str]:
-    """The arrangements to measure, in the order in which they are printed, without those that this machine cannot."""
+    """Return the arrangements to measure, in the order of the output, without those that this machine does not
+    support.
+    """
     names = [name for name in EVERY if not only or name in only]
     if go.installed() or not (skipped := [name for name in names if name in IN_GO]):
         return names
@@ -101,7 +103,7 @@ def chosen(only: Sequence[str]) -> list[str]:
 def run(
     names: Sequence[str], spreads: Sequence[int], rounds: int, seconds: float, seed: int
 ) -> dict[Case, list[Figures]]:
-    """Measure these arrangements, and return the rounds of each case."""
+    """Measure these arrangements. Return the rounds of each case."""
     with tempfile.TemporaryDirectory() as scratch, running_plane() as plane:
         if not served(plane.cluster):
             names = [name for name in names if name not in OF_CLAIMS]

@@ -1,7 +1,7 @@
-"""The demo: a webhook of its own on this machine, example pods sent through it, and a table of what became of them.
+"""The demo: a webhook on this machine, example pods sent through it, and a table of the outcomes.
 
-Run as ``python -m examples.demo``. It is `vcuda-webhook check` with a server in between: it stands in for the API
-server and does what that does, AdmissionReviews over TLS, /mutate first, then /validate with the patched pod.
+Run as ``python -m examples.demo``. Unlike `vcuda-webhook check` it uses a server. It acts as the API server: it sends
+AdmissionReviews over TLS, first to /mutate, then to /validate with the patched pod.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _file = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 class Misbehaved(click.ClickException):
-    """The server did not start, answer or stop as it must; the demo ends with status 1."""
+    """The server did not start, answer or stop correctly. The demo ends with status 1."""
 
 
 @click.command()
@@ -96,7 +96,7 @@ def serving(quota: Path, nodes: Path) -> Iterator[http.client.HTTPSConnection]:
     program = Path(sysconfig.get_path("scripts"), "vcuda-webhook")
     files = ["--quota", str(quota), "--nodes", str(nodes)]
     command = [str(program), "serve", "--standalone", *files, "--bind", "127.0.0.1:0", "--drain-seconds", "0"]
-    # A variable of the caller's own would change what is served.
+    # A variable of the caller would change the server's configuration.
     env = {name: value for name, value in os.environ.items() if not name.startswith("VCUDA_")}
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE) as process:  # noqa: S603  # ours
         try:
@@ -113,12 +113,12 @@ def serving(quota: Path, nodes: Path) -> Iterator[http.client.HTTPSConnection]:
 
 
 def _connect(log: IO[bytes] | None) -> http.client.HTTPSConnection:
-    """Read in the server's log where it listens and whom to trust."""
+    """Connect with the address and the CA from the server's log."""
     told: dict[str, str] = {}
     for line in log or ():
         told |= {key: str(value) for key, value in msgspec.json.decode(line, type=Json).items()}
         if "url" in told:
-            # The rest is thrown away, but read: the server would stop at a pipe that is full.
+            # The rest is read and dropped, because a full pipe would block the server.
             threading.Thread(target=deque, args=(log, 0), daemon=True).start()
             trust = ssl.create_default_context(cafile=told["ca"])
             host = urllib.parse.urlsplit(told["url"]).netloc
@@ -129,7 +129,7 @@ def _connect(log: IO[bytes] | None) -> http.client.HTTPSConnection:
 def _ask(
     connection: http.client.HTTPSConnection, path: str, request: AdmissionRequest, policy: PolicySnapshot
 ) -> AdmissionResponse:
-    """Send one AdmissionReview, and return what it is answered."""
+    """Send one AdmissionReview, and return its answer."""
     body = msgspec.json.encode({"apiVersion": API_VERSION, "kind": KIND, "request": request})
     try:
         connection.request("POST", f"{path}?timeout=10s", body, {"Content-Type": "application/json"})
@@ -141,7 +141,7 @@ def _ask(
         raise Misbehaved(f"{path}: HTTP {reply.status}: {answer}")
     response: Json = answer["response"]
     told = response.get("auditAnnotations", {})
-    # The outcome is for logs and metrics, and not on the wire: who is passed over shows in the object and the answer.
+    # The outcome is for logs and metrics, and not part of the answer. An ignored object shows only by itself.
     touched = told or response.get("patch") or not response["allowed"]
     return AdmissionResponse(
         outcome="" if touched else _untouched(request, policy),
@@ -155,7 +155,7 @@ def _ask(
 
 
 def _untouched(request: AdmissionRequest, policy: PolicySnapshot) -> str:
-    """Return the outcome of what is let in as it is."""
+    """Return the outcome of an object that is admitted unchanged."""
     if request.kind.kind == "Pod":
         pod = msgspec.json.decode(request.object, type=Pod)
         if not (asks_for_vcuda(pod, policy.resources) or pod.spec.resource_claims):
@@ -164,7 +164,7 @@ def _untouched(request: AdmissionRequest, policy: PolicySnapshot) -> str:
 
 
 def _table(rows: list[Row]) -> Iterator[str]:
-    """Yield a line for each row, and under it why."""
+    """Yield a line for each row, and the reason below it."""
     names = [f"{row.namespace}/{row.object.partition('/')[2]}" for row in rows]
     cells = [(name, row.charge_text, row.decision, row.model) for name, row in zip(names, rows, strict=True)]
     heading, *lines = aligned([("NAME", "ASKS FOR", "DECISION", "MODEL"), *cells])
@@ -183,7 +183,7 @@ def _allowance(entry: NamespaceQuota) -> str:
 
 
 def _short(path: Path) -> str:
-    """Return the path as seen from here, where that is shorter."""
+    """Return the path relative to the current directory, if it is below it."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 

@@ -45,7 +45,7 @@ def _lines(
     some = next(each for each in (own, *by_component.values()) if each is not ABSENT)
     filled = lookup(tuple(values_of(found, some)), found.kind, found.name)
     changed = {one: objects[found] for (one, _), objects in both.items() if objects.get(found, some) != some}
-    # An object of a component alone is whole, but for the parts that a second component changes.
+    # An object that only a component has is complete, except for parts that a second component changes.
     tree = merge(some, changed) if own is ABSENT and changed else merge(own, by_component)
     yield from write_object(tree, condition_of(own, by_component), filled)
 

@@ -1,4 +1,4 @@
-"""What is told about ResourceClaims and their templates, each by the code that says it."""
+"""The messages about ResourceClaims and their templates, produced by the code itself."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HOW = (
 
 
 def chapters() -> tuple[Chapter, ...]:
-    """Every message about a claim."""
+    """Return every message about a claim."""
     return (Chapter("ResourceClaims and their templates: 403 and 422", HOW, tuple(_told())),)
 
 

@@ -1,4 +1,4 @@
-"""Every Event that we post: reason and type as the source has them, on which object and when as is told here."""
+"""The table of Events: reason and type come from the source, the rest is written here."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tools.reference.sources import calls, constant
 
 
 class Posted(NamedTuple):
-    """An Event as the source posts it."""
+    """An Event as the source writes it."""
 
     reason: str
     type: str
 
 
 class Told(NamedTuple):
-    """The object of an Event, when the Event is written, and what to do."""
+    """The object of an Event, when it is written, and what to do."""
 
     on: str
     when: str
@@ -108,7 +108,7 @@ TOLD = {
 
 
 def posted() -> set[Posted]:
-    """Every kind of Event in the source: the calls of the class that `vcuda.kube.post_event` takes."""
+    """Return every kind of Event in the source: the calls of the class that `vcuda.kube.post_event` takes."""
     found = set()
     for module, called, call in calls("Event"):
         if not called.startswith("vcuda.kube"):
@@ -121,7 +121,7 @@ def posted() -> set[Posted]:
 
 
 def section() -> str:
-    """A table of the Events."""
+    """Return the table of the Events."""
     rows = [
         (code(event.reason), event.type, told.on, told.when, told.todo)
         for event in sorted(posted())

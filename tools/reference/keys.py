@@ -1,4 +1,4 @@
-"""Every annotation and label that we set or read: those of the schemes as their table has them, ours as told here."""
+"""Every annotation and label that we set or read: those of schemes from their table, ours as described here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NO_KEY = re.compile(r".*/v[0-9]+(?:(?:alpha|beta)[0-9]+)?")
 
 
 class Told(NamedTuple):
-    """What an annotation or label is for."""
+    """The description of an annotation or label."""
 
     on: str
     by: str
@@ -182,11 +182,11 @@ _NEITHER = {
     "kubernetes.io/tls": "the type of a Secret",
     "k8s.io/initial-events-end": "an annotation of a bookmark in a watch, which is stored nowhere",
 }
-"""Texts of the same form that are something else."""
+"""Texts of the same form that are no keys."""
 
 
 def in_the_source() -> set[str]:
-    """Every text of the product that is an annotation's or a label's key, those made from parts aside."""
+    """Return every text of the product that is an annotation's or a label's key, except composed ones."""
     return {
         key
         for _, text in strings()
@@ -196,20 +196,20 @@ def in_the_source() -> set[str]:
 
 
 def in_the_manifests() -> set[str]:
-    """Every key of our own domain that the manifests name."""
+    """Return every key of our own domain in the manifests."""
     texts = (path.read_text(encoding="utf-8") for path in (ROOT / "manifests").rglob("*.yaml"))
     return {key for text in texts for key in re.findall(r"quota\.vcuda\.io/[a-z]+(?:-[a-z]+)*", text)}
 
 
 def of_schemes() -> set[str]:
-    """Every key of the schemes: resources, annotations and labels."""
+    """Return every key of the schemes: resources, annotations and labels."""
     return {key for scheme in SCHEMES for key, *_ in _rows(scheme)} | {
         name for scheme in SCHEMES for name in scheme.resources
     }
 
 
 def section() -> str:
-    """Our own keys, then those of each scheme."""
+    """Return our own keys, then those of each scheme."""
     ours = table(("key", "on", "who", "what"), [(code(key), told.on, told.by, told.what) for key, told in OURS.items()])
     schemes = "\n\n".join(_section(scheme) for scheme in SCHEMES)
     return f"### Ours, and those of Kubernetes\n\n{ours}\n\n{schemes}"
@@ -226,7 +226,7 @@ def _section(scheme: Scheme) -> str:
 
 
 def _rows(scheme: Scheme) -> Iterator[tuple[str, str, str]]:
-    """Each key with where it stands and what we do with it; one that ends in ``-`` stands for all that begin so."""
+    """Yield each key, the object that has it, and its use. A key that ends in ``-`` is a prefix."""
     pod, written = "annotation of a pod", "; set by the extender" if scheme.card_index else ""
     stale = f"removed at creation, and later where it is stale{written}"
     named = (

@@ -1,4 +1,4 @@
-"""What is told of nodes whose GPU model is in doubt, and of models that no node has."""
+"""The messages about nodes whose GPU model is doubtful, and about models that no node has."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vcuda.discovery.names import model_warnings
 
 
 def chapters() -> tuple[Chapter, ...]:
-    """Every message about nodes and their models."""
+    """Return every message about nodes and their models."""
     return (
         Chapter("The Event GPUModelInDoubt", "On the node, and by `kubectl gpuquota nodes`.", tuple(_doubts())),
         Chapter("Models without nodes", "By `kubectl gpuquota`, and in the log of the controller.", tuple(_unknown())),

@@ -1,4 +1,4 @@
-"""What is told besides: of Kubernetes' version, by the extender, in Events, and by `kubectl gpuquota`."""
+"""The other messages: about Kubernetes' version, of the extender, in Events, and of `kubectl gpuquota`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TIMEOUT = 300.0
 
 
 def chapters() -> tuple[Chapter, ...]:
-    """Every other message."""
+    """Return every other message."""
     stale = "Nothing: it is done. Each has its rule, which is a label of `vcuda_gc_annotations_total` too."
     return (
         Chapter("The version of Kubernetes", "By every program, before anything else is asked.", tuple(_version())),
@@ -84,7 +84,7 @@ def chapters() -> tuple[Chapter, ...]:
 
 
 def removal_rules() -> dict[str, str]:
-    """Each rule by which something stale is removed, with an example of why."""
+    """Return each rule for the removal of stale allocations and locks, with an example of the reason."""
     return {removal.rule: f"such as: {removal.why}" for removal in (*_of_pods(), *_of_nodes())}
 
 
@@ -127,7 +127,7 @@ def _asking(limits: Mapping[str, int]) -> Manifest:
 
 
 def _why(found: object) -> str:
-    """The reason, of a node where there are several."""
+    """Return the reason; that of one node if there are several."""
     reason = next(iter(found.values())) if isinstance(found, Mapping) else found
     if not isinstance(reason, Unplaceable):
         raise AssertionError(f"{found} is no reason")  # noqa: TRY004  # a case that does not show what it is for
@@ -143,7 +143,7 @@ def _malformed() -> Iterator[Told]:
 
 
 def _event_about(*documents: Mapping[str, str]) -> str:
-    """The message of the Event about the last of these, each of which replaced the one before."""
+    """Return the message of the Event about the last of these documents, each of which replaced the one before."""
     server, place = ExampleServer(), QuotaPlace()
     watch = QuotaInformer(server.kube, place, frozenset())
     with structlog.testing.capture_logs():
@@ -157,7 +157,7 @@ def _event_about(*documents: Mapping[str, str]) -> str:
 
 
 def _removed() -> Iterator[tuple[str, str]]:
-    """Each rule with the message of its Event."""
+    """Yield each rule with the message of its Event."""
     for removal in (*_of_pods(), *_of_nodes()):
         server = ExampleServer()
         subject = InvolvedObject("v1", "Pod", "train-0", "team-a", "uid-1", "101")
@@ -195,12 +195,12 @@ def _of_nodes() -> Iterator[Removal]:
 
 
 class _Cluster(ExampleServer):
-    """A cluster that would admit every pod, and pins none; ``fault`` is what HAMi-DRA's webhook fails with."""
+    """A cluster that would admit every pod, and pins none. ``fault`` is the error of HAMi-DRA's webhook."""
 
     fault = ""
 
     def post_heard(self, path: str, body: bytes, params: object) -> Heard:
-        """Answer a dry run; under a name that can be none as HAMi-DRA's webhook would, where it is."""
+        """Answer a dry run. An invalid name gets the answer of HAMi-DRA's webhook, if there is one."""
         if self.fault and PROBE.encode() in body:
             raise Unavailable(self.fault)
         if "/apis/" in path and not self.objects:
@@ -235,7 +235,7 @@ def _plugin() -> Iterator[Told]:
 
 
 def _not_admitted(pod: str) -> Iterator[Told]:
-    """What stands in the column REASON beside what the webhook says."""
+    """Yield the texts of the column REASON that are not messages of the webhook."""
     beside = _Cluster()
     beside.fault = 'admission webhook "mutate.hami.io" denied the request'
     long_name = json.dumps(pod_of(container(), metadata={"namespace": "n" * 51}))

@@ -1,4 +1,4 @@
-"""The values of the metrics' labels: as the source has them, each with what it means."""
+"""The values of the metrics' labels, as the source has them, with their meaning."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ INCIDENTS = {
 
 
 def in_the_source() -> set[str]:
-    """Every outcome of an answer in the source: an argument of AdmissionResponse, of refused, or of put_off."""
+    """Return every outcome in the source: an argument of AdmissionResponse, of refused, or of put_off."""
     found = set()
     for name, position in (("AdmissionResponse", 0), ("refused", 1), ("put_off", 1)):
         for _, called, call in calls(name):
@@ -84,12 +84,12 @@ _ANSWERS = (
 
 
 def incidents() -> set[str]:
-    """What a watch counts."""
+    """Return the incidents that a watch counts."""
     return {field.name for field in dataclasses.fields(Counts)}
 
 
 def section() -> str:
-    """A table for each label."""
+    """Return a table for each label."""
     reasons = {each.value: f"{each.why}{'' if each.is_expected else '; look at it'}" for each in KeepReason}
     schemes = {scheme.name: f"`{scheme.cores}` and the like; several stand with commas" for scheme in SCHEMES}
     schemes["units"] = "a resource of no scheme: a MIG profile, a DeviceClass, a row of `gpu_units`"
@@ -118,7 +118,7 @@ def _table(label: str, where: str, meanings: Mapping[str, str]) -> str:
 
 
 def _texts(node: ast.expr) -> Iterator[str]:
-    """The texts that an expression may be: one, or either of two."""
+    """Yield the texts that an expression may be: one, or either of two."""
     choices = [node.body, node.orelse] if isinstance(node, ast.IfExp) else [node]
     for choice in choices:
         if isinstance(choice, ast.Constant) and isinstance(choice.value, str):

@@ -1,4 +1,4 @@
-"""The page as a whole."""
+"""The whole page."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def render() -> str:
 
 
 def chapters() -> Iterator[Chapter]:
-    """Every chapter of messages."""
+    """Yield every chapter of messages."""
     yield from pods.chapters()
     yield from claims.chapters()
     yield from quotas.chapters()

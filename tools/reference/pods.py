@@ -1,4 +1,4 @@
-"""What owners of pods are told: refusals and warnings, each by the code that says it."""
+"""The messages for owners of pods: rejections and warnings, produced by the code itself."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ INVALID = (
 
 
 def chapters() -> tuple[Chapter, ...]:
-    """Every message about a pod, by the way in which it reaches its owner."""
+    """Return every message about a pod, by the way in which it reaches its owner."""
     return (
         Chapter("Refused by quota: 403", LIMITED, tuple(_refused())),
         Chapter(
@@ -128,7 +128,7 @@ def chapters() -> tuple[Chapter, ...]:
 
 
 def _answer(limits: Mapping[str, Any], quota: NamespaceQuota, nodes: Nodes = NODES, **fields: Any) -> AdmissionResponse:
-    """What /mutate says to a pod."""
+    """Return the answer of /mutate for a pod."""
     policy = policy_for(quota, nodes)
     return asyncio.run(
         mutate(
@@ -147,7 +147,7 @@ def _charge(
     nodes: Nodes = NODES,
     **fields: Any,
 ) -> AdmissionResponse:
-    """What /validate says to a pod, held to M40 unless told otherwise."""
+    """Return the answer of /validate for a pod, by default pinned to M40."""
     manifest = pod(container(limits), **{"metadata": {"uid": "one"}, "affinity": requires("M40"), **fields})
     policy = policy_for(quota, nodes)
     policy = msgspec.structs.replace(policy, hints=hints, storable_seconds=STORABLE_SECONDS)
@@ -157,7 +157,7 @@ def _charge(
 
 
 def _put_off(shortage: Shortage, *, counted: bool = True) -> str:
-    """What /validate says of a shortage that what is stored does not show."""
+    """Return the answer of /validate to a shortage that the stored objects do not confirm."""
     return _charge(CARD, SMALL, _Busy(PutOff((shortage,), counted=counted))).message
 
 
@@ -306,7 +306,7 @@ def _malformed() -> list[Told]:
 
 
 def _beside(manifest: Manifest) -> str:
-    """What is told of a pod that reaches GPUs beside the count."""
+    """Return the message about a pod with access to GPUs beyond its request."""
     schedulers = "{hami: {scheduler: hami-scheduler}, vgpu-manager: {scheduler: vgpu-scheduler}}"
     resources = parse_config({"gpu_quota": "{}", "gpu_schemes": schedulers}).resources
     policy = msgspec.structs.replace(policy_for(TEAM), resources=resources)
@@ -338,7 +338,7 @@ _BESIDE = [
 
 
 class _Busy(MemoryLedgers):
-    """Ledgers that cannot be written now."""
+    """Ledgers that cannot be written at present."""
 
     def __init__(self, answer: Decision) -> None:
         super().__init__()
@@ -350,7 +350,7 @@ class _Busy(MemoryLedgers):
 
 
 class _Full(MemoryLedgers):
-    """Ledgers with as many pending charges as there may be."""
+    """Ledgers with the maximum number of pending charges."""
 
     async def charge(self, demand: ChargeRequest) -> Decision:
         """Decide by such a ledger."""
@@ -403,7 +403,7 @@ def _undecided() -> list[Told]:
 
 
 def _dropped() -> Iterator[str]:
-    """Yield what is told of reviews that a replica does not decide."""
+    """Yield the messages about reviews that a replica does not decide."""
     late, abandoned = ReviewDeadline(0), ReviewDeadline()
     abandoned.abandon()
     for deadline in (late, abandoned):
@@ -414,7 +414,7 @@ def _dropped() -> Iterator[str]:
 
 
 def _overdue() -> Iterator[tuple[str, str]]:
-    """Yield what is told while a namespace cannot be listed in time, or has no turn, and what to do."""
+    """Yield the messages while a namespace cannot be listed in time, or waits for its turn, and what to do."""
 
     def too_large(_seconds: float) -> None:
         raise ListOverdue
@@ -443,7 +443,7 @@ def _not_ready(gate: Gate) -> str:
 
 
 def _bad(body: bytes) -> str:
-    """What is told of a body that is no review."""
+    """Return the message about a body that is no review."""
     try:
         asyncio.run(_service(Gate()).answer("/validate", body, ReviewDeadline.after(5)))
     except BadReview as error:
@@ -479,7 +479,7 @@ def _warnings() -> list[Told]:
 
 
 def _forecasts() -> list[str]:
-    """What a dry run is told of each model that a pod could get, and why."""
+    """Return the messages of a dry run about each model that a pod could get."""
     two = NamespaceQuota({"M40": Limit(800), "P100": Limit(100)})
     absent = NamespaceQuota({"A100": Limit(800), "P100": Limit(100)})
     warns = NamespaceQuota({"M40": Limit(100), "P100": Limit(100)}, mode=Mode.WARN)

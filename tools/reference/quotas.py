@@ -1,4 +1,4 @@
-"""What whoever edits the quota document is told."""
+"""The messages for authors of the quota document."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ VALUES = (
     "a: {quota: {<<: 8}}",
     "a: &a {quota: {M40: 1}}\nb: {<<: *a, <<: *a}",
 )
-"""Documents that can be read, and mean nothing."""
+"""Documents that are valid JSON or YAML, and malformed quotas."""
 
 _FURTHER = (
     ("gpu_unit", "{}"),
@@ -124,7 +124,7 @@ _FURTHER = (
     (DOMAINS, "acme.com"),
     (TIME_ZONE, "Mars"),
 )
-"""Malformed texts of the further keys."""
+"""Malformed texts of the other keys."""
 
 
 def many_times(number: int) -> str:
@@ -153,11 +153,11 @@ UNREADABLE = (
     "a: {quota: *b}",
     "a: \0",
 )
-"""Documents that are no JSON and no YAML, or that need more of YAML than is read here."""
+"""Documents that are neither JSON nor YAML, or that use YAML features that are not supported."""
 
 
 def chapters() -> tuple[Chapter, ...]:
-    """Every message about the quota document."""
+    """Return every message about the quota document."""
     printed = (
         "kubectl prints them behind `The request is invalid:`, one a line where there are several; the message itself,"
         ' `admission webhook "config.quota.vcuda.io" denied the request: the quota document is malformed:` and all of'
@@ -196,7 +196,7 @@ def _edited(
     nodes: Nodes = NODES,
     namespaces: quota_edit.NamespaceNames | None = None,
 ) -> AdmissionResponse:
-    """The answer to an edit, of a quota of eight M40 unless told otherwise."""
+    """Return the answer to an edit, by default of a quota of eight M40."""
     place = QuotaPlace()
     kind = GroupVersionKind(version="v1", kind="ConfigMap")
     raw = msgspec.Raw(msgspec.json.encode({"data": data}))
