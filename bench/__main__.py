@@ -15,7 +15,7 @@ from tools.control_plane import NoControlPlane
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.pass_context
 def main(context: click.Context) -> None:
-    """Measure this system. Nothing is asserted; the figures are for a person to read.
+    """Measure this system. The figures are for a person to read, and no test asserts them.
 
     Without a command: all except scale and large-pods, one table each, in about half an hour. `make bench` and `make
     scale` set KUBEBUILDER_ASSETS, the directory of etcd and kube-apiserver. stale, events, discover, sweep, mutate and

@@ -91,12 +91,12 @@ def cost(pid: int) -> Cost:
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.option("--namespaces", default=50, type=click.IntRange(1), help="Limited namespaces.")
-@click.option("--pods", default=50_000, type=click.IntRange(0), help="Stored pods; one of ten asks for vcuda.")
+@click.option("--pods", default=50_000, type=click.IntRange(0), help="Stored pods; one of ten requests vcuda.")
 @click.option("--claims", default=50_000, type=click.IntRange(0), help="Stored, allocated ResourceClaims.")
 @click.option("--slices", default=5_000, type=click.IntRange(1), help="ResourceSlices, each on its own node.")
-@click.option("--events", default=EVENTS, type=click.IntRange(1), help="Claims that go, and slices that change.")
-@click.option("--seconds", default=BURST_SECONDS, type=FiniteRange(0.2, 60), help="A burst of creates.")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="How to print the figures.")
+@click.option("--events", default=EVENTS, type=click.IntRange(1), help="Deleted claims, and changed slices.")
+@click.option("--seconds", default=BURST_SECONDS, type=FiniteRange(0.2, 60), help="Duration of a burst of creates.")
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="Output format.")
 def main(*, namespaces: int, pods: int, claims: int, slices: int, events: int, seconds: float, output: str) -> None:
     """Measure the controller and the webhook with 50,000 stored pods, 50,000 claims and 5,000 slices.
 

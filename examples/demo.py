@@ -51,17 +51,17 @@ class Misbehaved(click.ClickException):
 
 @click.command()
 @click.option("--quota", type=_file, default=EXAMPLES / "gpuquota.yaml", help="Quota document, or its ConfigMap.")
-@click.option("--nodes", type=_file, default=EXAMPLES / "demo" / "nodes.yaml", help="Nodes and devices to play.")
-@click.option("--pods", type=_file, default=EXAMPLES / "demo" / "pods.yaml", help="What to create, in this order.")
+@click.option("--nodes", type=_file, default=EXAMPLES / "demo" / "nodes.yaml", help="Nodes and devices of the cluster.")
+@click.option("--pods", type=_file, default=EXAMPLES / "demo" / "pods.yaml", help="Objects to create, in this order.")
 def main(quota: Path, nodes: Path, pods: Path) -> None:
-    """Start the webhook without a cluster, create the example pods and claims, and tell what became of each.
+    """Start the webhook without a cluster, create the example pods and claims, and print the outcome of each.
 
     \b
     Examples:
       python -m examples.demo
       python -m examples.demo --quota gpuquota.yaml --pods deployment.yaml
 
-    Exit status: 0 the server did its work, 1 it did not, 2 bad input.
+    Exit status: 0 success, 1 the server failed, 2 bad input.
     """
     try:
         workloads = read_workloads([pods], "default")
@@ -70,10 +70,10 @@ def main(quota: Path, nodes: Path, pods: Path) -> None:
         raise click.UsageError(str(error)) from error
     click.echo(f"Starting vcuda-webhook serve --standalone --quota {_short(quota)} --nodes {_short(nodes)}")
     with serving(quota, nodes) as connection:
-        click.echo(f"It serves https://{connection.host}:{connection.port}, with a certificate made for this run.\n")
+        click.echo(f"It serves https://{connection.host}:{connection.port}, with a certificate issued for this run.\n")
         for namespace, entry in cluster.policy.quota.namespaces.items():
             click.echo(f"{namespace} may use {_allowance(entry)}")
-        click.echo(f"\nCreating what is in {_short(pods)}, as the API server would: /mutate, then /validate\n")
+        click.echo(f"\nCreating the objects of {_short(pods)}, as the API server would: /mutate, then /validate\n")
 
         async def ask(path: str, request: AdmissionRequest) -> AdmissionResponse:
             return _ask(connection, path, request, cluster.policy)
@@ -87,10 +87,10 @@ def main(quota: Path, nodes: Path, pods: Path) -> None:
 
 @contextmanager
 def serving(quota: Path, nodes: Path) -> Iterator[http.client.HTTPSConnection]:
-    """Run the server on a free port of 127.0.0.1, and yield a connection to it; it ends with the block.
+    """Run the server on a free port of 127.0.0.1 during the ``with`` statement, and yield a connection to it.
 
     Raises:
-        Misbehaved: it did not start, or ended with another status than 0.
+        Misbehaved: the server did not start, or ended with another status than 0.
 
     """
     program = Path(sysconfig.get_path("scripts"), "vcuda-webhook")
@@ -123,7 +123,7 @@ def _connect(log: IO[bytes] | None) -> http.client.HTTPSConnection:
             trust = ssl.create_default_context(cafile=told["ca"])
             host = urllib.parse.urlsplit(told["url"]).netloc
             return http.client.HTTPSConnection(host, context=trust, timeout=TIMEOUT_SECONDS)
-    raise Misbehaved("the server ended before it listened; what it said is above")
+    raise Misbehaved("the server ended before it listened; its output is above")
 
 
 def _ask(

@@ -20,7 +20,7 @@ from vcuda.kube.client import Heard
 from vcuda.kube.pages import Page
 
 Effect = Callable[[], bytes]
-"""What the API server does with a call: returns the answer, or raises the error by which it rejects the call."""
+"""The effect of a call on the API server: it returns the answer, or raises the error of its rejection."""
 
 Delivery = Callable[[str, float, Effect], bytes]
 """Carries a call to the API server and back. The arguments are the method, the timeout in seconds, and the effect."""

@@ -185,7 +185,7 @@ class WireExecutor(Executor):
         def work() -> None:
             try:
                 future.set_result(call(*args, **kwargs))
-            except BaseException as error:  # noqa: BLE001  # whoever awaits the future hears of it
+            except BaseException as error:  # noqa: BLE001  # the future passes it on
                 future.set_exception(error)
 
         self._wire.run(self._sender, work)

@@ -215,7 +215,7 @@ def replayed(seen: queue.SimpleQueue[Seen], until: str) -> dict[str, Item]:
 def test_events_missed_while_the_api_server_was_down_are_reported_after_a_410(
     kube: Kube, control_plane: ControlPlane, path: str
 ) -> None:
-    """The watch cache of a restarted API server begins anew, so an earlier version gets a real 410."""
+    """The watch cache of a restarted API server is empty at first, so an earlier version gets a real 410."""
     kube.post(path, manifest("changed", "first"))
     kube.post(path, manifest("gone", "first"))
     pause = Gate()

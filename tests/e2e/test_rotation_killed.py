@@ -54,7 +54,7 @@ class Fatal(Losses):
         self.victim, self.read, self.reads = 0, read, 0
 
     def takes(self, method: str, path: str) -> bool:
-        """Kill at the fatal answer. What the API server has written stays written."""
+        """Kill at the fatal answer. Writes that the API server has made stay."""
         with self._lock:
             self.reads += method in READS
             if (self.reads != self.read) if self.read else (method in READS):

@@ -1,4 +1,4 @@
-"""What the manifests promise a platform team: rights, limits, consistent timeouts, and no effect on unlimited
+"""The promises of the manifests to a platform team: rights, limits, consistent timeouts, and no effect on unlimited
 namespaces.
 """
 

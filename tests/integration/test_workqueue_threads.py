@@ -10,7 +10,7 @@ from tests.waiting import PATIENT
 
 
 class Clock:
-    """A clock that stands still. ``looked`` is released with every reading."""
+    """A stopped clock. ``looked`` is released with every reading."""
 
     def __init__(self) -> None:
         self.looked = threading.Semaphore(0)

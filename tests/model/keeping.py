@@ -95,7 +95,7 @@ def gone(world: World, bounds: Bounds) -> Iterator[Step]:
     """
     for i, pod in enumerate(world.pods):
         absent = pod.stage != STORED or bounds.broken == "gone without a read"
-        stopped = not pod.runs or bounds.broken == "gone though nobody watched"
+        stopped = not pod.runs or bounds.broken == "gone without a watch"
         overdue = NOT_PENDING < pod.pending >= bounds.overdue and bounds.broken != "never gone"
         if overdue and stopped and absent:
             dropped = change(world, {i: pod._replace(pending=NOT_PENDING)})
@@ -169,7 +169,7 @@ def loss(world: World, bounds: Bounds) -> Iterator[Step]:
         gone_by_hand = refused._replace(reserved=nothing, late=late, exists=False, losses=world.losses - 1)
         yield ("the ledger is deleted",), change(gone_by_hand, pods)
     if not world.exists:
-        at_once = bounds.broken == "made anew and used at once"
+        at_once = bounds.broken == "recreated and used at once"
         anew = counted(world, world.newest, bounds)._replace(reserved=nothing, exists=True)
         yield ("the ledger is made",), anew if at_once else _with(anew, len(nothing) - 1, Reserved(EVERYTHING))
 
@@ -185,7 +185,7 @@ def open_early(world: World, bounds: Bounds) -> Iterator[Step]:
     lost = len(world.reserved) - 1
     if not world.exists or not world.reserved[lost].amount:
         return
-    if not world.marked or bounds.broken == "opened beside a mark":
+    if not world.marked or bounds.broken == "opened despite a mark":
         yield ("marked by who has read the ledger",), world._replace(marked=True, opening=True)
         yield ("marked",), world._replace(marked=True)
     if world.unmarking:

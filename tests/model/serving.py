@@ -59,7 +59,7 @@ def place(pod: Pod, replica: int, where: int) -> Pod:
 
 def reserve(world: World, slot: int, amount: int, bounds: Bounds) -> tuple[Reserved, ...]:
     """Return the reservations with a new one in its slot. Its age begins at 0."""
-    kept_age = bounds.broken == "reaped though renewed"
+    kept_age = bounds.broken == "reaped although renewed"
     new = Reserved(amount, world.reserved[slot].age if kept_age else 0) if amount else NOTHING
     return (*world.reserved[:slot], new, *world.reserved[slot + 1 :])
 
@@ -135,7 +135,7 @@ def time_passes(world: World, bounds: Bounds) -> Iterator[Step]:
 def left(world: World, replica: int, bounds: Bounds) -> int:
     """GRANT: return the charges that a replica may still admit in its lease, for every outcome of its pending write."""
     reserved, lease, write = world.replicas[replica]
-    if bounds.runs > bounds.deadline and bounds.broken != "granted though it may run for long":
+    if bounds.runs > bounds.deadline and bounds.broken != "granted although it may run for long":
         return 0
     granted = sum(pod.at[replica] == GRANTED for pod in world.pods)
     flushed = sum(pod.at[replica] == FLUSHED for pod in world.pods)
@@ -207,7 +207,7 @@ def fits(world: World, batch: Batch, bounds: Bounds) -> bool:
     if bounds.broken == "a lost reservation is renewed" and not own:
         own = world.replicas[batch.replica].reserved
     others = sum(each.amount for slot, each in enumerate(world.reserved) if slot != batch.replica)
-    if bounds.broken == "synced beside others' reservations":
+    if bounds.broken == "synced despite other reservations":
         others = 0
     added = sum(world.pods[i].pending == NOT_PENDING for i in batch.added)
     moved = sum(world.pods[i].pending == NOT_PENDING for i in batch.flushed)

@@ -66,7 +66,7 @@ class Bounds(NamedTuple):
     @property
     def hold_unseen(self) -> int:
         """Return the ticks for which an unseen decrease stays terminating."""
-        return (self.presumed if self.broken == "held for the default alone" else self.runs) + 1
+        return (self.presumed if self.broken == "terminating for the default only" else self.runs) + 1
 
     @property
     def late_writes(self) -> int:

@@ -1,4 +1,4 @@
-"""No card is ever over-allocated, whatever fails, whoever leads, and whatever tenants write on their pods.
+"""No card is ever over-allocated, for any failures, leaders, and annotations by tenants.
 
 No pod is ever bound with other cards than those in the journal of its node.
 """

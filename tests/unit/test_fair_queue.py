@@ -18,7 +18,7 @@ FEW = Bounds(grants=4, size=100, key_grants=2, key_size=60, waiting=6, keys=3)
 
 
 class Clock:
-    """A clock that stands still until it is set."""
+    """A clock that changes only when it is set."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -193,7 +193,7 @@ class Machine(RuleBasedStateMachine):
     def nobody_waits_if_nothing_is_granted_and_no_key_alone(self) -> None:
         held, waiting = granted(self.all), [entry for entry in self.all if entry.state is EntryState.WAITING]
         assert held or not waiting
-        # A waiting entry is behind a grant of its own key, or behind an entry for which there is no room.
+        # A waiting entry follows a grant of its own key, or follows an entry for which there is no room.
         fits = [entry for entry in waiting if entry.key not in {each.key for each in held}]
         room = len(held) < FEW.grants and sum(entry.size for entry in held) + 120 <= FEW.size
         assert not (room and fits)

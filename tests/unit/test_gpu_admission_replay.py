@@ -19,12 +19,12 @@ class Answer(NamedTuple):
 EVERY = tuple(steps())
 
 ELSEWHERE = {
-    "1003/3": "10 cores go beside shares on n0; gpu-admission breaks up the one whole card of n4",
+    "1003/3": "10 cores join the shares on n0; gpu-admission breaks up the one whole card of n4",
     "1003/7": "10 and 30 cores of one pod go on one card of n3; on n2 their memory breaks up two",
-    "1005/6": "50 cores go beside a share on n2; gpu-admission breaks up the last whole card of n3",
-    "1005/7": "80 cores go beside a share on n2; gpu-admission breaks up the last whole card of n1",
-    "1005/10": "30 cores go beside a share on n2; gpu-admission breaks up the last whole card of n3",
-    "1007/6": "20 cores go beside a share on n2; gpu-admission breaks up the last whole card of n0",
+    "1005/6": "50 cores join a share on n2; gpu-admission breaks up the last whole card of n3",
+    "1005/7": "80 cores join a share on n2; gpu-admission breaks up the last whole card of n1",
+    "1005/10": "30 cores join a share on n2; gpu-admission breaks up the last whole card of n3",
+    "1007/6": "20 cores join a share on n2; gpu-admission breaks up the last whole card of n0",
 }
 """Cases in which a share gets another node than by gpu-admission, so that one more card stays whole."""
 

@@ -83,7 +83,7 @@ def test_a_write_that_lands_late_changes_nothing(
 
 
 def lives_on(api: ApiDouble, other: Replica, clock: Clock) -> None:
-    """Others act while one replica stands still: wait, fill the namespace, empty it, delete its ledger, and fill it
+    """Others act while one replica is suspended: wait, fill the namespace, empty it, delete its ledger, and fill it
     again.
     """
     for attempt in range(3):
@@ -140,7 +140,7 @@ def test_two_replicas_that_open_a_ledger_at_once_both_charge_without_a_wait(
         api.deliver = delivered
         try:
             seen.append(kinds([other.charge("b", deadline=clock.now + 5)])[0])
-        except LedgerLost:  # the owner of the mark stands still while this replica looks
+        except LedgerLost:  # the owner of the mark is suspended
             seen.append("lost")
         return effect()
 

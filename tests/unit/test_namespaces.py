@@ -21,7 +21,7 @@ from webhook.review.namespaces import FOUND_SECONDS, MISSING_SECONDS, ExistingNa
 
 
 class Clock:
-    """A clock that stands still until it is set."""
+    """A clock that changes only when it is set."""
 
     now = 0.0
 

@@ -93,7 +93,7 @@ def test_limits_are_charged_and_requests_only_without_them(resources: dict[str, 
     assert charge_of(pod(container(resources=resources))) == charge
 
 
-# Many containers: max(containers and sidecars, largest init container beside the sidecars before it), as KEP-753 counts
+# Many containers: max(containers and sidecars, largest init container with the sidecars before it), as KEP-753 counts
 
 
 def asking(cores: int, blocks: int = 0, **fields: Any) -> Manifest:

@@ -1,4 +1,4 @@
-"""What `vcuda-controller uninstall` removes, in which order, and when it gives up."""
+"""The objects that `vcuda-controller uninstall` removes, their order, and its timeout."""
 
 import pytest
 

@@ -34,7 +34,7 @@ DEADLINE = 5.0
 
 
 def in_time() -> ReviewDeadline:
-    """Return a deadline in five seconds. Its clock stands still."""
+    """Return a deadline in five seconds. Its clock is stopped."""
     return ReviewDeadline(DEADLINE, lambda: 0.0)
 
 

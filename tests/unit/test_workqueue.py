@@ -236,7 +236,7 @@ def test_a_failing_key_is_retried_less_and_less_often_until_it_succeeds(reconcil
     reconciled.answers["bad"] = Unavailable("timed out")
     reconciled.loop.queue.add("bad")
     reconciled.serve(5)
-    assert len(reconciled.turns) == 2, "it begins anew with the short delay"
+    assert len(reconciled.turns) == 2, "it must restart with the short delay"
 
 
 def test_an_internal_error_ends_the_loop(reconciled: Reconciled) -> None:

@@ -173,7 +173,7 @@ def chapters() -> tuple[Chapter, ...]:
         Chapter("Faults of the quota document", printed, tuple(Told(_fault(text)) for text in (*VALUES, *LARGE))),
         Chapter("Faults of its other keys", spots_of_keys, tuple(Told(_fault(*each)) for each in _FURTHER)),
         Chapter("Faults of its JSON or YAML", spots, tuple(Told(_fault(text)) for text in UNREADABLE)),
-        Chapter("Edits of the quota ConfigMap", "kubectl prints them like the faults of the document.", tuple(_edits())),
+        Chapter("Edits of the quota ConfigMap", "kubectl prints them like the faults above.", tuple(_edits())),
         Chapter(
             "Warnings about an edit of the quota ConfigMap",
             ("kubectl prints them after `Warning:`; the edit is accepted."),

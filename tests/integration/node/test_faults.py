@@ -234,7 +234,7 @@ def test_a_directory_is_moved_on_a_file_system_without_exclusive_rename(
 
 
 def test_two_directories_of_one_name_are_not_moved_in_the_same_second(disk: Disk, agent: Agent) -> None:
-    """The second one is created and becomes garbage while the clock stands still. It waits for another second."""
+    """The second one is created and becomes garbage while the clock is stopped. It waits for another second."""
     nested(disk, 1)
     agent.sweep_after_grace()
     wall = disk.clocks.wall

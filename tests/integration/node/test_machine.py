@@ -126,7 +126,7 @@ class Node(RuleBasedStateMachine):
         assert not names & set(self.there)
 
     def teardown(self) -> None:
-        """Have the cluster come to rest."""
+        """Finish everything: no more changes and no more faults."""
         try:
             for _ in range(8):
                 self.the_watch_catches_up()
