@@ -80,9 +80,9 @@ class Handle:
 
 
 class ApiDouble(Handle):
-    """Objects by path. Every namespace exists.
+    """The objects by path. Every namespace exists.
 
-    ``calls`` holds the method of every call. A test may replace ``deliver`` to make calls fail.
+    ``calls`` has the method of every call. A test may replace ``deliver`` to make calls fail.
     """
 
     def __init__(self) -> None:

@@ -298,7 +298,9 @@ def connected(replica: WebhookProcess) -> Iterator[ssl.SSLSocket]:
 
 
 def prepare(cluster: Cluster, namespaces: Sequence[str]) -> None:
-    """Let user `tenant` edit the namespaces and their labels. A ResourceQuota rejects pods that request FPGAs."""
+    """Give user `tenant` the right to edit the namespaces and their labels. A ResourceQuota rejects pods that request
+    FPGAs.
+    """
     rbac = {"apiVersion": "rbac.authorization.k8s.io/v1"}
     rule = {"apiGroups": [""], "resources": ["namespaces"], "verbs": ["get", "patch"]}
     cluster.create({**rbac, "kind": "ClusterRole", "metadata": {"name": NODE}, "rules": [rule]})

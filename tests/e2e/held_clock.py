@@ -18,7 +18,7 @@ from webhook import cli
 from webhook.ledger import cluster_ledgers, namespace_ledger
 
 HELD_AT = "HELD_AT"
-"""The environment variable with the name of the file that holds the clock."""
+"""The environment variable with the name of the file that contains the stopped clock."""
 
 
 class HeldClock:
@@ -49,7 +49,7 @@ class HeldClock:
         whole.replace(self._file)
 
     def release(self) -> None:
-        """Let the clock show the true time again."""
+        """Remove the file, so that the clock shows the true time again."""
         self._file.unlink(missing_ok=True)
 
 

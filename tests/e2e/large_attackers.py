@@ -177,7 +177,7 @@ def large_event(namespace: str, number: int) -> Json:
 
 
 def addressed(made: Json) -> tuple[str, Json]:
-    """Return where to create an object, and the object."""
+    """Return the path of the collection for an object, and the object."""
     namespace = made["metadata"]["namespace"]
     match made["kind"]:
         case "Event":

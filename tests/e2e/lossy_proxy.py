@@ -1,4 +1,4 @@
-"""A proxy between a client and the real API server. It relays everything except the replies that a test tells it to
+"""A proxy between a client and the real API server. It relays everything except the replies that a test chooses to
 lose.
 """
 

@@ -1,6 +1,4 @@
-"""Observes the cores of each GPU model that stored pods and claims hold, at every moment that LISTs and watches
-show.
-"""
+"""Observes the cores of each GPU model that stored pods and claims use, at every moment that LISTs and watches show."""
 
 import json
 import threading
@@ -32,7 +30,7 @@ AWAY = (ApiException, HTTPError, json.JSONDecodeError)
 
 
 def held(objects: Sequence[Json]) -> Counter[str]:
-    """Return the cores of each model that pods and claims hold. This shares nothing with the code under test."""
+    """Return the cores of each model that pods and claims use. This shares nothing with the code under test."""
     cores: Counter[str] = Counter()
     for each in objects:
         cores.update(held_by_claim(each) if "devices" in each["spec"] else held_by_pod(each))
@@ -40,7 +38,7 @@ def held(objects: Sequence[Json]) -> Counter[str]:
 
 
 def held_by_pod(pod: Json) -> dict[str, int]:
-    # If the pod uses claims, the claims hold the devices.
+    # If the pod uses claims, its devices are counted for the claims.
     if pod["status"].get("phase") in ("Succeeded", "Failed") or pod["spec"].get("resourceClaims"):
         return {}
     cores = sum(int(container["resources"]["limits"].get(CORES, 0)) for container in pod["spec"]["containers"])

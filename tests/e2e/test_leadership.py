@@ -190,7 +190,7 @@ def stale_leader(installation: Installation, version: str) -> Iterator[Leader]:
     assert faults == []
 
 
-def test_a_leader_with_a_stale_view_lowers_nothing_and_asks_etcd(cluster: Cluster, installation: Installation) -> None:
+def test_a_leader_with_a_stale_view_lowers_nothing_and_reads_etcd(cluster: Cluster, installation: Installation) -> None:
     """Its pods are from a real LIST at an old resourceVersion, which has one of the four present pods.
 
     It still releases a charge that was proven never to have been stored.

@@ -168,7 +168,7 @@ def test_a_dry_run_reports_every_step_and_takes_none(stage: Stage) -> None:
     assert versions(stage) == before
 
 
-def test_status_shows_every_certificate_and_who_trusts_what(stage: Stage) -> None:
+def test_status_shows_every_certificate_and_which_webhooks_trust_it(stage: Stage) -> None:
     report = json.loads(checked(stage.run("status", "-o", "json")))
     own = {*stage.addresses(), *(f"secret/vcuda-webhook-{kind}" for kind in ("ca", "tls"))}
     theirs = {f"{kind}webhookconfiguration/vcuda-quota" for kind in ("mutating", "validating")}

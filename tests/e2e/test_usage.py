@@ -84,7 +84,7 @@ def fill(cluster: Cluster, installation: Installation, namespace: str) -> None:
     await_committed(installation, namespace, M40=350)
 
 
-def test_the_usage_names_every_model_and_the_pods_that_hold_it_largest_first(
+def test_the_usage_lists_every_model_with_its_pods_largest_first(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
     fill(cluster, installation, team)

@@ -59,7 +59,7 @@ def test_the_error_of_an_unreachable_endpoint_is_reported(address: str) -> None:
     assert found.fault.startswith("cannot be asked: ")
 
 
-def test_a_server_without_tls_or_an_answer_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_without_tls_or_an_answer_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server accepts the connection and sends nothing."""
     monkeypatch.setattr("vcuda.tls.DIAL_TIMEOUT_SECONDS", 2.0)
     with socket.create_server(("127.0.0.1", 0)) as listener, serving(tmp_path) as server:

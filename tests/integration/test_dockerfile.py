@@ -142,7 +142,7 @@ def test_every_program_runs(image: Image, name: str) -> None:
 
 
 def test_no_installer_or_build_tool_is_left(image: Image) -> None:
-    """This holds for the environment and for the Python that it is based on."""
+    """This is true for the environment and for the Python that it is based on."""
     for place in (image.environment, image.base):
         packages = {found.name.partition("-")[0] for found in place.glob("lib/python3*/site-packages/*.dist-info")}
         assert not packages & {"pip", "setuptools", "wheel", "pytest", "ruff", "mypy"}, place

@@ -211,7 +211,7 @@ def test_bodies_of_100_mib_are_rejected_and_not_kept(target: Target, chunks: boo
 
 
 @pytest.mark.timeout(900)
-def test_memory_is_flat_however_often_crowds_come_and_go(target: Target) -> None:
+def test_memory_does_not_grow_with_repeated_crowds(target: Target) -> None:
     """All kinds come at once. Some of them leave, others send something more first."""
 
     seen: list[int] = []

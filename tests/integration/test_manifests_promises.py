@@ -65,7 +65,7 @@ def flags(workload: Json) -> dict[str, object]:
 
 
 @every_overlay
-def test_our_programs_take_the_flags_they_are_given(overlay: Path) -> None:
+def test_our_programs_accept_the_flags_of_the_manifests(overlay: Path) -> None:
     workloads = ours(rendered(overlay))
     assert {label(workload) for workload in workloads} >= {"Deployment/vcuda-webhook", "Deployment/vcuda-controller"}
     assert all(flags(workload) for workload in workloads)
@@ -275,7 +275,7 @@ def test_no_label_exempts_a_pod_and_no_overlay_changes_the_reviewed_pods(overlay
 
 
 @every_overlay
-def test_failed_calls_reject_what_is_charged_and_ignore_what_is_only_advised(overlay: Path) -> None:
+def test_validating_webhooks_fail_closed_and_mutating_ones_are_optional(overlay: Path) -> None:
     hooks = manifests.webhooks(rendered(overlay))
     policies = {name: hook["failurePolicy"] for name, hook in hooks.items()}
     assert policies == {

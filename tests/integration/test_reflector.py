@@ -60,7 +60,7 @@ def test_an_object_that_is_no_longer_kept_is_reported_as_deleted(kube: Kube, scr
     ],
     ids=["as a status", "as an event", "any other ERROR event"],
 )
-def test_after_410_it_lists_again_and_reports_what_it_missed(kube: Kube, script: Script, gone: Answer) -> None:
+def test_after_a_410_a_new_list_reports_the_missed_changes(kube: Kube, script: Script, gone: Answer) -> None:
     kept = item("kept", 1, value=1)
     script.answers.append(page(10, kept, item("changed", 2, value=2), item("gone", 3, value=3)))
     script.answers.append(page(30, kept, item("changed", 25, value=20), item("new", 26, value=4)))

@@ -58,7 +58,7 @@ def test_the_wheel_has_every_package_and_no_test(written: tuple[Path, Path]) -> 
     assert top == {"vcuda", "webhook", "controller", "certs", f"vcuda_quota-{__version__}.dist-info"}
 
 
-def test_the_packed_chart_gives_what_the_chart_gives(written: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_packed_chart_renders_the_same_as_the_chart(written: tuple[Path, Path], tmp_path: Path) -> None:
     [packed] = written[0].glob("*.tgz")
     with tarfile.open(packed) as archive:
         archive.extractall(tmp_path, filter="data")

@@ -79,7 +79,7 @@ def test_a_request_that_is_no_review_gets_a_message(
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "text/json", "application/json-patch+json", ""])
-def test_a_body_that_does_not_say_it_is_json_is_415(server: WebhookProcess, content_type: str) -> None:
+def test_a_body_with_another_content_type_than_json_is_415(server: WebhookProcess, content_type: str) -> None:
     reply = server.send("POST", "/mutate", encoded({}), {"Content-Type": content_type})
     assert reply.status == HTTPStatus.UNSUPPORTED_MEDIA_TYPE
     assert fault_of(reply) == "the body must be application/json"

@@ -171,7 +171,7 @@ def test_no_secret_is_ever_printed(tmp_path: Path, certificates: Path, closed_po
     assert not [secret for secret in (key, "PRIVATE KEY", TOKEN, "swordfish") if secret in printed]
 
 
-def test_connections_without_a_request_do_not_hold_up_a_stop(quota: Path) -> None:
+def test_connections_without_a_request_do_not_delay_a_stop(quota: Path) -> None:
     """gunicorn would wait for them as long as it may, which is longer than this test."""
     with serving("--standalone", "--quota", quota, *LONG) as server, closing(server.connect()) as connection:
         connection.connect()

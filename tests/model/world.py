@@ -118,8 +118,8 @@ class Replica(NamedTuple):
 
 
 class Reserved(NamedTuple):
-    """A reservation in the ledger; none where its amount is 0. ``listed``: how new the LIST is that was begun after
-    it was old enough to be reaped.
+    """A reservation in the ledger. An amount of 0 means none. ``listed``: the version of the LIST that began after the
+    reservation was old enough to be reaped.
     """
 
     amount: int = 0
@@ -131,7 +131,7 @@ NOTHING = Reserved()
 
 
 class LateWrite(NamedTuple):
-    """A write that nobody waits for, and that may land as long as its version is the ledger's."""
+    """A write whose sender no longer waits. It may land as long as its version is the ledger's."""
 
     slot: int = -1
     reserve: int = 0
@@ -141,12 +141,11 @@ NO_LATE = LateWrite()
 
 
 class World(NamedTuple):
-    """One state. ``reserved`` has a slot for each replica, each id of one that crashed, and the lost ledger's.
+    """One state. ``reserved`` has a slot for each replica, for each id of a crashed replica, and for the lost ledger.
 
-    ``marked``: the namespace is known to have had a ledger; ``opening``: somebody who set that mark has read the
-    ledger before, as it still is. ``unmarking``: who has ended a ledger is to take away its mark, as it was then.
-
-    ``unseen``: for each charge of a decrease that no watch saw, the ticks until it may be released.
+    ``marked``: the namespace is known to have had a ledger. ``opening``: the replica that set that mark has read the
+    ledger before, and it has not changed. ``unmarking``: a process that deleted a ledger will delete its mark of that
+    time. ``unseen``: for each charge of a decrease that no watch saw, the ticks until it may be released.
     """
 
     pods: tuple[Pod, ...]
@@ -164,12 +163,12 @@ class World(NamedTuple):
 
     @property
     def newest(self) -> int:
-        """The last event: how new a consistent LIST is."""
+        """Return the number of the last event, which is the version of a consistent LIST."""
         return max(max(pod.stored_at, pod.deleted_at) for pod in self.pods)
 
     @property
     def committed(self) -> int:
-        """The count of the ledger: the pods that were live at its version."""
+        """Return the count of the ledger: the pods that were live at its version."""
         return sum(
             not pod.stored_at and (pod.stage == STORED or (pod.stage == DELETED and pod.deleted_at > 0))
             for pod in self.pods

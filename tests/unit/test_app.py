@@ -147,7 +147,9 @@ def of(namespace: str) -> bytes:
 
 
 def test_reviews_of_one_namespace_leave_places_for_the_others_and_small_ones_need_none(service: mock.Mock) -> None:
-    """The others are told to repeat the call, preferably at another replica, so their connection ends."""
+    """The other callers get an answer that asks them to repeat the call, preferably at another replica, so their
+    connection ends.
+    """
     done = asyncio.Event()
 
     async def answer(_path: str, body: bytes, *_: object) -> bytes:

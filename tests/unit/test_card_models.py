@@ -224,7 +224,7 @@ GLOBS = st.text("ab*?", min_size=1, max_size=6)
 
 
 @given(GLOBS, GLOBS, st.text("abx", max_size=8))
-def test_patterns_overlap_where_a_product_matches_both(one: str, other: str, name: str) -> None:
+def test_patterns_overlap_if_a_product_matches_both(one: str, other: str, name: str) -> None:
     both = common_product(one, other)
     assert both is None or (matcher([one])(both) and matcher([other])(both))
     assert both is not None or not (matcher([one])(name) and matcher([other])(name))

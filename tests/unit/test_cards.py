@@ -109,7 +109,7 @@ def test_containers_want_one_after_the_other_and_others_keep_their_number() -> N
     )
 
 
-def test_the_nvidia_scheme_asks_in_mebibytes() -> None:
+def test_the_nvidia_scheme_requests_memory_in_mebibytes() -> None:
     request = read_card_request(view(vcuda_pod({"nvidia.com/vcuda-core": 10, "nvidia.com/vcuda-memory": 500})))
     assert request == CardRequest(NVIDIA_VCUDA, (ContainerRequest(0, 10, 500),))
 

@@ -222,7 +222,7 @@ def test_manifests_are_read_from_standard_input(directory: Path) -> None:
     assert result.exit_code == 1
 
 
-def test_several_files_share_one_quota_and_options_may_come_from_the_environment(directory: Path) -> None:
+def test_several_files_share_one_quota_and_options_may_be_environment_variables(directory: Path) -> None:
     two = directory / "two.yaml"
     two.write_text(yaml.safe_dump(cards(2)))
     env = {"VCUDA_QUOTA": str(directory / "quota.yaml"), "VCUDA_NAMESPACE": "team-a", "VCUDA_OUTPUT": "json"}
@@ -288,7 +288,7 @@ def test_workloads_are_decided_together_with_those_before_them(directory: Path) 
     assert found == ["1 admitted M40", "1 admitted P100", "1 refused M40", "1 admitted A100"]
 
 
-def test_a_model_with_a_node_comes_before_one_without(directory: Path) -> None:
+def test_a_model_with_a_node_is_preferred_to_one_without(directory: Path) -> None:
     """Among models with room, one that has a node comes first."""
     nodes = directory / "nodes.yaml"
     nodes.write_text(yaml.safe_dump({"kind": "Node", "metadata": {"name": "a", "labels": {MODEL: "P100"}}}))

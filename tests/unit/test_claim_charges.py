@@ -95,7 +95,7 @@ def test_whole_cards_units_and_the_most_expensive_alternative_are_charged(
         pytest.param(share("vgpu-manager"), CARD, id="the default of an oversold card"),
     ],
 )
-def test_shares_are_charged_what_the_scheduler_counts_for_them(asked: Manifest, expected: Charge) -> None:
+def test_shares_are_charged_as_the_scheduler_counts_them(asked: Manifest, expected: Charge) -> None:
     assert charged(asked) == expected
 
 

@@ -230,7 +230,7 @@ def test_an_admission_has_audit_annotations_and_the_patch() -> None:
     assert operation == {"op": "add", "path": "/spec/affinity", "value": HELD}
 
 
-# Not answered at all
+# Reviews without an answer
 
 
 @pytest.mark.parametrize("path", BOTH)

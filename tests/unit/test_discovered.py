@@ -78,7 +78,7 @@ def test_the_strongest_live_source_determines_the_model(
     the_plugin_answers=(hami(A100), set()),
     no_register=({"allocatable": {"nvidia.com/gpu": "8"}, "annotations": {HAMI.handshake: DELETED}}, set()),
 )
-def test_a_register_is_left_over_if_hami_is_gone_and_another_plugin_serves(
+def test_a_register_is_outdated_if_hami_was_removed_and_another_plugin_serves(
     plugin: dict[str, Any], left_over: set[str]
 ) -> None:
     seen = msgspec.convert(node(plugin), Node)

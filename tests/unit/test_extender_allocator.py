@@ -299,7 +299,7 @@ def test_annotations_that_the_extender_did_not_write_are_ignored(
         assert who.filter(store_pod(api, "train", 200))["NodeNames"] == ["n1"]
 
 
-def test_cards_stay_allocated_whatever_the_owner_writes_on_the_pod(api: ApiDouble, leader: Leader) -> None:
+def test_cards_stay_allocated_after_any_edit_of_the_pod_by_its_owner(api: ApiDouble, leader: Leader) -> None:
     """Otherwise an exclusive pod would get a card that is in use."""
     leader.place("mine", cores=60)
     leader.bind("mine", "n1")

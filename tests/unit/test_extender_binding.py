@@ -92,7 +92,7 @@ def test_a_pod_that_was_not_placed_is_not_bound(api: ApiDouble, leader: Leader, 
     assert node_of(api, "train") is None
 
 
-def test_the_next_leader_binds_what_the_last_one_placed_after_it_began(api: ApiDouble, leader: Leader) -> None:
+def test_the_next_leader_binds_a_pod_that_its_predecessor_placed_later(api: ApiDouble, leader: Leader) -> None:
     later = Leader(api, cards={"n1": 1, "n2": 1}).leads()
     leader.place("train", "n1")
     assert later.bind("train", "n1") == ""

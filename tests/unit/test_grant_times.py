@@ -128,7 +128,8 @@ def test_until_a_day_includes_that_day_and_from_a_day_begins_with_it(
         ("20:00-06:00", "2026-10-24T20:00", 11),
         ("20:00-06:00", "2026-06-01T20:00", 10),
         ("20:00-02:30", "2026-03-28T20:00", 6),  # 2:30 is skipped: the grant ends when the clocks go from 2:00 to 3:00
-        ("20:00-02:30", "2026-10-24T20:00", 6.5),  # 2:30 comes twice: it ends at the first, and holds again from 2:00
+        # 2:30 occurs twice: the grant ends at the first one, and begins again at 2:00
+        ("20:00-02:30", "2026-10-24T20:00", 6.5),
     ],
 )
 def test_hours_over_a_clock_change_follow_the_wall_clock(hours: str, night: str, length: float) -> None:

@@ -64,7 +64,7 @@ def cards_at(written: NamespaceQuota, moment: float | None) -> dict[str, float]:
     return {model: limit.most_cores / 100 for model, limit in written.at(moment).limits.items()}
 
 
-# Which limits hold
+# The limits of a moment
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_an_explicit_0_stays_0() -> None:
     assert cards_at(written, at("2026-11-24")) == {"T4": 0}
 
 
-def test_memory_is_added_where_it_is_limited() -> None:
+def test_a_grant_adds_memory_if_memory_is_limited() -> None:
     written = entry(
         "quota: {A100: {cards: 4, memory: 160Gi}}, grants: [{A100: {cards: 2, memory: 80Gi}, until: 2100-01-01},"
         " {H100: {cards: 1, memory: 60Gi}, from: 2000-01-01}, {H100: {cards: 1, memory: 20Gi}, from: 2000-01-01}]"

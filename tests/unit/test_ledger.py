@@ -325,7 +325,7 @@ def test_a_charge_that_is_neither_seen_nor_proven_absent_stays(
 
 
 @given(ledger=LEDGERS, views=st.lists(VIEWS, max_size=5))
-def test_the_count_never_goes_back_in_time(ledger: Ledger, views: list[ObservedPods]) -> None:
+def test_the_count_never_reverts_to_an_older_version(ledger: Ledger, views: list[ObservedPods]) -> None:
     for view in views:
         settled = settle(ledger, view)
         assert not is_older(settled.pod_resource_version, ledger.pod_resource_version)

@@ -54,7 +54,7 @@ def test_conflicts_without_end_are_busy_at_the_deadline(api: ApiDouble, replica:
     assert replica.uids() == ["a"]
 
 
-def test_a_deadline_that_has_come_is_busy_without_a_call(api: ApiDouble, replica: Replica, clock: Clock) -> None:
+def test_a_deadline_in_the_past_is_busy_without_a_call(api: ApiDouble, replica: Replica, clock: Clock) -> None:
     assert replica.charge("a", deadline=clock.now) == TOO_MANY
     assert api.calls == []
 
@@ -204,7 +204,7 @@ def test_a_caller_cancelled_during_the_write_of_its_group_does_not_affect_the_ot
     assert isinstance(replica.charge("d"), PutOff)
 
 
-def test_a_deadline_that_comes_while_the_charge_is_being_written_is_unsure(api: ApiDouble, replica: Replica) -> None:
+def test_a_deadline_during_the_write_of_a_charge_has_an_unknown_outcome(api: ApiDouble, replica: Replica) -> None:
     replica.charge("x")
 
     async def come_late() -> Decision:

@@ -267,7 +267,7 @@ def test_while_a_ledger_is_lost_the_report_has_the_usage_and_the_rest_as_reserve
     assert figures == [(True, 1, 3, 0), (False, 1, 0, 3)]
 
 
-# Deletions that somebody asks for
+# Deletions by hand
 
 
 def asked_to_go(api: ApiDouble, settling: Settling) -> None:

@@ -87,7 +87,7 @@ def test_over_the_limit_nothing_is_available() -> None:
     assert used(Ledger({"M40": Charge(900)})).models[0].available == 0
 
 
-def test_a_model_that_is_used_without_a_limit_comes_last() -> None:
+def test_a_model_that_is_used_without_a_limit_is_listed_last() -> None:
     models = used(Ledger({"A100": ONE_CARD}), holder("old", model="A100")).models
     assert [model.model for model in models] == ["M40", "P100", "A100"]
     assert models[2] == ModelUse("A100", limit=0, used=1, pending=0, available=0, pods=(PodUse("old", 100, 0),))

@@ -162,7 +162,7 @@ IN_M40 = ("M40", "the first in the namespace's quota, 8 cards of 8 cards free")
     a_card=([(100, 0)], HALVES, IN_P100),
     published_by_an_earlier_release=([(60, 10)], FreeCards(8, 0, 400, 400), IN_M40),
 )
-def test_a_model_none_of_whose_cards_has_room_for_a_container_comes_last(
+def test_a_model_without_a_card_with_room_for_a_container_is_tried_last(
     containers: list[tuple[int, int]], halves: FreeCards, expected: tuple[str, str]
 ) -> None:
     """A pod is pinned permanently. It cannot use the sum of free parts of many cards."""

@@ -323,7 +323,7 @@ def test_a_product_that_flaps_never_changes_our_label(labeller: Labeller) -> Non
     assert labeller.api.calls.count("PATCH") == 1
 
 
-def test_a_label_that_somebody_removes_every_second_is_written_once_a_minute(labeller: Labeller) -> None:
+def test_a_label_that_is_removed_every_second_is_written_once_a_minute(labeller: Labeller) -> None:
     for _ in range(int(REWRITE_SECONDS) * 2):
         labeller.api.store(PATH, node(hami(A100)))
         labeller.look(0.5)

@@ -160,7 +160,7 @@ ORDERED = replace(QUOTA, order=("H100",))
     ),
     twice_is_once=(QUOTA, "T4, T4", ("T4",), Rule.ANNOTATION),
 )
-def test_the_order_comes_from_the_annotation_then_the_entry_then_the_document(
+def test_the_order_is_that_of_the_annotation_then_the_entry_then_the_document(
     quota: NamespaceQuota, wish: str | None, models: tuple[str, ...], rule: Rule
 ) -> None:
     annotations = {} if wish is None else wishing(wish)

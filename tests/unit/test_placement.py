@@ -183,7 +183,7 @@ def test_present_are_the_models_of_nodes_that_the_pod_may_use_now(
     assert candidates_of(vcuda_pod(**spec), quota=quota, cluster=CARDS).present == present
 
 
-def test_the_labels_that_hold_model_and_pool_can_be_set() -> None:
+def test_the_labels_for_model_and_pool_can_be_set() -> None:
     keys = NodeLabels("example.com/card", "example.com/pool")
     cluster = Nodes.of({"a": {"example.com/card": "M40", MODEL: "P100"}}, keys)
     assert cluster.model_of("a") == "M40"

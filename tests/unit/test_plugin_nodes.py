@@ -159,7 +159,7 @@ def test_a_malformed_quota_does_not_hide_the_nodes(cluster: Cluster) -> None:
     assert (told.exit_code, "h1" in told.stdout, "is malformed" in told.stderr) == (0, True, True)
 
 
-def test_another_label_may_hold_the_model(cluster: Cluster) -> None:
+def test_another_label_may_contain_the_model(cluster: Cluster) -> None:
     store_nodes(cluster, node(labels={"acme.com/gpu": "A100", MODEL: "T4"}, name="h1"))
     assert table("--model-label", "acme.com/gpu")[1][:2] == ["h1", "A100"]
 

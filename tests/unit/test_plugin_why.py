@@ -98,7 +98,7 @@ def test_a_rejected_deployment_shows_the_present_decision_and_the_pods_that_use_
         "L40S: no end of a pod helps, because the request is larger than the limit",
     ),
 )
-def test_what_is_missing_is_read_from_every_sentence_of_a_refusal(
+def test_the_missing_amount_is_read_from_every_sentence_of_a_rejection(
     cluster: Cluster, short: Shortage, needed: float | None, of_memory: bool, sentence: str
 ) -> None:
     """The product itself writes the rejection, after a sentence about another model."""

@@ -49,7 +49,7 @@ PROOF = {
     ),
     "a ResourceClaim, of any user": (
         "test_whole_cards_units_and_the_most_expensive_alternative_are_charged",
-        "test_shares_are_charged_what_the_scheduler_counts_for_them",
+        "test_shares_are_charged_as_the_scheduler_counts_them",
         "test_a_mig_partition_is_charged_by_its_profile",
         "test_a_claim_is_pinned_to_the_first_model_with_room_and_charged_by_its_uid",
     ),

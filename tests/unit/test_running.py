@@ -396,7 +396,7 @@ def test_every_rule_is_needed(broken: Broken, monkeypatch: pytest.MonkeyPatch) -
         broken.scenario(RunningWorld())
 
 
-# No more than that is held
+# Charges are not kept for longer than needed
 
 
 @pytest.mark.parametrize("claimed", [False, True], ids=["its own card", "a claim"])
@@ -467,7 +467,7 @@ def test_a_pod_that_uses_claims_and_may_run_for_long_is_recorded_before_it_is_ad
     assert world.used() == 0
 
 
-# Decreases that no watch saw, though pods came in their place
+# Decreases that no watch saw, hidden by new pods
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ KEYS = {"a/exact", "a/idx-", "a/idx-0", "a/idx-12"}
 
 
 @pytest.mark.parametrize("key", [*sorted(KEYS), "a/exact-", "a/exac", "a/exact0", "A/EXACT", "a/idx", "b/a/idx-0", ""])
-def test_a_key_is_given_completely_or_by_its_prefix(key: str) -> None:
+def test_a_key_of_a_scheme_is_complete_or_a_prefix(key: str) -> None:
     assert is_named(key, ("a/exact", "a/idx-")) is (key in KEYS)
     assert not is_named(key, ())
 

@@ -141,7 +141,7 @@ def test_a_pod_with_its_own_scheduler_is_narrowed_to_the_plain_nodes_of_a_mixed_
     assert reaches(stored, MIXED, HOSTNAME, ["host-p1"])
 
 
-def test_a_pod_that_neither_opts_out_nor_names_a_scheduler_goes_to_hami_on_a_mixed_model() -> None:
+def test_a_pod_that_neither_opts_out_nor_names_a_scheduler_uses_hami_on_a_mixed_model() -> None:
     assert created(webhook(MIXED, "A100"), vcuda_pod(WHOLE)) == ("A100", "hami-scheduler")
 
 
@@ -152,7 +152,7 @@ def test_a_pod_whose_narrowing_was_undone_is_rejected(fields: dict[str, Any]) ->
     assert "its node selection allows nodes that its scheduler must not choose" in answer.message
 
 
-def test_a_pod_that_opts_out_or_names_a_scheduler_goes_to_hami_if_its_model_has_no_other_nodes() -> None:
+def test_a_pod_that_opts_out_or_names_a_scheduler_uses_hami_if_its_model_has_no_other_nodes() -> None:
     asked = webhook(SEPARATE, "A100")
     assert created(asked, vcuda_pod(WHOLE, **IGNORED)) == ("A100", "hami-scheduler")
     refused = asked.validate(vcuda_pod(WHOLE, affinity=held_to("A100"), schedulerName="volcano"))

@@ -90,7 +90,7 @@ VARIABLE, MOUNT = "spec.containers[0].env[0]", "spec.containers[0].volumeMounts[
 
 
 @VARIABLES
-def test_no_variable_replaces_a_limit_of_a_share_unless_its_allowance_is_given(scheme: Scheme, name: str) -> None:
+def test_no_variable_replaces_a_limit_of_a_share_without_its_permission(scheme: Scheme, name: str) -> None:
     manifest = with_variable(share_of(scheme), name)
     limit = scheme.limits.find(name)
     assert limit is not None

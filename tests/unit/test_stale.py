@@ -68,7 +68,7 @@ def test_an_allocation_is_stale_when_its_pod_was_not_bound_in_time(scheme: Schem
 
 
 @EACH
-def test_exactly_what_the_scheme_has_written_is_removed(scheme: Scheme) -> None:
+def test_exactly_the_keys_that_the_scheme_wrote_are_removed(scheme: Scheme) -> None:
     pod = stored(scheme, annotations={"a/b": "c"}, labels={"app": "train"})
     annotations, labels = marks(scheme, START)
     [removal] = find_stale(pod, LATE)

@@ -49,7 +49,7 @@ def test_steps_never_fall_as_more_is_used() -> None:
     assert set(steps) == set(range(12))
 
 
-def test_only_what_is_unused_and_has_no_limit_is_blocked() -> None:
+def test_only_an_unused_model_with_limit_zero_is_blocked() -> None:
     assert [row(*amount).blocked for amount in ((0, 0), (1, 0), (0, 1))] == [True, False, False]
 
 

@@ -97,7 +97,7 @@ def test_a_pod_stays_as_it_is() -> None:
     assert found.created["metadata"] == {**manifest["metadata"], "namespace": "team-a"}
 
 
-def test_an_objects_own_namespace_comes_first() -> None:
+def test_an_objects_own_namespace_overrides_the_flag() -> None:
     job = {**workload("Job"), "metadata": {"name": "train", "namespace": "team-b"}}
     for found in read(vcuda_pod(metadata={"namespace": "team-b"}), job):
         assert (found.namespace, found.created["metadata"]["namespace"]) == ("team-b", "team-b")

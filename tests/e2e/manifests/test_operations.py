@@ -75,7 +75,7 @@ PREPARE, DELETE = UNINSTALL.splitlines()
 def test_the_uninstall_blocks_no_pod_and_leaves_nothing(admin: Cluster, tmp_path: Path, order: tuple[str, ...]) -> None:
     """After the first command, no webhook is needed to create a pod.
 
-    The components create objects outside our own namespaces. The page's check has to find these too.
+    The components create objects outside our own namespaces. The page's check must find these too.
     """
     first, *others = order
     with installed(admin, tmp_path / "system", "scheduler", "enforce-audit") as (system, controller):

@@ -92,7 +92,7 @@ class Replica:
     def go(self) -> None:
         """Delete the pod: it leaves the endpoints, while preStop, SIGTERM and the grace period proceed.
 
-        Raises AssertionError if it has to be killed, or exits with an error.
+        Raises AssertionError if the pod must be killed, or exits with an error.
         """
         started = time.monotonic()
         self._going.set()

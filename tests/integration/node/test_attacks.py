@@ -197,7 +197,7 @@ sys.stdin.read()
 
 @contextmanager
 def held(path: Path, how: str) -> Iterator[None]:
-    """Have another process hold something in the directory."""
+    """Have another process keep a file or the directory in use."""
     command = (sys.executable, "-c", HOLD, path, how)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

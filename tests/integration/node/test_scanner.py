@@ -124,7 +124,7 @@ def test_a_stop_ends_the_wait_at_once(looks: Looks) -> None:
     assert looks.now == began
 
 
-def test_a_sweep_whose_time_is_up_still_waits_for_the_patience(looks: Looks) -> None:
+def test_a_sweep_whose_time_is_up_still_waits_for_the_scan_timeout(looks: Looks) -> None:
     """A scan that takes as long as usual is always waited for."""
     began, ask = looks.now, looks.after(SCAN_TIMEOUT_SECONDS / 2, moves=True)
 

@@ -82,7 +82,7 @@ def test_a_tree_that_moves_during_a_walk_is_detected(tmp_path: Path) -> None:
     assert refused.value.keep.reason is KeepReason.CHANGED
 
 
-def test_a_tree_both_deep_and_wide_is_refused_rather_than_held_in_memory(
+def test_a_tree_that_is_both_deep_and_wide_is_rejected_and_not_kept_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("controller.garbage.node.fs.MAX_PARKED", 10)
