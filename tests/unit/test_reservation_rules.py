@@ -178,7 +178,7 @@ def lease(rule: str, broken: type[ReservationLease], scenario: scenarios.Scenari
     return Broken(rule, namespace_ledger, "ReservationLease", broken, scenario, wrong)
 
 
-OVER, LOST, STAYS = "and the limit is", "and the ledger counts", "stays charged"
+OVER, LOST, STAYS = "and the limit is", "and the ledger counts", "more is charged than"
 
 MUTANTS = (
     Broken(
@@ -301,7 +301,7 @@ MUTANTS = (
         "GIVE_WAY_SECONDS",
         0,
         scenarios.who_waits_is_given_what_others_reserve,
-        "never given room",
+        "never gets room",
     ),
     Broken(
         "a replica that waits says so",
@@ -309,7 +309,7 @@ MUTANTS = (
         "write",
         written_without_mark,
         scenarios.who_waits_is_given_what_others_reserve,
-        "never given room",
+        "never gets room",
     ),
     Broken(
         "a reservation is reaped after its lease",
