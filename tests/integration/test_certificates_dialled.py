@@ -179,8 +179,8 @@ def test_the_watch_continues_after_a_failed_check_and_logs_each_fault_once(monke
     ("days", "late"),
     [
         pytest.param(31, False, id="not in its last third"),
-        pytest.param(29, False, id="the daily rotation may be about to come"),
-        pytest.param(28, True, id="it did not come"),
+        pytest.param(29, False, id="the daily rotation may be imminent"),
+        pytest.param(28, True, id="the daily rotation was missed"),
         pytest.param(-1, True, id="expired"),
     ],
 )

@@ -161,11 +161,11 @@ def test_over_quota_is_403_without_retry_after_even_because_of_pending_charges()
 @pytest.mark.parametrize(
     ("manifest", "sentence"),
     [
-        pytest.param(claim(), "is held to none", id="/mutate was not asked"),
+        pytest.param(claim(), "is held to none", id="/mutate was not called"),
         pytest.param(claim(held("M40"), entry()), "is held to none", id="a request was added after it"),
         pytest.param(claim(held("M40"), held("A100")), "is held to none", id="two models"),
         pytest.param(claim(entry(NVIDIA, 'device.driver == "x"')), "is held to none", id="CEL that we did not write"),
-        pytest.param(claim(held("H100")), "is held to none", id="a product that nobody has"),
+        pytest.param(claim(held("H100")), "is held to none", id="a product that no node has"),
         pytest.param(claim(first_of(held("M40"), entry())), "is held to none", id="one of two ways"),
     ],
 )

@@ -28,10 +28,10 @@ def node(labels: dict[str, str], annotations: dict[str, str] = OTHER, **fields: 
         pytest.param(node({}), node(M40), True, True, id="it gets a model"),
         pytest.param(node(M40), node({}), True, True, id="it loses its model"),
         pytest.param(node(M40), node(P100), True, True, id="its model changes"),
-        pytest.param(None, node(M40), True, True, id="it comes"),
-        pytest.param(node(M40), None, True, True, id="it goes"),
-        pytest.param(None, node({}), True, False, id="one without a GPU comes"),
-        pytest.param(node({}), None, True, False, id="one without a GPU goes"),
+        pytest.param(None, node(M40), True, True, id="the node is created"),
+        pytest.param(node(M40), None, True, True, id="the node is deleted"),
+        pytest.param(None, node({}), True, False, id="a node without a GPU is created"),
+        pytest.param(node({}), None, True, False, id="a node without a GPU is deleted"),
     ],
 )
 def test_only_relevant_changes_of_a_node_are_reported(

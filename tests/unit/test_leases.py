@@ -122,12 +122,12 @@ def test_demand_is_the_charges_of_the_last_four_seconds() -> None:
 @pytest.mark.parametrize(
     ("reserved", "granted", "seconds", "due"),
     [
-        pytest.param(400, 1, 0.5, False, id="little was granted"),
-        pytest.param(400, 1, WRITE_SECONDS, True, id="after a second"),
-        pytest.param(400, 0, WRITE_SECONDS, True, id="and where nothing was, to hear whether somebody waits"),
+        pytest.param(400, 1, 0.5, False, id="few charges are new"),
+        pytest.param(400, 1, WRITE_SECONDS, True, id="a second after the last write"),
+        pytest.param(400, 0, WRITE_SECONDS, True, id="the same without new charges, to learn whether another waits"),
         pytest.param(10, 7, 0.5, False, id="more than a quarter is left"),
         pytest.param(10, 8, 0.5, True, id="less than a quarter is left"),
-        pytest.param(400, MOST_GRANTED, 0.5, True, id="many were granted"),
+        pytest.param(400, MOST_GRANTED, 0.5, True, id="many charges are new"),
     ],
 )
 def test_admitted_charges_are_written_when_a_write_is_due(

@@ -48,9 +48,9 @@ def test_a_charge_is_added_to_the_pending_charges() -> None:
 @pytest.mark.parametrize(
     "ledger",
     [
-        pytest.param(held(1), id="with room left"),
-        pytest.param(held(8), id="though the quota is full by now"),
-        pytest.param(held(MOST_PENDING, Pending("M40", Charge(1, 1))), id="though the ledger is crowded by now"),
+        pytest.param(held(1), id="the quota has room"),
+        pytest.param(held(8), id="the quota has become full"),
+        pytest.param(held(MOST_PENDING, Pending("M40", Charge(1, 1))), id="the ledger has become crowded"),
     ],
 )
 def test_a_charged_uid_is_admitted_again_and_charged_once(ledger: Ledger) -> None:
@@ -79,7 +79,7 @@ def test_models_do_not_share_a_limit() -> None:
         pytest.param(Ledger(), Pending("V100", Charge(1, 1)), Limit(0), id="not listed"),
         pytest.param(held(3, SHARE), Pending("A100", Charge(1, 101)), Limit(200, 1000), id="memory"),
         pytest.param(Ledger({"M40": Charge(10_000)}), CARD, Limit(800), id="the limit was lowered below what is used"),
-        pytest.param(held(MOST_PENDING), CARD, Limit(800), id="crowded too: to come again would not help"),
+        pytest.param(held(MOST_PENDING), CARD, Limit(800), id="the ledger is crowded too, a retry would not help"),
     ],
 )
 def test_a_rejection_has_every_figure(ledger: Ledger, asked: Pending, limit: Limit) -> None:
@@ -171,14 +171,18 @@ OTHER = {"A100": Charge(9)}
     ("ledger", "view", "absent", "settled"),
     [
         pytest.param(Ledger({}, "5", A), ObservedPods("7", ONE, {"a"}), "", Ledger(ONE, "7"), id="it was stored"),
-        pytest.param(Ledger({}, "5", A), ObservedPods("7", {}, {"a"}), "", Ledger({}, "7"), id="it came and went"),
-        pytest.param(Ledger(ONE, "5", A), ObservedPods("7", {}, ()), "", Ledger({}, "7", A), id="not yet seen"),
+        pytest.param(
+            Ledger({}, "5", A), ObservedPods("7", {}, {"a"}), "", Ledger({}, "7"), id="it was created and deleted"
+        ),
+        pytest.param(
+            Ledger(ONE, "5", A), ObservedPods("7", {}, ()), "", Ledger({}, "7", A), id="it is not observed yet"
+        ),
         pytest.param(Ledger(ONE, "5"), ObservedPods("6", OTHER, ()), "", Ledger(OTHER, "6"), id="renamed"),
         pytest.param(Ledger(ONE, "5", BOTH), ObservedPods("7", TWO, {"a"}), "", Ledger(TWO, "7", B), id="one of two"),
-        pytest.param(Ledger({}, "5", A), ObservedPods("7", {}, ()), "a", Ledger({}, "7"), id="never to be stored"),
+        pytest.param(Ledger({}, "5", A), ObservedPods("7", {}, ()), "a", Ledger({}, "7"), id="it will never be stored"),
         pytest.param(
             *(Ledger(TWO, "100", BOTH), ObservedPods("99", ONE, {"a"}), "b", Ledger(TWO, "100", A)),
-            id="never to be stored, though the view is old",
+            id="never to be stored, by an old view",
         ),
         pytest.param(Ledger(TWO, "5"), ObservedPods("5", ONE, ()), "", Ledger(ONE, "5"), id="as old as the count"),
         pytest.param(Ledger({}, ""), ObservedPods("1", ONE, ()), "", Ledger(ONE, "1"), id="never counted before"),
@@ -213,9 +217,12 @@ TORN = Ledger({}, "7", {}, {"a": RAN})
             id="no watch saw the deletion, and another pod was created",
         ),
         pytest.param(
-            *(Ledger(ONE, "5"), ObservedPods("7", {}, "a", {"a": RAN}, since="6"), "", TORN), id="held by its own time"
+            *(Ledger(ONE, "5"), ObservedPods("7", {}, "a", {"a": RAN}, since="6"), "", TORN),
+            id="its own time keeps the charge",
         ),
-        pytest.param(Ledger(TWO, "5"), ObservedPods("7", ONE, "a", since="5"), "", Ledger(ONE, "7"), id="seen to end"),
+        pytest.param(
+            Ledger(TWO, "5"), ObservedPods("7", ONE, "a", since="5"), "", Ledger(ONE, "7"), id="its end was observed"
+        ),
     ],
 )
 def test_a_deleted_pod_that_may_still_run_stays_charged(
@@ -241,11 +248,13 @@ CLAIMED = Ledger(ONE, "5", A, {}, "", TWO, "6")
     [
         pytest.param(ObservedClaims("8", ONE, {"a"}), Ledger(ONE, "7", {}, {}, "", ONE, "8"), id="stored"),
         pytest.param(
-            ObservedClaims("8", {}, ()), Ledger(ONE, "7", A, {}, "", {}, "8"), id="gone, and one is not yet seen"
+            ObservedClaims("8", {}, ()),
+            Ledger(ONE, "7", A, {}, "", {}, "8"),
+            id="one was deleted, one is not observed yet",
         ),
-        pytest.param(ObservedClaims("5", {}, {"a"}), CLAIMED, id="by an older view neither count is changed"),
+        pytest.param(ObservedClaims("5", {}, {"a"}), CLAIMED, id="an older view changes neither count"),
         pytest.param(ObservedClaims("6", TWO, ()), CLAIMED, id="nothing new"),
-        pytest.param(None, CLAIMED, id="of claims nothing is known"),
+        pytest.param(None, CLAIMED, id="claims are unknown"),
     ],
 )
 def test_claims_are_counted_at_their_own_version(claims: ObservedClaims | None, settled: Ledger) -> None:
@@ -268,9 +277,9 @@ def test_a_count_is_as_old_as_the_older_of_its_parts(ledger: Ledger, *, before: 
     ("ledger", "view"),
     [
         pytest.param(Ledger(ONE, "5", A), ObservedPods("7", ONE, ()), id="nothing new"),
-        pytest.param(Ledger(ONE, "5", A), ObservedPods("7", ONE, {"x", "y"}), id="others were seen"),
+        pytest.param(Ledger(ONE, "5", A), ObservedPods("7", ONE, {"x", "y"}), id="other pods were observed"),
         pytest.param(Ledger(TWO, "100", A), ObservedPods("99", ONE, ()), id="an old view lowers nothing"),
-        pytest.param(Ledger(TWO, "100", A), ObservedPods("99", ONE, {"a"}), id="nor does it drop what it saw"),
+        pytest.param(Ledger(TWO, "100", A), ObservedPods("99", ONE, {"a"}), id="an old view removes no pending charge"),
     ],
 )
 def test_without_changes_nothing_is_written(ledger: Ledger, view: ObservedPods) -> None:

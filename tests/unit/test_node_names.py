@@ -79,11 +79,18 @@ def test_any_other_name_is_foreign(scheme: str, name: str) -> None:
     [
         pytest.param(FileKind.DIRECTORY, PodPresence(ITS), Keep(KeepReason.POD), id="its pod is in the API"),
         pytest.param(FileKind.DIRECTORY, PodPresence(kubelet=ITS), Keep(KeepReason.KUBELET), id="kubelet keeps it"),
-        pytest.param(FileKind.DIRECTORY, PodPresence(unknown=UNKNOWN), UNKNOWN, id="nobody knows"),
-        pytest.param(FileKind.DIRECTORY, PodPresence(ITS, unknown=UNKNOWN), Keep(KeepReason.POD), id="but one knows"),
-        pytest.param(FileKind.DIRECTORY, PodPresence(), None, id="gone"),
-        pytest.param(FileKind.DIRECTORY, PodPresence(OTHERS, OTHERS), None, id="another's pod"),
-        pytest.param(FileKind.UNKNOWN, PodPresence(), None, id="gone, for all one knows: opening it tells the rest"),
+        pytest.param(
+            FileKind.DIRECTORY, PodPresence(unknown=UNKNOWN), UNKNOWN, id="neither the API nor kubelet answers"
+        ),
+        pytest.param(
+            FileKind.DIRECTORY,
+            PodPresence(ITS, unknown=UNKNOWN),
+            Keep(KeepReason.POD),
+            id="its pod is in the API, kubelet does not answer",
+        ),
+        pytest.param(FileKind.DIRECTORY, PodPresence(), None, id="no pod has this UID"),
+        pytest.param(FileKind.DIRECTORY, PodPresence(OTHERS, OTHERS), None, id="only another pod exists"),
+        pytest.param(FileKind.UNKNOWN, PodPresence(), None, id="of an unknown kind, without a pod"),
         pytest.param(FileKind.LINK, PodPresence(), Keep(KeepReason.LINK), id="a link"),
         pytest.param(FileKind.FILE, PodPresence(), Keep(KeepReason.NOT_A_DIRECTORY, "file"), id="a file"),
         pytest.param(FileKind.OTHER, PodPresence(), Keep(KeepReason.NOT_A_DIRECTORY, "other"), id="a FIFO"),

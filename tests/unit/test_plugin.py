@@ -184,7 +184,7 @@ def test_data_have_every_field_even_at_its_default(cluster: Cluster, output: str
     ("name", "labels"),
     [
         pytest.param("mine", USAGE_LABELS, id="another name"),
-        pytest.param("gpu-quota-usage", {"quota.vcuda.io/usage": "true"}, id="what the controller would not withdraw"),
+        pytest.param("gpu-quota-usage", {"quota.vcuda.io/usage": "true"}, id="without a label of the controller"),
     ],
 )
 def test_only_the_controllers_own_report_is_shown(cluster: Cluster, name: str, labels: dict[str, str]) -> None:

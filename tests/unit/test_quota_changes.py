@@ -110,7 +110,7 @@ def test_a_removed_or_softened_entry_is_a_warning(text: str, told: list[str]) ->
         ("team-a: {quota: {A100: 16}}", []),
         ("team-a: {quota: {T4: 100000}}", []),
     ],
-    ids=["one entry", "the sum", "all the cards", "a model whose nodes do not say"],
+    ids=["one entry", "the sum", "all the cards", "a model of unknown size"],
 )
 def test_more_cards_than_the_nodes_have_are_a_warning(text: str, told: list[str]) -> None:
     assert list(beyond(OLD, parse_quota(text), NODES)) == told

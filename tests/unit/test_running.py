@@ -473,10 +473,10 @@ def test_a_pod_that_uses_claims_and_may_run_for_long_is_recorded_before_it_is_ad
 @pytest.mark.parametrize(
     ("reserved", "arrived", "held"),
     [
-        pytest.param(0, 0, 2, id="nothing came"),
-        pytest.param(0, 2, 0, id="as much came, which no replica can have granted"),
-        pytest.param(2, 2, 2, id="as much came as replicas may have granted"),
-        pytest.param(1, 2, 1, id="more came than replicas may have granted"),
+        pytest.param(0, 0, 2, id="no charges are new"),
+        pytest.param(0, 2, 0, id="the new charges were admitted by no replica"),
+        pytest.param(2, 2, 2, id="a replica may have admitted all new charges"),
+        pytest.param(1, 2, 1, id="a replica may have admitted some of the new charges"),
     ],
 )
 def test_charges_that_a_replica_may_have_admitted_hide_no_deletion(reserved: int, arrived: int, held: int) -> None:

@@ -45,8 +45,8 @@ def test_drift_is_logged_counted_and_corrected(api: ApiDouble, replica: Replica,
 @pytest.mark.parametrize(
     ("ledger", "calls"),
     [
-        pytest.param(Ledger({"M40": ONE}, LISTED), [], id="it agrees with the pods"),
-        pytest.param(Ledger({"M40": TWO}, FAR), ["LIST", "LIST"], id="counted later than all that is known"),
+        pytest.param(Ledger({"M40": ONE}, LISTED), [], id="the ledger agrees with the pods"),
+        pytest.param(Ledger({"M40": TWO}, FAR), ["LIST", "LIST"], id="the ledger is newer than every observation"),
     ],
 )
 def test_a_correct_ledger_is_not_written(api: ApiDouble, replica: Replica, ledger: Ledger, calls: list[str]) -> None:
@@ -134,7 +134,9 @@ def told_by(pending_bytes: int) -> str:
     ("written", "told"),
     [
         pytest.param(Ledger({"M40": ONE}, "7", CHARGED), ["charged"], id="a replica has charged"),
-        pytest.param(Ledger({"M40": TWO}, "7", CHARGED), ["changed"], id="and somebody has changed the count"),
+        pytest.param(
+            Ledger({"M40": TWO}, "7", CHARGED), ["changed"], id="a replica has charged, and the count has changed"
+        ),
         pytest.param(Ledger({"M40": ONE}, "8"), ["changed"], id="it was counted again"),
         pytest.param(Ledger({"M40": ONE}, "7", CROWD), ["charged by many"], id="much is pending"),
         pytest.param(None, ["changed"], id="it was deleted"),
@@ -167,7 +169,7 @@ def test_the_settlers_own_write_does_not_make_it_settle_again_soon(replica: Repl
     assert heard == ["changed", "charged"]
 
 
-@pytest.mark.parametrize(("cards", "seconds"), [(8, 3), (1, 1)], ids=["there is room", "somebody may wait for some"])
+@pytest.mark.parametrize(("cards", "seconds"), [(8, 3), (1, 1)], ids=["there is room", "a pod may wait for room"])
 def test_a_ledger_with_room_and_only_new_pods_is_settled_after_three_seconds(
     api: ApiDouble, replica: Replica, cards: int, seconds: float
 ) -> None:

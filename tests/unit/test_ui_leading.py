@@ -110,7 +110,7 @@ def test_there_may_be_no_leader() -> None:
             Certificate("webhook at 10.0.0.2:8443", "", "timed out"),
         ),
     ],
-    ids=["one that was read", "one that could not be"],
+    ids=["a certificate was read", "no certificate could be read"],
 )
 def test_a_certificate_is_listed_by_its_endpoint(shown: ServedCertificate, row: Certificate) -> None:
     assert certificate_row(shown) == row

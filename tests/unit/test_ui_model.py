@@ -30,8 +30,8 @@ def row(used: float, limit: float, memory: tuple[int, int] | None = None) -> Mod
         pytest.param(7.99, 8, 9, id="nearly full"),
         pytest.param(8, 8, 10, id="full"),
         pytest.param(8.01, 8, OVER, id="over the limit"),
-        pytest.param(1, 0, OVER, id="some of what is blocked"),
-        pytest.param(0, 0, 0, id="nothing of what is blocked"),
+        pytest.param(1, 0, OVER, id="usage of a blocked model"),
+        pytest.param(0, 0, 0, id="no usage of a blocked model"),
     ],
 )
 def test_the_step_of_the_heat_follows_the_usage(used: float, limit: float, expected: int) -> None:
@@ -213,7 +213,7 @@ TWO_DEVICES = "GPU-1,10,32768,100,NVIDIA-V100,0,true:GPU-2,10,32768,100,NVIDIA-V
         pytest.param({"nvidia.com/gpu": "20"}, TWO_DEVICES, 2, id="HAMi: parts of cards, so its list counts"),
         pytest.param({"nvidia.com/gpu": "20"}, '[{"id":"GPU-1"},{"id":"GPU-2"}]', 2, id="HAMi, JSON"),
         pytest.param({"nvidia.com/gpu": "20"}, "[not JSON", None, id="HAMi, unreadable"),
-        pytest.param({"nvidia.com/vgpu-number": "40"}, None, None, id="vGPUs alone do not tell"),
+        pytest.param({"nvidia.com/vgpu-number": "40"}, None, None, id="only a number of vGPUs"),
         pytest.param({"cpu": "64"}, None, None, id="none"),
         pytest.param({"tencent.com/vcuda-core": "many"}, None, None, id="no number"),
         pytest.param({"tencent.com/vcuda-core": "99999999"}, None, None, id="more than a node can have"),

@@ -146,9 +146,9 @@ BINDS, PATCHES_PODS = ("create", "pods/binding"), ("patch", "pods pods/status")
         pytest.param("scheduler", [BINDS, PATCHES_PODS], "", True, id="a scheduler"),
         pytest.param("plugin", [PATCHES_PODS, ("patch", "nodes")], "", True, id="a device plugin"),
         pytest.param("system:node", [], "/status", True, id="a kubelet"),
-        pytest.param("edits", [PATCHES_PODS], "", False, id="who edits pods everywhere"),
-        pytest.param("status", [PATCHES_PODS], "/status", False, id="who writes their status"),
-        pytest.param("admin", [], "", False, id="who administers namespaces"),
+        pytest.param("edits", [PATCHES_PODS], "", False, id="an editor of pods in all namespaces"),
+        pytest.param("status", [PATCHES_PODS], "/status", False, id="a writer of pod status"),
+        pytest.param("admin", [], "", False, id="an administrator of namespaces"),
     ],
 )
 def test_an_account_that_may_bind_pods_or_patch_nodes_may_write_allocations(
