@@ -1,14 +1,14 @@
-# Everything a newcomer runs. Each target makes what it needs; nothing is installed outside .venv.
+# All commands of a developer. Each target creates what it needs, and installs nothing outside .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Which Kubernetes the end-to-end tests and the benchmarks run on, as in `make e2e K8S=1.30.14`; the newest by default.
+# The version of Kubernetes for end-to-end tests and benchmarks, for example `make e2e K8S=1.30.14`; by default the newest.
 K8S ?=
-# Half of their time these tests wait for somebody, so several files run at once, each process on a control plane of its own.
+# End-to-end tests wait half of the time, so several files run at once. Each process has its own control plane.
 E2E_WORKERS ?= 2
-# Which of them: `make e2e TESTS="not one_version"` leaves out what is the same on every version.
+# The selected tests: `make e2e TESTS="not one_version"` leaves out those with the same result on every version.
 TESTS ?=
-# For how long `make chaos` goes on at the least, and until how many objects were tried to be created.
+# `make chaos` ends after at least so many seconds and so many attempts to create an object.
 CHAOS_SECONDS ?= 600
 CREATES ?= 0
 # For how long `make playground` goes on; without end by default.
@@ -40,27 +40,27 @@ playground: $(VENV)/installed  ## Run a control plane with simulated GPU nodes, 
 test: $(VENV)/installed  ## Run the unit and integration tests (a few minutes)
 	$(BIN)/pytest
 
-fuzz: $(VENV)/installed  ## Send the webhook what no caller should, and let everything befall reservations, for ten minutes each; `test` takes a slice
+fuzz: $(VENV)/installed  ## Send the webhook malformed input, and reservations any fault, for ten minutes each; `test` does a small part
 	FUZZ_SECONDS=600 $(BIN)/pytest tests/integration/test_fuzz_*.py -s
 	MACHINE_EXAMPLES=3000 $(BIN)/pytest tests/unit/test_reservation_machine.py tests/unit/test_running_machine.py --timeout 3600
 
-e2e: $(VENV)/installed  ## Run the tests against a real control plane, building it once; K8S=1.30.14 for another version than the newest
+e2e: $(VENV)/installed  ## Run the tests on a real control plane, which is built once; K8S=1.30.14 for another version than the newest
 	$(ASSETS) $(BIN)/pytest tests/e2e -m "not chaos and not reread$(if $(TESTS), and ($(TESTS)))" -n $(E2E_WORKERS) --dist loadfile --no-loadscope-reorder --durations 10
 
-chaos: $(VENV)/installed  ## Let every part fail again and again under load, with tenants attacking, and count what is stored: for ten minutes, or longer, as in CREATES=100000
+chaos: $(VENV)/installed  ## Kill and suspend every part under load and attacks, and count what is stored, for ten minutes; CREATES=100000 for longer
 	$(ASSETS) CHAOS_SECONDS=$(CHAOS_SECONDS) CHAOS_CREATES=$(CREATES) $(BIN)/pytest tests/e2e -m chaos -s
 
-reread: $(VENV)/installed  ## Wait for the API server to take up a new client certificate by itself (six minutes)
+reread: $(VENV)/installed  ## Wait until the API server loads a new client certificate by itself (six minutes)
 	$(ASSETS) $(BIN)/pytest tests/e2e/test_client_certificates.py -m reread
 
-bench: $(VENV)/installed  ## Measure what a pod costs with us, beside webhooks that do nothing and beside none, and our parts
+bench: $(VENV)/installed  ## Measure the cost of a pod with our webhook, with idle webhooks and with none, and of our parts
 	$(ASSETS) $(BIN)/python -m bench
 
-scale: $(VENV)/installed  ## Measure the controller and the webhook beside 50,000 stored pods, 50,000 claims, 5,000 slices and 5,000 nodes
+scale: $(VENV)/installed  ## Measure the controller and the webhook with 50,000 stored pods, 50,000 claims, 5,000 slices and 5,000 nodes
 	$(ASSETS) $(BIN)/python -m bench scale
 	$(BIN)/python -m bench discover
 
-screenshots: $(VENV)/installed  ## Take the pictures of the usage page under docs/, with Debian's chromium
+screenshots: $(VENV)/installed  ## Take the screenshots of the usage page for docs/, with Debian's chromium
 	$(BIN)/python -m tools.screenshots
 
 reference: $(VENV)/installed  ## Write docs/reference.md from the code
@@ -108,9 +108,9 @@ lint: $(VENV)/installed  ## Check style, types and layers
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.house --check
 
-format: $(VENV)/installed  ## Put the code in order
+format: $(VENV)/installed  ## Format the code
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-clean:  ## Remove what the targets made
+clean:  ## Remove everything that the targets created
 	rm -rf $(VENV) *.egg-info build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

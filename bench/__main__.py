@@ -1,4 +1,4 @@
-"""``python -m bench``: the measurements of every day, one table each; or just one of them."""
+"""``python -m bench``: the usual measurements, one table each, or a single one of them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tools.control_plane import NoControlPlane
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.pass_context
 def main(context: click.Context) -> None:
-    """Measure this system; nothing is asserted, the figures are for a person to read.
+    """Measure this system. The figures are for a person to read, and no test asserts them.
 
-    Without a command: all but scale and large-pods, one table each, in about half an hour. `make bench` and
-    `make scale` set KUBEBUILDER_ASSETS, the directory of etcd and kube-apiserver; stale, events, discover, sweep,
-    mutate and large-pods do without.
+    Without a command: all except scale and large-pods, one table each, in about half an hour. `make bench` and `make
+    scale` set KUBEBUILDER_ASSETS, the directory of etcd and kube-apiserver. stale, events, discover, sweep, mutate and
+    large-pods do not need it.
     """
     if context.invoked_subcommand is None:
         for measurement in (stale, events, discover, sweep, mutate, extender):
@@ -30,13 +30,13 @@ def main(context: click.Context) -> None:
 
 @main.command("mutate")
 def _mutate() -> None:
-    """Requests a second of /mutate, beside a webhook that does nothing."""
+    """Requests per second of /mutate, compared with a webhook that does nothing."""
     mutate.main()
 
 
 @main.command("extender")
 def _extender() -> None:
-    """What a placement costs the scheduler."""
+    """The cost of a placement for the scheduler."""
     extender.main()
 
 
@@ -66,7 +66,7 @@ def _sweep() -> None:
 
 @main.command("large-pods")
 def _large_pods() -> None:
-    """How long the largest pods hold others up."""
+    """How long the largest pods delay others."""
     large_pods.main()
 
 

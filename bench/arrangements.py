@@ -1,9 +1,8 @@
-"""The ways to admit pods that are compared, each by itself.
+"""The compared ways to admit pods. Each of them is measured by itself.
 
-While one is measured nothing of the others runs, and none of their webhooks is registered: fourteen that were asked
-nothing, for their selectors, cost the API server a fifth more for each pod. The controller runs, and our policies are
-in effect, with ours alone: in the figures of the others there is neither its work nor what those and its watches cost
-the API server.
+During a measurement the others do not run, and their webhooks are not registered: fourteen webhooks whose selectors
+match no pod cost the API server a fifth more per pod. Only with our webhook the controller runs and our policies are in
+effect. So the figures of the others include neither the controller's work nor its cost for the API server.
 """
 
 from __future__ import annotations
@@ -23,27 +22,27 @@ NONE, QUOTA, GO_IDLE, GO_PIN, FLASK_PIN = "none", "resourcequota", "go-idle", "g
 CLAIMS_NONE, CLAIMS_OURS, OURS_1 = "claims-none", "claims-ours-1", "ours-1"
 TIGHT = ("tight-ours-1", "tight-ours-3")
 OURS: Mapping[str, int] = {OURS_1: 1, "ours-3": 3, "tight-ours-1": 1, "tight-ours-3": 3, CLAIMS_OURS: 1}
-"""Ours, by the number of replicas."""
+"""Our arrangements by the number of replicas."""
 
 EVERY = (NONE, QUOTA, GO_IDLE, GO_PIN, FLASK_PIN, *OURS, CLAIMS_NONE)
 OF_CLAIMS = (CLAIMS_NONE, CLAIMS_OURS)
 IN_GO = (GO_IDLE, GO_PIN)
 
 LIMIT = {"quota": {"M40": 100_000, "P100": 100_000, "A100": 100_000}}
-"""What nobody reaches."""
+"""A limit that is never reached."""
 
 TIGHT_LIMIT = {"quota": {"M40": 6}}
 """Room for 60 pods of the bench."""
 
 STORED_OF_TIGHT = 48
-"""Of these 60 so many are stored at most, so that an exact count refuses none."""
+"""The maximum number of stored pods of these 60, so that an exact count rejects none."""
 
 
 class Arranged(NamedTuple):
-    """An arrangement that is in effect: the processes to count, by name, and whether a controller settles ledgers.
+    """An arrangement that is in effect: the processes to measure by name, and whether a controller settles ledgers.
 
-    ``claims``: of it ResourceClaims are created, no pods. ``most``: so many pods of a namespace are stored at a time,
-    and then the oldest is deleted for each new one; None if none are deleted.
+    ``claims``: ResourceClaims are created instead of pods. ``most``: the number of stored pods per namespace from which
+    the oldest is deleted for each new one; None if none is deleted.
     """
 
     processes: Mapping[str, Sequence[int]]
@@ -53,12 +52,12 @@ class Arranged(NamedTuple):
 
 
 def namespaces(name: str, spread: int) -> list[str]:
-    """The first so many of the arrangement's namespaces."""
+    """Return the first ``spread`` namespaces of the arrangement."""
     return [f"{name}-{number}" for number in range(spread)]
 
 
 def prepare(plane: Plane, names: Sequence[str], most: int) -> None:
-    """Create so many namespaces of each arrangement, with what lasts in them: the quota that each is held to."""
+    """Create so many namespaces for each arrangement, with its quota."""
     limits = {name: TIGHT_LIMIT if name in TIGHT else LIMIT for name in names if name in OURS}
     quota = {namespace: limit for name, limit in limits.items() for namespace in namespaces(name, most)}
     write_quota(plane.cluster, quota)
@@ -74,7 +73,7 @@ def prepare(plane: Plane, names: Sequence[str], most: int) -> None:
 
 
 def limit(plane: Plane, namespace: str) -> None:
-    """A ResourceQuota that nothing fills, in effect; its controller, which would say so in its status, does not run."""
+    """Create a ResourceQuota that is never reached. Its controller, which would set its status, does not run."""
     hard = {"requests.tencent.com/vcuda-core": "1000000000"}
     path = f"/api/v1/namespaces/{namespace}/resourcequotas"
     metadata = {"name": "cores"}
@@ -86,7 +85,9 @@ def limit(plane: Plane, namespace: str) -> None:
 
 @contextmanager
 def arranged(plane: Plane, name: str, program: Path | None) -> Iterator[Arranged]:
-    """`with` this, pods in the arrangement's namespaces are admitted by it. ``program`` is the webhook in Go."""
+    """Put the arrangement into effect for its namespaces during the ``with`` statement. ``program`` is the webhook in
+    Go.
+    """
     with ExitStack() as stack:
         running = [stack.enter_context(server) for server in webhooks(plane, name, program)]
         processes = {**plane.processes, "webhook": [server.pid for server in running]}
@@ -106,7 +107,7 @@ def arranged(plane: Plane, name: str, program: Path | None) -> Iterator[Arranged
 
 
 def webhooks(plane: Plane, name: str, program: Path | None) -> list[AbstractContextManager[Server]]:
-    """What serves the arrangement's webhooks, to be started; nothing where it has none."""
+    """Return the servers of the arrangement's webhooks, which the caller starts; none if it has no webhook."""
     if name in IN_GO:
         assert program
         return [go.serving(program, plane.certificates, pins=name == GO_PIN)]
@@ -117,7 +118,7 @@ def webhooks(plane: Plane, name: str, program: Path | None) -> list[AbstractCont
 
 
 def hooks(plane: Plane, name: str, running: Sequence[Server]) -> Webhooks:
-    """What the arrangement registers."""
+    """Return the webhooks that the arrangement registers."""
     if not running:
         return {MUTATING: (), VALIDATING: ()}
     register = installed if name in OURS else simple

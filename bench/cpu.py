@@ -12,21 +12,22 @@ TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 def seconds_of(stat: str) -> float:
     """Return the CPU seconds in a line of /proc/PID/stat, user and system.
 
-    Those of children that have ended count too: a worker that was replaced has not worked for nothing.
+    The time of children that have ended is included, for example of a worker that was replaced.
     """
-    # The program's name stands in parentheses and may itself hold spaces and parentheses: fields count from the last.
+    # The program's name is in parentheses and may contain spaces and parentheses, so fields are counted from the last
+    # one.
     fields = stat.rpartition(")")[2].split()
     user, system, children_user, children_system = map(int, fields[11:15])
     return (user + system + children_user + children_system) / TICKS_A_SECOND
 
 
 def seconds(pid: int) -> float:
-    """Return the CPU seconds of this process. Raises FileNotFoundError where there is none."""
+    """Return the CPU seconds of this process. Raises FileNotFoundError if it does not exist."""
     return seconds_of(Path(f"/proc/{pid}/stat").read_text())
 
 
 def family(pid: int) -> Iterator[int]:
-    """Yield this process, its children, and theirs. Raises FileNotFoundError where it has ended."""
+    """Yield this process, its children, and theirs. Raises FileNotFoundError if it has ended."""
     yield pid
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():
@@ -34,5 +35,5 @@ def family(pid: int) -> Iterator[int]:
 
 
 def by_name(processes: Mapping[str, Sequence[int]]) -> dict[str, float]:
-    """Return the CPU seconds so far of each name's processes, with all their children."""
+    """Return the CPU seconds so far of the processes of each name, with all their children."""
     return {name: sum(seconds(one) for pid in pids for one in family(pid)) for name, pids in processes.items()}

@@ -1,4 +1,4 @@
-"""Creates of pods, side by side for every way to admit them: CPU a pod, rate, latency. See `bench.measuring`."""
+"""Creates pods with each arrangement in turn, and compares CPU per pod, rate and latency. See `bench.measuring`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.e2e.dra import served
 from vcuda.cli import FiniteRange
 
 SPREADS = (1, 10)
-"""Over how many namespaces the pods are spread, where nobody says otherwise."""
+"""The numbers of namespaces over which the pods are spread by default."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
-@click.option("--rounds", default=9, type=click.IntRange(1), help="How often each case is measured; medians count.")
-@click.option("--seconds", default=2.0, type=FiniteRange(0.2, 60), help="Load a measurement.")
+@click.option("--rounds", default=9, type=click.IntRange(1), help="Rounds per case; the figures are medians.")
+@click.option("--seconds", default=2.0, type=FiniteRange(0.2, 60), help="Duration of the load of a measurement.")
 @click.option(
-    "--only", multiple=True, type=click.Choice(EVERY), metavar="ARRANGEMENT", help="Leave out all others; repeatable."
+    "--only", multiple=True, type=click.Choice(EVERY), metavar="ARRANGEMENT", help="Measure only this; repeatable."
 )
 @click.option(
     "--namespaces",
@@ -35,36 +35,36 @@ SPREADS = (1, 10)
     default=SPREADS,
     type=click.IntRange(1, 1000),
     metavar="N",
-    help="Over how many the pods are spread; repeatable.",
+    help="Number of namespaces for the pods; repeatable.",
 )
-@click.option("--seed", type=int, help="Measure in the order of an earlier run of the same cases, which printed this.")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="How to print the figures.")
+@click.option("--seed", type=int, help="Seed printed by an earlier run, to measure in the same order.")
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="Output format.")
 def main(
     *, rounds: int, seconds: float, only: tuple[str, ...], spreads: tuple[int, ...], seed: int | None, output: str
 ) -> None:
-    """Create pods as fast as 16 clients can, and print what one costs.
+    """Create pods as fast as 16 clients can, and print the cost of a pod.
 
-    A real etcd and kube-apiserver, from KUBEBUILDER_ASSETS, admit pods that ask for a tenth of a card. Every
-    arrangement is measured over 1 and over 10 namespaces, or as many as --namespaces says, by itself:
+    A real etcd and kube-apiserver, from KUBEBUILDER_ASSETS, admit pods that request a tenth of a card. Each
+    arrangement is measured by itself, with 1 and with 10 namespaces, or with the number in --namespaces:
 
     \b
-      none           no admission of its own
+      none           no webhook and no quota
       resourcequota  a Kubernetes ResourceQuota over vcuda cores
       go-idle        two webhooks in Go, mutating and validating, that allow everything
-      go-pin         the same, whose mutating one answers the constant patch of a pin: the floor for ours
+      go-pin         the same, but the mutating one returns a constant pin: the minimum cost of ours
       flask-pin      go-pin in Flask, on gunicorn's gthread worker
       ours-1         our webhook, one replica, and the controller
       ours-3         our webhook, three replicas, and the controller
-      tight-ours-1   ours-1 with quota for 60 pods a namespace, of which 48 are stored at most: then the oldest is
-                     deleted for each new one. An exact count admits all; 429 means that the release is awaited
+      tight-ours-1   ours-1 with quota for 60 pods per namespace. At most 48 are stored; then each new pod replaces
+                     the oldest. An exact count admits all. A 429 means that a release is awaited
       tight-ours-3   the same with three replicas
-      claims-ours-1  ours-1, of ResourceClaims for as much (Kubernetes 1.34 or later)
-      claims-none    ResourceClaims with no admission of its own
+      claims-ours-1  ours-1 with ResourceClaims for the same request (Kubernetes 1.34 or later)
+      claims-none    none with ResourceClaims
 
-    CPU ms/pod is what API server, etcd, webhooks and controller take together for each pod that was stored, until the
-    controller has counted it; the client that makes the load is not in it. Each round takes the cases in a new random
-    order, and the figures are medians of the rounds; refused is the sum. All nine rounds take about 20 minutes on two
-    CPUs; progress goes to standard error.
+    CPU ms/pod is the CPU time of API server, etcd, webhooks and controller for each stored pod, until the controller
+    has counted it. The client is not included. Each round measures the cases in a new random order. The figures are
+    medians of the rounds, except refused, which is the sum. All nine rounds take about 20 minutes on two CPUs.
+    Progress goes to standard error.
 
     \b
     Examples:
@@ -74,7 +74,7 @@ def main(
       python -m bench creates -o json > creates.json
           {"<arrangement>": {"<namespaces>": {"cpu_ms_per_pod": …, "by_process": {…}, …}}}
 
-    Exit status: 0 measured, 1 it could not be, 2 bad usage.
+    Exit status: 0 success, 1 a measurement failed, 2 bad usage.
     """
     names = chosen(only)
     results = run(names, spreads, rounds, seconds, secrets.randbelow(2**32) if seed is None else seed)
@@ -82,12 +82,14 @@ def main(
 
 
 def say(line: str) -> None:
-    """Tell a person how it goes."""
+    """Report progress to standard error."""
     click.echo(line, err=True)
 
 
 def chosen(only: Sequence[str]) -> list[str]:
-    """The arrangements to measure, in the order in which they are printed, without those that this machine cannot."""
+    """Return the arrangements to measure, in the order of the output, without those that this machine does not
+    support.
+    """
     names = [name for name in EVERY if not only or name in only]
     if go.installed() or not (skipped := [name for name in names if name in IN_GO]):
         return names
@@ -101,7 +103,7 @@ def chosen(only: Sequence[str]) -> list[str]:
 def run(
     names: Sequence[str], spreads: Sequence[int], rounds: int, seconds: float, seed: int
 ) -> dict[Case, list[Figures]]:
-    """Measure these arrangements, and return the rounds of each case."""
+    """Measure these arrangements. Return the rounds of each case."""
     with tempfile.TemporaryDirectory() as scratch, running_plane() as plane:
         if not served(plane.cluster):
             names = [name for name in names if name not in OF_CLAIMS]

@@ -1,4 +1,5 @@
-"""CPU time to find the models of 5,000 nodes: when the leader starts, and while HAMi changes each node all the time.
+"""CPU time to find the models of 5,000 nodes: at the start of the leader, and while HAMi continuously changes each
+node.
 
 ``python -m bench discover`` prints the figures and their target, and asserts nothing.
 """
@@ -58,7 +59,7 @@ def main() -> None:
 
 
 def microseconds(work: Callable[[], object], repeats: int) -> float:
-    """Do the work many times, several times over; return the median of its CPU microseconds."""
+    """Return the median CPU time of the work in microseconds, over several rounds."""
     return statistics.median(timed(work, repeats) for _ in range(ROUNDS)) / repeats * 1e6
 
 

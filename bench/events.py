@@ -1,6 +1,6 @@
 """CPU time to decode an event of a pod, as the controller's watch does: 25 µs at most.
 
-``python -m bench events``. Nothing is asserted; the figures, beside their target, are for a person to read.
+``python -m bench events`` prints the figures with their target, and asserts nothing.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def main() -> None:
 
 
 def reading(informer: PodInformer, line: bytes) -> Callable[[], object]:
-    """Return the work of one event."""
+    """Return a function that does the work of one event."""
     return lambda: informer.decode(read_event(line, "watch").raw)
 
 
 def lines() -> dict[str, bytes]:
-    """Return lines of a watch by what they tell: pods as clusters have them, with managed fields."""
+    """Return lines of a watch by what they report: realistic pods, with managed fields."""
     gpu, plain = {"tencent.com/vcuda-core": "10", "tencent.com/vcuda-memory": "4"}, {"cpu": "2", "memory": "4Gi"}
     return {
         "just created, asks for a share": line("ADDED", running(gpu, bound=False)),

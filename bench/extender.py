@@ -1,8 +1,8 @@
-"""What a placement costs the scheduler: 1,000 nodes of eight cards, 20,000 pods stored, and only names sent.
+"""The cost of a placement for the scheduler: 1,000 nodes of eight cards, 20,000 stored pods, and only names sent.
 
-``python -m bench.extender``. Nothing is asserted; the figures, beside their target, are for a person to read. The
-pods that are placed are stored in a real API server, and placed as in a cluster: one write each. The others are told
-to the extender as its watch would tell them. Beside busy neighbours only the CPU's figures mean much.
+``python -m bench.extender`` prints the figures with their target, and asserts nothing. The pods to be placed are stored
+in a real API server, and placed as in a cluster, with one write each. The other pods are only added to the extender's
+cache. On a busy machine only the CPU figures are reliable.
 """
 
 from __future__ import annotations
@@ -44,30 +44,30 @@ TARGET = "p99 under 20 ms"
 SHARE = {CORES: "25", MEMORY: "16"}
 WHOLE = {CORES: "100"}
 NOWHERE = {CORES: "800"}
-"""A node's eight cards: there is none that nobody uses."""
+"""A request for all eight cards of a node, while no node has all cards free."""
 
 
 class Named(msgspec.Struct, rename="pascal"):
-    """Of a filter's request, the pod."""
+    """The pod in the request of a filter."""
 
     pod: Pod
 
 
 class Taken(NamedTuple):
-    """Milliseconds of one call: by the clock, and of this process, which is the extender and who asks it."""
+    """Milliseconds of one call: elapsed, and CPU of this process, which is both extender and caller."""
 
     wall: float
     cpu: float
 
 
 def gpu_pod(name: str, limits: dict[str, str]) -> Json:
-    """A pod of one container."""
+    """Return a pod of one container."""
     metadata = {"name": name, "namespace": "default", "uid": f"uid-{name}", "resourceVersion": "1"}
     return pod(container(limits), metadata=metadata)
 
 
 def filled() -> tuple[CardCache, list[str]]:
-    """A cache of all the nodes, with the pods on them; and the nodes' names."""
+    """Return a cache of all the nodes with their pods, and the names of the nodes."""
     cache, names = CardCache(), [f"gpu-node-{number:04}.example.internal" for number in range(NODES)]
     capacity = {CORES: str(CARDS * 100), MEMORY: str(CARDS * CARD_MEMORY)}
     for name in names:
@@ -88,7 +88,7 @@ def filled() -> tuple[CardCache, list[str]]:
 
 
 def placed(manifest: Json, node: str, cache: CardCache) -> JournalEntry:
-    """What a pod is given on this node."""
+    """Return the allocation of a pod on this node."""
     request = read_card_request(view(manifest))
     assert isinstance(request, CardRequest)
     cards = cache.node_without(node, ())
@@ -101,9 +101,9 @@ def placed(manifest: Json, node: str, cache: CardCache) -> JournalEntry:
 
 @contextmanager
 def extending(plane: Plane, cache: CardCache) -> Iterator[Callable[[bytes], Taken]]:
-    """Call it with the body of a filter: what that takes until its answer is here, over one kept connection.
+    """Yield a function that sends the body of a filter over a kept connection, and returns the time until the answer.
 
-    After it, outside of what is measured, the cache is shown the pod as it is stored then.
+    After the measured call, the cache sees the stored pod.
     """
     kube = Kube.connect(plane.cluster.kubeconfig)
     metrics = ExtenderMetrics(CollectorRegistry())
@@ -135,7 +135,7 @@ def extending(plane: Plane, cache: CardCache) -> Iterator[Callable[[bytes], Take
 
 
 def bodies(plane: Plane, kind: str, limits: dict[str, str], names: list[str]) -> Iterator[bytes]:
-    """The requests for pods that are stored, as the scheduler sends them."""
+    """Yield the requests for stored pods, as the scheduler sends them."""
     for number in range(CALLS):
         manifest = gpu_pod(f"{kind}-{number}", limits)
         metadata = {"name": f"{kind}-{number}", "namespace": "default"}
@@ -144,7 +144,7 @@ def bodies(plane: Plane, kind: str, limits: dict[str, str], names: list[str]) ->
 
 
 def percentile(values: Iterable[float], share: float) -> str:
-    """The value that so many of the values are not over, in milliseconds."""
+    """Return the percentile ``share`` of the values in milliseconds."""
     ordered = sorted(values)
     return f"{ordered[min(int(len(ordered) * share), len(ordered) - 1)]:.1f} ms"
 

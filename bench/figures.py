@@ -1,4 +1,4 @@
-"""What a round of creates comes to, the medians of several, and both ways to print them."""
+"""The figures of a round of creates, the medians of several rounds, and both output formats."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from bench import load
 from vcuda.cli import aligned
 
 PROCESSES = ("kube-apiserver", "etcd", "webhook", "controller")
-"""Whose CPU is counted; a webhook is all its replicas, each with its workers."""
+"""The processes whose CPU is counted. The webhook is all its replicas with their workers."""
 
 
 class Case(NamedTuple):
-    """What is measured: an arrangement by its name, and over how many namespaces its pods are spread."""
+    """A measured case: an arrangement, and the number of namespaces over which its pods are spread."""
 
     arrangement: str
     namespaces: int
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """CPU milliseconds per stored pod; stored pods a second, and milliseconds of a create; creates that were refused.
+    """CPU milliseconds per stored pod; stored pods per second; milliseconds of a create; rejected creates.
 
-    ``retry_later``: how many of the refused were answered 429. ``by_process``: the CPU for each of `PROCESSES`.
+    ``retry_later``: how many of the rejected creates got a 429. ``by_process``: the CPU for each of `PROCESSES`.
     """
 
     cpu_ms_per_pod: float
@@ -38,20 +38,20 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 Results = Mapping[Case, Sequence[Figures]]
-"""The rounds of each case, in the order in which the cases are to be printed."""
+"""The rounds of each case, in the order of the output."""
 
 
 def figures_of(result: load.Result, cpu_seconds: Mapping[str, float]) -> Figures:
-    """Return what this load and the CPU seconds that it cost come to. A process that there is not costs nothing."""
+    """Return the figures of this load with its CPU seconds. A missing process counts as zero."""
     by_process = {name: cpu_seconds.get(name, 0.0) * 1000 / result.wanted for name in PROCESSES}
     cpu_ms = sum(by_process.values())
     return Figures(cpu_ms, result.rate, result.p50, result.p99, result.refused, by_process, result.retry_later)
 
 
 def medians(rounds: Sequence[Figures]) -> Figures:
-    """Return the median of each figure by itself, and all that was refused: one refusal in nine rounds is to be seen.
+    """Return the median of each figure separately, and the sum of all rejections, so that a single one shows.
 
-    So the medians of the processes need not add up to that of their sum.
+    So the medians of the processes need not add up to the median of their sum.
     """
 
     def median(values: Iterator[float]) -> float:

@@ -14,18 +14,18 @@ SOURCE = Path(__file__).with_name("webhook.go")
 
 
 class BuildFailed(Exception):
-    """There is a Go that cannot build the webhook; the message is what it said."""
+    """Go is installed but cannot build the webhook. The message is its output."""
 
 
 def installed() -> bool:
-    """Whether there is a Go to build with."""
+    """Return whether Go is installed."""
     return shutil.which("go") is not None
 
 
 def build(directory: Path) -> Path:
     """Build the webhook into this directory, and return the program. Raises BuildFailed."""
     program = directory / "webhook"
-    # Outside of this project, and by the Go that is there: nothing is to be looked up or downloaded.
+    # Built outside of this project and with the installed Go, so that nothing is downloaded.
     command = ("env", "GOTOOLCHAIN=local", "GOFLAGS=", "GOWORK=off", "go", "build", "-o", str(program), str(SOURCE))
     done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -35,7 +35,7 @@ def build(directory: Path) -> Path:
 
 @contextmanager
 def serving(program: Path, certificates: Path, *, pins: bool) -> Iterator[Server]:
-    """The webhook, which allows everything, and where it pins patches every pod."""
+    """Run the webhook, which allows everything. With ``pins`` it also patches every pod."""
     flags = ("-cert-dir", str(certificates), *(("-pin", PIN.decode()) if pins else ()))
     process = subprocess.Popen((str(program), *flags), stdout=subprocess.PIPE, text=True)
     assert process.stdout

@@ -1,6 +1,6 @@
-"""What is registered for a measurement: two webhooks that are anybody's, or ours as the manifests install them.
+"""The webhooks that a measurement registers: two simple ones, or ours as the manifests install them.
 
-With ours come their policies, which every cluster has that has them: the API server pays for each that it looks at.
+Ours are registered with their policies, because every installation has these, and the API server evaluates each.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Webhooks = Mapping[str, Sequence[Json]]
 
 
 def simple(url: str, ca: Path) -> Webhooks:
-    """One of each kind, at ``url``, asked about every new pod. ``ca``: the file that signs for the server there."""
+    """Return a webhook of each kind at ``url`` for every new pod. ``ca``: the file of the CA of the server."""
     return {
         MUTATING: [_asked_about_pods(f"{url}/mutate", ca)],
         VALIDATING: [_asked_about_pods(f"{url}/validate", ca)],
@@ -46,7 +46,7 @@ def _asked_about_pods(url: str, ca: Path) -> Json:
 
 
 def installed(url: str, ca: Path, registration: Path = REGISTRATION) -> Webhooks:
-    """All of ours with their rules, selectors and conditions, but for where they are called: at ``url``."""
+    """Return all our webhooks with their rules, selectors and conditions, but called at ``url``."""
     webhooks: dict[str, list[Json]] = {MUTATING: [], VALIDATING: []}
     for document in yaml.safe_load_all(registration.read_text()):
         for webhook in yaml.safe_load(document["metadata"]["annotations"]["quota.vcuda.io/webhooks"]):
@@ -60,17 +60,17 @@ def _client_config(url: str, ca: Path) -> Json:
 
 
 def policies() -> list[Json]:
-    """All of ours and their bindings; last the one by which it can be seen whether they are in effect."""
+    """Return all our policies and their bindings. The last one shows whether they are in effect."""
     return sorted(manifests(*POLICIES), key=lambda each: each["metadata"]["name"] == PROBED)
 
 
 @contextmanager
 def policies_in_effect(cluster: Cluster, namespace: str) -> Iterator[None]:
-    """`with` this, our policies are in effect, in this namespace too; after it they are not."""
+    """Keep our policies in effect, also in this namespace, during the ``with`` statement."""
     stored = policies()
     for manifest in stored:
         cluster.create(manifest)
-    # The API server reads them in this order, and changes over to what it has read: with the last to all.
+    # The API server reads them in this order, and puts them into effect together with the last.
     eventually(lambda: PROBED in _refusal(cluster, namespace))
     yield
     for manifest in stored:

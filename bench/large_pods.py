@@ -1,9 +1,9 @@
-"""How long the largest pods hold up the event loop: the webhook decides one while a small one comes every millisecond.
+"""How long the largest pods block the event loop: the webhook decides one while a small one arrives every millisecond.
 
-For each kind of large pod: the bytes of its review, how long it takes to answer, and how long the small ones take
-meanwhile; in the last column by the CPU that the process used, which other programs on the machine do not add to. "CPU
-ms a MiB" is what one such review costs by itself. The last table is the CPU of one review by its size, on the loop:
-`LARGE_REVIEW` is chosen by it.
+For each kind of large pod the table has the bytes of its review, the time of its answer, and the time of the small ones
+meanwhile. The last column is the CPU time of the process, which other programs on the machine do not affect. "CPU ms a
+MiB" is the cost of one such review by itself. The last table is the CPU time of one review by its size, on the loop, by
+which `LARGE_REVIEW` was chosen.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SMALL = pod(container(CARD), metadata={"namespace": "team-a", "uid": "small"})
 
 
 class Measured(NamedTuple):
-    """Seconds: of the large reviews, and of the small ones that were answered beside them, by the clock and by CPU."""
+    """Seconds of the large reviews, and of the small ones that were answered meanwhile, elapsed and by CPU."""
 
     large: float
     small: list[float]
@@ -45,7 +45,7 @@ class Measured(NamedTuple):
 
 
 def service() -> admission.Service:
-    """Return a webhook without a cluster, with a quota that nobody fills."""
+    """Return a webhook without a cluster, with a quota that is never reached."""
     labels = NodeLabels()
     by_name = {f"node-{n}": {labels.model: f"M{n % 20}", HOST: f"node-{n}", RANK: str(n)} for n in range(1000)}
     quota = NamespaceQuota({f"M{n}": Limit(10**9) for n in range(20)})
@@ -55,9 +55,9 @@ def service() -> admission.Service:
 
 
 def large_pods() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield pods that fill a review of the largest size, each with another part of it.
+    """Yield pods that fill a review of the maximum size, each with another part.
 
-    Over 256 KiB of annotations are refused by the API server, but only after /mutate has seen them.
+    The API server rejects more than 256 KiB of annotations, but only after /mutate.
     """
     most = MAX_BODY - 20_000
     yield "one annotation", _with("metadata", "annotations", {"note": "x" * most})
@@ -74,7 +74,7 @@ def large_pods() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _node_selections(most: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    # What a tenant would write to be thought about for long: each made the webhook think for seconds or minutes once.
+    # Selections that a tenant would write to slow the webhook down. Each of them once took seconds or minutes.
     above = [requirement("k", "Gt", str(n)) for n in range(most // 50)]
     yield "490 Gt and one Lt", _with("spec", "affinity", required(term(*above[:490], requirement("k", "Lt", "0"))))
     yield "Gt and one Lt", _with("spec", "affinity", required(term(*above, requirement("k", "Lt", "0"))))
@@ -108,14 +108,14 @@ def review(manifest: dict[str, Any]) -> bytes:
 
 
 async def measure(webhook: admission.Service, path: str, large: bytes, at_once: int) -> Measured:
-    """Answer some large reviews at once, and small ones until those are done."""
+    """Answer some large reviews at once, and small ones until these are done."""
     small, took, cpu = review(SMALL), [], []
     started = time.perf_counter()
     work = [asyncio.create_task(webhook.answer(path, large, ReviewDeadline.after(10))) for _ in range(at_once)]
     done = asyncio.gather(*work)
     while not done.done():
         before, used = time.perf_counter(), time.process_time()
-        await asyncio.sleep(0.001)  # as long as the loop is held up, this takes longer
+        await asyncio.sleep(0.001)  # while the loop is blocked, this takes longer
         await webhook.answer("/mutate", small, ReviewDeadline.after(10))
         took.append(time.perf_counter() - before)
         cpu.append(time.process_time() - used)
@@ -138,7 +138,8 @@ def main() -> None:
     )
     rows: list[tuple[str, ...]] = [heads]
     webhook = service()
-    bodies = {name: review(manifest) for name, manifest in large_pods()}  # the manifests go: the server has none either
+    # the manifests are released, because the server has none either
+    bodies = {name: review(manifest) for name, manifest in large_pods()}
     gc.freeze()  # as the server does
     for name, body in bodies.items():
         for path, at_once in (("/mutate", 1), ("/validate", 1), ("/mutate", 8)):
@@ -154,7 +155,7 @@ def main() -> None:
 
 
 def _cpu(webhook: admission.Service, path: str, body: bytes) -> float:
-    # Of a review that nothing else is answered beside: the least of some, as what others do on the machine adds to it.
+    # Only this review is answered. The minimum of several runs is used, because other programs add to it.
     took = []
     for _ in range(ROUNDS):
         started = time.process_time()

@@ -1,4 +1,4 @@
-"""A load of kept TLS connections: as little work as can be on this side, so that the server is what is measured."""
+"""Creates load over kept TLS connections with as little work as possible, so that the server is what is measured."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ END_OF_CHUNKS = b"\r\n0\r\n\r\n"
 
 
 class Result(NamedTuple):
-    """What a load came to.
+    """The result of a load.
 
-    ``rate``: wanted answers a second. ``p50``, ``p99``: percentiles of the time to one of these, in milliseconds.
-    ``wanted``: how many there were. ``refused``: how many other answers. ``retry_later``: how many of those were 429.
-    ``deleted``: how many of the objects were deleted during the load.
+    ``rate``: wanted answers per second. ``p50``, ``p99``: percentiles of their latency in milliseconds. ``wanted``:
+    their number. ``refused``: the number of other answers. ``retry_later``: how many of those were 429. ``deleted``:
+    the number of objects deleted during the load.
     """
 
     rate: float
@@ -41,11 +41,11 @@ class Result(NamedTuple):
 
 
 class Life(NamedTuple):
-    """How the objects of one connection come and go.
+    """The objects of one connection.
 
     ``create``: the request that creates one. ``delete``: returns the request that deletes the object of this name.
-    ``most``: how many are stored at a time; one more, and the oldest is deleted. ``pause``: seconds to wait after a
-    create that was not answered as wanted.
+    ``most``: the maximum number of stored objects; then the oldest is deleted. ``pause``: seconds to wait after a
+    create that failed.
     """
 
     create: bytes
@@ -55,7 +55,7 @@ class Life(NamedTuple):
 
 
 def post(url: str, body: bytes, headers: Mapping[str, str] | None = None, method: str = "POST") -> bytes:
-    """Return one request with a body of JSON as it goes over the wire."""
+    """Return the bytes of one request with a JSON body."""
     parts = urlsplit(url)
     target = f"{parts.path}?{parts.query}" if parts.query else parts.path
     fields = {"Host": parts.netloc, "Content-Type": "application/json", "Content-Length": len(body), **(headers or {})}
@@ -66,14 +66,14 @@ def post(url: str, body: bytes, headers: Mapping[str, str] | None = None, method
 def run(
     server: str, ca: Path, requests: Sequence[bytes], *, seconds: float, wanted: HTTPStatus = HTTPStatus.OK
 ) -> Result:
-    """Send each request over and over to the server with this URL, on a connection of its own, all at once."""
+    """Send each request repeatedly to the server with this URL, each on its own connection, all concurrently."""
     with connected(server, ca, len(requests)) as connections:
         return run_over(connections, [[request] for request in requests], seconds=seconds, wanted=wanted)
 
 
 @contextmanager
 def connected(server: str, ca: Path, count: int) -> Iterator[list[ssl.SSLSocket]]:
-    """So many connections to the server with this URL."""
+    """Yield so many connections to the server with this URL."""
     with ExitStack() as stack:
         yield [stack.enter_context(_connect(server, ca)) for _ in range(count)]
 
@@ -81,7 +81,7 @@ def connected(server: str, ca: Path, count: int) -> Iterator[list[ssl.SSLSocket]
 def run_over(
     connections: Sequence[ssl.SSLSocket], requests: Sequence[Sequence[bytes]], *, seconds: float, wanted: HTTPStatus
 ) -> Result:
-    """Send the requests in turn, over and over, on the connection in their place, all at once."""
+    """Send the requests of each connection repeatedly in turn, all connections concurrently."""
     with _logged(wanted, seconds) as log:
         _in_threads([partial(_send, *each, log) for each in zip(connections, requests, strict=True)])
     refused = len(log.refusals)
@@ -91,14 +91,14 @@ def run_over(
 
 
 def run_ending(connections: Sequence[ssl.SSLSocket], lives: Sequence[Life], *, seconds: float) -> Result:
-    """Create and delete objects on each connection for so many seconds, as its `Life` says, all at once."""
+    """Create and delete objects on each connection for so many seconds, by its `Life`, all concurrently."""
     with _logged(HTTPStatus.CREATED, seconds) as log:
         _in_threads([partial(_live, *each, log) for each in zip(connections, lives, strict=True)])
     return _result(log)
 
 
 def send_each(server: str, ca: Path, requests: Iterable[bytes], *, connections: int, wanted: HTTPStatus) -> None:
-    """Send every request once, over so many connections. Raises RuntimeError for an answer that is not as wanted."""
+    """Send every request once, over so many connections. Raises RuntimeError for an answer with another status."""
     left, taking = iter(requests), threading.Lock()
 
     def work() -> None:
@@ -117,9 +117,9 @@ def send_each(server: str, ca: Path, requests: Iterable[bytes], *, connections: 
 
 @dataclass
 class _Log:
-    """What the connections share.
+    """The shared state of the connections.
 
-    ``wanted``: the status that is counted. ``started``, ``deadline``, ``ended``: in seconds of `time.perf_counter`.
+    ``wanted``: the status that is counted. ``started``, ``deadline``, ``ended``: seconds of `time.perf_counter`.
     ``times``: seconds until each wanted answer. ``refusals``: the other answers. ``deleted``: one item for each object.
     """
 

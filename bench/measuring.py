@@ -1,14 +1,14 @@
-"""One measurement of an arrangement: load, what is still to do after it, and everything as before it again.
+"""One measurement of an arrangement: the load, the work that follows from it, and the cleanup.
 
-CPU is counted from the start of the load until what it brought about is done, of the API server, etcd, and what the
-arrangement runs: its webhooks with their workers and, with ours, the controller. The load comes from this process,
-which is not counted. After the load the controller counts the new pods into the ledgers and publishes their use, which
-belongs to the pods too: so counting goes on until every pod is committed, and for `SETTLE_SECONDS` at least. That is as
-long for all arrangements, so what an API server does while it idles is in the figures of all alike: the fewer pods a
-round stores, the more of it falls to each. Deleting the pods is not counted.
+CPU is counted from the start of the load until its work is done, for the API server, etcd, and the processes of the
+arrangement: its webhooks with their workers and, with ours, the controller. The load comes from this process, which is
+not counted. After the load the controller counts the new pods into the ledgers and publishes the usage. That is part of
+the cost of the pods, so counting continues until every pod is committed, and at least for `SETTLE_SECONDS`. The time is
+equal for all arrangements, so all figures include the idle work of the API server. The fewer pods a round stores, the
+larger its share per pod. Deleting the pods is not counted.
 
-Before it, requests that only try (dryRun) have gone over the same connections, so that those of the webhooks are open
-too, and what earlier work left to do is awaited.
+Before the load, dry runs use the same connections, so that those to the webhooks are open too, and the work of earlier
+rounds is awaited.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from vcuda.ledger.text import read_ledger
 CONNECTIONS = 16
 WARM_UP_SECONDS = 0.3
 SETTLE_SECONDS = 1.5
-"""The controller settles a ledger and publishes a namespace's use within a second each, mostly both within one."""
+"""The controller settles a ledger and publishes a namespace's usage within a second each, usually both within one."""
 
 PATIENCE = 60.0
-"""Seconds for ledgers to count all pods, or to hold nothing any more."""
+"""Seconds within which ledgers must count all pods, or release all charges."""
 
 QUIET_SECONDS, QUIET_SHARE, QUIET_WITHIN = 0.25, 0.2, 10.0
-"""Processes are quiet that took less than this share of one CPU for so long; how long is waited for that."""
+"""Processes are quiet if they take less than this share of one CPU for so long; and the maximum wait for that."""
 
 PAUSE_SECONDS = 0.05
-"""Until a pod that was refused is created again."""
+"""Seconds until a rejected pod is created again."""
 
 CORES = int(GPU_POD["tencent.com/vcuda-core"])
 
 
 def measure(plane: Plane, arranged: Arranged, namespaces: Sequence[str], seconds: float) -> Figures:
-    """Load these namespaces for so many seconds, and leave nothing of it.
+    """Load these namespaces for so many seconds, and delete everything.
 
-    Raises TimeoutError where the ledgers do not come to count all pods, or to hold none again.
+    Raises TimeoutError if the ledgers do not count all pods in time, or do not release all charges.
     """
     with load.connected(plane.cluster.server, plane.cluster.ca_file, CONNECTIONS) as connections:
         put(connections, plane, namespaces, WARM_UP_SECONDS, "?dryRun=All", claims=arranged.claims)
@@ -81,9 +81,9 @@ def put(
     *,
     claims: bool = False,
 ) -> load.Result:
-    """Create pods, or claims, all the time, over connections that are spread evenly over the namespaces.
+    """Create pods, or claims, continuously, over connections that are spread evenly over the namespaces.
 
-    Where there are more namespaces than connections, each goes through some of them in turn.
+    If there are more namespaces than connections, each connection uses several in turn.
     """
     body = json.dumps(gpu_claim() if claims else gpu_pod()).encode()
 
@@ -99,7 +99,7 @@ def put(
 def put_ending(
     connections: Sequence[ssl.SSLSocket], plane: Plane, namespaces: Sequence[str], seconds: float, most: int
 ) -> load.Result:
-    """Create pods all the time, and delete the oldest of a namespace where more than ``most`` are stored in it.
+    """Create pods continuously, and delete the oldest of a namespace if more than ``most`` are stored.
 
     There must not be more namespaces than connections.
     """
@@ -121,7 +121,7 @@ def put_ending(
 
 
 def await_quiet(processes: Mapping[str, Sequence[int]]) -> None:
-    """Return once these processes do next to nothing; where they go on working, say so and return all the same."""
+    """Return when these processes are nearly idle. If they stay busy, report that and return."""
     deadline = time.monotonic() + QUIET_WITHIN
     while (share := shares(processes)) > QUIET_SHARE:
         if time.monotonic() > deadline:
@@ -131,14 +131,14 @@ def await_quiet(processes: Mapping[str, Sequence[int]]) -> None:
 
 
 def shares(processes: Mapping[str, Sequence[int]]) -> float:
-    """The share of one CPU that these processes take, all together, for a moment."""
+    """Return the share of one CPU that these processes take together, over a short time."""
     before = sum(cpu.by_name(processes).values())
     time.sleep(QUIET_SECONDS)
     return (sum(cpu.by_name(processes).values()) - before) / QUIET_SECONDS
 
 
 def await_ledgers(plane: Plane, namespaces: Sequence[str], wanted: Callable[[list[Ledger]], bool]) -> None:
-    """Return once the ledgers of these namespaces are as wanted. They are watched: to ask again would cost CPU."""
+    """Return when the ledgers of these namespaces are as wanted. They are watched, because polling would cost CPU."""
     path = f"/api/v1/namespaces/{LEDGER_NAMESPACE}/configmaps"
     owners = f"quota.vcuda.io/ledger-of in ({','.join(namespaces)})"
     plane.cluster.await_collection(
@@ -147,27 +147,27 @@ def await_ledgers(plane: Plane, namespaces: Sequence[str], wanted: Callable[[lis
 
 
 def ledger_in(config_map: Json) -> Ledger:
-    """The ledger that this ConfigMap holds."""
+    """Return the ledger in this ConfigMap."""
     return read_ledger(config_map["data"]["ledger"])
 
 
 def committed(ledger: Ledger) -> int:
-    """The cores of all models that were counted from stored pods and claims."""
+    """Return the cores of all models that were counted from stored pods and claims."""
     return sum(charge.cores for charge in (*ledger.committed.values(), *ledger.claimed.values()))
 
 
 def settled(ledgers: Sequence[Ledger]) -> bool:
-    """Whether no charge is pending."""
+    """Return whether no charge is pending."""
     return not any(ledger.pending for ledger in ledgers)
 
 
 def collection(namespace: str, *, claims: bool) -> str:
-    """The path of a namespace's claims, or of its pods."""
+    """Return the path of a namespace's claims, or of its pods."""
     return claims_path(namespace) if claims else f"/api/v1/namespaces/{namespace}/pods"
 
 
 def gpu_claim() -> Json:
-    """A claim for as much as a pod of these asks for; the API server names it."""
+    """Return a claim for the same request as the pods. The API server names it."""
     asked = seed.Offered.by(seed.SHARED)
     share: Json = {"capacity": {"requests": {"cores": str(CORES), "memory": "1Gi"}}}
     manifest = claim_of("", "", request(asked.device_class, **share))

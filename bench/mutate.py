@@ -1,4 +1,4 @@
-"""Requests a second of /mutate beside a webhook that does nothing, in turn, on the same settings and in one run."""
+"""Compares requests per second of /mutate with a webhook that does nothing, in turn, with equal settings in one run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NODES = "\n---\n".join(
 
 
 def review(limits: dict[str, str]) -> bytes:
-    """Return a review of a pod as the API server sends it: defaults filled in, some environment and volumes."""
+    """Return a review of a pod as the API server sends it: with defaults, some environment variables and volumes."""
     container = {
         "name": "main",
         "image": "registry.example.com/team-a/train:1.2.3",
@@ -94,7 +94,7 @@ def main() -> None:
 
 
 def _compare(name: str, idle: str, ours: str, ca: Path, body: bytes) -> list[tuple[str, ...]]:
-    """Load the two in turn; the ratio is the median of the rounds' own, so that a slow minute touches both."""
+    """Load the two in turn. The ratio is the median of the ratios of the rounds, so that a slow minute affects both."""
 
     def measure(url: str) -> load.Result:
         request = load.post(f"{url}/mutate?timeout=10s", body)

@@ -1,4 +1,4 @@
-"""A control plane to measure: etcd and the API server alone, its data on disk, and our system installed on it."""
+"""A control plane to measure: only etcd and the API server, with data on disk, and our system installed on it."""
 
 from __future__ import annotations
 
@@ -43,37 +43,39 @@ GPU_POD: Mapping[str, str] = {"tencent.com/vcuda-core": "10", "tencent.com/vcuda
 
 
 class Plane(NamedTuple):
-    """A running API server, and a directory with the webhooks' certificates in it."""
+    """A running API server, and a directory with the webhooks' certificates."""
 
     cluster: Cluster
     certificates: Path
 
     @property
     def ca(self) -> Path:
-        """The file that signs the webhooks' certificates."""
+        """Return the file of the CA of the webhooks' certificates."""
         return self.certificates / "ca.crt"
 
     @property
     def authorization(self) -> str:
-        """The header of this name for the admin."""
+        """Return the Authorization header of the admin."""
         return f"Bearer {self.cluster.token}"
 
     @property
     def processes(self) -> Mapping[str, Sequence[int]]:
-        """The process ids of the control plane by its programs' names."""
+        """Return the process ids of the control plane by the names of its programs."""
         plane = self.cluster.control_plane
         return {component.name: [component.pid] for component in (plane.etcd, plane.apiserver)}
 
     def kubeconfig(self, account: str) -> Path:
-        """A kubeconfig of one of our ServiceAccounts: our policies, and the API server's queues, tell by who asks."""
+        """Return a kubeconfig of one of our ServiceAccounts, because policies and API priority depend on the
+        account.
+        """
         return self.cluster.kubeconfig_for_token(self.cluster.service_account_token(SYSTEM_NAMESPACE, account))
 
     def our_service(self) -> MakeService:
-        """What makes the webhook's service on this cluster."""
+        """Return the function that creates the webhook's service on this cluster."""
         return OnCluster(self.kubeconfig("vcuda-webhook"), PLACE, SYSTEM_NAMESPACE, Hints()).make_service
 
     def ledger(self, namespace: str) -> tuple[Ledger, int]:
-        """The namespace's ledger as stored, an empty one where there is none, and the bytes of its ConfigMap."""
+        """Return the stored ledger of the namespace, or an empty one, and the size of its ConfigMap in bytes."""
         answer = self.cluster.rest.send(
             "GET", f"/api/v1/namespaces/{LEDGER_NAMESPACE}/configmaps/gpu-ledger-{namespace}"
         )
@@ -85,9 +87,9 @@ class Plane(NamedTuple):
 
 @contextmanager
 def running_plane() -> Iterator[Plane]:
-    """Start it from the binaries that KUBEBUILDER_ASSETS names, in a temporary directory that goes with it.
+    """Run the binaries of KUBEBUILDER_ASSETS in a temporary directory.
 
-    There is no scheduler and no controller manager: they would take their share of the machine.
+    There is no scheduler and no controller manager, which would use a part of the machine.
     """
     assets = os.environ.get("KUBEBUILDER_ASSETS")
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
@@ -117,7 +119,7 @@ def running_plane() -> Iterator[Plane]:
 
 
 def manifests(*files: str) -> Iterator[Json]:
-    """Yield what is in these files of the base that everybody installs."""
+    """Yield the objects in these files of the base."""
     for file in files:
         yield from yaml.safe_load_all((MANIFESTS / file).read_text())
 
@@ -130,17 +132,17 @@ def write_quota(cluster: Cluster, quota: Mapping[str, Json]) -> None:
 
 
 def create_nodes(cluster: Cluster, models: Sequence[str], each: int) -> None:
-    """So many nodes of each model."""
+    """Create so many nodes of each model."""
     for model in models:
         for number in range(each):
             cluster.create_node(f"{model.lower()}-{number}", {MODEL: model, LABELS.pool: "public"})
 
 
 def running_controller(plane: Plane) -> ControllerProcess:
-    """`vcuda-controller run`, just started; it leads as soon as it can, since the one before it has gone in order.
+    """Start `vcuda-controller run`. It leads soon, because its predecessor has released the Lease.
 
-    A pod whose generated name is taken is charged and never stored under that uid, so whoever waits for an empty ledger
-    waits for that charge to be released.
+    A pod whose generated name is taken is charged and never stored with that uid. So the wait for an empty ledger
+    includes the wait for the release of that charge.
     """
     return ControllerProcess(
         *("--kubeconfig", plane.kubeconfig("vcuda-controller"), "--status-address", "127.0.0.1:0"),
@@ -149,7 +151,7 @@ def running_controller(plane: Plane) -> ControllerProcess:
 
 
 def await_ready(plane: Plane, url: str) -> None:
-    """Return once the webhook at ``url`` says that it is ready. It tells nobody by itself: ask again."""
+    """Return when the webhook at ``url`` is ready. This polls."""
     context = ssl.create_default_context(cafile=str(plane.ca))
     deadline = time.monotonic() + READY_SECONDS
     while True:
@@ -164,7 +166,7 @@ def await_ready(plane: Plane, url: str) -> None:
 
 
 def gpu_pod() -> Json:
-    """A small pod that asks for a tenth of a card; the API server names it."""
+    """Return a small pod that requests a tenth of a card. The API server names it."""
     container = {"name": "main", "image": "cuda", "resources": {"limits": dict(GPU_POD)}}
     metadata = {"generateName": "bench-"}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}}

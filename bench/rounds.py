@@ -1,4 +1,4 @@
-"""In which order the cases of a bench are measured, and how far it has come."""
+"""The order in which the cases of a bench are measured, and its progress."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ T = TypeVar("T")
 
 
 def orders(cases: Sequence[T], rounds: int, seed: int) -> list[list[T]]:
-    """Return the order of each round: all cases, shuffled anew; the same for the same seed.
+    """Return the order of each round: all cases, shuffled; the same for the same seed.
 
-    In a fixed order what one case leaves always falls to the same next one: so measured, a webhook once came out 1.6
-    times too dear.
+    In a fixed order, leftover work of one case always affects the same next case. Once that made a webhook look 1.6
+    times too expensive.
     """
     rng = random.Random(seed)  # noqa: S311  # an order that can be had again, nothing secret
     return [rng.sample(cases, len(cases)) for _ in range(rounds)]
@@ -23,7 +23,7 @@ def orders(cases: Sequence[T], rounds: int, seed: int) -> list[list[T]]:
 def in_order(
     cases: Sequence[T], rounds: int, seed: int, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
 ) -> Iterator[T]:
-    """Yield the cases as they are to be measured; say before each round which it is, and how long all will take yet."""
+    """Yield the cases in the order of measurement. Before each round, report its number and the estimated time left."""
     started = clock()
     for number, order in enumerate(orders(cases, rounds, seed)):
         took = clock() - started

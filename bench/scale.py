@@ -1,7 +1,7 @@
-"""What a large cluster costs: by default 50,000 stored pods, of which 5,000 ask for vcuda, in 50 limited namespaces.
+"""The cost of a large cluster: by default 50,000 stored pods, of which 5,000 request vcuda, in 50 limited namespaces.
 
-Beside them 50,000 allocated ResourceClaims, and 5,000 ResourceSlices of eight devices. Nothing is asserted; the
-figures, beside their targets, are for a person to read.
+There are also 50,000 allocated ResourceClaims, and 5,000 ResourceSlices of eight devices. The benchmark prints the
+figures with their targets, and asserts nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from vcuda.cli import FiniteRange, aligned
 T = TypeVar("T")
 
 OF_PODS = 10
-"""One pod of so many asks for vcuda."""
+"""One pod of so many requests vcuda."""
 
 CONNECTIONS, BURST_SECONDS = 16, 10.0
 SYNCED_SECONDS = 300.0
@@ -46,7 +46,7 @@ ENDS, EVENTS, EVENT_SECONDS, POLL_SECONDS = 5, 1_000, 10.0, 0.02
 
 
 class Sizes(NamedTuple):
-    """How much of what is stored; ``events``: so many claims go, one after the other, and so many slices change."""
+    """The numbers of stored objects. ``events``: how many claims are deleted in turn, and how many slices change."""
 
     namespaces: int
     pods: int
@@ -56,16 +56,16 @@ class Sizes(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """The namespaces."""
+        """Return the namespaces."""
         return [f"team-{number}" for number in range(self.namespaces)]
 
     def home(self, claim: int) -> str:
-        """The namespace of a claim."""
+        """Return the namespace of a claim."""
         return f"team-{claim % self.namespaces}"
 
 
 class Row(NamedTuple):
-    """One figure; the target is where there is one."""
+    """One figure. It may have a target."""
 
     key: str
     what: str
@@ -75,7 +75,7 @@ class Row(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What a process has used so far: CPU seconds, and MiB now and at most."""
+    """The resources that a process has used: CPU seconds, and MiB at present and at most."""
 
     cpu: float
     memory: float
@@ -83,7 +83,7 @@ class Cost(NamedTuple):
 
 
 def cost(pid: int) -> Cost:
-    """Read it from /proc."""
+    """Read the cost of a process from /proc."""
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     memory, peak = (int(status[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM"))
     return Cost(cpu.seconds(pid), memory, peak)
@@ -91,16 +91,16 @@ def cost(pid: int) -> Cost:
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.option("--namespaces", default=50, type=click.IntRange(1), help="Limited namespaces.")
-@click.option("--pods", default=50_000, type=click.IntRange(0), help="Stored pods; one of ten asks for vcuda.")
+@click.option("--pods", default=50_000, type=click.IntRange(0), help="Stored pods; one of ten requests vcuda.")
 @click.option("--claims", default=50_000, type=click.IntRange(0), help="Stored, allocated ResourceClaims.")
-@click.option("--slices", default=5_000, type=click.IntRange(1), help="ResourceSlices, each on a node of its own.")
-@click.option("--events", default=EVENTS, type=click.IntRange(1), help="Claims that go, and slices that change.")
-@click.option("--seconds", default=BURST_SECONDS, type=FiniteRange(0.2, 60), help="A burst of creates.")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="How to print the figures.")
+@click.option("--slices", default=5_000, type=click.IntRange(1), help="ResourceSlices, each on its own node.")
+@click.option("--events", default=EVENTS, type=click.IntRange(1), help="Deleted claims, and changed slices.")
+@click.option("--seconds", default=BURST_SECONDS, type=FiniteRange(0.2, 60), help="Duration of a burst of creates.")
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="Output format.")
 def main(*, namespaces: int, pods: int, claims: int, slices: int, events: int, seconds: float, output: str) -> None:
-    """Measure the controller and the webhook beside 50,000 stored pods, 50,000 claims and 5,000 slices.
+    """Measure the controller and the webhook with 50,000 stored pods, 50,000 claims and 5,000 slices.
 
-    Claims, slices and nodes are written into etcd; Kubernetes up to 1.33, which serves no claims, does without them.
+    Claims, slices and nodes are written into etcd. Kubernetes up to 1.33 serves no claims, so they are left out there.
     It takes about five minutes on two CPUs; progress goes to standard error.
     """
     rows = measure(Sizes(namespaces, pods, claims, slices, min(events, claims)), seconds)
@@ -112,12 +112,12 @@ def main(*, namespaces: int, pods: int, claims: int, slices: int, events: int, s
 
 
 def say(line: str) -> None:
-    """Tell a person how it goes."""
+    """Report progress to standard error."""
     click.echo(line, err=True)
 
 
 def measure(sizes: Sizes, seconds: float) -> list[Row]:
-    """Store it all, and return what that costs."""
+    """Store everything, and return the cost."""
     with running_plane() as plane:
         if not served(plane.cluster):
             say("no claims: resource.k8s.io/v1 is not served")
@@ -166,7 +166,7 @@ def measure(sizes: Sizes, seconds: float) -> list[Row]:
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Do the work; return the seconds it took."""
+    """Do the work, and return the seconds that it took."""
     started = time.monotonic()
     work()
     return time.monotonic() - started
@@ -186,7 +186,7 @@ def store(plane: Plane, sizes: Sizes) -> None:
 
 
 def store_pods(plane: Plane, sizes: Sizes) -> None:
-    """Create the pods: nothing is registered yet, so those for vcuda are held to their model as /mutate would."""
+    """Create the pods. No webhook is registered yet, so those for vcuda are pinned to their model as by /mutate."""
     gpu, plain = gpu_pod(), gpu_pod()
     gpu["spec"]["affinity"] = held_to("M40")
     del plain["spec"]["containers"][0]["resources"]
@@ -194,7 +194,7 @@ def store_pods(plane: Plane, sizes: Sizes) -> None:
     def requests() -> Iterator[bytes]:
         for number in range(sizes.pods):
             pod = gpu if number % OF_PODS == 0 else plain
-            # Named by us: of so many that the API server names, some would meet.
+            # The bench names them: of so many generated names, some would be equal.
             named = {**pod, "metadata": {"name": f"stored-{number}"}}
             yield request(plane, sizes.names[number // OF_PODS % sizes.namespaces], named)
 
@@ -208,13 +208,13 @@ def store_pods(plane: Plane, sizes: Sizes) -> None:
 
 
 def request(plane: Plane, namespace: str, pod: Json) -> bytes:
-    """The creation of the pod, as it goes over the wire."""
+    """Return the bytes of the request that creates the pod."""
     url = f"{plane.cluster.server}/api/v1/namespaces/{namespace}/pods"
     return load.post(url, json.dumps(pod).encode(), {"Authorization": plane.authorization})
 
 
 def await_settled(plane: Plane, sizes: Sizes) -> None:
-    """Return once every ledger counts all the pods and claims of its namespace."""
+    """Return when every ledger counts all the pods and claims of its namespace."""
     wanted = dict.fromkeys(sizes.names, 0)
     for number in range(0, sizes.pods, OF_PODS):
         wanted[sizes.names[number // OF_PODS % sizes.namespaces]] += 10
@@ -225,13 +225,13 @@ def await_settled(plane: Plane, sizes: Sizes) -> None:
 
 
 def counted(plane: Plane, namespace: str) -> int:
-    """The cores of stored pods and claims in a ledger."""
+    """Return the cores of stored pods and claims in a ledger."""
     ledger = plane.ledger(namespace)[0]
     return sum(each.cores for each in (*ledger.committed.values(), *ledger.claimed.values()))
 
 
 def await_count(plane: Plane, namespace: str, cores: int, poll: float = POLL_SECONDS) -> None:
-    """Return once the ledger counts so many cores."""
+    """Return when the ledger counts so many cores."""
     deadline = time.monotonic() + SYNCED_SECONDS
     while counted(plane, namespace) != cores:
         if time.monotonic() > deadline:
@@ -240,7 +240,7 @@ def await_count(plane: Plane, namespace: str, cores: int, poll: float = POLL_SEC
 
 
 def ends(plane: Plane, sizes: Sizes) -> Iterator[Row]:
-    """How long after the end of a pod, and of a claim, its ledger counts it no more: medians."""
+    """Yield the median seconds from the end of a pod, and of a claim, until its ledger no longer counts it."""
     homes = sizes.names[1:][:ENDS]
     pods = {name: f"/api/v1/namespaces/{name}/pods/stored-{number * OF_PODS}" for number, name in enumerate(homes, 1)}
     claims = {name: f"{claims_path(name)}/claim-{number}" for number, name in enumerate(homes, 1)}
@@ -256,14 +256,16 @@ def ends(plane: Plane, sizes: Sizes) -> Iterator[Row]:
 
 
 def after_end(plane: Plane, namespace: str, path: str, cores: int) -> float:
-    """Delete an object that takes so many cores; return the seconds until the ledger counts them no more."""
+    """Delete an object that uses so many cores. Return the seconds until the ledger no longer counts them."""
     before = counted(plane, namespace)
     plane.cluster.rest.send("DELETE", path, {"gracePeriodSeconds": 0}).ok()
     return timed(lambda: await_count(plane, namespace, before - cores))
 
 
 def events(plane: Plane, sizes: Sizes, controller: int, webhook: int) -> Iterator[Row]:
-    """The CPU that the end of a claim costs the controller, and the change of a slice both: spread over some time."""
+    """Yield the CPU cost of the end of a claim for the controller, and of a changed slice for both, spread over some
+    time.
+    """
     if not sizes.events:
         return
     last = range(sizes.claims - sizes.events, sizes.claims)
@@ -277,7 +279,7 @@ def events(plane: Plane, sizes: Sizes, controller: int, webhook: int) -> Iterato
 
 
 def paced(work: Callable[[T], None], items: Sequence[T], *pids: int) -> list[float]:
-    """Work off the items over `EVENT_SECONDS`; return the CPU milliseconds that each item costs these processes."""
+    """Process the items over `EVENT_SECONDS`. Return the CPU milliseconds per item of these processes."""
     before = [cpu.seconds(pid) for pid in pids]
     started = time.monotonic()
     for number, item in enumerate(items, 1):
@@ -288,7 +290,9 @@ def paced(work: Callable[[T], None], items: Sequence[T], *pids: int) -> list[flo
 
 
 def burst(plane: Plane, namespace: str, url: str, seconds: float) -> tuple[int, float]:
-    """Create pods in one namespace through the webhook; return the largest ledger seen, in bytes, and the pods/s."""
+    """Create pods in one namespace through the webhook. Return the largest size of the ledger in bytes, and the
+    pods/s.
+    """
     hooks = installed(url, plane.ca)
     creation = request(plane, namespace, gpu_pod())
     with (
@@ -307,7 +311,7 @@ def burst(plane: Plane, namespace: str, url: str, seconds: float) -> tuple[int, 
 
 @contextmanager
 def largest_ledger(plane: Plane, namespace: str) -> Iterator[list[int]]:
-    """`with` this, the ledger's size is taken again and again."""
+    """Measure the size of the ledger repeatedly during the ``with`` statement."""
     sizes: list[int] = []
     stop = threading.Event()
 

@@ -1,6 +1,7 @@
-"""Objects by the hundred thousand, written straight into etcd as the API server would store them.
+"""Writes objects by the hundred thousand directly into etcd, as the API server would store them.
 
-Through the API server each would cost a create, and a claim another write for its status: several minutes of two CPUs.
+Through the API server each object would need a create, and a claim also a write of its status: several minutes of two
+CPUs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from vcuda.claims.pin import ClaimPin, write_pin
 from vcuda.requests.folding import fold
 
 A_TRANSACTION = 100
-"""Objects; etcd takes at most 128 operations in one."""
+"""Objects per transaction. etcd accepts at most 128 operations."""
 
 SHARED = 1
 """The number of a slice whose cards are shared."""
@@ -33,7 +34,7 @@ DRIVERS = ((NVIDIA, NVIDIA, "gpu"), (HAMI, HAMI, "hami-gpu"), (VGPU_MANAGER, "vg
 
 
 class Offered(NamedTuple):
-    """What the slice of this number has: whose devices, of which class, type and model."""
+    """The content of the slice with this number: driver, class, type and model."""
 
     driver: str
     device_class: str
@@ -42,25 +43,25 @@ class Offered(NamedTuple):
 
     @classmethod
     def by(cls, number: int) -> Offered:
-        """Drivers and models by turns."""
+        """Return the driver and model in turn."""
         models = tuple(PRODUCTS)
         return cls(*DRIVERS[number % len(DRIVERS)], models[number // len(DRIVERS) % len(models)])
 
     @property
     def cores(self) -> int:
-        """What a claim takes of it."""
+        """Return the cores that a claim uses of it."""
         return 100 if self.driver == NVIDIA else int(SHARE["cores"])
 
 
 def node(number: int) -> tuple[str, Json]:
-    """The node on which the slice of this number is."""
+    """Return the node of the slice with this number."""
     labels = {MODEL: Offered.by(number).model, LABELS.pool: "public"}
     metadata = {"name": f"node-{number}", "labels": labels}
     return f"minions/node-{number}", {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
 
 
 def resource_slice(number: int, generation: int = 1) -> tuple[str, Json]:
-    """Eight cards of one driver on one node."""
+    """Return eight cards of one driver on one node."""
     offered = Offered.by(number)
     if offered.driver == NVIDIA:
         cards = [card(each, offered.model, offered.kind) for each in range(CARDS)]
@@ -72,7 +73,7 @@ def resource_slice(number: int, generation: int = 1) -> tuple[str, Json]:
 
 
 def claim(number: int, namespace: str, slices: int) -> tuple[str, Json]:
-    """A claim that is held to its model, as /mutate would, and allocated, as the scheduler would."""
+    """Return a claim that is pinned to its model as by /mutate, and allocated as by the scheduler."""
     home = number % slices
     offered, name = Offered.by(home), f"claim-{number}"
     pin = write_pin(ClaimPin(offered.driver, (fold(offered.model), fold(PRODUCTS[offered.model]))))
@@ -101,7 +102,7 @@ def write(plane: Plane, objects: Iterable[tuple[str, Json]]) -> None:
 
 
 def remove(plane: Plane, keys: Iterable[str]) -> None:
-    """Remove the objects of these keys."""
+    """Remove the objects with these keys."""
     _send(plane, ({"requestDeleteRange": {"key": _key(key)}} for key in keys))
 
 

@@ -30,13 +30,13 @@ from webhook.server.worker import KEEP_ALIVE_SECONDS
 
 THREADS = 32
 STARTED = 20.0
-"""Seconds a server may take to listen."""
+"""Seconds within which a server must listen."""
 
 
 class Server(NamedTuple):
-    """A running server: its URL, and its process; of gunicorn that is the arbiter, whose child works.
+    """A running server: its URL and its process. For gunicorn that is the arbiter, whose child does the work.
 
-    ``called`` is where the API server is to call it: with others beside it, at an address that they share.
+    ``called`` is the URL for the API server. Several replicas share it.
     """
 
     url: str
@@ -45,7 +45,7 @@ class Server(NamedTuple):
 
     @property
     def worker(self) -> int:
-        """The process id of its one worker."""
+        """Return the process id of its only worker."""
         _, worker = family(self.pid)
         return worker
 
@@ -56,11 +56,11 @@ PIN = json.dumps(
         {"op": "add", "path": "/metadata/annotations", "value": {"quota.vcuda.io/model": "M40"}},
     ]
 ).encode()
-"""The patch that ours makes of a plain pod."""
+"""The patch that our webhook returns for a plain pod."""
 
 
 class IdleServer(WebhookServer):
-    """The same server around an application that parses the review, as it must for the uid, and allows it."""
+    """The same server with an application that parses the review for its uid, and allows it."""
 
     def load(self) -> Any:
         """Return the ASGI application."""
@@ -69,7 +69,7 @@ class IdleServer(WebhookServer):
 
 
 class PinningServer(BaseApplication):
-    """A Flask webhook that only pins, as anybody would deploy it: gunicorn's own gthread worker, connections kept."""
+    """A Flask webhook that only pins, as it is usually deployed: gunicorn's gthread worker, with kept connections."""
 
     def __init__(self, certificates: Path, announce: Callable[[str], None]) -> None:
         self._certificates = certificates
@@ -77,7 +77,7 @@ class PinningServer(BaseApplication):
         super().__init__()
 
     def load_config(self) -> None:
-        """Threads as one would choose them, and connections kept for longer than the API server keeps them."""
+        """Use a usual number of threads, and keep connections longer than the API server does."""
         options = {
             "bind": "127.0.0.1:0",
             "workers": 1,
@@ -101,7 +101,7 @@ class PinningServer(BaseApplication):
 
 
 def _flask_app(mutate: Callable[[], flask.Response]) -> flask.Flask:
-    """Allow everything at /validate, and answer /mutate by this."""
+    """Return a Flask application that allows everything at /validate, and answers /mutate with ``mutate``."""
     app = flask.Flask("bench", static_folder=None)
     for path, view in (("/mutate", mutate), ("/validate", _allow)):
         app.add_url_rule(path, path, view, methods=["POST"])
@@ -132,9 +132,9 @@ def _allowing(review: dict[str, Any], **fields: str) -> dict[str, Any]:
 
 
 class Replica(WebhookServer):
-    """Our webhook, which listens at an address of its own and at one more port, that replicas share.
+    """Our webhook, which listens at its own address and at a port that replicas share.
 
-    The kernel hands each new connection to one of them, as a Service would; nothing stands between that takes CPU.
+    The kernel gives each new connection to one of them, like a Service, without a proxy that would use CPU.
     """
 
     def __init__(self, port: int, *arguments: Any) -> None:
@@ -142,7 +142,7 @@ class Replica(WebhookServer):
         super().__init__(*arguments)
 
     def load_config(self) -> None:
-        """Listen at both."""
+        """Listen at both addresses."""
         super().load_config()
         self.cfg.set("bind", [self.settings.bind, f"127.0.0.1:{self._port}"])
         self.cfg.set("reuse_port", True)
@@ -150,7 +150,7 @@ class Replica(WebhookServer):
 
 @contextmanager
 def ours(certificates: Path, make_service: MakeService, shared_port: int) -> Iterator[Server]:
-    """Our webhook with this service, to be called at a port that further replicas may listen at too."""
+    """Run our webhook with this service at a port that further replicas may share."""
 
     def serve(urls: Queue[str]) -> None:
         Replica(shared_port, _settings(certificates), make_service, urls.put).run()
@@ -161,7 +161,7 @@ def ours(certificates: Path, make_service: MakeService, shared_port: int) -> Ite
 
 @contextmanager
 def alone(certificates: Path, make_service: MakeService) -> Iterator[Server]:
-    """Our webhook with this service, at one address."""
+    """Run our webhook with this service at one address."""
 
     def serve(urls: Queue[str]) -> None:
         WebhookServer(_settings(certificates), make_service, urls.put).run()
@@ -172,7 +172,7 @@ def alone(certificates: Path, make_service: MakeService) -> Iterator[Server]:
 
 @contextmanager
 def idle(certificates: Path) -> Iterator[Server]:
-    """The webhook that does nothing, on our server."""
+    """Run the webhook that does nothing, on our server."""
 
     def never(*_: object) -> Any:
         raise AssertionError("the idle server makes no service")
@@ -186,7 +186,7 @@ def idle(certificates: Path) -> Iterator[Server]:
 
 @contextmanager
 def pinning(certificates: Path) -> Iterator[Server]:
-    """The webhook in Flask that only pins, on gunicorn as it comes."""
+    """Run the webhook in Flask that only pins, on gunicorn with its defaults."""
 
     def serve(urls: Queue[str]) -> None:
         PinningServer(certificates, urls.put).run()
@@ -210,15 +210,15 @@ def _running(serve: Callable[[Queue[str]], None]) -> Iterator[Server]:
         url = urls.get(timeout=STARTED)
         yield Server(url, process.pid, url)
     finally:
-        # Killed, the arbiter first, which would replace its worker: in order, both would wait for as long as the API
-        # server keeps its connections open.
+        # The processes are killed, the arbiter first, because it would replace its worker. A graceful stop would wait
+        # as long as the API server keeps its connections.
         for pid in [*family(process.pid)] if process.is_alive() else ():
             os.kill(pid, signal.SIGKILL)
         process.join()
 
 
 def _quietly(serve: Callable[[Queue[str]], None], urls: Queue[str]) -> None:
-    """Serve with the log written, as in production, but to nowhere."""
+    """Serve, with the log written as in production, but to /dev/null."""
     with Path("/dev/null").open("w") as nowhere:
         sys.stdout = nowhere
         configure_batched("info")

@@ -1,6 +1,6 @@
-"""CPU time to decide which allocations of 20,000 pods are stale, and the memory that the kept pods take.
+"""CPU time to find the stale allocations of 20,000 pods, and the memory of the kept pods.
 
-``python -m bench.stale``. Nothing is asserted; the figures, beside their targets, are for a person to read.
+``python -m bench.stale`` prints the figures with their targets, and asserts nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vcuda.requests.schemes import SCHEMES
 PODS, NODES, ROUNDS = 20_000, 1_000, 7
 START, TIMEOUT = 1_700_000_000.0, 300.0
 NOW = START + TIMEOUT / 2
-"""When half of what was never bound is stale."""
+"""The time at which half of the unbound allocations are stale."""
 
 
 def main() -> None:
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def bodies() -> Iterator[bytes]:
-    """Yield pods as the API server sends them: of each ten eight run, one has ended, one was never bound."""
+    """Yield pods as the API server sends them. Of ten pods eight run, one has ended, and one was never bound."""
     for number in range(PODS):
         scheme, node = SCHEMES[number % len(SCHEMES)], f"gpu-{number % NODES}"
         state: dict[int, dict[str, Any]] = {8: {"status": "Succeeded", "bound": node}, 9: {"status": "Pending"}}
@@ -63,7 +63,7 @@ def bodies() -> Iterator[bytes]:
 
 
 def kept(raw: list[bytes]) -> Iterator[StoredPod]:
-    """Yield what the controller keeps of each."""
+    """Yield the kept parts of each pod."""
     decoder = msgspec.json.Decoder(Pod)
     for body in raw:
         pod = read_stored(decoder.decode(body), LABELS, whole_keys=True)
@@ -72,7 +72,7 @@ def kept(raw: list[bytes]) -> Iterator[StoredPod]:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Do the work several times; return the median of its CPU seconds."""
+    """Return the median CPU seconds of several runs."""
     return statistics.median(timed(work) for _ in range(ROUNDS))
 
 

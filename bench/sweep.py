@@ -1,4 +1,4 @@
-"""CPU time of the node agent's sweeps over 10,000 directories of which 9,000 are of live pods."""
+"""CPU time of the node agent's sweeps over 10,000 directories, of which 9,000 belong to live pods."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ ROUNDS = 5
 
 
 def cpu_seconds(sweep: Callable[[], object]) -> float:
-    """The CPU time of this process, user and system, in seconds."""
+    """Return the CPU seconds of a sweep, user and system."""
     began = time.process_time()
     sweep()
     return time.process_time() - began
 
 
 def rounds(disk: Disk) -> dict[str, float]:
-    """One life of a thousand directories whose pods are gone."""
+    """Return the CPU time of each sweep in the life of a thousand directories whose pods were deleted."""
     for number in range(LIVE, DIRECTORIES):
         disk.make(uid(number))
     agent = Agent(disk)

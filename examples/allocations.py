@@ -1,4 +1,4 @@
-"""Example pods with the allocations of each vendor's scheduler and device plugin, made from the table of schemes."""
+"""Example pods with the allocations of each vendor's scheduler and device plugin, created from the table of schemes."""
 
 import datetime
 from typing import Any
@@ -13,17 +13,17 @@ RECORDED = tuple(each for each in SCHEMES if each.predicate_node and each.predic
 
 
 def card_of(scheme: Scheme) -> dict[str, int]:
-    """The limits of a container that requests one whole card."""
+    """Return the limits of a container that requests one whole card."""
     return {scheme.main_resource: 1 if scheme.count else 100}
 
 
 def share_of(scheme: Scheme) -> dict[str, int]:
-    """The limits of a container that requests a share of a card."""
+    """Return the limits of a container that requests a share of a card."""
     return {**({scheme.count: 1} if scheme.count else {}), scheme.cores: 20, scheme.memory: 100}
 
 
 def _cards(scheme: Scheme) -> dict[str, str]:
-    """The annotations of an allocation besides its node, its times and its phase."""
+    """Return the annotations of an allocation, without its node, times and phase."""
     judged = {scheme.predicate_node, *scheme.predicate_times, scheme.phase and scheme.phase.key}
     return {
         f"{key}0" if key.endswith("-") else key: "3" if key.endswith("-") else "GPU-1,NVIDIA,1000,30:;"
@@ -43,7 +43,7 @@ def rfc3339(at: float) -> str:
 def marks(
     scheme: Scheme, at: float, *, node: str | None = NODE, phase: str | None = None
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """The annotations and labels of an allocation at ``at`` (Unix seconds), in a phase of `AllocationPhase`."""
+    """Return the annotations and labels of an allocation at ``at`` (Unix seconds), in a phase of `AllocationPhase`."""
     annotations = {**_cards(scheme), **{key: unix(scheme, at) for key in scheme.predicate_times}}
     if node is not None:
         annotations[str(scheme.predicate_node)] = node
@@ -55,10 +55,10 @@ def marks(
 
 
 def allocated_pod(scheme: Scheme, at: float, *, created: float | None = None, **fields: Any) -> dict[str, Any]:
-    """A stored pod allocated at ``at``, and created ``created``, or just then.
+    """Return a stored pod allocated at ``at``, and created at ``created``, by default the same time.
 
     ``fields``: ``node`` and ``phase`` as in ``marks``; ``status`` is the pod's phase, ``bound`` the node that it is
-    bound to, ``annotations`` and ``labels`` are its owner's own; all others are of its metadata.
+    bound to, ``annotations`` and ``labels`` are its owner's own; all others belong to its metadata.
     """
     annotations, labels = marks(scheme, at, **{key: fields.pop(key) for key in ("node", "phase") if key in fields})
     status, bound = fields.pop("status", "Pending"), fields.pop("bound", None)

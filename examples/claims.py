@@ -1,4 +1,4 @@
-"""Example claims, and the devices and classes that three DRA drivers publish, as in their charts and slices."""
+"""Example claims, and the devices and classes of three DRA drivers, as in their charts and slices."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -25,7 +25,7 @@ MEMORY = {M40: "24Gi", A100: "40Gi"}
 
 
 def device(product: str, kind: str = "gpu", profile: str = "", name: str = "gpu-0", **fields: Any) -> Manifest:
-    """Return a card that is given out whole, or a MIG partition of one."""
+    """Return a card that is allocated whole, or a MIG partition of one."""
     texts = {"type": kind, "productName": product, **({"profile": profile} if profile else {})}
     attributes: Manifest = {key: {"string": text} for key, text in texts.items()}
     attributes["cudaComputeCapability"] = {"version": "8.0.0"}
@@ -33,7 +33,7 @@ def device(product: str, kind: str = "gpu", profile: str = "", name: str = "gpu-
 
 
 def shared(product: str, kind: str, cores: str = "100", **fields: Any) -> Manifest:
-    """Return a card of which each claim takes a part."""
+    """Return a card of which each claim uses a part."""
     memory = MEMORY[product]
     capacity = {
         "cores": {
@@ -49,7 +49,7 @@ def shared(product: str, kind: str, cores: str = "100", **fields: Any) -> Manife
 
 
 def slice_of(driver: str, node: str, *devices: Manifest, generation: int = 1) -> ResourceSlice:
-    """Return what a driver publishes on a node."""
+    """Return the slice that a driver publishes on a node."""
     pool = {"name": node, "generation": generation, "resourceSliceCount": 1}
     spec = {"driver": driver, "nodeName": node, "pool": pool, "devices": list(devices)}
     return msgspec.convert({"metadata": {"name": f"{node}-{driver}-{generation}"}, "spec": spec}, ResourceSlice)
@@ -88,7 +88,7 @@ def claim_policy(
     nodes: Nodes = NODES,
     rows: Mapping[str, tuple[str, ...]] = {},
 ) -> ClaimPolicy:
-    """Return what claims are read by where these devices and classes are."""
+    """Return the policy for claims with these devices and classes."""
     facts = {name: read_class(each) for name, each in classes.items()}
     models = CardModels({model: ProductRow(products) for model, products in rows.items()})
     known = msgspec.structs.replace(resources, models=models) if rows else resources
@@ -101,7 +101,7 @@ def selector(expression: str) -> Manifest:
 
 
 def entry(device_class: str = NVIDIA, *expressions: str, **fields: Any) -> Manifest:
-    """Return one request of exactly this, or one entry of ``firstAvailable``."""
+    """Return one request for exactly this, or one entry of ``firstAvailable``."""
     selectors = {"selectors": [selector(each) for each in expressions]} if expressions else {}
     return {"deviceClassName": device_class, **selectors, **fields}
 
@@ -112,12 +112,12 @@ def share(device_class: str = HAMI, **amounts: str) -> Manifest:
 
 
 def first_of(*entries: Manifest) -> Manifest:
-    """Return a request of the first of these that there is."""
+    """Return a request for the first available of these entries."""
     return {"firstAvailable": [{"name": f"way-{index}", **each} for index, each in enumerate(entries)]}
 
 
 def spec(*requests: Manifest) -> Manifest:
-    """Return the spec of a claim; a request that is one entry is asked for exactly."""
+    """Return the spec of a claim. A single entry becomes an exact request."""
     listed = [each if "firstAvailable" in each else {"exactly": each} for each in requests]
     return {"devices": {"requests": [{"name": f"r{index}", **each} for index, each in enumerate(listed)]}}
 
@@ -144,7 +144,7 @@ def view(manifest: Manifest) -> ClaimDigest:
 
 
 def published(*more: Manifest) -> Manifest:
-    """Return the nodes, slices and classes, and more, in a List as kubectl prints it."""
+    """Return the nodes, slices, classes and further objects in a List as kubectl prints it."""
     labelled = [
         {"kind": "Node", "metadata": {"name": name, "labels": dict(found)}} for name, found in NODES.labels.items()
     ]

@@ -1,7 +1,7 @@
-"""The demo: a webhook of its own on this machine, example pods sent through it, and a table of what became of them.
+"""The demo: a webhook on this machine, example pods sent through it, and a table of the outcomes.
 
-Run as ``python -m examples.demo``. It is `vcuda-webhook check` with a server in between: it stands in for the API
-server and does what that does, AdmissionReviews over TLS, /mutate first, then /validate with the patched pod.
+Run as ``python -m examples.demo``. Unlike `vcuda-webhook check` it uses a server. It acts as the API server: it sends
+AdmissionReviews over TLS, first to /mutate, then to /validate with the patched pod.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ _file = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 class Misbehaved(click.ClickException):
-    """The server did not start, answer or stop as it must; the demo ends with status 1."""
+    """The server did not start, answer or stop correctly. The demo ends with status 1."""
 
 
 @click.command()
 @click.option("--quota", type=_file, default=EXAMPLES / "gpuquota.yaml", help="Quota document, or its ConfigMap.")
-@click.option("--nodes", type=_file, default=EXAMPLES / "demo" / "nodes.yaml", help="Nodes and devices to play.")
-@click.option("--pods", type=_file, default=EXAMPLES / "demo" / "pods.yaml", help="What to create, in this order.")
+@click.option("--nodes", type=_file, default=EXAMPLES / "demo" / "nodes.yaml", help="Nodes and devices of the cluster.")
+@click.option("--pods", type=_file, default=EXAMPLES / "demo" / "pods.yaml", help="Objects to create, in this order.")
 def main(quota: Path, nodes: Path, pods: Path) -> None:
-    """Start the webhook without a cluster, create the example pods and claims, and tell what became of each.
+    """Start the webhook without a cluster, create the example pods and claims, and print the outcome of each.
 
     \b
     Examples:
       python -m examples.demo
       python -m examples.demo --quota gpuquota.yaml --pods deployment.yaml
 
-    Exit status: 0 the server did its work, 1 it did not, 2 bad input.
+    Exit status: 0 success, 1 the server failed, 2 bad input.
     """
     try:
         workloads = read_workloads([pods], "default")
@@ -70,10 +70,10 @@ def main(quota: Path, nodes: Path, pods: Path) -> None:
         raise click.UsageError(str(error)) from error
     click.echo(f"Starting vcuda-webhook serve --standalone --quota {_short(quota)} --nodes {_short(nodes)}")
     with serving(quota, nodes) as connection:
-        click.echo(f"It serves https://{connection.host}:{connection.port}, with a certificate made for this run.\n")
+        click.echo(f"It serves https://{connection.host}:{connection.port}, with a certificate issued for this run.\n")
         for namespace, entry in cluster.policy.quota.namespaces.items():
             click.echo(f"{namespace} may use {_allowance(entry)}")
-        click.echo(f"\nCreating what is in {_short(pods)}, as the API server would: /mutate, then /validate\n")
+        click.echo(f"\nCreating the objects of {_short(pods)}, as the API server would: /mutate, then /validate\n")
 
         async def ask(path: str, request: AdmissionRequest) -> AdmissionResponse:
             return _ask(connection, path, request, cluster.policy)
@@ -87,16 +87,16 @@ def main(quota: Path, nodes: Path, pods: Path) -> None:
 
 @contextmanager
 def serving(quota: Path, nodes: Path) -> Iterator[http.client.HTTPSConnection]:
-    """Run the server on a free port of 127.0.0.1, and yield a connection to it; it ends with the block.
+    """Run the server on a free port of 127.0.0.1 during the ``with`` statement, and yield a connection to it.
 
     Raises:
-        Misbehaved: it did not start, or ended with another status than 0.
+        Misbehaved: the server did not start, or ended with another status than 0.
 
     """
     program = Path(sysconfig.get_path("scripts"), "vcuda-webhook")
     files = ["--quota", str(quota), "--nodes", str(nodes)]
     command = [str(program), "serve", "--standalone", *files, "--bind", "127.0.0.1:0", "--drain-seconds", "0"]
-    # A variable of the caller's own would change what is served.
+    # A variable of the caller would change the server's configuration.
     env = {name: value for name, value in os.environ.items() if not name.startswith("VCUDA_")}
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE) as process:  # noqa: S603  # ours
         try:
@@ -113,23 +113,23 @@ def serving(quota: Path, nodes: Path) -> Iterator[http.client.HTTPSConnection]:
 
 
 def _connect(log: IO[bytes] | None) -> http.client.HTTPSConnection:
-    """Read in the server's log where it listens and whom to trust."""
+    """Connect with the address and the CA from the server's log."""
     told: dict[str, str] = {}
     for line in log or ():
         told |= {key: str(value) for key, value in msgspec.json.decode(line, type=Json).items()}
         if "url" in told:
-            # The rest is thrown away, but read: the server would stop at a pipe that is full.
+            # The rest is read and dropped, because a full pipe would block the server.
             threading.Thread(target=deque, args=(log, 0), daemon=True).start()
             trust = ssl.create_default_context(cafile=told["ca"])
             host = urllib.parse.urlsplit(told["url"]).netloc
             return http.client.HTTPSConnection(host, context=trust, timeout=TIMEOUT_SECONDS)
-    raise Misbehaved("the server ended before it listened; what it said is above")
+    raise Misbehaved("the server ended before it listened; its output is above")
 
 
 def _ask(
     connection: http.client.HTTPSConnection, path: str, request: AdmissionRequest, policy: PolicySnapshot
 ) -> AdmissionResponse:
-    """Send one AdmissionReview, and return what it is answered."""
+    """Send one AdmissionReview, and return its answer."""
     body = msgspec.json.encode({"apiVersion": API_VERSION, "kind": KIND, "request": request})
     try:
         connection.request("POST", f"{path}?timeout=10s", body, {"Content-Type": "application/json"})
@@ -141,7 +141,7 @@ def _ask(
         raise Misbehaved(f"{path}: HTTP {reply.status}: {answer}")
     response: Json = answer["response"]
     told = response.get("auditAnnotations", {})
-    # The outcome is for logs and metrics, and not on the wire: who is passed over shows in the object and the answer.
+    # The outcome is for logs and metrics, and not part of the answer. An ignored object shows only by itself.
     touched = told or response.get("patch") or not response["allowed"]
     return AdmissionResponse(
         outcome="" if touched else _untouched(request, policy),
@@ -155,7 +155,7 @@ def _ask(
 
 
 def _untouched(request: AdmissionRequest, policy: PolicySnapshot) -> str:
-    """Return the outcome of what is let in as it is."""
+    """Return the outcome of an object that is admitted unchanged."""
     if request.kind.kind == "Pod":
         pod = msgspec.json.decode(request.object, type=Pod)
         if not (asks_for_vcuda(pod, policy.resources) or pod.spec.resource_claims):
@@ -164,7 +164,7 @@ def _untouched(request: AdmissionRequest, policy: PolicySnapshot) -> str:
 
 
 def _table(rows: list[Row]) -> Iterator[str]:
-    """Yield a line for each row, and under it why."""
+    """Yield a line for each row, and the reason below it."""
     names = [f"{row.namespace}/{row.object.partition('/')[2]}" for row in rows]
     cells = [(name, row.charge_text, row.decision, row.model) for name, row in zip(names, rows, strict=True)]
     heading, *lines = aligned([("NAME", "ASKS FOR", "DECISION", "MODEL"), *cells])
@@ -183,7 +183,7 @@ def _allowance(entry: NamespaceQuota) -> str:
 
 
 def _short(path: Path) -> str:
-    """Return the path as seen from here, where that is shorter."""
+    """Return the path relative to the current directory, if it is below it."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 

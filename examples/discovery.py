@@ -1,4 +1,4 @@
-"""Nodes as device plugins, DRA drivers and GPU feature discovery describe them, and what is found of their model."""
+"""Nodes as device plugins, DRA drivers and GPU feature discovery describe them, and the model found for each."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -29,7 +29,7 @@ REPORTED, REQUESTING, DELETED = "Reported 2026-01-02 15:04:05", "Requesting_2026
 def node(
     *parts: Mapping[str, Mapping[str, str]], labels: Mapping[str, str] | None = None, name: str = NAME
 ) -> Manifest:
-    """Return a node that these parts of the software describe. Each part has labels, annotations and allocatable."""
+    """Return a node that these sources describe. Each source has labels, annotations and allocatable resources."""
     found: dict[str, dict[str, str]] = {"labels": dict(labels or {}), "annotations": {}, "allocatable": {}}
     for part in parts:
         for key, values in part.items():
@@ -39,13 +39,13 @@ def node(
 
 
 def hami(*types: str, handshake: str = REPORTED, offered: str | None = "10", memory: int = 40960) -> Manifest:
-    """Return what HAMi's device plugin writes for cards of these types."""
+    """Return the node fields that HAMi's device plugin writes for cards of these types."""
     cards = [{"id": f"GPU-{i}", "count": 10, "devmem": memory, "type": kind} for i, kind in enumerate(types)]
     return _registered(HAMI, json.dumps(cards), offered, {"hami.io/node-handshake": handshake} if handshake else {})
 
 
 def vgpu_manager(*types: str, offered: str | None = "10") -> Manifest:
-    """Return what vgpu-manager's device plugin writes for cards of these types."""
+    """Return the node fields that vgpu-manager's device plugin writes for cards of these types."""
     cards = [{"id": i, "uuid": f"GPU-{i}", "memory": 16384, "type": kind} for i, kind in enumerate(types)]
     return _registered(VGPU_MANAGER, json.dumps(cards), offered, {})
 
@@ -56,7 +56,7 @@ def _registered(scheme: Scheme, text: str, offered: str | None, annotations: Map
 
 
 def features(product: str, count: str = "1", memory: str = "15360", offered: str = "1") -> Manifest:
-    """Return what GPU feature discovery and NVIDIA's device plugin write."""
+    """Return the node fields that GPU feature discovery and NVIDIA's device plugin write."""
     labels = {"product": product, "count": count, "memory": memory}
     return {
         "labels": {f"nvidia.com/gpu.{key}": value for key, value in labels.items()},
@@ -80,7 +80,7 @@ def known_by(text: str = "", schemes: tuple[Scheme, ...] = SCHEMES) -> GpuResour
 
 
 def found_on(manifest: Manifest, slices: Iterable[ResourceSlice] = (), known: GpuResources = BUILT_IN) -> Found:
-    """Return what is found of the model of a node."""
+    """Return the result of the discovery for a node."""
     read = msgspec.convert(manifest, Node)
     registers = read_registers(read.annotations, lambda *_: None)
     published = published_cards(map(read_slice, slices)).get(read.metadata.name, ())

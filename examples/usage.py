@@ -1,4 +1,4 @@
-"""Example usage of a cluster: of a company of middle size, and of the most namespaces that the usage page is for."""
+"""Example usage of a cluster: of a medium company, and of the maximum number of namespaces for the usage page."""
 
 import datetime
 import random
@@ -14,7 +14,7 @@ NOW = datetime.datetime(2026, 3, 4, 12, tzinfo=datetime.UTC)
 
 
 def ago(**span: float) -> str:
-    """An RFC 3339 time so long before NOW."""
+    """Return an RFC 3339 time before NOW."""
     return (NOW - datetime.timedelta(**span)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -27,7 +27,7 @@ def model_use(
     *,
     reserved: float = 0,
 ) -> ModelUse:
-    """What a namespace has of one model; ``memory`` is used and limit, in MiB."""
+    """Return the use of one model by a namespace. ``memory`` is used and limit, in MiB."""
     memory_used, memory_limit = memory or (None, None)
     available = max(limit - used - reserved, 0)
     return ModelUse(model, limit, used, pending, available, memory_limit, memory_used, reserved=reserved)
@@ -39,7 +39,7 @@ def namespace_use(name: str, *models: ModelUse, mode: str = "enforce", unpinned:
 
 @dataclass
 class Sample:
-    """A source that can be changed between two looks."""
+    """A source that can be changed between two pictures."""
 
     uses: dict[str, NamespaceUse] = field(default_factory=dict)
     pods: dict[str, Sequence[HolderRow]] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Sample:
     findings: Sequence[Finding] | None = None
 
     def report(self, *uses: NamespaceUse) -> None:
-        """Let these namespaces have these reports; a new mapping, as the controller's is."""
+        """Set the reports of these namespaces, in a new mapping like the controller's."""
         self.uses = {**self.uses, **{use.namespace: use for use in uses}}
 
     def source(self) -> Source:
@@ -66,7 +66,7 @@ class Sample:
 
 
 def company() -> Sample:
-    """Fourteen namespaces, four models, and something in every part of the page."""
+    """Return fourteen namespaces with four models, and content for every part of the page."""
     sample = Sample()
     sample.report(
         namespace_use("ads-ranking", model_use("A100-80G", 16, 15, 1), model_use("T4", 24, 9.5)),
@@ -126,7 +126,7 @@ def company() -> Sample:
 
 
 def crowd(namespaces: int = 500, models: int = 8) -> Sample:
-    """As many namespaces as the page is for, each with every model; the figures are the same each time."""
+    """Return as many namespaces as the page is for, each with every model. The figures are always the same."""
     figures = random.Random(6)  # noqa: S311  # figures, no secrets
     names = [f"MODEL-{number}" for number in range(models)]
     sample = Sample()

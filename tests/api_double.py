@@ -1,4 +1,6 @@
-"""The API server as far as single objects go: every write needs the newest resourceVersion. Networks fail by script."""
+"""A double of the API server for single objects. Every write must name the newest resourceVersion, and a test scripts
+which calls fail.
+"""
 
 import copy
 import json
@@ -18,30 +20,30 @@ from vcuda.kube.client import Heard
 from vcuda.kube.pages import Page
 
 Effect = Callable[[], bytes]
-"""What a call does once it is there; it returns the answer, or raises what the API server refuses it with."""
+"""The effect of a call on the API server: it returns the answer, or raises the error of its rejection."""
 
 Delivery = Callable[[str, float, Effect], bytes]
-"""How a call gets to the API server and back: given its method, its timeout in seconds, and what it does there."""
+"""Carries a call to the API server and back. The arguments are the method, the timeout in seconds, and the effect."""
 
 
 def delivered(_method: str, _timeout: float, effect: Effect) -> bytes:
-    """Deliver a call, and its answer."""
+    """Deliver a call and its answer."""
     return effect()
 
 
 def lost_request(_method: str, _timeout: float, _effect: Effect) -> bytes:
-    """Lose a call on its way there."""
+    """Lose a call before it reaches the API server."""
     raise Unavailable("timed out")
 
 
 def lost_reply(_method: str, _timeout: float, effect: Effect) -> bytes:
-    """Lose the answer to a call that got there."""
+    """Lose the answer to a call that reached the API server."""
     effect()
     raise Unavailable("timed out")
 
 
 class Api(Protocol):
-    """The API server of processes whose calls get there as the test says; ``date`` is its clock."""
+    """An API server whose calls a test delivers or loses. ``date`` is the server's clock."""
 
     deliver: Delivery
     date: Callable[[], datetime | None]
@@ -52,36 +54,35 @@ class Api(Protocol):
 
     @property
     def objects(self) -> Mapping[str, Mapping[str, Any]]:
-        """What is stored, by path."""
+        """The stored objects by path."""
 
     def store(self, path: str, manifest: Mapping[str, Any]) -> bytes:
-        """Store an object, whatever is there; return it as stored."""
+        """Create or overwrite an object without any check, and return it as stored."""
 
     def remove(self, path: str) -> None:
-        """Have an object be gone, past what keeps hands off."""
+        """Remove an object, even if finalizers or policies protect it."""
 
 
 class Handle:
-    """What stands for our client in the code under test. It knows what was listed, when the test said so."""
+    """A double of our API client. A test decides when its LIST results are taken."""
 
     @property
     def kube(self) -> Kube:
-        """It as the handle that the code under test takes."""
         return cast("Kube", self)
 
     def stream(
         self, path: str, params: Mapping[str, object] | None = None, *, connect_timeout: float = 10, read_timeout: float
     ) -> Never:
-        """Refuse a watch, and to stream lists."""
+        """Reject streamed lists, and fail every watch."""
         if "sendInitialEvents" in (params or {}):
             raise ApiError(HTTPStatus.UNPROCESSABLE_ENTITY, "sendInitialEvents is forbidden for watch")
         raise Unavailable(f"no watch of {path}, for {connect_timeout:g} s or for {read_timeout:g} s")
 
 
 class ApiDouble(Handle):
-    """Objects by path, in namespaces that are all there.
+    """The objects by path. Every namespace exists.
 
-    ``calls`` holds the method of every call; ``deliver`` may be replaced to make some fail.
+    ``calls`` has the method of every call. A test may replace ``deliver`` to make calls fail.
     """
 
     def __init__(self) -> None:
@@ -100,7 +101,7 @@ class ApiDouble(Handle):
         self.calls.clear()
 
     def store(self, path: str, manifest: Mapping[str, Any]) -> bytes:
-        """Store an object, whatever is there; return it as stored."""
+        """Create or overwrite an object without any check, and return it as stored."""
         self._version += 1
         stored = copy.deepcopy({**manifest})
         stored["metadata"] = {**stored.get("metadata", {}), "resourceVersion": str(self._version)}
@@ -112,7 +113,7 @@ class ApiDouble(Handle):
         del self.objects[path]
 
     def backup(self) -> Callable[[], None]:
-        """Return what sets everything back to how it is now, resourceVersions too, as when etcd is restored."""
+        """Return a function that restores all objects and resourceVersions of now, as a restored etcd does."""
         objects, version = copy.deepcopy(self.objects), self._version
 
         def restore() -> None:
@@ -153,7 +154,9 @@ class ApiDouble(Handle):
         *,
         on_done: Callable[[], object] = lambda: None,
     ) -> bytes:
-        """Replace an object; ``on_done`` is called when that is done, which may be long before it is heard."""
+        """Replace an object. ``on_done`` is called when the object is replaced, possibly long before the answer
+        arrives.
+        """
         manifest = json.loads(body)
 
         def effect() -> bytes:
@@ -167,7 +170,9 @@ class ApiDouble(Handle):
         return self._call("PUT", timeout, effect)
 
     def patch(self, path: str, body: bytes, content_type: str, _params: object = None, *, timeout: float = 10) -> bytes:
-        """Change an object by a merge patch (RFC 7396) or JSON Patch (RFC 6902), at the version it names, if any."""
+        """Apply a merge patch (RFC 7396) or a JSON Patch (RFC 6902). If the patch names a version, it must be the
+        newest.
+        """
         patch = json.loads(body)
         patched = _patched if content_type == JSON_PATCH else _merged
 
@@ -184,7 +189,7 @@ class ApiDouble(Handle):
         return self._call("PATCH", timeout, effect)
 
     def delete(self, path: str, body: bytes | None = None, _params: object = None, timeout: float = 10) -> bytes:
-        """Delete an object; one with finalizers goes when a patch takes them away."""
+        """Delete an object. An object with finalizers is removed when a patch removes the last finalizer."""
         wanted = json.loads(body or b"{}").get("preconditions", {}).get("resourceVersion")
 
         def effect() -> bytes:
@@ -201,7 +206,7 @@ class ApiDouble(Handle):
     def list_pages(
         self, path: str, params: Params | None = None, _limit: int = 500, timeout: float = 30, **_bounds: object
     ) -> Iterator[Page]:
-        """Yield the objects of a collection on one page: all, or those with the labels and name that are asked for."""
+        """Yield the objects of a collection as one page. Labels and a name select among them."""
         selector = str((params or {}).get("labelSelector", ""))
         field, _, value = str((params or {}).get("fieldSelector", "")).partition("=")
         name = value if field == "metadata.name" else ""
@@ -250,7 +255,7 @@ def _merged(target: object, patch: object) -> Any:
 
 
 def _patched(target: dict[str, Any], patch: Any) -> dict[str, Any]:
-    """Return the target after a JSON Patch; where it cannot be applied that is 422, as from a real API server."""
+    """Return the target after a JSON Patch. A patch that does not apply raises a 422, as a real API server does."""
     try:
         changed: dict[str, Any] = jsonpatch.apply_patch(target, patch)
     except (jsonpatch.JsonPatchException, JsonPointerException) as error:
@@ -265,13 +270,13 @@ def _selects(selector: str, stored: dict[str, Any]) -> bool:
 
 
 def _collections_of(path: str) -> tuple[str, str]:
-    """Return the collection that an object is in, and the one of all namespaces."""
+    """Return the object's collection in its namespace, and the same collection across all namespaces."""
     collection = path.rpartition("/")[0]
     return collection, re.sub("/namespaces/[^/]+/", "/", collection)
 
 
 class Script:
-    """Deliveries, one a call of the given methods in order; then, and for other methods, every call gets through."""
+    """Uses the given deliveries one after the other for calls of the given methods. All other calls are delivered."""
 
     def __init__(self, *deliveries: Delivery, methods: tuple[str, ...] = ("PUT", "POST")) -> None:
         self._left = list(deliveries)
@@ -284,7 +289,7 @@ class Script:
 
 
 class Late:
-    """Loses a call, which lands when ``land`` is called: long after its sender gave it up."""
+    """Loses a call that reaches the API server only when ``land`` is called, long after the sender gave up."""
 
     def __init__(self) -> None:
         self._effects: list[Effect] = []
@@ -294,7 +299,7 @@ class Late:
         raise Unavailable("timed out")
 
     def land(self) -> None:
-        """Let the kept calls land; what the API server refuses now, nobody hears."""
+        """Deliver the kept calls. Errors that the API server now answers are dropped."""
         effects, self._effects = self._effects, []
         for effect in effects:
             try:

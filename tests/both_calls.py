@@ -1,4 +1,6 @@
-"""The two decisions about a pod, over policy and a ledger of their own, and every node on which it could land."""
+"""Calls /mutate and /validate for one pod, with a policy and a ledger. NODES has every kind of node that the pod could
+run on.
+"""
 
 import asyncio
 import copy
@@ -47,4 +49,4 @@ EVERY_NODE = [
     )
     for name in (*NODE_NAMES[:2], UNKNOWN_NODE)
 ]
-"""Nodes of every model and pool, those of no quota too, with the other labels that pods select by."""
+"""Nodes of every model and pool, also of models without a quota, with the other labels that pods select by."""

@@ -1,4 +1,4 @@
-"""A headless Chromium, Debian's, driven by Playwright; and pages that remember everything that went wrong in them."""
+"""Drives Debian's headless Chromium by Playwright. Each page records every error that occurs in it."""
 
 import shutil
 from collections.abc import Iterator
@@ -13,17 +13,17 @@ PROGRAM = shutil.which("chromium")
 WIDE = (1280, 900)
 NARROW = (390, 844)
 
-# Chromium also says so on the console; this is the event by which a page would hear of it itself.
+# Chromium also reports these violations on the console. This event is how a page itself would learn of them.
 REMEMBER_VIOLATIONS = """
 window.violations = [];
 document.addEventListener("securitypolicyviolation", (event) => window.violations.push(event.violatedDirective));
 """
 
 READABLE = 4.5
-"""The contrast of text and its ground, as WCAG 2 asks it of text of this size (success criterion 1.4.3)."""
+"""Minimum contrast between text of this size and its background (WCAG 2, success criterion 1.4.3)."""
 
 DISCERNIBLE = 3.0
-"""The least contrast of what has to be seen and is no text (WCAG 2.1, 1.4.11)."""
+"""Minimum contrast of visible parts that are not text (WCAG 2.1, success criterion 1.4.11)."""
 
 OF_COLORS = """
   const parse = (color) => color.match(/[\\d.]+/g).map(Number);
@@ -67,7 +67,7 @@ CONTRASTS = (
 }
 """
 )
-"""Returns the contrast of every text that can be seen to what is behind it, by the text; also of what styles add."""
+"""Returns, by text, the contrast between each visible text and its background, including text that styles add."""
 
 BORDER = (
     f"(element) => {{{OF_COLORS}"
@@ -77,12 +77,12 @@ BORDER = (
 }
 """
 )
-"""Returns the contrast of a field's border to what is in it."""
+"""Returns the contrast between a field's border and its content."""
 
 
 @contextmanager
 def browsing() -> Iterator[Browser]:
-    """A browser; the test is skipped, saying so, where there is none."""
+    """Yield a browser. Without Chromium the test is skipped with a message."""
     if PROGRAM is None:
         pytest.skip("no chromium on PATH: apt-get install chromium")
     with sync_playwright() as playwright:
@@ -94,7 +94,7 @@ def browsing() -> Iterator[Browser]:
 
 
 class Tab:
-    """One page in a context of its own, which holds every console message, error and address that it asked for."""
+    """One page in its own browser context. It records every console message, error and requested address."""
 
     def __init__(self, browser: Browser, size: tuple[int, int] = WIDE, **context: Any) -> None:
         width, height = size
@@ -109,7 +109,7 @@ class Tab:
         self.page.on("request", lambda request: self.asked.append(request.url))
 
     def open(self, url: str) -> Page:
-        """Go there, and wait until the page is live."""
+        """Open the address, and wait until the page is live."""
         self.page.goto(url)
         self.page.wait_for_selector("#state[data-state=live]")
         return self.page
@@ -123,7 +123,9 @@ class Tab:
 
 @contextmanager
 def tab(browser: Browser, size: tuple[int, int] = WIDE, **context: Any) -> Iterator[Tab]:
-    """A tab that nothing may go wrong in; ``context`` is what Playwright takes, such as color_scheme."""
+    """Yield a tab, and fail the test if an error occurs in it. ``context`` has Playwright options such as
+    color_scheme.
+    """
     opened = Tab(browser, size, **context)
     try:
         yield opened

@@ -1,4 +1,4 @@
-"""Builds the plain manifests, reviews and policy that tests start from: what is left out has Kubernetes' default."""
+"""Builds the manifests, reviews and policies that tests start from. Omitted fields have Kubernetes' defaults."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -24,13 +24,15 @@ ONE_CARD = {"tencent.com/vcuda-core": 100}
 
 
 def container(limits: Mapping[str, Any] | None = None, **fields: Any) -> Manifest:
-    """Return a container with these limits; ``fields`` are named as in YAML and stand beside or over the rest."""
+    """Return a container with these limits. ``fields`` are named as in YAML; they add to or replace the other
+    fields.
+    """
     resources = {"resources": {"limits": dict(limits)}} if limits is not None else {}
     return {"name": "main", "image": "cuda", **resources, **fields}
 
 
 def sidecar(limits: Mapping[str, Any] | None = None, **fields: Any) -> Manifest:
-    """Return an init container that runs as long as its pod."""
+    """Return a sidecar: an init container with restartPolicy Always."""
     return container(limits, restartPolicy="Always", **fields)
 
 
@@ -43,7 +45,9 @@ def pod(
     affinity: Mapping[str, Any] | None = None,
     **spec: Any,
 ) -> Manifest:
-    """Return a pod; ``spec`` holds further fields of its spec, named as in YAML, and what is not given is absent."""
+    """Return a pod. ``spec`` has further fields of its spec, named as in YAML. Arguments that are not given are left
+    out.
+    """
     given = {"annotations": annotations, "labels": labels}
     about = {"name": "train-0", **{key: dict(value) for key, value in given.items() if value is not None}}
     inits = {"initContainers": list(init)} if init else {}
@@ -62,12 +66,12 @@ def vcuda_pod(limits: Mapping[str, Any] = ONE_CARD, **fields: Any) -> Manifest:
 
 
 def stored_pod(limits: Mapping[str, Any], uid: str = "pod-uid", **fields: Any) -> Manifest:
-    """Return a pod as it is when it is stored: with its uid, and pinned, to M40 unless said otherwise."""
+    """Return a pod as it is stored: with a uid, and pinned to a model, by default M40."""
     return vcuda_pod(limits, metadata={"uid": uid}, **{"affinity": held_to("M40"), **fields})
 
 
 def pod_of_cores(cores: int, **fields: Any) -> Manifest:
-    """Return a stored pod of so many cores, with 1 MiB where that is a share of a card."""
+    """Return a stored pod that requests so many cores. A share of a card also requests 1 MiB."""
     return stored_pod({"nvidia.com/vcuda-core": cores, "nvidia.com/vcuda-memory": 1}, **fields)
 
 
@@ -83,28 +87,28 @@ def term(*expressions: Manifest, fields: Iterable[Manifest] = ()) -> Manifest:
 
 
 def required(*terms: Manifest) -> Manifest:
-    """Return a spec.affinity with these terms of required node affinity, of which one must hold."""
+    """Return a spec.affinity whose required node affinity has these terms. A node must match one of them."""
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": list(terms)}}}
 
 
 def held_to(model: str, *pools: str) -> Manifest:
-    """Return the spec.affinity of a pod that is pinned to a model, and to pools where there are any."""
+    """Return the spec.affinity of a pod that is pinned to a model, and to these pools if any are given."""
     pool = [requirement(POOL, "In", *pools)] if pools else []
     return required(term(requirement(MODEL, "In", model), *pool))
 
 
 def view(manifest: Mapping[str, Any]) -> Pod:
-    """Return the pod as the code reads it, from bytes."""
+    """Return the pod as the product decodes it from JSON."""
     return msgspec.json.decode(msgspec.json.encode(manifest), type=Pod)
 
 
 def nodes(**by_name: Mapping[str, str]) -> Nodes:
-    """Return a cluster's nodes, given the labels of each."""
+    """Return the nodes of a cluster, given the labels of each."""
     return Nodes.of(by_name, LABELS)
 
 
 def review(manifest: object, namespace: str = "team-a", **fields: Any) -> AdmissionRequest:
-    """Return the request of a review that creates this pod; ``fields`` stand over the rest."""
+    """Return the request of a review for the creation of this pod. ``fields`` replace the other fields."""
     given: dict[str, Any] = {
         "uid": "review-1",
         "kind": POD_KIND,
@@ -122,7 +126,7 @@ def policy_for(quota: NamespaceQuota, nodes: Nodes | None = None, namespace: str
 
 
 def quota_faults(text: str) -> tuple[Fault, ...]:
-    """Return the faults of a quota document, none where it is one; any other exception fails the test."""
+    """Return the faults of a quota document. A valid document has none. Any other exception fails the test."""
     try:
         parse_quota(text)
     except QuotaFault as refusal:

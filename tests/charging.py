@@ -1,7 +1,9 @@
-"""What a pod asks for, as the vendors and Kubernetes document it, worked out on plain manifests in the plainest way.
+"""Computes the charge of a pod from its plain manifest, as the documentation of Kubernetes and of the vendors defines
+it.
 
-It shares nothing with the code under test. Sources: the READMEs of tkestack/gpu-manager, Project-HAMi/HAMi and
-coldzerofear/vgpu-manager, and https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/#resource-sharing-within-containers
+This is an independent oracle: it shares nothing with the code under test, and prefers simple code. Sources: the READMEs
+of tkestack/gpu-manager, Project-HAMi/HAMi and coldzerofear/vgpu-manager, and
+https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/#resource-sharing-within-containers
 """
 
 from collections.abc import Mapping
@@ -38,11 +40,11 @@ VENDOR_RESOURCES = (
 )
 """The resources of vendors whose charges this module computes."""
 UNKNOWN = ("amd.com/gpu", "nvidia.com/gpu.shared", "deviceclass.resource.kubernetes.io/other.example.com")
-"""Resources that may be GPUs, and have no value."""
+"""Resources that may be GPUs, and for which no value is configured."""
 
 
 def asked_by(pod: Mapping[str, Any], device: int = 100) -> Amounts:
-    """Return the charge of a running pod, if one ``nvidia.com/gpu`` is so many hundredths of a card."""
+    """Return the charge of a running pod. ``device`` is the value of one ``nvidia.com/gpu`` in hundredths of a card."""
     ways = [*OWN, *COUNTED, *UNITS]
     return plus(*(_effective(pod["spec"], way, device) for way in ways))
 
@@ -103,7 +105,7 @@ def gives_more(pod: Mapping[str, Any]) -> bool:
 
 
 def whole(quantity: str | float) -> int:
-    """Return a quantity. Only a whole number from 0 up may be admitted."""
+    """Return a quantity as an integer. Only whole numbers that are not negative may be admitted."""
     text = str(quantity)
     suffix = text.lstrip("+-.0123456789e")
     number = Fraction(text.removesuffix(suffix)) * SUFFIXES[suffix]
@@ -113,11 +115,11 @@ def whole(quantity: str | float) -> int:
 
 
 def plus(*amounts: Amounts) -> Amounts:
-    """Return the sums."""
+    """Return the sum of each part."""
     cores, memory, card_memory = (sum(part) for part in zip(NOTHING, *amounts, strict=True))
     return cores, memory, card_memory
 
 
 def most(one: Amounts, other: Amounts) -> Amounts:
-    """Return the larger of each."""
+    """Return the larger amount of each part."""
     return max(one[0], other[0]), max(one[1], other[1]), max(one[2], other[2])

@@ -1,4 +1,4 @@
-"""The loop that removes stale allocations, beside one API server double, with what it is to find there."""
+"""Runs the loop that removes stale allocations against an API server double, with a stored pod and node."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,11 +22,11 @@ NODES = "/api/v1/nodes"
 EVENTS = "/api/v1/namespaces/{}/events/"
 LOCK = "hami.io/mutex.lock"
 END = "end"
-"""Due after all that is due: what comes before it is what there was."""
+"""A key that is due last. When it is reached, all due keys were served."""
 
 
 class Cleaner:
-    """The loop beside one API server double, on clocks that stand still; it looks when the test says so."""
+    """The loop with an API server double and stopped clocks. Watches see changes when the test calls `watch`."""
 
     def __init__(self, api: ApiDouble, remove: Remove | None = None) -> None:
         self.api = api
@@ -40,7 +40,7 @@ class Cleaner:
             return self.now
 
         self.gc = StaleAllocationGc(api.kube, pods, nodes, remove, TIMEOUT, wall=clock, clock=clock)
-        assert self.gc.reconciler.queue.next() == EVERYTHING, "the first turn, at which nothing is known yet"
+        assert self.gc.reconciler.queue.next() == EVERYTHING, "the first turn, at which nothing is seen yet"
         self._reflectors = (nodes.reflector, pods.reflector)
 
     def watch(self) -> None:
@@ -48,7 +48,7 @@ class Cleaner:
             reflector.relist()
 
     def serve(self) -> list[dict[str, Any]]:
-        """Serve what is due by now; return what was logged."""
+        """Serve all keys that are due, and return the logged lines."""
         served = [END]
         with structlog.testing.capture_logs() as logs:
             while served:
@@ -68,14 +68,14 @@ class Cleaner:
 
 
 def store(cleaner: Cleaner, **fields: Any) -> None:
-    """Store the pod, allocated at the start, and its node, and let the watches see them."""
+    """Store the pod, allocated at the start, and its node. Deliver both to the watches."""
     cleaner.api.store(f"{NODES}/{NODE}", {"metadata": {"name": NODE}})
     cleaner.api.store(POD, allocated_pod(GPU_MANAGER, START, **fields))
     cleaner.watch()
 
 
 def lock(cleaner: Cleaner, value: str) -> None:
-    """Store a node that is locked, and let the watch see it."""
+    """Store a node with a lock, and deliver it to the watch."""
     cleaner.api.store(f"{NODES}/{NODE}", {"metadata": {"name": NODE, "uid": "uid-n", "annotations": {LOCK: value}}})
     cleaner.watch()
 
@@ -86,13 +86,13 @@ def marks_on(api: ApiDouble, path: str = POD) -> dict[str, str]:
 
 
 def bind(cleaner: Cleaner) -> None:
-    """Bind the pod to the node it was allocated on."""
+    """Bind the pod to the node on which it was allocated."""
     pod = cleaner.api.objects[POD]
     cleaner.api.store(POD, {**pod, "spec": {**pod["spec"], "nodeName": NODE}})
 
 
 def before(method: str, act: Callable[[], object], times: int = 1) -> Delivery:
-    """Return a delivery that acts before the first so many calls of a method land."""
+    """Return a delivery that calls ``act`` before each of the first ``times`` calls of a method."""
     left = [times]
 
     def deliver(called: str, _timeout: float, effect: Effect) -> bytes:

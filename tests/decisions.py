@@ -1,7 +1,7 @@
-"""The decisions recorded from gpu-admission (master of 2020-11-26) on 24 random clusters, in ``tests/data``.
+"""Reads the decisions recorded from gpu-admission (master of 2020-11-26) on 24 random clusters, in ``tests/data``.
 
-Each step of a scenario holds the pods stored before, the pod asked about, the nodes that passed and the annotations
-that were written. The nodes of a scenario stay as they are.
+Each step of a scenario has the pods stored before, the pod to be placed, the nodes that passed, and the annotations
+that were written. The nodes of a scenario do not change.
 """
 
 import json
@@ -21,7 +21,7 @@ FILE = Path(__file__).parent / "data" / "gpu-admission-decisions.json"
 
 
 class Step(NamedTuple):
-    """One decision. ``place`` is the scenario and the step, as in ``1003/7``; ``written`` leaves the time out."""
+    """One decision. ``place`` is the scenario and the step, for example ``1003/7``. ``written`` has no time."""
 
     place: str
     nodes: tuple[Manifest, ...]
@@ -31,7 +31,7 @@ class Step(NamedTuple):
     written: Mapping[str, str]
 
     def known(self) -> NodeCards:
-        """Return the nodes with the cards that the stored pods leave."""
+        """Return the nodes with the cards that the stored pods leave free."""
         known = {node["metadata"]["name"]: read_cards(node["status"]["capacity"]) for node in self.nodes}
         for holding in filter(None, map(read_pod_cards, self.stored)):
             cards = known[holding.node]
@@ -53,6 +53,6 @@ def steps() -> Iterator[Step]:
 
 
 def least_free(request: CardRequest, names: Iterable[str], nodes: NodeCards) -> Placement | Mapping[str, Unplaceable]:
-    """Return gpu-admission's choice: the first node that fits, from the least free on."""
+    """Return gpu-admission's choice: the node with the least free resources on which the pod fits."""
     with mock.patch.object(Assignment, "breaks", 0):
         return bin_pack(request, names, nodes)

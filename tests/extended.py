@@ -1,4 +1,4 @@
-"""An allocator with an API server double: nodes, pods as the watch shows them, and the stored objects."""
+"""Runs an allocator with an API server double: nodes, pods as the watch delivers them, and the stored objects."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -29,7 +29,7 @@ CARD_BLOCKS = 64
 
 
 def limits(cores: int) -> Mapping[str, int]:
-    """Return a request for so many cores, with the same part of a card's memory."""
+    """Return a request for so many cores, and for the same fraction of a card's memory."""
     return {CORES: cores, MEMORY: cores * CARD_BLOCKS // 100}
 
 
@@ -46,9 +46,9 @@ def seen(stored: Mapping[str, Any]) -> StoredPod:
 
 
 class Leader:
-    """One process that leads, or believes so. It knows other processes only by the API server.
+    """A process that leads, or believes that it does. It learns of other processes only through the API server.
 
-    ``seconds`` is its clock, which a test sets. All its nodes are of model M40.
+    ``seconds`` is its clock, which a test sets. All its nodes have model M40.
     """
 
     def __init__(self, api: ApiDouble, cards: Mapping[str, int] | None = None) -> None:
@@ -69,25 +69,25 @@ class Leader:
             self.cache.node_changed(None, gpu_node(name, count))
 
     def leads(self) -> Self:
-        """List the pods, then read the journals, and create the missing ones."""
+        """List the pods, read the journals, and create missing journals."""
         self.lists()
         self.allocator.load()
         self.allocator.tidy()
         return self
 
     def lists(self) -> None:
-        """Let the watch show all pods as they are stored."""
+        """Deliver all pods to the watch as they are stored."""
         for path in self.api.objects:
             if "/pods/" in path:
                 self.sees(path.rpartition("/")[2])
 
     def sees(self, name: str, before: Mapping[str, Any] | None = None) -> None:
-        """Let the watch show one pod as it is stored, or its deletion."""
+        """Deliver one pod to the watch as it is stored, or its deletion."""
         now = seen(self.api.objects[pod_path(name)]) if pod_path(name) in self.api.objects else None
         self.cache.pod_changed(seen(before) if before else None, now)
 
     def place(self, name: str, node: str = "n1", cores: int = 60) -> None:
-        """Have a pod placed on a node, and let the watch show it. A pod that is not stored is created."""
+        """Place a pod on a node, and deliver it to the watch. If the pod is not stored, create it first."""
         if pod_path(name) not in self.api.objects:
             store_pod(self.api, name, cores)
         answer = self.filter(as_stored(self.api, name), [node])
@@ -95,19 +95,19 @@ class Leader:
         self.sees(name)
 
     def filter(self, pod: Mapping[str, Any], names: Iterable[str] = ("n1",)) -> dict[str, Any]:
-        """Return the answer to a scheduler that asks about these nodes with this pod."""
+        """Return the extender's answer to a scheduler that offers these nodes for the pod."""
         answer: dict[str, Any] = json.loads(
             self.allocator.filter(ExtenderArgs(msgspec.convert(pod, Pod), tuple(names)))
         )
         return answer
 
     def bind(self, name: str, node: str) -> str:
-        """Return the answer to a scheduler that binds the pod to a node: the error, or an empty text."""
+        """Return the extender's answer to a bind request: the error, or an empty text."""
         return self.allocator.bind(BindingArgs("team-a", name, f"uid-{name}", node))
 
 
 def forbidden(*_: object) -> bytes:
-    """Deliver a call to an API server that rejects it."""
+    """Answer a call with 403."""
     raise ApiError(403, "it is forbidden: 100% sure")
 
 
@@ -117,12 +117,12 @@ def pod_path(name: str) -> str:
 
 
 def on_card(*cards: int, node: str = "n1") -> Mapping[str, str]:
-    """Return the annotations that give these cards of a node to the only container of a pod."""
+    """Return the annotations that allocate these cards of a node to the only container of a pod."""
     return {"tencent.com/predicate-node": node, "tencent.com/predicate-gpu-idx-0": ",".join(map(str, cards))}
 
 
 def store_pod(api: ApiDouble, name: str, cores: int, **fields: Any) -> Manifest:
-    """Store a pod. Return it with its version, as the scheduler knows it."""
+    """Store a pod, and return it with its version, as the scheduler has it."""
     manifest = vcuda_pod(limits(cores), metadata={"name": name, "namespace": "team-a", "uid": f"uid-{name}"}, **fields)
     api.store(pod_path(name), manifest)
     return as_stored(api, name)

@@ -1,4 +1,4 @@
-"""The kubectl plugin as people run it, and a cluster that answers it."""
+"""Runs the kubectl plugin as people do, against a double of a cluster."""
 
 import json
 from collections.abc import Mapping
@@ -18,10 +18,10 @@ from vcuda.quota.terms import USAGE_LABELS
 
 
 class Cluster(ApiDouble):
-    """A cluster with published reports, that would admit everything unless ``refusal`` is set.
+    """A cluster with published reports. It admits everything unless ``refusal`` is set.
 
-    ``asked`` are its dry runs but those under a name that can be none, which are ``probes``: what ``webhook`` says to
-    these comes before the name is looked at.
+    ``asked`` are the dry runs of real names. ``probes`` are the dry runs under an invalid name: the answer of
+    ``webhook`` to them comes before the API server checks the name.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The helm that renders the chart, and what to do where there is none."""
+"""Runs the helm that renders the chart. Without helm the tests are skipped with a hint."""
 
 import functools
 import os
@@ -14,14 +14,14 @@ from tests.rendered import MANIFESTS
 CHART = MANIFESTS / "chart"
 WHAT_TO_DO = "run tests/e2e/build-tools, and put the directory that it prints on PATH"
 NEWEST = "1.37.2"
-"""The version of Kubernetes for which templates are rendered. The default of a helm from `go install` is older."""
+"""The version of Kubernetes for which templates are rendered. A helm from `go install` has an older default."""
 APIS = ("cert-manager.io/v1", "monitoring.coreos.com/v1")
-"""The APIs of others that the chart asks for, if its values name their components."""
+"""The APIs of other projects that the chart needs if its values enable their components."""
 
 
 @functools.cache
 def program(name: str = "helm") -> str:
-    """Return the path of helm 4, or of another program. Without it the test is skipped."""
+    """Return the path of helm 4, or of another program. If the program is missing, the test is skipped."""
     found = shutil.which(name)
     if found is None:
         pytest.skip(f"no {name} on PATH: {WHAT_TO_DO}")

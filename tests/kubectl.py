@@ -1,4 +1,4 @@
-"""The kubectl that renders the manifests, and what to install where there is none that can."""
+"""Finds a kubectl that can render the manifests. Without one the tests are skipped with a hint."""
 
 import functools
 import os
@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 FIRST_MINOR = 30
-"""That of the oldest Kubernetes that is supported: with an older kubectl nothing here is tried."""
+"""The minor version of the oldest supported Kubernetes. An older kubectl is not used."""
 
 WHAT_TO_DO = (
     f"Install kubectl 1.{FIRST_MINOR} or later (https://kubernetes.io/docs/tasks/tools), or set KUBEBUILDER_ASSETS to "
@@ -18,13 +18,13 @@ WHAT_TO_DO = (
 
 
 class NoKubectl(Exception):
-    """No kubectl can render the manifests; the message says what to install."""
+    """No kubectl that can render the manifests was found. The message says what to install."""
 
 
 def find_kubectl(assets: str | None, path: str | None) -> str:
-    """The kubectl in ``assets`` (as KUBEBUILDER_ASSETS), else the one on ``path`` (as PATH).
+    """Return the kubectl in ``assets`` (KUBEBUILDER_ASSETS), otherwise the one on ``path`` (PATH).
 
-    Raises NoKubectl where there is none, or where it is too old to render the manifests.
+    Raises NoKubectl if there is none, or if it is too old to render the manifests.
     """
     found = shutil.which("kubectl", path=assets) if assets else None
     found = found or shutil.which("kubectl", path=path)
@@ -38,7 +38,7 @@ def find_kubectl(assets: str | None, path: str | None) -> str:
 
 
 def version_of(program: str) -> str:
-    """The release that a kubectl says it is of, such as v1.37.2; `no version` where it says none."""
+    """Return the version that a kubectl reports, for example v1.37.2, or `no version` if it reports none."""
     command = (program, "version", "--client", "--output=yaml")
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     matched = re.search(r"gitVersion: (\S+)", done.stdout)
@@ -47,7 +47,7 @@ def version_of(program: str) -> str:
 
 @functools.cache
 def _found() -> str | NoKubectl:
-    """What was found, looked for once: a missing kubectl is asked for by every test of the manifests."""
+    """Return the result of one search, which is cached because every test of the manifests needs it."""
     try:
         return find_kubectl(os.environ.get("KUBEBUILDER_ASSETS"), os.environ.get("PATH"))
     except NoKubectl as error:
@@ -55,7 +55,9 @@ def _found() -> str | NoKubectl:
 
 
 def kubectl() -> str:
-    """The kubectl of KUBEBUILDER_ASSETS or PATH. Where none can render, the test is skipped: one fails for them all."""
+    """Return the kubectl of KUBEBUILDER_ASSETS or PATH. Without one the tests are skipped, except for one test that
+    fails.
+    """
     found = _found()
     if isinstance(found, NoKubectl):
         pytest.skip(str(found), allow_module_level=True)

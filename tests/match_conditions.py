@@ -1,4 +1,4 @@
-"""Pods that the webhook is asked about, and pods that it is not: what the base's matchConditions tell apart."""
+"""Example pods for which the matchConditions of the base call the webhook, and pods for which they do not."""
 
 from pathlib import Path
 
@@ -44,7 +44,7 @@ ORDINARY: dict[str, Manifest] = {
     "node selection": pod(PLAIN, nodeSelector={"nvidia.com/gpu.present": "true"}),
     "a toleration": pod(PLAIN, tolerations=[{"key": "nvidia.com/gpu", "operator": "Exists"}]),
 }
-"""Pods that ask for no GPU in any way."""
+"""Pods that request no GPU in any way."""
 
 ASKING: dict[str, Manifest] = {
     "a container": pod(PLAIN, GPU),
@@ -77,17 +77,17 @@ ASKING: dict[str, Manifest] = {
     "a core limit": pod(PLAIN, annotations={"tencent.com/vcuda-core-limit": "50"}),
     "an annotation in capitals": pod(PLAIN, annotations={"ALIYUN_COM_GPU_MEM_IDX": "0"}),
 }
-"""Pods that ask for a GPU, or in such a way that a webhook might come and add one; one for each part of the rule."""
+"""Pods that request a GPU, or to which another webhook might add one. There is one for each part of the rule."""
 
 
 def declared(configuration: Manifest) -> list[Manifest]:
-    """The webhooks that a configuration of the manifests declares."""
+    """Return the webhooks that a configuration of the manifests declares."""
     webhooks: list[Manifest] = yaml.safe_load(configuration["metadata"]["annotations"]["quota.vcuda.io/webhooks"])
     return webhooks
 
 
 def base_conditions(name: str) -> list[Manifest]:
-    """The matchConditions of the webhook of this name, as the base has them."""
+    """Return the matchConditions of the webhook of this name in the base."""
     documents = yaml.safe_load_all(REGISTRATION.read_text())
     [found] = [hook for document in documents for hook in declared(document) if hook["name"] == name]
     conditions: list[Manifest] = found["matchConditions"]

@@ -1,7 +1,8 @@
-"""Which nodes a pod may run on, as Kubernetes documents it, worked out on plain manifests in the plainest way.
+"""Computes from plain manifests on which nodes a pod may run, as Kubernetes documents it.
 
-It shares nothing with the code under test. Sources: https://kubernetes.io/docs/concepts/scheduling-eviction/assign-pod-node/
-and the API reference of NodeSelectorTerm and NodeSelectorRequirement.
+This is an independent oracle: it shares nothing with the code under test, and prefers simple code. Sources:
+https://kubernetes.io/docs/concepts/scheduling-eviction/assign-pod-node/ and the API reference of NodeSelectorTerm and
+NodeSelectorRequirement.
 """
 
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ Labels = Mapping[str, str]
 
 
 def may_run_on(pod: Mapping[str, Any], name: str, labels: Labels) -> bool:
-    """Return whether the pod may run on a node of this name and these labels."""
+    """Return whether the pod may run on a node with this name and these labels."""
     spec = pod["spec"]
     if spec.get("nodeName") and spec["nodeName"] != name:
         return False
@@ -26,7 +27,7 @@ def may_run_on(pod: Mapping[str, Any], name: str, labels: Labels) -> bool:
 
 
 def term_allows(term: Mapping[str, Any], name: str, labels: Labels) -> bool:
-    """Return whether one nodeSelectorTerm selects the node; an empty one selects none."""
+    """Return whether a nodeSelectorTerm selects the node. An empty term selects no node."""
     expressions, fields = term.get("matchExpressions") or [], term.get("matchFields") or []
     if not expressions and not fields:
         return False
@@ -36,7 +37,7 @@ def term_allows(term: Mapping[str, Any], name: str, labels: Labels) -> bool:
 
 
 def line_holds(line: Mapping[str, Any], found: Labels) -> bool:
-    """Return whether one requirement holds among the labels, or fields, that a node has."""
+    """Return whether a node's labels or fields meet one requirement."""
     key, operator, values = line["key"], line["operator"], line.get("values") or []
     if operator == "In":
         return key in found and found[key] in values
@@ -54,7 +55,7 @@ def line_holds(line: Mapping[str, Any], found: Labels) -> bool:
 
 
 def go_int64(text: str) -> int | None:
-    """Return what Go's strconv.ParseInt(text, 10, 64) reads; None where it fails."""
+    """Return the result of Go's strconv.ParseInt(text, 10, 64), or None if it fails."""
     digits = text[1:] if text[:1] in ("+", "-") else text
     if not digits or any(digit not in "0123456789" for digit in digits):
         return None

@@ -1,4 +1,4 @@
-"""The Pod Security Standard "restricted", as far as pods are concerned that could be ours.
+"""The Pod Security Standard "restricted", for the fields that pods of these manifests could use.
 
 Source: https://kubernetes.io/docs/concepts/security/pod-security-standards/
 """
@@ -14,7 +14,7 @@ VOLUMES = frozenset(
 
 
 def offences(spec: Json) -> set[str]:
-    """What in a pod's spec "restricted" forbids, each as a field's name or a volume's kind."""
+    """Return the parts of a pod's spec that "restricted" forbids: names of fields and kinds of volumes."""
     containers = [*spec["containers"], *spec.get("initContainers", [])]
     return set(_of_pod(spec)) | {found for container in containers for found in _of_container(container, spec)}
 

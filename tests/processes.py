@@ -1,4 +1,4 @@
-"""Our own programs as processes. Tests start them, wait for their log lines, send HTTP requests, and end them."""
+"""Runs our programs as processes. Tests start them, wait for their log lines, send HTTP requests, and stop them."""
 
 import http.client
 import json
@@ -23,20 +23,21 @@ from tests.integration.reviews import Json, patched, review_of, with_uid
 
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 PATIENCE = 60.0
-"""Seconds after which waiting is an error."""
+"""Seconds after which waiting fails."""
 
 JSON_TYPE = {"Content-Type": "application/json"}
 Body = bytes | str | Iterable[bytes] | None
 T = TypeVar("T")
 
 Fields = dict[str, Any]
-"""One structured line of a log, or another JSON object."""
+"""A structured line of a log, or another JSON object."""
 
 
 def eventually(holds: Callable[[], T], told: Callable[[], object] = str, timeout: float = PATIENCE) -> T:
     """Return the result of ``holds`` as soon as it is true. Raises TimeoutError with the text of ``told``.
 
-    This is for changes without an event: a metric, a file, or what an API server knows. ``holds`` is called repeatedly.
+    Use it for changes without an event: a metric, a file, or the state of an API server. ``holds`` is called
+    repeatedly.
     """
     deadline = time.monotonic() + timeout
     while not (found := holds()):
@@ -67,7 +68,7 @@ class Reply(NamedTuple):
 
 
 class Lines:
-    """The lines that a stream has delivered so far. A thread of its own reads them."""
+    """The lines that a stream has delivered so far. A separate thread reads them."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._lines: list[str] = []
@@ -91,7 +92,7 @@ class Lines:
             return list(self._lines)
 
     def first(self, wanted: Callable[[str], bool]) -> str | None:
-        """Return the first wanted line as soon as it is there; None if the stream ended without it."""
+        """Return the first line that is wanted as soon as it arrives, or None if the stream ended without it."""
 
         def found() -> str | None:
             return next(filter(wanted, self._lines), None)
@@ -106,7 +107,9 @@ class Lines:
 
 
 class OwnProcess:
-    """A running program of ours, in its own process group. ``env`` adds to an environment without our settings."""
+    """A running program of ours, in its own process group. ``env`` adds to an environment that has none of our
+    settings.
+    """
 
     def __init__(self, command: Sequence[str | Path], env: Mapping[str, str]) -> None:
         others = {name: value for name, value in os.environ.items() if not name.startswith("VCUDA_")}
@@ -117,7 +120,7 @@ class OwnProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # a group, so that it can be killed as a whole, with its workers
+            start_new_session=True,  # a group, so that the program is killed together with its workers
         )
         assert self.process.stdout
         assert self.process.stderr
@@ -130,7 +133,7 @@ class OwnProcess:
             raise
 
     def await_start(self) -> None:
-        """Return when the program works. If anything fails meanwhile, the process is killed."""
+        """Return when the program is ready. If anything fails before, the process is killed."""
 
     def __enter__(self) -> Self:
         return self
@@ -144,7 +147,7 @@ class OwnProcess:
             self.kill()
 
     def await_log(self, event: str, wanted: Callable[[Fields], bool] = lambda _: True) -> Fields:
-        """Return the first structured line of ``event`` that is wanted, as soon as it is there."""
+        """Return the first structured line of ``event`` that is wanted, as soon as it arrives."""
 
         def fits(line: str) -> bool:
             return line.startswith("{") and (fields := json.loads(line))["event"] == event and wanted(fields)
@@ -177,7 +180,9 @@ class OwnProcess:
         return self.wait()
 
     def kill(self) -> int:
-        """Send SIGKILL to the whole group, as a crash. Return the exit status, or that of its own end before."""
+        """Send SIGKILL to the whole group, like a crash. Return the exit status, which may be that of an
+        earlier end.
+        """
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         return self.wait()
@@ -214,7 +219,7 @@ class Server(OwnProcess):
 
 
 class StatusProcess(Server):
-    """A running `vcuda-controller`, of either command. Its status is served at ``port`` of 127.0.0.1."""
+    """A running `vcuda-controller` of any command. It serves its status at ``port`` of 127.0.0.1."""
 
     def __init__(
         self, command: str, *flags: str | Path, program: Sequence[str | Path] = (SCRIPTS / "vcuda-controller",)
@@ -229,7 +234,7 @@ class StatusProcess(Server):
 
 
 class ControllerProcess(StatusProcess):
-    """A running candidate. It logs when it leads."""
+    """A running controller, which may become the leader. It logs when it leads."""
 
     def __init__(self, *flags: str | Path, program: Sequence[str | Path] = (SCRIPTS / "vcuda-controller",)) -> None:
         super().__init__("run", *flags, program=program)
@@ -252,12 +257,12 @@ class NodeProcess(StatusProcess):
         self.await_metric("vcuda_vm_sweeps_total", so_far + count, result=result)
 
     def await_moved(self, name: str) -> None:
-        """Return when a directory is in the trash."""
+        """Return when a directory was moved to the trash."""
         self.await_log("moved", lambda line: line["directory"] == name)
 
 
 class WebhookProcess(Server):
-    """A running server. ``ca`` is the file of the CA that signs its certificate. By default it is that of the run."""
+    """A running server. ``ca`` is the file of the CA that signs its certificate, by default the CA of this test run."""
 
     def __init__(
         self,
@@ -280,7 +285,7 @@ class WebhookProcess(Server):
         return http.client.HTTPSConnection(host, context=self.tls, timeout=PATIENCE)
 
     def review(self, path: str, subject: object, **fields: object) -> Json:
-        """Return the response to a review of the creation of ``subject``, after a check of its form."""
+        """Return the response to a review of the creation of ``subject``. The form of the response is checked."""
         asked = review_of(subject, **fields)
         reply = self.send("POST", path, json.dumps(asked))
         assert reply.status == HTTPStatus.OK, reply
@@ -291,7 +296,7 @@ class WebhookProcess(Server):
         return response
 
     def admit(self, pod: Json, **fields: object) -> Json:
-        """Send a pod through /mutate and /validate as the API server does. Return the last response."""
+        """Send a pod through /mutate and /validate as the API server does, and return the last response."""
         response = self.review("/mutate", pod, **fields)
         if not response["allowed"]:
             return response
@@ -304,9 +309,9 @@ class WebhookProcess(Server):
 
 
 def serving(*flags: str | Path, ca: Path | None = None, env: Mapping[str, str] | None = None) -> WebhookProcess:
-    """Run a server with these flags of ``serve`` on a free port of 127.0.0.1, for the time of the ``with`` statement.
+    """Run `serve` with these flags on a free port of 127.0.0.1 during the ``with`` statement.
 
-    ``env`` adds to its environment. By default the server stops at once, without the time that endpoints need.
+    ``env`` adds to its environment. By default the server stops at once, without the delay for endpoints.
     """
     return WebhookProcess(flags, ca, env or {})
 
@@ -318,7 +323,7 @@ def exchange(
     body: Body = None,
     headers: Mapping[str, str] = JSON_TYPE,
 ) -> Reply:
-    """Make one request on a connection that is kept. An iterable body is sent in chunks."""
+    """Make one request on a connection that stays open. An iterable body is sent in chunks."""
     connection.request(method, path, body, dict(headers))
     response = connection.getresponse()
     return Reply(response.status, response.headers, response.read())

@@ -35,7 +35,7 @@ def rendered_text(directory: Path) -> str:
 
 
 def rendered(directory: Path) -> list[Json]:
-    """Every object, in the order of its creation; the caller's own, to change as it likes."""
+    """Return every object in the order of creation. The caller may change them."""
     return [found for found in yaml.safe_load_all(rendered_text(directory)) if found]
 
 
@@ -44,12 +44,12 @@ def overlay_of(name: str) -> list[Json]:
 
 
 def copied(directory: Path) -> Path:
-    """A copy of all manifests in ``directory``, to be edited."""
+    """Copy all manifests into ``directory``, so that a test can edit them."""
     return Path(shutil.copytree(MANIFESTS, directory / "manifests"))
 
 
 def composed(directory: Path, components: Sequence[str]) -> Path:
-    """A kustomization in ``directory`` of the base and these components together."""
+    """Write a kustomization of the base and these components into ``directory``, and return its path."""
     target = copied(directory)
     both = {"resources": ["../base"], "components": [f"../components/{name}" for name in components]}
     (target / "both").mkdir()
@@ -63,30 +63,30 @@ def one(objects: Sequence[Json], kind: str, name: str) -> Json:
 
 
 def label(found: Json) -> str:
-    """The object as people name it: KIND/NAME."""
+    """Return KIND/NAME of the object."""
     return f"{found['kind']}/{found['metadata']['name']}"
 
 
 def webhooks(objects: Sequence[Json]) -> dict[str, Json]:
-    """Every webhook that a configuration declares, by its name."""
+    """Return every webhook that a configuration declares, by name."""
     configurations = [each for each in objects if each["kind"].endswith("WebhookConfiguration")]
     return {hook["name"]: hook for each in configurations for hook in declared(each)}
 
 
 def pod_specs(objects: Sequence[Json]) -> Iterator[tuple[Json, Json]]:
-    """Every object that makes pods, with the spec of these."""
+    """Yield every object that creates pods, with the spec of these pods."""
     for found in objects:
         if found["kind"] in WORKLOADS:
             yield found, pod_spec(found)
 
 
 def ours(objects: Sequence[Json]) -> list[Json]:
-    """The objects that make pods of our own image, whatever its tag."""
+    """Return the objects that create pods of our image, with any tag."""
     return [found for found, _ in pod_specs(objects) if container(found)["image"].partition(":")[0] == IMAGE]
 
 
 def images(objects: Sequence[Json]) -> dict[str, str]:
-    """What everything runs, by KIND/NAME, but for the scheduler: its image is Kubernetes' own."""
+    """Return the image of every workload by KIND/NAME, except the scheduler, which has Kubernetes' image."""
     found = {label(workload): container(workload)["image"] for workload, _ in pod_specs(objects)}
     return {name: image for name, image in found.items() if name != "Deployment/vcuda-scheduler"}
 

@@ -26,7 +26,7 @@ CARD = Charge(100, 0, 100)
 
 
 class Clock:
-    """The time that the code under test sees; it passes by sleeping only."""
+    """The time that the code under test sees. It advances only when the code sleeps."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -35,7 +35,7 @@ class Clock:
         return self.now
 
     async def sleep(self, seconds: float) -> None:
-        """Let the time pass; that to the next flush never does, as tests flush when they want to."""
+        """Let the time pass. The wait for the next flush never ends, because tests flush explicitly."""
         if seconds == FLUSH_SECONDS:
             await asyncio.Event().wait()
         self.pass_by(seconds)
@@ -45,15 +45,15 @@ class Clock:
 
 
 async def no_pause(_seconds: float) -> None:
-    """Go on at once, where the code under test would spread what several replicas do."""
+    """Return at once, where the code under test would spread the calls of several replicas."""
 
 
 class Replica:
-    """One webhook's ledgers, and how often each of its metrics has counted."""
+    """The ledgers of one webhook replica, and the counts of its metrics."""
 
     def __init__(self, api: ApiDouble, clock: Clock | None = None) -> None:
         self._registry = CollectorRegistry()
-        # Time passes where one waits for what another does: here nobody does it meanwhile.
+        # Time also passes when the replica waits for the action of another, because no other acts meanwhile.
         time_ = clock or Clock()
         self.store = LedgerStore(
             api.kube, "vcuda-quota", lambda: Nodes(LABELS), clock=time_.monotonic, sleep=time_.pass_by
@@ -68,7 +68,9 @@ class Replica:
         )
 
     def charge(self, uid: str, **fields: object) -> Decision:
-        """Charge from a thread without an event loop; from within a call, too, as another process would."""
+        """Charge from a thread without an event loop. A test may call it within another call, as another
+        process would.
+        """
         return asyncio.run(self.ledgers.charge(asked(uid, **fields)))
 
     def usage(self, namespace: str = "team-a") -> Mapping[str, Usage]:
@@ -82,7 +84,7 @@ class Replica:
 
 
 def asked(uid: str, **fields: object) -> ChargeRequest:
-    """Return the charge of one card under a limit of four, with ample time; ``fields`` stand over these."""
+    """Return a charge of one card under a limit of four, with ample time. ``fields`` replace the defaults."""
     given = {"namespace": "team-a", "uid": uid, "model": "M40", "charge": CARD}
     return ChargeRequest(**{**given, "quota": FOUR, "deadline": time.monotonic() + PATIENT, **fields})  # type: ignore[arg-type]  # the fields of a test
 
@@ -92,7 +94,7 @@ def kinds(decisions: Iterable[Decision]) -> list[str]:
 
 
 class Gate:
-    """Holds the first call until the test lets it through."""
+    """Blocks the first call until the test releases it."""
 
     def __init__(self, api: ApiDouble) -> None:
         self.arrived, self.opened = threading.Event(), threading.Event()
@@ -107,14 +109,14 @@ class Gate:
 
 
 def together(api: ApiDouble, replica: Replica, first: ChargeRequest, rest: Sequence[ChargeRequest]) -> list[Decision]:
-    """Have the rest arrive, in order, while the first is being decided; they are the next group."""
+    """Send ``rest`` in order while ``first`` is being decided, so that they form the next group."""
 
     async def arrive() -> list[Decision]:
         gate = Gate(api)
         callers = [asyncio.create_task(replica.ledgers.charge(first))]
         assert await asyncio.to_thread(gate.arrived.wait, PATIENT)
         callers += [asyncio.create_task(replica.ledgers.charge(each)) for each in rest]
-        await asyncio.sleep(0)  # each stands in the queue
+        await asyncio.sleep(0)  # each request is now queued
         gate.opened.set()
         return await asyncio.gather(*callers)
 

@@ -1,4 +1,4 @@
-"""What may befall replicas that grant from reservations, two leaders, and the calls of all, as steps in any order."""
+"""A state machine: replicas that admit from reservations, two leaders, and all their calls, as steps in any order."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,9 @@ limits = st.builds(Limit, st.integers(5, 90).map(lambda n: n * 100), st.none())
 
 
 class ReservationMachine(RuleBasedStateMachine):
-    """Each rule is a step of one actor, or the fate of one call; what holds is checked by the world after each."""
+    """Each rule is a step of one process, or the outcome of one call. The world checks the invariants after
+    each step.
+    """
 
     def __init__(self, make_world: Callable[[], ReservationWorld] = ReservationWorld) -> None:
         super().__init__()

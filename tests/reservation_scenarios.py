@@ -1,6 +1,6 @@
-"""Situations of replicas that grant from reservations, each up to the moment at which it could go wrong.
+"""Situations of replicas that admit from reservations, each up to the moment at which it could go wrong.
 
-In all of them replica A has a reservation, and B could be granted the same room again.
+In each one replica A has a reservation, and a bug would let B use the same room.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,9 @@ A, B = 0, 1
 
 
 def others_take_all_that_is_left(world: ReservationWorld) -> None:
-    """The reservation of one replica is no room for others, and the replica grants no more than it."""
+    """Other replicas must not use the room that one replica reserved, and this replica must not admit more than
+    that.
+    """
     world.reserve(A)
     world.ask(B, 60)
     world.go_on()
@@ -25,14 +27,14 @@ def others_take_all_that_is_left(world: ReservationWorld) -> None:
 
 
 def settled_and_filled(world: ReservationWorld) -> None:
-    """A leader settles, and another replica is called for more than the room."""
+    """A leader settles, and another replica is asked for more than the room."""
     world.settle()
     world.ask(B, 60)
     world.through()
 
 
 def late_grant(world: ReservationWorld, seconds: float) -> None:
-    """A paused replica grants as late as it can, and cannot write its grants."""
+    """A paused replica admits as late as it can, and cannot write those charges."""
     world.reserve(A)
     world.pause(A)
     began = world.time.now
@@ -43,14 +45,14 @@ def late_grant(world: ReservationWorld, seconds: float) -> None:
 
 
 def others_try_again_and_again(world: ReservationWorld) -> None:
-    """Time passes until every earlier grant is over. A leader settles each time."""
+    """Time passes until every pod admitted before is stored, or never will be. A leader settles each time."""
     for seconds in (3, 58, 5, 7.5, 0.7, 0.4, 0.4, 0.4, 0.4, 0.4, 5, 5, 5):
         world.pass_by(seconds)
         settled_and_filled(world)
 
 
 def reaped_when_what_it_granted_last_is_no_longer_stored(world: ReservationWorld) -> None:
-    """The lease ends before the deadline of its last pods, and clocks differ."""
+    """The lease ends before the deadline of its last pods, and the clocks differ."""
     late_grant(world, 10)
     world.crash(A)
     others_try_again_and_again(world)
@@ -80,7 +82,7 @@ def granted_past_its_time(world: ReservationWorld) -> None:
 
 
 def its_time_counts_from_before_the_write(world: ReservationWorld) -> None:
-    """The answer comes eight seconds after the write, and another replica creates the objects."""
+    """The answer arrives eight seconds after the write, and another replica creates the objects."""
     world.behind = 2
     world.reserve(A)
     written(world)
@@ -103,7 +105,7 @@ def its_time_counts_from_before_the_write(world: ReservationWorld) -> None:
 
 
 def written(world: ReservationWorld, size: str = "card") -> None:
-    """Let the replica write once more. No other client has written since."""
+    """Have the replica write once more. No other client has written since."""
     for _ in range(2):
         world.ask(A, 1, size=size)
         world.flush(A)
@@ -111,7 +113,7 @@ def written(world: ReservationWorld, size: str = "card") -> None:
 
 
 def clocks_that_stood_still(world: ReservationWorld) -> None:
-    """The machine was suspended for longer than the lease. Its own clocks do not show that."""
+    """The machine was suspended for longer than the lease, and its own clocks do not show it."""
     world.reserve(A)
     world.suspend(A, 40)
     world.ask(A, 3)
@@ -128,7 +130,7 @@ def the_next_reservation_is_larger_and_that_write_is_lost(world: ReservationWorl
 
 
 def the_next_reservation_is_smaller(world: ReservationWorld) -> None:
-    """The write lands, and must have the grants that were made while it was under way."""
+    """The write must contain the charges that were admitted while it was under way."""
     world.reserve(A, 20)
     written(world)
     [put] = world.idle(A)
@@ -149,7 +151,7 @@ def created_while_a_write_is_under_way(world: ReservationWorld) -> None:
 
 
 def a_write_of_unknown_outcome_lands_late(world: ReservationWorld) -> None:
-    """The replica reserves less than before. A replica that uses the content read meanwhile would grant more."""
+    """The replica reserves less than before. If it used the content that it read meanwhile, it would admit too much."""
     world.reserve(A, 80, size="twentieth")
     written(world, "twentieth")
     world.pause(A)
@@ -181,7 +183,7 @@ def what_was_granted_is_in_the_next_write(world: ReservationWorld) -> None:
 
 
 def others_write_first(world: ReservationWorld) -> None:
-    """A write that lost to another has not landed, although the ledger before it looks the same."""
+    """The replica's write lost to another write, although the ledger before that write looks the same."""
     world.reserve(A)
     written(world)
     world.ask(A, 2)
@@ -217,7 +219,7 @@ def the_limit_is_lowered(world: ReservationWorld) -> None:
 
 
 def the_limit_is_lowered_while_another_replica_writes_first(world: ReservationWorld) -> None:
-    """The reservation is still that of the larger limit."""
+    """The replica still holds a reservation that was sized by the larger limit."""
     world.reserve(A, 5)
     world.set_limits({**LIMITS, "M40": Limit(500)})
     for _ in range(4):
@@ -229,7 +231,7 @@ def the_limit_is_lowered_while_another_replica_writes_first(world: ReservationWo
 
 
 def a_burst_just_below_the_limit(world: ReservationWorld) -> None:
-    """By its rate the replica would reserve more than the room."""
+    """At its current rate the replica would reserve more than the room."""
     world.reserve(A, 96, size="half")
     world.ask(A, 30, size="half")
     world.through()
@@ -251,7 +253,9 @@ def little_room_beside_what_others_reserve(world: ReservationWorld) -> None:
 
 
 def its_reservation_was_reaped(world: ReservationWorld) -> None:
-    """The new count has the grants of the replica. They must not count twice when the replica comes back."""
+    """The new count contains the charges that the replica admitted. They must not count twice when the replica
+    continues.
+    """
     late_grant(world, 9)
     world.store_some()
     for _ in range(2):
@@ -267,7 +271,7 @@ def its_reservation_was_reaped(world: ReservationWorld) -> None:
 
 
 def reaped_by_a_count_of_that_moment(world: ReservationWorld) -> None:
-    """The leader's watch is as old as the reservation."""
+    """The leader's watch began when the reservation was made."""
     late_grant(world, 9)
     world.store_some()
     world.crash(A)
@@ -284,7 +288,7 @@ def renewed_for_longer_than_it_could_stand_by_itself(world: ReservationWorld) ->
 
 
 def who_waits_is_given_what_others_reserve(world: ReservationWorld) -> None:
-    """The demand is larger than the rest of the room. The other replicas create pods meanwhile."""
+    """The demand is larger than the rest of the room, and the other replicas create pods meanwhile."""
     world.reserve(A, 100, size="twentieth")
     world.ask(B, free_cores(world) // 100)
     world.go_on()
@@ -299,7 +303,7 @@ def who_waits_is_given_what_others_reserve(world: ReservationWorld) -> None:
         world.flush(A)
         world.go_on()
     admitted = [each.size for each in world.subjects.values() if each.before >= 0]
-    assert admitted.count("five") == 1, "the pod that waits is never given room"
+    assert admitted.count("five") == 1, "the waiting pod never gets room"
 
 
 def never_stored(world: ReservationWorld) -> None:
@@ -324,7 +328,7 @@ def stored_where_the_leader_has_not_seen_it(world: ReservationWorld) -> None:
 
 
 def play(scenario: Scenario, world: ReservationWorld) -> None:
-    """In the end everything succeeds for a while. Then the charges are those of the stored objects."""
+    """Play a scenario. Then let every call succeed for a while: the charges must equal those of the stored objects."""
     with world:
         scenario(world)
         world.come_to_rest()

@@ -1,4 +1,4 @@
-"""The pods and claims that are created beside each other where replicas grant from reservations."""
+"""The pods and claims that a test creates concurrently while replicas admit from reservations."""
 
 import functools
 from collections.abc import Mapping
@@ -25,9 +25,10 @@ SIZES: Mapping[str, Mapping[str, int]] = {
 
 
 class Subject(NamedTuple):
-    """One pod or claim to be created. ``created``: when the API server said so; ``edit``: by which quota it is asked.
+    """A pod or claim to be created.
 
-    ``before``: how often the quota had been edited when it got its yes; less than never where it has none.
+    ``created``: the creation time that the API server set. ``edit``: the quota edit by which it is decided. ``before``:
+    the number of quota edits when it was admitted; negative if it was not admitted.
     """
 
     uid: str

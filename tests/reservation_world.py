@@ -1,6 +1,7 @@
-"""Replicas that grant from reservations, leaders that settle, and the API server between them, by their real code.
+"""Runs the real code of replicas that admit from reservations and of leaders that settle, with an API server between
+them.
 
-The world also knows the truth: the pods and claims that are stored, and those that may still be.
+The world also knows the truth: which pods and claims are stored, and which may still be stored.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ CALL_SECONDS = 8.0
 
 
 class ReplicaProcess:
-    """One webhook process. It can be paused, and crash."""
+    """A webhook process, which can be paused and can crash."""
 
     def __init__(self, world: "ReservationWorld", rate: float) -> None:
         self.clock = DriftingClock(world.time, rate)
@@ -79,7 +80,7 @@ class ReplicaProcess:
 
 
 class Leader:
-    """A controller that believes it leads. Its knowledge is as old as its last look."""
+    """A controller that believes it leads. It knows what was stored at its last `look`."""
 
     def __init__(self, world: "ReservationWorld", rate: float) -> None:
         self._wire = world.wire
@@ -102,12 +103,12 @@ class Leader:
         self.look()
 
     def look(self) -> None:
-        """Let every watch see what is stored now."""
+        """Deliver everything that is stored now to every watch."""
         for reflector in self._reflectors:
             catch_up(reflector)
 
     def settle(self) -> None:
-        """Begin a settlement, unless one is under way."""
+        """Start to settle, unless this leader is already settling."""
         if not self._wire.of(self):
             self._wire.run(self, self._settle)
 
@@ -117,9 +118,9 @@ class Leader:
 
 
 class ReservationWorld:
-    """Three replicas and two leaders beside one API server. Their clocks differ by a hundredth.
+    """Three replicas and two leaders with one API server. The rates of their clocks differ by one percent.
 
-    If no ``claims`` are served, pods are created instead.
+    If ``claims`` is false, pods are created instead of claims.
     """
 
     def __init__(self, api: Api | None = None, *, claims: bool = True) -> None:
@@ -132,11 +133,11 @@ class ReservationWorld:
         self.stored: set[str] = set()
         self._ended: set[str] = set()
         self.over = ""
-        # The clock of the calling API server is so many seconds behind that of the one that stores.
+        # Seconds by which the clock of the calling API server lags behind the clock of the storing one.
         self.behind = 0.0
         self._edits: list[Mapping[str, Limit]] = []
         self.grants: tuple[Grant, ...] = ()
-        # The stored objects must fit the limits of this moment.
+        # The stored objects must fit the limits in force since this moment.
         self.limits_since = self.time.now
         self._version = ""
         self._store = self.store(DriftingClock(self.time))
@@ -186,7 +187,9 @@ class ReservationWorld:
             self.ask_again(uid, replica)
 
     def ask_again(self, uid: str, replica: int) -> None:
-        """Let the API server call for this object. It repeats calls, and stores the object after the first yes."""
+        """Have the API server call the webhook for this object. It repeats calls, and stores the object after the first
+        yes.
+        """
         subject, process = self.subjects[uid], self.replicas[replica]
         quota = NamespaceQuota(self._edits[-1], grants=self.grants).at(self.time.now + process.ahead)
         deadline = process.clock.now() + CALL_SECONDS
@@ -212,21 +215,21 @@ class ReservationWorld:
             self.subjects[uid] = self.subjects[uid]._replace(before=len(self._edits) - 1)
 
     def reserve(self, replica: int, number: int = 12, model: str = "M40", size: str = "card") -> None:
-        """Create so many objects that the replica reserves a tenth of the room left. All are stored and settled."""
+        """Create so many objects that the replica reserves a tenth of the free room. All are stored and settled."""
         self.ask(replica, number, model, size)
         self.go_on()
         self.store_some()
         self.settle()
 
     def flush(self, replica: int) -> list[OpenCall]:
-        """Let a replica write its grants now. Return the calls that it has under way."""
+        """Have a replica flush now. Return the calls that it has under way."""
         process = self.replicas[replica]
         process.flush()
         self._run()
         return self.wire.of(process)
 
     def close(self, replica: int) -> None:
-        """Tell a replica to stop. It runs until it crashes."""
+        """Stop a replica gracefully. It keeps running until it crashes."""
         self.replicas[replica].close()
         self._run()
 
@@ -237,7 +240,7 @@ class ReservationWorld:
         return self.writes(replica)
 
     def writes(self, replica: int) -> list[OpenCall]:
-        """Answer the reads of a replica that has not written for a while. Return the writes that follow."""
+        """Answer the reads of a replica that has not written for a while. Return its writes that follow."""
         process = self.replicas[replica]
         while reads := [call for call in self.wire.of(process) if call.method == "GET"]:
             self.answer(reads[0])
@@ -250,7 +253,9 @@ class ReservationWorld:
             self.pass_by(0.03)
 
     def set_limits(self, limits: Mapping[str, Limit]) -> None:
-        """Edit the quota. All processes know it at once. A decision that has begun uses the quota before."""
+        """Edit the quota. All processes see the edit at once. A decision that has begun uses the quota before
+        the edit.
+        """
         self._edits.append({**limits})
         document = json.dumps({TEAM: {"quota": {model: limit.most_cores // 100 for model, limit in limits.items()}}})
         metadata = {"name": "gpuquota", "namespace": "kube-system"}
@@ -265,7 +270,7 @@ class ReservationWorld:
     # Steps of the API server
 
     def storable(self) -> list[str]:
-        """Return the objects that have a yes, and may be stored at any moment."""
+        """Return the admitted objects that may be stored at any moment."""
         granted = (each for each in self.subjects.values() if each.before >= 0 and each.uid not in self.stored)
         in_time = (each for each in granted if self.time.now <= each.created + STORABLE_SECONDS)
         return [each.uid for each in in_time if each.uid not in self._ended]
@@ -277,7 +282,7 @@ class ReservationWorld:
         self.check()
 
     def end(self, most: int) -> None:
-        """Let so many stored objects end, and delete them."""
+        """End and delete up to ``most`` stored objects."""
         for uid in sorted(self.stored)[:most]:
             self.stored.remove(uid)
             self._ended.add(uid)
@@ -285,7 +290,7 @@ class ReservationWorld:
         self.check()
 
     def through(self, *senders: object) -> None:
-        """Answer every call, and the calls that follow."""
+        """Answer every call, and the calls that follow from the answers."""
         while calls := [call for call in self.wire.open if not senders or call.sender in senders]:
             self.answer(calls[0])
 
@@ -304,7 +309,7 @@ class ReservationWorld:
         self._run()
 
     def pass_unheard(self, seconds: float) -> None:
-        """Let time pass while a process is paused within a step."""
+        """Let time pass while a process is paused within a step. The process does not notice."""
         self.time.now += seconds
 
     def suspend(self, replica: int, seconds: float) -> None:
@@ -323,11 +328,11 @@ class ReservationWorld:
 
     @property
     def granted(self) -> float:
-        """Return the number of charges that the running replicas have granted from their reservations."""
+        """Return the number of charges that the running replicas have admitted from their reservations."""
         return sum(replica.granted for replica in self.replicas)
 
     def crash(self, replica: int, *, lands: bool = False) -> None:
-        """Crash a replica within a step, and start another one in its place."""
+        """Crash a replica within a step, and start another in its place."""
         gone = self.replicas[replica]
         gone.loop.end()
         for call in self.wire.of(gone):
@@ -337,7 +342,7 @@ class ReservationWorld:
     # Steps of leaders
 
     def settle(self, leader: int = 0, *, look: bool = True) -> None:
-        """Let a leader settle, and receive every answer."""
+        """Have a leader settle, and answer all its calls."""
         if look:
             self.leaders[leader].look()
         self.leaders[leader].settle()
@@ -345,7 +350,7 @@ class ReservationWorld:
         self.check()
 
     def lose(self) -> None:
-        """Delete the ledger by hand, although a finalizer and a policy protect it."""
+        """Delete the ledger by hand, bypassing the finalizer and the policy that protect it."""
         if LEDGER in self.api.objects:
             self.api.remove(LEDGER)
 
@@ -355,7 +360,7 @@ class ReservationWorld:
         return read_ledger(self.api.objects[LEDGER]["data"]["ledger"])
 
     def check(self) -> None:
-        """Keep the first violation. This may be called where an error would be caught."""
+        """Remember the first violation, because the code under test may catch the error."""
         self.over = self.over or self._wrong()
         assert not self.over, self.over
 
@@ -364,7 +369,7 @@ class ReservationWorld:
         newest = len(self._edits) - 1
         for model, limit in NamespaceQuota(self._edits[-1], grants=self.grants).at(self.limits_since).limits.items():
             of_model = [each for each in held if each.model == model]
-            # An object that was decided by an older quota, and got its yes after the edit, does not count here.
+            # An object that an older quota decided, and that was admitted after the edit, is not counted here.
             counted = [each for each in of_model if each.edit == newest or each.before < newest]
             if any(each.edit == newest for each in counted) and not fits(limit, Charge(), _sum(counted)):
                 return f"{_sum(counted)} of {model} are stored or may be, and the limit is {limit}"
@@ -374,12 +379,12 @@ class ReservationWorld:
         return ""
 
     def _used(self, model: str) -> Charge | None:
-        """Return the usage by the ledger, which must count everything."""
+        """Return the usage that the ledger reports, or None if there is no open ledger."""
         ledger = self.ledger() if LEDGER in self.api.objects else None
         return ledger.usage(model).used if ledger and not ledger.lost else None
 
     def come_to_rest(self) -> None:
-        """Let everything succeed until nothing is waited for. Then the charges are those of the stored objects."""
+        """Let everything succeed until no process waits. Then the charges must equal those of the stored objects."""
         for replica in range(len(self.replicas)):
             self.resume(replica)
         self.wire.land()
@@ -392,11 +397,11 @@ class ReservationWorld:
         if LEDGER in self.api.objects:
             ledger = self.ledger()
             assert (ledger.pending, ledger.terminating, ledger.reserved) == ({}, {}, {}), (
-                "more stays charged than is stored"
+                "more is charged than is stored"
             )
             stored = charges_by_model((each.model, each.charge) for each in map(self.subjects.__getitem__, self.stored))
             used = {model: usage.used for model, usage in ledger.usages().items()}
-            assert used == stored, "more stays charged than is stored"
+            assert used == stored, "more is charged than is stored"
 
     def _run(self) -> None:
         for replica in self.replicas:

@@ -1,4 +1,6 @@
-"""A cluster of values in which rotations run: two Secrets, caBundles, pods that follow the Secret late, and a clock."""
+"""Simulates a cluster for certificate rotations: two Secrets, caBundles, pods that follow the Secret late, and
+a clock.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,21 +19,23 @@ START = datetime(2026, 11, 21, 8, tzinfo=UTC)
 NAMES = service_names("vcuda-webhook", "vcuda-quota")
 POLICY = steps.RotationPolicy(NAMES)
 NEW = replace(POLICY, issued_before=START + timedelta(seconds=30))
-"""Every certificate of a healthy world is to be replaced."""
+"""A policy that replaces every certificate of a healthy world."""
 LONG = timedelta(days=1000)
 SEEN_LONG = steps.SeenFor(LONG, LONG, LONG)
 LOCK = Problem("validatingwebhookconfiguration/vcuda-quota may not be written", "kubectl edit")
 API_SERVER_LAG = timedelta(seconds=5)
-"""How long an API server may go by the caBundles of before; about one second in truth."""
+"""How long an API server may use an old caBundle. In practice about one second."""
 
 
 class Killed(BaseException):
-    """The run ends here, as by SIGKILL: nothing of it may catch this."""
+    """The run ends here like after SIGKILL. The code under test must not catch it."""
 
 
 @dataclass
 class Pod:
-    """An endpoint. What the Secret holds is served ``lag`` later; not ready, it becomes so at ``ready_from``."""
+    """An endpoint. It serves the certificate of the Secret after ``lag``. If it is not ready, it becomes ready at
+    ``ready_from``.
+    """
 
     address: str
     lag: timedelta
@@ -41,11 +45,11 @@ class Pod:
     ready_from: datetime | None = None
 
     def changes(self) -> list[datetime]:
-        """When it will be another than it is."""
+        """Return the times at which this pod will change."""
         return [*(due for due, _ in self.coming), *([self.ready_from] if self.ready_from else [])]
 
     def live(self, now: datetime) -> None:
-        """Serve what has come by now."""
+        """Apply the changes that are due."""
         if self.ready_from and self.ready_from <= now:
             self.ready, self.ready_from = True, None
         for due, leaf in self.coming:
@@ -56,10 +60,11 @@ class Pod:
 
 @dataclass
 class World:
-    """Store and clock in one. ``lives_after``: writes that may be made before the run is killed; None: any number.
+    """The stored objects and the clock.
 
-    ``lost`` collects each time that a leaf, trusted before, was served while a caBundle that is still gone by did not
-    trust it any more, or after its end. ``forbidden``: the configurations that may not be written.
+    ``lives_after``: the number of writes before the run is killed, or None for no limit. ``lost``: each time at which a
+    pod served a leaf that had expired, or that was trusted before and that a caBundle still in use does not trust.
+    ``forbidden``: the configurations that must not be written.
     """
 
     state: State = field(default_factory=State)
@@ -81,14 +86,14 @@ class World:
         return self.elapsed
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass, from one change of a pod to the next."""
+        """Let time pass, stopping at each change of a pod."""
         end = self.time + timedelta(seconds=seconds)
         while (now := min([end, *(due for pod in self.pods for due in pod.changes())])) < end:
             self.pass_to(now)
         self.pass_to(end)
 
     def pass_to(self, moment: datetime) -> None:
-        """Let it be ``moment``."""
+        """Advance the clock to ``moment``."""
         self.elapsed += max(0.0, (moment - self.time).total_seconds())
         self.time = max(moment, self.time)
         self.look()
@@ -99,7 +104,7 @@ class World:
         return replace(self.state, endpoints=endpoints)
 
     def write(self, write: steps.Write) -> None:
-        """Make one write under its guard, and die before or after it where that is due."""
+        """Make one write if its precondition holds. Kill the run before or after the write if that is due."""
         if self.lives_after is not None:
             self.lives_after -= 1
             if self.lives_after == -1:
@@ -119,7 +124,7 @@ class World:
             raise Killed
 
     def look(self) -> None:
-        """Note which caBundles there are, and whether trust was lost."""
+        """Record the caBundles of now, and whether trust was lost."""
         for pod in self.pods:
             pod.live(self.time)
         bundles = {hook.name: hook.bundle for hook in self.state.hooks()}
@@ -131,9 +136,9 @@ class World:
                     self._look_at(name, pod, pod.leaf, recent)
 
     def _look_at(self, name: str, pod: Pod, leaf: x509.Certificate, recent: Sequence[dict[str, Certificates]]) -> None:
-        """Every view of the caBundle that an API server may still have is to trust what was once trusted.
+        """Check that every caBundle that an API server may still use trusts this leaf, if it was trusted once.
 
-        Where a webhook works it is to trust every other leaf too, but not one that no caBundle trusted after damage.
+        A webhook that works must trust every other leaf too, except leaves that no caBundle trusted after damage.
         """
         seen = {old[name] for old in recent if name in old}
         trust = [trusts(bundle, leaf, self.time) for bundle in seen]
@@ -144,7 +149,7 @@ class World:
             self.lost.append(f"{self.time}: {name} does not trust what {pod.address} serves")
 
     def forget_what_worked(self) -> None:
-        """After damage done by hand nothing is owed that did not work any more."""
+        """After damage done by hand, connections that no longer worked need not work."""
         served = {pod.leaf for pod in self.pods} | {leaf for pod in self.pods for _, leaf in pod.coming}
         self.hopeless = frozenset(leaf for leaf in served if leaf)
         self.trusted.clear()
@@ -152,7 +157,7 @@ class World:
         self.lost.clear()
 
     def works(self) -> bool:
-        """Whether every webhook trusts every ready pod."""
+        """Return whether every webhook trusts every ready pod."""
         return all(
             trusts(hook.bundle, pod.leaf, self.time) for hook in self.state.hooks() for pod in self.pods if pod.ready
         )
@@ -170,11 +175,11 @@ class World:
         return self.state.serving.leaf
 
     def put(self, **parts: Any) -> None:
-        """Let these parts of the state be others."""
+        """Replace these parts of the state."""
         self.state = replace(self.state, **parts)
 
     def put_hooks(self, *places: int, **fields: Any) -> None:
-        """Let every webhook have these fields, or those of the configurations at ``places`` alone."""
+        """Replace these fields of every webhook, or of the webhooks of the configurations at ``places`` only."""
         changed = [*self.state.configurations]
         for place in places or range(len(changed)):
             hooks = tuple(replace(hook, **fields) for hook in changed[place].hooks)
@@ -182,21 +187,21 @@ class World:
         self.put(configurations=tuple(changed))
 
     def serve(self, leaf: x509.Certificate | None) -> None:
-        """Let every pod show this leaf now."""
+        """Have every pod serve this leaf now."""
         for pod in self.pods:
             pod.leaf = leaf
 
     def lock(self, problem: Problem = LOCK) -> None:
-        """Let the last configuration be one that may not be written."""
+        """Forbid writes to the last configuration."""
         *rest, last = self.state.configurations
         self.put(configurations=(*rest, replace(last, read_only=problem)))
 
     def decide(self, policy: steps.RotationPolicy = NEW, seen: steps.SeenFor = SEEN_LONG) -> steps.Decision:
-        """What is decided as the world is now."""
+        """Return the decision for the present state."""
         return plan(self.read(self.now), self.time, policy, seen)
 
     def take(self, policy: steps.RotationPolicy = NEW, seen: steps.SeenFor = SEEN_LONG) -> steps.Decision:
-        """Take the step that is due, and return it; endpoints follow later."""
+        """Take the step that is due, and return the decision. Endpoints follow later."""
         decision = self.decide(policy, seen)
         assert not isinstance(decision, steps.Wait | steps.StepRefused | steps.Done)
         self.write(steps.write_of(decision, self.read(self.now), self.time, policy))
@@ -205,7 +210,9 @@ class World:
     def go_on(
         self, until: type[steps.Decision], policy: steps.RotationPolicy = NEW, seen: steps.SeenFor = SEEN_LONG
     ) -> tuple[list[type[steps.Decision]], steps.Decision]:
-        """Take every step and sit every wait out until a decision is one of ``until``; return those taken, and it."""
+        """Take every step and wait through every pause until a decision is one of ``until``. Return the steps, and that
+        decision.
+        """
         taken: list[type[steps.Decision]] = []
         while not isinstance(decision := self.decide(policy, seen), until):
             taken.append(type(decision))
@@ -218,7 +225,7 @@ class World:
 
 
 def target_of(state: State, write: steps.Write) -> Authorities | Serving | Configuration:
-    """The part of the state that it writes."""
+    """Return the part of the state that the write changes."""
     match write:
         case steps.WriteAuthorities():
             return state.authorities
@@ -229,7 +236,7 @@ def target_of(state: State, write: steps.Write) -> Authorities | Serving | Confi
 
 
 def versioned(state: State, write: steps.Write, version: str) -> State:
-    """The state with a new version of what was written."""
+    """Return the state with a new version of the written part."""
     target = target_of(state, write)
     written: Any = replace(target, version=version)
     match target:
@@ -245,9 +252,9 @@ def versioned(state: State, write: steps.Write, version: str) -> State:
 def healthy(
     *lags: timedelta, extra: Certificates = (), policy: steps.RotationPolicy = POLICY, since: timedelta = timedelta()
 ) -> World:
-    """A world where a rotation has nothing to do, as it is ``since`` after its start; a pod a lag, or two.
+    """Return a world whose rotation has nothing to do, ``since`` after its start. It has one pod for each lag, or two.
 
-    ``extra`` certificates are in its caBundles too.
+    The caBundles also have the ``extra`` certificates.
     """
     authority = make_authority(START, policy.authority_life)
     leaf = make_leaf(authority, NAMES, START, policy.leaf_life)
@@ -267,7 +274,7 @@ def healthy(
 
 
 def with_stragglers(world: World, pods: Sequence[tuple[timedelta, timedelta]]) -> World:
-    """The world with pods more, each (so late, not ready before so long), that show the first leaf until then."""
+    """Add pods to the world, each with a lag and a time until it is ready. Until then they serve the first leaf."""
     for number, (lag, unready) in enumerate(pods):
         address, leaf = f"10.0.1.{number}:8443", world.leaf.certificate
         world.pods.append(Pod(address, lag, leaf, ready=False, ready_from=START + unready))
@@ -275,7 +282,7 @@ def with_stragglers(world: World, pods: Sequence[tuple[timedelta, timedelta]]) -
 
 
 def rotated(until: type[steps.Decision], policy: steps.RotationPolicy = NEW) -> World:
-    """A world in the middle of a rotation: the next step, or wait, is one of ``until``."""
+    """Return a world in the middle of a rotation, whose next decision is one of ``until``."""
     world = healthy(*[timedelta()] * 2, since=timedelta(minutes=1))
     world.go_on(until, policy)
     return world

@@ -1,7 +1,8 @@
-"""Pods and claims that run on nodes, a ledger that counts them, and leaders that hear of them late.
+"""Simulates pods and claims on nodes, a ledger that counts them, and leaders whose watches are late.
 
-What kubelet may still run is the truth. A pod that is deleted by force is gone from the API at once, and its claim soon
-after. Its containers run for their grace period. The two watches of a leader deliver their events independently.
+The truth is what the kubelets may still run. A pod that is deleted by force vanishes from the API at once, and its
+claim soon after, but its containers run for their grace period. The two watches of a leader deliver their events
+independently.
 """
 
 import bisect
@@ -38,20 +39,20 @@ QUOTA = NamespaceQuota({MODEL: Limit(1000)})
 PODS, CLAIMS = f"/api/v1/namespaces/{TEAM}/pods", f"/apis/resource.k8s.io/v1/namespaces/{TEAM}/resourceclaims"
 QUOTA_PATH = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
 LEAST_SECONDS = 2
-"""How long containers run at least after a forced deletion: kubelet gives each a second to end."""
+"""Minimum time that containers run after a forced deletion: kubelet gives each container a second to end."""
 
 MAX_TERMINATING = 600
 
 LONGEST_LAG = SILENCE
-"""Seconds after which a watch has delivered an event, or was replaced."""
+"""Seconds within which a watch delivers an event or is replaced."""
 
 
 @dataclass
 class TruePod:
-    """A pod, whatever anybody believes.
+    """The true state of a pod.
 
-    ``grace``: seconds. ``claim``: the uid of the claim that is made for it, if its GPU is claimed.
-    ``runs_until``: when its containers have ended; infinite while it is bound, -infinite before.
+    ``grace``: seconds. ``claim``: the uid of the claim that is created for it, if the pod requests its GPU by a claim.
+    ``runs_until``: the end of its containers; infinite while the pod is bound, -infinite before.
     """
 
     uid: str
@@ -68,7 +69,7 @@ class TruePod:
 
 @dataclass
 class TrueClaim:
-    """A claim.
+    """The true state of a claim.
 
     ``users``: the pods that have used its present devices. ``reserved``: those of them that its status names.
     ``former``: for each earlier allocation, the pods that used it.
@@ -114,31 +115,31 @@ class WatchingLeader:
         self.miss(CLAIMS)
 
     def miss(self, collection: str) -> None:
-        """Have a watch broken for too long: it begins again with a list, and nobody has seen what happened before."""
+        """Break a watch for so long that it begins again with a list. Events in between are lost."""
         self._reflectors[collection].relist()
         self._reflectors[collection].synced.set()
         self._delivered[collection] = len(self._world.events[collection])
 
     def hear(self, collection: str, number: int) -> None:
-        """Have a watch deliver so many events."""
+        """Deliver so many events to a watch."""
         begin = self._delivered[collection]
         lines = self._world.events[collection][begin : begin + max(number, 0)]
         self._reflectors[collection].follow(read_event(line, "WATCH") for line in lines)
         self._delivered[collection] = begin + len(lines)
 
     def hear_until(self, moment: float) -> None:
-        """Have both watches deliver everything that happened by then."""
+        """Deliver everything that happened until this moment to both watches."""
         for collection in (PODS, CLAIMS):
             times = self._world.times[collection]
             self.hear(collection, bisect.bisect_right(times, moment) - self._delivered[collection])
 
     def hear_all(self) -> None:
-        """Have both watches deliver everything."""
+        """Deliver everything to both watches."""
         for collection in (PODS, CLAIMS):
             self.hear(collection, len(self._world.events[collection]))
 
     def settle(self, *, looks: bool) -> None:
-        """Settle the ledger; ``looks``: the watch of ledgers has delivered the newest one."""
+        """Settle the ledger. If ``looks`` is true, the watch of ledgers has delivered the newest ledger."""
         if looks:
             self.settler.ledgers.relist()
         with contextlib.suppress(VcudaError):
@@ -165,7 +166,7 @@ class RunningWorld:
         return self.now
 
     def new_store(self) -> LedgerStore:
-        """Return what a process reads and writes ledgers with. Each claim takes one card."""
+        """Return a client that reads and writes ledgers. Each claim is charged one card."""
         return LedgerStore(
             self.api.kube,
             "vcuda-quota",
@@ -177,7 +178,9 @@ class RunningWorld:
     # Admission
 
     def admit(self, pod: TruePod) -> bool:
-        """Have a pod pass /validate: one that uses a claim is charged nothing, but its grace period is recorded."""
+        """Send a pod through /validate. A pod that uses a claim is charged nothing, but its grace period is
+        recorded.
+        """
         self.pods[pod.uid] = pod
         grace = pod.grace if pod.grace > STORABLE_SECONDS else 0
         if (pod.claim and not grace) or self._charge(pod.uid, "" if pod.claim else MODEL, grace):
@@ -185,7 +188,7 @@ class RunningWorld:
         return pod.admitted_at == self.now
 
     def admit_claim(self, claim: TrueClaim) -> bool:
-        """Have a claim pass /validate."""
+        """Send a claim through /validate."""
         self.claims[claim.uid] = claim
         if self._charge(claim.uid, MODEL, 0):
             claim.admitted_at = self.now
@@ -202,12 +205,12 @@ class RunningWorld:
     # The API server, the scheduler, the claim controller, and kubelets
 
     def store(self, thing: TruePod | TrueClaim) -> None:
-        """Store what was admitted."""
+        """Store an admitted object."""
         thing.stored = True
         self._write(thing)
 
     def bind(self, pod: TruePod) -> None:
-        """Allocate the pod's claim, if it has one, and bind the pod: its kubelet may start it."""
+        """Allocate the pod's claim, if it has one, and bind the pod. Its kubelet may then start it."""
         if pod.claim:
             self.allocate(pod)
         pod.runs_until = math.inf
@@ -221,19 +224,19 @@ class RunningWorld:
         self._write(claim)
 
     def end(self, pod: TruePod) -> None:
-        """The containers end, and kubelet says so."""
+        """End the containers, and report that in the pod's status."""
         pod.runs_until = self.now
         self._write(pod, ended=True)
 
     def delete(self, pod: TruePod) -> None:
-        """Delete a pod at once. A bound one that has not ended runs on for its grace period."""
+        """Delete a pod at once. If it is bound and has not ended, its containers run for the grace period."""
         pod.stored = False
         if pod.runs_until == math.inf:
             pod.runs_until = self.now + min(max(pod.grace, LEAST_SECONDS), MAX_TERMINATING)
         self._remove(pod)
 
     def leave(self, claim: TrueClaim, pod: TruePod) -> None:
-        """The claim controller sees that one pod uses the devices no more. Those of nobody may be given to others."""
+        """Remove one pod from the users of a claim. Devices without a user may be given to other claims."""
         claim.reserved.remove(pod)
         if not claim.reserved:
             claim.former.append(claim.users)
@@ -274,22 +277,22 @@ class RunningWorld:
         return self.ledger.usage(MODEL).used.cores
 
     def check(self) -> None:
-        """Compare what the ledger counts with what may be in use."""
+        """Check that the ledger counts at least what may be in use."""
         assert self.used() >= self.held(), f"{self.held()} cores may be in use, and {self.used()} are counted"
 
     def settle(self, *, looks: bool = True) -> None:
-        """Have the leader settle by what it has heard, and once more when it hears of its own write."""
+        """Have the leader settle by what its watches have delivered, and again after it sees its own write."""
         self.leader.settle(looks=looks)
         self.check()
         self.leader.settle(looks=True)
         self.check()
 
     def change_leader(self) -> None:
-        """Have another leader begin."""
+        """Replace the leader by a new one."""
         self.leader = WatchingLeader(self)
 
     def count_by_replica(self) -> None:
-        """Have a replica count by a LIST, and write that, as after an edit of the quota."""
+        """Have a replica count by a LIST and write the result, as after an edit of the quota."""
         stored = self._store.open(TEAM)
         observed = self._store.count_pods(TEAM)
         counted = settle(stored.ledger, observed, counted_since=observed.resource_version)
@@ -297,7 +300,9 @@ class RunningWorld:
         self.check()
 
     def pass_by(self, seconds: float) -> None:
-        """Let time pass. An event is delivered within `LONGEST_LAG`: a watch that is silent for longer is replaced."""
+        """Let time pass. An event is delivered within `LONGEST_LAG`, because a watch that is silent for longer is
+        replaced.
+        """
         self.now += seconds
         self.leader.hear_until(self.now - LONGEST_LAG)
         self.check()
@@ -312,14 +317,16 @@ class RunningWorld:
         return lives or self.may_be_stored(pod) or self._runs(pod)
 
     def _cards_of(self, claim: TrueClaim) -> int:
-        """Return how many cards a claim takes: one for each allocation in use, and at least one while it is stored."""
+        """Return how many cards a claim takes: one for each allocation in use, and at least one while the claim is
+        stored.
+        """
         former = sum(any(map(self._runs, users)) for users in claim.former)
         if claim.stored or self.may_be_stored(claim):
             return max(1, bool(claim.users) + former)
         return former + any(map(self._runs, claim.users))
 
     def may_be_stored(self, thing: TruePod | TrueClaim) -> bool:
-        """Return whether the API server may yet store what it asked about."""
+        """Return whether the API server may still store the object."""
         began = thing.path in self.api.objects or thing.stored
         never = isinstance(thing, TruePod) and thing.runs_until != -math.inf
         return not began and not never and self.now <= thing.admitted_at + STORABLE_SECONDS and not self._gone(thing)

@@ -1,4 +1,4 @@
-"""A settler with an API server double. A test drives its watches, its clock and its turns."""
+"""Runs a settler with an API server double. A test controls its watches, its clock and its turns."""
 
 import json
 import time
@@ -24,15 +24,15 @@ QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
 
 HALF, ONE, TWO = Charge(50, 0, 50), Charge(100, 0, 100), Charge(200, 0, 200)
 COUNTED, LISTED, FAR = "103", "105", "1000000"
-"""Versions: later than the quota's and before the list of the pods; that of the list; and a later one."""
+"""Versions: one between the quota's and the list of the pods; the version of that list; and a later one."""
 
 PENDING = Ledger({}, COUNTED, {"uid-1": Pending("M40", ONE)})
 
 
 class Settling:
-    """A settler of namespace team-a, with this ledger and these pods. By ``document`` the namespace may use four M40.
+    """A settler of namespace team-a, with this ledger and these pods. ``document`` permits four M40 to the namespace.
 
-    It has listed everything, and nothing is due. It settles when the test says so.
+    The settler has listed everything, and nothing is due. It settles when the test calls it.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Settling:
         self.reports: list[NamespaceUse | None] = []
         self._reflectors = (quota.reflector, nodes.reflector, self.settler.ledgers, self.settler.pods.reflector)
         self.relist()
-        self.settler.queue.add("end")  # a name that is due last shows the end of the due names
+        self.settler.queue.add("end")  # a key that is due last, which marks the end of the due names
         for key in iter(self.settler.queue.next, None):
             self.settler.queue.served(key)
             if key == "end":
@@ -80,7 +80,7 @@ class Settling:
         return self._registry.get_sample_value(f"vcuda_settle_{metric}")
 
     def relist(self) -> None:
-        """Let every watch see what is stored now."""
+        """Deliver everything that is stored now to every watch."""
         for reflector in self._reflectors:
             catch_up(reflector)
 
@@ -90,11 +90,11 @@ class Settling:
             self.settler.reconciler.stop()
 
     def later(self, seconds: float) -> None:
-        """Let so much time pass."""
+        """Let ``seconds`` pass."""
         self._ahead += seconds
 
     def run(self) -> None:
-        """Settle due namespaces until one namespace is done. This ends the settler."""
+        """Settle due namespaces until one is done. This ends the settler."""
         self.settler.reconciler.run()
 
     def settle(self) -> None:
@@ -102,13 +102,13 @@ class Settling:
         self.settler.settle("team-a")
 
     def full_resync(self) -> list[Any]:
-        """Run one full resync, which settles nothing yet. Return the warnings."""
+        """Run one full resync, which only queues namespaces. Return the warnings."""
         with structlog.testing.capture_logs() as logs:
             self.settler.full_resync()
         return [(line["event"], line["namespace"]) for line in logs if line["log_level"] == "warning"]
 
     def take_turn(self) -> None:
-        """Give the namespace a turn of its queue. The interval to its next turn begins then."""
+        """Give the namespace its turn in the queue. The interval until its next turn begins now."""
         self.goes_on = True
         self.settler.queue.add("team-a")
         assert self.settler.queue.next() == "team-a"

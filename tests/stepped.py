@@ -1,4 +1,4 @@
-"""Processes of a test that run one at a time, each from one call to the API server to the next, on their own clocks."""
+"""Runs the processes of a test one at a time, each from one API call to the next, on their own clocks."""
 
 import asyncio
 import threading
@@ -15,14 +15,14 @@ Ts = TypeVarTuple("Ts")
 
 
 class TrueTime:
-    """The time of all processes."""
+    """The true time, which all processes share."""
 
     def __init__(self) -> None:
         self.now = 10_000.0
 
 
 class DriftingClock:
-    """The clock of one process. It may run fast or slowly, and stands still while its machine is suspended."""
+    """The clock of one process. It may run fast or slow, and does not advance while its machine is suspended."""
 
     def __init__(self, true: TrueTime, rate: float = 1.0) -> None:
         self._true = true
@@ -34,7 +34,7 @@ class DriftingClock:
 
 
 class SteppedLoop(asyncio.SelectorEventLoop):
-    """An event loop on such a clock. It runs when the test says so, until everything in it waits."""
+    """An event loop on such a clock. A test runs it until everything in the loop waits."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class SteppedLoop(asyncio.SelectorEventLoop):
             self.run_forever()
 
     def end(self) -> None:
-        """Stop everything in the loop for good."""
+        """Stop everything in the loop permanently."""
         for task in asyncio.all_tasks(self):
             task.cancel()
         self.run_until_idle()
@@ -66,7 +66,7 @@ class SteppedLoop(asyncio.SelectorEventLoop):
 
 
 class OpenCall:
-    """A sent call whose answer has not arrived. ``arrived``: the API server has processed it."""
+    """A call without an answer so far. ``arrived``: the API server has processed it."""
 
     def __init__(self, sender: object, method: str, effect: Effect) -> None:
         self.sender = sender
@@ -81,7 +81,7 @@ class OpenCall:
         return self._outcome is not None
 
     def arrive(self) -> None:
-        """Let the API server process the call, once. Its answer is then on its way."""
+        """Have the API server process the call, once. Its answer is then on its way."""
         if self._outcome:
             return
         try:
@@ -105,10 +105,10 @@ def _raising(error: VcudaError) -> Callable[[], bytes]:
 
 
 class Wire:
-    """The calls of all processes to one API server. A test says when each arrives, is answered, or is lost.
+    """The calls of all processes to one API server. A test decides when each call arrives, is answered, or is lost.
 
-    A process runs from one call to the next in one step. ``late`` are calls that their senders have given up, and that
-    may still arrive.
+    In one step a process runs from one call to the next. ``late`` are calls that their senders gave up and that may
+    still arrive.
     """
 
     def __init__(self, api: Api) -> None:
@@ -119,7 +119,7 @@ class Wire:
         api.deliver = self._deliver
 
     def run(self, sender: object, work: Callable[[], object]) -> None:
-        """Run this in a thread until it makes a call or ends."""
+        """Run this work in a thread until it makes a call or ends."""
 
         def run() -> None:
             self._senders[threading.get_ident()] = sender
@@ -133,19 +133,21 @@ class Wire:
         self._stopped.acquire()
 
     def answer(self, call: OpenCall) -> None:
-        """Let a call arrive, if it has not, and deliver its answer. Its sender runs until its next call."""
+        """Deliver a call, if it has not arrived, and its answer. The sender runs until its next call."""
         call.arrive()
         self._go_on(call)
 
     def give_up(self, call: OpenCall, *, lands: bool = False) -> None:
-        """Give up a call: its sender gets no answer. A call that has not arrived is lost, unless it ``lands`` later."""
+        """Have the sender give up a call without an answer. A call that has not arrived is lost, unless it ``lands``
+        later.
+        """
         if lands and not call.arrived:
             self.late.append(call)
         call.lost = True
         self._go_on(call)
 
     def land(self) -> None:
-        """Let every call arrive that was given up."""
+        """Deliver every call that its sender has given up."""
         late, self.late = self.late, []
         for call in late:
             call.arrive()
@@ -160,7 +162,7 @@ class Wire:
 
     def _deliver(self, method: str, _timeout: float, effect: Effect) -> bytes:
         sender = self._senders.get(threading.get_ident())
-        if sender is None:  # the test itself
+        if sender is None:  # the test itself is the sender
             return effect()
         call = OpenCall(sender, method, effect)
         self.open.append(call)
@@ -170,7 +172,7 @@ class Wire:
 
 
 class WireExecutor(Executor):
-    """The calls of one process. An answer takes effect when the process's loop runs next."""
+    """Runs the calls of one process. An answer takes effect when the loop of the process runs next."""
 
     def __init__(self, wire: Wire, sender: object) -> None:
         self._wire = wire
@@ -183,7 +185,7 @@ class WireExecutor(Executor):
         def work() -> None:
             try:
                 future.set_result(call(*args, **kwargs))
-            except BaseException as error:  # noqa: BLE001  # whoever awaits the future hears of it
+            except BaseException as error:  # noqa: BLE001  # the future passes it on
                 future.set_exception(error)
 
         self._wire.run(self._sender, work)

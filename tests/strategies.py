@@ -1,7 +1,7 @@
-"""Generators for property tests: pods, quotas and nodes over so small an alphabet that they often meet.
+"""Generators for property tests: pods, quotas and nodes with so few names and values that they often match.
 
-Pods come as plain manifests, with every way in which a part can be missing: left out, null, or empty. All of them ask
-for vcuda in a way that is well formed. ``storable`` parts are those that the API server takes.
+Pods are plain manifests. Optional parts may be left out, null, or empty. Every pod has a well-formed vcuda request.
+Parts named ``storable`` are accepted by the API server.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from vcuda.requests.schemes import SCHEMES
 Labels = Mapping[str, str]
 
 MODELS = ("M40", "P100", "A100", "7")
-"""One is a number, so that Gt and Lt can select it."""
+"""One model is a number, so that Gt and Lt can select it."""
 POOLS = ("public", "lab", "3")
 NODE_NAMES = ("node-a", "node-b", "node-c", "node-d")
 UNKNOWN_NODE = "node-z"
@@ -36,13 +36,13 @@ KEYS = st.sampled_from(sorted(VALUES_OF))
 
 
 def label_sets() -> st.SearchStrategy[dict[str, str]]:
-    """A node's labels: any of the keys, each with one of its values."""
+    """Labels of a node: any of the keys, each with one of its values."""
     values = {key: st.sampled_from(values) for key, values in VALUES_OF.items()}
     return st.fixed_dictionaries({}, optional=values)
 
 
 def clusters() -> st.SearchStrategy[Nodes]:
-    """Up to four nodes, as placement reads them."""
+    """Up to four nodes, as placement uses them."""
     return st.dictionaries(st.sampled_from(NODE_NAMES), label_sets()).map(lambda labels: nodes(**labels))
 
 
@@ -61,12 +61,12 @@ def _requirements_on(key: str) -> st.SearchStrategy[Manifest]:
 
 
 def requirements() -> st.SearchStrategy[Manifest]:
-    """A line of matchExpressions that the API server stores."""
+    """A requirement of matchExpressions that the API server accepts."""
     return KEYS.flatmap(_requirements_on)
 
 
 def odd_requirements() -> st.SearchStrategy[Manifest]:
-    """A line that the API server would refuse: an unknown operator, or values that its operator does not take."""
+    """A requirement that the API server rejects: an unknown operator, or values that do not suit the operator."""
     listed = [(operator, ["a"]) for operator in ("in", "", "Exists", "DoesNotExist")]
     bounds = [("Gt", ["1", "3"]), ("Lt", ["high"]), ("Lt", ["1_0"])]
     odd = st.sampled_from([*listed, *bounds, ("In", []), ("NotIn", None), ("Gt", [])])
@@ -74,13 +74,13 @@ def odd_requirements() -> st.SearchStrategy[Manifest]:
 
 
 def field_requirements() -> st.SearchStrategy[Manifest]:
-    """A line of matchFields: metadata.name in, or not in, a list of one."""
+    """A requirement of matchFields: metadata.name in, or not in, a list of one."""
     name = st.sampled_from((*NODE_NAMES, UNKNOWN_NODE)).map(lambda name: [name])
     return _with_values(NAME_FIELD, name, "In", "NotIn")
 
 
 def terms() -> st.SearchStrategy[Manifest]:
-    """A nodeSelectorTerm; either part may be absent, null or empty, and both may be."""
+    """A nodeSelectorTerm. Either part, or both, may be absent, null or empty."""
     missing: st.SearchStrategy[list[Manifest] | None] = st.sampled_from([None, []])
     return st.fixed_dictionaries(
         {},
@@ -100,18 +100,18 @@ ANTI_AFFINITY = {
 
 
 def storable_affinities() -> st.SearchStrategy[Manifest | None]:
-    """spec.affinity with every part present, null or left out, and one to three terms where there is one."""
+    """A spec.affinity in which any part may be null or left out. If there are terms, there are one to three."""
     return _affinities(st.lists(terms(), min_size=1, max_size=3))
 
 
 def affinities() -> st.SearchStrategy[Manifest | None]:
-    """As the storable ones, and those with no terms at all."""
+    """Storable affinities, and affinities without terms."""
     none: st.SearchStrategy[list[Manifest] | None] = st.sampled_from([None, []])
     return _affinities(_mostly(st.lists(terms(), min_size=1, max_size=3), none))
 
 
 def _affinities(listed: st.SearchStrategy[list[Manifest] | None]) -> st.SearchStrategy[Manifest | None]:
-    """Most often with terms; else with a parent of theirs missing."""
+    """An affinity, usually with terms, otherwise with one of their parents missing."""
     preferred: st.SearchStrategy[list[Manifest] | None] = st.sampled_from([None, [], [PREFERRED]])
     beside = {"preferredDuringSchedulingIgnoredDuringExecution": preferred}
     pods = {"podAntiAffinity": st.just(ANTI_AFFINITY)}
@@ -124,12 +124,14 @@ def _affinities(listed: st.SearchStrategy[list[Manifest] | None]) -> st.SearchSt
 
 
 def _mostly(often: st.SearchStrategy[Any], seldom: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Three times in four the first, else the second: left to chance, what lies deep would hardly ever occur."""
+    """Three times of four the first strategy, otherwise the second. Plain chance would rarely reach deeply nested
+    parts.
+    """
     return st.sampled_from([often, often, often, seldom]).flatmap(lambda chosen: chosen)
 
 
 def requests() -> st.SearchStrategy[Manifest]:
-    """A container's limits, well formed, by any of the four schemes."""
+    """Well-formed limits of a container, in any of the four schemes."""
     share, cards, memory = st.integers(1, 99), st.integers(1, 3), st.integers(1, 64)
     by_scheme = []
     for domain in ("tencent.com", "nvidia.com"):
@@ -149,17 +151,19 @@ ALLOCATIONS = (
     *(f"{name}0" if name.endswith("-") else name for scheme in SCHEMES for name in scheme.allocation_annotations),
     "tencent.com/predicate-gpu-idx-12",
 )
-"""Annotations in which schemes write what a pod was given; a manifest that was copied, or forged, has them."""
+"""Annotations by which vendors record an allocation. A manifest that was copied or forged has them."""
 
 NEAR_ALLOCATIONS = ("tencent.com/predicate-times", "example.com/predicate-time", "hami.io/vgpu")
-"""Keys that look like those, and are the user's own."""
+"""Keys that resemble allocation keys, but belong to the user."""
 
 TYPES = (name for scheme in SCHEMES for name in (scheme.wanted_models, scheme.unwanted_models) if name)
 TYPE_ANNOTATIONS = tuple(dict.fromkeys(TYPES))
 
 
 def storable_annotations() -> st.SearchStrategy[dict[str, str] | None]:
-    """Annotations, or null: the users' own, models wanted and unwanted, what we write ourselves, and allocations."""
+    """Annotations, or null: the user's own, models to prefer and to avoid, annotations that the webhook writes, and
+    allocations.
+    """
     own = st.sampled_from(["note", "example.com/a_b", "quota.vcuda.io/model", *NEAR_ALLOCATIONS])
     models = st.lists(st.sampled_from(("", " ", *MODELS, "m4", " p100 ", "00")), max_size=3).map(",".join)
     return _merged(
@@ -170,7 +174,7 @@ def storable_annotations() -> st.SearchStrategy[dict[str, str] | None]:
 
 
 def pod_annotations() -> st.SearchStrategy[dict[str, str] | None]:
-    """As the storable ones, and keys that need escaping in a JSON Pointer."""
+    """Storable annotations, and keys that must be escaped in a JSON Pointer."""
     awkward = st.sampled_from(["~", "a~1b", "a~0/b", "/", "x/y/z", "tencent.com/predicate-gpu-idx-~/0"])
     return _merged(storable_annotations().map(lambda found: found or {}), st.dictionaries(awkward, st.just("v")))
 
@@ -181,13 +185,13 @@ def _merged(*parts: st.SearchStrategy[dict[str, str]]) -> st.SearchStrategy[dict
 
 
 def pod_labels() -> st.SearchStrategy[dict[str, str] | None]:
-    """A pod's labels, or null; vgpu-manager keeps a part of its allocations there."""
+    """Labels of a pod, or null. vgpu-manager records a part of its allocations in labels."""
     keys = st.sampled_from(["app", "nvidia.com/assigned-phase", "nvidia.com/assigned"])
     return st.none() | st.dictionaries(keys, st.just("succeed"))
 
 
 def node_selectors() -> st.SearchStrategy[dict[str, str] | None]:
-    """spec.nodeSelector, or null; most often it selects little."""
+    """A spec.nodeSelector, or null. It is usually empty."""
     chosen = KEYS.flatmap(lambda key: st.tuples(st.just(key), st.sampled_from(VALUES_OF[key])))
     return _mostly(st.sampled_from([None, {}]), st.lists(chosen, min_size=1, max_size=2).map(dict))
 
@@ -196,7 +200,7 @@ def node_selectors() -> st.SearchStrategy[dict[str, str] | None]:
 def _pods(
     draw: st.DrawFn, noted: st.SearchStrategy[dict[str, str] | None], placed: st.SearchStrategy[Manifest | None]
 ) -> Manifest:
-    """A pod that asks for vcuda in one or two containers, with each optional part present or left out."""
+    """A pod that requests vcuda in one or two containers. Any optional part may be left out."""
     metadata = st.fixed_dictionaries(
         {"name": st.just("train-0")}, optional={"annotations": noted, "labels": pod_labels()}
     )
@@ -219,12 +223,12 @@ def pods() -> st.SearchStrategy[Manifest]:
 
 
 def storable_pods() -> st.SearchStrategy[Manifest]:
-    """A pod that the API server may well store."""
+    """A pod that the API server may store."""
     return _pods(storable_annotations(), storable_affinities())
 
 
 def quotas() -> st.SearchStrategy[NamespaceQuota]:
-    """An enforced quota of two models or more, in any order and some pools: with room, without, or a hard block."""
+    """An enforced quota of at least two models in any order, and any pools. A limit has room, has none, or is zero."""
     limits = st.builds(Limit, st.sampled_from([1200, 600, 50, 0]), st.sampled_from([None, 4096, 1024**2]))
     pools = st.lists(st.sampled_from(POOLS), unique=True, max_size=2).map(tuple)
     listed = st.dictionaries(st.sampled_from(MODELS), limits, min_size=2)

@@ -1,4 +1,4 @@
-"""Traces which of our modules some work passes, in all threads."""
+"""Traces which of our modules a piece of work uses, in all threads."""
 
 import sys
 import threading
@@ -11,9 +11,10 @@ PACKAGES = ("webhook", "vcuda", "controller", "certs")
 
 
 def modules_of(work: Callable[[], object]) -> list[str]:
-    """Return the modules whose functions the work calls, in the order of their first calls.
+    """Return the modules whose functions the work calls, in the order of the first calls.
 
-    Threads must begin during the work to be traced. Functions in libraries, and code that runs at import, do not count.
+    Only threads that begin during the work are traced. Functions of libraries, and code that runs at import, are left
+    out.
     """
     found: dict[str, None] = {}
 

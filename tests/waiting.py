@@ -1,4 +1,4 @@
 """How long tests wait."""
 
 PATIENT = 20.0
-"""Seconds that a test waits for what must happen; all of it happens at once."""
+"""Seconds that a test waits for an expected result, all of which arrive at once."""

@@ -1,4 +1,4 @@
-"""Watches that a test drives: they come to what is stored now, as if events had brought it."""
+"""Lets a test drive watches: a watch catches up with the stored objects as if it had received their events."""
 
 import time
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from vcuda.kube import LedgerStore, Reflector
 
 
 def catch_up(reflector: Reflector[Any]) -> None:
-    """Bring a watch up to date without a gap. What it holds is as after events, and its list stays the first one."""
+    """Bring a watch up to date as if it had received all events. The version of its first list does not change."""
     listed = reflector.listed_version
     reflector.relist()
     reflector.listed_version = listed or reflector.listed_version
@@ -25,5 +25,5 @@ def claim_informer(
     on_change: Callable[[str], None] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> ClaimInformer:
-    """Return an informer of claims beside one of pods, neither of which has listed yet."""
+    """Return an informer of claims with its informer of pods. Neither has listed yet."""
     return ClaimInformer(api.kube, store, PodInformer(api.kube, LABELS, lambda _: None, clock), on_change, clock)

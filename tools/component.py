@@ -17,15 +17,15 @@ POLL_SECONDS = 0.05
 
 
 class StartupError(Exception):
-    """A component ended, or was not ready in time; the message holds the end of its log."""
+    """A component ended, or was not ready in time. The message has the end of its log."""
 
 
 @dataclass
 class Component:
-    """A server started as ``command``, that is ready once ``ready`` answers true.
+    """A server started by ``command``. It is ready when ``ready`` returns true.
 
-    ``log`` receives standard output and error, over all restarts. ``timeout`` is how long a start may take, in seconds.
-    ``env`` is its environment; None for that of this process.
+    ``log`` receives its output over all restarts. ``timeout`` is the maximum time of a start in seconds. ``env`` is its
+    environment; None for that of this process.
     """
 
     name: str
@@ -42,14 +42,14 @@ class Component:
 
     @property
     def pid(self) -> int:
-        """The process id; RuntimeError where it does not run."""
+        """Return the process id. Raises RuntimeError if the server does not run."""
         return self._handle().pid
 
     def launch(self) -> None:
-        """Start the process and return at once; follow with ``await_ready``.
+        """Start the process and return at once. The caller then calls ``await_ready``.
 
-        The kernel ends the process when the thread that started it does, so that a killed run leaves no process
-        behind (PR_SET_PDEATHSIG in prctl(2)); hence only the main thread may call this.
+        Only the main thread may call this: the kernel ends the process when the thread that started it ends, so that a
+        killed run leaves no processes behind (PR_SET_PDEATHSIG in prctl(2)).
         """
         if self.running:
             raise RuntimeError(f"{self.name} is running already")
@@ -62,11 +62,12 @@ class Component:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for this process, whose teardown then stops the server in order
+                # Ctrl-C reaches only this process, whose teardown then stops the server in order
+                start_new_session=True,
             )
 
     def await_ready(self) -> None:
-        """Return once it serves; StartupError where it ends first or takes longer than ``timeout``."""
+        """Return when the server is ready. Raises StartupError if it ends before, or takes longer than ``timeout``."""
         deadline = time.monotonic() + self.timeout
         while not self.ready():
             if not self._ended_within(POLL_SECONDS) and time.monotonic() < deadline:
@@ -84,12 +85,12 @@ class Component:
         self.await_ready()
 
     def kill(self) -> None:
-        """SIGKILL, as a crash; returns once the process is gone. ``start`` brings it back on the same port and data."""
+        """Send SIGKILL, like a crash, and wait for the end. ``start`` restarts it with the same port and data."""
         self._handle().kill()
         self._handle().wait()
 
     def stop(self, grace: float = 10) -> None:
-        """SIGTERM, and SIGKILL after ``grace`` seconds; returns once it is gone, at once where it does not run."""
+        """Send SIGTERM, and SIGKILL after ``grace`` seconds, and wait for the end. A stopped server returns at once."""
         if not self.running:
             return
         self._handle().send_signal(signal.SIGTERM)
@@ -98,7 +99,7 @@ class Component:
 
     @contextmanager
     def started(self) -> Iterator["Component"]:
-        """`with` this it runs: it is ready inside, and has ended after it."""
+        """Run the server during the ``with`` statement: it is ready inside, and has ended after it."""
         try:
             self.start()
             yield self
@@ -107,7 +108,7 @@ class Component:
 
     @contextmanager
     def away(self, end: Callable[[], None] | None = None) -> Iterator[None]:
-        """`with` this it does not run, ended by ``end``: by `stop`, else."""
+        """Keep the server stopped during the ``with`` statement. ``end`` stops it; by default `stop`."""
         (end or self.stop)()
         try:
             yield
@@ -132,7 +133,9 @@ TIMEOUT_SECONDS = 2
 
 @dataclass(frozen=True)
 class Probe:
-    """Calls to true once GET ``path`` on ``port`` of 127.0.0.1 answers 200; over TLS with a ``ca_file``."""
+    """A callable that returns true if GET ``path`` on ``port`` of 127.0.0.1 answers 200; over TLS with a
+    ``ca_file``.
+    """
 
     port: int
     path: str
@@ -145,7 +148,7 @@ class Probe:
             with closing(self._connection()) as connection:
                 connection.request("GET", self.path, headers=headers)
                 return connection.getresponse().status == HTTPStatus.OK
-        except (OSError, http.client.HTTPException):  # not up yet: its certificate is not written, or it refuses
+        except (OSError, http.client.HTTPException):  # not ready yet
             return False
 
     def _connection(self) -> http.client.HTTPConnection:

@@ -1,6 +1,6 @@
-"""A real Kubernetes control plane: etcd, kube-apiserver, and where present scheduler and controller manager.
+"""Runs a real Kubernetes control plane: etcd, kube-apiserver, and the scheduler and controller manager if present.
 
-Everything listens on 127.0.0.1, on free ports, and keeps its files in one fresh directory. There is no kubelet.
+Everything listens on free ports of 127.0.0.1, and keeps its files in one fresh directory. There is no kubelet.
 """
 
 import json
@@ -23,7 +23,7 @@ from tools.ports import free_ports
 ADMIN = "admin"
 CLIENTS = SCHEDULER, CONTROLLER_MANAGER = "kube-scheduler", "kube-controller-manager"
 SIGNING_KEY, TOKENS, KUBECONFIG = "sa.key", "tokens.csv", "admin.kubeconfig"
-"""Files of a control plane: the key of ServiceAccount tokens, static tokens, and the admin's way in."""
+"""Files of a control plane: the key of ServiceAccount tokens, the static tokens, and the admin's kubeconfig."""
 
 NO_ASSETS = (
     "KUBEBUILDER_ASSETS names no directory with etcd and kube-apiserver. Run `make e2e`, or set it with "
@@ -32,16 +32,16 @@ NO_ASSETS = (
 
 
 class NoControlPlane(Exception):
-    """There are no binaries to start; the message says what to set."""
+    """There are no binaries to start. The message says what to set."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a control plane is started with.
+    """Settings of a control plane.
 
-    ``users``: names of users with a token and no rights, see ``ControlPlane.tokens``.
-    ``apiserver_flags``: further flags of kube-apiserver. ``startup_timeout``: seconds each server may take to start.
-    ``own_identities``: scheduler and controllers are the users that they are in a cluster; else they are the admin.
+    ``users``: names of users with a token and no rights, see ``ControlPlane.tokens``. ``apiserver_flags``: further
+    flags of kube-apiserver. ``startup_timeout``: seconds each server may take to start. ``own_identities``: if true,
+    the scheduler and the controllers have their users of a real cluster, otherwise the admin.
     """
 
     users: tuple[str, ...] = ("tenant",)
@@ -52,11 +52,11 @@ class Settings:
 
 @dataclass(frozen=True)
 class ControlPlane:
-    """A running control plane. ``kill``, ``stop`` and ``start`` each component as a test needs it.
+    """A running control plane. The caller may ``kill``, ``stop`` and ``start`` each component.
 
-    ``scheduler`` and ``controller_manager`` are None where the binaries lack them, see ``missing``.
-    ``tokens`` maps the user ``admin`` (system:masters) and each of ``settings.users`` to their bearer tokens.
-    ``minor`` is the 37 of Kubernetes 1.37.
+    ``scheduler`` and ``controller_manager`` are None if the binaries lack them, see ``missing``. ``tokens`` has the
+    bearer tokens of the user ``admin`` (system:masters) and of ``settings.users``. ``minor`` is the minor version of
+    Kubernetes, for example 37.
     """
 
     settings: Settings
@@ -80,7 +80,7 @@ class ControlPlane:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Which of kube-scheduler and kube-controller-manager the binaries lack."""
+        """Return which of kube-scheduler and kube-controller-manager the binaries lack."""
         optional = {SCHEDULER: self.scheduler, CONTROLLER_MANAGER: self.controller_manager}
         return tuple(name for name, component in optional.items() if component is None)
 
@@ -89,10 +89,11 @@ class ControlPlane:
 def running_control_plane(
     assets: Path | None, directory: Path, settings: Settings = Settings()
 ) -> Iterator[ControlPlane]:
-    """Start a control plane in ``directory`` (fresh), yield it ready, and stop just what was started.
+    """Run a control plane in ``directory``, which must be fresh. At the end only its own processes are stopped.
 
-    ``assets``: the directory of the binaries, from KUBEBUILDER_ASSETS. Logs stay in ``directory``, etcd's data goes.
-    Raises NoControlPlane where ``assets`` lacks etcd or kube-apiserver; StartupError where a server does not come up.
+    ``assets``: the directory of the binaries, from KUBEBUILDER_ASSETS. Logs remain in ``directory``; etcd's data is
+    deleted. Raises NoControlPlane if ``assets`` lacks etcd or kube-apiserver, and StartupError if a server does not
+    start.
     """
     control_plane = prepare(lay_out(assets, directory), settings)
     with ExitStack() as teardown:
@@ -105,7 +106,7 @@ def running_control_plane(
 
 @contextmanager
 def second_apiserver(first: ControlPlane) -> Iterator[ControlPlane]:
-    """Start another kube-apiserver, the same but for its port, on the same etcd; the control plane as seen by it."""
+    """Run another kube-apiserver on the same etcd with another port. Yield the control plane as seen through it."""
     [port] = free_ports(1)
     name, server = f"second {first.apiserver.name}", f"https://127.0.0.1:{port}"
     flags = (each for each in first.apiserver.command if not each.startswith("--secure-port="))
@@ -122,7 +123,7 @@ def second_apiserver(first: ControlPlane) -> Iterator[ControlPlane]:
 
 
 def lay_out(assets: Path | None, directory: Path) -> "Layout":
-    """Choose the ports and check for the two binaries without which nothing works."""
+    """Choose the ports, and check for the two required binaries."""
     if assets is not None:
         layout = Layout(assets, directory, *free_ports(5))
         if layout.has("etcd") and layout.has("kube-apiserver"):
@@ -131,7 +132,7 @@ def lay_out(assets: Path | None, directory: Path) -> "Layout":
 
 
 def prepare(layout: "Layout", settings: Settings) -> ControlPlane:
-    """Write the files that the servers read, and describe the servers; nothing is started yet."""
+    """Write the files that the servers read, and describe the servers without starting them."""
     servers = CLIENTS if settings.own_identities else ()
     tokens = {name: secrets.token_hex(16) for name in (ADMIN, *settings.users, *map(user_of, servers))}
     layout.certs.mkdir(parents=True)
@@ -157,7 +158,7 @@ def prepare(layout: "Layout", settings: Settings) -> ControlPlane:
 
 
 def etcd(layout: "Layout", settings: Settings) -> Component:
-    """One member, without fsync: its data need not outlive the machine."""
+    """Return a single etcd member without fsync, because its data need not survive a crash of the machine."""
     flags = [
         f"--data-dir={layout.directory / 'etcd'}",
         f"--listen-client-urls={layout.etcd_url}",
@@ -169,7 +170,7 @@ def etcd(layout: "Layout", settings: Settings) -> Component:
 
 
 def apiserver(layout: "Layout", settings: Settings, token: str) -> Component:
-    """RBAC on, static tokens, TokenRequest possible; ready once its start-up hooks are done."""
+    """Return a kube-apiserver with RBAC, static tokens and TokenRequest. It is ready after its start-up hooks."""
     issuer = "https://kubernetes.default.svc"
     flags = [
         f"--etcd-servers={layout.etcd_url}",
@@ -185,7 +186,7 @@ def apiserver(layout: "Layout", settings: Settings, token: str) -> Component:
         f"--token-auth-file={layout.directory / TOKENS}",
         "--authorization-mode=RBAC",
         "--allow-privileged=true",
-        # A webhook that is a Service is called at its endpoints: there is no kube-proxy to take other calls there.
+        # There is no kube-proxy, so the API server must call the endpoints of a Service that is a webhook.
         "--enable-aggregator-routing=true",
         "--disable-admission-plugins=ServiceAccount",
         *settings.apiserver_flags,
@@ -195,7 +196,7 @@ def apiserver(layout: "Layout", settings: Settings, token: str) -> Component:
 
 
 def controller_manager(layout: "Layout", settings: Settings) -> Component | None:
-    """All controllers but those that would judge our nodes by the kubelet they do not have."""
+    """Return the controller manager without the controllers that would act on nodes without a kubelet."""
     flags = (
         "--controllers=*,-nodelifecycle,-ttl,-nodeipam",
         f"--service-account-private-key-file={layout.directory / SIGNING_KEY}",
@@ -206,7 +207,7 @@ def controller_manager(layout: "Layout", settings: Settings) -> Component | None
 
 
 def client_of(name: str, layout: "Layout", settings: Settings, port: int, *flags: str) -> Component | None:
-    """A server of the binaries that is a client of the API server; None where they lack it."""
+    """Return a server of the binaries that is a client of the API server, or None if they lack it."""
     if not layout.has(name):
         return None
     common = (
@@ -237,7 +238,9 @@ def minor_version(program: Path) -> int:
 
 
 def write_signing_key(path: Path) -> None:
-    """A new RSA key: kube-apiserver and the controller manager sign and check ServiceAccount tokens with it."""
+    """Write a new RSA key, with which kube-apiserver and the controller manager sign and check ServiceAccount
+    tokens.
+    """
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL
     path.write_bytes(key.private_bytes(encoding, form, serialization.NoEncryption()))
@@ -245,7 +248,7 @@ def write_signing_key(path: Path) -> None:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where one control plane has its binaries, files and ports."""
+    """The binaries, files and ports of one control plane."""
 
     assets: Path
     directory: Path
@@ -257,7 +260,7 @@ class Layout:
 
     @property
     def certs(self) -> Path:
-        """Where each server writes its self-signed certificate."""
+        """Return the directory in which each server writes its self-signed certificate."""
         return self.directory / "certs"
 
     @property
@@ -269,11 +272,11 @@ class Layout:
         return f"http://127.0.0.1:{self.etcd_port}"
 
     def kubeconfig_of(self, program: str) -> Path:
-        """How a server that is a client of the API server gets there."""
+        """Return the kubeconfig of a server that is a client of the API server."""
         return self.directory / f"{program}.kubeconfig"
 
     def certificate(self, pair: str) -> Path:
-        """The certificate, its signer included, that a server makes for itself at its first start."""
+        """Return the certificate, with its signer, that a server creates at its first start."""
         return self.certs / f"{pair}.crt"
 
     def has(self, program: str) -> bool:
@@ -281,7 +284,9 @@ class Layout:
 
 
 def write_kubeconfig(path: Path, server: str, ca_file: Path, token: str) -> None:
-    """Write a kubeconfig for the bearer of ``token`` at ``server``, whose certificate ``ca_file`` signs."""
+    """Write a kubeconfig for the bearer of ``token`` at ``server``, whose certificate was signed by the CA in
+    ``ca_file``.
+    """
     document = {
         "apiVersion": "v1",
         "kind": "Config",

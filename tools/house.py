@@ -1,6 +1,6 @@
-"""Measures how easy the code is to take over: the sizes of files and functions, and names with two meanings.
+"""Measures how easy the code is to maintain: sizes of files and functions, and names that are defined twice.
 
-Run `python -m tools.house` for the figures. With `--check`, as in `make lint`, it fails if a figure is past its bound.
+Run `python -m tools.house` for the figures. With `--check`, as in `make lint`, it fails if a figure exceeds its bound.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ ROOT = Path(__file__).parent.parent
 PRODUCT = ("webhook", "vcuda", "controller", "certs")
 
 MAX_PRODUCT_LINES = 34_600
-"""A commit that raises this says why."""
+"""The maximum number of product lines. A commit that raises it must say why."""
 
 MAX_FILE_LINES = 420
 
 MAX_FUNCTION_LINES = 25
-"""Nine of ten functions have at most so many lines."""
+"""The maximum of the 90th percentile of lines per function."""
 
 SMALL = 5
-"""Lines of a helper that may be clearer at its only caller."""
+"""Maximum lines of a helper that may be clearer inlined at its only caller."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -76,7 +76,7 @@ def repeated(trees: dict[Path, ast.Module]) -> list[str]:
 
 
 def repeated_classes(trees: dict[Path, ast.Module]) -> list[str]:
-    """Return the class names that several modules define; a leading underscore makes no other name."""
+    """Return the class names that several modules define, ignoring a leading underscore."""
     where: dict[str, set[Path]] = defaultdict(set)
     for path, tree in trees.items():
         for node in ast.walk(tree):
@@ -86,7 +86,7 @@ def repeated_classes(trees: dict[Path, ast.Module]) -> list[str]:
 
 
 def small_helpers(tree: ast.Module) -> list[str]:
-    """Return the private functions of at most `SMALL` lines that their module names once."""
+    """Return the private functions of at most `SMALL` lines that their module names only once."""
     named = Counter(
         node.id if isinstance(node, ast.Name) else node.attr
         for node in ast.walk(tree)
@@ -97,7 +97,7 @@ def small_helpers(tree: ast.Module) -> list[str]:
 
 
 def path_lengths() -> str:
-    """Return how many modules a create and a turn of the settler pass, by the lists that a test compares."""
+    """Return the number of modules in a create and in a turn of the settler, by the lists that a test compares."""
     _, *sections = (ROOT / "docs/architecture.md").read_text(encoding="utf-8").split("### The modules of ")
     numbered = (section.partition("\n#")[0].splitlines() for section in sections)
     return ", ".join(str(sum(line[:1].isdigit() for line in lines)) for lines in numbered)

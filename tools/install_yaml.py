@@ -1,4 +1,4 @@
-"""``python -m tools.install_yaml``: one file with the base, or the base and components, for ``kubectl apply -f``."""
+"""``python -m tools.install_yaml``: writes one file with the base and any components, for ``kubectl apply -f``."""
 
 from pathlib import Path
 
@@ -10,11 +10,11 @@ from tools.chart.names import Names, rename
 from vcuda import cli
 
 OURS = "vcuda-quota:"
-"""The beginning of the image in the manifests."""
+"""The beginning of our image's name in the manifests."""
 
 
 def with_image(value: Json, image: str) -> Json:
-    """Return a manifest whose containers of our image have this image."""
+    """Return a manifest in which our image is replaced by this image."""
     if isinstance(value, dict):
         return {
             key: image if key == "image" and str(each).startswith(OURS) else with_image(each, image)

@@ -6,11 +6,11 @@ _RESERVED: list[socket.socket] = []
 
 
 def free_ports(count: int) -> list[int]:
-    """Reserve ``count`` ports until this process ends, for its servers alone.
+    """Reserve ``count`` ports until this process ends, for its servers only.
 
-    This process stays bound to each port and never listens on it. The kernel then gives the port to no outgoing
-    connection and to no server that asks for any port, also while one of these servers restarts. The option
-    SO_REUSEADDR is set after the bind: a server that names the port may have it, a second call here may not.
+    This process binds each port and never listens on it. So the kernel gives the port to no outgoing connection and to
+    no server that asks for any port, even while one of these servers restarts. SO_REUSEADDR is set after the bind: a
+    server that names the port can bind it, but a second call of this function cannot.
     """
     reserved = [socket.socket() for _ in range(count)]
     for one in reserved:

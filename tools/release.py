@@ -74,14 +74,14 @@ def write_components(wheel: Path, lock: Path, target: Path) -> None:
         python = environment / "bin" / "python"
         install = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-compile")
         _run(*install, "--require-hashes", "--requirement", lock)
-        # Installed by its name, so that the path of the wheel on this machine is written nowhere.
+        # The wheel is installed by name, so that its path on this machine does not appear in the file.
         _run(*install, "--no-deps", "--no-index", f"--find-links={wheel.parent}", f"vcuda-quota=={__version__}")
         options = ("--output-reproducible", "--output-format=JSON", f"--output-file={target / 'sbom.cdx.json'}")
         _run(sys.executable, "-m", "cyclonedx_py", "environment", *options, python)
 
 
 def notes_of(changelog: str, version: str) -> str:
-    """Return the section of a version in the changelog, or else that of what is not released yet."""
+    """Return the section of a version in the changelog, or the unreleased section."""
     sections = dict(re.findall(r"^## (\S+).*?\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL))
     found: str = sections.get(version) or sections["Unreleased"]
     return found.strip() + "\n"

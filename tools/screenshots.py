@@ -1,4 +1,4 @@
-"""Takes the pictures of the usage page that the documents show: of a made-up company, at a time that stands still."""
+"""Takes the screenshots of the usage page for the docs: a made-up company at a fixed time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def take(browser: Browser, url: str, name: str, width: int, height: int, **context: Any) -> None:
-    """Write one picture, so many pixels high."""
+    """Write one picture with this height in pixels."""
     own = {"locale": "en-GB", "timezone_id": "UTC", **context}
     page = browser.new_page(viewport={"width": width, "height": height}, **own)
     page.clock.set_fixed_time(NOW)

@@ -36,7 +36,7 @@ class Stopped(BaseException):
 
 
 class NothingShown(Exception):
-    """The teams' workloads did not show what they are for; the message has what is missing."""
+    """The teams' workloads did not show an admission and a rejection. The message says what is missing."""
 
 
 FAILURES = (Unusable, NotInstalled, PartEnded, NothingShown, StartupError, VcudaError, OSError)
@@ -144,7 +144,7 @@ def run(playground: Playground, seed: int, seconds: float | None) -> None:
 
 @contextmanager
 def step(what: str) -> Iterator[None]:
-    """Print what is done in the block, and afterwards how long it took."""
+    """Print the step of the block, and afterwards how long it took."""
     click.echo(f"{what} … ", nl=False)
     began = time.monotonic()
     try:

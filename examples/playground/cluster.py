@@ -1,4 +1,6 @@
-"""The cluster of the playground: a real control plane, a scheduler in HAMi's place, and nodes that kwok simulates."""
+"""The cluster of the playground: a real control plane, a scheduler that replaces HAMi's, and nodes that kwok
+simulates.
+"""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -25,7 +27,7 @@ START_SECONDS = 60.0
 MACHINE = {"cpu": "64", "memory": "256Gi", "pods": "250"}
 CARDS_PER_NODE = 4
 SHARES_PER_CARD = 2
-"""HAMi lets so many pods share a card here."""
+"""The number of pods that share a card here."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ def running_cluster(programs: Programs, directory: Path) -> Iterator[Cluster]:
 
     Raises StartupError if one of them does not start.
     """
-    # The API server calls the webhook's Service by its external name, which leads to this machine.
+    # The API server calls the webhook's Service by its external name, which resolves to this machine.
     flags = ("--enable-aggregator-routing=false",)
     settings = Settings(users=(), apiserver_flags=flags, startup_timeout=START_SECONDS, own_identities=True)
     with (
@@ -61,7 +63,7 @@ def running_cluster(programs: Programs, directory: Path) -> Iterator[Cluster]:
 def hami_scheduler(cluster: Cluster) -> Component:
     """Return a kube-scheduler that binds the pods that name HAMi's scheduler.
 
-    It counts only the number of a pod's cards. So no node may offer more of these than its cards can be shared by.
+    It counts only the number of a pod's vGPUs. So a node must not offer more of them than its cards have room for.
     """
     directory, [port] = cluster.plane.directory, free_ports(1)
     shares = {"ignoredResources": [name for name in HAMI.resources if name != HAMI.main_resource]}
@@ -82,7 +84,7 @@ def hami_scheduler(cluster: Cluster) -> Component:
 
 
 def kwok(cluster: Cluster) -> Component:
-    """Return the process that plays the kubelet of every node."""
+    """Return the process that acts as the kubelet of every node."""
     [port] = free_ports(1)
     flags = (
         f"--kubeconfig={cluster.plane.kubeconfig}",
@@ -118,7 +120,7 @@ def _node(name: str, described: Json) -> Json:
 
 
 def create_nodes(kube: Kube, manifests: Sequence[Json]) -> None:
-    """Create the nodes, and let the schedulers use them."""
+    """Create the nodes, and remove their taints so that the schedulers use them."""
     for manifest in manifests:
         kube.post("/api/v1/nodes", msgspec.json.encode(manifest))
         # Admission taints every new node, and the controller that removes the taint judges by a kubelet's Leases.

@@ -1,4 +1,4 @@
-"""The changes of the teams' workloads as requests, and what became of them."""
+"""Sends the changes of the teams' workloads, and counts their outcomes."""
 
 import contextlib
 import time
@@ -19,7 +19,7 @@ NAMESPACES = frozenset(team.namespace for team in TEAMS)
 
 
 class PartEnded(Exception):
-    """A part of the playground ended by itself; the message has the end of its log."""
+    """A part of the playground ended by itself. The message has the end of its log."""
 
 
 def play(kube: Kube, parts: Sequence[Component], seed: int, seconds: float | None) -> None:
@@ -40,7 +40,7 @@ def play(kube: Kube, parts: Sequence[Component], seed: int, seconds: float | Non
 
 
 def make(kube: Kube, change: Change) -> None:
-    """Send a change to the API server. Raises VcudaError if it is refused."""
+    """Send a change to the API server. Raises VcudaError if it is rejected."""
     if isinstance(change, Scale):
         path = f"/apis/apps/v1/namespaces/{change.namespace}/deployments/{change.deployment}"
         kube.patch(path, msgspec.json.encode({"spec": {"replicas": change.replicas}}), MERGE_PATCH)

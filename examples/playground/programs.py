@@ -22,21 +22,20 @@ STAGES = "stages"
 
 BUILD_TOOLS = "tests/e2e/build-tools"
 BUILDS = (("tests/e2e/build-control-plane",), (BUILD_TOOLS, "kwok"))
-"""Each command prints the directory of its programs, and builds them first if it has to."""
+"""The build commands. Each prints the directory of its programs, and builds them first if necessary."""
 
 PLUGIN = "kubectl-gpuquota"
 
 
 class Unusable(Exception):
-    """The playground cannot start on this machine; the message says what to do."""
+    """The playground cannot start on this machine. The message says what to do."""
 
 
 @dataclass(frozen=True)
 class Program:
     """A program that the playground runs.
 
-    ``name``: its file.
-    ``source``: where a person without Go gets it.
+    ``name``: its file. ``source``: where users without Go get it.
     """
 
     name: str
@@ -112,14 +111,14 @@ def missing_text(missing: Sequence[Program], *, has_go: bool, assets: str | None
 
 
 def link_commands(directory: Path, programs: Programs) -> None:
-    """Link what a person types, kubectl and its plugin, in ``directory``, which must not exist."""
+    """Link the commands that a user types, kubectl and its plugin, in ``directory``, which must not exist."""
     directory.mkdir()
     (directory / "kubectl").symlink_to(programs.path_of("kubectl").resolve())
     (directory / PLUGIN).symlink_to(Path(sysconfig.get_path("scripts"), PLUGIN))
 
 
 def _built(command: Sequence[str], env: Mapping[str, str], *, has_go: bool) -> str | None:
-    """Return the directory that a build prints; None if it was never built and there is no Go to do it."""
+    """Return the directory that a build prints, or None if it was never built and there is no Go to build it."""
     # The build has its own process group, so that its end also ends the compilers.
     build = subprocess.Popen(
         (str(ROOT / command[0]), *command[1:]),
@@ -133,7 +132,7 @@ def _built(command: Sequence[str], env: Mapping[str, str], *, has_go: bool) -> s
     try:
         printed, _ = build.communicate()
     except BaseException:
-        with contextlib.suppress(ProcessLookupError):  # it has ended
+        with contextlib.suppress(ProcessLookupError):  # the process has already ended
             os.killpg(build.pid, signal.SIGTERM)
         build.wait()
         raise

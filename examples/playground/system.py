@@ -41,7 +41,7 @@ POLL_SECONDS = 0.2
 
 
 class NotInstalled(Exception):
-    """A step of the installation failed; the message has the step and the reason."""
+    """A step of the installation failed. The message has the step and the reason."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class System:
             raise NotInstalled(f"vcuda-certs rotate: exit status {done.returncode}: {done.stdout}{done.stderr}")
 
     def _command(self, kind: str, name: str, *flags: str) -> tuple[str, ...]:
-        """Return the command of a workload with its own rights. Of a flag that is given twice the last one counts."""
+        """Return the command of a workload with its own rights. If a flag is given twice, the last one is used."""
         [workload] = (each for each in self.manifests if each["kind"] == kind and each["metadata"]["name"] == name)
         spec = workload["spec"]["template"]["spec"]
         [container] = spec["containers"]
@@ -203,7 +203,7 @@ def own_environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_rejected(cluster: Cluster, quota: Json) -> bool:
-    """Whether the webhook rejects this quota ConfigMap, in a dry run."""
+    """Return whether the webhook rejects this quota ConfigMap in a dry run."""
     try:
         cluster.kube.post("/api/v1/namespaces/kube-system/configmaps", msgspec.json.encode(quota), {"dryRun": "All"})
     except ApiError as error:
@@ -214,7 +214,7 @@ def is_rejected(cluster: Cluster, quota: Json) -> bool:
 
 
 def is_pinned(cluster: Cluster, team: Team) -> bool:
-    """Whether the webhook admits a pod of the team and pins it to a model, in a dry run."""
+    """Return whether the webhook admits a pod of the team in a dry run, and pins it to a model."""
     path = f"/api/v1/namespaces/{team.namespace}/pods"
     try:
         made = cluster.kube.post(path, msgspec.json.encode(bare_pod(team)), {"dryRun": "All"})

@@ -18,10 +18,10 @@ GRACE_SECONDS = 2
 """The grace period of each pod. The cards of a deleted pod are charged until it is over."""
 
 WAIT_SECONDS = 90
-"""A Job that got no pod by then has failed. It bounds the number of Jobs that wait."""
+"""Seconds after which a Job without pods has failed. This bounds the number of waiting Jobs."""
 
 KEEP_SECONDS = 20
-"""How long an ended Job is shown."""
+"""Seconds for which an ended Job is kept."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,8 @@ class Pods:
 class Team:
     """A namespace with a quota.
 
-    ``quota``: cards by model.
-    ``deployment``: scaled between 0 and its ``most`` pods.
-    ``first``: the pods that the Deployment begins with.
-    ``job``: Jobs that come and go; None for a team whose workloads only the reader changes.
+    ``quota``: cards by model. ``deployment``: scaled between 0 and its ``most`` pods. ``first``: the initial number of
+    pods of the Deployment. ``job``: the Jobs that are created; None for a team whose workloads only the reader changes.
     """
 
     namespace: str
@@ -58,7 +56,7 @@ class Team:
 
 
 TEAMS = (
-    # The first Deployment begins beyond its quota, so there is a rejection to look at from the start.
+    # The first Deployment exceeds its quota, so there is a rejection from the start.
     Team("team-vision", {"A100": 5}, Pods("detector", CARD, "1 card", 7), 6, Pods("label", CARD, "1 card", 2)),
     Team(
         "team-speech",
@@ -83,7 +81,7 @@ ALL = (*TEAMS, YOURS)
 
 @dataclass(frozen=True)
 class Scale:
-    """A Deployment gets another number of pods."""
+    """Scale a Deployment to another number of pods."""
 
     namespace: str
     deployment: str
@@ -142,7 +140,7 @@ def namespace_manifest(team: Team) -> Json:
 
 
 def deployment_manifest(team: Team) -> Json:
-    """Return the Deployment of a team with the pods that it begins with."""
+    """Return the Deployment of a team with its initial number of pods."""
     labels = {"app": team.deployment.name}
     return {
         "apiVersion": "apps/v1",
@@ -157,7 +155,7 @@ def deployment_manifest(team: Team) -> Json:
 
 
 def job_manifest(job: RunJob) -> Json:
-    """Return a Job that ends by itself and is deleted soon after, also if none of its pods is ever admitted."""
+    """Return a Job that ends by itself and is deleted soon after, even if none of its pods is ever admitted."""
     template = {
         "metadata": {"annotations": dict.fromkeys(COMPLETES_AFTER, f"{job.seconds}s")},
         "spec": {**_pod_spec(job.limits), "restartPolicy": "Never"},

@@ -35,9 +35,8 @@ COMMANDS = (
 def welcome(directory: Path, commands: Path, page: str) -> str:
     """Return what a person needs to use the playground.
 
-    ``directory``: has the file kubeconfig.
-    ``commands``: the directory of kubectl and its plugin.
-    ``page``: the address of the usage page.
+    ``directory``: has the file kubeconfig. ``commands``: the directory of kubectl and its plugin. ``page``: the address
+    of the usage page.
     """
     cache = directory / "kubectl-cache"
     return "\n".join(
@@ -74,10 +73,9 @@ def _jobs(team: Team) -> str:
 
 
 def verdict(running: int, rejected: int) -> str | None:
-    """Return what is missing for the playground to have shown anything; None if nothing is.
+    """Return what the playground has not shown, or None if it has shown everything.
 
-    ``running``: pods of the teams that were admitted and run.
-    ``rejected``: workloads of the teams with a rejected pod.
+    ``running``: pods of the teams that were admitted and run. ``rejected``: workloads of the teams with a rejected pod.
     """
     if not running:
         return "no pod of a team was admitted"

@@ -1,4 +1,4 @@
-"""Tenants that try to get past the quota while everything around them dies, and what each of them was answered."""
+"""Tenants that try to exceed the quota while faults hit every part. Counts the answer to each attack."""
 
 import itertools
 import json
@@ -42,8 +42,9 @@ TORN = "bound, and torn away"
 GONE = "gone before"
 ALLOWED, HUNG_UP = "allowed", "not answered"
 NO_RIGHT = "refused by RBAC"
-"""So also for a while after the API server has come up again: it does not know all rights yet, those of the webhook
-neither."""
+"""This also occurs for a while after the API server has restarted: it does not know all rights yet, including those of
+the webhook.
+"""
 NOT_ALLOWED = frozenset({"403", "429", "503", NO_RIGHT, HUNG_UP})
 INVENTED = "invented"
 
@@ -71,16 +72,16 @@ ATTACKS: Mapping[str, frozenset[str]] = {
     "review of 2.8 MiB": frozenset({ALLOWED, *NOT_ALLOWED}),
     "half a body, and silence": frozenset({HUNG_UP}),
 }
-"""Each with all that it may be answered."""
+"""Each attack with all answers that are permitted."""
 
 CLAIM_ATTACKS: Mapping[str, frozenset[str]] = {
-    "claim held to a model by hand, marked as the scheduler's": REFUSED | {STORED, "no GPU model"},
+    "claim pinned to a model by hand, marked as the scheduler's": REFUSED | {STORED, "no GPU model"},
     "finalizer of a claim": REFUSED | {"refused by policy", GONE},
 }
-"""Those where there are ResourceClaims."""
+"""The attacks that need ResourceClaims."""
 
 FEW_CORES = {"tencent.com/vcuda-core": 5, "tencent.com/vcuda-memory": 1}
-"""For what stays charged though it is never stored: others shall have something left."""
+"""A small request for pods that stay charged although they are never stored, so that room is left for others."""
 
 SELECTIONS = (
     required(term(*(requirement("rank", "Gt", str(n)) for n in range(490)), requirement("rank", "Lt", "0"))),
@@ -89,11 +90,11 @@ SELECTIONS = (
 LARGE = {"env": [{"name": f"SETTING_{number}", "value": "x" * 80} for number in range(25_000)]}
 SILENT, SILENT_SECONDS = 30, 3.0
 PAUSE = 0.8
-"""Seconds, on an average, between two tries of one attacker."""
+"""Average number of seconds between two attempts of one attacker."""
 
 
 def outcome(answer: Answer) -> str:
-    """What a tenant was answered, in a word; the whole answer where it is known of no attack."""
+    """Return the answer to a tenant as one word, or the whole answer if no attack is known to receive it."""
     named = (name for name, status, text in KINDS if answer.status == status and text in answer.message)
     told = next(named, "") or (str(answer.status) if answer.status == HTTPStatus.OK else reason(answer))
     return API_AWAY if told not in REASONS and answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR else told
@@ -101,9 +102,9 @@ def outcome(answer: Answer) -> str:
 
 @dataclass(frozen=True)
 class Siege:
-    """What tenants of ClusterRole `edit` do, each in the last namespace of the group that the callers are in.
+    """Attacks by tenants with ClusterRole `edit`, each in the last namespace of the callers' present group.
 
-    ``tenant`` may edit those, ``admin`` stands for the scheduler. ``counts`` are their answers, by attack.
+    ``tenant`` may edit these namespaces. ``admin`` acts as the scheduler. ``counts`` are the answers by attack.
     """
 
     callers: Callers
@@ -115,7 +116,7 @@ class Siege:
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def attackers(self) -> list[Callable[[threading.Event], None]]:
-        """One thread each, for `in_threads`."""
+        """Return the attackers, one for each thread of `in_threads`."""
         does = dict(
             zip(
                 ATTACKS,
@@ -145,7 +146,7 @@ class Siege:
         return self.callers.present()[-1]
 
     def _pod(self, limits: Json = GPU_REQUESTS[0], **metadata: object) -> Json:
-        """Every replica is asked in its turn."""
+        """Return a pod for the next replica in turn."""
         number = next(self.numbers)
         return gpu_pod(f"attack-{number}", self._namespace, limits, labels=self.callers.labels(number), **metadata)
 
@@ -198,7 +199,7 @@ class Siege:
         return self.tenant.send("DELETE", path, {"gracePeriodSeconds": 0}).status == HTTPStatus.OK
 
     def _planted(self) -> str:
-        """Held to some model as /mutate would, and to be left out by whoever believes in annotations."""
+        """Create a claim that is pinned as by /mutate, with the annotation of a claim that the scheduler created."""
         entry = CLAIM_REQUESTS[1]["exactly"]
         expression = write_pin(ClaimPin(NVIDIA, (random.choice([*PRODUCTS]).lower(),)))  # noqa: S311  # a load
         asked = {"name": "gpu", "exactly": {**entry, "selectors": [{"cel": {"expression": expression}}]}}
@@ -215,7 +216,7 @@ class Siege:
         return patched
 
     def _claim(self, asked: Json, **metadata: object) -> tuple[str, Json]:
-        """Every replica is asked in its turn."""
+        """Create a claim at the next replica in turn. Return the outcome and the claim."""
         number = next(self.numbers)
         made = claim(self._namespace, f"attack-{number}", asked)
         made["metadata"] |= {"labels": self.callers.labels(number), **metadata}
@@ -249,7 +250,7 @@ class Siege:
         return self._review(pod, dryRun=True)
 
     def _replica(self) -> WebhookProcess:
-        """Another one may have taken its place, at the same address."""
+        """Return a replica. A new process may have taken its place, at the same address."""
         return random.choice(self.replicas)  # noqa: S311  # a load
 
     def _review(self, pod: Json, **fields: object) -> str:
@@ -266,7 +267,7 @@ class Siege:
         return ALLOWED if response["allowed"] else str(response["status"]["code"])
 
     def _silence(self) -> str:
-        """So many connections at a time: some send half of a large body, some nothing."""
+        """Open so many connections at a time. Some send half of a large body, some send nothing."""
         with ExitStack() as held, suppress(OSError):
             for number in range(SILENT):
                 connection = held.enter_context(connected(self._replica()))
@@ -279,7 +280,7 @@ class Siege:
 
 
 def binding(pod: Json) -> tuple[str, Json]:
-    """Where to send what binds the pod, and what."""
+    """Return the path and the body of the request that binds the pod."""
     name, target = pod["metadata"]["name"], {"apiVersion": "v1", "kind": "Node", "name": NODE}
     body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name, "annotations": FORGED}, "target": target}
     return f"{path_of(pod)}/{name}/binding", body
@@ -287,7 +288,7 @@ def binding(pod: Json) -> tuple[str, Json]:
 
 @contextmanager
 def connected(replica: WebhookProcess) -> Iterator[ssl.SSLSocket]:
-    """A connection that gives up after a while, and as soon as it cannot send."""
+    """Yield a connection with a timeout, which closes as soon as it cannot send."""
     parts = urlsplit(replica.url)
     with (
         socket.create_connection((parts.hostname, parts.port or 0), timeout=SILENT_SECONDS) as raw,
@@ -297,7 +298,9 @@ def connected(replica: WebhookProcess) -> Iterator[ssl.SSLSocket]:
 
 
 def prepare(cluster: Cluster, namespaces: Sequence[str]) -> None:
-    """Let user `tenant` edit the namespaces, and their own labels, and let a ResourceQuota refuse what has FPGAs."""
+    """Give user `tenant` the right to edit the namespaces and their labels. A ResourceQuota rejects pods that request
+    FPGAs.
+    """
     rbac = {"apiVersion": "rbac.authorization.k8s.io/v1"}
     rule = {"apiGroups": [""], "resources": ["namespaces"], "verbs": ["get", "patch"]}
     cluster.create({**rbac, "kind": "ClusterRole", "metadata": {"name": NODE}, "rules": [rule]})
@@ -306,7 +309,7 @@ def prepare(cluster: Cluster, namespaces: Sequence[str]) -> None:
         metadata = {"namespace": namespace, "name": NODE}
         hard = {"hard": {f"requests.{FPGA}": "0"}}
         cluster.create({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": hard})
-        # The controller manager writes this too, some time later.
+        # The controller manager also writes this status, but later.
         path = f"/api/v1/namespaces/{namespace}/resourcequotas/{NODE}/status"
         cluster.rest.merge_patch(path, {"status": {**hard, "used": {f"requests.{FPGA}": "0"}}})
         for role in ("edit", NODE):

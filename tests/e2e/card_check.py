@@ -1,6 +1,6 @@
-"""What stored pods have of the cards of their nodes, worked out from their annotations in the plainest way.
+"""Computes from annotations which part of each node's cards the stored pods use.
 
-It shares nothing with the code under test.
+This is an independent oracle: it shares nothing with the code under test, and prefers simple code.
 """
 
 from collections import Counter
@@ -12,11 +12,11 @@ CORES, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
 INDEX = "tencent.com/predicate-gpu-idx-"
 
 Taken = dict[tuple[str, int], tuple[int, int]]
-"""Cores and blocks of memory in use, by node and card."""
+"""The cores and blocks of memory in use, by node and card."""
 
 
 def taken(pods: Iterable[Json], card_memory: int) -> Taken:
-    """What is in use of each card by pods that are bound, or have a node chosen for them."""
+    """Return the use of each card by pods that are bound, or for which a node is chosen."""
     cores: Counter[tuple[str, int]] = Counter()
     memory: Counter[tuple[str, int]] = Counter()
     for pod in pods:
@@ -40,7 +40,7 @@ def wanted(container: Json) -> tuple[int, int]:
 
 
 def over(used: Taken, nodes: Iterable[str], cards: int, card_memory: int) -> list[str]:
-    """What is wrong: a card over its cores or its memory, or one that there is not."""
+    """Return the errors: each card whose cores or memory are exceeded, and each card that does not exist."""
     known = {(node, card) for node in nodes for card in range(cards)}
     return [
         f"{node} card {card}: {cores} cores, {memory} blocks"
@@ -50,7 +50,7 @@ def over(used: Taken, nodes: Iterable[str], cards: int, card_memory: int) -> lis
 
 
 def fits_somewhere(pod: Json, used: Taken, nodes: Iterable[str], cards: int, card_memory: int) -> bool:
-    """Whether a pod could still be placed, one container after the other on the fullest card that has room."""
+    """Return whether a pod could be placed, each container on the fullest card that has room."""
     return any(_fits(pod, [used.get((node, card), (0, 0)) for card in range(cards)], card_memory) for node in nodes)
 
 

@@ -30,7 +30,7 @@ from tests.integration.reviews import gpu_pod
 from tests.processes import PATIENCE, ControllerProcess, Fields, OwnProcess, WebhookProcess
 
 ASKS = "e2e.vcuda.io/policy"
-"""The label of the pods that another webhook reviews, in at most SLOWEST seconds."""
+"""The label of the pods that another webhook reviews, within SLOWEST seconds."""
 
 REFUSAL = "refused by another policy"
 SLOWEST, REFUSED_PART = 1.5, 0.1
@@ -39,7 +39,7 @@ STORED = "stored"
 OVER_QUOTA = "over quota"
 LEDGER_LOST = "ledger lost, or killed while it was made (429)"
 BUSY = "busy, come again (429)"
-NOT_PINNED = "not held to a model: /mutate was not reached"
+NOT_PINNED = "not pinned to a model: /mutate was not reached"
 WEBHOOK_AWAY = "webhook not reached"
 POLICY = "refused by another policy, after it was charged"
 API_AWAY = "API server or etcd not reached"
@@ -52,7 +52,7 @@ _REASONS = (
     (LEDGER_LOST, {403, 429}, r"ledger of namespace \S+ was lost; pods that were charged in it may still be stored"),
     (BUSY, {403, 429}, r"try again (in 1 s|later)$"),
     (WEBHOOK_AWAY, {500}, r"failed calling webhook \"validate(-claims)?(-\d)?\.quota\.vcuda\.io\""),
-    (API_AWAY, {504}, ""),  # The replica is ending, and may say nothing
+    (API_AWAY, {504}, ""),  # The replica is ending, and need not give a reason
     (API_AWAY, {500, 503}, r"etcd|rpc error|did not complete|context (deadline|canceled)|shut ?down|timed? ?out"),
 )
 
@@ -67,10 +67,12 @@ CLAIM_REQUESTS: Sequence[Json] = (
     request(HAMI, capacity={"requests": {"cores": "50", "memory": "4Gi"}}),
 )
 SLOW_PART, CLAIM_PART, TEMPLATE_PART = 0.1, 0.3, 0.05
-"""The parts of the created objects: reviewed by the slow webhook, claims, and pods with a template of a claim."""
+"""The fractions of created objects that the slow webhook reviews, that are claims, and that are pods with a template of
+a claim.
+"""
 
 ROOMY_PART = 0.75
-"""The part of the objects that is created in the namespace with room for hundreds. There replicas reserve."""
+"""The fraction of objects that is created in the namespace with room for hundreds. Replicas reserve there."""
 
 LEADING, REAPED = "leading", "releasing the reservation of a replica that has ended"
 INTERNAL, NOT_ANSWERED = "internal error", "not answered"
@@ -80,14 +82,16 @@ TOLD = (LEADING, REAPED, INTERNAL, NOT_ANSWERED)
 SAMPLE_PAUSE = 0.5
 GRANTED = re.compile(rb"^vcuda_ledger_granted_total (\S+)", re.MULTILINE)
 HOLD, PAUSE = 0.3, 0.2
-"""The most seconds for which a pod is kept, and between two tries of one caller."""
+"""The maximum time for which a pod is kept, and the pause between two attempts of one caller, in seconds."""
 
 ROOMY_HOLD = 4.0
-"""The seconds for which a pod is kept in the namespace with room."""
+"""Seconds for which a pod is kept in the namespace with room."""
 
 
 def reason(answer: Answer) -> str:
-    """The reason of a rejection in a word, or that there was none. The whole answer if the reason is unknown."""
+    """Return the reason of a rejection as one word, or that there was none. An unknown reason is returned as the whole
+    answer.
+    """
     if answer.status == HTTPStatus.CREATED:
         return STORED
     for name, statuses, pattern in _REASONS:
@@ -101,7 +105,7 @@ REASONS = frozenset({STORED, API_AWAY, *(name for name, _, _ in _REASONS)})
 
 @dataclass(frozen=True)
 class Callers:
-    """So many callers, each with one replica and one API server. ``counts`` are their answers.
+    """Callers, each with one replica and one API server. ``counts`` are the answers to them.
 
     They share the namespaces of one group, and move to the next group every ``stay`` seconds. They create most objects
     in the first namespace of a group. While ``keep`` is set, they delete nothing there, so that it fills up soon.
@@ -146,11 +150,11 @@ class Callers:
                 return
 
     def present(self) -> Sequence[str]:
-        """The namespaces of the present group."""
+        """Return the namespaces of the present group."""
         return self.groups[int((time.monotonic() - self.started) / self.stay) % len(self.groups)]
 
     def labels(self, number: int) -> Mapping[str, str]:
-        """The callers that use one of the replicas."""
+        """Return the labels of an object that a replica reviews."""
         return {REPLICA: str(number % self.replicas)}
 
     def _manifest(self, name: str, namespace: str, labels: Mapping[str, str]) -> Json:
@@ -164,7 +168,7 @@ class Callers:
 
 
 def created(rest: Rest, made: Json) -> str:
-    """Return the outcome of a creation in a word."""
+    """Return the outcome of a creation as one word."""
     try:
         return reason(rest.send("POST", path_of(made), made))
     except HTTPError:
@@ -172,7 +176,7 @@ def created(rest: Rest, made: Json) -> str:
 
 
 def delete(rest: Rest, made: Json, stop: threading.Event) -> None:
-    """Delete the pod or claim, stored or not, until the API server says that it is gone, or will be."""
+    """Delete the pod or claim, which may not be stored, until the API server confirms the deletion."""
     path = f"{path_of(made)}/{made['metadata']['name']}"
     while not stop.is_set():
         try:
@@ -201,7 +205,7 @@ def templates(namespace: str, replicas: int) -> list[Json]:
 
 
 def think(_path: str, review: Json) -> Json:
-    """Answer a review after a while, and reject some."""
+    """Answer a review after a delay, and reject some."""
     time.sleep(random.uniform(0, SLOWEST))  # noqa: S311  # a load
     allowed = random.random() > REFUSED_PART  # noqa: S311  # a load
     return reviewed(review, allowed=allowed, status={"code": 403, "message": REFUSAL})
@@ -209,7 +213,9 @@ def think(_path: str, review: Json) -> Json:
 
 @contextmanager
 def policy(directory: Path, timeout: int) -> Iterator[Json]:
-    """Run the webhook, and return its item of a configuration. ``directory`` has its certificate and ``ca.crt``."""
+    """Run the slow webhook, and return its item of a configuration. ``directory`` has its certificate and
+    ``ca.crt``.
+    """
     with answering(think, directory) as url:
         about = {"rules": [*webhook("")["rules"], CLAIM_RULE], "sideEffects": "None", "timeoutSeconds": timeout}
         yield asks_about_pods("policy.e2e.vcuda.io", url, directory, ASKS, **about)
@@ -219,7 +225,7 @@ P = TypeVar("P", bound=OwnProcess)
 
 
 class Victim(Generic[P]):
-    """One process of a Deployment. If it ends, ``start`` makes another one in the background."""
+    """A process of a Deployment. If it ends, ``start`` makes another one in the background."""
 
     def __init__(self, start: Callable[[], P], threads: ThreadPoolExecutor, first: P | None = None) -> None:
         self.kills = 0
@@ -247,16 +253,16 @@ class Victim(Generic[P]):
         self._running = self._threads.submit(self._start)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to all of it: arbiter and worker."""
+        """Send a signal to the arbiter and the worker."""
         os.killpg(self.current().process.pid, number)
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has ended by itself."""
+        """Return whether the process has ended by itself."""
         return self._running.done() and self.serving() is None
 
     def history(self, event: str) -> list[Fields]:
-        """Return the log lines of this event, of `TOLD`, by this process and by those before it."""
+        """Return the log lines of this event, one of `TOLD`, by this process and by its predecessors."""
         return [line for line in (*self._told, *lines_of(self.current())) if line["event"] == event]
 
 
@@ -265,12 +271,12 @@ def lines_of(process: OwnProcess) -> list[Fields]:
 
 
 Make = Callable[..., WebhookProcess]
-"""Return a function that starts a replica of the installation with these further flags."""
+"""Starts a replica of the installation with further flags."""
 
 
 @contextmanager
 def replicas(makes: Sequence[Make]) -> Iterator[Sequence[Victim[WebhookProcess]]]:
-    """Replicas that can be killed. A new one listens at the address of the old one."""
+    """Run replicas that can be killed. A new one listens at the address of the old one."""
 
     def victim(make: Make, first: WebhookProcess) -> Victim[WebhookProcess]:
         return Victim(partial(make, "--bind", urlsplit(first.url).netloc), threads, first)
@@ -286,9 +292,9 @@ def replicas(makes: Sequence[Make]) -> Iterator[Sequence[Victim[WebhookProcess]]
 
 @dataclass
 class Figures:
-    """The most memory of a replica in MiB: of its worker, and of all its processes together.
+    """The maximum memory of a replica in MiB: of its worker, and of all its processes together.
 
-    ``grants``: the number of charges that each process granted from its reservation, by its last log line.
+    ``grants``: the number of charges that each process admitted from its reservation, by its last log line.
     """
 
     worker: int = 0
@@ -297,10 +303,10 @@ class Figures:
     grants: dict[int, float] = field(default_factory=dict)
 
     def sample(self, victim: Victim[WebhookProcess], stop: threading.Event) -> None:
-        """Read the figures until told to stop. The kernel keeps the highest figure of a process."""
+        """Read the figures until ``stop`` is set. The kernel keeps the maximum of a process."""
         while not stop.wait(SAMPLE_PAUSE):
             if process := victim.serving():
-                # The process may have ended meanwhile, or may have no worker yet.
+                # The process may have ended, or may have no worker yet.
                 with suppress(OSError, ValueError, HTTPException):
                     worker = process.worker()
                     self.worker = max(self.worker, kernel_says(worker, "status", "VmHWM"))
@@ -326,7 +332,7 @@ class Controllers:
     candidates: Sequence[Victim[ControllerProcess]]
 
     def kill_leader(self) -> bool:
-        """Kill the leader with SIGKILL, if there is one now."""
+        """Kill the leader with SIGKILL, if there is one."""
         for candidate in self.candidates:
             process = candidate.serving()
             if process and process.logs(LEADING):

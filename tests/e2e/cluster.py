@@ -1,8 +1,8 @@
-"""What end-to-end tests do with a cluster: objects in, states awaited, and the kubelet's part played by hand.
+"""Actions of end-to-end tests on a cluster: create objects, await states, and do the kubelet's part by hand.
 
-A webhook configuration takes effect some time, up to seconds, after it is stored, and the API server tells nobody. So
-each gets one more webhook, that nothing serves, for ConfigMaps with a label no one else uses: a dry-run of such a
-ConfigMap fails from the moment the configuration is in effect to the moment it is not, and it takes effect whole.
+A webhook configuration takes effect up to seconds after it is stored, without any sign by the API server. So each
+configuration gets one more webhook without a server, for ConfigMaps with a label that nothing else has. A dry run of
+such a ConfigMap fails while the configuration is in effect. A configuration takes effect as a whole.
 """
 
 import json
@@ -27,7 +27,7 @@ from vcuda.kube import Kube
 Json = dict[str, Any]
 Labels = Mapping[str, str]
 Predicate = Callable[[list[Json]], bool]
-"""What is awaited of all the objects of a collection together."""
+"""A condition on all objects of a collection together."""
 
 TIMEOUT = 60.0
 NODE_CAPACITY = {"cpu": "64", "memory": "256Gi", "pods": "250"}
@@ -35,11 +35,11 @@ NOT_READY = "node.kubernetes.io/not-ready"
 
 
 class Cluster:
-    """The API server of ``control_plane``, as the user that ``token`` belongs to; the admin by default.
+    """The API server of ``control_plane``, as the user of ``token``; by default the admin.
 
-    ``api`` is the official client for typed calls, ``rest`` the same connections for plain JSON.
-    Timeouts are seconds; a state that does not come in time raises TimeoutError with what was last seen.
-    A refused request raises kubernetes' ApiException, unless a method says that it returns the Answer.
+    ``api`` is the official client for typed calls. ``rest`` uses the same connections for plain JSON. Timeouts are
+    seconds. If an awaited state does not occur in time, TimeoutError is raised with the last state. A rejected request
+    raises kubernetes' ApiException, unless the method returns an Answer.
     """
 
     def __init__(self, control_plane: ControlPlane, token: str | None = None) -> None:
@@ -58,13 +58,13 @@ class Cluster:
     # Users
 
     def kubeconfig_for_token(self, token: str) -> Path:
-        """A new kubeconfig file for the bearer of ``token``."""
+        """Return a new kubeconfig file for the bearer of ``token``."""
         path = self.control_plane.directory / f"{secrets.token_hex(4)}.kubeconfig"
         write_kubeconfig(path, self.server, self.ca_file, token)
         return path
 
     def service_account_token(self, namespace: str, name: str) -> str:
-        """A token of an existing ServiceAccount, good for an hour, by TokenRequest."""
+        """Return a token of an existing ServiceAccount, valid for an hour, by TokenRequest."""
         about = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest"}
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
         return str(self.rest.send("POST", path, {**about, "spec": {"expirationSeconds": 3600}}).ok()["status"]["token"])
@@ -73,7 +73,7 @@ class Cluster:
 
     @cached_property
     def kubectl_program(self) -> str:
-        """The kubectl of the binaries, else the one on PATH; FileNotFoundError where there is neither."""
+        """Return the kubectl of the binaries, otherwise the one on PATH. Raises FileNotFoundError if there is none."""
         assets = self.control_plane.assets
         found = shutil.which("kubectl", path=f"{assets}{os.pathsep}{os.environ.get('PATH', os.defpath)}")
         if found is None:
@@ -83,7 +83,10 @@ class Cluster:
     def kubectl(
         self, *arguments: str, stdin: str | None = None, check: bool = True, kubeconfig: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run kubectl, as this user or that of ``kubeconfig``; ``check``: CalledProcessError with what it wrote."""
+        """Run kubectl as this user, or as the user of ``kubeconfig``.
+
+        With ``check``, a failure raises CalledProcessError with the output.
+        """
         cache = self.control_plane.directory / "kubectl-cache"
         options = (f"--kubeconfig={kubeconfig or self.kubeconfig}", f"--cache-dir={cache}")
         command = (self.kubectl_program, *options, *arguments)
@@ -101,15 +104,15 @@ class Cluster:
         self.kubectl("apply", "-f", "-", stdin=json.dumps(document))
 
     def create(self, manifest: Json) -> Json:
-        """The object as stored."""
+        """Create an object, and return it as stored."""
         return self.try_create(manifest).ok()
 
     def try_create(self, manifest: Json, **query: str) -> Answer:
-        """The answer to a POST of ``manifest``, refused or not; ``query``: dryRun="All" and the like."""
+        """Return the answer to a POST of ``manifest``, also if it is rejected. ``query``: for example dryRun="All"."""
         return self.rest.send("POST", self.path_of(manifest), manifest, **query)
 
     def path_of(self, manifest: Json) -> str:
-        """The collection that ``manifest`` belongs to, as in `/apis/apps/v1/namespaces/team-a/deployments`."""
+        """Return the collection path of ``manifest``, for example `/apis/apps/v1/namespaces/team-a/deployments`."""
         version, kind = manifest["apiVersion"], manifest["kind"]
         root = f"/apis/{version}" if "/" in version else f"/api/{version}"
         if (root, kind) not in self._resources:
@@ -122,10 +125,10 @@ class Cluster:
     def await_collection(
         self, path: str, predicate: Predicate, timeout: float = TIMEOUT, **selectors: str
     ) -> list[Json]:
-        """The objects at collection ``path`` once ``predicate`` holds for them.
+        """Return the objects of collection ``path`` as soon as ``predicate`` holds for them.
 
-        ``selectors``: labelSelector, fieldSelector. Asked after the LIST and again after each watch event.
-        Raises TimeoutError after ``timeout`` seconds, with the objects as last seen.
+        ``selectors``: labelSelector, fieldSelector. The predicate is called after the LIST and after each watch event.
+        After ``timeout`` seconds TimeoutError is raised, with the last objects.
         """
         last: list[Json] = []
         with closing(states(self.rest, path, time.monotonic() + timeout, selectors)) as every:
@@ -135,7 +138,7 @@ class Cluster:
         raise TimeoutError(f"{path} {selectors or ''} not as awaited; last seen:\n{json.dumps(last, indent=1)}")
 
     def await_object(self, path: str, name: str, predicate: Callable[[Json], bool], timeout: float = TIMEOUT) -> Json:
-        """The object ``name`` of the collection at ``path`` once it exists and ``predicate`` holds for it."""
+        """Return the object ``name`` of the collection ``path`` as soon as it exists and ``predicate`` holds for it."""
         named = {"fieldSelector": f"metadata.name={name}"}
         return self.await_collection(path, lambda objects: any(map(predicate, objects)), timeout, **named)[0]
 
@@ -146,10 +149,10 @@ class Cluster:
     def register_webhooks(
         self, *, mutating: Sequence[Json] = (), validating: Sequence[Json] = (), timeout: float = TIMEOUT
     ) -> Iterator[None]:
-        """`with` this, the webhooks (items of a configuration's `webhooks`) are in effect; after it they are not.
+        """Register the webhooks during the ``with`` statement. They are items of a configuration's `webhooks`.
 
-        Both configurations are stored, or deleted, before either is waited for: their seconds then pass together.
-        TimeoutError where either takes too long.
+        They are in effect inside, and no longer in effect after it. Both configurations are stored, or deleted, before
+        either is awaited, so the delays overlap. Raises TimeoutError if one takes too long.
         """
         kinds = {"MutatingWebhookConfiguration": mutating, "ValidatingWebhookConfiguration": validating}
         stored: dict[str, str] = {}
@@ -173,11 +176,13 @@ class Cluster:
         return items
 
     def await_events(self, namespace: str, selector: str = "", predicate: Predicate = bool) -> list[Json]:
-        """The Events in ``namespace`` that a field selector chooses, once ``predicate`` holds: there is one, else."""
+        """Return the Events in ``namespace`` that a field selector chooses, as soon as ``predicate`` holds; by default,
+        if there are any.
+        """
         return self.await_collection(f"/api/v1/namespaces/{namespace}/events", predicate, fieldSelector=selector)
 
     def delete(self, path: str) -> None:
-        """Delete what may be there."""
+        """Delete an object that may not exist."""
         answer = self.rest.send("DELETE", path, {"gracePeriodSeconds": 0})
         if answer.status != HTTPStatus.NOT_FOUND:
             answer.ok()
@@ -185,14 +190,14 @@ class Cluster:
     # Namespaces and nodes
 
     def create_namespace(self, name: str | None = None, labels: Labels | None = None) -> str:
-        """The name of a new namespace."""
+        """Create a namespace, and return its name."""
         metadata = {**({"name": name} if name else {"generateName": "e2e-"}), "labels": dict(labels or {})}
         created = self.create({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
         return str(created["metadata"]["name"])
 
     @contextmanager
     def fresh_namespace(self, labels: Labels | None = None, name: str | None = None) -> Iterator[str]:
-        """A namespace with these labels, deleted with its pods afterwards."""
+        """Create a namespace with these labels. It is deleted with its pods at the end."""
         name = self.create_namespace(name, labels)
         try:
             yield name
@@ -200,12 +205,14 @@ class Cluster:
             self.delete_namespace(name)
 
     def delete_namespace(self, name: str) -> None:
-        """Delete ``name`` and its pods at once; what the controller manager then does to it is not awaited."""
+        """Delete ``name`` and its pods at once. The work of the controller manager that follows is not awaited."""
         self.rest.send("DELETE", f"/api/v1/namespaces/{name}").ok()
         self.rest.send("DELETE", f"/api/v1/namespaces/{name}/pods", {"gracePeriodSeconds": 0}).ok()
 
     def create_node(self, name: str, labels: Labels | None = None, capacity: Mapping[str, str] | None = None) -> Json:
-        """A Ready node that the scheduler uses. ``capacity``: quantities by resource, over those of a large machine."""
+        """Create a Ready node that the scheduler uses. ``capacity`` adds to, or replaces, the resources of a large
+        machine.
+        """
         metadata = {"name": name, "labels": {"kubernetes.io/hostname": name, **(labels or {})}}
         self.create({"apiVersion": "v1", "kind": "Node", "metadata": metadata})
         quantities = {**NODE_CAPACITY, **(capacity or {})}
@@ -229,14 +236,14 @@ class Cluster:
         return self.rest.get(f"/api/v1/namespaces/{namespace}/pods/{name}")
 
     def await_pods(self, namespace: str, predicate: Predicate, timeout: float = TIMEOUT) -> list[Json]:
-        """All pods in ``namespace`` once ``predicate`` holds for them together."""
+        """Return all pods in ``namespace`` as soon as ``predicate`` holds for them together."""
         return self.await_collection(f"/api/v1/namespaces/{namespace}/pods", predicate, timeout)
 
     def await_bound(self, namespace: str, name: str = "train", timeout: float = TIMEOUT) -> Json:
         return self.wait_pod(namespace, name, is_bound, timeout)
 
     def bind(self, pod: Json, node: str) -> None:
-        """Create the pod and bind it to the node, as a scheduler would; the cluster's own leaves it alone."""
+        """Create the pod and bind it to the node, as a scheduler would. The cluster's own scheduler ignores it."""
         self.create({**pod, "spec": {**pod["spec"], "schedulerName": "by-hand"}})
         name, target = pod["metadata"]["name"], {"apiVersion": "v1", "kind": "Node", "name": node}
         binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
@@ -244,32 +251,36 @@ class Cluster:
         self.rest.send("POST", path, binding).ok()
 
     def wait_pod(self, namespace: str, name: str, predicate: Callable[[Json], bool], timeout: float = TIMEOUT) -> Json:
-        """The pod once it exists and ``predicate`` holds for it."""
+        """Return the pod as soon as it exists and ``predicate`` holds for it."""
         return self.await_object(f"/api/v1/namespaces/{namespace}/pods", name, predicate, timeout)
 
     def set_pod_status(self, namespace: str, name: str, status: Json) -> Json:
-        """Merge ``status`` into the pod's, as its kubelet would."""
+        """Merge ``status`` into the pod's status, as its kubelet would."""
         return self.rest.merge_patch(f"/api/v1/namespaces/{namespace}/pods/{name}/status", {"status": status})
 
     def run_pod(self, namespace: str, name: str) -> Json:
-        """Let the pod be Running and Ready."""
+        """Set the pod to Running and Ready."""
         true = ("PodScheduled", "Initialized", "ContainersReady", "Ready")
         conditions = [{"type": kind, "status": "True"} for kind in true]
         return self.set_pod_status(namespace, name, {"phase": "Running", "conditions": conditions})
 
     def finish_pod(self, namespace: str, name: str, phase: str = "Succeeded") -> Json:
-        """Let the pod end as ``phase``: Succeeded or Failed."""
+        """End the pod with ``phase``: Succeeded or Failed."""
         return self.set_pod_status(namespace, name, {"phase": phase})
 
     def delete_pod(self, namespace: str, name: str) -> None:
-        """Delete the pod after it has ended, as its kubelet would: it is gone on return. It may be gone already."""
+        """End and delete the pod, as its kubelet would. On return it no longer exists. It may not exist at the
+        start.
+        """
         answer = self.rest.send("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")
         if answer.status == HTTPStatus.OK and is_bound(answer.body) and not has_ended(answer.body):
             self.finish_pod(namespace, name)
         self.delete_by_force(namespace, name)
 
     def delete_by_force(self, namespace: str, name: str) -> None:
-        """Delete the pod at once, whatever its containers do: it is gone on return. It may be gone already."""
+        """Delete the pod at once, even if its containers run. On return it no longer exists. It may not exist at the
+        start.
+        """
         self.delete(f"/api/v1/namespaces/{namespace}/pods/{name}")
 
 
@@ -280,12 +291,14 @@ RESOURCES = {
 }
 SENTINEL_LABEL = "e2e.vcuda.io/sentinel"
 NOBODY = "https://127.0.0.1:1/"
-"""Where nothing listens."""
+"""An address at which nothing listens."""
 
 
 @contextmanager
 def administering(control_plane: ControlPlane) -> Iterator[Cluster]:
-    """The control plane's API as admin, its own namespaces present, and the rights of tenants gathered."""
+    """Connect to the control plane's API as admin, when its own namespaces exist and the ClusterRoles of tenants are
+    aggregated.
+    """
     with closing(Cluster(control_plane)) as admin:
         for name in ("default", "kube-system"):
             admin.await_object("/api/v1/namespaces", name, lambda _: True)
@@ -309,9 +322,9 @@ def configuration(kind: str, name: str, webhooks: Sequence[Json]) -> Json:
 
 
 def webhook(name: str, url: str = NOBODY, ca: str = "", resource: str = "pods", /, **fields: object) -> Json:
-    """A webhook, as an item of a configuration, asked about new objects, which has to answer; by default nobody does.
+    """Return a webhook as an item of a configuration. It is called for new objects, and a failed call rejects them.
 
-    ``ca``: the caBundle. ``fields`` stand over those here.
+    ``ca``: the caBundle. ``fields`` replace the defaults. The default URL has no server.
     """
     return {
         "name": name,
@@ -325,18 +338,20 @@ def webhook(name: str, url: str = NOBODY, ca: str = "", resource: str = "pods", 
 
 
 def sentinel(name: str) -> Json:
-    """A webhook that refuses every ConfigMap labelled ``name``."""
+    """Return a webhook that rejects every ConfigMap with the label ``name``."""
     selected = {"objectSelector": {"matchLabels": {SENTINEL_LABEL: name}}, "sideEffects": "None", "timeoutSeconds": 1}
     return webhook("sentinel.e2e.vcuda.io", NOBODY, "", "configmaps", **selected)
 
 
 def await_effect(rest: Rest, name: str, timeout: float, *, wanted: bool) -> None:
-    """Return once configuration ``name`` is, or is no longer, in effect. The API server tells nobody: ask again."""
+    """Return when configuration ``name`` is in effect, or no longer in effect. This polls, because the API server gives
+    no sign.
+    """
     eventually(lambda: in_effect(rest, name) is wanted, lambda: f"webhooks {name}: in effect is not {wanted}", timeout)
 
 
 def in_effect(rest: Rest, name: str) -> bool:
-    """Whether the sentinel of configuration ``name`` refuses a dry-run."""
+    """Return whether the sentinel of configuration ``name`` rejects a dry run."""
     labelled = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "labels": {SENTINEL_LABEL: name}}}
     answer = rest.send("POST", "/api/v1/namespaces/default/configmaps", labelled, dryRun="All")
     if answer.status == HTTPStatus.INTERNAL_SERVER_ERROR and "sentinel.e2e.vcuda.io" in answer.message:
@@ -346,5 +361,5 @@ def in_effect(rest: Rest, name: str) -> bool:
 
 
 def streams_lists(kube: Kube) -> bool:
-    """Whether the API server's feature gate WatchList is on: by default it is in 1.32, and from 1.34 on."""
+    """Return whether the API server's feature gate WatchList is on. By default it is on in 1.32 and from 1.34."""
     return bool(re.search(rb'kubernetes_feature_enabled\{name="WatchList",stage="\w*"\} 1', kube.get("/metrics")))

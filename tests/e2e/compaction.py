@@ -1,4 +1,4 @@
-"""What the API server does every five minutes: it has etcd forget old versions. Here it is done at once."""
+"""Has etcd forget old versions at once, as the API server does every five minutes."""
 
 import base64
 import json
@@ -11,7 +11,7 @@ from tests.processes import eventually
 from tools.control_plane import ControlPlane
 
 COMPACT_REVISION = "compact_rev_key"
-"""Where API servers tell each other the version before which nothing is left (``etcd3/compact.go``)."""
+"""The key by which API servers share the version of the last compaction (``etcd3/compact.go``)."""
 
 
 def token_of(page: bytes) -> str:
@@ -20,11 +20,11 @@ def token_of(page: bytes) -> str:
 
 
 def expire(control_plane: ControlPlane, cluster: Cluster, path: str, query: Mapping[str, str | int]) -> None:
-    """Let the continue token in ``query`` expire; the version that it is of must not be the newest any more.
+    """Expire the continue token in ``query``. Its version must not be the newest any more.
 
-    An API server from 1.34 on goes on from a snapshot of its cache for a token whose version etcd has forgotten. It
-    drops the snapshots once it has read, within 15 s, that the versions are compacted: another API server of the same
-    etcd would have told it where this does. It tells nobody when it has: ask again.
+    For a token whose version was compacted, an API server from 1.34 continues from a snapshot of its cache. Within 15 s
+    it reads the compacted version from a key in etcd, and drops older snapshots. This function writes that key, as
+    another API server of the same etcd would. It then polls, because the API server gives no sign.
     """
     version = int(cluster.rest.get("/api/v1/namespaces")["metadata"]["resourceVersion"])
     call_etcd(control_plane, "put", {"key": encoded(COMPACT_REVISION), "value": encoded(str(version))})

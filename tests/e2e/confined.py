@@ -1,4 +1,4 @@
-"""Processes with the memory limit that kubelet gives their containers, where this machine lets a test do so."""
+"""Runs processes with the memory limit that kubelet gives their containers, if this machine permits it."""
 
 import re
 import secrets
@@ -33,7 +33,7 @@ VERSIONS = (
 
 @dataclass(frozen=True)
 class MemoryGroup:
-    """A cgroup for one of our programs, or none: ``missing`` tells why. ``limit`` is in MiB."""
+    """A cgroup for one of our programs, or none. ``missing`` says why there is none. ``limit`` is in MiB."""
 
     limit: int
     version: Version | None = None
@@ -48,12 +48,12 @@ class MemoryGroup:
 
     @property
     def peak(self) -> int | None:
-        """The most memory that the group has had, page cache included, in MiB; None without a group."""
+        """Return the maximum memory of the group in MiB, including page cache; None without a group."""
         return int(self._read(self.version.peak)) // 2**20 if self.version else None
 
     @property
     def kills(self) -> int:
-        """How many processes the kernel has killed because the group was over its limit."""
+        """Return how many processes the kernel has killed because the group exceeded its limit."""
         found = re.search(r"^oom_kill (\d+)", self._read(self.version.events), re.MULTILINE) if self.version else None
         return int(found[1]) if found else 0
 
@@ -63,7 +63,7 @@ class MemoryGroup:
 
 @contextmanager
 def memory_group(limit: int) -> Iterator[MemoryGroup]:
-    """Make a cgroup with a limit in MiB, and remove it when its processes have ended."""
+    """Create a cgroup with a limit in MiB. Remove it when its processes have ended."""
     tried = []
     for version in VERSIONS:
         try:
@@ -91,7 +91,7 @@ def _made(version: Version, limit: int) -> Path:
 
 
 def memory_limit(manifest: str) -> int:
-    """Return the memory limit in MiB of the one container of a Deployment of the base."""
+    """Return the memory limit in MiB of the only container of a Deployment in the base."""
     documents = yaml.safe_load_all((MANIFESTS / manifest).read_text())
     [deployment] = [each for each in documents if each["kind"] == "Deployment"]
     [container] = deployment["spec"]["template"]["spec"]["containers"]

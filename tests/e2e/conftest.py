@@ -16,7 +16,7 @@ from vcuda.kube import Kube
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest: where several run at once, none is left alone at the end."""
+    """Begin with the slow files, so that no worker is left with one of them at the end."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
@@ -28,21 +28,21 @@ def assets() -> Path | None:
 
 @pytest.fixture(scope="session")
 def control_plane(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A running control plane with default settings. Who stops a component starts it again."""
+    """Run a control plane with default settings. A test that stops a component must start it again."""
     with running_control_plane(assets, tmp_path_factory.mktemp("control-plane")) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def cluster(control_plane: ControlPlane) -> Iterator[Cluster]:
-    """The control plane's API as admin."""
+    """Connect to the control plane's API as admin."""
     with administering(control_plane) as admin:
         yield admin
 
 
 @pytest.fixture
 def namespace(cluster: Cluster) -> Iterator[str]:
-    """A fresh namespace, deleted with its pods afterwards."""
+    """Create a namespace. It is deleted with its pods at the end."""
     with cluster.fresh_namespace() as name:
         yield name
 
@@ -56,20 +56,22 @@ def kube(cluster: Cluster) -> Iterator[Kube]:
 
 @pytest.fixture
 def path(namespace: str) -> str:
-    """The ConfigMaps of a fresh namespace."""
+    """Return the path of the ConfigMaps of a fresh namespace."""
     return f"/api/v1/namespaces/{namespace}/configmaps"
 
 
 @pytest.fixture(scope="session")
 def installation(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """One replica of the webhook, which every test that breaks nothing shares."""
+    """Run one replica of the webhook, shared by all tests that do not break it."""
     with installed(cluster, tmp_path_factory.mktemp("installation")) as running:
         yield running
 
 
 @pytest.fixture
 def team(installation: Installation) -> Iterator[Callable[[Json], str]]:
-    """Call it with an entry of the quota: a fresh enforced namespace that is held to it until the test ends."""
+    """Return a function that creates an enforced namespace with an entry in the quota. The entry lasts until the test
+    ends.
+    """
     with ExitStack() as teardown:
         yield lambda entry: teardown.enter_context(installation.team(entry))
 
@@ -82,7 +84,7 @@ def controller(installation: Installation) -> Iterator[ControllerProcess]:
 
 @pytest.fixture
 def led_team(installation: Installation, controller: ControllerProcess) -> Iterator[Callable[[Json], str]]:
-    """``team`` with a controller, which has labelled the namespace and looks after its ledger."""
+    """Return ``team`` for an installation whose controller has labelled the namespace and settles its ledger."""
     assert controller.process.poll() is None
     with ExitStack() as teardown:
         yield lambda entry: teardown.enter_context(limited_team(installation, entry))
@@ -90,28 +92,28 @@ def led_team(installation: Installation, controller: ControllerProcess) -> Itera
 
 @pytest.fixture(scope="module")
 def account(cluster: Cluster) -> Iterator[Cluster]:
-    """The API as the controller's ServiceAccount, with what the manifest gives it."""
+    """Connect to the API as the controller's ServiceAccount, with the rights of the manifest."""
     with account_of(cluster, "controller-rbac.yaml", "vcuda-controller") as account:
         yield account
 
 
 @pytest.fixture
 def tenant(cluster: Cluster) -> Iterator[Callable[[str], Cluster]]:
-    """Call it with a namespace: the API as one who has ClusterRole edit there, and no other right."""
+    """Return a function that connects to the API as a user with only ClusterRole edit in a namespace."""
     with ExitStack() as teardown:
         yield lambda namespace: teardown.enter_context(tenant_of(cluster, namespace))
 
 
 @pytest.fixture(scope="module")
 def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """The webhook on the quota ConfigMap that the manifest names, whose edits are not checked."""
+    """Run the webhook with the quota ConfigMap that the manifest names. Its edits are not checked."""
     with installed(cluster, tmp_path_factory.mktemp("own"), quota=named_quota(cluster)) as installation:
         yield installation
 
 
 @pytest.fixture
 def create_node(cluster: Cluster) -> Iterator[Callable[..., str]]:
-    """``Cluster.create_node`` that returns the name, for nodes that are deleted after the test."""
+    """Return ``Cluster.create_node``, but it returns the name, and the nodes are deleted after the test."""
     with ExitStack() as teardown:
 
         def create(name: str, labels: dict[str, str] | None = None, capacity: dict[str, str] | None = None) -> str:
@@ -124,17 +126,17 @@ def create_node(cluster: Cluster) -> Iterator[Callable[..., str]]:
 
 @pytest.fixture
 def scheduler(control_plane: ControlPlane) -> None:
-    """For tests that need the scheduler: skipped, saying so, where the binaries lack it."""
+    """Skip the test if there is no scheduler."""
     require(control_plane, "kube-scheduler")
 
 
 @pytest.fixture
 def controller_manager(control_plane: ControlPlane) -> None:
-    """For tests that need the controller manager: skipped, saying so, where the binaries lack it."""
+    """Skip the test if there is no controller manager."""
     require(control_plane, "kube-controller-manager")
 
 
 def require(control_plane: ControlPlane, program: str) -> None:
-    """Skip the test where the binaries lack ``program``."""
+    """Skip the test, with a message, if the binaries have no ``program``."""
     if program in control_plane.missing:
         pytest.skip(f"no {program} in KUBEBUILDER_ASSETS={control_plane.assets}")

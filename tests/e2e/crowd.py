@@ -1,4 +1,4 @@
-"""Callers that create pods beside each other through several replicas, and hear what became of each."""
+"""Callers that create pods concurrently through several replicas, and count the answers."""
 
 import threading
 from collections import Counter
@@ -19,9 +19,10 @@ PAUSE_SECONDS = 0.05
 
 
 class Crowd:
-    """Creates pods in one namespace, each of a name of its own, by the replicas that are in service in turn.
+    """Creates pods with unique names in one namespace, through the replicas in service in turn.
 
-    ``answers``: how often each status was heard. ``failures``: what was told where it was neither a yes nor 429.
+    ``answers``: the number of answers with each status. ``failures``: the messages of answers that are neither an
+    admission nor 429.
     """
 
     def __init__(self, cluster: Cluster, namespace: str, replicas: Iterable[int]) -> None:
@@ -44,12 +45,12 @@ class Crowd:
         return answer
 
     def create_many(self, stop: threading.Event) -> None:
-        """Create one pod after the other until told to stop."""
+        """Create one pod after the other until ``stop`` is set."""
         while not stop.wait(PAUSE_SECONDS):
             self.create()
 
     def create_until_refused(self, cards: int = 1) -> None:
-        """Create as many as there is room for; who is told to come again does so."""
+        """Create pods until one is rejected for lack of room. A 429 is retried."""
 
         def refused() -> bool:
             while (status := self.create(cards).status) == HTTPStatus.CREATED:

@@ -1,4 +1,4 @@
-"""GPUs by Dynamic Resource Allocation: what drivers publish, written by hand, and what people claim by it."""
+"""GPUs by Dynamic Resource Allocation: objects that drivers publish, written by hand, and claims that people write."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,7 +11,7 @@ from tests.e2e.cluster import Cluster, Json
 
 VERSION = "resource.k8s.io/v1"
 FROM_MINOR, FEATURES_FROM_MINOR = 34, 36
-"""The first Kubernetes that serves it by default."""
+"""The first Kubernetes in which the API is served, and the one in which the feature gates are on by default."""
 
 NVIDIA, HAMI, VGPU_MANAGER = "gpu.nvidia.com", "hami-core-gpu.project-hami.io", "manager.nvidia.com"
 PRODUCTS = {
@@ -30,7 +30,7 @@ CLASSES = {
     HAMI: (HAMI, "hami-gpu", None),
     "vgpu-manager": (VGPU_MANAGER, "vgpu", None),
 }
-"""The driver, the type of its devices, and the extended resource of each class, as their charts install them."""
+"""The driver, the type of its devices, and the extended resource of each class, as the vendors' charts install them."""
 
 
 class Published(NamedTuple):
@@ -52,7 +52,7 @@ def about(kind: str, name: str, namespace: str | None = None) -> Json:
 
 
 def card(number: int, model: str, kind: str = "gpu", **fields: object) -> Json:
-    """A whole card, as NVIDIA's driver publishes it; ``fields`` stand over the rest."""
+    """Return a whole card as NVIDIA's driver publishes it. ``fields`` replace the defaults."""
     named = {"type": kind, "productName": PRODUCTS[model], "brand": "Nvidia", "uuid": f"GPU-{model}-{number}"}
     attributes: Json = {name: {"string": value} for name, value in named.items()}
     attributes["cudaComputeCapability"] = {"version": "8.0.0"}
@@ -65,7 +65,7 @@ def card(number: int, model: str, kind: str = "gpu", **fields: object) -> Json:
 
 
 def shared_card(number: int, model: str, kind: str) -> Json:
-    """A card of which each takes a part, as HAMi's and vgpu-manager's drivers publish it."""
+    """Return a card that claims share, as the drivers of HAMi and vgpu-manager publish it."""
     cores = {"default": "100", "validRange": {"min": "0", "max": "100", "step": "1"}}
     memory = {"default": MEMORY[model], "validRange": {"min": "1Mi", "max": MEMORY[model], "step": "1Mi"}}
     capacity = {
@@ -76,7 +76,7 @@ def shared_card(number: int, model: str, kind: str) -> Json:
 
 
 def partition(number: int, model: str, profile: str) -> Json:
-    """A MIG partition, as NVIDIA's driver publishes it."""
+    """Return a MIG partition as NVIDIA's driver publishes it."""
     found = card(number, model, "mig", name=f"gpu-0-mig-{number}")
     found["attributes"]["profile"] = {"string": profile}
     return found
@@ -84,7 +84,10 @@ def partition(number: int, model: str, profile: str) -> Json:
 
 @contextmanager
 def published(cluster: Cluster, *slices: Published) -> Iterator[None]:
-    """`with` this there are the drivers' classes, and the nodes with these devices, each of the model of the first."""
+    """Publish the drivers' classes, and nodes with these devices, during the ``with`` statement.
+
+    Each node has the model of its first device.
+    """
     nodes: set[str] = set()
     with ExitStack() as teardown:
         for name, (driver, kind, extended) in CLASSES.items():
@@ -106,7 +109,7 @@ def published(cluster: Cluster, *slices: Published) -> Iterator[None]:
 
 
 def request(device_class: str = NVIDIA, name: str = "gpu", **fields: object) -> Json:
-    """One request of exactly one device of a class; ``fields`` stand beside the class."""
+    """Return a request for exactly one device of a class. ``fields`` are added to the class."""
     return {"name": name, "exactly": {"deviceClassName": device_class, **fields}}
 
 
@@ -116,13 +119,13 @@ def claim(namespace: str, name: str, *requests: Json) -> Json:
 
 
 def template(namespace: str, name: str, *requests: Json, **metadata: object) -> Json:
-    """``metadata`` is that of the claims."""
+    """Return a template. ``metadata`` is for the claims that are created from it."""
     spec = {"metadata": metadata, "spec": claim(namespace, name, *requests)["spec"]}
     return {**about("ResourceClaimTemplate", name, namespace), "spec": spec}
 
 
 def claiming(namespace: str, name: str, **source: str) -> Json:
-    """A pod whose container uses a claim: by resourceClaimName, or by resourceClaimTemplateName."""
+    """Return a pod whose container uses a claim, by resourceClaimName or by resourceClaimTemplateName."""
     uses = container(name="main", resources={"claims": [{"name": "gpu"}]})
     claims = [{"name": "gpu", **source}]
     metadata = {"name": name, "namespace": namespace}
@@ -139,7 +142,7 @@ def claims_path(namespace: str) -> str:
 
 
 def devices_of(claim: Json) -> list[str]:
-    """The devices that are allocated to a claim, as driver/pool/device."""
+    """Return the devices that are allocated to a claim, as driver/pool/device."""
     allocation = claim.get("status", {}).get("allocation", {})
     results = allocation.get("devices", {}).get("results", [])
     return [f"{each['driver']}/{each['pool']}/{each['device']}" for each in results]
@@ -152,22 +155,22 @@ def served(cluster: Cluster) -> bool:
 EXTENDED_RESOURCE, CONSUMABLE_CAPACITY = "DRAExtendedResource", "DRAConsumableCapacity"
 """Feature gates. With the first the scheduler claims devices for an extended resource of a DeviceClass (KEP-5004).
 
-Without the second the API server drops the capacity of a request, so that a share is a whole card.
+Without the second the API server drops the capacity of a request, so that a share becomes a whole card.
 """
 
 
 def has_features(cluster: Cluster) -> bool:
-    """Whether these feature gates are on by default."""
+    """Return whether these feature gates are on by default."""
     return cluster.control_plane.minor >= FEATURES_FROM_MINOR
 
 
 def require_feature(cluster: Cluster, gate: str) -> None:
-    """Skip the test where this feature gate is off by default."""
+    """Skip the test if this feature gate is off by default."""
     if not has_features(cluster):
         pytest.skip(f"{gate} is on from Kubernetes 1.{FEATURES_FROM_MINOR} on, this is 1.{cluster.control_plane.minor}")
 
 
 def require_dra(cluster: Cluster) -> None:
-    """Skip the test where the API server does not serve resource.k8s.io/v1."""
+    """Skip the test if the API server does not serve resource.k8s.io/v1."""
     if not served(cluster):
         pytest.skip(f"{VERSION} is served from Kubernetes 1.{FROM_MINOR} on, this is 1.{cluster.control_plane.minor}")

@@ -1,4 +1,4 @@
-"""What is done to an installation and its control plane under load, tick by tick, again and again."""
+"""A schedule of faults of an installation and its control plane under load, repeated in cycles of ticks."""
 
 import itertools
 import json
@@ -25,12 +25,13 @@ from tools.control_plane import ControlPlane
 
 TICK = 2.0
 CYCLE = 38
-"""Ticks after which everything is done anew, in other namespaces."""
+"""Ticks of a cycle. The next cycle repeats all faults in other namespaces."""
 
 STOPPED, STOPS = 20, range(11, 13)
-"""For so many ticks a replica is stopped, from these on: longer than until its reservation is taken from it.
+"""The number of ticks for which a replica is suspended, and the ticks at which that begins.
 
-Whoever takes it needs a leader that lives as long, so in that time none is killed.
+The suspension is long enough for its reservation to be reaped. Only a leader that lives that long can reap it, so no
+leader is killed meanwhile.
 """
 
 LEADER_DIES = (2, 7, 36)
@@ -39,20 +40,20 @@ REPLICA_DIES = range(1, CYCLE, 3)
 LEDGERS_GO = (5, 10, 33, 34)
 EDITS = range(1, CYCLE, 6)
 SWEEPS = (10, 20, 35)
-"""All that is stored in the roomy namespace is deleted."""
+"""The ticks at which everything in the roomy namespace is deleted."""
 
 FULL = (26, 35)
-"""Between them nothing is deleted there: who is resumed then is to find no room."""
+"""Between these ticks nothing is deleted there, so that a resumed replica finds no room."""
 
 LESS = 0.7
-"""What an edit makes of the limits, for a while."""
+"""The factor by which an edit lowers the limits for a while."""
 
 
 @dataclass(frozen=True)
 class Havoc:
-    """All that can be done, and how often it was; ``killable`` and ``stoppable`` are replicas.
+    """All faults, and how often each occurred. ``killable`` and ``stoppable`` are replicas.
 
-    The last of the ``stoppable`` ones goes by ``clock``, which then stands still, too, and is late to be right again.
+    The last one of ``stoppable`` uses ``clock``, which stops with it and is corrected late.
     """
 
     planes: Sequence[ControlPlane]
@@ -71,7 +72,7 @@ class Havoc:
 
     @property
     def faults(self) -> set[str]:
-        """The names of all faults."""
+        """Return the names of all faults."""
         return {name for name, _, _ in self._schedule() if name}
 
     @property
@@ -79,7 +80,7 @@ class Havoc:
         return self.quota.rest
 
     def wreak(self, over: Callable[[float], bool]) -> None:
-        """Tick until it is over, told the seconds that it took so far; then everything runs again."""
+        """Tick until ``over`` is true for the elapsed seconds. Then resume everything."""
         started = time.monotonic()
         for tick in itertools.count():
             time.sleep(max(started + tick * TICK - time.monotonic(), 0))
@@ -98,7 +99,9 @@ class Havoc:
         self.threads.shutdown()
 
     def _schedule(self) -> Iterator[tuple[str, Sequence[int], Callable[[int], object]]]:
-        """Every fault, the ticks of a cycle at which it comes, and what does it, told the tick."""
+        """Yield every fault, the ticks of a cycle at which it occurs, and the function that causes it in a
+        given tick.
+        """
         yield "replica killed", REPLICA_DIES, lambda tick: self.killable[tick // 3 % len(self.killable)].kill()
         yield "leader killed", LEADER_DIES, lambda _: self.managers.kill_leader()
         for first, victim in zip(STOPS, self.stoppable, strict=True):
@@ -123,7 +126,9 @@ class Havoc:
         victim.signal(signal.SIGSTOP)
 
     def _resume(self, victim: Victim[WebhookProcess], tick: int) -> None:
-        """The one whose clock stands still at first without gunicorn's arbiter, which would kill a worker so silent."""
+        """Resume a replica. The arbiter of the one with the stopped clock is resumed later, because it would kill a
+        silent worker.
+        """
         if victim is self.stoppable[-1]:
             os.kill(victim.current().worker(), signal.SIGCONT)
         else:
@@ -133,14 +138,14 @@ class Havoc:
         victim.signal(signal.SIGCONT)
 
     def _delete_ledger(self, tick: int) -> bool:
-        """As the admin can, past the finalizer; the one of the roomy namespace last."""
+        """Delete a ledger as the admin can, bypassing the finalizer. The ledger of the roomy namespace is the last."""
         present = self.callers.present()
         path = ledger_path(present[-1 - LEDGERS_GO.index(tick % CYCLE) % len(present)])
         self._rest.merge_patch(path, {"metadata": {"finalizers": None}})
         return bool(self._rest.send("DELETE", path).ok())
 
     def _edit(self, part: float) -> bool:
-        """Set all limits to a part of what they are, which is refused where no replica is there to check it."""
+        """Scale all limits. The API server rejects the edit if no replica is up to check it."""
         entries = {name: {**entry, "quota": scaled(entry["quota"], part)} for name, entry in self.entries.items()}
         return bool(self.quota.write(json.dumps(entries)).ok())
 
@@ -156,6 +161,6 @@ def scaled(limits: Mapping[str, float], part: float) -> dict[str, float]:
 
 
 def restart(component: Component, _tick: int) -> None:
-    """SIGKILL it; it is on its way again on return."""
+    """Send SIGKILL, and start the component without waiting until it is ready."""
     component.kill()
     component.launch()

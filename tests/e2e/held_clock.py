@@ -1,7 +1,7 @@
-"""The webhook on a machine that can be suspended together with its clocks, as a paused virtual machine is.
+"""Runs the webhook as on a machine that is suspended together with its clocks, for example a paused virtual machine.
 
-Linux has a clock that counts a suspension, and leases go by that one. Here it can be made to stand still while the
-process works on: what a replica would do just after it was resumed, before anything tells it of the time that passed.
+Linux has a clock that includes suspension, and leases use it. Here a test can stop this clock while the process works.
+So the process acts like a replica that was just resumed and does not yet know how much time has passed.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ from webhook import cli
 from webhook.ledger import cluster_ledgers, namespace_ledger
 
 HELD_AT = "HELD_AT"
-"""The environment's name of the file that holds the clock."""
+"""The environment variable with the name of the file that contains the stopped clock."""
 
 
 class HeldClock:
-    """Seconds since boot; while there is the file, those that it holds."""
+    """Returns the seconds since boot, or the seconds in the file while the file exists."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -34,7 +34,7 @@ class HeldClock:
             return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     async def sleep(self, seconds: float) -> None:
-        """Sleep by this clock; the few milliseconds of one try after another pass in any case."""
+        """Sleep by this clock. A retry every few milliseconds uses the real clock."""
         if seconds < namespace_ledger.FLUSH_SECONDS:
             await asyncio.sleep(seconds)
             return
@@ -43,18 +43,18 @@ class HeldClock:
             await asyncio.sleep(seconds / 4)
 
     def hold(self) -> None:
-        """Let it stand still, in every process that goes by it, until it is released."""
+        """Stop the clock in every process that uses it, until `release`."""
         whole = self._file.with_suffix(".new")
         whole.write_text(str(time.clock_gettime(time.CLOCK_BOOTTIME)))
         whole.replace(self._file)
 
     def release(self) -> None:
-        """Let it be right again."""
+        """Remove the file, so that the clock shows the true time again."""
         self._file.unlink(missing_ok=True)
 
 
 class SuspendedWebhook(WebhookProcess):
-    """A replica whose leases and flushes go by a clock that this process holds."""
+    """A replica whose leases and flushes use a clock that this process can stop."""
 
     def __init__(self, flags: Sequence[str | Path], ca: Path, file: Path) -> None:
         self.held = HeldClock(file)
@@ -63,7 +63,7 @@ class SuspendedWebhook(WebhookProcess):
 
 
 def main() -> None:
-    """`vcuda-webhook`, with that clock."""
+    """Run `vcuda-webhook` with that clock."""
     clock = HeldClock(Path(os.environ[HELD_AT]))
     ledgers = functools.partial(cluster_ledgers.ClusterLedgers, boot_clock=clock, sleep=clock.sleep)
     with mock.patch.object(cluster_ledgers, "ClusterLedgers", ledgers):

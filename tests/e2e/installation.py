@@ -1,4 +1,4 @@
-"""The webhook and its controllers as they are installed: certificates, registration, quota, and what is awaited."""
+"""Installs the webhook and its controllers: certificates, registration and quota. Awaits their states."""
 
 import base64
 import json
@@ -30,10 +30,10 @@ SYSTEM_NAMESPACE, LEDGER_NAMESPACE = "vcuda-quota", "vcuda-quota-ledgers"
 ENFORCED = "quota.vcuda.io/enforced"
 NOT_EXEMPT = {"key": ENFORCED, "operator": "NotIn", "values": ["false"]}
 SERVED_BY = "e2e.vcuda.io/served-by"
-"""On a namespace and on a quota ConfigMap: the installation that is asked about it, so that tests do not meet."""
+"""A label of namespaces and quota ConfigMaps: the installation that reviews them. It keeps tests apart."""
 
 REPLICA = "e2e.vcuda.io/replica"
-"""On a pod: the number of the replica that is asked about it; without it the first one is."""
+"""A label of pods: the number of the replica that reviews the pod. Without it the first replica does."""
 
 MOST_REPLICAS = 5
 Flag = str | Path
@@ -51,8 +51,8 @@ CONFIG_MAP = {"group": "", "version": "v1", "kind": "ConfigMap"}
 class Installation:
     """Replicas of the webhook that serve the namespaces labelled with ``label``, by the quota in ``quota``.
 
-    ``flags`` are those they were started with, ``ca`` is the file that signs their certificate. ``patience``: seconds
-    that the API server gives them to answer.
+    ``flags`` are the flags of the replicas. ``ca`` is the file of the CA of their certificates. ``patience``: seconds
+    after which the API server ends a call.
     """
 
     cluster: Cluster
@@ -65,23 +65,23 @@ class Installation:
 
     @property
     def replica(self) -> WebhookProcess:
-        """The first replica, the one that is asked unless a pod's label says otherwise."""
+        """Return the first replica, which is called unless a pod's label names another."""
         return self.replicas[0]
 
     @contextmanager
     def team(self, entry: Json) -> Iterator[str]:
-        """A fresh namespace that was in the quota, with this entry, before it was made; deleted afterwards."""
+        """Create a namespace whose entry is in the quota before the namespace exists. It is deleted at the end."""
         name = f"e2e-{secrets.token_hex(4)}"
         self.quota.limit(**{name: entry})
         with self.cluster.fresh_namespace({SERVED_BY: self.label}, name):
             yield name
 
     def free_team(self) -> AbstractContextManager[str]:
-        """A fresh namespace that has no entry of its own in the quota."""
+        """Create a namespace without an entry in the quota."""
         return self.cluster.fresh_namespace({SERVED_BY: self.label})
 
     def ledger(self, namespace: str) -> Ledger:
-        """The ledger of ``namespace`` as it is stored; an empty one where there is none yet."""
+        """Return the stored ledger of ``namespace``, or an empty one if there is none."""
         answer = self.cluster.rest.send("GET", ledger_path(namespace))
         if answer.status == HTTPStatus.NOT_FOUND:
             return Ledger()
@@ -91,15 +91,15 @@ class Installation:
         return charged(self.ledger(namespace))
 
     def mutating(self) -> list[Json]:
-        """The webhooks that pin, one for each replica."""
+        """Return the webhooks for /mutate, one for each replica."""
         return self._ask_about_pods("mutate", "Ignore", {SERVED_BY: self.label})
 
     def validating(self) -> list[Json]:
-        """The webhooks that charge, one for each replica."""
+        """Return the webhooks for /validate, one for each replica."""
         return self._ask_about_pods("validate", "Fail", {SERVED_BY: self.label})
 
     def checking_quota(self) -> Json:
-        """The webhook that checks edits of the quota: of ConfigMaps with the label that asks for it."""
+        """Return the webhook that checks edits of quota ConfigMaps with the label."""
         rule = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["configmaps"]}
         return self._webhook(
             "config.quota.vcuda.io",
@@ -109,7 +109,7 @@ class Installation:
         )
 
     def _ask_about_pods(self, path: str, failure_policy: str, labels: Json) -> list[Json]:
-        # The first replica is asked about the pods, and the claims, that no label gives to another.
+        # The first replica reviews the pods and claims whose label names no other replica.
         first = {"operator": "NotIn", "values": [str(number) for number in range(1, MOST_REPLICAS)]}
         asked = [first, *({"operator": "In", "values": [str(number)]} for number in range(1, MOST_REPLICAS))]
         name = f"{path}.quota.vcuda.io"
@@ -138,7 +138,7 @@ def ledger_path(namespace: str) -> str:
 
 @contextmanager
 def installed(cluster: Cluster, directory: Path, **fields: Any) -> Iterator[Installation]:
-    """An installation as `running` makes it, and all its webhooks in effect."""
+    """Run an installation as `running` does, with all its webhooks in effect."""
     with running(cluster, directory, **fields) as installation:
         await_ready(installation)
         with registered(installation):
@@ -156,10 +156,10 @@ def running(
     patience: int = 10,
     flags: Sequence[Flag] = (),
 ) -> Iterator[Installation]:
-    """Replicas that listen, that need not be ready, and that nobody asks yet.
+    """Run replicas that listen. They may not be ready, and no webhook is registered yet.
 
-    ``directory`` (fresh) gets their certificates. ``kubeconfig``: whose rights they have, the admin's by default.
-    ``quota``: their quota ConfigMap, by default one of their own.
+    ``directory`` (fresh) gets their certificates. ``kubeconfig``: their rights, by default the admin's. ``quota``:
+    their quota ConfigMap, by default a new one.
     """
     label = f"e2e-{secrets.token_hex(4)}"
     document = quota or QuotaConfigMap(cluster.rest, "kube-system", f"gpuquota-{label}", {**CONFIG, SERVED_BY: label})
@@ -178,7 +178,9 @@ def running(
 
 @contextmanager
 def started_again(installation: Installation) -> Iterator[Installation]:
-    """The installation with one new replica, ready, on the address of its first one, which has ended."""
+    """Start a new replica at the address of the first one, which has ended. Yield the installation with only that
+    replica, when it is ready.
+    """
     address = urlsplit(installation.replica.url).netloc
     with serving(*installation.flags, "--bind", address, ca=installation.ca) as replica:
         again = replace(installation, replicas=[replica], quota=replace(installation.quota, readers=[replica]))
@@ -187,7 +189,7 @@ def started_again(installation: Installation) -> Iterator[Installation]:
 
 
 def registered(installation: Installation) -> AbstractContextManager[None]:
-    """`with` this, the API server asks the installation's webhooks."""
+    """Register the webhooks of the installation during the ``with`` statement."""
     validating = [*installation.validating(), installation.checking_quota()]
     return installation.cluster.register_webhooks(mutating=installation.mutating(), validating=validating)
 
@@ -196,9 +198,9 @@ CLIENT, CLIENT_NAME = "client", "vcuda-scheduler"
 
 
 def make_certificates(directory: Path, at: datetime | None = None) -> None:
-    """A CA and a certificate for 127.0.0.1, as `vcuda-certs issue` writes them; made now, or ``at`` another time.
+    """Write a CA and a certificate for 127.0.0.1 as `vcuda-certs issue` does; issued now, or ``at`` another time.
 
-    Beside them, in a directory of its own, a client's pair of the same CA.
+    A separate directory gets a client certificate of the same CA.
     """
     at = at or datetime.now(UTC)
     authority = make_authority(at)
@@ -215,11 +217,11 @@ def create_system_namespace(cluster: Cluster) -> None:
 
 
 POLICIES = ("exempt.quota.vcuda.io", "in-effect.quota.vcuda.io")
-"""Those of the base that every installation goes by."""
+"""The policies of the base that every installation needs."""
 
 
 def policies(*names: str) -> list[Json]:
-    """The policies of the base of these names, and their bindings."""
+    """Return the policies of the base with these names, and their bindings."""
     found = yaml.safe_load_all((MANIFESTS / "policies.yaml").read_text())
     return [each for each in found if each["metadata"]["name"] in names]
 
@@ -230,7 +232,7 @@ def await_ready(installation: Installation) -> None:
 
 
 def await_nodes(installation: Installation, *nodes: Mapping[str, str]) -> None:
-    """Return once every replica has seen nodes with the models and pools of these labels: /quota warns until then."""
+    """Return when every replica has seen nodes with these models and pools. Until then /quota warns."""
     entry = {"quota": {labels[MODEL]: 1 for labels in nodes}, "pool": sorted({labels[POOL] for labels in nodes})}
     manifest = installation.quota.manifest(json.dumps({"anybody": entry}))
 
@@ -247,7 +249,7 @@ MANIFESTS = Path(__file__).parents[2] / "manifests" / "base"
 
 @contextmanager
 def account_of(cluster: Cluster, manifest: str, name: str, namespace: str = SYSTEM_NAMESPACE) -> Iterator[Cluster]:
-    """The API as the ServiceAccount of this name, with what the manifest gives it; taken away at the end."""
+    """Connect to the API as this ServiceAccount, with the rights of the manifest. They are removed at the end."""
     path = str(MANIFESTS / manifest)
     for each in (namespace, LEDGER_NAMESPACE):
         cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": each}})
@@ -259,20 +261,20 @@ def account_of(cluster: Cluster, manifest: str, name: str, namespace: str = SYST
 
 @contextmanager
 def tenant_of(cluster: Cluster, namespace: str) -> Iterator[Cluster]:
-    """The API as somebody who has ClusterRole `edit` in this namespace, and no other right."""
+    """Connect to the API as a user with only ClusterRole `edit` in this namespace."""
     about = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding"}
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "edit"}
     subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "tenant"}
     metadata = {"namespace": namespace, "name": "tenant"}
     cluster.create({**about, "metadata": metadata, "roleRef": role, "subjects": [subject]})
     with closing(Cluster(cluster.control_plane, cluster.control_plane.tokens["tenant"])) as tenant:
-        # A binding counts once the API server's own watch has brought it.
+        # A binding takes effect when the API server's own watch has delivered it.
         eventually(lambda: tenant.rest.send("GET", f"/api/v1/namespaces/{namespace}/pods").status == HTTPStatus.OK)
         yield tenant
 
 
 def may(account: Cluster, verb: str, resource: str, namespace: str) -> bool:
-    """Whether the account may do this; ``resource`` is RESOURCE.GROUP/NAME, group and name where there are any."""
+    """Return whether the account may do this. ``resource`` is RESOURCE.GROUP/NAME; group and name are optional."""
     answer = account.kubectl("auth", "can-i", verb, resource, "-n", namespace, check=False).stdout.strip()
     if answer not in ("yes", "no"):
         raise RuntimeError(f"kubectl auth can-i {verb} {resource}: {answer!r}")
@@ -284,35 +286,35 @@ LEASE = "vcuda-controller"
 USAGE = "gpu-quota-usage"
 
 STORABLE = 3
-"""Seconds, in these tests, after which a pod that was admitted can no longer be stored."""
+"""Seconds, in these tests, within which an admitted pod can be stored."""
 
 PROMPTLY = 2.0
-"""Seconds within which a charge is released, and who waits for a claim has it."""
+"""Seconds within which a charge is released, and a waiting claim is admitted."""
 
 
 def flags_of(installation: Installation, *more: Flag, kubeconfig: Path | None = None) -> list[Flag]:
-    """The flags of a controller that goes by the installation's quota, with the admin's rights unless told otherwise.
+    """Return the flags of a controller that uses the installation's quota, by default with the admin's rights.
 
-    Where a flag is given twice the last one counts, so ``more`` may set these anew.
+    The last occurrence of a flag counts, so ``more`` may override these.
     """
     quota = f"{installation.quota.namespace}/{installation.quota.name}"
     return [
         *("--kubeconfig", kubeconfig or installation.cluster.kubeconfig, "--status-address", "127.0.0.1:0"),
         *("--quota-configmap", quota, "--system-namespace", SYSTEM_NAMESPACE),
         *("--lease-seconds", "15", "--storable-seconds", str(STORABLE)),
-        *("--max-terminating-seconds", "0"),  # no kubelet runs here: a bound pod that is deleted has ended
+        *("--max-terminating-seconds", "0"),  # no kubelet runs here, so a bound pod has ended when it is deleted
         *more,
     ]
 
 
 def candidate(installation: Installation, *more: Flag, kubeconfig: Path | None = None) -> ControllerProcess:
-    """A controller that serves its status, whether it leads or not; stopped at the end of the block."""
+    """Return a controller that serves its status, as leader or standby. It is stopped at the end of the block."""
     return ControllerProcess(*flags_of(installation, *more, kubeconfig=kubeconfig))
 
 
 @contextmanager
 def controlling(installation: Installation, *more: Flag, kubeconfig: Path | None = None) -> Iterator[ControllerProcess]:
-    """A controller that leads and has listed everything, and needs not wait for the end of an earlier one's lease."""
+    """Run a controller that leads and has listed everything. It does not wait for the lease of an earlier one."""
     drop_lease(installation.cluster)
     with candidate(installation, *more, kubeconfig=kubeconfig) as process:
         process.await_synced()
@@ -321,7 +323,7 @@ def controlling(installation: Installation, *more: Flag, kubeconfig: Path | None
 
 @contextmanager
 def two_candidates(installation: Installation, seconds: int) -> Iterator[tuple[ControllerProcess, ControllerProcess]]:
-    """A controller that leads, identity `first`, and `second`, which waits; ``seconds``: how long a lease lasts."""
+    """Run a controller `first`, which leads, and a standby `second`. ``seconds``: the length of the lease."""
     flags = ("--lease-seconds", str(seconds), "--identity")
     with controlling(installation, *flags, "first") as first, candidate(installation, *flags, "second") as second:
         yield first, second
@@ -329,7 +331,7 @@ def two_candidates(installation: Installation, seconds: int) -> Iterator[tuple[C
 
 
 def drop_lease(cluster: Cluster) -> None:
-    """Delete the Lease that a killed controller has left; there may be none."""
+    """Delete the Lease of a killed controller, if there is one."""
     cluster.delete(f"{LEASES}/{LEASE}")
 
 
@@ -339,7 +341,7 @@ def lease_spec(cluster: Cluster) -> Json:
 
 @contextmanager
 def limited_team(installation: Installation, entry: Json) -> Iterator[str]:
-    """A fresh namespace with this entry in the quota, which is taken away before it is deleted."""
+    """Create a namespace with this entry in the quota. The entry is removed before the namespace is deleted."""
     with installation.team(entry) as namespace:
         try:
             yield namespace
@@ -348,7 +350,7 @@ def limited_team(installation: Installation, entry: Json) -> Iterator[str]:
 
 
 def await_enforced(cluster: Cluster, namespace: str, *, enforced: bool = True) -> None:
-    """Return once the controller has let the namespace's pods be asked about, or has labelled it out."""
+    """Return when the controller has labelled the namespace as enforced, or as not enforced."""
 
     def is_labelled(found: Json) -> bool:
         return bool(found["metadata"].get("labels", {}).get(ENFORCED) == (None if enforced else "false"))
@@ -359,7 +361,7 @@ def await_enforced(cluster: Cluster, namespace: str, *, enforced: bool = True) -
 def await_ledger(
     installation: Installation, namespace: str, wanted: Callable[[Ledger], bool], timeout: float = TIMEOUT
 ) -> Ledger:
-    """Return the ledger of ``namespace`` once it is as wanted; TimeoutError with the last one after so many seconds."""
+    """Return the ledger of ``namespace`` when ``wanted`` holds for it. Raises TimeoutError with the last ledger."""
     collection, _, name = ledger_path(namespace).rpartition("/")
     await_collection, named = installation.cluster.await_collection, {"fieldSelector": f"metadata.name={name}"}
     return ledger_in(await_collection(collection, lambda found: wanted(ledger_in(found)), timeout, **named))
@@ -370,7 +372,7 @@ def ledger_in(objects: list[Json]) -> Ledger:
 
 
 def await_committed(installation: Installation, namespace: str, timeout: float = TIMEOUT, **cores: int) -> Ledger:
-    """Return the ledger once it has these cores by model, and all of them counted from stored pods."""
+    """Return the ledger when it has these cores by model, all of them committed."""
 
     def wanted(ledger: Ledger) -> bool:
         return committed(ledger) == cores and not ledger.pending
@@ -379,7 +381,7 @@ def await_committed(installation: Installation, namespace: str, timeout: float =
 
 
 def charged(ledger: Ledger) -> dict[str, int]:
-    """All cores that nobody else may have, reserved ones too."""
+    """Return all charged cores by model, including reserved ones."""
     return {model: usage.used.cores for model, usage in ledger.usages().items()}
 
 
@@ -389,7 +391,7 @@ def committed(ledger: Ledger) -> dict[str, int]:
 
 
 def await_published(cluster: Cluster, namespace: str, wanted: Callable[[Json], bool] = bool) -> Json:
-    """The published usage of the namespace once it is as wanted."""
+    """Return the published usage of the namespace when ``wanted`` holds for it."""
     path = f"/api/v1/namespaces/{namespace}/configmaps"
     found = cluster.await_object(path, USAGE, lambda found: wanted(json.loads(found["data"]["usage.json"])))
     return dict(json.loads(found["data"]["usage.json"]))
@@ -400,13 +402,15 @@ def await_unpublished(cluster: Cluster, namespace: str) -> None:
 
 
 def pass_by(cluster: Cluster, namespace: str) -> None:
-    """Create and delete a pod without a GPU: what the controller has seen of pods is then as new as all before it."""
+    """Create and delete a pod without a GPU, so that the controller's view of pods is newer than all earlier
+    changes.
+    """
     cluster.create(gpu_pod("passer-by", namespace, {"cpu": "1"}))
     cluster.delete_pod(namespace, "passer-by")
 
 
 def await_ledger_gone(cluster: Cluster, namespace: str) -> None:
-    """Await that the ledger has been dropped, and its mark."""
+    """Return when the ledger and its mark have been deleted."""
     collection, _, name = ledger_path(namespace).rpartition("/")
     for each in (name, f"gpu-ledger-opened.{namespace}"):
         cluster.await_gone(collection, each)

@@ -1,4 +1,4 @@
-"""A server of the tests' own that answers each POST of JSON with JSON: other people's webhooks and extenders."""
+"""A server that answers each POST of JSON with JSON. It acts as webhooks and extenders of other projects."""
 
 import base64
 import json
@@ -12,22 +12,22 @@ from pathlib import Path
 from tests.e2e.cluster import Json, webhook
 
 Answer = Callable[[str, Json], Json]
-"""The answer to a body that was sent to a path; called in a thread for each connection."""
+"""Returns the answer to a body that was sent to a path. It is called in a separate thread for each connection."""
 
 
 class Server(ThreadingHTTPServer):
-    """Does not mind connections that end: tests kill the API server, too."""
+    """A server that ignores broken connections, because tests also kill the API server."""
 
     daemon_threads = True
     block_on_close = False
 
     def handle_error(self, *_: object) -> None:
-        """A connection that broke has an end, and nothing else is served on it."""
+        """Ignore the error of a broken connection."""
 
 
 @contextmanager
 def answering(answer: Answer, certificates: Path | None = None) -> Iterator[str]:
-    """Serve ``answer`` on a free port and yield the URL; over TLS with tls.crt and tls.key of ``certificates``."""
+    """Serve ``answer`` on a free port, and yield the URL. With ``certificates``, use TLS with tls.crt and tls.key."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -42,11 +42,11 @@ def answering(answer: Answer, certificates: Path | None = None) -> Iterator[str]
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Nobody reads it."""
+            """Log nothing, since these requests are not under test."""
 
     with Server(("127.0.0.1", 0), Handler) as server:
         if certificates:
-            # The thread of a connection shakes hands: one that says nothing holds up no other.
+            # The thread of each connection does the handshake, so that a silent client delays no other.
             context = tls(certificates)
             server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         thread = threading.Thread(target=server.serve_forever, name="json server")
@@ -59,7 +59,7 @@ def answering(answer: Answer, certificates: Path | None = None) -> Iterator[str]
 
 
 def tls(certificates: Path) -> ssl.SSLContext:
-    """For a server, with tls.crt and tls.key of this directory."""
+    """Return the TLS context of a server, with tls.crt and tls.key of this directory."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates / "tls.crt", certificates / "tls.key")
     return context
@@ -71,12 +71,12 @@ def reviewed(review: Json, *, allowed: bool = True, **fields: object) -> Json:
 
 
 def ca_bundle(certificates: Path) -> str:
-    """What a webhook's caller has to trust, as a configuration holds it: the ca.crt of this directory."""
+    """Return the caBundle of a webhook configuration: the ca.crt of this directory."""
     return base64.b64encode((certificates / "ca.crt").read_bytes()).decode()
 
 
 def asks_about_pods(name: str, url: str, certificates: Path, label: str, **fields: object) -> Json:
-    """A webhook, as an item of a configuration, that is asked about new pods with ``label``, and has to answer.
+    """Return a webhook, as an item of a configuration, for new pods with ``label``. A failed call rejects the pod.
 
     ``certificates`` has the ca.crt that its caller trusts.
     """

@@ -1,4 +1,4 @@
-"""Tenants that store objects as large as etcd takes, and send reviews as large as the API server sends."""
+"""Tenants that store objects as large as etcd accepts, and cause reviews as large as the API server sends."""
 
 import random
 import threading
@@ -21,10 +21,10 @@ from tests.integration.reviews import card_pod, gpu_pod
 from vcuda.quota.model import OVER_QUOTA as SAID
 
 KEPT = 60
-"""Objects that one attacker has stored at a time: so many of 1.2 MB."""
+"""The number of objects of 1.2 MB that one attacker keeps stored."""
 
 PAUSE = 1.5
-"""Seconds, on an average, between two objects of one attacker: etcd keeps what is deleted until it is compacted."""
+"""Average number of seconds between two objects of one attacker: etcd keeps deleted objects until it compacts."""
 
 LARGE = {"env": [{"name": f"SETTING_{number}", "value": "x" * 100_000} for number in range(12)]}
 ESCAPED = {"env": [{"name": f"SETTING_{number}", "value": "&" * 100_000} for number in range(6)]}
@@ -41,16 +41,16 @@ NAMED = "large-0"
 
 TOO_LARGE = "too large to be reviewed"
 GIVEN_UP = frozenset({API_AWAY, WEBHOOK_AWAY, NOT_PINNED, BUSY})
-"""The answers to a caller who waits for a second, or is one of too many."""
+"""The answers to a caller that waits for a second only, or is one of too many."""
 
 ATTACKS: Mapping[str, frozenset[str]] = {
     "large pods without GPUs": frozenset({STORED}),
-    "GPU pods beside them": frozenset({STORED, OVER_QUOTA, BUSY}),
+    "GPU pods meanwhile": frozenset({STORED, OVER_QUOTA, BUSY}),
     "large Events": frozenset({STORED}),
     "dry runs of heavy pods": GIVEN_UP | {STORED, OVER_QUOTA},
     "pods that grow when they are escaped": GIVEN_UP | {TOO_LARGE},
 }
-"""Each with all that it may be answered."""
+"""Each attack with all answers that are permitted."""
 
 CLAIM_ATTACKS: Mapping[str, frozenset[str]] = {
     "large templates": frozenset({STORED}),
@@ -61,9 +61,9 @@ CLAIM_ATTACKS: Mapping[str, frozenset[str]] = {
 
 @dataclass(frozen=True)
 class LargeSiege:
-    """What a tenant does who may edit two namespaces: ``limited`` by a quota, and ``unlimited``.
+    """Attacks by a tenant who may edit two namespaces: ``limited`` has a quota, ``unlimited`` has none.
 
-    ``counts`` are the answers, by attack.
+    ``counts`` are the answers by attack.
     """
 
     tenant: Rest
@@ -73,10 +73,10 @@ class LargeSiege:
     counts: Mapping[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
 
     def attackers(self) -> list[Callable[[threading.Event], None]]:
-        """One thread each, for `in_threads`."""
+        """Return the attackers, one for each thread of `in_threads`."""
         creates: dict[str, Callable[[int], Json]] = {
             "large pods without GPUs": partial(large_pod, self.limited),
-            "GPU pods beside them": lambda number: card_pod(f"card-{number}", self.limited),
+            "GPU pods meanwhile": lambda number: card_pod(f"card-{number}", self.limited),
             "large Events": partial(large_event, self.limited),
         }
         dry_runs: dict[str, Callable[[int], Json]] = {
@@ -88,14 +88,14 @@ class LargeSiege:
             creates["large claims"] = partial(large_claim, self.limited)
             self.tenant.send("POST", *addressed(large_template(self.limited, 0))).ok()
             dry_runs["dry runs that name one a hundred times"] = self._naming
-        kept = {"GPU pods beside them": 1, "large claims": 2}
+        kept = {"GPU pods meanwhile": 1, "large claims": 2}
         return [
             *(partial(self._store, name, make, kept.get(name, KEPT)) for name, make in creates.items()),
             *(partial(self._try, name, make) for name, make in dry_runs.items()),
         ]
 
     def _store(self, name: str, make: Callable[[int], Json], kept: int, stop: threading.Event) -> None:
-        """Create objects, and delete the oldest of more than are kept."""
+        """Create objects. Delete the oldest if there are more than ``kept``."""
         stored: deque[str] = deque()
         for number in count():
             if stop.wait(random.uniform(0, 2 * PAUSE)):  # noqa: S311  # a load
@@ -110,7 +110,7 @@ class LargeSiege:
                     self.tenant.send("DELETE", stored.popleft(), {"gracePeriodSeconds": 0})
 
     def _try(self, name: str, make: Callable[[int], Json], stop: threading.Event) -> None:
-        """Create objects by dry runs. The caller waits for each for a second."""
+        """Create objects by dry runs. The caller waits for a second for each."""
         for number in count():
             if stop.wait(random.uniform(0, PAUSE / 2)):  # noqa: S311  # a load
                 return
@@ -142,7 +142,7 @@ class LargeSiege:
 
 
 def large_pod(namespace: str, number: int) -> Json:
-    """A pod without GPUs, gated so that no node takes it."""
+    """Return a pod without GPUs, with a scheduling gate so that no node gets it."""
     pod = gpu_pod(f"large-{number}", namespace, {"cpu": "1"})
     pod["spec"]["containers"][0] |= LARGE
     pod["spec"] |= GATED
@@ -163,7 +163,7 @@ def large_template(namespace: str, number: int) -> Json:
 
 
 def large_event(namespace: str, number: int) -> Json:
-    """The controller reads these where quota is freed, to find whom to try again."""
+    """Return an Event. When quota is released, the controller reads Events to find rejected workloads."""
     about = {"kind": "ReplicaSet", "name": f"train-{number}", "namespace": namespace, "uid": f"u-{number}"}
     return {
         "apiVersion": "v1",
@@ -177,7 +177,7 @@ def large_event(namespace: str, number: int) -> Json:
 
 
 def addressed(made: Json) -> tuple[str, Json]:
-    """Return where to create an object, and the object."""
+    """Return the path of the collection for an object, and the object."""
     namespace = made["metadata"]["namespace"]
     match made["kind"]:
         case "Event":

@@ -1,4 +1,6 @@
-"""Stands between a client and the real API server, and passes everything on but the replies it is told to lose."""
+"""A proxy between a client and the real API server. It relays everything except the replies that a test chooses to
+lose.
+"""
 
 import http.server
 import random
@@ -21,7 +23,7 @@ CHUNK = 65536
 
 @dataclass
 class Losses:
-    """What to lose, in order: each (method, part of the path) is lost once, when the first request like it comes."""
+    """The replies to lose, in order. Each (method, part of the path) is lost once, for the first matching request."""
 
     wanted: list[tuple[str, str]] = field(default_factory=list)
     lost: list[tuple[str, str]] = field(default_factory=list)
@@ -35,7 +37,7 @@ class Losses:
             return hit
 
     def delays(self, method: str, path: str) -> tuple[float, float]:  # noqa: ARG002  # for those that delay some
-        """For how many seconds to hold a request, and then its reply."""
+        """Return for how many seconds to delay a request, and its reply."""
         return 0, 0
 
 
@@ -44,9 +46,9 @@ LOST_PART, LATE_PART, LATEST = 0.15, 0.1, 8.0
 
 @dataclass
 class RandomLosses(Losses):
-    """Loses a part of the replies to writes of ledgers, and is late with a part of the requests, and of the replies.
+    """Loses some replies to ledger writes, and delays some requests and some replies.
 
-    ``LATEST`` seconds late at most: long after the client has given them up, and has sent others.
+    A delay is at most ``LATEST`` seconds: long after the client has given up the call and sent others.
     """
 
     late: int = 0
@@ -69,7 +71,7 @@ class RandomLosses(Losses):
 
 @dataclass(frozen=True)
 class LossyProxy:
-    """``kubeconfig`` leads through the proxy; ``losses`` is to be filled by the test."""
+    """``kubeconfig`` connects through the proxy. A test adds to ``losses``."""
 
     kubeconfig: Path
     losses: Losses
@@ -77,12 +79,12 @@ class LossyProxy:
 
 @contextmanager
 def lossy_proxy(cluster: Cluster, directory: Path, losses: Losses | None = None) -> Iterator[LossyProxy]:
-    """A proxy to the API server of ``cluster``, for its user; ``directory`` (fresh) gets its certificates."""
+    """Run a proxy to the API server of ``cluster``, for its user. ``directory`` (fresh) gets its certificates."""
     losses = losses or Losses()
     with urllib3.PoolManager(ca_certs=str(cluster.ca_file), maxsize=64) as upstream:
         server = Server(cluster.server, upstream, losses)
         make_certificates(directory)
-        # The thread of a connection shakes hands: a client that is killed meanwhile holds up no other.
+        # The thread of each connection does the handshake, so that a killed client delays no other.
         server.socket = tls(directory).wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         kubeconfig = directory / "kubeconfig"
         write_kubeconfig(kubeconfig, f"https://127.0.0.1:{server.server_port}", directory / "ca.crt", cluster.token)
@@ -97,7 +99,7 @@ def lossy_proxy(cluster: Cluster, directory: Path, losses: Losses | None = None)
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Ends the watches that it passes on when it is closed."""
+    """A server that ends its relayed watches when it is closed."""
 
     block_on_close = True
     daemon_threads = False
@@ -116,13 +118,13 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """One connection of the client."""
+    """Handles one connection of the client."""
 
     protocol_version = "HTTP/1.1"
     server: Server
 
     def relay(self) -> None:
-        """Pass one request on, and its reply back; a lost one is cut off after the API server has answered in full."""
+        """Relay one request and its reply. A lost reply is cut off after the API server has answered in full."""
         body = self.rfile.read(int(self.headers["Content-Length"] or 0))
         held, held_back = self.server.losses.delays(self.command, self.path)
         self.server.closing.wait(held)
@@ -147,14 +149,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 self.server.closing.wait(held_back)
                 self.pass_back(reply)
         except (urllib3.exceptions.HTTPError, OSError):
-            self.close_connection = True  # one side has left in the middle: the other learns it by the cut connection
+            self.close_connection = True  # one side ended in the middle: closing the connection informs the other
         finally:
             self.server.open.discard(reply)
             reply.release_conn()
 
     def pass_back(self, reply: urllib3.BaseHTTPResponse) -> None:
-        """Send the reply as it comes: a watch never ends by itself."""
-        # Not `send_response`, whose Date is of now: leases end by the API server's time.
+        """Relay the reply in chunks as they arrive, because a watch does not end by itself."""
+        # `send_response` would add the current time as Date, but leases end by the API server's Date.
         self.send_response_only(reply.status)
         for name in ("Date", "Content-Type", "Retry-After"):
             if name in reply.headers:
@@ -168,4 +170,4 @@ class Handler(http.server.BaseHTTPRequestHandler):
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = relay  # noqa: N815  # the names http.server calls
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # http.server's name
-        """Say nothing: what matters is what the webhook logs."""
+        """Log nothing: only the logs of the webhook matter."""

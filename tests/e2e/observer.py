@@ -1,4 +1,4 @@
-"""The cores of each GPU model that stored pods and ResourceClaims hold, at every moment that LISTs and watches show."""
+"""Observes the cores of each GPU model that stored pods and claims use, at every moment that LISTs and watches show."""
 
 import json
 import threading
@@ -26,11 +26,11 @@ LOOK_PAUSE = 0.1
 WATCH_SECONDS = 5.0
 MOST_KEPT = 10_000
 AWAY = (ApiException, HTTPError, json.JSONDecodeError)
-"""The errors of the client if the API server is away, or goes away within an answer."""
+"""The errors of the client if the API server is down, or stops within an answer."""
 
 
 def held(objects: Sequence[Json]) -> Counter[str]:
-    """The cores of each model that pods and claims hold. This shares no line with the code that it judges."""
+    """Return the cores of each model that pods and claims use. This shares nothing with the code under test."""
     cores: Counter[str] = Counter()
     for each in objects:
         cores.update(held_by_claim(each) if "devices" in each["spec"] else held_by_pod(each))
@@ -38,7 +38,7 @@ def held(objects: Sequence[Json]) -> Counter[str]:
 
 
 def held_by_pod(pod: Json) -> dict[str, int]:
-    # The claims of the pod hold the devices that it uses by claims.
+    # If the pod uses claims, its devices are counted for the claims.
     if pod["status"].get("phase") in ("Succeeded", "Failed") or pod["spec"].get("resourceClaims"):
         return {}
     cores = sum(int(container["resources"]["limits"].get(CORES, 0)) for container in pod["spec"]["containers"])
@@ -51,7 +51,8 @@ def held_by_claim(claim: Json) -> Counter[str]:
     for request in claim["spec"]["devices"]["requests"]:
         asked = request["exactly"]
         share = asked.get("capacity", {}).get("requests", {}).get("cores", 100)
-        # A tenant may add a selector for products that do not exist. Ours is the last one. No device fits both.
+        # A tenant may add a selector for products that do not exist. The webhook's selector is the last one. No device
+        # matches both.
         cores[model_in(json.dumps(asked["selectors"][-1]))] += asked["count"] * int(share)
     return cores
 
@@ -69,13 +70,13 @@ def model_of(pod: Json) -> str:
 
 
 def model_in(selector: str) -> str:
-    """Return the one model whose products a selector names."""
+    """Return the only model whose products a selector names."""
     [model] = [model for model in PRODUCTS if model.casefold() in selector.casefold()]
     return model
 
 
 class Ghosts:
-    """Force-deleted bound pods. Their containers may still run, so their charge counts for a while."""
+    """Bound pods that were deleted by force. Their containers may still run, so their charges stay for a while."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -87,7 +88,7 @@ class Ghosts:
         self._found[pod["metadata"]["uid"]] = (deleted + self._seconds, pod["metadata"]["namespace"], model, cores)
 
     def among(self, known: Set[str], there: Set[str], now: float) -> Iterator[tuple[str, str, int]]:
-        """Return namespace, model and cores of known pods that no longer exist, and whose time is not over."""
+        """Yield namespace, model and cores of the known pods that are deleted and may still run."""
         for uid, (until, namespace, model, cores) in list(self._found.items()):
             if uid in known and uid not in there and now < until:
                 yield namespace, model, cores
@@ -119,9 +120,9 @@ class Stored:
         return list(self._objects.values())
 
     def follow(self, threads: ThreadPoolExecutor, seconds: float) -> Iterator[tuple[list[Json], float]]:
-        """Yield the state after each change within so many seconds, after all watches have delivered it.
+        """Yield the state after each change within ``seconds``, after all watches have delivered it.
 
-        Raises the error of a broken watch, after everything is yielded that the watches had delivered before.
+        Raises the error of a broken watch, after every state that the watches had delivered before.
         """
         logs: list[list[Change]] = [[] for _ in self._paths]
         ends = [threads.submit(self._record, *each, seconds) for each in zip(self._paths, logs, strict=True)]
@@ -155,8 +156,9 @@ class Stored:
 class Observer:
     """The figures of some namespaces.
 
-    ``most``: the most cores of each model, by namespace. ``looks``: the number of looks. ``lost``: the number of failed
-    looks. ``claims``: the most claims at once. ``known``: the uids of all objects that existed.
+    ``most``: the maximum cores of each model, by namespace. ``looks``: the number of observations. ``lost``: the number
+    of failed observations. ``claims``: the maximum number of claims at once. ``known``: the uids of all objects that
+    existed.
     """
 
     most: Mapping[str, dict[str, int]]
@@ -169,7 +171,7 @@ class Observer:
     _held: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
 
     def see(self, objects: Sequence[Json], now: float) -> None:
-        """Count the cores of the pods and claims of one moment, and of the pods that were force-deleted before."""
+        """Record the cores of the pods and claims of one moment, and of the pods that were deleted by force before."""
         self.looks += 1
         self.claims = max(self.claims, sum("devices" in each["spec"] for each in objects))
         by_namespace = {namespace: Counter[str]() for namespace in self.most}
@@ -185,7 +187,9 @@ class Observer:
             most.update({model: max(most.get(model, 0), cores) for model, cores in counts.items()})
 
     def _held_by(self, each: Json) -> Counter[str]:
-        """The result is kept, since every change is a look at all objects."""
+        """Return the cores of one object. The result is cached, because every change is an observation of all
+        objects.
+        """
         version = each["metadata"]["uid"], each["metadata"]["resourceVersion"]
         if version not in self._held:
             if len(self._held) >= MOST_KEPT:
@@ -194,7 +198,7 @@ class Observer:
         return self._held[version]
 
     def list(self, rest: Rest, stop: threading.Event) -> None:
-        """LIST until told to stop."""
+        """LIST until ``stop`` is set."""
         while not stop.wait(LOOK_PAUSE):
             try:
                 self.see(Stored(rest, self.paths).objects(), time.monotonic())
@@ -202,7 +206,7 @@ class Observer:
                 self.lost += 1
 
     def follow(self, rest: Rest, stop: threading.Event) -> None:
-        """Look after every single change, until told to stop. LIST again if a watch ends or breaks."""
+        """Observe after every single change until ``stop`` is set. LIST again if a watch ends or breaks."""
         start = partial(Stored, rest, self.paths)
         stored: Stored | None = None
         with ThreadPoolExecutor(len(self.paths)) as threads:

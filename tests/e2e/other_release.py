@@ -1,4 +1,4 @@
-"""`vcuda-webhook` as another release of it: of another version, and of the format of ledgers that it is told."""
+"""Runs `vcuda-webhook` as another release: with another version, and another format of ledgers."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ COMMAND = (sys.executable, "-m", "tests.e2e.other_release")
 
 
 def of_release(flags: Sequence[str | Path], ca: Path, ledger_format: int = text.FORMAT) -> WebhookProcess:
-    """A replica of that other release, stopped at the end of the block."""
+    """Return a replica of the other release. It is stopped at the end of the block."""
     return WebhookProcess(flags, ca, {FORMAT: str(ledger_format)}, (*COMMAND, "serve"))
 
 

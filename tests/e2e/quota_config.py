@@ -1,4 +1,4 @@
-"""The quota ConfigMap of one test. After each edit the test waits until every replica uses it."""
+"""The quota ConfigMap of a test. After each edit the test waits until every replica uses it."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ CONFIG = {"quota.vcuda.io/config": "true"}
 class QuotaConfigMap:
     """The ConfigMap ``name`` in ``namespace``, created with ``labels``. ``readers`` are the replicas that watch it.
 
-    ``further`` are its keys beside the quota.
+    ``further`` are keys in addition to the quota.
     """
 
     rest: Rest
@@ -50,7 +50,7 @@ class QuotaConfigMap:
         self.limit_anew(**{**self.document(), **entries})
 
     def limit_anew(self, **entries: Json) -> None:
-        """Make the entries the whole document. Return when every replica uses it."""
+        """Replace the whole document by these entries. Return when every replica uses it."""
         self.await_read(self.write(json.dumps(entries)).ok()["metadata"]["resourceVersion"])
 
     def lift(self, *namespaces: str) -> None:
@@ -59,7 +59,7 @@ class QuotaConfigMap:
 
     @contextmanager
     def limited(self, **entries: Json) -> Iterator[None]:
-        """Add the entries for the time of the ``with`` statement."""
+        """Add the entries during the ``with`` statement."""
         self.limit(**entries)
         try:
             yield
@@ -67,7 +67,7 @@ class QuotaConfigMap:
             self.lift(*entries)
 
     def write(self, text: str) -> Answer:
-        """Store ``text``, which may be malformed, as the document. Return the answer, and wait for no replica."""
+        """Store ``text``, which may be malformed, as the document. Return the answer without waiting for replicas."""
         answer = self.rest.send("POST", self.collection, self.manifest(text))
         replacing = answer.status == HTTPStatus.CONFLICT
         return self.rest.send("PUT", self.path, self.manifest(text)) if replacing else answer

@@ -1,4 +1,4 @@
-"""The API server over plain JSON: one request, one answer; a watch as it comes; a collection after each change."""
+"""Calls the API server with plain JSON: single requests, watches, and the states of a collection."""
 
 import json
 import time
@@ -23,7 +23,9 @@ REQUEST_SECONDS = 60
 
 
 def api_client(server: str, ca_file: Path, token: str) -> ApiClient:
-    """The official client as the bearer of ``token``, with connections enough for many threads; ``close`` it."""
+    """Return the official client for the bearer of ``token``, with enough connections for many threads. The caller must
+    close it.
+    """
     configuration = Configuration(host=server, connection_pool_maxsize=64)
     configuration.ssl_ca_cert = str(ca_file)
     configuration.proxy = None
@@ -32,7 +34,7 @@ def api_client(server: str, ca_file: Path, token: str) -> ApiClient:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the API server answered: an object or list with status 2xx, else a `Status` object.
+    """An answer of the API server: an object or list with status 2xx, otherwise a `Status`.
 
     ``warnings``: the texts of the Warning headers, as kubectl prints them.
     """
@@ -48,18 +50,22 @@ class Answer:
 
     @property
     def is_over_quota(self) -> bool:
-        """Whether it is a refusal for want of quota; by 429 where what is taken is only pending."""
+        """Return whether the request was rejected for lack of quota. The status is 429 if the missing quota is only
+        pending.
+        """
         return self.status in (HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS) and OVER_QUOTA in self.message
 
     def ok(self) -> Json:
-        """The body of a success; else ApiException with the status, the `Status` message and its JSON as ``body``."""
+        """Return the body of a success. Otherwise raise ApiException with the status, the `Status` message and its JSON
+        as ``body``.
+        """
         if HTTPStatus.OK <= self.status < HTTPStatus.MULTIPLE_CHOICES:
             return self.body
         raise ApiException(status=self.status, reason=self.message, body=json.dumps(self.body))
 
 
 def warning_text(header: str) -> str:
-    """The text of `299 - "text"`: a quoted-string as in RFC 7230, whose escapes JSON reads the same."""
+    """Return the text of `299 - "text"`: a quoted-string (RFC 7230), whose escapes are valid in JSON."""
     return str(json.loads(header.removeprefix("299 - ")))
 
 
@@ -72,7 +78,9 @@ class Rest:
     def send(
         self, method: str, path: str, body: object = None, *, content_type: str = "application/json", **query: str
     ) -> Answer:
-        """One request, whatever its status. Raises urllib3's HTTPError where no answer came."""
+        """Send one request, and return the answer with any status. Raises urllib3's HTTPError if there was no
+        answer.
+        """
         headers = {**self.api.default_headers, "Content-Type": content_type}
         url = self._url(path, query)
         response = self.api.call_api(method, url, headers, body=body, _request_timeout=REQUEST_SECONDS)
@@ -83,11 +91,11 @@ class Rest:
         return self.send("GET", path, **query).ok()
 
     def merge_patch(self, path: str, patch: Json) -> Json:
-        """The object after a JSON merge patch; ApiException where it is refused."""
+        """Return the object after a JSON merge patch. Raises ApiException if it is rejected."""
         return self.send("PATCH", path, patch, content_type=MERGE_PATCH).ok()
 
     def watch(self, path: str, seconds: float, **query: str) -> Generator[Json]:
-        """Watch events as they come, until the server ends the watch after ``seconds``, rounded up."""
+        """Yield watch events as they arrive, until the server ends the watch after ``seconds``, rounded up."""
         whole = int(seconds) + 1
         query = {**query, "watch": "true", "timeoutSeconds": str(whole)}
         timeout = (CONNECT_SECONDS, whole + CONNECT_SECONDS)
@@ -102,7 +110,9 @@ class Rest:
 
 
 def states(rest: Rest, path: str, deadline: float, selectors: dict[str, str]) -> Generator[list[Json]]:
-    """The collection after each change, until ``deadline`` of the monotonic clock. A watch that ends is begun anew."""
+    """Yield the collection after each change, until ``deadline`` of the monotonic clock. A watch that ends is
+    restarted.
+    """
     while (left := deadline - time.monotonic()) > 0:
         listing = rest.get(path, **selectors)
         objects = {item["metadata"]["uid"]: item for item in listing["items"]}
@@ -113,7 +123,7 @@ def states(rest: Rest, path: str, deadline: float, selectors: dict[str, str]) ->
                 if event["type"] == "ERROR":
                     if event["object"].get("code") != HTTPStatus.GONE:
                         raise RuntimeError(f"the watch ended with {event['object']}")
-                    break  # it fell out of etcd's history: a new LIST is due
+                    break  # the version was compacted in etcd, so a new LIST is needed
                 objects.pop(uid := event["object"]["metadata"]["uid"], None)
                 if event["type"] != "DELETED":
                     objects[uid] = event["object"]

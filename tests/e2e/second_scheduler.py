@@ -1,4 +1,4 @@
-"""A kube-scheduler beside the control plane's: that of the manifests, or one that asks what gpu-admission was."""
+"""Runs a second kube-scheduler: that of the manifests, or one with an extender that acts like gpu-admission."""
 
 import json
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from vcuda.tls import LEAF_CERTIFICATE, LEAF_KEY
 
 NAME = "vcuda-scheduler"
 PREDICATING = "predicating"
-"""The schedulerName of pods that an extender is asked about that refuses allocated ones for ever."""
+"""The schedulerName of pods for which the extender is called. It rejects pods that have an allocation."""
 
 REFUSAL = "had been predicated!"
 MARKS = ("predicate-time", "gpu-assigned", "predicate-gpu-idx-")
@@ -26,7 +26,7 @@ COMPONENT = Path(__file__).parents[2] / "manifests" / "components" / "scheduler"
 
 
 class Credentials(NamedTuple):
-    """The files by which the scheduler knows the extender, and is known by it."""
+    """The files with which the scheduler verifies the extender, and with which it authenticates itself."""
 
     ca: Path
     certificate: Path
@@ -34,16 +34,16 @@ class Credentials(NamedTuple):
 
     @classmethod
     def beside(cls, ca: Path) -> Self:
-        """Those of `make_certificates`."""
+        """Return the files that `make_certificates` wrote."""
         return cls(ca, *(ca.parent / CLIENT / name for name in (LEAF_CERTIFICATE, LEAF_KEY)))
 
 
 def config_file(
     control_plane: ControlPlane, url: str, credentials: Credentials, directory: Path, **fields: object
 ) -> Path:
-    """The manifest's KubeSchedulerConfiguration, but for where the API server, the extender and the files are.
+    """Write the manifest's KubeSchedulerConfiguration with this test's API server, extender and files. Return its path.
 
-    ``fields`` are further ones of the extender.
+    ``fields`` are added to the extender.
     """
     config: Json = yaml.safe_load((COMPONENT / "scheduler-config.yaml").read_text())
     [extender] = config["extenders"]
@@ -56,7 +56,7 @@ def config_file(
 
 
 def written(control_plane: ControlPlane, config: Json, directory: Path) -> Path:
-    """A file with the configuration, but for where the API server is."""
+    """Write the configuration with this test's API server, and return the path."""
     own = {"clientConnection": {"kubeconfig": str(control_plane.kubeconfig)}, "leaderElection": {"leaderElect": False}}
     kind = {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration"}
     path = directory / "scheduler-config.json"
@@ -66,7 +66,7 @@ def written(control_plane: ControlPlane, config: Json, directory: Path) -> Path:
 
 @contextmanager
 def scheduling(control_plane: ControlPlane, *flags: str) -> Iterator[Component]:
-    """A kube-scheduler with these flags, serving; stopped at the end of the block."""
+    """Run a kube-scheduler with these flags. It is stopped at the end of the block."""
     [port] = free_ports(1)
     certs = control_plane.directory / "certs-vcuda-scheduler"
     common = ("--bind-address=127.0.0.1", f"--secure-port={port}", f"--cert-dir={certs}")
@@ -79,9 +79,9 @@ def scheduling(control_plane: ControlPlane, *flags: str) -> Iterator[Component]:
 
 
 def decide(pod: Json, nodes: Json) -> Json:
-    """The ExtenderFilterResult (k8s.io/kube-scheduler ``extender/v1``).
+    """Return an ExtenderFilterResult (k8s.io/kube-scheduler ``extender/v1``).
 
-    No node for a pod with gpu-admission's annotations, else the first of its nodes.
+    A pod with gpu-admission's annotations gets no node, any other pod the first of its nodes.
     """
     if any(mark in key for key in pod["metadata"].get("annotations", {}) for mark in MARKS):
         return {"Error": f"pod {pod['metadata']['name']} {REFUSAL}"}
@@ -90,7 +90,9 @@ def decide(pod: Json, nodes: Json) -> Json:
 
 @contextmanager
 def predicating_scheduler(control_plane: ControlPlane, directory: Path) -> Iterator[None]:
-    """A scheduler for the pods that name it, beside the cluster's own; ``directory`` (fresh) gets its files."""
+    """Run a scheduler for the pods that name it, in addition to the cluster's own. ``directory`` (fresh) gets its
+    files.
+    """
     with answering(lambda _, asked: decide(asked["Pod"], asked["Nodes"])) as url:
         extenders = [{"urlPrefix": url, "filterVerb": "filter"}]
         profile = {"profiles": [{"schedulerName": PREDICATING}], "extenders": extenders}

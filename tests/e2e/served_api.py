@@ -1,4 +1,4 @@
-"""A real API server behind processes whose calls arrive, are answered and get lost when a test says so."""
+"""A real API server. A test decides when the calls of its processes arrive, are answered, or get lost."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -17,10 +17,10 @@ AT_ONCE = json.dumps({"gracePeriodSeconds": 0}).encode()
 
 
 class ServedApi(Handle):
-    """What `tests.api_double.Api` asks for, done by an API server.
+    """Implements `tests.api_double.Api` with a real API server.
 
-    ``date`` stands for its clock, as tests let hours pass. It gives every object a uid of its own: in lists that is its
-    name, by which the test knew it before it was stored.
+    ``date`` replaces the server's clock, because tests let hours pass. The server gives every object a uid. In lists
+    this is replaced by the name, which the test used as uid before the object was stored.
     """
 
     def __init__(self, kube: Kube) -> None:
@@ -44,7 +44,7 @@ class ServedApi(Handle):
             self._served.patch(path, b'{"metadata": {"finalizers": null}}', MERGE_PATCH)
 
     def clear(self, collection: str) -> None:
-        """Remove all of a collection but what every namespace has."""
+        """Delete all objects of a collection, except those that every namespace has."""
         for page in self._served.list_pages(collection):
             names = {msgspec.json.decode(each)["metadata"]["name"] for each in page.items}
             for name in names - {"kube-root-ca.crt"}:
@@ -86,7 +86,7 @@ class ServedApi(Handle):
     def list_pages(
         self, path: str, params: Params | None = None, limit: int = 500, timeout: float = 30, **_bounds: object
     ) -> Iterator[Page]:
-        """Yield all on one page."""
+        """Yield all objects as one page."""
         versions: list[str] = []
 
         def effect() -> bytes:
@@ -106,7 +106,7 @@ class ServedApi(Handle):
 
 
 class Objects(Mapping[str, Mapping[str, Any]]):
-    """What is stored, by path; that cannot be told for all of it. It is read again once somebody has written."""
+    """The stored objects by path. It cannot be iterated. It reads an object again after a write."""
 
     def __init__(self, kube: Kube) -> None:
         self._kube = kube

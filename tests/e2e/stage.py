@@ -1,4 +1,4 @@
-"""The webhook behind its Service, as it is installed: called through endpoints, its Secret mounted, failing closed."""
+"""Runs the webhook as it is installed: called through its Service, with its Secret mounted, and failing closed."""
 
 import base64
 import secrets
@@ -45,7 +45,9 @@ PATHS = {kind: f"{GROUP}/{resource}/{CONFIGURATION}" for kind, resource in RESOU
 
 @dataclass
 class Stage:
-    """``label`` is on the namespaces that are served. ``flags`` go before those of each `vcuda-certs` command."""
+    """The installed webhook. ``label`` marks the served namespaces. ``flags`` precede those of each `vcuda-certs`
+    command.
+    """
 
     cluster: Cluster
     label: str
@@ -55,7 +57,7 @@ class Stage:
     replicas: Sequence[WebhookProcess] = ()
 
     def command(self, *arguments: str, kubeconfig: Path | None = None) -> list[str]:
-        """The command line of `vcuda-certs`, with this stage's flags after the first argument."""
+        """Return a command line of `vcuda-certs`, with this stage's flags after the first argument."""
         name, *rest = arguments
         own = ("--kubeconfig", str(kubeconfig or self.kubeconfig), "--ip", self.host, *self.flags)
         return [str(SCRIPTS / "vcuda-certs"), name, *(own if name == "rotate" else own[:4]), *rest]
@@ -72,10 +74,11 @@ class Stage:
         return [urlsplit(replica.url).netloc for replica in self.replicas]
 
     def set_endpoints(self, *, ready: bool = True) -> None:
-        """Let the Service have the replicas as endpoints, all ready or none; returns once its EndpointSlices say so.
+        """Make all replicas endpoints of the Service, or none. Return when its EndpointSlices show that.
 
-        The replicas are pods of its selector, as in a real installation, and the controller manager does the rest: the
-        API server of 1.30 calls a Service by its Endpoints, that of 1.36 by its EndpointSlices, and both follow pods.
+        The replicas are pods that its selector matches, and the controller manager does the rest, as in a real
+        installation. The API server of 1.30 calls a Service by its Endpoints, and 1.36 by its EndpointSlices. Both
+        follow pods.
         """
         conditions = [{"type": "Ready", "status": str(ready)}]
         status = {"phase": "Running", "podIP": self.host, "podIPs": [{"ip": self.host}], "conditions": conditions}
@@ -89,9 +92,9 @@ class Stage:
         self.cluster.await_collection(SLICES, are_told, labelSelector=OF_THE_SERVICE)
 
     def await_answered(self, namespace: str) -> None:
-        """Return once a pod can be created in ``namespace``: the API server knows endpoints, and trusts them.
+        """Return when a pod can be created in ``namespace``: the API server knows endpoints, and trusts them.
 
-        It goes by what it has heard of Services, endpoints and caBundles, and tells nobody how far it is: ask it.
+        This polls. The API server uses its own watches of Services, endpoints and caBundles, and gives no sign.
         """
 
         def refusal() -> str:
@@ -104,7 +107,7 @@ class Stage:
         return [hook["clientConfig"].get("caBundle", "") for hook in found if "service" in hook["clientConfig"]]
 
     def register(self) -> None:
-        """Store both configurations, without caBundles, and return once they are in effect."""
+        """Store both configurations without caBundles. Return when they are in effect."""
         for kind, name in (("MutatingWebhookConfiguration", "mutate"), ("ValidatingWebhookConfiguration", "validate")):
             guard = f"{self.label}-{name}-{secrets.token_hex(3)}"
             metadata = {"name": CONFIGURATION, "labels": LABELS}
@@ -127,7 +130,7 @@ class Stage:
 
     @contextmanager
     def team(self, quota: QuotaConfigMap) -> Iterator[str]:
-        """A served namespace that may use cards without end, whose pods are answered for; deleted afterwards."""
+        """Create a served namespace with a huge quota. Return when its pods are reviewed. It is deleted at the end."""
         name = self.cluster.create_namespace(labels={SERVED_BY: self.label})
         try:
             with quota.limited(**{name: {"quota": {"M40": 10_000}}}):
@@ -142,7 +145,8 @@ class Stage:
 def staged(
     cluster: Cluster, directory: Path, delays: Sequence[Delay], kubeconfig: Path, *flags: str
 ) -> Iterator[tuple[Stage, QuotaConfigMap]]:
-    """A stage with one replica a delay: so many seconds later its volume follows the Secret. All of it is in effect.
+    """Run a stage with one replica for each delay, whose volume follows the Secret after so many seconds. All of it is
+    in effect.
 
     ``kubeconfig``: the rights with which certificates are rotated.
     """
@@ -171,7 +175,9 @@ def staged(
 
 @contextmanager
 def unnoticed(stage: Stage, namespace: str) -> Iterator[Creates]:
-    """`with` this, pods are created in ``namespace`` and new connections made without pause, and not one may fail."""
+    """Create pods in ``namespace`` and make new connections continuously during the ``with`` statement. None
+    may fail.
+    """
     path = PATHS["ValidatingWebhookConfiguration"]
     connects = connecting(stage.cluster, path, stage.addresses, SERVER_NAME)
     with creating(stage.cluster, namespace) as creates, connects as handshakes:
@@ -181,7 +187,7 @@ def unnoticed(stage: Stage, namespace: str) -> Iterator[Creates]:
 
 @contextmanager
 def replica(stage: Stage, directory: Path, delay: Delay, quota: QuotaConfigMap) -> Iterator[WebhookProcess]:
-    """One webhook, whose certificate directory is a volume of the serving Secret."""
+    """Run one webhook, whose certificate directory is a volume of the serving Secret."""
     directory.mkdir(parents=True)
     flags = (
         *("--cert-dir", directory, "--kubeconfig", stage.cluster.kubeconfig, "--bind", f"{stage.host}:0"),
@@ -199,7 +205,7 @@ def service() -> Json:
 
 
 def node() -> Json:
-    """The node of the replicas' pods. No other pod is scheduled there, of the thousands that tests create."""
+    """Return the node of the replicas' pods. None of the thousands of pods that tests create is scheduled there."""
     return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}, "spec": {"unschedulable": True}}
 
 
@@ -211,7 +217,9 @@ def pod_of(number: int, address: str) -> Json:
 
 
 def clear(stage: Stage) -> None:
-    """Remove what a stage stores under the names of a real installation; the Service's endpoints go with it."""
+    """Delete the objects that a stage stores under the names of a real installation. The Service's endpoints are
+    deleted with it.
+    """
     stage.unregister()
     selector = ",".join(f"{key}={value}" for key, value in PODS.items())
     delete_pods(stage.cluster, SYSTEM_NAMESPACE, labelSelector=selector)
@@ -221,7 +229,9 @@ def clear(stage: Stage) -> None:
 
 
 def delete_pods(cluster: Cluster, namespace: str, **selector: str) -> None:
-    """Delete the pods at once, some hundreds a request: thousands would take longer than the API server gives one."""
+    """Delete the pods at once, some hundreds per request: the deletion of thousands would exceed the request
+    timeout.
+    """
     deleted = PAGE
     while deleted == PAGE:
         path, now = f"/api/v1/namespaces/{namespace}/pods", {"gracePeriodSeconds": 0}
@@ -230,10 +240,12 @@ def delete_pods(cluster: Cluster, namespace: str, **selector: str) -> None:
 
 
 def own_address() -> str:
-    """An IPv4 address of this machine that is not a loopback one, which the API server takes for no endpoint."""
+    """Return an IPv4 address of this machine that is not a loopback address, which the API server accepts as an
+    endpoint.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # a datagram socket sends nothing by this, it only chooses its address
+            probe.connect(("192.0.2.1", 9))  # sends nothing, but chooses the own address
             address = str(probe.getsockname()[0])
         except OSError:
             address = "127.0.0.1"
@@ -243,7 +255,7 @@ def own_address() -> str:
 
 
 def utc_now() -> str:
-    """The time, as --issued-before takes it."""
+    """Return the time in the format of --issued-before."""
     return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
@@ -252,9 +264,9 @@ MODES = {"tls.key": 0o600}
 
 
 class Volume:
-    """``directory`` holds the Secret at ``path`` as it was ``delay()`` seconds ago; a deleted one stays as it was.
+    """``directory`` has the Secret at ``path`` as it was ``delay()`` seconds ago. After a deletion the files stay.
 
-    kubelet swaps the files of a volume in one step, and leaves them in place while their Secret does not exist.
+    kubelet also replaces all files of a volume in one step, and keeps them while their Secret does not exist.
     """
 
     def __init__(self, rest: Rest, path: str, directory: Path, delay: Delay) -> None:
@@ -269,7 +281,7 @@ class Volume:
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """`with` this, the directory follows the Secret; it holds the present one from the start."""
+        """Have the directory follow the Secret during the ``with`` statement, beginning with the present Secret."""
         self._read(0)
         self._swap()
         self._thread.start()

@@ -1,4 +1,4 @@
-"""Pods and nodes with what vendors' schedulers leave on them, in a real cluster, and what is awaited of them."""
+"""Pods and nodes with the annotations of vendors' schedulers in a real cluster."""
 
 import time
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ from vcuda.requests.schemes import Scheme, is_named
 
 REASON = "StaleAllocationRemoved"
 BY_HAND = "by-hand"
-"""The schedulerName of pods that no scheduler is to touch."""
+"""The schedulerName of pods that no scheduler places."""
 
 
 @dataclass(frozen=True)
 class Allocated:
-    """A pod allocated by a scheme just now, on ``node``; ``bound`` and ``status`` say how far it has come since."""
+    """A pod that a scheme has just allocated on ``node``. ``bound`` and ``status`` are its later progress."""
 
     name: str
     scheme: Scheme
@@ -54,6 +54,6 @@ def await_freed(cluster: Cluster, namespace: str, pod: Allocated) -> Json:
 
 
 def await_removal_event(cluster: Cluster, namespace: str, name: str) -> Json:
-    """The one Event that tells of a removal from the object of this name."""
+    """Return the only Event that reports a removal from the object with this name."""
     [event] = cluster.await_events(namespace, f"involvedObject.name={name},reason={REASON}")
     return event

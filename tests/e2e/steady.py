@@ -1,4 +1,4 @@
-"""Pods created without pause, and new connections made without pause: what a rotation must not make fail."""
+"""Creates pods and makes new connections continuously. A rotation must not make any of them fail."""
 
 import base64
 import socket
@@ -16,15 +16,15 @@ from tests.integration.reviews import card_pod
 
 PODS_PER_SECOND = 20
 CARDS_EVERY = 20
-"""One pod in so many asks for a card and is charged; the others are asked about all the same.
+"""One of so many pods requests a card and is charged. The webhook is called for the others too.
 
-No controller settles their charges, and a namespace may have 512 that are pending: those of eight minutes.
+No controller settles the charges. A namespace may have 512 pending charges, enough for eight minutes.
 """
 
 
 @dataclass
 class Creates:
-    """What became of the pods: how many were created, and what was said about each that was not."""
+    """The outcomes: how many pods were created, and the error for each pod that was not."""
 
     created: int = 0
     failures: list[str] = field(default_factory=list)
@@ -34,10 +34,10 @@ class Creates:
 def creating(
     cluster: Cluster, namespace: str, make: Callable[[int, str], Json] | None = None, pace: float = PODS_PER_SECOND
 ) -> Iterator[Creates]:
-    """`with` this, so many pods a second are created in ``namespace``, each once, on a schedule that nothing stops.
+    """Create so many pods a second in ``namespace`` during the ``with`` statement, each once, on a fixed schedule.
 
-    Four at a time at most: where the machine is too busy for the schedule, they do not pile up. ``make`` returns the
-    pod of a number.
+    At most four are created at once. If the machine is too slow for the schedule, pods do not pile up. ``make`` returns
+    the pod of a number.
     """
     creates, lock = Creates(), threading.Lock()
     numbers = count()
@@ -61,7 +61,7 @@ def creating(
 
 
 def some_with_cards(number: int, namespace: str) -> Json:
-    """One in `CARDS_EVERY` asks for a card."""
+    """Return a pod. One of `CARDS_EVERY` requests a card."""
     return card_pod(f"card-{number}", namespace) if number % CARDS_EVERY == 0 else plain(number, namespace)
 
 
@@ -73,7 +73,7 @@ def plain(number: int, namespace: str) -> Json:
 
 @dataclass
 class Handshakes:
-    """What became of new connections: how many were made, and why the others were not."""
+    """The outcomes: how many connections succeeded, and the error of each that did not."""
 
     made: int = 0
     failures: list[str] = field(default_factory=list)
@@ -81,9 +81,10 @@ class Handshakes:
 
 @contextmanager
 def connecting(cluster: Cluster, path: str, addresses: Callable[[], Sequence[str]], name: str) -> Iterator[Handshakes]:
-    """`with` this, every address is dialled again and again as ``name``, by the caBundles at ``path``.
+    """Connect to every address repeatedly as ``name`` during the ``with`` statement, trusting the caBundles at
+    ``path``.
 
-    The API server keeps its connections; here each one is new, and trusts what is stored now.
+    The API server reuses its connections. These are new, and trust the stored caBundle.
     """
     handshakes = Handshakes()
 
@@ -103,13 +104,15 @@ def connecting(cluster: Cluster, path: str, addresses: Callable[[], Sequence[str
 
 
 def ours(configuration: Json, name: str) -> list[Json]:
-    """The webhooks that call the Service ``name``, as in NAME.NAMESPACE.svc."""
+    """Return the webhooks that call the Service ``name``, as in NAME.NAMESPACE.svc."""
     services = [(hook, hook["clientConfig"].get("service", {})) for hook in configuration["webhooks"]]
     return [hook for hook, service in services if f"{service.get('name')}.{service.get('namespace')}.svc" == name]
 
 
 def shake(address: str, bundle: bytes, name: str) -> bytes:
-    """The leaf (DER) that ``address`` shows a client that trusts ``bundle``; OSError where it is not trusted."""
+    """Return the leaf (DER) that ``address`` presents to a client that trusts ``bundle``. Raises OSError if it is not
+    trusted.
+    """
     context = ssl.create_default_context(cadata=bundle.decode())
     host, _, port = address.rpartition(":")
     with (
@@ -121,7 +124,9 @@ def shake(address: str, bundle: bytes, name: str) -> bytes:
 
 @contextmanager
 def in_threads(works: Sequence[Callable[[threading.Event], None]]) -> Iterator[None]:
-    """`with` this, each works in a thread of its own until told to stop; what one raises is raised at the end."""
+    """Run each function in its own thread during the ``with`` statement. At the end they are stopped, and their errors
+    are raised.
+    """
     stop = threading.Event()
     with ThreadPoolExecutor(len(works)) as threads:
         running = [threads.submit(work, stop) for work in works]

@@ -1,4 +1,4 @@
-"""Pods that people create with kubectl, on a real API server and scheduler: pinned, refused, or left alone."""
+"""Pods that people create with kubectl, on a real API server and scheduler: pinned, rejected, or unchanged."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ NODES = {
     "gpu-p100": {MODEL: "P100", POOL: "public"},
     "gpu-mixed": {MODEL: "M40", POOL: "mixed"},
 }
-"""The labels of the nodes by name; the third belongs to the pool that the other teams may not use."""
+"""The labels of the nodes by name. The third node belongs to a pool that the other teams may not use."""
 
 SHARES = {
     scheme.name: {
@@ -29,7 +29,7 @@ SHARES = {
     }
     for scheme in SCHEMES
 }
-"""Half a card and 4 GiB of its memory, as each scheme asks for it."""
+"""Half a card and 4 GiB of its memory, as each scheme requests it."""
 
 M40 = "exceeded GPU quota: M40 in namespace {}"
 NO_MODEL = "no GPU model that this pod may use in namespace {}: M40 is excluded by"
@@ -57,7 +57,7 @@ def nodes(cluster: Cluster, installation: Installation) -> Iterator[None]:
 
 
 def kubectl_create(cluster: Cluster, *pods: Json, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """What a person sees who creates these pods, refused or not."""
+    """Create pods as a person does. Return the result of kubectl, which may show rejections."""
     manifest = {"apiVersion": "v1", "kind": "List", "items": pods}
     return cluster.kubectl("create", "-f", "-", "-o", "json", *options, stdin=json.dumps(manifest), check=False)
 
@@ -71,7 +71,9 @@ def with_spec(pod: Json, **fields: object) -> Json:
 def test_a_pod_of_every_scheme_lands_on_a_node_of_its_teams_model_and_pool(
     cluster: Cluster, team: Team, limits: Json
 ) -> None:
-    """The teams own M40 in public, P100 in public, and M40 in the mixed pool: one node fits each."""
+    """The teams may use M40 in the public pool, P100 in the public pool, and M40 in the mixed pool. Each can use one
+    node.
+    """
     targets = {team({"pool": [labels[POOL]], "quota": {labels[MODEL]: 1}}): node for node, labels in NODES.items()}
     created = kubectl_create(cluster, *(gpu_pod("train", namespace, limits) for namespace in targets))
     assert created.returncode == 0, created.stderr
@@ -108,7 +110,7 @@ def test_a_malformed_request_is_refused_with_the_path_of_every_fault(cluster: Cl
 
 
 @pytest.mark.usefixtures("scheduler")
-def test_an_unlimited_namespace_is_left_alone(cluster: Cluster, installation: Installation) -> None:
+def test_pods_of_an_unlimited_namespace_are_unchanged(cluster: Cluster, installation: Installation) -> None:
     with installation.free_team() as namespace:
         pod = gpu_pod("train", namespace, {"tencent.com/vcuda-core": "6400"}, annotations=FORGED)
         assert kubectl_create(cluster, pod).returncode == 0
@@ -118,7 +120,7 @@ def test_an_unlimited_namespace_is_left_alone(cluster: Cluster, installation: In
         assert installation.charged(namespace) == {}
 
 
-def test_a_pod_without_vcuda_is_left_alone_in_an_enforced_namespace(
+def test_a_pod_without_vcuda_is_unchanged_in_an_enforced_namespace(
     cluster: Cluster, installation: Installation, team: Team
 ) -> None:
     namespace = team({"quota": {}})
@@ -130,8 +132,8 @@ def test_a_pod_without_vcuda_is_left_alone_in_an_enforced_namespace(
     assert installation.charged(namespace) == {}
 
 
-def test_forged_allocations_are_removed_and_a_persons_own_annotations_kept(cluster: Cluster, team: Team) -> None:
-    """gpu-admission refuses a pod for ever that carries a predicate-time when it comes."""
+def test_forged_allocations_are_removed_and_the_users_own_annotations_kept(cluster: Cluster, team: Team) -> None:
+    """gpu-admission always rejects a pod that already has a predicate-time when it is scheduled."""
     namespace = team({"quota": {"M40": 1}})
     pod = card_pod("train", namespace)
     pod["metadata"] |= {
@@ -182,10 +184,12 @@ def test_pods_with_generated_names_are_charged_under_the_uid_they_are_stored_wit
 
 
 @pytest.mark.usefixtures("scheduler")
-def test_a_manifest_copied_from_a_live_pod_is_admitted_charged_and_scheduled_anew(
+def test_a_manifest_copied_from_a_running_pod_is_admitted_charged_and_scheduled(
     cluster: Cluster, installation: Installation, team: Team
 ) -> None:
-    """As in `kubectl get -o json`, edit the name, `kubectl apply`: nodeName, uid and allocations come along."""
+    """As after `kubectl get -o json`, an edit of the name, and `kubectl apply`: the manifest still has nodeName, uid
+    and allocations.
+    """
     namespace = team({"pool": ["public"], "quota": {"M40": 2}})
     cluster.create(card_pod("train", namespace))
     node = cluster.await_bound(namespace)["spec"]["nodeName"]
@@ -208,7 +212,9 @@ def test_applying_a_stored_pod_again_is_no_new_charge(cluster: Cluster, installa
     assert installation.charged(namespace) == {"M40": 100}
 
 
-def test_kubectl_warns_where_the_quota_only_warns(cluster: Cluster, installation: Installation, team: Team) -> None:
+def test_kubectl_shows_a_warning_if_the_quota_only_warns(
+    cluster: Cluster, installation: Installation, team: Team
+) -> None:
     namespace = team({"mode": "warn", "quota": {"M40": 1}})
     created = kubectl_create(cluster, card_pod("train", namespace, 2))
     assert created.stderr == (

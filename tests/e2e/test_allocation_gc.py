@@ -1,4 +1,4 @@
-"""Stale allocations go from pods, stale locks from nodes, and nothing that is alive is touched."""
+"""Stale allocations are removed from pods and stale locks from nodes. Pods that are alive do not change."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ STALE = [
     ),
     *(Allocated(f"{scheme.name}.allocating", scheme, NODE, "allocating") for scheme in (HAMI, VGPU_MANAGER)),
 ]
-"""One pod for every rule of every scheme; the rule is in its name."""
+"""One pod for every rule of every scheme. The name of the pod is the rule."""
 
 ALIVE = [
     *(Allocated(f"{scheme.name}.running", scheme, NODE, "done", bound=NODE, status="Running") for scheme in RECORDED),
@@ -46,7 +46,7 @@ ALIVE = [
     ),
     Allocated("hami.binding", HAMI, NODE, "allocating", bound=NODE),
 ]
-"""Bound where they were allocated, or confirmed by a device plugin."""
+"""Pods that are bound where they were allocated, or that a device plugin confirmed."""
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def littered(cluster: Cluster, collector: ControllerProcess) -> Iterator[tuple[s
 
 
 @pytest.mark.parametrize("pod", STALE, ids=lambda pod: pod.name)
-def test_every_rule_of_every_scheme_frees_its_pod_and_tells(
+def test_every_rule_of_every_scheme_clears_its_pod_and_writes_an_event(
     cluster: Cluster, collector: ControllerProcess, littered: tuple[str, list[Json]], pod: Allocated
 ) -> None:
     namespace, _ = littered
@@ -93,7 +93,7 @@ def test_every_rule_of_every_scheme_frees_its_pod_and_tells(
     assert collector.metric("vcuda_gc_annotations_total", scheme=pod.scheme.name, rule=rule) >= 1
 
 
-def test_beside_them_no_live_pod_was_written_at_all(cluster: Cluster, littered: tuple[str, list[Json]]) -> None:
+def test_no_live_pod_is_written(cluster: Cluster, littered: tuple[str, list[Json]]) -> None:
     namespace, alive = littered
     for pod in STALE:
         await_freed(cluster, namespace, pod)
@@ -101,16 +101,16 @@ def test_beside_them_no_live_pod_was_written_at_all(cluster: Cluster, littered: 
 
 
 def as_stored(cluster: Cluster, namespace: str, pods: list[Json]) -> list[Json]:
-    """The metadata of these pods now; the same resourceVersion says that nothing was written to them."""
+    """Return the metadata of these pods now. An equal resourceVersion proves that they were not written."""
     stored = {found["metadata"]["name"]: found["metadata"] for found in cluster.pods(namespace)}
     return [stored[pod["metadata"]["name"]] for pod in pods]
 
 
 @pytest.mark.usefixtures("collector", "scheduler")
-def test_a_pod_that_gpu_admission_would_refuse_for_ever_is_freed_and_scheduled_anew(
+def test_a_pod_that_gpu_admission_always_rejects_is_cleared_and_scheduled(
     cluster: Cluster, control_plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
-    """Its scheduler wrote the annotations and never bound it; from then on it answers "had been predicated!"."""
+    """gpu-admission wrote the annotations and never bound the pod. From then on it answers "had been predicated!"."""
     pod = Allocated("stranded", GPU_MANAGER, NODE, own={"a/b": "stays"}, scheduler=PREDICATING)
     with predicating_scheduler(control_plane, tmp_path):
         pod.create(cluster, namespace)
@@ -128,7 +128,9 @@ def is_refused(pod: Json) -> bool:
 
 
 @pytest.mark.usefixtures("collector")
-def test_stale_locks_go_and_others_stay(cluster: Cluster, namespace: str, create_node: Callable[..., str]) -> None:
+def test_stale_locks_are_removed_and_others_stay(
+    cluster: Cluster, namespace: str, create_node: Callable[..., str]
+) -> None:
     Allocated("holder", HAMI, NODE, bound=NODE, status="Running").create(cluster, namespace)
     taken = {
         "gc-expired": f"{rfc3339(time.time() - 60)},{namespace},holder",
@@ -146,11 +148,11 @@ def test_stale_locks_go_and_others_stay(cluster: Cluster, namespace: str, create
     assert held["metadata"]["annotations"][LOCK] == taken["gc-held"]
 
 
-# In this process, against the API server
+# These run in the test process, against the API server
 
 
 @pytest.mark.usefixtures("nodes")
-def test_no_removal_lands_on_another_version_than_was_judged(cluster: Cluster, kube: Kube, namespace: str) -> None:
+def test_a_removal_applies_only_to_the_version_that_was_judged(cluster: Cluster, kube: Kube, namespace: str) -> None:
     pod = Allocated("changed", NVIDIA_VCUDA, NODE, bound=NODE)
     judged = pod.create(cluster, namespace)["metadata"]
     path = f"/api/v1/namespaces/{namespace}/pods/changed"

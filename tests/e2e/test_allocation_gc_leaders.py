@@ -1,4 +1,6 @@
-"""Stale allocations and who leads: one removes, another takes over where it was killed, a dry run only tells."""
+"""Stale allocations and leaders: the leader removes them, the next one continues after a crash, a dry run only
+reports.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -20,7 +22,7 @@ def stale_pods(cluster: Cluster, namespace: str, count: int) -> list[Allocated]:
     return pods
 
 
-def test_a_dry_run_tells_and_writes_nothing(cluster: Cluster, installation: Installation, namespace: str) -> None:
+def test_a_dry_run_reports_and_writes_nothing(cluster: Cluster, installation: Installation, namespace: str) -> None:
     [pod] = stale_pods(cluster, namespace, 1)
     before = cluster.pods(namespace)
     with controlling(installation, "--dry-run") as controller:

@@ -1,4 +1,4 @@
-"""Pods that the quota would not let in: told of, and evicted where that was asked for, on a real API server."""
+"""Pods that the quota would not admit are reported, and evicted if that is enabled, on a real API server."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -26,7 +26,7 @@ NODE = "audit-m40"
 
 @pytest.fixture(scope="module")
 def account(cluster: Cluster, account: Cluster) -> Iterator[Cluster]:
-    """The controller's, with the right that the component adds."""
+    """Connect as the controller's account, with the right that the component adds."""
     cluster.kubectl("apply", "-f", str(COMPONENTS / "enforce-audit" / "rbac.yaml"))
     yield account
     cluster.kubectl("delete", "-f", str(COMPONENTS / "enforce-audit" / "rbac.yaml"))
@@ -40,14 +40,14 @@ def node(cluster: Cluster) -> Iterator[str]:
 
 
 def team_of_three(cluster: Cluster, own: Installation, namespace: str) -> None:
-    """Three pods of a card each that run, created one second after the other."""
+    """Three running pods of a card each, created at different seconds."""
     for name in ("a-oldest", "b-middle", "c-newest"):
         start(cluster, namespace, name)
     await_committed(own, namespace, M40=300)
 
 
 def start(cluster: Cluster, namespace: str, name: str) -> None:
-    """A pod of one card that runs; its name tells its age, where the second does not."""
+    """Start a pod of one card. Its name orders it among pods of the same second."""
     pod = card_pod(name, namespace)
     pod["metadata"]["labels"] = {"app": name}
     cluster.bind(pod, NODE)
@@ -55,14 +55,16 @@ def start(cluster: Cluster, namespace: str, name: str) -> None:
 
 
 def await_events(cluster: Cluster, namespace: str, reason: str, *names: str) -> list[Json]:
-    """The Events of this reason once each of these pods has one."""
+    """Return the Events of this reason as soon as each of these pods has one."""
     return cluster.await_events(
         namespace, f"reason={reason}", lambda events: {event["involvedObject"]["name"] for event in events} >= {*names}
     )
 
 
 def going(cluster: Cluster, namespace: str) -> set[str]:
-    """The names of the pods that terminate. No kubelet runs here, so they stay so, and hold their cards."""
+    """Return the names of the pods that terminate. No kubelet runs here, so they keep terminating, and keep their
+    cards.
+    """
     return {pod["metadata"]["name"] for pod in cluster.pods(namespace) if "deletionTimestamp" in pod["metadata"]}
 
 
@@ -74,16 +76,16 @@ def budget_of(namespace: str, app: str) -> Json:
 
 @pytest.mark.usefixtures("node")
 class TestByDefault:
-    """Without the flag."""
+    """The controller runs without the flag."""
 
     @pytest.fixture(scope="class")
     @classmethod
     def controller(cls, own: Installation, account: Cluster) -> Iterator[ControllerProcess]:
-        """A leader that only tells, and would look again soon."""
+        """A leader that only reports, and checks again soon."""
         with controlling(own, "--audit-period", str(PERIOD), kubeconfig=account.kubeconfig) as running:
             yield running
 
-    def test_a_lowered_quota_has_the_newest_reported_and_not_evicted(
+    def test_after_a_lowered_quota_the_newest_pod_is_reported_and_not_evicted(
         self, cluster: Cluster, own: Installation, controller: ControllerProcess
     ) -> None:
         with limited_team(own, {"quota": {"M40": 3}}) as namespace:
@@ -102,7 +104,7 @@ class TestByDefault:
     def test_a_pod_that_was_never_pinned_is_reported(
         self, cluster: Cluster, own: Installation, controller: ControllerProcess
     ) -> None:
-        """One waits, held to no model; one runs, counted by its node's model, and fits."""
+        """Of two pods that are not pinned, one waits. The other runs, is charged by the model of its node, and fits."""
         with own.free_team() as namespace:
             waiting = card_pod("waiting", namespace)
             cluster.create({**waiting, "spec": {**waiting["spec"], "schedulerName": "by-hand"}})
@@ -116,18 +118,18 @@ class TestByDefault:
 
 @pytest.mark.usefixtures("node")
 class TestEnforced:
-    """With the flag, and the rights of the manifests."""
+    """The controller runs with the flag, and with the rights of the manifests."""
 
     @pytest.fixture(scope="class")
     @classmethod
     def controller(cls, own: Installation, account: Cluster) -> Iterator[ControllerProcess]:
-        """A leader that evicts what has been beyond the quota for two seconds."""
+        """A leader that evicts pods which have been beyond the quota for two seconds."""
         flags = ("--enforce-audit", "--audit-period", str(PERIOD))
         with controlling(own, *flags, kubeconfig=account.kubeconfig) as running:
             yield running
             assert "system:serviceaccount" not in running.output()
 
-    def test_the_newest_is_evicted_and_nobody_else_while_it_ends(
+    def test_the_newest_pod_is_evicted_and_no_other_while_it_terminates(
         self, cluster: Cluster, own: Installation, controller: ControllerProcess
     ) -> None:
         with limited_team(own, {"quota": {"M40": 3}}) as namespace:
@@ -142,10 +144,10 @@ class TestEnforced:
             assert controller.metric("vcuda_audit_evictions_total", outcome="evicted") >= 2
 
     @pytest.mark.usefixtures("controller_manager")
-    def test_a_disruption_budget_is_respected_and_asked_again(
+    def test_a_disruption_budget_is_respected_and_the_eviction_is_retried(
         self, cluster: Cluster, own: Installation, controller: ControllerProcess
     ) -> None:
-        """The one that it protects stays; the next newest, which it does not, goes."""
+        """The pod that the budget protects stays. The next newest pod is evicted."""
         with limited_team(own, {"quota": {"M40": 3}}) as namespace:
             team_of_three(cluster, own, namespace)
             budget = budget_of(namespace, "c-newest")
@@ -164,10 +166,12 @@ class TestEnforced:
 
 
 @pytest.mark.usefixtures("node", "controller_manager")
-def test_a_tenants_own_budget_keeps_no_pod_beyond_the_quota_for_ever(
+def test_a_tenants_own_budget_does_not_keep_a_pod_beyond_the_quota_forever(
     cluster: Cluster, own: Installation, account: Cluster, tenant: Callable[[str], Cluster]
 ) -> None:
-    """With the flag, and the right to delete: at the second try. What no budget holds is evicted as ever."""
+    """With the flag and the right to delete, the second attempt deletes the pod. A pod without a budget is evicted as
+    usual.
+    """
     flags = ("--enforce-audit", "--audit-period", str(PERIOD), "--delete-after-evictions", "2")
     cluster.kubectl("apply", "-f", str(COMPONENTS / "delete-beyond-budget" / "rbac.yaml"))
     with (
@@ -189,8 +193,8 @@ def test_a_tenants_own_budget_keeps_no_pod_beyond_the_quota_for_ever(
     cluster.kubectl("delete", "-f", str(COMPONENTS / "delete-beyond-budget" / "rbac.yaml"))
 
 
-def test_an_eviction_is_of_the_very_pod_that_was_judged(cluster: Cluster, namespace: str) -> None:
-    """The API server refuses one whose name is another pod's by now."""
+def test_an_eviction_names_the_uid_of_the_pod_that_was_judged(cluster: Cluster, namespace: str) -> None:
+    """The API server rejects an eviction if another pod now has the name."""
     kube = Kube.connect(cluster.kubeconfig)
     nodes, quota = NodeInformer(kube, LABELS), QuotaInformer(kube, QuotaPlace(), frozenset())
     metrics = EvictionMetrics(CollectorRegistry())

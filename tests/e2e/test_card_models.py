@@ -1,4 +1,4 @@
-"""Models by products: a whole device of a shared one is a part of a card, and a claim of one needs no node yet."""
+"""Models defined by products: a device of a shared model is a part of a card, and a claim for a model needs no node."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ GPU = "nvidia.com/gpu"
 
 @pytest.fixture(scope="module")
 def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """An installation with rows of models."""
+    """An installation whose models are defined in gpu_models."""
     with installed(cluster, tmp_path_factory.mktemp("own")) as found:
         installation = worth(found, "0.25")
         with controlling(installation):
@@ -39,13 +39,15 @@ def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def worth(installation: Installation, cards: str) -> Installation:
-    """The installation where one device of the shared model is so many cards, from the next edit of its quota on."""
+    """Return the installation with the value of a shared device set to so many cards, from the next edit of its
+    quota.
+    """
     return replace(installation, quota=replace(installation.quota, further={"gpu_models": ROWS % cards}))
 
 
 @pytest.fixture
 def shared_node(create_node: Callable[..., str]) -> str:
-    """A card of which NVIDIA's device plugin makes four by time slicing, labelled with its product."""
+    """A node with one card of which NVIDIA's device plugin makes four by time slicing, labelled with its product."""
     return create_node("shared", labels={MODEL: SHARED}, capacity={GPU: "4"})
 
 
@@ -53,10 +55,10 @@ def asking(namespace: str, name: str, devices: int = 1) -> Json:
     return vcuda_pod({GPU: str(devices)}, metadata={"name": name, "namespace": namespace})
 
 
-def test_of_a_shared_card_so_many_pods_are_let_in_as_it_is_split_into(
+def test_a_shared_card_admits_as_many_pods_as_it_is_split_into(
     cluster: Cluster, own: Installation, shared_node: str
 ) -> None:
-    """They are pinned to what its label says; what is stored is counted as it was charged, and anew after an edit."""
+    """The pods are pinned to the product in the node's label. Stored pods are charged again after an edit."""
     with limited_team(own, {"quota": {"A100-shared": 1}}) as team:
         for number in range(4):
             cluster.create(asking(team, f"train-{number}"))
@@ -72,10 +74,8 @@ def test_of_a_shared_card_so_many_pods_are_let_in_as_it_is_split_into(
         assert "requested: 0.5 cards, used: 2" in cluster.try_create(asking(team, "train-4")).message
 
 
-def test_where_the_same_resource_may_give_a_whole_device_it_is_charged_as_one(
-    cluster: Cluster, own: Installation
-) -> None:
-    """By a DeviceClass; from then on, also what is stored already, until there is none any more."""
+def test_a_resource_that_may_also_be_a_whole_device_is_charged_as_one(cluster: Cluster, own: Installation) -> None:
+    """A DeviceClass with the same resource name counts as whole devices, also for stored pods, until it is deleted."""
     require_feature(cluster, EXTENDED_RESOURCE)
     with limited_team(own, {"quota": {"A100-shared": 1}}) as team:
         cluster.create(asking(team, "train"))
@@ -89,10 +89,10 @@ def test_where_the_same_resource_may_give_a_whole_device_it_is_charged_as_one(
         await_committed(own, team, timeout=90, **{"A100-shared": 25})
 
 
-def test_a_claim_of_a_model_that_has_no_node_yet_is_pinned_charged_and_lands_when_it_has_one(
+def test_a_claim_for_a_model_without_a_node_is_charged_and_allocated_when_a_node_joins(
     cluster: Cluster, own: Installation, create_node: Callable[..., str]
 ) -> None:
-    """By the patterns of the model's row: no product of it has been seen."""
+    """The claim is pinned by the patterns of the model's row, because no product of the model has been seen."""
     require_dra(cluster)
     nodes = {model: Published(NVIDIA, f"{model.lower()}-later", [card(0, model)]) for model in ("H100", "A100")}
     with published(cluster), limited_team(own, {"quota": {"A100": 1}}) as team, ExitStack() as teardown:

@@ -1,4 +1,4 @@
-"""The quota is exact under full load, whatever dies, stops, lags or is lost, and while tenants attack it."""
+"""The quota is exact under full load while every part crashes, stops and lags, calls get lost, and tenants attack."""
 
 import gc
 import logging
@@ -61,52 +61,55 @@ from tools.control_plane import ControlPlane, Settings, running_control_plane, s
 LEDGERS = f"/api/v1/namespaces/{LEDGER_NAMESPACE}/configmaps"
 SECONDS = float(os.environ.get("CHAOS_SECONDS") or CYCLE * TICK)
 CREATES = int(os.environ.get("CHAOS_CREATES") or 0)
-"""The test runs until both are over."""
+"""The test ends when its time is over and so many objects were tried."""
 
 MIN_RATE = 20
-"""The least creations in a second."""
+"""Minimum number of creations per second."""
 
 CALLERS = 64
 REPLICAS, KILLED = 5, 3
-"""Processes that are not killed are stopped, and resumed."""
+"""The number of replicas, and how many of them are killed. The others are suspended and resumed."""
 
 FILLERS = 4
 
 REQUEST_TIMEOUT = 12
 WEBHOOK_TIMEOUT = 5
 STORABLE = 20
-"""Seconds. The API server ends a request after REQUEST_TIMEOUT, both webhooks included, and etcd its own part of it
-after some 7 s more; so a pod that was charged STORABLE seconds ago, and is not found, is never stored any more."""
+"""Seconds after which a pod that was charged and is not stored never will be. The API server ends a request after
+REQUEST_TIMEOUT, including both webhooks. etcd ends its part some 7 s later.
+"""
 
 MAX_TERMINATING = 5
-"""The seconds for which the charge of a force-deleted bound pod is held, under every leader."""
+"""Seconds for which every leader keeps the charge of a bound pod that was deleted by force."""
 
 ROOMY: Mapping[str, float] = {"P100": 1200}
-"""In cards. The callers do not fill these for most of a cycle, so replicas reserve. No node has the model, so that a
-deleted pod releases its charge at once."""
+"""The limit in cards of the roomy namespace. The callers do not fill it for most of a cycle, so replicas reserve. No
+node has the model, so a deleted pod releases its charge at once.
+"""
 
 QUOTAS: Sequence[Mapping[str, float]] = ({"M40": 6, "P100": 3}, {"V100": 2.5}, {"M40": 8})
 """The limit of each namespace in cards. The tenants of the last namespace attack it."""
 
 MOST_MEMORY = 200
-"""The most MiB of a replica of the webhook, all its processes together."""
+"""Maximum memory of a webhook replica in MiB, all its processes together."""
 
 STAYS = 6
 STAY = CYCLE * TICK / STAYS
-"""Seconds for which the callers are in a group of namespaces. In the one with room they are for a whole cycle.
+"""Seconds for which the callers use a group of namespaces. They use the roomy one for a whole cycle.
 
-A new leader cannot know of a pod that came and went between two leaders. Its charge is held until it is too old for a
-pod that is still to be stored, and few leaders here live that long: what a namespace can use shrinks with each of them.
+A new leader cannot know of a pod that was created and deleted between two leaders. Its charge stays until no such pod
+can be stored any more, and few leaders here live that long. So the usable quota of a namespace shrinks with each of
+them.
 """
 
 CYCLES = min(max(round(SECONDS / (CYCLE * TICK)), 1), 8)
-"""There are namespaces for so many groups. After that the groups come again."""
+"""The number of cycles for which there are namespaces. Later cycles use them again."""
 
 GRANTED_PART = 0.1
-"""The least part of the stored objects that replicas granted from reservations."""
+"""Minimum fraction of the stored objects that replicas must admit from reservations."""
 
 HALF = {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 16}
-"""Hundredths of a card."""
+"""A share of half a card."""
 
 CARDS = 8
 SLICES = [
@@ -117,12 +120,12 @@ SLICES = [
         Published(HAMI, f"dra-{model.lower()}", [shared_card(number, model, "hami-gpu") for number in range(CARDS)]),
     )
 ]
-"""The model of claims, if the API server serves them."""
+"""The devices for claims, if the API server serves claims."""
 
 
 @pytest.fixture(scope="module")
 def own_plane(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A control plane to kill. Its request timeout is short."""
+    """A control plane that a test may kill. Its request timeout is short."""
     flags = (f"--request-timeout={REQUEST_TIMEOUT}s",)
     settings = Settings(apiserver_flags=flags, startup_timeout=240)
     with running_control_plane(assets, tmp_path_factory.mktemp("chaos"), settings) as running_plane:
@@ -139,18 +142,19 @@ def own_cluster(own_plane: ControlPlane) -> Iterator[Cluster]:
 # urllib3 does not close the socket of a TLS handshake that the dying API server breaks off.
 @pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")
 @pytest.mark.timeout(SECONDS * 1.2 + CREATES / MIN_RATE + 600)
-def test_no_fault_of_any_part_and_no_tenant_beside_it_admits_more_than_the_quota_or_loses_any_of_it(
+def test_no_fault_and_no_attack_admits_more_than_the_quota_or_loses_any_of_it(
     own_plane: ControlPlane, own_cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """64 callers, 14 attackers, and a fault every second or so. After that all is released, and exactly the quota fits.
+    """64 callers and 14 attackers act, with a fault about every second. Then everything is released, and exactly the
+    quota fits.
 
-    The callers create pods, and if the API server serves them, ResourceClaims and pods with a template of one. In some
-    namespaces replicas grant from reservations, in others they decide one by one.
+    The callers create pods. If the API server serves claims, they also create claims, and pods with a claim from a
+    template. In some namespaces replicas admit from reservations, in others they decide each charge by itself.
     """
     claiming = served(own_cluster)
     caplog.set_level(
         logging.ERROR, "urllib3"
-    )  # The counts are about lost connections, so the warnings about these are not needed
+    )  # The counts show lost connections, so the warnings about them are not needed
     with staged(own_plane, own_cluster, tmp_path) as stage, closing(stage.tenant()) as tenant:
         own, teams, victims = stage.own, stage.teams, stage.victims
         callers = Callers(stage.rests, stage.groups, REPLICAS, STAY, claiming)
@@ -166,7 +170,7 @@ def test_no_fault_of_any_part_and_no_tenant_beside_it_admits_more_than_the_quota
             many = [partial(callers.call, number) for number in range(CALLERS)]
             with in_threads([*samples, *siege.attackers(), *many]):
                 havoc.wreak(lambda seconds: seconds >= SECONDS and callers.creates >= CREATES)
-            # For the replicas that exist now.
+            # Wait for the replicas that exist now
             replace(own.quota, readers=[victim.current() for victim in victims]).limit_anew(**havoc.entries)
             await_settled(own, stage.managers, teams)
             with ThreadPoolExecutor(FILLERS) as threads:
@@ -195,7 +199,7 @@ def test_no_fault_of_any_part_and_no_tenant_beside_it_admits_more_than_the_quota
         assert sum(figures.grants.values()) > GRANTED_PART * stored
         assert bool(callers.claim_counts[STORED] and listing.claims and watching.claims) is claiming
         assert {name for name, count in havoc.done.items() if count and name} == havoc.faults
-        # In the first cycle the ledger with reservations may be deleted before any reservation is taken away.
+        # In the first cycle the ledger with reservations may be deleted before any reservation is reaped.
         assert reaped or CYCLES == 1
         assert stage.losses.lost
         assert stage.losses.late
@@ -208,9 +212,9 @@ def test_no_fault_of_any_part_and_no_tenant_beside_it_admits_more_than_the_quota
 
 @dataclass(frozen=True)
 class Stage:
-    """Two API servers on one etcd, replicas and controllers of both, and namespaces with quotas, in cores, in groups.
+    """Two API servers on one etcd, replicas and controllers of both, and groups of namespaces with quotas in cores.
 
-    The last of the ``victims`` uses ``clock``, and one is behind a proxy with ``losses``.
+    The last of the ``victims`` uses ``clock``, and one victim uses a proxy with ``losses``.
     """
 
     planes: tuple[ControlPlane, ControlPlane]
@@ -230,7 +234,7 @@ class Stage:
 
 @contextmanager
 def staged(plane: ControlPlane, cluster: Cluster, directory: Path) -> Iterator[Stage]:
-    """The whole system, with our webhooks in effect at both API servers, and another webhook that is slow."""
+    """Run the whole system, with our webhooks in effect at both API servers, and a slow webhook in addition."""
     claiming = served(cluster)
     with ExitStack() as stack:
         if claiming:
@@ -263,7 +267,7 @@ def staged(plane: ControlPlane, cluster: Cluster, directory: Path) -> Iterator[S
         managing = [partial(ControllerProcess, *flags_of(own, *leading, kubeconfig=way)) for way in both]
         managers = stack.enter_context(controllers(managing))
         prepare(cluster, [group[-1] for group in groups])
-        # A replica that is killed while it creates a ledger leaves a ledger that counts as lost, for a while.
+        # A replica that is killed while it creates a ledger leaves a ledger that counts as lost for a while.
         for roomy in dict.fromkeys(group[0] for group in groups):
             cluster.create(gpu_pod("first", roomy, HALF))
         planes, rests = (plane, other_plane), (cluster.rest, other.rest)
@@ -271,7 +275,7 @@ def staged(plane: ControlPlane, cluster: Cluster, directory: Path) -> Iterator[S
 
 
 def grouped(own: Installation, stack: ExitStack) -> Iterator[list[str]]:
-    """The namespaces of one cycle in their groups. All groups share the first namespace, which has room."""
+    """Create the namespaces of one cycle in their groups. All groups share the first namespace, which has room."""
     roomy = stack.enter_context(own.team({"quota": ROOMY}))
     for _ in range(STAYS):
         yield [roomy, *(stack.enter_context(own.team({"quota": quota})) for quota in QUOTAS)]
@@ -284,7 +288,7 @@ def maker(installation: Installation, kubeconfig: Path) -> Make:
 
 
 def suspended(installation: Installation, file: Path, *more: Flag) -> WebhookProcess:
-    """Start a replica whose clock is held by the file."""
+    """Start a replica that takes its clock from the file."""
     return SuspendedWebhook((*installation.flags, *more), installation.ca, file)
 
 
@@ -294,7 +298,7 @@ def in_cores(quota: Mapping[str, float]) -> dict[str, int]:
 
 @contextmanager
 def observed(cluster: Cluster, observers: tuple[Observer, Observer]) -> Iterator[None]:
-    """Let the first observer LIST and the second one watch, on their own connections, for the time of the ``with``."""
+    """Have the first observer LIST and the second one watch during the ``with`` statement, on their own connections."""
     listing, watching = observers
     with (
         closing(Cluster(cluster.control_plane)) as admin,
@@ -311,7 +315,7 @@ def exceeded(observer: Observer, teams: Mapping[str, Mapping[str, int]]) -> Iter
 
 
 def await_settled(own: Installation, managers: Controllers, teams: Mapping[str, Mapping[str, int]]) -> None:
-    """Delete what is left, and return when no ledger has a charge or a reservation."""
+    """Delete everything that is left. Return when no ledger has a charge or a reservation."""
 
     def all_released() -> bool:
         managers.mend()
@@ -326,7 +330,7 @@ def await_settled(own: Installation, managers: Controllers, teams: Mapping[str, 
 
 
 def released(own: Installation, namespace: str) -> bool:
-    """Delete all stored objects. Meanwhile a lost ledger is used, so that it is created again in time."""
+    """Delete all stored objects. Use a lost ledger meanwhile, so that it is opened in time."""
     rest = own.cluster.rest
     if rest.send("GET", ledger_path(namespace)).status == HTTPStatus.NOT_FOUND:
         own.cluster.try_create(
@@ -340,7 +344,7 @@ def released(own: Installation, namespace: str) -> bool:
 
 
 def fill(cluster: Cluster, namespace: str, quota: Mapping[str, int]) -> Counter[str]:
-    """Create smaller and smaller pods, and claims in between, until nothing fits. Return the cores."""
+    """Create smaller and smaller pods, and claims in between, until nothing fits. Return the cores by model."""
     claiming = served(cluster)
     for cores in (800, 100, 50):
         limits = {"tencent.com/vcuda-core": cores} if cores >= 100 else HALF
@@ -357,7 +361,7 @@ def fill(cluster: Cluster, namespace: str, quota: Mapping[str, int]) -> Counter[
 
 
 def decided(cluster: Cluster, made: Json) -> Answer | None:
-    """Return the answer to a creation, or None if it asks for a retry because others have reserved the rest."""
+    """Return the answer to a creation, or None if it asks for a retry because other replicas hold reservations."""
     answer = cluster.try_create(made)
     return answer if reason(answer) in (STORED, OVER_QUOTA) and answer.status != HTTPStatus.TOO_MANY_REQUESTS else None
 
@@ -365,7 +369,7 @@ def decided(cluster: Cluster, made: Json) -> Answer | None:
 def report(
     callers: Callers, havoc: Havoc, observers: tuple[Observer, Observer], teams: Mapping[str, dict[str, int]]
 ) -> None:
-    """Print the counts, for the reader of the run (`pytest -s`, or the report of a failure)."""
+    """Print the counts. They are shown by `pytest -s`, or in the report of a failure."""
     print(f"\n{callers.creates} creations by {CALLERS} callers:")
     for name, count in callers.counts.most_common():
         print(f"  {count:6d} {name}")
@@ -381,7 +385,7 @@ def report(
 
 
 def tell_attacks(siege: Siege, figures: Figures, losses: RandomLosses) -> None:
-    """Print the answers to the tenants, and the webhook's figures over the whole time."""
+    """Print the answers to the attacks, and the webhook's figures over the whole run."""
     for name, counts in siege.counts.items():
         print(f"{name}: {', '.join(f'{count} {told}' for told, count in counts.most_common())}")
     print(f"webhook, {figures.samples} samples: worker at most {figures.worker} MiB, a replica {figures.replica} MiB")

@@ -1,6 +1,6 @@
-"""Claims that the quota would not let in, and devices of another model than was charged: told of, and charged.
+"""Claims that bypassed the webhook, and devices of another model than was charged, are reported and charged.
 
-The devices are allocated by the real scheduler. Nobody asks the webhooks: everything here slipped by.
+The real scheduler allocates the devices. No webhook is registered, so every claim here bypasses it.
 """
 
 from collections.abc import Iterator
@@ -61,20 +61,20 @@ def installation(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="module")
 def controller(installation: Installation, account: Cluster) -> Iterator[ControllerProcess]:
-    """One with the rights of the manifests."""
+    """A controller with the rights of the manifests."""
     with controlling(installation, "--audit-period", "2", kubeconfig=account.kubeconfig) as found:
         yield found
 
 
 def of(model: str, **fields: str) -> Json:
-    """A request that only this model's cards meet, by a selector that a person would write."""
+    """Return a request that only cards of this model match, by a selector that a person would write."""
     expression = f'device.attributes["{NVIDIA}"].productName == "{PRODUCTS[model]}"'
     found = request(NVIDIA, selectors=[{"cel": {"expression": expression}}])
     return {**found, "exactly": {**found["exactly"], **fields}}
 
 
 def told(cluster: Cluster, team: str, reason: str, name: str = "") -> Json:
-    """The Event of this reason on a claim whose name begins so."""
+    """Return the Event of this reason on a claim whose name begins with ``name``."""
 
     def about(event: Json) -> bool:
         return bool(event["involvedObject"]["name"].startswith(name))
@@ -83,7 +83,7 @@ def told(cluster: Cluster, team: str, reason: str, name: str = "") -> Json:
     return next(filter(about, cluster.await_events(team, selector, lambda found: any(map(about, found)))))
 
 
-def test_a_claim_that_slipped_by_is_told_of_and_counts_as_soon_as_it_has_a_device(
+def test_a_claim_that_bypassed_the_webhook_is_reported_and_charged_when_it_is_allocated(
     cluster: Cluster, installation: Installation, controller: ControllerProcess
 ) -> None:
     with limited_team(installation, {"quota": {"A100": 1}}) as team:
@@ -100,10 +100,10 @@ def test_a_claim_that_slipped_by_is_told_of_and_counts_as_soon_as_it_has_a_devic
         assert [(each["name"], each["claim"]) for each in report["models"][0]["pods"]] == [("waiting", True)]
 
 
-def test_claims_of_a_template_and_of_all_devices_that_slipped_by_are_beyond_the_quota(
+def test_claims_of_a_template_and_for_all_devices_that_bypassed_the_webhook_exceed_the_quota(
     cluster: Cluster, installation: Installation, controller: ControllerProcess
 ) -> None:
-    """Each is charged for what it was given."""
+    """Each claim is charged the devices that were allocated to it."""
     with limited_team(installation, {"quota": {"A100": 1}}) as team:
         cluster.create(template(team, "gpu", of("H100")))
         cluster.create(claiming(team, "train", resourceClaimTemplateName="gpu"))
@@ -117,10 +117,10 @@ def test_claims_of_a_template_and_of_all_devices_that_slipped_by_are_beyond_the_
             assert controller.metric("vcuda_audit_claims", namespace=team, finding=finding) == 1
 
 
-def test_a_device_of_another_model_than_was_charged_is_told_of_and_charged_too(
+def test_a_device_of_another_model_than_was_charged_is_reported_and_charged(
     cluster: Cluster, installation: Installation, controller: ControllerProcess
 ) -> None:
-    """A card is another than its driver said when the claim was pinned and allocated."""
+    """The card proves to be another model than the driver published when the claim was pinned and allocated."""
     with limited_team(installation, {"quota": {"A100": 2, "H100": 1}}) as team:
         with registered(installation):
             cluster.create(claim(team, "gpu", of("A100")))
@@ -140,12 +140,12 @@ def test_a_device_of_another_model_than_was_charged_is_told_of_and_charged_too(
 
 
 def called(product: str, device: Json) -> Json:
-    """The device with this product; the name of a model is always that model's."""
+    """Return the device with this product. The name of the model stays."""
     return {**device, "attributes": {**device["attributes"], "productName": {"string": product}}}
 
 
 def exchange(cluster: Cluster, published: Published, devices: list[Json]) -> None:
-    """Let the driver of a node publish other devices."""
+    """Have the driver of a node publish other devices."""
     manifest = published._replace(devices=devices).manifest()
     path = f"/apis/{VERSION}/resourceslices/{manifest['metadata']['name']}"
     pool = cluster.rest.get(path)["spec"]["pool"]

@@ -1,4 +1,4 @@
-"""The API server presents the pair that `vcuda-certs client` issues, and no call is refused while it is replaced."""
+"""The API server presents the client certificate of `vcuda-certs client`. No call is rejected while it is replaced."""
 
 import base64
 import json
@@ -41,11 +41,13 @@ CLIENT_CAS = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps/vcuda-client-ca"
 REFUSED = (ssl.SSLError, ConnectionResetError)
 EXPIRED = re.compile("TLS handshake with .* failed: .* certificate has expired")
 REREAD_SECONDS = 400
-"""The API server reads the pair again every five minutes."""
+"""Seconds within which the API server reads the certificate again, which it does every five minutes."""
 
 
 class Requiring(Server):
-    """A webhook that allows everything, to whom presents a certificate of the CAs in the ConfigMap; each call anew."""
+    """A webhook that allows everything to clients with a certificate of the CAs in the ConfigMap. It reads the CAs for
+    each call.
+    """
 
     def __init__(self, cluster: Cluster, certificates: Path, port: int) -> None:
         self.cluster = cluster
@@ -64,7 +66,7 @@ class Requiring(Server):
 
 
 class Allowing(BaseHTTPRequestHandler):
-    """Notes who asks, and what each connection was opened with."""
+    """Records each client, and the certificate with which each connection was opened."""
 
     server: Requiring
 
@@ -80,11 +82,11 @@ class Allowing(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Nobody reads it."""
+        """Log nothing, since only the recorded clients matter."""
 
 
 class Keeping(Allowing):
-    """Leaves each connection open for the next call, as our webhook does."""
+    """Keeps each connection open for the next call, as our webhook does."""
 
     protocol_version = "HTTP/1.1"
 
@@ -99,7 +101,7 @@ def published(cluster: Cluster) -> str:
 
 
 class Presenting:
-    """A cluster whose API server presents the pair in ``directory`` to a webhook on this machine that requires it."""
+    """A cluster whose API server presents the certificate in ``directory`` to a webhook that requires it."""
 
     def __init__(self, cluster: Cluster, account: Cluster, directory: Path, port: int) -> None:
         self.cluster = cluster
@@ -116,11 +118,11 @@ class Presenting:
         return certs(self.account, "rotate", "--overlap", "1s", "--retention", "1s", "--timeout", "30s", *arguments)
 
     def install(self) -> None:
-        """Copy the pair to where the API server reads it."""
+        """Copy the certificate to the directory from which the API server reads it."""
         certs(self.cluster, "files", "--dir", str(self.directory), "--server", self.address, "--write")
 
     def install_expired(self) -> None:
-        """Let the API server have a pair of the CA that ended minutes ago."""
+        """Give the API server a certificate of the CA that expired minutes ago."""
         secret = self.cluster.rest.get(f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets/vcuda-client-ca")["data"]
         certificate, key = (base64.b64decode(secret[key]) for key in ("ca.crt", "ca.key"))
         authority = read_authority(certificate, key, "the CA")
@@ -131,7 +133,7 @@ class Presenting:
 
     @contextmanager
     def asking(self, path: str) -> Iterator[None]:
-        """`with` this the webhook is asked about each pod of the namespace."""
+        """Register the webhook for each pod of the namespace during the ``with`` statement."""
         ca = base64.b64encode((self.certificates / "ca.crt").read_bytes()).decode()
         selected = {"namespaceSelector": {"matchLabels": {"test": "client"}}}
         hook = webhook("requiring.e2e.vcuda.io", f"https://{self.address}{path}", ca, **selected)
@@ -139,11 +141,13 @@ class Presenting:
             yield
 
     def copy(self, name: str) -> Path:
-        """A copy of the pair that is installed."""
+        """Return a copy of the installed certificate."""
         return Path(shutil.copytree(self.directory, self.directory.with_name(name)))
 
     def shake(self, pair: Path | None) -> None:
-        """Call the webhook as the API server does, with this pair or with none; raises OSError where it hangs up."""
+        """Call the webhook as the API server does, with this certificate or with none. Raises OSError if it closes the
+        connection.
+        """
         context = ssl.create_default_context(cafile=self.certificates / "ca.crt")
         if pair:
             context.load_cert_chain(pair / "tls.crt", pair / "tls.key")
@@ -151,7 +155,7 @@ class Presenting:
             socket.create_connection(("127.0.0.1", self.port)) as plain_socket,
             context.wrap_socket(plain_socket, server_hostname="127.0.0.1") as connection,
         ):
-            # By TLS 1.3 a client hears of its refusal only when it reads.
+            # With TLS 1.3 a client learns of its rejection only when it reads.
             connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
             if not connection.recv(1):
                 raise ConnectionResetError("reset")
@@ -164,12 +168,12 @@ class Presenting:
         self.cluster.control_plane.apiserver.start()
 
     def refusal(self) -> str:
-        """Why no pod can be created; empty where one was."""
+        """Create a pod, and return why it was rejected, or an empty text if it was created."""
         self.created += 1
         return self.cluster.try_create(plain(self.created, self.namespace)).message
 
     def presented(self) -> x509.Certificate:
-        """What is presented for one pod more, which is not refused."""
+        """Create a pod, which must not be rejected, and return the certificate that was presented for it."""
         assert self.refusal() == ""
         return self.server.presented[-1]
 
@@ -186,7 +190,7 @@ def certs(cluster: Cluster, name: str, *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def presenting(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Presenting]:
-    """With the first pair installed, as docs/operations.md says.
+    """Install the first certificate as docs/operations.md says.
 
     The rotation has the rights that the manifests give it.
     """
@@ -212,7 +216,7 @@ def presenting(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 def required(presenting: Presenting) -> Iterator[Presenting]:
-    """A webhook that requires the pair is asked about pods."""
+    """Register a webhook for pods that requires the certificate."""
     with (
         Requiring(presenting.cluster, presenting.certificates, presenting.port) as server,
         in_threads([lambda _stop: server.serve_forever()]),
@@ -223,8 +227,8 @@ def required(presenting: Presenting) -> Iterator[Presenting]:
         server.shutdown()
 
 
-def test_whoever_presents_nothing_or_what_another_ca_signed_is_refused(required: Presenting, tmp_path: Path) -> None:
-    """And the API server is not: by the pair, under its name."""
+def test_a_client_without_a_certificate_of_the_ca_is_rejected(required: Presenting, tmp_path: Path) -> None:
+    """The API server is accepted with its certificate, under its name."""
     assert common_name(required.presented()) == "vcuda-quota-apiserver"
     assert required.server.presented[-1] == required.installed()
     make_certificates(tmp_path)
@@ -234,10 +238,12 @@ def test_whoever_presents_nothing_or_what_another_ca_signed_is_refused(required:
     required.shake(required.directory)
 
 
-def test_no_call_is_refused_while_the_pair_is_renewed_and_its_ca_replaced(required: Presenting) -> None:
-    """Neither before the API server has the new pair, nor after; the old one is refused once a person says so."""
+def test_no_call_is_rejected_while_the_client_certificate_and_its_ca_are_replaced(required: Presenting) -> None:
+    """Calls succeed before and after the API server has the new certificate. The old one is rejected after
+    `--installed`.
+    """
     old, [ca] = required.presented(), required.authorities()
-    time.sleep(1.1)  # certificates count whole seconds: what is made has to be later than what there is
+    time.sleep(1.1)  # certificates count whole seconds, so the new one must be issued in a later second
     assert "has not been given the new pair" in required.rotate("--issued-before", utc_now())
     assert (required.presented(), required.authorities()[0]) == (old, ca)
     kept = required.copy("kept")
@@ -254,10 +260,11 @@ def test_no_call_is_refused_while_the_pair_is_renewed_and_its_ca_replaced(requir
 
 @pytest.mark.reread
 @pytest.mark.timeout(2 * REREAD_SECONDS)
-def test_the_api_server_reads_the_pair_again_by_itself(required: Presenting) -> None:
-    """Every five minutes it closes what it has open with the old one; nothing but a call under way may fail by it.
+def test_the_api_server_reads_a_new_client_certificate_by_itself(required: Presenting) -> None:
+    """Every five minutes the API server closes connections with the old certificate. Only a call in progress may fail.
 
-    For any new connection it reads the files at once. So one is kept in use here, and only its end brings the new pair.
+    For a new connection it reads the files at once. So this test keeps one connection in use, and only its end brings
+    the new certificate.
     """
     server = required.server
     server.RequestHandlerClass = Keeping
@@ -270,7 +277,7 @@ def test_the_api_server_reads_the_pair_again_by_itself(required: Presenting) -> 
     def is_hung_up() -> bool:
         refusal = required.refusal()
         assert refusal == "" or "use of closed network connection" in refusal
-        return server.hung_up.wait(1)  # a call a second: one that rests for 90 s would be closed for that
+        return server.hung_up.wait(1)  # one call a second, since a connection that is idle for 90 s is closed
 
     assert required.presented() == old
     eventually(is_hung_up, timeout=REREAD_SECONDS)
@@ -280,7 +287,7 @@ def test_the_api_server_reads_the_pair_again_by_itself(required: Presenting) -> 
 
 @pytest.fixture
 def guarded(presenting: Presenting, tmp_path: Path) -> Iterator[WebhookProcess]:
-    """Our webhook, which answers the API server alone, and is asked about pods."""
+    """Run our webhook for pods. It accepts only the API server."""
     (tmp_path / "ca.crt").write_text(published(presenting.cluster))
     ours = ("--cert-dir", presenting.certificates, "--kubeconfig", presenting.cluster.kubeconfig)
     theirs = ("--client-ca", tmp_path / "ca.crt", "--client-name", "vcuda-quota-apiserver")
@@ -290,7 +297,7 @@ def guarded(presenting: Presenting, tmp_path: Path) -> Iterator[WebhookProcess]:
         yield process
 
 
-def test_our_webhook_answers_the_api_server_and_nobody_without_its_certificate(
+def test_our_webhook_answers_only_clients_with_the_api_servers_certificate(
     presenting: Presenting, guarded: WebhookProcess
 ) -> None:
     assert presenting.refusal() == ""
@@ -298,17 +305,17 @@ def test_our_webhook_answers_the_api_server_and_nobody_without_its_certificate(
     assert guarded.send("POST", "/validate", json.dumps(review_of(card_pod("train", "team-a")))).status == 401
 
 
-def test_a_pair_that_has_expired_on_an_api_servers_machine_is_written_anew_as_operations_says(
+def test_an_expired_client_certificate_on_an_api_servers_machine_is_replaced_as_operations_says(
     presenting: Presenting, guarded: WebhookProcess
 ) -> None:
-    """Nobody had copied it: the one in the Secret is good."""
+    """The expired certificate was not replaced by a copy. The one in the Secret is valid."""
     presenting.install_expired()
     presenting.restart()
     assert "failed calling webhook" in presenting.refusal()
     eventually(lambda: EXPIRED.search(guarded.output()), guarded.output)
     began = time.monotonic()
     command = commands("The certificate has expired")[2].split()
-    # An API server's machine has these where the tests have theirs.
+    # Paths of an API server's machine, and where the tests have these files.
     here = {"/etc/kubernetes/admin.conf": presenting.cluster.kubeconfig, "/etc/kubernetes/vcuda": presenting.directory}
     typed = [str(here.get(word, word)) for word in command]
     subprocess.run((SCRIPTS / typed[0], *typed[1:], "--server", presenting.address), check=True, timeout=60)

@@ -1,4 +1,4 @@
-"""Large reviews in crowds: other tenants are served, what is late is dropped, and a denial tells the reason."""
+"""Many large reviews at once: other tenants are served, late reviews are dropped, and a denial has the reason."""
 
 from collections.abc import Callable
 from http import HTTPStatus
@@ -12,7 +12,7 @@ from tests.integration.reviews import card_pod
 def test_a_pod_that_grows_beyond_the_bound_when_it_is_escaped_is_denied_with_the_reason(
     cluster: Cluster, team: Callable[[Json], str]
 ) -> None:
-    """Go writes each & as six bytes: the API server takes 600 KB of them, and sends 3.6 MB."""
+    """Go writes each & as six bytes: the API server accepts 600 KB of them, and sends 3.6 MB."""
     namespace = team({"quota": {"M40": 50}})
     pod = card_pod("escaped", namespace)
     pod["spec"]["containers"][0] |= ESCAPED

@@ -1,4 +1,6 @@
-"""GPUs by claims, with the real scheduler and claim controller: what is given is charged, and never beyond a quota."""
+"""GPUs by claims, with the real scheduler and claim controller: allocated devices are charged, and never exceed a
+quota.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -55,7 +57,7 @@ SLICES = (
 
 @pytest.fixture(scope="module")
 def cluster(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A control plane whose scheduler and controllers are the users that they are in a cluster."""
+    """A control plane whose scheduler and controllers have their users of a real cluster."""
     directory = tmp_path_factory.mktemp("dra") / "control-plane"
     settings = Settings(own_identities=True)
     with running_control_plane(assets, directory, settings) as running, administering(running) as admin:
@@ -98,14 +100,14 @@ PLAIN: dict[str, tuple[Callable[[str], list[Json]], str]] = {
         f"{VGPU_MANAGER}/vgpu-1/gpu-0",
     ),
 }
-"""What a person creates, and how the device that the pod then has is called, without us."""
+"""Manifests that a person creates, and the name of the device that the pod gets without our webhook."""
 
 
 @pytest.mark.parametrize(("manifests", "device"), PLAIN.values(), ids=PLAIN.keys())
 def test_kubernetes_by_itself_gives_the_devices_that_the_drivers_publish(
     cluster: Cluster, namespace: str, manifests: Callable[[str], list[Json]], device: str
 ) -> None:
-    """The ground that the other tests stand on: the real claim controller and scheduler, and slices written by hand."""
+    """The other tests rely on this: the real claim controller and scheduler work with slices written by hand."""
     if manifests is by_extended_resource:
         require_feature(cluster, EXTENDED_RESOURCE)
     for manifest in manifests(namespace):
@@ -142,7 +144,9 @@ def team(installation: Installation, controller: ControllerProcess) -> Iterator[
 
 
 def asking(number: int, team: str, *, extended: bool) -> list[Json]:
-    """What one of many creates: a claim and its pod, a pod with a template, or one with an extended resource."""
+    """Return the objects of one of many users: a claim and its pod, a pod with a template, or one with an extended
+    resource.
+    """
     name, labels = f"train-{number}", {REPLICA: str(number % REPLICAS)}
     made = [
         [claim(team, name), claiming(team, name, resourceClaimName=name)],
@@ -153,15 +157,17 @@ def asking(number: int, team: str, *, extended: bool) -> list[Json]:
 
 
 def given(found: list[Json]) -> dict[str, int]:
-    """How many devices of each model are allocated to claims."""
+    """Return how many devices of each model are allocated to claims."""
     nodes = [device.split("/")[1] for each in found for device in devices_of(each)]
     return dict(Counter(node.partition("-")[0].upper() for node in nodes))
 
 
-def test_of_claims_and_pods_that_race_no_more_devices_are_allocated_than_there_is_quota(
+def test_claims_and_pods_that_race_never_get_more_devices_than_the_quota(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """Three replicas; at no moment, as a watch of the claims tells, and in the end exactly as many."""
+    """There are three replicas. A watch of the claims shows that the quota is never exceeded, and is used up in the
+    end.
+    """
     cluster.create(template(team, "gpu"))
     extended = has_features(cluster)
     most: Counter[str] = Counter()
@@ -183,7 +189,7 @@ def test_of_claims_and_pods_that_race_no_more_devices_are_allocated_than_there_i
 
 
 REFUSALS = 8
-"""So often that the claim controller would let more than ten seconds pass before it tries again by itself."""
+"""The number of rejections after which the claim controller's own back-off exceeds ten seconds."""
 
 
 def tries(told: list[Json]) -> int:
@@ -193,7 +199,7 @@ def tries(told: list[Json]) -> int:
 def test_a_deployment_of_a_template_waits_and_starts_as_soon_as_quota_is_free(
     cluster: Cluster, installation: Installation, controller: ControllerProcess
 ) -> None:
-    """The claim controller, whose back-off has grown with every refusal, is told."""
+    """The back-off of the claim controller has grown with every rejection, so our controller makes it retry."""
     with limited_team(installation, {"quota": {"A100": 1}}) as team:
         for manifest in (template(team, "gpu"), claiming(team, "holder", resourceClaimTemplateName="gpu")):
             cluster.create(manifest)

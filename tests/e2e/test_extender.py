@@ -1,4 +1,4 @@
-"""The extender under a real kube-scheduler: every pod that fits is bound, on cards that are never given twice."""
+"""The extender with a real kube-scheduler: every pod that fits is bound, and no card is allocated twice."""
 
 import json
 import random
@@ -39,13 +39,13 @@ from tools.ports import free_ports
 NODES, CARDS, CARD_MEMORY = 5, 8, 64
 PODS = 200
 PATIENCE = 150.0
-"""Seconds: what failed by an error is tried again by the scheduler after up to 90."""
+"""Seconds. The scheduler retries a pod that failed with an error after up to 90."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("scheduler"), pytest.mark.timeout(400)]
 
 
 class Site(NamedTuple):
-    """Where the extender is to listen, the flags with which a controller serves it, and who is answered."""
+    """The address of the extender, the flags with which a controller serves it, and the credentials of its caller."""
 
     url: str
     flags: tuple[str | Path, ...]
@@ -62,7 +62,7 @@ def site(installation: Installation) -> Site:
 
 @pytest.fixture
 def gpu_nodes(create_node: Callable[..., str]) -> list[str]:
-    """Nodes of eight cards of 16 GiB."""
+    """Create nodes with eight cards of 16 GiB."""
     capacity = {CORES: str(CARDS * 100), MEMORY: str(CARDS * CARD_MEMORY)}
     return [create_node(f"cards-{number}", capacity=capacity) for number in range(NODES)]
 
@@ -76,7 +76,7 @@ def extended(control_plane: ControlPlane, site: Site, tmp_path: Path) -> Iterato
 
 @contextmanager
 def leading(installation: Installation, site: Site) -> Iterator[ControllerProcess]:
-    """A controller that leads, and serves the extender."""
+    """Run a controller that leads, and serves the extender."""
     with controlling(installation, *site.flags) as leader:
         leader.await_log("serving extender")
         yield leader
@@ -94,12 +94,12 @@ def limited(name: str, cores: int, blocks: int) -> Json:
 
 
 def share(cores: int, blocks: int, name: str, scheduler: str = NAME) -> Json:
-    """A pod of one container."""
+    """Return a pod of one container."""
     return pod(limited("main", cores, blocks), metadata={"name": name}, schedulerName=scheduler)
 
 
 def mixed(seed: int, count: int) -> list[Json]:
-    """Pods of one to three containers: shares, whole cards, and some that want none."""
+    """Return pods of one to three containers: shares, whole cards, and some without a request."""
     rng = random.Random(seed)  # noqa: S311  # the same pods each time, nothing secret
     shapes = [(5, 2), (10, 4), (25, 16), (30, 8), (50, 40), (75, 30), (90, 60), (100, 0), (200, 0), (300, 0), (0, 0)]
     weights = [4, 4, 4, 4, 3, 3, 2, 4, 2, 1, 1]
@@ -123,7 +123,7 @@ def create_all(cluster: Cluster, namespace: str, pods: list[Json]) -> None:
 
 
 def bound_with_cards(stored: list[Json]) -> list[Json]:
-    """The pods that are bound and ask for cards; each has its node written on it."""
+    """Return the bound pods that request cards. Each must have an annotation with its node."""
     with_cards = [
         each for each in stored if is_bound(each) and any(wanted(one)[0] for one in each["spec"]["containers"])
     ]
@@ -133,13 +133,13 @@ def bound_with_cards(stored: list[Json]) -> list[Json]:
 
 
 def why_not(stored: Json) -> str:
-    """What the pod says of why it is not scheduled; empty where it says nothing yet."""
+    """Return why the pod is not scheduled by its own status, or an empty text if it has no reason."""
     conditions = stored["status"].get("conditions", [])
     return next((each["message"] for each in conditions if each["type"] == "PodScheduled" and "message" in each), "")
 
 
 def unsettled(stored: list[Json], nodes: list[str]) -> dict[str, str]:
-    """What is said by each pod that is not bound, and could be or does not say why not."""
+    """Return the status message of each pod that is not bound although it could be, or that has no reason."""
     used = taken(stored, CARD_MEMORY)
     return {
         each["metadata"]["name"]: why_not(each)
@@ -150,7 +150,9 @@ def unsettled(stored: list[Json], nodes: list[str]) -> dict[str, str]:
 
 
 def settle(cluster: Cluster, namespace: str, nodes: list[str], count: int) -> list[Json]:
-    """The pods once all of them are bound or say why not; no card is over-allotted at any time on the way."""
+    """Return the pods when each of them is bound or has a reason. No card may be over-allocated in any state
+    meanwhile.
+    """
     left: dict[str, str] = {}
 
     def settled(stored: list[Json]) -> bool:
@@ -166,7 +168,7 @@ def settle(cluster: Cluster, namespace: str, nodes: list[str], count: int) -> li
 
 
 def wake(cluster: Cluster, node: str) -> None:
-    """Have the scheduler try all pods again, as it does when a node changes."""
+    """Have the scheduler retry all pods, as it does when a node changes."""
     cluster.rest.merge_patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": {"e2e.vcuda.io/changed": "true"}}})
 
 
@@ -175,10 +177,10 @@ MIXED, SHARES = mixed(7, PODS), [share(20, 12, f"share-{each}") for each in rang
 
 @pytest.mark.usefixtures("extended")
 @pytest.mark.parametrize("manifests", [MIXED, SHARES], ids=["mixed", "shares"])
-def test_200_pods_at_once_are_bound_by_the_extender_where_they_fit_and_the_rest_say_why(
+def test_200_pods_at_once_are_bound_if_they_fit_and_the_rest_show_the_reason(
     cluster: Cluster, serving: ControllerProcess, gpu_nodes: list[str], namespace: str, manifests: list[Json]
 ) -> None:
-    """Mixed pods; and shares that fill every card."""
+    """The pods are mixed, and then shares that fill every card."""
     create_all(cluster, namespace, manifests)
     stored = settle(cluster, namespace, gpu_nodes, PODS)
     bound = len(bound_with_cards(stored))
@@ -188,7 +190,7 @@ def test_200_pods_at_once_are_bound_by_the_extender_where_they_fit_and_the_rest_
 
 
 @pytest.mark.usefixtures("extended")
-def test_when_the_leader_is_killed_half_way_the_next_one_goes_on_and_no_card_is_given_twice(
+def test_after_the_leader_is_killed_the_next_one_continues_and_no_card_is_allocated_twice(
     cluster: Cluster, installation: Installation, site: Site, gpu_nodes: list[str], namespace: str
 ) -> None:
     with ExitStack() as stack:
@@ -216,13 +218,13 @@ def ask(site: Site, verb: str, asked: Json) -> Json:
 
 
 def binding_of(stored: Json, node: str) -> Json:
-    """What the scheduler asks with that wants a pod bound to a node (ExtenderBindingArgs)."""
+    """Return the request by which the scheduler binds a pod to a node (ExtenderBindingArgs)."""
     metadata = stored["metadata"]
     return {"PodName": metadata["name"], "PodNamespace": metadata["namespace"], "PodUID": metadata["uid"], "Node": node}
 
 
 @pytest.mark.usefixtures("serving")
-def test_a_pod_that_was_moved_is_bound_only_where_it_is_placed_and_with_its_cards(
+def test_a_moved_pod_is_bound_only_where_it_is_placed_and_with_its_cards(
     cluster: Cluster, site: Site, gpu_nodes: list[str], namespace: str
 ) -> None:
     [first, second, *_] = gpu_nodes
@@ -242,7 +244,7 @@ def test_a_pod_that_was_moved_is_bound_only_where_it_is_placed_and_with_its_card
 def test_a_binding_is_for_one_version_of_one_pod_and_brings_its_annotations_with_it(
     cluster: Cluster, namespace: str
 ) -> None:
-    """The extender rests on this: a binding that comes late is refused, and no binding comes without its cards."""
+    """The extender relies on this: a late binding is rejected, and no binding is stored without its cards."""
     create_all(cluster, namespace, [share(60, 8, "late", "nobody")])
     path = f"/api/v1/namespaces/{namespace}/pods/late"
     old = cluster.pod(namespace, "late")
@@ -267,10 +269,10 @@ def as_sent(placed: Json, node: str) -> Json:
 
 
 @pytest.mark.usefixtures("extended")
-def test_whatever_a_tenant_writes_on_pods_cards_in_use_stay_theirs_and_free_ones_free(
+def test_annotations_by_tenants_neither_free_nor_block_a_card(
     cluster: Cluster, installation: Installation, site: Site, namespace: str, create_node: Callable[..., str]
 ) -> None:
-    """By the annotations of tiny pods a node was blocked, and by those of a running one its card given twice."""
+    """Before, annotations of tiny pods could block a node, and annotations of a running pod could free its card."""
     node = create_node("tenant-0", capacity={CORES: "800", MEMORY: "512"})
     pods, index = f"/api/v1/namespaces/{namespace}/pods", f"{INDEX}0"
     forged = {"tencent.com/predicate-time": "9" * 19, "tencent.com/predicate-node": node}
@@ -292,27 +294,27 @@ def test_whatever_a_tenant_writes_on_pods_cards_in_use_stay_theirs_and_free_ones
             cluster.await_object(pods, "waits", lambda found: "no card with 30 cores" in why_not(found))
             tenant.rest.send("DELETE", f"{pods}/mine", {"gracePeriodSeconds": 0}).ok()
             journals = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps"
-            # Not at once: kubelet might let it run for its grace period.
+            # The card is not free at once, because kubelet might let the pod run for its grace period.
             cluster.await_object(journals, name_of(node), lambda one: '"mine"' not in one["data"][KEY], PATIENCE)
             wake(cluster, node)
             assert cards_of(cluster.await_bound(namespace, "waits", timeout=PATIENCE)) == [card]
 
 
 def cards_of(bound: Json) -> list[int]:
-    """The cards that the annotations of a pod of one container give it."""
+    """Return the cards in the annotations of a pod of one container."""
     return [int(index) for index in bound["metadata"]["annotations"][f"{INDEX}0"].split(",")]
 
 
 @pytest.fixture
 def extender_account(cluster: Cluster, account: Cluster) -> Iterator[Cluster]:
-    """The controller's, with what the component adds where it is an extender too."""
+    """Connect as the controller's account, with the rights that the component adds for the extender."""
     cluster.kubectl("apply", "-f", str(COMPONENT / "rbac.yaml"))
     yield account
     cluster.kubectl("delete", "-f", str(COMPONENT / "rbac.yaml"))
 
 
 @pytest.mark.usefixtures("extended")
-def test_with_the_rights_of_the_manifests_it_places_leads_the_service_and_publishes(
+def test_the_rights_of_the_manifests_suffice_to_place_pods_serve_and_publish(
     cluster: Cluster, installation: Installation, site: Site, extender_account: Cluster, create_node: Callable[..., str]
 ) -> None:
     """The webhook, with its own rights or the admin's, then knows which cards are free."""
@@ -338,7 +340,9 @@ def test_with_the_rights_of_the_manifests_it_places_leads_the_service_and_publis
         assert not may(extender_account, "create", "endpointslices.discovery.k8s.io", "default")
         before = cluster.rest.get(f"{published}/gpu-cards")
         again = cluster.rest.merge_patch(f"{published}/gpu-cards", {"data": before["data"]})
-        assert again["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"], "written though the same"
+        assert again["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"], (
+            "written although it is the same"
+        )
     with controlling(installation, *quota[:2], kubeconfig=extender_account.kubeconfig):
         cluster.await_gone(published, "gpu-cards")
 
@@ -356,14 +360,16 @@ def test_the_scheduler_takes_the_time_for_volumes_from_the_manifest(
 
 @pytest.fixture
 def extended_by_nodes(control_plane: ControlPlane, site: Site, tmp_path: Path) -> Iterator[Component]:
-    """A scheduler that sends the extender whole nodes, not only their names."""
+    """Run a scheduler that sends whole nodes to the extender, not only their names."""
     config = config_file(control_plane, site.url, site.credentials, tmp_path, nodeCacheCapable=False)
     with scheduling(control_plane, f"--config={config}") as scheduler:
         yield scheduler
 
 
 @pytest.mark.usefixtures("extended_by_nodes", "serving")
-def test_with_whole_nodes_too_pods_are_placed(cluster: Cluster, gpu_nodes: list[str], namespace: str) -> None:
+def test_pods_are_placed_if_the_scheduler_sends_whole_nodes(
+    cluster: Cluster, gpu_nodes: list[str], namespace: str
+) -> None:
     create_all(cluster, namespace, [share(60, 8, f"p{number}") for number in range(4)])
     stored = settle(cluster, namespace, gpu_nodes, 4)
     assert len(bound_with_cards(stored)) == len(taken(stored, CARD_MEMORY)) == 4

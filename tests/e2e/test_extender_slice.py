@@ -1,4 +1,4 @@
-"""The EndpointSlice that leads callers to the extender, as a real API server keeps it."""
+"""The EndpointSlice by which callers reach the extender, as a real API server stores it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -19,7 +19,7 @@ Lead = Callable[[str], Advertiser]
 
 @pytest.fixture
 def lead(cluster: Cluster) -> Iterator[Lead]:
-    """Call it with an IP address: the Service is led there."""
+    """Return a function that points the Service to an IP address."""
     create_system_namespace(cluster)
     kube = Kube.connect(cluster.kubeconfig)
 
@@ -41,8 +41,8 @@ def led_to(cluster: Cluster) -> list[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize(("later", "family"), [("10.1.2.4", "IPv4"), ("fd00::4", "IPv6")])
-def test_one_slice_leads_to_whoever_holds_it_last(cluster: Cluster, lead: Lead, later: str, family: str) -> None:
-    """An earlier leader that writes late is put right; no slice can be changed to the other family."""
+def test_one_slice_points_to_the_newest_leader(cluster: Cluster, lead: Lead, later: str, family: str) -> None:
+    """A late write by an earlier leader is corrected. A slice cannot change its address family."""
     first, second = lead("10.1.2.3"), lead(later)
     for _ in range(2):
         assert led_to(cluster) == [(family, [later])]
@@ -52,8 +52,8 @@ def test_one_slice_leads_to_whoever_holds_it_last(cluster: Cluster, lead: Lead, 
 
 
 @pytest.mark.parametrize("ip", ["10.1.2.3", "fd00::3"])
-def test_a_slice_that_leads_here_is_not_written_again(cluster: Cluster, lead: Lead, ip: str) -> None:
-    """Whatever fields the API server has added to it."""
+def test_a_slice_that_already_points_here_is_not_written_again(cluster: Cluster, lead: Lead, ip: str) -> None:
+    """The API server has added fields to the slice."""
     advertiser = lead(ip)
     before = cluster.rest.get(f"{SLICES}/{SERVICE}")
     advertiser.advertise()

@@ -1,4 +1,4 @@
-"""What breaks, breaks safely: nothing is admitted because something failed, and everything recovers by itself."""
+"""Failures are safe: nothing is admitted because something failed, and everything recovers by itself."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -24,10 +24,10 @@ from vcuda.quota.model import NOT_MUTATED
 Team = Callable[[Json], str]
 
 
-def test_a_pod_that_mutate_never_saw_is_stored_only_if_it_is_held_to_an_allowed_model(
+def test_a_pod_that_bypassed_mutate_is_stored_only_if_it_is_pinned_to_an_allowed_model(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """/mutate may fail, and is then ignored: /validate decides from the pod alone."""
+    """A failure of /mutate is ignored. /validate decides from the pod alone."""
     with running(cluster, tmp_path) as own, own.team({"quota": {"M40": 1}}) as namespace:
         await_ready(own)
         with cluster.register_webhooks(validating=own.validating()):
@@ -40,7 +40,7 @@ def test_a_pod_that_mutate_never_saw_is_stored_only_if_it_is_held_to_an_allowed_
 
 
 def forged(namespace: str, **fields: Json) -> Json:
-    """A pod held to a model by hand, with something that /mutate would take from it."""
+    """Return a pod that its user pinned to a model, with fields that /mutate would remove."""
     pod = pinned(card_pod("forged", namespace))
     return {**pod, **{part: {**pod[part], **more} for part, more in fields.items()}}
 
@@ -50,10 +50,10 @@ def told_why(events: list[Json]) -> bool:
 
 
 @pytest.mark.usefixtures("controller_manager")
-def test_while_mutate_is_away_a_tenant_gets_nothing_past_it_and_workloads_go_on_once_it_is_back(
+def test_no_pod_bypasses_mutate_while_it_is_down_and_workloads_continue_afterwards(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """Its failurePolicy is Ignore, and a tenant can make it time out."""
+    """The failurePolicy of /mutate is Ignore, and a tenant can make it time out."""
     with (
         running(cluster, tmp_path) as own,
         own.team({"quota": {"M40": 8}}) as namespace,
@@ -79,7 +79,7 @@ def test_while_mutate_is_away_a_tenant_gets_nothing_past_it_and_workloads_go_on_
         assert own.charged(namespace) == {"M40": 100}
 
 
-def test_a_webhook_whose_api_server_was_gone_recovers_by_itself_and_charges_on(
+def test_a_webhook_recovers_by_itself_after_its_api_server_was_down(
     cluster: Cluster, control_plane: ControlPlane, installation: Installation, team: Team
 ) -> None:
     namespace, untouched = team({"quota": {"M40": 2}}), team({"quota": {"M40": 2}})
@@ -93,7 +93,7 @@ def test_a_webhook_whose_api_server_was_gone_recovers_by_itself_and_charges_on(
     cluster.create(card_pod("after", namespace))
     assert cluster.try_create(card_pod("over", namespace)).is_over_quota
     assert installation.charged(namespace) == {"M40": 200}
-    installation.quota.limit(**{namespace: {"quota": {"M40": 3}}})  # returns once the watch has brought it
+    installation.quota.limit(**{namespace: {"quota": {"M40": 3}}})  # returns when the watch has delivered it
     cluster.create(card_pod("over", namespace))
 
 
@@ -123,10 +123,12 @@ def test_a_charge_whose_reply_was_lost_is_found_again_and_counts_once(
         assert own.ledger(namespace).pending.keys() == {pod["metadata"]["uid"] for pod in cluster.pods(namespace)}
 
 
-def test_a_charge_that_cannot_be_found_again_is_answered_with_a_429_that_says_when_to_come_back(
+def test_a_charge_of_unknown_outcome_gets_a_429_that_says_when_to_retry(
     cluster: Cluster, proxy: LossyProxy, tmp_path: Path
 ) -> None:
-    """The pod is not stored; its charge may be there, so until the ledger is settled it counts too much, never less."""
+    """The pod is not stored, but its charge may be. Until the ledger is settled it counts too much, never too
+    little.
+    """
     with (
         running(cluster, tmp_path / "certs", kubeconfig=proxy.kubeconfig) as own,
         registered(own),

@@ -1,4 +1,4 @@
-"""Names that the API server makes up: each that is taken costs a charge, for as long as none can tell it is vain."""
+"""generateName: each generated name that is already taken leaves a charge, until the charge is proven unused."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,13 +13,15 @@ from tests.integration.reviews import card_pod, gpu_pod
 
 TAKEN = 2
 FIRST_MINOR_THAT_RETRIES = 31
-"""Of Kubernetes: from there on a create with generateName is tried up to eight times, each with a new name and uid."""
+"""The first minor version of Kubernetes that tries a create with generateName up to eight times, each with a new name
+and uid.
+"""
 
 
-def test_each_generated_name_that_is_taken_leaves_a_charge_until_it_is_known_to_be_vain(
+def test_each_taken_generated_name_leaves_a_charge_until_it_is_proven_unused(
     cluster: Cluster, installation: Installation, team: Callable[[Json], str]
 ) -> None:
-    """Meanwhile a refusal says how much of what is used is only pending. Without a controller nothing is released."""
+    """Meanwhile a rejection says how much of the usage is pending. Without a controller nothing is released."""
     retries = cluster.control_plane.minor >= FIRST_MINOR_THAT_RETRIES
     namespace = team({"quota": {"M40": 4}})
     generated = {"namespace": namespace, "generateName": "train-", "labels": {LABEL: "true"}}
@@ -30,7 +32,7 @@ def test_each_generated_name_that_is_taken_leaves_a_charge_until_it_is_known_to_
     assert len(set(squatter.uids)) == len(squatter.uids) == tries
     assert installation.ledger(namespace).pending.keys() == set(squatter.uids)
 
-    # The limit has room for one more.
+    # The remaining room is for one card less.
     cards = 4 - retries
     refused = cluster.try_create(card_pod("next", namespace, cards=cards))
     assert (refused.status, "Retry-After" in refused.headers) == (HTTPStatus.TOO_MANY_REQUESTS, False)
@@ -47,12 +49,14 @@ def test_each_generated_name_that_is_taken_leaves_a_charge_until_it_is_known_to_
 
 
 LABEL = "e2e.vcuda.io/squatted"
-"""On the pods whose names are taken."""
+"""The label of the pods whose names are taken."""
 
 
 @dataclass
 class Squatter:
-    """Takes the names of the first ``limit`` pods it is asked about; ``uids`` are of all those, in their order."""
+    """A webhook that takes the names of the first ``limit`` pods that it reviews. ``uids`` are those of all reviewed
+    pods in order.
+    """
 
     cluster: Cluster
     limit: int
@@ -68,7 +72,7 @@ class Squatter:
 
 @contextmanager
 def squatting(cluster: Cluster, certificates: Path, limit: int) -> Iterator[Squatter]:
-    """A squatter that is asked about every pod with the label. ``certificates`` has ca.crt, tls.crt and tls.key."""
+    """Run a squatter that reviews every pod with the label. ``certificates`` has ca.crt, tls.crt and tls.key."""
     squatter = Squatter(cluster, limit)
     with answering(squatter.answer, certificates) as url:
         hook = asks_about_pods("squatter.example.com", url, certificates, LABEL)

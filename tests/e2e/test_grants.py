@@ -1,4 +1,4 @@
-"""A grant on a real cluster: it begins and a refused workload runs, it ends and no further pod is admitted."""
+"""A grant on a real cluster: when it begins, a rejected workload runs; when it ends, no further pod is admitted."""
 
 import datetime
 import json
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("controller_manager")]
 
 ZONE = "Asia/Tokyo"
 BEGINS_AFTER, LASTS = 12, 20
-"""Seconds until the grant begins, and from then on until it ends."""
+"""Seconds until the grant begins, and its length in seconds."""
 
 
 def local_time(moment: float) -> str:
@@ -31,7 +31,7 @@ def local_time(moment: float) -> str:
 
 
 def dated(begin: float) -> Json:
-    """Return an entry for one card, and for two more while a grant holds."""
+    """Return an entry for one card, and for two more during a grant."""
     grant = {"M40": 2, "from": local_time(begin), "until": local_time(begin + LASTS), "why": "e2e"}
     return {"quota": {"M40": 1}, "time_zone": ZONE, "grants": [grant]}
 
@@ -55,7 +55,7 @@ def holds_two(pods: list[Json]) -> bool:
     return len(pods) == len(("holder", "train"))
 
 
-def test_a_grant_has_a_refused_deployment_run_and_admits_nothing_after_its_end(
+def test_a_rejected_deployment_runs_during_a_grant_and_nothing_is_admitted_after_its_end(
     cluster: Cluster,
     control_plane: ControlPlane,
     installation: Installation,
@@ -71,12 +71,12 @@ def test_a_grant_has_a_refused_deployment_run_and_admits_nothing_after_its_end(
         begin = float(int(time.time()) + BEGINS_AFTER)
         installation.quota.limit(**{namespace: dated(begin)})
 
-        # Before it begins, the Deployment is refused, and its ReplicaSet backs off.
+        # Before the grant begins, the Deployment is rejected, and its ReplicaSet backs off.
         cluster.create(workload("Deployment", namespace))
         cluster.await_events(namespace, "reason=FailedCreate")
         assert time.time() < begin
 
-        # When it begins, the controller has the ReplicaSet retry, and the webhook admits the pod.
+        # When the grant begins, the controller has the ReplicaSet retry, and the webhook admits the pod.
         during = await_usage(cluster, namespace, 3)
         [train] = [pod for pod in cluster.await_pods(namespace, holds_two) if pod["metadata"]["name"] != "holder"]
         assert begin <= created(train) < begin + LASTS
@@ -87,7 +87,7 @@ def test_a_grant_has_a_refused_deployment_run_and_admits_nothing_after_its_end(
         [announced, *_] = cluster.await_events(namespace, "reason=GrantEnds")
         assert announced["involvedObject"]["name"] == train["metadata"]["name"]
 
-        # When it ends, both pods stay, the usage is above the limit, and a further pod is rejected.
+        # When the grant ends, both pods stay, the usage is above the limit, and a further pod is rejected.
         after = await_usage(cluster, namespace, 1)
         assert time.time() >= begin + LASTS
         assert (after["used"], after["grants"]) == (2, [])

@@ -1,4 +1,4 @@
-"""The client against a real API server: what ledgers and patches build on, and a pod's own credentials."""
+"""Our client with a real API server: the semantics that ledgers and patches rely on, and the credentials of a pod."""
 
 from contextlib import closing
 from pathlib import Path
@@ -23,7 +23,7 @@ def manifest(value: str, **metadata: str) -> bytes:
 
 
 def test_a_put_with_an_old_version_is_a_conflict_and_changes_nothing(kube: Kube, path: str) -> None:
-    """The compare-and-swap that every ledger rests on."""
+    """Every ledger relies on this compare-and-swap."""
     first = read(kube.post(path, manifest("first")))
     read(kube.put(f"{path}/ledger", manifest("second", resourceVersion=first["metadata"]["resourceVersion"])))
     with pytest.raises(Conflict, match="please apply your changes to the latest version"):
@@ -42,7 +42,7 @@ def test_an_absent_object_is_not_found(kube: Kube, path: str) -> None:
         kube.get(f"{path}/ledger")
 
 
-def test_patches_are_applied_as_what_they_are(kube: Kube, path: str) -> None:
+def test_patches_are_applied_by_their_content_type(kube: Kube, path: str) -> None:
     """A JSON Patch in bytes must not arrive as a strategic merge patch."""
     kube.post(path, manifest("first"))
     kube.patch(f"{path}/ledger", b'[{"op": "add", "path": "/data/a.b", "value": "x"}]', JSON_PATCH)
@@ -72,16 +72,18 @@ def test_a_dry_run_stores_nothing(kube: Kube, path: str) -> None:
         kube.get(f"{path}/ledger")
 
 
-def test_a_continue_token_that_is_nonsense_is_refused_and_not_taken_for_one_too_old(kube: Kube, path: str) -> None:
+def test_an_invalid_continue_token_is_not_mistaken_for_an_expired_one(kube: Kube, path: str) -> None:
     with pytest.raises(ApiError) as caught:
         list(kube.list_pages(path, {"continue": "nonsense"}))
     assert not isinstance(caught.value, Gone)
 
 
-def test_in_a_pod_the_mounted_token_counts_and_is_read_anew_once_refused(
+def test_in_a_pod_the_mounted_token_is_used_and_read_again_after_a_401(
     cluster: Cluster, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """kubelet replaces the file before the token ends; whoever is too late gets a 401 first, and goes on."""
+    """kubelet replaces the file before the token expires. A client that is too late gets a 401, reads the file, and
+    retries.
+    """
     address = urlsplit(cluster.server)
     token = tmp_path / "token"
     token.write_text("outlived")
@@ -97,10 +99,10 @@ def test_in_a_pod_the_mounted_token_counts_and_is_read_anew_once_refused(
         kube.post(path, manifest("first"))
 
 
-def test_a_namespace_that_is_being_deleted_takes_nothing_more_and_the_refusal_says_why(
+def test_a_terminating_namespace_accepts_no_object_and_the_rejection_says_why(
     cluster: Cluster, kube: Kube, namespace: str, path: str
 ) -> None:
-    """The finalizer of a ConfigMap keeps the namespace from being gone at once."""
+    """The finalizer of a ConfigMap keeps the namespace from being deleted at once."""
     held = {"metadata": {"name": "held", "finalizers": ["e2e.vcuda.io/held"]}}
     kube.post(path, msgspec.json.encode(held))
     cluster.delete_namespace(namespace)
@@ -111,7 +113,7 @@ def test_a_namespace_that_is_being_deleted_takes_nothing_more_and_the_refusal_sa
     kube.patch(f"{path}/held", b'{"metadata": {"finalizers": null}}', MERGE_PATCH)
 
 
-def test_warnings_come_beside_the_answer(kube: Kube, path: str) -> None:
+def test_warnings_are_returned_with_the_answer(kube: Kube, path: str) -> None:
     manifest = {"metadata": {"name": "warned"}, "date": {}}
     warnings = kube.post_heard(path, msgspec.json.encode(manifest), {"dryRun": "All"}).warnings
     assert warnings == ('unknown field "date"',)
@@ -121,8 +123,10 @@ def names(page: Page) -> list[str]:
     return [read(raw)["metadata"]["name"] for raw in page.items]
 
 
-def test_a_list_has_everything_whose_creation_was_answered_before_it(kube: Kube, path: str) -> None:
-    """A hundred times, though the API server lists from its cache: the ledger counts pods by such lists."""
+def test_a_list_contains_every_object_whose_creation_was_confirmed_before_it(kube: Kube, path: str) -> None:
+    """This is repeated a hundred times, because the API server lists from its cache. The ledger counts pods by such
+    lists.
+    """
     for number in range(100):
         name = f"cm-{number:04}"
         kube.post(path, msgspec.json.encode({"metadata": {"name": name}}))

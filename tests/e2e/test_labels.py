@@ -1,4 +1,6 @@
-"""Whose pods the API server asks about: all namespaces' but those without a limit, which the controller labels out."""
+"""The API server calls the webhook for all namespaces, except those without a limit, which the controller labels as
+exempt.
+"""
 
 import secrets
 from collections.abc import Callable, Iterator
@@ -43,7 +45,7 @@ def labelling(value: str | None) -> Json:
 
 
 def await_exempt(cluster: Cluster, limited: set[str]) -> None:
-    """Return once, of the namespaces that are not about to go, just these are not labelled out."""
+    """Return when exactly the other namespaces, except terminating ones, are labelled as exempt."""
 
     def just_these(namespaces: list[Json]) -> bool:
         staying = [each for each in namespaces if each["status"]["phase"] == "Active"]
@@ -55,8 +57,12 @@ def await_exempt(cluster: Cluster, limited: set[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("led", [True, False], ids=["with the controller", "without"])
-def test_of_a_new_namespace_no_pod_is_stored_uncharged(cluster: Cluster, installation: Installation, led: bool) -> None:
-    """A thousand are made and used at once: in each one card may be used, and the pod after that is refused."""
+def test_no_pod_of_a_new_namespace_is_stored_without_a_charge(
+    cluster: Cluster, installation: Installation, led: bool
+) -> None:
+    """A thousand namespaces are created and used at once. In each, one card may be used, and the next pod is
+    rejected.
+    """
     own = f"star-{secrets.token_hex(4)}"
 
     def use(number: int) -> tuple[int, bool, dict[str, int]]:
@@ -65,7 +71,7 @@ def test_of_a_new_namespace_no_pod_is_stored_uncharged(cluster: Cluster, install
         return first.status, second.is_over_quota, installation.charged(name)
 
     def clear(number: int) -> None:
-        """Leave nothing behind that a controller of another test would go through: no one else finalizes here."""
+        """Delete what the controller of another test would process. No controller finalizes these namespaces here."""
         name = f"{own}-{number}"
         cluster.delete_namespace(name)
         cluster.rest.send("PATCH", ledger_path(name), {"metadata": {"finalizers": None}}, content_type=MERGE_PATCH)
@@ -84,9 +90,9 @@ def test_of_a_new_namespace_no_pod_is_stored_uncharged(cluster: Cluster, install
 
 @pytest.mark.usefixtures("controller")
 class TestLabelled:
-    """By a controller that leads."""
+    """A controller leads, and labels namespaces."""
 
-    def test_just_the_namespaces_without_a_limit_are_labelled_out(
+    def test_exactly_the_namespaces_without_a_limit_are_labelled_exempt(
         self, cluster: Cluster, installation: Installation
     ) -> None:
         audited: Json = {**CARD, "mode": "audit"}
@@ -110,7 +116,7 @@ class TestLabelled:
             assert active >= SYSTEM
         await_exempt(cluster, set())
 
-    def test_an_edit_by_hand_is_put_right(self, cluster: Cluster, installation: Installation) -> None:
+    def test_an_edit_of_the_label_by_hand_is_reverted(self, cluster: Cluster, installation: Installation) -> None:
         with limited_team(installation, CARD) as limited, installation.free_team() as free:
             await_enforced(cluster, free, enforced=False)
             assert label_of(cluster.rest.merge_patch(f"{NAMESPACES}/{limited}", labelling("false"))) == "false"
@@ -118,10 +124,10 @@ class TestLabelled:
             await_enforced(cluster, limited)
             await_enforced(cluster, free, enforced=False)
 
-    def test_a_quota_takes_effect_once_the_api_server_obeys_and_usage_says_so(
+    def test_usage_shows_a_quota_in_effect_only_after_the_label_is_set(
         self, cluster: Cluster, installation: Installation
     ) -> None:
-        """It is kept from telling so for a while."""
+        """The controller must not write that label too early, so it waits."""
         [policy, binding] = policies("in-effect.quota.vcuda.io")
         with installation.free_team() as namespace, limited_team(installation, CARD) as asked, ExitStack() as stack:
             await_enforced(cluster, namespace, enforced=False)
@@ -142,14 +148,14 @@ class TestLabelled:
 
 @pytest.fixture
 def namespace(installation: Installation) -> Iterator[str]:
-    """One with a limit, which no controller labels out."""
+    """A namespace with a limit, which no controller labels as exempt."""
     with limited_team(installation, CARD) as limited:
         yield limited
 
 
 @pytest.fixture
 def owner(cluster: Cluster, namespace: str, tenant: Callable[[str], Cluster]) -> Iterator[Cluster]:
-    """A tenant who may edit its namespace besides, and make others."""
+    """A tenant who may edit its namespace object, and create other namespaces."""
     named = f"owner-of-{namespace}"
     verbs = "--verb=get,create,update,patch"
     cluster.kubectl("create", "clusterrole", named, verbs, "--resource=namespaces,namespaces/status")
@@ -160,10 +166,10 @@ def owner(cluster: Cluster, namespace: str, tenant: Callable[[str], Cluster]) ->
     cluster.kubectl("delete", "clusterrole,clusterrolebinding", named)
 
 
-def test_only_the_controller_and_who_may_edit_webhooks_can_label_a_namespace_out(
+def test_only_the_controller_and_editors_of_webhooks_can_exempt_a_namespace(
     cluster: Cluster, namespace: str, owner: Cluster, account: Cluster
 ) -> None:
-    """To take the label away, or to change another, is allowed to whoever may edit the namespace."""
+    """Any user who may edit the namespace may remove the label, or change another label."""
     path = f"{NAMESPACES}/{namespace}"
 
     def status_of_labelling(subresource: str = "") -> int:

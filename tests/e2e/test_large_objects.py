@@ -1,4 +1,4 @@
-"""Objects as large as etcd takes, which a tenant may store by the hundred: no process of ours goes near its limit."""
+"""A tenant stores hundreds of objects as large as etcd accepts. No process of ours comes near its memory limit."""
 
 import re
 import threading
@@ -32,7 +32,7 @@ from tests.processes import ControllerProcess, eventually
 from tools.control_plane import running_control_plane
 
 MOST_OF_REPLICA, MOST_OF_CONTROLLER = 256, 256
-"""MiB that a replica and a controller may take at most: half and a quarter of their limits."""
+"""Maximum memory of a replica and of a controller in MiB: half and a quarter of their limits."""
 
 GATED_PODS, TEMPLATES, CLAIMS, EVENTS = 200, 60, 30, 120
 NODE = "large-a100"
@@ -40,7 +40,7 @@ NODE = "large-a100"
 
 @pytest.fixture(scope="module")
 def cluster(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A control plane that other tests have not filled, with cards by a driver where those are served."""
+    """A control plane that no other test has filled, with cards of a driver if the API server serves claims."""
     with (
         running_control_plane(assets, tmp_path_factory.mktemp("large") / "control-plane") as running,
         administering(running) as admin,
@@ -55,13 +55,13 @@ def cluster(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture
 def installation(cluster: Cluster, tmp_path: Path) -> Iterator[Installation]:
-    """A replica whose memory nobody has used before."""
+    """A new replica, so that its peak memory is that of this test."""
     with installed(cluster, tmp_path) as running:
         yield running
 
 
 def memory(pid: int, field: str = "VmHWM") -> int:
-    """Return a figure of a process' memory, in MiB: by default the most that it ever had."""
+    """Return a memory figure of a process in MiB, by default its peak."""
     return kernel_says(pid, "status", field)
 
 
@@ -74,7 +74,9 @@ def create_all(tenant: Cluster, manifests: list[Json]) -> None:
 def test_hundreds_of_large_pods_without_gpus_keep_a_replica_within_its_memory_at_the_first_gpu_pod(
     cluster: Cluster, installation: Installation
 ) -> None:
-    """The first one has all pods of its namespace listed; other namespaces have theirs created meanwhile."""
+    """For the first GPU pod the replica lists all pods of its namespace. Meanwhile pods of other namespaces are
+    created.
+    """
     entry = {"quota": {"A100": 8}}
     with installation.team(entry) as namespace, installation.team(entry) as other:
         with tenant_of(cluster, namespace) as tenant:
@@ -90,7 +92,7 @@ def test_hundreds_of_large_pods_without_gpus_keep_a_replica_within_its_memory_at
 
 
 def await_created(tenant: Cluster, pod: Json) -> Json:
-    """Create a pod as its controller would: again, while the answer is that it may be admitted later."""
+    """Create a pod as its controller would: retry while the answer is 429."""
     answers: list[Answer] = []
 
     def created() -> bool:
@@ -104,7 +106,7 @@ def await_created(tenant: Cluster, pod: Json) -> Json:
 def test_large_templates_keep_replicas_within_their_memory_and_disturb_no_other_tenant(
     cluster: Cluster, installation: Installation
 ) -> None:
-    """Each holds 1.2 MB of CEL. Small pods name one a hundred times, in dry runs."""
+    """Each template has 1.2 MB of CEL. Small pods name one template a hundred times, in dry runs."""
     require_dra(cluster)
     entry = {"quota": {"A100": 8}}
     before = memory(installation.replica.worker(), "VmRSS")
@@ -154,7 +156,7 @@ def controller(installation: Installation) -> Iterator[ControllerProcess]:
 def test_large_claims_and_events_keep_the_controller_within_its_memory(
     cluster: Cluster, installation: Installation, controller: ControllerProcess
 ) -> None:
-    """Events make it look for refused workloads whenever quota is freed."""
+    """The controller reads Events to find rejected workloads whenever quota is released."""
     with limited_team(installation, {"quota": {"A100": 4 * CLAIMS + 8}}) as namespace:
         with tenant_of(cluster, namespace) as tenant:
             if served(cluster):
@@ -163,7 +165,7 @@ def test_large_claims_and_events_keep_the_controller_within_its_memory(
                 await_committed(installation, namespace, A100=400 * CLAIMS)
             create_all(tenant, [large_event(namespace, number) for number in range(EVENTS)])
             charged = {"A100": 100 + (400 * CLAIMS if served(cluster) else 0)}
-            # A second look begins when the first one has ended.
+            # The controller begins to look again when the first time has ended.
             for _ in range(2):
                 tenant.create(card_pod("held", namespace))
                 await_committed(installation, namespace, **charged)
@@ -174,7 +176,7 @@ def test_large_claims_and_events_keep_the_controller_within_its_memory(
 
 
 def listed_events(cluster: Cluster) -> float:
-    """Return how many Events the API server has returned in LISTs, of whomever."""
+    """Return how many Events the API server has returned in LISTs, to all clients."""
     text = cluster.kubectl("get", "--raw", "/metrics").stdout
     counted = r'^apiserver_storage_list_returned_objects_total\{.*resource="events".*\} (\S+)'
     return sum(map(float, re.findall(counted, text, re.MULTILINE)))

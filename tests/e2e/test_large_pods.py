@@ -1,4 +1,4 @@
-"""Node selections as long as the API server takes, which a tenant may write: decided, and nobody waits for them."""
+"""A tenant writes node selections as long as the API server accepts. They are decided, and delay no other tenant."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +10,7 @@ from tests.e2e.installation import Installation, await_ledger, charged, tenant_o
 from tests.integration.reviews import card_pod
 
 BOUNDS = required(term(*(requirement("rank", "Gt", str(n)) for n in range(490)), requirement("rank", "Lt", "0")))
-"""No node can be so, which once took minutes to find out."""
+"""No node can match this selection. To prove that once took minutes."""
 SELECTOR = {f"key-{n}": "v" for n in range(40_000)}
 TERMS = required(*(term(requirement(f"key-{n}", "Exists")) for n in range(50)))
 MANY_TERMS = required(*(term(requirement(f"key-{n}", "Exists")) for n in range(5000)))
@@ -37,6 +37,6 @@ def test_what_takes_long_to_write_is_decided_at_once_while_others_create_their_p
             assert f"no GPU model that this pod may use in namespace {namespace}" in answer.message
         stored = [each.result() for each in (*created, *beside)]
     assert {pod["metadata"]["annotations"]["quota.vcuda.io/model"] for pod in stored} == {"M40"}
-    # The replica releases its reservation.
+    # Wait until the replica releases its reservation.
     await_ledger(installation, namespace, lambda ledger: charged(ledger) == {"M40": 600})
     await_ledger(installation, other, lambda ledger: charged(ledger) == {"M40": 2000})

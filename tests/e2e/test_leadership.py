@@ -1,4 +1,4 @@
-"""One controller leads: another takes over when it dies or leaves, and no view that is out of date does harm."""
+"""One controller leads. A standby takes over when it crashes or stops, and an outdated view does no harm."""
 
 import time
 from collections.abc import Iterator
@@ -44,12 +44,12 @@ Pair = tuple[ControllerProcess, ControllerProcess]
 ENTRY = {"quota": {"M40": 4}}
 LEASE_SECONDS = 8
 AWAY = 10.0
-"""Seconds for which the API server is away."""
+"""Seconds for which the API server is down."""
 
 
 @pytest.fixture
 def pair(installation: Installation) -> Iterator[Pair]:
-    """One that leads and one that waits; the lease is as short as a busy machine allows."""
+    """A leader and a standby. The lease is as short as a busy machine permits."""
     with two_candidates(installation, LEASE_SECONDS) as both:
         yield both
 
@@ -58,7 +58,9 @@ def await_holder(cluster: Cluster, holder: str, timeout: float) -> Json:
     return cluster.await_object(LEASES, LEASE, lambda lease: lease["spec"]["holderIdentity"] == holder, timeout)
 
 
-def test_one_leads_and_the_other_only_waits(cluster: Cluster, installation: Installation, pair: Pair) -> None:
+def test_one_controller_leads_and_the_standby_only_waits(
+    cluster: Cluster, installation: Installation, pair: Pair
+) -> None:
     leader, waiting = pair
     with limited_team(installation, ENTRY) as namespace:
         cluster.create(card_pod("train", namespace))
@@ -69,10 +71,12 @@ def test_one_leads_and_the_other_only_waits(cluster: Cluster, installation: Inst
         assert [process.get("/readyz").status for process in pair] == [HTTPStatus.OK, HTTPStatus.OK]
         assert leader.metric("vcuda_quota_limit_cores", namespace=namespace) == 400
     assert waiting.terminate() == 0
-    assert lease_spec(cluster)["holderIdentity"] == "first", "who stops while it waits leaves the lease alone"
+    assert lease_spec(cluster)["holderIdentity"] == "first", "a standby that stops must leave the Lease unchanged"
 
 
-def test_a_killed_leader_is_succeeded_after_its_lease(cluster: Cluster, installation: Installation, pair: Pair) -> None:
+def test_the_standby_leads_after_the_lease_of_a_killed_leader(
+    cluster: Cluster, installation: Installation, pair: Pair
+) -> None:
     leader, successor = pair
     with limited_team(installation, ENTRY) as namespace:
         for name in ("gone", "stays"):
@@ -88,8 +92,8 @@ def test_a_killed_leader_is_succeeded_after_its_lease(cluster: Cluster, installa
         assert {pod["metadata"]["name"] for pod in cluster.pods(namespace)} == {"stays", "new"}
 
 
-def test_a_leader_that_is_stopped_gives_its_lease_up_at_once(cluster: Cluster, installation: Installation) -> None:
-    """The lease would last for ten minutes; who waits looks every two seconds."""
+def test_a_leader_that_stops_releases_its_lease_at_once(cluster: Cluster, installation: Installation) -> None:
+    """The lease would last for ten minutes. The standby checks it every two seconds."""
     with (
         controlling(installation, "--identity", "first", "--lease-seconds", "600") as leader,
         candidate(installation, "--identity", "second", "--lease-seconds", "600") as successor,
@@ -100,7 +104,7 @@ def test_a_leader_that_is_stopped_gives_its_lease_up_at_once(cluster: Cluster, i
         successor.await_synced()
 
 
-def test_an_api_server_that_is_away_for_ten_seconds_costs_neither_leadership_nor_correctness(
+def test_an_api_server_that_is_down_for_ten_seconds_costs_neither_leadership_nor_correctness(
     cluster: Cluster, control_plane: ControlPlane, installation: Installation
 ) -> None:
     with controlling(installation, "--lease-seconds", "60") as leader, limited_team(installation, ENTRY) as namespace:
@@ -108,14 +112,15 @@ def test_an_api_server_that_is_away_for_ten_seconds_costs_neither_leadership_nor
             cluster.create(card_pod(name, namespace))
         await_committed(installation, namespace, M40=200)
         before = lease_spec(cluster)
-        # The leader gives up when it could not renew for two thirds of its lease. The API server takes its time to
-        # start, on a busy machine as long again as it is away for here.
+        # The leader gives up when it could not renew its lease for two thirds of the lease. On a busy machine the API
+        # server takes as long again to start as it is down.
         with control_plane.apiserver.away(control_plane.apiserver.kill):
-            time.sleep(AWAY)  # being away for so long is what the test is about
+            time.sleep(AWAY)  # the test is about an API server that is down for so long
 
         cluster.finish_pod(namespace, "ends")
         await_committed(installation, namespace, M40=100)
-        # If the watch was not back yet, nobody saw the end of the pod, and its charge is held for a moment.
+        # If the watch was not restored yet, it missed the end of the pod, and the charge stays terminating for a
+        # moment.
         await_ledger(installation, namespace, lambda ledger: not ledger.terminating)
         cluster.create(card_pod("new", namespace, cards=3))
         assert cluster.try_create(card_pod("over", namespace)).is_over_quota
@@ -127,8 +132,10 @@ def test_an_api_server_that_is_away_for_ten_seconds_costs_neither_leadership_nor
         assert len(leader.logs("leading")) == 1
 
 
-def test_the_next_leader_clears_away_what_is_no_longer_limited(cluster: Cluster, installation: Installation) -> None:
-    """The ledger, the label and the usage go; a ConfigMap of that name which is somebody else's stays."""
+def test_the_next_leader_removes_the_objects_of_a_namespace_without_a_limit(
+    cluster: Cluster, installation: Installation
+) -> None:
+    """The ledger, the label and the usage are deleted. A ConfigMap of that name that belongs to somebody else stays."""
     with installation.free_team() as strange, installation.free_team() as former:
         cluster.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": strange, "name": USAGE}})
         with controlling(installation) as leader, installation.quota.limited(**{former: ENTRY}):
@@ -141,12 +148,12 @@ def test_the_next_leader_clears_away_what_is_no_longer_limited(cluster: Cluster,
 
 @dataclass(frozen=True)
 class StaleKube(Kube):
-    """A client whose pods are those of an old version, from a real LIST at exactly that; their watch is dead."""
+    """A client that lists pods at an exact old version, and whose watch of pods fails."""
 
     version: str = field(default="", kw_only=True)
 
     def get(self, path: str, params: Params | None = None, timeout: float = 10, most: int = 2**20) -> bytes:
-        """Read pods as they were."""
+        """Return the pods of the old version."""
         if path == "/api/v1/pods" and "continue" not in (params or {}):
             params = {**(params or {}), "resourceVersion": self.version, "resourceVersionMatch": "Exact"}
         return super().get(path, params, timeout, most)
@@ -154,7 +161,7 @@ class StaleKube(Kube):
     def stream(
         self, path: str, params: Params | None = None, *, connect_timeout: float = 10, read_timeout: float
     ) -> Stream:
-        """Refuse to watch pods, and to stream a list of them."""
+        """Reject the watch of pods, and a streamed list of them."""
         if path == "/api/v1/pods" and "sendInitialEvents" in (params or {}):
             raise ApiError(HTTPStatus.UNPROCESSABLE_ENTITY, "this server streams no lists")
         if path == "/api/v1/pods":
@@ -164,7 +171,7 @@ class StaleKube(Kube):
 
 @contextmanager
 def stale_leader(installation: Installation, version: str) -> Iterator[Leader]:
-    """A leader in this process that knows the pods as they were at ``version``, and never learns better."""
+    """Run a leader in this process that knows only the pods of ``version``."""
     connected = Kube.connect(installation.cluster.kubeconfig, pool_size=16)
     kube = StaleKube(connected.sender, version=version)
     place = QuotaPlace(installation.quota.namespace, installation.quota.name)
@@ -183,10 +190,10 @@ def stale_leader(installation: Installation, version: str) -> Iterator[Leader]:
     assert faults == []
 
 
-def test_a_leader_with_a_stale_view_lowers_nothing_and_asks_etcd(cluster: Cluster, installation: Installation) -> None:
-    """Its pods are those of a real LIST at an old resourceVersion, when there was one of the four that there are now.
+def test_a_leader_with_a_stale_view_lowers_nothing_and_reads_etcd(cluster: Cluster, installation: Installation) -> None:
+    """Its pods are from a real LIST at an old resourceVersion, which has one of the four present pods.
 
-    It still releases a charge that is proven never to have been stored.
+    It still releases a charge that was proven never to have been stored.
     """
     with installation.team({"quota": {"M40": 5}}) as namespace:
         with controlling(installation):

@@ -1,7 +1,8 @@
-"""The base's matchConditions on a real API server: who is asked about, who is not, and what a failing one does.
+"""The base's matchConditions on a real API server: for which pods the webhook is called, and what a failing condition
+does.
 
-The webhooks of the base, as `kubectl kustomize` renders them, are registered for one namespace, and lead to a server
-that remembers each call. Only where they lead, and for which namespaces, is changed.
+The webhooks of the base, as `kubectl kustomize` renders them, are registered for one namespace, with a server that
+records each call. Only their URLs and namespace selectors are changed.
 """
 
 import base64
@@ -29,9 +30,9 @@ LABEL, APART = "e2e.vcuda.io/match-conditions", "e2e.vcuda.io/own-match-conditio
 
 @dataclass
 class Recorder:
-    """Listens at ``url`` and keeps each request of a review; ``ca_bundle`` is what its caller needs to trust it.
+    """A server at ``url`` that records the request of each review. Callers trust it by ``ca_bundle``.
 
-    ``patches``: the JSON Patch that is the answer at a path; without one nothing is changed.
+    ``patches``: the JSON Patch that it answers at a path. Without one it changes nothing.
     """
 
     ca_bundle: str
@@ -40,12 +41,12 @@ class Recorder:
     _asked: list[tuple[str, Json]] = field(default_factory=list)
 
     def take(self) -> list[tuple[str, Json]]:
-        """The path and the request of every review since the last call."""
+        """Return the path and the request of every review since the last call."""
         asked, self._asked = self._asked, []
         return asked
 
     def answer(self, path: str, review: Json) -> Json:
-        """Remember a review that came at ``path``, and allow it."""
+        """Record a review at ``path``, and allow it."""
         self._asked.append((path, review["request"]))
         if path not in self.patches:
             return reviewed(review)
@@ -55,7 +56,7 @@ class Recorder:
 
 @contextmanager
 def recording(certificates: Path) -> Iterator[Recorder]:
-    """A recorder that serves the certificates in this directory; closed at the end."""
+    """Run a recorder with the certificates in this directory."""
     recorder = Recorder(ca_bundle(certificates))
     with answering(recorder.answer, certificates) as recorder.url:
         yield recorder
@@ -71,14 +72,14 @@ def recorder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorder]:
 
 @pytest.fixture
 def asked(recorder: Recorder) -> Recorder:
-    """The recorder, with nothing left of the test before."""
+    """The recorder, without the reviews of earlier tests."""
     recorder.take()
     recorder.patches.clear()
     return recorder
 
 
 def hook(recorder: Recorder, name: str, label: str = LABEL) -> Json:
-    """A webhook of the base, led to the recorder, for namespaces with this label."""
+    """Return a webhook of the base that calls the recorder for namespaces with this label."""
     found = webhooks(rendered(BASE))[f"{name}.quota.vcuda.io"]
     return {
         **found,
@@ -101,14 +102,16 @@ def watched(cluster: Cluster) -> Iterator[str]:
 
 @pytest.fixture
 def apart(cluster: Cluster) -> Iterator[str]:
-    """A namespace that a test has its own webhooks asked about."""
+    """A namespace for which a test registers its own webhooks."""
     with cluster.fresh_namespace({APART: "true"}) as name:
         yield name
 
 
 @pytest.fixture(scope="module")
 def runtime_class(cluster: Cluster) -> Iterator[None]:
-    """The runtime class that one of the pods names: without it the API server refuses that one before any webhook."""
+    """Create the runtime class that one of the pods names. Without it the API server rejects that pod before any
+    webhook.
+    """
     metadata = {"name": RUNTIME_CLASS}
     manifest = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": metadata, "handler": RUNTIME_CLASS}
     cluster.create(manifest)
@@ -128,10 +131,10 @@ def calls(recorder: Recorder) -> list[str]:
 
 
 @pytest.mark.usefixtures("registered")
-def test_ordinary_pods_cause_no_call_whoever_creates_them(cluster: Cluster, asked: Recorder, watched: str) -> None:
+def test_ordinary_pods_cause_no_call_for_any_creator(cluster: Cluster, asked: Recorder, watched: str) -> None:
     pods = [in_namespace(each, watched, f"p-{number}") for number, each in enumerate(ORDINARY.values())]
     listed = {"apiVersion": "v1", "kind": "List", "items": pods}
-    # Not validated: 1.30 knows no resources of pods.
+    # Not validated, because 1.30 knows no resources of a pod.
     cluster.kubectl("create", "--validate=ignore", "-f", "-", stdin=json.dumps(listed))
     assert {each["metadata"]["name"] for each in cluster.pods(watched)} == {each["metadata"]["name"] for each in pods}
     assert calls(asked) == []
@@ -141,19 +144,17 @@ def test_ordinary_pods_cause_no_call_whoever_creates_them(cluster: Cluster, aske
 
 @pytest.mark.usefixtures("registered", "runtime_class")
 @pytest.mark.parametrize("manifest", ASKING.values(), ids=ASKING)
-def test_a_pod_that_may_ask_for_a_gpu_causes_one_call_to_each(
+def test_a_pod_that_may_request_a_gpu_causes_one_call_to_each_webhook(
     cluster: Cluster, asked: Recorder, watched: str, manifest: Json
 ) -> None:
-    """A claim of a pod is dropped before /validate where the API server does not serve claims yet: it asks for none."""
+    """If the API server does not serve claims yet, it drops the claim of a pod before /validate."""
     stored = cluster.create(in_namespace(manifest, watched))
     dropped = "resourceClaims" in manifest["spec"] and "resourceClaims" not in stored["spec"]
     assert calls(asked) == ([MUTATE] if dropped else [MUTATE, VALIDATE])
 
 
-def test_a_claim_that_may_be_for_a_gpu_causes_a_call_and_no_other_does(
-    cluster: Cluster, asked: Recorder, apart: str
-) -> None:
-    """The API server writes a claim without requests as one whose requests are null."""
+def test_only_a_claim_that_may_be_for_a_gpu_causes_a_call(cluster: Cluster, asked: Recorder, apart: str) -> None:
+    """The API server stores a claim without requests with requests: null."""
     require_dra(cluster)
     hooks = {name: [hook(asked, f"{name}-claims", APART)] for name in ("mutate", "validate")}
     domain = request("compute-domain-daemon.nvidia.com")
@@ -173,12 +174,12 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "ephemeral containers": (pod(PLAIN, ephemeralContainers=[container(name="debug")]), "cannot be set on create"),
 }
-"""What the API server refuses by itself, so that the condition need not look for it in what is stored."""
+"""Pods that the API server itself rejects, so that the condition need not check for them."""
 
 
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize(("manifest", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_no_pod_can_be_created_with(
+def test_the_api_server_itself_rejects_pods_that_the_condition_ignores(
     cluster: Cluster, asked: Recorder, watched: str, manifest: Json, message: str
 ) -> None:
     refused = cluster.try_create(in_namespace(manifest, watched))
@@ -186,10 +187,12 @@ def test_what_no_pod_can_be_created_with(
     assert VALIDATE not in calls(asked)
 
 
-def test_a_request_that_a_later_webhook_adds_goes_by_mutate_and_not_by_validate(
+def test_a_request_that_a_later_webhook_adds_bypasses_mutate_but_not_validate(
     cluster: Cluster, asked: Recorder, apart: str
 ) -> None:
-    """By something that no condition could know. /validate refuses what is not pinned: nothing gets in uncounted."""
+    """No condition could foresee this change. /validate rejects a pod that is not pinned, so nothing is admitted
+    uncharged.
+    """
     asked.patches["/vendor"] = [
         {"op": "add", "path": "/spec/containers/0/resources/limits/nvidia.com~1gpu", "value": "1"},
         {"op": "add", "path": "/spec/containers/0/resources/requests/nvidia.com~1gpu", "value": "1"},
@@ -209,21 +212,21 @@ def test_a_request_that_a_later_webhook_adds_goes_by_mutate_and_not_by_validate(
 
 
 VARIABLES = [{"name": "NVIDIA_MI_CUDA_VISIBLE_DEVICE", "value": ""}] * 300
-"""No part of the condition can decide early on this name."""
+"""The condition must compare this whole name, because it has the prefix of a searched name."""
 
 LARGEST = pod(
     *[container(name=f"c{n}", env=VARIABLES) for n in range(50)],
     init=[container(name=f"i{n}", env=VARIABLES) for n in range(50)],
     annotations={f"{n:0>250}/{n:0>63}": "" for n in range(200)},
 )
-"""As much of everything as is still searched: nothing costs the API server more."""
+"""The maximum of every list that is still searched: the most expensive pod to evaluate."""
 
 
 @pytest.mark.usefixtures("registered")
 def test_the_largest_pod_that_is_searched_costs_less_than_the_api_server_allows(
     cluster: Cluster, asked: Recorder, watched: str
 ) -> None:
-    """An evaluation that costs too much fails: then /validate's policy would refuse the pod."""
+    """An evaluation that exceeds the cost budget fails, and /validate's failurePolicy would reject the pod."""
     created = cluster.try_create(in_namespace(LARGEST, watched), dryRun="All")
     assert created.status == HTTPStatus.CREATED, created.message
     assert calls(asked) == []
@@ -238,7 +241,7 @@ def test_the_largest_pod_that_is_searched_costs_less_than_the_api_server_allows(
         pytest.param(pod(PLAIN, annotations={f"a{number}": "" for number in range(20_000)}), id="annotations"),
     ],
 )
-def test_a_pod_of_unusual_size_is_asked_about_and_not_searched(
+def test_the_webhook_is_called_for_a_pod_of_unusual_size_without_a_search(
     cluster: Cluster, asked: Recorder, watched: str, manifest: Json
 ) -> None:
     created = cluster.try_create(in_namespace(manifest, watched), dryRun="All")
@@ -250,23 +253,23 @@ def test_a_pod_of_unusual_size_is_asked_about_and_not_searched(
 
 
 def with_failing(cluster: Cluster, recorder: Recorder, name: str) -> AbstractContextManager[None]:
-    """`with` this, both webhooks are in effect, that of this name with a condition that cannot be evaluated."""
+    """Register both webhooks during the ``with`` statement. The named one has a condition that fails."""
     hooks = {each: hook(recorder, each, APART) for each in ("mutate", "validate")}
     hooks[name]["matchConditions"] = [{"name": "failing", "expression": FAILING}]
     return cluster.register_webhooks(mutating=[hooks["mutate"]], validating=[hooks["validate"]])
 
 
-def test_a_condition_of_mutate_that_fails_leaves_the_pod_to_validate(
+def test_a_failing_condition_of_mutate_leaves_the_pod_to_validate(
     cluster: Cluster, asked: Recorder, apart: str
 ) -> None:
-    """FailurePolicy Ignore: it is not asked, and /validate refuses what it did not pin."""
+    """With failurePolicy Ignore /mutate is not called, and /validate rejects a pod that is not pinned."""
     with with_failing(cluster, asked, "mutate"):
         cluster.create(in_namespace(ASKING["a container"], apart))
     assert calls(asked) == [VALIDATE]
 
 
-def test_a_condition_of_validate_that_fails_refuses_every_pod(cluster: Cluster, asked: Recorder, apart: str) -> None:
-    """FailurePolicy Fail: the API server says which expression it was, and asks nobody."""
+def test_a_failing_condition_of_validate_rejects_every_pod(cluster: Cluster, asked: Recorder, apart: str) -> None:
+    """With failurePolicy Fail the API server reports the expression, and calls no webhook."""
     with with_failing(cluster, asked, "validate"):
         refused = cluster.try_create(in_namespace(ORDINARY["cpu and memory"], apart))
     assert (refused.status, refused.body["reason"]) == (HTTPStatus.FORBIDDEN, "Forbidden")

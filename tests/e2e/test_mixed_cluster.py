@@ -1,6 +1,7 @@
-"""HAMi on some nodes, NVIDIA's device plugin on the others: each pod is bound where its scheduler can serve it.
+"""HAMi runs on some nodes, and NVIDIA's device plugin on the others. Each pod is bound where its scheduler can serve
+it.
 
-A kube-scheduler with an extender stands in for HAMi's scheduler. Like that one it skips each node without a register
+A kube-scheduler with an extender replaces HAMi's scheduler. Like the original it skips each node without a register
 (HAMi 2.10 pkg/scheduler/scheduler.go, `getNodesUsage`: "node unregistered"), and counts nvidia.com/gpu by itself.
 """
 
@@ -68,7 +69,7 @@ def hami_scheduler(control_plane: ControlPlane, directory: Path) -> Iterator[Non
 def mixed(
     cluster: Cluster, control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Installation]:
-    """The webhook as component hami configures it, HAMi's scheduler, and the nodes."""
+    """Run the webhook as component hami configures it, with HAMi's scheduler and the nodes."""
     labels = {name: {MODEL: model, POOL: "mixed-cluster"} for name, model in NODES.items()}
     for name, own in labels.items():
         cluster.create_node(name, own, {"nvidia.com/gpu": "8", "nvidia.com/mig-1g.10gb": "7"})
@@ -119,7 +120,7 @@ def test_each_pod_is_bound_to_a_node_that_its_scheduler_serves(
     assert (spec["nodeName"], spec["schedulerName"]) == (node, scheduler)
 
 
-def test_a_tenant_whose_models_cannot_serve_a_share_is_told_so_and_not_left_pending(
+def test_a_share_that_no_allowed_model_can_serve_is_rejected_and_not_left_pending(
     mixed: Installation, tenant: Callable[[str], Cluster]
 ) -> None:
     with mixed.team({"pool": ["mixed-cluster"], "quota": {"T4": 4}}) as namespace:
@@ -128,7 +129,9 @@ def test_a_tenant_whose_models_cannot_serve_a_share_is_told_so_and_not_left_pend
     assert answer.message.endswith("T4 is excluded by its nodes: none that the pod may use has a register of HAMi")
 
 
-def test_a_tenant_cannot_keep_a_share_from_the_scheduler_of_hami(team: str, tenant: Callable[[str], Cluster]) -> None:
+def test_a_tenant_cannot_choose_another_scheduler_for_a_share_than_that_of_hami(
+    team: str, tenant: Callable[[str], Cluster]
+) -> None:
     manifest = gpu_pod("train", team, SHARE, labels=IGNORED)
     manifest["spec"]["schedulerName"] = "nobody"
     answer = tenant(team).try_create(manifest)
@@ -151,7 +154,7 @@ def test_the_commands_of_the_page_show_the_models_and_the_fate_of_a_pod(
 
 
 def typed(cluster: Cluster, script: str, directory: Path) -> str:
-    """What these commands print, typed by the admin in this directory."""
+    """Return what these commands print when the admin types them in this directory."""
     path = f"{SCRIPTS}{os.pathsep}{cluster.control_plane.assets}{os.pathsep}{os.environ['PATH']}"
     env = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig), "PATH": path}
     done = subprocess.run(
@@ -161,5 +164,5 @@ def typed(cluster: Cluster, script: str, directory: Path) -> str:
     return done.stdout
 
 
-def test_the_register_is_one_that_the_webhook_reads() -> None:
+def test_the_webhook_can_read_the_register() -> None:
     assert ANNOTATIONS[REGISTER] == "hami"

@@ -14,7 +14,7 @@ WISH = "quota.vcuda.io/models"
 
 @pytest.fixture
 def nodes(create_node: Callable[..., str]) -> dict[str, str]:
-    """A node of each model, by its name."""
+    """Create a node of each model. Return the models by node name."""
     capacity = {"tencent.com/vcuda-core": "1600"}
     return {create_node(f"gpu-{model}".lower(), {MODEL: model}, capacity): model for model in ("H100", "A100", "T4")}
 
@@ -33,7 +33,7 @@ def test_the_pods_of_a_job_stay_on_one_model_until_its_quota_is_used_up(
 
 
 @pytest.mark.usefixtures("scheduler", "controller_manager")
-def test_a_deployment_whose_pod_template_names_models_gets_only_these(
+def test_a_deployment_gets_only_the_models_that_its_pod_template_names(
     cluster: Cluster, team: Team, nodes: dict[str, str]
 ) -> None:
     namespace = team({"quota": {"T4": 8, "A100": 1, "H100": 1}})

@@ -1,4 +1,4 @@
-"""What Kubernetes has learnt to do with pods does not lead past a charge: sidecars, resize, gates and the like."""
+"""Newer features of Kubernetes do not bypass a charge: sidecars, resize, scheduling gates and others."""
 
 import json
 import os
@@ -26,13 +26,13 @@ def team(led_team: Callable[[Json], str]) -> str:
 
 
 def since(cluster: Cluster, minor: int, feature: str) -> None:
-    """Skip the test where the API server is older than the version that has the feature on by default."""
+    """Skip the test if the API server is older than the version that has the feature on by default."""
     if cluster.control_plane.minor < minor:
         pytest.skip(f"{feature}: on from Kubernetes 1.{minor}, this is 1.{cluster.control_plane.minor}")
 
 
 def patch(cluster: Cluster, namespace: str, change: Json, subresource: str = "", name: str = "train") -> Answer:
-    """The answer to a strategic merge patch of the pod, as kubectl sends it, or of a subresource of it."""
+    """Return the answer to a strategic merge patch of the pod, or of a subresource, as kubectl sends it."""
     path = f"/api/v1/namespaces/{namespace}/pods/{name}{subresource}"
     return cluster.rest.send("PATCH", path, change, content_type="application/strategic-merge-patch+json")
 
@@ -49,22 +49,22 @@ INIT_CONTAINERS = {
     "a sidecar adds up": ([cards(1, "s", sidecar)], 2),
     "an init container runs before the others": ([cards(3, "i")], 3),
     "a smaller init container costs nothing": ([cards(1, "i")], 1),
-    "an init container runs beside the sidecars before it": ([cards(1, "s", sidecar), cards(2, "i")], 3),
+    "an init container runs with the sidecars before it": ([cards(1, "s", sidecar), cards(2, "i")], 3),
     "a sidecar starts after the init containers before it": ([cards(2, "i"), cards(1, "s", sidecar)], 2),
     "sidecars gather between init containers": (
         [cards(1, "s1", sidecar), cards(2, "i1"), cards(2, "s2", sidecar), cards(2, "i2")],
         5,
     ),
 }
-"""Init containers beside a container of one card, and the cards that the pod takes."""
+"""Init containers of a pod with a container of one card, and the cards that the pod is charged."""
 
 
 @pytest.mark.usefixtures("controller_manager")
 @pytest.mark.parametrize(("init", "taken"), INIT_CONTAINERS.values(), ids=INIT_CONTAINERS.keys())
-def test_sidecars_and_init_containers_are_charged_as_kubernetes_counts_them(
+def test_sidecars_and_init_containers_are_charged_as_a_resource_quota_counts_them(
     cluster: Cluster, installation: Installation, team: str, init: list[Json], taken: int
 ) -> None:
-    """A ResourceQuota of Kubernetes' own, beside ours, is the judge."""
+    """A ResourceQuota in the same namespace gives the expected result."""
     resource = f"requests.{CARD}"
     judge = {"metadata": {"name": "judge", "namespace": team}, "spec": {"hard": {resource: "10k"}}}
     cluster.create({"apiVersion": "v1", "kind": "ResourceQuota", **judge})
@@ -78,7 +78,7 @@ def test_sidecars_and_init_containers_are_charged_as_kubernetes_counts_them(
 def test_a_resize_of_cpu_and_memory_in_place_leaves_charge_and_pin_and_no_card_can_be_added(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """The API server sees to it: nobody is asked."""
+    """The API server ensures this without a call of a webhook."""
     since(cluster, 33, "pods/resize")
     cluster.create(gpu_pod("train", team, {CARD: "100", "cpu": "1", "memory": "1Gi"}))
     ledger = await_committed(installation, team, M40=100)
@@ -110,8 +110,10 @@ def test_resources_of_the_whole_pod_change_nothing_of_its_charge(
     await_committed(installation, team, M40=200)
 
 
-def test_no_card_can_be_asked_for_by_the_whole_pod(cluster: Cluster, installation: Installation, team: str) -> None:
-    """Before Kubernetes had resources of a pod it drops them, and the pod gets no card; since, it refuses."""
+def test_resources_of_the_whole_pod_cannot_request_a_card(
+    cluster: Cluster, installation: Installation, team: str
+) -> None:
+    """Before Kubernetes had resources of a pod, it drops them, and the pod gets no card. Since then it rejects them."""
     asking = gpu_pod("train", team, {"cpu": "1"})
     asking["spec"]["resources"] = {"limits": {CARD: "100"}, "requests": {CARD: "100"}}
     answer = cluster.try_create(asking)
@@ -123,7 +125,7 @@ def test_no_card_can_be_asked_for_by_the_whole_pod(cluster: Cluster, installatio
     assert installation.charged(team) == {}
 
 
-def test_an_ephemeral_container_is_let_in_and_cannot_ask_for_a_card(
+def test_an_ephemeral_container_is_admitted_and_cannot_request_a_card(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
     cluster.create(card_pod("train", team))
@@ -141,7 +143,7 @@ def test_an_ephemeral_container_is_let_in_and_cannot_ask_for_a_card(
     await_committed(installation, team, M40=100)
 
 
-def test_a_pod_with_a_scheduling_gate_is_pinned_and_charged_and_stays_so_when_the_gate_goes(
+def test_a_gated_pod_is_pinned_and_charged_and_stays_so_when_the_gate_is_removed(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
     gated = card_pod("train", team, cards=2)
@@ -159,7 +161,7 @@ def test_a_pod_with_a_scheduling_gate_is_pinned_and_charged_and_stays_so_when_th
 WIDER = {
     "without the affinity": None,
     "to another model": held_to("P100"),
-    "to another model beside the first": required(
+    "to another model in addition to the first": required(
         term(requirement(MODEL, "In", "M40")), term(requirement(MODEL, "In", "P100"))
     ),
     "to two models": required(term(requirement(MODEL, "In", "M40", "P100"))),
@@ -167,10 +169,10 @@ WIDER = {
 
 
 @pytest.mark.parametrize("affinity", WIDER.values(), ids=WIDER.keys())
-def test_the_pin_of_a_gated_pod_can_be_made_tighter_and_no_wider(
+def test_the_pin_of_a_gated_pod_can_be_narrowed_but_not_widened(
     cluster: Cluster, installation: Installation, team: str, affinity: Json | None
 ) -> None:
-    """The API server lets the node selection of a gated pod be changed, if fewer nodes fit afterwards."""
+    """The API server permits a change of a gated pod's node selection only if it becomes narrower."""
     gated = card_pod("train", team)
     gated["spec"]["schedulingGates"] = [HOLD]
     cluster.create(gated)
@@ -185,7 +187,7 @@ def test_the_pin_of_a_gated_pod_can_be_made_tighter_and_no_wider(
 
 
 def test_kubectl_of_this_version_finds_the_plugin(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On PATH, as people install it; what it shows then is proven beside the usage, by the same kubectl."""
+    """The plugin is on PATH, as people install it. Its output with the same kubectl is tested in test_usage.py."""
     scripts = sysconfig.get_path("scripts")
     monkeypatch.setenv("PATH", f"{scripts}{os.pathsep}{os.environ['PATH']}")
     versions = json.loads(cluster.kubectl("version", "-o", "json").stdout)

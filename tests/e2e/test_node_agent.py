@@ -1,6 +1,6 @@
-"""The node agent by a real API server: what of a pod keeps its directory, and that nothing goes while none knows.
+"""The node agent with a real API server: which pods keep their directories. Nothing is removed without a current view.
 
-There is no kubelet: the tests play its part, in its directory and in the API.
+There is no kubelet. The tests write its directories and its part of the API.
 """
 
 import os
@@ -28,7 +28,7 @@ PERIOD, GRACE = 0.5, 2.0
 
 
 def sweeping(cluster: Cluster, disk: Disk, node: str, *more: str | Path) -> NodeProcess:
-    """An agent with the rights of ``cluster``'s user, stopped at the end of the block; ``more`` may set flags anew."""
+    """Run an agent with the rights of ``cluster``'s user. ``more`` may override flags."""
     return NodeProcess(
         *("--scheme", disk.scheme, "--root", disk.root, "--node", node, "--kubeconfig", cluster.kubeconfig),
         *("--status-address", "127.0.0.1:0", "--period", str(PERIOD), "--grace", str(GRACE)),
@@ -38,7 +38,7 @@ def sweeping(cluster: Cluster, disk: Disk, node: str, *more: str | Path) -> Node
 
 @pytest.fixture
 def disk() -> Iterator[Disk]:
-    """The node's disk; what lies outside the root has to be the same afterwards."""
+    """The disk of a node. Files outside the root must be unchanged at the end."""
     with tempfile.TemporaryDirectory(prefix="vm-directories-") as base:
         disk = Disk(Path(base))
         disk.furnish()
@@ -94,7 +94,7 @@ def agent(cluster: Cluster, disk: Disk, node: str, own: str) -> Iterator[NodePro
         yield process
 
 
-def test_a_directory_stays_as_long_as_its_pod_is_in_the_api_whatever_its_phase(
+def test_a_directory_stays_while_its_pod_is_in_the_api_in_any_phase(
     cluster: Cluster, pods: Pods, agent: NodeProcess, disk: Disk
 ) -> None:
     pending, running, done, failed = (pods.start(name) for name in ("pending", "running", "done", "failed"))
@@ -117,9 +117,7 @@ def test_a_directory_stays_as_long_as_its_pod_is_in_the_api_whatever_its_phase(
     assert {pending, failed} <= disk.names()
 
 
-def test_a_pod_that_is_made_again_under_its_name_has_another_directory(
-    pods: Pods, agent: NodeProcess, disk: Disk
-) -> None:
+def test_a_recreated_pod_with_the_same_name_has_another_directory(pods: Pods, agent: NodeProcess, disk: Disk) -> None:
     first = pods.start("train-0")
     pods.delete("train-0")
     second = pods.start("train-0")
@@ -132,7 +130,7 @@ def test_a_pod_that_is_made_again_under_its_name_has_another_directory(
 def test_a_static_pods_directories_stay_under_both_its_uids(
     pods: Pods, cluster: Cluster, disk: Disk, node: str, own: str
 ) -> None:
-    """Its mirror in the API has a uid of its own, and may be made anew while the static pod runs on."""
+    """The mirror pod in the API has another uid, and may be replaced while the static pod runs."""
     annotations = {"kubernetes.io/config.mirror": STATIC, "kubernetes.io/config.hash": STATIC}
     mirror = pods.start("static-gpu-7", annotations=annotations)
     pods.make(STATIC)
@@ -158,7 +156,9 @@ def test_a_static_pods_directories_stay_under_both_its_uids(
 def test_a_tenants_annotation_keeps_no_directory_of_a_static_pod(
     pods: Pods, cluster: Cluster, disk: Disk, node: str, own: str
 ) -> None:
-    """It names a static pod that is gone, as only kubelet would on the mirror of one that runs."""
+    """The annotation names a static pod that no longer exists. Only kubelet writes it on the mirror of a
+    running one.
+    """
     for name in (own, pods.make(STATIC)):
         (pods.kubelet / name).mkdir()
     with tenant_of(cluster, pods.namespace) as tenant:
@@ -170,7 +170,7 @@ def test_a_tenants_annotation_keeps_no_directory_of_a_static_pod(
         agent.await_moved(STATIC)
 
 
-def test_a_pod_that_ends_brings_a_sweep_before_the_period_is_over(
+def test_the_end_of_a_pod_triggers_a_sweep_before_the_period_is_over(
     pods: Pods, cluster: Cluster, disk: Disk, node: str, own: str
 ) -> None:
     pods.start("train-0")
@@ -181,10 +181,10 @@ def test_a_pod_that_ends_brings_a_sweep_before_the_period_is_over(
         agent.await_metric("vcuda_vm_sweeps_total", before + 1, result="complete")
 
 
-def test_while_the_api_server_is_away_nothing_goes_and_an_agent_that_starts_then_waits_for_it(
+def test_nothing_is_removed_while_the_api_server_is_down_and_a_starting_agent_waits(
     control_plane: ControlPlane, pods: Pods, cluster: Cluster, *, disk: Disk, node: str, own: str
 ) -> None:
-    """Both one that has a view, which is still fresh, and one whose cache is empty."""
+    """This covers an agent with a view that is still fresh, and an agent that starts with an empty cache."""
     alive, gone = pods.start("alive"), pods.make(uid(1))
     with sweeping(cluster, disk, node, "--pod-uid", own) as agent:
         agent.await_sweeps(1)
@@ -200,7 +200,7 @@ def test_while_the_api_server_is_away_nothing_goes_and_an_agent_that_starts_then
     assert disk.names() == {own, alive}
 
 
-def test_it_serves_health_and_metrics_and_stops_when_it_is_told_to(agent: NodeProcess, pods: Pods) -> None:
+def test_the_agent_serves_health_and_metrics_and_stops_on_sigterm(agent: NodeProcess, pods: Pods) -> None:
     agent.await_moved(pods.make(uid(1)))
     agent.await_sweeps(1)
     assert {agent.get(path).status for path in ("/healthz", "/readyz", "/metrics")} == {HTTPStatus.OK}
@@ -214,12 +214,12 @@ def test_it_serves_health_and_metrics_and_stops_when_it_is_told_to(agent: NodePr
 
 @pytest.fixture(scope="module")
 def account(cluster: Cluster) -> Iterator[Cluster]:
-    """The API as the agent's ServiceAccount, with what the manifest gives it."""
+    """Connect to the API as the agent's ServiceAccount, with the rights of the manifest."""
     with account_of(cluster, "../node-agent/common/rbac.yaml", "vcuda-node", SYSTEM) as account:
         yield account
 
 
-def test_with_the_rights_of_the_manifest_it_does_all_its_work(
+def test_the_rights_of_the_manifest_suffice_for_the_agent(
     account: Cluster, disk: Disk, node: str, own: str, pods: Pods
 ) -> None:
     with sweeping(account, disk, node, "--pod-uid", own) as agent:
@@ -228,7 +228,7 @@ def test_with_the_rights_of_the_manifest_it_does_all_its_work(
 
 
 @pytest.mark.parametrize("from_file", [True, False], ids=["as kubectl prints them", "of the API server"])
-def test_once_takes_the_pods(cluster: Cluster, disk: Disk, node: str, own: str, pods: Pods, *, from_file: bool) -> None:
+def test_once_reads_the_pods(cluster: Cluster, disk: Disk, node: str, own: str, pods: Pods, *, from_file: bool) -> None:
     pods.make(uid(1))
     where = ("--pods", "-") if from_file else ("--kubeconfig", cluster.kubeconfig)
     printed = cluster.kubectl("get", "pods", "--all-namespaces", "-o", "json").stdout

@@ -1,4 +1,4 @@
-"""Ways past the quota that need a whole control plane to try, by a user of ClusterRole `edit`."""
+"""Attempts by a user of ClusterRole `edit` to bypass the quota that need a whole control plane."""
 
 from collections.abc import Callable
 from http import HTTPStatus
@@ -41,10 +41,12 @@ def patch(user: Cluster, namespace: str, name: str, change: Json) -> int:
 
 
 @pytest.mark.usefixtures("scheduler")
-def test_gated_pods_from_before_the_limit_count_by_what_holds_them_and_at_the_latest_by_their_node(
+def test_gated_pods_from_before_the_limit_are_counted_by_their_node_selection_or_their_node(
     cluster: Cluster, installation: Installation, controller: ControllerProcess, m40: str
 ) -> None:
-    """They are stored, and nobody is asked about their gates. None runs that is not counted, and what is new waits."""
+    """The pods are stored, and no webhook is called when a gate is removed. Every running pod is counted, and new pods
+    are rejected.
+    """
     with installation.free_team() as team, tenant_of(cluster, team) as tenant:
         await_enforced(cluster, team, enforced=False)
         tenant.create(gated("open", team))
@@ -63,10 +65,10 @@ def test_gated_pods_from_before_the_limit_count_by_what_holds_them_and_at_the_la
         assert controller.process.poll() is None
 
 
-def test_the_gates_of_a_pod_that_was_charged_do_not_let_it_change_its_model(
+def test_a_charged_pod_cannot_change_its_model_by_scheduling_gates(
     cluster: Cluster, team: Callable[[Json], str]
 ) -> None:
-    """The API server lets who gated it narrow its node selection, and nothing else."""
+    """The API server lets the user of a gated pod only narrow its node selection."""
     namespace = team({"quota": {"M40": 1}})
     with tenant_of(cluster, namespace) as tenant:
         tenant.create(gated("train", namespace))
@@ -76,10 +78,12 @@ def test_the_gates_of_a_pod_that_was_charged_do_not_let_it_change_its_model(
         assert tenant.try_create(gated("next", namespace)).is_over_quota
 
 
-def test_no_deadline_or_grace_period_of_its_own_ends_a_running_pod_for_the_quota(
+def test_a_pods_own_deadline_or_grace_period_releases_no_quota_while_it_runs(
     cluster: Cluster, installation: Installation, led_team: Callable[[Json], str], m40: str
 ) -> None:
-    """A pod ends by what its kubelet writes. Deleted with a year to end in, it is there, and counts."""
+    """A pod ends when its kubelet says so. A pod that is deleted with a grace period of a year still exists, and
+    counts.
+    """
     namespace = led_team({"quota": {"M40": 1}})
     cluster.bind(with_spec(card_pod("train", namespace), terminationGracePeriodSeconds=YEAR), m40)
     with tenant_of(cluster, namespace) as tenant:
@@ -87,7 +91,7 @@ def test_no_deadline_or_grace_period_of_its_own_ends_a_running_pod_for_the_quota
         failed = {"status": {"phase": "Failed"}}
         status = tenant.rest.send("PATCH", f"{path}/status", failed, content_type=MERGE_PATCH)
         assert (status.status, "pods/status" in status.message) == (HTTPStatus.FORBIDDEN, True)
-        patch(tenant, namespace, "train", failed)  # what is not written through the subresource is left out
+        patch(tenant, namespace, "train", failed)  # changes of the status are ignored outside the subresource
         assert patch(tenant, namespace, "train", {"spec": {"activeDeadlineSeconds": 1}}) == HTTPStatus.OK
         tenant.rest.send("DELETE", path, {"gracePeriodSeconds": YEAR}).ok()
         going = cluster.pod(namespace)

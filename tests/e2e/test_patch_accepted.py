@@ -1,6 +1,6 @@
-"""The patch, judged by the API server's own validation: a pod that it would store, it would store patched too.
+"""The API server's own validation accepts every patched pod that it accepts unpatched.
 
-All by dry-run, so that nothing is stored, and no webhook takes part.
+All requests are dry runs, so nothing is stored, and no webhook takes part.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ ROOMY = NamespaceQuota({model: Limit(10_000) for model in strategies.MODELS}, po
 
 CASES = Path(__file__).parent.parent / "data" / "patches"
 REFUSED_AS_SENT = {"escaped-keys"}
-"""The API server knows no `~` in keys; the case is for whatever lets it in one day, and for `check`."""
+"""The API server rejects `~` in keys. The case is for versions that may accept it, and for `check`."""
 
 
 def dry_run(cluster: Cluster, pod: Manifest, namespace: str) -> Answer:
@@ -40,7 +40,7 @@ def dry_run(cluster: Cluster, pod: Manifest, namespace: str) -> Answer:
 
 
 def pinned(pod: Manifest, namespace: str) -> Manifest | None:
-    """Return the pod as /mutate leaves it where every model has room; None where it gets none."""
+    """Return the pod as /mutate leaves it if every model has room, or None if it gets no model."""
     policy = PolicySnapshot(Quota({namespace: ROOMY}), nodes(), Hints(scheduler="gpu-scheduler"))
     answer = asyncio.run(mutate(Creation(review(pod, namespace), policy, MemoryLedgers())))
     if answer.outcome != "pinned":
@@ -49,7 +49,7 @@ def pinned(pod: Manifest, namespace: str) -> Manifest | None:
     return patched
 
 
-def test_generated_pods_are_accepted_patched_where_they_are_accepted_as_sent(cluster: Cluster, namespace: str) -> None:
+def test_a_generated_pod_that_is_accepted_is_also_accepted_when_patched(cluster: Cluster, namespace: str) -> None:
     seen: Counter[str] = Counter()
 
     @settings(
@@ -63,12 +63,12 @@ def test_generated_pods_are_accepted_patched_where_they_are_accepted_as_sent(clu
         seen[judge(cluster, pod, namespace)] += 1
 
     each()
-    print(dict(seen))  # how much the run has shown, with pytest -rP
-    assert seen["accepted as sent and patched"] >= EXAMPLES / 2, f"too few pods came so far: {seen}"
+    print(dict(seen))  # the number of outcomes, shown by pytest -rP
+    assert seen["accepted as sent and patched"] >= EXAMPLES / 2, f"too few pods were accepted: {seen}"
 
 
 def judge(cluster: Cluster, pod: Manifest, namespace: str) -> str:
-    """Return what became of a pod; AssertionError where it is accepted as sent, and not as patched."""
+    """Return the outcome for a pod. Raises AssertionError if it is accepted as sent, but not when patched."""
     as_sent = dry_run(cluster, pod, namespace)
     if as_sent.status != HTTPStatus.CREATED:
         return "refused as sent"
@@ -80,7 +80,7 @@ def judge(cluster: Cluster, pod: Manifest, namespace: str) -> str:
 
 
 @pytest.mark.parametrize("case", sorted(path.name.removesuffix(".pod.yaml") for path in CASES.glob("*.pod.yaml")))
-def test_every_case_of_the_patch_tests_is_accepted_patched(cluster: Cluster, namespace: str, case: str) -> None:
+def test_every_case_of_the_patch_tests_is_accepted_when_patched(cluster: Cluster, namespace: str, case: str) -> None:
     pod = yaml.safe_load((CASES / f"{case}.pod.yaml").read_text())
     patch = (CASES / f"{case}.patch.json").read_text()
     as_sent = dry_run(cluster, pod, namespace)

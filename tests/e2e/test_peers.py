@@ -1,4 +1,6 @@
-"""Beside HAMi and vgpu-manager: their webhooks' patches as recorded, asked before ours and after; and registers."""
+"""HAMi and vgpu-manager in the same cluster: their webhooks' recorded patches, before and after ours, and their
+registers.
+"""
 
 import base64
 import json
@@ -22,7 +24,7 @@ RECORDED = {
     row["name"]: row for row in json.loads((Path(__file__).parents[1] / "data" / "peers" / "webhooks.json").read_text())
 }
 LABEL = "e2e.vcuda.io/peer"
-"""On the pods that the other webhook is asked about; its value is what it makes of them."""
+"""The label of the pods that the other webhook reviews. Its value is the recorded case to apply."""
 USE, NOT_USE = "nvidia.com/use-gputype", "nvidia.com/nouse-gputype"
 REGISTER = [
     {"id": "GPU-a10", "count": 10, "devmem": 23028, "devcore": 100, "type": "NVIDIA A10", "mode": "hami-core"},
@@ -32,7 +34,7 @@ REGISTER = [
 
 @pytest.fixture(scope="module")
 def unasked(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """An installation that is ready, and that the API server does not ask by itself."""
+    """An installation that is ready, and whose webhooks are not registered."""
     with running(cluster, tmp_path_factory.mktemp("peers")) as own:
         await_ready(own)
         yield own
@@ -45,7 +47,7 @@ def as_recorded(_path: str, review: Json) -> Json:
 
 
 @pytest.mark.parametrize("theirs_first", [True, False], ids=["theirs first", "ours first"])
-def test_a_pod_comes_out_the_same_whoever_is_asked_first(
+def test_a_pod_is_charged_the_same_in_either_order_of_the_webhooks(
     cluster: Cluster, unasked: Installation, *, theirs_first: bool
 ) -> None:
     certificates = unasked.ca.parent
@@ -66,10 +68,10 @@ def test_a_pod_comes_out_the_same_whoever_is_asked_first(
                     assert spec["schedulerName"] == (row["scheduler"] or "default-scheduler"), name
 
 
-def test_a_register_is_gone_by_as_soon_as_it_is_there_and_who_got_another_models_card_is_told_of(
+def test_a_new_register_takes_effect_and_a_pod_on_a_card_of_another_model_is_reported(
     cluster: Cluster, installation: Installation
 ) -> None:
-    """The node has cards of two types, of which the label names one."""
+    """The node has cards of two types. Its label names one of them."""
     node = "peers-a10"
     share = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1000", "nvidia.com/gpucores": "10"}
     cluster.create_node(node, {MODEL: "A10"}, share)
@@ -77,7 +79,7 @@ def test_a_register_is_gone_by_as_soon_as_it_is_there_and_who_got_another_models
         with installation.team({"quota": {"A10": 8}}) as namespace:
 
             def told() -> dict[str, str]:
-                # Refused while the two calls about it see different registers.
+                # It is rejected while the two calls for it see different registers.
                 answer = cluster.try_create(gpu_pod("next", namespace, share), dryRun="All")
                 if answer.message:
                     return {"refused": answer.message}

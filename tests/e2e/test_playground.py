@@ -1,4 +1,6 @@
-"""``make playground`` on this machine: typed as it prints, stopped in every way, and nothing is left."""
+"""``make playground`` on this machine: its printed commands are typed, it is stopped in every way, and it leaves
+nothing.
+"""
 
 import os
 import signal
@@ -22,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.one_version, pytest.mark.timeout(400
 
 
 class PlaygroundProcess(OwnProcess):
-    """A playground with its files in ``scratch`` that has come to the line that begins with ``until``."""
+    """A playground with its files in ``scratch`` that has printed the line that begins with ``until``."""
 
     def __init__(self, scratch: Path, until: str, *flags: str, **env: str) -> None:
         self._until = until
@@ -31,7 +33,8 @@ class PlaygroundProcess(OwnProcess):
         super().__init__(command, {**kept, "TMPDIR": str(scratch), "PYTHONPATH": str(ROOT), **env})
 
     def await_start(self) -> None:
-        for begin in (*STEPS, "The teams are busy"):  # one wait for each, since each has its time
+        # each line is awaited separately, because each has its own timeout
+        for begin in (*STEPS, "The teams are busy"):
             self._await_line(begin)
             if begin == self._until:
                 return
@@ -47,7 +50,7 @@ class PlaygroundProcess(OwnProcess):
 
 @pytest.fixture
 def scratch(assets: Path | None, tmp_path: Path) -> Iterator[Path]:
-    """An empty directory for the playground's files; afterwards it is empty, and no process uses it."""
+    """An empty directory for the playground's files. At the end it must be empty, and no process may use it."""
     cache = Path(os.environ.get("VCUDA_TOOLS_CACHE", Path.home() / ".cache/vcuda-tools"))
     found = find([str(assets), str(cache / f"kwok-{KWOK}"), os.environ["PATH"]])
     if missing := [program.name for program in PROGRAMS if program.name not in found]:
@@ -60,12 +63,12 @@ def scratch(assets: Path | None, tmp_path: Path) -> Iterator[Path]:
 
 
 def processes_in(directory: Path) -> list[str]:
-    """The command lines of the processes that name a file below the directory."""
+    """Return the command lines of the processes that name a file below the directory."""
     found = []
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             command = file.read_bytes().replace(b"\0", b" ").decode()
-        except OSError:  # it has just ended
+        except OSError:  # the process has just ended
             continue
         if f"{directory}/" in command:
             found.append(command)
@@ -73,7 +76,7 @@ def processes_in(directory: Path) -> list[str]:
 
 
 def printed_commands(output: str) -> tuple[str, list[str]]:
-    """The lines that set the environment, and the commands to try."""
+    """Return the lines that set the environment, and the commands to try."""
     indented = [line.strip() for line in output.splitlines() if line.startswith("    ")]
     exports = "\n".join(line for line in indented if line.startswith("export "))
     return exports, [line for line in indented if line.startswith("kubectl ")]
@@ -96,7 +99,7 @@ def test_the_printed_commands_work_and_ctrl_c_leaves_nothing(scratch: Path, tmp_
         assert {line.split()[0] for line in type_in(usage).splitlines()} >= {team.namespace for team in ALL}
         eventually(lambda: "exceeded GPU quota: A100 in namespace team-vision" in type_in(refusals))
         assert "deployment.apps/app scaled" in type_in(scale)
-        # The decision is that of now; the Events follow a moment later.
+        # The decision is the present one. The Events follow a moment later.
         eventually(lambda: "T4: 0.5 cards more must become free" in type_in(why))
         eventually(lambda: "Rejected in the last hour" in type_in(why))
         assert "configmap/gpuquota edited" in type_in(edit)
@@ -106,7 +109,7 @@ def test_the_printed_commands_work_and_ctrl_c_leaves_nothing(scratch: Path, tmp_
         with urllib.request.urlopen(page) as answer:  # noqa: S310  # ours, http
             assert b"team-vision" in answer.read()
         assert not (tmp_path / ".kube").exists()
-        assert len(processes_in(scratch)) >= 8  # what the fixture then finds none of
+        assert len(processes_in(scratch)) >= 8  # the fixture checks that none of them is left
         assert playground.stop(signal.SIGINT) == 0
 
 

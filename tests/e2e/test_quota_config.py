@@ -1,4 +1,4 @@
-"""Edits of the quota ConfigMap: checked as they are made, in force at once, and never a reason to forget a good one."""
+"""Edits of the quota ConfigMap are checked, take effect at once, and never replace a valid quota by a malformed one."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ PATHS = ("team-a.quota.M40", "team-a.quota.P100", "team-b.quotas", "team-b.pool"
 
 @pytest.fixture(scope="module")
 def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """An installation with a quota ConfigMap that nobody else goes by."""
+    """An installation with its own quota ConfigMap."""
     with installed(cluster, tmp_path_factory.mktemp("own")) as installation:
         yield installation
 
@@ -30,7 +30,7 @@ def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def test_a_malformed_edit_is_refused_and_kubectl_shows_the_path_of_every_fault(
     cluster: Cluster, own: Installation
 ) -> None:
-    """And nothing else, but its own warning of a ConfigMap that it has not created."""
+    """kubectl shows nothing else, except its own warning about a ConfigMap that it has not created."""
     with own.team({"quota": {"M40": 1}}):
         before = own.quota.document()
         manifest = json.dumps(own.quota.manifest(MALFORMED))
@@ -43,15 +43,17 @@ def test_a_malformed_edit_is_refused_and_kubectl_shows_the_path_of_every_fault(
 
 
 def test_an_edit_that_removes_the_label_of_the_check_is_still_checked(cluster: Cluster, own: Installation) -> None:
-    """The API server looks for the label on the object before the edit, too."""
+    """The API server also matches the label of the object before the edit."""
     own.quota.limit(anybody={"quota": {"M40": 1}})
     unlabelled = {"metadata": {"labels": None}, "data": {KEY: MALFORMED}}
     path, merge = own.quota.path, "application/merge-patch+json"
     assert cluster.rest.send("PATCH", path, unlabelled, content_type=merge).status == HTTPStatus.UNPROCESSABLE_ENTITY
 
 
-def test_a_deleted_quota_limits_nobody_and_one_made_anew_counts_what_runs(cluster: Cluster, own: Installation) -> None:
-    """Those too that came in between, though no controller runs here that would drop the ledger."""
+def test_a_deleted_quota_limits_no_namespace_and_a_new_one_counts_running_pods(
+    cluster: Cluster, own: Installation
+) -> None:
+    """This includes pods that were admitted in between. No controller runs here that would delete the ledger."""
     with own.team({"quota": {"M40": 1}}) as namespace:
         cluster.create(card_pod("within", namespace))
         assert cluster.try_create(card_pod("over", namespace)).is_over_quota
@@ -66,7 +68,7 @@ def test_a_deleted_quota_limits_nobody_and_one_made_anew_counts_what_runs(cluste
         assert cluster.try_create(card_pod("too-many", namespace)).is_over_quota
 
 
-def test_an_edit_is_warned_of_a_namespace_that_does_not_exist_and_told_in_an_event_once_it_is_in_force(
+def test_an_edit_warns_of_a_missing_namespace_and_an_event_reports_that_it_is_in_force(
     cluster: Cluster, installation: Installation, team: Callable[[Json], str]
 ) -> None:
     namespace = team({"quota": {"M40": 1}})
@@ -83,14 +85,14 @@ def test_an_edit_is_warned_of_a_namespace_that_does_not_exist_and_told_in_an_eve
 
 @pytest.fixture
 def unchecked(cluster: Cluster) -> QuotaConfigMap:
-    """A quota ConfigMap without the label by which edits are checked: whatever is written gets in."""
+    """A quota ConfigMap without the label that enables the check, so that malformed text can be stored."""
     return QuotaConfigMap(cluster.rest, "kube-system", "gpuquota-unchecked", labels={})
 
 
-def test_the_last_good_quota_stays_in_force_when_a_malformed_one_gets_in(
+def test_the_last_valid_quota_stays_in_force_when_a_malformed_one_is_stored(
     cluster: Cluster, unchecked: QuotaConfigMap, tmp_path: Path
 ) -> None:
-    """And it is told to everybody who might look: the metric, the log, and whoever describes the ConfigMap."""
+    """The metric, the log, and an Event on the ConfigMap report it."""
     unchecked.write("{}").ok()
     with installed(cluster, tmp_path, quota=unchecked) as own, own.team({"quota": {"M40": 1}}) as namespace:
         stored = own.quota.write(MALFORMED).ok()
@@ -111,7 +113,7 @@ def test_the_last_good_quota_stays_in_force_when_a_malformed_one_gets_in(
         cluster.create(card_pod("over", namespace))
 
 
-def test_a_webhook_started_on_a_malformed_quota_waits_for_a_good_one_and_lets_pods_without_vcuda_pass(
+def test_a_webhook_started_with_a_malformed_quota_waits_and_admits_pods_without_vcuda(
     cluster: Cluster, unchecked: QuotaConfigMap, tmp_path: Path
 ) -> None:
     unchecked.write(MALFORMED).ok()
@@ -121,7 +123,8 @@ def test_a_webhook_started_on_a_malformed_quota_waits_for_a_good_one_and_lets_po
         namespace = stack.enter_context(own.free_team())
         own.replica.await_log("quota document malformed")
         assert own.replica.get("/readyz").status == HTTPStatus.SERVICE_UNAVAILABLE
-        # Asked about, for the annotation's name. Any resource with a slash waits: it may be one of the units.
+        # The webhook is called because of the annotation's name. A pod with any resource with a slash waits, because it
+        # may be a unit.
         cluster.create(gpu_pod("web", namespace, {"cpu": "1"}, annotations={"example.com/gpu": "none"}))
         refused = cluster.try_create(card_pod("train", namespace))
         assert refused.status == HTTPStatus.INTERNAL_SERVER_ERROR

@@ -1,4 +1,4 @@
-"""The reflector against a real API server: what it knows is what is stored, whatever happens in between."""
+"""The reflector with a real API server: its view equals the store after any disturbance."""
 
 import itertools
 import queue
@@ -24,7 +24,7 @@ from vcuda.kube.watch import INITIAL_EVENTS, Watches
 TIMEOUT = 60  # seconds
 ATTEMPTS = 20
 OBJECTS = 1000
-OURS = {"labelSelector": "test=reflector"}  # controllers keep a ConfigMap of their own in every namespace
+OURS = {"labelSelector": "test=reflector"}  # every namespace has a ConfigMap of a controller
 
 
 Item = dict[str, Any]
@@ -47,7 +47,9 @@ def manifest(name: str, value: str) -> bytes:
 
 @contextmanager
 def following(kube: Kube, path: str, **settings: Any) -> Iterator[tuple[Reflector[Item], queue.SimpleQueue[Seen]]]:
-    """A synced reflector and what it tells. It ends with the block: its watch, now silent, would last for minutes."""
+    """Yield a synced reflector and its events. The watch ends with the block, because a silent watch would last for
+    minutes.
+    """
     seen: queue.SimpleQueue[Seen] = queue.SimpleQueue()
     settings = {"params": OURS, **settings}
     reflector = Reflector(kube, path, item, on_event=lambda old, new: seen.put((old, new)), **settings)
@@ -63,7 +65,7 @@ def following(kube: Kube, path: str, **settings: Any) -> Iterator[tuple[Reflecto
 
 @dataclass
 class Writer:
-    """Creates, changes and deletes ConfigMaps, though the API server goes away in between."""
+    """Creates, changes and deletes ConfigMaps, even while the API server restarts."""
 
     kube: Kube
     path: str
@@ -71,7 +73,7 @@ class Writer:
     written: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
     def life(self, number: int) -> None:
-        """Create number N; change every second one; delete every third."""
+        """Create object ``number``. Change every second one. Delete every third one."""
         name = f"cm-{number:04}"
         one = f"{self.path}/{name}"
         self._insist(lambda: self.kube.post(self.path, manifest(name, "first")), Conflict)
@@ -82,7 +84,7 @@ class Writer:
             self._insist(lambda: self.kube.delete(one), NotFound)
 
     def _insist(self, write: Callable[[], object], landed: type[ApiError]) -> None:
-        """Repeat until it is answered; ``landed`` says that an attempt whose answer was lost has done it."""
+        """Repeat until it is answered. ``landed`` is the error that shows that an earlier attempt succeeded."""
         for _ in range(ATTEMPTS):
             assert self.up.wait(TIMEOUT)
             with suppress(Unavailable):
@@ -93,10 +95,12 @@ class Writer:
         pytest.fail("the API server did not come back")
 
 
-def test_the_view_equals_the_store_after_a_thousand_lives_and_two_restarts(
+def test_the_view_equals_the_store_after_a_thousand_objects_and_two_restarts(
     kube: Kube, control_plane: ControlPlane, path: str
 ) -> None:
-    """And the events, told one after another, lead to it without a gap: each begins where the one before has ended."""
+    """The events, applied one after another, lead to the same view: each begins with the state that the one before
+    left.
+    """
     writer = Writer(kube, path)
     writer.up.set()
     with following(kube, path, page_size=50) as (reflector, seen), ThreadPoolExecutor(4) as threads:
@@ -120,10 +124,10 @@ def test_the_view_equals_the_store_after_a_thousand_lives_and_two_restarts(
 
 
 @pytest.mark.parametrize("collection", ["configmaps", "events"])
-def test_a_list_is_streamed_where_the_api_server_does_that_and_goes_on_as_the_watch(
+def test_a_list_is_streamed_if_the_api_server_can_and_continues_as_the_watch(
     kube: Kube, namespace: str, collection: str
 ) -> None:
-    """Events are a resource that the API server does not cache: it streams them from etcd itself."""
+    """The API server does not cache Events. It streams them from etcd itself."""
     path = f"/api/v1/namespaces/{namespace}/{collection}"
     told: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     reflector = Reflector(kube, path, named, params=OURS, on_event=lambda _old, new: told.put(new))
@@ -147,8 +151,10 @@ def named(raw: bytes) -> str:
     return str(item(raw)["metadata"]["name"])
 
 
-def test_a_streamed_list_has_everything_whose_creation_was_answered_before_it(kube: Kube, path: str) -> None:
-    """A hundred times, though the API server streams from its cache: the view is no older than a quorum read."""
+def test_a_streamed_list_contains_every_object_whose_creation_was_confirmed_before_it(kube: Kube, path: str) -> None:
+    """This is repeated a hundred times, because the API server streams from its cache. The view must be as new as a
+    quorum read.
+    """
     if not streams_lists(kube):
         pytest.skip("the API server does not stream lists")
     watches = Watches(kube, path, OURS, TIMEOUT, threading.Event(), interrupted=threading.Event())
@@ -161,7 +167,7 @@ def test_a_streamed_list_has_everything_whose_creation_was_answered_before_it(ku
 
 
 class InPages(Kube):
-    """Is told that lists are not streamed; after the first page of the first list its token expires."""
+    """A client for which lists are not streamed. The token of the first list expires after the first page."""
 
     def stream(
         self, path: str, params: Params | None = None, *, connect_timeout: float = 10, read_timeout: float
@@ -171,7 +177,7 @@ class InPages(Kube):
         return Kube.stream(self, path, params, connect_timeout=connect_timeout, read_timeout=read_timeout)
 
 
-def test_a_list_in_pages_whose_token_expires_begins_again_and_shows_no_half(
+def test_a_paged_list_whose_token_expires_restarts_and_shows_no_partial_result(
     cluster: Cluster, control_plane: ControlPlane, path: str
 ) -> None:
     asked: list[Params | None] = []
@@ -195,7 +201,7 @@ def test_a_list_in_pages_whose_token_expires_begins_again_and_shows_no_half(
 
 
 def replayed(seen: queue.SimpleQueue[Seen], until: str) -> dict[str, Item]:
-    """Apply the events up to the arrival of ``until``; each must start from the state that the last one left."""
+    """Apply the events up to the arrival of ``until``. Each must start from the state that the last one left."""
     state: dict[str, Item] = {}
     while until not in state:
         old, new = seen.get(timeout=TIMEOUT)
@@ -206,16 +212,17 @@ def replayed(seen: queue.SimpleQueue[Seen], until: str) -> dict[str, Item]:
     return state
 
 
-def test_events_missed_while_the_api_server_was_away_are_told_after_410(
+def test_events_missed_while_the_api_server_was_down_are_reported_after_a_410(
     kube: Kube, control_plane: ControlPlane, path: str
 ) -> None:
-    """A watch cache begins anew with its server, so that a version from before is too old: a real 410."""
+    """The watch cache of a restarted API server is empty at first, so an earlier version gets a real 410."""
     kube.post(path, manifest("changed", "first"))
     kube.post(path, manifest("gone", "first"))
     pause = Gate()
     with following(kube, path, wait=pause) as (reflector, seen):
         assert [seen.get(timeout=TIMEOUT)[0] for _ in range(2)] == [None, None]
-        kube.post(path, msgspec.json.encode({"metadata": {"name": "unselected"}}))  # the store's version moves on
+        # This increases the newest version of the store.
+        kube.post(path, msgspec.json.encode({"metadata": {"name": "unselected"}}))
         control_plane.apiserver.kill()
         assert pause.reached.wait(TIMEOUT)
         control_plane.apiserver.start()
@@ -243,7 +250,7 @@ class Gate:
 
 
 def test_a_selected_object_is_followed_from_before_it_exists(kube: Kube, path: str) -> None:
-    """As the quota ConfigMap is: by name, absent at first."""
+    """The quota ConfigMap is followed like this: by name, and absent at first."""
     with following(kube, path, params={"fieldSelector": "metadata.name=gpuquota"}) as (reflector, seen):
         assert dict(reflector.snapshot()) == {}
         kube.post(path, manifest("other", "x"))
@@ -256,7 +263,7 @@ def test_a_selected_object_is_followed_from_before_it_exists(kube: Kube, path: s
         assert int(reflector.resource_version) > version
 
 
-def test_without_the_right_to_list_it_waits_unsynced_and_says_why_until_it_is_granted(
+def test_without_the_right_to_list_the_reflector_stays_unsynced_and_logs_why(
     cluster: Cluster, namespace: str, path: str
 ) -> None:
     tenant = Kube.connect(cluster.kubeconfig_for_token(cluster.control_plane.tokens["tenant"]))

@@ -1,4 +1,4 @@
-"""A 403 is by what is stored; what only the ledger counts puts a pod off, and room that nobody settles is used."""
+"""A 403 is decided by stored objects. If only the ledger has no room, the answer is 429 and the room is released."""
 
 from collections.abc import Callable
 from http import HTTPStatus
@@ -10,7 +10,7 @@ CARDS = 3
 ROUNDS = 10
 
 
-def test_who_comes_right_after_another_has_gone_is_never_told_that_the_quota_is_full(
+def test_a_pod_created_right_after_a_deletion_is_never_rejected_with_403(
     cluster: Cluster, led_team: Callable[[Json], str]
 ) -> None:
     namespace = led_team({"quota": {"M40": CARDS}})

@@ -1,4 +1,4 @@
-"""Reservations in every order that can be, as in tests/unit, with the calls done by a real API server and etcd."""
+"""Reservations in many orders of calls, as in tests/unit, but with a real API server and etcd."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(120 + 30 * EXAMPLES)
 
 @pytest.fixture(scope="module")
 def make_world(cluster: Cluster) -> Iterator[Callable[[], ReservationWorld]]:
-    """Call it for a world in which nothing has been created yet."""
+    """Return a function that creates a world without any objects."""
     claims = served(cluster)
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": LEDGERS}})
     collections = [f"/api/v1/namespaces/{TEAM}/pods", f"/api/v1/namespaces/{LEDGERS}/configmaps"]
@@ -57,14 +57,14 @@ def test_no_order_of_calls_to_a_real_api_server_admits_too_much(make_world: Call
             max_examples=EXAMPLES,
             stateful_step_count=40,
             deadline=None,
-            phases=[Phase.reuse, Phase.generate],  # to make a failing example shorter takes minutes here
+            phases=[Phase.reuse, Phase.generate],  # no shrinking, which takes minutes here
             suppress_health_check=list(HealthCheck),
         ),
     )
 
 
 @pytest.mark.parametrize("scenario", scenarios.ALL, ids=lambda scenario: scenario.__name__)
-def test_what_goes_wrong_once_a_rule_is_broken_goes_well(
+def test_each_scenario_that_a_broken_rule_fails_succeeds(
     make_world: Callable[[], ReservationWorld], scenario: scenarios.Scenario
 ) -> None:
     scenarios.play(scenario, make_world())

@@ -1,4 +1,4 @@
-"""Replicas grant from what they reserved; what they reserve is given back, and never keeps a card from anybody."""
+"""Replicas admit from reservations. They release what is left, and no reservation keeps a card unusable."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,7 +30,7 @@ def leader(own: Installation) -> Iterator[ControllerProcess]:
 
 @pytest.fixture
 def namespace(own: Installation, leader: ControllerProcess) -> Iterator[str]:
-    """A namespace with room for hundreds."""
+    """A namespace with room for hundreds of cards."""
     assert leader.process.poll() is None
     with own.team({"quota": {"M40": CARDS}}) as namespace:
         yield namespace
@@ -40,21 +40,21 @@ def is_reserved(ledger: Ledger) -> bool:
     return bool(ledger.reserved)
 
 
-def test_a_namespace_is_filled_exactly_by_replicas_that_grant_from_reservations(
+def test_replicas_that_admit_from_reservations_fill_a_namespace_exactly(
     cluster: Cluster, own: Installation, namespace: str
 ) -> None:
     crowd = Crowd(cluster, namespace, range(REPLICAS))
     with in_threads([crowd.create_many] * CALLERS):
         for replica in own.replicas:
             replica.await_metric(GRANTED, 5)
-    assert crowd.failures == [], "refused though there was room"
+    assert crowd.failures == [], "rejected although there was room"
     crowd.create_until_refused()
     assert crowd.stored_cards() == CARDS
     assert all(f"used: {CARDS}" in message for message in crowd.failures)
 
 
 def reserve(cluster: Cluster, own: Installation, namespace: str, end: Callable[[WebhookProcess], int]) -> int:
-    """Let the last replica reserve room, and end it in the midst of that; return its exit status."""
+    """Have the last replica reserve, and end it while it has a reservation. Return its exit status."""
     last = REPLICAS - 1
     with in_threads([Crowd(cluster, namespace, [last]).create_many] * CALLERS):
         own.replicas[last].await_metric(GRANTED, 5)
@@ -62,7 +62,7 @@ def reserve(cluster: Cluster, own: Installation, namespace: str, end: Callable[[
         return end(own.replicas[last])
 
 
-def test_what_a_killed_replica_had_reserved_can_be_used_again(
+def test_the_reservation_of_a_killed_replica_can_be_used_again(
     cluster: Cluster, own: Installation, leader: ControllerProcess, namespace: str
 ) -> None:
     assert reserve(cluster, own, namespace, WebhookProcess.kill) != 0
@@ -74,10 +74,10 @@ def test_what_a_killed_replica_had_reserved_can_be_used_again(
     assert crowd.stored_cards() == CARDS
 
 
-def test_a_replica_that_is_told_to_stop_gives_back_what_it_had_reserved(
+def test_a_replica_that_stops_releases_its_reservation(
     cluster: Cluster, own: Installation, leader: ControllerProcess, namespace: str
 ) -> None:
-    """And has written what it granted: nobody has to wait for its time."""
+    """The replica has also written the charges that it admitted, so no other must wait."""
     assert reserve(cluster, own, namespace, WebhookProcess.terminate) == 0
     assert own.ledger(namespace).reserved == {}
     crowd = Crowd(cluster, namespace, range(REPLICAS - 1))

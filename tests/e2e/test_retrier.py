@@ -1,4 +1,6 @@
-"""Nobody waits for a back-off: who was refused gets its pods as soon as quota is free, and nobody else is woken."""
+"""A rejected workload gets its pods as soon as quota is released, before its back-off ends. No other workload is
+patched.
+"""
 
 import datetime
 import json
@@ -24,11 +26,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("controller_manager")]
 NODE = "retry-m40"
 ONE = {"quota": {"M40": 1}}
 WITHIN = 14.0
-"""Seconds from quota being free to the pod being stored: fewer than until the owner would try again by itself."""
+"""Maximum seconds from the release of quota to the stored pod: fewer than until the owner would retry by itself."""
 
 CASES = {"Job": 5, "Deployment": 13, "Deployment, limit raised": 13, "StatefulSet": 13, "DaemonSet": 13}
-"""After how many refusals quota is freed: the next try is 20 s away then, as the back-off doubles from 5 ms, and of a
-Job 16 s, as that doubles from 1 s. In the order in which they come to that."""
+"""The number of rejections after which quota is released. The owner's next retry is then 20 s away, as its back-off
+doubles from 5 ms; 16 s for a Job, from 1 s. The cases are in the order in which they get there.
+"""
 
 CROWD = 500
 FREED = 3
@@ -36,7 +39,7 @@ FREED = 3
 
 @dataclass(frozen=True)
 class Waiting:
-    """A workload that was refused in ``namespace``, which had room for its pod from ``freed`` (Unix seconds) on."""
+    """A workload that was rejected in ``namespace``. Its pod has room since ``freed`` (Unix seconds)."""
 
     namespace: str
     kind: str
@@ -47,7 +50,7 @@ class Waiting:
 def waiting(
     cluster: Cluster, control_plane: ControlPlane, installation: Installation, controller: ControllerProcess
 ) -> Iterator[dict[str, Waiting]]:
-    """One of every case, deep in its back-off when quota was freed; they are refused side by side."""
+    """One workload of every case, with a long back-off when quota is released. They are rejected concurrently."""
     require(control_plane, "kube-controller-manager")
     assert controller.port
     with ExitStack() as stack:
@@ -63,7 +66,7 @@ def waiting(
 
 
 def free(installation: Installation, case: str, namespace: str) -> Waiting:
-    """Free a card once the workload was refused often enough."""
+    """Release a card after the workload was rejected often enough."""
     await_refusals(installation.replica, namespace, CASES[case])
     installation.cluster.await_events(namespace, "reason=FailedCreate")
     freed = time.time()
@@ -76,7 +79,7 @@ def free(installation: Installation, case: str, namespace: str) -> Waiting:
 
 
 def await_refusals(webhook: WebhookProcess, namespace: str, count: int) -> None:
-    """Return once the webhook has refused so many pods of ``namespace``."""
+    """Return when the webhook has rejected so many pods of ``namespace``."""
     refused = set()
 
     def is_last(line: Json) -> bool:
@@ -88,8 +91,10 @@ def await_refusals(webhook: WebhookProcess, namespace: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_refused_workload_gets_its_pod_in_time(cluster: Cluster, waiting: dict[str, Waiting], case: str) -> None:
-    """Before it would try again, deep in its back-off; those too that tell of a refusal by Events alone."""
+def test_a_rejected_workload_gets_its_pod_before_its_backoff_ends(
+    cluster: Cluster, waiting: dict[str, Waiting], case: str
+) -> None:
+    """The owner gets its pod before its back-off ends. This includes owners that report a rejection only by Events."""
     namespace = waiting[case].namespace
     pods = cluster.await_pods(namespace, lambda found: any(is_own(pod) for pod in found))
     [created] = [pod["metadata"]["creationTimestamp"] for pod in pods if is_own(pod)]
@@ -106,7 +111,7 @@ def is_own(pod: Json) -> bool:
 
 @pytest.fixture
 def hasty(control_plane: ControlPlane) -> Iterator[Component]:
-    """The controller manager without its limit of 20 requests a second, which a crowd would wait for."""
+    """The controller manager without its limit of 20 requests a second, which would delay a crowd."""
     usual = control_plane.controller_manager
     assert usual is not None
     hasty = replace(usual, command=(*usual.command, "--kube-api-qps=1000", "--kube-api-burst=2000"))
@@ -117,10 +122,10 @@ def hasty(control_plane: ControlPlane) -> Iterator[Component]:
 
 
 @pytest.mark.timeout(240)
-def test_a_crowd_of_refused_deployments_does_not_stampede(
+def test_rejected_deployments_do_not_retry_all_at_once(
     cluster: Cluster, installation: Installation, controller: ControllerProcess, hasty: Component
 ) -> None:
-    """Quota for three pods is freed, and three owners are told: those that were refused first."""
+    """Quota for three pods is released, and three owners are made to retry: those that were rejected first."""
     with limited_team(installation, {"quota": {"M40": FREED}}) as namespace:
         replica_sets = f"/apis/apps/v1/namespaces/{namespace}/replicasets"
         for number in range(FREED):
@@ -131,7 +136,7 @@ def test_a_crowd_of_refused_deployments_does_not_stampede(
         cluster.await_collection(
             replica_sets, lambda owners: len(owners) == CROWD and all(map(was_refused, owners)), 90
         )
-        # Their own retries would take the quota first, more of them the busier the machine is.
+        # The owners' own retries would use the quota first, especially on a busy machine.
         with hasty.away():
             for number in range(FREED):
                 cluster.delete_pod(namespace, f"holder-{number}")
@@ -139,7 +144,7 @@ def test_a_crowd_of_refused_deployments_does_not_stampede(
             told = {owner["metadata"]["name"] for owner in owners if was_told(owner)}
             lines = [line for line in controller.logs("retry triggered") if f"/{namespace}/" in line["owner"]]
             assert len(told) == FREED
-            assert len(lines) <= 2 * FREED, "each once, and once more where it took its time"
+            assert len(lines) <= 2 * FREED, "each once, or twice if it was slow"
         cluster.await_pods(namespace, lambda pods: len(pods) == FREED and all(map(is_own, pods)), 60)
         await_committed(installation, namespace, M40=100 * FREED)
 

@@ -1,4 +1,6 @@
-"""Replicas are replaced by those of another release while pods are created: with one format of ledgers none fails."""
+"""Replicas are replaced by those of another release while pods are created. With the same ledger format no create
+fails.
+"""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -21,12 +23,12 @@ pytestmark = pytest.mark.one_version
 REPLICAS, CALLERS = 3, 3
 CARDS = 4000
 ROOM_FOR = (500, 50, 5, 1)
-"""Cards of the pods that fill what is left in the end."""
+"""The cards of the pods that use up the rest in the end."""
 
 
 @pytest.fixture
 def own(cluster: Cluster, tmp_path: Path) -> Iterator[Installation]:
-    """Replicas that work on for a while when they are told to stop, as in a cluster, where endpoints take that long."""
+    """Replicas that serve for a while after SIGTERM, because endpoints in a cluster follow late."""
     with running(cluster, tmp_path, replicas=REPLICAS, flags=("--drain-seconds", "1")) as own:
         await_ready(own)
         with registered(own), controlling(own):
@@ -34,11 +36,11 @@ def own(cluster: Cluster, tmp_path: Path) -> Iterator[Installation]:
 
 
 def in_place_of(replica: WebhookProcess, own: Installation, **fields: int) -> WebhookProcess:
-    """A replica of the other release at the address of one that has ended."""
+    """Start a replica of the other release at the address of one that has ended."""
     return of_release([*own.flags, "--bind", urlsplit(replica.url).netloc], own.ca, **fields)
 
 
-def test_no_create_fails_while_one_release_takes_the_place_of_another(cluster: Cluster, own: Installation) -> None:
+def test_no_create_fails_while_one_release_replaces_another(cluster: Cluster, own: Installation) -> None:
     with own.team({"quota": {"M40": CARDS}}) as namespace, ExitStack() as stack:
         crowd = Crowd(cluster, namespace, range(REPLICAS))
         with in_threads([crowd.create_many] * CALLERS):
@@ -57,7 +59,7 @@ def test_no_create_fails_while_one_release_takes_the_place_of_another(cluster: C
         assert crowd.stored_cards() == CARDS
 
 
-def test_a_release_that_knows_another_format_refuses_and_leaves_the_ledger_as_it_is(
+def test_a_release_with_another_ledger_format_rejects_and_does_not_write_the_ledger(
     cluster: Cluster, own: Installation
 ) -> None:
     with own.team({"quota": {"M40": CARDS}}) as namespace:

@@ -1,4 +1,4 @@
-"""Certificates are rotated under load, with the rights of the manifests, and not one call fails."""
+"""Certificates are rotated under load, with the rights of the manifests, and no call fails."""
 
 import base64
 import random
@@ -24,7 +24,7 @@ SHORT = ("--overlap", "3s", "--retention", "3s", "--timeout", "200s")
 
 @pytest.fixture(scope="module")
 def rotator(cluster: Cluster) -> Iterator[Path]:
-    """A kubeconfig with the rights that the manifest gives the rotation."""
+    """Return a kubeconfig with the rights that the manifest gives the rotation."""
     with account_of(cluster, "certs-rbac.yaml", "vcuda-certs") as account:
         yield account.kubeconfig
 
@@ -33,7 +33,7 @@ def rotator(cluster: Cluster) -> Iterator[Path]:
 def test_a_whole_rotation_with_secrets_up_to_90_s_late_and_not_one_create_fails(
     cluster: Cluster, rotator: Path, tmp_path: Path
 ) -> None:
-    """Afterwards the old CA is in no caBundle, the old leaf is served by none, and OpenSSL accepts the chain."""
+    """Afterwards no caBundle has the old CA, no replica serves the old leaf, and OpenSSL accepts the chain."""
     delays = (lambda: 0.0, lambda: random.uniform(0, 90), lambda: 90.0)  # noqa: S311  # no secret
     with staged(cluster, tmp_path, delays, rotator, *SHORT) as (stage, quota), stage.team(quota) as namespace:
         old_bundles, old_leaf = set(stage.bundles()), served(stage)
@@ -56,7 +56,7 @@ def served(stage: Stage) -> set[bytes]:
 
 
 def verified_by_openssl(leaf: bytes, bundle: str, directory: Path) -> bool:
-    """Whether OpenSSL takes the leaf for the Service's server, by the caBundle."""
+    """Return whether OpenSSL verifies the leaf as the Service's server, with the caBundle."""
     (directory / "leaf.pem").write_text(ssl.DER_cert_to_PEM_cert(leaf))
     (directory / "bundle.pem").write_bytes(base64.b64decode(bundle))
     command = ("openssl", "verify", "-purpose", "sslserver", "-x509_strict", "-verify_hostname", SERVER_NAME)
@@ -65,7 +65,7 @@ def verified_by_openssl(leaf: bytes, bundle: str, directory: Path) -> bool:
 
 
 def answered(stage: Stage, bundle: str) -> float:
-    """How many calls the replicas have answered in all: of each create, as many as there are webhooks."""
+    """Return how many calls the replicas have answered in total: each create makes one call to each webhook."""
     for replica in stage.replicas:
         replica.tls = ssl.create_default_context(cadata=base64.b64decode(bundle).decode())
     return sum(replica.metric("vcuda_admissions_total") for replica in stage.replicas)

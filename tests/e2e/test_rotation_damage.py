@@ -1,4 +1,4 @@
-"""Whatever has become of the certificates: `vcuda-certs rotate` mends it, or says what to run."""
+"""`vcuda-certs rotate` repairs any damage to the certificates, or says what to run."""
 
 import base64
 import json
@@ -29,7 +29,7 @@ Damage = Callable[[Stage], None]
 
 @pytest.fixture(scope="module")
 def served(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, str]]:
-    """A stage that all tests of this file damage, and a namespace whose pods it is asked about."""
+    """A stage that all tests of this file damage, and a namespace whose pods it reviews."""
     directory = tmp_path_factory.mktemp("damage")
     with (
         staged(cluster, directory, [lambda: 0.0], cluster.kubeconfig, *SHORT) as (stage, quota),
@@ -40,7 +40,7 @@ def served(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 def stage(served: tuple[Stage, str]) -> Stage:
-    """The stage with nothing left to do."""
+    """The stage when its rotation has nothing left to do."""
     assert "Done" in served[0].rotate()
     return served[0]
 
@@ -60,7 +60,7 @@ def pair(name: str, signed: Signed) -> dict[str, str]:
 
 
 def age(stage: Stage, *, authority_life: timedelta) -> None:
-    """Let everything be three hours old, and a leaf served that was made then for one hour."""
+    """Make all certificates three hours old, and serve a leaf that was valid for one hour then."""
     then = datetime.now(UTC) - timedelta(hours=3)
     authority = make_authority(then, authority_life)
     leaf = make_leaf(authority, service_names(SERVICE, SYSTEM_NAMESPACE), then, timedelta(hours=1))
@@ -72,7 +72,7 @@ def age(stage: Stage, *, authority_life: timedelta) -> None:
 
 
 def await_served(stage: Stage, leaf: Signed) -> None:
-    """Return once the replicas show ``leaf``, whoever trusts it; they read their files every few seconds."""
+    """Return when the replicas present ``leaf``, trusted or not. They read their files every few seconds."""
     wanted = leaf.certificate.public_bytes(Encoding.DER)
     eventually(lambda: {shown(address) for address in stage.addresses()} == {wanted})
 
@@ -118,7 +118,7 @@ DAMAGES: dict[str, Damage] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
-def test_damage_is_mended_by_one_run(stage: Stage, namespace: str, damage: Damage) -> None:
+def test_one_run_repairs_the_damage(stage: Stage, namespace: str, damage: Damage) -> None:
     damage(stage)
     assert "Done" in stage.rotate()
     assert_at_rest(stage, namespace)
@@ -132,7 +132,7 @@ NOT_OURS = {"metadata": {"labels": {"app.kubernetes.io/managed-by": None}}}
     [(NOT_OURS, "kubectl label"), ({"immutable": True}, "kubectl delete")],
     ids=["not ours", "immutable"],
 )
-def test_a_secret_that_may_not_be_written_is_left_as_it_is(stage: Stage, change: Json, told: str) -> None:
+def test_a_secret_that_must_not_be_written_is_unchanged(stage: Stage, change: Json, told: str) -> None:
     stage.cluster.rest.merge_patch(SERVING_SECRET, change)
     before = versions(stage)
     refused = stage.run("rotate", "--issued-before", utc_now())
@@ -142,8 +142,8 @@ def test_a_secret_that_may_not_be_written_is_left_as_it_is(stage: Stage, change:
     assert "Done" in stage.rotate()
 
 
-def test_a_configuration_that_lost_its_label_is_told_and_goes_on_working(stage: Stage, namespace: str) -> None:
-    """The CA is not changed before a person has put the label back."""
+def test_a_configuration_that_lost_its_label_is_reported_and_keeps_working(stage: Stage, namespace: str) -> None:
+    """The CA is not changed until a person has restored the label."""
     path = PATHS["ValidatingWebhookConfiguration"]
     stage.cluster.rest.merge_patch(path, {"metadata": {"labels": None}})
     before = stage.cluster.rest.get(path)
@@ -158,7 +158,7 @@ def test_a_configuration_that_lost_its_label_is_told_and_goes_on_working(stage: 
     assert_at_rest(stage, namespace)
 
 
-def test_a_dry_run_tells_every_step_and_takes_none(stage: Stage) -> None:
+def test_a_dry_run_reports_every_step_and_takes_none(stage: Stage) -> None:
     before = versions(stage)
     told = stage.rotate("--dry-run", "-o", "json", "--issued-before", later())
     steps = [step["step"] for step in json.loads(told)["steps"] if step["step"] != "Wait"]
@@ -168,7 +168,7 @@ def test_a_dry_run_tells_every_step_and_takes_none(stage: Stage) -> None:
     assert versions(stage) == before
 
 
-def test_status_shows_every_certificate_and_who_trusts_what(stage: Stage) -> None:
+def test_status_shows_every_certificate_and_which_webhooks_trust_it(stage: Stage) -> None:
     report = json.loads(checked(stage.run("status", "-o", "json")))
     own = {*stage.addresses(), *(f"secret/vcuda-webhook-{kind}" for kind in ("ca", "tls"))}
     theirs = {f"{kind}webhookconfiguration/vcuda-quota" for kind in ("mutating", "validating")}
@@ -188,18 +188,20 @@ def checked(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def later() -> str:
-    """Now, but later than all that there is: certificates count whole seconds."""
+    """Return a time that is later than all certificates, which count whole seconds."""
     time.sleep(1.1)
     return utc_now()
 
 
 def do_as_told(stage: Stage, refused: subprocess.CompletedProcess[str]) -> None:
-    """Run the kubectl command that a person is told to run."""
+    """Run the kubectl command that the message suggests."""
     stage.cluster.kubectl(*refused.stdout.partition("Run: ")[2].strip().removeprefix("kubectl ").split())
 
 
 def assert_at_rest(stage: Stage, namespace: str) -> None:
-    """Pods are answered for; one CA in every caBundle, which every replica's leaf is of; status finds nothing wrong."""
+    """Assert that pods are reviewed, that every caBundle has one CA, which issued every leaf, and that status finds no
+    fault.
+    """
     stage.await_answered(namespace)
     assert len(set(stage.bundles())) == 1
     assert len(authorities_in(stage)) == 1

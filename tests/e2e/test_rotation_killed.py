@@ -1,4 +1,4 @@
-"""A rotation that is killed again and again ends as one that is not, and lets nothing out but certificates."""
+"""A rotation that is killed repeatedly ends like one that is not, and exposes no private key."""
 
 import base64
 import json
@@ -28,7 +28,7 @@ SHORT = ("--overlap", "1s", "--retention", "1s", "--timeout", "60s")
 
 @dataclass(frozen=True)
 class Life:
-    """A run that has ended: what it printed, and what any user could read of it while it ran."""
+    """A run that has ended: its output, and what any local user could read about it while it ran."""
 
     status: int
     printed: str
@@ -40,9 +40,9 @@ READS = frozenset({"GET"})
 
 @dataclass
 class Fatal(Losses):
-    """Counts the requests of ``victim`` (a process id); the answer to the fatal one is lost together with it.
+    """Counts the requests of process ``victim``. At the fatal request the answer is lost, and the process is killed.
 
-    ``read``: the number of the read that kills, from 1; 0 for none: then the first write does.
+    ``read``: the number of the read that kills, from 1; if 0, the first write kills.
     """
 
     victim: int = 0
@@ -50,11 +50,11 @@ class Fatal(Losses):
     reads: int = 0
 
     def aim(self, read: int) -> None:
-        """Begin to count for a new process; set ``victim`` when it has started."""
+        """Begin to count for a new process. The caller sets ``victim`` when it has started."""
         self.victim, self.read, self.reads = 0, read, 0
 
     def takes(self, method: str, path: str) -> bool:
-        """Kill at the fatal answer. What was written by then is written."""
+        """Kill at the fatal answer. Writes that the API server has made stay."""
         with self._lock:
             self.reads += method in READS
             if (self.reads != self.read) if self.read else (method in READS):
@@ -68,7 +68,7 @@ class Fatal(Losses):
 def test_killed_after_every_request_in_turn_the_end_is_the_same_and_no_create_fails(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """Nor does a process show a private key: not in what it prints, its command line, environment or files."""
+    """No process exposes a private key in its output, command line, environment or files."""
     fatal = Fatal()
     shown: list[str] = []
     delays = (lambda: 0.0, lambda: 2.0)
@@ -99,9 +99,9 @@ def test_killed_after_every_request_in_turn_the_end_is_the_same_and_no_create_fa
 
 
 def lives(command: list[str], fatal: Fatal, home: Path) -> Iterator[Life]:
-    """Runs until one ends by itself, killed in turn at one of the reads before a write, and at that write.
+    """Yield runs, the last of which ends by itself. The others are killed at a read before a write, and at that write.
 
-    A read changes nothing, so all reads before one write are one place to be killed at; each is taken in its turn.
+    A read changes nothing, so all reads before one write are equivalent. Each of them is used in turn.
     """
     for number in count():
         at_write = number % 2
@@ -114,7 +114,7 @@ def lives(command: list[str], fatal: Fatal, home: Path) -> Iterator[Life]:
 
 
 def live(command: list[str], fatal: Fatal, home: Path) -> Life:
-    """One run, with nothing in its environment but a home of its own."""
+    """Return one run, whose environment contains only HOME."""
     own = {"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
     with subprocess.Popen(
         command, cwd=home, env=own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -126,7 +126,7 @@ def live(command: list[str], fatal: Fatal, home: Path) -> Life:
 
 
 def private_keys(cluster: Cluster) -> Iterator[str]:
-    """A telling line of every private key in the two Secrets."""
+    """Yield a distinctive line of every private key in the two Secrets."""
     for path in (CA_SECRET, SERVING_SECRET):
         for name, text in data_of(cluster, path).items():
             if name.endswith(".key"):

@@ -1,4 +1,6 @@
-"""The ledger follows the stored pods: ended pods are released, pods that were never stored too, and nothing else."""
+"""The ledger follows the stored pods. The charges of ended pods and of pods that were never stored are released, no
+others.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -40,10 +42,8 @@ ENDS: dict[str, Callable[[Cluster, str, str], object]] = {
 }
 
 
-def test_the_api_server_keeps_no_notes_of_who_wrote_what_in_a_ledger(
-    cluster: Cluster, installation: Installation, team: str
-) -> None:
-    """The charge is released with the first update that says so, whoever writes it."""
+def test_a_ledger_has_no_managed_fields(cluster: Cluster, installation: Installation, team: str) -> None:
+    """The charge is released with the first update that shows it, by any writer."""
     cluster.create(card_pod("train", team))
     await_committed(installation, team, M40=100)
     assert "managedFields" not in cluster.rest.get(ledger_path(team))["metadata"]
@@ -62,12 +62,12 @@ def test_a_charge_is_released_within_two_seconds_of_its_pods_end(
     await_committed(installation, team, PROMPTLY, M40=100)
 
 
-def test_a_terminating_pod_counts_until_it_is_gone(
+def test_a_terminating_pod_is_charged_until_it_is_deleted(
     cluster: Cluster, installation: Installation, team: str, gpu_node: str
 ) -> None:
-    """The containers may run for the whole grace period, and hold their cards.
+    """The containers may run for the whole grace period, and keep their cards.
 
-    The second pod exists because a count that has it was made after the first pod began to terminate.
+    The second pod exists because a count that contains it was made after the first pod began to terminate.
     """
     cluster.bind(card_pod("slow", team, cards=3), gpu_node)
     await_committed(installation, team, M40=300)
@@ -97,7 +97,7 @@ def named_like_another(cluster: Cluster, namespace: str) -> None:
 
 
 @pytest.mark.parametrize("charge_in_vain", [refused_by_another_webhook, named_like_another])
-def test_the_charge_of_a_pod_that_was_never_stored_is_released_once_it_cannot_be_any_more(
+def test_the_charge_of_a_pod_is_released_when_it_can_no_longer_be_stored(
     cluster: Cluster,
     installation: Installation,
     controller: ControllerProcess,
@@ -114,7 +114,7 @@ def test_the_charge_of_a_pod_that_was_never_stored_is_released_once_it_cannot_be
     assert proven["namespace"] == team
 
 
-def test_the_first_quota_of_a_namespace_counts_the_pods_that_run_there_already(
+def test_the_first_quota_of_a_namespace_counts_the_running_pods(
     cluster: Cluster, installation: Installation, controller: ControllerProcess, gpu_node: str
 ) -> None:
     """No webhook pinned the pods, so their nodes say their model. An ended pod does not count."""
@@ -131,10 +131,10 @@ def test_the_first_quota_of_a_namespace_counts_the_pods_that_run_there_already(
             assert cluster.try_create(card_pod("four", namespace)).is_over_quota
 
 
-def test_a_quota_that_is_removed_takes_everything_with_it_and_may_come_back(
+def test_a_removed_quota_removes_all_its_objects_and_may_be_restored(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """The webhook still remembers the ledger that it wrote last, and charges again all the same."""
+    """The webhook still remembers the ledger that it wrote last, and charges again nevertheless."""
     cluster.create(card_pod("train", team))
     await_published(cluster, team)
     installation.quota.lift(team)
@@ -154,10 +154,10 @@ def is_another(uid: str, found: Json) -> bool:
     return bool(found["metadata"]["uid"] != uid)
 
 
-def test_a_ledger_whose_deletion_is_asked_for_goes_once_nothing_is_pending_and_comes_back(
+def test_a_deleted_ledger_is_removed_when_nothing_is_pending_and_then_recreated(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """A damaged ledger is replaced too, after no pod that was charged in it can be stored."""
+    """A damaged ledger is also replaced, after no pod that was charged in it can be stored."""
     cluster.create(card_pod("stays", team))
     await_committed(installation, team, M40=100)
     collection, _, name = ledger_path(team).rpartition("/")
@@ -171,7 +171,7 @@ def test_a_ledger_whose_deletion_is_asked_for_goes_once_nothing_is_pending_and_c
 
 
 @pytest.mark.usefixtures("controller_manager")
-def test_a_namespace_that_is_deleted_and_made_again_starts_with_all_its_quota(
+def test_a_recreated_namespace_starts_with_all_its_quota(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
     labels = cluster.rest.get(f"/api/v1/namespaces/{team}")["metadata"]["labels"]

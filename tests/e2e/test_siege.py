@@ -1,4 +1,4 @@
-"""Tenants with large objects and many attacks stop nobody, and no program of ours goes over its memory limit."""
+"""Tenants with large objects and many attacks stop no other tenant, and no program of ours exceeds its memory limit."""
 
 import statistics
 import threading
@@ -34,20 +34,20 @@ Attack = Callable[[threading.Event], None]
 REPLICAS = 2
 BESIEGED: Mapping[str, float] = {"M40": 8}
 LIMITED: Mapping[str, float] = {"M40": 30, "P100": 30, "V100": 30}
-"""Of the namespace with the large objects: with room for the cards of some large claims."""
+"""The quota of the namespace with the large objects. It has room for the cards of some large claims."""
 
 OTHERS: Sequence[Mapping[str, float]] = ({"M40": 40}, {"P100": 40}, {"M40": 1})
-"""Of other tenants. The last one is full, again and again."""
+"""The quotas of other tenants. The last one is repeatedly full."""
 
 CALM_SECONDS = 8.0
-"""For which the other tenants create pods before the attacks begin."""
+"""Seconds for which the other tenants create pods before the attacks begin."""
 
 CREATE_PAUSE = 0.15
 
 
 @pytest.fixture(scope="module")
 def own_cluster(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A control plane to fill: etcd gives back what is deleted soon."""
+    """A control plane to fill. etcd soon compacts deleted objects."""
     settings = Settings(apiserver_flags=("--etcd-compaction-interval=1m",))
     with (
         running_control_plane(assets, tmp_path_factory.mktemp("siege") / "control-plane", settings) as plane,
@@ -61,14 +61,14 @@ def own_cluster(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -
 
 @dataclass
 class Creates:
-    """The answers to another tenant, and the seconds that each took. ``named`` is the beginning of its pods' names."""
+    """The answers to another tenant, and the duration of each. ``named`` is the prefix of its pods' names."""
 
     named: str
     counts: Counter[str] = field(default_factory=Counter)
     seconds: list[float] = field(default_factory=list)
 
     def create(self, rest: Rest, namespace: str, stop: threading.Event) -> None:
-        """Create a pod and delete it, again and again. A pod of two is kept until the next one is created."""
+        """Create and delete pods repeatedly. Every second pod is kept until the next one is created."""
         pods = f"/api/v1/namespaces/{namespace}/pods"
         for number in count():
             if stop.wait(CREATE_PAUSE):
@@ -88,7 +88,7 @@ class Creates:
 
 @dataclass(frozen=True)
 class Part:
-    """One program of ours, and the group that bounds its memory."""
+    """A program of ours, and the group that limits its memory."""
 
     name: str
     process: OwnProcess
@@ -96,7 +96,7 @@ class Part:
     pids: Sequence[int]
 
     def resident(self) -> int:
-        """The most memory that its processes had resident, each at its own time, in MiB."""
+        """Return the sum of the peak resident memory of its processes in MiB."""
         return sum(kernel_says(pid, "status", "VmHWM") for pid in self.pids)
 
     def told(self) -> str:
@@ -106,7 +106,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Stage:
-    """The namespaces by who is in them, their limits in cores, and the programs of ours."""
+    """The namespaces by their users, their limits in cores, and our programs."""
 
     own: Installation
     besieged: str
@@ -119,7 +119,7 @@ class Stage:
 
 @contextmanager
 def staged(cluster: Cluster, directory: Path) -> Iterator[Stage]:
-    """Two replicas and a controller, each with the memory limit of its manifest."""
+    """Run two replicas and a controller, each with the memory limit of its manifest."""
     storable = ("--storable-seconds", str(STORABLE))
     with ExitStack() as stack:
         bare = stack.enter_context(running(cluster, directory / "certs", replicas=0, flags=storable))
@@ -157,7 +157,7 @@ def staged(cluster: Cluster, directory: Path) -> Iterator[Stage]:
 def test_large_objects_and_reviews_refuse_no_other_tenant_and_kill_no_program_of_ours(
     own_cluster: Cluster, tmp_path: Path
 ) -> None:
-    """All attackers at once; three other tenants create pods beside them."""
+    """All attackers act at once, while three other tenants create pods."""
     claiming = served(own_cluster)
     plane = own_cluster.control_plane
     with staged(own_cluster, tmp_path) as stage, closing(Cluster(plane, plane.tokens["tenant"])) as tenant:
@@ -186,7 +186,7 @@ def test_large_objects_and_reviews_refuse_no_other_tenant_and_kill_no_program_of
             assert part.resident() < part.group.limit, part
             assert part.process.process.poll() is None, part.process.output()
         assert [replica.worker() for replica in stage.own.replicas] == [part.pids[1] for part in stage.parts[:REPLICAS]]
-        # Without an entry for `*`, a namespace that nobody has made is unlimited.
+        # Without an entry for `*`, a namespace that does not exist is unlimited.
         invented = {name: attackers.ATTACKS[name] | {ALLOWED} for name in attackers.ATTACKS if "invented" in name}
         known = {**attackers.ATTACKS, **invented, **large_attackers.ATTACKS}
         if claiming:
@@ -207,7 +207,7 @@ def create(
     attacks: Sequence[Attack],
     seconds: float,
 ) -> None:
-    """Let the other tenants create pods for so many seconds, and the attackers attack."""
+    """Have the other tenants create pods for so many seconds, while the attackers attack."""
     with closing(Cluster(cluster.control_plane)) as admin:
         works = [
             partial(each.create, admin.rest, namespace) for each, namespace in zip(creates, stage.others, strict=True)
@@ -217,7 +217,7 @@ def create(
 
 
 def tell(stage: Stage, observer: Observer, calm: Sequence[Creates], during: Sequence[Creates]) -> None:
-    """Print the figures, for whoever reads the run (`pytest -s`, or the report of a failure)."""
+    """Print the figures. They are shown by `pytest -s`, or in the report of a failure."""
     print()
     for when, every in (("before the attacks", calm), ("during the attacks", during)):
         for namespace, creates in zip(stage.others, every, strict=True):

@@ -1,4 +1,4 @@
-"""What is gone and may still run stays charged, whoever leads; of a namespace that is gone nothing stays."""
+"""A deleted pod that may still run stays charged under every leader. A deleted namespace leaves nothing."""
 
 from collections.abc import Iterator
 from http import HTTPStatus
@@ -40,10 +40,10 @@ def team(installation: Installation) -> Iterator[str]:
         yield namespace
 
 
-def test_a_tenant_that_tears_away_a_running_pod_gets_nothing_back_before_its_time_whoever_leads(
+def test_a_pod_deleted_by_force_stays_charged_for_its_grace_period_under_every_leader(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """Its containers may run for a year; the flag bounds what the quota bears of that, each leader's its own."""
+    """The containers may run for a year. The flag of each leader limits how long the quota is charged for that."""
     long = card_pod("long", team, cards=4)
     long["spec"]["terminationGracePeriodSeconds"] = YEAR
     with tenant_of(cluster, team) as tenant:
@@ -68,10 +68,8 @@ def test_a_tenant_that_tears_away_a_running_pod_gets_nothing_back_before_its_tim
 
 
 @pytest.mark.usefixtures("controller_manager")
-def test_of_a_namespace_that_is_deleted_neither_ledger_nor_report_nor_series_is_left(
-    cluster: Cluster, installation: Installation
-) -> None:
-    """Though "*" limits whatever has its name."""
+def test_a_deleted_namespace_leaves_no_ledger_report_or_series(cluster: Cluster, installation: Installation) -> None:
+    """The entry "*" would limit a namespace of that name."""
     with controlling(installation) as controller, installation.quota.limited(**{"*": {"quota": {"M40": 4}}}):
         with installation.free_team() as namespace:
             await_enforced(cluster, namespace)

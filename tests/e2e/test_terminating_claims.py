@@ -1,4 +1,6 @@
-"""A pod that is deleted by force runs on, with the devices of its claim: they stay charged for its grace period."""
+"""A pod that is deleted by force keeps running with the devices of its claim. They stay charged for its grace
+period.
+"""
 
 from collections.abc import Iterator
 from http import HTTPStatus
@@ -40,7 +42,7 @@ ONE = Charge(100, 0, 100)
 
 @pytest.fixture(scope="module")
 def cluster(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A control plane whose scheduler and controllers are the users that they are in a cluster."""
+    """A control plane whose scheduler and controllers have their users of a real cluster."""
     directory = tmp_path_factory.mktemp("claims") / "control-plane"
     settings = Settings(own_identities=True)
     with running_control_plane(assets, directory, settings) as running, administering(running) as admin:
@@ -63,13 +65,13 @@ def team(installation: Installation) -> Iterator[str]:
 
 
 def training(team: str, name: str, grace: int = GRACE) -> Json:
-    """A pod whose claim is made from a template."""
+    """Return a pod with a claim from a template."""
     pod = claiming(team, name, resourceClaimTemplateName="gpu")
     return {**pod, "spec": {**pod["spec"], "terminationGracePeriodSeconds": grace}}
 
 
 def start(cluster: Cluster, installation: Installation, pod: Json) -> None:
-    """Create a pod, which gets a device by its claim and is bound."""
+    """Create a pod, which gets a device by its claim, and is bound."""
     namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
     cluster.create(pod)
     cluster.await_bound(namespace, name)
@@ -78,7 +80,7 @@ def start(cluster: Cluster, installation: Installation, pod: Json) -> None:
 
 
 def delete_by_force(cluster: Cluster, tenant: Cluster, namespace: str, name: str) -> None:
-    """Delete a running pod at once; its claim goes with it."""
+    """Delete a running pod at once. Its claim is deleted too."""
     [held] = claims(cluster, namespace)
     tenant.delete_by_force(namespace, name)
     cluster.await_gone(claims_path(namespace), held["metadata"]["name"])
@@ -96,7 +98,9 @@ def held(ledger: Ledger) -> list[Terminating]:
 def test_a_tenant_that_deletes_running_pods_by_force_gets_no_second_card(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """Neither at once nor in the end, whoever leads; the flag bounds how long the quota bears that."""
+    """The tenant gets no second card, neither at once nor later, under any leader. The flag limits how long the quota
+    is charged.
+    """
     with tenant_of(cluster, team) as tenant:
         tenant.create(template(team, "gpu"))
         with controlling(installation, *BOUND) as leader:
@@ -112,7 +116,7 @@ def test_a_tenant_that_deletes_running_pods_by_force_gets_no_second_card(
             eventually(lambda: not is_refused(tenant, team))
 
 
-def test_what_is_deleted_by_force_while_nobody_leads_is_held_for_the_grace_period_that_the_ledger_records(
+def test_a_pod_deleted_by_force_without_a_leader_stays_charged_for_the_recorded_grace_period(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
     with tenant_of(cluster, team) as tenant:
@@ -128,10 +132,10 @@ def test_what_is_deleted_by_force_while_nobody_leads_is_held_for_the_grace_perio
             assert is_refused(tenant, team)
 
 
-def test_a_pod_that_came_and_went_while_nobody_led_is_held_too(
+def test_a_pod_created_and_deleted_without_a_leader_stays_charged(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """Its claim is pending in the ledger, and no LIST will ever show it."""
+    """Its claim is pending in the ledger, and no LIST will ever contain it."""
     with tenant_of(cluster, team) as tenant:
         tenant.create(template(team, "gpu"))
         start_unseen(cluster, tenant, team)
@@ -148,7 +152,7 @@ def start_unseen(cluster: Cluster, tenant: Cluster, team: str) -> None:
     delete_by_force(cluster, tenant, team, "one")
 
 
-def test_a_pod_that_has_ended_gives_its_card_back_and_one_without_a_grace_period_after_some_seconds(
+def test_an_ended_pod_releases_its_card_and_one_without_a_grace_period_after_some_seconds(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
     with tenant_of(cluster, team) as tenant, controlling(installation, *BOUND):

@@ -1,4 +1,4 @@
-"""The usage page of a real controller beside a real control plane, in a browser: what happens there shows here."""
+"""The usage page of a real controller in a browser shows the changes of a real control plane."""
 
 from collections.abc import Iterator
 from http import HTTPStatus
@@ -21,7 +21,7 @@ ENTRY = {"quota": {"M40": {"cards": 4, "memory": "40Gi"}, "P100": 2.5}}
 FAR = "9999-12-31T23:59:59Z"
 FLAGS = ("--ui-address", "127.0.0.1:0")
 SOON = 20000
-"""Milliseconds within which something shows on a busy machine; else it takes a second or two."""
+"""Milliseconds within which a change must show on a busy machine. Usually it takes a second or two."""
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def team(own: Installation, leader: ControllerProcess) -> Iterator[str]:
 
 @pytest.fixture
 def opened(browser: Browser, team: str, leader: ControllerProcess) -> Iterator[Tab]:
-    """A tab on the leader's page, which shows the namespace."""
+    """Open the leader's page in a tab, and wait until it shows the namespace."""
     with tab(browser) as fresh:
         fresh.open(url_of(leader))
         expect(row_of(fresh.page, team)).to_be_visible(timeout=SOON)
@@ -61,7 +61,7 @@ def row_of(page: Page, namespace: str) -> Locator:
     return page.locator(f'#rows > tr[data-ns="{namespace}"]')
 
 
-def test_a_pod_that_is_created_shows_live_and_so_does_its_end(cluster: Cluster, opened: Tab, team: str) -> None:
+def test_the_creation_and_the_end_of_a_pod_show_live(cluster: Cluster, opened: Tab, team: str) -> None:
     page = opened.page
     expect(row_of(page, team)).to_contain_text("0 of 4")
     page.evaluate("window.untouched = true")
@@ -79,7 +79,7 @@ def test_a_pod_that_is_created_shows_live_and_so_does_its_end(cluster: Cluster, 
 
 
 @pytest.mark.usefixtures("controller_manager")
-def test_a_refused_deployment_shows_with_the_reason(cluster: Cluster, opened: Tab, team: str) -> None:
+def test_a_rejected_deployment_shows_with_the_reason(cluster: Cluster, opened: Tab, team: str) -> None:
     page = opened.page
     cluster.create(workload("Deployment", team, "greedy", pod=card_pod("", team, cards=5)))
     refusals = page.get_by_role("region", name="Recent refusals").get_by_role("listitem").filter(has_text=team)
@@ -90,17 +90,19 @@ def test_a_refused_deployment_shows_with_the_reason(cluster: Cluster, opened: Ta
     expect(page.get_by_text("requested: 5 cards")).to_be_visible()
 
 
-def test_a_refused_pod_that_nobody_owns_leaves_no_trace_as_is_said(cluster: Cluster, opened: Tab, team: str) -> None:
+def test_a_rejected_pod_without_an_owner_is_not_shown(cluster: Cluster, opened: Tab, team: str) -> None:
     assert cluster.try_create(card_pod("greedy", team, cards=5)).status == HTTPStatus.FORBIDDEN
     assert cluster.events(team) == []
     expect(opened.page.get_by_text("only that user sees the refusal")).to_be_visible()
 
 
 @pytest.mark.usefixtures("controller_manager")
-def test_events_that_a_tenant_writes_push_no_refusal_of_another_off_the_page(
+def test_events_by_a_tenant_do_not_displace_another_tenants_rejection(
     cluster: Cluster, own: Installation, opened: Tab, team: str
 ) -> None:
-    """Whatever their dates: more of them than the page lists, and than are remembered of a namespace."""
+    """The dates of the Events do not matter. There are more of them than the page lists, and than are kept for a
+    namespace.
+    """
     with limited_team(own, ENTRY) as greedy, tenant_of(cluster, greedy) as tenant:
         for number in range(MAX_LISTED + 10):
             about = {"kind": "Job", "namespace": greedy, "name": f"job-{number}", "apiVersion": "batch/v1"}

@@ -1,4 +1,4 @@
-"""Every way to ask for a GPU is counted or refused, tried as a tenant who has ClusterRole edit in his namespace."""
+"""Every way to request a GPU is counted or rejected, tried as a tenant with ClusterRole edit in its namespace."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -23,9 +23,9 @@ ALL: Json = {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}
 
 @pytest.fixture(scope="module")
 def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """An installation whose units are this module's."""
+    """An installation with the units of this module."""
     with installed(cluster, tmp_path_factory.mktemp("own")) as installation:
-        # The webhook is ready before it knows the runtime classes.
+        # The webhook may be ready before it has listed the runtime classes.
         installation.replica.await_log("listed", lambda line: line["resource"] == RUNTIME_CLASSES)
         yield installation
 
@@ -36,7 +36,7 @@ HANDLERS = {"nvidia": "nvidia", "nvidia-cdi": "nvidia-cdi", "kata-qemu-nvidia-gp
 
 @pytest.fixture(scope="module", autouse=True)
 def runtime_classes(cluster: Cluster) -> Iterator[None]:
-    """Without them the API server refuses a pod that names one before any webhook does."""
+    """Create the runtime classes. Without them the API server rejects a pod that names one before any webhook."""
     manifest = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass"}
     for name, handler in HANDLERS.items():
         cluster.create({**manifest, "metadata": {"name": name}, "handler": handler})
@@ -47,7 +47,7 @@ def runtime_classes(cluster: Cluster) -> Iterator[None]:
 
 @pytest.fixture
 def join(own: Installation, tenant: Callable[[str], Cluster]) -> Iterator[Callable[..., tuple[str, Cluster]]]:
-    """Call it with an entry of the quota: a namespace that is held to it, and the API as its tenant."""
+    """Return a function that creates a namespace with an entry of the quota, and connects to the API as its tenant."""
     teams = []
 
     def enter(**entry: object) -> tuple[str, Cluster]:
@@ -63,7 +63,7 @@ def join(own: Installation, tenant: Callable[[str], Cluster]) -> Iterator[Callab
 
 
 def say_worth(own: Installation, cards: str) -> None:
-    """Have the operator say what one shared card is worth; on return every replica goes by it."""
+    """Set the value of one shared card. On return every replica uses it."""
     manifest = own.quota.manifest(json.dumps(own.quota.document()))
     manifest["data"]["gpu_units"] = UNITS % cards
     stored = own.cluster.rest.send("PUT", own.quota.path, manifest).ok()
@@ -80,13 +80,15 @@ def named(manifest: Json, namespace: str, name: str = "train") -> Json:
         pytest.param({"nvidia.com/mig-3g.20gb": "2"}, 84, id="MIG"),
         pytest.param({"nvidia.com/gpu.shared": "6"}, 150, id="shared"),
         pytest.param({f"{CLASS}gpu.nvidia.com": "2"}, 200, id="a class"),
-        pytest.param({f"{CLASS}rdma.example.com": "2", "nvidia.com/gpu": "1"}, 100, id="beside what is worth nothing"),
+        pytest.param(
+            {f"{CLASS}rdma.example.com": "2", "nvidia.com/gpu": "1"}, 100, id="with a resource that has no value"
+        ),
     ],
 )
-def test_what_a_table_has_is_charged_and_pinned(
+def test_every_resource_of_the_tables_is_charged_and_pinned(
     own: Installation, join: Callable[..., tuple[str, Cluster]], limits: Json, cores: int
 ) -> None:
-    """Up to the limit: the same once more, and again, does not fit."""
+    """Pods are admitted up to the limit, and the next one is rejected."""
     namespace, tenant = join()
     stored = tenant.create(named(vcuda_pod(limits), namespace))
     assert stored["metadata"]["annotations"]["quota.vcuda.io/model"] == "M40"
@@ -123,7 +125,7 @@ REFUSED = {
         "spec.containers[0].env[0]",
         "visible-devices",
     ),
-    "a legacy CUDA image beside a card": (
+    "a legacy CUDA image with a card": (
         pod(
             container({"nvidia.com/gpu": "1"}),
             init=[container(name="init", env=[{"name": "CUDA_VERSION", "value": "9"}])],
@@ -132,7 +134,7 @@ REFUSED = {
         "visible-devices",
     ),
     "privileged": (pod(container(**PRIVILEGED)), "spec.containers[0].securityContext.privileged", "privileged"),
-    "privileged beside a card": (
+    "privileged with a card": (
         pod(container({"nvidia.com/gpu": "1"}), container(name="other", **PRIVILEGED)),
         "spec.containers[1].securityContext.privileged",
         "privileged",
@@ -186,7 +188,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("manifest", "told", "allowance"), REFUSED.values(), ids=REFUSED)
-def test_what_no_table_has_and_what_gives_more_is_refused_unless_it_is_allowed(
+def test_unknown_resources_and_extra_access_are_rejected_unless_allowed(
     own: Installation, join: Callable[..., tuple[str, Cluster]], manifest: Json, told: str, allowance: str
 ) -> None:
     namespace, tenant = join()
@@ -213,17 +215,17 @@ ADMITTED = {
 
 
 @pytest.mark.parametrize("manifest", ADMITTED.values(), ids=ADMITTED)
-def test_what_gives_no_more_than_is_charged_is_admitted(
+def test_a_field_that_gives_no_more_than_is_charged_is_admitted(
     join: Callable[..., tuple[str, Cluster]], manifest: Json
 ) -> None:
     namespace, tenant = join()
     tenant.create(named(manifest, namespace))
 
 
-def test_a_pod_with_a_claim_is_refused_where_claims_are_not_counted(
+def test_a_pod_with_a_claim_is_rejected_if_claims_are_not_counted(
     own: Installation, cluster: Cluster, join: Callable[..., tuple[str, Cluster]]
 ) -> None:
-    """Where the API server serves claims they are charged themselves; an older one drops the field of the pod."""
+    """If the API server serves claims, they are charged themselves. An older one drops the field of the pod."""
     namespace, tenant = join()
     claims = [{"name": "gpu", "resourceClaimName": "mine"}]
     answer = tenant.try_create(named(pod(container(), resourceClaims=claims), namespace))
@@ -232,10 +234,10 @@ def test_a_pod_with_a_claim_is_refused_where_claims_are_not_counted(
     assert own.charged(namespace) == {}
 
 
-def test_an_edit_of_the_units_takes_effect_and_what_is_stored_is_counted_anew(
+def test_an_edit_of_the_units_takes_effect_and_stored_pods_are_counted_again(
     own: Installation, cluster: Cluster, join: Callable[..., tuple[str, Cluster]]
 ) -> None:
-    """By the replicas at once, at the next pod; by the controller without one."""
+    """The replicas use the edit at once, for the next pod. The controller does not need a pod."""
     namespace, tenant = join()
     tenant.create(named(vcuda_pod({"nvidia.com/gpu.shared": "4"}), namespace))
     assert own.charged(namespace) == {"M40": 100}

@@ -1,4 +1,4 @@
-"""What people see of a quota: ConfigMap gpu-quota-usage, the metrics, and `kubectl gpuquota` run by a real kubectl."""
+"""Views of a quota: ConfigMap gpu-quota-usage, the metrics, and `kubectl gpuquota` run by a real kubectl."""
 
 import json
 import os
@@ -38,7 +38,7 @@ from vcuda.quota.terms import USAGE_LABELS
 
 SHARE = {"nvidia.com/vcuda-core": "50", "nvidia.com/vcuda-memory": "2048"}
 NO_NODE_HAS_A_MODEL = "no node has a GPU model, so pods that request GPUs stay pending"
-"""The tests of usage need no node, so the report may have this warning."""
+"""These tests need no node, so the report may have this warning."""
 
 ENTRY = {"quota": {"M40": {"cards": 4, "memory": "40Gi"}, "P100": 2.5}}
 
@@ -53,7 +53,7 @@ Plugin = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def gpuquota(cluster: Cluster, tmp_path: Path) -> Plugin:
-    """Run it as `kubectl gpuquota …` in a shell whose PATH has the plugin, and whose context has no namespace."""
+    """Run `kubectl gpuquota …` in a shell whose PATH has the plugin, and whose context has no namespace."""
     assert shutil.which("kubectl-gpuquota", path=sysconfig.get_path("scripts"))
     environment = {
         "PATH": f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}",
@@ -78,13 +78,13 @@ def is_filled(report: Json) -> bool:
 
 
 def fill(cluster: Cluster, installation: Installation, namespace: str) -> None:
-    """Create three pods on M40, of a half, two and one card, and wait until they are counted."""
+    """Create three pods on M40, of half a card, two cards and one card. Wait until they are counted."""
     for pod in (gpu_pod("half", namespace, SHARE), card_pod("two", namespace, cards=2), card_pod("one", namespace)):
         cluster.create(on_m40(pod))
     await_committed(installation, namespace, M40=350)
 
 
-def test_the_usage_names_every_model_and_the_pods_that_hold_it_largest_first(
+def test_the_usage_lists_every_model_with_its_pods_largest_first(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
     fill(cluster, installation, team)
@@ -96,7 +96,7 @@ def test_the_usage_names_every_model_and_the_pods_that_hold_it_largest_first(
     assert set(report["warnings"]) <= {NO_NODE_HAS_A_MODEL}
 
 
-def test_cards_reserved_for_many_pods_are_told_from_used_and_free_ones_and_are_given_back(
+def test_reserved_cards_are_distinct_from_used_and_free_ones_and_are_released(
     cluster: Cluster, controller: ControllerProcess, led_team: Callable[[Json], str], gpuquota: Plugin
 ) -> None:
     """In every published report, used, reserved and available cards add up to the limit."""
@@ -111,11 +111,11 @@ def test_cards_reserved_for_many_pods_are_told_from_used_and_free_ones_and_are_g
         controller.await_metric("vcuda_quota_reserved_cores", 1, namespace=crowded)
     await_published(cluster, crowded, lambda report: not is_reserved(report))
     assert {round(each["used"] + each["reserved"] + each["available"], 2) for each in seen} == {400}
-    assert max(each["reserved"] for each in seen) <= 40, "at most a tenth of what was free"
+    assert max(each["reserved"] for each in seen) <= 40, "at most a tenth of the free cards may be reserved"
     assert "RESERVED" not in gpuquota("-n", crowded).stdout
 
 
-def test_who_creates_three_pods_never_sees_anything_reserved(
+def test_nothing_is_reserved_when_only_three_pods_are_created(
     cluster: Cluster, installation: Installation, controller: ControllerProcess, team: str, gpuquota: Plugin
 ) -> None:
     pods = [gpu_pod("half", team, SHARE), card_pod("two", team, cards=2), card_pod("one", team)]
@@ -136,10 +136,12 @@ def test_who_creates_three_pods_never_sees_anything_reserved(
     assert controller.metric("vcuda_quota_reserved_cores", namespace=team) == 0
 
 
-def test_pods_that_slipped_in_before_the_label_are_reported_and_count_once_their_model_is_known(
+def test_pods_from_before_the_label_are_reported_and_charged_when_their_model_is_known(
     cluster: Cluster, installation: Installation, controller: ControllerProcess, create_node: Callable[..., str]
 ) -> None:
-    """One pod runs on a node, which says its model. The other one waits without a model. Neither was charged."""
+    """Of two pods that were not charged, one runs on a node, which determines its model. The other waits without a
+    model.
+    """
     node = create_node("slipped-m40", {MODEL: "M40"}, {"tencent.com/vcuda-core": "1600"})
     with installation.free_team() as namespace:
         await_enforced(cluster, namespace, enforced=False)
@@ -158,7 +160,7 @@ def test_pods_that_slipped_in_before_the_label_are_reported_and_count_once_their
 
 
 @pytest.mark.usefixtures("controller")
-def test_a_pod_that_is_held_to_no_model_follows_its_nodes(
+def test_a_pod_that_is_not_pinned_is_charged_by_its_node(
     cluster: Cluster, installation: Installation, create_node: Callable[..., str]
 ) -> None:
     """The pod is charged as soon as its node gets a model, and to another model when that changes."""
@@ -186,12 +188,12 @@ def guarded(cluster: Cluster, namespace: str) -> Iterator[str]:
 
 
 def report_of(namespace: str, told: str) -> Json:
-    """A report that a tenant forges, with the labels of the controller."""
+    """Return a report that a tenant forges, with the labels of the controller."""
     metadata = {"namespace": namespace, "name": USAGE, "labels": USAGE_LABELS}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"usage.json": told}}
 
 
-def test_no_tenant_writes_a_report_and_the_controllers_comes_back(
+def test_no_tenant_can_write_a_report_and_the_controller_restores_it(
     cluster: Cluster, account: Cluster, guarded: str, team: str
 ) -> None:
     report = await_published(cluster, team)
@@ -256,8 +258,10 @@ def test_a_real_kubectl_runs_the_single_file_of_a_release(
 
 
 @pytest.mark.usefixtures("controller_manager")
-def test_why_tells_what_a_rejected_deployment_waits_for(cluster: Cluster, team: str, gpuquota: Plugin) -> None:
-    """Its last rejection, that it would be rejected now too, and the pod that has to end. Then that it may go on."""
+def test_why_shows_what_a_rejected_deployment_waits_for(cluster: Cluster, team: str, gpuquota: Plugin) -> None:
+    """The output has its last rejection, that it would be rejected now too, and the pod that has to end. Then it may
+    continue.
+    """
     cluster.create(on_m40(card_pod("holder", team, cards=3)))
     await_published(cluster, team, lambda use: used(use)["M40"] == 3)
     cluster.create(workload("Deployment", team, "greedy", pod=on_m40(card_pod("", team, cards=2))))
@@ -275,7 +279,7 @@ def test_why_tells_what_a_rejected_deployment_waits_for(cluster: Cluster, team: 
     eventually(lambda: gpuquota("why", "deployment/greedy", "-n", team).returncode == 0)
 
 
-def test_explain_tells_for_each_pod_the_decision_and_why_and_creates_nothing(
+def test_explain_shows_the_decision_and_reason_for_each_pod_and_creates_nothing(
     cluster: Cluster, team: str, gpuquota: Plugin, tmp_path: Path
 ) -> None:
     file = tmp_path / "pods.yaml"
@@ -295,10 +299,10 @@ def test_explain_tells_for_each_pod_the_decision_and_why_and_creates_nothing(
     assert cluster.pods(team) == []
 
 
-def test_explain_tells_of_claims_and_templates_and_of_the_claims_a_pod_would_get(
+def test_explain_covers_claims_templates_and_the_claims_a_pod_would_get(
     cluster: Cluster, team: str, gpuquota: Plugin, tmp_path: Path
 ) -> None:
-    """Before Kubernetes 1.34 there are no claims. They are rejected with the reason, and nothing fails."""
+    """Before Kubernetes 1.34 there are no claims. They are rejected with the reason, and the command does not fail."""
     file = tmp_path / "claims.yaml"
     made = [
         dra.claim(team, "fits"),
@@ -330,10 +334,10 @@ def test_explain_tells_of_claims_and_templates_and_of_the_claims_a_pod_would_get
     assert (cluster.pods(team), dra.claims(cluster, team)) == ([], [])
 
 
-def test_explain_sends_no_pod_of_which_another_webhook_would_make_a_claim(
+def test_explain_does_not_send_a_pod_for_which_another_webhook_would_create_a_claim(
     cluster: Cluster, installation: Installation, team: str, gpuquota: Plugin, tmp_path: Path
 ) -> None:
-    """As HAMi-DRA's webhook does: it creates the claim even in a dry run, with a name made from the pod's."""
+    """HAMi-DRA's webhook is such a webhook: it creates the claim even in a dry run, with a name made from the pod's."""
     dra.require_dra(cluster)
 
     def make_claim(_path: str, review: Json) -> Json:

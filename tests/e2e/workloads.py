@@ -1,4 +1,4 @@
-"""Workloads that make pods by themselves: created, refused all together, and made to try again."""
+"""Workloads whose controllers create pods: all their pods are rejected, and later retried."""
 
 import itertools
 import threading
@@ -15,11 +15,11 @@ HUNDREDTH = {"nvidia.com/vcuda-core": "1", "nvidia.com/vcuda-memory": "1"}
 RETRIED = "quota.vcuda.io/retried-at"
 API_VERSIONS = {"ReplicationController": "v1", "Job": "batch/v1"}
 KINDS = ("ReplicaSet", "ReplicationController", "StatefulSet", "DaemonSet", "Job")
-"""Those that a refused pod is the pod of; the pods of a Deployment are its ReplicaSet's."""
+"""The kinds that own rejected pods. The pods of a Deployment belong to its ReplicaSet."""
 
 
 def workload(kind: str, namespace: str, name: str = "train", *, replicas: int = 1, pod: Json | None = None) -> Json:
-    """One that wants so many pods, of one card each unless told otherwise."""
+    """Return a workload with so many pods, by default of one card each."""
     labels = {"app": name}
     template = {"metadata": {"labels": labels}, "spec": (pod or card_pod("", namespace))["spec"]}
     spec: Json = {"selector": {"matchLabels": labels}, "replicas": replicas, "template": template}
@@ -36,7 +36,9 @@ def workload(kind: str, namespace: str, name: str = "train", *, replicas: int = 
 
 
 def creating(cluster: Cluster, namespace: str) -> AbstractContextManager[None]:
-    """`with` this, twenty pods a second at most are created on M40, each of a hundredth of a card; 429 is no fault."""
+    """Create at most twenty pods a second on M40 during the ``with`` statement, each of a hundredth of a card. A 429 is
+    no failure.
+    """
 
     def create(stop: threading.Event) -> None:
         for number in itertools.count():
@@ -49,11 +51,11 @@ def creating(cluster: Cluster, namespace: str) -> AbstractContextManager[None]:
 
 
 def check_retried(cluster: Cluster, manager: Component | None, namespace: str, free: Callable[[], None]) -> None:
-    """Assert that one workload of every kind is refused, and told to try again once ``free`` has made room."""
+    """Assert that one workload of every kind is rejected, and retried when ``free`` has released quota."""
     assert manager is not None
     created = [cluster.create(workload(kind, namespace, kind.lower())) for kind in KINDS]
     await_refused(cluster, namespace)
-    # Otherwise they might retry by themselves.
+    # Otherwise the controller manager might retry by itself.
     with manager.away():
         free()
         for each in created:
@@ -61,12 +63,12 @@ def check_retried(cluster: Cluster, manager: Component | None, namespace: str, f
 
 
 def await_refused(cluster: Cluster, namespace: str) -> None:
-    """Return once a workload of every kind in ``namespace`` shows that its pod was refused."""
+    """Return when a workload of every kind in ``namespace`` shows that its pod was rejected."""
     cluster.await_events(namespace, "reason=FailedCreate", lambda events: kinds_told(events) >= {*KINDS})
     for kind in ("ReplicaSet", "ReplicationController"):
         path = cluster.path_of(workload(kind, namespace))
         cluster.await_collection(path, lambda found: all("conditions" in each["status"] for each in found))
-    # A DaemonSet's Event is written before its status, and without that nobody can tell that a pod is missing.
+    # A DaemonSet's Event is written before its status, which alone shows that a pod is missing.
     path = cluster.path_of(workload("DaemonSet", namespace))
     cluster.await_collection(path, lambda found: all(each["status"]["desiredNumberScheduled"] for each in found))
 

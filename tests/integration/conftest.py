@@ -1,4 +1,4 @@
-"""Fixtures for tests against scripted answers."""
+"""Fixtures for tests with scripted answers."""
 
 import resource
 from collections.abc import Iterator
@@ -14,13 +14,15 @@ from vcuda.kube import Kube
 
 @pytest.fixture
 def api() -> ApiDouble:
-    """An API server that holds nothing yet, in this process."""
+    """An API server without objects, in this process."""
     return ApiDouble()
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    """A webhook to be sent anything; so many files may be open here, too, as crowds of clients need."""
+    """A webhook to which tests send arbitrary input. This process may also open many files, which crowds of clients
+    need.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with under_fire(tmp_path_factory.mktemp("fuzz")) as running:
@@ -30,13 +32,13 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 
 @pytest.fixture
 def script() -> Script:
-    """Fill this with the answers of the test."""
+    """A script, to which a test adds answers."""
     return Script()
 
 
 @pytest.fixture
 def server(script: Script) -> Iterator[str]:
-    """The URL where the script is served."""
+    """The URL at which the script is served."""
     with serving(script) as url:
         yield url
 

@@ -1,4 +1,4 @@
-"""A server to be sent anything, and what must hold whatever it is sent: JSON, no trace, and good requests answered."""
+"""A server that gets arbitrary input. It must always answer in JSON, show no stack trace, and answer good requests."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from tests.integration.reviews import card_pod, pinned, review_of, with_uid
 from tests.processes import PATIENCE, WebhookProcess, exchange, serving
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "12"))
-"""How long all fuzzing may take together; `make fuzz` gives it ten minutes."""
+"""Seconds for all fuzzing together. `make fuzz` sets ten minutes."""
 
 QUOTA = "{steady: {quota: {M40: 8}}, full: {quota: {M40: 0, P100: 0, A100: 0}}, roomy: {quota: {M40: 100000}}}"
 
@@ -31,7 +31,7 @@ _TRACES = (b"Traceback", b'File "', b"<html")
 
 
 class Answer(NamedTuple):
-    """One answer off the wire, checked to be one."""
+    """An answer from the wire. Its form has been checked."""
 
     status: int
     head: bytes
@@ -40,14 +40,14 @@ class Answer(NamedTuple):
 
 @dataclass
 class Target:
-    """The server under fire, and a caller like the API server that keeps its connection to it."""
+    """The attacked server, and a caller that keeps its connection like the API server."""
 
     server: WebhookProcess
     kept: HTTPSConnection
     pid: int
 
     def assert_sound(self) -> None:
-        """Good requests are answered properly, on a connection that was kept and on a new one."""
+        """Assert that good requests are answered properly, on the kept connection and on a new one."""
         for connection in (self.kept, self.server.connect()):
             response = exchange(connection, "POST", "/mutate", GOOD).decoded()["response"]
             assert response["allowed"], response
@@ -58,12 +58,12 @@ class Target:
                 connection.close()
 
     def assert_kept(self, used: socket.socket | None) -> None:
-        """The kept connection is still the same one: http.client would open another without a word."""
+        """Assert that the kept connection is the same, because http.client would silently open another."""
         assert used is not None
         assert self.kept.sock is used
 
     def open(self, receive_buffer: int | None = None) -> socket.socket:
-        """A TCP connection, without a handshake."""
+        """Return a TCP connection without a TLS handshake."""
         parts = urllib.parse.urlsplit(self.server.url)
         raw = socket.socket()
         raw.settimeout(PATIENCE)
@@ -73,17 +73,17 @@ class Target:
         return raw
 
     def shake_hands(self, receive_buffer: int | None = None) -> ssl.SSLSocket:
-        """A TLS connection."""
+        """Return a TLS connection."""
         return self.server.tls.wrap_socket(self.open(receive_buffer), server_hostname="127.0.0.1")
 
     def note_memory(self, when: str) -> int:
-        """Print, and return, the memory that the worker has resident, in MiB."""
+        """Print and return the resident memory of the worker in MiB."""
         now = self.memory("VmRSS")
         print(f"resident memory {when}: {now} MiB")
         return now
 
     def memory(self, field: str) -> int:
-        """Return what the kernel says of the worker's memory, in MiB: VmRSS, or VmHWM, the most there ever was."""
+        """Return a memory figure of the worker in MiB: VmRSS, or VmHWM for its peak."""
         found = re.search(rf"{field}:\s+(\d+) kB", Path(f"/proc/{self.pid}/status").read_text())
         assert found
         return int(found[1]) // 1024
@@ -91,7 +91,7 @@ class Target:
 
 @contextmanager
 def under_fire(directory: Path, *flags: str) -> Iterator[Target]:
-    """A server that has to come out of the block as it went in: alive, the same process, and without a trace logged."""
+    """Run a server that must survive the block: the same process, without a stack trace in its log."""
     quota = directory / "gpuquota.yaml"
     quota.write_text(QUOTA)
     with serving("--standalone", "--quota", quota, *flags) as server, closing(server.connect()) as kept:
@@ -107,7 +107,7 @@ def under_fire(directory: Path, *flags: str) -> Iterator[Target]:
 
 
 def for_a_while(share: float, test: Callable[[], object]) -> int:
-    """Repeat a test for a share of the time, once at least; return how often."""
+    """Repeat a test for a part of the time, at least once. Return the number of runs."""
     end, times = time.monotonic() + share * SECONDS, 0
     while times == 0 or time.monotonic() < end:
         test()
@@ -116,12 +116,12 @@ def for_a_while(share: float, test: Callable[[], object]) -> int:
 
 
 def assert_harmless(reply_body: bytes) -> None:
-    """No answer shows how the server is made."""
+    """Assert that an answer exposes no internals of the server."""
     assert not [trace for trace in _TRACES if trace in reply_body]
 
 
 def read_all(connection: socket.socket) -> tuple[bytes, bool]:
-    """Return what comes until the server has closed the connection, and whether it has, or rather waits for more."""
+    """Return the received bytes, and whether the server has closed the connection. False if it waits for more input."""
     data = b""
     try:
         while more := connection.recv(2**16):
@@ -134,7 +134,7 @@ def read_all(connection: socket.socket) -> tuple[bytes, bool]:
 
 
 def answers_in(data: bytes) -> list[Answer]:
-    """Return the answers that stand one behind another, each checked: of known length, JSON or a plain word."""
+    """Return the consecutive answers in these bytes. Each must have a known length, and be JSON or plain words."""
     answers = []
     while data:
         head, blank, rest = data.partition(b"\r\n\r\n")

@@ -1,6 +1,6 @@
-"""Reads one LIST as a part of the system does, in a process of its own.
+"""Reads a LIST as a part of the system does, in a separate process.
 
-Prints by how many MiB its peak of memory has grown, and how many objects it has read.
+Prints the growth of its peak memory in MiB, and the number of objects.
 
 Usage: python -m tests.integration.list_reader KUBECONFIG WHAT
 """
@@ -57,8 +57,8 @@ READERS: Mapping[str, Callable[[Kube], int]] = {
 
 
 def peak() -> int:
-    """Return the most memory that this process has had, in MiB."""
-    # Not getrusage's maximum: a new program begins with that of the process that started it.
+    """Return the peak memory of this process in MiB."""
+    # getrusage's maximum is no use: a new program inherits that of the process that started it.
     found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found
     return int(found[1]) // 1024

@@ -1,4 +1,4 @@
-"""Serving certificates of one authority, and the ways in which they come to their files."""
+"""Serving certificates of one authority, and the ways in which they are written to files."""
 
 import shutil
 import ssl
@@ -28,7 +28,7 @@ def write_plainly(directory: Path, leaf: Signed) -> None:
 
 
 def write_as_kubelet(directory: Path, leaf: Signed) -> None:
-    """Swap ``..data`` and remove the directory it pointed at before, as kubelet's AtomicWriter does."""
+    """Swap ``..data`` and remove its former directory, as kubelet's AtomicWriter does."""
     version = directory / f"..2026_11_21_08_00_00.{next(VERSIONS)}"
     version.mkdir(parents=True)
     write_plainly(version, leaf)

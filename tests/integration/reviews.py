@@ -1,4 +1,4 @@
-"""Pods, and the AdmissionReviews about them as the API server writes them."""
+"""Pods, and AdmissionReviews of them as the API server sends them."""
 
 import base64
 import json
@@ -15,7 +15,7 @@ POD = {"group": "", "version": "v1", "kind": "Pod"}
 
 
 def gpu_pod(name: str, namespace: str, limits: Json, **metadata: object) -> Json:
-    """A pod with one container of these limits, as a person writes it: no uid, no status."""
+    """Return a pod with one container of these limits, as a person writes it: without uid and status."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -25,22 +25,24 @@ def gpu_pod(name: str, namespace: str, limits: Json, **metadata: object) -> Json
 
 
 def card_pod(name: str, namespace: str, cards: int = 1) -> Json:
-    """A pod that asks gpu-manager for whole cards."""
+    """Return a pod that requests whole cards of gpu-manager."""
     return gpu_pod(name, namespace, {"tencent.com/vcuda-core": 100 * cards})
 
 
 def on_m40(pod: Json) -> Json:
-    """The pod as its owner has it run on nodes of this model."""
+    """Return the pod with a node selector for this model."""
     return {**pod, "spec": {**pod["spec"], "nodeSelector": {MODEL: "M40"}}}
 
 
 def pinned(pod: Json) -> Json:
-    """The pod as its owner can write it: held to M40 by hand."""
+    """Return the pod with an affinity for M40, as its owner can write it."""
     return {**pod, "spec": {**pod["spec"], "affinity": held_to("M40")}}
 
 
 def review_of(manifest: object, **fields: object) -> Json:
-    """A review of the creation of ``manifest``; ``fields`` replace those of its request, by Kubernetes' own names."""
+    """Return a review of the creation of ``manifest``. ``fields`` replace fields of the request, by their Kubernetes
+    names.
+    """
     metadata = manifest.get("metadata") if isinstance(manifest, dict) else None
     named = metadata if isinstance(metadata, dict) else {}
     request = {
@@ -59,7 +61,7 @@ def review_of(manifest: object, **fields: object) -> Json:
 
 
 def patched(pod: Json, response: Json) -> Json:
-    """The pod with the patch of an answer applied, by a library that is not ours."""
+    """Return the pod with the patch of an answer, applied by a separate library."""
     if "patch" not in response:
         return pod
     assert response["patchType"] == "JSONPatch"
@@ -68,5 +70,5 @@ def patched(pod: Json, response: Json) -> Json:
 
 
 def with_uid(pod: Json) -> Json:
-    """The pod with the uid under which it will be stored; validating webhooks see it, mutating ones do not."""
+    """Return the pod with the uid under which it will be stored, which only validating webhooks see."""
     return {**pod, "metadata": {**pod["metadata"], "uid": str(uuid.uuid4())}}

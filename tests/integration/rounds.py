@@ -1,4 +1,4 @@
-"""Reflectors for tests: the paths, the decoder, and a number of attempts instead of an endless thread."""
+"""Runs a reflector for a number of attempts instead of an endless thread."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,19 +18,19 @@ Look = Callable[[Reflector[int]], None]
 
 
 class Thing(msgspec.Struct, frozen=True):
-    """What the tests decode: an object with a whole number as its value."""
+    """An object that tests decode, with an integer value."""
 
     value: int = 0
 
 
 def thing(raw: bytes) -> int | None:
-    """Keep an object's value; 0 is not kept."""
+    """Return the value of an object, or None if it is 0, which is not kept."""
     return msgspec.json.decode(raw, type=Thing).value or None
 
 
 @dataclass
 class Rounds:
-    """Stands in for sleeping: notes each delay, and says that it is time to stop after ``limit`` of them."""
+    """Replaces sleeping: records each delay, and ends the reflector after ``limit`` delays."""
 
     limit: int
     delays: list[float] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Rounds:
 
 @dataclass
 class Run:
-    """A reflector that has tried ``rounds.limit`` times and ended, and what it told its callback."""
+    """A reflector that has ended after ``rounds.limit`` attempts, and the events that it reported."""
 
     reflector: Reflector[int]
     rounds: Rounds
@@ -53,7 +53,7 @@ class Run:
 
 
 def run(kube: Kube, limit: int, look: Look = lambda _: None, **settings: Any) -> Run:
-    """Let a reflector try ``limit`` times, without a pause and without jitter; ``look`` at it after each event."""
+    """Run a reflector for ``limit`` attempts, without pauses and jitter. ``look`` is called after each event."""
     events: list[tuple[int | None, int | None]] = []
     rounds = Rounds(limit)
     reflector: Reflector[int]
@@ -81,7 +81,7 @@ def running(reflector: Reflector[Any]) -> Iterator[None]:
 
 
 def stopped_at_its_first_object(kube: Kube) -> Reflector[int]:
-    """A reflector of ``PATH`` that is told to stop while it decodes the first object of its list, and has ended."""
+    """Return a reflector of ``PATH`` that was stopped while it decoded the first object of its list."""
     reflector: Reflector[int]
 
     def stop(_raw: bytes) -> int:

@@ -1,4 +1,4 @@
-"""A server that answers what a test has scripted, by kmock: for the errors that a sound API server does not make."""
+"""A server with scripted answers, by kmock, for errors that a healthy API server does not make."""
 
 import asyncio
 import json
@@ -14,14 +14,14 @@ import kmock
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer: its status, its headers, and what kmock makes a body of."""
+    """An answer: its status, its headers, and the payload from which kmock makes the body."""
 
     payload: kmock.Payload
     status: int = 200
     headers: Mapping[str, str] | None = None
 
     def render(self) -> kmock.Payload:
-        """As kmock wants it; the status is always said, as kmock would repeat that of the answer before."""
+        """Return the answer for kmock. The status is always set, because kmock would repeat that of the last answer."""
         response: kmock.Payload = kmock.Response(  # type: ignore[attr-defined]  # kmock forgot it in its __all__
             status=self.status, headers=self.headers, payload=self.payload
         )
@@ -30,11 +30,11 @@ class Answer:
 
 @dataclass
 class Script:
-    """Answers in the order of the requests: ``watches`` for those with the parameter watch, ``answers`` for all others.
+    """Answers requests in order: ``watches`` for those with the parameter watch, ``answers`` for all others.
 
-    ``seen`` holds the requests. Once ``watches`` is used up, further watches stay open and silent. ``streams`` are the
-    answers to watches that ask for initial events; once used up, they are refused as by a server that does not stream
-    lists, and are not in ``seen``: ``refused_streams`` counts them.
+    ``seen`` has the requests. When ``watches`` is used up, further watches stay open and silent. ``streams`` are the
+    answers to watches that request initial events. When they are used up, such a watch is rejected, as by a server that
+    does not stream lists. It is then not in ``seen``, but counted in ``refused_streams``.
     """
 
     answers: deque[Answer] = field(default_factory=deque)
@@ -56,12 +56,12 @@ class Script:
         return (self.watches.popleft() if self.watches else Answer(SILENT)).render()
 
     def asked(self) -> list[str]:
-        """Each request in short: ``LIST``, ``STREAM``, or ``WATCH`` and the version it starts from."""
+        """Return each request in short: ``LIST``, ``STREAM``, or ``WATCH`` and the version from which it starts."""
         return [in_short(request) for request in self.seen]
 
 
 def in_short(request: kmock.Request) -> str:
-    """What the request asks for."""
+    """Return the request in short."""
     if "watch" not in request.params:
         return "LIST"
     return "STREAM" if "sendInitialEvents" in request.params else f"WATCH {request.params['resourceVersion']}"
@@ -69,7 +69,7 @@ def in_short(request: kmock.Request) -> str:
 
 @contextmanager
 def serving(script: Script) -> Iterator[str]:
-    """Serve the script on a free port, in a thread of its own; yield the URL."""
+    """Serve the script on a free port, in a separate thread. Yield the URL."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="kmock")
     thread.start()
@@ -78,7 +78,7 @@ def serving(script: Script) -> Iterator[str]:
 
     async def serve() -> None:
         async with kmock.RawHandler(strict=False) as handler, kmock.Server(handler) as server:
-            handler << script  # how kmock takes its answers
+            handler << script  # kmock's syntax to add a response
             started.set_result(str(server.url).rstrip("/"))
             await stop.wait()
 
@@ -97,7 +97,7 @@ def serving(script: Script) -> Iterator[str]:
 
 
 def write_kubeconfig(path: Path, server: str, user: Mapping[str, str], way: Mapping[str, str] | None = None) -> None:
-    """Write a kubeconfig, as JSON, with one context; ``way``: what else is said of its cluster."""
+    """Write a kubeconfig, as JSON, with one context. ``way`` has further fields of its cluster."""
     document = {
         "apiVersion": "v1",
         "kind": "Config",
@@ -110,50 +110,50 @@ def write_kubeconfig(path: Path, server: str, user: Mapping[str, str], way: Mapp
 
 
 def status(code: int, message: str) -> Answer:
-    """An error answer with a Status, as the API server writes it."""
+    """Return an error answer with a Status, as the API server writes it."""
     return Answer(status_object(code, message), status=code)
 
 
 def status_object(code: int, message: str) -> dict[str, object]:
-    """A Status."""
+    """Return a Status."""
     return {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "code": code}
 
 
 def page(version: int, *items: Mapping[str, object], token: str = "") -> Answer:
-    """One page of a LIST answer; ``token`` continues it."""
+    """Return one page of a LIST. ``token`` is its continue token."""
     metadata = {"resourceVersion": str(version), "continue": token}
     return Answer({"kind": "List", "metadata": metadata, "items": list(items)})
 
 
 def stream(*parts: kmock.Payload) -> Answer:
-    """A streamed answer; each part is sent by itself."""
+    """Return a streamed answer, each part of which is sent separately."""
     return Answer(parts)
 
 
 def item(name: str, version: int, uid: str = "", **fields: object) -> dict[str, object]:
-    """An object in namespace ``ns``; its uid is ``uid-NAME`` unless given."""
+    """Return an object in namespace ``ns``. Its uid is ``uid-NAME`` by default."""
     metadata = {"namespace": "ns", "name": name, "uid": uid or f"uid-{name}", "resourceVersion": str(version)}
     return {"metadata": metadata, **fields}
 
 
 def event(kind: str, subject: Mapping[str, object]) -> bytes:
-    """One line of a watch."""
+    """Return one line of a watch."""
     return json.dumps({"type": kind, "object": subject}).encode() + b"\n"
 
 
 def bookmark(version: int) -> bytes:
-    """A bookmark line."""
+    """Return a bookmark line."""
     return event("BOOKMARK", {"kind": "ConfigMap", "metadata": {"resourceVersion": str(version)}})
 
 
 def initial_events_end(version: int) -> bytes:
-    """The bookmark that ends a streamed list."""
+    """Return the bookmark that ends a streamed list."""
     metadata = {"resourceVersion": str(version), "annotations": {"k8s.io/initial-events-end": "true"}}
     return event("BOOKMARK", {"kind": "ConfigMap", "metadata": metadata})
 
 
 def tear(request: kmock.Request) -> None:
-    """Close the connection in the middle of an answer, after what was sent so far."""
+    """Close the connection in the middle of an answer."""
     raw = request._raw_request
     assert raw is not None
     assert raw.transport is not None
@@ -161,21 +161,21 @@ def tear(request: kmock.Request) -> None:
 
 
 def torn(*lines: bytes) -> Answer:
-    """A streamed answer that breaks after ``lines``."""
+    """Return a streamed answer that breaks after ``lines``."""
     return stream(*lines, tear)
 
 
 async def forever() -> None:
-    """Send nothing more until the client has gone."""
+    """Send nothing more until the client disconnects."""
     await asyncio.Event().wait()
 
 
 SILENT: kmock.Payload = (b"\n", forever)
-"""Starts at once, so that the client has its headers, and says nothing."""
+"""Sends the headers at once, and then nothing."""
 
 NOT_STREAMED = status(
     422,
     'ListOptions.meta.k8s.io "" is invalid: sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch '
     "unless the WatchList feature gate is enabled",
 )
-"""What an API server answers whose feature gate WatchList is off, as that of 1.30 is."""
+"""The answer of an API server whose feature gate WatchList is off, for example 1.30."""

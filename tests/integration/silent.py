@@ -1,4 +1,4 @@
-"""An API server that has hung: it takes requests, and answers none but which version it is of."""
+"""An API server that hangs: it accepts requests, and answers only the request for its version."""
 
 import socket
 import threading
@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 VERSION = b'{"gitVersion": "v1.37.2"}'
-"""A component asks for it first, and for nothing else before it is told."""
+"""A component requests the version first, and waits for the answer."""
 
 
 class Silence:
-    """Holds every other connection open until it is let go."""
+    """Keeps every other connection open until the test closes it."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -21,7 +21,7 @@ class Silence:
 
     @property
     def url(self) -> str:
-        """Where it listens, without TLS."""
+        """Return its URL, without TLS."""
         return "http://{}:{}".format(*self._listener.getsockname())
 
     def _accept(self) -> None:
@@ -41,19 +41,19 @@ class Silence:
                 self._changed.notify_all()
 
     def await_request(self, path: str, patience: float) -> None:
-        """Return once somebody waits for an answer about ``path``; TimeoutError after ``patience`` seconds."""
+        """Return when a client waits for an answer about ``path``. Raises TimeoutError after ``patience`` seconds."""
         with self._changed:
             if not self._changed.wait_for(lambda: path in self._held, patience):
-                raise TimeoutError(f"nobody asked for {path}, but for {sorted(self._held)}")
+                raise TimeoutError(f"no request for {path}, only for {sorted(self._held)}")
 
     def hang_up(self, path: str) -> None:
-        """Close the connections of those that wait for an answer about ``path``."""
+        """Close the connections that wait for an answer about ``path``."""
         with self._changed:
             for near in self._held.pop(path):
                 near.close()
 
     def close(self) -> None:
-        """Hang up on everybody, and stop listening."""
+        """Close all connections, and stop listening."""
         socket.create_connection(self._listener.getsockname()).close()
         self._thread.join()
         self._listener.close()
@@ -63,7 +63,7 @@ class Silence:
 
 @contextmanager
 def silence() -> Iterator[Silence]:
-    """A hung API server, gone at the end of the block."""
+    """Run a hung API server during the ``with`` statement."""
     server = Silence()
     try:
         yield server

@@ -21,7 +21,7 @@ MINUTES = 150
 
 
 def steady(value: float) -> str:
-    """Return a series that stays at a value."""
+    """Return a series with a constant value."""
     return f"{value}+0x{MINUTES}"
 
 
@@ -50,7 +50,7 @@ Series = Mapping[str, str]
 
 
 class Case(NamedTuple):
-    """The series with which an alert fires, and those with which it does not; each is one situation."""
+    """The series with which an alert fires, and those with which it does not. Each is one situation."""
 
     firing: Sequence[Series]
     silent: Sequence[Series]

@@ -1,4 +1,4 @@
-"""Who looks at what an endpoint serves: the rotation, and the controller's watch. Real TLS, and nothing is trusted."""
+"""The rotation and the controller's watch read the leaf that an endpoint serves, by real TLS, without trusting it."""
 
 import socket
 import ssl
@@ -44,7 +44,7 @@ def serving(directory: Path, leaf: Signed = LEAF) -> Iterator[Echo]:
         yield server
 
 
-def test_the_leaf_is_read_whoever_signed_it(tmp_path: Path) -> None:
+def test_the_leaf_of_any_issuer_is_read(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         found = dial(server.address, "anything.at.all")
     assert (found.leaf, found.ready, found.fault) == (LEAF.certificate, True, "")
@@ -53,16 +53,14 @@ def test_the_leaf_is_read_whoever_signed_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "address", ["127.0.0.1:{port}", "256.256.256.256:1", "127.0.0.1:99999", "nonsense", "[::1]:{port}"]
 )
-def test_an_endpoint_that_cannot_be_asked_says_why(address: str) -> None:
+def test_the_error_of_an_unreachable_endpoint_is_reported(address: str) -> None:
     found = dial(address.format(port=free_ports(1)[0]), "x", ready=False)
     assert (found.leaf, found.ready) == (None, False)
     assert found.fault.startswith("cannot be asked: ")
 
 
-def test_a_server_that_speaks_no_tls_or_says_nothing_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The connection is taken and nothing comes: a listener without anybody who accepts."""
+def test_a_server_without_tls_or_an_answer_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server accepts the connection and sends nothing."""
     monkeypatch.setattr("vcuda.tls.DIAL_TIMEOUT_SECONDS", 2.0)
     with socket.create_server(("127.0.0.1", 0)) as listener, serving(tmp_path) as server:
         silent = f"127.0.0.1:{listener.getsockname()[1]}"
@@ -71,15 +69,15 @@ def test_a_server_that_speaks_no_tls_or_says_nothing_is_given_up(
 
 
 def of_version_6(leaf: Signed) -> bytes:
-    """A certificate in PEM that says it is of a version that there is none of; OpenSSL serves it all the same."""
+    """Return a certificate in PEM with a version that does not exist. OpenSSL serves it nevertheless."""
     content = leaf.certificate.public_bytes(Encoding.DER)
     version_3, version_6 = bytes.fromhex("a003020102"), bytes.fromhex("a003020105")
     assert content.count(version_3) == 1
     return ssl.DER_cert_to_PEM_cert(content.replace(version_3, version_6)).encode()
 
 
-def test_a_certificate_that_cannot_be_read_is_one_that_could_not_be_asked_for(tmp_path: Path) -> None:
-    """Neither the rotation nor the leading controller ends by it."""
+def test_an_unreadable_certificate_is_handled_as_an_unreachable_endpoint(tmp_path: Path) -> None:
+    """It must end neither the rotation nor the leading controller."""
     (tmp_path / "tls.crt").write_bytes(of_version_6(LEAF))
     (tmp_path / "tls.key").write_bytes(LEAF.key_pem())
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -93,7 +91,7 @@ def test_a_certificate_that_cannot_be_read_is_one_that_could_not_be_asked_for(tm
 
 
 def watched(api: ApiDouble, *addresses: str) -> CertificateWatch:
-    """A watch of a Service with these endpoints, each in a slice of its own; beside it another Service has one."""
+    """Return a watch of a Service with these endpoints, each in its own slice. Another Service also has one."""
     for number, address in enumerate(addresses):
         store_slice(api, f"vcuda-webhook-{number}", "vcuda-webhook", address)
     store_slice(api, "another", "vcuda-extender", "192.0.2.1:1")
@@ -102,7 +100,7 @@ def watched(api: ApiDouble, *addresses: str) -> CertificateWatch:
 
 
 def store_slice(api: ApiDouble, name: str, service: str, address: str) -> None:
-    """An EndpointSlice with this address, and one that is not ready."""
+    """Store an EndpointSlice with this address, and another address that is not ready."""
     host, _, port = address.rpartition(":")
     found = {
         "metadata": {"labels": {"kubernetes.io/service-name": service}},
@@ -136,7 +134,9 @@ def test_the_controller_exports_when_each_endpoints_certificate_ends(tmp_path: P
         pytest.param(62, "has less than a third of its life left", id="a third left, and a rotation had its chance"),
     ],
 )
-def test_a_leaf_that_was_not_renewed_is_told_once_a_day_on_the_service(tmp_path: Path, days: int, told: str) -> None:
+def test_a_leaf_that_was_not_renewed_is_reported_once_a_day_on_the_service(
+    tmp_path: Path, days: int, told: str
+) -> None:
     api = ApiDouble()
     with serving(tmp_path) as server:
         watch = watched(api, server.address, server.address)
@@ -152,7 +152,7 @@ def test_a_leaf_that_was_not_renewed_is_told_once_a_day_on_the_service(tmp_path:
     assert "create job --from=cronjob/vcuda-certs" in str(event["message"])
 
 
-def test_the_watch_goes_on_after_a_look_that_failed_and_logs_each_fault_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_watch_continues_after_a_failed_check_and_logs_each_fault_once(monkeypatch: pytest.MonkeyPatch) -> None:
     api, stop = ApiDouble(), threading.Event()
     monkeypatch.setattr("controller.certificates.INTERVAL_SECONDS", 0.0)
     watch = CertificateWatch(api.kube, "vcuda-quota", "vcuda-webhook")
@@ -179,11 +179,11 @@ def test_the_watch_goes_on_after_a_look_that_failed_and_logs_each_fault_once(mon
     ("days", "late"),
     [
         pytest.param(31, False, id="not in its last third"),
-        pytest.param(29, False, id="the daily rotation may be about to come"),
-        pytest.param(28, True, id="it did not come"),
+        pytest.param(29, False, id="the daily rotation may be imminent"),
+        pytest.param(28, True, id="the daily rotation was missed"),
         pytest.param(-1, True, id="expired"),
     ],
 )
-def test_a_leaf_is_late_when_a_daily_rotation_had_its_chance(days: int, late: bool) -> None:
+def test_a_leaf_is_overdue_when_a_daily_rotation_should_have_renewed_it(days: int, late: bool) -> None:
     assert is_late(ServedCertificate("x", "f", NOW + (days - 90) * DAY, NOW + days * DAY), NOW) is late
-    assert not is_late(ServedCertificate("x", fault="refused"), NOW), "an endpoint that shows nothing"
+    assert not is_late(ServedCertificate("x", fault="refused"), NOW), "an endpoint that presents nothing"

@@ -1,4 +1,4 @@
-"""What `vcuda-certs rotate` and `status` do when the API server does not do what it is asked."""
+"""`vcuda-certs rotate` and `status` when requests to the API server fail."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -22,7 +22,7 @@ from vcuda.errors import Conflict, Forbidden, Unavailable
 from vcuda.kube import Kube
 
 NOW = datetime.now(UTC)
-"""When the tests were collected: minutes before the last of them runs, and the server's answers carry its own time."""
+"""The time of collection: minutes before the last test runs. The server's answers carry the true time."""
 REFS = ObjectRefs("vcuda-quota", "vcuda-webhook", "vcuda-webhook-ca", "vcuda-webhook-tls")
 LABELS = {"app.kubernetes.io/part-of": "vcuda-quota"}
 VERSION = Answer({"gitVersion": "v1.37.2"})
@@ -47,7 +47,7 @@ def store(kubeconfig: Path) -> ClusterStore:
 
 
 @pytest.mark.parametrize("command", ["rotate", "status"])
-def test_what_is_forbidden_ends_the_command_with_the_api_servers_sentence(
+def test_a_forbidden_request_ends_the_command_with_the_api_servers_message(
     script: Script, kubeconfig: Path, command: str
 ) -> None:
     script.answers += [VERSION, status(403, 'secrets "vcuda-webhook-tls" is forbidden')]
@@ -57,7 +57,7 @@ def test_what_is_forbidden_ends_the_command_with_the_api_servers_sentence(
 
 
 @pytest.mark.usefixtures("fast")
-def test_an_api_server_that_is_not_there_is_tried_again_and_then_told(tmp_path: Path) -> None:
+def test_an_unreachable_api_server_is_retried_and_then_reported(tmp_path: Path) -> None:
     path = tmp_path / "kubeconfig"
     write_kubeconfig(path, f"https://127.0.0.1:{free_ports(1)[0]}", {"token": "letmein"})
     ended = run(path, "rotate")
@@ -67,13 +67,13 @@ def test_an_api_server_that_is_not_there_is_tried_again_and_then_told(tmp_path: 
 
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no try wait for the next."""
+    """Retry without a pause."""
     monkeypatch.setattr("certs.rotation.SystemClock.sleep", lambda *_: None)
 
 
 @pytest.mark.parametrize("command", ["rotate", "status"])
 def test_one_secret_cannot_be_both(kubeconfig: Path, command: str) -> None:
-    """The webhook, which mounts it, would read the key of the CA."""
+    """Otherwise the webhook, which mounts this Secret, could read the key of the CA."""
     ended = run(kubeconfig, command, "--ca-secret", "vcuda-webhook-tls")
     assert ended.exit_code == 2
     assert "--ca-secret and --serving-secret are two" in ended.output
@@ -89,7 +89,7 @@ def test_without_usable_credentials_the_command_says_so(tmp_path: Path, content:
     assert "No usable kubeconfig at" in ended.output
 
 
-def test_an_answer_that_is_no_json_is_quoted(script: Script, kubeconfig: Path) -> None:
+def test_an_answer_that_is_not_json_is_quoted(script: Script, kubeconfig: Path) -> None:
     script.answers += [VERSION, Answer(b"<html>go away</html>", status=400)]
     assert "<html>go away</html>" in run(kubeconfig, "rotate").output
 
@@ -98,7 +98,7 @@ def test_an_answer_that_is_no_json_is_quoted(script: Script, kubeconfig: Path) -
 def test_a_clock_that_differs_from_the_api_servers_stops_everything(
     script: Script, store: ClusterStore, off: timedelta
 ) -> None:
-    """Good certificates would be found expired, and new ones made that nobody accepts."""
+    """Otherwise valid certificates would seem expired, and the new ones would not be accepted."""
     date = {"Date": format_datetime(NOW, usegmt=True)}
     missing = Answer({"message": "not found"}, status=404, headers=date)
     script.answers += [missing, *[Answer({"items": []}, headers=date)] * 2, missing, NO_SLICES]
@@ -107,7 +107,7 @@ def test_a_clock_that_differs_from_the_api_servers_stops_everything(
 
 
 def test_the_endpoints_are_those_of_all_pages_of_the_services_slices(script: Script, store: ClusterStore) -> None:
-    """One that was left out would keep a leaf that nobody trusts any more."""
+    """An endpoint that was left out would keep a leaf that is no longer trusted."""
     ports = [{"name": "https", "port": port} for port in free_ports(2)]
     slices = [{"addressType": "IPv4", "endpoints": [{"addresses": ["127.0.0.1"]}], "ports": [port]} for port in ports]
     script.answers += [
@@ -129,15 +129,15 @@ INJECTED = {"cert-manager.io/inject-ca-from": "vcuda-quota/webhook"}
 def configuration(
     name: str, labels: dict[str, str], annotations: dict[str, str] | None = None, **client: object
 ) -> dict[str, object]:
-    """A webhook configuration with one webhook."""
+    """Return a webhook configuration with one webhook."""
     metadata = {"name": name, "labels": labels, "annotations": annotations, "resourceVersion": "1"}
     return {"metadata": metadata, "webhooks": [{"name": "validate", "clientConfig": client or CALLS}]}
 
 
-def test_a_configuration_that_calls_us_without_our_label_is_never_written_and_told_with_the_command(
+def test_a_configuration_without_our_label_is_never_written_and_is_reported_with_the_command(
     script: Script, store: ClusterStore
 ) -> None:
-    """Else its caBundle would stay behind when the CA changes, and all that it guards could not be created."""
+    """Otherwise its caBundle would stay unchanged when the CA changes, and its objects could not be created."""
     items = [
         configuration("vcuda-quota", LABELS),
         configuration("lost", {"app.kubernetes.io/part-of": "another"}),
@@ -154,8 +154,8 @@ def test_a_configuration_that_calls_us_without_our_label_is_never_written_and_to
     assert (state.left_alone, state.problems) == ((), ())
 
 
-def test_what_another_tool_looks_after_is_read_all_the_same(script: Script, store: ClusterStore) -> None:
-    """So that `status` can tell whether its caBundles trust what is served; nothing of it is ever written."""
+def test_a_configuration_that_another_tool_manages_is_still_read(script: Script, store: ClusterStore) -> None:
+    """`status` must report whether its caBundles trust the served leaves. The rotation never writes it."""
     theirs = {"metadata": {"name": "s", "annotations": {"cert-manager.io/certificate-name": "webhook"}}}
     items = [configuration("vcuda-quota", LABELS, INJECTED), configuration("lost", {})]
     script.answers += [Answer(theirs), NONE, Answer({"items": items}), NO_SLICES]
@@ -166,7 +166,7 @@ def test_what_another_tool_looks_after_is_read_all_the_same(script: Script, stor
 
 
 class Failing(World):
-    """A store whose next requests come to nothing."""
+    """A store whose next requests fail."""
 
     faults: list[Exception]
 
@@ -184,27 +184,27 @@ def failing(*faults: Exception) -> Failing:
 
 
 def rotate(world: World, policy: RotationPolicy = POLICY, note: Callable[[object], None] = lambda _: None) -> End:
-    """One run of five minutes at most."""
+    """Run a rotation for five minutes at most."""
     return Rotation(world, policy, timedelta(minutes=5), world, note).run()
 
 
 @pytest.mark.parametrize("fault", [Conflict(409, "another was first"), Unavailable("no answer")])
-def test_a_write_that_came_to_nothing_is_decided_again_from_what_is_there(fault: Exception) -> None:
+def test_after_a_failed_write_the_next_step_is_decided_from_the_stored_state(fault: Exception) -> None:
     world = failing(*[fault] * (MAX_ATTEMPTS - 1))
     assert isinstance(rotate(world), Done)
 
 
-def test_after_many_in_a_row_the_run_ends_with_the_fault() -> None:
+def test_after_many_failures_in_a_row_the_run_ends_with_the_error() -> None:
     world = failing(*[Unavailable("no answer")] * MAX_ATTEMPTS)
     with pytest.raises(Unavailable):
         rotate(world)
 
 
 @pytest.mark.parametrize("policy", [POLICY, NEW])
-def test_a_configuration_that_may_not_be_written_keeps_nothing_from_being_renewed_and_is_told(
+def test_a_configuration_that_must_not_be_written_blocks_no_renewal_and_is_reported(
     policy: RotationPolicy,
 ) -> None:
-    """Its caBundle was emptied, say, so that there is something to write."""
+    """There is something to write, because the caBundle was emptied."""
     world = healthy(timedelta())
     world.put_hooks(0, bundle=())
     empty = world.state.configurations[0]
@@ -218,22 +218,22 @@ def test_a_configuration_that_may_not_be_written_keeps_nothing_from_being_renewe
     assert (world.leaf.expires - world.time).days in (89, 90)
 
 
-def test_a_secret_that_may_not_be_written_ends_the_run() -> None:
+def test_a_secret_that_must_not_be_written_ends_the_run() -> None:
     world = failing(Forbidden(403, "forbidden by RBAC"))
     with pytest.raises(Forbidden):
         rotate(world)
 
 
-def test_the_api_servers_refusal_of_a_write_is_told_apart(script: Script, store: ClusterStore) -> None:
+def test_a_write_that_the_api_server_rejects_is_distinguished(script: Script, store: ClusterStore) -> None:
     script.answers.append(status(403, "not allowed"))
     with pytest.raises(Forbidden, match="not allowed"):
         store.write(WriteBundles("MutatingWebhookConfiguration", "x", "1", (), ()))
 
 
-def test_a_run_whose_steps_are_undone_again_and_again_comes_to_an_end() -> None:
+def test_a_run_whose_steps_are_always_reverted_ends() -> None:
     class Undone(World):
         def write(self, write: Write) -> None:
-            """Lose it, as somebody does who writes it back at once."""
+            """Drop the write, as if another client reverted it at once."""
 
     world = Undone(State())
     steps: list[object] = []

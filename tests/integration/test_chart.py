@@ -29,7 +29,7 @@ NEEDS = {
     "delete-beyond-budget": "enforce-audit",
     "node-host-pid": "node-agent-hami",
 }
-"""The components that the chart rejects without another one."""
+"""The components that the chart rejects without another component."""
 ROOT = CHART.parents[1]
 EXCLUDED = ({"node-agent-gpu-manager", "node-agent-nvidia-vcuda"}, {"hami", "scheduler"})
 
@@ -39,7 +39,7 @@ def setting_of(component: str) -> str:
 
 
 def combinations() -> list[tuple[str, ...]]:
-    """Return every component alone, every two together, and the two largest sets, as far as the chart allows them."""
+    """Return every component alone, every pair, and the two largest sets, as far as the chart permits them."""
     fork = "node-agent-nvidia-vcuda"
     largest = (COMPONENTS.keys() - left_out for left_out in ({"hami", fork}, {"scheduler", fork}))
     chosen = [set(), *({each} for each in COMPONENTS), *map(set, itertools.combinations(COMPONENTS, 2)), *largest]
@@ -53,7 +53,7 @@ def objects(text: str) -> dict[Identity, Json]:
 
 
 def charted(*settings: str, name: str = "helm") -> dict[Identity, Json]:
-    """Return the objects that helm applies; those of its hooks are another matter."""
+    """Return the objects that helm applies, without those of its hooks."""
     return {each: found for each, found in whole_chart(*settings, name=name).items() if not is_of_a_hook(found)}
 
 
@@ -84,7 +84,7 @@ def test_the_chart_gives_each_object_that_kustomize_gives(components: tuple[str,
 
 
 def test_the_commands_of_the_page_render() -> None:
-    """The combination that most clusters need, HAMi with cert-manager and Prometheus, among them."""
+    """One of them is the combination that most clusters need: HAMi with cert-manager and Prometheus."""
     page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8").replace("\\\n", "")
     found = [re.findall(r"--set (\S+)", command) for command in re.findall(r"^helm install .*$", page, re.MULTILINE)]
     usual = "hami.enabled=true,certManager.enabled=true,prometheus.enabled=true"
@@ -101,7 +101,7 @@ def test_helm_3_and_helm_4_find_no_fault_in_the_chart(name: str) -> None:
 
 
 def test_the_templates_are_those_of_the_manifests() -> None:
-    """`make chart` writes them."""
+    """`make chart` writes the templates."""
     written = {path.name: path.read_text() for path in (CHART / "templates").glob("*.yaml")}
     generated = {name: text for name, text in written.items() if text.startswith(HEADER)}
     assert generated == templates()
@@ -193,7 +193,7 @@ def test_values_that_contradict_or_do_not_exist_are_rejected_with_their_place(
         "the cluster does not serve monitoring.coreos.com/v1: install the Prometheus operator first",
     ),
 )
-def test_the_missing_kinds_of_others_are_told_in_one_line(setting: str, told: str) -> None:
+def test_missing_kinds_of_other_projects_are_reported_in_one_line(setting: str, told: str) -> None:
     assert told in rejection(setting, apis=())
 
 
@@ -207,7 +207,7 @@ def test_a_release_in_a_namespace_that_the_chart_creates_is_rejected() -> None:
     assert "install the release into another one, for example --namespace kube-system" in done.stderr
 
 
-def test_the_account_that_uninstalls_may_delete_all_that_rejects_and_exists_only_then() -> None:
+def test_the_account_of_the_uninstall_exists_only_then_and_may_delete_policies_and_webhooks() -> None:
     found = [*whole_chart().values()]
     hooks = [each for each in found if is_of_a_hook(each)]
     assert {each["metadata"]["annotations"]["helm.sh/hook"] for each in hooks} == {"pre-delete"}

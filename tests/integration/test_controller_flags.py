@@ -1,4 +1,4 @@
-"""What the controller's commands make of addresses, and what becomes of an extender that cannot begin."""
+"""Addresses in the flags of the controller's commands, and an extender that cannot start."""
 
 import socket
 import subprocess
@@ -50,7 +50,7 @@ ADVERTISE = (*EXTENDER, "--extender-cert-dir", ".", "--extender-advertise")
         ((*EXTENDER, "--extender-cert-dir", "nowhere", *CLIENT_CA), "nowhere/tls.crt cannot be read"),
         (("--extender-address", "here", "--extender-cert-dir", "."), "'here' is not HOST:PORT"),
         *(((*ADVERTISE, text), f"{text!r} is not IP:PORT") for text in ("me", "a.example:1", ":1", "[fe80::1%eth0]:1")),
-        # Between two full passes a charge must not be forgotten to be pending.
+        # Between two resyncs the age of a pending charge must not be forgotten.
         (
             ("--storable-seconds", "301"),
             "--full-pass-seconds: must be at least twice --storable-seconds (301); got 600.",
@@ -63,7 +63,7 @@ ADVERTISE = (*EXTENDER, "--extender-cert-dir", ".", "--extender-advertise")
         *((("--quota-configmap", text), f"--quota-configmap: {text!r} is not NAMESPACE/NAME.") for text in ("/", "x")),
     ],
 )
-def test_bad_flags_are_told_before_anything_starts(tmp_path: Path, flags: tuple[str, ...], message: str) -> None:
+def test_bad_flags_are_reported_before_anything_starts(tmp_path: Path, flags: tuple[str, ...], message: str) -> None:
     write_kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:1", {"token": "letmein"})
     result = CliRunner().invoke(main, ["run", "--kubeconfig", str(tmp_path / "kubeconfig"), *flags])
     assert (result.exit_code, result.stdout) == (BAD_INPUT, "")
@@ -86,10 +86,10 @@ def test_bad_flags_are_told_before_anything_starts(tmp_path: Path, flags: tuple[
         ((*RUN, "--status-address", "127.0.0.1:0"), "--ui-address", "taken", ": Address already in use."),
     ],
 )
-def test_an_address_that_cannot_be_had_is_bad_input(
+def test_an_address_that_cannot_be_bound_is_bad_input(
     tmp_path: Path, command: tuple[str, ...], flag: str, address: str, says: str
 ) -> None:
-    """Beside no API server at all, which is not even asked."""
+    """The command fails before it contacts the API server, of which there is none."""
     write_kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:1", {"token": "letmein"})
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = "{}:{}".format(*taken.getsockname()) if address == "taken" else address
@@ -107,7 +107,7 @@ Faults = threading.Semaphore
 
 @pytest.fixture
 def faults() -> Faults:
-    """Return what is released for each time that the extender could not go on."""
+    """Return a semaphore that is released for each fault of the extender."""
     return threading.Semaphore(0)
 
 
@@ -143,7 +143,7 @@ def test_journals_that_cannot_be_read_are_a_fault_after_three_tries_and_it_is_re
 
 
 def test_a_loop_that_ends_is_a_fault(beginning: Extender, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody would see that what it does is done no more."""
+    """Otherwise its work would stop without any sign."""
 
     def broken(*_: object) -> None:
         raise RuntimeError("a fault")

@@ -13,7 +13,7 @@ ROOT = Path(demo.__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def output() -> str:
-    """What it prints, run as a newcomer does."""
+    """The output of the command, run as a newcomer does."""
     done = subprocess.run(
         [sys.executable, "-m", "examples.demo"], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
     )
@@ -22,7 +22,7 @@ def output() -> str:
 
 
 def rows(output: str) -> dict[str, list[str]]:
-    """The table: the line of each pod or claim, and the lines below it without their indent."""
+    """Return the table: the line of each pod or claim, and the unindented lines below it."""
     table = output.partition("NAME ")[2].splitlines()[1:]
     found: dict[str, list[str]] = {}
     for line in table[: table.index("")]:
@@ -54,13 +54,13 @@ TABLE = {
 
 
 @pytest.mark.parametrize("pod", TABLE)
-def test_the_table_says_what_became_of_each_pod_and_why(output: str, pod: str) -> None:
+def test_the_table_shows_the_outcome_of_each_pod_and_the_reason(output: str, pod: str) -> None:
     (decision, why), (line, *stories) = TABLE[pod], rows(output)[pod]
     assert line.split()[1:] == decision.split()
     assert why in " ".join(stories)
 
 
-def test_it_says_what_it_does_before_and_after_and_fits_a_terminal(output: str) -> None:
+def test_the_output_explains_each_step_and_fits_a_terminal(output: str) -> None:
     lines = output.splitlines()
     assert lines[0].startswith("Starting vcuda-webhook serve --standalone --quota manifests/examples/gpuquota.yaml")
     assert lines[1].startswith("It serves https://127.0.0.1:")
@@ -70,7 +70,7 @@ def test_it_says_what_it_does_before_and_after_and_fits_a_terminal(output: str) 
 
 
 def test_nothing_is_left_running(output: str) -> None:
-    """The address that it served takes no connection any more."""
+    """The server no longer accepts connections at its address."""
     port = int(output.splitlines()[1].partition(",")[0].rpartition(":")[2])
     listening = [line.split()[1:4] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     assert ["0100007F", f"{port:04X}", "0A"] not in [[*local.split(":"), state] for local, _, state in listening]

@@ -1,6 +1,6 @@
-"""The image, as far as it can be made without an engine: its own install commands, run in clean directories.
+"""The image, as far as it can be built without a container engine: its install commands, run in clean directories.
 
-What this cannot tell is what the base image brings; the directories of the image are stood in for by fresh ones.
+This does not test the content of the base image. Fresh directories replace those of the image.
 """
 
 import json
@@ -54,7 +54,7 @@ def texts(stage: list[Instruction], name: str) -> list[str]:
 
 
 class Image(NamedTuple):
-    """Where the image's directories are on this machine."""
+    """The places of the image's directories on this machine."""
 
     environment: Path
     base: Path
@@ -64,7 +64,9 @@ class Image(NamedTuple):
 
 
 def run(command: str, cwd: Path, places: Mapping[str, Path], python: Path) -> None:
-    """Run a RUN as the engine does, by the shell, with the image's directories where they are here."""
+    """Run a RUN instruction in a shell as an engine does, with the image's directories replaced by those of this
+    machine.
+    """
     for there, here in places.items():
         command = command.replace(there, str(here))
     path = f"{python.parent}{os.pathsep}/usr/bin{os.pathsep}/bin"
@@ -75,14 +77,14 @@ def run(command: str, cwd: Path, places: Mapping[str, Path], python: Path) -> No
 
 
 def stand_in(directory: Path) -> Path:
-    """A Python with pip and setuptools, as the base image has one."""
+    """Return a Python with pip and setuptools, as the base image has one."""
     venv.create(directory, with_pip=True)
     shutil.copytree(Path(sysconfig.get_path("stdlib")) / "ensurepip", directory / "lib" / "python3.11" / "ensurepip")
     return directory
 
 
 def copied(instructions: list[str], source: Path) -> None:
-    """What COPY brings from the build context, without what .dockerignore keeps out."""
+    """Copy the files that COPY takes from the build context, without those that .dockerignore excludes."""
     for text in instructions:
         *names, target = text.split()
         for name in names:
@@ -96,7 +98,7 @@ def copied(instructions: list[str], source: Path) -> None:
 
 @pytest.fixture(scope="module")
 def image() -> Iterator[Image]:
-    """The directories of the image, made by the commands of the Dockerfile."""
+    """Create the directories of the image by the commands of the Dockerfile."""
     build, final = stages()
     directory = Path(tempfile.mkdtemp(prefix="image-"))
     directory.chmod(0o755)
@@ -116,14 +118,14 @@ def image() -> Iterator[Image]:
         shutil.rmtree(directory)
 
 
-def test_hadolint_has_nothing_to_say() -> None:
+def test_hadolint_finds_no_fault() -> None:
     program = Path(sysconfig.get_path("scripts"), "hadolint")
     done = subprocess.run((program, DOCKERFILE), capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
 
 
-def test_only_the_environment_is_taken_over_from_the_build_and_it_runs_as_a_number_that_is_not_root() -> None:
-    """The manifests name the program."""
+def test_only_the_environment_is_copied_from_the_build_and_it_runs_as_a_numeric_non_root_user() -> None:
+    """The manifests name the program, so the image needs no ENTRYPOINT."""
     build, final = stages()
     assert texts(build, "FROM") == [f"{texts(final, 'FROM')[0]} AS build"]
     assert texts(final, "COPY") == ["--from=build /opt/vcuda /opt/vcuda"]
@@ -139,8 +141,8 @@ def test_every_program_runs(image: Image, name: str) -> None:
     assert "Usage:" in done.stdout
 
 
-def test_nothing_that_installs_or_builds_is_left(image: Image) -> None:
-    """Neither in the environment nor in the Python that it stands on."""
+def test_no_installer_or_build_tool_is_left(image: Image) -> None:
+    """This is true for the environment and for the Python that it is based on."""
     for place in (image.environment, image.base):
         packages = {found.name.partition("-")[0] for found in place.glob("lib/python3*/site-packages/*.dist-info")}
         assert not packages & {"pip", "setuptools", "wheel", "pytest", "ruff", "mypy"}, place
@@ -150,8 +152,8 @@ def test_nothing_that_installs_or_builds_is_left(image: Image) -> None:
     assert done.returncode == 1
 
 
-def test_everything_that_the_sources_have_beside_code_is_in_it(image: Image) -> None:
-    """Templates, styles and the mark that types are given: what `package_data` has to name."""
+def test_every_data_file_of_the_sources_is_in_the_image(image: Image) -> None:
+    """These are templates, styles and py.typed, which `package_data` must name."""
     [packages] = image.environment.glob("lib/python3*/site-packages")
     there = (found for part in ("vcuda", "webhook", "controller", "certs") for found in (PROJECT / part).rglob("*"))
     wanted = [found.relative_to(PROJECT) for found in there if found.is_file() and "__pycache__" not in found.parts]
@@ -159,8 +161,8 @@ def test_everything_that_the_sources_have_beside_code_is_in_it(image: Image) -> 
     assert [str(each) for each in wanted if not (packages / each).is_file()] == []
 
 
-def test_everybody_may_read_it(image: Image) -> None:
-    """It is root's, and does not run as root."""
+def test_every_user_may_read_the_image(image: Image) -> None:
+    """The files belong to root, and the image does not run as root."""
     for found in image.environment.rglob("*"):
         needed = stat.S_IXOTH if found.is_dir() else stat.S_IROTH
         assert found.is_symlink() or found.stat().st_mode & needed, found
@@ -168,7 +170,7 @@ def test_everybody_may_read_it(image: Image) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="takes root, to make a root that is read-only and to be another user")
 def test_the_webhook_serves_on_a_read_only_root_as_that_user(image: Image) -> None:
-    """What is written goes to /dev/shm and nowhere else. It may read this machine's Python, which is root's alone."""
+    """Everything is written to /dev/shm. The user may read this machine's Python, which only root could."""
     directory = image.environment.parent / "read-only"
     subprocess.run((image.program("vcuda-certs"), "issue", "--dir", directory), check=True, capture_output=True)
     quota = Path(shutil.copy(QUOTA, directory))
@@ -186,8 +188,8 @@ def test_the_webhook_serves_on_a_read_only_root_as_that_user(image: Image) -> No
     assert f"Uid:\t{USER}\t{USER}" in status
 
 
-def test_the_commands_are_read_whole_and_were_tried_with_the_images_python() -> None:
-    """The reader of the Dockerfile here knows no heredoc, and no line that begins inside of a command."""
+def test_the_dockerfile_has_only_what_this_test_can_parse_and_the_images_python_version() -> None:
+    """The parser of this test supports neither a heredoc nor a line that begins within a command."""
     assert f"python:{sys.version_info.major}.{sys.version_info.minor}-" in texts(stages()[0], "FROM")[0]
     assert "<<" not in DOCKERFILE.read_text()
     names = {each.name for stage in stages() for each in stage}

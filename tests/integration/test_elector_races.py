@@ -1,4 +1,4 @@
-"""At no time do two candidates believe that they lead, whatever befalls their calls, in virtual time."""
+"""Two candidates never lead at the same time, for any outcome of their calls, in virtual time."""
 
 import heapq
 import itertools
@@ -17,7 +17,7 @@ from vcuda.errors import Unavailable, VcudaError
 
 
 class World:
-    """Virtual time. One thread runs at a time; who sleeps lets the next run, whose time has come first."""
+    """Virtual time. One thread runs at a time. A thread that sleeps lets the thread with the earliest time run."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -47,7 +47,7 @@ class World:
         self.at(self.now, lambda: self._wait_for(thread.start))
 
     def run(self) -> None:
-        """Run until nobody has anything to do; raises what a thread raised."""
+        """Run until no thread has work. Raises the error of a thread."""
         while self._due:
             self.now, _, action = heapq.heappop(self._due)
             action()
@@ -60,18 +60,18 @@ class World:
 
 
 FATES = ("ok", "slow", "refused", "lost request", "lost reply", "late", "write lost", "last moment")
-"""What befalls a call. ``late``: it lands after its sender gave it up; ``write lost``: only reads get through."""
+"""The outcomes of a call. ``late``: it arrives after its sender gave it up. ``write lost``: only reads arrive."""
 
 
 class Phase(NamedTuple):
-    """So many calls in a row meet the same fate."""
+    """A number of consecutive calls with the same outcome."""
 
     fate: str
     calls: int
 
 
 class Life(NamedTuple):
-    """What one candidate meets: the fates of its calls, how late it starts, and when it is stopped, in leases."""
+    """The life of one candidate: the outcomes of its calls, its start, and its stop, in leases."""
 
     phases: tuple[Phase, ...]
     start: float
@@ -79,7 +79,7 @@ class Life(NamedTuple):
 
 
 class Network:
-    """One candidate's way to the API server."""
+    """The connection of one candidate to the API server."""
 
     def __init__(self, world: World, phases: Iterable[Phase]) -> None:
         self._world = world
@@ -119,7 +119,7 @@ def _ignoring_refusal(effect: Effect) -> None:
 
 
 class _Through(ApiDouble):
-    """The shared API server, reached through one candidate's network."""
+    """The shared API server, reached through the network of one candidate."""
 
     def __init__(self, shared: ApiDouble, network: Network) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class _Through(ApiDouble):
 
 
 class Election:
-    """Two candidates for one Lease; ``leaders`` are those that believe they lead."""
+    """Two candidates for one Lease. ``leaders`` are those that believe they lead."""
 
     def __init__(self, timing: LeaseTiming, horizon: float) -> None:
         self.world = World()
@@ -149,7 +149,7 @@ class Election:
         self.world.run()
 
     def _live(self, number: int, life: Life) -> None:
-        """Candidate after candidate, as the system starts a process anew that has ended."""
+        """Run candidate after candidate, as the system restarts a process that has ended."""
         self.world.sleep(life.start * self._timing.lease_duration)
         api = _Through(self._api, Network(self.world, life.phases))
         stops = [life.stops * self._timing.lease_duration] if life.stops is not None else []
@@ -185,7 +185,7 @@ LIVES = st.builds(Life, st.lists(PHASES, max_size=8).map(tuple), st.floats(0, 1)
 @given(lives=st.tuples(LIVES, LIVES))
 @example(lives=(Life((Phase("ok", 8), Phase("refused", 8), Phase("write lost", 8)), 0, None), Life((), 0.01, None)))
 @example(lives=(Life((Phase("ok", 1), Phase("last moment", 1), Phase("refused", 9)), 0, None), Life((), 0.1, None)))
-def test_never_two_leaders_and_in_the_end_one(lease_seconds: int, lives: tuple[Life, Life]) -> None:
+def test_there_are_never_two_leaders_and_finally_one(lease_seconds: int, lives: tuple[Life, Life]) -> None:
     election = Election(LeaseTiming.of(lease_seconds), horizon=lease_seconds * 30.0)
     election.hold(lives)
     assert len(election.led_at_the_end) == 1
@@ -195,7 +195,7 @@ def test_never_two_leaders_and_in_the_end_one(lease_seconds: int, lives: tuple[L
 @pytest.mark.parametrize("last", ["write lost", "lost request", "last moment", "late"])
 @pytest.mark.parametrize("lease_seconds", [5, 30])
 def test_a_leader_cut_off_has_stopped_when_another_leads(lease_seconds: int, last: str, calls: int) -> None:
-    """Its calls are refused at once for a while, and then answered by nobody until each times out."""
+    """For a while its calls are rejected at once, and later each of them times out."""
     cut_off = (Phase("ok", 6), Phase("refused", calls), Phase(last, 20))
     election = Election(LeaseTiming.of(lease_seconds), horizon=lease_seconds * 6.0)
     election.hold((Life(cut_off, 0, None), Life((), 0.02, None)))

@@ -1,4 +1,6 @@
-"""What the extender takes of memory for the largest bodies at once; as a process of its own, so that it can be told."""
+"""The memory that the extender needs for the largest bodies at once. It runs as a separate process, so that it can be
+measured.
+"""
 
 import itertools
 import re
@@ -26,23 +28,27 @@ from vcuda.tls import ServingCertificate
 
 SENDERS = 8
 CAUTIOUS, LARGEST = 128, 640
-"""MiB. It takes 72 at rest; of the largest bodies one is held at a time, and its answer, which may be as large."""
+"""MiB. The process takes 72 when idle. It holds one of the largest bodies at a time, and an answer that may be as
+large.
+"""
 
 HEAD, END = b'{"Pod":{},"Nodes":{"items":[', b"{}]}}"
 NODE = b'{"metadata":{"annotations":{"about":"' + b"n" * 2**16 + b'"},"name":"node-%08d"}},'
 PRIORITIZE = ("POST", "/scheduler/prioritize")
 FEW, SLOW = {0, 413}, {0, 200, 408, 500}
-"""Answers, 0 where it hangs up without one; eight clients on one machine may be too slow for the time that is given."""
+"""The permitted answers; 0 if it closes the connection without one. Eight clients on one machine may exceed the time
+limit.
+"""
 
 
 class Extender(OwnProcess):
-    """It answers who has the scheduler's certificate, and knows no pods."""
+    """An extender that answers clients with the scheduler's certificate, and has no pods."""
 
     def await_start(self) -> None:
         self.port: int = self.await_log("listening")["port"]
 
     def most_memory(self) -> int:
-        """The most it ever had resident, in MiB."""
+        """Return its peak resident memory in MiB."""
         found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text())
         assert found
         return int(found[1]) // 1024
@@ -57,7 +63,7 @@ def extender(tmp_path: Path) -> Iterator[Extender]:
 
 
 def largest(end: bytes) -> Iterator[bytes]:
-    """The largest body, of whole nodes as the scheduler sends it; all of it where its end is sent."""
+    """Yield the largest body, with whole nodes as the scheduler sends them. It is complete if ``end`` is its end."""
     count, rest = divmod(MAX_BODY - len(HEAD) - len(END), len(NODE % 0))
     yield from itertools.chain([HEAD], (NODE % number for number in range(count)), [b" " * rest, end])
 
@@ -87,7 +93,7 @@ def test_of_the_largest_bodies_at_once_one_is_held_and_none_of_a_stranger(  # no
     answers: set[int],
     most: int,
 ) -> None:
-    """Whole or half-sent: eight half-sent ones took 1,278 MiB, and so did eight that came in chunks."""
+    """Bodies are complete or incomplete. Without the bound, eight incomplete or chunked ones took 1,278 MiB."""
     context = ssl.create_default_context(cafile=tmp_path / "ca.crt")
     if shown:
         context.load_cert_chain(tmp_path / shown / "tls.crt", tmp_path / shown / "tls.key")

@@ -1,4 +1,4 @@
-"""The extender over TLS: the scheduler's calls, and those that are none of its own."""
+"""The extender over TLS: the scheduler's calls, and calls of other clients."""
 
 import http.client
 import json
@@ -61,7 +61,7 @@ def prioritized(scheduler: Scheduler) -> bool:
 
 @contextmanager
 def connected(extender: Server, ca: Path, pair: Path | None) -> Iterator[Scheduler]:
-    """A connection of who trusts a CA, and shows the pair in a directory, if any."""
+    """Connect with trust in a CA, and present the certificate in a directory, if any."""
     context = ssl.create_default_context(cafile=str(ca))
     if pair:
         context.load_cert_chain(pair / "tls.crt", pair / "tls.key")
@@ -80,7 +80,7 @@ def scheduler(extender: Server, tmp_path: Path) -> Iterator[Scheduler]:
 def test_only_the_scheduler_is_answered(
     api: ApiDouble, listening: Listening, tmp_path: Path, registry: CollectorRegistry, who: str
 ) -> None:
-    """Whoever reached the port had any pod bound anywhere."""
+    """Otherwise any client that reaches the port could have any pod bound to any node."""
     shown: dict[str, Path | None] = {
         "nobody": None,
         "the extender itself": tmp_path,
@@ -96,12 +96,14 @@ def test_only_the_scheduler_is_answered(
         try:
             status = post(other, PRIORITIZE, {"Pod": {}})[0]
         except (http.client.HTTPException, OSError):
-            return  # the handshake has failed
+            return  # the handshake fails
         assert (who, status) == ("another client", HTTPStatus.FORBIDDEN)
 
 
-def test_who_only_shakes_hands_costs_nobody_else_and_is_no_fault(extender: Server, scheduler: Scheduler) -> None:
-    """As the rotation, which looks at the certificate; each was logged with all its frames, a second of work."""
+def test_a_client_that_only_does_the_handshake_delays_no_other_and_is_not_logged(
+    extender: Server, scheduler: Scheduler
+) -> None:
+    """The rotation does this to read the certificate. Logging each one with its stack would take a second."""
     with structlog.testing.capture_logs() as logs:
         for _ in range(40):
             assert served_leaf(f"127.0.0.1:{extender.port}", "localhost")
@@ -110,7 +112,7 @@ def test_who_only_shakes_hands_costs_nobody_else_and_is_no_fault(extender: Serve
 
 
 class Body:
-    """A body that arrives when it may; ``begun`` once somebody reads it."""
+    """A body that arrives when a test says so. ``begun`` is set when it is being read."""
 
     def __init__(self) -> None:
         self.begun, self.arrives = threading.Event(), threading.Event()
@@ -123,8 +125,8 @@ class Body:
         return part
 
 
-def test_of_large_bodies_one_is_read_at_a_time_and_small_ones_beside_it() -> None:
-    """Eight of them, half sent, took more than a gigabyte."""
+def test_large_bodies_are_read_one_at_a_time_and_small_ones_concurrently() -> None:
+    """Without the bound, eight incomplete bodies took more than a gigabyte."""
     application = create_application({"/x": lambda body: body}, ExtenderMetrics(CollectorRegistry()))
 
     def call(body: Body, length: int) -> bytes:
@@ -185,7 +187,7 @@ def test_a_connection_is_kept_and_calls_are_counted(
         ("GET", FILTER, None, 404),
     ],
 )
-def test_what_is_no_request_of_ours_is_refused_and_the_connection_is_kept(
+def test_an_unknown_request_is_rejected_and_the_connection_is_kept(
     scheduler: Scheduler, method: str, path: str, body: bytes | None, status: int
 ) -> None:
     scheduler.request(method, path, body)
@@ -197,14 +199,14 @@ def test_what_is_no_request_of_ours_is_refused_and_the_connection_is_kept(
 
 
 @pytest.mark.parametrize(("length", "status"), [("", 413), ("-1", 413), ("x", 400), (str(MAX_BODY + 1), 413)])
-def test_a_body_whose_length_is_no_good_is_not_read(scheduler: Scheduler, length: str, status: int) -> None:
+def test_a_body_with_an_invalid_length_is_not_read(scheduler: Scheduler, length: str, status: int) -> None:
     scheduler.putrequest("POST", FILTER)
     if length:
         scheduler.putheader("Content-Length", length)
     scheduler.endheaders()
     assert scheduler.getresponse().status == status
     scheduler.auto_open = 0
-    with pytest.raises((http.client.HTTPException, OSError)):  # what follows cannot be told from a next request
+    with pytest.raises((http.client.HTTPException, OSError)):  # the rest cannot be distinguished from a next request
         post(scheduler, PRIORITIZE, {"Pod": {}})
 
 
@@ -214,14 +216,14 @@ def test_a_body_of_many_nodes_is_read(scheduler: Scheduler) -> None:
     assert (status, len(json.loads(answer))) == (HTTPStatus.OK, len(names))
 
 
-def test_a_fault_of_our_own_is_an_error_and_the_next_is_answered(scheduler: Scheduler) -> None:
-    """The scheduler tries the pod again: an error is never taken for an answer."""
+def test_an_internal_error_is_reported_and_the_next_request_is_answered(scheduler: Scheduler) -> None:
+    """The scheduler retries the pod, because an error is never an answer."""
     status, answer = post(scheduler, "/broken", {})
     assert (status, b"internal error" in answer) == (HTTPStatus.INTERNAL_SERVER_ERROR, True)
     assert prioritized(scheduler)
 
 
-def test_a_client_without_tls_or_a_word_costs_nobody_else(extender: Server, scheduler: Scheduler) -> None:
+def test_a_silent_client_or_one_without_tls_delays_no_other(extender: Server, scheduler: Scheduler) -> None:
     plain = http.client.HTTPConnection("127.0.0.1", extender.port, timeout=PATIENT)
     with socket.create_connection(("127.0.0.1", extender.port)), closing(plain):
         plain.request("GET", "/version")
@@ -230,20 +232,20 @@ def test_a_client_without_tls_or_a_word_costs_nobody_else(extender: Server, sche
         assert prioritized(scheduler)
 
 
-def test_a_renewed_certificate_is_served_to_new_connections_alone(
+def test_a_renewed_certificate_is_served_only_to_new_connections(
     extender: Server, listening: Listening, scheduler: Scheduler, tmp_path: Path
 ) -> None:
     assert prioritized(scheduler)
     make_certificates(tmp_path)
     listening.certificate.poll()
     with connected(extender, tmp_path / "ca.crt", tmp_path / CLIENT) as renewed:
-        assert prioritized(renewed), "of a new CA, as the client's is that it trusts"
+        assert prioritized(renewed), "its CA is new, like the CA that the client trusts"
     scheduler.auto_open = 0
     assert prioritized(scheduler)
 
 
-def test_a_stop_hangs_up_on_everybody(extender: Server, scheduler: Scheduler) -> None:
-    """Who does not lead any more must not answer on a connection that is kept."""
+def test_a_stop_closes_every_connection(extender: Server, scheduler: Scheduler) -> None:
+    """A replica that no longer leads must not answer on an open connection."""
     assert prioritized(scheduler)
     assert scheduler.sock is not None
     scheduler.auto_open = 0

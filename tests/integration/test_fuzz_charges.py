@@ -1,4 +1,4 @@
-"""Pods that were accepted, changed in any way before they are stored: what is let in is charged what it asks for."""
+"""Pods that were accepted and then changed before they are stored. An admitted pod is charged for its whole request."""
 
 import asyncio
 import copy
@@ -38,7 +38,7 @@ SOUND += [{"nvidia.com/gpu": 2}, {"nvidia.com/gpu": "1", "nvidia.com/gpumem-perc
 MODELS = ["M40", "P100", "A100", "V100"]
 DEVICE = 25
 WITH_ROWS = GpuResources(models=CardModels({"P100": ProductRow(("v1??",), DEVICE)}))
-"""Nodes with label V100 are of model P100 too, and one device of these is a quarter of a card."""
+"""Nodes with label V100 also have model P100, and one of their devices is a quarter of a card."""
 FORGED = ["quota.vcuda.io/model", "nvidia.com/use-gputype", "tencent.com/vcuda-core-limit", *strategies.ALLOCATIONS]
 OPEN = [{}, {"matchExpressions": []}, term(requirement("zone", "Exists")), term(requirement(MODEL, "NotIn", "V100"))]
 
@@ -50,7 +50,7 @@ def containers(pod: Manifest) -> list[Manifest]:
 
 
 def limits(pod: Manifest, chance: random.Random) -> dict[str, Any]:
-    """Some limits or requests of the pod."""
+    """Return some limits or requests of the pod."""
     asking = chance.choice(containers(pod))
     asking["resources"] = resources = asking.get("resources") or {}
     kind = chance.choice(["limits", "limits", "requests"])
@@ -60,7 +60,7 @@ def limits(pod: Manifest, chance: random.Random) -> dict[str, Any]:
 
 
 def terms(pod: Manifest) -> list[Manifest]:
-    """The terms of the required node affinity; a pod without any gets none by this."""
+    """Return the terms of the required node affinity, or one empty term, which is not part of the pod."""
     affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
     return (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or [{}]
 
@@ -70,7 +70,7 @@ def asks_more(pod: Manifest, chance: random.Random) -> None:
 
 
 def asks_elsewhere(pod: Manifest, chance: random.Random) -> None:
-    """What is in the limits moves to the requests, or the other way round."""
+    """Exchange limits and requests."""
     resources = chance.choice(containers(pod)).get("resources") or {}
     resources["limits"], resources["requests"] = resources.get("requests"), resources.get("limits")
 
@@ -93,7 +93,7 @@ def opened(pod: Manifest, chance: random.Random) -> None:
 
 
 def held_otherwise(pod: Manifest, chance: random.Random) -> None:
-    """One line of one term is dropped, or says another thing."""
+    """Drop or change one requirement of a term."""
     lines = chance.choice(terms(pod)).get("matchExpressions") or [{}]
     line = chance.choice(lines)
     change = chance.choice(["drop", "operator", "values", "key"])
@@ -111,7 +111,7 @@ def selected_otherwise(pod: Manifest, chance: random.Random) -> None:
 
 
 def reaches_beyond(pod: Manifest, chance: random.Random) -> None:
-    """It has something that gives a GPU beside what is asked for; or nearly."""
+    """Add something that gives access to a GPU beyond the request, or almost does."""
     each = chance.choice(containers(pod))
     value = chance.choice(["all", "0", "none", "void", "", None])
     more: list[tuple[Manifest, str, Any]] = [
@@ -130,7 +130,7 @@ def forged(pod: Manifest, chance: random.Random) -> None:
 
 
 def emptied(pod: Manifest, chance: random.Random) -> None:
-    """Something is null, or not there."""
+    """Set a field to null, or remove it."""
     part = chance.choice([pod["spec"], *containers(pod), *terms(pod)])
     key = chance.choice([*part, "none"])
     if chance.random() < 0.5:
@@ -144,7 +144,7 @@ CHANGES += [reaches_beyond, opened, held_otherwise, selected_otherwise, forged, 
 
 
 @pytest.mark.timeout(900)
-def test_whatever_is_let_in_is_charged_what_it_asks_for_to_the_one_model_where_it_can_run() -> None:
+def test_an_admitted_pod_is_charged_its_request_on_the_only_model_where_it_can_run() -> None:
     print(f"FUZZ_SEED={SEED}")
     told: Counter[str] = Counter()
     rounds = iter(range(2**32))
@@ -178,7 +178,7 @@ def test_whatever_is_let_in_is_charged_what_it_asks_for_to_the_one_model_where_i
 
 
 def check(webhook: Webhook, quota: NamespaceQuota, stored: Manifest) -> str:
-    """Return what became of a pod that is about to be stored, once it is as it must be."""
+    """Return the outcome for a pod that is about to be stored, after checking that it is correct."""
     verdict = webhook.validate(stored)
     usage = asyncio.run(webhook.ledgers.usage("team-a"))
     charged = {model: used.used for model, used in usage.items() if used.used.cores or used.used.memory}

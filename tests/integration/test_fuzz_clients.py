@@ -1,7 +1,6 @@
-"""Clients that are slow, silent, many or greedy, and good requests are answered beside them.
+"""While clients are slow, silent, many or greedy, good requests are still answered.
 
-No one here waits for a timeout of the server's, except where that is the promise: what these clients hold, they hold
-while the good requests are made.
+These clients keep their connections during the good requests. Only tests of a timeout wait for it.
 """
 
 import json
@@ -27,7 +26,7 @@ IDLE = 10_000
 SHARE = 0.3
 LARGE = 100 * 2**20
 LATER = 12
-"""Half seconds after a request another one begins, while the first has still some time."""
+"""Half seconds after which another request begins, while the first one still has time."""
 
 HEAD = b"POST /mutate HTTP/1.1\r\nHost: webhook\r\nContent-Type: application/json\r\n"
 ASKING = b"GET /metrics HTTP/1.1\r\nHost: webhook\r\n\r\n"
@@ -35,13 +34,13 @@ ASKING = b"GET /metrics HTTP/1.1\r\nHost: webhook\r\n\r\n"
 
 @pytest.fixture
 def crowd() -> Iterator[ExitStack]:
-    """Holds connections, and closes them after the test."""
+    """A stack of connections, which are closed after the test."""
     with ExitStack() as stack:
         yield stack
 
 
 def hello() -> bytes:
-    """The first message of a handshake."""
+    """Return the first message of a handshake."""
     coming, going = ssl.MemoryBIO(), ssl.MemoryBIO()
     with suppress(ssl.SSLWantReadError):
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).wrap_bio(coming, going, server_hostname="webhook").do_handshake()
@@ -82,7 +81,7 @@ def half_a_chunk(target: Target) -> socket.socket:
 
 
 def no_reader(target: Target) -> socket.socket:
-    """Asks for more than fits on the way to it, and reads nothing."""
+    """Return a connection that requests more than its buffers can hold, and reads nothing."""
     connection = target.shake_hands(receive_buffer=2304)
     connection.setblocking(False)
     with suppress(ssl.SSLWantWriteError):
@@ -95,7 +94,7 @@ KINDS = [silent, half_a_hello, half_a_handshake, unused, half_a_head, half_a_bod
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_a_crowd_beside_good_requests_costs_them_nothing(
+def test_a_crowd_does_not_delay_good_requests(
     target: Target, crowd: ExitStack, kind: Callable[[Target], socket.socket]
 ) -> None:
     used = target.kept.sock
@@ -106,8 +105,8 @@ def test_a_crowd_beside_good_requests_costs_them_nothing(
     target.assert_kept(used)
 
 
-def test_a_request_that_does_not_come_in_time_is_told_so(target: Target) -> None:
-    """However it trickles: what counts is when its first byte came, and one that began later is not waited for."""
+def test_a_request_that_does_not_arrive_in_time_gets_408(target: Target) -> None:
+    """The time counts from the first byte of a request, which may arrive slowly. Later requests get no shorter time."""
     with target.shake_hands() as connection, ExitStack() as crowd:
         connection.sendall(HEAD)
         data, turns = b"", 0
@@ -126,7 +125,7 @@ def test_a_request_that_does_not_come_in_time_is_told_so(target: Target) -> None
 
 
 def trickle(connection: ssl.SSLSocket) -> bytes:
-    """Send a little more, and return what comes within half a second."""
+    """Send a little more, and return the bytes that arrive within half a second."""
     connection.settimeout(0.5)
     try:
         connection.sendall(b"X: a\r\n")
@@ -136,7 +135,7 @@ def trickle(connection: ssl.SSLSocket) -> bytes:
 
 
 def test_what_all_clients_together_have_begun_to_send_is_bounded(target: Target, crowd: ExitStack) -> None:
-    """The oldest go first: a good request is whole as soon as it begins."""
+    """The oldest are closed first. A good request is complete as soon as it begins."""
     before = target.note_memory("before halves of bodies")
     many = 2 * CROWD
     held = [crowd.enter_context(half_a_body(target)) for _ in range(many)]
@@ -147,7 +146,7 @@ def test_what_all_clients_together_have_begun_to_send_is_bounded(target: Target,
 
 
 def read_beneath(connection: socket.socket) -> None:
-    """Read to the end, beneath TLS, which would make an orderly end of a reset."""
+    """Read to the end below TLS, which would hide a reset."""
     while socket.socket.recv(connection, 2**16):
         pass
 
@@ -157,7 +156,7 @@ def read_beneath(connection: socket.socket) -> None:
 def test_ten_thousand_idle_connections_keep_nobody_out(
     target: Target, crowd: ExitStack, kind: Callable[[Target], socket.socket]
 ) -> None:
-    """Above the most there may be, the oldest idle ones are reset; a connection in use is not among them."""
+    """Beyond the maximum, the oldest idle connections are reset. A connection in use is not."""
     used, most = target.kept.sock, MAX_CONNECTIONS
     many = IDLE if kind is silent or SECONDS > 60 else CROWD
     before = target.server.metric("vcuda_connections_shed_total")
@@ -176,8 +175,8 @@ def test_ten_thousand_idle_connections_keep_nobody_out(
     target.note_memory(f"with {many} {kind.__name__} connections opened")
 
 
-def test_those_that_leave_while_others_come_do_no_harm(target: Target) -> None:
-    """The server then hears, in one turn of its loop, of new connections and of such as it closes for them."""
+def test_clients_that_leave_while_others_connect_do_no_harm(target: Target) -> None:
+    """In one turn of its loop the server gets new connections, and the ends of connections that it closed."""
     with ExitStack() as crowd:
         held = [crowd.enter_context(silent(target)) for _ in range(MAX_CONNECTIONS)]
         for connection in held:
@@ -188,8 +187,8 @@ def test_those_that_leave_while_others_come_do_no_harm(target: Target) -> None:
 
 
 @pytest.mark.parametrize("chunks", [False, True], ids=["by length", "in chunks"])
-def test_bodies_of_100_mib_are_refused_and_not_kept(target: Target, chunks: bool) -> None:
-    """The server reads some of what nobody wants, so that the answer arrives, and then hangs up."""
+def test_bodies_of_100_mib_are_rejected_and_not_kept(target: Target, chunks: bool) -> None:
+    """The server reads a part of the rejected body, so that its answer arrives, and then closes the connection."""
     before = target.note_memory("before large bodies")
     head = b"Transfer-Encoding: chunked\r\n\r\n" if chunks else f"Content-Length: {LARGE}\r\n\r\n".encode()
     part = b"100000\r\n" + b" " * 2**20 + b"\r\n" if chunks else b" " * 2**20
@@ -197,7 +196,7 @@ def test_bodies_of_100_mib_are_refused_and_not_kept(target: Target, chunks: bool
     def send() -> None:
         with target.shake_hands() as connection:
             connection.sendall(HEAD + head)
-            with suppress(OSError):  # it hangs up on who does not stop
+            with suppress(OSError):  # it closes a connection that keeps sending
                 for _ in range(LARGE // 2**20):
                     connection.sendall(part)
             statuses = [answer.status for answer in answers_in(read_all(connection)[0])]
@@ -212,8 +211,8 @@ def test_bodies_of_100_mib_are_refused_and_not_kept(target: Target, chunks: bool
 
 
 @pytest.mark.timeout(900)
-def test_memory_is_flat_however_often_crowds_come_and_go(target: Target) -> None:
-    """All kinds at once; some just leave, some after they have said something more."""
+def test_memory_does_not_grow_with_repeated_crowds(target: Target) -> None:
+    """All kinds come at once. Some of them leave, others send something more first."""
 
     seen: list[int] = []
 
@@ -230,7 +229,8 @@ def test_memory_is_flat_however_often_crowds_come_and_go(target: Target) -> None
 
     for_a_while(2 * SHARE, come_and_go)
     quarter = len(seen) // 4
-    # By then the allocator has what a crowd needs. The least of some readings, since each one has its peaks.
+    # The allocator then has the memory for a crowd. The minimum of several readings is compared, because each may be a
+    # peak.
     before, after = min(seen[2 * quarter : 3 * quarter]), min(seen[3 * quarter :])
     print(
         f"resident memory after {len(seen)} crowds of {len(KINDS) * FEW}: {after} MiB, a quarter of them ago {before}"
@@ -238,8 +238,8 @@ def test_memory_is_flat_however_often_crowds_come_and_go(target: Target) -> None
     assert after - before < 32
 
 
-def test_what_a_connection_held_is_free_as_soon_as_it_is_gone(target: Target) -> None:
-    """Not only when the time is over for which what is being decided for it goes on."""
+def test_the_memory_of_a_connection_is_free_as_soon_as_it_closes(target: Target) -> None:
+    """The memory is free before the timeout of the decision."""
 
     def come_and_go() -> None:
         with ExitStack() as stack:
@@ -254,7 +254,7 @@ def test_what_a_connection_held_is_free_as_soon_as_it_is_gone(target: Target) ->
 
 
 def slow_large(target: Target) -> socket.socket:
-    """Sends of a large body what is taken at once, and then nothing."""
+    """Return a connection that has sent a part of a large body, as much as is accepted at once."""
     connection = target.shake_hands()
     connection.setblocking(False)
     with suppress(ssl.SSLWantWriteError):
@@ -266,7 +266,9 @@ def slow_large(target: Target) -> socket.socket:
 
 @pytest.mark.slow
 def test_a_thousand_senders_that_stop_short_of_a_large_body_take_less_than_200_mib(tmp_path: Path) -> None:
-    """So much of each is taken at once; what is unfinished of all together is bounded."""
+    """The server accepts a limited part of each at once, and limits the incomplete bodies of all connections
+    together.
+    """
     with under_fire(tmp_path) as target, ExitStack() as crowd:
         for _ in range(1000):
             crowd.enter_context(
@@ -277,7 +279,7 @@ def test_a_thousand_senders_that_stop_short_of_a_large_body_take_less_than_200_m
 
 
 def large_review() -> bytes:
-    """A review of 2.8 MiB."""
+    """Return a review of 2.8 MiB."""
     pod = card_pod("large", "steady")
     pod["spec"]["containers"][0]["env"] = [{"name": f"SETTING_{n}", "value": "x" * 80} for n in range(25_000)]
     return json.dumps(review_of(pod)).encode()
@@ -285,8 +287,8 @@ def large_review() -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_large_reviews_at_once_beside_silent_and_slow_clients_take_less_than_200_mib(tmp_path: Path) -> None:
-    """All of the reviews are answered, and the good requests between them."""
+def test_concurrent_large_reviews_with_silent_and_slow_clients_take_less_than_200_mib(tmp_path: Path) -> None:
+    """All the reviews are answered, and the good requests between them."""
     review = large_review()
     with under_fire(tmp_path) as target, ExitStack() as crowd, ThreadPoolExecutor(CROWD) as pool:
         for _ in range(1000):

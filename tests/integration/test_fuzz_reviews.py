@@ -1,4 +1,4 @@
-"""AdmissionReviews that are wrong somewhere: an answer in JSON to each, and never a yes to a pod without a quota."""
+"""Malformed AdmissionReviews: each gets an answer in JSON, and a pod without a quota is never admitted."""
 
 import json
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ Place = tuple[str | int, ...]
 
 
 class Token(str):
-    """JSON text that stands as it is, though it may be none."""
+    """JSON text that is inserted unchanged, and may be invalid."""
 
     __slots__ = ()
 
@@ -37,7 +37,7 @@ ODD = [None, True, *NUMBERS, *TEXTS, [], {}, [[]], [None], {"": None}, *DEEP, *N
 
 
 def written(value: object) -> str:
-    """The JSON of a value, with its tokens as they stand."""
+    """Return the JSON of a value, with its tokens inserted unchanged."""
     if isinstance(value, Token):
         return value
     if isinstance(value, dict):
@@ -48,7 +48,7 @@ def written(value: object) -> str:
 
 
 def places(value: object, here: Place = ()) -> Iterator[Place]:
-    """Every place in a JSON value, the whole of it left out."""
+    """Yield every place in a JSON value, except the value itself."""
     if here:
         yield here
     keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []
@@ -57,7 +57,7 @@ def places(value: object, here: Place = ()) -> Iterator[Place]:
 
 
 def changed(value: Any, place: Place, change: str, odd: Any) -> Any:
-    """The value, with something done at a place in it."""
+    """Return the value with a change at one place."""
     key, rest = place[0], place[1:]
     if rest:
         inner = changed(value[key], rest, change, odd)
@@ -78,7 +78,7 @@ def without(value: Json, key: str | int) -> Json:
 
 @st.composite
 def spoilt_reviews(draw: st.DrawFn) -> bytes:
-    """A review of a sound pod, with up to three things done to it."""
+    """A review of a valid pod with up to three changes."""
     pod = draw(strategies.pods())
     if draw(st.booleans()):
         pod = with_uid(pinned(pod))
@@ -93,7 +93,7 @@ def spoilt_reviews(draw: st.DrawFn) -> bytes:
 
 
 def must_be_refused(body: bytes) -> bool:
-    """Whether, as another reader of JSON understands it, this creates a GPU pod where the quota is 0."""
+    """Return whether, by another JSON parser, this creates a GPU pod in a namespace whose quota is 0."""
     try:
         asked = json.loads(body)["request"]
         pod = asked["object"]
@@ -110,8 +110,8 @@ def must_be_refused(body: bytes) -> bool:
         return False
 
 
-def test_what_must_be_refused_is_told_from_the_rest() -> None:
-    """Else the test below would forbid nothing."""
+def test_the_check_finds_the_reviews_that_must_be_rejected() -> None:
+    """Otherwise the next test would prove nothing."""
     pod = vcuda_pod({"nvidia.com/gpu": "1"})
     assert must_be_refused(written(review_of(pod, namespace="full")).encode())
     assert not must_be_refused(written(review_of(pod, namespace="free")).encode())
@@ -119,7 +119,7 @@ def test_what_must_be_refused_is_told_from_the_rest() -> None:
 
 
 @pytest.mark.timeout(900)
-def test_a_spoilt_review_is_answered_in_json_and_never_let_past_the_quota(target: Target) -> None:
+def test_a_malformed_review_is_answered_in_json_and_never_exceeds_the_quota(target: Target) -> None:
     answered = {"reviews": 0, "errors": 0, "must be refused": 0}
 
     @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
@@ -138,7 +138,7 @@ def test_a_spoilt_review_is_answered_in_json_and_never_let_past_the_quota(target
             if path != "/quota" and must_be_refused(body):
                 answered["must be refused"] += 1
                 assert not answer["response"]["allowed"], body
-            assert exchange(connection, "GET", "/healthz").body == b"ok\n", "the connection is out of step"
+            assert exchange(connection, "GET", "/healthz").body == b"ok\n", "an answer belongs to another request"
         target.assert_sound()
 
     send()

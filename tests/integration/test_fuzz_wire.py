@@ -1,4 +1,4 @@
-"""Bytes that are no HTTP, or HTTP that can be read in two ways: answers in JSON, none too many, and then the end."""
+"""Bytes that are not HTTP, or ambiguous HTTP: each request gets one answer in JSON, and then the connection ends."""
 
 from collections import Counter
 from http import HTTPStatus
@@ -11,7 +11,7 @@ from tests.integration.fuzzing import GOOD, Target, answers_in, assert_harmless,
 EXAMPLES = 80
 SHARE = 0.3
 AWHILE = 0.25
-"""Seconds a client waits that has sent half a request, which the server rightly waits for."""
+"""Seconds that a client waits after half a request, for which the server also waits."""
 
 HOST = b"Host: webhook\r\n"
 JSON_HEADER = b"Content-Type: application/json\r\n"
@@ -30,7 +30,7 @@ def sized(length: int) -> bytes:
 
 
 def upgrade(protocol: bytes) -> bytes:
-    """A request that could be answered in another protocol."""
+    """Return a request that could be answered in another protocol."""
     keys = b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nHTTP2-Settings: AAMAAABk\r\n"
     asked = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: " + protocol + b"\r\n"
     return b"GET /healthz HTTP/1.1\r\n" + HOST + asked + keys + b"\r\n"
@@ -87,8 +87,8 @@ SHAPES = {
 
 
 @pytest.mark.parametrize(("sent", "wanted"), SHAPES.values(), ids=SHAPES.keys())
-def test_each_shape_gets_its_answers_and_no_other(target: Target, sent: bytes, wanted: list[int]) -> None:
-    """What stands in a body is never taken for a request, and an error ends the connection."""
+def test_each_request_gets_exactly_its_answers(target: Target, sent: bytes, wanted: list[int]) -> None:
+    """Bytes in a body are never parsed as a request, and an error ends the connection."""
     with target.shake_hands() as connection:
         connection.sendall(sent)
         data, closed = read_all(connection)
@@ -97,7 +97,7 @@ def test_each_shape_gets_its_answers_and_no_other(target: Target, sent: bytes, w
     target.assert_sound()
 
 
-def test_a_client_that_asks_before_it_sends_is_told_to_go_on(target: Target) -> None:
+def test_a_client_with_expect_gets_100_continue(target: Target) -> None:
     with target.shake_hands() as connection:
         connection.sendall(post(b"Expect: 100-continue", b"Connection: close", sized(len(REVIEW))))
         assert connection.recv(2**10) == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -107,7 +107,7 @@ def test_a_client_that_asks_before_it_sends_is_told_to_go_on(target: Target) -> 
     assert b"JSONPatch" in answer.body
 
 
-def test_a_path_that_is_asked_in_the_wrong_way_says_how(target: Target) -> None:
+def test_a_wrong_method_is_answered_with_the_right_one(target: Target) -> None:
     assert target.server.get("/validate").headers["Allow"] == "POST"
     assert target.server.send("DELETE", "/metrics").headers["Allow"] == "GET, HEAD"
 
@@ -130,7 +130,7 @@ NOISE = st.one_of(st.binary(max_size=300), PIECES, LENGTHS, WHOLE)
 
 @st.composite
 def streams(draw: st.DrawFn) -> bytes:
-    """Requests, spoilt by cutting, repeating and inserting, or noise altogether."""
+    """Requests that are cut, repeated or extended, or random bytes."""
     stream = b"".join(draw(st.lists(NOISE, min_size=1, max_size=4)))
     for _ in range(draw(st.integers(0, 4))):
         at, more = draw(st.integers(0, len(stream))), draw(NOISE)
@@ -139,7 +139,7 @@ def streams(draw: st.DrawFn) -> bytes:
 
 
 @pytest.mark.timeout(900)
-def test_whatever_bytes_come_the_answers_are_json_and_the_next_client_is_served(target: Target) -> None:
+def test_any_bytes_are_answered_in_json_and_the_next_client_is_served(target: Target) -> None:
     counts: Counter[int] = Counter()
 
     @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
@@ -150,7 +150,7 @@ def test_whatever_bytes_come_the_answers_are_json_and_the_next_client_is_served(
             try:
                 for at in range(pieces):
                     connection.sendall(stream[at * len(stream) // pieces : (at + 1) * len(stream) // pieces])
-            except ConnectionError:  # it has had enough already
+            except ConnectionError:  # the server has already closed the connection
                 return
             data, _ = read_all(connection)
         counts.update(answer.status for answer in answers_in(data))

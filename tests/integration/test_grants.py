@@ -1,4 +1,4 @@
-"""Grants in the commands of the webhook: a server follows the clock, and `check` decides by the present time."""
+"""Grants in the commands of the webhook: a server follows the clock, and `check` uses the present time."""
 
 import json
 import subprocess
@@ -12,10 +12,10 @@ from tests.integration.reviews import card_pod
 
 @pytest.mark.parametrize(("until", "decision"), [("2999-12-31", "admitted"), ("2000-01-01", "refused")])
 @pytest.mark.parametrize("environment", [{}, {"PYTHONTZPATH": ""}], ids=["zones of the system", "zones of the package"])
-def test_check_decides_by_the_grants_of_now(
+def test_check_decides_by_the_present_grants(
     tmp_path: Path, until: str, decision: str, environment: dict[str, str]
 ) -> None:
-    """Also in an image without a database of time zones."""
+    """This also works in an image without a database of time zones."""
     quota, pod = tmp_path / "gpuquota.yaml", tmp_path / "pod.yaml"
     entry = {"quota": {"M40": 1}, "time_zone": "Europe/Berlin", "grants": [{"M40": 1, "until": until}]}
     quota.write_text(json.dumps({"team-a": entry}))

@@ -1,4 +1,4 @@
-"""The server of the status and the usage page: no client holds on to its threads, memory or process."""
+"""The server of the status and of the usage page: no client can block its threads, memory or process."""
 
 import socket
 import threading
@@ -20,7 +20,7 @@ from examples.usage import NOW, Sample, company, model_use, namespace_use
 from tests.waiting import PATIENT
 
 SHORT = 0.3
-"""Seconds that these servers have for a request."""
+"""Seconds that these servers give a request."""
 
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 Serve = Callable[..., Server]
@@ -34,7 +34,7 @@ def hello(_: dict[str, Any], start_response: Respond) -> Iterable[bytes]:
 
 
 class Held:
-    """An application that answers once it may."""
+    """An application that answers when a test says so."""
 
     def __init__(self) -> None:
         self.going = threading.Event()
@@ -48,7 +48,7 @@ class Held:
 
 @pytest.fixture
 def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
-    """Call it with an application: a server with little patience, gone after the test."""
+    """Return a function that runs a server for an application, with short timeouts."""
     with ExitStack() as teardown:
 
         def run(application: Application = hello, threads: int = 8, seconds: float = SHORT, **more: Any) -> Server:
@@ -67,7 +67,7 @@ def connected(server: Server) -> Iterator[socket.socket]:
 
 
 def said(connection: socket.socket) -> bytes:
-    """Everything until the server hangs up."""
+    """Return everything until the server closes the connection."""
     answer = b""
     with suppress(ConnectionResetError):
         while part := connection.recv(65536):
@@ -89,7 +89,7 @@ def test_a_request_is_answered_and_the_connection_ends(running: Serve) -> None:
 
 
 @pytest.mark.parametrize(("sent", "hears"), [(b"", b""), (b"GET / HTTP/1.1\r\nX: ", b"HTTP/1.1 408 ")])
-def test_a_head_that_never_ends_is_given_up(running: Serve, sent: bytes, hears: bytes) -> None:
+def test_a_head_that_never_ends_times_out(running: Serve, sent: bytes, hears: bytes) -> None:
     server = running(threads=1)
     with connected(server) as slow:
         slow.sendall(sent)
@@ -98,7 +98,7 @@ def test_a_head_that_never_ends_is_given_up(running: Serve, sent: bytes, hears: 
 
 
 @pytest.mark.parametrize("head", [b"GET / HTTP/1.1\r\nX: ", b"POST / HTTP/1.1\r\nContent-Length: 60000\r\n\r\n"])
-def test_what_trickles_in_is_given_up_though_every_byte_is_in_time(running: Serve, head: bytes) -> None:
+def test_a_slow_request_times_out_although_every_byte_is_in_time(running: Serve, head: bytes) -> None:
     def reading(environ: dict[str, Any], start_response: Respond) -> Iterable[bytes]:
         environ["wsgi.input"].read()
         return hello(environ, start_response)
@@ -121,15 +121,15 @@ def test_what_trickles_in_is_given_up_though_every_byte_is_in_time(running: Serv
     assert ask(server).endswith(b"hello")
 
 
-def test_a_head_without_end_or_a_large_body_is_given_up_before_the_time_is(running: Serve) -> None:
+def test_a_huge_head_or_body_is_rejected_before_the_timeout(running: Serve) -> None:
     server = running(seconds=60, max_body=1000)
     answer = ask(server, b"GET / HTTP/1.1\r\nX: " + b"a" * 2 * MAX_HEAD_BYTES)
-    assert answer[:13] in (b"HTTP/1.1 413 ", b"")  # the rest of it, unread, may have the answer lost
+    assert answer[:13] in (b"HTTP/1.1 413 ", b"")  # unread input may cause a reset, by which the answer is lost
     assert ask(server, b"POST / HTTP/1.1\r\nContent-Length: 1001\r\n\r\n").startswith(b"HTTP/1.1 413 ")
 
 
 @pytest.mark.parametrize("line", [b"", b"\r\n", b"nonsense\r\n", b"GET / HTTP/9.9\r\n", b"GET\r\n", b"\xff\xfe\r\n"])
-def test_what_is_no_request_gets_no_page(running: Serve, line: bytes) -> None:
+def test_bytes_that_are_no_request_get_no_page(running: Serve, line: bytes) -> None:
     with connected(running()) as connection:
         connection.sendall(line and line + b"\r\n")
         connection.shutdown(socket.SHUT_WR)
@@ -138,8 +138,8 @@ def test_what_is_no_request_gets_no_page(running: Serve, line: bytes) -> None:
     assert b"Traceback" not in answer
 
 
-def test_a_reader_who_does_not_read_is_hung_up_on(running: Serve) -> None:
-    """The thread is free again."""
+def test_a_client_that_does_not_read_is_disconnected(running: Serve) -> None:
+    """Its thread becomes free."""
     closed = threading.Event()
 
     def endless(_: dict[str, Any], start_response: Respond) -> Iterator[bytes]:
@@ -155,8 +155,8 @@ def test_a_reader_who_does_not_read_is_hung_up_on(running: Serve) -> None:
         assert closed.wait(PATIENT)
 
 
-def test_one_connection_too_many_is_told_to_come_again_and_costs_no_thread(running: Serve) -> None:
-    """Two are served, two more wait for a thread."""
+def test_one_connection_too_many_gets_503_and_uses_no_thread(running: Serve) -> None:
+    """Two connections are served, and two more wait for a thread."""
     held = Held()
     server = running(held, threads=2, seconds=20)
     with ExitStack() as stack:
@@ -178,7 +178,7 @@ def test_one_connection_too_many_is_told_to_come_again_and_costs_no_thread(runni
     assert ask(server).endswith(b"hello")
 
 
-def test_silent_connections_cost_no_thread_and_are_bounded(running: Serve) -> None:
+def test_silent_connections_use_no_thread_and_are_bounded(running: Serve) -> None:
     server = running(threads=1, seconds=20)
     with ExitStack() as silent:
         for number in range(1, MAX_CONNECTIONS + 1):
@@ -186,12 +186,12 @@ def test_silent_connections_cost_no_thread_and_are_bounded(running: Serve) -> No
             if number == MAX_CONNECTIONS - 1:
                 assert ask(server).endswith(b"hello")
             while len(server.open) != number:
-                pass  # the bound is on what was accepted and has not ended
+                pass  # the bound counts accepted connections that have not ended
         with connected(server) as too_many:
             assert said(too_many).startswith(b"HTTP/1.1 503 ")
 
 
-def test_a_fault_of_the_application_is_a_short_answer_and_the_next_request_is_served(running: Serve) -> None:
+def test_an_error_of_the_application_gets_a_short_answer_and_the_next_request_is_served(running: Serve) -> None:
     faults = iter([True, False])
 
     def faulty(environ: dict[str, Any], start_response: Respond) -> Iterable[bytes]:
@@ -208,7 +208,7 @@ def test_a_fault_of_the_application_is_a_short_answer_and_the_next_request_is_se
     assert "request not served" in [entry["event"] for entry in logged]
 
 
-def test_the_process_s_environment_is_not_the_application_s(running: Serve) -> None:
+def test_the_application_does_not_see_the_environment_of_the_process(running: Serve) -> None:
     seen: dict[str, Any] = {}
 
     def look(environ: dict[str, Any], start_response: Respond) -> Iterable[bytes]:
@@ -222,7 +222,7 @@ def test_the_process_s_environment_is_not_the_application_s(running: Serve) -> N
     assert "HTTP_SNEAKY_HEADER" not in seen
 
 
-def test_a_stop_hangs_up_in_the_middle_of_an_answer(running: Serve) -> None:
+def test_a_stop_closes_connections_in_the_middle_of_an_answer(running: Serve) -> None:
     held = Held()
     server = running(held, seconds=20)
     server.shutdown_timeout = 1
@@ -238,7 +238,7 @@ def test_a_stop_hangs_up_in_the_middle_of_an_answer(running: Serve) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", ""])
-def test_the_status_is_served_to_either_family(host: str) -> None:
+def test_the_status_is_served_over_ipv4_and_ipv6(host: str) -> None:
     if ":" in host and not socket.has_dualstack_ipv6():
         pytest.skip("no IPv6 here")
     server = serve_status((host, 0), CollectorRegistry(), healthy=lambda: None, ready=lambda: "not yet")
@@ -258,7 +258,7 @@ Show = Callable[..., tuple[Server, Feed]]
 
 @pytest.fixture
 def showing(running: Serve, monkeypatch: pytest.MonkeyPatch) -> Iterator[Show]:
-    """Call it with what a page is to show, and the bounds of its feed: the page's server, and the feed."""
+    """Return a function that serves a page with these limits of its feed. It returns the server and the feed."""
     with ExitStack() as teardown:
 
         def show(sample: Sample, **bounds: float) -> tuple[Server, Feed]:
@@ -274,7 +274,7 @@ def showing(running: Serve, monkeypatch: pytest.MonkeyPatch) -> Iterator[Show]:
 
 
 def listen(server: Server, since: str) -> socket.socket:
-    """Return the connection of one who wants to listen."""
+    """Return a connection that waits for updates."""
     listener = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENT)
     listener.sendall(f"GET /updates?since={since} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     return listener
@@ -283,12 +283,12 @@ def listen(server: Server, since: str) -> socket.socket:
 def await_line(stream: IO[bytes], wanted: bytes) -> list[bytes]:
     lines = []
     while (line := stream.readline()) != wanted:
-        assert line, "the stream has ended"
+        assert line, "the stream must have ended"
         lines.append(line)
     return lines
 
 
-def test_a_replica_stands_by_until_it_leads_and_has_seen_everything() -> None:
+def test_a_replica_is_a_standby_until_it_leads_and_has_listed_everything() -> None:
     ready = [False]
     page = UsagePage(lambda: "pod-7")
     assert page.standing().reason == "This replica of the controller is a standby. The leader is pod-7."
@@ -302,7 +302,7 @@ def test_a_replica_stands_by_until_it_leads_and_has_seen_everything() -> None:
     assert page.standing().feed is None
 
 
-def test_a_listener_hears_of_a_change_and_leaves_its_place_when_it_hangs_up(showing: Show) -> None:
+def test_a_listener_gets_changes_and_frees_its_place_when_it_disconnects(showing: Show) -> None:
     sample = Sample()
     sample.report(namespace_use("team-a", model_use("M40", 8)))
     server, feed = showing(sample, MIN_INTERVAL_SECONDS=0.05, HEARTBEAT_SECONDS=0.1, MAX_LISTENERS=1)
@@ -314,13 +314,13 @@ def test_a_listener_hears_of_a_change_and_leaves_its_place_when_it_hangs_up(show
         assert b"<b>3</b> of 8" in stream.readline()
         assert ask(server, b"GET /updates HTTP/1.1\r\nHost: localhost\r\n\r\n").startswith(b"HTTP/1.1 503 ")
     status = b"HTTP/1.1 503 "
-    while status.startswith(b"HTTP/1.1 503 "):  # until a heartbeat finds nobody there
+    while status.startswith(b"HTTP/1.1 503 "):  # until a heartbeat fails to reach the closed listener
         with listen(server, version) as again, again.makefile("rb") as stream:
             status = stream.readline()
     assert status == b"HTTP/1.1 200 OK\r\n"
 
 
-def test_listeners_that_read_nothing_hold_up_neither_pages_nor_pictures(showing: Show) -> None:
+def test_listeners_that_do_not_read_delay_neither_pages_nor_images(showing: Show) -> None:
     sample = company()
     server, _ = showing(sample, MIN_INTERVAL_SECONDS=0, HEARTBEAT_SECONDS=0.01)
     with ExitStack() as lazy:

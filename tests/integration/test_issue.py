@@ -41,7 +41,7 @@ def names_in(directory: Path) -> list[str]:
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    """What a reader finds under the plain names, in order of name."""
+    """Return the files of a directory by name, as a reader finds them."""
     return {path.name: path.read_bytes() for path in sorted(directory.iterdir()) if path.is_file()}
 
 
@@ -57,7 +57,7 @@ def new_set(*, with_ca_key: bool = False) -> tuple[File, ...]:
 
 
 def handshake(directory: Path, hostname: str) -> str:
-    """Serve one TLS connection from the files and return what a client that checks ``hostname`` reads."""
+    """Serve one TLS connection with these files. Return what a client that checks ``hostname`` reads."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(directory / "tls.crt", directory / "tls.key")
     client = ssl.create_default_context(cafile=directory / "ca.crt")
@@ -82,7 +82,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def test_the_program_writes_keys_that_their_owner_alone_can_read_and_shows_none(directory: Path) -> None:
-    """The function that the console script calls, in a process of its own, with a umask that hides nothing."""
+    """The console script's function runs in a separate process, with a umask that hides nothing."""
     program = "import os; os.umask(0); from certs.cli import main; main()"
     command = (sys.executable, "-c", program, "issue", "--dir", directory, "--ca-key")
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -97,7 +97,7 @@ def test_the_program_writes_keys_that_their_owner_alone_can_read_and_shows_none(
 
 
 def test_a_key_has_its_mode_before_it_has_content(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no moment at which another user could open the file and wait for the key."""
+    """Otherwise another user could open the file and wait for the key."""
     opened: dict[str, int] = {}
     real = os.open
 
@@ -112,7 +112,7 @@ def test_a_key_has_its_mode_before_it_has_content(directory: Path, monkeypatch: 
     assert {name: mode for name, mode in opened.items() if name.endswith(".key")} == {"tls.key": 0o600, "ca.key": 0o600}
 
 
-def test_without_asking_for_it_the_key_of_the_ca_is_nowhere(directory: Path) -> None:
+def test_the_key_of_the_ca_is_written_only_on_request(directory: Path) -> None:
     run("--dir", directory)
     assert sorted(contents(directory)) == sorted(SERVING)
     keys = [path for path in directory.rglob("*") if path.is_file() and b"PRIVATE" in path.read_bytes()]
@@ -120,7 +120,7 @@ def test_without_asking_for_it_the_key_of_the_ca_is_nowhere(directory: Path) -> 
 
 
 @pytest.mark.parametrize(("purpose", "accepted"), [("sslserver", True), ("sslclient", False)])
-def test_openssl_accepts_the_chain_for_a_server_alone(directory: Path, purpose: str, accepted: bool) -> None:
+def test_openssl_accepts_the_chain_only_for_a_server(directory: Path, purpose: str, accepted: bool) -> None:
     run("--dir", directory)
     command = ["openssl", "verify", "-x509_strict", "-purpose", purpose, "-CAfile"]
     files = (directory / "ca.crt", directory / "tls.crt")
@@ -129,8 +129,8 @@ def test_openssl_accepts_the_chain_for_a_server_alone(directory: Path, purpose: 
 
 
 @pytest.mark.parametrize("hostname", ["localhost", "127.0.0.1", "::1", "vcuda-webhook.vcuda-system.svc"])
-def test_a_strict_client_completes_a_handshake_under_every_name(directory: Path, hostname: str) -> None:
-    """The last one is the API server's for the Service."""
+def test_a_strict_client_completes_a_handshake_with_every_name(directory: Path, hostname: str) -> None:
+    """The last one is the name by which the API server calls the Service."""
     run("--dir", directory, *(SERVICE if hostname.endswith("svc") else ()))
     assert handshake(directory, hostname) == "hello"
 
@@ -148,7 +148,7 @@ def test_a_strict_client_completes_a_handshake_under_every_name(directory: Path,
         ),
     ],
 )
-def test_the_certificate_is_for_the_names_asked_for(directory: Path, arguments: list[str], names: list[str]) -> None:
+def test_the_certificate_is_for_the_requested_names(directory: Path, arguments: list[str], names: list[str]) -> None:
     run("--dir", directory, *arguments)
     assert names_in(directory) == names
 
@@ -173,7 +173,7 @@ def test_the_help_names_the_variable_of_every_option() -> None:
     assert [name for name in names if f"VCUDA_CERTS_{name}" not in shown] == []
 
 
-def test_the_table_and_the_json_say_what_was_written_and_until_when(directory: Path) -> None:
+def test_the_table_and_the_json_show_the_files_and_their_expiry(directory: Path) -> None:
     result = run("--dir", directory)
     end = leaf_of(directory).not_valid_after_utc
     rows = {line.split()[0]: line for line in result.stdout.splitlines() if line}
@@ -188,7 +188,7 @@ def test_the_table_and_the_json_say_what_was_written_and_until_when(directory: P
 
 
 @pytest.mark.parametrize("present", ["ca.crt", "ca.key", "tls.crt", "tls.key"])
-def test_a_file_in_the_way_is_never_overwritten_unasked(directory: Path, present: str) -> None:
+def test_an_existing_file_is_overwritten_only_with_force(directory: Path, present: str) -> None:
     directory.mkdir()
     (directory / present).write_text("precious")
     result = run("--dir", directory)
@@ -197,9 +197,7 @@ def test_a_file_in_the_way_is_never_overwritten_unasked(directory: Path, present
 
 
 @pytest.mark.parametrize("earlier", ["a set of this command", "plain files"])
-def test_force_replaces_a_set_whole_and_leaves_nothing_of_it_and_other_files_alone(
-    directory: Path, earlier: str
-) -> None:
+def test_force_replaces_the_whole_set_and_no_other_file(directory: Path, earlier: str) -> None:
     run("--dir", directory, "--ca-key")
     if earlier == "plain files":
         old = contents(directory)
@@ -215,13 +213,11 @@ def test_force_replaces_a_set_whole_and_leaves_nothing_of_it_and_other_files_alo
     assert sorted(after) == sorted(SERVING)
     assert all(after[name] != before[name] for name in SERVING)
     assert handshake(directory, "localhost") == "hello"
-    assert len(listing(directory)) == len(SERVING) + 3  # with the notes, ..data and the one directory it links to
+    assert len(listing(directory)) == len(SERVING) + 3  # the notes, ..data, and the directory that it links to
 
 
-def test_a_reader_finds_the_old_set_or_the_new_one_at_every_step(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Looked at before and after every link that is put in place."""
+def test_a_reader_finds_a_complete_set_at_every_step(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader looks before and after every link is replaced."""
     write_files(directory, new_set())
     old = contents(directory)
     seen: list[dict[str, bytes]] = []
@@ -243,7 +239,7 @@ def test_a_reader_finds_the_old_set_or_the_new_one_at_every_step(
 def test_a_write_that_fails_keeps_the_old_set_and_cleans_up(
     directory: Path, monkeypatch: pytest.MonkeyPatch, failing_step: int
 ) -> None:
-    """Three files and the directory are synced before anything is linked; each fails in turn."""
+    """Three files and the directory are synced before anything is linked. Each of these steps fails in turn."""
     write_files(directory, new_set())
     old, listed = contents(directory), listing(directory)
     steps = iter(range(4))
@@ -260,8 +256,8 @@ def test_a_write_that_fails_keeps_the_old_set_and_cleans_up(
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_what_a_run_killed_around_the_swap_has_left_is_removed_by_the_next(directory: Path, moment: str) -> None:
-    """No key of a CA stays behind that nobody sees."""
+def test_the_next_run_removes_the_files_of_a_run_that_was_killed_around_the_swap(directory: Path, moment: str) -> None:
+    """No hidden key of a CA is left."""
     write_files(directory, new_set(with_ca_key=True))
     command = (sys.executable, "-c", KILLED, directory, moment)
     killed = subprocess.run(command, check=False, cwd=Path(__file__).parents[2])
@@ -331,7 +327,7 @@ def test_an_interrupt_right_after_the_swap_keeps_the_new_set(directory: Path, mo
         pytest.param(["--dir", "file/d"], "cannot write to file/d: Not a directory", id="below a file"),
     ],
 )
-def test_bad_input_ends_with_status_2_a_sentence_and_no_files(
+def test_bad_input_ends_with_status_2_and_a_message_and_writes_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], sentence: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,6 @@
-"""Connections are kept longer than the API server keeps them, so it never sends a call to one that closes just then."""
+"""The webhook keeps connections longer than the API server does, so the API server never calls on one that just
+closes.
+"""
 
 import ssl
 from collections.abc import Iterator
@@ -9,7 +11,8 @@ import pytest
 
 from tests.processes import WebhookProcess, exchange, serving
 
-# Go's http.Transport closes what was idle for 90 s, which k8s.io/apimachinery's SetTransportDefaults leaves as it is.
+# Go's http.Transport closes a connection that was idle for 90 s, the default that k8s.io/apimachinery's
+# SetTransportDefaults keeps.
 API_SERVER_IDLE_SECONDS = 90.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(API_SERVER_IDLE_SECONDS + 120)]
@@ -23,7 +26,7 @@ def server(tmp_path: Path) -> Iterator[WebhookProcess]:
         yield running
 
 
-def test_a_connection_outlives_the_api_servers_own_whether_it_was_used_before_or_not(server: WebhookProcess) -> None:
+def test_a_connection_stays_open_longer_than_the_api_servers_idle_timeout(server: WebhookProcess) -> None:
     with closing(server.connect()) as used, closing(server.connect()) as unused:
         unused.connect()
         assert exchange(used, "GET", "/healthz").status == 200
@@ -31,7 +34,7 @@ def test_a_connection_outlives_the_api_servers_own_whether_it_was_used_before_or
             assert isinstance(connection.sock, ssl.SSLSocket)
             kept = connection.sock
             kept.settimeout(seconds)
-            # A server that closes is what would end this wait; nothing else is sent to an idle connection.
+            # Only a server that closes would end this wait, because it sends nothing else to an idle connection.
             with pytest.raises(TimeoutError):
                 kept.recv(1)
             kept.settimeout(10)

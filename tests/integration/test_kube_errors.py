@@ -1,4 +1,4 @@
-"""What each way of failing becomes: every answer is scripted, as no sound API server gives it."""
+"""The error for each kind of failure. Every answer is scripted, because a healthy API server does not give it."""
 
 import asyncio
 from pathlib import Path
@@ -31,7 +31,7 @@ PATH = "/api/v1/namespaces/ns/configmaps"
 
 
 async def drip() -> bytes:
-    """Send one byte every twentieth of a second."""
+    """Return one byte after a twentieth of a second."""
     await asyncio.sleep(0.05)
     return b" "
 
@@ -47,7 +47,7 @@ async def drip() -> bytes:
         *((code, Unavailable) for code in (429, 500, 503, 504)),
     ],
 )
-def test_a_refusal_becomes_the_error_of_its_status_with_the_servers_sentence(
+def test_an_error_status_becomes_its_error_with_the_servers_message(
     kube: Kube, script: Script, code: int, kind: type[Exception]
 ) -> None:
     script.answers.append(status(code, "the very reason"))
@@ -57,7 +57,7 @@ def test_a_refusal_becomes_the_error_of_its_status_with_the_servers_sentence(
     assert getattr(caught.value, "status", code) == code
 
 
-def test_a_refusal_carries_the_causes_of_its_status(kube: Kube, script: Script) -> None:
+def test_an_error_has_the_causes_of_its_status(kube: Kube, script: Script) -> None:
     causes = [{"reason": "NamespaceTerminating", "message": "namespace ns is being terminated", "field": "f"}]
     script.answers.append(Answer({"message": "forbidden", "details": {"causes": causes}}, status=403))
     with pytest.raises(ApiError) as caught:
@@ -66,7 +66,7 @@ def test_a_refusal_carries_the_causes_of_its_status(kube: Kube, script: Script) 
     assert not caught.value.has_cause("DisruptionBudget")
 
 
-def test_a_refusal_by_a_proxy_that_speaks_no_kubernetes_keeps_its_first_words(kube: Kube, script: Script) -> None:
+def test_an_error_of_a_plain_proxy_keeps_its_first_words(kube: Kube, script: Script) -> None:
     script.answers.append(Answer(b"<html>bad gateway \xff" + b"x" * 5000, status=502))
     with pytest.raises(Unavailable, match="<html>bad gateway") as caught:
         kube.get(PATH)
@@ -74,7 +74,7 @@ def test_a_refusal_by_a_proxy_that_speaks_no_kubernetes_keeps_its_first_words(ku
 
 
 def test_a_redirect_is_not_followed(kube: Kube, script: Script) -> None:
-    """The token would go with it."""
+    """Otherwise the token would be sent to another host."""
     script.answers.append(Answer(b"", status=302, headers={"Location": "/elsewhere"}))
     with pytest.raises(ApiError, match="HTTP 302"):
         kube.get(PATH)
@@ -93,16 +93,14 @@ def test_a_redirect_is_not_followed(kube: Kube, script: Script) -> None:
         pytest.param(Answer(forever), id="no answer at all"),
     ],
 )
-def test_an_answer_that_does_not_arrive_whole_and_in_time_is_no_answer(
-    kube: Kube, script: Script, answer: Answer
-) -> None:
+def test_an_incomplete_or_late_answer_is_no_answer(kube: Kube, script: Script, answer: Answer) -> None:
     script.answers.append(answer)
     with pytest.raises(Unavailable, match=f"GET {PATH}"):
         kube.get(PATH, timeout=0.4)
 
 
 def test_nothing_is_repeated_after_a_failure(kube: Kube, script: Script) -> None:
-    """Whether a write that broke has landed is for the caller to find out."""
+    """The caller must find out whether a broken write has landed."""
     script.answers.append(torn(b"{"))
     with pytest.raises(Unavailable):
         kube.post(PATH, b"{}")
@@ -130,15 +128,15 @@ def asked_for(request: kmock.Request) -> str:
     return str(request._raw_request.raw_path)
 
 
-def test_a_server_below_a_path_is_asked_there(server: str, script: Script, tmp_path: Path) -> None:
-    """As Rancher serves its clusters."""
+def test_a_server_below_a_path_is_called_there(server: str, script: Script, tmp_path: Path) -> None:
+    """Rancher serves its clusters like this."""
     write_kubeconfig(tmp_path / "kubeconfig", f"{server}/k8s/clusters/c-1/", {"token": "t"})
     script.answers.append(Answer({}))
     Kube.connect(tmp_path / "kubeconfig").get(PATH, {"limit": 1})
     assert [asked_for(each) for each in script.seen] == [f"/k8s/clusters/c-1{PATH}?limit=1"]
 
 
-def test_a_proxy_is_asked_for_the_server_behind_it(server: str, script: Script, tmp_path: Path) -> None:
+def test_a_proxy_is_used_to_reach_the_server(server: str, script: Script, tmp_path: Path) -> None:
     write_kubeconfig(tmp_path / "kubeconfig", "http://kubernetes.invalid:8080", {"token": "t"}, {"proxy-url": server})
     script.answers.append(Answer({}))
     Kube.connect(tmp_path / "kubeconfig").put(f"{PATH}/a", b"{}")
@@ -147,7 +145,7 @@ def test_a_proxy_is_asked_for_the_server_behind_it(server: str, script: Script, 
 
 @pytest.fixture
 def token(tmp_path: Path) -> Path:
-    """A file with a token that is old."""
+    """A file with an old token."""
     (tmp_path / "token").write_text("old")
     return tmp_path / "token"
 
@@ -159,17 +157,15 @@ def by_file(server: str, token: Path, tmp_path: Path) -> Kube:
     return Kube.connect(tmp_path / "kubeconfig")
 
 
-def test_a_token_that_expired_is_read_anew_and_the_request_goes_on(script: Script, token: Path, by_file: Kube) -> None:
-    """The official client looks at a token file again only after a minute, or never; a 401 is told at once."""
+def test_an_expired_token_is_read_again_and_the_request_is_retried(script: Script, token: Path, by_file: Kube) -> None:
+    """The official client reads a token file again only after a minute, or never. Our client reads it after a 401."""
     token.write_text("new\n")
     script.answers.extend([status(401, "Unauthorized"), Answer({"fine": True})])
     assert by_file.put(f"{PATH}/a", b"{}") == b'{"fine": true}'
     assert [request.headers["Authorization"] for request in script.seen] == ["Bearer old", "Bearer new"]
 
 
-def test_credentials_are_looked_up_once_a_second_and_whenever_they_are_refused(
-    script: Script, server: str, tmp_path: Path
-) -> None:
+def test_credentials_are_read_once_a_second_and_after_each_401(script: Script, server: str, tmp_path: Path) -> None:
     write_kubeconfig(tmp_path / "kubeconfig", server, {"token": "t"})
     configuration = Configuration(retries=False)
     looked, now, load = [0], [0.0], loader(tmp_path / "kubeconfig", None)
@@ -196,7 +192,7 @@ def test_a_401_without_newer_credentials_is_an_error_at_once(kube: Kube, script:
     assert len(script.seen) == 1
 
 
-def test_a_token_file_that_vanished_is_said(script: Script, token: Path, by_file: Kube) -> None:
+def test_a_missing_token_file_is_reported(script: Script, token: Path, by_file: Kube) -> None:
     token.unlink()
     script.answers.append(status(401, "Unauthorized"))
     with pytest.raises(Unavailable, match="credentials cannot be read"):
@@ -212,8 +208,8 @@ def test_pages_are_followed_to_the_end(kube: Kube, script: Script) -> None:
     assert all(request.params["labelSelector"] == "x=y" for request in script.seen)
 
 
-def test_an_empty_list_may_hold_null(kube: Kube, script: Script) -> None:
-    """So Go writes an empty slice that was never made."""
+def test_an_empty_list_may_have_null_items(kube: Kube, script: Script) -> None:
+    """Go encodes a nil slice like this."""
     script.answers.append(Answer({"metadata": {"resourceVersion": "3"}, "items": None}))
     assert [len(one.items) for one in kube.list_pages(PATH)] == [0]
 
@@ -227,16 +223,14 @@ def test_a_continue_token_that_is_too_old_is_gone(kube: Kube, script: Script) ->
 @pytest.mark.parametrize(
     "body", [b'{"metadata": {"resourceVersion": "3"}, "items": [{"meta', b"<html>", b'{"items": []}', b""]
 )
-def test_an_answer_that_is_no_list_is_no_answer(kube: Kube, script: Script, body: bytes) -> None:
+def test_an_answer_that_is_no_list_is_an_error(kube: Kube, script: Script, body: bytes) -> None:
     script.answers.append(Answer(body))
     with pytest.raises(Unavailable, match="no list"):
         list(kube.list_pages(PATH))
 
 
-def test_a_page_that_is_too_large_is_given_up_and_requested_again_with_fewer_objects(
-    kube: Kube, script: Script
-) -> None:
-    """The rest of it is not read, so that its connection is closed."""
+def test_a_page_that_is_too_large_is_requested_again_with_fewer_objects(kube: Kube, script: Script) -> None:
+    """The rest of the page is not read, so its connection is closed."""
 
     async def go_on() -> bytes:
         return b"x" * 2**20
@@ -272,7 +266,7 @@ def test_a_stream_that_is_refused_raises_as_any_request(kube: Kube, script: Scri
         kube.stream(PATH, {"watch": "true"}, read_timeout=1)
 
 
-def test_an_aborted_stream_ends_though_it_would_stay_silent_for_long(kube: Kube, script: Script) -> None:
+def test_an_aborted_stream_ends_although_it_would_stay_silent_for_long(kube: Kube, script: Script) -> None:
     script.watches.append(Answer(SILENT))
     with kube.stream(PATH, {"watch": "true"}, read_timeout=60) as watch:
         watch.abort()
@@ -302,7 +296,7 @@ def test_without_a_kubeconfig_the_default_place_is_read(
     assert Kube.connect().get("/version") == b"{}"
 
 
-def test_in_a_pod_the_service_account_counts_unless_a_context_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_pod_the_service_account_is_used_unless_a_context_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
     monkeypatch.setenv("KUBECONFIG", "/nowhere")

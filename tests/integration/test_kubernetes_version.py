@@ -1,4 +1,4 @@
-"""Every program meets a Kubernetes that is too old with one error, before anything else is asked of it."""
+"""On an unsupported old Kubernetes every program ends with one error, before it makes any other request."""
 
 import sysconfig
 import threading
@@ -32,7 +32,7 @@ EVERY = (*CERTS, *LASTING, f"{NODE} --once")
 
 
 class Versioned(Script):
-    """Answers /version with what is scripted, the last of it again and again, and all else with 503."""
+    """Answers /version with the scripted answers, repeating the last, and everything else with 503."""
 
     def __init__(self, *versions: Answer) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Versioned(Script):
         return (self.versions.pop(0) if len(self.versions) > 1 else self.versions[0]).render()
 
     def requests(self) -> set[str]:
-        """The method and path of every request."""
+        """Return the method and path of every request."""
         return {f"{request.method.value} {request.url.path}" for request in self.seen}
 
 
@@ -56,7 +56,7 @@ Start = Callable[[str, str], AbstractContextManager[OwnProcess]]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Start:
-    """Starts a program whose API server is at a URL; it is killed at the end of the block."""
+    """Return a function that starts a program with the URL of its API server. It is killed at the end of the block."""
 
     @contextmanager
     def started(command: str, url: str) -> Iterator[OwnProcess]:
@@ -74,7 +74,7 @@ def start(tmp_path: Path) -> Start:
 
 
 @pytest.mark.parametrize("command", EVERY)
-def test_an_old_one_is_one_error_and_status_1_and_nothing_else_was_asked_of_it(start: Start, command: str) -> None:
+def test_an_old_kubernetes_is_one_error_and_status_1_without_any_other_request(start: Start, command: str) -> None:
     script = Versioned(OLD)
     with serving(script) as url, start(command, url) as process:
         assert process.wait() == 1
@@ -86,7 +86,9 @@ def test_an_old_one_is_one_error_and_status_1_and_nothing_else_was_asked_of_it(s
 
 
 @pytest.mark.parametrize("command", LASTING)
-def test_one_that_does_not_answer_is_waited_for_and_asked_its_version_first(start: Start, command: str) -> None:
+def test_an_api_server_that_does_not_answer_is_waited_for_and_asked_its_version_first(
+    start: Start, command: str
+) -> None:
     script = Versioned(*[status(503, "starting")] * 3, OLD)
     with serving(script) as url, start(command, url) as process:
         assert process.wait() == 1
@@ -102,10 +104,10 @@ def test_one_that_does_not_answer_is_waited_for_and_asked_its_version_first(star
         *((command, FORBIDDEN, 1) for command in (LASTING[0], CERTS[-1])),
     ],
 )
-def test_any_other_is_worked_with_and_one_that_is_not_known_is_warned_of(
+def test_any_other_version_is_used_and_an_unknown_one_logs_a_warning(
     start: Start, command: str, version: Answer, warnings: int
 ) -> None:
-    """One whose version is in words of its own, or not told, may be good: what worked must not stop for that."""
+    """A version in an unusual form, or no version, may still be supported, so a working installation must not stop."""
     script = Versioned(version)
     with serving(script) as url, start(command, url) as process:
         assert script.went_on.wait(PATIENCE)

@@ -1,4 +1,6 @@
-"""Large pods, and edits of the quota, are decided in threads: as any other, and while the event loop serves others."""
+"""Large pods, and edits of the quota, are decided in threads: with the same answers, while the event loop serves
+others.
+"""
 
 import asyncio
 import gc
@@ -27,7 +29,7 @@ EDIT = {"kind": {"group": "", "version": "v1", "kind": "ConfigMap"}, "operation"
 
 
 class Ledgers(MemoryLedgers):
-    """Tells in which thread they are asked. ``until`` is awaited before a charge is decided."""
+    """Ledgers that record in which thread they are called. ``until`` is awaited before a charge is decided."""
 
     def __init__(self, until: Callable[[], Any] | None = None) -> None:
         super().__init__()
@@ -67,7 +69,7 @@ async def allowed(webhook: Service, path: str, raw: bytes) -> bool:
 
 
 @pytest.mark.parametrize("path", ["/mutate", "/validate"])
-def test_a_large_pod_is_answered_as_a_small_one(path: str) -> None:
+def test_a_large_pod_gets_the_same_answer_as_a_small_one(path: str) -> None:
     async def answers() -> list[Any]:
         small = body(pod_of_cores(100, annotations={"note": "x"}, affinity=held_to("M40")))
         told = [
@@ -105,8 +107,8 @@ def test_many_large_pods_at_once_fill_the_quota_exactly() -> None:
     assert sorted(asyncio.run(create())) == [False] * 12 + [True] * 4
 
 
-def test_large_pods_that_wait_for_their_ledger_keep_no_other_waiting() -> None:
-    """A review gives its turn away while it waits: as many come to the ledger at once as hold a place."""
+def test_large_pods_that_wait_for_their_ledger_delay_no_other() -> None:
+    """A review gives up its turn while it waits, so as many as have a place reach the ledger at once."""
 
     async def create() -> list[bool]:
         together = asyncio.Event()
@@ -126,7 +128,7 @@ def test_large_pods_that_wait_for_their_ledger_keep_no_other_waiting() -> None:
 
 
 def test_the_event_loop_serves_others_while_a_large_pod_is_decided() -> None:
-    """One large pod computes. A second one waits for its turn; a small one does not."""
+    """One large pod is being computed. A second one waits for its turn, and a small one does not."""
 
     async def create() -> None:
         webhook = service(MemoryLedgers())
@@ -141,7 +143,7 @@ def test_the_event_loop_serves_others_while_a_large_pod_is_decided() -> None:
 
 @asynccontextmanager
 async def computing(webhook: Service, deadline: ReviewDeadline) -> AsyncIterator["asyncio.Task[None]"]:
-    """Hold the turn with a review that computes, and let it end with the block."""
+    """Run a review that computes and keeps its turn during the ``with`` statement."""
     held, free = threading.Event(), threading.Event()
 
     async def compute(_ledgers: object) -> None:
@@ -158,7 +160,7 @@ async def computing(webhook: Service, deadline: ReviewDeadline) -> AsyncIterator
         await asyncio.wait([task])
 
 
-def test_a_large_pod_whose_caller_goes_is_computed_no_further() -> None:
+def test_a_large_pod_whose_caller_disconnects_is_no_longer_computed() -> None:
     """A thread cannot be interrupted, so its next check ends it."""
 
     async def create() -> DropReason:
@@ -189,14 +191,16 @@ def test_a_large_pod_whose_deadline_passes_while_it_waits_for_its_turn_is_droppe
 
 @pytest.mark.parametrize("path", ["/mutate", "/validate"])
 def test_a_large_pod_whose_deadline_passes_while_it_is_computed_is_dropped(path: str) -> None:
-    """The clock stops short of the deadline at every check in turn: whichever is the first behind it ends the work."""
+    """The clock stops just before the deadline at each check in turn. The first check after the deadline ends
+    the work.
+    """
 
     async def end_of(checks: int) -> DropReason | None:
         ticks = itertools.count(-checks)
         late = ReviewDeadline(0, lambda: next(ticks))
         ledgers = Ledgers()
         try:
-            await service(ledgers)._answer(path, large(), 0, late, ledgers)  # what the thread runs
+            await service(ledgers)._answer(path, large(), 0, late, ledgers)  # the function that the thread runs
         except Dropped as dropped:
             return None if ledgers.arrived else dropped.reason
         return None
@@ -207,8 +211,8 @@ def test_a_large_pod_whose_deadline_passes_while_it_is_computed_is_dropped(path:
     assert checks >= 5
 
 
-def test_a_large_pod_whose_charge_may_be_written_is_decided_after_its_deadline_too() -> None:
-    """A charge that nobody is told of would hold quota until it is found to be of no pod."""
+def test_a_large_pod_whose_charge_may_be_written_is_decided_even_after_its_deadline() -> None:
+    """Otherwise the charge would keep quota until it is proven to have no pod."""
 
     async def create() -> bool:
         asked = asyncio.Event()
@@ -236,7 +240,7 @@ def test_a_large_pod_that_only_reads_the_ledger_is_dropped_at_its_deadline() -> 
     assert asyncio.run(create()) is DropReason.LATE
 
 
-def test_a_caller_of_a_large_pod_that_goes_takes_nothing_from_the_others() -> None:
+def test_a_caller_of_a_large_pod_that_disconnects_does_not_affect_others() -> None:
     async def create() -> None:
         webhook = service(MemoryLedgers())
         gone = asyncio.create_task(webhook.answer("/validate", large("gone"), ReviewDeadline.after(10)))
@@ -248,7 +252,7 @@ def test_a_caller_of_a_large_pod_that_goes_takes_nothing_from_the_others() -> No
 
 
 @pytest.mark.parametrize("error", [Unavailable("no answer"), RuntimeError("a fault of ours")], ids=repr)
-def test_an_error_reaches_the_caller_and_the_next_is_decided(error: Exception) -> None:
+def test_an_error_reaches_the_caller_and_the_next_review_is_decided(error: Exception) -> None:
     async def fail() -> None:
         raise error
 

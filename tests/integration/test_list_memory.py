@@ -1,4 +1,4 @@
-"""Every LIST of objects that tenants make large takes a small, constant part of a process' memory."""
+"""Every LIST of objects that tenants can make large takes a small, constant amount of memory."""
 
 import json
 import subprocess
@@ -23,10 +23,10 @@ from vcuda.quota.model import OVER_QUOTA
 OBJECTS = 80
 LARGE = "x" * 1_200_000
 MOST_MIB = 48
-"""Two pages of 8 MiB while the second is read, the objects that are decoded of one, and what Python keeps of either."""
+"""Two pages of 8 MiB while the second is read, the decoded objects of one, and what Python keeps of each."""
 
 EXPECTED = {"Events of refused pods": 1, "refused workloads": MOST_OWNER_BYTES // len(LARGE)}
-"""Objects that are kept of a list, where that is not all of them."""
+"""The number of objects that are kept of a list, if not all of them are kept."""
 
 CEL = [f'"{number}" != "{"x" * 10_000}"' for number in range(30)]
 LARGE_CLAIM = [entry(NVIDIA, *CEL)] * 4
@@ -54,11 +54,11 @@ REST = {
     kind: json.dumps({field: value for field, value in sample.items() if field != "metadata"})[1:].encode()
     for kind, sample in SAMPLES.items()
 }
-"""All of an object but its metadata, written once, as it is large."""
+"""An object without its metadata. It is written once, because it is large."""
 
 
 class Lists(BaseHTTPRequestHandler):
-    """Answers each LIST in pages, as the API server does: so many objects of its kind, or none of an unknown kind."""
+    """Answers each LIST in pages, as the API server does, with the objects of its kind. An unknown kind has none."""
 
     protocol_version = "HTTP/1.1"
 
@@ -76,11 +76,11 @@ class Lists(BaseHTTPRequestHandler):
             for part in _list(head, kind, range(begin, end)):
                 self.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
             self.wfile.write(b"0\r\n\r\n")
-        except OSError:  # the reader has had enough of this page
+        except OSError:  # the reader has closed the connection
             self.close_connection = True
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing, since the requests are not under test."""
 
 
 def _list(head: dict[str, str], kind: str, numbers: range) -> Iterator[bytes]:

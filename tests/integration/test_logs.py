@@ -1,4 +1,4 @@
-"""Log lines that are written in batches: none is lost, none comes twice, and trouble is told at once."""
+"""Log lines are written in batches: no line is lost or repeated, and warnings are written at once."""
 
 import io
 import threading
@@ -7,7 +7,7 @@ from vcuda.logs import BatchedLines
 
 
 class Stream(io.BytesIO):
-    """Tells when it has been flushed."""
+    """A stream that signals when it has been flushed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ def test_a_line_is_written_by_itself() -> None:
     assert stream.getvalue() == b"admission\n"
 
 
-def test_a_warning_is_written_at_once_after_what_came_before_it() -> None:
+def test_a_warning_is_written_at_once_after_the_lines_before_it() -> None:
     stream = Stream()
     lines = BatchedLines(stream)
     lines.info(b"first")
@@ -32,7 +32,7 @@ def test_a_warning_is_written_at_once_after_what_came_before_it() -> None:
     assert stream.getvalue() == b"first\nsecond\n"
 
 
-def test_lines_of_many_threads_are_all_there_and_each_whole() -> None:
+def test_every_line_of_many_threads_is_written_completely() -> None:
     stream = Stream()
     lines = BatchedLines(stream)
 

@@ -1,4 +1,4 @@
-"""What the leader says of its own health, and how it ends."""
+"""The health that the leader reports, and its end."""
 
 import json
 import threading
@@ -23,7 +23,7 @@ from vcuda.requests.schemes import GPU_MANAGER
 
 @pytest.fixture
 def leader(api: ApiDouble) -> Iterator[Leader]:
-    """Return a leader of a cluster with one pod that has ended; not started yet."""
+    """A leader of a cluster with one pod that has ended. It is not started yet."""
     api.store(POD, allocated_pod(GPU_MANAGER, START, status="Failed"))
     faults: list[str] = []
     registry, on_fault = CollectorRegistry(), partial(faults.append, "a loop")
@@ -35,7 +35,7 @@ def leader(api: ApiDouble) -> Iterator[Leader]:
     assert faults == []
 
 
-def test_a_leader_is_in_trouble_when_its_garbage_loop_is_stuck_or_a_watch_has_ended(
+def test_a_leader_is_unhealthy_if_its_garbage_loop_is_stuck_or_a_watch_has_ended(
     leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leader.start()
@@ -60,11 +60,13 @@ CANNOT_BE_DECODED: dict[str, dict[str, Any]] = {
     "/apis/apps/v1/namespaces/team-a/replicasets/bad": {"metadata": {"name": "bad"}, "spec": 3},
     "/api/v1/namespaces/team-a/events/bad": {"metadata": {"name": "bad"}, "involvedObject": 3},
 }
-"""One in each collection that a loop of the leader goes by."""
+"""An object in each collection that a loop of the leader uses."""
 
 
-def test_an_object_that_cannot_be_decoded_costs_only_itself_in_every_loop(api: ApiDouble, leader: Leader) -> None:
-    """Beside them a namespace is settled and published, a workload told to try again, a namespace labelled out."""
+def test_an_object_that_cannot_be_decoded_affects_no_other_in_any_loop(api: ApiDouble, leader: Leader) -> None:
+    """Meanwhile a namespace is settled and published, a workload is made to retry, and a namespace is labelled as
+    exempt.
+    """
     document = json.dumps({"team-a": {"quota": {"M40": 4}}})
     metadata = {"name": "gpuquota", "namespace": "kube-system"}
     api.store(f"{CONFIG_MAPS.format('kube-system')}/gpuquota", {"metadata": metadata, "data": {"gpu_quota": document}})
@@ -87,8 +89,8 @@ def test_an_object_that_cannot_be_decoded_costs_only_itself_in_every_loop(api: A
     assert leader.trouble() is None
 
 
-def test_a_leader_without_an_extender_deletes_the_figures_of_one_that_was(api: ApiDouble, leader: Leader) -> None:
-    """Models would be chosen by them for ever, as nobody keeps them up."""
+def test_a_leader_without_an_extender_deletes_the_figures_of_an_earlier_one(api: ApiDouble, leader: Leader) -> None:
+    """Otherwise outdated figures would be used to choose models forever."""
     path, gone = "/api/v1/namespaces/vcuda-quota/configmaps/gpu-cards", threading.Event()
     api.store(path, {"metadata": {"name": "gpu-cards"}, "data": {"cards.json": "[]"}})
 
@@ -104,8 +106,10 @@ def test_a_leader_without_an_extender_deletes_the_figures_of_one_that_was(api: A
     assert path not in api.objects
 
 
-def test_a_stop_awaits_the_removal_under_way(api: ApiDouble, leader: Leader, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The patch has landed, and its Event is still to come."""
+def test_a_stop_waits_for_the_removal_in_progress(
+    api: ApiDouble, leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The patch has landed, and its Event is still to be written."""
     monkeypatch.setattr("controller.manager.STOP_TIMEOUT_SECONDS", PATIENT)
     patched, goes_on = threading.Event(), threading.Event()
 
@@ -121,7 +125,7 @@ def test_a_stop_awaits_the_removal_under_way(api: ApiDouble, leader: Leader, mon
     assert patched.wait(PATIENT)
     stopping = threading.Thread(target=leader.stop)
     stopping.start()
-    leader.nodes.reflector.join(PATIENT)  # it is stopped after the loops are
+    leader.nodes.reflector.join(PATIENT)  # it is stopped after the loops
     goes_on.set()
     stopping.join(PATIENT)
     assert marks_on(api) == {}

@@ -1,4 +1,4 @@
-"""Every overlay renders, is what every supported Kubernetes understands, and has what its components are for."""
+"""Every overlay renders, is valid on every supported Kubernetes, and has the objects of its components."""
 
 import functools
 import json
@@ -32,13 +32,13 @@ pytestmark = pytest.mark.slow
 
 SUPPORTED = ("1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
 VERSIONS = sorted({version for version in map(utils.major_minor, utils.all_versions()) if version >= SUPPORTED[0]})
-"""Those that there are schemas of: what comes after the newest supported one has to understand the manifests too."""
+"""The versions with schemas. The manifests must also be valid on versions after the newest supported one."""
 
 NO_SCHEMA = ("cert-manager.io/", "gateway.networking.k8s.io/", "monitoring.coreos.com/")
-"""The groups of kinds that others install, which are in no release."""
+"""The API groups of kinds that other projects install, which no release has."""
 
 PART_OF = ("app.kubernetes.io/part-of", "vcuda-quota")
-"""The label by which docs/upgrade.md looks for what an uninstall left."""
+"""The label by which docs/upgrade.md finds the objects that an uninstall left."""
 
 AGENTS = ("node-agent-gpu-manager", "node-agent-hami", "node-agent-vgpu-manager")
 OPTIONS = {
@@ -49,12 +49,12 @@ OPTIONS = {
 
 BESIDE_ANY = ("cert-manager", "prometheus", *sorted(OPTIONS - {"node-agent-nvidia-vcuda"}))
 TOGETHER = {"hami": ("hami", *BESIDE_ANY), "scheduler": ("scheduler", *BESIDE_ANY)}
-"""All components that go together: HAMi has a scheduler of its own, and two vendors use one directory on nodes."""
+"""The largest sets of components: HAMi has its own scheduler, and two vendors use one directory on nodes."""
 
 
 @functools.cache
 def known(document: str, version: str) -> bool:
-    """Whether a release has the object's kind; ValidationError where it has that and not its fields."""
+    """Return whether a release has the object's kind. Raises ValidationError if it has the kind, but not a field."""
     try:
         kubernetes_validate.validate(json.loads(document), version, strict=True)
     except utils.SchemaNotFoundError:
@@ -63,14 +63,16 @@ def known(document: str, version: str) -> bool:
 
 
 def unknown(objects: Sequence[Json], version: str) -> set[str]:
-    """The objects whose kinds a release does not have, kinds of others aside; every other is valid there."""
+    """Return the objects whose kinds a release does not have, except kinds of other projects. All others must
+    be valid.
+    """
     own = [each for each in objects if not each["apiVersion"].startswith(NO_SCHEMA)]
     assert len(own) > len(objects) / 2
     return {label(each) for each in own if not known(json.dumps(registered(each)), version)}
 
 
 def registered(found: Json) -> Json:
-    """Return the object; a webhook configuration as it is when its declared webhooks are registered."""
+    """Return the object. A webhook configuration gets its declared webhooks, as when they are registered."""
     return {**found, "webhooks": declared(found)} if found["kind"].endswith("WebhookConfiguration") else found
 
 
@@ -79,13 +81,13 @@ every_version = pytest.mark.parametrize("version", VERSIONS)
 
 
 def test_there_is_a_schema_of_every_supported_version() -> None:
-    """A new release of the package may drop old ones."""
+    """A new release of the package may drop old versions."""
     assert set(SUPPORTED) <= set(VERSIONS)
 
 
 @every_version
 @every_overlay
-def test_every_supported_kubernetes_has_all_of_every_overlay(overlay: Path, version: str) -> None:
+def test_every_supported_kubernetes_knows_all_objects_of_every_overlay(overlay: Path, version: str) -> None:
     assert unknown(rendered(overlay), version) == set()
 
 
@@ -94,7 +96,7 @@ every_choice = pytest.mark.parametrize("chosen", TOGETHER.values(), ids=TOGETHER
 
 @every_choice
 @pytest.mark.parametrize("step", [1, -1], ids=["one-way", "the-other-way"])
-def test_components_go_together_in_any_order(tmp_path: Path, chosen: tuple[str, ...], step: int) -> None:
+def test_components_can_be_combined_in_any_order(tmp_path: Path, chosen: tuple[str, ...], step: int) -> None:
     objects = rendered(composed(tmp_path, chosen[::step]))
     assert {version for version in VERSIONS if unknown(objects, version)} == set()
     for workload in ours(objects):
@@ -103,8 +105,8 @@ def test_components_go_together_in_any_order(tmp_path: Path, chosen: tuple[str, 
 
 
 @every_choice
-def test_components_in_any_order_make_the_same(tmp_path: Path, chosen: tuple[str, ...]) -> None:
-    """But for the order of flags. The component node-host-pid comes after the node agents that it changes."""
+def test_components_in_any_order_give_the_same_objects(tmp_path: Path, chosen: tuple[str, ...]) -> None:
+    """Only the order of flags may differ. The component node-host-pid follows the node agents that it changes."""
 
     def sorted_objects(order: Sequence[str], directory: str) -> list[Json]:
         objects = rendered(composed(tmp_path / directory, order))
@@ -136,14 +138,14 @@ CHOSEN = [{"name": "vcuda-quota", "newName": NAME, "newTag": TAG}]
 
 
 def with_images(found: Path, chosen: Path, content: Json) -> dict[str, str]:
-    """What everything of the chosen kustomization runs once ``found``, of these contents, names an image."""
+    """Return the images of the chosen kustomization after the kustomization ``found`` names an image."""
     found.parent.mkdir(exist_ok=True)
     found.write_text(json.dumps({**content, "images": CHOSEN}))
     return images(rendered(chosen))
 
 
 @every_overlay
-def test_an_image_that_the_base_names_is_what_everything_runs(tmp_path: Path, overlay: Path) -> None:
+def test_everything_runs_an_image_that_the_base_names(tmp_path: Path, overlay: Path) -> None:
     manifests = copied(tmp_path)
     file = manifests / "base" / "kustomization.yaml"
     found = with_images(file, manifests / overlay.relative_to(MANIFESTS), yaml.safe_load(file.read_text()))
@@ -151,14 +153,14 @@ def test_an_image_that_the_base_names_is_what_everything_runs(tmp_path: Path, ov
 
 
 @every_overlay
-def test_an_image_that_a_kustomization_on_top_names_is_what_everything_runs(tmp_path: Path, overlay: Path) -> None:
+def test_everything_runs_an_image_that_a_kustomization_on_top_names(tmp_path: Path, overlay: Path) -> None:
     on_top = copied(tmp_path) / "on-top"
     resources = [f"../{overlay.relative_to(MANIFESTS)}"]
     found = with_images(on_top / "kustomization.yaml", on_top, {"resources": resources})
     assert found == dict.fromkeys(images(rendered(overlay)), f"{NAME}:{TAG}")
 
 
-def test_an_image_that_is_named_beside_the_components_is_what_everything_runs(tmp_path: Path) -> None:
+def test_everything_runs_an_image_that_is_named_with_the_components(tmp_path: Path) -> None:
     both = composed(tmp_path, ["scheduler", "enforce-audit"])
     beside = both.with_name("beside")
     found = with_images(beside / "kustomization.yaml", beside, json.loads((both / "kustomization.yaml").read_text()))
@@ -169,12 +171,12 @@ def test_an_image_that_is_named_beside_the_components_is_what_everything_runs(tm
 
 
 def flags(controller: Json) -> list[str]:
-    """The arguments of its container, taken out of it."""
+    """Return the arguments of its container, and remove them from it."""
     args: list[str] = pod_spec(controller)["containers"][0].pop("args")
     return args
 
 
-def test_evictions_are_a_choice_two_flags_and_one_right(tmp_path: Path) -> None:
+def test_the_component_for_evictions_adds_two_flags_and_one_right(tmp_path: Path) -> None:
     base, chosen = rendered(BASE), rendered(composed(tmp_path, ["enforce-audit"]))
     added = [each for each in chosen if label(each) not in set(map(label, base))]
     assert sorted(map(label, added)) == ["ClusterRole/vcuda-enforce-audit", "ClusterRoleBinding/vcuda-enforce-audit"]
@@ -185,7 +187,7 @@ def test_evictions_are_a_choice_two_flags_and_one_right(tmp_path: Path) -> None:
     assert after == before
 
 
-def test_the_base_evicts_nobody_and_has_no_right_to() -> None:
+def test_the_base_evicts_no_pod_and_has_no_right_to() -> None:
     base = rendered(BASE)
     assert "--enforce-audit" not in flags(one(base, "Deployment", "vcuda-controller"))
     rules = [rule for each in base for rule in each.get("rules", []) if "resources" in rule]
@@ -204,7 +206,7 @@ def objects(tmp_path: Path) -> list[Json]:
 
 
 def workload_of(objects: Sequence[Json], name: str) -> Json:
-    """The workload whose pods have this name as their label."""
+    """Return the workload whose pods have this name as their label."""
     [found] = [
         each
         for each in objects
@@ -214,7 +216,7 @@ def workload_of(objects: Sequence[Json], name: str) -> Json:
     return found
 
 
-def test_every_alert_says_what_is_wrong_and_what_to_do_in_a_line_each(objects: list[Json]) -> None:
+def test_every_alert_has_a_line_with_the_problem_and_one_with_the_remedy(objects: list[Json]) -> None:
     [group] = one(objects, "PrometheusRule", "vcuda-quota")["spec"]["groups"]
     names = [rule["alert"] for rule in group["rules"]]
     assert len(names) == len(set(names)) > 10
@@ -269,13 +271,13 @@ def test_every_part_is_scraped_at_a_port_that_it_has(objects: list[Json], name: 
     assert port["targetPort"] in {each["name"] for each in container(workload)["ports"]}
 
 
-def test_no_part_of_ours_is_left_out(objects: list[Json]) -> None:
+def test_every_part_is_scraped(objects: list[Json]) -> None:
     serving = {label(each) for each in ours(objects) if "ports" in container(each)}
     assert serving == {label(workload_of(objects, name)) for name in PARTS}
 
 
 @pytest.mark.parametrize("name", ["vcuda-controller", "vcuda-node"])
-def test_the_network_policies_let_prometheus_in_where_nobody_else_is(objects: list[Json], name: str) -> None:
+def test_the_network_policies_admit_prometheus_to_otherwise_closed_ports(objects: list[Json], name: str) -> None:
     policy = one(objects, "NetworkPolicy", f"{name}-metrics")["spec"]
     workload = workload_of(objects, name)
     assert policy["podSelector"]["matchLabels"].items() <= workload["spec"]["template"]["metadata"]["labels"].items()
@@ -283,8 +285,10 @@ def test_the_network_policies_let_prometheus_in_where_nobody_else_is(objects: li
     assert [each["port"] for each in rule["ports"]] == [each["name"] for each in container(workload)["ports"]]
 
 
-def test_the_dashboard_is_one_that_grafana_can_load(objects: list[Json]) -> None:
-    """Whole JSON, ids of its own for the panels, none over another, every query of the data source that is chosen."""
+def test_grafana_can_load_the_dashboard(objects: list[Json]) -> None:
+    """The dashboard is valid JSON. Panels have unique ids and do not overlap, and every query uses the chosen data
+    source.
+    """
     dashboard = json.loads(one(objects, "ConfigMap", "vcuda-quota-dashboard")["data"]["vcuda-quota.json"])
     panels = dashboard["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels) > 10
@@ -299,8 +303,10 @@ def test_the_dashboard_is_one_that_grafana_can_load(objects: list[Json]) -> None
     assert {target["datasource"]["uid"] for panel in panels for target in panel["targets"]} == {"${datasource}"}
 
 
-def test_our_mutating_webhook_is_asked_before_those_of_hami_and_vgpu_manager() -> None:
-    """The API server goes by the names of the configurations; HAMi's refuses a pod whose nodeName we move."""
+def test_our_mutating_webhook_is_called_before_those_of_hami_and_vgpu_manager() -> None:
+    """The API server orders webhooks by the names of the configurations. HAMi's rejects a pod whose nodeName ours would
+    move.
+    """
     [found] = [each for each in rendered(BASE) if each["kind"] == "MutatingWebhookConfiguration"]
     names = ["hami-webhook", "hami-dra-webhook", "vgpu-manager-webhook", found["metadata"]["name"]]
     assert min(names) == found["metadata"]["name"]

@@ -1,7 +1,8 @@
-"""The condition by which the API server asks only about pods that may ask for GPUs: never too narrow, never failing.
+"""The condition by which the API server calls the webhook only for pods that may request GPUs. It is never too narrow,
+and never fails.
 
-It is evaluated here by another implementation of CEL, on more pods than an API server can be sent; that the API server
-agrees is tried in tests/e2e/test_match_conditions.py.
+Another implementation of CEL evaluates it here, on more pods than an API server could be sent.
+tests/e2e/test_match_conditions.py tests that the API server agrees.
 """
 
 import json
@@ -37,14 +38,14 @@ def conditions(name: str) -> list[Json]:
 
 
 class Condition:
-    """The one condition of a webhook, compiled."""
+    """The compiled condition of a webhook."""
 
     def __init__(self, expression: str) -> None:
         environment = celpy.Environment()
         self._runner = environment.program(environment.compile(expression))
 
     def asks(self, manifest: Json) -> bool:
-        """Whether the API server asks about the pod; an evaluation that fails raises CELEvalError."""
+        """Return whether the API server calls the webhook for the pod. Raises CELEvalError if the evaluation fails."""
         return bool(self._runner.evaluate({"object": json_to_cel(manifest)}))
 
 
@@ -56,7 +57,7 @@ def condition() -> Condition:
 
 @pytest.mark.parametrize("hooks", [HOOKS, CLAIM_HOOKS], ids=["pods", "claims"])
 def test_both_webhooks_have_the_same_condition_and_no_other_has_one(hooks: tuple[str, str]) -> None:
-    """YAML's anchors end with a document, so it is written twice."""
+    """YAML's anchors end with a document, so the condition is written twice."""
     first, second = map(conditions, hooks)
     assert first == second
     with_one = {name for name, hook in webhooks(rendered(BASE)).items() if "matchConditions" in hook}
@@ -88,18 +89,18 @@ CHANNEL = exactly("compute-domain-default-channel.nvidia.com")
         pytest.param({"spec": {"devices": {"requests": [DOMAIN]}}}, True, id="a template"),
     ],
 )
-def test_only_a_claim_that_may_be_for_a_gpu_is_asked_about(spec: Json, asks: bool) -> None:
+def test_the_webhook_is_called_only_for_a_claim_that_may_be_for_a_gpu(spec: Json, asks: bool) -> None:
     [found] = conditions(CLAIM_HOOKS[0])
     assert Condition(found["expression"]).asks({"metadata": {"name": "mine"}, "spec": spec}) == asks
 
 
-def test_no_class_that_is_counted_is_spared_the_question() -> None:
+def test_the_webhook_is_called_for_every_device_class_that_is_counted() -> None:
     for each in (DOMAIN, CHANNEL):
         assert BUILT_IN.unit_of(f"deviceclass/{each['name']}") == Charge()
 
 
 @pytest.mark.parametrize("name", [*ORDINARY, *ASKING])
-def test_only_a_pod_that_may_ask_for_a_gpu_is_asked_about(condition: Condition, name: str) -> None:
+def test_the_webhook_is_called_only_for_a_pod_that_may_request_a_gpu(condition: Condition, name: str) -> None:
     assert condition.asks({**ORDINARY, **ASKING}[name]) == (name in ASKING)
 
 
@@ -108,7 +109,7 @@ def test_only_a_pod_that_may_ask_for_a_gpu_is_asked_about(condition: Condition, 
 
 @pytest.mark.parametrize("part", ["limits", "requests"])
 @pytest.mark.parametrize("resource", [*BUILT_IN.scheme_of, "example.com/anything", "kubernetes.io/anything"])
-def test_every_resource_with_a_slash_is_asked_about_wherever_it_stands(
+def test_the_webhook_is_called_for_every_resource_with_a_slash_in_any_field(
     condition: Condition, resource: str, part: str
 ) -> None:
     with_it = {"name": "a", "resources": {part: {"cpu": "1", resource: "1"}}}
@@ -120,19 +121,21 @@ def test_every_resource_with_a_slash_is_asked_about_wherever_it_stands(
     assert condition.asks(pod(without, resources={part: {resource: "1"}}))
 
 
-def test_no_scheme_has_a_resource_that_the_condition_would_miss() -> None:
+def test_the_condition_covers_every_resource_of_every_scheme() -> None:
     assert all("/" in resource for resource in BUILT_IN.scheme_of)
 
 
 @settings(deadline=None)
 @given(manifest=storable_pods())
-def test_whatever_the_webhook_takes_for_a_vcuda_pod_is_asked_about(condition: Condition, manifest: Json) -> None:
+def test_the_webhook_is_called_for_every_pod_that_it_counts_as_a_vcuda_pod(
+    condition: Condition, manifest: Json
+) -> None:
     assert asks_for_vcuda(msgspec.convert(manifest, Pod))
     assert condition.asks(without_nulls(manifest))
 
 
 def without_nulls(manifest: Json) -> Json:
-    """The pod as the API server shows it to webhooks: it keeps no field that is null."""
+    """Return the pod as the API server sends it to webhooks, without fields that are null."""
     shown: Json = json.loads(
         json.dumps(manifest), object_hook=lambda found: {k: v for k, v in found.items() if v is not None}
     )
@@ -143,7 +146,7 @@ def without_nulls(manifest: Json) -> Json:
 
 
 @pytest.mark.parametrize("key", sorted(TYPE_ANNOTATIONS))
-def test_every_annotation_by_which_a_scheme_is_told_what_to_give_is_asked_about(condition: Condition, key: str) -> None:
+def test_the_webhook_is_called_for_every_annotation_that_sets_an_allocation(condition: Condition, key: str) -> None:
     assert condition.asks(pod(container(), annotations={"note": "x", key: "M40"}))
 
 
@@ -156,7 +159,7 @@ def test_every_annotation_by_which_a_scheme_is_told_what_to_give_is_asked_about(
     annotations=st.dictionaries(st.text(max_size=20), st.text(max_size=5), max_size=4),
     labels=st.dictionaries(st.text(max_size=20), st.text(max_size=5), max_size=4),
 )
-def test_no_label_or_annotation_takes_a_pod_out(
+def test_no_label_or_annotation_exempts_a_pod(
     condition: Condition, manifest: Json, annotations: Mapping[str, str], labels: Mapping[str, str]
 ) -> None:
     metadata = {**manifest["metadata"], "annotations": annotations, "labels": labels}
@@ -180,7 +183,7 @@ PAGES = {f"hugepages-{number}Mi": "0" for number in range(51)}
         pytest.param(pod(container(), resources={"requests": PAGES}), id="resources of the pod"),
     ],
 )
-def test_a_pod_of_unusual_size_is_asked_about(condition: Condition, manifest: Json) -> None:
+def test_the_webhook_is_called_for_a_pod_of_unusual_size(condition: Condition, manifest: Json) -> None:
     assert condition.asks(manifest)
 
 
@@ -197,7 +200,7 @@ def resources() -> st.SearchStrategy[Json]:
 
 
 def containers() -> st.SearchStrategy[list[Json]]:
-    """Containers of which each has any of the fields that are looked at, empty or not."""
+    """Containers with any of the fields that the condition reads, which may be empty."""
     names = ["", "A", "CUDA_VISIBLE_DEVICES", *sorted(GIVING_VARIABLES)]
     variables = st.lists(st.fixed_dictionaries({"name": st.sampled_from(names)}), max_size=2)
     context = optional(privileged=st.booleans(), runAsUser=st.just(0))
@@ -205,7 +208,7 @@ def containers() -> st.SearchStrategy[list[Json]]:
 
 
 def odd_pods() -> st.SearchStrategy[Json]:
-    """A pod as the API server shows it to webhooks: what is null is left out, all but the list of containers."""
+    """A pod as the API server sends it to webhooks, without fields that are null except the list of containers."""
     spec = st.fixed_dictionaries(
         {"containers": st.none() | containers()},
         optional={
@@ -225,7 +228,7 @@ def odd_pods() -> st.SearchStrategy[Json]:
 @settings(deadline=None)
 @given(manifest=odd_pods())
 def test_no_pod_makes_the_evaluation_fail(condition: Condition, manifest: Json) -> None:
-    """Whatever is left out, null or empty; the API server leaves null fields out, lists of containers excepted."""
+    """Any field may be left out, null or empty. The API server omits null fields, except lists of containers."""
     assert condition.asks(manifest) in (True, False)
 
 

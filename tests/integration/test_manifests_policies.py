@@ -1,6 +1,6 @@
-"""The base's ValidatingAdmissionPolicies: what each refuses, evaluated by another implementation of CEL.
+"""Which requests the base's ValidatingAdmissionPolicies reject, evaluated by another implementation of CEL.
 
-That the API server agrees, and who may do what there, is tried in tests/e2e/manifests/test_policies.py.
+tests/e2e/manifests/test_policies.py tests that the API server agrees, and the rights of real accounts.
 """
 
 import functools
@@ -43,7 +43,7 @@ def policies() -> dict[str, Json]:
 
 
 def asking(rights: Collection[str]) -> dict[str, Any]:
-    """CEL's `authorizer`, a text to which each call adds, of a user who has these rights."""
+    """Return CEL's `authorizer` for a user with these rights. It is a text to which each call appends."""
 
     def add(before: str) -> Function:
         return lambda asked, name: celtypes.StringType(f"{asked}{before}{name}" if name else asked)
@@ -62,7 +62,7 @@ def asking(rights: Collection[str]) -> dict[str, Any]:
 
 
 class Evaluation:
-    """What a request brings to the expressions of a policy; one that fails raises CELEvalError."""
+    """The request as input for the expressions of a policy. Raises CELEvalError if one fails."""
 
     def __init__(self, found: Json | None, old: Json | None, rights: Collection[str] = (), **request: object) -> None:
         operation = "DELETE" if found is None else "UPDATE" if old else "CREATE"
@@ -79,7 +79,7 @@ class Evaluation:
 
 
 def admits(name: str, found: Json | None, old: Json | None, rights: Collection[str] = (), **request: object) -> bool:
-    """Whether the policy lets the request through."""
+    """Return whether the policy admits the request."""
     spec, asked = policies()[name], Evaluation(found, old, rights, **request)
     if not asked.meets_conditions(spec):
         return True
@@ -88,7 +88,7 @@ def admits(name: str, found: Json | None, old: Json | None, rights: Collection[s
     return all(asked.evaluate(each["expression"]) for each in spec["validations"])
 
 
-def test_every_policy_is_in_force_and_refuses_what_it_cannot_judge() -> None:
+def test_every_policy_is_in_force_and_fails_closed() -> None:
     found = policies()
     bindings = [each for each in rendered(BASE) if each["kind"] == KINDS[1]]
     assert {each["spec"]["policyName"] for each in bindings} == set(found)
@@ -119,7 +119,7 @@ def change_allocation(new: Json, old: Json | None, rights: Collection[str] = ())
 
 
 @pytest.mark.parametrize("allocated", CHANGES)
-def test_an_allocation_of_any_scheme_is_added_changed_and_removed_by_who_may_bind_or_patch_nodes(
+def test_only_an_account_that_may_bind_or_patch_nodes_changes_an_allocation_of_any_scheme(
     allocated: Json,
 ) -> None:
     bare, note = {"metadata": {"name": "train"}}, pod({"note": "1"}, {"app": "a"})
@@ -136,7 +136,7 @@ def test_an_allocation_of_any_scheme_is_added_changed_and_removed_by_who_may_bin
 @pytest.mark.parametrize(
     "old", [None, {"metadata": {}}, pod({"note": "1"}, {"app": "a"})], ids=["none", "bare", "other"]
 )
-def test_what_is_no_allocation_is_anybodys_to_change(old: Json | None) -> None:
+def test_any_user_may_change_other_annotations(old: Json | None) -> None:
     assert change_allocation(pod({"note": "2", "nvidia.com/gpu.product": "M40"}, {"app": "b"}), old)
     assert change_allocation({"metadata": {}}, old)
 
@@ -175,7 +175,7 @@ MAY_ALLOCATE = "update resource.k8s.ioresourceclaims/status in team-a"
         ({}, {"annotations": {"resource.kubernetes.io/pod-claim-name": "gpu"}}, True),
     ],
 )
-def test_a_claim_loses_finalizer_pod_and_limit_by_who_may_write_its_status(
+def test_only_an_account_that_may_write_claim_status_removes_finalizer_pod_or_limit(
     old: Json, new: Json, *, anybody: bool
 ) -> None:
     def change(*rights: str) -> bool:
@@ -218,7 +218,7 @@ def running(spec: Json, status: Json) -> Json:
         pytest.param(running({}, RUNNING), NOW, True, id="it uses no claim"),
     ],
 )
-def test_a_pod_that_uses_a_claim_by_name_is_deleted_by_force_by_who_deletes_pods_everywhere(
+def test_only_an_account_that_deletes_pods_everywhere_force_deletes_a_pod_with_a_named_claim(
     old: Json, options: Json | None, *, anybody: bool
 ) -> None:
     def delete(*rights: str) -> bool:
@@ -232,7 +232,7 @@ def test_a_pod_that_uses_a_claim_by_name_is_deleted_by_force_by_who_deletes_pods
     ("eviction", "anybody"),
     [({"deleteOptions": NOW}, False), ({"deleteOptions": SOON}, True), ({"deleteOptions": {}}, True), ({}, True)],
 )
-def test_an_eviction_by_force_is_for_who_deletes_pods_everywhere(eviction: Json, *, anybody: bool) -> None:
+def test_only_an_account_that_deletes_pods_everywhere_evicts_by_force(eviction: Json, *, anybody: bool) -> None:
     found = {"metadata": {"name": "train"}, **eviction}
     assert admits("forced-deletions.quota.vcuda.io", found, None, namespace="team-a") == anybody
     assert admits("forced-deletions.quota.vcuda.io", found, None, ["delete pods"], namespace="team-a")
@@ -284,7 +284,7 @@ def test_a_rotation_creates_its_own_two_secrets(user: str, name: str, kind: str,
         ("admin", "vcuda-quota", "kube-root-ca.crt", True),
     ],
 )
-def test_config_maps_are_written_by_the_account_whose_they_are(
+def test_each_account_writes_only_its_own_config_maps(
     user: str, namespace: str, name: str, *, admitted: bool, gone: bool
 ) -> None:
     found: Json = {"metadata": {"name": name}}
@@ -298,8 +298,10 @@ def test_config_maps_are_written_by_the_account_whose_they_are(
     assert admits(policy, *states, userInfo=about, namespace=namespace) == admitted
 
 
-def test_no_policy_looks_at_the_creation_of_a_pod_and_our_writes_of_ledgers_meet_one_condition() -> None:
-    """Each that did would cost the API server about a twentieth of what a pod, or a ledger, costs it."""
+def test_no_policy_applies_to_pod_creations_and_ledger_writes_meet_one_condition() -> None:
+    """A policy for pod creations, or another condition for ledger writes, would make each about a twentieth more
+    expensive.
+    """
     for name, spec in policies().items():
         for rule in spec["matchConstraints"]["resourceRules"]:
             assert not {"pods", "*"} & {*rule["resources"]} or "CREATE" not in rule["operations"], name
@@ -329,7 +331,7 @@ MARK, LET_GO = ({"metadata": {"name": name}} for name in ("gpu-ledger-opened.1-2
         ("admin", {"metadata": {"name": "kube-root-ca.crt"}}, None, True),
     ],
 )
-def test_ledgers_are_written_by_us_alone_and_others_ask_for_their_deletion(
+def test_only_our_accounts_write_ledgers_and_others_may_only_request_their_deletion(
     user: str, found: Json | None, old: Json | None, *, admitted: bool
 ) -> None:
     assert admits("ledgers.quota.vcuda.io", found, old, userInfo={"username": user}) == admitted
@@ -358,7 +360,7 @@ SECURE = {"pod-security.kubernetes.io/enforce": "restricted"}
         ("replicasets", SECURE, {"replicas": 0}, False),
     ],
 )
-def test_the_controller_changes_its_own_labels_and_no_spec(
+def test_the_controller_may_change_its_own_labels_and_no_spec(
     resource: str, labels: Json, spec: Json, *, admitted: bool
 ) -> None:
     new, old = ({"metadata": {"labels": marks}, "spec": each} for marks, each in ((labels, spec), (SECURE, {})))
@@ -384,9 +386,7 @@ OWN_ANNOTATIONS = [DISCOVERED, *(scheme.node_lock for scheme in SCHEMES if schem
         ({"labels": {MODEL: "A100"}, "annotations": {"a/b": "1", DISCOVERED: "A100 from hami"}}, True),
     ],
 )
-def test_the_controller_changes_of_a_node_its_model_the_record_of_it_and_locks(
-    changed: Json, *, admitted: bool
-) -> None:
+def test_the_controller_may_change_only_model_record_and_locks_of_a_node(changed: Json, *, admitted: bool) -> None:
     request = {"userInfo": {"username": CONTROLLER}, "resource": {"resource": "nodes"}}
     new, old = {"metadata": {**OF_A_NODE, **changed}, "spec": {}}, {"metadata": OF_A_NODE, "spec": {}}
     policy = "controller-patches.quota.vcuda.io"
@@ -394,4 +394,4 @@ def test_the_controller_changes_of_a_node_its_model_the_record_of_it_and_locks(
     assert admits(policy, new, old, (), **request | {"userInfo": {"username": "admin"}})
     for each in (DISCOVERED, *OWN_ANNOTATIONS):
         marked = {"metadata": {**OF_A_NODE, "annotations": {"a/b": "1", each: "x"}}, "spec": {}}
-        assert admits(policy, old, marked, (), **request), "it is removed too"
+        assert admits(policy, old, marked, (), **request), "removing it is permitted too"

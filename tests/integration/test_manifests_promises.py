@@ -1,4 +1,6 @@
-"""What the manifests promise a platform team: rights, limits, times that fit, and nobody stopped who is not limited."""
+"""The promises of the manifests to a platform team: rights, limits, consistent timeouts, and no effect on unlimited
+namespaces.
+"""
 
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -39,7 +41,7 @@ from webhook.cli import main as webhook_cli
 
 PROGRAMS = {"vcuda-webhook": webhook_cli, "vcuda-controller": controller_cli, "vcuda-certs": certs_cli}
 GUNICORN_GRACE = 10
-"""Seconds that the server gives requests under way, over --drain-seconds; see `webhook.server.server`."""
+"""Seconds that the server gives requests in progress, in addition to --drain-seconds; see `webhook.server.server`."""
 
 every_overlay = pytest.mark.parametrize("overlay", EVERY, ids=lambda overlay: overlay.name)
 
@@ -50,8 +52,8 @@ def base() -> list[Json]:
 
 
 def flags(workload: Json) -> dict[str, object]:
-    """What our own command line makes of a container's args; a usage error where it does not take them."""
-    # kubelet fills in the variables of the downward API.
+    """Return a container's args as our command line parses them. An unknown flag is a usage error."""
+    # kubelet replaces the variables of the downward API.
     program, command, *rest = [each.replace("$(POD_IP)", "192.0.2.1") for each in container(workload)["args"]]
     group = PROGRAMS[program]
     assert isinstance(group, click.Group)
@@ -63,7 +65,7 @@ def flags(workload: Json) -> dict[str, object]:
 
 
 @every_overlay
-def test_our_programs_take_the_flags_they_are_given(overlay: Path) -> None:
+def test_our_programs_accept_the_flags_of_the_manifests(overlay: Path) -> None:
     workloads = ours(rendered(overlay))
     assert {label(workload) for workload in workloads} >= {"Deployment/vcuda-webhook", "Deployment/vcuda-controller"}
     assert all(flags(workload) for workload in workloads)
@@ -78,7 +80,7 @@ def test_every_image_of_ours_is_of_this_version(overlay: Path) -> None:
 
 
 @every_overlay
-def test_pods_are_restricted_and_so_is_their_namespace_the_node_agent_excepted(overlay: Path) -> None:
+def test_pods_and_their_namespace_are_restricted_except_the_node_agent(overlay: Path) -> None:
     objects = rendered(overlay)
     levels = {
         each["metadata"]["name"]: each["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
@@ -109,7 +111,7 @@ def test_every_scheme_with_directories_has_a_node_agent() -> None:
 
 @pytest.fixture
 def with_agent(scheme: str, tmp_path: Path) -> list[Json]:
-    """The base with the node agent of this scheme."""
+    """Return the base with the node agent of this scheme."""
     return rendered(composed(tmp_path, [f"node-agent-{scheme}"]))
 
 
@@ -125,7 +127,7 @@ def test_the_base_has_no_node_agent_and_keeps_its_namespace_from_tenants(base: l
 
 
 @every_agent
-def test_in_the_namespace_that_admits_privileged_pods_there_is_the_node_agent_and_nothing_to_take(
+def test_the_namespace_that_admits_privileged_pods_has_only_the_node_agent(
     with_agent: list[Json], base: list[Json]
 ) -> None:
     added = in_the_namespace_of_agents(with_agent) - in_the_namespace_of_agents(base)
@@ -142,7 +144,7 @@ def test_the_node_agent_runs_on_the_nodes_of_its_vendor(scheme: str, with_agent:
     assert found.items() <= daemon_set["spec"]["template"]["metadata"]["labels"].items()
 
 
-def test_the_node_agents_of_two_vendors_run_beside_each_other_unless_they_use_one_directory(tmp_path: Path) -> None:
+def test_the_node_agents_of_two_vendors_can_be_combined_unless_they_use_one_directory(tmp_path: Path) -> None:
     separate = ["node-agent-gpu-manager", "node-agent-hami", "node-agent-vgpu-manager"]
     objects = rendered(composed(tmp_path / "separate", separate))
     selectors = [each["spec"]["selector"]["matchLabels"] for each in objects if each["kind"] == "DaemonSet"]
@@ -153,7 +155,7 @@ def test_the_node_agents_of_two_vendors_run_beside_each_other_unless_they_use_on
 
 
 @every_agent
-def test_the_node_agent_is_excepted_for_the_hosts_directories_and_being_root_and_for_nothing_else(
+def test_the_node_agent_is_exempt_only_for_host_directories_and_running_as_root(
     scheme: str, with_agent: list[Json]
 ) -> None:
     spec = pod_spec(one(with_agent, "DaemonSet", AGENTS[scheme][0]))
@@ -162,7 +164,7 @@ def test_the_node_agent_is_excepted_for_the_hosts_directories_and_being_root_and
 
 
 @every_agent
-def test_the_node_agent_writes_to_the_directory_of_its_scheme_alone(scheme: str, with_agent: list[Json]) -> None:
+def test_the_node_agent_writes_only_to_the_directory_of_its_scheme(scheme: str, with_agent: list[Json]) -> None:
     daemon_set = one(with_agent, "DaemonSet", AGENTS[scheme][0])
     paths = {each["name"]: each["hostPath"]["path"] for each in pod_spec(daemon_set)["volumes"]}
     mounts = container(daemon_set)["volumeMounts"]
@@ -173,7 +175,7 @@ def test_the_node_agent_writes_to_the_directory_of_its_scheme_alone(scheme: str,
 
 
 @every_overlay
-def test_roots_are_read_only_and_only_memory_is_limited(overlay: Path) -> None:
+def test_root_filesystems_are_read_only_and_only_memory_is_limited(overlay: Path) -> None:
     for workload in ours(rendered(overlay)):
         found = container(workload)
         assert found["securityContext"]["readOnlyRootFilesystem"] is True, label(workload)
@@ -189,10 +191,10 @@ def test_no_variable_of_a_service_can_set_a_flag(overlay: Path) -> None:
 # Availability
 
 
-def test_a_replica_that_goes_is_let_go_in_time_and_not_before_everyone_knows(base: list[Json]) -> None:
-    """PreStop, then draining, then the requests under way: all of it before kubelet kills.
+def test_a_replica_ends_only_after_every_client_has_left_it_and_in_time(base: list[Json]) -> None:
+    """PreStop, draining and the requests in progress all end before kubelet kills the container.
 
-    It drains for longer than its probe takes to tell: so every load balancer that goes by readiness has left it.
+    The server drains longer than its probe needs to fail, so every load balancer that uses readiness has removed it.
     """
     webhook = one(base, "Deployment", "vcuda-webhook")
     program, seconds = container(webhook)["lifecycle"]["preStop"]["exec"]["command"]
@@ -217,8 +219,10 @@ def test_replicas_are_spread_preferred_and_drained_one_by_one(base: list[Json], 
 
 
 @every_overlay
-def test_we_bring_no_priority_class_that_a_tenant_could_name_and_may_use_the_systems(overlay: Path) -> None:
-    """In a cluster that limits the system's classes, to namespaces with a quota for them, too."""
+def test_there_is_no_own_priority_class_and_the_systems_classes_are_permitted(overlay: Path) -> None:
+    """In a cluster that limits the system's priority classes to namespaces with a quota for them, they are permitted
+    too.
+    """
     found = rendered(overlay)
     assert not [each for each in found if each["kind"] == "PriorityClass"]
     allowed = set()
@@ -229,12 +233,12 @@ def test_we_bring_no_priority_class_that_a_tenant_could_name_and_may_use_the_sys
         assert (each["metadata"]["namespace"], spec.get("priorityClassName")) in allowed, label(each)
 
 
-def test_an_update_takes_no_webhook_away_before_the_new_one_is_ready(base: list[Json]) -> None:
+def test_an_update_stops_no_replica_before_a_new_one_is_ready(base: list[Json]) -> None:
     update = one(base, "Deployment", "vcuda-webhook")["spec"]["strategy"]["rollingUpdate"]
     assert (update["maxSurge"], update["maxUnavailable"]) == (1, 0)
 
 
-def test_every_selector_finds_the_pods_it_is_for(base: list[Json]) -> None:
+def test_every_selector_matches_its_pods(base: list[Json]) -> None:
     labels = {
         label(workload): workload["spec"]["template"]["metadata"]["labels"]
         for workload, _ in pod_specs(base)
@@ -250,8 +254,8 @@ def test_every_selector_finds_the_pods_it_is_for(base: list[Json]) -> None:
 # Calls of the API server
 
 
-def test_all_namespaces_are_asked_about_but_the_system_our_own_and_those_labelled_out(base: list[Json]) -> None:
-    """By the policy that tells the controller when a quota is in effect, too."""
+def test_the_webhook_is_called_for_all_namespaces_except_system_own_and_exempt_ones(base: list[Json]) -> None:
+    """The policy that shows the controller when a quota is in effect has the same selector."""
     own = [each["metadata"]["name"] for each in base if each["kind"] == "Namespace"]
     left_out = {"kubernetes.io/metadata.name": ["kube-system", *own], "quota.vcuda.io/enforced": ["false"]}
     selector = {"matchExpressions": [{"key": k, "operator": "NotIn", "values": v} for k, v in left_out.items()]}
@@ -263,7 +267,7 @@ def test_all_namespaces_are_asked_about_but_the_system_our_own_and_those_labelle
 
 
 @every_overlay
-def test_no_label_of_a_pod_exempts_it_and_no_overlay_changes_which_pods_are_asked_about(overlay: Path) -> None:
+def test_no_label_exempts_a_pod_and_no_overlay_changes_the_reviewed_pods(overlay: Path) -> None:
     hooks, base = manifests.webhooks(rendered(overlay)), manifests.webhooks(rendered(BASE))
     for name in ("mutate.quota.vcuda.io", "validate.quota.vcuda.io"):
         assert "objectSelector" not in hooks[name]
@@ -271,7 +275,7 @@ def test_no_label_of_a_pod_exempts_it_and_no_overlay_changes_which_pods_are_aske
 
 
 @every_overlay
-def test_failure_refuses_what_is_charged_and_lets_be_what_is_only_advised(overlay: Path) -> None:
+def test_validating_webhooks_fail_closed_and_mutating_ones_are_optional(overlay: Path) -> None:
     hooks = manifests.webhooks(rendered(overlay))
     policies = {name: hook["failurePolicy"] for name, hook in hooks.items()}
     assert policies == {
@@ -286,18 +290,18 @@ def test_failure_refuses_what_is_charged_and_lets_be_what_is_only_advised(overla
     assert hooks["mutate.quota.vcuda.io"]["reinvocationPolicy"] == "IfNeeded"
 
 
-def test_of_configmaps_only_those_are_asked_about_that_carry_the_label(base: list[Json]) -> None:
+def test_the_webhook_is_called_only_for_configmaps_with_the_label(base: list[Json]) -> None:
     hook = manifests.webhooks(base)["config.quota.vcuda.io"]
     assert hook["objectSelector"] == {"matchLabels": {"quota.vcuda.io/config": "true"}}
 
 
 @every_overlay
-def test_an_apply_leaves_the_ca_bundles_alone(overlay: Path) -> None:
+def test_an_apply_does_not_change_the_ca_bundles(overlay: Path) -> None:
     assert all("caBundle" not in hook["clientConfig"] for hook in manifests.webhooks(rendered(overlay)).values())
 
 
 def test_the_rotation_finds_the_configurations_the_service_and_the_secret(base: list[Json]) -> None:
-    """They are found by the names and the label that its flags have; the first Job waits longer for a replica."""
+    """The names and the label are those of its flags. The first Job waits longer for a replica."""
     job, cron_job = one(base, "Job", "vcuda-certs-first"), one(base, "CronJob", "vcuda-certs")
     waits = container(job)["args"].pop()
     assert waits == "--timeout=25m"
@@ -336,8 +340,8 @@ def test_gitops_tools_report_no_first_job_as_missing_and_replace_it_when_its_ima
         assert job["metadata"]["annotations"].items() >= GITOPS.items(), label(job)
 
 
-def test_the_extenders_rotation_misses_no_configuration() -> None:
-    """The scheduler has the CA from a file: each run would find that nobody calls, and fail."""
+def test_the_extenders_rotation_requires_no_configuration() -> None:
+    """The scheduler has the CA from a file. So the rotation must not require a webhook configuration."""
     objects = overlay_of("scheduler")
     for kind, name in (("CronJob", "vcuda-extender-certs"), ("Job", "vcuda-extender-certs-first")):
         assert flags(one(objects, kind, name))["unregistered"] is True
@@ -348,8 +352,10 @@ def test_the_extenders_rotation_misses_no_configuration() -> None:
     ]
 
 
-def test_the_client_pair_is_issued_by_name_with_the_rights_for_these_names_alone(tmp_path: Path) -> None:
-    """The CronJob and the first Job do the same. What they write is there, empty: they need not create anything."""
+def test_the_client_certificate_is_issued_with_rights_for_its_names_only(tmp_path: Path) -> None:
+    """The CronJob and the first Job use the same names. Their objects exist and are empty, so they need no right to
+    create.
+    """
     objects = rendered(composed(tmp_path, ["client-certificates"]))
     job, cron_job = one(objects, "Job", "vcuda-client-certs-first"), one(objects, "CronJob", "vcuda-client-certs")
     assert pod_spec(job) == pod_spec(cron_job)
@@ -365,7 +371,7 @@ def test_the_client_pair_is_issued_by_name_with_the_rights_for_these_names_alone
         assert "data" not in written
 
 
-def test_the_webhook_reads_the_cas_that_the_rotation_publishes_and_takes_the_name_that_it_issues(
+def test_the_webhook_uses_the_cas_that_the_rotation_publishes_and_the_name_that_it_issues(
     tmp_path: Path,
 ) -> None:
     objects = rendered(composed(tmp_path, ["client-certificates", "require-client-certificate"]))
@@ -398,10 +404,10 @@ def scheduler_config(objects: Sequence[Json]) -> Json:
 
 
 MARGIN = 60
-"""Seconds from a placement to the wait for volumes, and from its end to the binding; at most."""
+"""Maximum seconds from a placement to the wait for volumes, and from the end of that wait to the binding."""
 
 
-def test_the_cards_of_a_pod_are_not_taken_back_while_the_scheduler_waits_for_its_volumes() -> None:
+def test_the_cards_of_a_pod_stay_allocated_while_the_scheduler_waits_for_its_volumes() -> None:
     objects = overlay_of("scheduler")
     [profile] = scheduler_config(objects)["profiles"]
     [plugin] = profile["pluginConfig"]
@@ -425,8 +431,8 @@ def test_with_cert_manager_vcuda_certs_registers_only_and_writes_no_secret() -> 
     assert [each["annotations"]["cert-manager.io/inject-ca-from"] for each in configurations] == [injected] * 2
 
 
-def test_the_second_scheduler_may_hold_the_lease_that_its_configuration_names() -> None:
-    """A name that a generated ConfigMap has too would be given that one's hash in the rule."""
+def test_the_second_scheduler_has_the_right_to_its_configured_lease() -> None:
+    """If a generated ConfigMap had the same name, kustomize would add its hash to the name in the rule."""
     objects = overlay_of("scheduler")
     election = scheduler_config(objects)["leaderElection"]
     role = one(objects, "Role", "vcuda-scheduler")

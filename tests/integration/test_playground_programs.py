@@ -16,14 +16,14 @@ from tests.processes import OwnProcess, eventually
 from tools.component import Component
 
 NEEDED = ("bash", "cut", "env", "flock", "grep", "head", "mkdir", "rm", "sed", "setpriv", "sort")
-"""What the build scripts run before they need Go."""
+"""The programs that the build scripts run before they need Go."""
 
 PLAYGROUND = (sys.executable, "-m", "examples.playground")
 
 
 @pytest.fixture
 def machine(tmp_path: Path) -> dict[str, str]:
-    """The environment of a machine without Go, where nothing was ever built."""
+    """The environment of a machine without Go and without earlier builds."""
     programs, scratch = tmp_path / "bin", tmp_path / "scratch"
     programs.mkdir()
     scratch.mkdir()

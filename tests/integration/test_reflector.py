@@ -1,4 +1,6 @@
-"""A reflector against a server that fails, ends watches, says nothing, or tells nonsense; and how often it asks."""
+"""A reflector with a server that fails, ends watches, stays silent, or sends invalid data; and how often it calls the
+server.
+"""
 
 import itertools
 import json
@@ -41,7 +43,7 @@ def test_events_since_the_list_are_applied_in_order(kube: Kube, script: Script) 
     assert done.reflector.get(("ns", "b")) is None
 
 
-def test_an_object_that_is_no_longer_kept_departs(kube: Kube, script: Script) -> None:
+def test_an_object_that_is_no_longer_kept_is_reported_as_deleted(kube: Kube, script: Script) -> None:
     script.answers.append(page(10, item("a", 3, value=1)))
     script.watches.append(stream(event("MODIFIED", item("a", 11, value=0)), event("DELETED", item("a", 12, value=0))))
     done = run(kube, 1)
@@ -58,7 +60,7 @@ def test_an_object_that_is_no_longer_kept_departs(kube: Kube, script: Script) ->
     ],
     ids=["as a status", "as an event", "any other ERROR event"],
 )
-def test_after_410_it_lists_again_and_reports_what_it_missed(kube: Kube, script: Script, gone: Answer) -> None:
+def test_after_a_410_a_new_list_reports_the_missed_changes(kube: Kube, script: Script, gone: Answer) -> None:
     kept = item("kept", 1, value=1)
     script.answers.append(page(10, kept, item("changed", 2, value=2), item("gone", 3, value=3)))
     script.answers.append(page(30, kept, item("changed", 25, value=20), item("new", 26, value=4)))
@@ -69,16 +71,16 @@ def test_after_410_it_lists_again_and_reports_what_it_missed(kube: Kube, script:
     assert done.values() == {"kept": 1, "changed": 20, "new": 40}
 
 
-def test_an_object_made_again_under_its_name_is_a_departure_and_an_arrival(kube: Kube, script: Script) -> None:
-    """The old pod's charge must end and the new pod's begin; a change would mix them up."""
+def test_a_recreated_object_is_a_deletion_and_a_creation(kube: Kube, script: Script) -> None:
+    """The old pod's charge must be released and the new pod must be charged. A change would confuse the two."""
     script.answers.append(page(10, item("a", 3, uid="first", value=1)))
     script.answers.append(page(30, item("a", 20, uid="second", value=2)))
     script.watches.extend([GONE, stream(event("MODIFIED", item("a", 31, uid="third", value=3)))])
     assert run(kube, 2).events == [(None, 1), (1, None), (None, 2), (2, None), (None, 3)]
 
 
-def test_the_view_changes_over_in_one_step(kube: Kube, script: Script) -> None:
-    """From the first callback on, and from other threads, only the whole new list is seen; old snapshots stay."""
+def test_the_view_is_replaced_in_one_step(kube: Kube, script: Script) -> None:
+    """The first callback and other threads see only the complete new list. Old snapshots do not change."""
     script.answers.append(page(10, item("a", 1, value=1), item("b", 2, value=2)))
     script.answers.append(page(30, item("c", 21, value=3), token="t"))
     script.answers.append(page(30, item("d", 22, value=4)))
@@ -88,10 +90,8 @@ def test_the_view_changes_over_in_one_step(kube: Kube, script: Script) -> None:
     assert views == [["a", "b"]] * 2 + [["c", "d"]] * 4
 
 
-def test_who_reads_objects_by_other_rules_has_those_listed_again_that_did_not_change(
-    kube: Kube, script: Script
-) -> None:
-    """A watch that stands ends for that; nothing is counted as a failure; and what was not kept may be kept now."""
+def test_new_decoding_rules_cause_a_new_list_of_unchanged_objects(kube: Kube, script: Script) -> None:
+    """An open watch ends for that. It counts as no failure, and objects that were dropped may be kept now."""
     listed = [item("a", 1, value=1), item("b", 2, value=-1)]
     script.answers += [page(10, *listed), page(30, *listed)]
     script.watches += [stream(event("ADDED", item("c", 11, value=3)), forever), stream(bookmark(31))]
@@ -133,7 +133,7 @@ def test_a_snapshot_never_changes(kube: Kube, script: Script) -> None:
         pytest.param((b'{"type": "MODIFIED", "object": {"metad',), id="ended inside a line"),
     ],
 )
-def test_a_watch_that_ends_goes_on_from_the_last_event_without_a_list(
+def test_a_watch_that_ends_continues_from_the_last_event_without_a_list(
     kube: Kube, script: Script, end: tuple[kmock.Payload, ...]
 ) -> None:
     script.answers.append(page(10, item("a", 1, value=1)))
@@ -144,7 +144,7 @@ def test_a_watch_that_ends_goes_on_from_the_last_event_without_a_list(
     assert done.events == [(None, 1), (1, 2), (2, 3)]
 
 
-def test_a_silent_watch_is_begun_anew_and_is_no_failure(
+def test_a_silent_watch_is_restarted_and_is_no_failure(
     kube: Kube, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vcuda.kube.reflector.SILENCE", 0.2)
@@ -173,7 +173,7 @@ def test_lines_may_be_cut_anywhere_even_inside_a_character(kube: Kube, script: S
         pytest.param(b'{"type":"ERROR","object":7}\n', id="ERROR without a Status"),
     ],
 )
-def test_an_event_that_could_be_any_objects_makes_it_list_again(kube: Kube, script: Script, line: bytes) -> None:
+def test_an_event_without_an_identifiable_object_causes_a_new_list(kube: Kube, script: Script, line: bytes) -> None:
     script.answers.extend([page(10, item("a", 1, value=1)), page(20, item("a", 11, value=2))])
     script.watches.extend([stream(line, event("ADDED", item("late", 12, value=9))), stream(bookmark(21))])
     done = run(kube, 2)
@@ -182,8 +182,8 @@ def test_an_event_that_could_be_any_objects_makes_it_list_again(kube: Kube, scri
     assert done.reflector.counts.failures == 1
 
 
-def test_an_undecodable_object_costs_only_itself(kube: Kube, script: Script) -> None:
-    """In a LIST it is left out; in an event the last good value of that object stays; all others go on."""
+def test_an_undecodable_object_affects_no_other_object(kube: Kube, script: Script) -> None:
+    """In a LIST it is left out. After an event the object keeps its last valid value. All other objects are updated."""
     script.answers.append(page(10, item("good", 1, value=1), item("bad", 2, value="x"), {"metadata": 5}))
     turned_bad, turned_good = item("good", 11, value="y"), item("bad", 13, value=4)
     other = event("ADDED", item("other", 12, value=3))
@@ -240,7 +240,7 @@ LIST_FAILURES = [
 
 
 @pytest.mark.parametrize("failure", LIST_FAILURES)
-def test_while_it_cannot_list_it_is_not_synced_and_waits_longer_each_time(
+def test_while_lists_fail_the_reflector_is_unsynced_and_waits_longer_each_time(
     kube: Kube, script: Script, failure: Answer
 ) -> None:
     script.answers.extend([failure] * 9)
@@ -253,7 +253,7 @@ def test_while_it_cannot_list_it_is_not_synced_and_waits_longer_each_time(
 
 
 @pytest.mark.parametrize("failure", LIST_FAILURES)
-def test_a_view_once_synced_outlives_failures(kube: Kube, script: Script, failure: Answer) -> None:
+def test_a_synced_view_survives_failures(kube: Kube, script: Script, failure: Answer) -> None:
     script.answers.extend([page(10, item("a", 1, value=1)), failure, page(30, item("a", 1, value=1))])
     script.watches.extend([GONE, stream(bookmark(31))])
     done = run(kube, 3)
@@ -261,7 +261,7 @@ def test_a_view_once_synced_outlives_failures(kube: Kube, script: Script, failur
     assert done.events == [(None, 1)]
 
 
-def test_a_list_whose_next_page_is_gone_starts_again_and_shows_no_half(kube: Kube, script: Script) -> None:
+def test_a_list_whose_next_page_expired_restarts_and_shows_no_partial_result(kube: Kube, script: Script) -> None:
     script.answers.extend([page(10, item("a", 1, value=1), token="t"), GONE, page(20, item("b", 2, value=2))])
     script.watches.append(stream(bookmark(21)))
     done = run(kube, 2)
@@ -276,7 +276,7 @@ def test_selectors_are_sent_with_list_and_watch(kube: Kube, script: Script) -> N
     assert [request.params["fieldSelector"] for request in script.seen] == ["metadata.name=gpuquota"] * 2
 
 
-def test_a_server_that_ends_every_watch_at_once_meets_longer_and_longer_pauses(kube: Kube, script: Script) -> None:
+def test_a_server_that_ends_every_watch_at_once_is_called_less_and_less_often(kube: Kube, script: Script) -> None:
     script.answers.append(page(10))
     script.watches.extend([stream(bookmark(11))] * 5)
     done = run(kube, 5)
@@ -284,11 +284,11 @@ def test_a_server_that_ends_every_watch_at_once_meets_longer_and_longer_pauses(k
     assert done.reflector.counts.failures == 0
 
 
-def test_a_watch_that_stood_for_a_while_starts_the_delays_over(kube: Kube, script: Script) -> None:
+def test_a_watch_that_lasted_resets_the_delays(kube: Kube, script: Script) -> None:
     now = [0.0]
 
     def let_pass(_old: int | None, seconds: int | None) -> None:
-        """Each event takes as many seconds as its object says."""
+        """Advance the clock by the seconds in the object of the event."""
         now[0] += seconds or 0
 
     script.answers.append(page(10))
@@ -298,12 +298,14 @@ def test_a_watch_that_stood_for_a_while_starts_the_delays_over(kube: Kube, scrip
     assert done.rounds.delays == pytest.approx([0.1, 0.2, 0.4, 0.1, 0.2])
 
 
-def test_the_age_of_the_last_event_counts_from_list_watch_event_and_bookmark(kube: Kube, script: Script) -> None:
+def test_the_age_of_the_last_event_is_reset_by_list_watch_event_and_bookmark(kube: Kube, script: Script) -> None:
     now = [100.0]
     stamps: list[float] = []
 
     def tick() -> float:
-        """A second passes each time somebody looks: after a LIST, at both ends of a watch, after each line."""
+        """Advance the clock by a second for each reading: after a LIST, at both ends of a watch, and after each
+        line.
+        """
         now[0] += 1
         return now[0]
 
@@ -322,7 +324,7 @@ def test_the_age_of_the_last_event_counts_from_list_watch_event_and_bookmark(kub
 
 @pytest.mark.parametrize("where", ["watching", "waiting"])
 def test_stop_is_prompt(kube: Kube, script: Script, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A silent watch would last for minutes, and the wait here for an hour."""
+    """A silent watch would last for minutes, and this wait for an hour."""
     script.answers.append(page(10) if where == "watching" else status(500, "no"))
     reached = threading.Event()
     waiting = Backoff(first=3600, ceiling=3600)
@@ -335,7 +337,7 @@ def test_stop_is_prompt(kube: Kube, script: Script, where: str, monkeypatch: pyt
 
 
 class Signal:
-    """A logger that only tells that it listed, or failed."""
+    """A logger that signals a LIST or a failure."""
 
     def __init__(self, reached: threading.Event) -> None:
         self._reached = reached
@@ -356,7 +358,7 @@ def test_stop_while_a_watch_is_being_opened_ends_that_watch(kube: Kube, script: 
     looks = itertools.count(1)
 
     def stop_second() -> float:
-        """The time is looked at after the LIST, after the opening, and at the end."""
+        """Read the clock, which happens after the LIST, after the opening of the watch, and at the end."""
         if next(looks) == 2:
             reflector.stop()
         return 0.0
@@ -369,7 +371,9 @@ def test_stop_while_a_watch_is_being_opened_ends_that_watch(kube: Kube, script: 
     assert reflector.counts.failures == 0
 
 
-def test_stop_between_the_pages_of_a_list_asks_for_no_more_and_shows_no_half(kube: Kube, script: Script) -> None:
+def test_stop_between_the_pages_of_a_list_requests_no_more_and_shows_no_partial_result(
+    kube: Kube, script: Script
+) -> None:
     script.answers.append(page(10, item("a", 1, value=1), token="t"))
     reflector = stopped_at_its_first_object(kube)
     assert script.asked() == ["LIST"]
@@ -384,12 +388,12 @@ def test_stop_from_a_callback_ends_the_watch(kube: Kube, script: Script) -> None
 
 
 def large(name: str, version: int) -> dict[str, object]:
-    """Return an object of more bytes than are read, with its metadata in the order of the API server."""
+    """Return an object larger than the limit, with its metadata in the order of the API server."""
     metadata = {"name": name, "namespace": "ns", "uid": f"uid-{name}", "resourceVersion": str(version)}
     return {"metadata": metadata, "value": 9, "text": "x" * MOST_OBJECT_BYTES}
 
 
-def test_an_event_that_is_too_large_has_all_listed_again_and_stops_no_watch(kube: Kube, script: Script) -> None:
+def test_an_event_that_is_too_large_causes_a_new_list_and_ends_no_watch(kube: Kube, script: Script) -> None:
     script.answers += [page(10, item("a", 3, value=1)), page(30, item("a", 3, value=1), item("b", 21, value=2))]
     script.watches += [stream(event("ADDED", large("b", 21))), stream(event("ADDED", item("c", 31, value=3)))]
     done = run(kube, 2)
@@ -401,7 +405,7 @@ def test_an_object_that_is_too_large_keeps_its_last_good_value_and_the_others_ar
     kube: Kube, script: Script
 ) -> None:
     def compact(*items: dict[str, object], token: str = "") -> Answer:
-        """A page as the API server writes it: without spaces."""
+        """Return a page as the API server writes it, without spaces."""
         listed = {"kind": "List", "metadata": {"resourceVersion": "30", "continue": token}, "items": items}
         return Answer(json.dumps(listed, separators=(",", ":")).encode())
 

@@ -1,4 +1,4 @@
-"""A reflector whose list is streamed: the initial events of a watch become the view, and the watch goes on."""
+"""A reflector with a streamed list: the initial events of a watch become the view, and the watch continues."""
 
 import threading
 
@@ -26,7 +26,7 @@ EXPIRED = event("ERROR", status_object(410, "too old resource version"))
 
 
 def listed(version: int, *items: dict[str, object]) -> bytes:
-    """A streamed list at this version."""
+    """Return a streamed list at this version."""
     return b"".join(event("ADDED", one) for one in items) + initial_events_end(version)
 
 
@@ -46,15 +46,15 @@ def test_one_request_lists_and_watches(kube: Kube, script: Script) -> None:
     assert (counts.lists, counts.streamed_lists, counts.watches, counts.events) == (1, 1, 1, 2)
 
 
-def test_a_stream_that_ends_after_the_list_is_watched_on_from_its_version(kube: Kube, script: Script) -> None:
+def test_after_a_stream_that_ends_with_the_list_a_watch_starts_from_its_version(kube: Kube, script: Script) -> None:
     script.streams.append(stream(listed(10, item("a", 3, value=1)), event("ADDED", item("b", 11, value=2))))
     script.watches.append(stream(event("ADDED", item("c", 12, value=3))))
     assert run(kube, 2).values() == {"a": 1, "b": 2, "c": 3}
     assert script.asked() == ["STREAM", "WATCH 11"]
 
 
-def test_what_changes_before_the_list_is_complete_is_in_it(kube: Kube, script: Script) -> None:
-    """And bookmarks without the annotation, which only tell of progress, end nothing."""
+def test_changes_before_the_list_is_complete_are_included(kube: Kube, script: Script) -> None:
+    """Bookmarks without the annotation only report progress, and do not end the list."""
     early = event("ADDED", item("a", 3, value=1)) + event("ADDED", item("b", 4, value=2)) + bookmark(5)
     changes = event("MODIFIED", item("a", 11, value=5)) + event("DELETED", item("b", 12, value=2))
     unkept = event("ADDED", item("c", 6, value=3)) + event("MODIFIED", item("c", 13, value=0))
@@ -64,7 +64,7 @@ def test_what_changes_before_the_list_is_complete_is_in_it(kube: Kube, script: S
     assert done.reflector.resource_version == "13"
 
 
-def test_after_410_it_streams_again_and_the_view_changes_over_in_one_step(kube: Kube, script: Script) -> None:
+def test_after_410_the_list_is_streamed_again_and_the_view_is_replaced_in_one_step(kube: Kube, script: Script) -> None:
     kept = item("kept", 1, value=1)
     script.streams.append(stream(listed(10, kept, item("gone", 3, value=3)), EXPIRED))
     script.streams.append(stream(event("ADDED", item("new", 26, value=4)), event("ADDED", kept), listed(30)))
@@ -75,7 +75,7 @@ def test_after_410_it_streams_again_and_the_view_changes_over_in_one_step(kube: 
 
 
 @pytest.mark.parametrize("refusal", [NOT_STREAMED, status(400, "unknown parameter")], ids=["422", "400"])
-def test_a_server_that_does_not_stream_is_asked_once_and_then_lists_in_pages(
+def test_a_server_that_does_not_stream_is_tried_once_and_then_lists_in_pages(
     kube: Kube, script: Script, refusal: Answer
 ) -> None:
     script.streams.append(refusal)
@@ -88,7 +88,7 @@ def test_a_server_that_does_not_stream_is_asked_once_and_then_lists_in_pages(
     assert (counts.lists, counts.streamed_lists, counts.failures) == (2, 0, 1)
 
 
-def test_any_other_refusal_is_told_by_the_list_and_the_next_one_is_streamed_again(kube: Kube, script: Script) -> None:
+def test_any_other_error_is_reported_by_the_list_and_the_next_one_is_streamed(kube: Kube, script: Script) -> None:
     """A right that is missing now may be granted later."""
     script.streams.append(status(403, "cannot watch"))
     script.answers.append(status(403, "cannot list"))
@@ -99,8 +99,8 @@ def test_any_other_refusal_is_told_by_the_list_and_the_next_one_is_streamed_agai
     assert done.reflector.counts.failures == 1
 
 
-def test_a_server_that_is_not_there_is_asked_for_a_stream_again(kube: Kube, script: Script) -> None:
-    """Pages for all its clients at once are what a server that has just started can least afford."""
+def test_an_unavailable_server_is_asked_for_a_stream_again(kube: Kube, script: Script) -> None:
+    """Paged lists for all clients at once would overload a server that has just started."""
     script.streams.extend([status(503, "not ready"), status(429, "too many"), stream(listed(10))])
     done = run(kube, 3)
     assert script.asked() == ["STREAM"] * 3
@@ -119,10 +119,10 @@ CUT_SHORT = [
 
 
 @pytest.mark.parametrize("end", CUT_SHORT)
-def test_a_list_that_is_cut_short_shows_no_half_and_the_next_one_comes_in_pages(
+def test_a_streamed_list_that_breaks_shows_no_partial_result_and_is_read_in_pages(
     kube: Kube, script: Script, end: tuple[bytes, ...]
 ) -> None:
-    """Whatever broke the stream, the list is had; the one after it is streamed again."""
+    """The list is read in pages after any break of the stream. The next list is streamed again."""
     script.streams.append(stream(event("ADDED", item("half", 3, value=9)), *end))
     script.answers.append(page(10, item("a", 3, value=1)))
     script.watches.append(GONE)
@@ -133,7 +133,7 @@ def test_a_list_that_is_cut_short_shows_no_half_and_the_next_one_comes_in_pages(
     assert done.reflector.counts.failures == 2
 
 
-def test_a_view_once_synced_outlives_a_list_that_is_cut_short(kube: Kube, script: Script) -> None:
+def test_a_synced_view_survives_a_list_that_breaks(kube: Kube, script: Script) -> None:
     script.streams.append(stream(listed(10, item("a", 3, value=1)), b"<html>\n"))
     script.streams.append(stream(event("ADDED", item("half", 13, value=9))))
     done = run(kube, 2)
@@ -141,8 +141,8 @@ def test_a_view_once_synced_outlives_a_list_that_is_cut_short(kube: Kube, script
     assert done.reflector.resource_version == "10"
 
 
-def test_an_undecodable_object_costs_only_itself(kube: Kube, script: Script) -> None:
-    """Its last good value stays, over a list too and within one, as long as it is the same object."""
+def test_an_undecodable_object_affects_no_other_object(kube: Kube, script: Script) -> None:
+    """Its last valid value stays, also across and within lists, as long as the object has the same uid."""
     good = listed(10, item("good", 1, value=1), item("bad", 2, value="x"))
     script.streams.append(stream(good, EXPIRED))
     turned_bad = event("ADDED", item("other", 12, value=3)) + event("MODIFIED", item("other", 13, value="z"))
@@ -153,7 +153,7 @@ def test_an_undecodable_object_costs_only_itself(kube: Kube, script: Script) -> 
     assert done.reflector.counts.undecodable == 3
 
 
-def test_an_object_of_the_version_that_is_known_is_not_decoded_again(kube: Kube, script: Script) -> None:
+def test_an_object_with_an_unchanged_version_is_not_decoded_again(kube: Kube, script: Script) -> None:
     decoded: list[bytes] = []
 
     def note(raw: bytes) -> int | None:
@@ -167,8 +167,10 @@ def test_an_object_of_the_version_that_is_known_is_not_decoded_again(kube: Kube,
     assert done.events == [(None, 1), (None, 2)]
 
 
-def test_stop_amid_the_initial_events_ends_them_at_once_and_shows_no_half(kube: Kube, script: Script) -> None:
-    """What follows is on its way already, and the stream goes on for minutes."""
+def test_stop_during_the_initial_events_ends_them_at_once_and_shows_no_partial_result(
+    kube: Kube, script: Script
+) -> None:
+    """The rest is already on its way, and the stream would last for minutes."""
     script.streams.append(stream(listed(10, item("a", 1, value=1)), b"\n"))
     reflector = stopped_at_its_first_object(kube)
     assert not reflector.alive
@@ -177,10 +179,10 @@ def test_stop_amid_the_initial_events_ends_them_at_once_and_shows_no_half(kube: 
     assert reflector.counts.failures == 0
 
 
-def test_a_stream_that_falls_silent_amid_the_list_is_given_up(
+def test_a_stream_that_becomes_silent_during_the_list_is_ended(
     kube: Kube, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a watch is: a connection that died without a word would else hold the first list for ever."""
+    """This also applies to a watch. Otherwise a connection that died silently would block the first list forever."""
     monkeypatch.setattr("vcuda.kube.reflector.SILENCE", 0.2)
     script.streams.append(stream(event("ADDED", item("half", 3, value=9)), forever))
     script.answers.append(page(10, item("a", 3, value=1)))
@@ -191,7 +193,7 @@ def test_a_stream_that_falls_silent_amid_the_list_is_given_up(
     assert list(reflector.snapshot().values()) == [1]
 
 
-def test_stop_amid_a_list_that_waits_for_its_next_event_is_prompt(kube: Kube, script: Script) -> None:
+def test_stop_is_prompt_during_a_list_that_waits_for_its_next_event(kube: Kube, script: Script) -> None:
     script.streams.append(stream(event("ADDED", item("half", 3, value=9)), forever))
     reached = threading.Event()
 

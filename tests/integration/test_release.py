@@ -25,8 +25,8 @@ NAMED = (f"--image={IMAGE}", f"--repository={REPOSITORY}")
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The files of two runs, without the list of components, which needs a package of its own."""
-    kubectl()  # without it, this is skipped
+    """The files of two runs, without the SBOM, which needs another package."""
+    kubectl()  # without kubectl the test is skipped
     if not (release.ROOT / ".git").exists():
         pytest.skip("no git repository: a release is made from a commit")
     date = 1_700_000_000
@@ -58,14 +58,14 @@ def test_the_wheel_has_every_package_and_no_test(written: tuple[Path, Path]) -> 
     assert top == {"vcuda", "webhook", "controller", "certs", f"vcuda_quota-{__version__}.dist-info"}
 
 
-def test_the_packed_chart_gives_what_the_chart_gives(written: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_packed_chart_renders_the_same_as_the_chart(written: tuple[Path, Path], tmp_path: Path) -> None:
     [packed] = written[0].glob("*.tgz")
     with tarfile.open(packed) as archive:
         archive.extractall(tmp_path, filter="data")
     assert templated(chart=packed).stdout == templated(chart=tmp_path / "vcuda-quota").stdout != ""
 
 
-def test_the_one_file_names_the_image(written: tuple[Path, Path]) -> None:
+def test_install_yaml_has_the_image(written: tuple[Path, Path]) -> None:
     text = (written[0] / "install.yaml").read_text()
     assert {line.split()[-1] for line in text.splitlines() if " image: " in line} == {IMAGE}
     assert all(found["kind"] for found in yaml.safe_load_all(text))
@@ -85,7 +85,7 @@ def test_a_directory_with_files_is_not_written_to(tmp_path: Path) -> None:
     assert "is not empty: remove it first" in done.output
 
 
-def test_the_notes_are_the_section_of_the_version_or_what_is_not_released_yet() -> None:
+def test_the_notes_are_the_section_of_the_version_or_the_unreleased_changes() -> None:
     changelog = "# Changelog\n\n## Unreleased\n\n- new\n\n## 0.2.0 (2026-12-01)\n\n- this\n\n## 0.1.0\n\n- old\n"
     assert [release.notes_of(changelog, version) for version in ("0.2.0", "0.1.0", "1.0.0")] == [
         "- this\n",
@@ -101,6 +101,6 @@ def test_the_workflows_have_no_fault() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_failed_command_is_told_with_its_output(tmp_path: Path) -> None:
+def test_a_failed_command_is_reported_with_its_output(tmp_path: Path) -> None:
     with pytest.raises(ClickException, match="failed:"):
         release.write_wheel(tmp_path, tmp_path, 0)

@@ -1,4 +1,4 @@
-"""The flags of ``vcuda-webhook serve``: what is wrong with them is said, and each is an environment variable too."""
+"""The flags of ``vcuda-webhook serve``: errors are reported, and each flag is also an environment variable."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ def files(tmp_path: Path) -> Path:
 
 
 def run(directory: Path, flags: str) -> subprocess.CompletedProcess[str]:
-    """Run ``serve`` with flags that keep it from serving."""
+    """Run ``serve`` with flags that prevent it from serving."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("VCUDA_", "KUBE"))}
     command = [str(SCRIPTS / "vcuda-webhook"), "serve", *flags.split()]
     return subprocess.run(
@@ -62,7 +62,7 @@ SOUND = "--standalone --quota good.yaml"
         ("--standalone --quota good.yaml --gpu-runtime-classes=nvidia-*,-x?", "'-x?' is not a valid pattern"),
     ],
 )
-def test_bad_input_ends_with_status_2_and_a_sentence(files: Path, flags: str, sentence: str) -> None:
+def test_bad_input_ends_with_status_2_and_a_message(files: Path, flags: str, sentence: str) -> None:
     done = run(files, flags)
     assert done.returncode == 2
     assert sentence in done.stderr
@@ -108,7 +108,7 @@ def test_the_environment_alone_is_enough(files: Path) -> None:
         assert "u-web" in [line.get("uid") for line in server.logs() if line["level"] == "debug"]
 
 
-def test_claims_of_the_schedulers_that_a_flag_names_pass_and_of_no_others(files: Path) -> None:
+def test_only_claims_of_the_schedulers_that_a_flag_names_are_admitted(files: Path) -> None:
     named = {"system:kube-scheduler", "system:serviceaccount:kai:scheduler"}
     flag = f"--scheduler-users={', '.join(named)}"
     with serving("--standalone", "--quota", files / "good.yaml", flag) as server:

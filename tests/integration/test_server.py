@@ -1,4 +1,4 @@
-"""The server on its own, over TLS: its verdicts, metrics and log lines, and that no crowd gets more than the quota."""
+"""A standalone server over TLS: its verdicts, metrics and log lines. No crowd gets more than the quota."""
 
 import json
 import os
@@ -49,8 +49,8 @@ def test_a_pod_within_its_quota_is_pinned_to_a_model_and_then_charged(server: We
     assert verdict == {"uid": verdict["uid"], "allowed": True}
 
 
-def test_a_crowd_of_callers_gets_exactly_what_the_quota_has(server: WebhookProcess) -> None:
-    """Each caller is an API server request of its own; all reach /validate together."""
+def test_a_crowd_of_callers_gets_exactly_the_quota(server: WebhookProcess) -> None:
+    """Each caller is like a separate API server request. All of them reach /validate together."""
     together = Barrier(CALLERS, timeout=PATIENCE)
 
     def create(number: int) -> int:
@@ -67,7 +67,7 @@ def test_a_crowd_of_callers_gets_exactly_what_the_quota_has(server: WebhookProce
 
 
 def test_connections_are_kept_and_speak_http_1_1(server: WebhookProcess) -> None:
-    """One that is not used at once, too: Go's transport opens some."""
+    """A connection may stay unused at first, because Go's transport opens some in advance."""
     asked = json.dumps(review_of(card_pod("kept", "unlimited")))
     with closing(server.connect()) as connection:
         connection.connect()
@@ -111,7 +111,7 @@ def test_metrics_count_every_admission_by_path_outcome_and_scheme(quota: Path) -
         assert server.metric("vcuda_admission_duration_seconds_sum", path="/mutate") > 0
 
 
-def test_metrics_tell_that_the_quota_is_valid_and_when_the_certificate_ends(server: WebhookProcess) -> None:
+def test_metrics_report_whether_the_quota_is_valid_and_when_the_certificate_expires(server: WebhookProcess) -> None:
     assert server.metric("vcuda_quota_config_valid") == 1
     (made,) = (line["ca"] for line in server.logs() if line["event"] == "certificate made for this run")
     leaf = x509.load_pem_x509_certificate(Path(made).with_name("tls.crt").read_bytes())
@@ -121,7 +121,7 @@ def test_metrics_tell_that_the_quota_is_valid_and_when_the_certificate_ends(serv
 
 
 def test_the_lines_of_gunicorn_are_structured_too(quota: Path) -> None:
-    """A worker that is killed is one that gunicorn tells of."""
+    """gunicorn logs a worker that is killed."""
     with serving("--standalone", "--quota", quota) as server:
         os.kill(server.worker(), signal.SIGKILL)
         told = server.await_log("gunicorn")
@@ -130,7 +130,7 @@ def test_the_lines_of_gunicorn_are_structured_too(quota: Path) -> None:
         assert all(line.startswith("{") for line in server.output().splitlines())
 
 
-def test_each_admission_is_one_line_that_tells_all_about_it(quota: Path) -> None:
+def test_each_admission_is_one_log_line_with_all_details(quota: Path) -> None:
     with serving("--standalone", "--quota", quota) as server:
         pod = card_pod("logged", "team-a")
         proposed = server.review("/mutate", pod, uid="u-pinned")
@@ -145,7 +145,7 @@ def test_each_admission_is_one_line_that_tells_all_about_it(quota: Path) -> None
         ("u-pinned", "/mutate", "team-a", "logged", "M40", "gpu-manager", "pinned", True),
         ("u-charged", "/validate", "team-a", "logged", "M40", "gpu-manager", "charged", True),
         ("u-malformed", "/mutate", "team-a", "job-*", "", "gpu-manager", "malformed", False),
-    ], "and a pod without a GPU is worth no line"
+    ], "a pod without a GPU must log no line"
     assert all(line["ms"] > 0 for line in lines)
     assert {line["level"] for line in lines} == {"info"}
     assert "write 100 or 200" in lines[2]["message"]

@@ -1,4 +1,4 @@
-"""Whom the webhook answers with ``--client-ca``: by real TLS, as API servers, probes and strangers come."""
+"""Which callers the webhook answers with ``--client-ca``, by real TLS: API servers, probes and strangers."""
 
 import json
 import ssl
@@ -22,7 +22,7 @@ NOW = datetime.now(UTC)
 POD = json.dumps(review_of(card_pod("pod", "team-a")))
 GUARDED = ["POST /mutate", "POST /validate", "POST /quota", "GET /mutate", "GET /nowhere"]
 REFUSED = (ssl.SSLError, ConnectionResetError, BrokenPipeError)
-"""What comes of a certificate of another CA: with TLS 1.3 a client hears of it only when it reads."""
+"""The errors after a certificate of another CA. With TLS 1.3 a client gets them only when it reads."""
 
 EXPIRY = "vcuda_client_certificate_expiry_seconds"
 NO_PAIR, KNOWN, OTHER_NAME, STRANGER, NEXT = None, "known", "other-name", "stranger", "next"
@@ -30,7 +30,7 @@ NO_PAIR, KNOWN, OTHER_NAME, STRANGER, NEXT = None, "known", "other-name", "stran
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Client pairs by name, two of one CA, and beside each the certificate of its CA."""
+    """Client certificates by name, two of them of one CA, each with the certificate of its CA."""
     base, known = tmp_path_factory.mktemp("pairs"), make_authority(NOW)
 
     def make(name: str, authority: Signed, common_name: str = "apiserver") -> None:
@@ -60,14 +60,14 @@ def server(tmp_path_factory: pytest.TempPathFactory, pairs: Path) -> Iterator[We
 
 
 def trust(directory: Path, pairs: Path, *names: str) -> None:
-    """Replace the file of client CAs as kubelet does, in one step."""
+    """Replace the file of client CAs in one step, as kubelet does."""
     fresh = directory / "fresh"
     fresh.write_bytes(b"".join((pairs / name / "ca.crt").read_bytes() for name in names))
     fresh.replace(directory / "client-ca.crt")
 
 
 def ask(server: WebhookProcess, pairs: Path, line: str, pair: str | None) -> Reply:
-    """Make a request on a new connection that presents this pair, or none."""
+    """Make a request on a new connection that presents this certificate, or none."""
     made = server.await_log("certificate made for this run")["ca"]
     server.tls = ssl.create_default_context(cafile=made)
     if pair:
@@ -77,7 +77,7 @@ def ask(server: WebhookProcess, pairs: Path, line: str, pair: str | None) -> Rep
 
 
 @pytest.mark.parametrize("line", GUARDED)
-def test_a_review_is_answered_to_who_presents_a_certificate_of_the_client_ca_and_of_the_name(
+def test_a_review_is_answered_only_with_a_certificate_of_the_client_ca_and_the_name(
     server: WebhookProcess, pairs: Path, line: str
 ) -> None:
     assert ask(server, pairs, line, NO_PAIR).status == HTTPStatus.UNAUTHORIZED
@@ -94,9 +94,7 @@ def test_probes_and_scrapes_need_no_certificate(server: WebhookProcess, pairs: P
     assert ask(server, pairs, f"GET {path}", NO_PAIR).status == HTTPStatus.OK
 
 
-def test_metrics_need_one_where_the_flag_says_so_any_name_does_where_none_is_set_and_they_tell_when_it_ends(
-    tmp_path: Path, pairs: Path
-) -> None:
+def test_metrics_need_a_certificate_only_with_the_flag_and_report_its_expiry(tmp_path: Path, pairs: Path) -> None:
     with guarded(tmp_path, pairs, "--protect-metrics") as server:
         assert ask(server, pairs, "GET /metrics", NO_PAIR).status == HTTPStatus.UNAUTHORIZED
         assert ask(server, pairs, "GET /healthz", NO_PAIR).status == HTTPStatus.OK
@@ -113,13 +111,13 @@ def answered(server: WebhookProcess, pairs: Path, pair: str) -> bool:
         return False
 
 
-def test_a_new_client_ca_is_taken_without_a_restart_and_half_of_one_never(tmp_path: Path, pairs: Path) -> None:
+def test_a_new_client_ca_is_used_without_a_restart_and_a_partial_file_never(tmp_path: Path, pairs: Path) -> None:
     failures = "vcuda_serving_certificate_reload_failures_total"
     with guarded(tmp_path, pairs) as server:
         assert not answered(server, pairs, NEXT)
         trust(tmp_path, pairs, KNOWN, NEXT)
         eventually(lambda: answered(server, pairs, NEXT))
-        assert answered(server, pairs, KNOWN), "both, while the pair is rotated"
+        assert answered(server, pairs, KNOWN), "both CAs during a rotation"
         (tmp_path / "client-ca.crt").write_bytes((pairs / NEXT / "ca.crt").read_bytes()[:100])
         eventually(lambda: ask(server, pairs, "GET /metrics", NO_PAIR).samples(failures, {}) == [1.0])
         assert answered(server, pairs, NEXT)
@@ -129,6 +127,6 @@ def test_a_new_client_ca_is_taken_without_a_restart_and_half_of_one_never(tmp_pa
 
 
 @pytest.mark.parametrize("flag", ["--client-name=apiserver", "--protect-metrics"])
-def test_a_flag_that_would_guard_nothing_is_bad_input(flag: str) -> None:
+def test_a_flag_without_effect_is_bad_input(flag: str) -> None:
     result = CliRunner().invoke(main, ["serve", flag])
     assert (result.exit_code, "need --client-ca FILE" in result.stderr) == (2, True)

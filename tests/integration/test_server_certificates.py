@@ -1,4 +1,4 @@
-"""The certificate of the webhook as a process: what it serves when the files change, or its worker is replaced."""
+"""The certificate that the webhook process serves when the files change, or when its worker is replaced."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ def server(directory: Path, tmp_path: Path) -> Iterator[WebhookProcess]:
 
 
 def presented_by(server: WebhookProcess) -> bytes | None:
-    """The leaf that the webhook shows a new connection, in DER; a request on it is answered."""
+    """Return the leaf that the webhook presents to a new connection, in DER, after a request on it."""
     with closing(server.connect()) as connection:
         assert exchange(connection, "GET", "/healthz").status == HTTPStatus.OK
         assert connection.sock is not None
@@ -40,7 +40,7 @@ def presented_by(server: WebhookProcess) -> bytes | None:
         return leaf
 
 
-def test_the_webhook_takes_a_new_pair_without_a_lost_request_and_never_half_of_one(
+def test_the_webhook_serves_a_new_certificate_without_a_lost_request_and_never_a_partial_one(
     directory: Path, server: WebhookProcess
 ) -> None:
     new = new_leaf()
@@ -58,17 +58,17 @@ def test_the_webhook_takes_a_new_pair_without_a_lost_request_and_never_half_of_o
 
 
 def replace_worker(server: WebhookProcess) -> None:
-    """Kill the one worker, and return when gunicorn has forked another."""
+    """Kill the only worker, and return when gunicorn has forked another."""
     killed, pid = server.worker(), server.process.pid
     os.kill(killed, signal.SIGKILL)
     children = Path(f"/proc/{pid}/task/{pid}/children")
     eventually(lambda: children.read_text().split() not in ([], [str(killed)]))
 
 
-def test_a_worker_in_anothers_place_serves_what_is_in_the_files_from_its_first_connection(
+def test_a_new_worker_serves_the_certificate_of_the_files_from_its_first_connection(
     directory: Path, server: WebhookProcess
 ) -> None:
-    """It is forked from what was read at the start: a leaf that has expired since, or whose CA is trusted no more."""
+    """The new worker is forked from a process with the old leaf, which may have expired or be no longer trusted."""
     authority = make_authority(NOW)
     write_as_kubelet(directory, make_leaf(authority, DEVELOPMENT, NOW))
     replace_worker(server)
@@ -76,7 +76,7 @@ def test_a_worker_in_anothers_place_serves_what_is_in_the_files_from_its_first_c
     assert server.get("/healthz").status == HTTPStatus.OK
 
 
-def test_a_worker_in_anothers_place_that_finds_a_bad_pair_serves_the_first_one(
+def test_a_new_worker_that_finds_an_invalid_certificate_serves_the_first_one(
     directory: Path, server: WebhookProcess
 ) -> None:
     (directory / "tls.key").write_bytes(b"garbage")

@@ -1,4 +1,6 @@
-"""The server without a cluster, over TLS, on ResourceClaims: pinned, charged beside pods, and beside what is stored."""
+"""The standalone server over TLS reviews ResourceClaims: it pins them, and charges them together with pods and stored
+claims.
+"""
 
 import json
 from collections.abc import Iterator
@@ -31,7 +33,7 @@ def held(count: int = 1) -> Manifest:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebhookProcess]:
-    """It knows the devices of three drivers, a template, and a claim that is stored in namespace full."""
+    """A server with the devices of three drivers, a template, and a stored claim in namespace full."""
     directory = tmp_path_factory.mktemp("cluster")
     quota, nodes = directory / "gpuquota.yaml", directory / "cluster.yaml"
     quota.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "ConfigMap", "data": CONFIG}))
@@ -45,12 +47,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebhookProcess]
 
 
 def review(server: WebhookProcess, manifest: Manifest, **fields: object) -> Json:
-    """Take it through both calls as the API server does."""
+    """Send a manifest through both calls as the API server does."""
     kind = {"group": GROUP, "version": VERSION, "kind": manifest["kind"]}
     return server.admit(manifest, kind=kind, **fields)
 
 
-def test_a_claim_is_pinned_and_charged_beside_pods(server: WebhookProcess) -> None:
+def test_a_claim_is_pinned_and_charged_together_with_pods(server: WebhookProcess) -> None:
     asked = in_namespace(claim(share(HAMI, cores="50", memory="1Gi")), "team-a")
     proposed = server.review("/mutate", asked, kind=CLAIM_KIND)
     assert proposed["auditAnnotations"]["model"] == "M40"
@@ -60,7 +62,7 @@ def test_a_claim_is_pinned_and_charged_beside_pods(server: WebhookProcess) -> No
     assert "requested: 8 cards, used: 0.5 (0.5 pending), limited: 8, 0.5 more needed" in refused["status"]["message"]
 
 
-def test_what_is_stored_is_charged_already(server: WebhookProcess) -> None:
+def test_a_stored_claim_is_already_charged(server: WebhookProcess) -> None:
     refused = review(server, in_namespace(held(2), "full"))
     assert "requested: 2 cards, used: 1 (0 pending), limited: 2, 1 more needed" in refused["status"]["message"]
 

@@ -1,4 +1,4 @@
-"""Whatever is sent, the answer is JSON that says what is wrong; never a stack trace, and never an admission."""
+"""Every input gets an answer in JSON that names the error, and never a stack trace or an admission."""
 
 import json
 from contextlib import closing
@@ -17,12 +17,12 @@ DEPLOYMENT = {"group": "apps", "version": "v1", "kind": "Deployment"}
 
 @pytest.fixture(scope="module")
 def server(target: Target) -> WebhookProcess:
-    """After all of this its log holds no error, and no trace."""
+    """The server. At the end its log must have no error and no stack trace."""
     return target.server
 
 
 def fault_of(reply: Reply) -> str:
-    """The sentence of an HTTP error, checked to be nothing but that."""
+    """Return the message of an HTTP error, whose form is checked."""
     assert b"Traceback" not in reply.body
     answer = reply.decoded()
     assert answer.keys() == {"error", "status"}
@@ -35,12 +35,12 @@ def encoded(subject: object, **fields: object) -> str:
 
 
 def with_quantity(quantity: str) -> str:
-    """A review of a pod that asks for this many cores, written as it stands."""
+    """Return a review of a pod that requests this many cores. The quantity is inserted unchanged."""
     return encoded(gpu_pod("p", "steady", {"tencent.com/vcuda-core": "HERE"})).replace('"HERE"', quantity)
 
 
 def nested(depth: int) -> str:
-    """A review of a pod with so many levels of objects in it."""
+    """Return a review of a pod with so many nested objects."""
     return encoded({"metadata": {}, "spec": "HERE"}).replace('"HERE"', '{"a":' * depth + "1" + "}" * depth)
 
 
@@ -69,7 +69,7 @@ def nested(depth: int) -> str:
         pytest.param("POST /mutate/", encoded({}), 404, "not found", id="a slash too many"),
     ],
 )
-def test_a_request_that_is_no_review_gets_a_sentence(
+def test_a_request_that_is_no_review_gets_a_message(
     server: WebhookProcess, line: str, body: Body, status: int, sentence: str
 ) -> None:
     method, path = line.split()
@@ -79,7 +79,7 @@ def test_a_request_that_is_no_review_gets_a_sentence(
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "text/json", "application/json-patch+json", ""])
-def test_a_body_that_does_not_say_it_is_json_is_415(server: WebhookProcess, content_type: str) -> None:
+def test_a_body_with_another_content_type_than_json_is_415(server: WebhookProcess, content_type: str) -> None:
     reply = server.send("POST", "/mutate", encoded({}), {"Content-Type": content_type})
     assert reply.status == HTTPStatus.UNSUPPORTED_MEDIA_TYPE
     assert fault_of(reply) == "the body must be application/json"
@@ -97,7 +97,7 @@ def test_parameters_of_the_content_type_are_accepted(server: WebhookProcess) -> 
         pytest.param([b" " * 65_536] * (LIMIT // 65_536) + [b" "], id="in chunks"),
     ],
 )
-def test_a_body_over_3_mib_is_413_and_the_connection_stays_in_step(server: WebhookProcess, body: Any) -> None:
+def test_a_body_over_3_mib_is_413_and_the_connection_stays_usable(server: WebhookProcess, body: Any) -> None:
     with closing(server.connect()) as connection:
         reply = exchange(connection, "POST", "/mutate", body)
         assert reply.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
@@ -106,7 +106,7 @@ def test_a_body_over_3_mib_is_413_and_the_connection_stays_in_step(server: Webho
 
 
 def test_a_torn_chunk_is_400_and_ends_the_connection(server: WebhookProcess) -> None:
-    """Where the next request starts is not known any more."""
+    """The server cannot know where the next request starts."""
     with closing(server.connect()) as connection:
         connection.putrequest("POST", "/mutate")
         connection.putheader("Content-Type", "application/json")
@@ -150,14 +150,14 @@ def test_a_body_of_3_mib_is_read(server: WebhookProcess) -> None:
         pytest.param(encoded(None, kind={}, name=""), 400, "not for an unnamed kind", id="no kind at all"),
     ],
 )
-def test_a_pod_that_cannot_be_read_is_refused(
+def test_a_pod_that_cannot_be_decoded_is_rejected(
     server: WebhookProcess, path: str, body: Body, code: int, sentence: str
 ) -> None:
-    """The review is sound, so HTTP is 200 and the verdict holds the status that the pod's owner gets."""
+    """The review itself is valid, so HTTP is 200 and the verdict has the status for the pod's owner."""
     reply = server.send("POST", path, body)
     assert reply.status == HTTPStatus.OK
     assert b"Traceback" not in reply.body
-    assert len(reply.body) < 2000, "an answer is a few sentences, whatever the size of the question"
+    assert len(reply.body) < 2000, "an answer has a few sentences for a request of any size"
     response = reply.decoded()["response"]
     assert not response["allowed"]
     assert response["status"]["code"] == code

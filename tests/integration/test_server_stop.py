@@ -1,4 +1,4 @@
-"""No request is lost: not when a server stops, not when the API server is away, not to connections that say nothing."""
+"""No request is lost when a server stops, while the API server is down, or because of silent connections."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from tests.integration.silent import silence
 from tests.processes import PATIENCE, Reply, WebhookProcess, exchange, serving
 
 LONG = ("--drain-seconds", "600")
-"""Longer than any test: a drain ends when the test says so, by a second SIGTERM to the worker."""
+"""A drain that is longer than any test. The test ends it by a second SIGTERM to the worker."""
 
 LEDGER = "/api/v1/namespaces/vcuda-quota-ledgers/configmaps/gpu-ledger-team-a"
 TOKEN = "a-token-nobody-may-see"
@@ -43,21 +43,23 @@ def certificates(tmp_path: Path) -> Path:
 
 
 def in_cluster(tmp_path: Path, certificates: Path, url: str) -> tuple[str | Path, ...]:
-    """The flags of a server whose API server is at ``url``."""
+    """Return the flags of a server whose API server is at ``url``."""
     write_kubeconfig(tmp_path / "kubeconfig", url, {"token": TOKEN})
     return ("--cert-dir", certificates, "--kubeconfig", tmp_path / "kubeconfig")
 
 
 @pytest.fixture
 def closed_port() -> Iterator[str]:
-    """The URL of a port that refuses connections: bound, so that nobody else gets it, and not listening."""
+    """Yield the URL of a port that refuses connections. It is bound, so no other process gets it, and nothing
+    listens.
+    """
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield "http://{}:{}".format(*held.getsockname())
 
 
 def leave(server: WebhookProcess, connection: HTTPSConnection) -> None:
-    """Send SIGTERM, and return once readiness fails."""
+    """Send SIGTERM, and return when readiness fails."""
     server.process.send_signal(signal.SIGTERM)
     while (reply := exchange(connection, "GET", "/readyz")).body != b"stopping\n":
         pass
@@ -65,9 +67,9 @@ def leave(server: WebhookProcess, connection: HTTPSConnection) -> None:
 
 
 def close_gate(server: WebhookProcess, connection: HTTPSConnection) -> Reply:
-    """End the drain, and return the first answer to a request that came too late for it.
+    """End the drain, and return the first answer to a request that was too late.
 
-    Until then /quota lets a pod pass, whether the API server is there or not.
+    Until then /quota admits this pod, even without an API server.
     """
     os.kill(server.worker(), signal.SIGTERM)
     while (reply := exchange(connection, "POST", "/quota", POD)).status == HTTPStatus.OK:
@@ -76,7 +78,7 @@ def close_gate(server: WebhookProcess, connection: HTTPSConnection) -> Reply:
 
 
 def assert_come_again(reply: Reply, reason: str) -> None:
-    """The API server repeats a call that is answered so, on another connection."""
+    """Assert that the API server will repeat the call on another connection."""
     assert reply.status == HTTPStatus.SERVICE_UNAVAILABLE
     assert reply.headers["Retry-After"] == "1"
     assert reply.headers["Connection"] == "close"
@@ -105,7 +107,7 @@ def test_late_requests_are_sent_elsewhere_on_every_kept_connection(quota: Path) 
         assert server.wait() == 0
 
 
-def test_a_stop_without_requests_ends_with_status_0_and_takes_its_certificate_along(quota: Path) -> None:
+def test_a_stop_without_requests_ends_with_status_0_and_removes_its_certificate(quota: Path) -> None:
     with serving("--standalone", "--quota", quota) as server:
         (made,) = (Path(line["ca"]) for line in server.logs() if "ca" in line)
         assert made.exists()
@@ -114,7 +116,7 @@ def test_a_stop_without_requests_ends_with_status_0_and_takes_its_certificate_al
 
 
 def test_a_request_in_flight_finishes(tmp_path: Path, certificates: Path) -> None:
-    """It waits for the API server, for its ledger, when the gate closes; its answer still comes, and is its own."""
+    """It waits for the API server, because of its ledger, when the drain ends. It still gets its own answer."""
     edit = {"data": {"gpu_quota": "team-a: {quota: {M40: 8}}"}}
     fields = {"kind": {"version": "v1", "kind": "ConfigMap"}, "namespace": "kube-system", "name": "gpuquota"}
     with (
@@ -135,7 +137,7 @@ def test_a_request_in_flight_finishes(tmp_path: Path, certificates: Path) -> Non
         assert server.wait() == 0
 
 
-def test_with_the_api_server_away_nothing_is_allowed_and_the_caller_comes_again(
+def test_without_the_api_server_nothing_is_admitted_and_the_caller_retries(
     tmp_path: Path, certificates: Path, closed_port: str
 ) -> None:
     flags = in_cluster(tmp_path, certificates, closed_port)
@@ -151,7 +153,7 @@ def test_with_the_api_server_away_nothing_is_allowed_and_the_caller_comes_again(
 
 
 def test_no_secret_is_ever_printed(tmp_path: Path, certificates: Path, closed_port: str, quota: Path) -> None:
-    """Neither the key and the token that the server reads, nor what is in the pods that it is shown."""
+    """The log has neither the key and token that the server reads nor contents of the reviewed pods."""
     pod = card_pod("pod", "team-a", cards=99)
     pod["spec"]["containers"][0]["env"] = [{"name": "PASSWORD", "value": "swordfish"}]
     pod["metadata"]["annotations"] = {"note": "swordfish"}
@@ -169,8 +171,8 @@ def test_no_secret_is_ever_printed(tmp_path: Path, certificates: Path, closed_po
     assert not [secret for secret in (key, "PRIVATE KEY", TOKEN, "swordfish") if secret in printed]
 
 
-def test_connections_without_a_request_do_not_hold_up_a_stop(quota: Path) -> None:
-    """gunicorn would wait for them as long as it may, which here is longer than the test."""
+def test_connections_without_a_request_do_not_delay_a_stop(quota: Path) -> None:
+    """gunicorn would wait for them as long as it may, which is longer than this test."""
     with serving("--standalone", "--quota", quota, *LONG) as server, closing(server.connect()) as connection:
         connection.connect()
         with closing(server.connect()) as other:

@@ -1,4 +1,4 @@
-"""The serving certificate under real TLS connections while its files change."""
+"""The serving certificate of real TLS connections while its files change."""
 
 import os
 import ssl
@@ -31,14 +31,14 @@ def write_as_issue(directory: Path, leaf: Signed) -> None:
 
 
 def served_by(server: Echo) -> bytes | None:
-    """The leaf that a new connection is shown, in DER; the connection works."""
+    """Return the leaf that a new connection gets, in DER. The connection must work."""
     with server.connect(trusting()) as connection:
         assert echo(connection, b"ping") == b"ping"
         return connection.getpeercert(binary_form=True)
 
 
 def logged(serving: ServingCertificate, polls: int = 3) -> list[EventDict]:
-    """What several polls in a row log."""
+    """Return the log lines of several polls in a row."""
     with capture_logs() as lines:
         for _ in range(polls):
             serving.poll()
@@ -51,7 +51,7 @@ def pem_of(key: PrivateKeyTypes, password: bytes | None = None) -> bytes:
 
 
 def weak_pair() -> tuple[bytes, bytes]:
-    """A matching pair with a key of 1024 bits of RSA, which OpenSSL's default security level refuses."""
+    """Return a matching certificate and key of 1024 bits of RSA, which OpenSSL's default security level rejects."""
     key = rsa.generate_private_key(65537, 1024)  # noqa: S505 - weak is what it is for
     nobody, end = x509.Name([]), NOW + timedelta(days=1)
     weak = x509.CertificateBuilder(nobody, nobody, key.public_key(), 1, NOW, end).sign(key, hashes.SHA256())
@@ -63,7 +63,7 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path / "certs"
 
 
-def test_tls_1_2_and_1_3_are_spoken_and_nothing_older(directory: Path) -> None:
+def test_only_tls_1_2_and_1_3_are_supported(directory: Path) -> None:
     write_plainly(directory, new_leaf())
     serving = ServingCertificate(directory)
     assert serving.current().minimum_version == ssl.TLSVersion.TLSv1_2
@@ -75,7 +75,7 @@ def test_tls_1_2_and_1_3_are_spoken_and_nothing_older(directory: Path) -> None:
 
 
 def test_http_1_1_is_agreed_with_a_client_that_prefers_http_2(directory: Path) -> None:
-    """The API server offers both; the streams of one HTTP/2 connection would be served one after another."""
+    """The API server offers both protocols. The streams of one HTTP/2 connection would be served one after another."""
     write_plainly(directory, new_leaf())
     client = trusting()
     client.set_alpn_protocols(["h2", "http/1.1"])
@@ -93,7 +93,7 @@ def test_connections_share_one_context_until_the_files_change(directory: Path) -
 
 
 @pytest.mark.parametrize("write", [write_as_kubelet, write_as_issue, write_plainly])
-def test_new_files_serve_new_connections_and_open_ones_go_on(
+def test_new_files_serve_new_connections_and_open_ones_continue(
     directory: Path, write: Callable[[Path, Signed], None]
 ) -> None:
     old, new = new_leaf(days=1), new_leaf()
@@ -110,7 +110,7 @@ def test_new_files_serve_new_connections_and_open_ones_go_on(
     assert (serving.expiry, serving.reload_failures) == (new.expires.timestamp(), 0)
 
 
-def test_no_handshake_fails_while_the_files_are_swapped_all_the_time(directory: Path) -> None:
+def test_no_handshake_fails_while_the_files_are_swapped_continuously(directory: Path) -> None:
     write_as_kubelet(directory, new_leaf())
     serving = ServingCertificate(directory)
     leaves = [new_leaf() for _ in range(20)]
@@ -157,7 +157,7 @@ bad_pairs = pytest.mark.parametrize(("certificate", "key", "fault"), BAD_PAIRS.v
 
 
 def write_raw(directory: Path, certificate: bytes | None, key: bytes | None) -> None:
-    """Replace both files by these contents; None removes the file."""
+    """Replace both files by these contents. None removes the file."""
     directory.mkdir(exist_ok=True)
     for name, content in (("tls.crt", certificate), ("tls.key", key)):
         (directory / name).unlink(missing_ok=True)
@@ -169,7 +169,7 @@ SECRETS = [line[:16] for line in GOOD.key_pem().decode().splitlines() if not lin
 
 
 @bad_pairs
-def test_a_bad_pair_keeps_the_last_good_one_and_is_reported_once_without_any_of_the_key(
+def test_an_invalid_certificate_keeps_the_last_valid_one_and_is_reported_once_without_the_key(
     directory: Path, certificate: bytes | None, key: bytes | None, fault: str
 ) -> None:
     old, new = new_leaf(days=1), new_leaf()
@@ -191,7 +191,7 @@ def test_a_bad_pair_keeps_the_last_good_one_and_is_reported_once_without_any_of_
 
 
 @bad_pairs
-def test_the_server_does_not_start_without_a_good_pair_and_says_what_makes_one(
+def test_the_server_does_not_start_without_a_valid_certificate_and_says_how_to_create_one(
     directory: Path, certificate: bytes | None, key: bytes | None, fault: str
 ) -> None:
     write_raw(directory, certificate, key)
@@ -201,8 +201,8 @@ def test_the_server_does_not_start_without_a_good_pair_and_says_what_makes_one(
     assert str(raised.value).endswith(f"vcuda-certs issue --dir {directory}")
 
 
-def test_a_certificate_that_openssl_finds_too_weak_is_refused(directory: Path) -> None:
-    """It parses and the key matches, but no handshake could use it."""
+def test_a_certificate_that_openssl_finds_too_weak_is_rejected(directory: Path) -> None:
+    """It parses and the key matches, but every handshake with it would fail."""
     write_plainly(directory, new_leaf())
     serving = ServingCertificate(directory)
     write_raw(directory, *weak_pair())
@@ -210,10 +210,10 @@ def test_a_certificate_that_openssl_finds_too_weak_is_refused(directory: Path) -
     assert "tls.crt and tls.key are refused by OpenSSL" in line["reason"]
 
 
-def test_files_that_change_while_they_are_read_are_left_to_the_next_poll(
+def test_files_that_change_while_they_are_read_are_read_at_the_next_poll(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The old certificate with the new key is no fault: it is what a reader sees who looks at the wrong moment."""
+    """The old certificate with the new key is no fault, but what a reader sees between two writes."""
     first, second = new_leaf(), new_leaf()
     write_plainly(directory, first)
     serving = ServingCertificate(directory)
@@ -234,10 +234,10 @@ def test_files_that_change_while_they_are_read_are_left_to_the_next_poll(
         assert served_by(server) == der(second)
 
 
-def test_a_good_pair_that_could_not_be_read_at_first_is_tried_again_and_told_once(
+def test_a_valid_certificate_that_could_not_be_read_is_retried_and_reported_once(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Too many open files, a disk that failed for a moment: the content alone does not say that it is bad."""
+    """The error may be too many open files, or a disk that failed for a moment. The content itself is valid."""
     old, new = new_leaf(days=1), new_leaf()
     write_plainly(directory, old)
     serving = ServingCertificate(directory)
@@ -254,7 +254,7 @@ def test_a_good_pair_that_could_not_be_read_at_first_is_tried_again_and_told_onc
     assert (serving.expiry, serving.reload_failures) == (new.expires.timestamp(), 1)
 
 
-def test_another_bad_pair_is_reported_again_and_one_that_comes_back_after_the_good_one(directory: Path) -> None:
+def test_another_invalid_certificate_and_one_after_a_valid_one_are_reported_again(directory: Path) -> None:
     good = new_leaf()
     write_plainly(directory, good)
     serving = ServingCertificate(directory)
@@ -266,7 +266,7 @@ def test_another_bad_pair_is_reported_again_and_one_that_comes_back_after_the_go
             assert logged(serving) == []
 
 
-# A serial number that is negative is only warned of, by this version of cryptography.
+# This version of cryptography only warns of a negative serial number.
 @pytest.mark.filterwarnings("ignore::cryptography.utils.CryptographyDeprecationWarning")
 @given(
     position=st.integers(0, len(der(GOOD)) - 1),
@@ -274,10 +274,10 @@ def test_another_bad_pair_is_reported_again_and_one_that_comes_back_after_the_go
     key=st.one_of(st.just(GOOD.key_pem()), st.binary(max_size=64)),
 )
 @settings(max_examples=100, deadline=None)
-def test_whatever_the_files_hold_the_poll_ends_and_something_is_served(
+def test_with_any_file_contents_the_poll_ends_and_a_certificate_is_served(
     position: int, replacement: bytes, key: bytes
 ) -> None:
-    """A certificate with bytes overwritten anywhere: loaded, or counted as a failure; no other exception."""
+    """A certificate with overwritten bytes is either loaded or counted as a failure. No other exception is raised."""
     content = der(GOOD)[:position] + replacement + der(GOOD)[position + len(replacement) :]
     certificate = b"-----BEGIN CERTIFICATE-----\n" + b64encode(content) + b"\n-----END CERTIFICATE-----\n"
     with TemporaryDirectory() as name:
@@ -290,7 +290,7 @@ def test_whatever_the_files_hold_the_poll_ends_and_something_is_served(
     assert (serving.current() is start) == (serving.reload_failures == 1)
 
 
-def test_the_watch_picks_a_new_pair_up_by_itself_and_ends_when_told(directory: Path) -> None:
+def test_the_watch_loads_a_new_certificate_by_itself_and_ends_when_stopped(directory: Path) -> None:
     reloaded, stop = Event(), Event()
 
     class Announcing(ServingCertificate):

@@ -1,4 +1,4 @@
-"""The usage page as people have it: in a browser, by mouse, keyboard or screen reader, wide or narrow, live."""
+"""The usage page in a browser: by mouse, keyboard and screen reader, on wide and narrow screens, with live updates."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ Size = tuple[int, int]
 
 @dataclass
 class Served:
-    """A page that is served, and what it is made of. With no ``feed`` it stands by."""
+    """A served page and its data. Without a ``feed`` it is that of a standby."""
 
     sample: Sample
     views: Views = field(default_factory=Views)
@@ -36,12 +36,12 @@ class Served:
     """The address to which a proxy redirects requests, if the session of the reader has ended."""
 
     def lead(self) -> None:
-        """Lead from now on, as a leader that nobody has seen before."""
+        """Become a leader, with a new feed."""
         self.feed = Feed(self.sample.source(), self.views)
         self.feed.start()
 
     def stand_by(self) -> None:
-        """Lead no more: every stream ends."""
+        """Become a standby, which ends every stream."""
         if self.feed:
             self.feed.close()
         self.feed = None
@@ -68,7 +68,7 @@ def redirection(served: Served) -> Response | None:
 
 @pytest.fixture
 def served() -> Iterator[Callable[[Sample], Served]]:
-    """Call it with a sample: a leader that shows it."""
+    """Return a function that runs a leader with a sample."""
     with ExitStack() as teardown:
 
         def show(sample: Sample) -> Served:
@@ -88,42 +88,44 @@ def served() -> Iterator[Callable[[Sample], Served]]:
 
 @pytest.fixture
 def sample() -> Sample:
-    """The company, which a test may change."""
+    """The sample company, which a test may change."""
     return company()
 
 
 @pytest.fixture
 def leader(served: Callable[[Sample], Served], sample: Sample) -> Served:
-    """A leader that shows the company."""
+    """A leader with the data of the company."""
     return served(sample)
 
 
 @pytest.fixture
 def opened(browser: Browser, leader: Served) -> Iterator[Tab]:
-    """A wide tab, which is closed before its leader goes."""
+    """A wide tab, which is closed before its leader."""
     assert leader.feed
     with tab(browser) as fresh:
         yield fresh
 
 
 def names(page: Page) -> list[str]:
-    """The names in the table, from top to bottom, of the rows that are to be seen."""
+    """Return the names in the visible rows of the table, from top to bottom."""
     found = page.locator("#rows > tr:not([hidden]) > th a, .pods #rows > tr:not([hidden]) > th")
     return [row.strip() for row in found.all_inner_texts()]
 
 
 def cell(page: Page, namespace: str, model: str) -> Locator:
-    """One cell of the heat table."""
+    """Return one cell of the heat table."""
     return page.locator(f'#rows > tr[data-ns="{namespace}"] > td[data-m="{model}"]')
 
 
 @pytest.mark.parametrize("path", ["", "namespaces/notebooks", "?sort=fullest&order=desc&q=s", "namespaces/robotics"])
 @in_schemes
 @in_sizes
-def test_it_renders_without_a_complaint_and_every_text_and_field_can_be_seen(
+def test_the_page_renders_without_errors_and_every_text_and_field_is_readable(
     browser: Browser, leader: Served, path: str, scheme: str, size: Size
 ) -> None:
-    """No console message or violation of the policy, no request elsewhere, no scrolling sideways; each step of heat."""
+    """There is no console message, policy violation, request to another host, or horizontal scrolling, at each step of
+    heat.
+    """
     with tab(browser, size, color_scheme=scheme) as opened:
         page = opened.open(leader.url + path)
         assert page.evaluate("document.scrollingElement.scrollWidth") <= size[0]
@@ -195,7 +197,7 @@ def test_without_a_script_links_sort_and_the_form_searches(browser: Browser, lea
         assert "sort=model.V100" in page.url
 
 
-def test_what_changes_shows_without_a_reload_and_is_announced(opened: Tab, leader: Served) -> None:
+def test_a_change_shows_without_a_reload_and_is_announced(opened: Tab, leader: Served) -> None:
     page = opened.open(leader.url)
     page.evaluate("window.untouched = true")
     page.locator('#rows > tr[data-ns="robotics"] > th a').focus()
@@ -215,7 +217,7 @@ def test_a_row_that_a_search_hides_stays_hidden_as_it_changes(opened: Tab, leade
     assert names(page) == ["recsys"]
 
 
-def test_a_refusal_shows_with_its_reason(opened: Tab, leader: Served) -> None:
+def test_a_rejection_shows_with_its_reason(opened: Tab, leader: Served) -> None:
     page = opened.open(leader.url)
     reason = "exceeded GPU quota: T4 in namespace ci, requested: 8 cards, used: 0.6 (0 pending), limited: 4"
     refused = RefusedWorkload("ci", "Job", "huge", reason, ago(seconds=1))
@@ -229,7 +231,7 @@ def test_a_refusal_shows_with_its_reason(opened: Tab, leader: Served) -> None:
     expect(page.get_by_text(reason)).to_be_visible()
 
 
-def test_a_namespace_that_comes_or_goes_shows(opened: Tab, leader: Served) -> None:
+def test_a_new_or_deleted_namespace_shows(opened: Tab, leader: Served) -> None:
     page = opened.open(f"{leader.url}?sort=fullest&order=desc")
     leader.sample.report(namespace_use("brand-new", model_use("T4", 1, 1)))
     expect(page.locator('#rows > tr[data-ns="brand-new"]')).to_be_visible()
@@ -238,7 +240,7 @@ def test_a_namespace_that_comes_or_goes_shows(opened: Tab, leader: Served) -> No
     expect(page.locator('#rows > tr[data-ns="brand-new"]')).to_have_count(0)
 
 
-def test_a_pod_shows_on_the_page_of_its_namespace_as_it_comes(opened: Tab, leader: Served) -> None:
+def test_a_new_pod_shows_on_the_page_of_its_namespace(opened: Tab, leader: Served) -> None:
     page = opened.open(leader.url)
     page.get_by_role("link", name="robotics").click()
     expect(page.get_by_text("No pod or claim here holds a card.")).to_be_visible()
@@ -262,7 +264,7 @@ def test_pods_can_be_sorted_and_searched(opened: Tab, leader: Served) -> None:
     expect(page.locator("#count")).to_have_text("3 pods of 7")
 
 
-def test_claims_stand_beside_pods_and_each_row_says_which_it_is(opened: Tab, leader: Served) -> None:
+def test_claims_are_listed_with_pods_and_each_row_shows_its_kind(opened: Tab, leader: Served) -> None:
     pod = HolderRow("walker-0", "V100", 100, 0, "gpu-v100-3", ago(hours=1))
     claims = (HolderRow(name, "V100", 200, 0, "gpu-v100-4", ago(hours=2), claim=True) for name in ("gait", "grip"))
     leader.sample.pods["robotics"] = (pod, *claims)
@@ -311,7 +313,7 @@ def test_the_figures_can_be_downloaded(opened: Tab, leader: Served, path: str, f
     assert page.request.get(address).json()["items"]
 
 
-def test_a_page_that_waits_for_a_leader_shows_its_figures_once_it_is_there(browser: Browser, leader: Served) -> None:
+def test_a_page_that_waits_for_a_leader_shows_its_figures_when_it_leads(browser: Browser, leader: Served) -> None:
     leader.stand_by()
     opened = Tab(browser)
     page = opened.page
@@ -323,8 +325,8 @@ def test_a_page_that_waits_for_a_leader_shows_its_figures_once_it_is_there(brows
     opened.context.close()
 
 
-def test_a_page_whose_leader_is_gone_says_so_and_follows_the_next_one(browser: Browser, leader: Served) -> None:
-    """The stream ends, the next tries are refused, and the figures are those of the new leader in the end."""
+def test_a_page_that_lost_its_leader_says_so_and_follows_the_next_one(browser: Browser, leader: Served) -> None:
+    """The stream ends and the next attempts are rejected. Finally the page shows the figures of the new leader."""
     opened = Tab(browser)
     page = opened.open(leader.url)
     leader.stand_by()
@@ -337,18 +339,18 @@ def test_a_page_whose_leader_is_gone_says_so_and_follows_the_next_one(browser: B
     opened.context.close()
 
 
-def test_a_tab_that_nobody_sees_listens_no_more_and_catches_up_when_it_is_seen(opened: Tab, leader: Served) -> None:
-    """Else a few tabs in the background would use up the connections that a browser allows itself."""
+def test_a_hidden_tab_disconnects_and_catches_up_when_it_is_visible(opened: Tab, leader: Served) -> None:
+    """Otherwise a few tabs in the background would use up the connections that a browser permits."""
     page = opened.open(leader.url)
     see = "(hidden) => { Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });"
     see += " document.dispatchEvent(new Event('visibilitychange')); return source.readyState }"
-    assert page.evaluate(see, True) == 2, "the stream is closed"
+    assert page.evaluate(see, True) == 2, "the stream must be closed"
     leader.sample.report(namespace_use("robotics", model_use("V100", 4, 2), model_use("M40", 4)))
     page.evaluate(see, False)
     expect(cell(page, "robotics", "V100")).to_have_text("2 of 4")
 
 
-def test_the_first_key_leads_past_the_header(opened: Tab, leader: Served) -> None:
+def test_the_first_tab_key_skips_the_header(opened: Tab, leader: Served) -> None:
     page = opened.open(leader.url)
     page.keyboard.press("Tab")
     skip = page.get_by_role("link", name="Skip to the content")
@@ -381,7 +383,7 @@ def test_everything_can_be_reached_by_the_tab_key_and_shows_its_focus(opened: Ta
 def test_a_screen_reader_finds_a_table_with_headers_at_every_width(
     browser: Browser, leader: Served, size: Size
 ) -> None:
-    """On a phone each row is a card to the eye, and is a row all the same."""
+    """On a phone each row looks like a card, but is still a row."""
     with tab(browser, size) as opened:
         page = opened.open(leader.url)
         tree = page.locator("body").aria_snapshot()
@@ -395,8 +397,8 @@ def test_a_screen_reader_finds_a_table_with_headers_at_every_width(
         expect(page.get_by_role("table")).to_have_accessible_description(re.compile("Cards used of each namespace"))
 
 
-def test_hostile_names_are_text(browser: Browser, served: Callable[[Sample], Served]) -> None:
-    """As a row that comes by the page, and as one that comes by the stream."""
+def test_hostile_names_are_shown_as_text(browser: Browser, served: Callable[[Sample], Served]) -> None:
+    """One row is part of the page, the other arrives by the stream."""
     hostile = """<img src=x onerror="alert(1)">"'</td></script>"""
     sample = Sample()
     sample.report(namespace_use(hostile, model_use(hostile, 8, 1)))

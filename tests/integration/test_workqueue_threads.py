@@ -1,4 +1,4 @@
-"""Threads that wait for a key of the work queue: who is woken, and when."""
+"""Threads that wait for a key of the work queue: which of them wakes, and when."""
 
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,7 +10,7 @@ from tests.waiting import PATIENT
 
 
 class Clock:
-    """Seconds that stand still. ``looked`` is released with every look at it."""
+    """A stopped clock. ``looked`` is released with every reading."""
 
     def __init__(self) -> None:
         self.looked = threading.Semaphore(0)
@@ -31,17 +31,18 @@ def queue(clock: Clock) -> WorkQueue:
 
 
 def asleep(queue: WorkQueue, clock: Clock, executor: ThreadPoolExecutor) -> Future[str | None]:
-    """Have a thread wait for a turn, and return when it has looked at the clock, and found nothing due."""
+    """Have a thread wait for a turn. Return when it has read the clock, and found nothing due."""
     while clock.looked.acquire(blocking=False):
         continue
     turn = executor.submit(queue.next)
-    # It has looked, and holds the queue's lock until it sleeps: whatever else is done to the queue comes after that.
+    # It has read the clock, and keeps the queue's lock until it sleeps. So any later change of the queue happens while
+    # it sleeps.
     assert clock.looked.acquire(timeout=PATIENT)
     return turn
 
 
 @pytest.mark.parametrize("before", [[], ["later"], ["a"]], ids=["nothing waits", "another does", "itself, for long"])
-def test_a_name_that_is_due_earlier_wakes_who_sleeps(queue: WorkQueue, clock: Clock, before: list[str]) -> None:
+def test_a_name_that_is_due_earlier_wakes_a_sleeping_thread(queue: WorkQueue, clock: Clock, before: list[str]) -> None:
     for name in before:
         queue.add(name, 3600.0)
     with ThreadPoolExecutor(1) as executor:
@@ -59,8 +60,8 @@ def test_close_ends_every_next(queue: WorkQueue, clock: Clock) -> None:
     assert queue.next() is None
 
 
-def test_time_that_passes_alone_is_enough() -> None:
-    """On the real clock: nobody is there to wake who sleeps."""
+def test_a_waiting_thread_wakes_when_its_name_is_due() -> None:
+    """This uses the real clock, and no other thread wakes the waiting one."""
     queue = WorkQueue(0.0)
     queue.add("b", 0.02)
     queue.add("a", 0.01)

@@ -1,4 +1,4 @@
-"""A TLS server for tests, over a context that may be another one for each connection."""
+"""A TLS server for tests, whose context may change for each connection."""
 
 import socket
 import ssl
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Echo(ThreadingTCPServer):
-    """Asks for the context once a connection, as the webhook does, and sends back what it gets."""
+    """Reads the current context for each connection, as the webhook does, and sends back its input."""
 
     def __init__(self, current: Callable[[], ssl.SSLContext], host: str) -> None:
         super().__init__((host, 0), BaseRequestHandler)
@@ -18,13 +18,13 @@ class Echo(ThreadingTCPServer):
         self.address = "{}:{}".format(*self.socket.getsockname())
 
     def finish_request(self, request: Any, client_address: object) -> None:  # noqa: ARG002
-        # A client that refuses the handshake says why on its own side.
+        # A client that rejects the handshake reports the reason itself.
         with suppress(OSError), self._current().wrap_socket(request, server_side=True) as connection:
             while received := connection.recv(64):
                 connection.sendall(received)
 
     def connect(self, client: ssl.SSLContext) -> ssl.SSLSocket:
-        """Connect and check that the certificate is for 127.0.0.1; raises ssl.SSLError."""
+        """Connect, and check that the certificate is for 127.0.0.1. Raises ssl.SSLError."""
         near = socket.create_connection(self.socket.getsockname())
         try:
             return client.wrap_socket(near, server_hostname="127.0.0.1")
@@ -35,7 +35,7 @@ class Echo(ThreadingTCPServer):
 
 @contextmanager
 def echoing(current: Callable[[], ssl.SSLContext], host: str = "127.0.0.1") -> Iterator[Echo]:
-    """A server that is closed at the end of the block, once its clients have closed their connections."""
+    """Run a server during the ``with`` statement. It is closed when its clients have closed their connections."""
     with Echo(current, host) as server:
         serving = Thread(target=server.serve_forever, args=(0.01,))
         serving.start()

@@ -1,1 +1,1 @@
-"""The ledger's rules as a model small enough to be explored to its end: `python -m tests.model --full`."""
+"""The rules of the ledger as a model that is small enough to be explored completely: `python -m tests.model --full`."""

@@ -12,7 +12,7 @@ REST_EVERY = 200
 
 
 def main() -> int:
-    """Print a table of what was explored; return 1 where something is wrong, or a broken rule shows nowhere."""
+    """Print a table of the explored cases. Return 1 if a rule is violated, or if breaking a rule has no effect."""
     parser = argparse.ArgumentParser(prog="python -m tests.model", description="explore the model of the ledger")
     parser.add_argument("--full", action="store_true", help="within large bounds too (half an hour, 2 GB)")
     parser.add_argument("--broken", metavar="RULE", help="only show how this broken rule admits too much")
@@ -26,7 +26,7 @@ def main() -> int:
 
 
 def explore_all(cases: Mapping[str, Bounds]) -> list[Explored]:
-    """Explore each, and print a line of it, and the way to what is wrong."""
+    """Explore each case. Print a line about it, and the trace to a violation."""
     found = []
     print(f"{'states':>10}{'transitions':>13}{'seconds':>9}  bounds")
     for title, bounds in cases.items():
@@ -40,13 +40,13 @@ def explore_all(cases: Mapping[str, Bounds]) -> list[Explored]:
 
 
 def progress(states: int) -> None:
-    """Show on a terminal that it goes on."""
+    """Show the progress on a terminal."""
     if sys.stderr.isatty():
         print(f"\r{states:>10,}", end="", file=sys.stderr, flush=True)
 
 
 def show_broken(rule: str) -> int:
-    """Show what comes of one broken rule."""
+    """Show the effect of one broken rule."""
     mutant = next((each for each in MUTANTS if each.broken == rule), None)
     if mutant is None:
         print("must be one of:", *(each.broken for each in MUTANTS), sep="\n  ")
@@ -57,7 +57,7 @@ def show_broken(rule: str) -> int:
 
 
 def show(result: Explored) -> None:
-    """Print the way to what is wrong, step by step."""
+    """Print the trace to the violation, step by step."""
     for number, step in enumerate(result.trace, 1):
         print(f"{number:>4}  {step}")
     print(f"      {result.fault or 'nothing is wrong'}")

@@ -1,19 +1,19 @@
-"""What is explored: the rules within several bounds, and each rule broken in turn, which has to be found out."""
+"""The explored cases: the rules within several bounds, and each rule broken in turn, which must lead to a violation."""
 
 from typing import NamedTuple
 
 from tests.model.world import Bounds
 
 EXACT = Bounds(reserve=0)
-"""As the code is today: nothing is reserved, and every yes is a confirmed write."""
+"""Without reservations: every yes is a confirmed write."""
 
 RESERVING = Bounds()
 
 RUNNING_ON = EXACT._replace(replicas=1, runs=2, presumed=1)
-"""A pod that is deleted by force runs on for longer than its charge would stay pending, or be held by default."""
+"""A pod that is deleted by force runs for longer than its charge would stay pending, or terminating by default."""
 
 RUNNING_ON_RESERVED = RESERVING._replace(replicas=1, runs=1)
-"""Pods that run on for so short a time that a replica may grant them from its reservation."""
+"""Pods that run for so short a time after a forced deletion that a replica may admit them from its reservation."""
 
 SMALL = {
     "nothing reserved": EXACT,
@@ -29,7 +29,7 @@ SMALL = {
     "forced deletions, and an end": RUNNING_ON._replace(ends=1),
     "forced deletions of granted pods": RUNNING_ON_RESERVED,
 }
-"""Some 60,000 worlds: what `make test` explores."""
+"""About 60,000 worlds, which `make test` explores."""
 
 FULL = SMALL | {
     "nothing reserved, three pods in groups": EXACT._replace(pods=3, limit=2),
@@ -51,11 +51,11 @@ FULL = SMALL | {
     "forced deletions of granted pods, a crash": RUNNING_ON_RESERVED._replace(crashes=1),
     "forced deletions of granted pods, two of two": RUNNING_ON_RESERVED._replace(limit=2, pods=3, reserve=2),
 }
-"""By `python -m tests.model --full`."""
+"""The cases of `python -m tests.model --full`."""
 
 
 class Mutant(NamedTuple):
-    """One rule broken, and the bounds within which that shows. ``rests``: only in what is left when all is quiet."""
+    """One broken rule, and the bounds within which that shows. ``rests``: it shows only in what is left at rest."""
 
     rule: str
     broken: str
@@ -64,12 +64,12 @@ class Mutant(NamedTuple):
 
     @property
     def broken_bounds(self) -> Bounds:
-        """The bounds with the rule broken."""
+        """Return the bounds with the rule broken."""
         return self.bounds._replace(broken=self.broken)
 
     @property
     def rest_every(self) -> int:
-        """How often a world is let come to rest."""
+        """Return after how many worlds one is brought to rest."""
         return 20 if self.rests else 0
 
 
@@ -82,7 +82,7 @@ MUTANTS = [
     Mutant("DEADLINE", "a new deadline when asked again", TODAY),
     Mutant("CAS", "no compare-and-swap", EXACT),
     Mutant("SYNC", "yes before the write is confirmed", EXACT),
-    Mutant("SYNC", "synced beside others' reservations", RESERVING),
+    Mutant("SYNC", "synced despite other reservations", RESERVING),
     Mutant("GRANT", "granted from the old reservation", RESERVING),
     Mutant("GRANT", "granted from the new reservation", RESERVING),
     Mutant("GRANT", "granted without a lease", RESERVING),
@@ -100,13 +100,13 @@ MUTANTS = [
     Mutant("REAP", "reaped after the lease alone", RESERVING._replace(deadline=2)),
     Mutant("REAP", "reaped after the deadline alone", RESERVING._replace(lease=2)),
     Mutant("REAP", "reaped without a margin", RESERVING),
-    Mutant("REAP", "reaped though renewed", RESERVING),
+    Mutant("REAP", "reaped although renewed", RESERVING),
     Mutant("REAP", "reaped without a LIST", RESERVING),
     Mutant("REAP", "reaped by an earlier LIST", RESERVING),
     Mutant("REAP", "reaped without its count", RESERVING),
     Mutant("REAP", "never reaped", RESERVING._replace(replicas=1, crashes=1), rests=True),
-    Mutant("LOSS", "made anew and used at once", LOSING),
-    Mutant("OPEN", "opened beside a mark", OPENING),
+    Mutant("LOSS", "recreated and used at once", LOSING),
+    Mutant("OPEN", "opened despite a mark", OPENING),
     Mutant("OPEN", "opened without a mark", OPENING),
     Mutant("OPEN", "opened on a later version", OPENING),
     Mutant("REAP", "reaped without a new mark", EXACT._replace(losses=1, ends=1)),
@@ -114,10 +114,10 @@ MUTANTS = [
     Mutant("TERMINATING", "a forced deletion releases", RUNNING_ON),
     Mutant("TERMINATING", "released before its time", RUNNING_ON),
     Mutant("UNSEEN", "an unseen decrease releases", RUNNING_ON),
-    Mutant("UNSEEN", "held for the default alone", RUNNING_ON),
+    Mutant("UNSEEN", "terminating for the default only", RUNNING_ON),
     Mutant("UNSEEN", "hidden by what was granted", RUNNING_ON_RESERVED._replace(limit=2, pods=3, lease=0)),
-    Mutant("GONE", "gone though nobody watched", RUNNING_ON),
-    Mutant("GRANT", "granted though it may run for long", RUNNING_ON_RESERVED._replace(runs=4)),
+    Mutant("GONE", "gone without a watch", RUNNING_ON),
+    Mutant("GRANT", "granted although it may run for long", RUNNING_ON_RESERVED._replace(runs=4)),
     Mutant("END", "ended with something terminating", RUNNING_ON._replace(ends=1)),
     Mutant("REFUSE", "refused by the ledger", EXACT),
     Mutant("REFUSE", "refused by a LIST and what is pending", EXACT),

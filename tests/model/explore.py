@@ -1,4 +1,4 @@
-"""Walks through every world that the rules lead to, nearest first, and tells the way to the first that is wrong."""
+"""Explores all worlds that the rules lead to, nearest first, and returns the trace to the first violation."""
 
 import time
 from collections import deque
@@ -11,7 +11,7 @@ from tests.model.world import ASKED, AWAY, NOT_PENDING, STORED, WAITING, Bounds,
 
 
 class Explored(NamedTuple):
-    """What was found: ``fault`` is empty where every world is right; ``trace`` are the steps to the one that is not."""
+    """The result: ``fault`` is empty if every world is right. ``trace`` has the steps to a world that is not."""
 
     states: int
     transitions: int
@@ -21,15 +21,15 @@ class Explored(NamedTuple):
 
 
 def steps(world: World, bounds: Bounds) -> list[Step]:
-    """Return every step that some rule allows."""
+    """Return every step that a rule permits."""
     return [*serving(world, bounds), *keeping(world, bounds)]
 
 
 def fault_of(world: World, bounds: Bounds) -> str:
-    """Return what is wrong with a world.
+    """Return the violation of a world, or an empty text.
 
-    Live pods, storable pods and those whose containers run on are never more than the limit. No 403 is given that an
-    exact count would not give; whatever is terminating may run, as far as anybody can know.
+    Live pods, storable pods and pods whose containers still run never exceed the limit together. No 403 is given that
+    an exact count would not give. Every terminating charge may still be in use, as far as any process can know.
     """
     live = sum(pod.stage == STORED for pod in world.pods)
     storable = sum(pod.stage == ASKED and pod.yes for pod in world.pods)
@@ -52,7 +52,7 @@ def fault_of(world: World, bounds: Bounds) -> str:
 
 
 def _refusable(world: World, live: int, bounds: Bounds) -> int:
-    """REFUSE: by what a 403 is decided: a LIST begun after the request."""
+    """REFUSE: return the usage by which a 403 is decided, from a LIST begun after the request."""
     if bounds.broken == "refused by the ledger":
         return world.committed + world.pending + world.terminating
     if bounds.broken == "refused by a LIST and what is pending":
@@ -61,10 +61,11 @@ def _refusable(world: World, live: int, bounds: Bounds) -> int:
 
 
 def explore(bounds: Bounds, told: Callable[[int], None] = lambda _states: None, rest_every: int = 0) -> Explored:
-    """Explore to the end, or to the first fault; every so many worlds are let come to rest as well."""
+    """Explore to the end, or to the first violation. Every so many worlds are also brought to rest."""
     began, transitions = time.monotonic(), 0
     start = canonical(first(bounds), bounds)
-    # World by world how it was come by. Equal parts are kept once: else a million worlds do not fit into memory.
+    # The predecessor of each world. Equal parts are shared, because a million worlds would not fit into memory
+    # otherwise.
     before: dict[World, World | None] = {start: None}
     shared: dict[object, object] = {}
     queue = deque([start])
@@ -93,7 +94,7 @@ def _trace(world: World, before: dict[World, World | None], bounds: Bounds) -> t
     path = [world]
     while (earlier := before[path[-1]]) is not None:
         path.append(earlier)
-    # Played again, so that a pod and a replica have one name all the way.
+    # The steps are repeated, so that each pod and replica keeps its name in the whole trace.
     at, sentences = first(bounds), []
     for to in path[-2::-1]:
         words, at = next(step for step in steps(at, bounds) if canonical(step[1], bounds) == to)
@@ -118,11 +119,13 @@ RESTING = (
     "the reservation",
     "a tick",
 )
-"""What goes on by itself when nobody asks, stores or deletes any more, by how soon it does."""
+"""The steps that happen without further requests, storing and deletions, in the order of their delay."""
 
 
 def unrest_of(world: World, bounds: Bounds) -> str:
-    """Return what is left over when all goes quiet and everybody follows the rules: it should be what is live."""
+    """Return what is left when no more requests arrive and all processes follow the rules. It should be the
+    live pods.
+    """
     quiet = world._replace(
         pods=tuple(pod._replace(at=tuple(AWAY if at == WAITING else at for at in pod.at)) for pod in world.pods)
     )

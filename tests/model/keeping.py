@@ -1,7 +1,7 @@
-"""The rules of who keeps the ledger true: settling, proving absent, reaping; its loss, and its making anew.
+"""The rules that keep the ledger correct: settling, proof of absence, reaping, loss and opening.
 
-Any number of leaders may be at it, with views of any age: a write of theirs that lands late is the same as one decided
-later by an old view, for what it was decided by is as true then, and its version has to be the ledger's still.
+Any number of leaders may act, with views of any age. A late write of a leader equals a decision that is made later by
+an old view: the facts that it was decided by still hold, and its version must still be the ledger's.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,10 +25,10 @@ from tests.model.world import (
 
 
 def counted(world: World, view: int, bounds: Bounds, since: int | None = None) -> World:
-    """SETTLE: the pods counted by one view, and without the pending charges that this view has seen.
+    """SETTLE: count the pods of one view, and remove the pending charges that this view has seen.
 
     TERMINATING: a pod whose forced deletion the watch saw keeps its charge. UNSEEN: so does a decrease from before the
-    watch, which began at ``since``; None stands for a LIST, which sees nothing go.
+    watch, which began at ``since``. None means a LIST, which sees no deletion.
     """
     keeps = bounds.broken == "a count from another view"
     began = view if since is None else since
@@ -58,13 +58,13 @@ def _forgets(bounds: Bounds) -> bool:
 
 
 def _unseen(world: World, pods: Mapping[int, Pod], view: int, began: int, bounds: Bounds) -> int:
-    """Return by how much the count falls though the watch saw nothing go; pods that came may hide pods that went."""
+    """Return by how much the count falls although the watch saw no deletion. New pods may hide deleted ones."""
     if not (bounds.runs and began) or bounds.broken == "an unseen decrease releases":
         return 0
     seen = sum(pod.pending != NOT_PENDING and pods[i].pending == NOT_PENDING for i, pod in enumerate(world.pods))
     held = sum(pod.held == NOT_HELD != pods[i].held for i, pod in enumerate(world.pods))
     live = sum(pod.stored_at <= view and _is_live(pod, view) for pod in world.pods)
-    # A replica may have granted what came, and has not written it yet.
+    # A replica may have admitted the new pods and not written them yet.
     hidden = 0 if bounds.broken == "hidden by what was granted" else sum(each.amount for each in world.reserved[:-1])
     before = world.committed + seen
     return min(max(before + hidden - live - held, 0), before)
@@ -88,14 +88,14 @@ def settle(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def gone(world: World, bounds: Bounds) -> Iterator[Step]:
-    """GONE: a pending uid as old as the deadline that a quorum read then does not find.
+    """GONE: a pending uid as old as the deadline that a later quorum read does not find.
 
-    A leader that has watched since before the charge would have seen the pod go. Any other leader waits until it has
-    watched for as long as a pod may run on: so what went before its watch has stopped by then.
+    A leader that has watched since before the charge would have seen the deletion. Any other leader waits until it has
+    watched for as long as a pod may run. So a pod that was deleted before its watch has ended by then.
     """
     for i, pod in enumerate(world.pods):
         absent = pod.stage != STORED or bounds.broken == "gone without a read"
-        stopped = not pod.runs or bounds.broken == "gone though nobody watched"
+        stopped = not pod.runs or bounds.broken == "gone without a watch"
         overdue = NOT_PENDING < pod.pending >= bounds.overdue and bounds.broken != "never gone"
         if overdue and stopped and absent:
             dropped = change(world, {i: pod._replace(pending=NOT_PENDING)})
@@ -103,7 +103,7 @@ def gone(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def release(world: World, bounds: Bounds) -> Iterator[Step]:
-    """RELEASE: a terminating charge goes when its time is over."""
+    """RELEASE: a terminating charge is released when its time is over."""
     for i, pod in enumerate(world.pods):
         if not pod.held:
             released = change(world, {i: pod._replace(held=NOT_HELD)})
@@ -114,7 +114,9 @@ def release(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def reap(world: World, bounds: Bounds) -> Iterator[Step]:
-    """REAP: an unchanged reservation as old as lease and deadline goes, with a count by a LIST begun after that."""
+    """REAP: an unchanged reservation as old as lease and deadline is removed, with a count by a LIST begun
+    after that.
+    """
     lost = len(world.reserved) - 1
     for slot, each in enumerate(world.reserved):
         old = each.age >= bounds.reapable
@@ -135,7 +137,7 @@ def reap(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def _by_long_watch(world: World, bounds: Bounds) -> World:
-    """Return the world with what a leader knows that saw a reservation grow old enough to be reaped.
+    """Return the world with the knowledge of a leader that saw the reservation become old enough.
 
     It has seen every forced deletion since then, also one that another leader has missed.
     """
@@ -158,7 +160,7 @@ def _with(world: World, slot: int, new: Reserved) -> World:
 
 
 def loss(world: World, bounds: Bounds) -> Iterator[Step]:
-    """LOSS: one that is made anew has everything reserved, for nobody, until REAP."""
+    """LOSS: a recreated ledger has everything reserved, for no replica, until REAP."""
     nothing = (NOTHING,) * len(world.reserved)
     if world.exists and world.losses:
         refused = compare_and_swap(world, bounds._replace(broken=""))
@@ -167,7 +169,7 @@ def loss(world: World, bounds: Bounds) -> Iterator[Step]:
         gone_by_hand = refused._replace(reserved=nothing, late=late, exists=False, losses=world.losses - 1)
         yield ("the ledger is deleted",), change(gone_by_hand, pods)
     if not world.exists:
-        at_once = bounds.broken == "made anew and used at once"
+        at_once = bounds.broken == "recreated and used at once"
         anew = counted(world, world.newest, bounds)._replace(reserved=nothing, exists=True)
         yield ("the ledger is made",), anew if at_once else _with(anew, len(nothing) - 1, Reserved(EVERYTHING))
 
@@ -177,11 +179,13 @@ def _forgotten(pod: Pod) -> Pod:
 
 
 def open_early(world: World, bounds: Bounds) -> Iterator[Step]:
-    """OPEN: who finds no mark, and sets it, has a namespace that never had a ledger: it need not wait for REAP."""
+    """OPEN: a replica that finds no mark, and sets it, has a namespace without an earlier ledger. It need not wait for
+    REAP.
+    """
     lost = len(world.reserved) - 1
     if not world.exists or not world.reserved[lost].amount:
         return
-    if not world.marked or bounds.broken == "opened beside a mark":
+    if not world.marked or bounds.broken == "opened despite a mark":
         yield ("marked by who has read the ledger",), world._replace(marked=True, opening=True)
         yield ("marked",), world._replace(marked=True)
     if world.unmarking:
@@ -192,7 +196,7 @@ def open_early(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def end(world: World, bounds: Bounds) -> Iterator[Step]:
-    """END: a ledger in which nothing is charged goes, and its mark after it, if nobody has written that since."""
+    """END: a ledger in which nothing is charged is deleted, and then its mark, if no one has written the mark since."""
     held = world.terminating and bounds.broken != "ended with something terminating"
     charged = world.pending or held or any(each.amount for each in world.reserved)
     if world.exists and world.ends and (not charged or bounds.broken == "ended with something pending"):
@@ -211,6 +215,6 @@ RULES: tuple[Rule, ...] = (settle, gone, release, reap, loss, open_early, end)
 
 
 def keeping(world: World, bounds: Bounds) -> Iterator[Step]:
-    """Every step of leaders, and of what befalls the ledger."""
+    """Yield every step of leaders, and every loss of the ledger."""
     ledgerless = (loss, end) if not world.exists else RULES
     return chain.from_iterable(rule(world, bounds) for rule in ledgerless)

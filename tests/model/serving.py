@@ -1,4 +1,4 @@
-"""The rules of the API server and its callers, of time, and of the replicas. Each yields the steps that it allows."""
+"""The rules of the API server and its callers, of time, and of the replicas. Each yields the steps that it permits."""
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
@@ -38,7 +38,7 @@ Rule = Callable[[World, Bounds], Iterator[Step]]
 
 
 def change(world: World, pods: Mapping[int, Pod], replicas: Mapping[int, Replica] = NONE, **others: Any) -> World:
-    """Return the world with these pods and replicas in place of those with their numbers. ``others`` are its fields."""
+    """Return the world with these pods and replicas replaced by number. ``others`` are its fields."""
     new_pods = tuple([pods.get(i, pod) for i, pod in enumerate(world.pods)]) if pods else world.pods
     new_replicas = world.replicas
     if replicas:
@@ -59,7 +59,7 @@ def place(pod: Pod, replica: int, where: int) -> Pod:
 
 def reserve(world: World, slot: int, amount: int, bounds: Bounds) -> tuple[Reserved, ...]:
     """Return the reservations with a new one in its slot. Its age begins at 0."""
-    kept_age = bounds.broken == "reaped though renewed"
+    kept_age = bounds.broken == "reaped although renewed"
     new = Reserved(amount, world.reserved[slot].age if kept_age else 0) if amount else NOTHING
     return (*world.reserved[:slot], new, *world.reserved[slot + 1 :])
 
@@ -86,7 +86,7 @@ BACK = {FLUSHED: GRANTED, SYNCED: WAITING}
 
 
 def api_server(world: World, bounds: Bounds) -> Iterator[Step]:
-    """DEADLINE: a pod is stored once, only after a yes, and before its deadline. `time_passes` ensures the last."""
+    """DEADLINE: a pod is stored once, only after a yes, and before its deadline, which `time_passes` ensures."""
     asked_new = False
     for i, pod in enumerate(world.pods):
         if (pod.stage == NEW and not asked_new) or (pod.stage == ASKED and bounds.asked_again):
@@ -133,9 +133,9 @@ def time_passes(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def left(world: World, replica: int, bounds: Bounds) -> int:
-    """GRANT: the charges that a replica may still grant in its lease, under every outcome of its pending write."""
+    """GRANT: return the charges that a replica may still admit in its lease, for every outcome of its pending write."""
     reserved, lease, write = world.replicas[replica]
-    if bounds.runs > bounds.deadline and bounds.broken != "granted though it may run for long":
+    if bounds.runs > bounds.deadline and bounds.broken != "granted although it may run for long":
         return 0
     granted = sum(pod.at[replica] == GRANTED for pod in world.pods)
     flushed = sum(pod.at[replica] == FLUSHED for pod in world.pods)
@@ -149,7 +149,7 @@ def left(world: World, replica: int, bounds: Bounds) -> int:
 
 
 def grant(world: World, bounds: Bounds) -> Iterator[Step]:
-    """GRANT: a yes from the reservation, without a write. IDEM: a uid that is known to be pending gets a yes."""
+    """GRANT: admit from the reservation, without a write. IDEM: admit a uid that is known to be pending."""
     for r in range(bounds.replicas):
         for i, pod in enumerate(world.pods):
             if pod.at[r] == WAITING and pod.known:
@@ -166,7 +166,7 @@ def _yes(pod: Pod) -> Pod:
 
 
 class Batch(NamedTuple):
-    """The content of one write: the pods that it adds, the pods granted before, and the next reservation."""
+    """The content of one write: the pods that it adds, the pods admitted before, and the next reservation."""
 
     replica: int
     added: tuple[int, ...]
@@ -175,7 +175,9 @@ class Batch(NamedTuple):
 
 
 def sync_and_flush(world: World, bounds: Bounds) -> Iterator[Step]:
-    """SYNC and FLUSH: one write adds the waiting pods, moves the grants to pending, and sets the next reservation."""
+    """SYNC and FLUSH: one write adds the waiting pods, moves the granted charges to pending, and sets the next
+    reservation.
+    """
     for r, replica in enumerate(world.replicas):
         if replica.write != NO_WRITE or not world.exists or _is_lost(world, r, bounds):
             continue
@@ -205,7 +207,7 @@ def fits(world: World, batch: Batch, bounds: Bounds) -> bool:
     if bounds.broken == "a lost reservation is renewed" and not own:
         own = world.replicas[batch.replica].reserved
     others = sum(each.amount for slot, each in enumerate(world.reserved) if slot != batch.replica)
-    if bounds.broken == "synced beside others' reservations":
+    if bounds.broken == "synced despite other reservations":
         others = 0
     added = sum(world.pods[i].pending == NOT_PENDING for i in batch.added)
     moved = sum(world.pods[i].pending == NOT_PENDING for i in batch.flushed)
@@ -226,7 +228,7 @@ def send(world: World, batch: Batch, bounds: Bounds) -> Step:
 
 
 def writes_land(world: World, bounds: Bounds) -> Iterator[Step]:
-    """CAS: a write lands if its version is that of the ledger, even if nobody waits for it."""
+    """CAS: a write lands if its version is that of the ledger, even if its sender no longer waits."""
     if not world.exists:
         return
     for r, replica in enumerate(world.replicas):
@@ -245,7 +247,7 @@ def writes_land(world: World, bounds: Bounds) -> Iterator[Step]:
             reserved = reserve(world, late.slot, late.reserve, bounds)
             done = (*world.late[:number], NO_LATE, *world.late[number + 1 :])
             yield (
-                ("a write lands that nobody waits for",),
+                ("a write lands whose sender no longer waits",),
                 compare_and_swap(change(world, pods, late=done, reserved=reserved), bounds),
             )
 
@@ -257,7 +259,7 @@ def _pending(pod: Pod) -> Pod:
 def outcomes(world: World, bounds: Bounds) -> Iterator[Step]:
     """The replica learns the outcome of its write. UNKNOWN: without an answer it stays pending.
 
-    LOSTRES: a replica whose reservation is gone has none, and need not flush its grants.
+    LOSTRES: a replica whose reservation was removed has none, and need not flush its granted charges.
     """
     for r, replica in enumerate(world.replicas):
         write = replica.write
@@ -292,7 +294,7 @@ def _confirmed(pod: Pod, r: int, bounds: Bounds) -> Pod:
 
 
 def crash(world: World, bounds: Bounds) -> Iterator[Step]:
-    """NEWID: a new process has a new id. REAP takes away the reservation of the process before."""
+    """NEWID: a new process has a new id. REAP removes the reservation of its predecessor."""
     if not world.crashes:
         return
     slot = bounds.replicas + bounds.crashes - world.crashes

@@ -1,8 +1,8 @@
 """The state of the model: one namespace's pods, the replicas, the ledger, and the pending writes.
 
 Time is in ticks. An age is that of a real event, and stops growing when it no longer matters. So there are finitely
-many worlds, although time does not end. "Longer than X" is X and one tick; the tick is the margin. An observer of an
-age begins to count when it sees the thing, never earlier. So one age stands for all observers, also late ones.
+many worlds, although time does not end. "Longer than X" means X and one tick; the tick is the margin. An observer of an
+age begins to count when it sees the event, never earlier. So one age represents all observers, including late ones.
 """
 
 import functools
@@ -24,9 +24,9 @@ class Bounds(NamedTuple):
     """The size of the model, and the one rule that is ``broken``.
 
     Every pod takes 1 of ``limit``. A replica may reserve up to ``reserve``; with 0, every yes is a write. ``lease`` and
-    ``deadline`` are in ticks. ``crashes``, ``losses`` and ``ends`` (of the ledger) may happen so often.
-    ``runs``: ticks for which the containers of a pod run after its forced deletion. With 0, no pod is force-deleted.
-    ``presumed``: ticks for which an unseen decrease is held if no longer grace period is recorded.
+    ``deadline`` are in ticks. ``crashes``, ``losses`` and ``ends`` (of the ledger) may occur so often. ``runs``: ticks
+    for which the containers of a pod run after its forced deletion. With 0, no pod is deleted by force. ``presumed``:
+    ticks for which an unseen decrease stays terminating if no longer grace period is recorded.
     """
 
     limit: int = 1
@@ -46,12 +46,12 @@ class Bounds(NamedTuple):
 
     @property
     def overdue(self) -> int:
-        """The age from which a pending charge may be proven absent."""
+        """Return the age from which a pending charge may be proven absent."""
         return {"gone without an age": 0, "gone without a margin": self.deadline}.get(self.broken, self.deadline + 1)
 
     @property
     def reapable(self) -> int:
-        """The age from which a reservation may be reaped."""
+        """Return the age from which a reservation may be reaped."""
         return {
             "reaped after the lease alone": self.lease + 1,
             "reaped after the deadline alone": self.deadline + 1,
@@ -60,26 +60,26 @@ class Bounds(NamedTuple):
 
     @property
     def hold(self) -> int:
-        """The ticks for which a leader holds the charge of a pod whose forced deletion it saw."""
+        """Return the ticks for which a leader keeps the charge of a pod whose forced deletion it saw."""
         return self.runs + (self.broken != "released before its time")
 
     @property
     def hold_unseen(self) -> int:
-        """The ticks for which a decrease is held that no watch saw."""
-        return (self.presumed if self.broken == "held for the default alone" else self.runs) + 1
+        """Return the ticks for which an unseen decrease stays terminating."""
+        return (self.presumed if self.broken == "terminating for the default only" else self.runs) + 1
 
     @property
     def late_writes(self) -> int:
-        """The number of pending writes for which nobody waits."""
+        """Return the number of pending writes whose senders no longer wait."""
         return self.crashes + (self.reserve == 0 or self.broken == "a read of the old version settles it")
 
 
 class Pod(NamedTuple):
     """One uid.
 
-    ``stored_at`` and ``deleted_at`` count the events since the version that the ledger's pods were counted at; 0 is
-    before it. ``pending`` is the age of its entry; ``known``: it has had one. ``late`` are the late writes that have
-    it, by their bits.
+    ``stored_at`` and ``deleted_at`` count the events since the version at which the ledger's pods were counted; 0 is
+    before it. ``pending`` is the age of its entry; ``known``: it has had one. ``late`` are the late writes that contain
+    it, as bits.
 
     ``runs``: ticks that its containers still run after its forced deletion. ``held``: ticks until its terminating
     charge may be released; `NOT_HELD` if it has none.
@@ -99,7 +99,7 @@ class Pod(NamedTuple):
 
 
 class Write(NamedTuple):
-    """A replica's write under way, with the reservation it sets; none where that is -1. The age is since sending."""
+    """A replica's pending write, with the reservation that it sets; -1 for no write. The age counts from sending."""
 
     reserve: int = -1
     landed: bool = False
@@ -110,7 +110,7 @@ NO_WRITE = Write()
 
 
 class Replica(NamedTuple):
-    """One replica's belief about its reservation. ``lease`` is the age of its last confirmed write."""
+    """A replica's view of its reservation. ``lease`` is the age of its last confirmed write."""
 
     reserved: int
     lease: int
@@ -118,8 +118,8 @@ class Replica(NamedTuple):
 
 
 class Reserved(NamedTuple):
-    """A reservation in the ledger; none where its amount is 0. ``listed``: how new the LIST is that was begun after
-    it was old enough to be reaped.
+    """A reservation in the ledger. An amount of 0 means none. ``listed``: the version of the LIST that began after the
+    reservation was old enough to be reaped.
     """
 
     amount: int = 0
@@ -131,7 +131,7 @@ NOTHING = Reserved()
 
 
 class LateWrite(NamedTuple):
-    """A write that nobody waits for, and that may land as long as its version is the ledger's."""
+    """A write whose sender no longer waits. It may land as long as its version is the ledger's."""
 
     slot: int = -1
     reserve: int = 0
@@ -141,12 +141,11 @@ NO_LATE = LateWrite()
 
 
 class World(NamedTuple):
-    """One state. ``reserved`` has a slot for each replica, each id of one that crashed, and the lost ledger's.
+    """One state. ``reserved`` has a slot for each replica, for each id of a crashed replica, and for the lost ledger.
 
-    ``marked``: the namespace is known to have had a ledger; ``opening``: somebody who set that mark has read the
-    ledger before, as it still is. ``unmarking``: who has ended a ledger is to take away its mark, as it was then.
-
-    ``unseen``: for each charge of a decrease that no watch saw, the ticks until it may be released.
+    ``marked``: the namespace is known to have had a ledger. ``opening``: the replica that set that mark has read the
+    ledger before, and it has not changed. ``unmarking``: a process that deleted a ledger will delete its mark of that
+    time. ``unseen``: for each charge of a decrease that no watch saw, the ticks until it may be released.
     """
 
     pods: tuple[Pod, ...]
@@ -164,12 +163,12 @@ class World(NamedTuple):
 
     @property
     def newest(self) -> int:
-        """The last event: how new a consistent LIST is."""
+        """Return the number of the last event, which is the version of a consistent LIST."""
         return max(max(pod.stored_at, pod.deleted_at) for pod in self.pods)
 
     @property
     def committed(self) -> int:
-        """The count of the ledger: the pods that were live at its version."""
+        """Return the count of the ledger: the pods that were live at its version."""
         return sum(
             not pod.stored_at and (pod.stage == STORED or (pod.stage == DELETED and pod.deleted_at > 0))
             for pod in self.pods
@@ -177,17 +176,17 @@ class World(NamedTuple):
 
     @property
     def pending(self) -> int:
-        """The number of pending charges."""
+        """Return the number of pending charges."""
         return sum(pod.pending != NOT_PENDING for pod in self.pods)
 
     @property
     def terminating(self) -> int:
-        """The number of charges that are held although their pods are gone."""
+        """Return the number of terminating charges."""
         return sum(pod.held != NOT_HELD for pod in self.pods) + len(self.unseen)
 
 
 def first(bounds: Bounds) -> World:
-    """The world before the first step."""
+    """Return the world before the first step."""
     idle = Replica(0, bounds.lease + 1)
     slots = bounds.replicas + bounds.crashes + 1
     opened = not bounds.new_namespace
@@ -207,14 +206,14 @@ def first(bounds: Bounds) -> World:
 
 
 def canonical(world: World, bounds: Bounds) -> World:
-    """The one world that stands for all worlds that differ only in names, and in things that no longer matter."""
+    """Return the representative of all worlds that differ only in names, and in things that no longer matter."""
     plain = simplified(world, bounds)
     ordered = World(tuple(sorted(plain.pods)), *plain[1:])
     return min(ordered, _swapped(ordered)) if bounds.replicas == 2 else ordered
 
 
 def simplified(world: World, bounds: Bounds) -> World:
-    """The world without the things that no longer matter."""
+    """Return the world without the things that no longer matter."""
     pods = tuple([_simplified(pod, bounds.deadline) for pod in world.pods])
     replicas = tuple([_without_use(each, r, world.pods, bounds.lease) for r, each in enumerate(world.replicas)])
     return World(pods, replicas, *world[2:])
@@ -227,7 +226,7 @@ def _simplified(pod: Pod, deadline: int) -> Pod:
         # After a yes, another yes changes nothing.
         return pod._replace(known=False) if pod.yes else pod
     settled = pod.stage in (DELETED, NEVER) and not (pod.stored_at or pod.deleted_at)
-    # The entry of an ended pod counts as old. It may be dropped earlier than in reality.
+    # The entry of an ended pod counts as old. It may be removed earlier than in reality.
     pending = deadline + 1 if pod.pending != NOT_PENDING else NOT_PENDING
     return pod._replace(stage=NEVER if settled else pod.stage, age=0, yes=False, pending=pending, known=False)
 
@@ -235,7 +234,7 @@ def _simplified(pod: Pod, deadline: int) -> Pod:
 def _without_use(replica: Replica, number: int, pods: tuple[Pod, ...], longest: int) -> Replica:
     reserved, lease, write = replica
     if lease <= longest and reserved <= sum(pod.at[number] in (GRANTED, FLUSHED) for pod in pods):
-        return Replica(reserved, longest + 1, _without_age(write, longest))  # nothing is left that it could grant
+        return Replica(reserved, longest + 1, _without_age(write, longest))  # it has nothing left to admit from
     return replica if write.reserve else Replica(reserved, lease, _without_age(write, longest))
 
 

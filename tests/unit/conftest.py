@@ -1,4 +1,4 @@
-"""Fixtures for tests beside one API server double, which replicas share."""
+"""Fixtures with one API server double, which all replicas share."""
 
 from pathlib import Path
 
@@ -14,25 +14,25 @@ from vcuda.kube import Kube
 
 @pytest.fixture
 def api() -> ApiDouble:
-    """Return an API server that holds nothing yet."""
+    """Return an API server without objects."""
     return ApiDouble()
 
 
 @pytest.fixture
 def clock() -> Clock:
-    """Return the replicas' time, which passes by sleeping only."""
+    """Return the replicas' clock, which advances only when they sleep."""
     return Clock()
 
 
 @pytest.fixture
 def replica(api: ApiDouble, request: pytest.FixtureRequest) -> Replica:
-    """Return one webhook replica, with the test's clock if it has one."""
+    """Return one webhook replica. It uses the test's clock, if the test has one."""
     return _replica(api, request)
 
 
 @pytest.fixture
 def other(api: ApiDouble, request: pytest.FixtureRequest) -> Replica:
-    """Return another webhook replica, beside the first."""
+    """Return a second webhook replica."""
     return _replica(api, request)
 
 
@@ -42,13 +42,13 @@ def _replica(api: ApiDouble, request: pytest.FixtureRequest) -> Replica:
 
 @pytest.fixture
 def cleaner(api: ApiDouble) -> Cleaner:
-    """Return the loop that removes stale allocations, which has seen nothing yet."""
+    """Return the loop that removes stale allocations, before its watches have listed anything."""
     return Cleaner(api)
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a home without a kubeconfig."""
+    """Return a home directory without a kubeconfig."""
     for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -57,7 +57,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def cluster(home: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """Return a cluster that is reached whatever the kubeconfig says."""
+    """Return a cluster to which every kubeconfig connects."""
     cluster = Cluster()
     monkeypatch.setattr(Kubectl, "find", lambda *_: cluster)
     monkeypatch.setattr(Kube, "connect", lambda *_: cluster.kube)

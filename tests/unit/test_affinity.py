@@ -1,4 +1,4 @@
-"""The algebra of node selection: each operator as Kubernetes defines it, and what follows for whole terms."""
+"""The algebra of node selection: each operator as Kubernetes defines it, and whole terms."""
 
 from collections.abc import Mapping
 
@@ -24,7 +24,7 @@ def spec_of(manifest: Manifest) -> PodSpec:
 
 
 def allows(pod: Manifest, name: str, labels: Mapping[str, str]) -> bool:
-    """Return whether a pod's node selection allows a node, asked as placement asks: of an index of nodes."""
+    """Return whether a pod's node selection permits a node, by an index of nodes as placement uses it."""
     index, selection = NodeIndex({"another": {}, name: labels}), NodeSelection.of(spec_of(pod))
     selected = index.selected(selection.selector)
     return bool(sum(index.matching(term, selected) & NAMED for term in selection.terms))
@@ -67,18 +67,18 @@ NAMED = 2
     lt_absent=("Lt", ["5"], ABSENT, False),
     lt_bound_is_no_number=("Lt", ["x"], "4", False),
 )
-def test_an_operator_means_what_kubernetes_says(
+def test_an_operator_has_the_meaning_that_kubernetes_defines(
     operator: str, values: list[str], label: str | None, holds: bool
 ) -> None:
     node = {"zone": label} if label is not None else {}
     line = requirement("zone", operator, *values)
     assert allows(vcuda_pod(affinity=required(term(line))), "node-a", node) is holds
-    assert line_holds(line, node) is holds, "the tests' own reading"
+    assert line_holds(line, node) is holds, "the oracle of the tests"
 
 
 @given(strategies.odd_requirements(), strategies.label_sets())
-def test_what_the_api_server_would_not_store_holds_for_nothing(line: Manifest, labels: dict[str, str]) -> None:
-    """The scheduler does not either: it logs a parse error, and the term selects no node."""
+def test_a_requirement_that_the_api_server_rejects_selects_no_node(line: Manifest, labels: dict[str, str]) -> None:
+    """The scheduler logs a parse error for such a requirement, and the term selects no node."""
     assert not allows(vcuda_pod(affinity=required(term(line))), "node-a", labels)
 
 
@@ -106,7 +106,7 @@ def test_any_other_field_selects_nothing() -> None:
 @given(strategies.pods(), strategies.clusters())
 @settings(max_examples=300)
 def test_all_nodes_at_once_agree_with_brute_force(pod: Manifest, cluster: Nodes) -> None:
-    """nodeName, nodeSelector and required node affinity together, with every part of them missing in every way."""
+    """nodeName, nodeSelector and required node affinity are combined, and any part of them may be missing."""
     index, selection = NodeIndex(cluster.labels), NodeSelection.of(spec_of(pod))
     matching = [index.matching(term, index.selected(selection.selector)) for term in selection.terms]
     for bit, (name, labels) in enumerate(cluster.labels.items()):
@@ -130,7 +130,7 @@ def test_all_nodes_at_once_agree_with_brute_force(pod: Manifest, cluster: Nodes)
     nothing_is_larger_than_64_bits=([("Gt", str(2**63 - 1))], {}, False),
     what_is_given_is_no_number=([("Gt", "5")], {"m": ("M40",)}, False),
 )
-def test_whether_some_node_could_match(
+def test_a_term_is_reachable_only_if_some_node_could_match(
     lines: list[tuple[str, ...]], given: dict[str, tuple[str, ...]], possible: bool
 ) -> None:
     keys, models = NodeLabels("m" if given else "model", "pool"), given.get("m", ("M40",))
@@ -139,7 +139,7 @@ def test_whether_some_node_could_match(
 
 
 def reached(pod: Manifest, *models: str, pools: tuple[str, ...] = (), keys: NodeLabels = LABELS) -> tuple[str, ...]:
-    """Return the models that the pod could get, in a cluster where no node is known yet."""
+    """Return the models that the pod could get in a cluster that has no nodes yet."""
     quota = NamespaceQuota({model: Limit(800) for model in models}, pools)
     return find_candidates(view(pod), PodRequest(Charge(), ()), quota, Nodes(keys)).models
 
@@ -152,7 +152,7 @@ RANK = "example.com/rank"
 @example(term(requirement(RANK, "Gt", "3"), requirement(RANK, "Lt", "5"), requirement(RANK, "NotIn", "4")), ())
 @example(term(requirement(RANK, "Gt", str(2**63 - 2)), requirement(RANK, "NotIn", str(2**63 - 1))), ())
 def test_a_model_is_reached_exactly_if_there_could_be_a_node_for_it(manifest: Manifest, pools: tuple[str, ...]) -> None:
-    """A witness is built, key by key, since the requirements on two keys never meet."""
+    """A matching node is constructed key by key, because requirements on different keys are independent."""
     found = reached(vcuda_pod(affinity=required(manifest)), *MODELS, pools=pools)
     for model in MODELS:
         node = witness(manifest, {MODEL: (model,), **({POOL: pools} if pools else {})})
@@ -160,7 +160,7 @@ def test_a_model_is_reached_exactly_if_there_could_be_a_node_for_it(manifest: Ma
 
 
 def witness(manifest: Manifest, given: Mapping[str, tuple[str, ...]]) -> tuple[str, dict[str, str]] | None:
-    """Return a node for the term whose labels take ``given`` values; None where the search finds none."""
+    """Return a node for the term whose labels have ``given`` values, or None if the search finds none."""
     lines = manifest.get("matchExpressions") or []
     fields = manifest.get("matchFields") or []
     names = [n for n in (*NODE_NAMES, UNKNOWN_NODE) if all(line_holds(line, {NAME_FIELD: n}) for line in fields)]
@@ -182,7 +182,7 @@ LIKELY = (
     *(f"0{number}" for number in NUMBERS),
     str(2**63 - 2),
 )
-"""Values enough that one of them meets any requirements over this alphabet that can be met."""
+"""Enough values: if requirements over this alphabet can be met, one of these values meets them."""
 
 
 @given(strategies.pods(), st.sampled_from((*NODE_NAMES, UNKNOWN_NODE)), strategies.label_sets(), strategies.KEYS)
@@ -190,7 +190,7 @@ LIKELY = (
 def test_limited_values_leave_out_no_value_of_a_matching_node(
     pod: Manifest, name: str, labels: dict[str, str], key: str
 ) -> None:
-    """What a pod is charged to rests on this: a node outside the limited values can never take it."""
+    """The charge of a pod depends on this: a node outside the limited values can never run the pod."""
     assume(may_run_on(pod, name, labels))
     limited = limited_values(spec_of(pod), key)
     assert limited is None or labels.get(key) in limited
@@ -200,7 +200,7 @@ NINE = "0000000000000000000000009"
 
 
 def held(*lines: tuple[str, ...]) -> Manifest:
-    """Return a node affinity of one term, whose lines are all about the label ``m``."""
+    """Return a node affinity of one term, whose requirements are all for the label ``m``."""
     return required(term(*(requirement("m", operator, *values) for operator, *values in lines)))
 
 
@@ -225,7 +225,7 @@ def held(*lines: tuple[str, ...]) -> Manifest:
     one_leaves_open=(required(term(requirement("m", "In", "a")), term(requirement("x", "Exists"))), None),
     beside_an_empty_term=(required(term(requirement("m", "In", "a")), {}), {"a"}),
 )
-def test_the_values_that_a_label_is_limited_to(affinity: Manifest | None, limited: object) -> None:
+def test_a_node_selection_limits_a_label_to_these_values(affinity: Manifest | None, limited: object) -> None:
     assert limited_values(spec_of(vcuda_pod(affinity=affinity)), "m") == limited
 
 
@@ -236,6 +236,6 @@ def test_the_values_that_a_label_is_limited_to(affinity: Manifest | None, limite
     against_a_term=(required(term(requirement("m", "In", "b"))), frozenset()),
     an_empty_term_still_selects_nothing=(required({}), frozenset()),
 )
-def test_the_node_selector_holds_beside_every_term(affinity: Manifest | None, limited: object) -> None:
+def test_the_node_selector_applies_in_addition_to_every_term(affinity: Manifest | None, limited: object) -> None:
     pod = vcuda_pod(affinity=affinity, nodeSelector={"m": "a"})
     assert limited_values(spec_of(pod), "m") == limited

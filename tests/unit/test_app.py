@@ -1,4 +1,4 @@
-"""The ASGI application without a server: how bodies are read, and what becomes of those that do not come."""
+"""The ASGI application without a server: how bodies are read, and what happens to bodies that do not arrive."""
 
 import asyncio
 import json
@@ -26,7 +26,9 @@ JSON = [(b"content-type", b"application/json")]
 
 
 class Client:
-    """One request: its body in parts, and what is sent back. After the last part it is silent, or gone."""
+    """A request: its body in parts, and the messages sent back. After the last part the client is silent, or
+    disconnects.
+    """
 
     def __init__(
         self,
@@ -60,13 +62,13 @@ class Client:
 
     @property
     def status(self) -> int:
-        """The status of the answer."""
+        """Return the status of the answer."""
         return int(self.sent[0]["status"])
 
 
 @pytest.fixture
 def service() -> mock.Mock:
-    """Answers each review by itself."""
+    """A service that answers each review."""
     log = structlog.wrap_logger(structlog.ReturnLogger(), processors=[])
     real = Service(lambda: None, MemoryLedgers(), Metrics(), Gate(), log)
     made = mock.Mock(wraps=real, log=log, metrics=real.metrics)
@@ -81,14 +83,14 @@ def hurry() -> Iterator[None]:
 
 
 def dropped(service: mock.Mock) -> dict[str, float]:
-    """How many reviews were dropped so far, by reason."""
+    """Return how many reviews were dropped so far, by reason."""
     families = text_string_to_metric_families(service.metrics.render().decode())
     samples = [each for family in families for each in family.samples]
     return {each.labels["reason"]: each.value for each in samples if each.name == "vcuda_reviews_dropped_total"}
 
 
 def serve(service: mock.Mock, *clients: Client) -> None:
-    """Serve them all at once."""
+    """Serve all clients at once."""
 
     async def run() -> None:
         application = Application(service)
@@ -98,7 +100,7 @@ def serve(service: mock.Mock, *clients: Client) -> None:
 
 
 @pytest.mark.parametrize("parts", [(b"{}",), (b"{", b"", b"}"), (LARGE, b"x", LARGE)], ids=["one", "three", "large"])
-def test_a_body_is_put_together_of_its_parts(service: mock.Mock, parts: tuple[bytes, ...]) -> None:
+def test_a_body_is_assembled_from_its_parts(service: mock.Mock, parts: tuple[bytes, ...]) -> None:
     client = Client(*parts)
     serve(service, client)
     assert (client.status, client.sent[1]["body"]) == (HTTPStatus.OK, b"".join(parts))
@@ -132,7 +134,7 @@ def test_a_body_over_the_bound_that_names_no_review_is_an_http_error(service: mo
     assert (client.status, client.read) == (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, 4)
 
 
-def test_nobody_is_answered_who_is_gone(service: mock.Mock) -> None:
+def test_a_client_that_disconnected_gets_no_answer(service: mock.Mock) -> None:
     client = Client(b"{", whole=False, gone=True)
     serve(service, client)
     assert client.sent == []
@@ -145,7 +147,9 @@ def of(namespace: str) -> bytes:
 
 
 def test_reviews_of_one_namespace_leave_places_for_the_others_and_small_ones_need_none(service: mock.Mock) -> None:
-    """The others of the crowd are told to repeat the call, elsewhere at best: so the connection ends."""
+    """The other callers get an answer that asks them to repeat the call, preferably at another replica, so their
+    connection ends.
+    """
     done = asyncio.Event()
 
     async def answer(_path: str, body: bytes, *_: object) -> bytes:
@@ -180,7 +184,7 @@ def test_who_sends_a_large_body_slowly_makes_room_for_others(service: mock.Mock)
 
 @pytest.mark.parametrize(("size", "path"), [(2, "/validate"), (2, "/quota"), (2 * LARGE_BODY, "/validate")])
 def test_a_review_that_was_received_too_long_ago_is_not_decided(size: int, path: str) -> None:
-    """The replica was suspended, or overloaded, for longer than the API server waits."""
+    """The replica was suspended or overloaded for longer than the API server waits."""
     policy = mock.Mock()
     webhook = mock.Mock(wraps=Service(policy, MemoryLedgers(), Metrics(), Gate(), mock.Mock()), log=mock.Mock())
     client = Client(b" " * size)
@@ -190,7 +194,7 @@ def test_a_review_that_was_received_too_long_ago_is_not_decided(size: int, path:
     policy.assert_not_called()
 
 
-def test_the_timeout_is_the_api_servers_and_never_longer() -> None:
+def test_the_timeout_is_at_most_that_of_the_api_server() -> None:
     told = [timeout_of(query) for query in (b"timeout=3s", b"timeout=1m30s", b"timeout=500ms", b"")]
     assert told == [3, 30, 0.5, 10]
 
@@ -208,5 +212,5 @@ def test_the_timeout_is_the_api_servers_and_never_longer() -> None:
     ],
     ids=["plain", "a name that looks like a field", "none", "too long", "in another order", "too late", "empty"],
 )
-def test_the_first_bytes_tell_whose_review_it_is(body: bytes, head: tuple[str, str]) -> None:
+def test_the_first_bytes_show_the_namespace_of_a_review(body: bytes, head: tuple[str, str]) -> None:
     assert ReviewHead.read(body) == head

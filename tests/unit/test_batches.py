@@ -1,4 +1,4 @@
-"""Callers that arrive together are served together: in order, each once, and nobody is left waiting."""
+"""Callers that arrive together are served together: in order, each once, and no caller waits forever."""
 
 import asyncio
 import functools
@@ -25,11 +25,11 @@ async def capitals(batch: Batch) -> None:
 
 
 class BrokenError(Exception):
-    """What went wrong in the work."""
+    """The error of the work."""
 
 
 class Gated:
-    """A committer whose work stops at a gate: each batch waits until the test lets it through."""
+    """A committer whose work stops at a gate: each batch waits until the test releases it."""
 
     def __init__(self) -> None:
         self.work: Callable[[Batch], Awaitable[None]] = capitals
@@ -47,7 +47,7 @@ class Gated:
         await self.work(batch)
 
     async def calls(self, items: str, deadline: float = math.inf) -> list[asyncio.Task[str]]:
-        """Let a caller in for each letter; return when they stand in the queue, and a batch is at the gate."""
+        """Start a caller for each letter. Return when they are queued, and a batch is at the gate."""
         callers = [asyncio.create_task(self.committer.serve(item, deadline)) for item in items]
         await settled()
         return callers
@@ -59,13 +59,13 @@ class Gated:
 
 
 async def settled() -> None:
-    """Let every task go on until it waits."""
+    """Run every task until it waits."""
     for _ in range(20):
         await asyncio.sleep(0)
 
 
 def on_a_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Run a test on an event loop of its own, for as long as tests wait."""
+    """Run a test on a new event loop, with the timeout of tests."""
 
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -83,7 +83,7 @@ async def results(*callers: asyncio.Task[str]) -> list[str | BaseException]:
 
 
 @on_a_loop
-async def test_who_is_served_has_its_answer_while_the_next_batch_is_in_work() -> None:
+async def test_a_served_caller_has_its_answer_while_the_next_batch_is_in_work() -> None:
     gated = Gated()
     [first], others = await gated.calls("a"), await gated.calls("bc")
     await gated.open()
@@ -103,7 +103,7 @@ async def test_callers_that_wait_together_are_one_batch_in_order_and_each_may_wa
     assert gated.batches == [["a"], ["b", "c", "d", "e"]]
     assert [await gated.committer.serve(item, math.inf) for item in "fg"] == ["F", "G"]
     assert gated.batches[2:] == [["f"], ["g"]]
-    assert gated.batches_before == [0, 1, 4, 1], "told how many there were before"
+    assert gated.batches_before == [0, 1, 4, 1], "each sees the number of items before it"
 
 
 @pytest.mark.parametrize("how", ["its deadline comes", "it is cancelled"])
@@ -111,10 +111,10 @@ async def test_callers_that_wait_together_are_one_batch_in_order_and_each_may_wa
     ("in_work", "batches"), [(False, [["a"], ["c"]]), (True, [["a"], ["b", "c"]])], ids=["it waits", "it is in work"]
 )
 @on_a_loop
-async def test_a_caller_that_leaves_takes_nothing_from_the_others(
+async def test_a_caller_that_leaves_does_not_affect_the_others(
     how: str, in_work: bool, batches: list[list[str]]
 ) -> None:
-    """One that waits is not worked for any more. One in work is told nothing of what became of it."""
+    """A waiting caller's item is dropped. The result of an item in work is dropped."""
     gated = Gated()
     first = await gated.calls("a")
     [late] = await gated.calls("b", time.monotonic() + 0.5 if how == "its deadline comes" else math.inf)
@@ -131,7 +131,7 @@ async def test_a_caller_that_leaves_takes_nothing_from_the_others(
 
 
 @on_a_loop
-async def test_when_the_last_that_waited_has_left_the_next_caller_is_served() -> None:
+async def test_after_all_waiting_callers_have_left_the_next_caller_is_served() -> None:
     gated = Gated()
     first, [gone] = await gated.calls("a"), await gated.calls("b")
     gone.cancel()
@@ -142,7 +142,7 @@ async def test_when_the_last_that_waited_has_left_the_next_caller_is_served() ->
 
 
 @on_a_loop
-async def test_what_a_late_caller_is_told_may_change_while_it_is_in_work() -> None:
+async def test_the_answer_to_a_late_caller_may_change_while_its_item_is_in_work() -> None:
     async def unsure(batch: Batch) -> None:
         for call in batch:
             call.late = "unsure"
@@ -168,11 +168,11 @@ async def test_an_error_reaches_every_caller_that_has_no_result(error: Exception
     assert await results(*callers) == ["A", error, "C", error]
     gated.work = capitals
     await gated.open()
-    assert await results(*await gated.calls("e")) == ["E"], "the queue goes on"
+    assert await results(*await gated.calls("e")) == ["E"], "the queue continues"
 
 
 @on_a_loop
-async def test_an_item_that_the_work_passes_over_is_told_as_one_that_is_late() -> None:
+async def test_an_item_that_the_work_skips_is_answered_as_late() -> None:
     gated = Gated()
     gated.work = lambda batch: capitals([call for call in batch if call.item != "b"])
     callers = await gated.calls("abc")
@@ -181,7 +181,7 @@ async def test_an_item_that_the_work_passes_over_is_told_as_one_that_is_late() -
 
 
 class Crowd:
-    """Many callers that come again and again; some have no time, some are cancelled, the work fails now and then."""
+    """Many callers that return repeatedly. Some have no time, some are cancelled, and sometimes the work fails."""
 
     def __init__(self, seed: int) -> None:
         self.served: list[str] = []
@@ -194,7 +194,7 @@ class Crowd:
         await asyncio.gather(*(self._caller(name, calls) for name in range(callers)))
 
     async def _work(self, batch: Batch) -> None:
-        assert not self._working, "two batches are in work at once"
+        assert not self._working, "only one batch may be in work"
         self._working = True
         try:
             await asyncio.sleep(0)

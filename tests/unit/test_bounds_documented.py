@@ -1,4 +1,4 @@
-"""The table of bounds in docs/security.md names what is there: for each a constant of the code, and a test."""
+"""Each row of the table of bounds in docs/security.md names an existing constant of the code, and an existing test."""
 
 import importlib
 import re

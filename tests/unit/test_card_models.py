@@ -1,4 +1,4 @@
-"""Key `gpu_models`: which products are a model, and what one whole device is worth on its nodes."""
+"""Key `gpu_models`: the products of each model, and the value of one whole device on its nodes."""
 
 import fnmatch
 import json
@@ -65,7 +65,7 @@ def known(rows: str = ROWS, **data: str) -> GpuResources:
     of_no_row_in_its_case=("m40", "m40"),
     longer_than_any_product=(f"NVIDIA-A100-{'x' * 60}GB", f"NVIDIA-A100-{'x' * 60}GB"),
 )
-def test_a_product_is_the_model_whose_row_it_matches_and_else_one_of_its_own(product: str, model: str) -> None:
+def test_a_product_has_the_model_whose_row_it_matches_or_its_own_name(product: str, model: str) -> None:
     assert known().models.model_of(product) == model
 
 
@@ -90,16 +90,14 @@ RENAMED = "{hami: {resources: {count: nvidia.com/vgpu}}}"
     beside_a_unit=(vcuda_pod({**GPU, "nvidia.com/mig-1g.5gb": 1}), Charge(39, 5120, 25)),
     a_class=(vcuda_pod({"deviceclass.resource.kubernetes.io/gpu.nvidia.com": 1}), WHOLE),
 )
-def test_one_whole_device_is_charged_what_it_is_worth_on_its_model_and_nothing_else_is(
-    manifest: Manifest, charge: Charge
-) -> None:
+def test_only_a_whole_device_is_charged_the_value_of_its_model(manifest: Manifest, charge: Charge) -> None:
     request = read_request(view(manifest), known())
     assert request.charge_on("A100-shared") == charge
     assert request.charge_on("A100") == request.charge_on("M40") == request.charge
     assert read_request(view(manifest)).charge == request.charge
 
 
-def test_it_is_the_same_where_the_name_is_that_of_no_vgpu() -> None:
+def test_a_whole_device_is_charged_the_same_if_its_resource_is_no_vgpu() -> None:
     manifest = view(vcuda_pod({"nvidia.com/gpu": 2, "nvidia.com/vgpu": 1, "nvidia.com/gpucores": 10}))
     request = read_request(manifest, known(gpu_schemes=RENAMED))
     assert (request.charge_on("A100-shared"), request.charge) == (Charge(60, 0, 150), Charge(210, 0, 300))
@@ -132,7 +130,7 @@ NODES = Nodes.of({"one": {MODEL: SHARED}}, LABELS, named=MODELS)
     on_no_known_node=({}, "two", None, WHOLE),
     held_to_two_models=(ANYWHERE, "", None, WHOLE),
 )
-def test_a_stored_pod_is_charged_by_the_model_that_it_is_counted_under(
+def test_a_stored_pod_is_charged_by_its_committed_model(
     affinity: Manifest, node: str, model: str | None, charge: Charge
 ) -> None:
     manifest = vcuda_pod(GPU, metadata={"uid": "u"}, affinity=affinity, nodeName=node)
@@ -168,7 +166,7 @@ def selecting(*lines: Manifest, **spec: object) -> Manifest:
     not_what_nodes_have=(selecting(requirement(MODEL, "NotIn", SHARED, "A100-shared")), ("A100", "T4", "M40")),
     a_product_of_no_row=(selecting(requirement(MODEL, "In", "M40", "P100")), ("M40",)),
 )
-def test_what_a_pod_selects_by_is_read_as_models(manifest: Manifest, models: tuple[str, ...]) -> None:
+def test_the_labels_that_a_pod_selects_are_read_as_models(manifest: Manifest, models: tuple[str, ...]) -> None:
     assert find_candidates(view(manifest), PodRequest(Charge(), ()), QUOTA, NODES).models == models
     assert find_candidates(view(manifest), PodRequest(Charge(), ()), QUOTA, NODES).present <= {"A100-shared"}
 
@@ -191,7 +189,7 @@ VALUES = ["A100-shared", SHARED]
 def test_a_pod_is_pinned_to_the_labels_of_the_nodes_of_its_model_and_to_those_it_names(
     manifest: Manifest, values: list[list[str]]
 ) -> None:
-    """A second call, also when another label was seen meanwhile, changes nothing; the pin is that of the model."""
+    """A second call changes nothing, even if another label was seen meanwhile. The pin is that of the model."""
     patch = patch_for(view(manifest), "A100-shared", (), {}, Hints(), nodes=NODES)
     found = re.findall(r'"operator":"In","values":(\[[^]]*\])', msgspec.json.encode(patch).decode())
     assert [json.loads(each) for each in found] == values
@@ -204,7 +202,7 @@ def test_a_pod_is_pinned_to_the_labels_of_the_nodes_of_its_model_and_to_those_it
 
 @given(st.text("aAb-*? ", max_size=6), st.text("aAb- ", max_size=8))
 @example("*-*-a", "--a")
-def test_a_pattern_means_what_it_does_in_a_shell(pattern: str, name: str) -> None:
+def test_a_pattern_has_the_meaning_of_a_shell_pattern(pattern: str, name: str) -> None:
     assert bool(matcher([fold(pattern)])(fold(name))) == fnmatch.fnmatchcase(fold(name), fold(pattern))
 
 
@@ -213,8 +211,8 @@ PIECES = st.lists(st.sampled_from([*"aKs.+(){}|^$/:#&~ -", "*", "?", "\u212a", "
 
 
 @given(PIECES.map("".join) | ANY, st.data())
-def test_cel_matches_the_products_that_the_row_does(pattern: str, data: st.DataObject) -> None:
-    """Python's `re` stands for RE2: of what we write both read the same, but for how RE2 folds case."""
+def test_cel_matches_the_same_products_as_the_row(pattern: str, data: st.DataObject) -> None:
+    """Python's `re` replaces RE2. Our patterns mean the same in both, except for case folding."""
     name = data.draw(PIECES.map("".join) | ANY | st.just(pattern).map(lambda text: text.replace("*", "x").swapcase()))
     written = re.search(r'matches\("(.*)"\)$', write_pin(ClaimPin("driver", (fold(pattern),))))
     assert written
@@ -226,14 +224,14 @@ GLOBS = st.text("ab*?", min_size=1, max_size=6)
 
 
 @given(GLOBS, GLOBS, st.text("abx", max_size=8))
-def test_patterns_overlap_where_a_product_matches_both(one: str, other: str, name: str) -> None:
+def test_patterns_overlap_if_a_product_matches_both(one: str, other: str, name: str) -> None:
     both = common_product(one, other)
     assert both is None or (matcher([one])(both) and matcher([other])(both))
     assert both is not None or not (matcher([one])(name) and matcher([other])(name))
 
 
-def test_a_pattern_of_many_wildcards_takes_no_longer_than_its_length() -> None:
-    """Names come from pods: tried at each place that it has, this one would take days."""
+def test_a_pattern_of_many_wildcards_is_matched_in_linear_time() -> None:
+    """Pods may have long names. With naive backtracking, this match would take days."""
     assert not matcher([f"{'*a' * 30}*b"])("a" * 64)
     assert common_product(f"{'*a' * 30}b", f"{'a*' * 31}c") is None
 
@@ -288,14 +286,14 @@ NARROW = "a product must not have two models: narrow one of the two, for example
         ("a b: []", '["a b"]'),
     ],
 )
-def test_a_malformed_row_is_refused_with_its_path(rows: str, fault: str) -> None:
+def test_a_malformed_row_is_rejected_with_its_path(rows: str, fault: str) -> None:
     with pytest.raises(QuotaFault) as caught:
         parse_config({"gpu_quota": "{team-a: {quota: {M40: 1, P100: 1}}}", "gpu_models": f"{{{rows}}}"})
     [found] = caught.value.faults
     assert str(found).startswith(f"gpu_models{fault}" if fault[0] != "[" else "gpu_models[a b]: ")
 
 
-def test_so_many_rows_are_read_and_no_more() -> None:
+def test_the_number_of_rows_is_bounded() -> None:
     rows = json.dumps({f"m{number}": [f"p{number}-*"] for number in range(257)})
     with pytest.raises(QuotaFault, match="must not have more than 256 models or 256 products; got 257 and 257"):
         known(rows)
@@ -303,18 +301,18 @@ def test_so_many_rows_are_read_and_no_more() -> None:
 
 
 @pytest.mark.parametrize("rows", ["[1]", "A100", "1", "[a"])
-def test_what_is_no_mapping_is_refused(rows: str) -> None:
+def test_a_value_that_is_no_mapping_is_rejected(rows: str) -> None:
     with pytest.raises(QuotaFault) as caught:
         known(rows)
     assert [fault.path for fault in caught.value.faults] == ["data.gpu_models"]
 
 
-def test_nothing_is_said_by_an_empty_key() -> None:
+def test_an_empty_key_changes_nothing() -> None:
     assert known("").models == CardModels()
 
 
-def test_an_edit_of_the_rows_has_pods_and_nodes_read_anew(api: ApiDouble) -> None:
-    """What was counted before never passes for what is counted by it."""
+def test_an_edit_of_the_rows_causes_pods_and_nodes_to_be_read_again(api: ApiDouble) -> None:
+    """Pods and nodes that were read before the edit must not be charged by the new rows without being read again."""
     quota = QuotaInformer(api.kube, QuotaPlace(), frozenset())
     nodes = NodeInformer(api.kube, LABELS, resources=quota.resources)
     pods = PodInformer(api.kube, LABELS, lambda _: None, resources=quota.resources)
@@ -336,7 +334,7 @@ def test_an_edit_of_the_rows_has_pods_and_nodes_read_anew(api: ApiDouble) -> Non
     edit(ROWS)
     assert pods.observed("team-a", nodes.current()).committed == {"A100-shared": WHOLE}
     assert pods.config_version == before != quota.resources().version
-    pods.reflector.relist()  # what `list_again` asks for
+    pods.reflector.relist()  # the effect of `list_again`
     after = pods.observed("team-a", nodes.current())
     assert (after.committed, after.config_version) == (
         {"A100-shared": Charge(25, 0, 25)},
@@ -355,7 +353,7 @@ def test_a_pin_is_read_as_the_models_of_its_values() -> None:
     another=(("amd.com/gpu",), Charge(25, 0, 25)),
     this=(("amd.com/gpu", "nvidia.com/gpu"), WHOLE),
 )
-def test_where_the_scheduler_may_claim_a_device_for_it_one_is_a_whole_card(
+def test_a_device_is_a_whole_card_if_the_scheduler_may_claim_one_for_it(
     extended: tuple[str, ...], charge: Charge
 ) -> None:
     charged = known().with_claimed(extended)

@@ -1,4 +1,4 @@
-"""Which cards a pod is given on nodes that say what they have, as HAMi and vgpu-manager choose them."""
+"""Which cards HAMi and vgpu-manager may allocate to a pod, on nodes with a register of their cards."""
 
 from collections.abc import Mapping
 
@@ -19,7 +19,7 @@ VGPU = {"nvidia.com/vgpu-number": 1}
 
 
 def cluster(scheme: str, /, **types: tuple[str, ...]) -> Nodes:
-    """Return one node of each model with cards of these types; ``_`` stands for ``-`` in a model's name."""
+    """Return one node of each model with cards of these types. ``_`` in a name becomes ``-`` in the model."""
     models = {model.replace("_", "-"): kinds for model, kinds in types.items()}
     cards = {model: tuple(Card(f"GPU-{kind}", kind) for kind in kinds) for model, kinds in models.items()}
     registers = {model: {scheme: Register.of(*cards[model])} for model, kinds in models.items()}
@@ -53,7 +53,7 @@ ELSEWHERE = cluster("hami", L4=("NVIDIA L4",), L40S=("NVIDIA L40S",))
     nor_one_that_may_come_beside=(ELSEWHERE, {USE: "L4", NOT_USE: "T4"}, {USE: "NVIDIA L4", NOT_USE: "T4,NVIDIA L40S"}),
     a_label_that_names_no_type_is_all_of_them=(ALIAS, {}, {USE: "NVIDIA A10,NVIDIA A100-SXM4-40GB"}),
 )
-def test_a_pod_s_scheduler_is_told_the_types_that_are_the_model_s(
+def test_the_pod_names_the_card_types_of_its_model_to_its_scheduler(
     nodes: Nodes, wants: Mapping[str, str], told: Mapping[str, str]
 ) -> None:
     sent = vcuda_pod(SHARE, annotations=wants)
@@ -64,7 +64,7 @@ def test_a_pod_s_scheduler_is_told_the_types_that_are_the_model_s(
     assert asked.validate(result).allowed
 
 
-def test_vgpu_manager_is_told_in_its_own_words() -> None:
+def test_vgpu_manager_gets_the_types_in_its_own_format() -> None:
     nodes = cluster("vgpu-manager", GTX=("NVIDIA GeForce GTX 1050 Ti",))
     sent = vcuda_pod(VGPU, annotations={INCLUDE: "geforce"})
     result = patched(sent, webhook(nodes).mutate(sent).patch)
@@ -91,8 +91,10 @@ def test_a_type_that_no_model_has_left_is_refused(annotations: Mapping[str, str]
     an_empty_text={USE: "T4,"},
     what_is_not_ascii={NOT_USE: "\u017fXM4"},
 )
-def test_who_could_get_another_model_s_card_past_mutate_is_refused(annotations: Mapping[str, str]) -> None:
-    """On a node with two types, pinned by its owner while /mutate was not asked."""
+def test_a_pod_that_bypassed_mutate_and_could_get_another_models_card_is_rejected(
+    annotations: Mapping[str, str],
+) -> None:
+    """The node has two types. The owner pinned the pod while /mutate was not called."""
     stored: Manifest = vcuda_pod(SHARE, annotations=annotations, affinity=held_to("A10"))
     answer = webhook(MIXED).validate(stored)
     assert (answer.allowed, "of type NVIDIA A100-SXM4-40GB, which is no A10" in answer.message) == (False, True)
@@ -101,7 +103,7 @@ def test_who_could_get_another_model_s_card_past_mutate_is_refused(annotations: 
 
 
 def sliced(*mig: bool) -> Nodes:
-    """Return a node with a card of HAMi for each, in MIG mode or not."""
+    """Return a node with a card of HAMi for each value: whether it is in MIG mode."""
     cards = tuple(Card(f"GPU-{number}", "NVIDIA A100", mode) for number, mode in enumerate(mig))
     return Nodes.of({"a": {MODEL: "A100"}}, LABELS, {"a": {"hami": Register.of(*cards)}})
 
@@ -120,10 +122,12 @@ ANY_SLICE = "a share may get a free slice of any size there; use a model whose c
     whole_cards_are_charged_whole=(ALL_MIG, {"nvidia.com/gpu": 1}, "mig", "mig", ""),
     no_card_in_MIG_mode=(sliced(False), SHARE, None, None, ""),
 )
-def test_no_share_is_let_onto_a_card_in_mig_mode(
+def test_a_share_never_gets_a_card_in_mig_mode(
     nodes: Nodes, limits: Mapping[str, int], mode: str | None, written: str | None, told: str
 ) -> None:
-    """HAMi gave slices of 14, 42, 100 and 100 cores to four pods charged one core each: which, is not known before."""
+    """HAMi gave slices of 14, 42, 100 and 100 cores to four pods charged one core each. The size is not known in
+    advance.
+    """
     sent = vcuda_pod(limits, annotations={MODE: mode} if mode else {})
     asked = webhook(nodes)
     answer = asked.mutate(sent)
@@ -141,7 +145,7 @@ def test_no_share_is_let_onto_a_card_in_mig_mode(
     both=("hami-core,mig", True),
     neither=("hami-core", False),
 )
-def test_a_share_that_could_get_a_slice_past_mutate_is_refused(mode: str | None, *, reached: bool) -> None:
+def test_a_share_that_bypassed_mutate_and_could_get_a_mig_slice_is_rejected(mode: str | None, *, reached: bool) -> None:
     annotations = {USE: "NVIDIA A100", **({MODE: mode} if mode else {})}
     answer = webhook(BOTH).validate(vcuda_pod(SHARE, annotations=annotations, affinity=held_to("A100")))
     assert ("its annotations let it have a MIG slice of A100 of any size" in answer.message, answer.allowed) == (
@@ -172,7 +176,7 @@ WANTS = st.dictionaries(
 
 
 def as_hami_chooses(kind: str, annotations: Mapping[str, str]) -> bool:
-    """HAMi's rule, said anew: `checkGPUtype` in pkg/device/nvidia."""
+    """Return HAMi's decision, implemented again here: `checkGPUtype` in pkg/device/nvidia."""
     use, nouse = annotations.get(USE), annotations.get(NOT_USE)
     wanted = use is None or any(text.upper() in kind.upper() for text in use.split(","))
     return wanted and not (nouse is not None and any(text.upper() in kind.upper() for text in nouse.split(",")))
@@ -184,7 +188,7 @@ CLUSTERS = st.dictionaries(
 
 
 @given(CLUSTERS, WANTS)
-def test_no_card_beside_is_ever_chosen_and_one_of_the_model_s_is(
+def test_the_pod_gets_a_card_of_its_model_on_a_mixed_node(
     found: Mapping[str, set[str]], wants: Mapping[str, str]
 ) -> None:
     nodes = cluster("hami", **{model: tuple(sorted(kinds)) for model, kinds in found.items()})

@@ -1,4 +1,4 @@
-"""The cards of a node, what pods want of them, and how what a pod was given stands on it."""
+"""The cards of a node, the cards that pods request, and the use of cards by allocations."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ OTHERS = {"nvidia.com/vcuda-core": "100", "nvidia.com/vcuda-memory": "16000"}
 
 
 def four() -> Cards:
-    """Four cards of 16 GiB."""
+    """Return four cards of 16 GiB."""
     return Cards.unused(GPU_MANAGER, 4, 4 * 64)
 
 
@@ -58,7 +58,7 @@ def test_nvidia_counts_memory_in_mebibytes() -> None:
         f"{CORES} and nvidia.com/vcuda-core both in capacity",
     ),
 )
-def test_a_node_without_cards_to_place_on_is_a_reason_that_lasts(capacity: dict[str, Any], reason: str) -> None:
+def test_a_node_without_cards_is_a_permanent_reason(capacity: dict[str, Any], reason: str) -> None:
     assert read_cards(capacity) == Unplaceable(reason, final=True)
 
 
@@ -71,12 +71,12 @@ def test_a_share_takes_cores_and_memory_and_a_whole_card_takes_all_of_it() -> No
 
 
 @pytest.mark.parametrize("card", [-1, 4, 10**9])
-def test_a_share_of_a_card_that_the_node_does_not_have_counts_for_nothing(card: int) -> None:
+def test_a_share_of_a_card_that_the_node_does_not_have_is_ignored(card: int) -> None:
     assert four().taken([Share(card, 50, 1024), Share(0, 10, 256)]) == four().taken([Share(0, 10, 256)])
 
 
-def test_of_a_card_that_is_over_committed_nothing_is_free_and_all_of_it_comes_back() -> None:
-    """gpu-admission forgets a share that does not fit: its card looks free as soon as another one ends."""
+def test_an_overcommitted_card_has_nothing_free_until_all_shares_end() -> None:
+    """gpu-admission drops a share that does not fit, so its card looks free as soon as another share ends."""
     over = [Share(0, 80, 16000), Share(0, 50, 1000)]
     cards = four().taken(over)
     assert (cards.free_of(0), cards.free_cores, cards.free_memory) == ((0, 0), 300, 3 * 16384)
@@ -90,7 +90,7 @@ SHARES = st.lists(
 
 
 @given(SHARES, SHARES)
-def test_what_was_taken_comes_back_and_the_sums_are_those_of_the_cards(kept: list[Share], gone: list[Share]) -> None:
+def test_released_shares_become_free_and_the_sums_match_the_cards(kept: list[Share], gone: list[Share]) -> None:
     cards = four().taken(kept).taken(gone).returned(gone)
     assert cards == four().taken(kept)
     free = [cards.free_of(card) for card in range(4)]
@@ -109,7 +109,7 @@ def test_containers_want_one_after_the_other_and_others_keep_their_number() -> N
     )
 
 
-def test_the_nvidia_scheme_asks_in_mebibytes() -> None:
+def test_the_nvidia_scheme_requests_memory_in_mebibytes() -> None:
     request = read_card_request(view(vcuda_pod({"nvidia.com/vcuda-core": 10, "nvidia.com/vcuda-memory": 500})))
     assert request == CardRequest(NVIDIA_VCUDA, (ContainerRequest(0, 10, 500),))
 
@@ -136,7 +136,7 @@ def test_a_pod_that_needs_no_card_by_number_may_go_anywhere(manifest: Manifest) 
     ),
     a_card_and_a_half=(vcuda_pod({CORES: 150}), "cores over 100 must be whole cards, 100 each"),
 )
-def test_what_no_node_can_serve_is_a_reason_that_lasts(manifest: Manifest, reason: str) -> None:
+def test_a_request_that_no_node_can_serve_is_a_permanent_reason(manifest: Manifest, reason: str) -> None:
     assert read_card_request(view(manifest)) == Unplaceable(reason, final=True)
 
 
@@ -153,24 +153,24 @@ def cards_by(annotations: dict[str, str], phase: str = "Pending", **spec: Any) -
 GIVEN = (Share(3, 30, 1024), Share(0, 100, 0), Share(5, 100, 0))
 
 
-def test_what_is_written_is_what_gpu_manager_reads() -> None:
+def test_an_allocation_is_written_as_gpu_manager_reads_it() -> None:
     written = annotations_for(GPU_MANAGER, "n1", {0: (Share(3, 30, 1024),), 2: (Share(0, 100, 0), Share(5, 100, 0))}, 7)
     assert written == {**WRITTEN, f"{T}/predicate-time": "7", f"{T}/gpu-assigned": "false"}
     assert cards_by(written) == PodCards("n1", GIVEN)
 
 
-def test_the_nvidia_scheme_has_its_own_names() -> None:
+def test_the_nvidia_scheme_writes_its_own_annotations() -> None:
     written = annotations_for(NVIDIA_VCUDA, "n1", {0: (Share(1, 10, 500),)}, 7)
     assert {key.partition("/")[0] for key in written} == {"nvidia.com"}
 
 
 @pytest.mark.parametrize("phase", ["Pending", "Running", "Unknown", "", "Succeeded", "Failed"])
-def test_a_bound_pod_holds_cards_of_its_node_whichever_was_chosen_until_it_has_ended(phase: str) -> None:
+def test_a_bound_pod_uses_cards_of_its_node_until_it_has_ended(phase: str) -> None:
     held = None if phase in ("Succeeded", "Failed") else PodCards("n2", GIVEN)
     assert cards_by(WRITTEN, phase, nodeName="n2") == held
 
 
-def test_a_pod_that_is_not_bound_holds_those_of_the_node_that_was_chosen() -> None:
+def test_an_unbound_pod_uses_cards_of_the_chosen_node() -> None:
     assert cards_by(WRITTEN) == PodCards("n1", GIVEN)
     assert cards_by({f"{T}/predicate-gpu-idx-0": "3"}) is None
 
@@ -179,15 +179,15 @@ TEXTS = {"1, 2": [1, 2], "-1,2": [2], "x,2": [2], "2,\u0663": [2], "9" * 5000: [
 
 
 @pytest.mark.parametrize(("text", "cards"), TEXTS.items())
-def test_what_is_no_number_of_a_card_is_passed_over(text: str, cards: list[int]) -> None:
-    """gpu-admission ends by a fault of its own at a negative number."""
+def test_text_that_is_no_card_number_is_skipped(text: str, cards: list[int]) -> None:
+    """gpu-admission crashes on a negative number."""
     found = cards_by({f"{T}/predicate-gpu-idx-2": text}, nodeName="n1")
     assert [share.card for share in found.shares] == cards if found else cards == []
 
 
 @pytest.mark.parametrize(("cores", "count"), [(30, 1), (99, 1), (100, 1), (199, 1), (7000, 70), (10**9, 1024)])
-def test_no_more_cards_are_read_than_the_container_asks_for_and_no_fewer(cores: int, count: int) -> None:
-    """The owner of a running pod can write all the cards of its node on it, which then nobody else would get."""
+def test_as_many_cards_are_read_as_the_container_requests(cores: int, count: int) -> None:
+    """Otherwise the owner of a running pod could claim all cards of its node by an annotation, and block them."""
     limits = {f"{T}/vcuda-core": cores, f"{T}/vcuda-memory": 4}
     text = {f"{T}/predicate-gpu-idx-0": ",".join(map(str, range(2000)))}
     found = read_pod_cards(view(pod(container(limits), annotations=text, nodeName="n1")))
@@ -195,8 +195,8 @@ def test_no_more_cards_are_read_than_the_container_asks_for_and_no_fewer(cores: 
     assert [share.card for share in found.shares] == list(range(count))
 
 
-def test_containers_that_are_given_cards_in_the_same_words_have_of_them_what_each_asks_for() -> None:
-    """What was read of such words is remembered."""
+def test_containers_with_equal_annotations_each_get_their_own_request() -> None:
+    """The parsed text of an annotation is cached."""
     words = {f"{T}/predicate-gpu-idx-{number}": "3" for number in range(2)}
     less = {f"{T}/vcuda-core": 10, f"{T}/vcuda-memory": 1}
     for first, second in ((SHARE, less), (less, SHARE)):
@@ -206,7 +206,7 @@ def test_containers_that_are_given_cards_in_the_same_words_have_of_them_what_eac
         assert by_request == {10: Share(3, 10, 256), 30: Share(3, 30, 1024)}
 
 
-def test_an_annotation_for_a_container_that_asks_for_nothing_hides_no_other() -> None:
+def test_an_annotation_of_a_container_without_a_request_hides_no_other() -> None:
     forged = {"tencent.com/predicate-gpu-idx-0": "1", "nvidia.com/predicate-gpu-idx-0": "2"}
     limits = {"nvidia.com/vcuda-core": 100}
     found = read_pod_cards(view(pod(container(limits), annotations=forged, nodeName="n1")))

@@ -1,4 +1,6 @@
-"""The pair that API servers present: nobody sees what they present, so what may be presented stays trusted."""
+"""The client certificate of the API servers. The rotation cannot see what they present, so every certificate that may
+be in use stays trusted.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +23,9 @@ NEW = replace(POLICY, issued_before=START + timedelta(seconds=30))
 
 
 class ClientWorld(World):
-    """The pods are API servers: they present what they were given last, and the rotation cannot ask them."""
+    """A world whose pods are API servers. They present the certificate that they got last, and the rotation cannot ask
+    them.
+    """
 
     def read(self, now: Callable[[], Any]) -> state.State:
         leaf = self.state.serving.leaf
@@ -30,7 +34,9 @@ class ClientWorld(World):
 
 
 def issued(*lags: timedelta, policy: steps.RotationPolicy = POLICY) -> ClientWorld:
-    """A world with its first pair, given to an API server a lag; each later one is given to it so much later."""
+    """Return a world with a first client certificate. There is one API server for each lag, which gets each new
+    certificate so much later.
+    """
     config_map = state.Configuration("ConfigMap", "vcuda-client-ca", "", (state.Hook(0, "ca.crt", ()),))
     world = ClientWorld(state.State(configurations=(config_map,)))
     world.go_on(steps.Done, policy)
@@ -40,7 +46,7 @@ def issued(*lags: timedelta, policy: steps.RotationPolicy = POLICY) -> ClientWor
     return world
 
 
-def test_a_first_run_makes_a_client_certificate_of_the_name_and_publishes_its_own_ca() -> None:
+def test_a_first_run_issues_a_client_certificate_with_the_name_and_publishes_its_ca() -> None:
     world = issued()
     usage = world.leaf.certificate.extensions.get_extension_for_class(ExtendedKeyUsage).value
     assert (common_name(world.leaf.certificate), list(usage)) == (NAME, [ExtendedKeyUsageOID.CLIENT_AUTH])
@@ -49,12 +55,12 @@ def test_a_first_run_makes_a_client_certificate_of_the_name_and_publishes_its_ow
     assert [hook.bundle for hook in world.state.hooks()] == [(world.current.certificate,)]
 
 
-def test_a_pair_of_another_name_is_issued_anew() -> None:
+def test_a_client_certificate_with_another_name_is_replaced() -> None:
     assert isinstance(issued().decide(replace(POLICY, client="another")), steps.IssueLeaf)
 
 
-def test_no_api_server_is_refused_that_is_given_each_pair_before_the_end_of_the_one_before() -> None:
-    """Runs some days apart, for three years: the CA is replaced, and the first one is trusted no longer at last."""
+def test_no_api_server_is_rejected_that_gets_each_certificate_before_the_last_one_expires() -> None:
+    """The runs are days apart, for three years. The CA is replaced, and finally the first one is no longer trusted."""
     world = issued(timedelta(), 12 * DAY, 24 * DAY)
     first = world.current.certificate
     while world.time < START + 1000 * DAY:
@@ -66,7 +72,7 @@ def test_no_api_server_is_refused_that_is_given_each_pair_before_the_end_of_the_
 
 
 def replaced(policy: steps.RotationPolicy = NEW) -> ClientWorld:
-    """A world with a new CA and a pair of it, which no API server has been given."""
+    """Return a world with a new CA and a client certificate of it, which no API server has yet."""
     world = issued(LONG)
     while not isinstance(world.decide(policy), steps.Wait) or world.state.authorities.next_ca:
         world.go_on(steps.IssueLeaf, policy) if world.state.authorities.next_ca else world.take(policy)
@@ -81,8 +87,8 @@ def test_a_retired_ca_stays_trusted_until_no_leaf_of_it_can_be_valid() -> None:
     assert world.works()
 
 
-def test_a_retired_ca_goes_after_the_retention_once_a_person_says_that_the_new_pair_is_installed() -> None:
-    """What was said is noted: later runs need not be told again."""
+def test_a_retired_ca_is_removed_after_the_retention_when_the_new_certificate_is_confirmed() -> None:
+    """The confirmation is recorded, so later runs need no flag."""
     world = replaced()
     [old] = world.state.authorities.retired
     assert isinstance(world.take(replace(NEW, installed=True)), steps.NoteServed)
@@ -94,8 +100,10 @@ def test_a_retired_ca_goes_after_the_retention_once_a_person_says_that_the_new_p
     assert isinstance(world.take(NEW), steps.Forget)
 
 
-def test_a_ca_that_the_config_map_alone_knows_stays_though_an_earlier_replacement_was_installed() -> None:
-    """The CA Secret was restored from a backup: the API servers may present a pair of the CA that was made since."""
+def test_a_ca_that_is_only_in_the_config_map_stays_despite_an_earlier_confirmation() -> None:
+    """The CA Secret was restored from a backup, and the API servers may present a certificate of the CA that was
+    created since.
+    """
     world = issued(LONG)
     newer = make_authority(START, client=True)
     world.put_hooks(bundle=(world.current.certificate, newer.certificate))
@@ -107,8 +115,10 @@ def test_a_ca_that_the_config_map_alone_knows_stays_though_an_earlier_replacemen
     assert isinstance(world.decide(POLICY, SEEN_LONG), steps.Wait)
 
 
-def test_the_webhooks_are_given_the_time_that_a_mounted_config_map_takes() -> None:
-    """A pair that was lost is issued again only then, if its CA is new: the Secret and the CA were deleted."""
+def test_a_new_ca_waits_until_mounted_config_maps_have_it() -> None:
+    """If the Secret and the CA were deleted, the new CA must reach the mounted ConfigMaps before a certificate is
+    issued.
+    """
     world = issued(LONG)
     world.put(authorities=state.Authorities(), serving=state.Serving())
     for step in (steps.MakeAuthority, steps.SetBundles):
@@ -141,14 +151,16 @@ CAS = make_authority(START, client=True).certificate_pem().decode()
         ),
     ],
 )
-def test_what_a_config_map_publishes(config_map: dict[str, Any] | None, found: tuple[int, bool, bool]) -> None:
-    """So many CAs; whether it has to be mended; whether it may not be written, being somebody else's."""
+def test_the_cas_of_a_config_map_are_read(config_map: dict[str, Any] | None, found: tuple[int, bool, bool]) -> None:
+    """The expected values: the number of CAs, whether the ConfigMap needs a repair, and whether it belongs to somebody
+    else.
+    """
     read = parsing.read_client_cas(config_map, "vcuda-client-ca", "vcuda-quota")
     [hook] = read.hooks
     assert (len(hook.bundle), hook.faulty, bool(read.read_only)) == found
 
 
-def test_a_client_certificate_is_signed_by_its_authority_for_no_longer_than_that_lives() -> None:
+def test_a_client_certificate_does_not_outlive_its_authority() -> None:
     authority = make_authority(START, DAY, client=True)
     leaf = make_client(authority, NAME, START)
     assert state.signed_by(leaf.certificate, authority.certificate)

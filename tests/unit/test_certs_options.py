@@ -1,4 +1,4 @@
-"""Values of options that are refused say what to write instead."""
+"""The message for a rejected option says what to write instead."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -33,7 +33,7 @@ def test_a_span_is_a_number_and_a_unit(text: str, span: timedelta) -> None:
         ),
     ],
 )
-def test_what_is_refused_says_what_to_write(parse: Callable[[str], object], text: str, told: str) -> None:
+def test_the_error_for_a_bad_value_says_what_to_write(parse: Callable[[str], object], text: str, told: str) -> None:
     with pytest.raises(ValueError, match=r".+") as raised:
         parse(text)
     assert told in str(raised.value)
@@ -46,5 +46,5 @@ def test_a_selector_is_one_label_or_several() -> None:
     }
 
 
-def test_a_time_that_is_over_is_taken() -> None:
+def test_a_time_in_the_past_is_accepted() -> None:
     assert options.parse_past("2026-01-31T12:00:00Z") == datetime(2026, 1, 31, 12, tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""What is read out of Secrets and webhook configurations that anybody may have edited."""
+"""Reading Secrets and webhook configurations that any user may have edited."""
 
 import base64
 from datetime import UTC, datetime, timedelta
@@ -31,7 +31,7 @@ SECRETS = [line for pair in (CA, NEXT, LEAF) for line in pair.key_pem().decode()
 
 
 def secret(annotations: dict[str, str] | None = None, **data: bytes) -> dict[str, Any]:
-    """A Secret of ours; ``ca_crt`` is its key ca.crt."""
+    """Return a Secret of ours. ``ca_crt`` is its key ca.crt."""
     metadata = {"name": "vcuda-webhook-tls", "resourceVersion": "7", "labels": {parsing.MANAGED_BY: parsing.OURS}}
     texts = {name.replace("_", "."): base64.b64encode(text).decode() for name, text in data.items()}
     return {"metadata": {**metadata, "annotations": annotations}, "type": TLS_TYPE, "data": texts}
@@ -50,7 +50,9 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(("certificate", "key", "fault"), FAULTS.values(), ids=FAULTS.keys())
-def test_a_pair_that_cannot_sign_says_why_and_nothing_of_its_key(certificate: bytes, key: bytes, fault: str) -> None:
+def test_the_error_for_a_pair_that_cannot_sign_has_the_reason_and_not_the_key(
+    certificate: bytes, key: bytes, fault: str
+) -> None:
     with pytest.raises(parsing.UnusablePair) as raised:
         read_authority(certificate, key, "ca")
     assert str(raised.value) == fault
@@ -58,12 +60,12 @@ def test_a_pair_that_cannot_sign_says_why_and_nothing_of_its_key(certificate: by
 
 
 @given(st.binary(max_size=200), st.binary(max_size=200))
-def test_whatever_a_secret_holds_reading_it_ends(certificate: bytes, key: bytes) -> None:
+def test_any_secret_can_be_read(certificate: bytes, key: bytes) -> None:
     assert read_authorities(secret(ca_crt=certificate, ca_key=key, next_crt=key)).current is None
     assert read_serving(secret(tls_crt=certificate, tls_key=key)).fault
 
 
-def test_a_bundle_gives_each_certificate_once_and_tells_of_what_is_none() -> None:
+def test_a_bundle_gives_each_certificate_once_and_reports_other_text() -> None:
     text = CA.certificate_pem() + NO_CERTIFICATE + CA.certificate_pem()
     assert read_certificates(text) == ((CA.certificate,), False)
     both = (CA.certificate, NEXT.certificate)
@@ -88,14 +90,14 @@ def test_a_certificate_whose_key_is_lost_stays_trusted_as_a_retired_one() -> Non
     assert found.faults == ("ca.key holds no private key",)
 
 
-def test_a_leaf_of_a_wrong_key_is_no_leaf_but_its_authorities_are_read() -> None:
+def test_a_leaf_with_a_wrong_key_is_dropped_but_its_authorities_are_read() -> None:
     found = read_serving(secret(tls_crt=LEAF.certificate_pem(), tls_key=CA.key_pem(), ca_crt=CA.certificate_pem()))
     assert (found.leaf, found.authorities) == (None, (CA.certificate,))
     assert found.fault == "tls.key is not the key of tls.crt"
 
 
 def taken(certificate: bytes, directory: Path) -> tuple[bool, bool]:
-    """Whether the rotation takes this certificate with the leaf's key for a pair, and whether the webhook does."""
+    """Return whether the rotation, and the webhook, accept this certificate with the leaf's key."""
     (directory / "tls.crt").write_bytes(certificate)
     (directory / "tls.key").write_bytes(LEAF.key_pem())
     try:
@@ -116,13 +118,15 @@ AFTER_THE_LEAF = {
 
 
 @pytest.mark.parametrize(("rest", "good"), AFTER_THE_LEAF.values(), ids=AFTER_THE_LEAF.keys())
-def test_a_pair_is_good_where_the_webhook_serves_it(tmp_path: Path, rest: bytes, *, good: bool) -> None:
-    """Else the rotation would find nothing to mend while no replica can start."""
+def test_the_rotation_accepts_exactly_the_pairs_that_the_webhook_serves(
+    tmp_path: Path, rest: bytes, *, good: bool
+) -> None:
+    """Otherwise the rotation would find nothing to repair while no replica can start."""
     assert taken(LEAF.certificate_pem() + rest, tmp_path) == (good, good)
 
 
 def unusual(subject: x509.Name, names: bytes) -> Signed:
-    """A self-signed certificate whose alternative names are these bytes."""
+    """Return a self-signed certificate whose alternative names are these bytes."""
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = (
         x509.CertificateBuilder()
@@ -139,7 +143,7 @@ def unusual(subject: x509.Name, names: bytes) -> Signed:
 
 
 def test_a_certificate_with_names_that_cannot_be_read_has_none_and_is_no_authority() -> None:
-    """An ediPartyName, which the library does not know."""
+    """It has an ediPartyName, which the library does not support."""
     odd = unusual(x509.Name([]), bytes.fromhex("3006a504a1020c00"))
     assert names_of(odd.certificate) == frozenset()
     assert not parsing.is_authority(odd.certificate)
@@ -152,8 +156,8 @@ def test_a_certificate_with_a_subject_that_cannot_be_read_is_not_ours() -> None:
     assert (is_ours(odd), is_signed_by_ours(odd)) == (False, False)
 
 
-def test_an_authority_signs_on_whatever_is_after_its_certificate() -> None:
-    """Nobody else reads it, and a new one would take a whole rotation."""
+def test_an_authority_with_text_after_its_certificate_still_signs() -> None:
+    """Other readers ignore that text, and a new authority would need a whole rotation."""
     assert read_authority(CA.certificate_pem() + NO_CERTIFICATE, CA.key_pem(), "ca").certificate == CA.certificate
 
 
@@ -167,13 +171,13 @@ def test_an_authority_signs_on_whatever_is_after_its_certificate() -> None:
     ],
     ids=["not ours", "immutable", "another type", "cert-manager's"],
 )
-def test_a_secret_that_may_not_be_written_names_the_command(change: dict[str, Any], command: str) -> None:
+def test_a_secret_that_must_not_be_written_is_reported_with_the_command(change: dict[str, Any], command: str) -> None:
     problem = parsing.secret_problem({**secret(tls_crt=b"x"), **change}, REFS, TLS_TYPE)
     assert problem
     assert problem.command.startswith(f"{command} -n vcuda-quota secret")
 
 
-def test_an_empty_secret_of_anybody_may_be_filled() -> None:
+def test_an_empty_secret_may_be_filled() -> None:
     empty = {**secret(), "data": None, "metadata": {"name": "s"}}
     assert parsing.secret_problem(empty, REFS, TLS_TYPE) is None
 
@@ -190,7 +194,7 @@ def test_other_tools_are_recognised_by_their_annotations(annotation: str, tool: 
     assert parsing.other_tool({"metadata": {"annotations": {annotation: "x"}}}) == tool
 
 
-def test_of_a_configuration_the_webhooks_that_call_the_service_are_ours_and_the_others_are_named() -> None:
+def test_only_webhooks_that_call_the_service_are_ours_and_others_are_named() -> None:
     service = {"namespace": "vcuda-quota", "name": "vcuda-webhook"}
     bundle = base64.b64encode(CA.certificate_pem()).decode()
     item = {
@@ -212,7 +216,7 @@ def test_of_a_configuration_the_webhooks_that_call_the_service_are_ours_and_the_
     assert "calls Service vcuda-quota/other" in left[1]
 
 
-def test_an_annotation_of_a_time_counts_for_nothing_once_it_was_edited_into_nonsense() -> None:
+def test_an_annotation_with_an_invalid_time_is_ignored() -> None:
     assert read_authorities(secret({TRUSTED: "2026-13-41T00:00:00Z abc"})).trusted is None
     later = SeenSince("abc", NOW + timedelta(seconds=1))
     assert read_authorities(secret({TRUSTED: parsing.format_seen_since(later) or ""})).trusted == later

@@ -1,4 +1,4 @@
-"""The order of a rotation's steps, what each waits for, and what is refused; what is done beside a read-only one."""
+"""The order of a rotation's steps, the condition of each step, and the states that need a person."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,12 +19,12 @@ BOTH = [SetBundles] * 2
 
 
 def refused(decision: object) -> tuple[Problem, ...]:
-    """What a person is told to do."""
+    """Return the problems that a person must fix."""
     assert isinstance(decision, StepRefused)
     return decision.problems
 
 
-def test_the_steps_come_in_the_order_that_keeps_calls_working() -> None:
+def test_the_steps_are_in_the_order_that_keeps_calls_working() -> None:
     world = healthy(NOW, NOW, since=MINUTE)
     taken, _ = world.go_on(Done)
     made = [MakeAuthority, *BOTH, steps.NoteTrusted, Wait, Promote, IssueLeaf]
@@ -32,7 +32,7 @@ def test_the_steps_come_in_the_order_that_keeps_calls_working() -> None:
     assert world.lost == []
 
 
-def test_where_nothing_is_due_nothing_is_done_until_a_third_of_a_life_is_left() -> None:
+def test_no_step_is_taken_until_a_third_of_a_life_is_left() -> None:
     assert healthy().decide(POLICY) == Done(START.replace(microsecond=0) + 60 * DAY)
 
 
@@ -48,7 +48,7 @@ def test_a_third_of_its_life_before_its_end_a_certificate_is_renewed(days: int, 
     assert isinstance(healthy(since=days * DAY).decide(POLICY), step)
 
 
-def test_a_leaf_alone_is_renewed_by_the_same_authority() -> None:
+def test_a_leaf_is_renewed_by_the_same_authority_if_only_the_leaf_is_due() -> None:
     world = healthy(NOW, since=61 * DAY)
     before = world.current
     world.take(POLICY)
@@ -65,7 +65,7 @@ def test_a_leaf_alone_is_renewed_by_the_same_authority() -> None:
     ],
 )
 def test_a_clock_that_jumps_ahead_does_not_shorten(step: type[steps.Decision], span: str, seen: str) -> None:
-    """A run goes by nothing that it has not seen by itself for ten seconds."""
+    """A run uses only what it has seen itself for ten seconds."""
     world = rotated(Wait if step is Promote else NoteServed)
     if step is Forget:
         world.take()
@@ -76,8 +76,8 @@ def test_a_clock_that_jumps_ahead_does_not_shorten(step: type[steps.Decision], s
     assert isinstance(world.decide(seen=replace(SEEN_LONG, **{seen: timedelta(seconds=10)})), goes_on)
 
 
-def test_a_note_from_the_future_is_written_anew() -> None:
-    """A clock went wrong, and would have the rotation wait for years, or not at all."""
+def test_a_note_from_the_future_is_replaced() -> None:
+    """The clock was wrong. The note would make the rotation wait for years, or not at all."""
     world = rotated(Wait)
     there = world.state.authorities
     assert there.trusted
@@ -85,8 +85,8 @@ def test_a_note_from_the_future_is_written_anew() -> None:
     assert isinstance(world.decide(), steps.NoteTrusted)
 
 
-def test_the_old_authority_stays_while_one_endpoint_shows_a_leaf_of_it_though_it_is_not_ready() -> None:
-    """It may become ready at any time."""
+def test_the_old_authority_stays_while_even_an_unready_endpoint_presents_its_leaf() -> None:
+    """The endpoint may become ready at any time."""
     world = rotated(IssueLeaf)
     straggler, old_leaf = world.pods[0], world.pods[0].leaf
     world.take()
@@ -117,21 +117,21 @@ def silence(world: World) -> None:
         pytest.param(silence, "rollout restart", id="one cannot be asked, for long"),
     ],
 )
-def test_what_a_person_has_to_look_at_names_the_command(change: Callable[[World], None], command: str) -> None:
+def test_each_problem_for_a_person_names_the_command(change: Callable[[World], None], command: str) -> None:
     world = rotated(NoteServed)
     change(world)
     world.time += HOUR
     assert command in refused(world.decide())[0].command
 
 
-def test_an_endpoint_is_given_time_to_follow_before_anybody_is_asked() -> None:
+def test_an_endpoint_has_time_to_follow_before_a_problem_is_reported() -> None:
     world = rotated(NoteServed)
     silence(world)
     assert isinstance(world.decide(), Wait)
 
 
-def test_a_broken_leaf_is_mended_at_once_where_no_call_succeeds_anyway() -> None:
-    """The caBundles come first all the same."""
+def test_a_broken_leaf_is_replaced_at_once_if_no_call_succeeds_anyway() -> None:
+    """The caBundles are still written first."""
     assert isinstance(healthy(NOW, since=91 * DAY).decide(POLICY, UNSEEN), IssueLeaf)
 
 
@@ -152,19 +152,19 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("serving", BROKEN.values(), ids=BROKEN.keys())
-def test_a_leaf_that_nobody_could_use_is_issued_anew(serving: Callable[..., Serving]) -> None:
+def test_an_unusable_leaf_is_replaced(serving: Callable[..., Serving]) -> None:
     world = healthy()
     world.put(serving=serving(world.current))
     assert isinstance(world.decide(POLICY), IssueLeaf)
 
 
-def test_a_first_run_makes_everything_without_waiting() -> None:
-    """There may be no configuration and no endpoint yet: the webhook needs its Secret to start at all."""
+def test_a_first_run_creates_everything_without_waiting() -> None:
+    """There may be no configuration and no endpoint yet, because the webhook needs its Secret to start."""
     assert World().go_on(Done, POLICY, UNSEEN)[0] == [MakeAuthority, Promote, IssueLeaf]
 
 
-def test_where_nobody_calls_or_answers_for_long_a_person_is_sent_there() -> None:
-    """The certificates are as they should be, and no call succeeds."""
+def test_missing_configurations_or_endpoints_are_reported_after_a_while() -> None:
+    """The certificates are correct, and no call succeeds."""
     world = World()
     world.go_on(Done, POLICY, UNSEEN)
     world.time += 9 * MINUTE
@@ -173,16 +173,16 @@ def test_where_nobody_calls_or_answers_for_long_a_person_is_sent_there() -> None
     assert [one.command.split()[1] for one in refused(world.decide(POLICY, UNSEEN))] == ["label", "-n"]
 
 
-def test_where_no_configuration_is_to_call_none_is_missed() -> None:
-    """The extender's certificate is such: the scheduler that calls it has the CA from a file."""
+def test_a_missing_configuration_is_no_problem_if_none_is_required() -> None:
+    """The extender has no configuration, because the scheduler that calls it has the CA from a file."""
     world = healthy(since=HOUR)
     world.put(configurations=())
     assert isinstance(world.decide(POLICY), StepRefused)
     assert isinstance(world.decide(replace(POLICY, registered=False)), Done)
 
 
-def test_whoever_is_called_by_no_configuration_is_told_how_its_authority_is_replaced() -> None:
-    """As the extender, whose callers read the CA from a file, once."""
+def test_without_configurations_the_problem_says_how_to_replace_the_authority() -> None:
+    """The extender is an example: its callers read the CA from a file only once."""
     world = healthy(since=MINUTE)
     world.put(configurations=())
     policy = replace(NEW, registered=False)
@@ -195,8 +195,8 @@ def test_whoever_is_called_by_no_configuration_is_told_how_its_authority_is_repl
     assert signed_by(world.leaf.certificate, world.current.certificate)
 
 
-def test_without_a_configuration_a_good_authority_is_not_replaced() -> None:
-    """A label that was mistyped must not pass for trust everywhere."""
+def test_without_a_configuration_a_valid_authority_is_not_replaced() -> None:
+    """A mistyped label must not count as trust everywhere."""
     world = healthy(NOW, since=MINUTE)
     world.put(configurations=())
     world.take()
@@ -204,7 +204,7 @@ def test_without_a_configuration_a_good_authority_is_not_replaced() -> None:
 
 
 def waiting_for_the_next_authority(policy: steps.RotationPolicy = NEW) -> World:
-    """A world in its overlap, whose leaf has come into its look-ahead meanwhile."""
+    """Return a world in its overlap, whose leaf must be renewed meanwhile."""
     world = rotated(Wait, policy)
     leaf = make_leaf(world.current, NAMES, START, timedelta(seconds=80))
     world.put(serving=replace(world.state.serving, leaf=leaf))
@@ -213,7 +213,7 @@ def waiting_for_the_next_authority(policy: steps.RotationPolicy = NEW) -> World:
 
 
 def test_while_the_next_authority_waits_a_leaf_that_is_due_is_renewed_by_the_current_one() -> None:
-    """The overlap may be longer than what the leaf has left."""
+    """The overlap may be longer than the rest of the leaf's life."""
     policy = replace(NEW, overlap=30 * DAY)
     world = waiting_for_the_next_authority(policy)
     assert isinstance(world.decide(policy, replace(SEEN_LONG, current=NOW)), Wait)
@@ -223,15 +223,15 @@ def test_while_the_next_authority_waits_a_leaf_that_is_due_is_renewed_by_the_cur
     assert world.decide(policy) == Wait(reason, START + 30 * DAY + MINUTE)
 
 
-def test_a_leaf_that_is_due_is_renewed_though_nobody_can_trust_the_next_authority() -> None:
-    """It may be long until a person has seen to the label of the configurations."""
+def test_a_leaf_that_is_due_is_renewed_although_the_next_authority_cannot_be_trusted_yet() -> None:
+    """It may take long until a person restores the label of the configurations."""
     world = waiting_for_the_next_authority()
     world.put(configurations=())
     assert isinstance(world.take(), IssueLeaf)
     assert isinstance(world.decide(), StepRefused)
 
 
-def test_a_leaf_is_not_renewed_again_and_again_where_its_authority_ends_with_it() -> None:
+def test_a_leaf_that_expires_with_its_authority_is_not_renewed_repeatedly() -> None:
     policy = replace(NEW, overlap=LONG, authority_life=4 * LONG)
     world = rotated(Wait, policy)
     world.time = START + 729 * DAY
@@ -239,8 +239,8 @@ def test_a_leaf_is_not_renewed_again_and_again_where_its_authority_ends_with_it(
     assert isinstance(world.decide(policy), Wait)
 
 
-def test_an_authority_of_ours_that_only_a_cabundle_knows_goes_as_a_retired_one() -> None:
-    """It is trusted until every endpoint has shown another's leaf for the retention; no other caBundle gets it."""
+def test_an_authority_that_is_only_in_a_cabundle_is_removed_like_a_retired_one() -> None:
+    """It is trusted until every endpoint has presented another leaf for the retention. No other caBundle gets it."""
     world = healthy(NOW)
     world.put_hooks(0, bundle=(make_authority(START - HOUR).certificate, world.current.certificate))
     assert isinstance(world.take(POLICY), NoteServed)
@@ -252,7 +252,7 @@ def test_an_authority_of_ours_that_only_a_cabundle_knows_goes_as_a_retired_one()
     assert isinstance(world.decide(POLICY), Done)
 
 
-def test_an_authority_of_ours_that_only_a_cabundle_knows_stays_while_an_endpoint_shows_a_leaf_of_it() -> None:
+def test_an_authority_that_is_only_in_a_cabundle_stays_while_an_endpoint_presents_its_leaf() -> None:
     world, stray = healthy(NOW, NOW), make_authority(START)
     world.put_hooks(bundle=(stray.certificate, world.current.certificate))
     world.pods[0].leaf = make_leaf(stray, NAMES, START).certificate
@@ -260,7 +260,7 @@ def test_an_authority_of_ours_that_only_a_cabundle_knows_stays_while_an_endpoint
     assert isinstance(world.decide(POLICY), StepRefused)
 
 
-def test_a_lost_authority_stays_trusted_until_its_leaves_are_gone() -> None:
+def test_a_lost_authority_stays_trusted_until_its_leaves_are_replaced() -> None:
     world = healthy(NOW)
     old = world.current.certificate
     world.put(authorities=Authorities())
@@ -269,20 +269,20 @@ def test_a_lost_authority_stays_trusted_until_its_leaves_are_gone() -> None:
 
 
 def test_an_issue_time_in_the_future_replaces_nothing() -> None:
-    """Else what is made now would be replaced again, and again."""
+    """Otherwise each new certificate would be replaced again."""
     assert isinstance(healthy().decide(replace(POLICY, issued_before=START + LONG)), Done)
 
 
-def test_what_is_refused_stops_everything() -> None:
+def test_a_problem_stops_every_step() -> None:
     state = State(problems=(Problem("the clock is wrong", "date"),))
     assert plan(state, START, POLICY, SEEN_LONG) == StepRefused(state.problems)
 
 
-def test_nothing_is_done_where_another_tool_does_it() -> None:
+def test_no_step_is_taken_if_another_tool_manages_the_certificates() -> None:
     assert plan(State(tool="cert-manager"), START, POLICY, SEEN_LONG) == Done(None, "nothing here is ours")
 
 
-def test_new_certificates_have_the_lives_that_are_wanted() -> None:
+def test_new_certificates_have_the_configured_lives() -> None:
     policy = replace(POLICY, authority_life=20 * DAY, leaf_life=5 * DAY)
     world = World()
     world.go_on(Done, policy, UNSEEN)
@@ -295,11 +295,11 @@ def locked(world: World) -> World:
     return world
 
 
-def test_a_locked_configuration_is_told_of_though_nothing_is_due() -> None:
+def test_a_locked_configuration_is_reported_although_nothing_is_due() -> None:
     assert refused(locked(healthy()).decide(POLICY)) == (LOCK,)
 
 
-def test_a_leaf_is_renewed_beside_a_locked_configuration() -> None:
+def test_a_leaf_is_renewed_despite_a_locked_configuration() -> None:
     assert isinstance(locked(healthy(NOW, since=61 * DAY)).decide(POLICY), IssueLeaf)
 
 
@@ -310,8 +310,8 @@ def test_an_authority_that_a_locked_configuration_does_not_trust_is_not_promoted
 
 
 @pytest.mark.parametrize("restored", [False, True], ids=["both Secrets deleted", "the CA Secret from a backup"])
-def test_what_a_locked_configuration_trusts_is_not_replaced_though_it_is_broken(restored: bool) -> None:
-    """The pods serve on what it trusts; another leaf would cut it off until a person has unlocked it."""
+def test_a_broken_leaf_that_a_locked_configuration_trusts_is_not_replaced(restored: bool) -> None:
+    """The pods serve what it trusts. Another leaf would break its calls until a person has unlocked it."""
     world = locked(healthy(NOW, since=MINUTE))
     world.put(authorities=Authorities(current=make_authority(START - 2 * DAY)) if restored else Authorities())
     world.put(serving=world.state.serving if restored else Serving())
@@ -321,7 +321,7 @@ def test_what_a_locked_configuration_trusts_is_not_replaced_though_it_is_broken(
     assert world.lost == []
 
 
-def test_a_locked_configuration_that_may_trust_what_cannot_be_asked_is_not_cut_off() -> None:
+def test_a_locked_configuration_that_may_trust_an_unreachable_endpoint_keeps_working() -> None:
     world = locked(healthy(NOW))
     world.put(serving=Serving())
     world.serve(None)
@@ -333,8 +333,8 @@ def test_a_locked_configuration_that_may_trust_what_cannot_be_asked_is_not_cut_o
     assert not isinstance(decision, Promote)
 
 
-def test_a_locked_configuration_that_never_trusted_what_is_served_keeps_no_authority_back() -> None:
-    """Somebody's leftover, with another caBundle or none: it has nothing to lose."""
+def test_a_locked_configuration_that_never_trusted_the_served_leaf_blocks_no_rotation() -> None:
+    """It is a leftover with another caBundle or none, whose calls fail anyway."""
     world = healthy(NOW, since=MINUTE)
     *_, last = world.state.configurations
     hooks = tuple(replace(hook, name=f"old-{hook.name}", bundle=()) for hook in last.hooks)
@@ -346,7 +346,7 @@ def test_a_locked_configuration_that_never_trusted_what_is_served_keeps_no_autho
     assert world.lost == []
 
 
-def test_an_authority_that_a_locked_configuration_still_trusts_is_not_forgotten() -> None:
+def test_an_authority_that_a_locked_configuration_trusts_is_not_removed() -> None:
     world = locked(rotated(Forget))
     world.put_hooks(-1, bundle=world.state.authorities.retired)
     assert refused(world.decide()) == (LOCK,)

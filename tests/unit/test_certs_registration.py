@@ -1,4 +1,4 @@
-"""When webhooks are registered, with which CAs, and what a declaration may be."""
+"""When webhooks are registered, with which CAs, and which declarations are valid."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -26,13 +26,13 @@ def webhook(name: str = "validate.quota.vcuda.io", **fields: Any) -> dict[str, A
 
 
 def unregistered(kind: str = "ValidatingWebhookConfiguration", name: str = "validate") -> Configuration:
-    """A configuration that declares one webhook and has none."""
+    """Return a configuration that declares one webhook, and has no registered webhooks."""
     declared = Declared((webhook(name),), (Hook(0, name, ()),), "no webhook is registered yet")
     return Configuration(kind, "vcuda-quota", "1", (), declared=declared)
 
 
 def first_start() -> World:
-    """An installation in which nothing has run yet, and whose first pod is ready 20 s after it has a certificate."""
+    """Return an installation in which nothing has run yet. Its first pod is ready 20 s after it has a certificate."""
     configurations = (unregistered("MutatingWebhookConfiguration", "mutate"), unregistered())
     pod = Pod("10.0.0.1:8443", timedelta(seconds=20), ready=False)
     return World(State(configurations=configurations), [pod])
@@ -62,7 +62,7 @@ def test_the_mutating_webhooks_are_registered_before_the_validating_ones() -> No
     assert step.configuration.startswith("mutating")
 
 
-@pytest.mark.parametrize("ready", [False, True], ids=["not ready", "a leaf of nobody we know"])
+@pytest.mark.parametrize("ready", [False, True], ids=["not ready", "a leaf of an unknown issuer"])
 def test_nothing_is_registered_for_a_replica_that_cannot_be_called(ready: bool) -> None:
     world = healthy(timedelta())
     stranger = healthy(timedelta()).leaf.certificate
@@ -72,7 +72,7 @@ def test_nothing_is_registered_for_a_replica_that_cannot_be_called(ready: bool) 
 
 
 def test_webhooks_that_differ_keep_the_cas_that_they_trust_and_are_registered_again() -> None:
-    """A CA that only they have, such as one of another tool, is not taken away by a repair."""
+    """A CA of another tool, which only they have, is not removed by a repair."""
     stranger = healthy().current.certificate
     world = healthy(timedelta())
     [mutating, validating] = world.state.configurations
@@ -94,7 +94,7 @@ def test_a_start_that_takes_longer_than_a_leaf_needs_is_reported() -> None:
     assert "no endpoint is ready" in decision.problems[0].text
 
 
-def test_where_another_tool_issues_nothing_is_issued_and_its_ca_is_registered() -> None:
+def test_if_another_tool_issues_certificates_only_its_ca_is_registered() -> None:
     world = healthy(timedelta())
     authorities = (world.current.certificate,)
     world.put(
@@ -106,7 +106,7 @@ def test_where_another_tool_issues_nothing_is_issued_and_its_ca_is_registered() 
     assert decision == Done(None, "all declared webhooks are registered")
 
 
-def test_where_another_tool_issues_a_run_waits_for_its_first_certificate() -> None:
+def test_if_another_tool_issues_certificates_a_run_waits_for_the_first_one() -> None:
     world = World(State(configurations=(unregistered(),)), [Pod("10.0.0.1:8443", timedelta())])
     assert isinstance(world.decide(REGISTERING), Wait)
 
@@ -137,7 +137,7 @@ def test_webhooks_of_another_service_are_not_ours_to_register() -> None:
 
 
 @given(st.one_of(st.text(), st.integers(), st.none(), st.lists(st.text()).map(yaml.safe_dump)))
-def test_no_text_is_more_than_an_unusable_declaration(text: object) -> None:
+def test_any_text_is_at_most_an_unusable_declaration(text: object) -> None:
     with pytest.raises(registration.UnusableDeclaration):
         declared(text)
 

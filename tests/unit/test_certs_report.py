@@ -1,4 +1,4 @@
-"""What `vcuda-certs status` says of a state, and what it sends a person to."""
+"""The report of `vcuda-certs status`, and the problems for which it needs a person."""
 
 import json
 from collections.abc import Callable
@@ -24,14 +24,14 @@ def report(world: World, policy: RotationPolicy = POLICY) -> Report:
     return report_on(world.read(world.now), REFS, world.now(), policy, "rotate-now")
 
 
-def test_where_all_is_well_nobody_is_needed() -> None:
+def test_a_healthy_state_has_no_problem() -> None:
     found = report(healthy())
     assert found.problems == ()
     assert {call.fault for call in found.calls} == {""}
 
 
 @pytest.mark.parametrize("days", [0, 61], ids=["nothing is due", "a leaf is due"])
-def test_a_configuration_that_is_locked_is_a_persons_to_unlock(days: int) -> None:
+def test_a_locked_configuration_is_a_problem_for_a_person(days: int) -> None:
     world, lock = healthy(), Problem("vcuda-quota is without our label", "kubectl label")
     world.lock(lock)
     world.time += timedelta(days=days)
@@ -55,10 +55,10 @@ NOBODY = {
 
 
 @pytest.mark.parametrize(("change", "text", "command"), NOBODY.values(), ids=NOBODY.keys())
-def test_that_nobody_calls_or_answers_is_a_persons_to_see(
+def test_missing_callers_or_endpoints_are_a_problem_for_a_person(
     change: Callable[[World], None], text: str, command: str
 ) -> None:
-    """All certificates may be good, and no pod can be created all the same. A first installation is given time."""
+    """All certificates may be valid although no pod can be created. A first installation gets some time."""
     world = healthy()
     change(world)
     assert report(world).problems == ()
@@ -71,7 +71,7 @@ def test_that_nobody_calls_or_answers_is_a_persons_to_see(
 
 
 def of_another_tool(world: World, root: Signed) -> None:
-    """Let another tool look after all: every caBundle is its root alone."""
+    """Have another tool manage everything: every caBundle contains only its root."""
     world.put_hooks(bundle=(root.certificate,))
     world.put(tool="cert-manager", authorities=Authorities(), serving=Serving())
 
@@ -86,7 +86,7 @@ def of_another_tool(world: World, root: Signed) -> None:
         pytest.param(service_names("vcuda-webhook", "gpu").dns, False, id="another namespace"),
     ],
 )
-def test_a_leaf_is_trusted_for_the_name_that_is_asked_for(dns: tuple[str, ...], *, trusted: bool) -> None:
+def test_a_leaf_is_trusted_only_for_the_requested_name(dns: tuple[str, ...], *, trusted: bool) -> None:
     world, root = healthy(), make_authority(START)
     of_another_tool(world, root)
     world.put_hooks(server="vcuda-webhook.vcuda-quota.svc")
@@ -100,7 +100,7 @@ def test_a_leaf_is_trusted_for_the_name_that_is_asked_for(dns: tuple[str, ...], 
 
 
 def foreign(name: str, issuer: str, key: ec.EllipticCurvePrivateKey) -> Signed:
-    """A certificate of a CA that is not ours, by itself or by another one."""
+    """Return a certificate of a CA that is not ours, self-signed or by an intermediate."""
     own = ec.generate_private_key(ec.SECP256R1()) if name != issuer else key
     subject, issued_by = (x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, one)]) for one in (name, issuer))
     certificate = (
@@ -118,8 +118,8 @@ def foreign(name: str, issuer: str, key: ec.EllipticCurvePrivateKey) -> Signed:
     return Signed(certificate, own)
 
 
-def test_whether_a_chain_by_an_intermediate_ca_is_trusted_cannot_be_told_and_needs_nobody() -> None:
-    """The endpoint sends the intermediate along, and Python reads the leaf alone."""
+def test_a_chain_with_an_intermediate_ca_is_unknown_and_no_problem() -> None:
+    """The endpoint also sends the intermediate, but Python reads only the leaf."""
     world, key = healthy(), ec.generate_private_key(ec.SECP256R1())
     root = foreign("root", "root", key)
     middle = foreign("middle", "root", key)
@@ -145,7 +145,7 @@ NOT_TRUSTED: dict[str, tuple[x509.Certificate, Certificates]] = {
 
 
 @pytest.mark.parametrize(("leaf", "bundle"), NOT_TRUSTED.values(), ids=NOT_TRUSTED.keys())
-def test_what_no_intermediate_ca_can_explain_is_not_trusted(leaf: x509.Certificate, bundle: Certificates) -> None:
+def test_a_leaf_without_a_possible_intermediate_ca_is_not_trusted(leaf: x509.Certificate, bundle: Certificates) -> None:
     world = healthy()
     of_another_tool(world, ROOT)
     world.put_hooks(bundle=bundle)
@@ -155,14 +155,14 @@ def test_what_no_intermediate_ca_can_explain_is_not_trusted(leaf: x509.Certifica
     assert found.problems
 
 
-def test_a_leaf_that_has_ended_is_told_as_that() -> None:
+def test_an_expired_leaf_is_reported_as_expired() -> None:
     world = healthy()
     world.serve(make_leaf(world.current, NAMES, START, timedelta(minutes=1)).certificate)
     world.time += timedelta(hours=1)
     assert "the leaf that is served has expired" in table(report(world))
 
 
-def test_a_leaf_whose_subject_cannot_be_read_is_shown_all_the_same() -> None:
+def test_a_leaf_with_an_unreadable_subject_is_still_shown() -> None:
     world = healthy()
     leaf = make_leaf(OURS, NAMES, START).certificate.public_bytes(Encoding.DER)
     world.serve(x509.load_der_x509_certificate(leaf.replace(b"quota webhook", b"\xff\xfeota webhook")))

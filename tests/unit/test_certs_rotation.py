@@ -1,4 +1,4 @@
-"""From any state, however damaged and wherever killed, runs converge, and no step takes away trust that is needed."""
+"""From any state, with any damage and killed anywhere, runs converge, and no step removes trust that is needed."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -75,7 +75,7 @@ budgets = st.sampled_from([timedelta(seconds=15), timedelta(seconds=30), timedel
 
 
 def run(world: World, policy: RotationPolicy, budget: timedelta, dies_after: int | None = None) -> object:
-    """One run; how it ended, None where it was killed."""
+    """Return the end of one run, or None if it was killed."""
     world.lives_after = dies_after
     try:
         return Rotation(world, policy, budget, world, lambda _: None, longest_sleep=1800).run()
@@ -86,7 +86,7 @@ def run(world: World, policy: RotationPolicy, budget: timedelta, dies_after: int
 
 
 def run_daily(world: World, policy: RotationPolicy, deaths: list[int], budget: timedelta) -> object:
-    """Runs a day apart, the first of them killed; how the last one ended."""
+    """Return the end of the last of several runs a day apart, the first of which are killed."""
     ended: object = None
     for dies_after in [*deaths, *[None] * 12]:
         ended = run(world, policy, budget, dies_after)
@@ -97,7 +97,7 @@ def run_daily(world: World, policy: RotationPolicy, deaths: list[int], budget: t
 
 
 def assert_at_rest(world: World) -> None:
-    """One authority, trusted everywhere beside nothing but what others put there; every pod with a leaf of it."""
+    """Assert that every caBundle has the one authority and only CAs of others, and that every pod has a leaf of it."""
     current, there = world.current, world.state.authorities
     assert (there.next_ca, there.retired) == (None, ())
     assert {hook.bundle for hook in world.state.hooks()} <= {(current.certificate,), (FOREIGN, current.certificate)}
@@ -108,7 +108,7 @@ def assert_at_rest(world: World) -> None:
 @given(lags=lags, late=stragglers, deaths=st.lists(st.integers(0, 8), max_size=12), budget=budgets)
 @example(lags=[timedelta()], late=[(3 * DAY, 2.2 * DAY)], deaths=[], budget=timedelta(minutes=5))
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_a_rotation_killed_anywhere_ends_the_same_and_never_takes_trust_away(
+def test_a_rotation_killed_anywhere_ends_the_same_and_never_removes_trust(
     lags: list[timedelta], late: list[tuple[timedelta, timedelta]], deaths: list[int], budget: timedelta
 ) -> None:
     world = with_stragglers(healthy(*lags, extra=(FOREIGN,)), late)
@@ -121,8 +121,8 @@ def test_a_rotation_killed_anywhere_ends_the_same_and_never_takes_trust_away(
 
 
 @pytest.mark.parametrize("hooks", [1, 2])
-def test_runs_that_are_each_killed_at_their_first_write_come_to_an_end(hooks: int) -> None:
-    """No run undoes what one before it has done."""
+def test_runs_that_are_each_killed_at_their_first_write_finally_finish(hooks: int) -> None:
+    """No run undoes the work of an earlier run."""
     world = healthy()
     world.put(configurations=world.state.configurations[:hooks])
     world.sleep(60)
@@ -153,7 +153,7 @@ def test_runs_that_are_each_killed_at_their_first_write_come_to_an_end(hooks: in
 @example(lags=[90 * SECOND], late=[], progress=6, damages=["retired.crt is garbage"], deaths=[], budget=15 * SECOND)
 @example(lags=[90 * SECOND], late=[], progress=10, damages=["an old CA Secret restored"], deaths=[], budget=2 * DAY)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_from_any_damage_at_any_point_of_a_rotation_runs_converge_and_never_take_trust_away(
+def test_runs_converge_after_any_damage_and_never_remove_trust(
     lags: list[timedelta],
     late: list[tuple[timedelta, timedelta]],
     *,
@@ -191,10 +191,12 @@ def test_from_any_damage_at_any_point_of_a_rotation_runs_converge_and_never_take
     read_only=False,
 )
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_however_short_the_lives_no_leaf_ends_while_it_is_served(
+def test_no_leaf_expires_while_it_is_served_for_any_lives(
     lags: list[timedelta], authority_hours: int, leaf_minutes: int, overlap: float, retention: float, *, read_only: bool
 ) -> None:
-    """Even where the overlap is longer than a leaf's look-ahead, or one configuration may not be written for a time."""
+    """This holds even if the overlap exceeds the remaining life of a leaf, or a configuration cannot be written for a
+    time.
+    """
     life = timedelta(hours=authority_hours)
     policy = RotationPolicy(NAMES, life, timedelta(minutes=leaf_minutes), life * overlap, life * retention)
     world = healthy(*lags, policy=policy)
@@ -213,7 +215,9 @@ def test_however_short_the_lives_no_leaf_ends_while_it_is_served(
 def test_two_runs_at_once_do_no_harm(
     lags: list[timedelta], late: list[tuple[timedelta, timedelta]], turns: list[tuple[int, bool]]
 ) -> None:
-    """Each in turn reads and decides, or makes the write it decided on, however long ago: guarded by its version."""
+    """The runs alternate. Each reads and decides, or makes a write that it decided earlier, with the version as
+    precondition.
+    """
     world = with_stragglers(healthy(*lags), late)
     world.sleep(60)
     policy = replace(NEW, overlap=DAY / 24)

@@ -1,4 +1,4 @@
-"""The command `check`: the webhook's decisions on manifests, its table, its JSON and its exit status."""
+"""The command `check`: the webhook's decisions for manifests, its table, its JSON and its exit status."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def check(directory: Path, *manifests: Manifest, options: tuple[str, ...] = (), text: str | None = None) -> Result:
-    """Run the command on manifests in a file, or on a text as it stands, as namespace team-a."""
+    """Run the command for namespace team-a on manifests in a file, or on the given text."""
     path = directory / "pods.yaml"
     path.write_text(yaml.safe_dump_all(manifests) if text is None else text)
     quota = str(directory / "quota.yaml")
@@ -42,7 +42,7 @@ def rows(result: Result) -> list[dict[str, Any]]:
 
 
 def decisions(directory: Path, *manifests: Manifest, options: tuple[str, ...] = ()) -> list[str]:
-    """Return for each row how many pods are decided how, and their model."""
+    """Return for each row the number of pods, the decision, and the model."""
     result = check(directory, *manifests, options=("-o", "json", *options))
     found = rows(result)
     assert result.exit_code == any(row["decision"] == "refused" for row in found)
@@ -58,11 +58,11 @@ def deployment(replicas: int, limits: dict[str, int], name: str = "train") -> Ma
     return {"kind": "Deployment", "metadata": {"name": name}, "spec": {"replicas": replicas, "template": template}}
 
 
-# Exit status; that of decisions is looked at wherever they are
+# Exit status; tests of decisions check it too
 
 
 def test_nothing_to_check_is_no_failure(directory: Path) -> None:
-    """Yet it is told: an empty table looks as if all were well."""
+    """A message says so, because an empty table looks as if everything were fine."""
     result = check(directory, text="{apiVersion: v1, kind: Service}")
     assert (result.exit_code, result.stdout.split()[0], result.stderr) == (0, "OBJECT", "no pods found\n")
     assert check(directory, cards(1)).stderr == ""
@@ -106,7 +106,7 @@ TEMPLATED["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateNam
         pytest.param(TEMPLATED, "unknown", "ResourceClaimTemplate absent", id="a claim template"),
     ],
 )
-def test_an_object_of_which_too_little_is_known_fails_only_a_strict_check(
+def test_an_object_with_missing_information_fails_only_a_strict_check(
     directory: Path, manifest: Manifest, decision: str, reason: str
 ) -> None:
     result = check(directory, manifest, options=("-o", "json"))
@@ -135,7 +135,7 @@ def test_each_template_of_a_custom_object_is_decided(directory: Path) -> None:
     assert [sum(row[1] for row in found if row[2] == word) for word in ("admitted", "refused")] == [10, 1]
 
 
-def test_a_template_without_a_count_is_decided_once_and_that_is_said(directory: Path) -> None:
+def test_a_template_without_a_count_is_decided_once_and_the_output_says_so(directory: Path) -> None:
     step = {"name": "train", "container": {"image": "train", "resources": {"limits": ONE_CARD}}}
     workflow = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": {"name": "a"}}
     (row,) = rows(check(directory, {**workflow, "spec": {"templates": [step]}}, options=("-o", "json")))
@@ -166,7 +166,7 @@ def test_the_changes_of_an_edit_are_json_for_scripts(directory: Path) -> None:
     assert found == {"changes": [change], "warnings": [], "objects": []}
 
 
-def test_an_edit_beyond_the_cards_of_the_nodes_is_warned_of(directory: Path) -> None:
+def test_an_edit_beyond_the_cards_of_the_nodes_gives_a_warning(directory: Path) -> None:
     labels = {MODEL: "M40", "nvidia.com/gpu.count": "4"}
     nodes = directory / "nodes.yaml"
     nodes.write_text(yaml.safe_dump({"kind": "Node", "metadata": {"name": "a", "labels": labels}}))
@@ -174,7 +174,7 @@ def test_an_edit_beyond_the_cards_of_the_nodes_is_warned_of(directory: Path) -> 
     assert "team-a.quota.M40: was 4 cards, is 8 cards; the nodes have 4 cards" in told
 
 
-def test_warnings_of_the_quota_appear_beside_the_decisions(directory: Path) -> None:
+def test_warnings_about_the_quota_are_printed_with_the_decisions(directory: Path) -> None:
     (directory / "quota.yaml").write_text("{kube-system: {quota: {M40: 1}}, team-a: {quota: {M40: 1}}}")
     result = check(directory, cards(1))
     assert (result.exit_code, result.stderr.startswith("Warning: kube-system: a system namespace")) == (0, True)
@@ -222,7 +222,7 @@ def test_manifests_are_read_from_standard_input(directory: Path) -> None:
     assert result.exit_code == 1
 
 
-def test_several_files_share_one_quota_and_options_may_come_from_the_environment(directory: Path) -> None:
+def test_several_files_share_one_quota_and_options_may_be_environment_variables(directory: Path) -> None:
     two = directory / "two.yaml"
     two.write_text(yaml.safe_dump(cards(2)))
     env = {"VCUDA_QUOTA": str(directory / "quota.yaml"), "VCUDA_NAMESPACE": "team-a", "VCUDA_OUTPUT": "json"}
@@ -253,8 +253,8 @@ def test_a_pod_is_decided_as_the_webhook_decides_it(directory: Path, manifest: M
     assert decisions(directory, manifest) == [decided]
 
 
-def test_replicas_that_fare_alike_share_a_row(directory: Path) -> None:
-    """The eighth card of eight is the one that is admitted with a warning."""
+def test_replicas_with_equal_decisions_share_a_row(directory: Path) -> None:
+    """The eighth card of eight is admitted with a warning."""
     (directory / "quota.yaml").write_text("team-a: {quota: {M40: 8}}")
     result = check(directory, deployment(12, ONE_CARD), options=("-o", "json"))
     only = "the only model it may use"
@@ -273,7 +273,7 @@ def test_replicas_fill_one_model_after_the_other(directory: Path) -> None:
 
 
 def test_many_more_replicas_than_may_be_pending_at_once(directory: Path) -> None:
-    """Nothing is pending here: there is no API server that has yet to store a pod."""
+    """Nothing stays pending here, because there is no API server that has yet to store a pod."""
     (directory / "quota.yaml").write_text("team-a: {quota: {M40: 6}}")
     found = decisions(directory, deployment(700, {"nvidia.com/vcuda-core": 1, "nvidia.com/vcuda-memory": 1}))
     counts = {"admitted": 0, "refused": 0}
@@ -283,13 +283,13 @@ def test_many_more_replicas_than_may_be_pending_at_once(directory: Path) -> None
     assert counts == {"admitted": 600, "refused": 100}
 
 
-def test_workloads_are_decided_beside_those_before_them(directory: Path) -> None:
+def test_workloads_are_decided_together_with_those_before_them(directory: Path) -> None:
     found = decisions(directory, cards(8), cards(2), cards(1), cards(1, metadata={"namespace": "team-b"}))
     assert found == ["1 admitted M40", "1 admitted P100", "1 refused M40", "1 admitted A100"]
 
 
-def test_a_model_with_a_node_comes_before_one_without(directory: Path) -> None:
-    """Of models with room, one that has a node now comes first."""
+def test_a_model_with_a_node_is_preferred_to_one_without(directory: Path) -> None:
+    """Among models with room, one that has a node comes first."""
     nodes = directory / "nodes.yaml"
     nodes.write_text(yaml.safe_dump({"kind": "Node", "metadata": {"name": "a", "labels": {MODEL: "P100"}}}))
     assert decisions(directory, cards(1), options=("--nodes", str(nodes))) == ["1 admitted P100"]
@@ -343,7 +343,7 @@ def test_the_table_has_the_same_in_columns(directory: Path) -> None:
     assert first.index("admitted") == heading.index("DECISION") == second.index("no GPU")
 
 
-def test_the_reason_tells_what_is_changed(directory: Path) -> None:
+def test_the_reason_names_the_changes(directory: Path) -> None:
     copied = {"hami.io/bind-time": "1", "mine": "stays", "tencent.com/gpu-assigned": "true"}
     (row,) = rows(check(directory, cards(1, annotations=copied, nodeName="gpu-1"), options=("-o", "json")))
     assert row["reason"].split("; ")[2:] == [
@@ -358,7 +358,7 @@ MISPLACED = (
 
 
 @pytest.mark.parametrize(("placed", "warned"), [("outside", True), ("inside", False), ("both", False)])
-def test_an_annotation_that_names_models_is_warned_of_if_it_is_not_in_the_pod_template(
+def test_an_annotation_with_models_outside_the_pod_template_gives_a_warning(
     directory: Path, placed: str, *, warned: bool
 ) -> None:
     made = deployment(1, ONE_CARD)
@@ -372,7 +372,7 @@ def test_an_annotation_that_names_models_is_warned_of_if_it_is_not_in_the_pod_te
     assert (MISPLACED in row["reason"]) == warned
 
 
-def test_a_quota_that_only_audits_is_not_said_to_warn(directory: Path) -> None:
+def test_a_quota_that_only_audits_prints_no_warning(directory: Path) -> None:
     (directory / "quota.yaml").write_text("team-a: {mode: audit, quota: {M40: 1}}")
     (row,) = rows(check(directory, cards(2), options=("-o", "json")))
     reason = "over quota on every model, and this quota does not enforce"
@@ -381,8 +381,8 @@ def test_a_quota_that_only_audits_is_not_said_to_warn(directory: Path) -> None:
 
 @pytest.mark.parametrize("namespace", sorted(UNASKED_NAMESPACES))
 @pytest.mark.parametrize("core", [100, 150, 900])
-def test_pods_of_a_system_namespace_are_counted_and_never_refused(directory: Path, namespace: str, core: int) -> None:
-    """Not even malformed: the API server asks nobody."""
+def test_pods_of_a_system_namespace_are_counted_and_never_rejected(directory: Path, namespace: str, core: int) -> None:
+    """This includes malformed pods, because the API server does not call the webhook."""
     (directory / "quota.yaml").write_text(f"{namespace}: {{quota: {{M40: 1}}}}")
     replicas = deployment(3, {"tencent.com/vcuda-core": core})
     result = check(directory, replicas, options=("-n", namespace, "-o", "json"))
@@ -397,7 +397,7 @@ def test_a_system_namespace_without_an_entry_is_not_limited(directory: Path) -> 
     assert decisions(directory, cards(1, metadata={"namespace": "kube-system"})) == ["1 not limited"]
 
 
-def test_those_that_nobody_is_asked_about_are_as_the_manifests_have_it() -> None:
+def test_the_system_namespaces_are_those_that_the_manifests_exclude() -> None:
     manifests = yaml.safe_load_all((ROOT / "manifests" / "base" / "registration.yaml").read_text(encoding="utf-8"))
     hooks = [hook for manifest in manifests for hook in declared(manifest) if "namespaceSelector" in hook]
     excluded = [hook["namespaceSelector"]["matchExpressions"] for hook in hooks]

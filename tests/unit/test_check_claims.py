@@ -1,4 +1,4 @@
-"""The command `check` on ResourceClaims, their templates, and what names them."""
+"""The command `check` for ResourceClaims, their templates, and the pods that name them."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ Rows = list[dict[str, Any]]
 
 
 def check(directory: Path, *manifests: Manifest, stored: tuple[Manifest, ...] = (), quota: str = QUOTA) -> Rows:
-    """Run the command as namespace team-a of a cluster that has one M40 and one A100, and return its rows."""
+    """Run the command for namespace team-a of a cluster with one M40 and one A100, and return its rows."""
     files = {name: directory / name for name in ("quota", "nodes", "manifests")}
     files["quota"].write_text(quota)
     files["nodes"].write_text(yaml.safe_dump(published(*stored)))
@@ -57,7 +57,7 @@ def template(*requests: Manifest, name: str = "gpus", **metadata: str) -> Manife
 
 
 def claiming(*templates: str, **metadata: Any) -> Manifest:
-    """Return a pod whose claims are made of these templates."""
+    """Return a pod with claims from these templates."""
     named = [{"name": f"c{index}", "resourceClaimTemplateName": each} for index, each in enumerate(templates)]
     return pod(container(), resourceClaims=named, metadata={"name": "train", **metadata})
 
@@ -87,7 +87,7 @@ def deployment(replicas: int, made: Manifest) -> Manifest:
     a_template_that_could_never_fit=(template(entry(count=4)), "refused", "", ""),
     a_template_without_limit=(template(namespace="sandbox"), "not limited", "", ""),
 )
-def test_what_becomes_of_a_claim_or_template(
+def test_a_claim_or_template_is_decided_as_the_webhook_decides_it(
     manifest: Manifest, decision: str, model: str, charge: str, tmp_path: Path
 ) -> None:
     (row,) = check(tmp_path, manifest)
@@ -95,7 +95,7 @@ def test_what_becomes_of_a_claim_or_template(
     assert row["object"] == f"{manifest['kind']}/{manifest['metadata']['name']}"
 
 
-def test_claims_are_decided_beside_pods_and_claims_before_them(tmp_path: Path) -> None:
+def test_claims_are_decided_together_with_pods_and_claims_before_them(tmp_path: Path) -> None:
     on_a100 = vcuda_pod({"nvidia.com/gpu": 2}, nodeSelector={"gaia.tencent.com/gpu-model": "A100"})
     rows = check(tmp_path, on_a100, *[claim(of_product(A100), name=f"c{number}") for number in (1, 2)])
     assert short(rows) == [
@@ -106,8 +106,8 @@ def test_claims_are_decided_beside_pods_and_claims_before_them(tmp_path: Path) -
     assert "used: 3 (3 pending), limited: 3, 1 more needed" in rows[-1]["reason"]
 
 
-def test_behind_a_pod_stand_the_claims_that_are_made_for_it(tmp_path: Path) -> None:
-    """Also where the template comes after it: Kubernetes makes the claims once it is there."""
+def test_the_claims_of_a_pod_follow_it_in_the_table(tmp_path: Path) -> None:
+    """The template may also follow the pod, because Kubernetes creates the claims when the template exists."""
     rows = check(tmp_path, claiming("gpus", "big"), template(), template(of_product(M40), name="big"))
     assert short(rows)[:3] == [
         "Pod/train: 1 admitted",
@@ -117,8 +117,8 @@ def test_behind_a_pod_stand_the_claims_that_are_made_for_it(tmp_path: Path) -> N
     assert [charge_of(row) for row in rows[:3]] == ["", "1 card", "1 card"]
 
 
-def test_each_replica_has_a_claim_of_its_own(tmp_path: Path) -> None:
-    """A pod whose claim finds no quota is stored all the same, and waits for it."""
+def test_each_replica_has_its_own_claim(tmp_path: Path) -> None:
+    """A pod whose claim finds no quota is still stored, and waits for the claim."""
     rows = check(tmp_path, deployment(7, claiming("gpus")), stored=(template(namespace="team-a"),))
     assert short(rows) == [
         "Deployment/web: 5 admitted",
@@ -132,7 +132,7 @@ def test_each_replica_has_a_claim_of_its_own(tmp_path: Path) -> None:
     assert ("its claim waits until" in rows[0]["reason"], "its claim waits until" in rows[1]["reason"]) == (False, True)
 
 
-def test_the_claims_of_a_refused_pod_are_not_made(tmp_path: Path) -> None:
+def test_a_rejected_pod_gets_no_claims(tmp_path: Path) -> None:
     stored = (template(namespace="team-a"), template(entry(count=9), name="too-many", namespace="team-a"))
     rows = check(tmp_path, claiming("gpus", "too-many"), stored=stored)
     assert short(rows) == ["Pod/train: 1 refused"]
@@ -140,13 +140,13 @@ def test_the_claims_of_a_refused_pod_are_not_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("home", ["team-a", "sandbox"])
-def test_a_template_that_is_nowhere_is_told_where_it_matters(home: str, tmp_path: Path) -> None:
+def test_a_missing_template_is_reported_for_the_pod_that_needs_it(home: str, tmp_path: Path) -> None:
     (row,) = check(tmp_path, claiming("elsewhere", namespace=home))
     told = "depends on what is in none of these files: ResourceClaimTemplate elsewhere"
     assert (row["decision"] == "unknown", told in row["reason"]) == (home == "team-a", home == "team-a")
 
 
-def test_what_is_stored_is_charged_first(tmp_path: Path) -> None:
+def test_stored_claims_are_charged_first(tmp_path: Path) -> None:
     pin = write_pin(ClaimPin(NVIDIA, ("a100",)))
     stored = claim(entry(NVIDIA, pin, count=3), namespace="team-a", name="there", uid="u-1")
     on_a100 = claim(of_product(A100))
@@ -171,7 +171,7 @@ def test_a_row_of_the_units_table_prices_a_class(tmp_path: Path) -> None:
     assert (row["decision"], charge_of(row)) == ("admitted", "1.5 cards")
 
 
-def test_rows_of_models_tell_the_products_of_claims_and_the_worth_of_a_pods_cards(tmp_path: Path) -> None:
+def test_gpu_models_rows_set_the_products_of_claims_and_the_value_of_a_pods_cards(tmp_path: Path) -> None:
     models = "{Shared: {products: [NVIDIA-A100-*], cards: 0.25}}"
     quota = yaml.safe_dump(
         {"kind": "ConfigMap", "data": {"gpu_quota": "team-a: {quota: {Shared: 2}}", "gpu_models": models}}
@@ -182,7 +182,7 @@ def test_rows_of_models_tell_the_products_of_claims_and_the_worth_of_a_pods_card
     by_claim = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": NVIDIA}}
     whole = {**by_claim, "spec": {"extendedResourceName": "nvidia.com/gpu"}}
     (asked,) = check(tmp_path, vcuda_pod({"nvidia.com/gpu": 2}), stored=(whole,), quota=quota)
-    assert charge_of(asked) == "2 cards", "where the scheduler may claim whole devices for it"
+    assert charge_of(asked) == "2 cards", "the scheduler may claim whole devices for it"
 
 
 @cases(
@@ -201,7 +201,7 @@ def test_rows_of_models_tell_the_products_of_claims_and_the_worth_of_a_pods_card
         "document 1: 'A_B' ",
     ),
 )
-def test_bad_claims_are_told_with_their_place(text: str, message: str, tmp_path: Path) -> None:
+def test_malformed_claims_are_reported_with_their_position(text: str, message: str, tmp_path: Path) -> None:
     quota, path = tmp_path / "quota", tmp_path / "claims"
     quota.write_text(QUOTA)
     path.write_text(text)

@@ -1,4 +1,4 @@
-"""What claims take from a quota, by the devices that three drivers publish, and every way to ask wrongly."""
+"""The charges of claims for the devices that three drivers publish, and all malformed requests."""
 
 import pytest
 
@@ -54,7 +54,7 @@ PROFILE = 'device.attributes["gpu.nvidia.com"].profile'
 
 
 def charged(*requests: Manifest, model: str = "A100", policy: ClaimPolicy = POLICY) -> Charge:
-    """What a claim with these requests takes of a model; it has no fault."""
+    """Return the charge of a claim with these requests for a model. The claim must have no fault."""
     found = read_claim(view(claim(*requests)), policy)
     assert found.faults == ()
     return found.charge(model)
@@ -70,12 +70,14 @@ def charged(*requests: Manifest, model: str = "A100", policy: ClaimPolicy = POLI
         pytest.param([entry("big")], CARD, id="the operator's own class of a known driver"),
         pytest.param([entry("any-type")], CARD, id="a class that leaves the type open: at most a card"),
         pytest.param([entry("half.example.com", count=3)], Charge(150, 0, 150), id="a class in the units table"),
-        pytest.param([entry(), entry("rdma.example.com", count=8)], CARD, id="a class that is worth nothing beside it"),
+        pytest.param([entry(), entry("rdma.example.com", count=8)], CARD, id="a class without a value in addition"),
         pytest.param([first_of(share(cores="50", memory="1Gi"), entry())], Charge(100, 1024, 100), id="the dearest"),
         pytest.param([entry(capacity={"requests": {"memory": "20Gi"}})], CARD, id="a capacity that only filters"),
     ],
 )  # fmt: skip
-def test_whole_cards_units_and_the_dearest_of_several_ways(requests: list[Manifest], expected: Charge) -> None:
+def test_whole_cards_units_and_the_most_expensive_alternative_are_charged(
+    requests: list[Manifest], expected: Charge
+) -> None:
     assert charged(*requests) == expected
 
 
@@ -93,7 +95,7 @@ def test_whole_cards_units_and_the_dearest_of_several_ways(requests: list[Manife
         pytest.param(share("vgpu-manager"), CARD, id="the default of an oversold card"),
     ],
 )
-def test_shares_take_what_the_scheduler_counts_for_them(asked: Manifest, expected: Charge) -> None:
+def test_shares_are_charged_as_the_scheduler_counts_them(asked: Manifest, expected: Charge) -> None:
     assert charged(asked) == expected
 
 
@@ -117,7 +119,7 @@ def test_shares_take_what_the_scheduler_counts_for_them(asked: Manifest, expecte
         ),
     ],
 )
-def test_a_share_by_what_is_published_of_its_model(slices: list[object], expected: Charge) -> None:
+def test_a_share_is_charged_by_the_published_devices_of_its_model(slices: list[object], expected: Charge) -> None:
     assert charged(share(cores="30"), policy=claim_policy(slices, quota=QUOTA)) == expected  # type: ignore[arg-type]
 
 
@@ -149,7 +151,7 @@ def test_a_mig_partition_is_charged_by_its_profile(asked: Manifest, expected: Ch
         ("", CARD),
     ],
 )
-def test_the_worth_of_a_profile(profile: str, worth: Charge) -> None:
+def test_the_value_of_a_profile_is_its_part_of_a_card(profile: str, worth: Charge) -> None:
     assert worth_of_profile(profile) == worth
 
 
@@ -172,7 +174,7 @@ def test_the_worth_of_a_profile(profile: str, worth: Charge) -> None:
         ({"firstAvailable": []}, "", "must have exactly or firstAvailable"),
     ],
 )  # fmt: skip
-def test_every_way_to_ask_wrongly_is_told_with_its_path(asked: Manifest, path: str, sentence: str) -> None:
+def test_every_malformed_request_is_reported_with_its_path(asked: Manifest, path: str, sentence: str) -> None:
     [fault] = read_claim(view(claim(asked)), POLICY).faults
     assert fault.path == f"spec.devices.requests[0].{path}".rstrip(".")
     assert sentence in fault.message
@@ -200,7 +202,7 @@ def test_parameters_for_the_driver_of_a_share_are_refused(
     assert found.charge("A100") == Charge(130, 0, 200)
 
 
-def test_all_and_admin_access_are_free_for_what_is_worth_nothing() -> None:
+def test_all_and_admin_access_are_free_for_devices_without_a_value() -> None:
     found = read_claim(view(claim(entry("rdma.example.com", allocationMode="All", adminAccess=True))), POLICY)
     assert (found.faults, found.gpus) == ((), ())
 
@@ -215,18 +217,20 @@ def test_compute_domains_are_no_gpus() -> None:
     ("rows", "label", "product", "model"),
     [
         pytest.param({}, "M40", M40, "M40", id="by the model of the nodes it is on"),
-        pytest.param({}, "tesla-m40-24gb", M40, "tesla-m40-24gb", id="nodes of a model that nobody has"),
+        pytest.param({}, "tesla-m40-24gb", M40, "tesla-m40-24gb", id="nodes of a model without a product"),
         pytest.param({"A100": ("Tesla-M*",)}, "M40", M40, "A100", id="the quota's table counts more than nodes"),
         pytest.param({"A100": ("tesla m??*",), "M40": ("Tesla-M40*",)}, "M40", M40, None, id="rows that overlap"),
         pytest.param({"X": ("TESLA-M40-24GB",)}, "M40", M40, "X", id="a space equals -, case does not matter"),
         pytest.param({"Tesla-M40-24GB": ()}, "M40", M40, "Tesla-M40-24GB", id="by its own name"),
     ],
 )
-def test_the_model_of_a_product(rows: dict[str, tuple[str, ...]], label: str, product: str, model: str | None) -> None:
+def test_a_product_has_the_model_of_its_nodes(
+    rows: dict[str, tuple[str, ...]], label: str, product: str, model: str | None
+) -> None:
     policy = claim_policy(SLICES[:1], quota=QUOTA, nodes=nodes(old={MODEL: label}), rows=rows)
     assert policy.products.model_of(product) == model
 
 
-def test_a_product_on_nodes_of_two_models_is_of_neither() -> None:
+def test_a_product_on_nodes_of_two_models_has_neither_model() -> None:
     slices = [slice_of(NVIDIA, "old", device(M40)), slice_of(NVIDIA, "new", device(M40))]
     assert claim_policy(slices, quota=QUOTA).products.model_of(M40) is None

@@ -1,4 +1,4 @@
-"""The digest of a claim's spec says the same as the spec, is small, and is made within bounds."""
+"""The digest of a claim's spec has the meaning of the spec, is small, and is computed within bounds."""
 
 import itertools
 import json
@@ -56,7 +56,7 @@ MIG = "mig.nvidia.com"
 ATTRIBUTE = f'device.attributes["{NVIDIA}"]'
 MOST_PACKED = 16 * 1024
 
-# Specs that are small enough to be read whole, as the text itself says
+# Specs that are small enough to be read completely
 
 PINS = st.builds(
     lambda driver, patterns, profiles: write_pin(ClaimPin(driver, patterns, profiles)),
@@ -105,7 +105,7 @@ _DEMAND = re.compile(r'device\.attributes\["([^"]*)"\]\.(productName|profile)(?:
 
 
 def conditions(expression: str) -> Iterator[str]:
-    """Yield the parts that must all hold, read token by token: the slow way that the product had before."""
+    """Yield the parts that must all hold, read token by token: a simple and slow algorithm."""
     parts: list[list[str]] = [[]]
     depth, before, at = 0, "", 0
     while at < len(expression):
@@ -126,7 +126,7 @@ def conditions(expression: str) -> Iterator[str]:
 
 
 def demands(expressions: Iterable[str]) -> Mapping[tuple[str, str], frozenset[str]]:
-    """Return the texts that the attributes must have by all these expressions."""
+    """Return the values that the attributes must have by all these expressions."""
     found: dict[tuple[str, str], frozenset[str]] = {}
     for match in (_DEMAND.fullmatch(each) for text in expressions for each in conditions(text)):
         if match:
@@ -147,7 +147,7 @@ def entries_of(manifest: Manifest) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 @settings(max_examples=300)
 @given(REQUESTS, CONFIGS)
-def test_the_digest_of_a_spec_says_what_its_text_says(requests: list[Manifest], config: list[Manifest]) -> None:
+def test_the_digest_of_a_spec_has_the_meaning_of_its_text(requests: list[Manifest], config: list[Manifest]) -> None:
     asked = {"devices": {**spec(*requests)["devices"], "config": config}}
     kept = digests.digest_of(msgspec.convert(asked, ClaimSpec))
     found = read_claim(unpack(pack(kept)), POLICY)
@@ -209,7 +209,7 @@ def test_a_spec_that_was_pinned_is_always_read_as_pinned(requests: list[Manifest
             assert read_claim(view(patched), policy).model() == model
 
 
-def test_a_claim_with_too_many_pins_of_its_own_is_refused_with_the_bound() -> None:
+def test_a_claim_with_too_many_own_pins_is_rejected_with_the_bound() -> None:
     shortest = len(write_pin(ClaimPin(HAMI, ("",))))
     forged = (write_pin(ClaimPin(HAMI, (f"{number}" * (LONGEST_PIN - 10 - shortest),))) for number in range(3))
     answer = Server(QUOTA_OF_TEAM).mutate(claim(entry(NVIDIA, *forged)))
@@ -251,7 +251,7 @@ def test_a_spec_that_is_too_large_is_refused_with_the_bound_where_it_is_enforced
     assert not Server().mutate(claim(*asked)).allowed
 
 
-def test_a_stored_claim_that_is_too_large_counts_by_the_devices_that_it_was_given() -> None:
+def test_a_stored_claim_that_is_too_large_is_charged_by_its_allocated_devices() -> None:
     results = [{"request": "r0", "driver": NVIDIA, "pool": node, "device": "gpu-0"} for node in ("new", "new", "old")]
     status = {"allocation": {"devices": {"results": results}}}
     stored = ClaimReader().read(json.dumps({**claim(*requests(33)), "status": status}).encode())
@@ -260,7 +260,7 @@ def test_a_stored_claim_that_is_too_large_counts_by_the_devices_that_it_was_give
     assert (taken.certain, "32 requests" in taken.fault) == (False, True)
 
 
-def test_a_spec_of_a_megabyte_of_cel_is_read_within_bounds_and_nothing_of_it_is_kept(
+def test_a_megabyte_of_cel_is_read_within_bounds_and_not_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     read: list[str] = []
@@ -289,21 +289,21 @@ PRODUCT = f'{ATTRIBUTE}.productName == "{M40}"'
     among_others=("&& x" * 100, True),
     in_a_long_expression=("&& x" * 600, False),
 )
-def test_an_expression_that_is_too_long_says_nothing_and_only_makes_a_claim_dearer(text: str, *, is_read: bool) -> None:
+def test_an_expression_that_is_too_long_is_ignored_and_only_raises_the_charge(text: str, *, is_read: bool) -> None:
     partition = read_claim(view(claim(entry(MIG, PROFILE + text))), POLICY)
     assert partition.charge("A100").cores == (14 if is_read else 42)
     card = read_claim(view(claim(entry(NVIDIA, PRODUCT + text))), POLICY)
     assert (card.excludes("A100") is None) is not is_read
 
 
-def test_of_many_expressions_those_beyond_the_bound_of_a_claim_say_nothing() -> None:
+def test_expressions_beyond_the_bound_of_a_claim_are_ignored() -> None:
     before = [f'"{number}" != "{"x" * 1000}"' for number in range(5)]
     assert read_claim(view(claim(entry(NVIDIA, *before, PRODUCT))), POLICY).excludes("A100") is None
     assert read_claim(view(claim(entry(NVIDIA, PRODUCT, *before))), POLICY).excludes("A100")
     assert read_claim(view(claim(*[entry(NVIDIA, *before[:3], PRODUCT)] * 8)), POLICY).excludes("A100"), "each once"
 
 
-def test_claims_whose_text_differs_and_says_nothing_have_equal_digests() -> None:
+def test_claims_that_differ_only_in_ignored_text_have_equal_digests() -> None:
     first, second = (pack(view(claim(entry(NVIDIA, f'"{text}" != "x"')))) for text in ("one", "another"))
     assert first == second
 
@@ -336,7 +336,7 @@ def stored_template(api: ApiDouble, namespace: str, name: str, *asked: Manifest)
 
 @pytest.fixture
 def known(api: ApiDouble, monkeypatch: pytest.MonkeyPatch) -> TemplateInformer:
-    """Return an informer with room for two templates in a namespace, and three in all."""
+    """Return an informer with room for two templates per namespace, and for three in total."""
     size = ENTRY_BYTES + 100
     monkeypatch.setattr("vcuda.kube.dra.MOST_OF_NAMESPACE_BYTES", 2 * size)
     monkeypatch.setattr("vcuda.kube.dra.MOST_TEMPLATE_BYTES", 3 * size)
@@ -373,7 +373,7 @@ def test_templates_that_are_not_kept_are_logged_once_for_each_namespace(
     ]
 
 
-def test_a_template_that_goes_makes_room_for_another(api: ApiDouble, known: TemplateInformer) -> None:
+def test_a_deleted_template_makes_room_for_another(api: ApiDouble, known: TemplateInformer) -> None:
     for name in "abc":
         stored_template(api, "team-a", name)
     assert "team-a/c" not in found(known, "team-a/a", "team-a/b", "team-a/c")
@@ -388,8 +388,8 @@ def test_a_template_that_goes_makes_room_for_another(api: ApiDouble, known: Temp
     assert found(known, "team-a/d", "team-a/e") == ["team-a/d", "team-a/e"]
 
 
-def test_a_list_that_breaks_takes_no_room_for_good(api: ApiDouble, known: TemplateInformer) -> None:
-    """Templates that it brought may be deleted before the next list."""
+def test_a_list_that_breaks_does_not_use_up_room_permanently(api: ApiDouble, known: TemplateInformer) -> None:
+    """Templates that it contained may be deleted before the next list."""
     [reflector] = known.reflectors().values()
     listed = api.list_pages
 
@@ -425,7 +425,7 @@ def test_digests_of_stored_claims_are_remembered_within_a_bound_in_bytes(monkeyp
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 400))))
-def test_a_cache_never_exceeds_its_bytes_and_forgets_what_was_used_longest_ago(puts: Sequence[tuple[str, int]]) -> None:
+def test_a_cache_never_exceeds_its_bytes_and_evicts_the_least_recently_used(puts: Sequence[tuple[str, int]]) -> None:
     room = 3 * ENTRY_BYTES
     cache: SizedCache[str, int] = SizedCache(room, lambda _, size: size)
     model: dict[str, int] = {}
@@ -457,7 +457,7 @@ def test_an_allowance_is_never_exceeded_and_counts_each_object_once(steps: list[
     assert allowance.bytes == sum([*kept.values()][:1])
 
 
-def test_no_pin_is_longer_than_what_is_read_as_one() -> None:
+def test_no_pin_is_longer_than_the_parser_accepts() -> None:
     written = write_pin(ClaimPin(NVIDIA, tuple(map(fold, MANY)), tuple(f"{number}g.5gb" for number in range(200))))
     assert len(written) <= LONGEST_PIN
     pin = read_pin(written)

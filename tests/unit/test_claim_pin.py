@@ -1,4 +1,4 @@
-"""The selector that holds a claim to one model: written, found again, and trusted only as far as it holds."""
+"""The selector that pins a claim to one model: it is written, parsed again, and trusted only if it still holds."""
 
 import re
 import string
@@ -38,12 +38,12 @@ def pinned(*patterns: str, driver: str = NVIDIA) -> str:
 
 
 @given(PINS)
-def test_what_is_written_is_read_again_as_it_was(pin: ClaimPin) -> None:
+def test_a_pin_is_parsed_as_it_was_written(pin: ClaimPin) -> None:
     assert read_pin(write_pin(pin)) == pin
 
 
 @given(PINS, st.integers(0, 400), HOSTILE.filter(bool))
-def test_whatever_is_changed_in_it_is_never_read_as_what_it_was(pin: ClaimPin, at: int, put: str) -> None:
+def test_a_changed_pin_is_never_parsed_as_the_original(pin: ClaimPin, at: int, put: str) -> None:
     written = write_pin(pin)
     changed = written[: at % len(written)] + put + written[at % len(written) :]
     assert read_pin(changed) != pin
@@ -59,7 +59,7 @@ def test_a_product_with_quotes_and_backslashes_stays_one_literal() -> None:
     assert read_pin(write_pin(pin)) == pin
 
 
-def test_an_expression_is_never_longer_than_the_api_server_takes() -> None:
+def test_an_expression_is_never_longer_than_the_api_server_accepts() -> None:
     written = write_pin(ClaimPin(NVIDIA, tuple(f"product-{number:04}" for number in range(2000))))
     assert len(written) <= LONGEST_PIN
     pin = read_pin(written)
@@ -67,7 +67,7 @@ def test_an_expression_is_never_longer_than_the_api_server_takes() -> None:
     assert pin.patterns[0] == "product-0000"
 
 
-def test_a_pin_names_the_model_its_row_and_what_was_seen() -> None:
+def test_a_pin_has_the_model_its_patterns_and_the_known_products() -> None:
     [operation] = held(entry()).patch("M40")
     assert operation == {
         "op": "add",
@@ -85,7 +85,7 @@ def test_a_pin_names_the_model_its_row_and_what_was_seen() -> None:
     assert "(?:a100|nvidia[ -]a100[ -].*)" in operation["value"][0]["cel"]["expression"]
 
 
-def test_every_way_of_every_request_is_pinned_and_what_is_no_gpu_is_not() -> None:
+def test_every_alternative_of_every_gpu_request_is_pinned() -> None:
     asked = held(
         first_of(entry(NVIDIA, "true"), share(cores="5")), entry("compute-domain-default-channel.nvidia.com"), entry()
     )
@@ -104,7 +104,7 @@ def test_a_pin_of_undecided_partitions_names_the_profiles_that_are_charged() -> 
     assert written.endswith('.?profile.orValue("") in ["1g.5gb", "3g.20gb"]')
     narrowed = write_pin(ClaimPin(NVIDIA, ("a100",), ("1g.5gb",)))
     assert held(entry("mig.nvidia.com", narrowed)).charge("A100").cores == 14
-    # Without profiles it could be any, also one that is not there yet.
+    # Without profiles the partition may be of any profile, even one that does not exist yet.
     assert held(entry("mig.nvidia.com", pinned("a100"))).charge("A100").cores == 100
 
 
@@ -112,7 +112,7 @@ def test_a_pin_of_undecided_partitions_names_the_profiles_that_are_charged() -> 
     ("requests", "model"),
     [
         pytest.param([entry(NVIDIA, pinned("m40"))], "M40", id="by the model's own name"),
-        pytest.param([entry(NVIDIA, "true", pinned("m40", fold(M40)))], "M40", id="beside what others wrote"),
+        pytest.param([entry(NVIDIA, "true", pinned("m40", fold(M40)))], "M40", id="in addition to other selectors"),
         pytest.param([entry(NVIDIA, pinned("nvidia-a100-*", fold(A100)))], "A100", id="by a pattern of the table"),
         pytest.param([first_of(entry(NVIDIA, pinned("m40")), entry(NVIDIA, pinned("m40")))], "M40", id="every way"),
         pytest.param([entry()], None, id="no selector"),
@@ -121,17 +121,17 @@ def test_a_pin_of_undecided_partitions_names_the_profiles_that_are_charged() -> 
         pytest.param([entry(NVIDIA, pinned("m40")), entry(NVIDIA, pinned("a100"))], None, id="two models"),
         pytest.param([entry(NVIDIA, pinned("m40", "nvidia-a100-*"))], None, id="products of two models in one"),
         pytest.param([entry(NVIDIA, pinned("m40", "m*"))], None, id="a pattern that is in no table"),
-        pytest.param([entry(NVIDIA, pinned("m40", "h100"))], None, id="a product that nobody knows"),
+        pytest.param([entry(NVIDIA, pinned("m40", "h100"))], None, id="an unknown product"),
         pytest.param([entry(NVIDIA, pinned("m40", driver=HAMI))], None, id="the attribute of another driver"),
         pytest.param([entry(NVIDIA, f"{pinned('m40')} || true")], None, id="an alternative behind it"),
         pytest.param([entry(NVIDIA, pinned("m40").replace("^", ""))], None, id="another form"),
     ],
 )
-def test_the_model_of_a_claim_is_what_its_selectors_hold_it_to(requests: list[Manifest], model: str | None) -> None:
+def test_the_model_of_a_claim_follows_from_its_selectors(requests: list[Manifest], model: str | None) -> None:
     assert held(*requests).model() == model
 
 
-def test_a_stored_claim_stays_with_its_model_when_its_nodes_are_away() -> None:
+def test_a_stored_claim_keeps_its_model_when_its_nodes_are_removed() -> None:
     selector = held(entry()).patch("M40")[0]["value"][0]["cel"]["expression"]
     away = claim_policy((), quota=QUOTA, nodes=nodes())
     stored = held(entry(NVIDIA, selector), policy=away)
@@ -143,7 +143,7 @@ def test_a_stored_claim_stays_with_its_model_when_its_nodes_are_away() -> None:
     ("rows", "product"),
     [({"A100": ("*A100*",), "A100-40": (A100,)}, "a100-40"), ({"A100": ("M*",)}, "m40"), (ROWS, None)],
 )
-def test_a_model_whose_patterns_let_in_products_of_another_is_told(
+def test_patterns_that_match_products_of_another_model_are_reported(
     rows: dict[str, tuple[str, ...]], product: str | None
 ) -> None:
     assert claim_policy(quota=QUOTA, rows=rows).products.foreign("A100") == product
@@ -183,7 +183,7 @@ TYPE = f"device.attributes['{NVIDIA}'].type"
         ),
     ],
 )
-def test_only_what_certainly_holds_is_read_from_cel(expression: str, facts: Facts) -> None:
+def test_only_conditions_that_certainly_hold_are_read_from_cel(expression: str, facts: Facts) -> None:
     assert read_facts([expression]) == facts
 
 

@@ -1,4 +1,4 @@
-"""ResourceClaims, their templates, and the pods that name them: what /mutate and /validate answer."""
+"""The answers of /mutate and /validate for ResourceClaims, their templates, and the pods that name them."""
 
 import asyncio
 import copy
@@ -42,14 +42,14 @@ SCHEDULER = UserInfo("system:kube-scheduler")
 
 
 class Busy(MemoryLedgers):
-    """Ledgers that nobody gets to."""
+    """Ledgers that never answer in time."""
 
     async def charge(self, request: ChargeRequest) -> Decision:
         return RetryLater(f"too many pods of {request.namespace} are being created at once", soon=True)
 
 
 class Server:
-    """Both calls for what is created in namespace team-a."""
+    """Calls both webhooks for objects in namespace team-a."""
 
     def __init__(self, quota: NamespaceQuota = QUOTA, *, served: bool = True, **templates: Manifest) -> None:
         whole = Quota({"team-a": quota}, version="41")
@@ -76,7 +76,7 @@ class Server:
         return asyncio.run(decide(Creation(request, self.policy, self.ledgers, self.choices)))
 
     def create(self, manifest: Manifest, uid: str = "u-1") -> AdmissionResponse:
-        """Take it through both calls, as the API server does."""
+        """Send an object through both calls, as the API server does."""
         proposed = self.mutate(manifest)
         return self.validate(patched(manifest, proposed), uid) if proposed.allowed else proposed
 
@@ -95,7 +95,7 @@ def patched(manifest: Manifest, answer: AdmissionResponse) -> Manifest:
 
 
 def held(model: str, device_class: str = NVIDIA) -> Manifest:
-    """A request that is held to a model, as we write it."""
+    """Return a request that is pinned to a model, as /mutate writes it."""
     return entry(device_class, write_pin(ClaimPin(device_class, (model.lower(),))))
 
 
@@ -104,11 +104,11 @@ def test_a_claim_is_pinned_to_the_first_model_with_room_and_charged_by_its_uid()
     answer = server.mutate(claim(entry(count=2)))
     assert (answer.outcome, answer.model, answer.scheme) == ("pinned", "A100", NVIDIA)
     stored = patched(claim(entry(count=2)), answer)
-    assert not server.mutate(stored).patch, "a second call on its own result changes nothing"
+    assert not server.mutate(stored).patch, "a second call on the result must change nothing"
     charged = server.validate(stored, "claim-1")
     assert (charged.outcome, charged.model) == ("charged", "A100")
     server.validate(stored, "claim-1")
-    assert server.used() == {"A100": Charge(200, 0, 200)}, "once, however often it is asked"
+    assert server.used() == {"A100": Charge(200, 0, 200)}, "charged once for any number of calls"
 
 
 RECORDED = {
@@ -146,7 +146,7 @@ def test_a_product_that_the_claim_demands_decides_the_model(product: str) -> Non
     assert Server().mutate(claim(asked)).model == {M40: "M40", A100: "A100"}[product]
 
 
-def test_over_quota_is_403_without_a_time_to_wait_also_when_it_rests_on_what_is_pending() -> None:
+def test_over_quota_is_403_without_retry_after_even_because_of_pending_charges() -> None:
     server = Server()
     for uid in ("u-1", "u-2"):
         assert server.create(claim(held("M40")), uid).allowed
@@ -161,15 +161,15 @@ def test_over_quota_is_403_without_a_time_to_wait_also_when_it_rests_on_what_is_
 @pytest.mark.parametrize(
     ("manifest", "sentence"),
     [
-        pytest.param(claim(), "is held to none", id="/mutate was not asked"),
+        pytest.param(claim(), "is held to none", id="/mutate was not called"),
         pytest.param(claim(held("M40"), entry()), "is held to none", id="a request was added after it"),
         pytest.param(claim(held("M40"), held("A100")), "is held to none", id="two models"),
         pytest.param(claim(entry(NVIDIA, 'device.driver == "x"')), "is held to none", id="CEL that we did not write"),
-        pytest.param(claim(held("H100")), "is held to none", id="a product that nobody has"),
+        pytest.param(claim(held("H100")), "is held to none", id="a product that no node has"),
         pytest.param(claim(first_of(held("M40"), entry())), "is held to none", id="one of two ways"),
     ],
 )
-def test_a_claim_that_is_not_held_to_one_model_of_the_quota_is_refused(manifest: Manifest, sentence: str) -> None:
+def test_a_claim_that_is_not_pinned_to_one_model_of_the_quota_is_rejected(manifest: Manifest, sentence: str) -> None:
     server = Server()
     answer = server.validate(manifest)
     assert (answer.outcome, answer.status) == ("not-pinned", HTTPStatus.FORBIDDEN)
@@ -196,7 +196,7 @@ def test_an_annotation_decides_nothing() -> None:
 def test_a_share_by_a_claim_keeps_its_limit_unless_the_quota_allows_otherwise(
     create: Callable[..., Manifest], asked: Manifest, value: str, *, refused: bool
 ) -> None:
-    """vgpu-manager reads the annotation from the claim; the claims of a template get its own."""
+    """vgpu-manager reads the annotation from the claim. The claims of a template get the template's annotations."""
     key = "example.com/vgpu-compute-policy"
     manifest = create(asked)
     about = manifest if create is claim else manifest["spec"]
@@ -220,7 +220,7 @@ POLICY_NOTE = {"nvidia.com/vgpu-compute-policy": "none"}
         ({}, {"env": [{"name": "GPU_CORE_UTILIZATION_POLICY", "value": "disable"}]}, "spec.containers[0].env[0]"),
     ],
 )
-def test_a_pod_takes_no_limit_off_the_share_that_its_claim_may_give(
+def test_a_pod_cannot_remove_the_limit_of_the_share_of_its_claim(
     named_by: str, metadata: Manifest, fields: Manifest, path: str
 ) -> None:
     asking = pod(container(**fields), metadata=metadata, resourceClaims=[{"name": "c", named_by: "mine"}])
@@ -250,13 +250,13 @@ def test_malformed_claims_are_422_with_the_path_and_never_reach_the_ledger() -> 
         (template(entry(count=9)), "template", "can never fit"),
     ],
 )
-def test_warn_and_audit_refuse_nothing(mode: Mode, manifest: Manifest, outcome: str, warned: str) -> None:
+def test_warn_and_audit_reject_nothing(mode: Mode, manifest: Manifest, outcome: str, warned: str) -> None:
     answer = Server(NamespaceQuota({"M40": Limit(200)}, mode=mode)).validate(manifest)
     assert (answer.allowed, answer.outcome) == (True, outcome)
     assert warned in "; ".join(answer.warnings) if mode is Mode.WARN else answer.warnings == ()
 
 
-def test_the_schedulers_own_claims_pass_and_nobody_elses_marked_as_such() -> None:
+def test_only_the_schedulers_own_extended_resource_claims_are_admitted() -> None:
     server = Server()
     extended = claim(annotations={"resource.kubernetes.io/extended-resource-claim": "true"})
     for answer in (server.mutate(extended, user_info=SCHEDULER), server.validate(extended, user_info=SCHEDULER)):
@@ -266,7 +266,7 @@ def test_the_schedulers_own_claims_pass_and_nobody_elses_marked_as_such() -> Non
     assert server.used() == {}
 
 
-def test_whose_claims_pass_as_the_schedulers_is_a_setting_that_names_all_of_them() -> None:
+def test_a_setting_names_all_schedulers_whose_claims_are_admitted() -> None:
     server, volcano = Server(), UserInfo("system:serviceaccount:volcano:scheduler")
     assert server.validate(claim(), user_info=volcano).outcome == "not-pinned"
     server.policy = msgspec.structs.replace(server.policy, scheduler_users=frozenset({volcano.username}))
@@ -274,7 +274,7 @@ def test_whose_claims_pass_as_the_schedulers_is_a_setting_that_names_all_of_them
     assert server.validate(claim(), user_info=SCHEDULER).outcome == "not-pinned"
 
 
-def test_so_do_those_of_the_schedulers_that_a_scheme_names() -> None:
+def test_claims_of_the_schedulers_that_a_scheme_names_are_admitted() -> None:
     settings = {"gpu_quota": "{}", "gpu_schemes": "hami: {service_accounts: [hami-system/hami-scheduler]}"}
     server, hami = Server(), UserInfo("system:serviceaccount:hami-system:hami-scheduler")
     assert server.validate(claim(), user_info=hami).outcome == "not-pinned"
@@ -296,15 +296,15 @@ def test_so_do_those_of_the_schedulers_that_a_scheme_names() -> None:
         (template(), {"namespace": "team-b"}, "unlimited"),
     ],
 )
-def test_what_is_none_of_the_quotas_business(manifest: Manifest, fields: dict[str, str], outcome: str) -> None:
+def test_other_requests_are_ignored(manifest: Manifest, fields: dict[str, str], outcome: str) -> None:
     assert Server().mutate(manifest, **fields) == Server().validate(manifest, **fields) == AdmissionResponse(outcome)
 
 
-def test_rules_that_call_for_another_kind_are_to_be_corrected() -> None:
+def test_a_call_for_another_kind_asks_to_correct_the_rules() -> None:
     assert Server().validate({**claim(), "kind": "ResourceSlice"}).status is HTTPStatus.BAD_REQUEST
 
 
-def test_a_dry_run_is_decided_and_not_kept() -> None:
+def test_a_dry_run_is_decided_and_not_charged() -> None:
     server = Server()
     assert server.mutate(claim(), dry_run=True).warnings[0].startswith("would be pinned to A100")
     assert server.validate(claim(held("M40")), dry_run=True).outcome == "charged"
@@ -315,7 +315,7 @@ def test_no_claim_is_charged_without_a_uid() -> None:
     assert Server().validate(claim(held("M40")), uid="").status is HTTPStatus.BAD_REQUEST
 
 
-def test_a_claim_is_never_free_where_no_device_is_known() -> None:
+def test_a_claim_is_never_free_if_no_device_is_published() -> None:
     server = Server(served=False)
     assert server.create(claim()).outcome == "charged"
     assert server.used() == {"A100": Charge(100, 0, 100)}
@@ -350,14 +350,14 @@ def test_templates_and_the_pods_that_name_them_are_checked_and_not_charged(
     assert server.used() == before
 
 
-def test_a_pod_with_claims_passes_where_they_are_charged_and_is_refused_where_there_are_none() -> None:
+def test_a_pod_with_claims_is_admitted_only_if_claims_are_charged() -> None:
     assert Server().create(claiming()) == AdmissionResponse("claims")
     assert Server().create(claiming("not-known-yet")) == AdmissionResponse("claims")
     refusal = Server(served=False).create(claiming())
     assert [fault.path for fault in refusal.faults] == ["spec.resourceClaims"]
 
 
-def test_a_pod_that_asks_both_ways_is_charged_for_its_own_and_told_of_its_claims() -> None:
+def test_a_pod_with_both_kinds_of_requests_is_charged_for_its_own_and_warned_of_its_claims() -> None:
     server = Server(NamespaceQuota({"A100": Limit(400)}), train=spec(entry(count=4)))
     both = vcuda_pod(resourceClaims=[{"name": "c", "resourceClaimTemplateName": "train"}])
     server.create(claim(entry()))
@@ -377,7 +377,7 @@ def test_a_pod_with_claims_stays_in_the_pools_of_its_namespace() -> None:
     assert (refusal.outcome, "pools public" in refusal.message) == ("not-pinned", True)
 
 
-def test_a_resource_that_a_class_gives_its_own_name_is_refused_until_it_is_counted() -> None:
+def test_the_extended_resource_of_a_class_is_rejected_until_it_is_counted() -> None:
     server = Server()
     facts = {**server.policy.claims.devices.classes} if server.policy.claims else {}
     facts["own"] = msgspec.structs.replace(facts[NVIDIA], extended_resource="example.com/fast")
@@ -388,7 +388,7 @@ def test_a_resource_that_a_class_gives_its_own_name_is_refused_until_it_is_count
     assert "`example.com/fast: {cards: 1}`" in fault.message
 
 
-def test_every_pin_that_is_written_holds_the_claim_to_that_model_alone() -> None:
+def test_every_pin_restricts_the_claim_to_its_model() -> None:
     server = Server()
     stored = patched(claim(first_of(entry(), share())), server.mutate(claim(first_of(entry(), share()))))
     for way, driver in zip(stored["spec"]["devices"]["requests"][0]["firstAvailable"], (NVIDIA, HAMI), strict=True):

@@ -1,4 +1,4 @@
-"""Claims that their namespace's quota would not let in: found beside the pods, told of, and never deleted."""
+"""Claims that their namespace's quota would not admit are found together with pods, reported, and never deleted."""
 
 import json
 from typing import Any
@@ -33,7 +33,9 @@ def pod(name: str, age: int, cards: int = 1, **fields: Any) -> StoredPod:
 
 
 def claim(name: str, age: int = 1, *, terminating: bool = False, given: int = 0, **taken: Any) -> PricedClaim:
-    """Return one created ``age`` hours ago, held to M40 for a card unless said otherwise; ``given``: cards of P100."""
+    """Return a claim created ``age`` hours ago, by default pinned to M40 for one card. ``given``: allocated cards of
+    P100.
+    """
     created = f"2026-01-01T{23 - age:02}:00:00Z"
     stored = StoredClaim(f"uid-{name}", "team-a", name, pack(ClaimDigest()), (), created, terminating)
     charges = {"M40": CARD, **({"P100": Charge(100 * given)} if given else {})}
@@ -96,7 +98,7 @@ def test_claims_are_found_that_the_quota_would_not_admit(
     asked_for_so=([claim("a", fault=FAULT)], "BeyondQuota", f"namespace team-a would not admit it: {FAULT}"),
     of_no_model_and_asked_for_so=([uncounted("a", fault=FAULT)], "NotCounted", f"have it counted; {FAULT}"),
 )
-def test_what_is_said_of_a_claim_is_said_by_an_event_on_it(holders: list[PricedClaim], reason: str, said: str) -> None:
+def test_a_claim_is_reported_by_an_event_on_it(holders: list[PricedClaim], reason: str, said: str) -> None:
     [violation] = found(*holders, quota=BOTH)
     event = event_of(violation)
     assert (event.subject.kind, event.subject.api_version) == ("ResourceClaim", "resource.k8s.io/v1")
@@ -129,7 +131,7 @@ def quota_of(api: ApiDouble) -> QuotaInformer:
 
 
 @pytest.mark.parametrize("mode", ["enforce", "warn", "audit"])
-def test_each_claim_is_told_once_and_counted_beside_the_pods(api: ApiDouble, mode: str) -> None:
+def test_each_claim_is_reported_once_and_counted_with_the_pods(api: ApiDouble, mode: str) -> None:
     limit(api, {"quota": {"M40": 1}, "mode": mode})
     claims, registry, clock = [claim("old", 3), claim("new"), uncounted("free")], CollectorRegistry(), Clock()
     watcher = ViolationWatcher(
@@ -156,8 +158,8 @@ def test_each_claim_is_told_once_and_counted_beside_the_pods(api: ApiDouble, mod
     assert watcher.ongoing() == []
 
 
-def test_a_pod_is_evicted_for_what_older_claims_take_and_not_while_that_is_not_known(api: ApiDouble) -> None:
-    """What etcd has of claims is looked at too."""
+def test_a_pod_is_evicted_because_of_older_claims_only_if_these_are_known(api: ApiDouble) -> None:
+    """Claims in etcd are counted too."""
     limit(api, {"quota": {"M40": 2}})
     quota, registry = quota_of(api), CollectorRegistry()
     manifest = stored_pod({"tencent.com/vcuda-core": 100}, uid="uid-new", affinity=held_to("M40"))

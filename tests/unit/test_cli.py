@@ -1,4 +1,4 @@
-"""Addresses to listen on, and flags that are numbers: what is none is refused, wherever it is given."""
+"""Addresses to listen on, and numeric flags: invalid values are rejected in flags and environment variables."""
 
 from collections.abc import Iterator
 
@@ -35,7 +35,7 @@ HOSTS = ["[::1", "[]", "[here]", "[::g]", "a:b", "[[::1]]", "a..b", "a" * 64]
 @pytest.mark.parametrize(
     "text", ["", "here", "8080", "::1", *(f"here:{port}" for port in PORTS), *(f"{host}:1" for host in HOSTS)]
 )
-def test_what_is_no_address_is_bad_input(text: str) -> None:
+def test_an_invalid_address_is_bad_input(text: str) -> None:
     with pytest.raises(BadInput, match="is not HOST:PORT"):
         parse_address(text)
 
@@ -44,7 +44,7 @@ NODE = ["node", "--scheme", "gpu-manager", "--node", "gpu-7"]
 
 
 def options(command: click.Command) -> Iterator[click.Parameter]:
-    """Every option of a command, and of those below it."""
+    """Yield every option of a command and of its subcommands."""
     yield from command.params
     if isinstance(command, click.Group):
         for below in command.commands.values():
@@ -59,7 +59,7 @@ def test_every_flag_that_is_a_fraction_is_finite(program: click.Command) -> None
 
 
 @pytest.mark.parametrize("number", ["nan", "NaN", "-nan", "inf", "-inf", "1e999"])
-def test_a_number_that_is_none_is_bad_input(number: str) -> None:
+def test_an_invalid_number_is_bad_input(number: str) -> None:
     result = CliRunner().invoke(controller, [*NODE, f"--grace={number}"])
     assert (result.exit_code, "Invalid value for '--grace'" in result.stderr) == (2, True), result.output
 

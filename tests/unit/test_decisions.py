@@ -1,4 +1,4 @@
-"""The answer of each path of the webhook to each fault, by the quota's mode: one table, from bytes to bytes."""
+"""One table, from bytes to bytes: the answer of each path of the webhook to each fault, by the quota's mode."""
 
 import asyncio
 import base64
@@ -63,7 +63,7 @@ class Refusal(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A pod with a fault; where ``lenient`` is given, the outcome under a quota that does not enforce, and a warning.
+    """A pod with a fault. ``lenient``, if given, is the outcome and the warning under a quota that does not enforce.
 
     The owner of the pod gets the warning under mode warn. Mode audit has no warning.
     """
@@ -180,7 +180,7 @@ def test_the_answer_to_each_fault(case: Case, path: str, mode: Mode) -> None:
         assert not told.response["allowed"]
         assert told.refusal[:2] == case.enforced[:2]
         assert told.refusal.message.startswith(case.enforced.message)
-        assert {"patch", "warnings"}.isdisjoint(told.response), "a refusal changes nothing and warns of nothing"
+        assert {"patch", "warnings"}.isdisjoint(told.response), "a rejection has no patch and no warning"
     else:
         outcome, warning = case.lenient
         assert told.response["allowed"]
@@ -190,7 +190,7 @@ def test_the_answer_to_each_fault(case: Case, path: str, mode: Mode) -> None:
         assert all(each.startswith(warning) for each in warnings)
 
 
-def test_a_busy_ledger_has_the_client_come_again_by_itself() -> None:
+def test_a_busy_ledger_makes_the_client_retry() -> None:
     busy = next(case for case in CASES if case.name == "too many charges")
     status = ask(busy, "/validate", Mode.ENFORCE).response["status"]
     assert (status["reason"], status["details"]) == ("TooManyRequests", {"retryAfterSeconds": 1})
@@ -206,7 +206,7 @@ def test_every_fault_of_a_malformed_pod_is_a_cause_with_its_path() -> None:
     ]
 
 
-def test_a_refusal_names_a_hundred_faults_and_how_many_there_are() -> None:
+def test_a_rejection_lists_a_hundred_faults_and_their_number() -> None:
     wrong = pod(*[container({"tencent.com/vcuda-core": 150})] * 250)
     status = ask(Case("", (), wrong), "/mutate", Mode.ENFORCE).response["status"]
     assert len(status["details"]["causes"]) == MOST_FAULTS + 1
@@ -214,7 +214,7 @@ def test_a_refusal_names_a_hundred_faults_and_how_many_there_are() -> None:
 
 
 @pytest.mark.parametrize("namespace", ["", "Team", "a.b", "-a", "a/b", "x" * 64, "x" * 2**20])
-def test_what_is_no_name_of_a_namespace_is_refused_and_not_repeated(namespace: str) -> None:
+def test_an_invalid_namespace_name_is_rejected_and_not_repeated_in_the_message(namespace: str) -> None:
     asked = body(SOME, namespace=namespace)
     webhook = service(PolicySnapshot(Quota(default=QUOTA), Nodes(LABELS)), MemoryLedgers(), CapturingLogger())
     response = json.loads(asyncio.run(webhook.answer("/validate", asked, ReviewDeadline.after(10))))["response"]
@@ -222,7 +222,7 @@ def test_what_is_no_name_of_a_namespace_is_refused_and_not_repeated(namespace: s
     assert len(response["status"]["message"]) < 100
 
 
-def test_what_is_allowed_tells_the_audit_log_why_and_the_api_server_the_patch() -> None:
+def test_an_admission_has_audit_annotations_and_the_patch() -> None:
     told = ask(Case("", (), vcuda_pod()), "/mutate", Mode.ENFORCE)
     assert told.outcome == "pinned"
     assert told.response["auditAnnotations"]["model"] == "M40"
@@ -230,18 +230,18 @@ def test_what_is_allowed_tells_the_audit_log_why_and_the_api_server_the_patch() 
     assert operation == {"op": "add", "path": "/spec/affinity", "value": HELD}
 
 
-# Not answered at all
+# Reviews without an answer
 
 
 @pytest.mark.parametrize("path", BOTH)
 @pytest.mark.parametrize("mode", Mode)
-def test_a_ledger_that_does_not_answer_allows_nothing(path: str, mode: Mode) -> None:
+def test_an_unreachable_ledger_admits_nothing(path: str, mode: Mode) -> None:
     with pytest.raises(Unavailable):
         ask(Case("", (), pod_of_cores(100, affinity=HELD), fault=Unavailable("no answer")), path, mode)
 
 
 @pytest.mark.parametrize("path", BOTH)
-def test_without_a_quota_read_only_those_pass_whom_none_holds(path: str) -> None:
+def test_before_the_quota_is_read_only_pods_without_gpus_are_admitted(path: str) -> None:
     webhook = service(None, MemoryLedgers(), CapturingLogger())
     assert not webhook.ready
     with pytest.raises(NotReady):
@@ -264,7 +264,7 @@ def test_a_replica_that_stops_answers_until_it_is_closed_and_not_after(path: str
 @pytest.mark.parametrize(
     "raw", [b"", b"{}", b"pod", b'{"apiVersion": "admission.k8s.io/v2", "kind": "AdmissionReview"}']
 )
-def test_what_is_no_review_is_the_callers_mistake(path: str, raw: bytes) -> None:
+def test_a_body_that_is_no_review_is_a_client_error(path: str, raw: bytes) -> None:
     with pytest.raises(BadReview):
         asyncio.run(
             service(policy_for(QUOTA), MemoryLedgers(), CapturingLogger()).answer(path, raw, ReviewDeadline.after(10))

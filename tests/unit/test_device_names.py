@@ -1,4 +1,4 @@
-"""Single devices are found by the name that the status of a claim gives them, whatever slices their pool is made of."""
+"""Devices are found by their name in the status of a claim, in any slice of their pool."""
 
 import pytest
 

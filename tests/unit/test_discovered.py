@@ -1,4 +1,4 @@
-"""Which source says what model a node has, what is in doubt, and whose the label is."""
+"""Which source determines the model of a node, what is doubtful, and who owns the label."""
 
 from typing import Any
 
@@ -65,7 +65,7 @@ def wanted(found: Found) -> tuple[str, str] | None:
     most_cards=(node(hami(A100, T4, T4)), [], (T4_PRODUCT, "hami")),
     no_source=(node(labels={"a/b": "c"}), [], None),
 )
-def test_the_strongest_source_that_is_alive_says_the_model(
+def test_the_strongest_live_source_determines_the_model(
     manifest: Manifest, slices: list[ResourceSlice], expected: tuple[str, str] | None
 ) -> None:
     assert wanted(found_on(manifest, slices)) == expected
@@ -78,7 +78,7 @@ def test_the_strongest_source_that_is_alive_says_the_model(
     the_plugin_answers=(hami(A100), set()),
     no_register=({"allocatable": {"nvidia.com/gpu": "8"}, "annotations": {HAMI.handshake: DELETED}}, set()),
 )
-def test_a_register_is_left_over_if_hami_is_gone_and_another_plugin_serves(
+def test_a_register_is_outdated_if_hami_was_removed_and_another_plugin_serves(
     plugin: dict[str, Any], left_over: set[str]
 ) -> None:
     seen = msgspec.convert(node(plugin), Node)
@@ -234,7 +234,7 @@ INVALID_MIG = (
         "the ResourceSlices of driver gpu.nvidia.com name no product; the node has no model",
     ),
 )
-def test_what_is_in_doubt_is_told_with_the_model_that_counts(
+def test_a_doubt_is_reported_with_the_model_that_is_used(
     manifest: Manifest, slices: list[ResourceSlice], doubt: Doubt, message: str
 ) -> None:
     assert found_on(manifest, slices, ROWS).doubts == {doubt: message}
@@ -284,7 +284,7 @@ def test_a_label_is_ours_only_with_the_value_that_our_annotation_records(
     assert (found.source, found.is_missing(), found.differs(ROWS.models)) == (source, missing, differs)
 
 
-def test_a_weaker_source_that_is_left_is_told_from_a_stronger_one() -> None:
+def test_a_weaker_remaining_source_is_distinguished_from_a_stronger_one() -> None:
     lost = found_on(node(features("Tesla-T4"), labelled("A100", by="hami")), known=ROWS)
     assert (lost.differs(ROWS.models), lost.confirmed) == (True, None)
     assert "which the label is from, is lost" in lost.why_held(in_use=False)
@@ -302,7 +302,7 @@ def test_any_text_in_our_annotation_is_a_record_or_none(text: str) -> None:
 
 
 def test_a_label_by_the_products_name_stays_when_a_row_names_it() -> None:
-    """Pods may be pinned to that value of the label; the rows give both values the same model."""
+    """Pods may be pinned to that value of the label. By the rows both values are the same model."""
     manifest = node(hami(A100), labelled(A100_PRODUCT, by="hami"))
     assert not found_on(manifest).differs(NO_ROWS)
     assert not found_on(manifest, known=ROWS).differs(ROWS.models)
@@ -314,7 +314,7 @@ def test_a_label_by_the_products_name_stays_when_a_row_names_it() -> None:
 @pytest.mark.parametrize(
     "register", ["[{", '[{"id":"GPU-1","type":"A100"}]' + " " * 2**20, "GPU-0055,10,32768,100,NVI"]
 )
-def test_hostile_labels_and_registers_never_stop_a_look(register: str, labels: dict[str, str]) -> None:
+def test_hostile_labels_and_registers_never_stop_the_discovery(register: str, labels: dict[str, str]) -> None:
     found = found_on(node({"annotations": {"hami.io/node-nvidia-register": register}}, labels=labels))
     assert Doubt.MALFORMED in found.doubts
     assert all(len(message) < 2000 for message in found.doubts.values())

@@ -1,4 +1,4 @@
-"""Every source names a product in its own form; they all come to one name, and that to the model of the quota."""
+"""Every source names a product in its own form. All forms lead to one name, and to the model of the quota."""
 
 import re
 
@@ -26,7 +26,7 @@ from vcuda.quota.values import listed, read_label_value
     only_blanks=(" - ", ""),
     another_vendor=("NVIDIAX A100", "NVIDIA-NVIDIAX-A100"),
 )
-def test_the_names_of_all_sources_come_to_one_form(written: str, product: str) -> None:
+def test_the_names_of_all_sources_lead_to_one_form(written: str, product: str) -> None:
     assert normalise(written) == product
     assert normalise(product) == product
 
@@ -52,7 +52,7 @@ def test_every_product_becomes_a_valid_label_value(name: str) -> None:
     assert re.fullmatch(r"(NVIDIA-(?!NVIDIA-).*)?", product, re.DOTALL | re.IGNORECASE)
 
 
-def test_a_quota_for_a_model_that_no_node_has_is_told_with_the_nearest_name() -> None:
+def test_a_quota_for_a_model_that_no_node_has_is_reported_with_the_nearest_name() -> None:
     known = {"NVIDIA-A100-SXM4-40GB", "NVIDIA-Tesla-T4"}
     assert model_warnings(["NVIDIA-Tesla-T4"], known) == ()
     assert model_warnings(["T4", "NVIDIA-Tesla-T5", "H100"], known) == (
@@ -67,7 +67,7 @@ def test_a_cluster_without_any_model_is_no_reason_to_doubt_each_name() -> None:
     assert model_warnings([], ()) == ()
 
 
-def test_of_ten_thousand_wrong_names_a_few_are_told() -> None:
+def test_only_a_few_of_ten_thousand_wrong_names_are_reported() -> None:
     *first, last = model_warnings([f"X{number:05}" for number in range(10_000)], {"A100"})
     assert (len(first), last) == (MAX_NAMES, f"and {10_000 - MAX_NAMES} more models that no node has")
 

@@ -27,7 +27,7 @@ pages_of_the_site = pytest.mark.parametrize("page", OF_THE_SITE, ids=name_of)
 
 
 def prose(page: Path) -> list[str]:
-    """The lines of the page, with those of code blocks left empty."""
+    """Return the lines of the page. Lines of code blocks are empty."""
     lines, in_code = [], False
     for line in page.read_text(encoding="utf-8").splitlines():
         fence = FENCE.match(line) is not None
@@ -37,19 +37,19 @@ def prose(page: Path) -> list[str]:
 
 
 def slugs(heading: str) -> set[str]:
-    """The anchors that GitHub and mkdocs give to a heading: GitHub keeps several dashes in a row."""
+    """Return the anchors that GitHub and mkdocs give to a heading. GitHub keeps several dashes in a row."""
     github = re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
     return {github, re.sub(r"-+", "-", github)}
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of the page that are the same on GitHub and on the site."""
+    """Return the anchors of the page that are the same on GitHub and on the site."""
     headings = [found[1] for line in prose(page) if (found := re.match(r"#+ (.+)", line))]
     return {min(of_heading) for heading in headings if len(of_heading := slugs(heading)) == 1}
 
 
 def relative_links(page: Path) -> Iterator[tuple[Path, str]]:
-    """Each file that the page links to, with the anchor there."""
+    """Yield each file that the page links to, with the anchor."""
     for target in LINK.findall("\n".join(prose(page))):
         path, _, anchor = target.partition("#")
         if not re.match(r"[a-z]+:", target):
@@ -57,7 +57,7 @@ def relative_links(page: Path) -> Iterator[tuple[Path, str]]:
 
 
 @pages
-def test_every_file_of_the_code_that_is_named_exists(page: Path) -> None:
+def test_every_named_file_of_the_code_exists(page: Path) -> None:
     named = re.findall(r"`((?:webhook|controller|certs|vcuda|tests|tools|bench|manifests)/[\w./-]*)`", page.read_text())
     assert [path for path in named if not (ROOT / path).exists()] == []
 
@@ -77,7 +77,7 @@ def test_a_page_of_the_site_links_to_nothing_outside_the_site(page: Path) -> Non
 
 @pages_of_the_site
 def test_every_list_and_every_table_begins_after_an_empty_line(page: Path) -> None:
-    """GitHub does without the line; mkdocs would print the list as text of the paragraph before."""
+    """GitHub does not need the empty line. mkdocs would print the list as text of the paragraph before."""
     lines = ["", *prose(page)]
     broken = [line for before, line in pairwise(lines) if BLOCK.match(line) and before and not OF_A_BLOCK.match(before)]
     assert broken == []
@@ -90,7 +90,7 @@ def test_every_page_of_docs_is_in_the_navigation_once() -> None:
 
 
 def pages_of(nav: object) -> Iterator[str]:
-    """The paths at the leaves of mkdocs.yml's ``nav``."""
+    """Yield the paths at the leaves of mkdocs.yml's ``nav``."""
     if isinstance(nav, str):
         yield nav
         return

@@ -1,4 +1,4 @@
-"""The leader election: who takes the Lease, who leaves it alone, and when a leader must stop."""
+"""The leader election: which candidate takes the Lease, and when a leader must stop."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -18,7 +18,9 @@ TIMING = LeaseTiming.of(30)
 
 
 class Candidate:
-    """An elector on a clock that passes by waiting only. ``meanwhile`` is called in every wait, and may stop it."""
+    """An elector on a clock that advances only when it waits. ``meanwhile`` is called in every wait, and may
+    stop it.
+    """
 
     def __init__(self, api: ApiDouble, identity: str = "us", timing: LeaseTiming = TIMING) -> None:
         self.now = 1000.0
@@ -27,7 +29,7 @@ class Candidate:
         self.elector = Elector(api.kube, place, identity, timing=timing, wait=self._wait, clock=lambda: self.now)
 
     def stops_after(self, seconds: float) -> None:
-        """Have it told to stop after its last attempt within so many seconds from now."""
+        """Stop it after its last attempt within so many seconds from now."""
         until = self.now + seconds
         self.meanwhile = lambda: self.now > until
 
@@ -73,7 +75,7 @@ def slow(candidate: Candidate, part: float = 1.0) -> Delivery:
 # Taking
 
 
-def test_without_a_lease_it_is_made(api: ApiDouble, us: Candidate) -> None:
+def test_a_missing_lease_is_created(api: ApiDouble, us: Candidate) -> None:
     assert us.acquires_within(0)
     spec = spec_of(api)
     assert (spec["holderIdentity"], spec["leaseDurationSeconds"], spec["leaseTransitions"]) == ("us", 30, 0)
@@ -82,7 +84,9 @@ def test_without_a_lease_it_is_made(api: ApiDouble, us: Candidate) -> None:
 
 # If the Lease is its own, the attempt that took it got no answer.
 @pytest.mark.parametrize(("holder", "transitions"), [("", 5), (None, 5), ("us", 4)], ids=["free", "never", "its own"])
-def test_a_lease_of_nobody_else_is_taken(api: ApiDouble, us: Candidate, holder: str | None, transitions: int) -> None:
+def test_a_lease_without_another_holder_is_taken(
+    api: ApiDouble, us: Candidate, holder: str | None, transitions: int
+) -> None:
     held_by(api, "", holderIdentity=holder, acquireTime="then")
     assert us.acquires_within(0)
     spec = spec_of(api)
@@ -105,12 +109,12 @@ def test_a_lease_that_is_renewed_is_never_taken(api: ApiDouble, us: Candidate) -
 @pytest.mark.parametrize(
     ("spec", "waits"),
     [
-        # The time that another clock wrote says nothing.
+        # The time that another clock wrote is ignored.
         *(({"renewTime": at}, 30) for at in ("2001-01-01T00:00:00.000000Z", "2099-01-01T00:00:00.000000Z", None)),
         *(({"leaseDurationSeconds": declared}, waits) for declared, waits in ((60, 60), (10, 10), (None, 30), (0, 30))),
     ],
 )
-def test_a_lease_lasts_for_as_long_as_it_says_from_when_it_was_seen(
+def test_a_lease_lasts_for_its_duration_since_it_was_seen(
     api: ApiDouble, us: Candidate, spec: dict[str, Any], waits: int
 ) -> None:
     held_by(api, "them", **spec)
@@ -119,8 +123,8 @@ def test_a_lease_lasts_for_as_long_as_it_says_from_when_it_was_seen(
     assert spec_of(api)["leaseTransitions"] == 5
 
 
-def test_who_heard_nothing_for_long_starts_to_count_anew(api: ApiDouble, us: Candidate) -> None:
-    """The lease was renewed all along; only this candidate did not see it."""
+def test_a_candidate_that_saw_nothing_for_long_starts_to_count_again(api: ApiDouble, us: Candidate) -> None:
+    """The lease was renewed all the time, but this candidate did not see it."""
     held_by(api, "them")
     assert not us.acquires_within(2)
     api.deliver = lost_request
@@ -141,7 +145,7 @@ def overtaken(api: ApiDouble, method: str) -> Delivery:
     return Script(take, methods=(method,))
 
 
-def test_who_loses_the_race_for_a_free_lease_waits(api: ApiDouble, us: Candidate) -> None:
+def test_a_candidate_that_loses_the_race_for_a_free_lease_waits(api: ApiDouble, us: Candidate) -> None:
     for method in ("POST", "PUT"):
         api.deliver = overtaken(api, method)
         assert not us.acquires_within(0)
@@ -164,7 +168,7 @@ def test_every_failure_is_a_failed_attempt(api: ApiDouble, us: Candidate, method
     assert spec_of(api)["holderIdentity"] == "us"
 
 
-def test_told_to_stop_it_takes_nothing_more(api: ApiDouble, us: Candidate) -> None:
+def test_a_stopped_candidate_does_not_take_the_lease(api: ApiDouble, us: Candidate) -> None:
     held_by(api, "them")
     us.meanwhile = lambda: True
     assert not us.elector.acquire()
@@ -181,7 +185,7 @@ def leader(us: Candidate) -> Candidate:
     return us
 
 
-def test_it_renews_until_told_to_stop(api: ApiDouble, leader: Candidate) -> None:
+def test_a_leader_renews_its_lease_until_it_is_stopped(api: ApiDouble, leader: Candidate) -> None:
     before = dict(spec_of(api))
     assert leader.holds_for(100)
     assert api.calls.count("PUT") == 50
@@ -190,7 +194,9 @@ def test_it_renews_until_told_to_stop(api: ApiDouble, leader: Candidate) -> None
     assert spec["renewTime"] > before["renewTime"]
 
 
-def test_an_api_server_that_is_away_for_10_seconds_costs_nothing(api: ApiDouble, leader: Candidate) -> None:
+def test_an_api_server_that_is_down_for_10_seconds_does_not_end_the_leadership(
+    api: ApiDouble, leader: Candidate
+) -> None:
     until, network = leader.now + 10, slow(leader)
 
     def away(method: str, timeout: float, effect: Effect) -> bytes:
@@ -202,7 +208,9 @@ def test_an_api_server_that_is_away_for_10_seconds_costs_nothing(api: ApiDouble,
 
 @pytest.mark.parametrize("lease_seconds", [5, 15, 30, 600])
 @pytest.mark.parametrize("part", [0.0, 0.3, 1.0], ids=["refused at once", "slow", "the whole timeout"])
-def test_without_a_success_it_stops_before_others_take_over(api: ApiDouble, lease_seconds: int, part: float) -> None:
+def test_a_leader_that_cannot_renew_stops_before_others_take_over(
+    api: ApiDouble, lease_seconds: int, part: float
+) -> None:
     timing = LeaseTiming.of(lease_seconds)
     leader = Candidate(api, timing=timing)
     assert leader.acquires_within(0)
@@ -215,11 +223,11 @@ def test_without_a_success_it_stops_before_others_take_over(api: ApiDouble, leas
     api.deliver = noted
     assert not leader.holds_for(10_000)
     assert timing.renew_deadline < leader.now - renewed < timing.lease_duration
-    assert begun[-1] <= timing.renew_deadline, "what begins later could be answered too late"
+    assert begun[-1] <= timing.renew_deadline, "a later call could be answered too late"
 
 
-def test_it_counts_from_before_it_asked(api: ApiDouble) -> None:
-    """The answer took long; others count from when the Lease was written, which was before."""
+def test_a_leader_counts_its_lease_from_before_the_call(api: ApiDouble) -> None:
+    """The answer took long. Others count from the write of the Lease, which was earlier."""
     us = Candidate(api)
     written = 0.0
 
@@ -236,7 +244,7 @@ def test_it_counts_from_before_it_asked(api: ApiDouble) -> None:
     assert us.now - written <= TIMING.renew_deadline + TIMING.retry_period
 
 
-def test_another_holder_ends_it_at_once(api: ApiDouble, leader: Candidate) -> None:
+def test_another_holder_ends_the_leadership_at_once(api: ApiDouble, leader: Candidate) -> None:
     held_by(api, "them")
     before = leader.now
     assert not leader.holds_for(100)
@@ -245,13 +253,13 @@ def test_another_holder_ends_it_at_once(api: ApiDouble, leader: Candidate) -> No
 
 
 @pytest.mark.parametrize("delivery", [lost_reply, garbage])
-def test_an_answer_that_is_lost_does_not_cost_the_lease(api: ApiDouble, leader: Candidate, delivery: Delivery) -> None:
+def test_a_lost_answer_does_not_end_the_leadership(api: ApiDouble, leader: Candidate, delivery: Delivery) -> None:
     api.deliver = Script(*[delivery] * 5)
     assert leader.holds_for(60)
     assert spec_of(api)["holderIdentity"] == "us"
 
 
-def test_a_lease_that_somebody_deleted_is_made_again(api: ApiDouble, leader: Candidate) -> None:
+def test_a_deleted_lease_is_recreated(api: ApiDouble, leader: Candidate) -> None:
     api.remove(LEASE)
     assert leader.holds_for(10)
     assert spec_of(api)["holderIdentity"] == "us"
@@ -260,7 +268,7 @@ def test_a_lease_that_somebody_deleted_is_made_again(api: ApiDouble, leader: Can
 # Giving it up
 
 
-def test_once_released_another_takes_it_at_once(api: ApiDouble, leader: Candidate) -> None:
+def test_another_candidate_takes_a_released_lease_at_once(api: ApiDouble, leader: Candidate) -> None:
     them = Candidate(api, "them")
     assert not them.acquires_within(4)
     leader.elector.release()
@@ -268,7 +276,7 @@ def test_once_released_another_takes_it_at_once(api: ApiDouble, leader: Candidat
     assert spec_of(api)["leaseTransitions"] == 1
 
 
-def test_it_is_released_though_the_last_renewal_was_not_heard(api: ApiDouble, leader: Candidate) -> None:
+def test_the_lease_is_released_although_the_last_renewal_got_no_answer(api: ApiDouble, leader: Candidate) -> None:
     api.deliver = Script(lost_reply)
     assert leader.holds_for(TIMING.retry_period)
     leader.elector.release()
@@ -289,7 +297,7 @@ def test_a_release_that_fails_is_no_error(api: ApiDouble, leader: Candidate, del
     leader.elector.release()
     api.objects.clear()
     leader.elector.release()
-    assert api.objects == {}, "without a lease there is nothing to release"
+    assert api.objects == {}, "there must be no Lease to release"
 
 
 # Logs
@@ -303,7 +311,7 @@ def warnings_within(candidate: Candidate, api: ApiDouble, seconds: float) -> lis
     return [line["seconds"] for line in logs if line["event"] == "the Lease cannot be read or written"]
 
 
-def test_a_lease_out_of_reach_is_warned_of_within_10_seconds_and_then_at_growing_intervals(
+def test_an_unreachable_lease_is_logged_within_10_seconds_and_then_at_growing_intervals(
     api: ApiDouble, us: Candidate
 ) -> None:
     told = warnings_within(us, api, 600)
@@ -313,11 +321,11 @@ def test_a_lease_out_of_reach_is_warned_of_within_10_seconds_and_then_at_growing
     assert len(told) < 10
 
 
-def test_a_short_failure_is_not_warned_of(api: ApiDouble, us: Candidate) -> None:
+def test_a_short_failure_is_not_logged(api: ApiDouble, us: Candidate) -> None:
     assert warnings_within(us, api, 4) == []
 
 
-def test_the_gauge_says_who_leads(api: ApiDouble, us: Candidate) -> None:
+def test_the_gauge_shows_the_leader(api: ApiDouble, us: Candidate) -> None:
     registry = CollectorRegistry()
     register_leading(registry, lambda: us.elector.is_leading)
 

@@ -1,4 +1,4 @@
-"""The watcher beside an API server double: each finding is told of once; who is evicted, and when."""
+"""The watcher with an API server double: each finding is reported once; which pods are evicted, and when."""
 
 import json
 from collections.abc import Callable
@@ -27,7 +27,7 @@ HOUR = 3600.0
 
 
 class Cluster(ApiDouble):
-    """An API server that evicts: the pod terminates, unless ``refusal`` says why not."""
+    """An API server that evicts: the pod terminates, unless ``refusal`` is the reason for a rejection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Cluster(ApiDouble):
         self.refusal: VcudaError | None = None
 
     def post(self, path: str, body: bytes, params: object = None, timeout: float = 10) -> bytes:
-        """Create an object; an eviction creates none."""
+        """Create an object. An eviction creates none."""
         if not path.endswith("/eviction"):
             return super().post(path, body, params, timeout)
         self.evictions.append(json.loads(body))
@@ -45,7 +45,7 @@ class Cluster(ApiDouble):
         return b"{}"
 
     def terminate(self, name: str) -> None:
-        """Accept the deletion of a pod, which still stands."""
+        """Accept the deletion of a pod, which still exists."""
         self._change(name, deletionTimestamp="now")
 
     def make_anew(self, name: str) -> None:
@@ -60,7 +60,7 @@ class Cluster(ApiDouble):
         self.store(QUOTA, {"metadata": metadata, "data": {"gpu_quota": json.dumps({"team-a": entry})}})
 
     def add(self, name: str, *, hour: int, cards: int = 1, **fields: Any) -> None:
-        """Store a pod of team-a that was created at this hour, pinned to M40 unless said otherwise."""
+        """Store a pod of team-a that was created at this hour, by default pinned to M40."""
         at = {"creationTimestamp": f"2026-01-01T{hour:02}:00:00Z", "uid": f"uid-{name}"}
         pod = vcuda_pod({"tencent.com/vcuda-core": 100 * cards}, **{"affinity": held_to("M40"), **fields})
         self.store(f"{PODS}/{name}", {**pod, "metadata": {"name": name, "namespace": "team-a", **at}})
@@ -74,12 +74,12 @@ class Cluster(ApiDouble):
         return [(event["involvedObject"]["name"], event["reason"]) for event in self.events()]
 
     def evicted(self) -> list[str]:
-        """Return the names of the pods whose eviction was asked for, one for each time."""
+        """Return the names of the pods whose eviction was requested, once for each request."""
         return [eviction["metadata"]["name"] for eviction in self.evictions]
 
 
 class Watched:
-    """A watcher with a clock that stands still. Its watches see the stored objects when a test says so."""
+    """A watcher with a stopped clock. A test delivers the stored objects to its watches."""
 
     def __init__(
         self,
@@ -105,17 +105,17 @@ class Watched:
         self.watch()
 
     def watch(self) -> None:
-        """Let the watches see the objects that are stored now."""
+        """Deliver the stored objects to the watches."""
         self.quota.reflector.relist()
         self.see_pods()
 
     def see_pods(self) -> None:
-        """Let the watch of pods see the pods that are stored now."""
+        """Deliver the stored pods to the watch of pods."""
         found = [read_stored(view(each), LABELS) for path, each in self.api.objects.items() if path.startswith(PODS)]
         self.pods = [pod for pod in found if pod]
 
     def look(self, after: float = 0.0) -> list[Any]:
-        """Look once, so many seconds later; return what was logged."""
+        """Look once, so many seconds later. Return what was logged."""
         self.clock.now += after
         with structlog.testing.capture_logs() as logs:
             self.watcher.reconcile("team-a")
@@ -127,7 +127,7 @@ class Watched:
 
 @pytest.fixture
 def api() -> Cluster:
-    """Return a cluster in which team-a may use two M40, and uses four: the two newest are beyond that."""
+    """Return a cluster in which team-a may use two M40, and uses four. The two newest pods are beyond the quota."""
     cluster = Cluster()
     cluster.limit({"quota": {"M40": 2}})
     for hour, name in enumerate(("oldest", "old", "new", "newest")):
@@ -143,7 +143,7 @@ def watched(api: Cluster) -> Watched:
     return watched
 
 
-def test_each_pod_beyond_the_quota_is_told_once_and_counted(api: Cluster) -> None:
+def test_each_pod_beyond_the_quota_is_reported_once_and_counted(api: Cluster) -> None:
     watched = Watched(api, enforce=False)
     for _ in range(3):
         watched.look(PERIOD)
@@ -167,7 +167,7 @@ def remove_quota(api: Cluster) -> None:
 
 
 @pytest.mark.parametrize("mend", [raise_limit, remove_quota])
-def test_what_is_mended_is_found_no_longer(api: Cluster, mend: Callable[[Cluster], None]) -> None:
+def test_a_pod_that_fits_again_is_no_longer_found(api: Cluster, mend: Callable[[Cluster], None]) -> None:
     watched = Watched(api, enforce=False)
     watched.look()
     mend(api)
@@ -177,12 +177,12 @@ def test_what_is_mended_is_found_no_longer(api: Cluster, mend: Callable[[Cluster
     assert watched.counted("pods", namespace="team-a", finding="over-quota") is None
 
 
-def test_a_namespace_that_was_never_limited_is_left_alone(api: Cluster) -> None:
+def test_a_namespace_that_was_never_limited_is_ignored(api: Cluster) -> None:
     remove_quota(api)
     assert (Watched(api).look(), api.told()) == ([], [])
 
 
-def test_a_pod_that_is_held_to_no_model_is_told_of_once_in_its_own_words_and_never_evicted(api: Cluster) -> None:
+def test_a_pod_that_is_not_pinned_has_its_own_event_and_is_never_evicted(api: Cluster) -> None:
     api.limit({"quota": {"M40": 4}})
     api.add("free", hour=9, affinity={})
     watched = Watched(api)
@@ -195,7 +195,7 @@ def test_a_pod_that_is_held_to_no_model_is_told_of_once_in_its_own_words_and_nev
     assert "the GPU quota of namespace team-a does not count this pod" in event["message"]
 
 
-def test_another_leader_says_nothing_twice(api: Cluster) -> None:
+def test_another_leader_repeats_no_event(api: Cluster) -> None:
     api.add("free", hour=9, affinity={})
     for _ in range(2):
         Watched(api, enforce=False).look()
@@ -203,7 +203,7 @@ def test_another_leader_says_nothing_twice(api: Cluster) -> None:
     assert api.calls.count("POST") == 6
 
 
-def test_a_pod_made_again_under_its_name_is_told_anew(api: Cluster) -> None:
+def test_a_recreated_pod_with_the_same_name_is_reported_again(api: Cluster) -> None:
     watched = Watched(api, enforce=False)
     watched.look()
     api.make_anew("newest")
@@ -220,12 +220,12 @@ ALL_THREE = ["free", "new", "newest"]
     [
         pytest.param("enforce", False, frozenset(), ALL_THREE, id="without the flag"),
         pytest.param("warn", True, frozenset(), ALL_THREE, id="a quota that only warns"),
-        pytest.param("audit", True, frozenset(), [], id="one that only audits tells nobody either"),
+        pytest.param("audit", True, frozenset(), [], id="one that only audits reports nothing either"),
         # The webhook is not called there, so another pod would only take the place of an evicted one.
         pytest.param("enforce", True, frozenset({"team-a"}), ALL_THREE, id="a system namespace"),
     ],
 )
-def test_who_is_not_to_be_evicted_is_counted_all_the_same(
+def test_a_pod_that_is_not_evicted_is_still_counted(
     api: Cluster, mode: str, enforce: bool, system: frozenset[str], told: list[str]
 ) -> None:
     api.limit({"quota": {"M40": 2}, "mode": mode})
@@ -256,7 +256,7 @@ WARNS: Manifest = {"quota": {"M40": 2}, "mode": "warn"}
 
 
 @pytest.mark.parametrize("between", [{"quota": {"M40": 4}}, WARNS], ids=["fits", "warns"])
-def test_a_look_that_finds_none_to_evict_begins_the_period_anew(
+def test_a_look_that_finds_no_pod_to_evict_restarts_the_period(
     api: Cluster, watched: Watched, between: Manifest
 ) -> None:
     for entry in (between, {"quota": {"M40": 2}}):
@@ -275,16 +275,20 @@ TWO = ("new", "newest")
 @pytest.mark.parametrize(
     "change",
     [
-        pytest.param(lambda api: [api.remove(f"{PODS}/{name}") for name in TWO], id="both are gone"),
+        pytest.param(lambda api: [api.remove(f"{PODS}/{name}") for name in TWO], id="both are deleted"),
         pytest.param(lambda api: [api.make_anew(name) for name in TWO], id="both have successors of their names"),
-        pytest.param(lambda api: [api.remove(f"{PODS}/oldest"), api.terminate("old")], id="the older are gone or go"),
+        pytest.param(
+            lambda api: [api.remove(f"{PODS}/oldest"), api.terminate("old")], id="the older are deleted or terminate"
+        ),
         raise_limit,
         pytest.param(lambda api: api.limit({"quota": {"M40": "many"}}), id="the quota is malformed"),
         remove_quota,
     ],
 )
-def test_what_etcd_has_counts(api: Cluster, watched: Watched, change: Callable[[Cluster], object]) -> None:
-    """And not what the watches saw."""
+def test_the_stored_pods_decide_about_an_eviction(
+    api: Cluster, watched: Watched, change: Callable[[Cluster], object]
+) -> None:
+    """It does not matter what the watches have seen."""
     change(api)
     for _ in range(3):
         watched.look(PERIOD)
@@ -295,7 +299,7 @@ CAUSE = {"reason": "DisruptionBudget", "message": "The disruption budget pdb nee
 STATUS = {"message": "Cannot evict pod: it would violate the disruption budget.", "details": {"causes": [CAUSE]}}
 
 
-def test_a_budget_is_told_holds_up_no_other_pod_and_is_asked_again(api: Cluster, watched: Watched) -> None:
+def test_a_budget_is_reported_delays_no_other_pod_and_the_eviction_is_retried(api: Cluster, watched: Watched) -> None:
     api.refusal = refusal("POST /eviction", 429, json.dumps(STATUS).encode())
     for after in (PERIOD, 0.0, 0.0):
         watched.look(after)
@@ -307,8 +311,8 @@ def test_a_budget_is_told_holds_up_no_other_pod_and_is_asked_again(api: Cluster,
     assert api.evicted() == ["newest", "new", "newest"]
 
 
-def test_a_pod_that_a_budget_keeps_is_deleted_at_the_last_try_and_told(api: Cluster) -> None:
-    """The pod keeps its grace period, and no other pod is deleted. No budget keeps a pod beyond the quota forever."""
+def test_a_pod_that_a_budget_keeps_is_deleted_at_the_last_attempt_and_reported(api: Cluster) -> None:
+    """The pod gets its grace period, and no other pod is deleted. No budget keeps a pod beyond the quota forever."""
     api.refusal = refusal("POST /eviction", 429, json.dumps(STATUS).encode())
     watched = Watched(api, delete_after=3)
     deleted: list[Any] = []
@@ -336,7 +340,7 @@ BUSY = {"message": "busy", "details": {"retryAfterSeconds": 1}}
     ("body", "kind"),
     [(STATUS, HeldByBudget), ({"message": "busy"}, Unavailable), (BUSY, Unavailable), ([], Unavailable)],
 )
-def test_a_429_is_a_budget_s_only_where_it_says_so(body: object, kind: type[VcudaError]) -> None:
+def test_only_a_429_with_a_budget_cause_counts_as_a_budget(body: object, kind: type[VcudaError]) -> None:
     error = refusal("POST /eviction", 429, json.dumps(body).encode())
     assert type(error) is kind
     assert "(HTTP 429)" in str(error)
@@ -351,7 +355,7 @@ def test_a_429_is_a_budget_s_only_where_it_says_so(body: object, kind: type[Vcud
         (Unavailable("more than one PodDisruptionBudget (HTTP 500)"), "failed"),
     ],
 )
-def test_a_refused_eviction_is_counted_and_not_told(
+def test_a_rejected_eviction_is_counted_and_not_reported(
     api: Cluster, watched: Watched, error: VcudaError, outcome: str
 ) -> None:
     api.refusal = error
@@ -362,7 +366,7 @@ def test_a_refused_eviction_is_counted_and_not_told(
     assert watched.counted("evictions_total", outcome="evicted") is None
 
 
-def test_where_the_pods_cannot_be_listed_nobody_is_evicted(api: Cluster, watched: Watched) -> None:
+def test_no_pod_is_evicted_if_the_pods_cannot_be_listed(api: Cluster, watched: Watched) -> None:
     api.deliver = Script(lost_request, methods=("LIST",))
     with pytest.raises(Unavailable):
         watched.look(PERIOD)
@@ -371,7 +375,7 @@ def test_where_the_pods_cannot_be_listed_nobody_is_evicted(api: Cluster, watched
     assert api.evicted() == ["newest"]
 
 
-def test_an_event_that_is_refused_is_not_tried_again_and_holds_up_nothing(api: Cluster) -> None:
+def test_a_rejected_event_is_not_retried_and_delays_nothing(api: Cluster) -> None:
     def refused(*_: Any) -> bytes:
         raise ApiError(422, "metadata.name: too long")
 
@@ -382,8 +386,8 @@ def test_an_event_that_is_refused_is_not_tried_again_and_holds_up_nothing(api: C
 
 
 @pytest.mark.parametrize("lost", [lost_request, lost_reply])
-def test_a_look_that_fails_is_tried_again(api: Cluster, lost: Delivery) -> None:
-    """Of its Events, those that may not have been written are written once all the same."""
+def test_a_look_that_fails_is_retried(api: Cluster, lost: Delivery) -> None:
+    """Events that may not have been written are still written only once."""
     watched = Watched(api, enforce=False)
     api.deliver = Script(lost, lost)
     with structlog.testing.capture_logs() as logs:
@@ -409,7 +413,7 @@ def test_after_a_report_and_while_something_is_wrong_a_namespace_falls_due_each_
 
 
 def grant(api: Cluster, *grants: Manifest, **fields: Any) -> None:
-    """Have team-a get more than its two M40 for a time."""
+    """Give team-a more than its two M40 for a time."""
     api.limit({"quota": {"M40": 2}, "grants": list(grants), **fields})
 
 
@@ -418,7 +422,7 @@ ALL_FOUR = {"M40": 2, "until": "2026-11-26"}
 THEN = "a GPU grant ends at 2026-11-27 00:00 UTC; then this pod"
 
 
-def test_a_day_before_a_grant_ends_an_event_says_what_then_becomes_of_each_pod(api: Cluster) -> None:
+def test_a_day_before_a_grant_ends_an_event_announces_the_outcome_for_each_pod(api: Cluster) -> None:
     grant(api, ALL_FOUR)
     watched = Watched(api)
     watched.unix = NOON + 12 * HOUR - 1
@@ -434,7 +438,7 @@ def test_a_day_before_a_grant_ends_an_event_says_what_then_becomes_of_each_pod(a
 
 
 @pytest.mark.parametrize(("mode", "enforce"), [("enforce", False), ("warn", True)])
-def test_where_nobody_is_evicted_the_event_says_that_the_pod_stays(api: Cluster, mode: str, enforce: bool) -> None:
+def test_without_evictions_the_event_says_that_the_pod_stays(api: Cluster, mode: str, enforce: bool) -> None:
     grant(api, ALL_FOUR, mode=mode)
     watched = Watched(api, enforce=enforce)
     watched.unix = NOON + 20 * HOUR
@@ -450,7 +454,7 @@ def test_a_quota_that_audits_announces_nothing(api: Cluster) -> None:
     assert api.told() == []
 
 
-def test_each_pod_is_told_of_the_first_end_after_which_it_does_not_fit(api: Cluster) -> None:
+def test_each_pods_event_names_the_first_end_after_which_it_does_not_fit(api: Cluster) -> None:
     grant(api, {"M40": 1, "until": "2026-11-25T18:00"}, {"M40": 1, "until": "2026-11-25T20:00"})
     Watched(api).look()
     ends = {name: api.events(f"{name}.")[0]["message"].split(";")[0] for name in ("new", "newest")}
@@ -482,7 +486,7 @@ def test_after_the_end_the_excess_is_reported_and_evicted(api: Cluster) -> None:
     assert api.evicted() == ["newest", "new"]
 
 
-def test_a_grant_that_holds_keeps_its_pods_from_being_evicted(api: Cluster) -> None:
+def test_a_grant_in_force_protects_its_pods_from_eviction(api: Cluster) -> None:
     grant(api, {"M40": 2, "from": "2026-11-25"})
     watched = Watched(api)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Placements: decided by the journals alone, and written there before they are answered; no share is given twice."""
+"""Placements are decided by the journals, and written there before the answer. No share is allocated twice."""
 
 import itertools
 from collections.abc import Callable
@@ -39,17 +39,17 @@ def leader(api: ApiDouble) -> Leader:
     return Leader(api).leads()
 
 
-def test_a_pod_is_placed_and_written_down_before_the_answer(api: ApiDouble, leader: Leader) -> None:
+def test_a_pod_is_placed_and_journaled_before_the_answer(api: ApiDouble, leader: Leader) -> None:
     pod = store_pod(api, "train", 30)
     api.forget_calls()
     answer = leader.filter(pod)
     assert (answer["NodeNames"], answer["Error"]) == (["n1"], "")
     assert (api.calls, journaled(api)) == (["PUT"], {"n1": {"train": [Share(0, 30, 4864)]}})
-    assert "annotations" not in as_stored(api, "train")["metadata"], "they come with the binding"
+    assert "annotations" not in as_stored(api, "train")["metadata"], "the binding writes the annotations"
 
 
 def test_pods_placed_in_quick_succession_never_get_the_same_share(api: ApiDouble, leader: Leader) -> None:
-    """The watch shows nothing in between."""
+    """The watch delivers nothing between the placements."""
     pods = [store_pod(api, f"pod-{number}", 60) for number in range(3)]
     answers = [leader.filter(pod) for pod in pods]
     assert [answer["NodeNames"] for answer in answers] == [["n1"], ["n1"], []]
@@ -63,15 +63,15 @@ def test_a_pod_that_needs_no_card_passes_and_nothing_is_written(api: ApiDouble, 
     assert api.calls == []
 
 
-def test_a_pod_that_no_node_can_serve_is_told_why_on_each(api: ApiDouble, leader: Leader) -> None:
+def test_a_pod_that_no_node_can_serve_has_a_reason_for_each_node(api: ApiDouble, leader: Leader) -> None:
     pod = store_pod(api, "train", 150)
     answer = leader.filter(pod, ["n1", "n2"])
     reason = "cores over 100 must be whole cards, 100 each"
     assert answer["FailedAndUnresolvableNodes"] == {"n1": reason, "n2": reason}
 
 
-def test_a_pod_that_was_placed_and_not_bound_is_placed_anew_on_its_node(api: ApiDouble) -> None:
-    """gpu-admission refuses it for ever. Its own share is not in its way, nor is a fuller node."""
+def test_a_pod_that_was_placed_and_not_bound_is_placed_again_on_its_node(api: ApiDouble) -> None:
+    """gpu-admission always rejects such a pod. Its own share, or a fuller node, does not prevent the placement."""
     leader = Leader(api, cards={"n1": 1, "n2": 2}).leads()
     pod = store_pod(api, "train", 100)
     for names in (["n2"], ["n1", "n2"]):
@@ -79,7 +79,7 @@ def test_a_pod_that_was_placed_and_not_bound_is_placed_anew_on_its_node(api: Api
     assert journaled(api) == {"n1": {}, "n2": {"train": [Share(0, 100, 16384)]}}
 
 
-def test_where_its_node_is_no_choice_any_more_it_goes_to_another_and_frees_the_first(api: ApiDouble) -> None:
+def test_a_pod_whose_node_is_no_longer_offered_moves_and_releases_the_first_node(api: ApiDouble) -> None:
     leader = Leader(api, cards={"n1": 1, "n2": 1}).leads()
     leader.place("train", "n2", 100)
     assert leader.filter(as_stored(api, "train"), ["n1"])["NodeNames"] == ["n1"]
@@ -104,7 +104,7 @@ def test_a_pod_that_is_bound_or_has_ended_is_not_placed(
 
 
 class Call(NamedTuple):
-    """One call of the scheduler about pod ``train``: ``ask`` returns the error, ``done`` whether it came to be."""
+    """A call of the scheduler for pod ``train``. ``ask`` returns the error, ``done`` whether the call took effect."""
 
     ask: Callable[[], str]
     done: Callable[[], bool]
@@ -121,10 +121,10 @@ def call(request: pytest.FixtureRequest, api: ApiDouble, leader: Leader) -> Call
 
 @pytest.mark.parametrize("answered", [True, False])
 @pytest.mark.parametrize("slow", [("PUT",), ("POST",), ("GET",), ("PUT", "POST", "GET")], ids="+".join)
-def test_the_scheduler_is_answered_before_it_gives_up_however_slow_the_api_server_is(
+def test_the_scheduler_is_answered_before_its_timeout_even_if_the_api_server_is_slow(
     api: ApiDouble, leader: Leader, call: Call, slow: tuple[str, ...], answered: bool
 ) -> None:
-    """And whoever else writes the pod and the journal at the same time."""
+    """This also holds if others write the pod and the journal at the same time."""
 
     def deliver(method: str, timeout: float, effect: Effect) -> bytes:
         leader.seconds += timeout if method in slow else 0.0
@@ -142,7 +142,7 @@ def test_the_scheduler_is_answered_before_it_gives_up_however_slow_the_api_serve
 
 
 @pytest.mark.parametrize(("delivery", "says"), [(lost_request, "timed out"), (forbidden, "it is forbidden")])
-def test_what_is_not_written_down_does_not_come_to_be(
+def test_a_placement_that_is_not_journaled_does_not_take_effect(
     api: ApiDouble, call: Call, delivery: Delivery, says: str
 ) -> None:
     api.deliver = Script(delivery, methods=("PUT",))
@@ -152,7 +152,7 @@ def test_what_is_not_written_down_does_not_come_to_be(
 
 
 @pytest.mark.parametrize("delivery", [lost_reply, Late()])
-def test_where_it_is_not_known_whether_it_is_written_down_the_next_call_finds_out(
+def test_the_next_call_resolves_a_journal_write_of_unknown_outcome(
     api: ApiDouble, call: Call, delivery: Delivery
 ) -> None:
     api.deliver = Script(delivery, methods=("PUT",))
@@ -163,21 +163,23 @@ def test_where_it_is_not_known_whether_it_is_written_down_the_next_call_finds_ou
 
 
 def test_the_scheduler_waits_longer_than_an_answer_takes() -> None:
-    """By one call more, as one whose credentials have run out is made twice."""
+    """The margin is one call, because a call with expired credentials is made twice."""
     config = yaml.safe_load((COMPONENT / "scheduler-config.yaml").read_text())["extenders"]
     assert [each["httpTimeout"] for each in config] == ["15s"]
     assert DEADLINE_SECONDS + TIMEOUT <= 15
 
 
-def test_of_two_that_believe_to_lead_each_knows_what_the_other_gave(api: ApiDouble, leader: Leader) -> None:
-    """By compare-and-swap: neither has heard of the other's placements before its own write is refused."""
+def test_two_processes_that_both_believe_they_lead_see_each_others_placements(api: ApiDouble, leader: Leader) -> None:
+    """The journal is written by compare-and-swap. Neither process sees the other's placements before its own write
+    fails.
+    """
     other = Leader(api).leads()
     for name, who in zip(("a", "b", "c"), itertools.cycle((leader, other))):
         who.filter(store_pod(api, name, 100))
     assert [[share.card for share in shares(api, name)] for name in ("a", "b", "c")] == [[0], [1], []]
 
 
-def test_a_write_that_lands_late_is_refused_or_counts(api: ApiDouble, leader: Leader) -> None:
+def test_a_late_journal_write_is_rejected_or_counted(api: ApiDouble, leader: Leader) -> None:
     late = Late()
     api.deliver = Script(late, methods=("PUT",))
     assert "timed out" in leader.filter(store_pod(api, "late", 100))["Error"]
@@ -187,7 +189,7 @@ def test_a_write_that_lands_late_is_refused_or_counts(api: ApiDouble, leader: Le
     assert [len(shares(api, name)) for name in ("late", "next", "last")] == [0, 1, 1]
 
 
-def test_a_pod_that_came_and_went_unseen_is_forgotten_at_the_second_look(api: ApiDouble, leader: Leader) -> None:
+def test_a_pod_created_and_deleted_unseen_is_removed_at_the_second_look(api: ApiDouble, leader: Leader) -> None:
     for name in ("gone", "stays"):
         leader.filter(store_pod(api, name, 100))
     api.remove(pod_path("gone"))
@@ -198,7 +200,7 @@ def test_a_pod_that_came_and_went_unseen_is_forgotten_at_the_second_look(api: Ap
 
 
 @pytest.mark.parametrize("answer", [lost_request, lambda *_: b"<html>"])
-def test_what_cannot_be_looked_for_now_is_looked_for_later(api: ApiDouble, leader: Leader, answer: Delivery) -> None:
+def test_a_failed_lookup_is_repeated_later(api: ApiDouble, leader: Leader, answer: Delivery) -> None:
     leader.filter(store_pod(api, "train", 100))
     leader.allocator.tidy()
     api.remove(pod_path("train"))
@@ -209,7 +211,7 @@ def test_what_cannot_be_looked_for_now_is_looked_for_later(api: ApiDouble, leade
 
 
 @pytest.mark.parametrize("end", ["ends", "goes", "is bound elsewhere"])
-def test_a_pod_keeps_its_cards_until_it_ends_goes_or_is_bound_elsewhere(
+def test_a_pod_keeps_its_cards_until_it_ends_is_deleted_or_is_bound_elsewhere(
     api: ApiDouble, leader: Leader, end: str
 ) -> None:
     leader.place("train", cores=200)
@@ -226,10 +228,10 @@ def test_a_pod_keeps_its_cards_until_it_ends_goes_or_is_bound_elsewhere(
     assert journaled(api)["n1"].keys() == {"next"}
 
 
-def test_a_bound_pod_that_vanishes_keeps_its_cards_for_its_grace_period_whoever_leads(
+def test_a_bound_pod_that_vanishes_keeps_its_cards_for_its_grace_period_under_any_leader(
     api: ApiDouble, leader: Leader
 ) -> None:
-    """Deleted by force it may run on for so long."""
+    """After a forced deletion the pod may run for so long."""
     leader.place("train", cores=200)
     leader.bind("train", "n1")
     leader.sees("train")
@@ -248,7 +250,7 @@ def test_a_bound_pod_that_vanishes_keeps_its_cards_for_its_grace_period_whoever_
     assert later.filter(pod)["NodeNames"] == ["n1"]
 
 
-def test_a_pod_that_is_never_bound_keeps_its_cards_for_a_time_and_a_bound_one_for_ever(
+def test_an_unbound_pod_keeps_its_cards_for_a_time_and_a_bound_one_without_limit(
     api: ApiDouble, leader: Leader
 ) -> None:
     for name in ("waits", "runs"):
@@ -263,7 +265,7 @@ def test_a_pod_that_is_never_bound_keeps_its_cards_for_a_time_and_a_bound_one_fo
     assert journaled(api)["n1"].keys() == {"runs"}
 
 
-def test_a_node_that_changes_or_comes_back_has_the_shares_that_are_written_down(api: ApiDouble, leader: Leader) -> None:
+def test_a_changed_or_returning_node_has_the_shares_of_its_journal(api: ApiDouble, leader: Leader) -> None:
     leader.place("train", cores=100)
     leader.cache.node_changed(gpu_node("n1", 2), None)
     assert leader.filter(store_pod(api, "next", 100))["FailedNodes"] == {"n1": "the node is not known yet"}
@@ -273,7 +275,7 @@ def test_a_node_that_changes_or_comes_back_has_the_shares_that_are_written_down(
     assert leader.filter(as_stored(api, "next"))["NodeNames"] == ["n1"]
 
 
-def test_a_node_that_comes_later_is_placed_on_at_once(api: ApiDouble, leader: Leader) -> None:
+def test_pods_are_placed_on_a_new_node_at_once(api: ApiDouble, leader: Leader) -> None:
     leader.cache.node_changed(None, gpu_node("n2", 1))
     assert leader.filter(store_pod(api, "train", 100), ["n2"])["NodeNames"] == ["n2"]
 
@@ -286,10 +288,10 @@ FORGED = [
 
 
 @pytest.mark.parametrize("forged", FORGED, ids=["bound", "running", "not bound, in the future"])
-def test_annotations_that_the_extender_has_not_given_count_for_nothing(
+def test_annotations_that_the_extender_did_not_write_are_ignored(
     api: ApiDouble, leader: Leader, forged: dict[str, dict[str, str]]
 ) -> None:
-    """Their owner can write any: eight tiny pods would block a node."""
+    """The owner can write any annotation: eight tiny pods would block a node."""
     made = store_pod(api, "forged", 5, annotations=forged["annotations"])
     api.store(pod_path("forged"), {**made, **forged, "spec": {**made["spec"], **forged["spec"]}})
     leader.sees("forged")
@@ -297,8 +299,8 @@ def test_annotations_that_the_extender_has_not_given_count_for_nothing(
         assert who.filter(store_pod(api, "train", 200))["NodeNames"] == ["n1"]
 
 
-def test_cards_are_kept_whatever_the_owner_writes_on_the_pod(api: ApiDouble, leader: Leader) -> None:
-    """An exclusive pod would be given a card that is in use."""
+def test_cards_stay_allocated_after_any_edit_of_the_pod_by_its_owner(api: ApiDouble, leader: Leader) -> None:
+    """Otherwise an exclusive pod would get a card that is in use."""
     leader.place("mine", cores=60)
     leader.bind("mine", "n1")
     bound = as_stored(api, "mine")
@@ -311,7 +313,7 @@ def test_cards_are_kept_whatever_the_owner_writes_on_the_pod(api: ApiDouble, lea
             assert shares(api, "mine") == [Share(0, 60, 9728)]
 
 
-def test_what_pods_have_that_were_bound_before_is_taken_over_once(api: ApiDouble) -> None:
+def test_the_cards_of_pods_bound_earlier_are_adopted_once(api: ApiDouble) -> None:
     store_pod(api, "before", 100, nodeName="n1", annotations=on_card(1))
     store_pod(api, "ended", 100, nodeName="n1", annotations=on_card(0))
     store_pod(api, "waits", 100, annotations=on_card(0))
@@ -326,8 +328,8 @@ def test_what_pods_have_that_were_bound_before_is_taken_over_once(api: ApiDouble
     assert journaled(api) == {"n1": {"before": [Share(1, 100, 16384)]}}
 
 
-def test_victims_that_make_no_room_on_any_one_card_are_spared(api: ApiDouble) -> None:
-    """The scheduler counts by sums: two halves on two cards are no whole card."""
+def test_victims_that_make_no_room_on_a_single_card_are_not_preempted(api: ApiDouble) -> None:
+    """The scheduler counts sums: half of two cards is no whole card."""
     leader = Leader(api, cards={"n1": 2, "n2": 1}).leads()
     for name, node, cores in (("a", "n1", 60), ("b", "n1", 60), ("c", "n1", 30), ("d", "n2", 30)):
         leader.place(name, node, cores)
@@ -337,4 +339,6 @@ def test_victims_that_make_no_room_on_any_one_card_are_spared(api: ApiDouble) ->
         assert leader.allocator.preempt(PreemptionArgs(wanted, plan)) == (plan if makes_room else {})
     both = {"n1": Victims(("uid-c",), 0), "n2": Victims(("uid-d",), 0), "unknown": Victims((), 0)}
     assert leader.allocator.preempt(PreemptionArgs(wanted, both)) == {"n2": both["n2"]}
-    assert leader.allocator.preempt(PreemptionArgs(Pod(), both)) == both, "a pod that asks for no cards is none of ours"
+    assert leader.allocator.preempt(PreemptionArgs(Pod(), both)) == both, (
+        "a pod without a request for cards must be ignored"
+    )

@@ -1,4 +1,4 @@
-"""Bindings: only of what was placed, written down, sent with the cards; whenever they land, no share is given twice."""
+"""A binding is made only for a journaled placement, with its cards. No late binding allocates a share twice."""
 
 import json
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ UNKNOWN = "the outcome of the binding is unknown"
 
 @pytest.fixture
 def leader(api: ApiDouble) -> Leader:
-    """A leader beside two nodes of one card each."""
+    """A leader with two nodes of one card each."""
     return Leader(api, cards={"n1": 1, "n2": 1}).leads()
 
 
@@ -39,7 +39,7 @@ def node_of(api: ApiDouble, name: str) -> str | None:
 
 
 def binding_at(api: ApiDouble) -> list[str]:
-    """The versions of pods at which bindings to n1 were sent, as the journal has them."""
+    """Return the versions of pods at which bindings to n1 were sent, by the journal."""
     return [entry["binding"] for entry in json.loads(api.objects[JOURNAL]["data"]["placements"])["placements"]]
 
 
@@ -67,8 +67,8 @@ def test_a_pod_is_bound_where_it_was_placed_at_its_version_and_with_its_cards(ap
 
 
 @pytest.mark.parametrize("asked", [limits(60), {CORES: 100}, limits(100), {CORES: 200}, limits(200)], ids=str)
-def test_a_pod_is_bound_though_the_watch_has_not_shown_it(api: ApiDouble, asked: Mapping[str, int]) -> None:
-    """The scheduler is often faster."""
+def test_a_pod_is_bound_before_the_watch_has_delivered_it(api: ApiDouble, asked: Mapping[str, int]) -> None:
+    """The scheduler is often faster than the watch."""
     leader = Leader(api, cards={"n1": 2}).leads()
     metadata = {"name": "train", "namespace": "team-a", "uid": "uid-train"}
     api.store(pod_path("train"), vcuda_pod(asked, metadata=metadata))
@@ -76,7 +76,7 @@ def test_a_pod_is_bound_though_the_watch_has_not_shown_it(api: ApiDouble, asked:
     assert leader.bind("train", "n1") == ""
 
 
-def test_what_the_owner_has_written_meanwhile_gives_way_to_what_was_given(api: ApiDouble, leader: Leader) -> None:
+def test_the_allocation_replaces_annotations_that_the_owner_wrote_meanwhile(api: ApiDouble, leader: Leader) -> None:
     leader.place("train", "n1", 100)
     store_pod(api, "train", 100, annotations={**on_card(7, node="n2"), "mine": "kept"})
     assert leader.bind("train", "n1") == ""
@@ -92,7 +92,7 @@ def test_a_pod_that_was_not_placed_is_not_bound(api: ApiDouble, leader: Leader, 
     assert node_of(api, "train") is None
 
 
-def test_the_next_leader_binds_what_the_last_one_placed_after_it_began(api: ApiDouble, leader: Leader) -> None:
+def test_the_next_leader_binds_a_pod_that_its_predecessor_placed_later(api: ApiDouble, leader: Leader) -> None:
     later = Leader(api, cards={"n1": 1, "n2": 1}).leads()
     leader.place("train", "n1")
     assert later.bind("train", "n1") == ""
@@ -106,7 +106,7 @@ def test_a_second_call_finds_the_pod_bound(api: ApiDouble, leader: Leader) -> No
     assert api.calls == ["GET"]
 
 
-def test_a_pod_that_was_moved_is_not_bound_where_it_was(api: ApiDouble, leader: Leader) -> None:
+def test_a_moved_pod_is_not_bound_to_its_former_node(api: ApiDouble, leader: Leader) -> None:
     leader.place("train", "n1")
     leader.place("train", "n2")
     assert leader.bind("train", "n1") == NOT_PLACED
@@ -117,7 +117,7 @@ def test_a_pod_that_was_moved_is_not_bound_where_it_was(api: ApiDouble, leader: 
 
 @pytest.mark.parametrize("moved_by", ["us", "next"])
 @pytest.mark.parametrize("lands", [True, False])
-def test_while_a_binding_may_land_its_cards_are_nobody_elses(
+def test_the_cards_of_a_binding_that_may_land_stay_allocated(
     api: ApiDouble, leader: Leader, moved_by: str, lands: bool
 ) -> None:
     late = Late()
@@ -140,8 +140,8 @@ def test_while_a_binding_may_land_its_cards_are_nobody_elses(
     assert leader.bind("waiting", free) == ""
 
 
-def test_a_binding_at_a_version_that_has_passed_keeps_nothing(api: ApiDouble, leader: Leader) -> None:
-    """It can never land any more: the scheduler writes on a pod why it was not bound."""
+def test_a_binding_at_an_outdated_version_keeps_no_cards(api: ApiDouble, leader: Leader) -> None:
+    """It can never land, because the scheduler writes the failure into the pod's status."""
     leader.place("train", "n1")
     api.deliver = Script(lost_request, methods=("POST",))
     assert UNKNOWN in leader.bind("train", "n1")
@@ -150,7 +150,7 @@ def test_a_binding_at_a_version_that_has_passed_keeps_nothing(api: ApiDouble, le
     assert leader.filter(store_pod(api, "next", 100), ["n1"])["NodeNames"] == ["n1"]
 
 
-def test_while_a_binding_may_land_the_pod_stays_on_the_cards_that_it_names(api: ApiDouble) -> None:
+def test_a_pod_keeps_the_cards_of_a_binding_that_may_land(api: ApiDouble) -> None:
     leader, late = Leader(api, cards={"n1": 2}).leads(), Late()
     leader.place("first", "n1", 100)
     leader.place("train", "n1", 100)
@@ -165,8 +165,8 @@ def test_while_a_binding_may_land_the_pod_stays_on_the_cards_that_it_names(api: 
     assert as_stored(api, "train")["metadata"]["annotations"].items() >= on_card(1).items()
 
 
-def test_bindings_whose_outcome_is_not_known_do_not_fill_the_journal(api: ApiDouble, leader: Leader) -> None:
-    """The scheduler tries each pod again and again, for as long as it lasts."""
+def test_bindings_of_unknown_outcome_do_not_fill_the_journal(api: ApiDouble, leader: Leader) -> None:
+    """The scheduler retries each pod for as long as it exists."""
     leader.place("train", "n1")
     for _ in range(5):
         api.deliver = Script(lost_request, methods=("POST",))
@@ -189,7 +189,7 @@ def test_a_pod_that_changed_meanwhile_is_read_and_bound_at_its_new_version(api: 
     assert api.calls == ["GET", "PUT", "POST"] * 2
 
 
-def test_a_pod_that_others_change_all_the_time_is_left(api: ApiDouble, leader: Leader) -> None:
+def test_binding_a_pod_that_others_change_continuously_fails(api: ApiDouble, leader: Leader) -> None:
     def busy(method: str, _timeout: float, effect: Effect) -> bytes:
         if method == "POST":
             api.store(pod_path("train"), as_stored(api, "train"))
@@ -204,7 +204,7 @@ def test_a_pod_that_others_change_all_the_time_is_left(api: ApiDouble, leader: L
     ("uid", "error"),
     [("uid-other", "the pod was deleted, and another pod has its name"), (None, "the pod was deleted")],
 )
-def test_a_pod_that_is_gone_is_not_bound(api: ApiDouble, leader: Leader, uid: str | None, error: str) -> None:
+def test_a_deleted_pod_is_not_bound(api: ApiDouble, leader: Leader, uid: str | None, error: str) -> None:
     leader.place("train", "n1")
     if uid:
         pod = as_stored(api, "train")
@@ -214,7 +214,7 @@ def test_a_pod_that_is_gone_is_not_bound(api: ApiDouble, leader: Leader, uid: st
     assert leader.bind("train", "n1") == error
 
 
-def test_a_caller_that_names_the_uid_of_another_takes_nothing_from_that(api: ApiDouble, leader: Leader) -> None:
+def test_a_call_with_another_pods_uid_does_not_affect_that_pod(api: ApiDouble, leader: Leader) -> None:
     leader.place("train", "n1")
     store_pod(api, "other", 60)
     for name in ("other", "nobody"):
@@ -222,7 +222,7 @@ def test_a_caller_that_names_the_uid_of_another_takes_nothing_from_that(api: Api
     assert leader.filter(as_stored(api, "other"), ["n1"])["NodeNames"] == []
 
 
-def test_a_binding_that_is_refused_is_told_and_the_pod_keeps_its_cards_for_the_next(
+def test_a_rejected_binding_is_reported_and_the_pod_keeps_its_cards_for_the_next_one(
     api: ApiDouble, leader: Leader
 ) -> None:
     leader.place("train", "n1")
@@ -233,8 +233,8 @@ def test_a_binding_that_is_refused_is_told_and_the_pod_keeps_its_cards_for_the_n
     assert leader.bind("train", "n1") == ""
 
 
-def test_a_pod_that_names_cards_and_wants_none_is_bound_as_any_scheduler_would(api: ApiDouble, leader: Leader) -> None:
-    """It names the resource, and so the scheduler asks us."""
+def test_a_pod_that_requests_zero_cards_is_bound_without_an_allocation(api: ApiDouble, leader: Leader) -> None:
+    """The pod names the resource, so the scheduler calls the extender."""
     store_pod(api, "train", 0)
     assert leader.bind("train", "cpu") == ""
     assert (node_of(api, "train"), journaled(api)) == ("cpu", {"n1": {}, "n2": {}})

@@ -1,6 +1,6 @@
-"""Whatever fails, whoever leads, whatever tenants write on their pods: no card is ever given over what it has.
+"""No card is ever over-allocated, for any failures, leaders, and annotations by tenants.
 
-And no pod is ever bound with other cards than those that stand in the journal of its node.
+No pod is ever bound with other cards than those in the journal of its node.
 """
 
 import json
@@ -24,9 +24,9 @@ from tests.extended import CARD_BLOCKS, UNBOUND_SECONDS, Leader, as_stored, on_c
 CARDS = {"n1": 2, "n2": 1}
 DELIVERIES: dict[str, Delivery] = {"delivered": delivered, "lost request": lost_request, "lost reply": lost_reply}
 FAULTS = st.sampled_from(["delivered"] * 6 + ["lost request", "lost reply", "late"])
-"""Mostly none: pods have to be placed for anything to be given twice."""
+"""Usually there is no fault, because pods must be placed before a card can be allocated twice."""
 LEADERS = st.sampled_from([1, 1, 1, 2])
-"""The newest leader, or the one before it."""
+"""The newest leader, or its predecessor."""
 SIZES = st.sampled_from([30, 60, 75, 100, 200])
 NODES = st.sampled_from([["n1"], ["n2"], ["n1", "n2"]])
 TARGETS = st.sampled_from([None, None, *CARDS])
@@ -36,7 +36,7 @@ Shares = Iterable[tuple[int, int, int]]
 
 
 class Placements(RuleBasedStateMachine):
-    """Leaders that come one after the other, of which each thinks that it still leads, beside one API server."""
+    """Successive leaders with one API server. Each of them believes that it still leads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,12 +45,12 @@ class Placements(RuleBasedStateMachine):
         self.late = Late()
         self.shown: dict[tuple[int, str], Any] = {}
         self.created = 0
-        # The cards with which each pod was bound, and where: what the device plugin was told.
+        # The cards with which each pod was bound, and its node: what the device plugin gets.
         self.bound: dict[str, tuple[str, str]] = {}
 
     @initialize(before=st.booleans())
     def first(self, before: bool) -> None:
-        """Pods may have been bound before there was an extender."""
+        """Some pods may have been bound before the extender existed."""
         if before:
             store_pod(self.api, "before", 60, nodeName="n1", annotations=on_card(1))
         self.take_over()
@@ -58,7 +58,7 @@ class Placements(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: len(self.leaders) < 4)
     def take_over(self) -> None:
-        """Another process leads; the last one does not know."""
+        """Another process becomes the leader, and the last one does not notice."""
         leader = Leader(self.api, CARDS)
         self.leaders.append(leader)
         for name in self.pods():
@@ -68,14 +68,14 @@ class Placements(RuleBasedStateMachine):
 
     @rule(cores=SIZES, nodes=NODES)
     def create(self, cores: int, nodes: list[str]) -> None:
-        """A pod comes, and the scheduler asks about it."""
+        """A pod is created, and the scheduler calls the extender for it."""
         self.created += 1
         self.leaders[-1].filter(store_pod(self.api, f"pod-{self.created}", cores), nodes)
 
     @rule(which=WHICH, card=st.integers(0, 3), node=st.sampled_from(["n1", "n2", "n3"]), who=WHICH)
     @precondition(lambda self: self.pods())
     def forge(self, which: int, card: int, node: str, who: int) -> None:
-        """The owner of a pod writes any cards on it, and somebody sees that."""
+        """The owner of a pod writes any cards on it, and a leader sees that."""
         name = self.pods()[which % len(self.pods())]
         pod = as_stored(self.api, name)
         forged = {**on_card(card, node=node), "tencent.com/predicate-time": "9" * 19}
@@ -85,7 +85,9 @@ class Placements(RuleBasedStateMachine):
     @rule(which=WHICH, put=FAULTS, who=LEADERS, nodes=NODES)
     @precondition(lambda self: self.pods())
     def schedule(self, which: int, put: str, who: int, nodes: list[str]) -> None:
-        """The scheduler asks about a pod, the newest leader or the one before it; calls get lost, or come late."""
+        """The scheduler calls a leader, the newest or its predecessor, for a pod. API calls get lost, or arrive
+        late.
+        """
         name = self.pods()[which % len(self.pods())]
         self.api.deliver = self.faults(PUT=put)
         self.leader(who).filter(as_stored(self.api, name), nodes)
@@ -94,7 +96,7 @@ class Placements(RuleBasedStateMachine):
     @rule(which=WHICH, post=FAULTS | st.just("late"), put=FAULTS, who=LEADERS, node=TARGETS)
     @precondition(lambda self: self.placed())
     def bind(self, which: int, post: str, put: str, who: int, node: str | None) -> None:
-        """The scheduler has a pod bound to the node that it was placed on, or to one from which it may have moved."""
+        """The scheduler has a pod bound to its node, or to a node from which it may have moved."""
         placed = self.placed()
         name, last = sorted(placed.items())[which % len(placed)]
         self.api.deliver = self.faults(POST=post, PUT=put)
@@ -105,26 +107,26 @@ class Placements(RuleBasedStateMachine):
     @rule(which=WHICH, nodes=NODES)
     @precondition(lambda self: self.placed())
     def move(self, which: int, nodes: list[str]) -> None:
-        """While a pod is being bound the scheduler's next leader has it placed anew."""
+        """The pod is placed again by the newest leader while it is being bound."""
         name = sorted(self.placed())[which % len(self.placed())]
         self.bind(which, "late", "delivered", 1, None)
         self.leaders[-1].filter(as_stored(self.api, name), nodes)
 
     @rule()
     def land(self) -> None:
-        """What was on its way gets there."""
+        """Late calls arrive."""
         self.late.land()
 
     @rule(which=WHICH, who=WHICH)
     @precondition(lambda self: self.pods())
     def watch(self, which: int, who: int) -> None:
-        """One leader is shown one pod as it is."""
+        """A leader sees one pod as it is stored."""
         self.show(self.leaders[who % len(self.leaders)], self.pods()[which % len(self.pods())])
 
     @rule(which=WHICH, phase=st.sampled_from(["Running", "Succeeded", None]))
     @precondition(lambda self: self.pods())
     def change(self, which: int, phase: str | None) -> None:
-        """A pod runs where it is bound, ends, or is deleted."""
+        """A pod runs on its node, ends, or is deleted."""
         name = self.pods()[which % len(self.pods())]
         pod = as_stored(self.api, name)
         if phase is None:
@@ -173,7 +175,7 @@ class Placements(RuleBasedStateMachine):
         assert all(used <= CARD_BLOCKS * 256 for used in memory.values()), taken
 
     def entries(self) -> list[tuple[str, str, Shares]]:
-        """What stands in the journals, by node and the uid of the pod."""
+        """Return the entries of the journals, by node and the uid of the pod."""
         texts = (stored["data"]["placements"] for path, stored in self.api.objects.items() if "/configmaps/" in path)
         return [
             (node["node"], entry["uid"], [share for shares in entry["shares"].values() for share in shares])
@@ -182,7 +184,7 @@ class Placements(RuleBasedStateMachine):
         ]
 
     def counts(self, node: str, uid: str) -> bool:
-        """Whether the pod is there, and may have something on the node, as a matter of fact."""
+        """Return whether the pod exists, and may in fact use something on the node."""
         name = uid.removeprefix("uid-")
         if name not in self.pods():
             return False
@@ -198,11 +200,11 @@ class Placements(RuleBasedStateMachine):
         self.shown[id(leader), name] = as_stored(self.api, name)
 
     def leader(self, who: int) -> Leader:
-        """The newest leader, or the one before it."""
+        """Return the newest leader, or its predecessor."""
         return self.leaders[-min(who, len(self.leaders))]
 
     def placed(self) -> dict[str, str]:
-        """The pods that have cards somewhere and are not bound, and there."""
+        """Return the pods that have cards and are not bound, with their nodes."""
         given = {uid.removeprefix("uid-"): node for node, uid, _ in self.entries()}
         return {
             name: node
@@ -211,7 +213,7 @@ class Placements(RuleBasedStateMachine):
         }
 
     def faults(self, **by_method: str) -> Delivery:
-        """Deliver the next call of each of these methods as named, and all others as they are."""
+        """Deliver the next call of each of these methods as named, and all others normally."""
         known: dict[str, Delivery] = {**DELIVERIES, "late": self.late}
         scripts = {method: Script(known[fault], methods=(method,)) for method, fault in by_method.items()}
 
@@ -221,5 +223,5 @@ class Placements(RuleBasedStateMachine):
         return deliver
 
 
-def test_no_order_of_calls_gives_a_card_over_what_it_has() -> None:
+def test_no_order_of_calls_over_allocates_a_card() -> None:
     run_state_machine_as_test(Placements, settings=settings(max_examples=200, stateful_step_count=40, deadline=None))

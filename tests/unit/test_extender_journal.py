@@ -1,4 +1,6 @@
-"""The journals of placements: one ConfigMap a node, written by compare-and-swap, bounded, and gone with their nodes."""
+"""The journals of placements: one ConfigMap per node, written by compare-and-swap, bounded, and deleted with their
+nodes.
+"""
 
 import json
 
@@ -18,14 +20,14 @@ def journal(api: ApiDouble) -> Journal:
     return Journal(api.kube, SYSTEM)
 
 
-def test_what_is_written_is_read(journal: Journal) -> None:
+def test_a_written_journal_is_read_back(journal: Journal) -> None:
     written = journal.write(NodeJournal("n1", "", {"uid-1": ENTRY}))
     assert journal.read("n1") == written
     assert [*journal.read_all()] == [written]
     assert [share.card for share in ENTRY.all_shares()] == [3, 0]
 
 
-def test_only_who_knows_the_newest_version_writes_it(api: ApiDouble, journal: Journal) -> None:
+def test_only_a_write_with_the_newest_version_succeeds(api: ApiDouble, journal: Journal) -> None:
     first = journal.write(NodeJournal("n1", "", {"uid-1": ENTRY}))
     journal.write(first)
     for outdated in (first, NodeJournal("n1")):
@@ -37,7 +39,7 @@ def test_only_who_knows_the_newest_version_writes_it(api: ApiDouble, journal: Jo
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "[]", '{"node": 3}', '{"node": "n1", "placements": [{}]}'])
-def test_a_damaged_journal_costs_its_node_alone_until_it_is_deleted(api: ApiDouble, text: str | None) -> None:
+def test_a_damaged_journal_affects_only_its_node_until_it_is_deleted(api: ApiDouble, text: str | None) -> None:
     Leader(api, cards={"n1": 1, "n2": 1}).leads()
     damaged = {**api.objects[JOURNAL], "data": {"placements": text} if text is not None else None}
     api.store(JOURNAL, damaged)
@@ -51,7 +53,7 @@ def test_a_damaged_journal_costs_its_node_alone_until_it_is_deleted(api: ApiDoub
     assert leader.filter(as_stored(api, "next"), ["n1"])["NodeNames"] == ["n1"]
 
 
-def test_a_journal_that_somebody_deletes_is_written_anew_with_what_is_known(api: ApiDouble) -> None:
+def test_a_deleted_journal_is_restored_from_memory(api: ApiDouble) -> None:
     leader = Leader(api).leads()
     leader.place("train", cores=100)
     api.remove(JOURNAL)
@@ -59,8 +61,8 @@ def test_a_journal_that_somebody_deletes_is_written_anew_with_what_is_known(api:
     assert {name: share[0].card for name, share in journaled(api)["n1"].items()} == {"train": 0, "next": 1}
 
 
-def test_a_journal_has_an_end(api: ApiDouble, journal: Journal) -> None:
-    """The largest that there can be on a node of eight cards is far from what the API server stores."""
+def test_the_size_of_a_journal_is_bounded(api: ApiDouble, journal: Journal) -> None:
+    """The largest journal of a node with eight cards is far smaller than the API server's limit."""
     entries = {f"{number:036}": ENTRY for number in range(MAX_PLACEMENTS + 1)}
     with pytest.raises(NotPlaced, match="n1 has 1000 placements already"):
         journal.write(NodeJournal("n1", "", entries))
@@ -69,7 +71,7 @@ def test_a_journal_has_an_end(api: ApiDouble, journal: Journal) -> None:
     assert len(json.dumps(api.objects[JOURNAL])) < 2**19
 
 
-def test_a_node_that_is_gone_has_no_journal_once_nobody_has_anything_there(api: ApiDouble) -> None:
+def test_the_journal_of_a_deleted_node_is_deleted_when_no_pod_uses_it(api: ApiDouble) -> None:
     leader = Leader(api).leads()
     leader.place("train")
     leader.cache.node_changed(gpu_node("n1", 2), None)
@@ -82,7 +84,7 @@ def test_a_node_that_is_gone_has_no_journal_once_nobody_has_anything_there(api: 
     assert JOURNAL not in api.objects
 
 
-def test_every_node_has_a_name_for_its_journal_that_the_api_server_takes() -> None:
+def test_every_node_has_a_valid_name_for_its_journal() -> None:
     long = ["x" * 253, "y" * 253]
     assert name_of("gpu-1.example.com") == "gpu-placements.gpu-1.example.com"
     assert len({name_of(node) for node in long}) == len(long)

@@ -1,4 +1,4 @@
-"""What kube-scheduler sends an extender, as its Go types write it, and what it is answered."""
+"""The requests of kube-scheduler to an extender, as its Go types encode them, and the answers."""
 
 import json
 from collections.abc import Callable
@@ -23,11 +23,11 @@ def test_names_of_nodes_are_answered_with_names() -> None:
     assert (args.pod.metadata.name, args.names) == ("train-0", ("n1", "n2"))
     nothing: dict[str, Any] = {"Nodes": None, "FailedNodes": {}, "FailedAndUnresolvableNodes": {}, "Error": ""}
     assert json.loads(args.passing(["n2"])) == {**nothing, "NodeNames": ["n2"]}
-    # The scheduler takes the text for a format, in which a percent sign has a meaning.
+    # The scheduler uses the text as a format, in which a percent sign has a meaning.
     assert json.loads(args.failed("at 100%")) == {**nothing, "NodeNames": [], "Error": "at 100 percent"}
 
 
-def test_nodes_are_answered_with_the_very_nodes() -> None:
+def test_nodes_are_answered_with_the_same_nodes() -> None:
     args = read(Pod=vcuda_pod(), Nodes={"metadata": {}, "items": NODES}, NodeNames=None)
     assert args.names == ("n1", "n2")
     answer = json.loads(args.passing(["n2"]))
@@ -39,7 +39,7 @@ def test_a_request_without_nodes_names_none(fields: dict[str, Any]) -> None:
     assert read(Pod=vcuda_pod(), **fields).names == ()
 
 
-def test_every_reason_is_told_once_and_those_that_last_are_told_apart() -> None:
+def test_every_reason_is_listed_once_and_permanent_ones_are_separate() -> None:
     reasons = {"n1": Unplaceable("no vcuda cards"), "n2": Unplaceable("1 card needed, 0 free", final=False)}
     answer = json.loads(read(Pod=vcuda_pod(), NodeNames=["n1", "n2"]).failing(reasons))
     assert (answer["NodeNames"], answer["FailedNodes"]) == ([], {"n2": "1 card needed, 0 free"})
@@ -62,7 +62,7 @@ BODIES = (b"", b"{", b"[]", b"{}", b'{"Pod": 3}', b"\xff")
         ),
     ],
 )
-def test_what_are_no_arguments_is_bad_input(read_args: Callable[[bytes], object], wanted: str, body: bytes) -> None:
+def test_invalid_arguments_are_bad_input(read_args: Callable[[bytes], object], wanted: str, body: bytes) -> None:
     with pytest.raises(BadInput, match=f"no {wanted}"):
         read_args(body)
 
@@ -79,7 +79,7 @@ PODS = {"Pods": [{"metadata": {"uid": "a"}}, {"metadata": {"uid": "b"}}], "NumPD
         ({"NodeNameToMetaVictims": {"n1": {}}}, protocol.Victims((), 0)),
     ],
 )
-def test_victims_come_as_uids_or_as_pods(field: dict[str, Any], victims: protocol.Victims) -> None:
+def test_victims_may_be_uids_or_pods(field: dict[str, Any], victims: protocol.Victims) -> None:
     preemption = protocol.read_preemption_args(json.dumps({"Pod": vcuda_pod(), **field}).encode())
     assert preemption.victims == {"n1": victims}
 
@@ -100,5 +100,5 @@ def test_a_binding_names_the_pod_and_the_node() -> None:
         pytest.param(protocol.write_priorities({"n1": 0}), [{"Host": "n1", "Score": 0}], id="scores"),
     ],
 )
-def test_an_answer_is_as_the_scheduler_reads_it(written: bytes, wanted: object) -> None:
+def test_an_answer_has_the_form_that_the_scheduler_reads(written: bytes, wanted: object) -> None:
     assert json.loads(written) == wanted

@@ -30,7 +30,7 @@ def test_free_cards_are_published_when_they_change(api: ApiDouble) -> None:
     assert published(api) == figures
 
 
-def test_figures_that_somebody_deletes_or_edits_are_back_after_a_while(api: ApiDouble) -> None:
+def test_deleted_or_edited_figures_are_restored_after_a_while(api: ApiDouble) -> None:
     figures, seconds = {("M40", "public"): FreeCards(8, 8, 800)}, [0.0]
     publisher = CardsPublisher(api.kube, SYSTEM, lambda: figures, lambda: seconds[0])
     publisher.publish()
@@ -42,7 +42,7 @@ def test_figures_that_somebody_deletes_or_edits_are_back_after_a_while(api: ApiD
         api.store(CARDS, {"metadata": {"name": "gpu-cards"}, "data": {"cards.json": "[]"}})
 
 
-def test_figures_that_nobody_keeps_up_are_withdrawn(api: ApiDouble) -> None:
+def test_figures_that_are_no_longer_updated_are_withdrawn(api: ApiDouble) -> None:
     publish.delete_published(api.kube, SYSTEM)
     CardsPublisher(api.kube, SYSTEM, dict).publish()
     api.deliver = Script(lost_request, methods=("DELETE",))
@@ -52,7 +52,7 @@ def test_figures_that_nobody_keeps_up_are_withdrawn(api: ApiDouble) -> None:
 
 
 def test_fragments_are_counted_by_model_and_pool() -> None:
-    """A card in use has free cores that no pod for whole cards can have."""
+    """A card in use has free cores that no pod for whole cards can use."""
     two = Cards.unused(GPU_MANAGER, 2, 128)
     known: dict[str, Cards | Unplaceable] = {
         "a": two.taken([Share(0, 30, 256)]),

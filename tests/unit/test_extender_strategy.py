@@ -1,4 +1,4 @@
-"""Which node, and which of its cards, a pod gets; and how many cards stay whole beside gpu-admission's order."""
+"""Which node and cards a pod gets, and how many cards stay whole compared with gpu-admission's order."""
 
 import heapq
 import random
@@ -15,7 +15,7 @@ GIB = 1024
 
 
 def node(*used: int, memory: int = 0) -> Cards:
-    """A node whose cards of 16 GiB have so many cores in use, with so much memory where there are any."""
+    """Return a node whose cards of 16 GiB have so many cores in use, each with so much memory."""
     cards = Cards.unused(GPU_MANAGER, len(used), len(used) * 64)
     return cards.taken(Share(card, cores, memory) for card, cores in enumerate(used) if cores)
 
@@ -31,14 +31,16 @@ def request(*demands: tuple[int, int]) -> CardRequest:
         pytest.param(node(0, 80, 20), [(30, GIB)], [[2]], id="that it fits on"),
         pytest.param(node(50, 20, memory=15 * GIB), [(30, 2 * GIB)], [], id="in memory too"),
         pytest.param(node(20, 20), [(30, GIB)], [[0]], id="the lowest number among equals"),
-        pytest.param(node(0, 10, 0, 0), [(200, 0)], [[0, 2]], id="whole cards that nobody has anything of"),
+        pytest.param(node(0, 10, 0, 0), [(200, 0)], [[0, 2]], id="whole cards that are unused"),
         pytest.param(node(0).taken([Share(0, 0, 256)]), [(100, 0)], [], id="no memory either"),
         pytest.param(node(0, 0), [(60, GIB), (60, GIB), (40, GIB)], [[0], [1], [0]], id="containers one by one"),
         pytest.param(node(0, 0), [(60, GIB), (100, 0)], [[0], [1]], id="a share and a whole card"),
         pytest.param(node(0), [(60, GIB), (100, 0)], [], id="all containers or none"),
     ],
 )
-def test_the_cards_of_a_node(cards: Cards, demands: list[tuple[int, int]], wanted: list[list[int]]) -> None:
+def test_a_pod_gets_the_best_cards_of_a_node(
+    cards: Cards, demands: list[tuple[int, int]], wanted: list[list[int]]
+) -> None:
     found = assign(cards, request(*demands).containers)
     shares = found.shares.values() if isinstance(found, Assignment) else ()
     assert [[share.card for share in each] for each in shares] == wanted
@@ -72,13 +74,13 @@ def test_nodes_are_tried_from_the_least_free_and_equals_by_name(strategy: Strate
     assert chosen(strategy, request((100, 0)), a=node(0, 0), b=node(0, 50), c=node(0, 50)) == "b"
 
 
-def test_a_share_prefers_a_card_that_is_shared_already_even_on_a_freer_node() -> None:
+def test_a_share_prefers_a_card_that_is_already_shared_even_on_a_freer_node() -> None:
     nodes = {"full": node(100, 0), "open": node(0, 0, 20)}
     assert chosen(least_free, request((30, GIB)), **nodes) == "full"
     assert chosen(bin_pack, request((30, GIB)), **nodes) == "open"
 
 
-def test_where_a_card_must_be_broken_up_it_is_as_few_as_can_be() -> None:
+def test_as_few_whole_cards_as_possible_are_broken_up() -> None:
     nodes = {"two": node(100, 0, 0), "one": node(0, 0, 45)}
     assert chosen(bin_pack, request((60, GIB), (50, GIB)), **nodes) == "one"
 
@@ -99,7 +101,7 @@ DEMANDS = st.sampled_from([(5, 256), (30, 4096), (50, 8192), (75, 16384), (100, 
 
 
 @given(st.lists(st.lists(DEMANDS, min_size=1, max_size=3), max_size=30), st.sampled_from([least_free, bin_pack]))
-def test_no_card_is_ever_given_over_what_it_has(pods: list[list[tuple[int, int]]], strategy: Strategy) -> None:
+def test_no_card_is_ever_over_allocated(pods: list[list[tuple[int, int]]], strategy: Strategy) -> None:
     nodes = {"a": node(0), "b": node(0, 0, 0), "c": node(0, 0)}
     for demands in pods:
         choice = strategy(request(*demands), nodes, nodes)
@@ -111,13 +113,15 @@ def test_no_card_is_ever_given_over_what_it_has(pods: list[list[tuple[int, int]]
 
 
 PODS, NODES, CARDS, LIFE = 2000, 40, 8, 150
-"""LIFE is how many pods come, on average, until one ends: over half of the cards are in use, and every pod fits."""
+"""LIFE is the average number of pods that are created until one ends. More than half of the cards are in use, and every
+pod fits.
+"""
 
 REQUESTS = [found for found in (read_card_request(step.pod) for step in steps()) if isinstance(found, CardRequest)]
 
 
 def whole_share(strategy: Strategy, seed: int) -> float:
-    """The share of cards that are wholly free, on average over all arrivals."""
+    """Return the average share of cards that are entirely free, over all pods."""
     rng = random.Random(seed)  # noqa: S311  # the same pods each time, nothing secret
     known = {f"node-{number}": Cards.unused(GPU_MANAGER, CARDS, CARDS * 64) for number in range(NODES)}
     running: list[tuple[int, int, Placement]] = []

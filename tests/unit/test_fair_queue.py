@@ -1,4 +1,4 @@
-"""The queue of large reviews: keys are served in turn, nothing exceeds its bounds, and nobody waits for nothing."""
+"""The queue of large reviews: keys are served in turn, all bounds hold, and no entry waits without need."""
 
 import asyncio
 import math
@@ -18,7 +18,7 @@ FEW = Bounds(grants=4, size=100, key_grants=2, key_size=60, waiting=6, keys=3)
 
 
 class Clock:
-    """Stands still until it is set."""
+    """A clock that changes only when it is set."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -36,7 +36,7 @@ def granted(entries: Sequence[QueueEntry]) -> list[QueueEntry]:
 
 
 def served(line: FairQueue, entries: Sequence[QueueEntry]) -> str:
-    """The keys of the entries in the order in which they are granted, where each leaves before the next."""
+    """Return the keys of the entries in the order of their grants, if each leaves before the next."""
     order = ""
     while found := granted(entries):
         assert len(found) == 1
@@ -52,8 +52,8 @@ def test_keys_are_served_in_turn_and_the_entries_of_one_in_order() -> None:
     assert line.waiting == 0
 
 
-def test_a_key_that_comes_anew_waits_for_one_entry_of_each_other_key_at_most() -> None:
-    """For the one that is granted, and of a key that waits too for one more."""
+def test_a_new_key_waits_for_at_most_one_entry_of_each_other_key() -> None:
+    """It waits for the granted entry, and for one more of a key that is also waiting."""
     line = queue(ONE)
     flood = [line.enter("a", 0) for _ in range(20)]
     assert served(line, [*flood, line.enter("b", 0)])[:3] == "aba"
@@ -61,14 +61,14 @@ def test_a_key_that_comes_anew_waits_for_one_entry_of_each_other_key_at_most() -
     assert served(line, [*flood, line.enter("b", 0)])[:4] == "acba"
 
 
-def test_one_key_never_holds_all_grants_and_what_it_leaves_others_get_at_once() -> None:
+def test_one_key_never_has_all_grants_and_others_get_the_rest_at_once() -> None:
     line = queue(FEW)
     flood = [line.enter("a", 1) for _ in range(5)]
     assert len(granted(flood)) == FEW.key_grants
     assert line.enter("b", 1).state is EntryState.GRANTED
 
 
-def test_bytes_are_bounded_for_a_key_and_for_all() -> None:
+def test_bytes_are_bounded_per_key_and_in_total() -> None:
     line = queue(FEW)
     first, second = line.enter("a", 50), line.enter("a", 11)
     assert (first.state, second.state) == (EntryState.GRANTED, EntryState.WAITING)
@@ -78,7 +78,7 @@ def test_bytes_are_bounded_for_a_key_and_for_all() -> None:
     assert (second.state, fourth.state) == (EntryState.GRANTED, EntryState.GRANTED)
 
 
-def test_what_is_larger_than_the_bound_is_granted_alone_and_small_ones_do_not_overtake_it() -> None:
+def test_an_entry_larger_than_the_bound_is_granted_alone_and_not_overtaken() -> None:
     line = queue(FEW)
     small, large, later = line.enter("a", 1), line.enter("b", 500), line.enter("c", 1)
     assert (large.state, later.state) == (EntryState.WAITING, EntryState.WAITING)
@@ -86,7 +86,7 @@ def test_what_is_larger_than_the_bound_is_granted_alone_and_small_ones_do_not_ov
     assert (large.state, later.state) == (EntryState.GRANTED, EntryState.WAITING)
 
 
-def test_where_too_many_wait_the_newest_of_the_longest_line_gives_way_to_another_key() -> None:
+def test_if_too_many_wait_the_newest_of_the_longest_line_is_dropped_for_another_key() -> None:
     line = queue(FEW)
     flood = [line.enter("a", 1) for _ in range(FEW.key_grants + FEW.waiting)]
     with pytest.raises(Dropped, match="crowded") as told:
@@ -104,7 +104,7 @@ def test_where_too_many_wait_the_newest_of_the_longest_line_gives_way_to_another
 
 
 def test_further_keys_share_a_line() -> None:
-    """Whoever invents a key for each entry is only a few keys among others."""
+    """A tenant that invents a key for each entry occupies only a few lines."""
     line = queue(FEW)
     for key in "abcd":
         line.enter(key, 1)
@@ -113,7 +113,7 @@ def test_further_keys_share_a_line() -> None:
 
 
 def test_an_entry_is_never_granted_after_its_end() -> None:
-    """The process was suspended: the timers of those that wait have not run yet."""
+    """The process was suspended, and the timers of the waiting entries have not run yet."""
     clock = Clock()
     line = queue(ONE, clock)
     first, late, good = line.enter("a", 0), line.enter("b", 0, end=5), line.enter("c", 0, end=7)
@@ -129,14 +129,14 @@ async def wait(line: FairQueue, key: str, end: float = math.inf) -> str:
         return key
 
 
-def test_who_waits_is_woken_dropped_at_the_end_and_lost_to_nobody_when_cancelled() -> None:
+def test_a_waiting_entry_is_woken_dropped_at_its_end_and_frees_its_place_when_cancelled() -> None:
     async def run() -> None:
         line = queue(ONE)
         first = line.enter("a", 0)
         late, gone, last = (asyncio.create_task(wait(line, key, end)) for key, end in (("b", 0.01), ("c", 9), ("d", 9)))
         with pytest.raises(Dropped, match="late"):
             await late
-        # It is granted, and cancelled before it knows.
+        # It was granted, and is cancelled before it notices.
         line.leave(first)
         gone.cancel()
         assert await asyncio.wait_for(last, PATIENT) == "d"
@@ -147,7 +147,7 @@ def test_who_waits_is_woken_dropped_at_the_end_and_lost_to_nobody_when_cancelled
 
 
 class Machine(RuleBasedStateMachine):
-    """Entries come, leave and run out of time in any order."""
+    """Entries arrive, leave and expire in any order."""
 
     entries = Bundle("entries")
 
@@ -193,11 +193,11 @@ class Machine(RuleBasedStateMachine):
     def nobody_waits_if_nothing_is_granted_and_no_key_alone(self) -> None:
         held, waiting = granted(self.all), [entry for entry in self.all if entry.state is EntryState.WAITING]
         assert held or not waiting
-        # A waiting entry is behind a grant of its own key, or behind an entry for which there is no room.
+        # A waiting entry follows a grant of its own key, or follows an entry for which there is no room.
         fits = [entry for entry in waiting if entry.key not in {each.key for each in held}]
         room = len(held) < FEW.grants and sum(entry.size for entry in held) + 120 <= FEW.size
         assert not (room and fits)
 
 
-def test_no_order_of_callers_exceeds_the_bounds_or_waits_for_nothing() -> None:
+def test_no_order_of_callers_exceeds_the_bounds_or_waits_without_need() -> None:
     run_state_machine_as_test(Machine)

@@ -1,4 +1,4 @@
-"""The files that stand for a cluster: the quota, the nodes, their devices, and what is stored."""
+"""The files that describe a cluster: the quota, the nodes, their devices, and stored objects."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def cluster(path: Path, *stored: Manifest) -> OfflineCluster:
-    """A cluster with the devices of three drivers, in which this is stored."""
+    """Return a cluster with the devices of three drivers and these stored objects."""
     quota = path.with_name("quota.yaml")
     quota.write_text("{team-a: {quota: {M40: 8, A100: 8}}, team-b: {quota: {M40: 8}}}")
     path.write_text(yaml.safe_dump(published(*stored)))
@@ -38,7 +38,7 @@ def held_claim(model: str, **metadata: object) -> Manifest:
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe"])
-def test_a_file_that_cannot_be_read(content: bytes | None, path: Path) -> None:
+def test_the_error_for_an_unreadable_file_names_it(content: bytes | None, path: Path) -> None:
     if content:
         path.write_bytes(content)
     for reading in (lambda: read_workloads([path], "team-a"), lambda: read_quota(path)):
@@ -74,7 +74,7 @@ def test_the_data_of_a_config_map_is_text(data: str, path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["kind: ConfigMap", "kind: ConfigMap\ndata: {other: x}"])
-def test_a_config_map_without_a_quota(text: str, path: Path) -> None:
+def test_a_config_map_without_a_quota_is_rejected(text: str, path: Path) -> None:
     path.write_text(text)
     with pytest.raises(BadInput) as caught:
         read_quota(path)
@@ -117,7 +117,7 @@ SLICE = {"apiVersion": API_VERSION, "kind": "ResourceSlice", "metadata": {"name"
     no_version=({"kind": "DeviceClass"}, f"apiVersion is required; for a DeviceClass {API_VERSION}"),
     no_quantity=(SLICE, "malformed: "),
 )
-def test_a_malformed_object_is_told_with_its_place(manifest: Manifest, message: str, path: Path) -> None:
+def test_a_malformed_object_is_reported_with_its_position(manifest: Manifest, message: str, path: Path) -> None:
     path.write_text(yaml.safe_dump_all([{"kind": "Node", "metadata": {"name": "a"}}, manifest]))
     with pytest.raises(BadInput) as caught:
         read_stored(path, LABELS, BUILT_IN)
@@ -134,7 +134,7 @@ def test_devices_and_classes_are_read_as_drivers_publish_them(path: Path) -> Non
     assert policy.devices.classes[NVIDIA].driver == NVIDIA
 
 
-def test_of_slices_that_contradict_each_other_the_newest_generation_counts(path: Path) -> None:
+def test_the_newest_generation_of_contradicting_slices_is_used(path: Path) -> None:
     newer = slice_of(NVIDIA, "old", device(A100), generation=2)
     manifest = {"apiVersion": API_VERSION, "kind": "ResourceSlice", **yaml.safe_load(msgspec.json.encode(newer))}
     devices = cluster(path, manifest).policy.claim_policy.devices
@@ -182,7 +182,7 @@ CARD, TWO = Charge(100, 0, 100), Charge(200, 0, 200)
     ),
     the_scheduler_s_claim_without_its_pod=([held_claim("M40")], {"team-a": {"M40": CARD}}),
 )
-def test_what_is_stored_is_charged_once(
+def test_stored_objects_are_charged_once(
     stored: list[Manifest], committed: dict[str, dict[str, Charge]], path: Path
 ) -> None:
     assert cluster(path, *stored).committed == committed

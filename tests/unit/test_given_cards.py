@@ -1,4 +1,4 @@
-"""Pods that were given a card of another model than they are charged to, as HAMi and vgpu-manager write it on them."""
+"""Pods that got a card of another model than they are charged for, by the annotations of HAMi and vgpu-manager."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -40,7 +40,7 @@ GIVEN = "charged to A10, but given card GPU-a100 of node mixed, a NVIDIA A100, o
     not_bound=(SHARE, {HAMI: "GPU-a100,NVIDIA,1000,10:;"}, {"nodeName": ""}, []),
     on_another_node=(SHARE, {HAMI: "GPU-a100,NVIDIA,1000,10:;"}, {"nodeName": "big"}, []),
 )
-def test_who_was_given_another_models_card_is_told_of_and_neither_evicted_nor_charged_otherwise(
+def test_a_pod_on_another_models_card_is_reported_and_neither_evicted_nor_charged_differently(
     limits: Mapping[str, int], annotations: Mapping[str, str], fields: Mapping[str, str], told: list[str]
 ) -> None:
     placed: dict[str, Any] = {"affinity": held_to("A10"), "nodeName": "mixed", **fields}

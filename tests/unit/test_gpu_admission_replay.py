@@ -1,4 +1,4 @@
-"""Every decision recorded from gpu-admission, taken again: the same nodes or none, and the same cards on them."""
+"""Every recorded decision of gpu-admission is replayed: the same nodes or none, and the same cards."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from vcuda.allocations.cards import CardRequest, annotations_for, read_card_requ
 
 
 class Answer(NamedTuple):
-    """The nodes that pass, the annotations written, but for the time, and how many whole cards are broken up."""
+    """The nodes that pass, the annotations without the time, and the number of whole cards that are broken up."""
 
     passed: tuple[str, ...]
     written: Mapping[str, str]
@@ -19,14 +19,14 @@ class Answer(NamedTuple):
 EVERY = tuple(steps())
 
 ELSEWHERE = {
-    "1003/3": "10 cores go beside shares on n0; gpu-admission breaks up the one whole card of n4",
+    "1003/3": "10 cores join the shares on n0; gpu-admission breaks up the one whole card of n4",
     "1003/7": "10 and 30 cores of one pod go on one card of n3; on n2 their memory breaks up two",
-    "1005/6": "50 cores go beside a share on n2; gpu-admission breaks up the last whole card of n3",
-    "1005/7": "80 cores go beside a share on n2; gpu-admission breaks up the last whole card of n1",
-    "1005/10": "30 cores go beside a share on n2; gpu-admission breaks up the last whole card of n3",
-    "1007/6": "20 cores go beside a share on n2; gpu-admission breaks up the last whole card of n0",
+    "1005/6": "50 cores join a share on n2; gpu-admission breaks up the last whole card of n3",
+    "1005/7": "80 cores join a share on n2; gpu-admission breaks up the last whole card of n1",
+    "1005/10": "30 cores join a share on n2; gpu-admission breaks up the last whole card of n3",
+    "1007/6": "20 cores join a share on n2; gpu-admission breaks up the last whole card of n0",
 }
-"""Where a share goes to another node than gpu-admission's, so that one whole card more stays whole."""
+"""Cases in which a share gets another node than by gpu-admission, so that one more card stays whole."""
 
 
 def answer(step: Step, strategy: Strategy) -> Answer:
@@ -43,12 +43,12 @@ def answer(step: Step, strategy: Strategy) -> Answer:
     return Answer((choice.node,), timeless, choice.assignment.breaks)
 
 
-def test_from_the_least_free_node_on_every_recorded_decision_is_taken_again() -> None:
+def test_by_the_least_free_node_every_recorded_decision_is_reproduced() -> None:
     assert len(EVERY) == 279
     assert [step.place for step in EVERY if answer(step, least_free)[:2] != (step.passed, step.written)] == []
 
 
-def test_packed_every_recorded_decision_is_taken_again_but_those_listed_with_their_reason() -> None:
+def test_by_packing_every_recorded_decision_is_reproduced_except_those_listed() -> None:
     others = [step for step in EVERY if answer(step, bin_pack)[:2] != (step.passed, step.written)]
     assert [step.place for step in others] == [*ELSEWHERE]
     assert all(answer(step, bin_pack).breaks < answer(step, least_free).breaks for step in others)

@@ -1,4 +1,4 @@
-"""Replicas that admit from reservations while a grant ends: no charge fits the limit of before."""
+"""Replicas admit from reservations while a grant ends: no charge uses the earlier, larger limit."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ GRANT_SECONDS = 20.0
 
 @pytest.fixture
 def world() -> Iterator[ReservationWorld]:
-    """Return a world in which a grant doubles the limit, and more than the limit without it is stored.
+    """Return a world in which a grant doubles the limit, and more is stored than the limit without the grant.
 
     Replica A has reserved room for more. The grant ends a second later.
     """
@@ -35,7 +35,7 @@ def world() -> Iterator[ReservationWorld]:
 
 
 def end_grant(world: ReservationWorld, later: float = 0) -> None:
-    """Let the time pass until the grant ends, or until some seconds later."""
+    """Let the time pass until the grant ends, or until ``later`` seconds after."""
     [grant] = world.grants
     world.pass_by(grant.times.end + later - world.time.now)
 
@@ -58,9 +58,7 @@ def test_a_reservation_admits_nothing_after_the_grant_that_sized_it_has_ended(wo
 
 
 @pytest.mark.parametrize("seconds", [0.5, 2.0, 5.0])
-def test_a_replica_whose_clock_is_slow_admits_too_much_for_no_longer_than_its_clock_is_wrong(
-    world: ReservationWorld, seconds: float
-) -> None:
+def test_a_slow_clock_admits_too_much_only_for_the_error_of_the_clock(world: ReservationWorld, seconds: float) -> None:
     world.replicas[A].ahead = -seconds
     end_grant(world)
     assert admitted_by(world, B, 3) == 0
@@ -68,7 +66,7 @@ def test_a_replica_whose_clock_is_slow_admits_too_much_for_no_longer_than_its_cl
     assert admitted_by(world, A, 3) == 0
 
 
-def test_a_reservation_sized_by_an_ended_grant_is_given_back(world: ReservationWorld) -> None:
+def test_a_reservation_sized_by_an_ended_grant_is_released(world: ReservationWorld) -> None:
     end_grant(world)
     assert admitted_by(world, A, 1) == 0
     for _ in range(5):
@@ -91,7 +89,7 @@ def test_a_grant_that_begins_admits_at_once(world: ReservationWorld) -> None:
 def test_without_the_comparison_of_terms_the_reservation_would_admit_more(
     world: ReservationWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So the first test can fail."""
+    """This shows that the first test can fail."""
     end_grant(world)
     monkeypatch.setattr(ReservationLease, "is_by", lambda *_: True)
     assert admitted_by(world, A, 3) > 0

@@ -1,4 +1,4 @@
-"""When a grant holds: by the clocks of its time zone, also where these are set forward or back."""
+"""When a grant is in force: by the clocks of its time zone, also when these are set forward or back."""
 
 import datetime
 import math
@@ -25,7 +25,7 @@ BERLIN = ZoneInfo("Europe/Berlin")
 DAY = 24 * 3600
 
 CLOCK_CHANGES = {
-    # At 2:00 and 3:00, at midnight, by half an hour, back to the day before, and over a whole day.
+    # Changes at 2:00 and 3:00, at midnight, by half an hour, back to the day before, and over a whole day.
     "Europe/Berlin": ("2026-03-29", "2026-10-25"),
     "America/New_York": ("2026-03-08", "2026-11-01"),
     "America/Havana": ("2026-03-08", "2026-11-01"),
@@ -43,7 +43,7 @@ CHANGES = st.sampled_from([(ZoneInfo(zone), day) for zone, days in CLOCK_CHANGES
 
 
 def at(text: str, zone: ZoneInfo = BERLIN) -> float:
-    """Return the moment of a time in a zone."""
+    """Return the Unix time of a local time in a zone."""
     return moment_of(read_local_time(text), zone)
 
 
@@ -67,7 +67,7 @@ def moments_and_times(draw: st.DrawFn) -> tuple[float, Times]:
 
 
 def by_the_clock(times: Times, moment: float) -> bool:
-    """Return whether times hold, by a calendar and a clock on the wall."""
+    """Return whether the times hold, computed by a calendar and a wall clock."""
     clock = clock_at(moment, times.zone)
     if not times.start <= moment < times.end or (times.days and clock.isoweekday() - 1 not in times.days):
         return False
@@ -79,7 +79,7 @@ def by_the_clock(times: Times, moment: float) -> bool:
 
 
 @given(moments_and_times())
-def test_a_grant_holds_by_the_clock_on_the_wall(case: tuple[float, Times]) -> None:
+def test_a_grant_is_in_force_by_the_wall_clock(case: tuple[float, Times]) -> None:
     moment, times = case
     assert times.holds(moment) == by_the_clock(times, moment)
 
@@ -128,10 +128,11 @@ def test_until_a_day_includes_that_day_and_from_a_day_begins_with_it(
         ("20:00-06:00", "2026-10-24T20:00", 11),
         ("20:00-06:00", "2026-06-01T20:00", 10),
         ("20:00-02:30", "2026-03-28T20:00", 6),  # 2:30 is skipped: the grant ends when the clocks go from 2:00 to 3:00
-        ("20:00-02:30", "2026-10-24T20:00", 6.5),  # 2:30 comes twice: it ends at the first, and holds again from 2:00
+        # 2:30 occurs twice: the grant ends at the first one, and begins again at 2:00
+        ("20:00-02:30", "2026-10-24T20:00", 6.5),
     ],
 )
-def test_hours_over_a_clock_change_are_those_that_the_clock_shows(hours: str, night: str, length: float) -> None:
+def test_hours_over_a_clock_change_follow_the_wall_clock(hours: str, night: str, length: float) -> None:
     times = Times(BERLIN, hours=read_hours(hours))
     assert times.next_change(at(night)) - at(night) == length * 3600
 
@@ -145,7 +146,7 @@ def test_a_weekend_ends_with_sunday() -> None:
 def test_all_conditions_must_be_met() -> None:
     times = Times(BERLIN, end=at("2026-12-01"), days=read_days("Sat-Sun"), hours=read_hours("20:00-06:00"))
     assert times.holds(at("2026-11-29T20:00"))
-    assert not times.holds(at("2026-11-30T05:00"))  # the night of Sunday ends with Sunday
+    assert not times.holds(at("2026-11-30T05:00"))  # the night of Sunday ends on Sunday
     assert not times.holds(at("2026-12-05T20:00"))
 
 
@@ -153,18 +154,18 @@ def test_all_conditions_must_be_met() -> None:
     ("text", "days"),
     [("Mon", {0}), ("Sat-Sun", {5, 6}), ("Fri-Mon", {4, 5, 6, 0}), ("Mon, Wed", {0, 2}), ("Sun,Mon-Tue", {6, 0, 1})],
 )
-def test_days_of_the_week(text: str, days: set[int]) -> None:
+def test_days_of_the_week_are_parsed(text: str, days: set[int]) -> None:
     assert read_days(text) == days
 
 
 @pytest.mark.parametrize("text", ["", "Mo", "monday", "Mon-", "-Mon", "Mon,,Tue", "1-5", "Mon Tue"])
-def test_what_are_no_days_of_the_week(text: str) -> None:
+def test_invalid_days_of_the_week_are_rejected(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011  # the caller words it
         read_days(text)
 
 
 @pytest.mark.parametrize("text", ["20:00", "20-06", "24:00-06:00", "20:60-06:00", "20:00-24:01", "20:00-20:00", "x"])
-def test_what_are_no_hours(text: str) -> None:
+def test_invalid_hours_are_rejected(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011  # the caller words it
         read_hours(text)
 
@@ -182,7 +183,7 @@ def test_what_are_no_hours(text: str) -> None:
         "9999-12-31",
     ],
 )
-def test_what_is_no_day_and_no_time(text: str) -> None:
+def test_invalid_days_and_times_are_rejected(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011  # the caller words it
         read_local_time(text)
 
@@ -197,7 +198,7 @@ def test_what_is_no_day_and_no_time(text: str) -> None:
         ("2026-12-01T18:00-05:00", "2026-12-01T23:00:00"),
     ],
 )
-def test_a_time_without_an_offset_is_of_the_zone(text: str, utc: str) -> None:
+def test_a_time_without_an_offset_is_in_the_zone(text: str, utc: str) -> None:
     assert at(text) == datetime.datetime.fromisoformat(f"{utc}+00:00").timestamp()
 
 

@@ -1,4 +1,4 @@
-"""Dated quotas: what may be written, which limits hold at a moment, and what people are told of their end."""
+"""Dated quotas: what may be written, which limits apply at a moment, and the messages about their end."""
 
 import asyncio
 import datetime
@@ -42,7 +42,7 @@ team-a:
   time_zone: Europe/Berlin
   grants: [{A100: 4, until: 2026-12-01, why: "paper"}, {T4: 8, weekly: "Sat-Sun"}, {A100: 2, daily: "20:00-06:00"}]
 """
-"""A team with four A100, and more of them, or of another model, at times."""
+"""A team with four A100, and at times more of them, or another model."""
 
 
 def at(text: str, zone: ZoneInfo = BERLIN) -> float:
@@ -64,7 +64,7 @@ def cards_at(written: NamespaceQuota, moment: float | None) -> dict[str, float]:
     return {model: limit.most_cores / 100 for model, limit in written.at(moment).limits.items()}
 
 
-# Which limits hold
+# The limits of a moment
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_grant_adds_to_the_limit_while_all_its_conditions_hold(moment: str, ca
 
 
 def test_a_model_that_only_grants_name_is_always_listed() -> None:
-    """So which models a pod may use, and what is said of them, does not depend on the time."""
+    """So the models that a pod may use, and the messages about them, do not depend on the time."""
     written = entry("quota: {A100: 4}, grants: [{T4: 8, weekly: Sat}], order: [T4, A100]")
     assert cards_at(written, None) == {"A100": 4, "T4": 0}
     assert Quota({"team-a": written}).models == {"A100", "T4"}
@@ -94,7 +94,7 @@ def test_an_explicit_0_stays_0() -> None:
     assert cards_at(written, at("2026-11-24")) == {"T4": 0}
 
 
-def test_memory_is_added_where_it_is_limited() -> None:
+def test_a_grant_adds_memory_if_memory_is_limited() -> None:
     written = entry(
         "quota: {A100: {cards: 4, memory: 160Gi}}, grants: [{A100: {cards: 2, memory: 80Gi}, until: 2100-01-01},"
         " {H100: {cards: 1, memory: 60Gi}, from: 2000-01-01}, {H100: {cards: 1, memory: 20Gi}, from: 2000-01-01}]"
@@ -103,7 +103,7 @@ def test_memory_is_added_where_it_is_limited() -> None:
     assert written.at(at("2026-11-24")).limits == {"A100": Limit(600, 240 * GIB), "H100": Limit(200, 80 * GIB)}
 
 
-def test_without_a_moment_no_grant_holds() -> None:
+def test_without_a_moment_no_grant_is_in_force() -> None:
     quota = parse_quota(ISSUE)
     limits = quota.for_namespace("team-a")
     assert limits
@@ -162,7 +162,7 @@ def entries(draw: st.DrawFn) -> NamespaceQuota:
 
 
 @given(entries(), MOMENTS)
-def test_the_limit_is_what_is_written_and_each_grant_that_holds(written: NamespaceQuota, moment: float) -> None:
+def test_the_limit_is_the_base_plus_each_grant_in_force(written: NamespaceQuota, moment: float) -> None:
     for model, limit in written.at(moment).limits.items():
         own = written.limits.get(model)
         added = sum(
@@ -182,7 +182,7 @@ def test_the_limits_of_a_moment_do_not_depend_on_an_earlier_look(
 
 
 @given(st.dictionaries(st.sampled_from("abc"), entries(), min_size=1), st.lists(MOMENTS, min_size=1, max_size=8))
-def test_the_kept_quota_is_that_of_the_clock_also_if_it_is_set_back(
+def test_the_cached_quota_follows_the_clock_even_if_it_is_set_back(
     written: Mapping[str, NamespaceQuota], moments: Sequence[float]
 ) -> None:
     quota, now = Quota(written), [0.0]
@@ -195,7 +195,7 @@ def test_the_kept_quota_is_that_of_the_clock_also_if_it_is_set_back(
 
 
 @given(entries(), MOMENTS)
-def test_until_its_next_change_the_kept_quota_is_one_object(written: NamespaceQuota, moment: float) -> None:
+def test_the_cached_quota_is_the_same_object_until_its_next_change(written: NamespaceQuota, moment: float) -> None:
     quota, now = Quota({"team-a": written}), [moment]
     clock = QuotaClock(lambda: now[0])
     first = clock.now(quota)
@@ -259,13 +259,13 @@ def test_grants_of_one_model_all_state_memory_or_none() -> None:
     assert [fault.path for fault in quota_faults(text)] == ["a.grants[1].T4"]
 
 
-def test_10000_grants_are_rejected_in_one_sentence() -> None:
+def test_10000_grants_are_rejected_in_one_message() -> None:
     text = f"a: {{grants: [{', '.join(['{T4: 1, weekly: Sat}'] * 10_000)}]}}"
     assert list(map(str, quota_faults(text))) == [f"a.grants: must not have more than {MAX_GRANTS} grants; got 10000"]
 
 
 def test_a_document_has_few_enough_times_to_be_compared_with_the_clock() -> None:
-    """Any number of days, and of namespaces with the same hours."""
+    """Any number of days, and of namespaces with the same hours, is permitted."""
     assert quota_faults(many_times(MAX_RECURRING)) == ()
     [fault] = quota_faults(many_times(MAX_RECURRING + 1))
     assert str(fault).endswith("the grants have 1001 different weekly or daily times; at most 1000 are read")
@@ -287,7 +287,7 @@ def test_a_misspelt_zone_is_recognised() -> None:
     assert fault.message == 'unknown time zone "Europe/Berln"; did you mean `Europe/Berlin`?'
 
 
-def test_every_fault_of_all_grants_is_told() -> None:
+def test_every_fault_of_all_grants_is_reported() -> None:
     text = "a: {grants: [{T4: 1}, {T4: -1, until: x}, {weekly: Sat}]}\nb: {grants: {}}"
     assert [fault.path for fault in quota_faults(text)] == ["a.grants[1].T4", "a.grants[1].until", "b.grants"]
 
@@ -311,11 +311,11 @@ def create(used: int, moment: float, quota: NamespaceQuota = TEAM, **fields: Any
     return asyncio.run(validate(Creation(asked, policy, ledgers, deadline=ReviewDeadline(5.0, lambda: 0.0))))
 
 
-def test_a_pod_that_depends_on_a_grant_is_warned_until_when() -> None:
+def test_the_warning_for_a_pod_that_depends_on_a_grant_has_its_end() -> None:
     assert create(1, TODAY).warnings == (ENDS,)
 
 
-def test_a_pod_that_fits_without_the_grant_is_not_warned() -> None:
+def test_a_pod_that_fits_without_the_grant_gets_no_warning() -> None:
     assert create(0, TODAY).warnings == ()
 
 
@@ -331,7 +331,7 @@ def test_a_warning_of_memory_has_both_limits() -> None:
     assert warning.endswith("2 cards in use; its memory from 81920 to 40960 MiB, 40960 MiB in use")
 
 
-def test_a_refusal_names_the_grant_that_begins_next() -> None:
+def test_a_rejection_names_the_grant_that_begins_next() -> None:
     quota = entry(
         "quota: {A100: 1}, time_zone: Europe/Berlin, grants: [{A100: 2, weekly: Sat}, {A100: 1, weekly: Sun}]"
     )
@@ -342,7 +342,7 @@ def test_a_refusal_names_the_grant_that_begins_next() -> None:
     )
 
 
-def test_a_model_of_a_grant_that_does_not_hold_is_refused_so_that_the_workload_is_retried() -> None:
+def test_a_model_of_an_inactive_grant_is_rejected_so_that_the_workload_is_retried() -> None:
     policy = PolicySnapshot(Quota({"team-a": entry("grants: [{A100: 2, weekly: Sat}]")}).at(TODAY), NODES)
     asked = review(vcuda_pod({"tencent.com/vcuda-core": 100}))
     answer = asyncio.run(mutate(Creation(asked, policy, MemoryLedgers(), deadline=ReviewDeadline(5.0, lambda: 0.0))))
@@ -362,7 +362,7 @@ def test_the_report_has_the_parts_that_end_and_the_excess_after_that() -> None:
 
 
 class Followed:
-    """A follower beside an API server double, with a clock that is set by hand."""
+    """A follower with an API server double, and a clock that a test sets."""
 
     def __init__(self, document: str, moment: float) -> None:
         api = ApiDouble()
@@ -378,7 +378,7 @@ class Followed:
         self._follower = GrantFollower(quota, lambda: ["team-a", "team-b", "other"], self.settled.append)
 
     def look(self, moment: float) -> tuple[list[str], float | None]:
-        """Return the namespaces that are settled at a moment, and the seconds to the next look."""
+        """Return the namespaces that are settled at a moment, and the seconds until the next look."""
         self.moment = moment
         self.settled.clear()
         again = self._follower.reconcile("grants")
@@ -399,7 +399,7 @@ def test_a_namespace_is_settled_when_its_grant_begins_is_about_to_end_and_ends()
     assert followed.look(end + 5) == (["team-a"], MOST_SECONDS)
 
 
-def test_a_clock_that_is_set_back_has_dated_namespaces_settled() -> None:
+def test_namespaces_with_grants_are_settled_when_the_clock_is_set_back() -> None:
     begin = at("2026-12-01", UTC)
     followed = Followed(FOLLOWED, begin)
     followed.look(begin + 5)

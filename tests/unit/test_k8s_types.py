@@ -1,4 +1,4 @@
-"""Which quantities are whole numbers, written as Kubernetes lets people write them, and what is said of the others."""
+"""Which quantities are whole numbers in the notations of Kubernetes, and the errors for the others."""
 
 import re
 from decimal import Decimal
@@ -32,7 +32,7 @@ NOT_WHOLE: dict[str, tuple[str | float, ...]] = {
 
 
 @pytest.mark.parametrize(("why", "written"), [(why, each) for why, written in NOT_WHOLE.items() for each in written])
-def test_what_is_no_whole_number_is_refused_with_the_reason(why: str, written: str | float) -> None:
+def test_a_quantity_that_is_no_whole_number_is_rejected_with_the_reason(why: str, written: str | float) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(str(written))} {why}$"):
         parse_whole(written)
 
@@ -47,20 +47,20 @@ NOT_QUANTITIES = (
     [*NOT_QUANTITIES.split(), "", " ", " 1", "1 ", "1\n", "1 k", "9" * 31, float("nan"), float("inf"), True],
     ids=repr,
 )
-def test_what_is_no_quantity_is_refused(written: str | float) -> None:
-    """What apimachinery refuses is refused, and so is what only Python takes for a number."""
+def test_a_text_that_is_no_quantity_is_rejected(written: str | float) -> None:
+    """Quantities that apimachinery rejects are rejected, and also texts that only Python reads as numbers."""
     with pytest.raises(ValueError, match="is no quantity"):
         parse_quantity(written)
 
 
 @given(st.integers(0, 2**53))
-def test_a_whole_number_is_the_same_however_it_is_written(number: int) -> None:
+def test_a_whole_number_is_the_same_in_every_notation(number: int) -> None:
     assert parse_whole(number) == parse_whole(str(number)) == parse_whole(f"{number}000m") == number
 
 
 @given(st.text("0123456789+-.eEnumkKMGTPi _", max_size=8))
-def test_anything_is_read_or_refused_in_a_sentence(written: str) -> None:
-    """Nothing but ValueError ever escapes, and what is read is an exact, finite number."""
+def test_any_text_is_read_or_rejected_with_a_message(written: str) -> None:
+    """No other error than ValueError is raised, and every result is an exact, finite number."""
     try:
         number = parse_quantity(written)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Little of a tenant's large objects stays in the memory of the controller and of the node agent."""
+"""The controller and the node agent keep only small parts of a tenant's large objects in memory."""
 
 import json
 import tracemalloc
@@ -39,7 +39,7 @@ EVENTS = "/api/v1/namespaces/team-a/events"
 
 @contextmanager
 def keeping_at_most(most: int) -> Iterator[None]:
-    """Fail if what is done within leaves more bytes in memory than this."""
+    """Fail if the block leaves more bytes in memory than this."""
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
@@ -70,13 +70,13 @@ def store_event(api: ApiDouble, name: str, /, **about: str) -> None:
         pytest.param({"kind": "Pod", "name": "train", "uid": "u" * (LONGEST_UID + 1)}, id="a long uid"),
     ],
 )
-def test_an_event_about_what_cannot_be_is_passed_over(api: ApiDouble, about: dict[str, str]) -> None:
+def test_an_event_about_an_impossible_object_is_skipped(api: ApiDouble, about: dict[str, str]) -> None:
     store_event(api, "forged", **about)
     store_event(api, "real", kind="Pod", name="train", uid="1")
     assert [each.name for each in refused_by_events(api.kube, "team-a", CLAIM_REASON, ("Pod",))] == ["train"]
 
 
-def test_of_many_objects_that_events_are_about_a_bounded_number_is_kept(api: ApiDouble) -> None:
+def test_the_number_of_kept_objects_of_events_is_bounded(api: ApiDouble) -> None:
     for number in range(MOST_REFUSED + 50):
         store_event(api, f"{number}", kind="Pod", name=f"train-{number}", uid=f"{number}")
     found = refused_by_events(api.kube, "team-a", CLAIM_REASON, ("Pod",))
@@ -140,7 +140,7 @@ def test_an_owner_that_is_larger_than_the_bound_is_kept_alone() -> None:
     assert [each.path for each in found.owners] == ["huge"]
 
 
-def test_large_workloads_are_all_retried_in_the_end(api: ApiDouble) -> None:
+def test_large_workloads_are_all_finally_retried(api: ApiDouble) -> None:
     retried = Retried(api, owners=12)
     for manifest in api.objects.values():
         if "spec" in manifest:

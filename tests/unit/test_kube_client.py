@@ -1,4 +1,4 @@
-"""What the client makes of names, bytes and headers: paths, streams of lines, warnings."""
+"""How the client handles names, bytes and headers: paths, streams of lines, warnings."""
 
 import itertools
 import time
@@ -31,13 +31,13 @@ IN_IT = f"/api/v1/namespaces/{QUOTED}/"
 
 
 class Asked:
-    """Notes which path each call is for, and knows nothing."""
+    """A client that records the path of each call, and finds nothing."""
 
     def __init__(self) -> None:
         self.paths: list[str] = []
 
     def get(self, path: str, *_: object, **__: object) -> NoReturn:
-        """Answer any call."""
+        """Record a call, and raise NotFound."""
         self.paths.append(path)
         raise NotFound(404, "no such object")
 
@@ -86,15 +86,15 @@ LINES = st.lists(st.text(min_size=1).map(lambda text: text.replace("\n", "é").e
 
 
 @given(lines=LINES, cuts=st.lists(st.integers(0, 300)))
-def test_lines_come_whole_however_the_stream_is_cut(lines: list[bytes], cuts: list[int]) -> None:
+def test_lines_are_complete_however_the_stream_is_cut(lines: list[bytes], cuts: list[int]) -> None:
     stream = b"".join(line + b"\n" for line in lines)
     edges = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
     chunks = [stream[start:end] for start, end in itertools.pairwise(edges)]
     assert list(split_lines(chunks)) == lines
 
 
-def test_a_line_is_given_as_soon_as_it_is_whole() -> None:
-    """A watch says nothing for a minute; its last event must not wait for the next."""
+def test_a_line_is_returned_as_soon_as_it_is_complete() -> None:
+    """A watch may be silent for a minute. Its last event must not wait for the next."""
     lines = split_lines(itertools.chain([b"fir", b"st\nsec"], iter(pytest.fail, None)))
     assert next(lines) == b"first"
 
@@ -109,8 +109,8 @@ def test_a_stream_that_ends_inside_a_line_is_torn(chunks: list[bytes]) -> None:
         list(split_lines(chunks))
 
 
-def test_each_read_of_a_body_may_take_only_what_is_left_of_the_call() -> None:
-    """A server that drips meets the deadline all the same."""
+def test_each_read_of_a_body_has_only_the_rest_of_the_timeout() -> None:
+    """A server that sends single bytes does not delay the deadline."""
     response = Mock()
     response.read1.side_effect = [b"a", b"b", b"c", b""]
     assert read_body(response, time.monotonic() + 60, 100) == b"abc"
@@ -129,8 +129,8 @@ def test_past_the_deadline_nothing_is_read_and_the_connection_is_not_used_again(
     response.read1.assert_not_called()
 
 
-def test_a_body_is_read_though_its_connection_was_given_up_already() -> None:
-    """As it is when the server has said that it will close."""
+def test_a_body_is_read_although_its_connection_was_released() -> None:
+    """The connection is already released if the server has announced that it will close it."""
     response = Mock(connection=None)
     response.read1.side_effect = [b"a", b""]
     assert read_body(response, time.monotonic() + 60, 100) == b"a"

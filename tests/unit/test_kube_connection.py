@@ -1,4 +1,4 @@
-"""Which versions of Kubernetes are too old, and which cannot be told."""
+"""Which versions of Kubernetes are too old, and which are unknown."""
 
 import json
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def info(git: str, major: str = "", minor: str = "") -> dict[str, str]:
     ],
     ids=lambda told: told["gitVersion"],
 )
-def test_the_oldest_version_and_every_newer_one_is_accepted_without_a_word(told: Any) -> None:
+def test_the_oldest_supported_version_and_newer_ones_log_no_warning(told: Any) -> None:
     assert check(told) == ""
 
 
@@ -47,7 +47,7 @@ def test_the_oldest_version_and_every_newer_one_is_accepted_without_a_word(told:
         (info("our own build", "1", "29+"), "v1.29+"),
     ],
 )
-def test_an_older_version_is_refused_in_one_sentence_with_both_versions(told: Any, named: str) -> None:
+def test_an_older_version_is_rejected_in_one_message_with_both_versions(told: Any, named: str) -> None:
     with pytest.raises(UnsupportedVersion) as refused:
         check(told)
     assert str(refused.value) == (
@@ -68,7 +68,7 @@ def test_an_older_version_is_refused_in_one_sentence_with_both_versions(told: An
     ],
     ids=str,
 )
-def test_a_version_that_cannot_be_told_is_a_warning_and_stops_nothing(told: Any) -> None:
+def test_an_unknown_version_logs_a_warning_and_stops_nothing(told: Any) -> None:
     warning = check(told)
     assert f"the version of Kubernetes at {SERVER} is not known" in warning
     assert "v1.30 is the oldest that is supported" in warning
@@ -80,7 +80,7 @@ def test_an_answer_that_is_no_version_is_a_warning(answer: bytes) -> None:
 
 
 class Told:
-    """What a check has said."""
+    """A version check that records its warnings and errors."""
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
@@ -95,14 +95,14 @@ def raising(error: Exception) -> Callable[[], bytes]:
     return read
 
 
-def test_a_version_that_is_supported_is_asked_for_once() -> None:
+def test_a_supported_version_is_requested_once() -> None:
     told = Told()
     told.check.make(lambda: b'{"gitVersion": "v1.30.0"}', SERVER)
     assert (told.check.passed, told.warnings, told.errors) == (True, [], [])
 
 
 @pytest.mark.parametrize("error", [ApiError(403, "forbidden"), ApiError(404, "not found"), Conflict(409, "odd")])
-def test_a_cluster_that_refuses_to_tell_its_version_is_warned_of_and_goes_on(error: ApiError) -> None:
+def test_a_cluster_that_forbids_reading_its_version_logs_a_warning_and_continues(error: ApiError) -> None:
     told = Told()
     told.check.make(raising(error), SERVER)
     assert told.check.passed
@@ -110,7 +110,7 @@ def test_a_cluster_that_refuses_to_tell_its_version_is_warned_of_and_goes_on(err
 
 
 @pytest.mark.parametrize("error", [Unavailable("connection refused"), ApiError(401, "Unauthorized")])
-def test_without_an_answer_to_our_credentials_the_check_is_made_again(error: Exception) -> None:
+def test_the_check_is_repeated_if_there_was_no_answer(error: Exception) -> None:
     told = Told()
     with pytest.raises(type(error)):
         told.check.make(raising(error), SERVER)

@@ -1,4 +1,4 @@
-"""What the watch of the nodes tells those who follow it: heartbeats, which are most events, are not among it."""
+"""Which changes of nodes the watch reports: not heartbeats, which are most events."""
 
 from typing import Any
 
@@ -28,16 +28,18 @@ def node(labels: dict[str, str], annotations: dict[str, str] = OTHER, **fields: 
         pytest.param(node({}), node(M40), True, True, id="it gets a model"),
         pytest.param(node(M40), node({}), True, True, id="it loses its model"),
         pytest.param(node(M40), node(P100), True, True, id="its model changes"),
-        pytest.param(None, node(M40), True, True, id="it comes"),
-        pytest.param(node(M40), None, True, True, id="it goes"),
-        pytest.param(None, node({}), True, False, id="one without a GPU comes"),
-        pytest.param(node({}), None, True, False, id="one without a GPU goes"),
+        pytest.param(None, node(M40), True, True, id="the node is created"),
+        pytest.param(node(M40), None, True, True, id="the node is deleted"),
+        pytest.param(None, node({}), True, False, id="a node without a GPU is created"),
+        pytest.param(node({}), None, True, False, id="a node without a GPU is deleted"),
     ],
 )
-def test_what_is_told_of_a_change(
+def test_only_relevant_changes_of_a_node_are_reported(
     api: ApiDouble, before: dict[str, Any] | None, after: dict[str, Any] | None, told: bool, model_changes: bool
 ) -> None:
-    """Once: to those who follow nodes, and, with the model that a node has by then, to those who follow models."""
+    """Each change is reported once: to those that follow nodes, and, with the present model, to those that follow
+    models.
+    """
     changes: list[tuple[bool, bool]] = []
     models: list[str | None] = []
     watch = NodeInformer(api.kube, LABELS, lambda: models.append(watch.current().model_of("gpu-1")))
@@ -63,7 +65,7 @@ def test_a_nodes_lock_is_kept_and_no_other_annotation(api: ApiDouble) -> None:
     assert kept.annotations == LOCK
 
 
-def test_of_a_runtime_class_the_handler_alone_is_kept(api: ApiDouble) -> None:
+def test_only_the_handler_of_a_runtime_class_is_kept(api: ApiDouble) -> None:
     watch = RuntimeClassInformer(api.kube)
     assert watch.handler_of("fast") is None
     stored = {

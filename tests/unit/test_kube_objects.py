@@ -1,4 +1,4 @@
-"""Where a Service leads to, as its EndpointSlices say."""
+"""The endpoints of a Service, by its EndpointSlices."""
 
 import json
 
@@ -17,7 +17,7 @@ def endpoint(*addresses: str, **conditions: bool | None) -> Json:
 
 
 def piece(*endpoints: Json, ports: object = (HTTPS,), address_type: str = "IPv4") -> Json:
-    """One EndpointSlice."""
+    """Return one EndpointSlice."""
     return {"addressType": address_type, "endpoints": list(endpoints), "ports": ports}
 
 

@@ -1,4 +1,4 @@
-"""Pages of a LIST are small however large the objects are, and a LIST ends in time however many there are."""
+"""Pages of a LIST stay small for objects of any size, and a LIST ends in time for any number of objects."""
 
 import json
 from collections.abc import Callable
@@ -28,7 +28,9 @@ SIZES = st.lists(
 
 
 class Server:
-    """Holds objects of these sizes, and writes pages of them. Its bodies are small: each stands for its size."""
+    """A server with objects of these sizes, which writes pages of them. Its bodies are small, and only claim their
+    size.
+    """
 
     def __init__(self, *sizes: int, seconds: Callable[[int], float] = lambda _: 0.0) -> None:
         self.sizes = sizes
@@ -71,7 +73,7 @@ class Server:
 
 
 class Body(bytes):
-    """A body that says to have another size."""
+    """A body that claims to have another size."""
 
     size: int
 
@@ -87,7 +89,7 @@ class Body(bytes):
 
 @pytest.fixture(autouse=True)
 def _read_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decode the bytes that a body really has: it claims to have more."""
+    """Decode the real bytes of a body."""
     read = pages.read_page
     monkeypatch.setattr(pages, "read_page", lambda body: read(memoryview(body).tobytes()))
 
@@ -101,7 +103,7 @@ def test_every_object_is_listed_once_and_no_more_bytes_are_read_at_once_than_the
     assert max([0, *server.read]) <= MOST_OBJECT_BYTES
 
 
-def test_pages_of_usual_objects_grow_and_those_of_large_ones_hold_few() -> None:
+def test_pages_of_usual_objects_grow_and_those_of_large_ones_stay_short() -> None:
     usual, large = Server(*[6 * KIB] * 3000), Server(*[1_200_000] * 300)
     usual.listed()
     assert (usual.asked[:3], len(usual.asked)) == ([FIRST_PAGE, FIRST_PAGE * GROWTH, 500], 8)
@@ -145,7 +147,7 @@ def test_a_page_that_takes_too_long_is_requested_again_with_fewer_objects() -> N
     assert len(server.listed(seconds=60)) == 500
 
 
-def test_a_server_that_does_not_answer_is_asked_once() -> None:
+def test_a_server_that_does_not_answer_is_called_once() -> None:
     server = Server(*[KIB] * 500, seconds=lambda _: 5.0)
     with pytest.raises(TimedOut):
         server.listed(seconds=60)
@@ -174,12 +176,12 @@ def test_an_object_is_named_by_its_beginning(head: bytes, name: str) -> None:
     assert str(pages.name_in(head)) == name
 
 
-def test_a_list_whose_beginning_tells_nothing_cannot_be_continued() -> None:
+def test_a_list_without_a_readable_beginning_cannot_be_continued() -> None:
     with pytest.raises(msgspec.MsgspecError):
         pages.read_skipped(b'{"items": [{"metadata":{"name":"a"')
 
 
-def test_what_is_no_list_is_no_answer() -> None:
+def test_an_answer_that_is_no_list_raises() -> None:
     with pytest.raises(Unavailable, match="LIST /pods: the answer is no list"):
         list(Pager(lambda *_: b"<html>", "LIST /pods", most=1, timeout=1, seconds=1))
 

@@ -18,7 +18,7 @@ def test_delays_double_up_to_the_ceiling(draw: float, delays: list[float]) -> No
     assert [backoff.next() for _ in delays] == pytest.approx(delays)
 
 
-def test_after_a_success_they_start_over() -> None:
+def test_after_a_success_delays_start_over() -> None:
     backoff = Backoff(draw=lambda: 1.0)
     before = [backoff.next(), backoff.next()]
     backoff.reset()

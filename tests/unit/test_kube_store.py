@@ -1,4 +1,4 @@
-"""What a reflector's store tells of one namespace is what it tells of all, whatever has changed and whenever asked."""
+"""The store of a reflector returns for one namespace exactly its part of all objects, after any changes."""
 
 from hypothesis import given, strategies as st
 
@@ -13,7 +13,7 @@ changes = st.one_of(
 
 
 @given(st.lists(changes))
-def test_the_objects_of_a_namespace_are_those_of_all_that_are_in_it(made: list[tuple[object, ...]]) -> None:
+def test_the_objects_of_a_namespace_are_its_part_of_all_objects(made: list[tuple[object, ...]]) -> None:
     store = Store[int]()
     for what, *change in made:
         getattr(store, str(what))(*change, "2")

@@ -1,4 +1,4 @@
-"""LISTs are made in turns: tenants with large objects keep each other waiting and nobody else."""
+"""LISTs take turns: tenants with large objects delay each other, and no other tenant."""
 
 import asyncio
 import threading
@@ -24,7 +24,7 @@ def few_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Lists:
-    """LISTs of namespaces that each take so many seconds of the test's time, and the turns for them."""
+    """LISTs of namespaces that each take so many seconds of the test's clock, with their turns."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -32,7 +32,7 @@ class Lists:
         self.made: list[tuple[str, float]] = []
 
     def make(self, namespace: str, takes: float) -> str:
-        """Have a namespace listed, which takes so long."""
+        """List a namespace, which takes so long."""
 
         def listed(seconds: float) -> str:
             self.made.append((namespace, seconds))
@@ -49,13 +49,13 @@ def lists() -> Lists:
     return Lists()
 
 
-def test_a_list_that_is_not_quick_is_made_again_with_more_time_and_at_once_so_the_next_time(lists: Lists) -> None:
+def test_a_slow_list_is_repeated_with_more_time_which_the_next_one_has_from_the_start(lists: Lists) -> None:
     assert lists.make("large", 5) == lists.make("large", 5) == "large in 5 s"
     assert lists.make("small", 1) == "small in 1 s"
     assert lists.made == [("large", QUICK), ("large", SLOW), ("large", SLOW), ("small", QUICK)]
 
 
-def test_a_namespace_counts_as_slow_until_a_list_of_it_was_quick_or_for_ten_minutes(lists: Lists) -> None:
+def test_a_namespace_counts_as_slow_until_a_quick_list_or_for_ten_minutes(lists: Lists) -> None:
     lists.make("large", 5)
     lists.make("large", 0.5)
     lists.make("large", 1.5)
@@ -99,7 +99,7 @@ def test_slow_namespaces_are_remembered_within_a_bound(lists: Lists, monkeypatch
 
 
 class Held:
-    """LISTs in threads that go on until the test ends them."""
+    """LISTs in threads that continue until the test ends them."""
 
     def __init__(self, made: ListTurns) -> None:
         self.turns = made
@@ -122,7 +122,7 @@ class Held:
             self.at_once -= 1
 
 
-def test_slow_namespaces_keep_only_each_other_waiting() -> None:
+def test_slow_namespaces_delay_only_each_other() -> None:
     lists = Lists()
     made, held = lists.turns, Held(lists.turns)
     large = [f"large-{number}" for number in range(8)]
@@ -154,7 +154,7 @@ def test_no_more_lists_are_made_at_once_than_there_are_turns() -> None:
 
 
 class Uncountable:
-    """An API server that lists the pods of namespaces called large-… never in time."""
+    """An API server that never lists the pods of namespaces named large-… in time."""
 
     def __init__(self, api: ApiDouble) -> None:
         self.lists: list[str] = []
@@ -182,11 +182,11 @@ def test_a_pod_of_a_namespace_that_cannot_be_counted_gets_429_with_the_reason_an
     assert isinstance(again, RetryLater)
     for reason in (decision.reason, again.reason):
         assert "could not be listed within 8 s" in reason
-    assert len(uncountable.lists) == 2, "the quick one and the slow one, and none while it rests"
+    assert len(uncountable.lists) == 2, "the quick list and the slow list, and none during the rest"
     assert isinstance(replica.charge("a"), Admitted)
 
 
-def test_usage_of_such_a_namespace_is_the_last_that_was_read(replica: Replica, uncountable: Uncountable) -> None:
+def test_the_usage_of_such_a_namespace_is_the_last_that_was_read(replica: Replica, uncountable: Uncountable) -> None:
     assert replica.usage("large") == {}
     assert uncountable.lists
 
@@ -206,7 +206,7 @@ def _overdue(*_: object, **__: object) -> object:
 
 
 def test_many_readers_of_one_namespaces_usage_share_its_reads(api: ApiDouble, replica: Replica) -> None:
-    """Without an open ledger each read lists the pods, so dry runs alone could keep every thread busy."""
+    """Without an open ledger each read lists the pods, so dry runs alone could occupy every thread."""
     api.store(POD, stored_pod(ONE_CARD))
     reading, opened = threading.Event(), threading.Event()
 

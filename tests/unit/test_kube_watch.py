@@ -1,4 +1,4 @@
-"""Lines of a watch: however they are written, the same event is read from them."""
+"""Lines of a watch: every notation of an event is decoded to the same event."""
 
 import json
 from typing import Any
@@ -18,7 +18,7 @@ ANY_TYPE = st.sampled_from(("ADDED", "MODIFIED", "DELETED"))
 
 
 @given(ANY_TYPE, ANY_JSON, st.booleans(), st.booleans(), st.booleans())
-def test_an_event_is_read_whether_or_not_its_line_is_written_as_the_api_server_does(
+def test_an_event_is_read_in_any_json_notation(
     kind: str, rest: Any, compact: bool, reversed_: bool, more: bool
 ) -> None:
     made = {"metadata": {"name": "train", "namespace": "team-a", "uid": "u", "resourceVersion": "7"}, "rest": rest}
@@ -44,6 +44,6 @@ def test_an_event_is_read_whether_or_not_its_line_is_written_as_the_api_server_d
     ],
 )
 def test_a_line_that_cannot_be_read_loses_the_watch(line: bytes) -> None:
-    """It could be of any object."""
+    """The line could be about any object."""
     with pytest.raises(WatchLost):
         read_event(line, "watch")

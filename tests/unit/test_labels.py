@@ -1,4 +1,4 @@
-"""Which label a namespace gets: by the document that etcd has, and by what the API server is known to go by."""
+"""The label of a namespace, by the document in etcd, and by the label that the API server already applies."""
 
 import json
 from typing import Any
@@ -16,7 +16,7 @@ LIMITED, FREE = {"team-a": {"quota": {"M40": 1}}}, {"team-b": {"quota": {"M40": 
 
 
 class Labelled(ApiDouble):
-    """An API server with team-a in it; ``asks``: it goes by the namespace's label already, as a dry run shows."""
+    """An API server with team-a. ``asks``: it already applies the namespace's label, as a dry run shows."""
 
     def __init__(self, document: Any, label: str | None, asks: bool = True) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Labelled(ApiDouble):
         return self.get(TEAM, timeout=timeout)
 
     def labelled(self) -> str | None:
-        """Return the label after the loop has looked once."""
+        """Return the label after one turn of the loop."""
         self.labels.reflector.relist()
         self.labels.reconciler.turn("team-a")
         value: str | None = self.objects[TEAM]["metadata"]["labels"].get(ENFORCED_LABEL)
@@ -67,14 +67,14 @@ def test_the_label_follows_the_quota(document: Any, label: str | None, asks: boo
 
 
 @pytest.mark.parametrize("newer", [LIMITED, {"*": {"quota": {}}}, {"team-a": "malformed"}])
-def test_by_a_document_that_is_not_the_one_stored_no_namespace_is_labelled_out(newer: Any) -> None:
-    """Else a namespace that is made just after it was limited would have its first pods stored uncharged."""
+def test_no_namespace_is_exempted_by_an_outdated_document(newer: Any) -> None:
+    """Otherwise the first pods of a namespace that was just limited would be stored without a charge."""
     api = Labelled(FREE, None)
     api.limit(newer)
     assert api.labelled() is None
 
 
-def test_a_namespace_that_is_being_deleted_is_left_alone() -> None:
+def test_a_terminating_namespace_is_not_labelled() -> None:
     api = Labelled(FREE, None)
     metadata = {"name": "team-a", "labels": {}, "deletionTimestamp": "2026-01-01T00:00:00Z"}
     api.store(TEAM, {"metadata": metadata})

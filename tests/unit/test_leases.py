@@ -1,4 +1,4 @@
-"""How much a replica reserves, and when it writes what it granted from that."""
+"""How much a replica reserves, and when it writes the charges that it admitted from that."""
 
 import math
 from collections.abc import Sequence
@@ -27,7 +27,9 @@ def cards(number: int) -> Charge:
 
 
 def demand(seconds: float = 2.0, **grants: Sequence[Charge]) -> Demand:
-    """What was granted of each model just now, and one of a third shortly before; it began so long ago."""
+    """Return a demand that began so long ago: some charges of each model just now, and a third as many shortly
+    before.
+    """
     now = 0.0
     demand = Demand(lambda: now)
     demand.add("first", "V100", CARD)
@@ -64,20 +66,20 @@ def test_a_reservation_is_the_demand_of_five_seconds_within_a_part_of_the_room(
 
 @pytest.mark.parametrize(("seconds", "reserved"), [(2.0, 30), (1.5, 40), (0.1, 600), (0.0, 600)])
 def test_demand_that_has_just_begun_is_a_rate_too(seconds: float, reserved: int) -> None:
-    """Or the first seconds of a burst would be reserved for as if they were its end."""
+    """Otherwise a replica would reserve for the first seconds of a burst as if they were its end."""
     quota = NamespaceQuota({"M40": Limit(1_000_000)})
     assert plan(Ledger(), quota, demand(seconds, M40=[CARD] * 12)).charges == {"M40": cards(reserved)}
 
 
-def test_a_model_of_which_little_is_asked_for_is_reserved_beside_others() -> None:
-    """A namespace's pods are spread over its models, so each may have few of many."""
+def test_a_model_with_little_demand_is_reserved_together_with_others() -> None:
+    """The pods of a namespace are spread over its models, so each replica may have few of many models."""
     quota = NamespaceQuota({"M40": Limit(100_000), "P100": Limit(100_000)})
     reserved = plan(Ledger(), quota, demand(M40=[CARD] * 12, P100=[CARD])).charges
     assert reserved == {"M40": cards(30), "P100": cards(LEAST_GRANTS)}
 
 
 def test_a_replica_reserves_with_its_first_charge_if_others_have_charges_pending() -> None:
-    """Else each of many replicas would make four writes to each namespace before it reserves."""
+    """Otherwise each of many replicas would make four writes to each namespace before it reserves."""
     own, limits = Demand(lambda: 0.0), NamespaceQuota({"M40": Limit(100_000)})
     own.add("own", "M40", CARD)
     others = {str(number): Pending("M40", CARD) for number in range(LEAST_GRANTS - 1)}
@@ -103,7 +105,7 @@ def test_memory_is_room_too_and_a_model_without_a_quota_has_none() -> None:
     assert plan(Ledger(), quota, recent).charges == {"M40": Charge(40, 4 * 1024)}
 
 
-def test_demand_is_what_was_granted_within_four_seconds() -> None:
+def test_demand_is_the_charges_of_the_last_four_seconds() -> None:
     now = 0.0
     demand = Demand(lambda: now)
     demand.add("a", "M40", CARD)
@@ -120,15 +122,17 @@ def test_demand_is_what_was_granted_within_four_seconds() -> None:
 @pytest.mark.parametrize(
     ("reserved", "granted", "seconds", "due"),
     [
-        pytest.param(400, 1, 0.5, False, id="little was granted"),
-        pytest.param(400, 1, WRITE_SECONDS, True, id="after a second"),
-        pytest.param(400, 0, WRITE_SECONDS, True, id="and where nothing was, to hear whether somebody waits"),
+        pytest.param(400, 1, 0.5, False, id="few charges are new"),
+        pytest.param(400, 1, WRITE_SECONDS, True, id="a second after the last write"),
+        pytest.param(400, 0, WRITE_SECONDS, True, id="the same without new charges, to learn whether another waits"),
         pytest.param(10, 7, 0.5, False, id="more than a quarter is left"),
         pytest.param(10, 8, 0.5, True, id="less than a quarter is left"),
-        pytest.param(400, MOST_GRANTED, 0.5, True, id="many were granted"),
+        pytest.param(400, MOST_GRANTED, 0.5, True, id="many charges are new"),
     ],
 )
-def test_when_what_was_granted_is_written(reserved: int, granted: int, seconds: float, *, due: bool) -> None:
+def test_admitted_charges_are_written_when_a_write_is_due(
+    reserved: int, granted: int, seconds: float, *, due: bool
+) -> None:
     now = 0.0
     lease = ReservationLease(lambda: now)
     lease.send(Ledger(), {"M40": cards(reserved)})
@@ -147,8 +151,8 @@ def test_when_what_was_granted_is_written(reserved: int, granted: int, seconds: 
         pytest.param(0, 1, WRITE_SECONDS, id="for none"),
     ],
 )
-def test_the_sooner_the_room_will_be_used_up_the_sooner_is_written(room: int, replicas: int, seconds: float) -> None:
-    """Six cards a second are granted. There is room for these seconds:"""
+def test_the_sooner_the_room_is_used_up_the_sooner_is_the_write(room: int, replicas: int, seconds: float) -> None:
+    """Six cards a second are admitted. The room lasts for these seconds:"""
     others = {str(number): Reservation({}, 1) for number in range(replicas - 1)}
     ledger = Ledger({"M40": cards(100)}, reserved=others)
     quota = NamespaceQuota({"M40": Limit(100 * (100 + room))})
@@ -166,7 +170,7 @@ def test_a_write_is_due_after_the_seconds_that_it_was_sent_with() -> None:
     assert lease.is_due
 
 
-def test_without_the_time_of_creation_or_of_the_answer_nothing_is_granted() -> None:
+def test_without_the_time_of_creation_or_of_the_answer_nothing_is_admitted_from_a_reservation() -> None:
     for answered, created in ((-math.inf, 0.0), (0.0, math.inf)):
         lease = ReservationLease(lambda: 0.0)
         lease.send(Ledger(), {"M40": cards(10)})
@@ -175,8 +179,10 @@ def test_without_the_time_of_creation_or_of_the_answer_nothing_is_granted() -> N
 
 
 @pytest.mark.parametrize(("seconds", "granted"), [(CREATED_SECONDS, True), (CREATED_SECONDS + 1, False)])
-def test_what_was_created_too_long_after_the_last_write_is_not_granted(seconds: int, *, granted: bool) -> None:
-    """Both times are the API server's: they show that this machine was suspended with its clocks."""
+def test_an_object_created_too_long_after_the_last_write_is_not_admitted_from_a_reservation(
+    seconds: int, *, granted: bool
+) -> None:
+    """Both times are the API server's. They show that this machine was suspended together with its clocks."""
     lease = ReservationLease(lambda: 0.0)
     lease.send(Ledger(), {"M40": cards(10)})
     lease.confirmed(answered=1_000_000.0)

@@ -1,4 +1,4 @@
-"""The ledger of a namespace: the decision on one charge, and settling."""
+"""The ledger of a namespace: the decision about a charge, and settling."""
 
 import msgspec
 import pytest
@@ -36,25 +36,25 @@ def granted(ledger: Ledger, asked: Pending = CARD, uid: str = "new", *, enforced
     return decision
 
 
-def test_a_charge_is_kept_as_pending_beside_what_is_there() -> None:
+def test_a_charge_is_added_to_the_pending_charges() -> None:
     before = Ledger({"M40": Charge(300)}, "77", {"old": CARD})
     decision = granted(before)
     assert decision.ledger == Ledger({"M40": Charge(300)}, "77", {"old": CARD, "new": CARD})
     assert decision.usage == Usage(used=Charge(500, 0, 200), pending=Charge(200, 0, 200))
     assert (decision.limit, decision.shortage) == (Limit(800), None)
-    assert before.pending == {"old": CARD}, "the version that was decided against is left as it was"
+    assert before.pending == {"old": CARD}, "the ledger that was read must not change"
 
 
 @pytest.mark.parametrize(
     "ledger",
     [
-        pytest.param(held(1), id="with room left"),
-        pytest.param(held(8), id="though the quota is full by now"),
-        pytest.param(held(MOST_PENDING, Pending("M40", Charge(1, 1))), id="though the ledger is crowded by now"),
+        pytest.param(held(1), id="the quota has room"),
+        pytest.param(held(8), id="the quota has become full"),
+        pytest.param(held(MOST_PENDING, Pending("M40", Charge(1, 1))), id="the ledger has become crowded"),
     ],
 )
-def test_a_uid_that_is_charged_is_granted_again_and_charged_once(ledger: Ledger) -> None:
-    """The API server repeats calls; the second is granted from the same record."""
+def test_a_charged_uid_is_admitted_again_and_charged_once(ledger: Ledger) -> None:
+    """The API server repeats calls. The second one is admitted by the same record."""
     decision = granted(ledger, uid="uid-0")
     assert decision.ledger is ledger
     assert decision.usage == ledger.usage("M40")
@@ -79,20 +79,20 @@ def test_models_do_not_share_a_limit() -> None:
         pytest.param(Ledger(), Pending("V100", Charge(1, 1)), Limit(0), id="not listed"),
         pytest.param(held(3, SHARE), Pending("A100", Charge(1, 101)), Limit(200, 1000), id="memory"),
         pytest.param(Ledger({"M40": Charge(10_000)}), CARD, Limit(800), id="the limit was lowered below what is used"),
-        pytest.param(held(MOST_PENDING), CARD, Limit(800), id="crowded too: to come again would not help"),
+        pytest.param(held(MOST_PENDING), CARD, Limit(800), id="the ledger is crowded too, a retry would not help"),
     ],
 )
-def test_a_refusal_has_every_figure(ledger: Ledger, asked: Pending, limit: Limit) -> None:
+def test_a_rejection_has_every_figure(ledger: Ledger, asked: Pending, limit: Limit) -> None:
     decision = admit(ledger, "new", asked, QUOTA, enforced=True)
     assert decision == Refused(Shortage(asked.model, asked.charge, ledger.usage(asked.model), limit))
 
 
-def test_a_namespace_that_may_use_no_model() -> None:
+def test_a_namespace_without_a_model_is_rejected_with_the_reason() -> None:
     assert isinstance(admit(Ledger(), "new", CARD, NamespaceQuota({}), enforced=True), Refused)
 
 
 @pytest.mark.parametrize("model", ["M40", "P100", "V100"])
-def test_over_a_quota_that_only_warns_is_charged_all_the_same(model: str) -> None:
+def test_a_charge_over_a_quota_that_only_warns_is_still_charged(model: str) -> None:
     asked = Pending(model, Charge(900))
     decision = granted(Ledger(), asked, enforced=False)
     limit = QUOTA.limits.get(model, Limit(0))
@@ -113,7 +113,7 @@ def test_a_namespace_has_at_most_512_pending_charges(enforced: bool) -> None:
     assert admit(last, "one-more", least, QUOTA, enforced=enforced) == TooManyPending()
 
 
-def test_usage_of_every_charged_model() -> None:
+def test_the_usage_lists_every_charged_model() -> None:
     pending, terminating = {"a": CARD, "b": SHARE, "c": SHARE}, {"d": Terminating("M40", Charge(100, 0, 100), 30)}
     ledger = Ledger({"P100": Charge(50, 10), "M40": Charge(100)}, "", pending, terminating)
     assert ledger.usages() == {
@@ -141,17 +141,17 @@ def test_usage_of_every_charged_model() -> None:
         pytest.param(Limit(800), Charge(10, 10**6, 800), False, id="memory is not limited"),
     ],
 )
-def test_from_nine_tenths_of_a_limit_on_it_is_nearly_full(limit: Limit, used: Charge, nearly: bool) -> None:
+def test_a_limit_is_nearly_full_from_nine_tenths(limit: Limit, used: Charge, nearly: bool) -> None:
     assert Admitted(Ledger(), Usage(used), limit).nearly_full is nearly
 
 
-def test_what_is_reserved_fills_no_limit() -> None:
-    """Nobody uses it, so nobody is warned of it."""
+def test_reservations_do_not_make_a_limit_nearly_full() -> None:
+    """It is not used, so it must cause no warning."""
     usage = Usage(Charge(800), reserved=Charge(200))
     assert not Admitted(Ledger(), usage, Limit(800)).nearly_full
 
 
-def test_nearly_full_counts_the_charge_that_was_granted() -> None:
+def test_nearly_full_includes_the_new_charge() -> None:
     assert not granted(Ledger({"M40": Charge(600)})).nearly_full
     assert granted(Ledger({"M40": Charge(700)})).nearly_full
 
@@ -171,20 +171,24 @@ OTHER = {"A100": Charge(9)}
     ("ledger", "view", "absent", "settled"),
     [
         pytest.param(Ledger({}, "5", A), ObservedPods("7", ONE, {"a"}), "", Ledger(ONE, "7"), id="it was stored"),
-        pytest.param(Ledger({}, "5", A), ObservedPods("7", {}, {"a"}), "", Ledger({}, "7"), id="it came and went"),
-        pytest.param(Ledger(ONE, "5", A), ObservedPods("7", {}, ()), "", Ledger({}, "7", A), id="not yet seen"),
+        pytest.param(
+            Ledger({}, "5", A), ObservedPods("7", {}, {"a"}), "", Ledger({}, "7"), id="it was created and deleted"
+        ),
+        pytest.param(
+            Ledger(ONE, "5", A), ObservedPods("7", {}, ()), "", Ledger({}, "7", A), id="it is not observed yet"
+        ),
         pytest.param(Ledger(ONE, "5"), ObservedPods("6", OTHER, ()), "", Ledger(OTHER, "6"), id="renamed"),
         pytest.param(Ledger(ONE, "5", BOTH), ObservedPods("7", TWO, {"a"}), "", Ledger(TWO, "7", B), id="one of two"),
-        pytest.param(Ledger({}, "5", A), ObservedPods("7", {}, ()), "a", Ledger({}, "7"), id="never to be stored"),
+        pytest.param(Ledger({}, "5", A), ObservedPods("7", {}, ()), "a", Ledger({}, "7"), id="it will never be stored"),
         pytest.param(
             *(Ledger(TWO, "100", BOTH), ObservedPods("99", ONE, {"a"}), "b", Ledger(TWO, "100", A)),
-            id="never to be stored, though the view is old",
+            id="never to be stored, by an old view",
         ),
         pytest.param(Ledger(TWO, "5"), ObservedPods("5", ONE, ()), "", Ledger(ONE, "5"), id="as old as the count"),
         pytest.param(Ledger({}, ""), ObservedPods("1", ONE, ()), "", Ledger(ONE, "1"), id="never counted before"),
     ],
 )
-def test_a_settled_ledger_counts_what_is_stored_and_keeps_what_is_pending(
+def test_a_settled_ledger_counts_stored_pods_and_keeps_pending_charges(
     ledger: Ledger, view: ObservedPods, absent: str, settled: Ledger
 ) -> None:
     assert settle(ledger, view, Expired(absent)) == settled
@@ -205,28 +209,31 @@ TORN = Ledger({}, "7", {}, {"a": RAN})
         pytest.param(TORN, ObservedPods("6", ONE, ()), "a", Ledger({}, "7"), id="its time is over, by an old view"),
         pytest.param(
             *(Ledger(TWO, "5"), ObservedPods("7", ONE, (), since="6"), "", Ledger(ONE, "7", {}, {"M40@5": UNSEEN})),
-            id="nobody saw it go",
+            id="no watch saw the deletion",
         ),
         pytest.param(
             *(Ledger(ONE, "5", A), ObservedPods("7", ONE, "a", since="6"), ""),
             Ledger(ONE, "7", {}, {"M40@5": UNSEEN}),
-            id="nobody saw it go, and another has come",
+            id="no watch saw the deletion, and another pod was created",
         ),
         pytest.param(
-            *(Ledger(ONE, "5"), ObservedPods("7", {}, "a", {"a": RAN}, since="6"), "", TORN), id="held by its own time"
+            *(Ledger(ONE, "5"), ObservedPods("7", {}, "a", {"a": RAN}, since="6"), "", TORN),
+            id="its own time keeps the charge",
         ),
-        pytest.param(Ledger(TWO, "5"), ObservedPods("7", ONE, "a", since="5"), "", Ledger(ONE, "7"), id="seen to end"),
+        pytest.param(
+            Ledger(TWO, "5"), ObservedPods("7", ONE, "a", since="5"), "", Ledger(ONE, "7"), id="its end was observed"
+        ),
     ],
 )
-def test_what_is_gone_and_may_still_run_stays_charged(
+def test_a_deleted_pod_that_may_still_run_stays_charged(
     ledger: Ledger, view: ObservedPods, ended: str, settled: Ledger
 ) -> None:
     assert settle(ledger, view, Expired(ended=ended)) == settled
     assert settle(settled, view, Expired(ended=ended)).terminating == settled.terminating
 
 
-def test_of_many_that_vanish_at_once_512_are_kept_by_uid_and_the_others_stay_in_the_count() -> None:
-    """In namespaces whose quota only warns nothing else bounds how many there are."""
+def test_at_most_512_vanished_pods_are_kept_by_uid_and_the_others_stay_committed() -> None:
+    """Under a quota that only warns, nothing else limits their number."""
     vanished = {f"uid-{number}": RAN for number in range(MOST_TERMINATING + 3)}
     settled = settle(Ledger({}, "5"), ObservedPods("7", ONE, vanished.keys(), vanished))
     assert len(settled.terminating) == MOST_TERMINATING
@@ -241,16 +248,16 @@ CLAIMED = Ledger(ONE, "5", A, {}, "", TWO, "6")
     [
         pytest.param(ObservedClaims("8", ONE, {"a"}), Ledger(ONE, "7", {}, {}, "", ONE, "8"), id="stored"),
         pytest.param(
-            ObservedClaims("8", {}, ()), Ledger(ONE, "7", A, {}, "", {}, "8"), id="gone, and one is not yet seen"
+            ObservedClaims("8", {}, ()),
+            Ledger(ONE, "7", A, {}, "", {}, "8"),
+            id="one was deleted, one is not observed yet",
         ),
-        pytest.param(ObservedClaims("5", {}, {"a"}), CLAIMED, id="by an older view neither count is changed"),
+        pytest.param(ObservedClaims("5", {}, {"a"}), CLAIMED, id="an older view changes neither count"),
         pytest.param(ObservedClaims("6", TWO, ()), CLAIMED, id="nothing new"),
-        pytest.param(None, CLAIMED, id="of claims nothing is known"),
+        pytest.param(None, CLAIMED, id="claims are unknown"),
     ],
 )
-def test_claims_are_counted_beside_pods_at_a_version_of_their_own(
-    claims: ObservedClaims | None, settled: Ledger
-) -> None:
+def test_claims_are_counted_at_their_own_version(claims: ObservedClaims | None, settled: Ledger) -> None:
     assert settle(CLAIMED, ObservedPods("7", ONE, (), claims=claims)) == settled
     assert settle(settled, ObservedPods("4", {}, {"a"}, claims=ObservedClaims("99", {}, {"a"}))) == settled
     assert settled.usage("M40").used == total((*settled.committed.values(), *settled.claimed.values())) + total(
@@ -270,18 +277,18 @@ def test_a_count_is_as_old_as_the_older_of_its_parts(ledger: Ledger, *, before: 
     ("ledger", "view"),
     [
         pytest.param(Ledger(ONE, "5", A), ObservedPods("7", ONE, ()), id="nothing new"),
-        pytest.param(Ledger(ONE, "5", A), ObservedPods("7", ONE, {"x", "y"}), id="others were seen"),
+        pytest.param(Ledger(ONE, "5", A), ObservedPods("7", ONE, {"x", "y"}), id="other pods were observed"),
         pytest.param(Ledger(TWO, "100", A), ObservedPods("99", ONE, ()), id="an old view lowers nothing"),
-        pytest.param(Ledger(TWO, "100", A), ObservedPods("99", ONE, {"a"}), id="nor does it drop what it saw"),
+        pytest.param(Ledger(TWO, "100", A), ObservedPods("99", ONE, {"a"}), id="an old view removes no pending charge"),
     ],
 )
-def test_without_news_nothing_is_to_be_written(ledger: Ledger, view: ObservedPods) -> None:
-    """A leader that has slept still believes in pods that are gone, and does not know those that came."""
+def test_without_changes_nothing_is_written(ledger: Ledger, view: ObservedPods) -> None:
+    """A leader that was suspended still knows deleted pods, and does not know new ones."""
     assert settle(ledger, view, Expired({"z"})) is ledger
 
 
-def test_a_count_from_before_the_quota_was_edited_is_renewed_though_it_is_the_same() -> None:
-    """Else every webhook would count for itself, again and again."""
+def test_a_count_from_before_an_edit_of_the_quota_is_renewed_even_if_it_is_equal() -> None:
+    """Otherwise every webhook would count by itself repeatedly."""
     ledger, view = Ledger(ONE, "5", A), ObservedPods("7", ONE, ())
     assert settle(ledger, view, counted_since="6") == Ledger(ONE, "7", A)
     assert settle(ledger, view, counted_since="5") is ledger
@@ -312,10 +319,10 @@ VIEWS = st.builds(ObservedPods, VERSIONS, COMMITTED, SOME, TERMINATING, VERSIONS
 
 
 @given(ledger=LEDGERS, view=VIEWS, absent=SOME)
-def test_what_was_not_seen_and_not_proven_absent_stays_charged(
+def test_a_charge_that_is_neither_seen_nor_proven_absent_stays(
     ledger: Ledger, view: ObservedPods, absent: frozenset[str]
 ) -> None:
-    """And what was seen is counted once: as pending no more, when it is in the count."""
+    """Objects that were seen are counted once: they are no longer pending when they are in the count."""
     settled = settle(ledger, view, Expired(absent))
     stale = view.is_older(ledger)
     claims = view.claims or ObservedClaims("", ledger.claimed, ())
@@ -327,7 +334,7 @@ def test_what_was_not_seen_and_not_proven_absent_stays_charged(
 
 
 @given(ledger=LEDGERS, views=st.lists(VIEWS, max_size=5))
-def test_the_count_never_goes_back_in_time(ledger: Ledger, views: list[ObservedPods]) -> None:
+def test_the_count_never_reverts_to_an_older_version(ledger: Ledger, views: list[ObservedPods]) -> None:
     for view in views:
         settled = settle(ledger, view)
         assert not is_older(settled.pod_resource_version, ledger.pod_resource_version)
@@ -336,8 +343,8 @@ def test_the_count_never_goes_back_in_time(ledger: Ledger, views: list[ObservedP
 
 
 @given(ledger=LEDGERS, view=VIEWS, absent=SOME)
-def test_settled_twice_is_settled_once(ledger: Ledger, view: ObservedPods, absent: frozenset[str]) -> None:
-    """Else two leaders would write for ever. And the version that was read is left as it was."""
+def test_settling_twice_equals_settling_once(ledger: Ledger, view: ObservedPods, absent: frozenset[str]) -> None:
+    """Otherwise two leaders would write forever. The ledger that was read must not change."""
     before = msgspec.json.encode(ledger)
     once = settle(ledger, view, Expired(absent))
     assert settle(once, view, Expired(absent)) is once

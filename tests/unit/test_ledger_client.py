@@ -1,4 +1,4 @@
-"""The ledgers that replicas share: charges are decided in groups, and what is remembered proves itself by writing."""
+"""The ledgers that replicas share: charges are decided in groups, and a remembered ledger is confirmed by the write."""
 
 import asyncio
 import json
@@ -28,14 +28,14 @@ def test_a_group_is_one_write(api: ApiDouble, replica: Replica) -> None:
     assert kinds(decisions) == ["Admitted"] * 4
     assert replica.uids() == ["a", "b", "c", "d"]
     assert [call for call in api.calls if call in ("POST", "PUT")] == ["POST", "POST", "PUT", "PUT"], (
-        "the ledger, its mark, the first, and the group"
+        "the ledger, its mark, the first charge, and the group"
     )
     assert replica.counted("batch_charges_sum") == 4
     assert replica.counted("batch_charges_count") == 2
 
 
-def test_a_group_is_decided_in_order_each_beside_those_before_it(api: ApiDouble, replica: Replica) -> None:
-    """A refusal in the midst holds nobody up: who comes after it may be smaller."""
+def test_a_group_is_decided_in_order_each_charge_with_those_before_it(api: ApiDouble, replica: Replica) -> None:
+    """A refusal in the middle delays no other: a later charge may be smaller."""
     rest = [asked("b", charge=CARD + CARD), asked("c", charge=CARD + CARD), asked("d"), asked("e")]
     decisions = together(api, replica, asked("a"), rest)
     assert kinds(decisions) == ["Admitted", "Admitted", "PutOff", "Admitted", "PutOff"]
@@ -49,21 +49,21 @@ def test_a_call_that_is_repeated_in_its_own_group_is_charged_once(api: ApiDouble
     assert replica.uids() == ["a", "b"]
 
 
-def test_a_dry_run_and_a_late_call_in_a_group_take_nothing_from_the_others(api: ApiDouble, replica: Replica) -> None:
+def test_a_dry_run_and_a_late_call_in_a_group_do_not_affect_the_others(api: ApiDouble, replica: Replica) -> None:
     dry, late = asked("b", charge=Charge(300, 0, 300), dry_run=True), asked("late", deadline=time.monotonic())
     decisions = together(api, replica, asked("a"), [dry, late, asked("c", charge=Charge(300, 0, 300))])
     assert kinds(decisions) == ["Admitted", "Admitted", "RetryLater", "Admitted"]
     assert replica.uids() == ["a", "c"]
 
 
-def test_namespaces_are_apart(replica: Replica) -> None:
+def test_namespaces_have_separate_ledgers(replica: Replica) -> None:
     decisions = [replica.charge(uid, namespace=f"team-{uid[0]}") for uid in ("a1", "b1", "a2", "a3", "a4", "a5")]
     assert kinds(decisions) == ["Admitted"] * 5 + ["PutOff"]
     assert replica.usage("team-b") == {"M40": Usage(CARD, CARD)}
 
 
-def test_after_an_own_write_the_next_needs_no_read(api: ApiDouble, replica: Replica) -> None:
-    """Nor does usage, read for /mutate meanwhile, take the place of what is remembered."""
+def test_after_a_write_the_next_group_needs_no_read(api: ApiDouble, replica: Replica) -> None:
+    """Usage that is read for /mutate meanwhile does not replace the remembered ledger."""
     replica.charge("a")
     replica.usage()
     api.forget_calls()
@@ -72,10 +72,10 @@ def test_after_an_own_write_the_next_needs_no_read(api: ApiDouble, replica: Repl
 
 
 @pytest.mark.parametrize(("uid", "dry_run"), [("a", False), ("b", True)], ids=["a repeated call", "a dry run"])
-def test_a_yes_that_writes_nothing_is_confirmed_by_a_read(
+def test_an_admission_without_a_write_is_confirmed_by_a_read(
     api: ApiDouble, replica: Replica, uid: str, dry_run: bool
 ) -> None:
-    """No compare-and-swap shows that what is remembered still holds."""
+    """There is no compare-and-swap that would show that the remembered ledger is still current."""
     replica.charge("a")
     api.forget_calls()
     assert isinstance(replica.charge(uid, dry_run=dry_run), Admitted)
@@ -95,7 +95,7 @@ def test_a_refusal_is_confirmed_by_one_fresh_read(api: ApiDouble, replica: Repli
         replica.charge(uid)
     api.forget_calls()
     assert isinstance(replica.charge("e"), PutOff)
-    assert api.calls == ["GET", "LIST", "LIST", "GET"], "read, what is stored counted, and read again"
+    assert api.calls == ["GET", "LIST", "LIST", "GET"], "read, count the stored objects, and read again"
     replica.store.write("team-a", Ledger({}, "7"), replica.store.open("team-a"))
     api.forget_calls()
     assert isinstance(replica.charge("e"), Admitted)
@@ -103,8 +103,10 @@ def test_a_refusal_is_confirmed_by_one_fresh_read(api: ApiDouble, replica: Repli
     assert replica.uids() == ["e"]
 
 
-def test_a_group_with_a_refusal_is_decided_anew_as_a_whole(api: ApiDouble, replica: Replica, other: Replica) -> None:
-    """Those granted from memory too: they are decided and written against the version that was read."""
+def test_a_group_with_a_refusal_is_decided_again_as_a_whole(api: ApiDouble, replica: Replica, other: Replica) -> None:
+    """This includes charges that were admitted by the remembered ledger: they are decided again by the ledger that was
+    read.
+    """
     replica.charge("a")
     other.charge("x", charge=Charge(200, 0, 200))
     decisions = together(api, replica, asked("b"), [asked("c"), asked("d", charge=Charge(300, 0, 300))])
@@ -112,7 +114,7 @@ def test_a_group_with_a_refusal_is_decided_anew_as_a_whole(api: ApiDouble, repli
     assert sorted(replica.uids()) == ["a", "b", "x"]
 
 
-def test_too_many_pending_is_busy_and_no_memory_either(replica: Replica) -> None:
+def test_too_many_pending_charges_are_busy_and_not_remembered(replica: Replica) -> None:
     quota = NamespaceQuota({"M40": Limit(10_000)})
     share = Pending("M40", Charge(1, 1))
     crowded = Ledger(pending={f"uid-{number}": share for number in range(MOST_PENDING)})
@@ -124,15 +126,15 @@ def test_too_many_pending_is_busy_and_no_memory_either(replica: Replica) -> None
 
 
 def test_a_ledger_that_does_not_exist_yet_is_not_remembered(api: ApiDouble, replica: Replica) -> None:
-    """It counts the pods of that moment. Those that come while the namespace is not limited change no version."""
+    """It counts the pods of that moment. Pods that are created while the namespace has no limit change no version."""
     assert isinstance(replica.charge("a", dry_run=True), Admitted)
     assert LEDGER not in api.objects
     api.store(POD, stored_pod({"tencent.com/vcuda-core": 400}))
     assert isinstance(replica.charge("b"), Refused)
 
 
-def test_a_ledger_that_was_dropped_is_made_anew_at_once(api: ApiDouble, replica: Replica) -> None:
-    """The quota was taken away and given back: pods that came in between count."""
+def test_a_deleted_ledger_is_recreated_at_once(api: ApiDouble, replica: Replica) -> None:
+    """The quota was removed and restored. Pods that were created in between count."""
     replica.charge("a")
     replica.store.drop("team-a", str(replica.store.read("team-a").version))
     api.store(POD, stored_pod({"tencent.com/vcuda-core": 300}))
@@ -141,10 +143,10 @@ def test_a_ledger_that_was_dropped_is_made_anew_at_once(api: ApiDouble, replica:
 
 
 @pytest.mark.parametrize("remembers", [True, False], ids=["a replica that has written it", "one that has not"])
-def test_pods_that_came_while_there_was_no_quota_count_though_the_ledger_stayed(
+def test_pods_from_the_time_without_a_quota_count_even_if_the_ledger_stayed(
     api: ApiDouble, replica: Replica, other: Replica, remembers: bool
 ) -> None:
-    """The quota was taken away and given back, and no leader was there to drop the ledger in between."""
+    """The quota was removed and restored, and no leader deleted the ledger in between."""
     replica.charge("a")
     api.store(POD, stored_pod({"tencent.com/vcuda-core": 300}))
     edited = json.loads(api.store(QUOTA, {}))["metadata"]["resourceVersion"]
@@ -152,14 +154,16 @@ def test_pods_that_came_while_there_was_no_quota_count_though_the_ledger_stayed(
     assert isinstance(asked.charge("b", counted_since=edited, dry_run=True), PutOff)
     assert api.objects[LEDGER] is before
     assert isinstance(asked.charge("b", counted_since=edited), PutOff)
-    assert asked.store.read("team-a").ledger.committed == {"M40": Charge(300, 0, 300)}, "kept, for the next to decide"
+    assert asked.store.read("team-a").ledger.committed == {"M40": Charge(300, 0, 300)}, "kept for the next decision"
     api.forget_calls()
     assert isinstance(asked.charge("c", counted_since=edited), PutOff)
-    assert api.calls == ["GET", "LIST", "LIST", "GET"], "listed before it could be refused, and not to count anew"
+    assert api.calls == ["GET", "LIST", "LIST", "GET"], "listed before the refusal, and not for another count"
 
 
-def test_nothing_is_decided_by_a_count_that_is_due_and_cannot_be_had(api: ApiDouble, replica: Replica) -> None:
-    """Who does not know yet what units are worth may not lower a ledger; then it lacks what came while no quota was."""
+def test_nothing_is_decided_while_a_due_count_fails(api: ApiDouble, replica: Replica) -> None:
+    """A replica that does not know the values of units yet must not lower a ledger, which then lacks pods of the time
+    without quota.
+    """
     replica.charge("a")
     api.store(POD, stored_pod({"tencent.com/vcuda-core": 300}))
     edited = json.loads(api.store(QUOTA, {}))["metadata"]["resourceVersion"]
@@ -174,7 +178,7 @@ def test_nothing_is_decided_by_a_count_that_is_due_and_cannot_be_had(api: ApiDou
     assert isinstance(replica.charge("b", counted_since=by_newer.config_version), PutOff)
 
 
-def test_a_pod_that_was_pending_then_is_not_counted_twice(api: ApiDouble, replica: Replica) -> None:
+def test_a_pod_that_was_pending_during_the_count_is_not_counted_twice(api: ApiDouble, replica: Replica) -> None:
     replica.charge("a")
     api.store(POD, stored_pod(ONE_CARD, uid="a"))
     edited = json.loads(api.store(QUOTA, {}))["metadata"]["resourceVersion"]
@@ -193,14 +197,14 @@ def test_a_dry_run_is_decided_and_writes_nothing(api: ApiDouble, replica: Replic
     assert api.objects == before
 
 
-def test_over_a_quota_that_only_warns_is_written(replica: Replica) -> None:
+def test_a_charge_over_a_quota_that_only_warns_is_written(replica: Replica) -> None:
     quota = NamespaceQuota({"M40": Limit(100)}, mode=Mode.WARN)
     decisions = [replica.charge(uid, quota=quota) for uid in "abc"]
     assert [isinstance(d, Admitted) and d.shortage is not None for d in decisions] == [False, True, True]
     assert replica.uids() == ["a", "b", "c"]
 
 
-def test_cached_usage_is_a_moment_old_and_usage_is_not(
+def test_cached_usage_may_be_a_moment_old_and_usage_is_current(
     api: ApiDouble, replica: Replica, other: Replica, clock: Clock
 ) -> None:
     replica.charge("a", deadline=clock.now + 1)
@@ -214,7 +218,7 @@ def test_cached_usage_is_a_moment_old_and_usage_is_not(
     assert asyncio.run(replica.ledgers.cached_usage("team-a"))["M40"].used.cores == 300
 
 
-def test_what_is_granted_from_a_reservation_is_used_at_once(api: ApiDouble, replica: Replica, clock: Clock) -> None:
+def test_a_charge_admitted_from_a_reservation_is_used_at_once(api: ApiDouble, replica: Replica, clock: Clock) -> None:
     api.date = lambda: datetime.fromtimestamp(clock.now, UTC)
     limit = NamespaceQuota({"M40": Limit(10_000)})
 

@@ -1,4 +1,4 @@
-"""The ledgers that replicas share, when others write first, when calls are lost, and when time runs out."""
+"""The ledgers that replicas share when others write first, when calls are lost, and when time runs out."""
 
 import asyncio
 import time
@@ -28,8 +28,10 @@ def test_a_conflict_reads_and_decides_again(api: ApiDouble, replica: Replica, ot
     assert sorted(replica.uids()) == ["a", "b", "x"]
 
 
-def test_two_that_open_the_ledger_at_once(api: ApiDouble, replica: Replica, other: Replica) -> None:
-    """Both list the pods; one creates the ledger, the other reads it."""
+def test_two_replicas_that_open_the_ledger_at_once_both_charge(
+    api: ApiDouble, replica: Replica, other: Replica
+) -> None:
+    """Both list the pods. One creates the ledger, and the other reads it."""
 
     def overtaken(_method: str, _timeout: float, effect: Effect) -> bytes:
         assert isinstance(other.charge("x", charge=Charge(400, 0, 400)), Admitted)
@@ -52,7 +54,7 @@ def test_conflicts_without_end_are_busy_at_the_deadline(api: ApiDouble, replica:
     assert replica.uids() == ["a"]
 
 
-def test_a_deadline_that_has_come_is_busy_without_a_call(api: ApiDouble, replica: Replica, clock: Clock) -> None:
+def test_a_deadline_in_the_past_is_busy_without_a_call(api: ApiDouble, replica: Replica, clock: Clock) -> None:
     assert replica.charge("a", deadline=clock.now) == TOO_MANY
     assert api.calls == []
 
@@ -70,7 +72,7 @@ def test_a_deadline_that_has_come_is_busy_without_a_call(api: ApiDouble, replica
     ],
     ids=["the reply was lost", "the request was lost", "both, one after the other"],
 )
-def test_a_write_without_an_answer_is_looked_for_by_uid(
+def test_a_write_without_an_answer_is_found_by_uid(
     api: ApiDouble, replica: Replica, deliveries: list[Callable[..., bytes]], calls: list[str], opened: bool
 ) -> None:
     if opened:
@@ -87,7 +89,7 @@ def test_a_write_without_an_answer_is_looked_for_by_uid(
 
 
 def landing(late: Late) -> Delivery:
-    """Let a late write land just before a call."""
+    """Deliver a late write just before a call."""
 
     def overtaken(_method: str, _timeout: float, effect: Effect) -> bytes:
         late.land()
@@ -100,7 +102,7 @@ def failing(writes: Script, reads: Script) -> Delivery:
     return lambda method, timeout, effect: (reads if method == "GET" else writes)(method, timeout, effect)
 
 
-def test_a_write_that_lands_after_it_was_looked_for_is_found_by_conflict(api: ApiDouble, replica: Replica) -> None:
+def test_a_write_that_lands_after_the_check_is_found_by_a_conflict(api: ApiDouble, replica: Replica) -> None:
     late = Late()
     replica.charge("x")
     api.deliver = Script(late, landing(late))
@@ -118,15 +120,15 @@ def test_a_write_that_lands_late_after_another_was_made_changes_nothing(api: Api
     assert replica.uids() == ["x", "a", "b", "c"]
 
 
-def test_the_last_card_is_not_refused_to_the_one_who_has_it(api: ApiDouble, replica: Replica) -> None:
-    """The write that took it got no answer: read again, the ledger is full, with this very uid in it."""
+def test_the_last_card_is_not_refused_to_the_pod_that_has_it(api: ApiDouble, replica: Replica) -> None:
+    """The write that took it got no answer. When the ledger is read again, it is full, and contains this uid."""
     replica.charge("x", charge=Charge(300, 0, 300))
     api.deliver = Script(lost_reply)
     assert isinstance(replica.charge("a"), Admitted)
 
 
 @pytest.mark.parametrize("delivery", [lost_reply, lost_request])
-def test_where_it_cannot_be_looked_for_nobody_is_told_yes_or_no(
+def test_if_a_write_cannot_be_checked_the_answer_is_neither_yes_nor_no(
     api: ApiDouble, replica: Replica, delivery: Callable[..., bytes]
 ) -> None:
     replica.charge("x")
@@ -136,8 +138,8 @@ def test_where_it_cannot_be_looked_for_nobody_is_told_yes_or_no(
     assert replica.uids() == ["x", "a"]
 
 
-def test_unsure_stays_unsure_through_a_conflict(api: ApiDouble, replica: Replica) -> None:
-    """The write that got no answer may be the one that was first."""
+def test_an_unknown_outcome_stays_unknown_after_a_conflict(api: ApiDouble, replica: Replica) -> None:
+    """The write that got no answer may be the one that came first."""
     late = Late()
     replica.charge("x")
     api.deliver = failing(Script(late, landing(late)), Script(delivered, lost_request, methods=("GET",)))
@@ -151,7 +153,7 @@ def test_a_write_whose_outcome_stays_unknown_is_no_answer(api: ApiDouble, replic
 
 
 @pytest.mark.parametrize("method", ["GET", "LIST", "GET after a conflict"])
-def test_unreachable_where_nothing_of_its_own_can_be_written_is_raised(
+def test_an_unreachable_api_server_is_an_error_if_no_own_write_may_land(
     api: ApiDouble, replica: Replica, other: Replica, method: str
 ) -> None:
     """A write that lost to another is known not to have landed."""
@@ -161,7 +163,7 @@ def test_unreachable_where_nothing_of_its_own_can_be_written_is_raised(
     api.deliver = Script(lost_request, methods=(method.partition(" ")[0],))
     with pytest.raises(Unavailable):
         replica.charge("a")
-    assert isinstance(replica.charge("a"), Admitted), "the next is not held up"
+    assert isinstance(replica.charge("a"), Admitted), "the next call is not delayed"
 
 
 @pytest.mark.parametrize(
@@ -169,9 +171,7 @@ def test_unreachable_where_nothing_of_its_own_can_be_written_is_raised(
     [("{", "delete it to have it rebuilt"), ('{"format": 2}', "have all parts run one release")],
     ids=["damaged", "of another release"],
 )
-def test_a_ledger_that_cannot_be_read_is_counted_from_by_nobody(
-    api: ApiDouble, replica: Replica, text: str, advice: str
-) -> None:
+def test_an_unreadable_ledger_is_never_used(api: ApiDouble, replica: Replica, text: str, advice: str) -> None:
     replica.charge("a")
     api.store(LEDGER, {"metadata": {"name": "gpu-ledger-team-a"}, "data": {"ledger": text}})
     for _ in range(2):
@@ -182,10 +182,12 @@ def test_a_ledger_that_cannot_be_read_is_counted_from_by_nobody(
 # Callers that leave
 
 
-def test_a_caller_that_is_cancelled_while_its_group_is_written_takes_nothing_from_the_others(
+def test_a_caller_cancelled_during_the_write_of_its_group_does_not_affect_the_others(
     api: ApiDouble, replica: Replica
 ) -> None:
-    """Its own charge is written with theirs; when the API server repeats the call it is granted as it stands."""
+    """The cancelled caller's charge is written with the others. When the API server repeats the call, it is admitted by
+    it.
+    """
 
     async def leave() -> list[Decision]:
         first = asyncio.create_task(replica.ledgers.charge(asked("x")))
@@ -202,7 +204,7 @@ def test_a_caller_that_is_cancelled_while_its_group_is_written_takes_nothing_fro
     assert isinstance(replica.charge("d"), PutOff)
 
 
-def test_a_deadline_that_comes_while_the_charge_is_being_written_is_unsure(api: ApiDouble, replica: Replica) -> None:
+def test_a_deadline_during_the_write_of_a_charge_has_an_unknown_outcome(api: ApiDouble, replica: Replica) -> None:
     replica.charge("x")
 
     async def come_late() -> Decision:

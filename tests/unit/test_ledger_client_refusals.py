@@ -1,4 +1,4 @@
-"""A 403 rests on what is stored, counted by a LIST that began after the request; any other shortage is put off."""
+"""A 403 is decided by a LIST that began after the request. Any other shortage is a 429."""
 
 import asyncio
 import threading
@@ -24,14 +24,14 @@ TERMINATING = {"gone": Terminating("M40", TWO, 30)}
 
 
 class Namespace:
-    """A ledger and pods as a test sets them, a replica that is asked for one card more, and its clock."""
+    """A ledger and pods that a test sets, with a replica that is asked for one more card, and its clock."""
 
     def __init__(self, api: ApiDouble) -> None:
         self.api, self.clock = api, Clock()
         self.replica = Replica(api, self.clock)
 
     def ledger(self, **fields: Any) -> None:
-        """Have the ledger say so, whatever it said."""
+        """Replace the ledger."""
         self.replica.store.write("team-a", Ledger(**fields), self.replica.store.open("team-a"))
 
     def pods(self, number: int, **fields: Any) -> None:
@@ -68,7 +68,7 @@ DEAD = {"gone": Reservation({"M40": CARD}, 1)}
         pytest.param({"committed": {"M40": FULL}}, 4, Refused, None, id="all is stored"),
         pytest.param({"pending": pending(4, prefix="stored")}, 4, Refused, None, id="what is pending is stored by now"),
         pytest.param({"committed": {"M40": TWO}, "pending": pending(2)}, 2, PutOff, False, id="pending, never stored"),
-        pytest.param({"committed": {"M40": FULL}}, 3, PutOff, True, id="one has gone since it was settled"),
+        pytest.param({"committed": {"M40": FULL}}, 3, PutOff, True, id="one was deleted since it was settled"),
         pytest.param(
             {"committed": {"M40": TWO}, "terminating": TERMINATING}, 2, Refused, None, id="stored and terminating"
         ),
@@ -76,10 +76,12 @@ DEAD = {"gone": Reservation({"M40": CARD}, 1)}
             {"committed": {"M40": FULL}, "terminating": TERMINATING}, 1, PutOff, True, id="terminating, and gone since"
         ),
         pytest.param({"committed": {"M40": CARD + TWO}, "reserved": DEAD}, 3, PutOff, True, id="reserved"),
-        pytest.param({"committed": {"M40": FULL}, "reserved": DEAD}, 4, Refused, None, id="stored, beside reserved"),
+        pytest.param(
+            {"committed": {"M40": FULL}, "reserved": DEAD}, 4, Refused, None, id="stored, and others reserved"
+        ),
     ],
 )
-def test_a_refusal_is_by_what_is_stored_and_all_else_is_put_off(
+def test_only_stored_objects_cause_a_403_and_all_else_a_429(
     namespace: Namespace, ledger: dict[str, Any], pods: int, outcome: type[Decision], soon: bool | None
 ) -> None:
     namespace.ledger(**ledger)
@@ -89,7 +91,7 @@ def test_a_refusal_is_by_what_is_stored_and_all_else_is_put_off(
     assert getattr(decision, "soon", None) is soon
 
 
-def test_a_403_tells_the_figures_of_the_list_and_a_429_those_of_the_ledger(namespace: Namespace) -> None:
+def test_a_403_has_the_figures_of_the_list_and_a_429_those_of_the_ledger(namespace: Namespace) -> None:
     namespace.ledger(committed={"M40": TWO}, pending=pending(1), terminating=TERMINATING)
     namespace.pods(2)
     refused = namespace.charge()
@@ -114,7 +116,7 @@ def test_stored_claims_are_counted_too(namespace: Namespace, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("mode", [Mode.WARN, Mode.AUDIT])
-def test_where_nothing_is_refused_nothing_is_listed(namespace: Namespace, mode: Mode) -> None:
+def test_without_a_refusal_nothing_is_listed(namespace: Namespace, mode: Mode) -> None:
     namespace.ledger(committed={"M40": FULL})
     assert isinstance(namespace.charge(quota=NamespaceQuota(FOUR.limits, mode=mode)), Admitted)
     namespace.ledger()
@@ -122,13 +124,13 @@ def test_where_nothing_is_refused_nothing_is_listed(namespace: Namespace, mode: 
     assert namespace.lists() == 0
 
 
-def test_what_can_never_fit_needs_no_list(namespace: Namespace) -> None:
+def test_a_charge_that_can_never_fit_needs_no_list(namespace: Namespace) -> None:
     namespace.ledger(committed={"M40": CARD})
     assert isinstance(namespace.charge(charge=Charge(500, 0, 500)), Refused)
     assert namespace.lists() == 0
 
 
-def test_a_dry_run_is_told_the_same_and_writes_nothing(namespace: Namespace) -> None:
+def test_a_dry_run_gets_the_same_answer_and_writes_nothing(namespace: Namespace) -> None:
     namespace.ledger(committed={"M40": FULL})
     namespace.pods(4)
     before = dict(namespace.api.objects)
@@ -143,8 +145,8 @@ def test_a_dry_run_is_told_the_same_and_writes_nothing(namespace: Namespace) -> 
 # Reservations of a dead replica
 
 
-def test_after_two_seconds_nobody_is_told_any_more_that_a_reservation_passes_soon(namespace: Namespace) -> None:
-    """A replica that lives gives way at once; a controller's worker is not to sleep for one that is gone."""
+def test_after_two_seconds_a_reservation_is_no_longer_announced_as_ending_soon(namespace: Namespace) -> None:
+    """A live replica gives way at once. A controller's worker must not wait for a dead one."""
     namespace.ledger(committed={"M40": CARD + TWO}, reserved=DEAD)
     told = []
     for _ in range(4):
@@ -160,7 +162,7 @@ def test_after_two_seconds_nobody_is_told_any_more_that_a_reservation_passes_soo
 
 
 class ListGate:
-    """Holds the first LIST until the test lets it through."""
+    """Blocks the first LIST until the test releases it."""
 
     def __init__(self, api: ApiDouble) -> None:
         self.arrived, self.opened = threading.Event(), threading.Event()
@@ -182,7 +184,7 @@ def refuse_many(namespace: Namespace, number: int) -> list[Decision]:
     return asyncio.run(callers())
 
 
-def test_all_that_wait_share_one_list_and_the_next_waits_half_a_second(namespace: Namespace) -> None:
+def test_all_waiting_calls_share_one_list_and_the_next_list_waits_half_a_second(namespace: Namespace) -> None:
     namespace.ledger(committed={"M40": FULL})
     namespace.pods(4)
     for number in (1, 2, 3):
@@ -193,8 +195,8 @@ def test_all_that_wait_share_one_list_and_the_next_waits_half_a_second(namespace
     assert namespace.clock.now - 1000 >= 2 * MIN_INTERVAL_SECONDS
 
 
-def test_who_comes_while_a_list_is_under_way_waits_for_the_next(namespace: Namespace) -> None:
-    """The pods of that one may be those of before it came."""
+def test_a_call_during_a_list_waits_for_the_next_list(namespace: Namespace) -> None:
+    """The pods in that LIST may be older than the request."""
     namespace.ledger(committed={"M40": FULL})
     namespace.pods(4)
 
@@ -205,7 +207,7 @@ def test_who_comes_while_a_list_is_under_way_waits_for_the_next(namespace: Names
         first = asyncio.create_task(namespace.replica.ledgers.charge(asked("first", deadline=deadline)))
         assert await asyncio.to_thread(gate.arrived.wait, PATIENT)
         second = asyncio.create_task(namespace.replica.ledgers.charge(asked("second", deadline=deadline)))
-        await asyncio.sleep(0)  # it has come
+        await asyncio.sleep(0)  # the second call is waiting
         gate.opened.set()
         return [await first, await second]
 
@@ -214,7 +216,7 @@ def test_who_comes_while_a_list_is_under_way_waits_for_the_next(namespace: Names
 
 
 def test_a_list_that_takes_long_is_followed_by_a_rest(namespace: Namespace) -> None:
-    """Of a large namespace: counting its pods is to take a part of the time only."""
+    """The namespace is large. Counting its pods may take only a part of the time."""
     namespace.ledger(committed={"M40": FULL})
     namespace.pods(4)
 
@@ -229,7 +231,7 @@ def test_a_list_that_takes_long_is_followed_by_a_rest(namespace: Namespace) -> N
     assert namespace.clock.now == 1000 + 2 + 2 * REST_PER_SECOND + 2
 
 
-def test_past_its_deadline_a_caller_is_put_off_without_a_time(namespace: Namespace) -> None:
+def test_a_caller_past_its_deadline_gets_429_without_retry_after(namespace: Namespace) -> None:
     namespace.ledger(committed={"M40": FULL})
     namespace.pods(4)
     gate = ListGate(namespace.api)
@@ -239,14 +241,14 @@ def test_past_its_deadline_a_caller_is_put_off_without_a_time(namespace: Namespa
     assert (late.soon, late.counted) == (False, False)
 
 
-def test_a_list_that_fails_refuses_nobody(namespace: Namespace) -> None:
+def test_a_failed_list_refuses_no_pod(namespace: Namespace) -> None:
     namespace.ledger(committed={"M40": FULL})
     namespace.api.deliver = Script(lost_request, methods=("LIST",))
     with pytest.raises(Unavailable):
         namespace.charge()
 
 
-def test_who_knows_an_older_quota_than_the_ledger_was_counted_by_refuses_nobody(namespace: Namespace) -> None:
+def test_a_replica_with_an_older_quota_than_the_ledger_refuses_no_pod(namespace: Namespace) -> None:
     namespace.ledger(committed={"M40": FULL}, config_version="70")
     namespace.pods(4)
     namespace.replica.store.resources = lambda: GpuResources(version="60")
@@ -258,7 +260,7 @@ def test_who_knows_an_older_quota_than_the_ledger_was_counted_by_refuses_nobody(
 # Without a settling leader
 
 
-def test_room_that_was_settled_while_one_waited_is_taken(namespace: Namespace) -> None:
+def test_room_that_was_released_while_a_call_waited_is_used(namespace: Namespace) -> None:
     namespace.ledger(committed={"M40": FULL})
 
     def settled(method: str, _timeout: float, effect: Effect) -> bytes:
@@ -272,8 +274,8 @@ def test_room_that_was_settled_while_one_waited_is_taken(namespace: Namespace) -
     assert isinstance(namespace.charge(), Admitted)
 
 
-def test_without_a_controller_what_has_gone_is_given_back_when_it_can_run_no_more(namespace: Namespace) -> None:
-    """Nobody saw whether it ran: it is held for its grace period, as by a leader that begins."""
+def test_without_a_controller_a_deleted_pod_is_released_when_it_can_no_longer_run(namespace: Namespace) -> None:
+    """No watch saw whether it ran. It stays terminating for its grace period, as after a change of leader."""
     namespace.ledger(
         committed={"M40": FULL}, pod_resource_version="90", terminating={"t": Terminating("P100", CARD, 9)}
     )
@@ -289,10 +291,10 @@ def test_without_a_controller_what_has_gone_is_given_back_when_it_can_run_no_mor
     assert isinstance(namespace.charge(), Admitted)
     ledger = namespace.replica.store.read("team-a").ledger
     assert (ledger.committed, list(ledger.pending), list(ledger.terminating)) == ({"M40": CARD + TWO}, ["asked"], ["t"])
-    assert isinstance(namespace.charge("one more"), PutOff), "what is pending is not stored yet"
+    assert isinstance(namespace.charge("one more"), PutOff), "pending objects are not stored yet"
 
 
-def test_what_has_gone_after_it_was_counted_is_held_for_its_own_time(namespace: Namespace) -> None:
+def test_a_pod_deleted_after_the_count_stays_charged_for_its_own_time(namespace: Namespace) -> None:
     namespace.ledger(committed={"M40": FULL}, pod_resource_version="90")
     namespace.pods(3)
     assert isinstance(namespace.charge(), PutOff)
@@ -303,7 +305,7 @@ def test_what_has_gone_after_it_was_counted_is_held_for_its_own_time(namespace: 
     assert kinds(namespace.charge(uid) for uid in "bcd") == ["Admitted", "Admitted", "PutOff"]
 
 
-def test_a_count_from_before_etcd_was_set_back_settles_nothing(
+def test_a_count_from_before_etcd_was_restored_settles_nothing(
     namespace: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     namespace.ledger(committed={"M40": FULL}, pod_resource_version="90")
@@ -316,7 +318,7 @@ def test_a_count_from_before_etcd_was_set_back_settles_nothing(
     assert namespace.replica.store.read("team-a").ledger.committed == {"M40": FULL}
 
 
-def test_who_has_not_looked_for_long_begins_anew(namespace: Namespace) -> None:
+def test_a_replica_that_has_not_looked_for_long_starts_over(namespace: Namespace) -> None:
     namespace.ledger(committed={"M40": FULL}, pod_resource_version="90")
     namespace.pods(3)
     for seconds in (0, 3 * SETTLE_SECONDS, SETTLE_SECONDS - 1):
@@ -326,7 +328,7 @@ def test_who_has_not_looked_for_long_begins_anew(namespace: Namespace) -> None:
     assert isinstance(namespace.charge(), Admitted)
 
 
-def test_what_a_controller_has_settled_since_is_not_settled_by_an_older_count(namespace: Namespace) -> None:
+def test_an_older_count_does_not_settle_what_a_controller_settled_since(namespace: Namespace) -> None:
     namespace.ledger(committed={"M40": FULL}, pod_resource_version="90")
     namespace.pods(3)
     assert isinstance(namespace.charge(), PutOff)

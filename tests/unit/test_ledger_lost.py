@@ -1,4 +1,4 @@
-"""A ledger that is gone: nothing is charged until no pod that was charged in it can be stored any more."""
+"""A lost ledger: nothing is charged until no pod that was charged in it can be stored any more."""
 
 import pytest
 
@@ -16,10 +16,10 @@ MARK = "/api/v1/namespaces/vcuda-quota/configmaps/gpu-ledger-opened.team-a"
 TEAM = "/api/v1/namespaces/team-a"
 
 LOST_SECONDS = STORABLE_SECONDS + LEASE_SECONDS + MARGIN_SECONDS
-"""A replica that does not know of the loss may grant from its reservation for a lease."""
+"""A replica that does not know of the loss may admit from its reservation for one lease."""
 
 
-def test_a_lost_ledger_says_for_how_long_nothing_is_admitted_and_is_then_counted_from_the_pods(
+def test_a_lost_ledger_admits_nothing_for_a_stated_time_and_is_then_counted_from_the_pods(
     api: ApiDouble, replica: Replica, clock: Clock
 ) -> None:
     replica.charge("on its way", deadline=clock.now + 1)
@@ -38,11 +38,11 @@ def test_a_lost_ledger_says_for_how_long_nothing_is_admitted_and_is_then_counted
     assert replica.uids() == ["a"]
 
 
-@pytest.mark.parametrize("replaced", ["never", "by a namespace of its name", "after it was made anew"])
-def test_how_long_is_counted_for_each_loss_by_itself(
+@pytest.mark.parametrize("replaced", ["never", "by a namespace of its name", "after it was recreated"])
+def test_the_wait_is_measured_separately_for_each_loss(
     api: ApiDouble, replica: Replica, other: Replica, clock: Clock, replaced: str
 ) -> None:
-    """A replica that saw one loss, and not that the ledger came back, has seen nothing of the next."""
+    """A replica that saw one loss, but not that the ledger was recreated, knows nothing of the next loss."""
     replica.charge("a", deadline=clock.now + 1)
     api.remove(LEDGER)
     with pytest.raises(LedgerLost):
@@ -52,7 +52,7 @@ def test_how_long_is_counted_for_each_loss_by_itself(
     clock.pass_by(LOST_SECONDS)
     if replaced == "by a namespace of its name":
         api.store(TEAM, {"metadata": {"name": "team-a", "uid": "uid-of-another"}})
-    if replaced == "after it was made anew":
+    if replaced == "after it was recreated":
         other.charge("c", deadline=clock.now + 5)
         api.remove(LEDGER)
         with pytest.raises(LedgerLost):
@@ -61,7 +61,7 @@ def test_how_long_is_counted_for_each_loss_by_itself(
         assert isinstance(replica.charge("b", deadline=clock.now + 5), Admitted)
 
 
-def test_a_ledger_that_came_back_and_was_lost_again_while_nobody_looked_is_lost_anew(
+def test_a_ledger_recreated_and_lost_again_unseen_is_a_new_loss(
     api: ApiDouble, replica: Replica, other: Replica, clock: Clock
 ) -> None:
     replica.charge("a", deadline=clock.now + 1)
@@ -80,18 +80,20 @@ def test_a_ledger_that_came_back_and_was_lost_again_while_nobody_looked_is_lost_
     assert isinstance(replica.charge("f", deadline=clock.now + 5), Admitted)
 
 
-def test_a_ledger_is_missed_in_a_namespace_that_was_made_anew(api: ApiDouble, replica: Replica, clock: Clock) -> None:
-    """A create that was under way when the namespace was deleted may be stored in the one made after it."""
+def test_a_missing_ledger_is_also_detected_in_a_recreated_namespace(
+    api: ApiDouble, replica: Replica, clock: Clock
+) -> None:
+    """A create that was in progress when the namespace was deleted may be stored in its successor."""
     replica.charge("a", deadline=clock.now + 1)
     api.store(TEAM, {"metadata": {"name": "team-a", "uid": "uid-of-another"}})
-    assert isinstance(replica.charge("b", deadline=clock.now + 5), Admitted), "no wait: its ledger is there"
+    assert isinstance(replica.charge("b", deadline=clock.now + 5), Admitted), "no wait: its ledger exists"
     api.remove(LEDGER)
     with pytest.raises(LedgerLost):
         replica.charge("c", deadline=clock.now + 5)
 
 
 def test_a_read_closes_a_namespace_whose_ledger_is_lost(api: ApiDouble, replica: Replica, clock: Clock) -> None:
-    """Else its age would never be known where /mutate puts off every pod."""
+    """Otherwise the age of the loss would never be known if /mutate answers 429 to every pod."""
     replica.charge("a", deadline=clock.now + 1)
     api.remove(LEDGER)
     with pytest.raises(LedgerLost):
@@ -104,7 +106,7 @@ def test_a_read_closes_a_namespace_whose_ledger_is_lost(api: ApiDouble, replica:
 
 @pytest.mark.parametrize("delivery", [lost_reply, lost_request])
 @pytest.mark.parametrize("number", range(3))
-def test_a_write_without_an_answer_when_its_time_is_over_is_made_good(
+def test_a_write_without_an_answer_at_the_end_of_the_wait_is_repeated(
     api: ApiDouble, replica: Replica, clock: Clock, number: int, delivery: Delivery
 ) -> None:
     replica.charge("a", deadline=clock.now + 1)
@@ -118,8 +120,8 @@ def test_a_write_without_an_answer_when_its_time_is_over_is_made_good(
     assert replica.uids() == ["b"]
 
 
-def test_one_that_another_replica_is_making_is_awaited_and_not_lost(api: ApiDouble, replica: Replica) -> None:
-    """It is marked first, then made."""
+def test_a_ledger_that_another_replica_is_creating_is_awaited_and_not_lost(api: ApiDouble, replica: Replica) -> None:
+    """The ledger is marked first, and then created."""
     replica.charge("a")
     made, slept = api.objects.pop(LEDGER), []
 
@@ -148,7 +150,9 @@ def test_a_ledger_that_another_replica_creates_first_is_read(api: ApiDouble, rep
 # etcd set back to an earlier state
 
 
-def test_a_ledger_that_has_gone_back_is_lost(api: ApiDouble, replica: Replica, other: Replica, clock: Clock) -> None:
+def test_a_ledger_restored_to_an_older_version_is_lost(
+    api: ApiDouble, replica: Replica, other: Replica, clock: Clock
+) -> None:
     replica.charge("a", deadline=clock.now + 1)
     restore = api.backup()
     assert kinds(replica.charge(uid, deadline=clock.now + 5) for uid in "bcd") == ["Admitted"] * 3
@@ -158,10 +162,10 @@ def test_a_ledger_that_has_gone_back_is_lost(api: ApiDouble, replica: Replica, o
             each.charge("e", deadline=clock.now + 5)
     clock.pass_by(LOST_SECONDS)
     assert isinstance(replica.charge("e", deadline=clock.now + 5), Admitted)
-    assert replica.uids() == ["a", "e"], "what the restored one holds is kept until it is settled"
+    assert replica.uids() == ["a", "e"], "the charges of the restored ledger stay until it is settled"
 
 
-def test_a_first_ledger_that_was_there_before_is_lost(
+def test_a_first_ledger_that_existed_before_is_lost(
     api: ApiDouble, replica: Replica, other: Replica, clock: Clock
 ) -> None:
     restore = api.backup()
@@ -172,7 +176,7 @@ def test_a_first_ledger_that_was_there_before_is_lost(
             each.charge("e", deadline=clock.now + 5)
 
 
-def test_a_first_ledger_that_has_gone_back_to_before_it_was_marked_is_lost(
+def test_a_first_ledger_restored_to_before_its_mark_is_lost(
     api: ApiDouble, replica: Replica, other: Replica, clock: Clock
 ) -> None:
     backups = []
@@ -189,7 +193,7 @@ def test_a_first_ledger_that_has_gone_back_to_before_it_was_marked_is_lost(
             each.charge("e", deadline=clock.now + 5)
 
 
-def test_a_closed_one_that_has_gone_back_is_as_old_as_that(
+def test_the_age_of_a_closed_ledger_counts_from_its_restoration(
     api: ApiDouble, replica: Replica, other: Replica, clock: Clock
 ) -> None:
     replica.charge("a", deadline=clock.now + 1)
@@ -207,7 +211,7 @@ def test_a_closed_one_that_has_gone_back_is_as_old_as_that(
 
 @pytest.mark.parametrize("delivery", [lost_reply, lost_request])
 @pytest.mark.parametrize("number", [1, 2])
-def test_that_it_has_gone_back_is_not_forgotten_when_a_write_gets_no_answer(
+def test_a_restored_ledger_stays_lost_when_a_write_gets_no_answer(
     api: ApiDouble, replica: Replica, clock: Clock, number: int, delivery: Delivery
 ) -> None:
     replica.charge("a", deadline=clock.now + 1)
@@ -220,10 +224,10 @@ def test_that_it_has_gone_back_is_not_forgotten_when_a_write_gets_no_answer(
             replica.charge("e", deadline=clock.now + 5)
 
 
-def test_who_saw_it_newer_only_long_ago_knows_of_nothing_that_is_missing(
+def test_a_replica_that_saw_a_newer_version_long_ago_does_not_report_a_loss(
     api: ApiDouble, replica: Replica, other: Replica, clock: Clock
 ) -> None:
-    """Else each replica would close it once more, when first it comes to it."""
+    """Otherwise each replica would close it once more at its first use."""
     other.charge("a", deadline=clock.now + 1)
     restore = api.backup()
     replica.charge("b", deadline=clock.now + 5)
@@ -235,7 +239,7 @@ def test_who_saw_it_newer_only_long_ago_knows_of_nothing_that_is_missing(
 # The leader
 
 
-def test_the_leader_makes_it_anew_where_there_are_pods(api: ApiDouble, replica: Replica, clock: Clock) -> None:
+def test_the_leader_recreates_a_lost_ledger_if_there_are_pods(api: ApiDouble, replica: Replica, clock: Clock) -> None:
     settling = Settling(api, replica, Ledger({"M40": TWO}), stored_pod({"tencent.com/vcuda-core": 100}))
     api.remove(LEDGER)
     settling.relist()
@@ -246,7 +250,7 @@ def test_the_leader_makes_it_anew_where_there_are_pods(api: ApiDouble, replica: 
     assert replica.store.read("team-a").ledger.committed == {"M40": ONE}
 
 
-def test_while_it_is_lost_the_leader_reports_what_is_used_and_all_else_as_reserved(
+def test_while_a_ledger_is_lost_the_report_has_the_usage_and_the_rest_as_reserved(
     api: ApiDouble, replica: Replica, clock: Clock
 ) -> None:
     settling = Settling(api, replica, Ledger({"M40": TWO}), stored_pod({"tencent.com/vcuda-core": 100}))
@@ -263,7 +267,7 @@ def test_while_it_is_lost_the_leader_reports_what_is_used_and_all_else_as_reserv
     assert figures == [(True, 1, 3, 0), (False, 1, 0, 3)]
 
 
-# Deletions that somebody asks for
+# Deletions by hand
 
 
 def asked_to_go(api: ApiDouble, settling: Settling) -> None:
@@ -271,7 +275,7 @@ def asked_to_go(api: ApiDouble, settling: Settling) -> None:
     settling.relist()
 
 
-def test_a_ledger_whose_deletion_is_asked_for_serves_until_nothing_is_pending_and_is_made_anew(
+def test_a_deleted_ledger_serves_until_nothing_is_pending_and_is_then_recreated(
     api: ApiDouble, replica: Replica
 ) -> None:
     settling = Settling(api, replica, PENDING)
@@ -285,10 +289,10 @@ def test_a_ledger_whose_deletion_is_asked_for_serves_until_nothing_is_pending_an
     settling.relist()
     settling.settle()
     assert not api.objects.keys() & {LEDGER, MARK}
-    assert isinstance(replica.charge("c"), Admitted), "at once: nothing was in it"
+    assert isinstance(replica.charge("c"), Admitted), "at once, because nothing was charged in it"
 
 
-def test_a_damaged_one_whose_deletion_is_asked_for_goes_when_no_pod_of_it_can_be_stored(
+def test_a_deleted_damaged_ledger_is_removed_when_none_of_its_pods_can_be_stored(
     api: ApiDouble, replica: Replica
 ) -> None:
     settling = Settling(api, replica, Ledger({"M40": TWO}))

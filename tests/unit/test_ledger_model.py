@@ -1,4 +1,4 @@
-"""The rules of the ledger, explored to the end within small bounds; `python -m tests.model --full` does larger ones."""
+"""The rules of the ledger, explored completely within small bounds. `python -m tests.model --full` uses larger ones."""
 
 import pytest
 
@@ -8,14 +8,16 @@ from tests.model.world import Bounds
 
 
 @pytest.mark.parametrize("bounds", SMALL.values(), ids=SMALL.keys())
-def test_no_interleaving_admits_more_than_the_limit_or_leaves_a_charge_behind(bounds: Bounds) -> None:
+def test_no_interleaving_exceeds_the_limit_or_leaves_a_charge_behind(bounds: Bounds) -> None:
     explored = explore(bounds, rest_every=100)
     assert not explored.fault, "\n".join([explored.fault, *explored.trace])
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.rule}: {mutant.broken}")
 def test_every_rule_is_needed(mutant: Mutant) -> None:
-    """Broken, it leads to more than the limit, to a wrong 403, or to what is charged for ever; the trace says how."""
+    """A broken rule leads to more than the limit, to a wrong 403, or to a charge that stays forever. The trace shows
+    how.
+    """
     explored = explore(mutant.broken_bounds, rest_every=mutant.rest_every)
     assert explored.fault
     assert explored.trace

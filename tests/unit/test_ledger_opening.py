@@ -1,4 +1,6 @@
-"""The first ledger of a namespace: made closed, marked, and opened at once by whoever marked it, and by nobody else."""
+"""The first ledger of a namespace is created closed, marked, and opened at once by the replica that marked it, and by
+no other.
+"""
 
 import contextlib
 from collections.abc import Callable
@@ -16,7 +18,9 @@ from vcuda.ledger.ledger import Admitted, Ledger
 from vcuda.quota.model import Charge
 
 OPENING = ["GET", "POST", "POST", "LIST", "LIST", "PUT"]
-"""Is there a ledger; one that is closed; its mark; the pods, the claims; the open one, with the first charge."""
+"""Read the ledger; create it closed; create its mark; list the pods and the claims; write the open ledger with the
+first charge.
+"""
 
 FOUR = Charge(400, 0, 400)
 
@@ -30,34 +34,34 @@ def test_the_first_pod_of_a_namespace_is_admitted_at_once_by_six_calls(api: ApiD
         assert api.calls == [*OPENING, "PUT"]
 
 
-def test_a_refusal_opens_it_too(api: ApiDouble, replica: Replica) -> None:
+def test_a_refusal_also_opens_the_ledger(api: ApiDouble, replica: Replica) -> None:
     api.store(POD, stored_pod({"tencent.com/vcuda-core": 400}))
     assert kinds(replica.charge(uid) for uid in "ab") == ["Refused"] * 2
     listed = ["LIST", "LIST"]
-    assert api.calls == [*OPENING, *listed, "GET", *listed], "for each refusal what is stored is counted"
+    assert api.calls == [*OPENING, *listed, "GET", *listed], "each refusal counts the stored objects"
 
 
-def test_what_is_only_asked_makes_none(api: ApiDouble, replica: Replica) -> None:
+def test_reads_and_dry_runs_create_no_ledger(api: ApiDouble, replica: Replica) -> None:
     assert isinstance(replica.charge("a", dry_run=True), Admitted)
     assert replica.usage() == {}
     assert api.calls == ["GET", "GET", "LIST", "LIST"] * 2
 
 
 def at_call(number: int, *deliveries: Delivery) -> Delivery:
-    """Have these befall the calls from that number on; all others get through."""
+    """Use these deliveries from the call with that number. All other calls are delivered."""
     return Script(*[delivered] * number, *deliveries, methods=("GET", "LIST", "POST", "PUT", "PATCH", "DELETE"))
 
 
 @pytest.mark.parametrize("delivery", [lost_request, lost_reply])
 @pytest.mark.parametrize("number", range(len(OPENING)), ids=[f"{n} {each}" for n, each in enumerate(OPENING)])
-def test_a_call_that_is_lost_does_not_close_it_for_long(
+def test_a_lost_call_does_not_close_the_ledger_for_long(
     api: ApiDouble, replica: Replica, clock: Clock, number: int, delivery: Delivery
 ) -> None:
     api.deliver, before = at_call(number, delivery), clock.now
     try:
         assert isinstance(replica.charge("a", deadline=clock.now + 5), Admitted)
     except Unavailable:
-        assert OPENING[number] in {"GET", "LIST"}, "a write is looked for"
+        assert OPENING[number] in {"GET", "LIST"}, "the outcome of a write is checked"
     assert isinstance(replica.charge("a", deadline=clock.now + 5), Admitted)
     assert replica.uids() == ["a"]
     assert clock.now < before + 1
@@ -79,7 +83,9 @@ def test_a_write_that_lands_late_changes_nothing(
 
 
 def lives_on(api: ApiDouble, other: Replica, clock: Clock) -> None:
-    """What others do while one stands still: wait, fill the namespace, have it drained, dropped, and filled anew."""
+    """Others act while one replica is suspended: wait, fill the namespace, empty it, delete its ledger, and fill it
+    again.
+    """
     for attempt in range(3):
         try:
             assert isinstance(other.charge("x", charge=FOUR, deadline=clock.now + 5), Admitted)
@@ -96,7 +102,7 @@ def drained(api: ApiDouble, other: Replica, clock: Clock) -> None:
 
 
 def filled_again(api: ApiDouble, other: Replica, clock: Clock) -> None:
-    """The pod that was there first has gone, and one that was granted last is on its way."""
+    """The first pod was deleted, and a pod that was admitted last is not stored yet."""
     drained(api, other, clock)
     api.remove(POD)
     assert isinstance(other.charge("y", charge=FOUR, deadline=clock.now + 5), Admitted)
@@ -104,7 +110,7 @@ def filled_again(api: ApiDouble, other: Replica, clock: Clock) -> None:
 
 @pytest.mark.parametrize("number", range(len(OPENING)), ids=[f"{n} {each}" for n, each in enumerate(OPENING)])
 @pytest.mark.parametrize("meanwhile", [lives_on, drained, filled_again])
-def test_who_stands_still_while_it_opens_one_admits_nothing_by_what_it_knew(
+def test_a_replica_suspended_while_it_opens_a_ledger_admits_nothing_by_its_old_view(
     number: int, meanwhile: Callable[[ApiDouble, Replica, Clock], None]
 ) -> None:
     api, clock = ApiDouble(), Clock()
@@ -124,17 +130,17 @@ def test_who_stands_still_while_it_opens_one_admits_nothing_by_what_it_knew(
 
 
 @pytest.mark.parametrize("number", range(len(OPENING)), ids=[f"{n} {each}" for n, each in enumerate(OPENING)])
-def test_of_two_that_open_it_at_once_both_charge_without_a_wait(
+def test_two_replicas_that_open_a_ledger_at_once_both_charge_without_a_wait(
     api: ApiDouble, replica: Replica, other: Replica, clock: Clock, number: int
 ) -> None:
-    """One has the mark; the other looks again until it is open."""
+    """One replica has the mark. The other looks again until the ledger is open."""
     seen: list[str] = []
 
     def beside(_method: str, _timeout: float, effect: Effect) -> bytes:
         api.deliver = delivered
         try:
             seen.append(kinds([other.charge("b", deadline=clock.now + 5)])[0])
-        except LedgerLost:  # the owner of the mark stands still here while this replica looks
+        except LedgerLost:  # the owner of the mark is suspended
             seen.append("lost")
         return effect()
 
@@ -145,7 +151,7 @@ def test_of_two_that_open_it_at_once_both_charge_without_a_wait(
     assert seen == ["lost" if number > OPENING.index("POST") + 1 else "Admitted"]
 
 
-def test_who_has_marked_it_for_one_version_opens_no_other(
+def test_a_replica_opens_only_the_version_that_it_marked(
     api: ApiDouble, replica: Replica, other: Replica, clock: Clock
 ) -> None:
     """Others may have opened it since, and it may have been lost again."""
@@ -163,10 +169,10 @@ def test_who_has_marked_it_for_one_version_opens_no_other(
     assert isinstance(other.charge("a", deadline=clock.now + 5), Admitted)
 
 
-def test_a_drop_that_stands_still_leaves_the_mark_of_a_ledger_made_since(
+def test_a_suspended_deletion_leaves_the_mark_of_a_newer_ledger(
     api: ApiDouble, replica: Replica, other: Replica, clock: Clock
 ) -> None:
-    """Without it the next loss would not be known."""
+    """Without the mark the next loss would not be known."""
     replica.charge("a")
     version = str(replica.store.read("team-a").version)
 
@@ -185,7 +191,7 @@ def test_a_drop_that_stands_still_leaves_the_mark_of_a_ledger_made_since(
         replica.charge("b", deadline=clock.now + 5)
 
 
-def test_a_mark_that_could_not_be_taken_away_goes_later(api: ApiDouble, replica: Replica) -> None:
+def test_a_mark_that_could_not_be_deleted_is_deleted_later(api: ApiDouble, replica: Replica) -> None:
     settling = Settling(api, replica, Ledger({}, "103"), document=NOBODY)
     settling.settle()
     settling.later(LOST_SECONDS)
@@ -202,7 +208,7 @@ def test_a_mark_that_could_not_be_taken_away_goes_later(api: ApiDouble, replica:
 
 
 def closed(api: ApiDouble, replica: Replica) -> Settling:
-    """Return a leader of a namespace whose ledger was made, and not opened."""
+    """Return a leader of a namespace whose ledger was created and not opened."""
     settling = Settling(api, replica, document='{"team-a": {"quota": {"M40": 4}}}')
     api.deliver = at_call(2, lost_request, lost_request, *[lost_request] * 1000)
     with pytest.raises(Unavailable):
@@ -213,7 +219,7 @@ def closed(api: ApiDouble, replica: Replica) -> Settling:
     return settling
 
 
-def test_the_leader_leaves_a_closed_one_to_the_replica_that_makes_it(api: ApiDouble, other: Replica) -> None:
+def test_the_leader_leaves_a_closed_ledger_to_the_replica_that_creates_it(api: ApiDouble, other: Replica) -> None:
     settling = closed(api, other)
     with structlog.testing.capture_logs() as logs:
         settling.settler.reconciler.turn("team-a")
@@ -222,7 +228,9 @@ def test_the_leader_leaves_a_closed_one_to_the_replica_that_makes_it(api: ApiDou
     assert isinstance(other.charge("a"), Admitted)
 
 
-def test_the_leader_opens_one_that_stays_closed(api: ApiDouble, other: Replica, replica: Replica, clock: Clock) -> None:
+def test_the_leader_opens_a_ledger_that_stays_closed(
+    api: ApiDouble, other: Replica, replica: Replica, clock: Clock
+) -> None:
     leader = closed(api, replica)
     api.store(POD, stored_pod({"tencent.com/vcuda-core": 400}))
     leader.relist()
@@ -235,7 +243,9 @@ def test_the_leader_opens_one_that_stays_closed(api: ApiDouble, other: Replica, 
     assert MARK in api.objects
 
 
-def test_a_closed_one_without_a_limit_is_dropped_in_its_time(api: ApiDouble, replica: Replica, clock: Clock) -> None:
+def test_a_closed_ledger_without_a_limit_is_deleted_when_that_is_safe(
+    api: ApiDouble, replica: Replica, clock: Clock
+) -> None:
     replica.charge("a", deadline=clock.now + 1)
     api.remove(LEDGER)
     with pytest.raises(LedgerLost):
@@ -251,4 +261,6 @@ def test_a_closed_one_without_a_limit_is_dropped_in_its_time(api: ApiDouble, rep
         leader.later(LOST_SECONDS)
     leader.settle()
     assert not api.objects.keys() & {LEDGER, MARK}
-    assert isinstance(replica.charge("b", deadline=clock.now + 5), Admitted), "at once: nothing was in it"
+    assert isinstance(replica.charge("b", deadline=clock.now + 5), Admitted), (
+        "at once, because nothing was charged in it"
+    )

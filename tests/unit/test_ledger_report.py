@@ -1,4 +1,4 @@
-"""The report of one namespace: its models in order, what is used of each and by whom, and what is left of it."""
+"""The report of one namespace: its models in order, the usage of each by pod and claim, and the rest."""
 
 import msgspec
 import pytest
@@ -25,7 +25,7 @@ def used(ledger: Ledger, *pods: StoredPod, quota: NamespaceQuota = LIMITED, at: 
     return report("team-a", quota, ledger, pods, at or Nodes(LABELS))
 
 
-def test_a_namespace_that_uses_nothing() -> None:
+def test_the_report_of_a_namespace_that_uses_nothing_has_its_limits() -> None:
     assert used(Ledger()) == NamespaceUse(
         "team-a",
         "enforce",
@@ -36,20 +36,20 @@ def test_a_namespace_that_uses_nothing() -> None:
     )
 
 
-def test_used_holds_what_is_pending() -> None:
+def test_used_includes_pending_charges() -> None:
     ledger = Ledger({"M40": Charge(250)}, "7", {"a": Pending("M40", ONE_CARD), "b": Pending("P100", Charge(50, 300))})
     m40, p100 = used(ledger).models
     assert (m40.used, m40.pending, m40.available) == (3.5, 1, 4.5)
     assert (p100.used, p100.pending, p100.available, p100.memory_used) == (0.5, 0.5, 2, 300)
 
 
-def test_used_holds_what_pods_took_that_are_gone_and_may_still_run() -> None:
+def test_used_includes_terminating_charges() -> None:
     [m40, _] = used(Ledger({"M40": ONE_CARD}, terminating={"a": Terminating("M40", ONE_CARD, 30)})).models
     assert (m40.used, m40.terminating, m40.available) == (2, 1, 6)
 
 
-def test_what_is_reserved_is_not_used_and_not_available() -> None:
-    """Of all replicas together; what was granted from it and written is pending, and used."""
+def test_reserved_cards_are_neither_used_nor_available() -> None:
+    """It is the sum of all replicas. Charges that were admitted from it and written are pending, and used."""
     reserved = {
         "replica-1": Reservation({"M40": Charge(150), "P100": Charge(50, 300)}, 1),
         "replica-2": Reservation({"M40": Charge(50)}, 7),
@@ -61,7 +61,7 @@ def test_what_is_reserved_is_not_used_and_not_available() -> None:
     assert (p100.memory_used, p100.memory_reserved, p100.memory_available) == (0, 300, 700)
 
 
-def test_beside_a_lost_ledger_all_is_reserved_that_is_not_used() -> None:
+def test_without_an_open_ledger_all_unused_cards_are_reserved() -> None:
     use = used(Ledger({"M40": ONE_CARD}, reserved={LOST: Reservation({}, 5)}))
     m40, p100 = use.models
     assert use.ledger_lost
@@ -69,7 +69,7 @@ def test_beside_a_lost_ledger_all_is_reserved_that_is_not_used() -> None:
     assert (p100.reserved, p100.available, p100.memory_reserved, p100.memory_available) == (2.5, 0, 1000, 0)
 
 
-def test_memory_that_is_used_and_reserved_comes_to_what_is_charged() -> None:
+def test_used_and_reserved_memory_add_up_to_the_charge() -> None:
     """A card's share of the limit is rounded up once."""
     quota = NamespaceQuota({"P100": Limit(300, 1000)})
     ledger = Ledger({"P100": Charge(100, 0, 100)}, reserved={"replica": Reservation({"P100": Charge(100, 0, 100)}, 1)})
@@ -83,11 +83,11 @@ def test_memory_of_whole_cards_is_their_share_of_the_limit() -> None:
 
 
 def test_over_the_limit_nothing_is_available() -> None:
-    """The limit was lowered, or only warns."""
+    """The limit was lowered, or the quota only warns."""
     assert used(Ledger({"M40": Charge(900)})).models[0].available == 0
 
 
-def test_a_model_that_is_used_without_a_limit_comes_last() -> None:
+def test_a_model_that_is_used_without_a_limit_is_listed_last() -> None:
     models = used(Ledger({"A100": ONE_CARD}), holder("old", model="A100")).models
     assert [model.model for model in models] == ["M40", "P100", "A100"]
     assert models[2] == ModelUse("A100", limit=0, used=1, pending=0, available=0, pods=(PodUse("old", 100, 0),))
@@ -103,28 +103,28 @@ def test_the_report_has_the_mode_of_the_quota(mode: Mode) -> None:
     assert used(Ledger(), quota=NamespaceQuota({}, mode=mode)) == NamespaceUse("team-a", mode.value, ())
 
 
-def test_pods_stand_by_their_model_largest_first() -> None:
+def test_pods_are_listed_by_their_model_largest_first() -> None:
     charges = {"c": Charge(50, 100), "b": Charge(50, 100), "a": Charge(50, 10), "d": Charge(200, 0, 200)}
     pods = [holder(name, charge) for name, charge in charges.items()]
     models = used(Ledger(), *pods, holder("elsewhere", model="P100")).models
     assert [[pod.name for pod in model.pods] for model in models] == [["d", "b", "c", "a"], ["elsewhere"]]
 
 
-def test_a_pod_that_is_held_to_none_stands_by_its_node_s_model() -> None:
+def test_a_pod_that_is_not_pinned_is_listed_by_its_nodes_model() -> None:
     at = nodes(**{"gpu-1": {MODEL: "P100"}})
     use = used(Ledger(), holder("a", model=None, node="gpu-1"), at=at)
     assert [pod.name for pod in use.models[1].pods] == ["a"]
     assert use.unpinned == ()
 
 
-def test_pods_of_no_known_model_are_named_apart() -> None:
+def test_pods_without_a_known_model_are_listed_separately() -> None:
     use = used(Ledger(), holder("b", model=None), holder("a", model=None, node="gone"))
     assert use.unpinned == ("a", "b")
     assert all(model.pods == () for model in use.models)
 
 
 @pytest.mark.parametrize("model", ["M40", None])
-def test_a_pod_that_has_ended_holds_nothing(model: str | None) -> None:
+def test_a_pod_that_has_ended_uses_nothing(model: str | None) -> None:
     assert used(Ledger(), holder("a", model=model, live=False)) == used(Ledger())
 
 

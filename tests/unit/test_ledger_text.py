@@ -1,4 +1,4 @@
-"""The text of a ledger: what is written is read back, it stays small, and what is damaged is not guessed at."""
+"""The text of a ledger: it is read back as written, it stays small, and damaged text is an error."""
 
 import json
 import uuid
@@ -28,13 +28,13 @@ ANY_LEDGERS = st.builds(
 
 
 @given(ANY_LEDGERS)
-def test_what_is_written_is_read_back(ledger: Ledger) -> None:
+def test_a_ledger_is_read_back_as_it_was_written(ledger: Ledger) -> None:
     assert read_ledger(write_ledger(ledger)) == ledger
 
 
 @given(st.uuids())
-def test_a_uid_is_read_back_only_as_it_was(made: uuid.UUID) -> None:
-    """The API server compares uids letter by letter, so one in capitals is another one."""
+def test_a_uid_is_read_back_literally(made: uuid.UUID) -> None:
+    """The API server compares uids literally, so capitals make another uid."""
     uids = {str(made), str(made).upper(), made.hex}
     ledger = Ledger(pending={uid: Pending("M40", Charge(1)) for uid in uids})
     assert read_ledger(write_ledger(ledger)).pending.keys() == uids
@@ -44,7 +44,7 @@ def test_a_uid_is_read_back_only_as_it_was(made: uuid.UUID) -> None:
     ("shapes", "bytes_"), [pytest.param(1, 12_000, id="alike"), pytest.param(20, 13_000, id="of 20 shapes")]
 )
 def test_a_ledger_stays_small_with_as_many_pending_as_there_may_be(shapes: int, bytes_: int) -> None:
-    """In bytes of the ConfigMap's JSON, where every quote is escaped; 20 kB is where writes get slow."""
+    """Bytes of the ConfigMap's JSON, in which every quote is escaped. Writes get slow from 20 kB."""
     pending = {
         str(uuid.uuid4()): Pending("M40", Charge(100 + number % shapes, 512, 0)) for number in range(MOST_PENDING)
     }
@@ -70,6 +70,6 @@ COUNTED = '{"format": 1, "committed": {}, "podResourceVersion": "", "pending": {
         pytest.param(COUNTED % f'1, 0, 0, "{"!" * 22}"', id="no Base64"),
     ],
 )
-def test_what_is_damaged_is_not_guessed_at(text: str) -> None:
+def test_damaged_text_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         read_ledger(text)

@@ -1,4 +1,6 @@
-"""Ledgers in memory admit no more than the quota in any order of events; recent choices steer, for a short while."""
+"""Ledgers in memory admit no more than the quota in any order of events. Recent choices influence the model for a short
+while.
+"""
 
 import asyncio
 from fractions import Fraction
@@ -21,7 +23,7 @@ ROOMY = NamespaceQuota(dict.fromkeys(MODELS, Limit(1000)))
 
 
 def total(charges: list[Charge]) -> Charge:
-    """Return the sum, worked out apart from the code under test."""
+    """Return the sum. This is independent of the code under test."""
     return Charge(
         sum(charge.cores for charge in charges),
         sum(charge.memory for charge in charges),
@@ -30,7 +32,7 @@ def total(charges: list[Charge]) -> Charge:
 
 
 def within(charge: Charge, limit: Limit | None) -> bool:
-    """Return whether a total is within a limit, in exact arithmetic; a model without a limit may not be used."""
+    """Return whether a total is within a limit, in exact arithmetic. A model without a limit must not be used."""
     limit = limit or Limit(0)
     if limit.memory is None:
         return charge.cores <= limit.most_cores
@@ -39,7 +41,7 @@ def within(charge: Charge, limit: Limit | None) -> bool:
 
 
 class Admissions(RuleBasedStateMachine):
-    """Any interleaving on one namespace, compared with a plain list of the admitted pods that still exist."""
+    """Any interleaving in one namespace, compared with a list of the admitted pods that still exist."""
 
     demands = Bundle[ChargeRequest]("demands")
 
@@ -58,7 +60,9 @@ class Admissions(RuleBasedStateMachine):
         return [demand.charge for demand in self.admitted.values() if demand.model == model]
 
     def put(self, demand: ChargeRequest) -> None:
-        """Have a demand decided: an enforced quota grants only what fits the limit in force, any other everything."""
+        """Decide a request: an enforced quota admits only what fits the limit in force, any other quota admits
+        everything.
+        """
         limit = demand.quota.limits.get(demand.model)
         fits = within(total([*self.taken(demand.model), demand.charge]), limit)
         decision = self.decide(demand)
@@ -85,7 +89,7 @@ class Admissions(RuleBasedStateMachine):
 
     @rule(demand=demands)
     def repeat(self, demand: ChargeRequest) -> None:
-        """A repeated call is admitted if the first one was, whatever the quota is now. Others are decided again."""
+        """A repeated call is admitted if the first one was, under any quota. Other calls are decided again."""
         if demand.uid in self.admitted:
             assert isinstance(self.decide(demand), Admitted)
         elif demand.uid not in self.finished:
@@ -115,11 +119,11 @@ def choices(clock: Clock) -> RecentChoices:
 
 
 def counted(choices: RecentChoices, namespace: str = "team-a") -> dict[str, Charge]:
-    """Return what counts as used, by model."""
+    """Return the charges that count as used, by model."""
     return {model: usage.used for model, usage in choices.on_top_of({}, namespace).items()}
 
 
-def test_what_was_chosen_counts_as_used_and_not_as_pending(choices: RecentChoices) -> None:
+def test_a_chosen_model_counts_as_used_and_not_as_pending(choices: RecentChoices) -> None:
     assert choices.on_top_of(M40, "team-a") is M40
     for model, charge in (("M40", CARD), ("M40", SHARE), ("P100", CARD)):
         choices.add("team-a", model, charge)
@@ -131,13 +135,13 @@ def test_what_was_chosen_counts_as_used_and_not_as_pending(choices: RecentChoice
     assert before == M40
 
 
-def test_namespaces_are_apart(choices: RecentChoices) -> None:
+def test_namespaces_have_separate_choices(choices: RecentChoices) -> None:
     choices.add("team-a", "M40", CARD)
     choices.release("team-b", "M40", CARD)
     assert (counted(choices, "team-a"), counted(choices, "team-b")) == ({"M40": CARD}, {})
 
 
-def test_a_choice_is_forgotten_in_time(choices: RecentChoices, clock: Clock) -> None:
+def test_a_choice_expires(choices: RecentChoices, clock: Clock) -> None:
     choices.add("team-a", "M40", CARD)
     clock.now += CHOICE_SECONDS / 2
     choices.add("team-a", "M40", SHARE)
@@ -160,7 +164,7 @@ CHOICES = st.tuples(
 @given(steps=st.lists(CHOICES, max_size=40))
 @example([("add", "M40", CARD, 1.0), ("add", "M40", CARD, 0.0), ("release", "M40", CARD, 1.0)])
 @example([("add", "M40", CARD, 0.0), ("release", "P100", CARD, 0.0), ("release", "M40", SHARE, 0.0)])
-def test_what_is_charged_counts_no_more_and_the_oldest_of_those_alike_goes_first(
+def test_a_charge_removes_the_oldest_equal_choice(
     steps: list[tuple[str, str, Charge, float]],
 ) -> None:
     """The result is compared with a plain list. A release without a choice, or after its time, changes nothing."""

@@ -1,4 +1,4 @@
-"""Limits on memory alone: what a card costs under them, what fits, and how figures are shown without cards."""
+"""Limits on memory without cards: the price of a card, what fits, and figures without cards."""
 
 import math
 
@@ -26,7 +26,7 @@ from webhook.ledger.leases import Demand, plan
 GIB = 1024
 CARD = Charge(100, 0, 100)
 A100 = Limit(None, 160 * GIB, 80 * GIB)
-"""160 GiB, of cards of 80 GiB."""
+"""160 GiB, with cards of 80 GiB."""
 ROWS = "{A100: {memory: 80Gi}, T4: {memory: 15Gi}}"
 
 
@@ -60,7 +60,9 @@ MISSING = "must have `cards`, since gpu_models does not state the memory of one 
         ["a.grants[0].A100", "*.quota.A100"],
     ),
 )
-def test_it_is_rejected_while_the_memory_of_a_card_is_not_stated(text: str, models: str, paths: list[str]) -> None:
+def test_a_limit_on_memory_alone_is_rejected_without_the_memory_of_a_card(
+    text: str, models: str, paths: list[str]
+) -> None:
     assert faults(text, models) == [f"{path}: {MISSING} A100: {{memory: 80Gi}}" for path in paths]
 
 
@@ -76,7 +78,7 @@ def test_it_is_rejected_while_the_memory_of_a_card_is_not_stated(text: str, mode
         "grants[0].T4: cards are required, since this model's cards are limited",
     ),
 )
-def test_a_grant_limits_the_same_as_the_limit_that_it_raises(grant: str, fault: str) -> None:
+def test_a_grant_must_limit_the_same_parts_as_its_limit(grant: str, fault: str) -> None:
     text = f"team-a: {{quota: {{A100: {{memory: 160Gi}}, T4: 2}}, grants: [{{{grant}, weekly: Sat}}]}}"
     assert faults(text)[0].startswith(f"team-a.{fault}")
 
@@ -104,7 +106,7 @@ def test_a_grant_adds_memory() -> None:
     a_share_of_gpu_manager=({"tencent.com/vcuda-core": 30, "tencent.com/vcuda-memory": 4}, 1024),
     a_share_of_gpu_manager_without_memory=({"tencent.com/vcuda-core": 25}, 20 * GIB),
 )
-def test_every_request_takes_memory(limits: dict[str, int], memory: int) -> None:
+def test_every_request_is_charged_memory(limits: dict[str, int], memory: int) -> None:
     charge = read_request(view(pod(container(limits)))).charge_on("A100")
     assert charge.memory_under(A100) == memory
 
@@ -114,9 +116,7 @@ def test_every_request_takes_memory(limits: dict[str, int], memory: int) -> None
     st.lists(st.builds(Charge, st.integers(1, 10**6), st.integers(0, 10**6), st.integers(0, 10**6)), max_size=5),
     st.integers(1, 10**6),
 )
-def test_what_fits_never_adds_up_to_more_memory_than_the_limit(
-    first: Charge, others: list[Charge], card_memory: int
-) -> None:
+def test_admitted_charges_never_exceed_the_memory_limit(first: Charge, others: list[Charge], card_memory: int) -> None:
     limit = Limit(None, 10**6, card_memory)
     used = Charge()
     for charge in (first, *others):
@@ -131,7 +131,7 @@ def test_cores_are_not_limited() -> None:
     assert isinstance(admit(shares, "uid", Pending("A100", Charge(100, 3000)), quota, enforced=True), Admitted)
 
 
-def test_a_refusal_has_memory_and_no_cards() -> None:
+def test_a_rejection_has_memory_and_no_cards() -> None:
     shortage = Shortage("A100", CARD, Usage(Charge(100, 5000, 100)), A100)
     assert shortage.sentence("team-a") == (
         "memory of A100 in namespace team-a, requested: 81920 MiB, used: 86920 (0 pending), limited: 163840, "
@@ -141,7 +141,7 @@ def test_a_refusal_has_memory_and_no_cards() -> None:
     assert Shortage("A100", Charge(300, 0, 300), Usage(), A100).can_never_fit
 
 
-def test_most_free_compares_it_in_cards_of_the_model() -> None:
+def test_most_free_compares_memory_limits_in_cards_of_the_model() -> None:
     def option(model: str, limit: Limit, used: Charge) -> Option:
         return Option(model, CARD, limit, Usage(used))
 
@@ -172,7 +172,7 @@ def used_of(ledger: Ledger) -> NamespaceUse:
     return report("team-a", NamespaceQuota({"A100": A100}), ledger, (), Nodes(LABELS))
 
 
-def test_a_report_leaves_out_what_is_not_limited() -> None:
+def test_a_report_omits_parts_without_a_limit() -> None:
     reserved = {"replica": Reservation({"A100": Charge(50, 0, 50)}, 1)}
     [use] = used_of(Ledger({"A100": Charge(150, 5000, 100)}, reserved=reserved)).models
     assert use == ModelUse(
@@ -184,13 +184,13 @@ def test_a_report_leaves_out_what_is_not_limited() -> None:
     assert use.memory_available == 40 * GIB - 5000
 
 
-def test_the_page_fills_by_memory() -> None:
+def test_the_page_shows_the_use_of_memory() -> None:
     row = row_of(used_of(Ledger({"A100": Charge(5000, 80 * GIB)})))
     assert (row.total.limit, row.total.used) == (None, 50)
     assert (row.amounts["A100"].fullness, row.amounts["A100"].blocked) == (0.5, False)
 
 
-def test_a_refused_workload_is_retried_by_the_free_memory() -> None:
+def test_a_rejected_workload_is_retried_by_the_free_memory() -> None:
     [use] = used_of(Ledger({"A100": Charge(100, 0, 100)})).models
     free = FreeQuota.of(use)
     assert free == FreeQuota(math.inf, 80 * GIB)

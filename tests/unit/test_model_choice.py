@@ -1,4 +1,4 @@
-"""Which of the models that it may use a pod gets."""
+"""Which of the permitted models a pod gets."""
 
 import json
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ BOTH = Candidates(("M40", "P100"), frozenset(), {})
 
 
 def used(**cores: int) -> dict[str, Usage]:
-    """Return what is used of each model, in cores."""
+    """Return the usage of each model, in cores."""
     return {model: Usage(Charge(used)) for model, used in cores.items()}
 
 
@@ -92,7 +92,7 @@ def test_pods_of_one_workload_stay_on_one_model_until_it_is_full() -> None:
     present_but_full=("A100", {"A100": 750}, "M40", "most room, 8 cards of 8 cards free"),
     one_with_room=("M40", {"M40": 800, "P100": 701}, "A100", "the only model with room, 8 cards of 8 cards free"),
 )
-def test_with_prefer_most_free_the_choice_goes_by_present_nodes_then_room_then_order(
+def test_prefer_most_free_compares_present_nodes_then_room_then_order(
     present: str, usage: dict[str, int], model: str, reason: str
 ) -> None:
     candidates = Candidates(ALL, frozenset(present.split()), {}, Rule.MOST_FREE)
@@ -117,7 +117,7 @@ def test_with_prefer_most_free_the_model_with_the_most_free_cards_is_chosen_if_t
 
 
 def test_cards_of_pending_pods_do_not_count_as_free() -> None:
-    """The figures are some seconds old: a burst of pods must not all go to one model."""
+    """The figures are some seconds old. The pods of a burst must not all get one model."""
     free = {"M40": FreeCards(8, 3, 300), "P100": FreeCards(8, 2, 200)}
     candidates = Candidates(("M40", "P100"), frozenset(("M40", "P100")), {}, Rule.MOST_FREE, free)
     assert chosen(candidates, usage={"M40": Usage(Charge(200), Charge(200))}) == (
@@ -126,14 +126,14 @@ def test_cards_of_pending_pods_do_not_count_as_free() -> None:
     )
 
 
-def test_free_cards_of_other_pools_are_not_the_pods() -> None:
+def test_free_cards_of_other_pools_do_not_count() -> None:
     public = FreeCards(8, 1, 100)
     figures = {("M40", "lab"): FreeCards(8, 8, 800), ("M40", "public"): public, ("P100", ""): FreeCards(1)}
     assert free_by_model(figures, ["public"]) == {"M40": public}
     assert free_by_model(figures, []) == {"M40": FreeCards(16, 9, 900), "P100": FreeCards(1)}
 
 
-def test_figures_are_read_as_they_were_published() -> None:
+def test_published_figures_are_read_back_unchanged() -> None:
     figures = {("M40", "lab"): FreeCards(8, 7, 760, 60, 100), ("P100", ""): FreeCards(1)}
     assert read_free_cards(write_free_cards(figures)) == figures
     assert free_by_model(figures, []) == {"M40": FreeCards(8, 7, 760, 60, 100), "P100": FreeCards(1)}
@@ -147,7 +147,7 @@ def test_figures_of_an_earlier_and_of_a_later_release_are_read() -> None:
 
 
 HALVES, WHOLE = FreeCards(8, 0, 400, 400, 50), FreeCards(1, 1, 100, 0, 100)
-"""Eight cards of which half is used, and one free card."""
+"""Eight cards with a half in use, and one free card."""
 
 
 IN_P100 = ("P100", "the next in the namespace's quota after M40 (no card with room), 8 cards of 8 cards free")
@@ -162,10 +162,10 @@ IN_M40 = ("M40", "the first in the namespace's quota, 8 cards of 8 cards free")
     a_card=([(100, 0)], HALVES, IN_P100),
     published_by_an_earlier_release=([(60, 10)], FreeCards(8, 0, 400, 400), IN_M40),
 )
-def test_a_model_none_of_whose_cards_has_room_for_a_container_comes_last(
+def test_a_model_without_a_card_with_room_for_a_container_is_tried_last(
     containers: list[tuple[int, int]], halves: FreeCards, expected: tuple[str, str]
 ) -> None:
-    """A pod is held to its model for good: the sum of what is free on many cards is no use to it."""
+    """A pod is pinned permanently. It cannot use the sum of free parts of many cards."""
     limits = [{"tencent.com/vcuda-core": cores, "tencent.com/vcuda-memory": memory} for cores, memory in containers]
     asking = view(pod(*(container(each) for each in limits)))
     request, quota = read_request(asking), NamespaceQuota({"M40": Limit(800), "P100": Limit(800)})
@@ -175,7 +175,7 @@ def test_a_model_none_of_whose_cards_has_room_for_a_container_comes_last(
     assert chosen(candidates, request.charge, quota=quota) == expected
 
 
-def test_the_only_candidate_is_taken_as_such() -> None:
+def test_the_reason_for_the_only_candidate_says_so() -> None:
     candidates = Candidates(("P100",), frozenset({"P100"}), {"M40": "annotation x"})
     assert chosen(candidates) == ("P100", f"the only model it may use, {FREE}")
 
@@ -196,7 +196,7 @@ def test_a_model_needs_room_in_memory_too(memory: int | None, model: str) -> Non
 
 
 def test_whole_cards_take_their_share_of_the_memory() -> None:
-    """Two of four cards are half of the memory, so a share that needs more than the other half goes elsewhere."""
+    """Two of four cards are half of the memory, so a share that needs more than the other half gets another model."""
     quota = NamespaceQuota({"M40": Limit(400, 4096), "P100": Limit(50)})
     usage = {"M40": Usage(Charge(200, card_memory=200))}
     here = ("M40", "the first in the namespace's quota, 2 cards of 4 cards free")

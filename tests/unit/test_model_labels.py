@@ -1,4 +1,4 @@
-"""The leader writes the model label of nodes, but never over the operator's, nor while pods use the node."""
+"""The leader writes the model label of nodes, but never over the operator's label, and not while pods use the node."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -38,7 +38,7 @@ NOTHING: Manifest = {}
 
 
 class Labeller:
-    """The duty beside an API server double, on a clock that stands still; it looks when the test says so."""
+    """The duty with an API server double and a stopped clock. It looks when a test calls it."""
 
     def __init__(self, api: ApiDouble, *, writes: bool = True, keys: NodeLabels = LABELS) -> None:
         self.api = api
@@ -60,7 +60,7 @@ class Labeller:
         self.duty.add_all()
 
     def write_quota(self, quota: str, models: str = "{}") -> None:
-        """Store the quota document, and let the watch see it."""
+        """Store the quota document, and deliver it to the watch."""
         metadata = {"namespace": "kube-system", "name": "gpuquota"}
         data = {"gpu_quota": quota, "gpu_models": models}
         self.api.store("/api/v1/namespaces/kube-system/configmaps/gpuquota", {"metadata": metadata, "data": data})
@@ -70,7 +70,7 @@ class Labeller:
         self.duty.devices_changed()
 
     def store(self, manifest: Manifest, path: str = PATH) -> None:
-        """Store the node, with what we wrote to it before, and let the watches see it."""
+        """Store the node, with our earlier writes to it, and deliver it to the watches."""
         known = self.api.objects.get(path, NOTHING).get("metadata", NOTHING)
         metadata = {**manifest["metadata"]}
         for part, key in (("labels", MODEL), ("annotations", DISCOVERED)):
@@ -80,12 +80,12 @@ class Labeller:
         self.look(0)
 
     def change(self, manifest: Manifest) -> None:
-        """Store the node again, and look at it as soon as it may be looked at again."""
+        """Store the node again, and look at it as soon as its interval permits."""
         self.store(manifest)
         self.look()
 
     def look(self, seconds: float = LOOK_SECONDS) -> list[Mapping[str, Any]]:
-        """Let time pass and the watches see what is stored; serve what is due by then. Return what was logged."""
+        """Let time pass, deliver the stored objects to the watches, and serve all due keys. Return what was logged."""
         self.now += seconds
         queue, served = self.duty.reconciler.queue, [END]
         with structlog.testing.capture_logs() as logs:
@@ -153,7 +153,7 @@ def test_a_label_of_the_operator_is_never_changed(labeller: Labeller, part: Mani
     assert labeller.metadata == before
 
 
-def test_a_label_that_the_operator_writes_during_the_look_stays(labeller: Labeller) -> None:
+def test_a_label_that_the_operator_writes_meanwhile_stays(labeller: Labeller) -> None:
     def race(method: str, _timeout: float, effect: Effect) -> bytes:
         if method == "PATCH":
             labeller.api.deliver = delivered
@@ -166,7 +166,7 @@ def test_a_label_that_the_operator_writes_during_the_look_stays(labeller: Labell
     assert (labeller.label, DISCOVERED in labeller.metadata["annotations"]) == ("mine", False)
 
 
-def test_a_label_that_the_watch_has_not_shown_yet_stays(labeller: Labeller) -> None:
+def test_a_label_that_the_watch_has_not_delivered_yet_stays(labeller: Labeller) -> None:
     labeller.api.store(PATH, node(hami(A100)))
     labeller.nodes.reflector.relist()
     labeller.api.store(PATH, node(hami(A100), labelled("mine")))
@@ -184,7 +184,7 @@ def test_without_the_flag_no_node_is_written_and_no_event(api: ApiDouble) -> Non
     assert labeller.doubts() == {Doubt.SEVERAL: 1}
 
 
-def test_a_label_that_gpu_feature_discovery_writes_is_left_to_it(api: ApiDouble) -> None:
+def test_a_label_of_gpu_feature_discovery_is_not_changed(api: ApiDouble) -> None:
     labeller = Labeller(api, keys=NodeLabels(PRODUCT))
     labeller.store(node(hami(A100)))
     assert {*api.calls} == {"LIST"}
@@ -211,7 +211,7 @@ def test_another_model_is_written_when_it_has_been_found_for_five_minutes(labell
     assert labeller.metadata["annotations"][DISCOVERED] == f"{T4_PRODUCT} from hami"
 
 
-def test_the_five_minutes_begin_anew_with_each_change(labeller: Labeller) -> None:
+def test_the_five_minutes_restart_with_each_change(labeller: Labeller) -> None:
     labeller.change(node(hami(A100)))
     for kind in (T4, "NVIDIA L40S", T4):
         labeller.change(node(hami(kind)))
@@ -263,7 +263,7 @@ def test_a_stronger_source_that_says_the_same_is_recorded(labeller: Labeller) ->
     assert labeller.label == A100_PRODUCT
 
 
-def test_a_row_of_the_quota_that_names_our_label_keeps_it(labeller: Labeller) -> None:
+def test_a_row_of_the_quota_with_our_labels_value_keeps_it(labeller: Labeller) -> None:
     labeller.change(node(hami(A100)))
     for text, label in (
         ("{A100: [NVIDIA-A100-*GB]}", A100_PRODUCT),
@@ -315,7 +315,7 @@ def test_labels_that_flap_every_second_cost_one_write_and_one_event_in_five_minu
     assert len(labeller.events()) == 1
 
 
-def test_a_product_that_flaps_changes_our_label_never(labeller: Labeller) -> None:
+def test_a_product_that_flaps_never_changes_our_label(labeller: Labeller) -> None:
     for second in range(int(UNCHANGED_SECONDS) + 60):
         labeller.store(node(features((A100_PRODUCT, "Tesla-T4")[second % 2])))
         labeller.now += 1
@@ -323,15 +323,15 @@ def test_a_product_that_flaps_changes_our_label_never(labeller: Labeller) -> Non
     assert labeller.api.calls.count("PATCH") == 1
 
 
-def test_a_label_that_somebody_removes_every_second_is_written_once_a_minute(labeller: Labeller) -> None:
+def test_a_label_that_is_removed_every_second_is_written_once_a_minute(labeller: Labeller) -> None:
     for _ in range(int(REWRITE_SECONDS) * 2):
         labeller.api.store(PATH, node(hami(A100)))
         labeller.look(0.5)
-        labeller.look(0.5)  # the watch also shows what was written
+        labeller.look(0.5)  # the watch also delivers our own write
     assert labeller.api.calls.count("PATCH") in (2, 3)
 
 
-def test_a_doubt_that_lasts_is_told_once_an_hour(labeller: Labeller) -> None:
+def test_a_lasting_doubt_is_reported_once_an_hour(labeller: Labeller) -> None:
     labeller.store(BOTH)
     for _ in range(3):
         labeller.look(EVENT_SECONDS)
@@ -345,8 +345,8 @@ def test_a_doubt_that_lasts_is_told_once_an_hour(labeller: Labeller) -> None:
     assert event["type"] == "Warning"
 
 
-def test_a_write_that_the_api_server_forbids_is_not_tried_on_every_node(labeller: Labeller) -> None:
-    """As if the policy names another label than --model-label."""
+def test_a_forbidden_write_is_not_repeated_on_every_node(labeller: Labeller) -> None:
+    """This is the case if the policy has another label than --model-label."""
 
     def forbid(method: str, _timeout: float, effect: Effect) -> bytes:
         if method == "PATCH":
@@ -365,7 +365,7 @@ def test_a_write_that_the_api_server_forbids_is_not_tried_on_every_node(labeller
     assert all(each["metadata"]["labels"] for path, each in labeller.api.objects.items() if "/nodes/n" in path)
 
 
-def test_nothing_is_kept_of_a_node_that_is_gone(labeller: Labeller) -> None:
+def test_nothing_is_kept_of_a_deleted_node(labeller: Labeller) -> None:
     labeller.store(BOTH)
     labeller.api.remove(PATH)
     labeller.look()
@@ -375,7 +375,7 @@ def test_nothing_is_kept_of_a_node_that_is_gone(labeller: Labeller) -> None:
 # Reasons why a quota cannot be used
 
 
-def test_a_cluster_without_any_model_is_told_once_when_the_nodes_were_looked_at(labeller: Labeller) -> None:
+def test_a_cluster_without_any_model_is_reported_once_after_all_nodes_were_checked(labeller: Labeller) -> None:
     labeller.write_quota("team-a: {quota: {A100: 1, T4: 1}}")
     labeller.api.store(PATH, node())
     why = "no node has a GPU model, so pods that request GPUs stay pending"
@@ -386,7 +386,7 @@ def test_a_cluster_without_any_model_is_told_once_when_the_nodes_were_looked_at(
     assert warned(labeller, PERIOD_SECONDS) == [why]
 
 
-def test_a_model_of_the_quota_that_no_node_has_is_told_with_the_nearest_name(labeller: Labeller) -> None:
+def test_a_model_of_the_quota_that_no_node_has_is_reported_with_the_nearest_name(labeller: Labeller) -> None:
     labeller.write_quota(f"team-a: {{quota: {{A100: 1, {T4_PRODUCT}: 1}}}}")
     labeller.api.store(PATH, node(hami(A100)))
     assert warned(labeller, 0) == []

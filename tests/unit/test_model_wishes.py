@@ -1,4 +1,4 @@
-"""Who says which model an object gets: its annotation, its namespace's quota, or the order of the quota document."""
+"""The source of an object's model: its annotation, its namespace's quota, or the order in the quota document."""
 
 import asyncio
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ def wishing(text: str) -> Mapping[str, str]:
 
 
 def policy(quota: NamespaceQuota = QUOTA) -> PolicySnapshot:
-    """A cluster that knows L40S by another namespace, and B200 by a node."""
+    """A cluster in which L40S is known from another namespace, and B200 from a node."""
     whole = Quota({"team-a": quota, "team-b": OTHERS}, version="41")
     nodes = Nodes.of({"one": {MODEL: "B200"}}, LABELS)
     return PolicySnapshot(whole, nodes, claims=claim_policy(quota=whole))
@@ -41,7 +41,7 @@ def policy(quota: NamespaceQuota = QUOTA) -> PolicySnapshot:
 def mutated(
     manifest: Manifest, quota: NamespaceQuota = QUOTA, used: Mapping[str, int] | None = None
 ) -> AdmissionResponse:
-    """Return the answer of /mutate, with so many cores of each model in use."""
+    """Return the answer of /mutate with so many cores of each model in use."""
     ledgers = MemoryLedgers()
     for model, cores in (used or {}).items():
         given = ChargeRequest("team-a", f"uid-{model}", model, Charge(cores), quota, 1e9)
@@ -85,7 +85,7 @@ def test_a_claim_gets_the_first_model_of_its_annotation_that_has_devices(wish: s
     assert (answer.outcome, answer.model) == ("pinned", model)
 
 
-def test_models_that_the_annotation_leaves_out_are_never_taken() -> None:
+def test_models_that_the_annotation_omits_are_never_chosen() -> None:
     answer = mutated(pod("H100"), used={"H100": 100})
     assert (answer.outcome, answer.status) == ("over-quota", HTTPStatus.FORBIDDEN)
     assert "T4" not in answer.message
@@ -134,7 +134,7 @@ def test_a_quota_that_only_warns_admits_with_the_reason(make: Any, wish: str) ->
 
 
 def test_validate_never_reads_the_annotation() -> None:
-    """The charge follows from the pin: an annotation that is edited after /mutate changes nothing."""
+    """The charge follows from the pin, so an edit of the annotation after /mutate changes nothing."""
     for wish in ("A10O", "T4", ",,,"):
         stored = pod(wish, affinity=held_to("A100"))
         stored["metadata"]["uid"] = "one"
@@ -160,7 +160,7 @@ ORDERED = replace(QUOTA, order=("H100",))
     ),
     twice_is_once=(QUOTA, "T4, T4", ("T4",), Rule.ANNOTATION),
 )
-def test_the_order_comes_from_the_annotation_then_the_entry_then_the_document(
+def test_the_order_is_that_of_the_annotation_then_the_entry_then_the_document(
     quota: NamespaceQuota, wish: str | None, models: tuple[str, ...], rule: Rule
 ) -> None:
     annotations = {} if wish is None else wishing(wish)
@@ -175,7 +175,7 @@ def test_no_annotation_leads_to_a_model_that_the_quota_does_not_list(text: str) 
     try:
         wish = read_wish(wishing(text))
     except ValueError:
-        assert preference == Preference.of({}, QUOTA), "a malformed annotation counts as none"
+        assert preference == Preference.of({}, QUOTA), "a malformed annotation must be ignored"
     else:
         assert wish
         named = wish.others or not QUOTA.limits.keys().isdisjoint(wish.models)
@@ -193,9 +193,7 @@ ONE = replace(QUOTA, one_model=True)
     two=(pod("H100, T4"), "H100, T4"),
     all_of_them=(pod("*"), "T4, A100, H100"),
 )
-def test_with_one_model_a_pod_that_may_use_several_is_rejected_and_told_how_to_name_one(
-    manifest: Manifest, models: str
-) -> None:
+def test_with_one_model_the_rejection_says_how_to_name_a_model(manifest: Manifest, models: str) -> None:
     answer = mutated(manifest, ONE)
     first = models.split(",", maxsplit=1)[0]
     assert (answer.outcome, answer.status) == ("not-allowed", HTTPStatus.FORBIDDEN)
@@ -226,7 +224,7 @@ def test_with_one_model_a_quota_that_only_warns_admits_with_the_reason() -> None
 # The entry in the quota document
 
 
-def test_the_entry_says_the_order_the_preference_and_whether_one_model_is_required() -> None:
+def test_the_entry_sets_the_order_the_preference_and_whether_one_model_is_required() -> None:
     text = "a: {order: [A100], one_model: true, quota: {T4: 8, A100: 2}}\n'*': {prefer: most-free, quota: {T4: 1}}"
     quota = parse_quota(text)
     limits = {"T4": Limit(800), "A100": Limit(200)}

@@ -1,4 +1,4 @@
-"""/mutate: which model a pod is given, whom it refuses, and that it writes nothing."""
+"""/mutate: which model a pod gets, which pods are rejected, and that nothing is written."""
 
 import asyncio
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ DEADLINE = 5.0
 
 
 def in_time() -> ReviewDeadline:
-    """A deadline that is five seconds away, by a clock that stands still."""
+    """Return a deadline in five seconds, with a stopped clock."""
     return ReviewDeadline(DEADLINE, lambda: 0.0)
 
 
@@ -29,7 +29,7 @@ FORGED = {"tencent.com/gpu-assigned": "true"}
 
 
 class Ledgers(MemoryLedgers):
-    """Says what it is told to; a charge would be a mistake."""
+    """Ledgers with the given usage. A charge fails the test."""
 
     def __init__(self, now: Mapping[str, int], a_moment_ago: Mapping[str, int] | None = None) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def mutated(
     quota: NamespaceQuota = QUOTA,
     **fields: Any,
 ) -> AdmissionResponse:
-    """Return the answer to one pod, where so many cores of each model are in use."""
+    """Return the answer for one pod with so many cores of each model in use."""
     given = policy_for(replace(quota, mode=mode))
     return asyncio.run(mutate(Creation(review(manifest, **fields), given, Ledgers(used or {}), deadline=in_time())))
 
@@ -77,9 +77,7 @@ def test_a_pod_is_pinned_to_the_first_model_with_room() -> None:
         ({"nodeSelector": {MODEL: "P100"}}, {}, "the only model it may use"),
     ],
 )
-def test_the_last_model_is_taken_that_has_room_and_is_allowed(
-    spec: Manifest, used: Mapping[str, int], reason: str
-) -> None:
+def test_the_last_allowed_model_with_room_is_chosen(spec: Manifest, used: Mapping[str, int], reason: str) -> None:
     answer = mutated(vcuda_pod(**spec), used)
     assert (answer.model, answer.reason) == ("P100", f"{reason}, 2 cards of 2 cards free")
 
@@ -107,7 +105,7 @@ def test_no_room_in_any_model_names_them_all() -> None:
 
 
 class Counted(Ledgers):
-    """Knows by a LIST what is stored, or None: that could not be counted in time."""
+    """Ledgers whose LIST returns the stored usage, or None if it could not be counted in time."""
 
     def __init__(self, now: Mapping[str, int], stored: Mapping[str, int] | None) -> None:
         super().__init__(now)
@@ -132,20 +130,20 @@ FULL = {"M40": 800, "P100": 200}
         pytest.param(None, "over-quota-uncounted", 429, id="it is not known in time"),
     ],
 )
-def test_only_what_is_stored_refuses_a_pod(stored: Mapping[str, int] | None, outcome: str, status: int) -> None:
+def test_only_stored_objects_cause_a_rejection(stored: Mapping[str, int] | None, outcome: str, status: int) -> None:
     asked = mutate(Creation(review(vcuda_pod()), policy_for(QUOTA), Counted(FULL, stored), deadline=in_time()))
     answer = asyncio.run(asked)
     assert (answer.outcome, answer.status, answer.retry_after) == (outcome, status, None)
     assert answer.model == ("P100" if stored == {**FULL, "P100": 100} else "M40")
 
 
-def test_what_can_never_fit_is_refused_without_a_count() -> None:
+def test_a_pod_that_can_never_fit_is_rejected_without_a_count() -> None:
     manifest = vcuda_pod({"tencent.com/vcuda-core": 900})
     asked = mutate(Creation(review(manifest), policy_for(QUOTA), Counted(FULL, None), deadline=in_time()))
     assert asyncio.run(asked).outcome == "over-quota"
 
 
-def test_a_quota_without_a_model() -> None:
+def test_a_quota_without_a_model_rejects_every_pod() -> None:
     message = "namespace team-a may use no GPU model: its quota lists none"
     assert refusal(mutated(vcuda_pod(), quota=NamespaceQuota({}))) == ("not-allowed", HTTPStatus.FORBIDDEN, message)
 
@@ -157,7 +155,7 @@ def test_a_quota_without_a_model() -> None:
         ({"annotations": {"nvidia.com/use-gputype": "A100"}}, "annotation nvidia.com/use-gputype"),
     ],
 )
-def test_no_model_that_it_may_use(fields: Manifest, why: str) -> None:
+def test_a_pod_without_a_possible_model_is_rejected(fields: Manifest, why: str) -> None:
     excluded = f"M40 is excluded by {why}; P100 is excluded by {why}"
     message = f"no GPU model that this pod may use in namespace team-a: {excluded}"
     refused = refusal(mutated(vcuda_pod({"nvidia.com/gpu": 1}, **fields)))
@@ -175,8 +173,8 @@ def test_over_a_quota_that_does_not_enforce_a_pod_is_pinned_to_the_first_model(m
 
 
 @pytest.mark.parametrize("mode", [Mode.WARN, Mode.AUDIT])
-def test_without_a_model_a_pod_is_cleaned_and_goes_to_the_scheduler_all_the_same(mode: Mode) -> None:
-    """It takes a card like any other: past the scheduler, that card would be given to another pod too."""
+def test_a_pod_without_a_model_is_still_cleaned_and_gets_the_scheduler(mode: Mode) -> None:
+    """The pod uses a card like any other. Without its scheduler, that card would also be given to another pod."""
     manifest = vcuda_pod(nodeSelector={MODEL: "A100"}, nodeName="n1", annotations=FORGED)
     given = replace(policy_for(replace(QUOTA, mode=mode)), hints=Hints(scheduler="gpu-scheduler"))
     answer = asyncio.run(mutate(Creation(review(manifest), given, Ledgers({}), deadline=in_time())))
@@ -193,7 +191,7 @@ def test_without_a_model_a_pod_is_cleaned_and_goes_to_the_scheduler_all_the_same
 # The inputs of the choice
 
 
-def test_a_refusal_is_never_taken_from_what_was_known_a_moment_ago() -> None:
+def test_a_rejection_is_never_based_on_cached_usage() -> None:
     ledgers = Ledgers(now={}, a_moment_ago={"M40": 800, "P100": 200})
     assert (
         asyncio.run(mutate(Creation(review(vcuda_pod()), policy_for(QUOTA), ledgers, deadline=in_time()))).outcome
@@ -202,7 +200,7 @@ def test_a_refusal_is_never_taken_from_what_was_known_a_moment_ago() -> None:
 
 
 def models_of_a_burst(limits: dict[str, Limit], **fields: Any) -> list[str]:
-    """Return the models that four pods of one card get, one after another, with nothing charged yet."""
+    """Return the models of four pods of one card, created one after another with nothing charged yet."""
     choices, given = RecentChoices(), policy_for(NamespaceQuota(limits))
     return [
         asyncio.run(mutate(Creation(review(vcuda_pod(), **fields), given, Ledgers({}), choices, in_time()))).model
@@ -215,11 +213,11 @@ def test_a_burst_spreads_over_the_models_that_have_room() -> None:
     assert sorted(models) == ["M40", "M40", "P100", "P100"]
 
 
-def test_what_was_promised_to_others_refuses_nobody() -> None:
+def test_recent_choices_of_others_cause_no_rejection() -> None:
     assert models_of_a_burst({"M40": Limit(100)}) == ["M40"] * 4
 
 
-def test_a_dry_run_is_promised_nothing() -> None:
+def test_a_dry_run_leaves_no_choice() -> None:
     assert models_of_a_burst({"M40": Limit(200), "P100": Limit(100)}, dry_run=True) == ["M40"] * 4
 
 
@@ -230,12 +228,10 @@ FORECAST = "would be pinned to M40: the only model it may use, 2 cards of 2 card
     ("dry_run", "mode", "warnings"),
     [
         pytest.param(True, Mode.ENFORCE, [FORECAST], id="a dry run"),
-        pytest.param(True, Mode.AUDIT, [], id="a quota that only audits tells nobody"),
+        pytest.param(True, Mode.AUDIT, [], id="a quota that only audits sends no warning"),
         pytest.param(False, Mode.ENFORCE, [], id="no dry run: it is in the audit log"),
     ],
 )
-def test_whoever_only_asks_is_told_why_the_pod_would_get_its_model(
-    dry_run: bool, mode: Mode, warnings: list[str]
-) -> None:
+def test_a_dry_run_gets_the_reason_for_its_model(dry_run: bool, mode: Mode, warnings: list[str]) -> None:
     answer = mutated(vcuda_pod(), mode=mode, quota=NamespaceQuota({"M40": Limit(200)}), dry_run=dry_run)
     assert list(answer.warnings) == warnings

@@ -1,4 +1,4 @@
-"""What is kept of namespaces that a caller names: of real ones, of so many, and for so long."""
+"""The memory for namespaces that callers name: only existing ones, a bounded number, for a bounded time."""
 
 import asyncio
 from unittest import mock
@@ -21,7 +21,7 @@ from webhook.review.namespaces import FOUND_SECONDS, MISSING_SECONDS, ExistingNa
 
 
 class Clock:
-    """A clock that stands, until it is set."""
+    """A clock that changes only when it is set."""
 
     now = 0.0
 
@@ -64,9 +64,7 @@ def ask(ledgers: ExistingNamespaces, namespace: str) -> None:
     asyncio.run(both())
 
 
-def test_a_namespace_that_does_not_exist_is_refused_and_nothing_is_kept_of_it(
-    cluster: mock.Mock, charged: mock.Mock
-) -> None:
+def test_a_namespace_that_does_not_exist_is_rejected_and_not_kept(cluster: mock.Mock, charged: mock.Mock) -> None:
     ledgers = ExistingNamespaces(charged, cluster)
     for call in (ledgers.charge(of_cards("invented")), ledgers.cached_usage("invented")):
         with pytest.raises(BadReview, match="there is no namespace invented"):
@@ -76,11 +74,11 @@ def test_a_namespace_that_does_not_exist_is_refused_and_nothing_is_kept_of_it(
     assert len(charged.mock_calls) == 2
 
 
-def test_an_edit_may_give_a_quota_to_a_namespace_before_it_is_there(cluster: mock.Mock, charged: mock.Mock) -> None:
+def test_an_edit_may_add_a_quota_before_the_namespace_exists(cluster: mock.Mock, charged: mock.Mock) -> None:
     assert asyncio.run(ExistingNamespaces(charged, cluster).usage("to-come")) == {}
 
 
-def test_the_api_server_is_asked_once_a_minute_and_soon_again_for_one_that_may_just_have_been_made(
+def test_a_namespace_is_looked_up_once_a_minute_and_sooner_if_it_may_be_new(
     cluster: mock.Mock, charged: mock.Mock, clock: Clock
 ) -> None:
     ledgers = ExistingNamespaces(charged, cluster, clock)
@@ -98,7 +96,7 @@ def test_the_api_server_is_asked_once_a_minute_and_soon_again_for_one_that_may_j
         assert cluster.get.call_count == calls
 
 
-def test_where_the_api_server_cannot_be_asked_nothing_is_allowed(
+def test_without_the_api_server_nothing_is_admitted(
     cluster: mock.Mock, charged: mock.Mock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.get.side_effect = Unavailable("no answer")
@@ -122,15 +120,15 @@ def test_what_was_asked_for_longest_ago_goes_when_it_is_too_much_and_all_when_it
     assert len(kept) == 1
 
 
-def test_choices_are_kept_of_so_many_namespaces() -> None:
+def test_the_number_of_namespaces_with_choices_is_bounded() -> None:
     choices = RecentChoices(clock=lambda: 0.0)
     for number in range(MOST_NAMESPACES + 1):
         choices.add(f"team-{number}", "M40", Charge(100))
-    assert choices.on_top_of({}, "team-0") == {}, "it steers, and refuses nobody"
+    assert choices.on_top_of({}, "team-0") == {}, "it only influences the choice"
     assert choices.on_top_of({}, "team-9")
 
 
-def test_ledgers_in_memory_are_not_forgotten_so_there_are_so_many_and_no_more() -> None:
+def test_the_number_of_ledgers_in_memory_is_bounded_and_none_is_evicted() -> None:
     ledgers = MemoryLedgers()
 
     async def charge() -> None:

@@ -1,4 +1,4 @@
-"""For how long something has to be seen, whatever the clocks do."""
+"""How long a directory must be observed before it is removed, for any change of the clocks."""
 
 from collections.abc import Callable
 
@@ -15,12 +15,12 @@ FAILED = Keep(KeepReason.ERROR, "Device or resource busy")
 
 
 def at(seconds: float, *, wall: float | None = None) -> Now:
-    """The moment so many seconds after the start; ``wall`` where the wall clock was set."""
+    """Return the moment so many seconds after the start. ``wall`` replaces the wall clock."""
     return Now(WALL + seconds if wall is None else wall, 1000 + seconds)
 
 
 def seen(patience: AgePolicy, *moments: Now, inode: int = 1, stamp: float = OLD) -> list[Keep | None]:
-    """What is said of one directory in a sweep at each of the moments."""
+    """Return the results for one directory in sweeps at these moments."""
     said = []
     for moment in moments:
         patience.begin(moment)
@@ -46,7 +46,7 @@ def watched() -> ObservedAge:
         pytest.param([at(0), at(300, wall=OLD + 10)], YOUNG, id="the clock jumps back to just after the stamp"),
     ],
 )
-def test_it_has_to_be_seen_twice_and_for_the_whole_grace(
+def test_a_directory_must_be_seen_twice_and_for_the_whole_grace_period(
     watched: ObservedAge, moments: list[Now], last: Keep | None
 ) -> None:
     assert seen(watched, *moments)[-1] == last
@@ -60,28 +60,30 @@ def test_it_has_to_be_seen_twice_and_for_the_whole_grace(
         pytest.param(WALL + 1e9, None, id="touched in the future: made while the clock was ahead"),
     ],
 )
-def test_what_was_touched_within_the_grace_stays(watched: ObservedAge, stamp: float, last: Keep | None) -> None:
+def test_a_directory_changed_within_the_grace_period_stays(
+    watched: ObservedAge, stamp: float, last: Keep | None
+) -> None:
     assert seen(watched, at(0), at(300), stamp=stamp)[-1] == last
 
 
-def test_one_that_was_not_asked_for_in_a_sweep_starts_anew(watched: ObservedAge) -> None:
-    """It was gone, or its pod was there again."""
+def test_a_directory_missing_in_a_sweep_starts_over(watched: ObservedAge) -> None:
+    """It had vanished, or its pod had returned."""
     seen(watched, at(0), at(60))
     watched.begin(at(120))
     assert seen(watched, at(400), at(460)) == [ONCE, YOUNG]
 
 
-def test_another_directory_of_the_same_name_starts_anew(watched: ObservedAge) -> None:
+def test_another_directory_of_the_same_name_starts_over(watched: ObservedAge) -> None:
     seen(watched, at(0), at(60), inode=1)
     assert seen(watched, at(400), at(460), at(700), inode=2) == [ONCE, YOUNG, None]
 
 
-def test_an_agent_that_was_started_again_starts_anew() -> None:
+def test_a_restarted_agent_starts_over() -> None:
     assert seen(ObservedAge(GRACE, 2), at(0), at(300)) == [ONCE, None]
     assert seen(ObservedAge(GRACE, 2), at(360), at(420)) == [ONCE, YOUNG]
 
 
-def test_a_failure_waits_longer_each_time_up_to_an_hour_and_says_why(watched: ObservedAge) -> None:
+def test_each_failure_lengthens_the_wait_up_to_an_hour_and_has_a_reason(watched: ObservedAge) -> None:
     seen(watched, at(0))
     moment, waits = 300.0, []
     for _ in range(9):
@@ -95,7 +97,7 @@ def test_a_failure_waits_longer_each_time_up_to_an_hour_and_says_why(watched: Ob
     assert waits == [60, 120, 240, 480, 960, 1920, 3600, 3600, 3600]
 
 
-def test_no_more_names_are_remembered_than_fit() -> None:
+def test_the_number_of_remembered_names_is_bounded() -> None:
     watched = ObservedAge(0, 1, most=2)
     watched.begin(at(0))
     assert [watched.hold(name, 1, OLD) for name in "abc"] == [None, None, Keep(KeepReason.TOO_MANY)]
@@ -109,7 +111,7 @@ def test_no_more_names_are_remembered_than_fit() -> None:
         pytest.param(WALL + 86400, True, id="in the future"),
     ],
 )
-def test_a_single_sweep_goes_by_the_stamp_as_of_when_the_pods_were_listed(stamp: float, *, held: bool) -> None:
+def test_a_single_sweep_uses_the_time_stamp_relative_to_the_list_of_pods(stamp: float, *, held: bool) -> None:
     [said] = seen(ModifiedAge(GRACE, as_of=WALL), at(86400), stamp=stamp)
     assert (said is not None and said.reason is KeepReason.YOUNG) == held
 

@@ -1,4 +1,4 @@
-"""The loop of the node agent: when it sweeps, what it tells, and when it is healthy."""
+"""The loop of the node agent: when it sweeps, what it logs, and when it is healthy."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ Script = list[tuple[list[DirectoryOutcome], Keep | BaseException | None]]
 
 @dataclass
 class Sweeps:
-    """What each sweep in turn says and comes to; the last one again and again."""
+    """Doubles of sweeps with the given outcomes and ends. The last one is repeated."""
 
     script: Script
 
@@ -62,7 +62,7 @@ def logs() -> Iterator[list[Any]]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The steady clock, in its one element."""
+    """The monotonic clock, as the only element of a list."""
     now = [1000.0]
     monkeypatch.setattr("controller.garbage.node.agent.time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
     return now
@@ -78,7 +78,7 @@ def kept(path: str, reason: KeepReason, detail: str = "") -> DirectoryOutcome:
     return DirectoryOutcome(path, Action.KEPT, Keep(reason, detail))
 
 
-def test_the_metrics_of_a_sweep(registry: CollectorRegistry) -> None:
+def test_a_sweep_sets_the_metrics(registry: CollectorRegistry) -> None:
     said = [
         kept("a", KeepReason.POD),
         kept("b", KeepReason.POD),
@@ -111,7 +111,7 @@ def test_the_metrics_of_a_sweep(registry: CollectorRegistry) -> None:
         pytest.param(PermissionError(13, "Permission denied"), "failed", False, id="failed"),
     ],
 )
-def test_how_a_sweep_ended_is_counted_and_one_that_failed_within_five_periods_is_not_healthy(
+def test_the_ends_of_sweeps_are_counted_and_five_periods_without_success_are_unhealthy(
     registry: CollectorRegistry, clock: list[float], result: Keep | BaseException | None, name: str, *, healthy: bool
 ) -> None:
     agent = agent_of(registry, Sweeps([([kept("a", KeepReason.POD)], result)]))
@@ -128,7 +128,7 @@ def test_how_a_sweep_ended_is_counted_and_one_that_failed_within_five_periods_is
     assert (value("vcuda_vm_last_complete_sweep_timestamp_seconds") == 0) == (name != "complete")
 
 
-def test_what_stays_and_should_not_is_told_once_for_as_long_as_it_stays(
+def test_a_directory_that_cannot_be_removed_is_logged_once_while_it_stays(
     registry: CollectorRegistry, logs: list[Any]
 ) -> None:
     link, busy = kept("a", KeepReason.LINK), kept("a", KeepReason.ERROR, "Device or resource busy")
@@ -144,14 +144,14 @@ def test_what_stays_and_should_not_is_told_once_for_as_long_as_it_stays(
     assert told == [["link"], [], [], [], ["error"], [], ["link"]]
 
 
-def test_what_is_done_is_told_each_time(registry: CollectorRegistry, logs: list[Any]) -> None:
+def test_every_removal_is_logged(registry: CollectorRegistry, logs: list[Any]) -> None:
     agent = agent_of(registry, Sweeps([([DirectoryOutcome("a\x1b", Action.MOVED)], None)]))
     agent.sweep()
     agent.sweep()
     assert [(line["event"], line["directory"]) for line in logs] == [("moved", r"a\x1b")] * 2
 
 
-def test_of_countless_foreign_names_only_some_are_told(registry: CollectorRegistry, logs: list[Any]) -> None:
+def test_only_some_of_countless_foreign_names_are_logged(registry: CollectorRegistry, logs: list[Any]) -> None:
     agent = agent_of(registry, Sweeps([([kept(str(number), KeepReason.FOREIGN) for number in range(3000)], None)]))
     agent.sweep()
     agent.sweep()
@@ -159,21 +159,19 @@ def test_of_countless_foreign_names_only_some_are_told(registry: CollectorRegist
     assert registry.get_sample_value("vcuda_vm_directories_kept", {"reason": "foreign-name"}) == 3000
 
 
-def test_that_nothing_is_removed_is_told_when_it_begins_and_when_it_ends(
-    registry: CollectorRegistry, logs: list[Any]
-) -> None:
+def test_the_begin_and_the_end_of_a_standstill_are_logged(registry: CollectorRegistry, logs: list[Any]) -> None:
     agent = agent_of(registry, Sweeps([([], UNKNOWN), ([], UNKNOWN), ([], None), ([], None)]))
     for _ in range(4):
         agent.sweep()
     assert [line["event"] for line in logs] == ["nothing is removed", "removal resumed"]
 
 
-def test_a_fault_of_our_own_ends_the_agent(registry: CollectorRegistry) -> None:
+def test_an_internal_error_ends_the_agent(registry: CollectorRegistry) -> None:
     with pytest.raises(ZeroDivisionError):
         agent_of(registry, Sweeps([([], ZeroDivisionError())])).loop()
 
 
-def test_a_sweep_is_told_when_the_agent_is_stopped_and_when_its_period_is_over(
+def test_a_sweep_is_signalled_when_the_agent_stops_and_when_its_period_is_over(
     registry: CollectorRegistry, clock: list[float]
 ) -> None:
     wakeup = Wakeup()
@@ -191,22 +189,22 @@ def test_a_sweep_is_told_when_the_agent_is_stopped_and_when_its_period_is_over(
 
 
 def waited(wakeup: Wakeup, interval: SweepInterval) -> float:
-    """How long it waits, in seconds."""
+    """Return how long the wait takes, in seconds."""
     began = time.monotonic()
     wakeup.wait(interval)
     return time.monotonic() - began
 
 
-def test_it_sweeps_every_period() -> None:
+def test_the_agent_sweeps_every_period() -> None:
     assert waited(Wakeup(), SweepInterval(0.2, 5)) >= 0.2
 
 
-def test_many_pods_that_end_bring_one_sweep_after_the_spacing() -> None:
+def test_many_ended_pods_trigger_one_sweep_after_the_spacing() -> None:
     wakeup = Wakeup()
     for _ in range(1000):
         wakeup.wake()
     assert waited(wakeup, SweepInterval(60, 0.2)) >= 0.2
-    assert waited(wakeup, SweepInterval(0.3, 0.1)) >= 0.3, "none of them is left over"
+    assert waited(wakeup, SweepInterval(0.3, 0.1)) >= 0.3, "no notification is left"
 
 
 def test_stopping_ends_any_wait(registry: CollectorRegistry) -> None:
@@ -223,7 +221,7 @@ def test_stopping_ends_any_wait(registry: CollectorRegistry) -> None:
     ("own_uid", "uids", "believed"),
     [("own", "own other", True), ("own", "other", False), ("own", "", False), (None, "other", True), (None, "", False)],
 )
-def test_a_list_of_pods_is_believed_if_the_agents_own_is_in_it(
+def test_a_list_of_pods_is_used_only_if_it_contains_the_agents_own_pod(
     own_uid: str | None, uids: str, *, believed: bool
 ) -> None:
     with nullcontext() if believed else pytest.raises(MustStay):

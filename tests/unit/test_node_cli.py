@@ -1,4 +1,4 @@
-"""What ``vcuda-controller node`` refuses before it does anything."""
+"""Input that ``vcuda-controller node`` rejects before it does anything."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ STAY = ["--scheme", "gpu-manager", "--node", "gpu-7"]
 
 @pytest.fixture
 def no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A kubeconfig that is none: to get so far as to read it is to have passed every check."""
+    """Return a kubeconfig that is invalid. The command reads it only after every check of its input."""
     monkeypatch.setattr("controller.garbage.node.in_use.sees_host", lambda: False)
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text("")

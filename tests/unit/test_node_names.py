@@ -1,4 +1,4 @@
-"""How vendors name the directories of pods, and what of a pod keeps its directory."""
+"""How vendors name the directories of pods, and which pods keep a directory."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def test_every_directory_of_a_vendor_leads_to_its_pod(scheme: Scheme) -> None:
     assert keep_in_root(form, name, FileKind.DIRECTORY, PodPresence(ITS)) == Keep(KeepReason.POD)
 
 
-def test_every_reason_can_be_told() -> None:
+def test_every_reason_has_a_text() -> None:
     assert all(reason.why for reason in KeepReason)
 
 
@@ -49,7 +49,7 @@ def test_every_reason_can_be_told() -> None:
         ("hami", "/usr/local/vgpu/containers", f"{STATIC}_a-0"),
     ],
 )
-def test_a_name_of_the_scheme_tells_the_pods_uid(scheme: str, root: str, name: str) -> None:
+def test_a_name_of_the_scheme_contains_the_pods_uid(scheme: str, root: str, name: str) -> None:
     form = VM_DIRECTORIES[scheme]
     assert (form.root, form.uid(name)) == (root, name.partition("_")[0])
 
@@ -79,11 +79,18 @@ def test_any_other_name_is_foreign(scheme: str, name: str) -> None:
     [
         pytest.param(FileKind.DIRECTORY, PodPresence(ITS), Keep(KeepReason.POD), id="its pod is in the API"),
         pytest.param(FileKind.DIRECTORY, PodPresence(kubelet=ITS), Keep(KeepReason.KUBELET), id="kubelet keeps it"),
-        pytest.param(FileKind.DIRECTORY, PodPresence(unknown=UNKNOWN), UNKNOWN, id="nobody knows"),
-        pytest.param(FileKind.DIRECTORY, PodPresence(ITS, unknown=UNKNOWN), Keep(KeepReason.POD), id="but one knows"),
-        pytest.param(FileKind.DIRECTORY, PodPresence(), None, id="gone"),
-        pytest.param(FileKind.DIRECTORY, PodPresence(OTHERS, OTHERS), None, id="another's pod"),
-        pytest.param(FileKind.UNKNOWN, PodPresence(), None, id="gone, for all one knows: opening it tells the rest"),
+        pytest.param(
+            FileKind.DIRECTORY, PodPresence(unknown=UNKNOWN), UNKNOWN, id="neither the API nor kubelet answers"
+        ),
+        pytest.param(
+            FileKind.DIRECTORY,
+            PodPresence(ITS, unknown=UNKNOWN),
+            Keep(KeepReason.POD),
+            id="its pod is in the API, kubelet does not answer",
+        ),
+        pytest.param(FileKind.DIRECTORY, PodPresence(), None, id="no pod has this UID"),
+        pytest.param(FileKind.DIRECTORY, PodPresence(OTHERS, OTHERS), None, id="only another pod exists"),
+        pytest.param(FileKind.UNKNOWN, PodPresence(), None, id="of an unknown kind, without a pod"),
         pytest.param(FileKind.LINK, PodPresence(), Keep(KeepReason.LINK), id="a link"),
         pytest.param(FileKind.FILE, PodPresence(), Keep(KeepReason.NOT_A_DIRECTORY, "file"), id="a file"),
         pytest.param(FileKind.OTHER, PodPresence(), Keep(KeepReason.NOT_A_DIRECTORY, "other"), id="a FIFO"),
@@ -92,7 +99,7 @@ def test_any_other_name_is_foreign(scheme: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("form", "name"), [(GPU_MANAGER, UID), (HAMI, f"{UID}_main")], ids=["uid", "uid and container"]
 )
-def test_what_stays_as_far_as_its_name_and_the_pods_tell(
+def test_a_directory_stays_by_its_name_and_the_existing_pods(
     form: Form, name: str, kind: FileKind, presence: PodPresence, expected: Keep | None
 ) -> None:
     assert keep_in_root(form, name, kind, presence) == expected
@@ -101,15 +108,15 @@ def test_what_stays_as_far_as_its_name_and_the_pods_tell(
 @pytest.mark.parametrize(
     ("kubelet", "expected"),
     [
-        pytest.param(None, Keep(KeepReason.STATIC), id="nobody asked kubelet"),
+        pytest.param(None, Keep(KeepReason.STATIC), id="kubelet was not asked"),
         pytest.param(frozenset({STATIC}), Keep(KeepReason.KUBELET), id="kubelet has it"),
         pytest.param(frozenset[str](), None, id="kubelet has it no more"),
     ],
 )
-def test_a_static_pods_directory_goes_only_by_kubelets_word(
+def test_a_static_pods_directory_is_removed_only_if_kubelet_confirms(
     kubelet: frozenset[str] | None, expected: Keep | None
 ) -> None:
-    """The API may have no mirror of it while it runs, as when its namespace does not exist."""
+    """The API may have no mirror of it while it runs, for example if its namespace does not exist."""
     assert keep_in_root(GPU_MANAGER, STATIC, FileKind.DIRECTORY, PodPresence(kubelet=kubelet)) == expected
 
 
@@ -124,12 +131,14 @@ def test_a_static_pods_directory_goes_only_by_kubelets_word(
         ({"kubernetes.io/config.hash": STATIC}, [UID]),
     ],
 )
-def test_only_a_mirror_pod_stands_for_a_static_pod_too(annotations: dict[str, str] | None, expected: list[str]) -> None:
+def test_only_a_mirror_pod_also_represents_a_static_pod(
+    annotations: dict[str, str] | None, expected: list[str]
+) -> None:
     assert list(present_uids(UID, annotations)) == expected
 
 
 @pytest.mark.parametrize(("form", "name"), [(GPU_MANAGER, UID), (HAMI, f"{UID}_main"), (GPU_MANAGER, STATIC)])
-def test_a_name_in_the_trash_tells_what_it_was(form: Form, name: str) -> None:
+def test_a_name_in_the_trash_contains_its_former_name(form: Form, name: str) -> None:
     uid = name.partition("_")[0]
     assert form.read_trashed(trash_name(name, 1700000000)) == Trashed(name, uid, 1700000000, moving=False)
     assert form.read_trashed(moving_name(name, 1700000000)) == Trashed(name, uid, 1700000000, moving=True)

@@ -1,4 +1,4 @@
-"""Pods from a file: what may not be all of them is refused, for a pod that is missed would lose its directory."""
+"""Pods from a file: a list that may be incomplete is rejected, because a missing pod would lose its directory."""
 
 import json
 from typing import Any
@@ -24,7 +24,7 @@ def listed(*pods: Json, kind: str = "List", **metadata: object) -> bytes:
 
 
 def without_kind(found: Json) -> Json:
-    """A pod as it stands in a PodList."""
+    """Return a pod as an item of a PodList."""
     return {"metadata": found["metadata"], "spec": found["spec"], "status": {"phase": "Failed"}}
 
 
@@ -36,11 +36,11 @@ def without_kind(found: Json) -> Json:
         pytest.param(listed(pod("a"), pod("b"), pod("c"), resourceVersion="7", selfLink=""), id="with a version"),
     ],
 )
-def test_every_pod_counts_whatever_its_node_and_phase(text: bytes) -> None:
+def test_every_pod_counts_on_any_node_in_any_phase(text: bytes) -> None:
     assert read_pods(text, NODE).uids == {"a", "b", "c"}
 
 
-def test_a_mirror_pod_stands_for_its_static_pod_too() -> None:
+def test_a_mirror_pod_also_represents_its_static_pod() -> None:
     mirror = pod("a", annotations={"kubernetes.io/config.mirror": STATIC})
     assert read_pods(listed(mirror), NODE).uids == {"a", STATIC}
 
@@ -52,7 +52,7 @@ def test_a_mirror_pod_stands_for_its_static_pod_too() -> None:
         pytest.param([pod("a"), pod("b")], True, id="of one namespace"),
     ],
 )
-def test_a_list_of_one_namespace_is_warned_of(pods: list[Json], *, warns: bool) -> None:
+def test_a_list_of_one_namespace_gives_a_warning(pods: list[Json], *, warns: bool) -> None:
     assert bool(read_pods(listed(*pods), NODE).warning) == warns
 
 
@@ -73,21 +73,21 @@ NO_LISTS = [
 
 
 @pytest.mark.parametrize("text", NO_LISTS)
-def test_what_is_no_whole_list_of_pods_is_refused(text: bytes) -> None:
+def test_an_incomplete_list_of_pods_is_rejected(text: bytes) -> None:
     for node in (None, NODE):
         with pytest.raises(BadInput, match="must be a complete list of pods"):
             read_pods(text, node)
 
 
 @pytest.mark.parametrize("metadata", [{"continue": "token"}, {"remainingItemCount": 3}], ids=str)
-def test_one_page_of_a_list_is_refused_whoever_vouches_for_it(metadata: Json) -> None:
+def test_one_page_of_a_list_is_rejected_even_with_the_flag(metadata: Json) -> None:
     for node in (None, NODE):
         with pytest.raises(BadInput, match="only one page of a list of pods"):
             read_pods(listed(pod(), **metadata), node)
 
 
 @pytest.mark.parametrize("text", [listed(), listed(pod(node="another"))], ids=["empty", "another node's"])
-def test_a_list_without_a_pod_of_the_node_is_refused_unless_somebody_vouches_for_it(text: bytes) -> None:
+def test_a_list_without_a_pod_of_the_node_is_rejected_without_the_flag(text: bytes) -> None:
     with pytest.raises(BadInput, match="No pod in the file is on node 'gpu-7'"):
         read_pods(text, NODE)
     assert read_pods(text, None).warning is None

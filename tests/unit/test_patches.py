@@ -1,4 +1,4 @@
-"""The patch that pins a pod: cases as manifests with the expected patch beside them, and what holds for every pod."""
+"""The patch that pins a pod: cases with the expected patch, and properties of every pod."""
 
 import asyncio
 import copy
@@ -32,12 +32,12 @@ SCHEDULER = "gpu-scheduler"
 
 
 NAMES = sorted({path.name.split(".")[0] for path in CASES.iterdir()})
-"""One case is a pod's manifest, ``.pod.yaml``, and the expected ``.patch.json``."""
+"""A case has the manifest of a pod, ``.pod.yaml``, and the expected patch, ``.patch.json``."""
 
 
 @pytest.mark.parametrize("case", NAMES)
-def test_the_patch_is_the_one_beside_the_manifest(case: str) -> None:
-    """Every pod gets M40 in pools public and lab; where the case is about schedulers, the system has one of its own."""
+def test_the_patch_is_the_expected_one(case: str) -> None:
+    """Every pod gets M40 in pools public and lab. In cases about schedulers, the flag sets a scheduler."""
     pod = view(yaml.safe_load((CASES / f"{case}.pod.yaml").read_text()))
     hints = Hints(scheduler=SCHEDULER if case.startswith("scheduler-") else None)
     types = annotations_for(pod, read_request(pod).schemes, "M40", CardTypes(), has_share=False)
@@ -66,7 +66,7 @@ def test_a_pod_that_gets_no_model_is_still_cleaned() -> None:
 
 
 class Admitted(msgspec.Struct, frozen=True):
-    """A pod as it was sent and as /mutate leaves it, with its answer, and the quota and webhook that gave it."""
+    """A pod as it was sent and as /mutate returns it, with the answer, the quota and the webhook."""
 
     sent: Manifest
     patched: Manifest
@@ -80,7 +80,7 @@ HINTS = st.builds(Hints, st.just(LABELS), st.sampled_from([None, SCHEDULER, "def
 
 @st.composite
 def admitted(draw: st.DrawFn) -> Admitted:
-    """Any pod under any quota, with nodes or without, for which a model is chosen."""
+    """Any pod under any quota, with or without nodes, for which a model is chosen."""
     pod, quota = draw(strategies.pods()), draw(strategies.quotas())
     quota = msgspec.structs.replace(quota, mode=draw(st.sampled_from([Mode.ENFORCE, Mode.WARN])))
     webhook = Webhook(PolicySnapshot(Quota({"team-a": quota}), draw(strategies.clusters()), draw(HINTS)))
@@ -90,14 +90,14 @@ def admitted(draw: st.DrawFn) -> Admitted:
 
 
 def for_every_admitted_pod(test: Any) -> Any:
-    """Run a test with pods for which a model is chosen; many that are generated get none, and are passed over."""
+    """Run a test with pods for which a model is chosen. Generated pods without a model are skipped."""
     quiet = [HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.data_too_large]
     return settings(max_examples=50, suppress_health_check=quiet, deadline=None)(given(admitted())(test))
 
 
 @for_every_admitted_pod
-def test_the_pod_lands_where_its_owner_asked_for_on_its_model_in_its_pools_and_nowhere_else(case: Admitted) -> None:
-    """By brute force over every node that there could be: the patch takes no node too few, and adds none."""
+def test_a_patched_pod_runs_on_exactly_the_selected_nodes_of_its_model_and_pools(case: Admitted) -> None:
+    """By brute force over every possible node: the patch excludes exactly the nodes of other models and pools."""
     for name, labels in EVERY_NODE:
         in_pools = not case.quota.pools or labels.get(POOL) in case.quota.pools
         as_pinned = labels.get(MODEL) == case.answer.model and in_pools
@@ -105,8 +105,8 @@ def test_the_pod_lands_where_its_owner_asked_for_on_its_model_in_its_pools_and_n
 
 
 @for_every_admitted_pod
-def test_every_term_is_held_and_empty_ones_stay_empty(case: Admitted) -> None:
-    """Each term by itself, not the pod as a whole: terms are ORed, so one that is open leaves the pod open."""
+def test_every_term_is_pinned_and_empty_ones_stay_empty(case: Admitted) -> None:
+    """Each term is checked by itself. Terms are ORed, so a single open term would leave the pod open."""
     before = required_terms_of(case.sent)
     after = required_terms_of(case.patched)
     assert after
@@ -122,7 +122,7 @@ def test_every_term_is_held_and_empty_ones_stay_empty(case: Admitted) -> None:
 
 
 def required_terms_of(pod: Mapping[str, Any]) -> list[Manifest]:
-    """Return the terms of the required node affinity, none where a parent is missing."""
+    """Return the terms of the required node affinity, or none if a parent is missing."""
     affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
     return (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or []
 
@@ -136,7 +136,7 @@ def test_a_second_call_patches_nothing(case: Admitted) -> None:
 
 
 @for_every_admitted_pod
-def test_what_is_pinned_is_then_accepted_and_charged(case: Admitted) -> None:
+def test_a_patched_pod_is_then_accepted_and_charged(case: Admitted) -> None:
     verdict = case.webhook.validate(case.patched)
     places, named = case.webhook.policy.hints.scheduler, case.patched["spec"].get("schedulerName", "")
     if places and not counts_cards(case) and named not in ("", places) and case.quota.mode is Mode.ENFORCE:
@@ -157,7 +157,7 @@ def test_no_allocation_of_any_scheme_is_left(case: Admitted) -> None:
 
 
 @for_every_admitted_pod
-def test_what_is_the_user_s_own_is_unchanged(case: Admitted) -> None:
+def test_the_users_own_fields_are_unchanged(case: Admitted) -> None:
     assert users_own(case.patched) == users_own(case.sent)
 
 
@@ -172,11 +172,11 @@ MAY_CHANGE = {
     "metadata.labels": {"nvidia.com/assigned-phase"},
     "spec": {"nodeName", "schedulerName"},
 }
-"""All that the patch may touch, beside what it adds to the terms of the required node affinity."""
+"""All that the patch may change, except what it adds to the terms of the required node affinity."""
 
 
 def users_own(pod: Manifest) -> Manifest:
-    """Return a pod without what the patch may touch; a parent that is null or empty counts as absent."""
+    """Return a pod without what the patch may change. A parent that is null or empty counts as absent."""
     own = copy.deepcopy(pod)
     for path, keys in MAY_CHANGE.items():
         part = own
@@ -194,7 +194,7 @@ def users_own(pod: Manifest) -> Manifest:
 
 
 @for_every_admitted_pod
-def test_the_user_s_own_terms_are_only_added_to(case: Admitted) -> None:
+def test_the_users_own_terms_are_only_extended(case: Admitted) -> None:
     for old, new in zip(required_terms_of(case.sent), required_terms_of(case.patched), strict=False):
         for part in ("matchExpressions", "matchFields"):
             lines = old.get(part) or []
@@ -203,7 +203,7 @@ def test_the_user_s_own_terms_are_only_added_to(case: Admitted) -> None:
 
 @for_every_admitted_pod
 def test_without_a_register_no_type_of_card_is_written(case: Admitted) -> None:
-    """HAMi-DRA compares it with the product name of a device, which differs from the model."""
+    """HAMi-DRA compares the type with the product name of a device, which differs from the model."""
     annotations = case.patched["metadata"]["annotations"]
     before = case.sent["metadata"].get("annotations") or {}
     for key in ("nvidia.com/use-gputype", "nvidia.com/include-gpu-type"):
@@ -212,13 +212,13 @@ def test_without_a_register_no_type_of_card_is_written(case: Admitted) -> None:
 
 
 def counts_cards(case: Admitted) -> bool:
-    """Return whether the pod asks for a bare count of cards. It keeps its scheduler on nodes without a register."""
+    """Return whether the pod requests a plain number of cards. It keeps its scheduler on nodes without a register."""
     request = read_request(view(case.sent))
     return not request.registered and all(scheme.register for scheme in request.schemes)
 
 
 @for_every_admitted_pod
-def test_the_scheduler_is_the_system_s_unless_the_user_named_one(case: Admitted) -> None:
+def test_the_scheduler_is_that_of_the_flag_unless_the_user_named_one(case: Admitted) -> None:
     has_nodes = case.webhook.policy.nodes.having(str(case.answer.model))
     check_scheduler(case, keeps=bool(has_nodes) and counts_cards(case))
 
@@ -242,7 +242,7 @@ def let_pass(draw: st.DrawFn) -> Admitted:
 
 @given(let_pass())
 @settings(max_examples=50, deadline=None)
-def test_what_is_let_pass_without_a_model_is_scheduled_as_well_and_lands_where_its_owner_asked_for(
+def test_a_pod_admitted_without_a_model_gets_the_scheduler_and_keeps_its_node_selection(
     case: Admitted,
 ) -> None:
     check_scheduler(case)
@@ -254,7 +254,7 @@ def test_what_is_let_pass_without_a_model_is_scheduled_as_well_and_lands_where_i
 
 @st.composite
 def nearly_pinned(draw: st.DrawFn) -> Manifest:
-    """A pod whose owner tries to look pinned: each term says so, or says it in a way that leaves something open."""
+    """A pod whose owner tries to make it look pinned: each term is pinned, or leaves something open."""
     model, pool = draw(st.sampled_from(MODELS)), draw(st.sampled_from(POOLS))
     held = [requirement(MODEL, "In", model), requirement(POOL, "In", pool)]
     loose = [
@@ -272,10 +272,10 @@ def nearly_pinned(draw: st.DrawFn) -> Manifest:
 
 @given(nearly_pinned() | strategies.pods(), strategies.quotas(), strategies.clusters())
 @settings(max_examples=200, deadline=None)
-def test_whatever_validate_accepts_cannot_leave_its_model_and_pools(
+def test_a_pod_that_validate_accepts_cannot_leave_its_model_and_pools(
     pod: Manifest, quota: NamespaceQuota, cluster: Nodes
 ) -> None:
-    """Though /mutate was never called, or another webhook changed the pod after it."""
+    """This holds if /mutate was never called, or if another webhook changed the pod later."""
     verdict = Webhook(PolicySnapshot(Quota({"team-a": quota}), cluster)).validate(pod)
     event(verdict.outcome)
     if verdict.allowed:

@@ -1,4 +1,4 @@
-"""docs/architecture.md lists the modules that a create and a turn of the settler pass, in their order."""
+"""docs/architecture.md lists the modules of a create and of a turn of the settler, in their order."""
 
 import asyncio
 import base64
@@ -52,7 +52,7 @@ def create(service: Service, uid: str) -> None:
 
 
 def test_the_modules_of_a_create_are_documented_in_their_order(api: ApiDouble) -> None:
-    """The first pod makes the ledger. The second one takes the usual path, which is traced, in a replica of its own."""
+    """The first pod creates the ledger. The second one takes the usual path, which is traced, in another replica."""
     policy = PolicySnapshot(
         Quota({"team-a": NamespaceQuota({"M40": Limit(400)})}, version="1"),
         Nodes.of({"node-1": {LABELS.model: "M40"}}, LABELS),

@@ -86,7 +86,7 @@ A_OR_NEW = required(*(term(fields=[requirement("metadata.name", "In", name)]) fo
 
 
 def selecting(key: str, operator: str, *values: str) -> Manifest:
-    """Return the part of a spec that requires this of the node's labels, or of its name."""
+    """Return the part of a spec that requires this label, or this name, of the node."""
     line = requirement(key, operator, *values)
     return {"affinity": required(term(fields=[line]) if key == "metadata.name" else term(line))}
 
@@ -154,13 +154,15 @@ NODE_SELECTION = "the pod's nodeName, nodeSelector or required node affinity"
         "M40 is excluded by the pod's node selection, which leaves no node in the namespace's pools lab, spare",
     ),
 )
-def test_a_pod_without_a_model_is_told_why(pod: Manifest, quota: NamespaceQuota, sentence: str) -> None:
+def test_the_message_for_a_pod_without_a_model_has_the_reason(
+    pod: Manifest, quota: NamespaceQuota, sentence: str
+) -> None:
     found = candidates_of(pod, HAMI, VGPU_MANAGER, quota=quota)
     assert found.models == ()
     assert found.sentence("team-a", quota) == f"no GPU model that this pod may use in namespace team-a: {sentence}"
 
 
-def test_a_quota_without_models_is_named() -> None:
+def test_the_message_for_a_quota_without_models_says_so() -> None:
     quota = NamespaceQuota({})
     assert candidates_of(vcuda_pod(), quota=quota).sentence("team-a", quota) == (
         "namespace team-a may use no GPU model: its quota lists none"
@@ -181,7 +183,7 @@ def test_present_are_the_models_of_nodes_that_the_pod_may_use_now(
     assert candidates_of(vcuda_pod(**spec), quota=quota, cluster=CARDS).present == present
 
 
-def test_the_labels_that_hold_model_and_pool_can_be_set() -> None:
+def test_the_labels_for_model_and_pool_can_be_set() -> None:
     keys = NodeLabels("example.com/card", "example.com/pool")
     cluster = Nodes.of({"a": {"example.com/card": "M40", MODEL: "P100"}}, keys)
     assert cluster.model_of("a") == "M40"
@@ -198,7 +200,7 @@ def test_a_node_without_a_model_has_none(name: str) -> None:
 @given(strategies.pods(), strategies.quotas(), strategies.clusters())
 @settings(max_examples=150)
 def test_a_model_with_a_node_for_the_pod_is_a_candidate(pod: Manifest, quota: NamespaceQuota, cluster: Nodes) -> None:
-    """By brute force over the nodes: nobody is refused a model that would have taken the pod."""
+    """By brute force over the nodes: a pod is never refused a model that has a node for it."""
     found = find_candidates(view(pod), read_request(view(pod)), quota, cluster)
     usable = {model for model in quota.limits if wanted(pod, model) and takers(pod, model, quota, cluster)}
     assert found.present == usable
@@ -209,10 +211,10 @@ def test_a_model_with_a_node_for_the_pod_is_a_candidate(pod: Manifest, quota: Na
 
 @given(strategies.pods(), strategies.quotas(), strategies.clusters(), st.data())
 @settings(max_examples=150)
-def test_a_node_to_come_is_a_candidate_too(
+def test_the_model_of_a_future_node_is_a_candidate_too(
     pod: Manifest, quota: NamespaceQuota, cluster: Nodes, data: st.DataObject
 ) -> None:
-    """Placement looks at known nodes only where the pod names them: any other model may yet get its node."""
+    """Placement uses known nodes only if the pod names them. Any other model may still get a suitable node."""
     labels = data.draw(strategies.label_sets())
     later = Nodes.of({**cluster.labels, "node-new": labels}, LABELS)
     found = find_candidates(view(pod), read_request(view(pod)), quota, cluster)
@@ -231,7 +233,7 @@ def takers(pod: Manifest, model: str, quota: NamespaceQuota, cluster: Nodes) -> 
 
 
 def wanted(pod: Mapping[str, Any], model: str) -> bool:
-    """Return whether the pod's annotations allow a model, for the schemes that its containers use."""
+    """Return whether the pod's annotations permit a model, for the schemes that its containers use."""
     resources = " ".join(name for one in pod["spec"]["containers"] for name in one["resources"]["limits"])
     annotations = pod["metadata"].get("annotations") or {}
 
@@ -271,7 +273,7 @@ ANNOTATIONS = {"quota.vcuda.io/model": "M40", WANTED: "M40"}
     a_node_name_holds_no_model=(vcuda_pod(nodeName="c"), None, None, False),
     annotations_hold_nothing=(vcuda_pod(annotations=ANNOTATIONS), None, None, False),
 )
-def test_a_stored_pod_is_held_by_its_spec_alone(
+def test_a_stored_pod_is_pinned_by_its_spec_alone(
     stored: Manifest, models: set[str] | None, pools: set[str] | None, within: bool
 ) -> None:
     pin = read_pin(view(stored), LABELS)
@@ -291,7 +293,7 @@ def test_without_pools_in_the_quota_only_the_model_counts(pin: Pin, within: bool
 
 
 def at_length(n: int, *lines: Manifest) -> Manifest:
-    """Return a pod with one term, which also has n different requirements on one key."""
+    """Return a pod with one term, which also has n different requirements for one key."""
     above = [requirement("example.com/rank", "Gt", str(number)) for number in range(n)]
     return vcuda_pod(affinity=required(term(*above, *lines)))
 
@@ -322,12 +324,12 @@ def by_terms(n: int, key: str, operator: str, *values: str) -> Manifest:
     terms_for_the_pool=lambda n: by_terms(n, POOL, "NotIn", "public"),
     terms_with_lists=lambda n: by_terms(n, "zone", "In", *map(str, range(n // 10))),
 )
-def test_it_takes_steps_in_proportion_to_the_pods_size_and_no_more_for_more_nodes(
+def test_placement_takes_linear_time_in_the_pods_size_and_not_more_for_more_nodes(
     pod_of: Callable[[int], Manifest],
 ) -> None:
-    """Tenants write these terms. N bounds on one key once cost N³ steps for each model, and stopped admission.
+    """Tenants write these terms. N bounds for one key once took N³ steps for each model, and stopped admission.
 
-    Stored pods are tested too: a tenant can add terms to a gated pod, and the leader reads all stored pods.
+    This includes stored pods: a tenant can add terms to a gated pod, and the leader reads all stored pods.
     """
     small, large = msgspec.json.encode(pod_of(200)), msgspec.json.encode(pod_of(800))
     growth = len(large) / len(small)
@@ -341,9 +343,9 @@ def nodes_of(count: int) -> Nodes:
 
 
 def steps(pod: bytes, cluster: Nodes) -> int:
-    """Return how many calls it takes to find candidates and pin: by time, a test would fail for other reasons too."""
+    """Return the number of calls to find candidates and pin. A test of the time would also fail for other reasons."""
     read, quota = msgspec.json.decode(pod, type=Pod), quota_of(*ALL, pools=("lab", "spare"))
-    find_candidates(read, PodRequest(Charge(), ()), quota, cluster)  # what is kept of the nodes is made once
+    find_candidates(read, PodRequest(Charge(), ()), quota, cluster)  # caches of the nodes are filled once
     counted = itertools.count()
     sys.setprofile(lambda *_: next(counted) and None)
     try:

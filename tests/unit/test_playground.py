@@ -1,4 +1,4 @@
-"""The playground's plans: what it prints, which programs it misses, and how its teams change."""
+"""The playground's plans: the printed texts, the missing programs, and the changes of its teams."""
 
 import itertools
 from collections import Counter
@@ -113,14 +113,14 @@ def test_no_two_jobs_have_one_name() -> None:
     assert len(jobs) == len({*jobs})
 
 
-def test_a_job_ends_and_is_deleted_also_if_no_pod_of_it_is_admitted() -> None:
+def test_a_job_ends_and_is_deleted_even_if_none_of_its_pods_is_admitted() -> None:
     spec = job_manifest(RunJob("team-lab", "sweep-1", {}, 2, 30))["spec"]
     assert spec["activeDeadlineSeconds"] > 40
     assert spec["ttlSecondsAfterFinished"] > 0
     assert {*spec["template"]["metadata"]["annotations"].values()} == {"30s"}
 
 
-def test_the_quotas_fit_the_cards_also_after_the_edit_that_is_proposed() -> None:
+def test_the_quotas_fit_the_cards_even_after_the_proposed_edit() -> None:
     limits = Counter[str]()
     for team in ALL:
         limits.update(team.quota)
@@ -142,7 +142,7 @@ def test_the_quota_is_valid_and_the_malformed_one_is_not() -> None:
         parse_quota(malformed_quota()["data"]["gpu_quota"])
 
 
-def test_the_api_server_is_led_to_the_webhook_of_this_machine() -> None:
+def test_the_api_server_calls_the_webhook_of_this_machine() -> None:
     service = {"kind": "Service", "metadata": {"name": "vcuda-webhook"}, "spec": {"selector": {}}}
     declared = "- clientConfig:\n    service: {name: vcuda-webhook, path: /mutate, port: 443}\n"
     registration = {

@@ -1,4 +1,4 @@
-"""`kubectl gpuquota`: what people see of their quota, and what would become of a pod."""
+"""`kubectl gpuquota`: the usage of quotas as users see it."""
 
 import json
 from pathlib import Path
@@ -19,15 +19,15 @@ MEMORY = {"memory_limit": 1000, "memory_used": 250}
 
 
 def test_the_bar_is_full_only_if_nothing_is_left() -> None:
-    """It is empty only where nothing is used, and full only where nothing is left."""
+    """It is empty only if nothing is used, and full only if nothing is left."""
     amounts = [(0, 8, 0), (4, 8, 10), (8, 8, 20), (9, 8, 20), (2.5, 2.5, 20), (0, 0, 0), (1, 0, 20)]
     nearly = [(0.1, 8, 1), (0.01, 1000, 1), (7.9, 8, 19), (7.99, 8, 19)]
     for used, limit, filled in [*amounts, *nearly]:
         assert bar(used, limit) == f"[{'#' * filled}{'-' * (20 - filled)}]", (used, limit)
 
 
-def test_the_bar_shows_what_is_reserved_behind_what_is_used() -> None:
-    """However little that is; where the rest is full, it is full by that."""
+def test_the_bar_shows_reserved_after_used_cards() -> None:
+    """Even a small reservation shows. It fills the rest of the bar if nothing else is free."""
     for used, limit, reserved, shown in [
         (4, 8, 2, "##########+++++-----"),
         (4, 8, 0.01, "##########+---------"),
@@ -39,7 +39,7 @@ def test_the_bar_shows_what_is_reserved_behind_what_is_used() -> None:
         assert bar(used, limit, reserved) == f"[{shown}]", (used, limit, reserved)
 
 
-def test_a_namespace_as_a_table(cluster: Cluster) -> None:
+def test_a_namespace_is_shown_as_a_table(cluster: Cluster) -> None:
     cluster.publish("team-a", {**M40, "terminating": 2.5}, {**P100, **MEMORY})
     assert run("-n", "team-a").stdout.splitlines() == [
         "NAMESPACE  MODEL  USED  FREE  LIMIT                          PENDING              MEMORY MiB",
@@ -48,8 +48,8 @@ def test_a_namespace_as_a_table(cluster: Cluster) -> None:
     ]
 
 
-def test_what_is_reserved_has_a_column_of_its_own_for_as_long_as_there_is_some(cluster: Cluster) -> None:
-    """It is not in what is used, and is not free either."""
+def test_reserved_cards_have_a_column_only_while_there_are_some(cluster: Cluster) -> None:
+    """It is neither used nor free."""
     cluster.publish("team-a", {**M40, "used": 5, "available": 1, "reserved": 2.0}, P100)
     cluster.publish("team-b", {**M40, **MEMORY, "reserved": 1.0, "memory_reserved": 100})
     assert run("-A").stdout.splitlines() == [
@@ -73,7 +73,7 @@ def test_a_part_of_a_limit_that_ends_is_shown_with_its_end(cluster: Cluster) -> 
     assert other.endswith("  0")
 
 
-def test_what_keeps_a_quota_from_admitting_or_refusing_stands_beside_the_namespace(cluster: Cluster) -> None:
+def test_a_reason_why_a_quota_is_not_effective_is_shown_with_the_namespace(cluster: Cluster) -> None:
     for name, fields in (("a", {}), ("b", {"taking_effect": True}), ("c", {"ledger_lost": True, "mode": "warn"})):
         namespace = f"team-{name}"
         use = {"namespace": namespace, "mode": "enforce", "models": [M40], **fields}
@@ -82,7 +82,7 @@ def test_what_keeps_a_quota_from_admitting_or_refusing_stands_beside_the_namespa
     assert shown == ["team-a", "team-b (taking effect)", "team-c (warn, ledger lost)", "total"]
 
 
-def test_wide_says_who_holds_the_cards_and_whether_that_is_a_pod_or_a_claim(cluster: Cluster) -> None:
+def test_wide_lists_the_pods_and_claims_that_use_the_cards(cluster: Cluster) -> None:
     pods = [
         {"name": "gpu", "cores": 200, "memory": 0, "claim": True},
         {"name": "train", "cores": 50, "memory": 2048},
@@ -101,7 +101,7 @@ def test_wide_says_who_holds_the_cards_and_whether_that_is_a_pod_or_a_claim(clus
     assert [(each["name"], each["claim"]) for each in told] == [("gpu", True), ("train", False)]
 
 
-def test_what_keeps_a_quota_from_being_used_is_warned_of_once(cluster: Cluster) -> None:
+def test_a_reason_why_a_quota_cannot_be_used_is_shown_once(cluster: Cluster) -> None:
     warning = "no node has a GPU model, so pods that request GPUs stay pending"
     for namespace in ("team-a", "team-b"):
         use = {"namespace": namespace, "mode": "enforce", "models": [M40], "warnings": [warning]}
@@ -143,7 +143,7 @@ def test_watch_shows_the_figures_again_when_they_change(cluster: Cluster, monkey
     assert [each.splitlines()[1].split()[2] for each in (first, second)] == ["6.5", "7.5"]
 
 
-def test_every_namespace_and_a_mode_that_does_not_enforce_beside_it(cluster: Cluster) -> None:
+def test_every_namespace_is_listed_with_its_mode_if_it_does_not_enforce(cluster: Cluster) -> None:
     cluster.publish("team-a", M40)
     cluster.publish("team-b", P100, mode="warn")
     cluster.publish("team-c", mode="audit")
@@ -163,7 +163,7 @@ def test_every_namespace_and_a_mode_that_does_not_enforce_beside_it(cluster: Clu
 
 @pytest.mark.parametrize(("output", "read"), [("json", json.loads), ("yaml", yaml.safe_load)])
 def test_data_have_every_field_even_at_its_default(cluster: Cluster, output: str, read: Any) -> None:
-    """A list, of one namespace too; every field is there, whether it has its default or not."""
+    """The data are a list even for one namespace, and each field is present even with its default."""
     cluster.publish("team-a", M40)
     absent: dict[str, Any] = {
         "memory_limit": None,
@@ -184,11 +184,11 @@ def test_data_have_every_field_even_at_its_default(cluster: Cluster, output: str
     ("name", "labels"),
     [
         pytest.param("mine", USAGE_LABELS, id="another name"),
-        pytest.param("gpu-quota-usage", {"quota.vcuda.io/usage": "true"}, id="what the controller would not withdraw"),
+        pytest.param("gpu-quota-usage", {"quota.vcuda.io/usage": "true"}, id="without a label of the controller"),
     ],
 )
 def test_only_the_controllers_own_report_is_shown(cluster: Cluster, name: str, labels: dict[str, str]) -> None:
-    """A policy keeps others from writing it; this is any that the policy does not keep them from."""
+    """A policy prevents others from writing the report. This covers cases in which the policy is missing."""
     cluster.publish("team-a", M40)
     forged = {"namespace": "team-b", "mode": "enforce", "models": [M40]}
     metadata = {"name": name, "namespace": "team-b", "labels": labels}
@@ -207,8 +207,8 @@ def test_a_report_of_another_namespace_is_not_shown(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("output", ["table", "json", "yaml", "wide"])
-def test_what_terminals_obey_is_escaped(cluster: Cluster, manifest: Path, output: str) -> None:
-    """Colours, line breaks, a cursor that moves up, text from right to left."""
+def test_terminal_codes_are_escaped(cluster: Cluster, manifest: Path, output: str) -> None:
+    """The texts have colours, line breaks, cursor movements, and right-to-left marks."""
     hostile = "M40\x1b[31m\r\n\x9b2A\u202etxt\x7f"
     cluster.publish("team-a", {**M40, "model": hostile}, mode="\x1b[8m")
     cluster.publish("team-b", text='{"namespace": "\\u001b[2J", "mode": "enforce", "models": []}')
@@ -223,7 +223,7 @@ def test_what_terminals_obey_is_escaped(cluster: Cluster, manifest: Path, output
     assert len(run("-n", "team-a").stdout.splitlines()) == 2
 
 
-def test_a_namespace_without_a_report(cluster: Cluster) -> None:
+def test_a_namespace_without_a_report_is_reported(cluster: Cluster) -> None:
     cluster.publish("team-b", M40)
     result = run("-n", "team-a")
     message = "Error: namespace team-a has no GPU quota, or its usage has not been published yet\n"
@@ -231,8 +231,8 @@ def test_a_namespace_without_a_report(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("text", [" ", "{}", "no JSON", '{"namespace": 5}'])
-def test_a_report_that_somebody_spoilt(cluster: Cluster, text: str) -> None:
-    """Its own people get an error, and everybody else's table lacks that one."""
+def test_a_damaged_report_affects_only_its_namespace(cluster: Cluster, text: str) -> None:
+    """Users of the namespace get an error. The table of all namespaces omits it."""
     cluster.publish("team-a", text=text)
     cluster.publish("team-b", M40)
     one, every = run("-n", "team-a"), run("-A")
@@ -243,7 +243,7 @@ def test_a_report_that_somebody_spoilt(cluster: Cluster, text: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["-n", "team-a"], ["-A"]])
-def test_a_cluster_that_does_not_answer(cluster: Cluster, arguments: list[str]) -> None:
+def test_a_cluster_that_does_not_answer_is_an_error(cluster: Cluster, arguments: list[str]) -> None:
     cluster.deliver = lost_request
     result = run(*arguments)
     assert (result.exit_code, result.stdout, result.stderr) == (1, "", "Error: timed out\n")
@@ -279,8 +279,8 @@ PARTS_OF_PATHS = ["team-a/../team-b", "..", "TEAM", "-", "*", "team a", "a" * 64
         ("of the context", "TEAM"),
     ],
 )
-def test_a_name_that_no_namespace_can_have(cluster: Cluster, manifest: Path, given: str, name: Any) -> None:
-    """It would stand in a path, and lead to another namespace than the one it names."""
+def test_an_invalid_namespace_name_is_bad_input(cluster: Cluster, manifest: Path, given: str, name: Any) -> None:
+    """It would be part of a path, and lead to another namespace."""
     cluster.publish("team-b", M40)
     in_manifest = given == "of the manifest"
     manifest.write_text(yaml.safe_dump(vcuda_pod(metadata={"namespace": name} if in_manifest else {})))

@@ -1,4 +1,4 @@
-"""`kubectl gpuquota explain`: what would become of the pods of a manifest."""
+"""`kubectl gpuquota explain`: the decisions for the pods of a manifest."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from vcuda.errors import ApiError, Unavailable, VcudaError
 from vcuda.placement.choice import Choice
 
 
-def test_a_pod_that_would_be_admitted(cluster: Cluster, manifest: Path) -> None:
+def test_a_pod_that_would_be_admitted_is_shown_with_its_model(cluster: Cluster, manifest: Path) -> None:
     result = explain(manifest, vcuda_pod(), output="table")
     heading = "OBJECT       NAMESPACE  DECISION  MODEL  REASON\n"
     table = f"{heading}Pod/train-0  team-a     admitted  M40    would be pinned to M40\n"
@@ -37,9 +37,9 @@ PINNED = "would be pinned to M40"
         ({"warnings": (Choice("M40", ROOM).forecast,)}, (0, "admitted", "M40", f"{PINNED}: {ROOM}", [])),
         ({"warnings": (NEARLY,)}, (0, "admitted", "M40", PINNED, [NEARLY])),
     ],
-    ids=["held by no quota", "refused", "the reason of the choice", "another warning is in the data"],
+    ids=["no quota applies", "refused", "the reason of the choice", "another warning is in the data"],
 )
-def test_what_the_cluster_answers_is_in_the_data(
+def test_the_answer_of_the_cluster_is_in_the_data(
     cluster: Cluster, manifest: Path, answer: dict[str, Any], verdict: tuple[object, ...]
 ) -> None:
     for name, value in answer.items():
@@ -51,7 +51,7 @@ def test_what_the_cluster_answers_is_in_the_data(
 
 
 @pytest.mark.parametrize("refusal", [Unavailable("timed out"), ApiError(401, "Unauthorized")])
-def test_a_cluster_that_decides_nothing_is_an_error_and_no_refusal(
+def test_a_cluster_without_the_webhook_is_an_error_and_no_rejection(
     cluster: Cluster, manifest: Path, refusal: VcudaError
 ) -> None:
     cluster.refusal = refusal
@@ -59,7 +59,7 @@ def test_a_cluster_that_decides_nothing_is_an_error_and_no_refusal(
     assert (result.exit_code, result.stdout, result.stderr) == (1, "", f"Error: {refusal}\n")
 
 
-def test_what_the_cluster_warns_of_is_printed_beside_the_table(cluster: Cluster, manifest: Path) -> None:
+def test_warnings_of_the_cluster_are_printed_with_the_table(cluster: Cluster, manifest: Path) -> None:
     cluster.warnings = (NEARLY, "another webhook's")
     result = explain(manifest, vcuda_pod(), output="table")
     assert (result.exit_code, len(result.stdout.splitlines())) == (0, 2)
@@ -77,14 +77,14 @@ def test_what_the_cluster_warns_of_is_printed_beside_the_table(cluster: Cluster,
 def test_namespace_and_output_are_taken_before_and_after_the_command(
     cluster: Cluster, manifest: Path, before: list[str], after: list[str], namespace: str
 ) -> None:
-    """Where they stand on both sides, those after it count."""
+    """If a flag is given on both sides, the one after the command is used."""
     manifest.write_text(yaml.safe_dump(vcuda_pod()))
     (verdict,) = json.loads(run(*before, "explain", "-f", str(manifest), *after).stdout)
     assert verdict["namespace"] == namespace
     assert [path for path, _, _ in cluster.asked] == [f"/api/v1/namespaces/{namespace}/pods"]
 
 
-def test_one_pod_of_every_workload_is_asked_about(cluster: Cluster, manifest: Path) -> None:
+def test_one_pod_of_every_workload_is_sent(cluster: Cluster, manifest: Path) -> None:
     template = {"metadata": {"labels": {"app": "train"}}, "spec": {"containers": [container()]}}
     deployment = {"kind": "Deployment", "metadata": {"name": "d", "namespace": "team-b"}}
     result = explain(manifest, {**deployment, "spec": {"replicas": 5, "template": template}}, vcuda_pod())
@@ -94,7 +94,7 @@ def test_one_pod_of_every_workload_is_asked_about(cluster: Cluster, manifest: Pa
 
 
 @pytest.mark.usefixtures("cluster")
-def test_an_annotation_that_names_models_is_warned_of_if_it_is_not_in_the_pod_template(manifest: Path) -> None:
+def test_an_annotation_with_models_outside_the_pod_template_gives_a_warning(manifest: Path) -> None:
     annotated = {"name": "web", "annotations": {"quota.vcuda.io/models": "P100"}}
     made = {"kind": "Deployment", "metadata": annotated, "spec": {"template": {"spec": vcuda_pod()["spec"]}}}
     (verdict,) = json.loads(explain(manifest, made).stdout)
@@ -102,7 +102,7 @@ def test_an_annotation_that_names_models_is_warned_of_if_it_is_not_in_the_pod_te
 
 
 @pytest.mark.parametrize("text", ["{", "kind: Pod\nspec: 5", "kind: Pod", "\x81"])
-def test_where_one_of_several_manifests_is_bad_nothing_is_asked(cluster: Cluster, tmp_path: Path, text: str) -> None:
+def test_if_one_of_several_manifests_is_malformed_nothing_is_sent(cluster: Cluster, tmp_path: Path, text: str) -> None:
     good, bad = tmp_path / "good", tmp_path / "bad"
     good.write_text(yaml.safe_dump(vcuda_pod()))
     bad.write_bytes(text.encode("latin-1"))
@@ -111,12 +111,12 @@ def test_where_one_of_several_manifests_is_bad_nothing_is_asked(cluster: Cluster
     assert result.stderr.startswith("Error: ")
 
 
-def test_a_manifest_without_pods_asks_the_cluster_nothing(cluster: Cluster, manifest: Path) -> None:
+def test_nothing_is_sent_for_a_manifest_without_pods(cluster: Cluster, manifest: Path) -> None:
     result = explain(manifest, {"apiVersion": "v1", "kind": "Service"})
     assert (result.exit_code, result.stdout, result.stderr, cluster.asked) == (0, "[]\n", "no pods found\n", [])
 
 
-def test_one_pod_of_each_template_of_a_custom_object_is_asked_about(cluster: Cluster, manifest: Path) -> None:
+def test_one_pod_of_each_template_of_a_custom_object_is_sent(cluster: Cluster, manifest: Path) -> None:
     replicas = {name: {"replicas": 8, "template": {"spec": vcuda_pod()["spec"]}} for name in ("Master", "Worker")}
     metadata = {"name": "train"}
     result = explain(manifest, {"kind": "PyTorchJob", "metadata": metadata, "spec": {"pytorchReplicaSpecs": replicas}})
@@ -125,12 +125,12 @@ def test_one_pod_of_each_template_of_a_custom_object_is_asked_about(cluster: Clu
     assert cluster.asked
 
 
-def test_a_custom_object_without_a_pod_template_is_not_asked_about(cluster: Cluster, manifest: Path) -> None:
+def test_nothing_is_sent_for_a_custom_object_without_a_pod_template(cluster: Cluster, manifest: Path) -> None:
     (verdict,) = json.loads(explain(manifest, {"kind": "Trainer", "metadata": {"name": "a"}}).stdout)
     assert (verdict["decision"], cluster.asked) == ("not asked", [])
 
 
-def test_every_manifest_is_asked_about_in_order_standard_input_too(cluster: Cluster, tmp_path: Path) -> None:
+def test_every_manifest_is_sent_in_order_including_standard_input(cluster: Cluster, tmp_path: Path) -> None:
     for name in ("b", "a"):
         (tmp_path / name).write_text(yaml.safe_dump(vcuda_pod(metadata={"name": name})))
     files = ["-f", str(tmp_path / "b"), "-f", "-", "-f", str(tmp_path / "a")]

@@ -1,4 +1,4 @@
-"""`kubectl gpuquota explain` on ResourceClaims and templates, and beside a webhook that makes claims of its own."""
+"""`kubectl gpuquota explain` for ResourceClaims and templates, and together with a webhook that creates claims."""
 
 import json
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def told(manifest: Path, *documents: Manifest) -> list[dict[str, Any]]:
     ),
     held_to_none=((), "", "no GPU quota applies"),
 )
-def test_a_claim_that_would_be_admitted(
+def test_a_claim_that_would_be_admitted_is_shown_with_its_model(
     warnings: tuple[str, ...], model: str, reason: str, cluster: Cluster, manifest: Path
 ) -> None:
     cluster.warnings = (*warnings, "another")
@@ -58,13 +58,13 @@ def test_a_claim_that_would_be_admitted(
     assert [(path, params) for path, params, _ in cluster.asked] == [(CLAIMS, {"dryRun": "All"})]
 
 
-def test_of_a_quota_that_warns_of_nothing_the_model_is_read_in_the_selector(cluster: Cluster, manifest: Path) -> None:
+def test_without_a_warning_the_model_is_read_from_the_selector(cluster: Cluster, manifest: Path) -> None:
     (row,) = told(manifest, claim(entry(NVIDIA, write_pin(ClaimPin(NVIDIA, ("m40",))))))
     assert (row["model"], row["reason"]) == ("m40", "would be pinned to m40")
     assert cluster.asked
 
 
-def test_claims_stand_in_the_table(cluster: Cluster, manifest: Path) -> None:
+def test_claims_are_in_the_table(cluster: Cluster, manifest: Path) -> None:
     cluster.refusal = ApiError(403, OVER)
     result = explain(manifest, claim(), output="table")
     heading = "OBJECT                   NAMESPACE  DECISION  MODEL  REASON\n"
@@ -72,7 +72,7 @@ def test_claims_stand_in_the_table(cluster: Cluster, manifest: Path) -> None:
     assert result.exit_code == 1
 
 
-def test_a_template_is_asked_about_as_a_template(cluster: Cluster, manifest: Path) -> None:
+def test_a_template_is_sent_as_a_template(cluster: Cluster, manifest: Path) -> None:
     cluster.warnings = ("its claim waits",)
     (row,) = told(manifest, NAMED)
     assert (row["object"], row["decision"], row["model"]) == ("ResourceClaimTemplate/one", "admitted", "")
@@ -84,7 +84,7 @@ def test_a_template_is_asked_about_as_a_template(cluster: Cluster, manifest: Pat
 
 
 @pytest.mark.parametrize("stored", [True, False], ids=["in the cluster", "in the manifest"])
-def test_behind_a_pod_its_claims_are_asked_about(cluster: Cluster, manifest: Path, *, stored: bool) -> None:
+def test_the_claims_of_a_pod_are_sent_after_it(cluster: Cluster, manifest: Path, *, stored: bool) -> None:
     cluster.pinned_to = None
     cluster.warnings = ("would be pinned to M40: most room",)
     if stored:
@@ -99,7 +99,7 @@ def test_behind_a_pod_its_claims_are_asked_about(cluster: Cluster, manifest: Pat
     assert (path, asked["spec"], asked["metadata"]["generateName"]) == (CLAIMS, spec(entry()), "train-0-gpu-")
 
 
-def test_a_template_that_cannot_be_read_is_told_and_is_no_yes(cluster: Cluster, manifest: Path) -> None:
+def test_an_unreadable_template_is_reported_and_no_admission(cluster: Cluster, manifest: Path) -> None:
     result = explain(manifest, CLAIMING)
     _, row = json.loads(result.stdout)
     assert (row["decision"], result.exit_code) == ("not asked", 1)
@@ -107,13 +107,13 @@ def test_a_template_that_cannot_be_read_is_told_and_is_no_yes(cluster: Cluster, 
     assert len(cluster.asked) == 1
 
 
-def test_the_claims_of_a_refused_pod_are_not_asked_about(cluster: Cluster, manifest: Path) -> None:
+def test_the_claims_of_a_rejected_pod_are_not_sent(cluster: Cluster, manifest: Path) -> None:
     cluster.refusal = ApiError(403, OVER)
     assert [row["decision"] for row in told(manifest, CLAIMING)] == ["refused"]
 
 
 @cases("served, reason", kubernetes_1_33=(False, NOT_SERVED), no_such_namespace=(True, "no namespace (HTTP 404)"))
-def test_where_no_claims_are_served_they_are_refused(
+def test_claims_are_rejected_if_the_api_server_does_not_serve_them(
     served: bool, reason: str, cluster: Cluster, manifest: Path
 ) -> None:
     if not served:
@@ -123,7 +123,7 @@ def test_where_no_claims_are_served_they_are_refused(
     assert (row["decision"], row["reason"]) == ("refused", reason)
 
 
-# HAMi-DRA: its webhook makes a claim of a pod in a dry run too (PEERS: it is left behind)
+# HAMi-DRA: its webhook creates a claim for a pod even in a dry run, and the claim remains
 
 HAMI_DRA = (
     'admission webhook "mutate.hami.io" denied the request: failed to create ResourceClaim team-a/team-a-'
@@ -138,7 +138,7 @@ HAMI_DRA = (
     another_fault_of_it=(Unavailable, 'admission webhook "mutate.hami.io" denied the request: annotation has no value'),
     with_another_status=(partial(ApiError, 403), HAMI_DRA),
 )
-def test_where_a_webhook_would_make_a_claim_no_dry_run_of_the_pod_is_sent(
+def test_no_dry_run_of_a_pod_is_sent_if_a_webhook_would_create_a_claim(
     failure: Callable[[str], VcudaError], sentence: str, cluster: Cluster, manifest: Path
 ) -> None:
     cluster.webhook = failure(f"POST /api/v1/namespaces/team-a/pods: {sentence} (HTTP 500)")
@@ -150,8 +150,8 @@ def test_where_a_webhook_would_make_a_claim_no_dry_run_of_the_pod_is_sent(
     assert [(probe["metadata"]["name"], params) for _, params, probe in cluster.probes] == [(PROBE, {"dryRun": "All"})]
 
 
-def test_what_refuses_the_probe_before_is_the_answer(cluster: Cluster, manifest: Path) -> None:
-    """It comes before HAMi-DRA's webhook, and would do the same to the pod; nothing more is sent."""
+def test_an_earlier_rejection_of_the_probe_is_the_answer(cluster: Cluster, manifest: Path) -> None:
+    """That webhook is called before HAMi-DRA's, and would reject the pod too. Nothing more is sent."""
     cluster.webhook = Forbidden(403, f'admission webhook "mutate.quota.vcuda.io" denied pods "{PROBE}": {OVER}')
     (row,) = told(manifest, vcuda_pod())
     assert row["decision"] == "refused"
@@ -159,8 +159,8 @@ def test_what_refuses_the_probe_before_is_the_answer(cluster: Cluster, manifest:
     assert cluster.asked == []
 
 
-def test_where_a_claim_s_name_would_be_cut_off_nothing_is_sent(cluster: Cluster, manifest: Path) -> None:
-    """HAMi-DRA would cut it before what makes it invalid."""
+def test_nothing_is_sent_if_the_name_of_the_claim_would_be_cut(cluster: Cluster, manifest: Path) -> None:
+    """HAMi-DRA would cut the part of the name that makes it invalid."""
     (row,) = told(manifest, vcuda_pod(metadata={"name": "a", "namespace": "n" * 51}))
     assert (row["decision"], row["reason"]) == ("not asked", TOO_LONG)
     assert (cluster.asked, cluster.probes) == ([], [])

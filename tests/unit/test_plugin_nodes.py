@@ -1,4 +1,4 @@
-"""`kubectl gpuquota nodes`: the models and cards of nodes, who says so, and which cards are free."""
+"""`kubectl gpuquota nodes`: the models and cards of nodes, the source of the model, and the free cards."""
 
 import json
 from collections.abc import Iterable
@@ -46,7 +46,7 @@ def rows() -> dict[str, dict[str, Any]]:
     return {each.pop("node"): each for each in told}
 
 
-def test_the_nodes_of_a_mixed_cluster_as_a_table(cluster: Cluster) -> None:
+def test_the_nodes_of_a_mixed_cluster_are_shown_as_a_table(cluster: Cluster) -> None:
     store_nodes(
         cluster,
         node(hami(A100, A100), features(A100_PRODUCT), labelled("A100"), name="h1"),
@@ -64,7 +64,7 @@ def test_the_nodes_of_a_mixed_cluster_as_a_table(cluster: Cluster) -> None:
     ]
 
 
-def test_rows_of_the_quota_name_the_models_and_what_one_device_is_worth(cluster: Cluster) -> None:
+def test_rows_of_the_quota_set_the_models_and_the_value_of_a_device(cluster: Cluster) -> None:
     write_quota(cluster, models=f"{{A100: [NVIDIA-A100-*GB], S: {{products: [{T4_PRODUCT}-SHARED], cards: 0.25}}}}")
     store_nodes(
         cluster,
@@ -132,7 +132,7 @@ def slice_manifest(made: Any) -> Manifest:
     return {"metadata": {"name": made.metadata.name}, "spec": spec}
 
 
-def test_what_is_in_doubt_and_a_model_that_no_node_has_are_warned_of(cluster: Cluster) -> None:
+def test_doubts_and_models_that_no_node_has_are_shown_as_warnings(cluster: Cluster) -> None:
     write_quota(cluster, f"team-a: {{quota: {{{T4_PRODUCT}: 1, A100: 1}}}}")
     store_nodes(cluster, node(hami(A100, T4), labelled(T4_PRODUCT), name="h1"))
     warnings = run("nodes").stderr.splitlines()
@@ -147,7 +147,7 @@ def test_what_is_in_doubt_and_a_model_that_no_node_has_are_warned_of(cluster: Cl
     assert (len(json.loads(told.stdout)[0]["doubts"]), told.stderr) == (1, "")
 
 
-def test_a_cluster_without_models_is_told(cluster: Cluster) -> None:
+def test_a_cluster_without_models_is_reported(cluster: Cluster) -> None:
     write_quota(cluster, "team-a: {quota: {A100: 1}}")
     assert "no node has a GPU model" in run("nodes").stderr
 
@@ -159,7 +159,7 @@ def test_a_malformed_quota_does_not_hide_the_nodes(cluster: Cluster) -> None:
     assert (told.exit_code, "h1" in told.stdout, "is malformed" in told.stderr) == (0, True, True)
 
 
-def test_another_label_may_hold_the_model(cluster: Cluster) -> None:
+def test_another_label_may_contain_the_model(cluster: Cluster) -> None:
     store_nodes(cluster, node(labels={"acme.com/gpu": "A100", MODEL: "T4"}, name="h1"))
     assert table("--model-label", "acme.com/gpu")[1][:2] == ["h1", "A100"]
 

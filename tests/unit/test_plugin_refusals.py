@@ -69,7 +69,7 @@ def test_nothing_rejected_is_an_empty_table() -> None:
     assert done.stderr == ""
 
 
-def test_a_cluster_that_does_not_answer_is_told(cluster: Cluster) -> None:
+def test_an_unreachable_cluster_is_reported(cluster: Cluster) -> None:
     cluster.deliver = lost_request
     done = run("-n", "team-a", "refusals")
     assert (done.exit_code, done.stderr) == (1, "Error: timed out\n")

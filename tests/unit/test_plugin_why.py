@@ -1,4 +1,4 @@
-"""`kubectl gpuquota why`: what was rejected, what would be decided now, and what has to end first."""
+"""`kubectl gpuquota why`: the last rejection, the present decision, and the pods that must end first."""
 
 import json
 from typing import Any
@@ -43,7 +43,7 @@ CARDS = shortage("H100", Charge(200, 0), Charge(700, 0), Limit(800, None))
 OVER = exceeded("team-a", CARDS)
 
 
-def test_a_rejected_deployment_is_told_by_its_replicasets_the_decision_now_and_the_pods_that_hold_cards(
+def test_a_rejected_deployment_shows_the_present_decision_and_the_pods_that_use_cards(
     cluster: Cluster,
 ) -> None:
     deployment(cluster)
@@ -98,10 +98,10 @@ def test_a_rejected_deployment_is_told_by_its_replicasets_the_decision_now_and_t
         "L40S: no end of a pod helps, because the request is larger than the limit",
     ),
 )
-def test_what_is_missing_is_read_from_every_sentence_of_a_refusal(
+def test_the_missing_amount_is_read_from_every_sentence_of_a_rejection(
     cluster: Cluster, short: Shortage, needed: float | None, of_memory: bool, sentence: str
 ) -> None:
-    """The refusal is made by the product itself, with a sentence of another model before it."""
+    """The product itself writes the rejection, after a sentence about another model."""
     deployment(cluster)
     cluster.refusal = ApiError(
         403, exceeded("team-a", shortage("M40", Charge(900, 0), Charge(), Limit(1, None)), short)
@@ -124,7 +124,7 @@ def pod(cluster: Cluster, **status: object) -> None:
     cluster.store(f"/api/v1{TEAM}/pods/train-0", {"kind": "Pod", "metadata": metadata, "spec": {}, "status": status})
 
 
-def test_a_stored_pod_was_admitted_and_its_state_says_what_it_waits_for(cluster: Cluster) -> None:
+def test_the_state_of_a_stored_pod_shows_what_it_waits_for(cluster: Cluster) -> None:
     condition = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available: 3 Insufficient gpu."}
     pod(cluster, phase="Pending", conditions=[condition])
     status, found = why("pod/train-0")
@@ -134,7 +134,7 @@ def test_a_stored_pod_was_admitted_and_its_state_says_what_it_waits_for(cluster:
     assert cluster.asked == []
 
 
-def test_the_event_of_a_pods_claim_is_told_for_the_pod_and_for_its_workload(cluster: Cluster) -> None:
+def test_the_event_of_a_pods_claim_is_shown_for_the_pod_and_its_workload(cluster: Cluster) -> None:
     pod(cluster, phase="Pending")
     refused = event(1, DENIED + OVER, name="train-0", reason="FailedResourceClaimCreation")
     refused["involvedObject"]["kind"] = "Pod"
@@ -153,7 +153,7 @@ def test_a_pod_that_was_rejected_is_not_stored() -> None:
 
 @pytest.mark.parametrize("named", ["train", "service/train", "pod/", "/train", ""])
 @pytest.mark.usefixtures("cluster")
-def test_what_names_no_workload_is_bad_input(named: str) -> None:
+def test_an_argument_that_names_no_workload_is_bad_input(named: str) -> None:
     done = run("-n", "team-a", "why", named)
     assert (done.exit_code, "is not KIND/NAME" in done.stderr) == (2, True)
 

@@ -1,4 +1,4 @@
-"""What a pod is charged, for every way to ask and every shape of pod, and every way to ask that is refused."""
+"""The charge of a pod for every kind of request and every kind of container, and all malformed requests."""
 
 from typing import Any
 
@@ -14,14 +14,14 @@ CORES, MEMORY = GPU_MANAGER.cores, GPU_MANAGER.memory
 
 
 def charge_of(manifest: Manifest) -> Charge:
-    """Return the charge of a pod that has nothing wrong with it."""
+    """Return the charge of a pod without faults."""
     request = read_request(view(manifest))
     assert request.faults == ()
     return request.charge
 
 
 def gpu_manager(cores: int, blocks: int = 0) -> dict[str, int]:
-    """Ask gpu-manager for cores and for blocks of 256 MiB."""
+    """Return a request to gpu-manager for cores and for blocks of 256 MiB."""
     return {CORES: cores, **({MEMORY: blocks} if blocks else {})}
 
 
@@ -40,7 +40,7 @@ def gpu_manager(cores: int, blocks: int = 0) -> dict[str, int]:
     MiB=({"nvidia.com/vcuda-core": 20, "nvidia.com/vcuda-memory": 1000}, Charge(20, 1000)),
     exclusive_cards_of_the_nvidia_fork=({"nvidia.com/vcuda-core": 300}, Charge(300, 0, 300)),
 )
-def test_cores_and_memory_of_the_pod(limits: dict[str, Any], charge: Charge) -> None:
+def test_cores_and_memory_of_the_pod_are_charged(limits: dict[str, Any], charge: Charge) -> None:
     assert charge_of(vcuda_pod(limits)) == charge
 
 
@@ -62,7 +62,7 @@ def test_cores_and_memory_of_the_pod(limits: dict[str, Any], charge: Charge) -> 
     all_cores_are_exclusive_cards=({"count": 2, "cores": 100}, Charge(200, 0, 200)),
     exclusive_so_all_its_memory=({"count": 2, "cores": 100, "memory": 9}, Charge(200, 0, 200)),
 )
-def test_cores_and_memory_of_each_vgpu(
+def test_cores_and_memory_of_each_vgpu_are_charged(
     cores: str, memory: str, count: str, asked: dict[str, int], charge: Charge
 ) -> None:
     names = {"count": count, "cores": cores, "memory": memory}
@@ -79,7 +79,7 @@ def test_cores_and_memory_of_each_vgpu(
     none_said_is_all=({"gpu": 1, "gpumem": 0, "gpumem-percentage": 0}, Charge(100, 0, 100)),
 )
 def test_memory_in_percent_is_that_share_of_a_card(asked: dict[str, int], charge: Charge) -> None:
-    """HAMi's percentage counts as that share of a card's memory, whatever a card has."""
+    """HAMi's percentage is charged as that share of a card's memory, for cards of any size."""
     assert charge_of(vcuda_pod({f"nvidia.com/{name}": amount for name, amount in asked.items()})) == charge
 
 
@@ -93,7 +93,7 @@ def test_limits_are_charged_and_requests_only_without_them(resources: dict[str, 
     assert charge_of(pod(container(resources=resources))) == charge
 
 
-# Many containers: max(containers and sidecars, largest init container beside the sidecars before it), as KEP-753 counts
+# Many containers: max(containers and sidecars, largest init container with the sidecars before it), as KEP-753 counts
 
 
 def asking(cores: int, blocks: int = 0, **fields: Any) -> Manifest:
@@ -141,7 +141,7 @@ EACH = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name
 
 
 @EACH
-def test_every_resource_of_a_scheme_is_seen_wherever_it_stands(scheme: Scheme) -> None:
+def test_every_resource_of_a_scheme_is_found_in_any_field(scheme: Scheme) -> None:
     for resource in scheme.resources:
         asking = container({"cpu": 1, resource: 1})
         assert asks_for_vcuda(view(pod(container(), asking)))
@@ -162,7 +162,7 @@ def test_every_resource_of_a_scheme_is_seen_wherever_it_stands(scheme: Scheme) -
     an_annotations_name=pod(container({"tencent.com/vcuda-core-limit": 1})),
     a_resources_name_as_an_annotation=pod(container(), annotations={CORES: "100"}),
 )
-def test_a_pod_that_asks_for_no_vcuda(manifest: Manifest) -> None:
+def test_a_pod_without_a_vcuda_request_is_charged_nothing(manifest: Manifest) -> None:
     assert not asks_for_vcuda(view(manifest))
     request = read_request(view(manifest))
     assert (request.charge, request.schemes, request.faults) == (Charge(), (), ())
@@ -181,7 +181,7 @@ def test_zero_of_everything_is_no_request(scheme: Scheme, zero: str | int) -> No
 @EACH
 @pytest.mark.parametrize("amount", [1, "1", "-1", "0.5", "two", "1m", ""])
 def test_anything_but_zero_is_a_request(scheme: Scheme, amount: str | int) -> None:
-    """A request that cannot be read is still one: it must not slip through as none."""
+    """A request that cannot be parsed is still a request, and must not pass as none."""
     for resource in scheme.resources:
         zeros = dict.fromkeys(scheme.resources, "0")
         assert asks_for_vcuda(view(vcuda_pod({**zeros, resource: amount})))
@@ -214,8 +214,8 @@ def refusals(manifest: Manifest) -> list[str]:
     empty=("", "'' is no quantity"),
     absurd=("1e30", "1e30 is larger than any cluster"),
 )
-def test_an_amount_that_is_no_whole_number(resource: str, amount: str, why: str) -> None:
-    """It is the only fault named: what else seems wrong may follow from it."""
+def test_an_amount_that_is_no_whole_number_is_rejected(resource: str, amount: str, why: str) -> None:
+    """It is the only reported fault, because other faults may follow from it."""
     assert refusals(vcuda_pod({resource: amount})) == [f"{LIMITS}[{resource}]: {why}; write a whole number from 0 up"]
 
 
@@ -228,39 +228,45 @@ WRONG_CORE_LIMITS = [
     *(("50", cores, f"{WITHIN}: 60 to 100") for cores in ((10, 60), (60, 10))),
     *((text, (200,), LEAVE_OUT) for text in ("100", "200", "x")),
 ]
-"""Texts, the cores of each container of their pod, and what is said: it is held against whichever asks for most."""
+"""Texts of the annotation, the cores of each container of the pod, and the message. The limit applies to the container
+that requests most.
+"""
 
 
 @pytest.mark.parametrize("scheme", [GPU_MANAGER, NVIDIA_VCUDA], ids=lambda scheme: scheme.name)
 class TestCoresOfTheContainer:
-    """gpu-manager and its nvidia.com fork: cores and memory are the container's own."""
+    """gpu-manager and its nvidia.com fork: cores and memory are those of the container."""
 
     @pytest.mark.parametrize("memory", [0, 4])
     @pytest.mark.parametrize(
         ("cores", "instead"), [(101, "100 or 200"), (150, "100 or 200"), (199, "100 or 200"), (250, "200 or 300")]
     )
-    def test_more_than_a_card_but_not_whole_cards(self, scheme: Scheme, memory: int, cores: int, instead: str) -> None:
+    def test_more_than_a_card_but_not_whole_cards_is_rejected(
+        self, scheme: Scheme, memory: int, cores: int, instead: str
+    ) -> None:
         sentence = f"{LIMITS}[{scheme.cores}]: {cores} is more than one card but not whole cards; write {instead}"
         assert refusals(vcuda_pod({scheme.cores: cores, scheme.memory: memory})) == [sentence]
 
     @pytest.mark.parametrize("cores", [1, 50, 99])
-    def test_a_share_without_memory(self, scheme: Scheme, cores: int) -> None:
+    def test_a_share_without_memory_is_rejected(self, scheme: Scheme, cores: int) -> None:
         unit = {GPU_MANAGER: "blocks of 256 MiB", NVIDIA_VCUDA: "MiB"}[scheme]
         sentence = f"{LIMITS}[{scheme.cores}]: a share of a card needs memory; add {scheme.memory} in {unit}"
         assert refusals(vcuda_pod({scheme.cores: cores})) == [sentence]
         assert refusals(vcuda_pod({scheme.cores: cores, scheme.memory: 0})) == [sentence]
 
-    def test_memory_without_cores(self, scheme: Scheme) -> None:
+    def test_memory_without_cores_is_rejected(self, scheme: Scheme) -> None:
         sentence = f"{LIMITS}[{scheme.memory}]: memory without cores; add {scheme.cores}"
         assert refusals(vcuda_pod({scheme.memory: 4})) == [sentence]
         assert refusals(vcuda_pod({scheme.memory: 4, scheme.cores: 0})) == [sentence]
 
     @pytest.mark.parametrize(("cores", "text"), [(30, "30"), (30, "31"), (30, "100"), (30, "030"), (100, "100")])
-    def test_core_limit(self, scheme: Scheme, cores: int, text: str) -> None:
+    def test_a_valid_core_limit_is_accepted(self, scheme: Scheme, cores: int, text: str) -> None:
         assert core_limit_refusals(scheme, text, cores) == []
 
     @pytest.mark.parametrize(("text", "cores", "advice"), WRONG_CORE_LIMITS)
-    def test_wrong_core_limit(self, scheme: Scheme, text: str, cores: tuple[int, ...], advice: str) -> None:
+    def test_a_wrong_core_limit_is_rejected(
+        self, scheme: Scheme, text: str, cores: tuple[int, ...], advice: str
+    ) -> None:
         sentence = f"metadata.annotations[{scheme.core_limit}]: {text!r} is not allowed; {advice}"
         assert core_limit_refusals(scheme, text, *cores) == [sentence]
 
@@ -280,25 +286,29 @@ def test_a_core_limit_of_another_scheme_is_not_read() -> None:
 @pytest.mark.parametrize("scheme", [HAMI, VGPU_MANAGER], ids=lambda scheme: scheme.name)
 @pytest.mark.parametrize("count", [0, 1, 2])
 class TestCoresOfEachVgpu:
-    """HAMi and vgpu-manager: a count, and what each of them has of its card."""
+    """HAMi and vgpu-manager: a count, and the share of each vGPU."""
 
     @pytest.mark.parametrize("memory", [0, 100])
     @pytest.mark.parametrize("cores", [101, 150, 200, 300])
-    def test_more_than_its_card(self, scheme: Scheme, count: int, cores: int, memory: int) -> None:
-        """Whole cards are asked for by the count, so 200 is as wrong here as 150."""
+    def test_more_than_the_card_of_a_vgpu_is_rejected(
+        self, scheme: Scheme, count: int, cores: int, memory: int
+    ) -> None:
+        """Whole cards are requested by the count, so 200 is as wrong here as 150."""
         sentence = f"{LIMITS}[{scheme.cores}]: {cores} is more than one card; write at most 100, the share of each vGPU"
         limits = {str(scheme.count): count, scheme.cores: cores, scheme.memory: memory}
         assert refusals(vcuda_pod(limits)) == [sentence]
 
     @pytest.mark.parametrize("cores", [1, 50, 99])
-    def test_a_share_without_memory_has_all_of_its_card_s(self, scheme: Scheme, count: int, cores: int) -> None:
+    def test_a_share_without_memory_is_charged_all_memory_of_its_card(
+        self, scheme: Scheme, count: int, cores: int
+    ) -> None:
         limits = {str(scheme.count): count, scheme.cores: cores}
         for asked in (limits, {**limits, scheme.memory: 0}):
             assert read_request(view(vcuda_pod(asked))).faults == ()
             assert read_request(view(vcuda_pod(asked))).charge == Charge((count or 1) * cores, 0, (count or 1) * 100)
 
 
-def test_more_than_all_of_a_cards_memory() -> None:
+def test_more_than_all_memory_of_a_card_is_rejected() -> None:
     limits = {"nvidia.com/gpu": 1, "nvidia.com/gpucores": 50, "nvidia.com/gpumem-percentage": 101}
     assert refusals(vcuda_pod(limits)) == [f"{LIMITS}[nvidia.com/gpumem-percentage]: 101 is over 100 percent"]
 
@@ -314,19 +324,19 @@ def test_more_than_all_of_a_cards_memory() -> None:
     cores_and_memory=({"nvidia.com/vcuda-core": 100, MEMORY: 1}, "nvidia-vcuda and gpu-manager"),
     three=({"nvidia.com/gpu": 1, CORES: 100, "nvidia.com/vgpu-number": 1}, "hami and gpu-manager and vgpu-manager"),
 )
-def test_two_schemes_in_one_container(limits: dict[str, Any], names: str) -> None:
-    """The limits stand here in the order in which the API server writes them."""
+def test_two_schemes_in_one_container_are_rejected(limits: dict[str, Any], names: str) -> None:
+    """The limits are in the order in which the API server writes them."""
     sentence = f"{LIMITS}: requests resources of two schemes, {names}; request those of one"
     assert refusals(vcuda_pod(limits)) == [sentence]
 
 
-def test_two_schemes_over_limits_and_requests() -> None:
+def test_two_schemes_in_limits_and_requests_are_rejected() -> None:
     resources = {"limits": {"nvidia.com/gpu": 1}, "requests": {CORES: 100}}
     (refusal,) = refusals(pod(container(resources=resources)))
     assert refusal.startswith(f"{LIMITS}: requests resources of two schemes, ")
 
 
-def test_two_schemes_in_two_containers_are_fine() -> None:
+def test_two_schemes_in_two_containers_are_admitted() -> None:
     assert refusals(pod(container({"nvidia.com/gpu": 1}), container({CORES: 100}))) == []
 
 
@@ -339,7 +349,7 @@ def test_two_schemes_in_two_containers_are_fine() -> None:
     init=(pod(container(), init=[container({"nvidia.com/gpu": -1})]), "spec.initContainers[0]"),
     sidecar=(pod(init=[container(), sidecar({"nvidia.com/gpu": -1})]), "spec.initContainers[1]"),
 )
-def test_the_path_leads_to_the_container(manifest: Manifest, path: str) -> None:
+def test_the_path_names_the_container(manifest: Manifest, path: str) -> None:
     sentence = "-1 is negative; write a whole number from 0 up"
     assert refusals(manifest) == [f"{path}.resources.limits[nvidia.com/gpu]: {sentence}"]
 

@@ -1,4 +1,4 @@
-"""Which reviews the quota has a say in, the same for /mutate and /validate."""
+"""Which reviews the quota applies to, the same for /mutate and /validate."""
 
 from http import HTTPStatus
 from typing import Any
@@ -21,10 +21,10 @@ NODE = UserInfo("system:node:gpu-1", ("system:nodes", "system:authenticated"))
 
 
 def outcome(request: AdmissionRequest, policy: PolicySnapshot = POLICY) -> str:
-    """Return the outcome of a review that the quota lets pass."""
+    """Return the outcome of a review that the quota does not apply to."""
     answer = review_of(request, policy)
     assert isinstance(answer, AdmissionResponse)
-    assert answer == AdmissionResponse(answer.outcome), "allowed, without a patch, a warning or a message"
+    assert answer == AdmissionResponse(answer.outcome), "admitted without a patch, a warning or a message"
     return answer.outcome
 
 
@@ -34,15 +34,15 @@ def limited(request: AdmissionRequest, policy: PolicySnapshot = POLICY) -> PodRe
     return found
 
 
-def test_a_vcuda_pod_in_a_limited_namespace() -> None:
+def test_a_vcuda_pod_in_a_limited_namespace_is_decided() -> None:
     found = limited(review(vcuda_pod({"tencent.com/vcuda-core": 200})))
     assert (found.namespace, found.quota, found.policy) == ("team-a", QUOTA, POLICY)
     assert found.request.charge == Charge(200, 0, 200)
     assert found.scheme == "gpu-manager"
 
 
-def test_two_schemes_are_both_named_once_however_many_containers_ask() -> None:
-    """They are a label of metrics: what a caller sends makes no more of its values than there are schemes."""
+def test_two_schemes_are_named_once_each_for_any_number_of_containers() -> None:
+    """They are a label of metrics. Input of a caller creates no more values than there are schemes."""
     both = pod(*[container({"nvidia.com/gpu": 1}), container({"tencent.com/vcuda-core": 100})] * 50)
     assert limited(review(both)).scheme == "nvidia.com/gpu,gpu-manager"
 
@@ -58,7 +58,7 @@ def test_metrics_name_hami_only_if_no_other_plugin_could_serve_the_request(limit
 
 
 def test_the_namespace_is_the_requests_own() -> None:
-    """In /mutate the pod may not say yet where it will be; what it says decides nothing."""
+    """In /mutate the pod may not have its namespace yet, so the pod's own field is ignored."""
     elsewhere = vcuda_pod(metadata={"namespace": "team-b"})
     assert limited(review(elsewhere, "team-a")).namespace == "team-a"
     assert outcome(review(vcuda_pod(metadata={"namespace": "team-a"}), "team-b")) == "unlimited"
@@ -67,7 +67,7 @@ def test_the_namespace_is_the_requests_own() -> None:
 @pytest.mark.parametrize(
     "manifest", [{}, {"resources": {"limits": {"cpu": 1}}}, NO_CARD, {"securityContext": {"privileged": False}}]
 )
-def test_a_pod_that_asks_for_no_vcuda_is_ignored(manifest: dict[str, Any]) -> None:
+def test_a_pod_without_a_vcuda_request_is_ignored(manifest: dict[str, Any]) -> None:
     assert outcome(review(pod(container(**manifest)))) == "ignored"
 
 
@@ -92,8 +92,8 @@ def test_only_creation_is_decided_and_no_subresource(fields: dict[str, str]) -> 
         (GroupVersionKind(), "an unnamed kind"),
     ],
 )
-def test_another_kind_is_the_webhook_configurations_mistake(kind: GroupVersionKind, named: str) -> None:
-    """It is refused: were it let pass, nobody would see that the quota holds nothing."""
+def test_another_kind_is_rejected_as_a_mistake_of_the_configuration(kind: GroupVersionKind, named: str) -> None:
+    """It is rejected. If it were admitted, no sign would show that the quota is not enforced."""
     message = f"this webhook answers for pods, not for {named}; correct the rules that call it"
     answer = AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
     assert review_of(review(vcuda_pod(), kind=kind), POLICY) == answer
@@ -109,7 +109,7 @@ def test_another_kind_is_the_webhook_configurations_mistake(kind: GroupVersionKi
         pytest.param(b'{"spec": {"containers": ' + b"[" * 100_000, id="nested without end"),
     ],
 )
-def test_what_is_no_pod_is_refused(raw: bytes) -> None:
+def test_an_object_that_is_no_pod_is_rejected(raw: bytes) -> None:
     answer = review_of(review(None, object=msgspec.Raw(raw)), POLICY)
     assert isinstance(answer, AdmissionResponse)
     assert (answer.outcome, answer.allowed, answer.status) == ("malformed", False, HTTPStatus.BAD_REQUEST)
@@ -126,7 +126,7 @@ def test_what_is_no_pod_is_refused(raw: bytes) -> None:
         pytest.param(Quota({"team-b": QUOTA}), "team-a", False, id="no entry"),
         pytest.param(Quota({}, default=QUOTA), "team-a", True, id="the default"),
         pytest.param(Quota({}, default=QUOTA), "kube-system", False, id="the default spares the system"),
-        pytest.param(Quota({"kube-system": QUOTA}), "kube-system", True, id="an entry of its own"),
+        pytest.param(Quota({"kube-system": QUOTA}), "kube-system", True, id="its own entry"),
         pytest.param(Quota({"team-a": NamespaceQuota({})}), "team-a", True, id="an entry without a model"),
     ],
 )
@@ -139,7 +139,7 @@ def test_a_namespace_is_limited_if_it_has_a_quota(quota: Quota, namespace: str, 
 # Mirror pods
 
 
-def test_a_static_pod_that_its_kubelet_shows_runs_already() -> None:
+def test_the_mirror_pod_that_a_kubelet_creates_is_exempt() -> None:
     assert outcome(review(vcuda_pod(annotations=MIRROR), user_info=NODE)) == "mirror"
 
 
@@ -153,5 +153,5 @@ def test_a_static_pod_that_its_kubelet_shows_runs_already() -> None:
         pytest.param({"kubernetes.io/config.source": "file"}, NODE, id="another annotation"),
     ],
 )
-def test_nobody_else_is_exempt(annotations: dict[str, str], user: UserInfo) -> None:
+def test_no_other_pod_is_exempt(annotations: dict[str, str], user: UserInfo) -> None:
     limited(review(vcuda_pod(annotations=annotations), user_info=user))

@@ -1,4 +1,4 @@
-"""What is told of the pods that the watch has seen."""
+"""The views and events of the pods that the watch has delivered."""
 
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from vcuda.quota.model import Charge
 
 
 class Busy:
-    """A reflector that sees one more pod of a card stored each time that it is asked anything."""
+    """A reflector that stores one more pod of a card at each access."""
 
     _version = 0
     listed_version = "0"
@@ -33,10 +33,10 @@ class Busy:
         return [found] * self._version
 
 
-def test_a_view_counts_what_its_version_has_though_pods_come_while_it_is_made(api: ApiDouble) -> None:
-    """A count that claimed to be newer would leave out, for good, the charge of a pod that came between.
+def test_a_view_counts_exactly_the_pods_of_its_version_during_changes(api: ApiDouble) -> None:
+    """A count that claims to be newer than it is would permanently omit the charge of a pod in between.
 
-    If it claimed to be older, a leader that has seen that much and no more would take the charge out again.
+    If it claimed to be older, a leader with exactly that view would remove the charge again.
     """
     watch = PodInformer(api.kube, LABELS, lambda _: None)
     watch.reflector = cast("Reflector[KeptPod]", Busy())
@@ -61,7 +61,7 @@ BOUND = {"nodeName": "gpu-1"}
         pytest.param({}, "Pending", {}, None, id="it was never bound"),
     ],
 )
-def test_a_bound_pod_that_goes_without_having_ended_is_told_for_as_long_as_it_may_run(
+def test_a_bound_pod_deleted_before_its_end_is_reported_for_as_long_as_it_may_run(
     api: ApiDouble, spec: dict[str, Any], phase: str, metadata: dict[str, Any], seconds: int | None
 ) -> None:
     clock = Clock()
@@ -79,8 +79,8 @@ def test_a_bound_pod_that_goes_without_having_ended_is_told_for_as_long_as_it_ma
     assert not watch.observed("team-a", Nodes(LABELS)).vanished
 
 
-def test_a_pod_that_is_out_of_the_store_has_vanished_before_its_event_is_told(api: ApiDouble) -> None:
-    """Else its charge would be nowhere for that moment."""
+def test_a_pod_is_reported_as_vanished_before_its_event(api: ApiDouble) -> None:
+    """Otherwise its charge would be counted nowhere for a moment."""
     manifest = stored_pod(CARD, "uid-1", **BOUND)
     api.store(POD, {**manifest, "metadata": {**manifest["metadata"], "namespace": "team-a"}})
     watch = PodInformer(api.kube, LABELS, lambda _: None)
@@ -109,10 +109,10 @@ ENDED = {"status": {"phase": "Succeeded"}}
         pytest.param({}, {"spec": {"nodeName": "gpu-1"}}, ["grown"], id="it was bound"),
         pytest.param({}, ENDED, ["freed"], id="it ended"),
         pytest.param(ENDED, {**ENDED, "metadata": {"annotations": {"a": "b"}}}, [], id="nothing more after that"),
-        pytest.param({}, None, ["freed"], id="it is gone"),
+        pytest.param({}, None, ["freed"], id="it was deleted"),
     ],
 )
-def test_who_may_have_freed_quota_is_told_apart_from_who_has_not(
+def test_only_changes_that_may_release_quota_are_reported(
     api: ApiDouble, before: dict[str, Any] | None, after: dict[str, Any] | None, told: list[str]
 ) -> None:
     heard: list[str] = []
@@ -127,7 +127,7 @@ def test_who_may_have_freed_quota_is_told_apart_from_who_has_not(
             api.store(POD, {**manifest, **state, "spec": manifest["spec"], "metadata": metadata})
         watch.reflector.relist()
         if watch.pods("team-a"):
-            heard.pop()  # every namespace that has pods is looked at after a list
+            heard.pop()  # after a list, every namespace with pods is looked at
     assert heard == told
 
 

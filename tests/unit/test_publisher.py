@@ -1,4 +1,4 @@
-"""When a report is published, and what becomes of one that cannot be."""
+"""When a report is published, and what happens if that fails."""
 
 from dataclasses import replace
 from typing import Any
@@ -35,7 +35,7 @@ def publisher(api: ApiDouble) -> Publisher:
 
 
 def publish(publisher: Publisher, times: int = 1) -> list[str]:
-    """Publish in team-a so many times; return what was warned of."""
+    """Publish in team-a so many times. Return the logged warnings."""
     with structlog.testing.capture_logs() as logs:
         for _ in range(times):
             publisher.reconciler.turn("team-a")
@@ -47,7 +47,7 @@ def published_in(api: ApiDouble) -> list[str]:
 
 
 def refused(error: VcudaError) -> Delivery:
-    """Return a network whose API server lets nothing be created."""
+    """Return a network whose API server rejects every creation."""
 
     def deliver(method: str, _timeout: float, effect: Effect) -> bytes:
         if method == "POST":
@@ -58,12 +58,14 @@ def refused(error: VcudaError) -> Delivery:
 
 
 @pytest.mark.parametrize("refusal", [TERMINATING, NotFound(404, "no such namespace")], ids=["terminating", "gone"])
-def test_a_namespace_that_is_going_is_left_alone(api: ApiDouble, publisher: Publisher, refusal: VcudaError) -> None:
+def test_no_report_is_written_in_a_terminating_namespace(
+    api: ApiDouble, publisher: Publisher, refusal: VcudaError
+) -> None:
     api.deliver = refused(refusal)
     assert publish(publisher) == []
 
 
-def test_any_other_refusal_is_told_and_tried_again(api: ApiDouble, publisher: Publisher) -> None:
+def test_any_other_error_is_logged_and_retried(api: ApiDouble, publisher: Publisher) -> None:
     api.deliver = refused(FORBIDDEN)
     assert publish(publisher) == ["usage not published"]
     api.deliver = delivered
@@ -71,8 +73,8 @@ def test_any_other_refusal_is_told_and_tried_again(api: ApiDouble, publisher: Pu
     assert published_in(api) == ["team-a"]
 
 
-def test_a_write_whose_answer_is_lost_is_made_again(api: ApiDouble, publisher: Publisher) -> None:
-    """The second try finds what the first has stored."""
+def test_a_write_without_an_answer_is_repeated(api: ApiDouble, publisher: Publisher) -> None:
+    """The second attempt finds what the first one has stored."""
     api.deliver = Script(lost_reply, methods=("POST",))
     assert publish(publisher, times=2) == ["usage not published"]
     assert (published_in(api), api.calls) == (["team-a"], ["PATCH", "POST", "PATCH"])
@@ -89,7 +91,7 @@ def use_of(**fields: Any) -> NamespaceUse:
         pytest.param({}, True, id="most is free"),
         pytest.param({"available": 1.0}, True, id="a tenth is free"),
         pytest.param({"available": 0.9}, False, id="less than a tenth"),
-        pytest.param({"limit": 0.0, "available": 0.0}, True, id="a model that nobody may use"),
+        pytest.param({"limit": 0.0, "available": 0.0}, True, id="a model whose limit is zero"),
         pytest.param({"available": 2.0, "pods": (PodUse("a", 200, 0),)}, True, id="as much as the largest pod has"),
         pytest.param({"available": 2.0, "pods": (PodUse("a", 250, 0),)}, False, id="less than the largest pod has"),
         pytest.param({"memory_limit": 100, "memory_used": 90}, True, id="a tenth of the memory"),
@@ -100,7 +102,7 @@ def use_of(**fields: Any) -> NamespaceUse:
         ),
     ],
 )
-def test_there_is_room_where_no_pod_like_those_there_can_be_refused(fields: dict[str, Any], *, room: bool) -> None:
+def test_there_is_room_if_no_pod_like_the_stored_ones_could_be_rejected(fields: dict[str, Any], *, room: bool) -> None:
     assert use_of(**fields).has_room == room
 
 
@@ -114,14 +116,14 @@ def test_there_is_room_where_no_pod_like_those_there_can_be_refused(fields: dict
         pytest.param(None, 1, id="no limit any more"),
     ],
 )
-def test_a_report_follows_another_after_five_seconds_while_nobody_can_be_refused_else_after_one(
+def test_reports_are_five_seconds_apart_if_no_pod_could_be_rejected_and_otherwise_one(
     api: ApiDouble, second: NamespaceUse | None, waits: float
 ) -> None:
     clock = Clock()
     publisher = Publisher(api.kube, clock.monotonic)
     queue = publisher.reconciler.queue
     publisher.report("team-a", use_of())
-    assert queue.next() == "team-a", "the first at once"
+    assert queue.next() == "team-a", "the first report is written at once"
     publisher.report("team-a", second)
     clock.now += waits - 0.1
     queue.add("end")
@@ -130,7 +132,7 @@ def test_a_report_follows_another_after_five_seconds_while_nobody_can_be_refused
     assert queue.next() == "team-a"
 
 
-def test_what_was_written_is_no_news_when_the_watch_brings_it_but_what_others_write_over_it_is(api: ApiDouble) -> None:
+def test_only_writes_of_others_cause_another_report(api: ApiDouble) -> None:
     clock = Clock()
     publisher = Publisher(api.kube, clock.monotonic)
     publisher.report("team-a", use_of())
@@ -148,7 +150,7 @@ def test_what_was_written_is_no_news_when_the_watch_brings_it_but_what_others_wr
     assert api.objects[path]["data"]["usage.json"] != "{}"
 
 
-def test_a_report_that_is_again_what_the_watch_still_shows_is_written_over_the_newer_one(api: ApiDouble) -> None:
+def test_a_report_equal_to_the_outdated_watch_still_replaces_the_newer_one(api: ApiDouble) -> None:
     publisher = Publisher(api.kube)
     published: list[float] = []
     for used in (1.0, 2.0, 1.0):
@@ -161,8 +163,8 @@ def test_a_report_that_is_again_what_the_watch_still_shows_is_written_over_the_n
     assert published == [1, 2, 1]
 
 
-def test_what_is_reserved_has_metrics_of_its_own_beside_what_is_used() -> None:
-    """Its age too, but not that of one that went with its ledger."""
+def test_reserved_cards_have_their_own_metrics() -> None:
+    """Its age has a metric too, but not the age of a reservation that was deleted with its ledger."""
     reserving = use_of(used=2.0, available=5.0, reserved=3.0)
     at_rest = replace(use_of(), namespace="team-b")
     registry = CollectorRegistry()

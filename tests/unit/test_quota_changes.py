@@ -1,4 +1,4 @@
-"""Edits of the quota as changes: what the author is warned of, and what the log says."""
+"""Edits of the quota as changes: the warnings for the author, and the log lines."""
 
 import pytest
 from hypothesis import given, strategies as st
@@ -33,7 +33,7 @@ NODES = {"A100": 16}
             ],
         ),
     ],
-    ids=["an entry that is gone", "values"],
+    ids=["a deleted entry", "values"],
 )
 def test_each_change_is_named_by_its_path_with_the_old_and_the_new_value(text: str, expected: list[str]) -> None:
     assert [str(change) for change in changes(OLD, parse_quota(text))] == expected
@@ -89,7 +89,7 @@ def test_a_changed_grant_is_named_with_its_times() -> None:
     ],
     ids=["a lost entry", "a default instead", "a softer mode", "a stricter mode"],
 )
-def test_an_entry_that_is_lost_or_softened_is_a_warning(text: str, told: list[str]) -> None:
+def test_a_removed_or_softened_entry_is_a_warning(text: str, told: list[str]) -> None:
     assert list(weakened(OLD, parse_quota(text))) == told
 
 
@@ -110,7 +110,7 @@ def test_an_entry_that_is_lost_or_softened_is_a_warning(text: str, told: list[st
         ("team-a: {quota: {A100: 16}}", []),
         ("team-a: {quota: {T4: 100000}}", []),
     ],
-    ids=["one entry", "the sum", "all the cards", "a model whose nodes do not say"],
+    ids=["one entry", "the sum", "all the cards", "a model of unknown size"],
 )
 def test_more_cards_than_the_nodes_have_are_a_warning(text: str, told: list[str]) -> None:
     assert list(beyond(OLD, parse_quota(text), NODES)) == told

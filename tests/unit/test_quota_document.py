@@ -1,4 +1,4 @@
-"""What people may write as a quota, what it means, and what each mistake is answered with."""
+"""The quota document: valid documents and their meaning, and the message for each mistake."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def limits(written: str) -> dict[str, Limit]:
 
 
 @pytest.mark.parametrize("text", ["", "  \n", "{}", "\ufeff{}", "# nobody yet\n", "---\n", "null"])
-def test_nothing_written_limits_nobody(text: str) -> None:
+def test_an_empty_document_limits_no_namespace(text: str) -> None:
     assert parse_quota(text) == Quota()
 
 
@@ -41,7 +41,7 @@ GPU_ADMISSION = """{
 
 @pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "with a byte order mark"])
 def test_gpu_admissions_json_works_unchanged(mark: str) -> None:
-    """Tabs and null pools are what its own tools write; without a quota its namespaces may use no model."""
+    """gpu-admission's own tools write tabs and null pools. A namespace without a quota may use no model."""
     assert parse_quota(mark + GPU_ADMISSION) == Quota(
         {
             "team-a": NamespaceQuota({"M40": Limit(200), "P100": Limit(300)}, ("public",)),
@@ -61,7 +61,7 @@ team-d: {mode: audit}
 """
 
 
-def test_the_extended_yaml() -> None:
+def test_the_extended_yaml_is_read() -> None:
     assert parse_quota(EXTENDED) == Quota(
         {
             "team-a": NamespaceQuota({"P100": Limit(250), "M40": Limit(800)}, ("public", "wx")),
@@ -105,7 +105,7 @@ def test_memory_becomes_whole_mib(written: str, mib: int) -> None:
 
 
 def test_yaml_keys_stay_as_written() -> None:
-    """YAML 1.1 would make them numbers, truth values and nothing at all."""
+    """YAML 1.1 would read them as numbers, booleans and null."""
     quota = parse_quota("no: {quota: {4090: 1, 1e3: 1, 0x10: 1, 010: 1}}\n123: {}\non: {}\nnull: {}")
     assert list(quota.namespaces) == ["no", "123", "on", "null"]
     assert list(quota.namespaces["no"].limits) == ["4090", "1e3", "0x10", "010"]
@@ -120,7 +120,7 @@ def test_json_that_only_yaml_can_read_is_read_as_yaml() -> None:
 
 
 def test_anchors_and_merge_keys_may_be_used() -> None:
-    """What is written out wins over what is merged, and what is merged first over what is merged later."""
+    """Written keys override merged keys, and earlier merges override later ones."""
     quota = parse_quota(
         "a: &a {mode: warn, pool: &pools [public], quota: {M40: 1}}\n"
         "b: &b {mode: audit, quota: {M40: 2}}\n"
@@ -168,13 +168,13 @@ NOT_MEMORY = ("160GB", "160 Gi", "1_6Gi", "٤Gi", "NaN", "Infinity", "Gi")
         ("x" * 99, f'"{"x" * 62}…" is no number of cards; write one such as 8 or 2.5'),
     ],
 )
-def test_no_number_of_cards(written: str, sentence: str) -> None:
+def test_an_invalid_number_of_cards_is_rejected(written: str, sentence: str) -> None:
     assert faults(f"team-a: {{quota: {{V100: {written} }}}}") == [f"team-a.quota.V100: {sentence}"]
     assert faults(f"team-a: {{quota: {{V100: {{cards: {written} }}}}}}") == [f"team-a.quota.V100.cards: {sentence}"]
 
 
 @pytest.mark.parametrize("written", ["NaN", "Infinity", "-Infinity", "1e99", "1e99999999999999999999", "9" * 5000])
-def test_no_json_number_is_too_absurd_to_be_refused(written: str) -> None:
+def test_every_absurd_json_number_is_rejected(written: str) -> None:
     (fault,) = faults(f'{{"team-a": {{"quota": {{"V100": {written}}}}}}}')
     assert fault.startswith("team-a.quota.V100: ")
     assert fault.endswith(" is no possible number of cards; write one from 0 to 100000")
@@ -195,30 +195,30 @@ def test_no_json_number_is_too_absurd_to_be_refused(written: str) -> None:
         ("", "an empty value is no amount of memory; write one such as 160Gi"),
     ],
 )
-def test_no_amount_of_memory(written: str, sentence: str) -> None:
+def test_an_invalid_amount_of_memory_is_rejected(written: str, sentence: str) -> None:
     assert faults(f"a: {{quota: {{V100: {{cards: 1, memory: {written} }}}}}}") == [f"a.quota.V100.memory: {sentence}"]
 
 
-def test_no_amount_of_memory_in_json() -> None:
+def test_an_invalid_amount_of_memory_in_json_is_rejected() -> None:
     fault = "a.quota.V100.memory: NaN is no amount of memory; write one such as 160Gi"
     assert faults('{"a": {"quota": {"V100": {"cards": 1, "memory": NaN}}}}') == [fault]
 
 
 @pytest.mark.parametrize("name", ["A", "team_a", "-a", "a-", "a.b", "", "é", "a" * 64, "**", "a\\n"])
 def test_an_impossible_namespace_is_a_fault(name: str) -> None:
-    """Its entry would never apply, which nobody would notice; gpu-admission's own example names are such."""
+    """Its entry would never apply, without any sign. gpu-admission's own example has such names."""
     (fault,) = faults(f'"{name}": {{}}')
     assert fault.endswith(f": {NO_NAMESPACE}")
 
 
 @pytest.mark.parametrize("name", ["a b", "-a", "a.", "", "é", "a" * 64, "a/b", "a\\n"])
-def test_a_model_or_pool_no_label_can_hold_is_a_fault(name: str) -> None:
+def test_a_model_or_pool_that_no_label_can_have_is_a_fault(name: str) -> None:
     both = faults(f'a: {{quota: {{"{name}": 1}}, pool: ["{name}"]}}')
     assert [fault.endswith(NO_LABEL) for fault in both] == [True, True]
 
 
 @pytest.mark.parametrize("name", ["a", "9", "NVIDIA-A100-SXM4-80GB", "A100_80.G", "a" * 63])
-def test_a_model_and_pool_a_label_can_hold(name: str) -> None:
+def test_a_model_and_pool_that_a_label_can_have_are_accepted(name: str) -> None:
     quota = parse_quota(f'a: {{quota: {{"{name}": 1}}, pool: ["{name}"]}}')
     assert quota.namespaces["a"] == NamespaceQuota({name: Limit(100)}, (name,))
 
@@ -294,7 +294,7 @@ def test_a_repeated_key_is_a_fault_on_every_level(text: str) -> None:
     assert faults(text) == REPEATED
 
 
-def test_every_fault_comes_at_once_in_the_order_of_the_document() -> None:
+def test_all_faults_are_reported_at_once_in_the_order_of_the_document() -> None:
     text = """
     team-b:
       pools: []
@@ -321,11 +321,11 @@ def test_every_fault_comes_at_once_in_the_order_of_the_document() -> None:
 
 
 @pytest.mark.parametrize("text", ['{"\\ud800": {}}', "\ud800: {}"], ids=["json", "unescaped"])
-def test_half_a_character_never_comes_back_in_a_fault(text: str) -> None:
-    """No encoder takes a lone UTF-16 surrogate, so the answer could not be sent."""
+def test_half_a_character_is_never_repeated_in_a_fault(text: str) -> None:
+    """A lone UTF-16 surrogate cannot be encoded, so the answer could not be sent."""
     assert faults(text) == [f"[\ufffd]: {NO_NAMESPACE}"]
 
 
-def test_half_a_character_in_a_value_is_refused_as_any_other_text() -> None:
+def test_half_a_character_in_a_value_is_rejected_like_any_other_text() -> None:
     (fault,) = faults('{"a": {"pool": ["\\ud800"]}}')
     assert fault == f'a.pool[0]: "\ufffd" {NO_LABEL}'

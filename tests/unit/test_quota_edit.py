@@ -1,4 +1,4 @@
-"""/quota: what an edit of the quota ConfigMap is answered with."""
+"""/quota: the answers to edits of the quota ConfigMap."""
 
 import asyncio
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ NOBODY = PolicySnapshot(Quota(), NODES)
 
 
 class Used(MemoryLedgers):
-    """Says what is in use in every namespace."""
+    """Ledgers with the given usage in every namespace."""
 
     def __init__(self, **used: Charge | Usage | VcudaError) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def edited(
     namespaces: NamespaceNames | None = None,
     **fields: Any,
 ) -> AdmissionResponse:
-    """Return the answer to an edit that leaves this document."""
+    """Return the answer to an edit after which the ConfigMap has this document."""
     data = {} if document is None else {"gpu_quota": document}
     manifest = {"kind": "ConfigMap", "metadata": {"name": "gpuquota"}, "data": data}
     given = {"kind": CONFIG_MAP, "namespace": "kube-system", "name": "gpuquota", "operation": "UPDATE", **fields}
@@ -77,7 +77,7 @@ def test_other_objects_are_ignored(fields: dict[str, Any]) -> None:
     assert edited("{{{", **fields) == AdmissionResponse("ignored")
 
 
-def test_a_deletion_says_how_many_namespaces_lose_their_limits() -> None:
+def test_the_warning_for_a_deletion_counts_the_namespaces_that_lose_their_limits() -> None:
     limits = NamespaceQuota({"M40": Limit(100)})
     before = PolicySnapshot(Quota({"team-a": limits, "team-b": limits}, limits), NODES)
     answer = edited("{{{", before, operation="DELETE", object=msgspec.Raw(b"null"))
@@ -85,7 +85,7 @@ def test_a_deletion_says_how_many_namespaces_lose_their_limits() -> None:
     assert warning.endswith("has a GPU quota; 3 entries lose their effect")
 
 
-def test_an_edit_warns_of_what_it_takes_away_and_logs_each_change_once() -> None:
+def test_an_edit_warns_of_removed_limits_and_logs_each_change_once() -> None:
     before = PolicySnapshot(Quota({"team-a": NamespaceQuota({"M40": Limit(800)})}), NODES)
     with capture_logs() as logged:
         answer = edited("team-b: {quota: {M40: 1}}", before)
@@ -100,7 +100,7 @@ def test_a_dry_run_of_an_edit_logs_nothing() -> None:
     assert logged == []
 
 
-def test_of_very_many_changes_only_the_first_are_logged() -> None:
+def test_only_the_first_of_very_many_changes_are_logged() -> None:
     with capture_logs() as logged:
         edited("".join(f"team-{number}: {{quota: {{M40: 1}}}}\n" for number in range(MOST_LOGGED + 7)))
     assert (len(logged), logged[-1]["more_changes"]) == (MOST_LOGGED + 1, 7)
@@ -123,7 +123,7 @@ def test_creation_and_update_are_checked(operation: str) -> None:
 # Malformed
 
 
-def test_a_malformed_document_is_refused_with_the_path_of_every_fault() -> None:
+def test_a_malformed_document_is_rejected_with_the_path_of_every_fault() -> None:
     answer = edited("team-a: {quota: {M40: 8, V100: {cards: -1}}, pools: [x]}")
     assert (answer.outcome, answer.allowed, answer.status) == ("quota-refused", False, HTTPStatus.UNPROCESSABLE_ENTITY)
     assert [fault.path for fault in answer.faults] == ["team-a.quota.V100.cards", "team-a.pools"]
@@ -131,21 +131,21 @@ def test_a_malformed_document_is_refused_with_the_path_of_every_fault() -> None:
 
 
 @pytest.mark.parametrize("raw", [b'{"data": {}}', b'{"data": null}'])
-def test_a_config_map_without_the_document(raw: bytes) -> None:
-    """Stored, it would lift every quota."""
+def test_a_config_map_without_the_document_is_rejected(raw: bytes) -> None:
+    """If it were stored, it would remove every quota."""
     answer = edited(None, object=msgspec.Raw(raw))
     missing = Fault("data.gpu_quota", "is required; write the quota document there")
     assert (answer.outcome, answer.allowed, answer.faults) == ("quota-refused", False, (missing,))
 
 
 @pytest.mark.parametrize("raw", [b"null", b'{"data": {"gpu_quota": 5}}', b'{"data": {"gpu_quota": "\xff"}}'])
-def test_what_is_no_config_map_is_refused(raw: bytes) -> None:
+def test_an_object_that_is_no_config_map_is_rejected(raw: bytes) -> None:
     answer = edited(None, object=msgspec.Raw(raw))
     assert (answer.outcome, answer.allowed) == ("quota-refused", False)
     assert answer.message.startswith("the quota document is malformed: the ConfigMap cannot be read: ")
 
 
-def test_a_refusal_stays_readable_however_much_is_wrong() -> None:
+def test_a_rejection_stays_readable_for_any_number_of_faults() -> None:
     entries = ", ".join(f"M{number}: -1" for number in range(MOST_FAULTS + 5))
     answer = edited(f"team-a: {{quota: {{{entries}}}}}")
     *named, last = answer.faults
@@ -168,13 +168,13 @@ NO_NODE = f"no node has this model in label {MODEL}"
         ("'*': {quota: {V100: 1}}", [f"*.quota.V100: {NO_NODE} (known: M40, P100)"]),
         ("{}", []),
     ],
-    ids=["known", "a model that no node has", "a pool that no node has", "in the default", "a document of nobody"],
+    ids=["known", "a model that no node has", "a pool that no node has", "in the default", "an empty document"],
 )
-def test_names_that_no_node_has(document: str, told: list[str]) -> None:
+def test_names_that_no_node_has_give_a_warning(document: str, told: list[str]) -> None:
     assert warnings(document) == told
 
 
-def test_a_cluster_without_a_gpu_node() -> None:
+def test_a_cluster_without_a_gpu_node_gives_one_warning() -> None:
     told = warnings("team-a: {quota: {M40: 8}}", PolicySnapshot(Quota(), nodes()))
     assert told == [f"team-a.quota.M40: {NO_NODE} (known: none)"]
 
@@ -196,12 +196,12 @@ MEMORY = "M40: {cards: 8, memory: 1Gi}"
         ),
     ],
 )
-def test_a_limit_below_what_is_in_use(limit: str, used: Charge, told: list[str]) -> None:
+def test_a_limit_below_the_usage_gives_a_warning(limit: str, used: Charge, told: list[str]) -> None:
     expected = [f"team-a.quota.M40: {sentence}" for sentence in told]
     assert warnings(f"team-a: {{quota: {{{limit}}}}}", team_a=used) == expected
 
 
-def test_what_is_reserved_is_not_in_use() -> None:
+def test_reservations_are_not_in_use() -> None:
     reserved = Usage(Charge(500), reserved=Charge(100))
     assert warnings("team-a: {quota: {M40: 4}}", team_a=reserved) == []
 
@@ -214,7 +214,7 @@ def test_entries_that_do_not_change_are_not_compared_again() -> None:
 
 
 @pytest.mark.parametrize("error", [Unavailable("no answer"), UnreadableLedger("damaged")])
-def test_an_edit_is_accepted_though_the_use_is_not_known(error: VcudaError) -> None:
+def test_an_edit_is_accepted_although_the_usage_is_not_known(error: VcudaError) -> None:
     """A quota must stay editable while something else is broken."""
     told = warnings("{team-a: {quota: {M40: 1}}, team-b: {quota: {M40: 1}}}", team_a=error, team_b=Charge(200))
     assert told == [
@@ -223,20 +223,24 @@ def test_an_edit_is_accepted_though_the_use_is_not_known(error: VcudaError) -> N
     ]
 
 
-def test_before_a_quota_is_in_force_use_is_compared_and_nodes_are_not() -> None:
-    """This is how a document that was broken from the start is mended."""
+def test_before_a_quota_is_in_force_only_the_usage_is_compared() -> None:
+    """So a document that was malformed from the start can be corrected."""
     assert warnings("team-a: {quota: {M40: 1, X: 1}}", None, team_a=Charge(200)) == [
         f"team-a.quota.M40: 2 cards in use, limit 1 card; {TAIL}"
     ]
 
 
-def test_a_system_namespace_with_a_quota_is_warned_of() -> None:
+def test_a_system_namespace_with_a_quota_gives_a_warning() -> None:
     [told] = warnings("kube-system: {quota: {M40: 1}}")
     assert told.startswith("kube-system: a system namespace; where nobody is asked about it, its pods count")
 
 
-def test_what_cannot_be_compared_in_time_is_told_and_the_edit_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each ledger is a call, and past the API server's timeout the document could never be stored."""
+def test_an_edit_whose_usage_cannot_be_compared_in_time_is_accepted_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Reading each ledger is a call. If the check exceeded the API server's timeout, the document could never be
+    stored.
+    """
     monkeypatch.setattr("webhook.review.quota_edit.COMPARING_SECONDS", 0)
     document = "{a: {quota: {M40: 1}}, b: {quota: {M40: 1}}}"
     answer = edited(document, ledgers=Used(a=Charge(200), b=Charge(200)))
@@ -246,8 +250,10 @@ def test_what_cannot_be_compared_in_time_is_told_and_the_edit_made(monkeypatch: 
     assert edited(f"team-a: {{quota: {{{many}}}}}").warnings[0].startswith("1 of the namespaces")
 
 
-def test_what_rows_of_models_make_of_the_nodes_is_told_by_the_rows_that_are_edited() -> None:
-    """One product is a model of the quota by them; and what has no effect beside a DeviceClass is named."""
+def test_warnings_about_nodes_use_the_edited_rows_of_models() -> None:
+    """By the edited rows a product belongs to a model of the quota. A setting without effect because of a DeviceClass
+    is named.
+    """
     whole = Devices(classes={"gpu.nvidia.com": ClassFacts(extended_resource="nvidia.com/gpu")})
     claims = ClaimPolicy.of(whole, NODES.model_of, Quota(), BUILT_IN)
     rows = "{Tesla: {products: ['?40'], cards: 0.5}, P100: []}"
@@ -269,7 +275,7 @@ EXISTING = frozenset({"team-a", "team-b", "default"})
     one_that_exists=("{team-b: {quota: {M40: 1}}}", []),
     all_others=('{"*": {quota: {M40: 1}}}', []),
 )
-def test_a_new_entry_whose_namespace_does_not_exist_is_warned_of(document: str, told: list[str]) -> None:
+def test_a_new_entry_without_a_namespace_gives_a_warning(document: str, told: list[str]) -> None:
     assert list(edited(document, namespaces=lambda: EXISTING).warnings) == told
 
 
@@ -287,7 +293,7 @@ def test_an_edit_is_accepted_while_the_namespaces_cannot_be_listed() -> None:
     assert edited("team-a: {quota: {M40: 1}}", namespaces=silent).warnings == [told]
 
 
-def test_a_value_of_a_device_without_effect_on_nodes_of_hami_is_warned_of() -> None:
+def test_the_value_of_a_device_without_effect_on_hami_nodes_gives_a_warning() -> None:
     registers = {"node-1": {HAMI.name: Register.of(Card("GPU-1", "Tesla M40"))}}
     nodes = Nodes.of({"node-1": {LABELS.model: "M40"}, "node-2": {LABELS.model: "P100"}}, LABELS, registers)
     data = {"gpu_quota": "team-a: {quota: {M40: 1}}", "gpu_models": "{M40: {cards: 0.5}, P100: {cards: 0.5}}"}

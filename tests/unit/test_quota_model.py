@@ -1,4 +1,4 @@
-"""Whose quota applies, the arithmetic of charges, and the sentences about it, word for word."""
+"""Which quota applies, the arithmetic of charges, and their messages literally."""
 
 from fractions import Fraction
 
@@ -69,12 +69,12 @@ def test_hundredths_are_shown_as_cards(cores: int, text: str) -> None:
         (Charge(250, 1, 100), "2.5 cards, 1 MiB"),
     ],
 )
-def test_a_charge_in_a_table(charge: Charge, text: str) -> None:
+def test_a_charge_is_rendered_for_a_table(charge: Charge, text: str) -> None:
     assert str(charge) == text
 
 
 @given(st.integers(0, 10_000_000))
-def test_what_is_rendered_is_exact(cores: int) -> None:
+def test_rendered_numbers_are_exact(cores: int) -> None:
     assert Fraction(cards(cores).split()[0]) * 100 == cores
 
 
@@ -98,7 +98,7 @@ def test_a_whole_card_takes_its_part_of_a_limit_of_memory(charge: Charge, limit:
 
 @given(CHARGES, LIMITS)
 def test_a_cards_memory_is_never_counted_too_low(charge: Charge, limit: Limit) -> None:
-    """Rounding goes up, and by less than 1 MiB for all charges of a model together."""
+    """Rounding is upwards, and by less than 1 MiB for all charges of a model together."""
     if limit.memory is None or limit.cores == 0:
         return
     exact = charge.memory + Fraction(charge.card_memory * limit.memory, limit.cores)
@@ -138,7 +138,7 @@ def test_a_charge_fits_if_cores_and_memory_are_within_the_limit(
 
 
 @given(LIMITS, CHARGES, CHARGES)
-def test_what_fits_is_within_the_exact_limit(limit: Limit, used: Charge, asked: Charge) -> None:
+def test_a_charge_that_fits_is_within_the_exact_limit(limit: Limit, used: Charge, asked: Charge) -> None:
     total = Charge(used.cores + asked.cores, used.memory + asked.memory, used.card_memory + asked.card_memory)
     within = total.cores <= limit.most_cores
     if limit.memory is not None and limit.cores:
@@ -172,7 +172,7 @@ def test_a_charge_covers_another_if_no_resource_of_the_other_is_larger(a: Charge
     reserved=(Usage(Charge(300), reserved=Charge(200)), "5 cards of 8 cards free, 2 reserved"),
     over=(Usage(Charge(900)), "-1 cards of 8 cards free"),
 )
-def test_what_is_free_is_told_with_what_is_reserved(usage: Usage, told: str) -> None:
+def test_free_cards_are_reported_with_reservations(usage: Usage, told: str) -> None:
     assert free_of(Limit(800), usage) == told
 
 
@@ -191,7 +191,7 @@ def shortage(limit: Limit, used: Charge, asked: Charge, pending: Charge = Charge
     shares=(250, 240, 20, 20, "0.2 cards, used: 2.4 (0.2 pending), limited: 2.5, 0.1 more needed"),
     the_limit_was_lowered=(800, 1000, 100, 0, "1 card, used: 10 (0 pending), limited: 8, 3 more needed"),
 )
-def test_what_is_short_in_cards_whatever_is_short_in_memory(
+def test_a_shortage_of_cards_is_reported_before_one_of_memory(
     limit: int, used: int, asked: int, pending: int, figures: str
 ) -> None:
     for memory in (None, 1000):
@@ -209,8 +209,12 @@ CARD, SOME_PENDING = Charge(100, 0, 100), Usage(Charge(20, 900), Charge(0, 400))
     an_exclusive_card=(400, Usage(Charge(10, 900)), CARD, "250 MiB, used: 900 (0 pending)", "150 more needed"),
     a_third=(300, Usage(Charge(100, 466, 100)), CARD, "333 MiB, used: 800 (0 pending)", "133 more needed"),
 )
-def test_what_is_short_in_memory(cores: int, used: Usage, asked: Charge, figures: str, end: str) -> None:
-    """Requested is what the total grows by, so figures add up: the first third of 1000 is 334 MiB, the second 333."""
+def test_a_shortage_of_memory_is_reported_with_its_figures(
+    cores: int, used: Usage, asked: Charge, figures: str, end: str
+) -> None:
+    """The requested figure is the growth of the total, so figures add up. The first third of 1000 is 334 MiB, the
+    second 333.
+    """
     short = Shortage("M40", asked, used, Limit(cores, 1000))
     sentence = f"memory of M40 in namespace team-a, requested: {figures}, limited: 1000, {end}"
     assert short.sentence("team-a") == sentence
@@ -224,8 +228,8 @@ def test_exceeded_names_every_model_in_order() -> None:
 
 
 @given(LIMITS, CHARGES, CHARGES)
-def test_a_refusal_says_how_much_would_make_it_fit(limit: Limit, used: Charge, asked: Charge) -> None:
-    """Where it says so much more is needed, that much more is; where it says never, nothing running would help."""
+def test_a_rejection_says_how_much_more_is_needed(limit: Limit, used: Charge, asked: Charge) -> None:
+    """If the message says that so much more is needed, that is exact. If it says never, no release would help."""
     if fits(limit, used, asked):
         return
     short = shortage(limit, used, asked)

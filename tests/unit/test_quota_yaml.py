@@ -1,4 +1,4 @@
-"""What holds for any text as a quota: it is read back as it was written, or its faults are named; never a crash."""
+"""Properties of any text as a quota: it is read back as written, or its faults are reported. It never crashes."""
 
 import json
 import random
@@ -50,7 +50,7 @@ def test_a_syntax_error_is_one_fault_with_line_and_column(text: str, line: int, 
     assert [str(fault) for fault in quota_faults(text)] == [f"line {line}, column {column}: {found}"]
 
 
-def test_json_within_yaml_needs_no_space_behind_a_colon() -> None:
+def test_json_within_yaml_needs_no_space_after_a_colon() -> None:
     assert parse_quota('a: {"quota":{"M40":1}}').namespaces["a"].limits.keys() == {"M40"}
 
 
@@ -60,7 +60,7 @@ def test_no_depth_of_nesting_crashes(opening: str) -> None:
 
 
 def bomb(mapping: str) -> str:
-    """Return ten lines of which each holds ten aliases of the line above: ten thousand million entries."""
+    """Return ten lines, each with ten aliases of the line above: ten thousand million entries."""
     names = [f"a{n}" for n in range(10)]
     lines = (mapping.format(this=b, above=",".join(10 * [f"*{a}"])) for a, b in pairwise(names))
     return "a0: &a0 {x: 1}\n" + "\n".join(lines)
@@ -170,7 +170,7 @@ def test_any_damaged_document_is_a_quota_or_a_quota_fault(
 @given(JSON_VALUES)
 @settings(max_examples=300)
 def test_faults_are_short_lines_that_can_be_sent(value: Any) -> None:
-    """For any JSON: no control characters, no surrogates, no value of any length in a message."""
+    """For any JSON, a message has no control characters, no surrogates, and no long values."""
     for fault in quota_faults(json.dumps({"team-a": value})):
         assert str(fault).isprintable()
         assert str(fault).encode()

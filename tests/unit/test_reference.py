@@ -1,4 +1,4 @@
-"""docs/reference.md says what the code says, all of it; and the other documents name nothing that is not there."""
+"""docs/reference.md contains everything that the code has. The other documents name only what exists."""
 
 import re
 
@@ -44,7 +44,7 @@ OF_USERS = (
     *("vcuda.claims.request", "vcuda.claims.charges", "vcuda.claims.digest", "vcuda.kube.turns"),
     "controller.garbage.stale_gc",
 )
-"""Modules whose sentences, log lines aside, all reach users."""
+"""Modules all of whose texts, except log lines, reach users."""
 
 LEAVES = tuple(flags.leaves())
 
@@ -59,13 +59,13 @@ def rendered() -> str:
     return page.render()
 
 
-def test_the_page_is_what_the_code_says(rendered: str) -> None:
-    assert page.PATH.read_text(encoding="utf-8") == rendered, "docs/reference.md is old: run `make reference`"
+def test_the_page_equals_the_generated_one(rendered: str) -> None:
+    assert page.PATH.read_text(encoding="utf-8") == rendered, "docs/reference.md is outdated: run `make reference`"
 
 
 @pytest.mark.parametrize("leaf", LEAVES, ids=[leaf.name for leaf in LEAVES])
 def test_every_flag_that_help_shows_is_in_the_page_with_its_variable(leaf: flags.Leaf, rendered: str) -> None:
-    """The help, as a person reads it, is the witness: not what the page is made from."""
+    """The printed help is compared, not the data from which the page is generated."""
     section = rendered.partition(f"### {leaf.name}\n")[2].partition("\n### ")[0]
     shown = CliRunner().invoke(leaf.command, ["--help"])
     options = shown.output.partition("\nOptions:\n")[2]
@@ -77,7 +77,7 @@ def test_every_flag_that_help_shows_is_in_the_page_with_its_variable(leaf: flags
 
 
 def test_every_flag_has_a_variable_but_those_of_the_plugin() -> None:
-    """As the page and the README say."""
+    """The page and the README say so."""
     without = {leaf.name: [option.name for option in options(leaf) if not variables(leaf, option)] for leaf in LEAVES}
     assert {name for name, flags in without.items() if flags} == {
         "kubectl gpuquota",
@@ -100,7 +100,7 @@ def variables(leaf: flags.Leaf, option: click.Option) -> list[str]:
 
 
 @pytest.mark.parametrize("program", flags.PROGRAMS)
-def test_every_program_says_its_version(program: str) -> None:
+def test_every_program_prints_its_version(program: str) -> None:
     command = flags.PROGRAMS[program]
     shown = CliRunner().invoke(command, ["--version"], prog_name=program)
     assert shown.exit_code == 0
@@ -112,11 +112,11 @@ def test_every_metric_of_the_source_is_in_a_registry_that_the_page_is_made_from(
     assert {name for name in metrics.in_the_source() if not {name, f"{name}_total"} & found} == set()
 
 
-def test_every_event_that_is_posted_is_told_and_no_other() -> None:
+def test_exactly_the_posted_events_are_documented() -> None:
     assert events.posted() == events.TOLD.keys()
 
 
-def test_every_annotation_and_label_is_told_and_no_other() -> None:
+def test_exactly_the_used_annotations_and_labels_are_documented() -> None:
     there = keys.in_the_source() | keys.in_the_manifests()
     assert there - keys.OURS.keys() - keys.of_schemes() - BUILT_IN.scheme_of.keys() == {
         CLASS_RESOURCE,
@@ -128,13 +128,13 @@ def test_every_annotation_and_label_is_told_and_no_other() -> None:
     assert keys.OURS.keys() - there == set()
 
 
-def test_every_outcome_of_an_answer_is_told_and_no_other() -> None:
+def test_exactly_the_possible_outcomes_are_documented() -> None:
     assert outcomes.in_the_source() == outcomes.OUTCOMES.keys()
     assert outcomes.incidents() == outcomes.INCIDENTS.keys()
 
 
 @pytest.mark.parametrize("module", OF_USERS)
-def test_every_sentence_that_reaches_users_is_shown(module: str, said: tuple[str, ...]) -> None:
+def test_every_message_that_reaches_users_is_documented(module: str, said: tuple[str, ...]) -> None:
     assert [sentence for sentence in sentences(module) if not is_said(sentence, said)] == []
 
 
@@ -146,7 +146,7 @@ def is_said(sentence: Sentence, said: tuple[str, ...]) -> bool:
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_a_document_names_no_flag_and_no_metric_that_is_not_there(name: str) -> None:
+def test_a_document_names_only_existing_flags_and_metrics(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
     ours = {option for leaf in LEAVES for each in leaf.command.params for option in each.opts}
     theirs = {
@@ -172,7 +172,7 @@ def test_a_document_names_no_flag_and_no_metric_that_is_not_there(name: str) -> 
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_every_file_that_a_document_names_is_there(name: str) -> None:
+def test_every_file_that_a_document_names_exists(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
     named = re.findall(r"\b(?:manifests|docs|tests)/[\w./-]*\w", text)
     assert [path for path in named if not (ROOT / path).exists()] == []

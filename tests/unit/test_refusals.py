@@ -1,4 +1,4 @@
-"""What gives a GPU beside the count is refused in limited namespaces, unless their quota allows it by its name."""
+"""Access to a GPU beyond the request is rejected in limited namespaces, unless their quota permits it by name."""
 
 from http import HTTPStatus
 from typing import Any
@@ -37,7 +37,7 @@ def policy_note(value: str) -> dict[str, str]:
 
 
 def refused(manifest: Manifest, *allow: Allowance, mode: Mode = Mode.ENFORCE) -> AdmissionResponse:
-    """Return the answer of both paths, which is the same."""
+    """Return the answer of both paths, which must be the same."""
     webhook = Webhook(policy_for(NamespaceQuota(LIMITS, mode=mode, allow=frozenset(allow))))
     answers = [webhook.mutate(manifest), webhook.validate(manifest)]
     assert answers[0].outcome == answers[1].outcome
@@ -46,7 +46,7 @@ def refused(manifest: Manifest, *allow: Allowance, mode: Mode = Mode.ENFORCE) ->
 
 WITH_A_NAME = {
     "privileged": (pod(container(**PRIVILEGED)), f"{FIRST}.securityContext.privileged", Allowance.PRIVILEGED),
-    "privileged beside a card": (
+    "privileged with a card": (
         pod(container(CARD), container(**PRIVILEGED)),
         "spec.containers[1].securityContext.privileged",
         Allowance.PRIVILEGED,
@@ -61,7 +61,7 @@ WITH_A_NAME = {
         f"{FIRST}.env[1]",
         Allowance.VISIBLE_DEVICES,
     ),
-    "all devices beside a share": (
+    "all devices with a share": (
         pod(container(SHARE, **env("NVIDIA_VISIBLE_DEVICES", value="0"))),
         f"{FIRST}.env[1]",
         Allowance.VISIBLE_DEVICES,
@@ -122,7 +122,7 @@ WITH_A_NAME = {
         f"{FIRST}.env[1]",
         Allowance.CORE_LIMIT,
     ),
-    "a cache of its own": (
+    "its own cache": (
         pod(container(HAMI_SHARE, **env("CUDA_DEVICE_MEMORY_SHARED_CACHE", value="/data/mine"))),
         f"{FIRST}.env[1]",
         Allowance.LIMIT_LIBRARY,
@@ -151,10 +151,12 @@ WITH_A_NAME = {
 
 
 @cases("manifest, path, allowance", **WITH_A_NAME)
-def test_what_gives_more_than_is_counted_is_refused_unless_it_is_allowed(
+def test_access_beyond_the_charge_is_rejected_unless_allowed(
     manifest: Manifest, path: str, allowance: Allowance
 ) -> None:
-    """422 with the field's path; with its own name in the quota, and no other, the pod is treated as without it."""
+    """The status is 422 with the field's path. With exactly this name in the quota, the pod is decided as without the
+    field.
+    """
     stored = {**manifest, "spec": {**manifest["spec"], "affinity": held_to("M40")}}
     answer = refused(stored)
     assert (answer.outcome, answer.status) == ("malformed", HTTPStatus.UNPROCESSABLE_ENTITY)
@@ -167,7 +169,7 @@ def test_what_gives_more_than_is_counted_is_refused_unless_it_is_allowed(
 @pytest.mark.parametrize(
     ("resource", "name"), [("nvidia.com/gpu.shared", "nvidia.com/gpu.shared"), (f"{CLASS}a.b", "deviceclass/a.b")]
 )
-def test_what_no_table_counts_is_refused_with_the_line_to_add(resource: str, name: str) -> None:
+def test_an_unknown_gpu_resource_is_rejected_with_the_line_to_add(resource: str, name: str) -> None:
     assert refused(vcuda_pod({resource: 9}), *Allowance).message == (
         f"malformed GPU request: {FIRST}.resources.limits[{resource}]: unknown GPU resource: no value is configured "
         f"for it. Ask your administrator to add a line to `gpu_units` in the quota ConfigMap: `{name}: {{cards: 1}}` "
@@ -175,14 +177,14 @@ def test_what_no_table_counts_is_refused_with_the_line_to_add(resource: str, nam
     )
 
 
-def test_a_class_whose_worth_is_not_fixed_is_refused_with_what_to_ask_for() -> None:
+def test_a_class_without_a_fixed_value_is_rejected_with_an_alternative() -> None:
     assert refused(vcuda_pod({f"{CLASS}mig.nvidia.com": 1}), *Allowance).message == (
         f"malformed GPU request: {FIRST}.resources.limits[{CLASS}mig.nvidia.com]: the charge depends on the MIG "
         "profile; request nvidia.com/mig-<profile>, or use a ResourceClaim"
     )
 
 
-def test_a_resource_claim_is_refused_whatever_is_allowed() -> None:
+def test_a_resource_claim_is_rejected_with_any_permission() -> None:
     answer = refused(pod(container(), resourceClaims=[{"name": "gpu", "resourceClaimName": "x"}]), *Allowance)
     assert [fault.path for fault in answer.faults] == ["spec.resourceClaims"]
 
@@ -213,29 +215,29 @@ def test_a_resource_claim_is_refused_whatever_is_allowed() -> None:
     ),
     none_of_an_unknown_one=pod(container({"nvidia.com/gpu.shared": 0})),
 )
-def test_what_gives_nothing_beside_the_count_is_let_in(manifest: Manifest) -> None:
+def test_a_field_that_gives_no_access_beyond_the_charge_is_admitted(manifest: Manifest) -> None:
     manifest = {**manifest, "spec": {**manifest["spec"], "affinity": held_to("M40")}}
     assert Webhook(policy_for(NamespaceQuota(LIMITS))).validate(manifest).outcome in ("ignored", "charged")
 
 
 @pytest.mark.parametrize(("mode", "told"), [(Mode.WARN, 1), (Mode.AUDIT, 0)])
 @pytest.mark.parametrize("manifest", [pod(container({"amd.com/gpu": 1})), pod(container(**PRIVILEGED))])
-def test_where_nothing_is_enforced_it_is_let_in_and_told(manifest: Manifest, mode: Mode, told: int) -> None:
-    """To its owner by a warning, or to the log alone."""
+def test_a_quota_that_does_not_enforce_admits_and_reports_it(manifest: Manifest, mode: Mode, told: int) -> None:
+    """The owner gets a warning, or only the log has it."""
     answer = refused(manifest, mode=mode)
     assert (answer.outcome, answer.allowed, len(answer.warnings)) == ("malformed", True, told)
     assert answer.message.startswith("malformed GPU request: ")
 
 
 @pytest.mark.parametrize("manifest", [row[0] for row in WITH_A_NAME.values()])
-def test_where_nobody_is_limited_nothing_is_looked_at(manifest: Manifest) -> None:
+def test_pods_of_unlimited_namespaces_are_not_checked(manifest: Manifest) -> None:
     answer = review_of(review(manifest), PolicySnapshot(Quota(), Nodes()))
     assert isinstance(answer, AdmissionResponse)
     assert answer.outcome in ("ignored", "unlimited")
     assert could_reach_gpus(view(manifest))
 
 
-def test_an_operators_vendor_and_runtime_class_are_looked_at_too() -> None:
+def test_configured_vendors_and_runtime_classes_are_checked_too() -> None:
     quota = "team-a: {quota: {M40: 8}}"
     read = parse_config({"gpu_quota": quota, "gpu_domains": "[acme.com]"})
     classes = RuntimeClasses(("fast",))
@@ -256,11 +258,11 @@ def test_an_operators_vendor_and_runtime_class_are_looked_at_too() -> None:
         ("privileged", ': "privileged" is no list; write one such as [privileged]'),
     ],
 )
-def test_a_name_that_nothing_has_is_a_fault(allow: str, fault: str) -> None:
+def test_an_unknown_name_is_a_fault(allow: str, fault: str) -> None:
     assert list(map(str, quota_faults(f"team-a: {{allow: {allow}}}"))) == [f"team-a.allow{fault}"]
 
 
-def test_a_pod_of_very_many_resources_is_judged_one_by_one() -> None:
-    """In a pass over them: each against all the others would take a minute here."""
+def test_a_pod_with_very_many_resources_is_checked_in_linear_time() -> None:
+    """They are compared in one pass. Comparing each with all others would take a minute here."""
     answer = refused(vcuda_pod({"nvidia.com/gpumem": 1, **{f"nvidia.com/x{number}": 1 for number in range(20_000)}}))
     assert (answer.outcome, len(answer.faults)) == ("malformed", MOST_FAULTS + 1)

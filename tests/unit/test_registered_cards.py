@@ -1,4 +1,4 @@
-"""Registers of cards change prices: a plain count is whole cards, and a share is compared with the smallest card."""
+"""Registers of cards change charges: a plain count is whole cards, and a share is compared with the smallest card."""
 
 import json
 from typing import Any
@@ -69,7 +69,7 @@ def test_a_register_without_cards_makes_a_plain_count_whole_cards_too() -> None:
     of_the_row=("{T4: {memory: 8Gi}}", (LARGE,), 50),
     unknown=("", (FAULTY, Card("GPU-4", "Tesla T4")), 100),
 )
-def test_a_share_is_charged_the_part_of_the_registered_card_that_its_memory_is(
+def test_a_share_is_charged_by_its_part_of_the_registered_cards_memory(
     models: str, cards: tuple[Card, ...], cores: int
 ) -> None:
     known = configured(models, "{hami: {default_cores: memory}}")
@@ -124,7 +124,7 @@ def write_node(api: ApiDouble, *cards: dict[str, Any]) -> None:
     api.store("/api/v1/nodes/one", {"metadata": metadata})
 
 
-def test_the_prices_follow_the_registers_also_where_the_api_server_has_no_devices(api: ApiDouble) -> None:
+def test_charges_follow_the_registers_even_without_served_claims(api: ApiDouble) -> None:
     data = {"gpu_quota": "{}", "gpu_models": "{T4: {cards: 0.25}}"}
     config_map = {"metadata": {"name": "gpuquota", "namespace": "kube-system"}, "data": data}
     api.store("/api/v1/namespaces/kube-system/configmaps/gpuquota", config_map)
@@ -145,7 +145,7 @@ def test_the_prices_follow_the_registers_also_where_the_api_server_has_no_device
     assert resources_with({"id": "GPU-1", "type": "Tesla T4", "devmem": 16384}) is whole
 
 
-def test_a_ledger_is_counted_by_the_prices_of_now_before_the_watch_has_decoded_the_pods_again(
+def test_a_ledger_is_counted_by_present_values_before_the_watch_decodes_the_pods_again(
     api: ApiDouble, replica: Replica
 ) -> None:
     known = [configured("{M40: {cards: 0.25}}")]

@@ -1,4 +1,4 @@
-"""What is read of the annotations in which HAMi and vgpu-manager register a node's cards."""
+"""Parsing the annotations in which HAMi and vgpu-manager register a node's cards."""
 
 import json
 from typing import Any
@@ -59,7 +59,7 @@ def test_uuid_type_and_mode_of_every_card_are_read(written: Any) -> None:
 
 @FORMS
 @given(data=st.data())
-def test_whatever_cards_are_registered_are_read_as_they_are(written: Any, data: st.DataObject) -> None:
+def test_any_registered_cards_are_read_back(written: Any, data: st.DataObject) -> None:
     name = st.text(st.characters(codec="ascii", exclude_characters=",:"), min_size=1, max_size=MAX_TEXT)
     named = name.map(str.strip).filter(lambda text: text and text.isprintable())
     cards = data.draw(
@@ -115,8 +115,8 @@ def test_any_text_is_a_register_or_an_error(text: str) -> None:
     assert len(found.cards) <= MAX_CARDS
 
 
-def test_a_malformed_register_is_told_once_and_counts_for_nothing_until_it_is_put_right(api: ApiDouble) -> None:
-    """A node changes every few seconds; only a register that reads otherwise is read again."""
+def test_a_malformed_register_is_reported_once_and_ignored_until_it_is_corrected(api: ApiDouble) -> None:
+    """A node changes every few seconds. Only a changed register is parsed again."""
     watch, path = NodeInformer(api.kube, LABELS), "/api/v1/nodes/gpu-1"
 
     def heard(text: str, beat: str) -> list[Any]:
@@ -133,7 +133,7 @@ def test_a_malformed_register_is_told_once_and_counts_for_nothing_until_it_is_pu
     assert watch.current().types.of_model("hami", "A100") == (OURS[0].type,)
     assert watch.current().registers["gpu-1"]["hami"].type_of("GPU-0fc3") == OURS[1].type
     before = watch.current()
-    assert (heard(as_hami(OURS), "5"), watch.current() is before) == ([], True), "a heartbeat changes nothing"
+    assert (heard(as_hami(OURS), "5"), watch.current() is before) == ([], True), "a heartbeat must change nothing"
     api.remove(path)
     watch.reflector.relist()
     assert not watch.current().registers

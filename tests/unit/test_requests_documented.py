@@ -1,4 +1,4 @@
-"""docs/requests.md: tests prove each row of what is charged. Their names are here, not on a page for users."""
+"""docs/requests.md: tests prove each row of what is charged. Their names are here, because the page is for users."""
 
 import re
 from pathlib import Path
@@ -12,58 +12,56 @@ TESTS = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "tests"
 HEAD = re.compile(r"^\| [^|]+ \| it is charged \|$")
 
 PROOF = {
-    "`tencent.com/vcuda-core` and": ("test_cores_and_memory_of_the_pod",),
+    "`tencent.com/vcuda-core` and": ("test_cores_and_memory_of_the_pod_are_charged",),
     "HAMi's or vgpu-manager's resources |": (
-        "test_cores_and_memory_of_each_vgpu",
+        "test_cores_and_memory_of_each_vgpu_are_charged",
         "test_memory_in_percent_is_that_share_of_a_card",
     ),
     "HAMi's or vgpu-manager's resources under other names": (
-        "test_charge_pin_and_scheduler_are_the_same_whoever_is_asked_first",
-        "test_a_share_beside_what_may_be_its_count_is_refused_with_the_setting_to_make",
+        "test_charge_pin_and_scheduler_are_the_same_in_either_order_of_the_webhooks",
+        "test_a_share_with_a_resource_that_may_be_its_count_is_rejected_with_the_setting_to_make",
     ),
-    "a share of a model whose cards HAMi has in MIG mode": ("test_no_share_is_let_onto_a_card_in_mig_mode",),
+    "a share of a model whose cards HAMi has in MIG mode": ("test_a_share_never_gets_a_card_in_mig_mode",),
     "a card type by HAMi's or vgpu-manager's annotations": (
-        "test_no_card_beside_is_ever_chosen_and_one_of_the_model_s_is",
+        "test_the_pod_gets_a_card_of_its_model_on_a_mixed_node",
         "test_given_cards.py",
     ),
-    "`nvidia.com/gpu` alone |": ("test_cores_and_memory_of_each_vgpu",),
-    "`nvidia.com/gpu` alone, on a model": (
-        "test_one_whole_device_is_charged_what_it_is_worth_on_its_model_and_nothing_else_is",
-    ),
-    "`nvidia.com/mig-3g.20gb`": ("test_a_unit_is_charged_count_times_worth",),
+    "`nvidia.com/gpu` alone |": ("test_cores_and_memory_of_each_vgpu_are_charged",),
+    "`nvidia.com/gpu` alone, on a model": ("test_only_a_whole_device_is_charged_the_value_of_its_model",),
+    "`nvidia.com/mig-3g.20gb`": ("test_a_unit_is_charged_its_count_times_its_value",),
     "`deviceclass.resource.kubernetes.io/gpu.nvidia.com`": (
-        "test_a_unit_is_charged_count_times_worth",
-        "test_the_schedulers_own_claims_pass_and_nobody_elses_marked_as_such",
-        "test_a_claim_is_left_out_only_where_a_charged_pods_status_names_it",
+        "test_a_unit_is_charged_its_count_times_its_value",
+        "test_only_the_schedulers_own_extended_resource_claims_are_admitted",
+        "test_a_claim_is_left_out_only_if_a_charged_pods_status_names_it",
     ),
-    "a MIG class of a DRA driver": ("test_a_class_whose_worth_is_not_fixed_is_refused_with_what_to_ask_for",),
+    "a MIG class of a DRA driver": ("test_a_class_without_a_fixed_value_is_rejected_with_an_alternative",),
     "the resource of a DeviceClass of your own": (
-        "test_a_resource_that_a_class_gives_its_own_name_is_refused_until_it_is_counted",
+        "test_the_extended_resource_of_a_class_is_rejected_until_it_is_counted",
     ),
-    "a resource with a row in `gpu_units`": ("test_a_unit_is_charged_count_times_worth",),
-    "`nvidia.com/hostdev`": ("test_what_is_worth_nothing_is_no_request", "test_compute_domains_are_no_gpus"),
-    "any other resource of a GPU vendor": ("test_what_no_table_counts_is_refused_with_the_line_to_add",),
-    "`spec.resourceClaims`, before": ("test_a_resource_claim_is_refused_whatever_is_allowed",),
+    "a resource with a row in `gpu_units`": ("test_a_unit_is_charged_its_count_times_its_value",),
+    "`nvidia.com/hostdev`": ("test_a_unit_without_a_value_is_no_request", "test_compute_domains_are_no_gpus"),
+    "any other resource of a GPU vendor": ("test_an_unknown_gpu_resource_is_rejected_with_the_line_to_add",),
+    "`spec.resourceClaims`, before": ("test_a_resource_claim_is_rejected_with_any_permission",),
     "a GPU in a way that is not counted": (
-        "test_what_gives_more_than_is_counted_is_refused_unless_it_is_allowed",
-        "test_a_pod_takes_no_limit_off_the_share_that_its_claim_may_give",
+        "test_access_beyond_the_charge_is_rejected_unless_allowed",
+        "test_a_pod_cannot_remove_the_limit_of_the_share_of_its_claim",
         "test_a_share_by_a_claim_keeps_its_limit_unless_the_quota_allows_otherwise",
     ),
     "a ResourceClaim, of any user": (
-        "test_whole_cards_units_and_the_dearest_of_several_ways",
-        "test_shares_take_what_the_scheduler_counts_for_them",
+        "test_whole_cards_units_and_the_most_expensive_alternative_are_charged",
+        "test_shares_are_charged_as_the_scheduler_counts_them",
         "test_a_mig_partition_is_charged_by_its_profile",
         "test_a_claim_is_pinned_to_the_first_model_with_room_and_charged_by_its_uid",
     ),
-    "a claim with `allocationMode: All`": ("test_every_way_to_ask_wrongly_is_told_with_its_path",),
+    "a claim with `allocationMode: All`": ("test_every_malformed_request_is_reported_with_its_path",),
     "a claim without devices": (
-        "test_what_is_none_of_the_quotas_business",
-        "test_all_and_admin_access_are_free_for_what_is_worth_nothing",
+        "test_other_requests_are_ignored",
+        "test_all_and_admin_access_are_free_for_devices_without_a_value",
     ),
     "a ResourceClaimTemplate": ("test_templates_and_the_pods_that_name_them_are_checked_and_not_charged",),
     "parameters for the driver of a share": ("test_parameters_for_the_driver_of_a_share_are_refused",),
 }
-"""By how a row begins: functions or files in tests/unit that prove what the row promises."""
+"""By the beginning of each row: functions or files in tests/unit that prove the promise of the row."""
 
 
 def page() -> str:
@@ -71,7 +69,7 @@ def page() -> str:
 
 
 def rows() -> list[str]:
-    """The rows of the page's tables with the heading "it is charged", each without its first bar."""
+    """Return the rows of the page's tables with the heading "it is charged", each without its first bar."""
     lines = page().splitlines()
     found = []
     for at in (at for at, line in enumerate(lines) if HEAD.match(line)):

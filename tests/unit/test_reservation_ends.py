@@ -1,4 +1,4 @@
-"""How a reservation ends: given back, reaped, gone with the ledger; and what becomes of a write without an answer."""
+"""How a reservation ends: released, reaped, or deleted with the ledger; and writes of unknown outcome."""
 
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
@@ -16,7 +16,7 @@ from vcuda.quota.terms import STORABLE_SECONDS
 
 @pytest.fixture
 def world() -> Iterator[ReservationWorld]:
-    """Return a world in which replica A has reserved room, and nobody has written since."""
+    """Return a world in which replica A has reserved room, and no other has written since."""
     with ReservationWorld() as world:
         world.reserve(A)
         written(world)
@@ -27,9 +27,7 @@ def world() -> Iterator[ReservationWorld]:
 
 
 @pytest.mark.parametrize("others", [0, 3], ids=["alone", "while others write first"])
-def test_a_replica_that_stops_writes_what_it_granted_and_gives_back_the_rest(
-    world: ReservationWorld, others: int
-) -> None:
+def test_a_replica_that_stops_writes_its_charges_and_releases_the_rest(world: ReservationWorld, others: int) -> None:
     [own] = world.ledger().reserved
     world.ask(A, 2)
     granted = {*world.storable()}
@@ -46,7 +44,7 @@ def test_a_replica_that_stops_writes_what_it_granted_and_gives_back_the_rest(
 
 
 def test_a_replica_that_stops_reserves_nothing_any_more(world: ReservationWorld) -> None:
-    """Those calls that are on their way to it yet are answered all the same."""
+    """Calls that still reach it are answered."""
     world.close(A)
     world.ask(A, 20)
     world.go_on()
@@ -57,10 +55,10 @@ def test_a_replica_that_stops_reserves_nothing_any_more(world: ReservationWorld)
 
 
 @pytest.mark.parametrize(("leader", "rate"), [(0, 1.01), (1, 0.99)])
-def test_a_reservation_is_reaped_once_no_pod_that_was_granted_from_it_can_be_stored(
+def test_a_reservation_is_reaped_when_none_of_its_pods_can_be_stored_any_more(
     world: ReservationWorld, leader: int, rate: float
 ) -> None:
-    """By the clock of the leader, from when it saw it first."""
+    """The time counts by the clock of the leader, from when it first saw the reservation."""
     world.crash(A)
     world.settle(leader)
     [holder] = world.ledger().reserved
@@ -75,7 +73,7 @@ def test_a_reservation_is_reaped_once_no_pod_that_was_granted_from_it_can_be_sto
     assert [(line["namespace"], line["holder"]) for line in told] == [("team-a", holder)]
 
 
-def test_the_list_that_counts_what_was_granted_begins_when_the_time_is_over(world: ReservationWorld) -> None:
+def test_the_list_that_counts_a_reaped_reservations_pods_begins_after_its_time(world: ReservationWorld) -> None:
     world.ask(A, 2)
     world.crash(A)
     world.settle()
@@ -105,9 +103,9 @@ def landed(world: ReservationWorld) -> None:
         (overtaken, HTTPStatus.CONFLICT),
         (ReservationWorld.lose, HTTPStatus.NOT_FOUND),
     ],
-    ids=["it lands", "it had landed", "others wrote first", "the ledger is gone"],
+    ids=["it lands", "it had landed", "others wrote first", "the ledger was deleted"],
 )
-def test_a_write_without_an_answer_is_sent_again_as_it_was_until_its_outcome_is_known(
+def test_a_write_without_an_answer_is_repeated_unchanged_until_its_outcome_is_known(
     world: ReservationWorld,
     befalls: Callable[[ReservationWorld], None],
     status: HTTPStatus,

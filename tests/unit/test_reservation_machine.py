@@ -1,4 +1,4 @@
-"""Reservations in every order that can be: nothing that befalls replicas, leaders and their calls admits too much."""
+"""Reservations in any order of steps: no fault of replicas, leaders and their calls admits too much."""
 
 import os
 
@@ -8,7 +8,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from tests.reservation_machine import ReservationMachine
 
 EXAMPLES = int(os.environ.get("MACHINE_EXAMPLES", "80"))
-"""More by `make fuzz`."""
+"""`make fuzz` sets more."""
 
 
 def test_no_order_of_calls_admits_too_much_or_leaves_a_charge_behind() -> None:

@@ -1,4 +1,4 @@
-"""What each rule of reservations prevents: a scenario goes wrong once its rule is broken.
+"""Each rule of reservations is needed: if it is broken, a scenario fails.
 
 A broken rule is a named part of the product, replaced by one that does less.
 """
@@ -35,7 +35,7 @@ def test_nothing_admits_too_much_and_nothing_stays_charged(scenario: scenarios.S
 
 
 class GrantsWithoutRoom(ReservationLease):
-    """Grants a charge that is larger than the rest of the reservation."""
+    """Admits a charge that is larger than the rest of the reservation."""
 
     def grant(self, uid: str, asked: Pending, created: float) -> bool:
         self._left[asked.model] = asked.charge
@@ -51,7 +51,7 @@ class LeasedFromTheAnswer(ReservationLease):
 
 
 class GrantsFromTheNext(ReservationLease):
-    """Grants from the reservation that a write is about to set, although the write may fail."""
+    """Admits from the reservation that a write is about to set, although the write may fail."""
 
     def send(self, ledger: Ledger, charges: Mapping[str, Charge], *terms: Any) -> Ledger:
         sent = super().send(ledger, charges, *terms)
@@ -60,7 +60,7 @@ class GrantsFromTheNext(ReservationLease):
 
 
 class GrantsFromTheOld(ReservationLease):
-    """Grants from the reservation that a write is about to replace."""
+    """Admits from the reservation that a write is about to replace."""
 
     def send(self, ledger: Ledger, charges: Mapping[str, Charge], *terms: Any) -> Ledger:
         left = {**self._left}
@@ -70,14 +70,14 @@ class GrantsFromTheOld(ReservationLease):
 
 
 class WritesNoGranted(ReservationLease):
-    """Writes the next reservation without the granted charges."""
+    """Writes the next reservation without the charges that were admitted from the last one."""
 
     def flushed(self, ledger: Ledger) -> Ledger:
         return msgspec.structs.replace(super().flushed(ledger), pending=ledger.pending)
 
 
 class ForgetsLaterGrants(ReservationLease):
-    """Forgets the charges that it granted during a write."""
+    """Drops the charges that it admitted during a write."""
 
     def confirmed(self, answered: float) -> None:
         self.granted = {}
@@ -85,14 +85,14 @@ class ForgetsLaterGrants(ReservationLease):
 
 
 class GrantsTwice(ReservationLease):
-    """Counts the granted charges as left."""
+    """Counts the admitted charges as free."""
 
     def _remaining(self) -> dict[str, Charge]:
         return {**self._reserved}
 
 
 class KeepsReaped(ReservationLease):
-    """Keeps a reservation that the ledger does not have any more."""
+    """Keeps a reservation that the ledger no longer has."""
 
     def observe(self, ledger: Ledger) -> None:
         missing = {} if self.holder in ledger.reserved else {self.holder: Reservation({}, -1)}
@@ -100,7 +100,7 @@ class KeepsReaped(ReservationLease):
 
 
 class SameHolder(ReservationLease):
-    """Has the same id as every other replica."""
+    """Uses the same id as every other replica."""
 
     def __init__(self, *clock: Any) -> None:
         super().__init__(*clock)
@@ -164,7 +164,7 @@ def nothing_expired(*_: object) -> Overdue:
 
 
 class Broken(NamedTuple):
-    """One rule that is broken: ``where.name`` is ``value`` instead. Then this scenario goes wrong in this way."""
+    """One broken rule: ``where.name`` is replaced by ``value``. The scenario then fails with this fault."""
 
     rule: str
     where: object
@@ -178,7 +178,7 @@ def lease(rule: str, broken: type[ReservationLease], scenario: scenarios.Scenari
     return Broken(rule, namespace_ledger, "ReservationLease", broken, scenario, wrong)
 
 
-OVER, LOST, STAYS = "and the limit is", "and the ledger counts", "stays charged"
+OVER, LOST, STAYS = "and the limit is", "and the ledger counts", "more is charged than"
 
 MUTANTS = (
     Broken(
@@ -240,7 +240,7 @@ MUTANTS = (
         OVER,
     ),
     Broken(
-        "a reservation fits beside the others",
+        "a reservation fits together with the others",
         namespace_ledger,
         "plan",
         planned_without_others,
@@ -301,7 +301,7 @@ MUTANTS = (
         "GIVE_WAY_SECONDS",
         0,
         scenarios.who_waits_is_given_what_others_reserve,
-        "never given room",
+        "never gets room",
     ),
     Broken(
         "a replica that waits says so",
@@ -309,7 +309,7 @@ MUTANTS = (
         "write",
         written_without_mark,
         scenarios.who_waits_is_given_what_others_reserve,
-        "never given room",
+        "never gets room",
     ),
     Broken(
         "a reservation is reaped after its lease",

@@ -1,4 +1,6 @@
-"""The owners whose pods were rejected for quota, and those that may retry: the oldest first, and no more than fit."""
+"""The owners whose pods were rejected for quota, and those that are made to retry: the oldest first, and no more than
+fit.
+"""
 
 import json
 from collections.abc import Mapping
@@ -24,7 +26,7 @@ NODES = Nodes(LABELS)
 
 
 def owner(limits: Mapping[str, int] = ONE, missing: int = 1, **spec: Any) -> Owner:
-    """Return a ReplicaSet that misses pods of one container; ``spec`` holds more of its template's."""
+    """Return a ReplicaSet that misses pods of one container. ``spec`` has further fields of its template."""
     template = {"spec": {"containers": [container(limits)], **spec}}
     return read({"spec": {"replicas": missing + 3, "template": template}, "status": {"replicas": 3}})
 
@@ -34,12 +36,12 @@ def read(manifest: Mapping[str, Any]) -> Owner:
 
 
 def rooms(free: Mapping[str, int | FreeQuota]) -> dict[str, FreeQuota]:
-    """Return what is free; a number is cores, where memory is not limited."""
+    """Return the free quota. A number means cores without a limit on memory."""
     return {model: FreeQuota(room) if isinstance(room, int) else room for model, room in free.items()}
 
 
 def chosen(free: Mapping[str, int | FreeQuota], *owners: Owner, quota: NamespaceQuota = QUOTA) -> list[int]:
-    """Return which of the owners, refused in this order, may try again."""
+    """Return which of the owners, rejected in this order, may retry."""
     refused = [RefusedOwner(str(index), f"2026-01-01T00:00:0{index}Z", each) for index, each in enumerate(owners)]
     in_order = retries.oldest_first(reversed(refused))
     return [int(each.path) for each in retries.select_retries(in_order, quota, rooms(free), NODES)]
@@ -79,7 +81,7 @@ def test_the_missing_pods_of_an_owner_are_counted(
     assert read({"spec": spec, "status": status}).missing == missing
 
 
-def test_who_is_being_deleted_misses_nothing() -> None:
+def test_a_terminating_owner_misses_no_pods() -> None:
     assert read({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}, "spec": {"replicas": 3}}).missing == 0
 
 
@@ -95,7 +97,7 @@ def failure(**fields: str | None) -> dict[str, str | None]:
     ("conditions", "since"),
     [
         pytest.param([failure()], "2026-01-01T00:00:00Z", id="refused for quota"),
-        pytest.param([failure(type="Available"), failure()], "2026-01-01T00:00:00Z", id="beside another condition"),
+        pytest.param([failure(type="Available"), failure()], "2026-01-01T00:00:00Z", id="with another condition"),
         pytest.param([failure(message=NOT_MUTATED)], "2026-01-01T00:00:00Z", id="not pinned, while /mutate was away"),
         pytest.param([failure(message="exceeded quota: compute")], None, id="refused by somebody else"),
         pytest.param([failure(status="False")], None, id="no more"),
@@ -105,7 +107,7 @@ def failure(**fields: str | None) -> dict[str, str | None]:
         pytest.param(None, None, id="null"),
     ],
 )
-def test_an_owner_is_refused_since_its_condition_says_so(
+def test_an_owner_is_rejected_since_the_time_of_its_condition(
     conditions: list[dict[str, str | None]] | None, since: str | None
 ) -> None:
     assert read({"status": {"conditions": conditions}}).refused_since() == since
@@ -126,7 +128,7 @@ SELECTS_P100 = owner(nodeSelector={MODEL: "P100"})
         pytest.param({}, [owner()], [], id="nothing is known to be free"),
         pytest.param({"M40": 300}, [owner(missing=2), owner(), owner()], [0, 1], id="by the pods they miss"),
         pytest.param({"M40": 200}, [owner(missing=500), owner()], [0], id="one that takes all there is"),
-        pytest.param({"M40": 100}, [owner(TWO), owner()], [1], id="one that is too large holds nobody up"),
+        pytest.param({"M40": 100}, [owner(TWO), owner()], [1], id="one that is too large delays no other"),
         pytest.param({"M40": 250}, [owner(TWO), owner(TWO), owner(HALF)], [0, 2], id="a smaller one takes the rest"),
         pytest.param({"M40": 300}, [owner(missing=0), owner()], [1], id="one without missing pods"),
         pytest.param({"V100": 300}, [owner()], [], id="free on a model that is not in the quota"),
@@ -134,13 +136,15 @@ SELECTS_P100 = owner(nodeSelector={MODEL: "P100"})
         pytest.param({"M40": 200, "P100": 100}, [owner()] * 5, [0, 1, 2], id="flexible ones spread over the models"),
         pytest.param({"M40": 100, "P100": 100}, [owner(missing=2), owner()], [0], id="one takes of both models"),
         pytest.param({"M40": 100, "P100": 200}, [owner(), HELD_M40], [0], id="a flexible one takes its first model"),
-        pytest.param({"M40": 800}, [HELD_P100, owner()], [1], id="one held to a model waits for that"),
+        pytest.param({"M40": 800}, [HELD_P100, owner()], [1], id="one pinned to a model waits for it"),
         pytest.param({"M40": 0, "P100": 100}, [HELD_P100, owner()], [0], id="and takes that, where it is"),
         pytest.param({"M40": 800}, [SELECTS_P100, owner()], [1], id="held by a nodeSelector"),
         pytest.param({"M40": 0, "P100": 100}, [SELECTS_P100, owner()], [0], id="and served"),
     ],
 )
-def test_oldest_first_and_no_more_than_fit(free: Mapping[str, int], owners: list[Owner], tries: list[int]) -> None:
+def test_the_oldest_owners_retry_first_and_no_more_than_fit(
+    free: Mapping[str, int], owners: list[Owner], tries: list[int]
+) -> None:
     assert chosen(free, *owners) == tries
 
 
@@ -151,13 +155,13 @@ def test_with_prefer_most_free_a_flexible_owner_leaves_the_model_with_little_roo
     assert [each.path for each in retries.select_retries(waiting, quota, free, NODES)] == ["0", "1"]
 
 
-def test_refusals_of_one_moment_are_told_apart_by_place() -> None:
+def test_rejections_at_the_same_time_are_ordered_by_path() -> None:
     """Otherwise each look could choose another owner."""
     same = [RefusedOwner(path, "2026-01-01T00:00:00Z", owner()) for path in ("c", "a", "b")]
     assert [each.path for each in retries.oldest_first(same)] == ["a", "b", "c"]
 
 
-def test_what_is_free_is_left_as_it_was() -> None:
+def test_the_free_quota_is_not_modified() -> None:
     free = {"M40": FreeQuota(300)}
     assert retries.select_retries([RefusedOwner("a", "", owner())], QUOTA, free, NODES)
     assert free == {"M40": FreeQuota(300)}
@@ -175,11 +179,13 @@ SHARE = {"nvidia.com/vcuda-core": 50, "nvidia.com/vcuda-memory": 600}
         pytest.param(Limit(800, 8000), FreeQuota(800, 1000), [owner(TWO), owner()], [1], id="a smaller takes the rest"),
         pytest.param(Limit(800), FreeQuota(800), [owner(SHARE)] * 3, [0, 1, 2], id="memory that is not limited"),
         pytest.param(Limit(800, 0), FreeQuota(800, 0), [owner(SHARE)], [], id="memory that may not be used"),
-        # A card's memory is worth 14 and two sevenths MiB: six of seven use 85.7 MiB of 100, told as 86.
+        # A card's memory is 14 and two sevenths MiB: six of seven use 85.7 MiB of 100, reported as 86.
         pytest.param(Limit(700, 100), FreeQuota(100, 14), [owner()], [0], id="a last card, in spite of rounding"),
     ],
 )
-def test_no_more_than_fit_in_memory(limit: Limit, room: FreeQuota, owners: list[Owner], tries: list[int]) -> None:
+def test_no_more_owners_retry_than_fit_in_memory(
+    limit: Limit, room: FreeQuota, owners: list[Owner], tries: list[int]
+) -> None:
     assert chosen({"M40": room}, *owners, quota=NamespaceQuota({"M40": limit})) == tries
 
 
@@ -213,14 +219,14 @@ JOB = {"metadata": {"name": "train"}, "spec": {"parallelism": 1}, "status": {}}
     ("name", "found"),
     [
         pytest.param("train", ["/apis/batch/v1/namespaces/team-a/jobs/train"], id="its own"),
-        pytest.param("gone", [], id="one that is gone"),
+        pytest.param("gone", [], id="a deleted one"),
         pytest.param("../../team-b/jobs/train", [], id="a way to another namespace"),
         pytest.param("..", [], id="a way up"),
         pytest.param("", [], id="none"),
     ],
 )
 def test_an_event_leads_to_an_owner_in_its_namespace_or_to_none(api: ApiDouble, name: str, found: list[str]) -> None:
-    """Tenants write Events too, and the leader reads the owners with its own rights."""
+    """Tenants also write Events, and the leader reads the owners with its own rights."""
     for namespace in ("team-a", "team-b"):
         api.store(f"/apis/batch/v1/namespaces/{namespace}/jobs/train", JOB)
     store_event(api, name)
@@ -236,7 +242,7 @@ REFUSED = {"spec": {"replicas": 1}, "status": {"conditions": [failure()]}}
 @pytest.mark.parametrize(
     "bad", [{"spec": {"replicas": "many"}}, {"status": [1]}, {"metadata": {"name": "bad", "labels": 3}}]
 )
-def test_a_workload_that_cannot_be_decoded_costs_only_itself(bad: Mapping[str, Any], api: ApiDouble) -> None:
+def test_a_workload_that_cannot_be_decoded_affects_no_other(bad: Mapping[str, Any], api: ApiDouble) -> None:
     """Two good workloads are stored too. One has a condition with the rejection, the other an Event."""
     collections = (REPLICA_SETS.format("team-a"), REFUSED), ("/apis/batch/v1/namespaces/team-a/jobs", JOB)
     for collection, good in collections:
@@ -251,7 +257,7 @@ def test_a_workload_that_cannot_be_decoded_costs_only_itself(bad: Mapping[str, A
 
 
 class Retried:
-    """A retrier of team-a, which may use many cards, and has workloads that wait; time passes as the test says."""
+    """A retrier of team-a, which may use many cards and has rejected workloads. A test lets time pass."""
 
     def __init__(self, api: ApiDouble, owners: int, tick: float = 0.0) -> None:
         self.api, self.now, self.tick = api, 0.0, tick
@@ -269,7 +275,7 @@ class Retried:
         assert self.queue.next() == "team-a"
 
     def add_owner(self, name: str) -> None:
-        """Store a ReplicaSet that says of itself that it was refused; no Event does."""
+        """Store a ReplicaSet whose condition has the rejection. There is no Event."""
         spec = {"replicas": 1, "template": {"spec": {"containers": [container(ONE)]}}}
         path = f"{REPLICA_SETS.format('team-a')}/{name}"
         self.api.store(path, {**REFUSED, "metadata": {"name": name}, "spec": spec})
@@ -283,8 +289,8 @@ class Retried:
         return sum(RETRY_ANNOTATION in annotations for annotations in found)
 
 
-def test_who_cannot_be_judged_in_time_is_judged_at_a_next_look(api: ApiDouble) -> None:
-    """Each look at the clock costs a fifth of what there is."""
+def test_an_owner_that_cannot_be_judged_in_time_is_judged_at_a_later_look(api: ApiDouble) -> None:
+    """Each reading of the clock costs a fifth of the time for a look."""
     retried = Retried(api, owners=40, tick=BUDGET_SECONDS / 5)
     for _ in range(20):
         before = retried.told()
@@ -293,10 +299,10 @@ def test_who_cannot_be_judged_in_time_is_judged_at_a_next_look(api: ApiDouble) -
     assert retried.told() == 40
 
 
-def test_where_nobody_was_refused_a_look_is_one_list_and_now_and_then_it_asks_whom_no_event_tells_of(
+def test_without_a_rejection_a_look_is_one_list_and_sometimes_finds_owners_without_events(
     api: ApiDouble,
 ) -> None:
-    """An Event may be forgotten, or never have been written; its ReplicaSet has the condition still."""
+    """An Event may have expired, or was never written, while its ReplicaSet still has the condition."""
     retried = Retried(api, owners=0)
 
     def lists() -> int:
@@ -309,10 +315,10 @@ def test_where_nobody_was_refused_a_look_is_one_list_and_now_and_then_it_asks_wh
     assert (lists(), retried.told()) == (1, 0)
     retried.now += retries.LISTED_EVERY_SECONDS
     assert (lists(), retried.told()) == (3, 1)
-    assert lists() == 2, "as long as there is one that was refused"
+    assert lists() == 2, "as long as a workload is rejected"
 
 
-def test_an_event_of_a_replica_set_has_them_listed(api: ApiDouble) -> None:
+def test_an_event_of_a_replica_set_causes_a_list_of_replica_sets(api: ApiDouble) -> None:
     retried = Retried(api, owners=0)
     retried.retrier.reconciler.turn("team-a")
     retried.add_owner("train")
@@ -321,8 +327,8 @@ def test_an_event_of_a_replica_set_has_them_listed(api: ApiDouble) -> None:
     assert retried.told() == 1
 
 
-def test_a_look_that_takes_too_long_all_the_same_is_followed_by_a_rest(api: ApiDouble) -> None:
-    """By the size of what is listed: meanwhile other namespaces have their turns."""
+def test_a_look_that_takes_too_long_is_followed_by_a_rest(api: ApiDouble) -> None:
+    """The rest depends on the size of the list. Meanwhile other namespaces have their turns."""
     retried = Retried(api, owners=1)
 
     def slow(method: str, _timeout: float, effect: Effect) -> bytes:

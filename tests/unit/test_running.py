@@ -1,4 +1,4 @@
-"""What a forced deletion does to the quota: the ledger counts a GPU until no container can use it any more."""
+"""Forced deletions and the quota: the ledger counts a GPU until no container can use it any more."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -20,7 +20,7 @@ LONG = 600
 
 
 def running(world: RunningWorld, name: str, grace: int = 30, *, claimed: bool = False) -> TruePod:
-    """Return a pod that runs with one card, of its own or by a claim; the leader has settled that."""
+    """Return a running pod with one card, requested by itself or by a claim. The leader has settled it."""
     pod = TruePod(name, grace, f"{name}-claim" if claimed else "")
     assert world.admit(pod)
     world.store(pod)
@@ -35,7 +35,7 @@ def running(world: RunningWorld, name: str, grace: int = 30, *, claimed: bool = 
 
 
 def let_claim_go(world: RunningWorld, pod: TruePod) -> None:
-    """Have the claim controller release and delete the claim of a pod that has gone."""
+    """Have the claim controller release and delete the claim of a deleted pod."""
     claim = world.claims[pod.claim]
     world.leave(claim, pod)
     world.delete_claim(claim)
@@ -54,7 +54,7 @@ def a_pod_is_deleted_by_force(world: RunningWorld) -> None:
 
 
 def a_pod_is_deleted_by_force_some_time_after_it_was_admitted(world: RunningWorld) -> None:
-    """Its charge was pending before. How long it is terminating counts from the deletion alone."""
+    """Its charge was pending before. The terminating time counts from the deletion."""
     pod = running(world, "pod", 60)
     world.pass_by(70)
     world.delete(pod)
@@ -205,7 +205,7 @@ def two_pods_share_a_claim_and_the_first_is_deleted_by_force(world: RunningWorld
 
 
 def a_claim_loses_its_devices_and_is_used_again(world: RunningWorld) -> None:
-    """As when the pod of a lost node is removed. The scheduler may choose other devices the next time."""
+    """This happens when the pod of a lost node is removed. The scheduler may allocate other devices the next time."""
     first = running(world, "first", LONG, claimed=True)
     world.delete(first)
     world.leave(world.claims[first.claim], first)
@@ -220,7 +220,9 @@ def a_claim_loses_its_devices_and_is_used_again(world: RunningWorld) -> None:
 
 
 def a_pod_that_only_a_replica_has_counted_is_deleted_by_force(world: RunningWorld) -> None:
-    """The watch of a quiet cluster is behind the LIST of a replica; then the pod is in neither that nor the next."""
+    """In a quiet cluster the watch lags behind the LIST of a replica. The pod is then in neither this view nor the
+    next.
+    """
     running(world, "other")
     pod = TruePod("pod", LONG)
     world.admit(pod)
@@ -267,7 +269,7 @@ def test_a_gpu_stays_charged_while_a_container_may_use_it_and_no_longer(scenario
 
 
 class Broken(NamedTuple):
-    """One rule that is broken: ``where.name`` is ``value`` instead. Then this scenario goes wrong."""
+    """One broken rule: ``where.name`` is replaced by ``value``. The scenario then fails."""
 
     rule: str
     where: object
@@ -394,7 +396,7 @@ def test_every_rule_is_needed(broken: Broken, monkeypatch: pytest.MonkeyPatch) -
         broken.scenario(RunningWorld())
 
 
-# No more than that is held
+# Charges are not kept for longer than needed
 
 
 @pytest.mark.parametrize("claimed", [False, True], ids=["its own card", "a claim"])
@@ -410,7 +412,7 @@ def test_a_pod_that_has_ended_releases_its_gpu_at_once(*, claimed: bool) -> None
 
 
 def test_a_claim_stays_in_the_count_until_the_watch_of_pods_shows_that_its_pod_has_ended() -> None:
-    """The watch of claims may be ahead. Nothing becomes terminating meanwhile, as that could not be taken back."""
+    """The watch of claims may be ahead. Nothing becomes terminating meanwhile, because that could not be reverted."""
     world = RunningWorld()
     pod = running(world, "pod", LONG, claimed=True)
     world.end(pod)
@@ -447,7 +449,7 @@ def test_a_pod_with_a_short_grace_period_leaves_no_record() -> None:
     assert (world.ledger.graces, world.ledger.claim_grace) == ({}, 0)
 
 
-def test_the_record_of_a_long_grace_period_goes_with_its_last_pod() -> None:
+def test_the_record_of_a_long_grace_period_is_removed_with_its_last_pod() -> None:
     world = RunningWorld()
     pod, user = running(world, "pod", LONG), running(world, "user", LONG, claimed=True)
     assert (world.ledger.graces, world.ledger.claim_grace) == ({MODEL: LONG}, LONG)
@@ -465,20 +467,20 @@ def test_a_pod_that_uses_claims_and_may_run_for_long_is_recorded_before_it_is_ad
     assert world.used() == 0
 
 
-# Decreases that no watch saw, though pods came in their place
+# Decreases that no watch saw, hidden by new pods
 
 
 @pytest.mark.parametrize(
     ("reserved", "arrived", "held"),
     [
-        pytest.param(0, 0, 2, id="nothing came"),
-        pytest.param(0, 2, 0, id="as much came, which no replica can have granted"),
-        pytest.param(2, 2, 2, id="as much came as replicas may have granted"),
-        pytest.param(1, 2, 1, id="more came than replicas may have granted"),
+        pytest.param(0, 0, 2, id="no charges are new"),
+        pytest.param(0, 2, 0, id="the new charges were admitted by no replica"),
+        pytest.param(2, 2, 2, id="a replica may have admitted all new charges"),
+        pytest.param(1, 2, 1, id="a replica may have admitted some of the new charges"),
     ],
 )
-def test_what_a_replica_may_have_granted_hides_no_departure(reserved: int, arrived: int, held: int) -> None:
-    """A granted pod is in the count before it is pending: then it looks as if nothing had gone."""
+def test_charges_that_a_replica_may_have_admitted_hide_no_deletion(reserved: int, arrived: int, held: int) -> None:
+    """An admitted pod is counted before it is pending, which looks as if no pod was deleted."""
     reservations = {"replica": Reservation({MODEL: _cards(reserved)}, 1)} if reserved else {}
     counted = Ledger({MODEL: _cards(5)}, "100", reserved=reservations)
     observed = ObservedPods("200", {MODEL: _cards(3 + arrived)}, (), since="150")

@@ -1,4 +1,6 @@
-"""In every order of deletion, forced deletion, restart and change of leader the ledger counts what kubelet may run."""
+"""A state machine: in any order of deletions, restarts and changes of leader, the ledger counts every GPU that kubelet
+may use.
+"""
 
 import math
 import os
@@ -19,15 +21,15 @@ GRACES = st.sampled_from([600, 60, 30, 0])
 COLLECTIONS = st.sampled_from([PODS, CLAIMS])
 WHICH = st.integers(0, 9)
 BOUND = 5
-"""Steps after which a pod is bound, with its claim, if it has one."""
+"""The number of steps after which a pod, and its claim if it has one, is bound."""
 
 
 class RunningMachine(RuleBasedStateMachine):
-    """Each rule is one step of one actor."""
+    """Each rule is one step of one process."""
 
     @initialize(graces=st.lists(GRACES, min_size=2, max_size=4))
     def start(self, graces: list[int]) -> None:
-        """Some pods run, and the leader has settled that."""
+        """Some pods run, and the leader has settled them."""
         self.world = RunningWorld()
         self.number = 0
         for number, grace in enumerate(graces):
@@ -39,13 +41,13 @@ class RunningMachine(RuleBasedStateMachine):
 
     @rule(grace=GRACES, claimed=st.booleans(), steps=st.integers(0, BOUND))
     def create(self, grace: int, *, claimed: bool, steps: int) -> None:
-        """A pod is created, and comes so far: admitted, stored, its claim admitted and stored, bound."""
+        """A pod is created and takes some steps: admitted, stored, its claim admitted and stored, bound."""
         self.number += 1
         self._go_on(TruePod(f"pod-{self.number}", grace, f"claim-{self.number}" if claimed else ""), steps)
 
     @rule(which=WHICH, steps=st.integers(1, 4))
     def go_on(self, which: int, steps: int) -> None:
-        """A pod that has not been bound comes further."""
+        """A pod that is not bound takes some further steps."""
         coming = [pod for pod in self.world.pods.values() if self._is_coming(pod)]
         if coming:
             self._go_on(coming[which % len(coming)], steps)
@@ -72,7 +74,7 @@ class RunningMachine(RuleBasedStateMachine):
 
     @rule(which=WHICH, steps=st.integers(0, 2))
     def end(self, which: int, steps: int) -> None:
-        """A pod ends by itself; the claim controller comes so far with its claim."""
+        """A pod ends by itself, and the claim controller takes some steps with its claim."""
         if running := self._running():
             pod = running[which % len(running)]
             self.world.end(pod)
@@ -80,7 +82,7 @@ class RunningMachine(RuleBasedStateMachine):
 
     @rule(which=WHICH, steps=st.integers(0, 2))
     def delete_by_force(self, which: int, steps: int) -> None:
-        """A pod is deleted at once, whatever it does; the claim controller comes so far with its claim."""
+        """A pod is deleted at once, in any state, and the claim controller takes some steps with its claim."""
         stored = self._running() or [pod for pod in self.world.pods.values() if pod.stored]
         if stored:
             pod = stored[which % len(stored)]
@@ -89,7 +91,7 @@ class RunningMachine(RuleBasedStateMachine):
 
     @rule(which=WHICH, steps=st.integers(1, 2))
     def let_claim_go(self, which: int, steps: int) -> None:
-        """The claim controller comes further with the claim of a pod that is gone or has ended."""
+        """The claim controller takes further steps with the claim of a deleted or ended pod."""
         over = [pod for pod in self.world.pods.values() if not self._is_coming(pod) and pod not in self._running()]
         if over:
             self._let_claim_go(over[which % len(over)], steps)
@@ -109,7 +111,7 @@ class RunningMachine(RuleBasedStateMachine):
 
     @rule(collection=COLLECTIONS | st.none(), number=st.integers(1, 4))
     def hear(self, collection: str | None, number: int) -> None:
-        """A watch of the leader delivers some events; or both come to now."""
+        """A watch of the leader delivers some events, or both deliver all."""
         if collection:
             self.world.leader.hear(collection, number)
         else:
@@ -117,12 +119,12 @@ class RunningMachine(RuleBasedStateMachine):
 
     @rule(looks=st.booleans())
     def settle(self, *, looks: bool) -> None:
-        """The leader settles, by whatever it has heard."""
+        """The leader settles by the delivered events."""
         self.world.leader.settle(looks=looks)
 
     @rule(missed=COLLECTIONS | st.none())
     def lose_sight(self, missed: str | None) -> None:
-        """The leader dies, and another begins; or one of its watches has a gap."""
+        """The leader crashes, and another begins, or one of its watches has a gap."""
         if missed:
             self.world.leader.miss(missed)
         else:
@@ -130,7 +132,6 @@ class RunningMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1, 6, 25, 80, 350]))
     def pass_by(self, seconds: int) -> None:
-        """Time passes."""
         self.world.pass_by(seconds)
 
     @precondition(lambda self: hasattr(self, "world"))
@@ -139,7 +140,7 @@ class RunningMachine(RuleBasedStateMachine):
         self.world.check()
 
     def teardown(self) -> None:
-        """In the end nothing is charged but what is stored."""
+        """At the end only stored objects are charged."""
         if not hasattr(self, "world"):
             return
         for _ in range(4):
@@ -150,7 +151,7 @@ class RunningMachine(RuleBasedStateMachine):
 
 
 EXAMPLES = int(os.environ.get("MACHINE_EXAMPLES", "200"))
-"""More by `make fuzz`."""
+"""`make fuzz` sets more."""
 
 
 def test_no_order_of_events_hides_a_gpu_that_a_container_may_use() -> None:

@@ -107,7 +107,7 @@ def test_a_variable_by_which_a_framework_narrows_its_devices_is_admitted(name: s
 
 
 @pytest.mark.parametrize("name", ["NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES"])
-def test_control_of_mig_is_refused_in_a_container_with_a_gpu_too(name: str) -> None:
+def test_control_of_mig_is_rejected_even_in_a_container_with_a_gpu(name: str) -> None:
     variable = {"name": name, "value": "all"}
     assert refused_paths(pod(container({"nvidia.com/gpu": 1}, env=[variable]))) == ["spec.containers[0].env[0]"]
     assert refused_paths(pod(container({"nvidia.com/gpu": 1}, env=[variable])), Allowance.VISIBLE_DEVICES) == []
@@ -187,7 +187,7 @@ def test_cuda_version_is_refused_unless_the_container_hides_the_cards(
 
 
 def test_a_claim_does_not_permit_cuda_version_as_its_driver_is_not_known() -> None:
-    """Setting void costs nothing: a CDI device gives its cards whatever the variable says."""
+    """Setting the variable to void is no loss: a CDI device gives its cards with any value."""
     using = {"resources": {"claims": [{"name": "gpu"}]}}
     refused = pod(container(env=[LEGACY], **using), resourceClaims=[CLAIM])
     assert "spec.containers[0].env[0]" in refused_paths(refused)

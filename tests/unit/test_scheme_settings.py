@@ -1,7 +1,7 @@
-"""What a cluster has set otherwise for its schemes, and pods that HAMi's and vgpu-manager's webhooks change.
+"""Settings of a cluster for its schemes, and pods that the webhooks of HAMi and vgpu-manager change.
 
-A row of ``tests/data/peers/webhooks.json`` is a pod's limits, key ``gpu_schemes``, what the vendor's webhook makes of
-the pod (a JSON Patch), and what must come of it: the charge in cores, MiB and hundredths of card memory, the scheduler.
+A row of ``tests/data/peers/webhooks.json`` has a pod's limits, key ``gpu_schemes``, the JSON Patch of the vendor's
+webhook, and the expected charge (cores, MiB and hundredths of card memory) and scheduler.
 """
 
 import asyncio
@@ -41,8 +41,8 @@ def webhook(schemes: str, scheduler: str | None = None, **data: str) -> Webhook:
 
 @pytest.mark.parametrize("order", ["theirs first", "ours first", "ours alone"])
 @pytest.mark.parametrize("row", RECORDED, ids=lambda row: row["name"])
-def test_charge_pin_and_scheduler_are_the_same_whoever_is_asked_first(row: dict[str, Any], order: str) -> None:
-    """The API server asks ours again after theirs (reinvocationPolicy); then nothing is left to change."""
+def test_charge_pin_and_scheduler_are_the_same_in_either_order_of_the_webhooks(row: dict[str, Any], order: str) -> None:
+    """The API server calls ours again after theirs (reinvocationPolicy). Then nothing is left to change."""
     asked, sent = webhook(row["settings"]), vcuda_pod(row["limits"])
     theirs = row["patch"] if order != "ours alone" else []
     result = patched(sent, theirs) if order == "theirs first" else sent
@@ -57,7 +57,7 @@ def test_charge_pin_and_scheduler_are_the_same_whoever_is_asked_first(row: dict[
     assert result["spec"].get("schedulerName", "") == row["scheduler"]
 
 
-def test_the_scheduler_for_all_places_those_whose_scheme_has_none() -> None:
+def test_the_general_scheduler_places_pods_whose_scheme_has_none() -> None:
     asked = webhook("hami: {scheduler: hami-scheduler}", "vcuda-scheduler")
     placed = {}
     for name in ("nvidia.com/gpu", "nvidia.com/vgpu-number"):
@@ -93,7 +93,7 @@ NAME_IT = "add this line to `gpu_schemes` in the quota ConfigMap: `hami: {resour
     another_domain=("{acme.com/nic: {}}", {"acme.com/nic": 4, **SHARE}, None),
     none_of_it=("", {"nvidia.com/vgpu": 0, **SHARE}, None),
 )
-def test_a_share_beside_what_may_be_its_count_is_refused_with_the_setting_to_make(
+def test_a_share_with_a_resource_that_may_be_its_count_is_rejected_with_the_setting_to_make(
     units: str, limits: dict[str, int], told: str | None
 ) -> None:
     answer = webhook("", gpu_units=units).mutate(vcuda_pod(limits))
@@ -163,7 +163,7 @@ TREES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(KE
 
 
 @given(TREES | st.dictionaries(KEYS, st.dictionaries(KEYS, TREES)))
-def test_whatever_is_written_is_settings_or_faults(tree: object) -> None:
+def test_any_text_gives_settings_or_faults(tree: object) -> None:
     try:
         schemes = known(json.dumps(tree)).schemes
     except QuotaFault as refusal:
@@ -174,7 +174,7 @@ def test_whatever_is_written_is_settings_or_faults(tree: object) -> None:
     assert all(path.startswith(("gpu_schemes", "data.gpu_schemes")) for path in paths)
 
 
-def test_a_name_in_two_tables_is_refused_and_one_that_a_scheme_has_given_up_is_free() -> None:
+def test_a_name_in_two_tables_is_rejected_and_a_replaced_name_is_free() -> None:
     renamed = "hami: {resources: {count: nvidia.com/vgpu, cores: nvidia.com/vcores}}"
     with pytest.raises(QuotaFault, match=r"nvidia\.com/vgpu\]: is already counted as a resource of scheme hami"):
         known(renamed, gpu_units="nvidia.com/vgpu: {cards: 1}")
@@ -192,7 +192,7 @@ def test_records_of_a_renamed_scheme_are_its_own_once() -> None:
     assert [scheme.name for scheme in found.schemes] == ["hami"]
 
 
-def test_settings_of_every_pair_of_schemes_that_share_no_name_hold() -> None:
+def test_settings_of_every_pair_of_schemes_without_a_common_name_are_valid() -> None:
     for first, second in itertools.permutations(("hami", "vgpu-manager"), 2):
         both = known(f"{{{first}: {{resources: {{count: a.com/x}}}}, {second}: {{resources: {{count: a.com/y}}}}}}")
         assert (both.scheme_of["a.com/x"].name, both.scheme_of["a.com/y"].name) == (first, second)

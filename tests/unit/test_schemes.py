@@ -1,4 +1,4 @@
-"""The table of schemes: what people and their schedulers write, held together."""
+"""The table of schemes is consistent with the resources, annotations and policies that use it."""
 
 import re
 from collections import Counter
@@ -18,14 +18,14 @@ EACH = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name
 
 
 def test_no_resource_belongs_to_two_schemes() -> None:
-    """A container's resources tell by which scheme it asks."""
+    """The resources of a container determine its scheme."""
     counted = Counter(resource for scheme in SCHEMES for resource in scheme.resources)
     assert [resource for resource, times in counted.items() if times > 1] == []
     assert BUILT_IN.scheme_of.keys() == counted.keys()
 
 
-def test_the_resources_by_which_vcuda_is_asked_for() -> None:
-    """A resource that is missing from its row is requested without a charge."""
+def test_every_resource_of_a_request_is_in_the_table() -> None:
+    """A resource that is missing in its row would be requested without a charge."""
     resources = {scheme.name: set(scheme.resources) for scheme in SCHEMES}
     assert len(resources) == len(SCHEMES)
     assert (
@@ -46,7 +46,7 @@ def test_a_resource_leads_back_to_its_scheme(scheme: Scheme) -> None:
 
 @EACH
 def test_another_resource_of_a_vendors_domain_is_refused(scheme: Scheme) -> None:
-    """The domain must match the vendor's own resources: then it also matches a resource that is missing in the row."""
+    """If the domain matches the vendor's own resources, it also matches a resource that is missing in the row."""
     assert all(GpuResources((scheme,)).vendors.match(resource) for resource in scheme.resources)
     domain, _, part = scheme.vendor_domain.partition("/")
     assert BUILT_IN.is_unknown_gpu(f"{domain}/{part.removesuffix('*')}missing")
@@ -62,8 +62,8 @@ def test_the_extender_can_write_the_allocation_of_a_scheme_with_cards_by_number(
 
 
 @EACH
-def test_what_is_for_counted_schemes_alone(scheme: Scheme) -> None:
-    """A percentage of memory needs a count to be of; a core limit is for cores of the container's own."""
+def test_some_settings_are_only_for_counted_schemes(scheme: Scheme) -> None:
+    """A percentage of memory needs a count. A core limit applies to the cores of a container."""
     assert scheme.count or not scheme.memory_percentage
     assert scheme.count or not scheme.counts_plain_cards
     assert not (scheme.count and scheme.core_limit)
@@ -75,8 +75,8 @@ def test_a_scheme_with_wanted_models_has_unwanted_ones(scheme: Scheme) -> None:
 
 
 @EACH
-def test_what_people_may_write_is_never_taken_for_an_allocation(scheme: Scheme) -> None:
-    """An allocation record is removed from every pod, whatever its scheme."""
+def test_a_users_annotation_is_never_an_allocation_record(scheme: Scheme) -> None:
+    """An allocation record is removed from every pod of any scheme."""
     written = {*scheme.resources, *filter(None, (scheme.core_limit, scheme.wanted_models, scheme.unwanted_models))}
     for other in SCHEMES:
         for key in written:
@@ -85,7 +85,7 @@ def test_what_people_may_write_is_never_taken_for_an_allocation(scheme: Scheme) 
 
 
 @EACH
-def test_only_annotations_and_labels_that_tenants_cannot_change_tell_where_a_pod_is_placed(scheme: Scheme) -> None:
+def test_only_annotations_and_labels_that_tenants_cannot_change_name_the_node(scheme: Scheme) -> None:
     read = {
         scheme.predicate_node,
         *scheme.predicate_times,
@@ -103,13 +103,13 @@ KEYS = {"a/exact", "a/idx-", "a/idx-0", "a/idx-12"}
 
 
 @pytest.mark.parametrize("key", [*sorted(KEYS), "a/exact-", "a/exac", "a/exact0", "A/EXACT", "a/idx", "b/a/idx-0", ""])
-def test_a_key_is_named_whole_or_by_how_it_begins(key: str) -> None:
+def test_a_key_of_a_scheme_is_complete_or_a_prefix(key: str) -> None:
     assert is_named(key, ("a/exact", "a/idx-")) is (key in KEYS)
     assert not is_named(key, ())
 
 
 def test_the_policy_guards_exactly_the_annotations_and_labels_of_the_schemes() -> None:
-    """A key of a new scheme must be added to the policy, and a key that no scheme has any more must be removed."""
+    """A key of a new scheme must be added to the policy, and an unused key must be removed."""
     documents = yaml.safe_load_all(POLICIES.read_text())
     [policy] = [
         each["spec"]
@@ -131,5 +131,5 @@ def test_the_policy_guards_exactly_the_annotations_and_labels_of_the_schemes() -
 
 
 def _missing_and_left_over(listed: Iterable[str], written: Set[str]) -> tuple[set[str], set[str]]:
-    """The keys to add to the list in policies.yaml, and those to remove from it."""
+    """Return the keys to add to the list in policies.yaml, and those to remove from it."""
     return {*written} - {*listed}, {*listed} - {*written}

@@ -1,4 +1,4 @@
-"""Mixed clusters: HAMi on some nodes, NVIDIA's device plugin on others. Each pod goes where it can be served."""
+"""Mixed clusters: HAMi on some nodes, NVIDIA's device plugin on others. Each pod gets a node that can serve it."""
 
 from typing import Any
 
@@ -61,7 +61,7 @@ IGNORED = {"labels": {"hami.io/webhook": "ignore"}}
 
 
 def created(asked: Webhook, manifest: Manifest) -> tuple[str, str]:
-    """Return the model and the scheduler of a pod that passes both calls, and whose second /mutate changes nothing."""
+    """Return the model and the scheduler of a pod that passes both calls. A second /mutate must change nothing."""
     answer = asked.mutate(manifest)
     assert answer.allowed, answer.message
     stored = patched(manifest, answer.patch)
@@ -92,7 +92,7 @@ def test_a_pod_gets_the_scheduler_that_serves_the_nodes_of_its_model(
     assert created(webhook(SEPARATE), vcuda_pod(limits, **fields)) == (model, scheduler)
 
 
-def test_a_register_that_is_left_over_serves_nothing() -> None:
+def test_an_outdated_register_serves_nothing() -> None:
     labels = {name: {MODEL: "A100", HOSTNAME: f"host-{name}"} for name in ("h1", "h2")}
     outdated = {"h1": frozenset({"hami"})}
     both = Nodes.of(labels, LABELS, {"h1": HAMI, "h2": HAMI}, outdated=outdated)
@@ -111,9 +111,7 @@ def test_a_register_that_is_left_over_serves_nothing() -> None:
     plain_cards=(WHOLE, ""),
     vcuda=(VCUDA, "gpu-scheduler"),
 )
-def test_the_scheduler_of_the_flag_binds_vcuda_pods_and_leaves_pods_of_no_scheme_alone(
-    limits: dict[str, int], scheduler: str
-) -> None:
+def test_the_scheduler_of_the_flag_is_set_only_on_vcuda_pods(limits: dict[str, int], scheduler: str) -> None:
     asked = webhook(SEPARATE, "T4", resources=GpuResources(), scheduler="gpu-scheduler")
     assert created(asked, vcuda_pod(limits)) == ("T4", scheduler)
 
@@ -128,7 +126,7 @@ def test_without_any_register_in_the_cluster_a_share_may_use_every_model() -> No
     assert created(webhook(cluster(p1=("T4", {})), "T4"), vcuda_pod(SHARE)) == ("T4", "hami-scheduler")
 
 
-def test_a_share_is_held_off_no_node_since_its_scheduler_skips_the_others() -> None:
+def test_a_share_excludes_no_node_because_its_scheduler_skips_the_others() -> None:
     answer = webhook(MIXED, "A100").mutate(vcuda_pod(SHARE))
     assert answer.patch[0]["value"] == held_to("A100")
 
@@ -143,18 +141,18 @@ def test_a_pod_with_its_own_scheduler_is_narrowed_to_the_plain_nodes_of_a_mixed_
     assert reaches(stored, MIXED, HOSTNAME, ["host-p1"])
 
 
-def test_a_pod_that_neither_opts_out_nor_names_a_scheduler_goes_to_hami_on_a_mixed_model() -> None:
+def test_a_pod_that_neither_opts_out_nor_names_a_scheduler_uses_hami_on_a_mixed_model() -> None:
     assert created(webhook(MIXED, "A100"), vcuda_pod(WHOLE)) == ("A100", "hami-scheduler")
 
 
 @pytest.mark.parametrize("fields", [IGNORED, {"schedulerName": "volcano"}], ids=["opted out", "its own scheduler"])
 def test_a_pod_whose_narrowing_was_undone_is_rejected(fields: dict[str, Any]) -> None:
-    """Its scheduler would choose a node of HAMi, whose device plugin gives a card only to pods of HAMi's scheduler."""
+    """Its scheduler would choose a node of HAMi, whose device plugin only serves pods of HAMi's scheduler."""
     answer = webhook(MIXED, "A100").validate(vcuda_pod(WHOLE, affinity=held_to("A100"), **fields))
     assert "its node selection allows nodes that its scheduler must not choose" in answer.message
 
 
-def test_a_pod_that_opts_out_or_names_a_scheduler_goes_to_hami_if_its_model_has_no_other_nodes() -> None:
+def test_a_pod_that_opts_out_or_names_a_scheduler_uses_hami_if_its_model_has_no_other_nodes() -> None:
     asked = webhook(SEPARATE, "A100")
     assert created(asked, vcuda_pod(WHOLE, **IGNORED)) == ("A100", "hami-scheduler")
     refused = asked.validate(vcuda_pod(WHOLE, affinity=held_to("A100"), schedulerName="volcano"))

@@ -1,4 +1,4 @@
-"""Settling: drift is logged and mended, replicas that write first lose nothing, and each release needs proof."""
+"""Settling: drift is logged and corrected, writes of replicas are never lost, and each release needs proof."""
 
 import json
 import uuid
@@ -27,16 +27,14 @@ from vcuda.quota.terms import STORABLE_SECONDS
 POD = "/api/v1/namespaces/team-a/pods/train-0"
 CARD = {"tencent.com/vcuda-core": 100}
 ENDS_SECONDS = STORABLE_SECONDS + LEASE_SECONDS + MARGIN_SECONDS
-"""After its limit, or its namespace, was last seen to be there."""
+"""Seconds since the limit, or the namespace, was last seen."""
 
 
 # The full resync
 
 
 @pytest.mark.parametrize("committed", [{"M40": TWO}, {}, {"P100": ONE}], ids=["too high", "too low", "another model"])
-def test_a_ledger_at_rest_that_differs_from_the_pods_is_told_counted_and_mended(
-    api: ApiDouble, replica: Replica, committed: dict[str, Charge]
-) -> None:
+def test_drift_is_logged_counted_and_corrected(api: ApiDouble, replica: Replica, committed: dict[str, Charge]) -> None:
     settling = Settling(api, replica, Ledger(committed, COUNTED), stored_pod(CARD))
     assert settling.full_resync() == [("ledger differs from the stored pods; settling it", "team-a")]
     assert settling.counted("mended_total") == 1
@@ -47,29 +45,27 @@ def test_a_ledger_at_rest_that_differs_from_the_pods_is_told_counted_and_mended(
 @pytest.mark.parametrize(
     ("ledger", "calls"),
     [
-        pytest.param(Ledger({"M40": ONE}, LISTED), [], id="it agrees with the pods"),
-        pytest.param(Ledger({"M40": TWO}, FAR), ["LIST", "LIST"], id="counted later than all that is known"),
+        pytest.param(Ledger({"M40": ONE}, LISTED), [], id="the ledger agrees with the pods"),
+        pytest.param(Ledger({"M40": TWO}, FAR), ["LIST", "LIST"], id="the ledger is newer than every observation"),
     ],
 )
-def test_a_ledger_that_is_right_for_all_that_is_known_is_not_written(
-    api: ApiDouble, replica: Replica, ledger: Ledger, calls: list[str]
-) -> None:
+def test_a_correct_ledger_is_not_written(api: ApiDouble, replica: Replica, ledger: Ledger, calls: list[str]) -> None:
     settling = Settling(api, replica, ledger, stored_pod(CARD))
     assert settling.full_resync() == []
     settling.run()
     assert (settling.counted("mended_total"), api.calls) == (0, calls)
 
 
-def test_a_ledger_that_is_about_to_be_settled_is_not_counted(api: ApiDouble, replica: Replica) -> None:
-    """The difference comes from an event, which the settlement mends. It is no drift."""
+def test_a_ledger_that_is_about_to_be_settled_is_no_drift(api: ApiDouble, replica: Replica) -> None:
+    """The difference comes from an event, which settling corrects. It is no drift."""
     settling = Settling(api, replica, Ledger({"M40": TWO}, COUNTED), stored_pod(CARD))
     settling.settler.queue.add("team-a")
     assert settling.full_resync() == []
     assert settling.counted("mended_total") == 0
 
 
-def test_where_the_watch_is_behind_the_count_etcd_is_asked(api: ApiDouble, replica: Replica) -> None:
-    """As after a webhook's own count, while nothing happens that would bring the watch forward."""
+def test_if_the_watch_is_older_than_the_count_the_pods_are_listed(api: ApiDouble, replica: Replica) -> None:
+    """This is the case after a webhook's own count, while no event advances the watch."""
     settling = Settling(api, replica, Ledger({"M40": TWO}, "105"), stored_pod(CARD))
     api.store("/api/v1/namespaces/team-b/pods/other", {"metadata": {"name": "other"}})
     settling.settler.queue.add("team-a")
@@ -89,7 +85,7 @@ def settling(api: ApiDouble, replica: Replica) -> Settling:
 
 
 def overtake(api: ApiDouble, replica: Replica, times: int) -> list[str]:
-    """Let the replica charge a pod just before each of the next writes; return their uids."""
+    """Have the replica charge a pod just before each of the next writes. Return their uids."""
     left = iter(uids := [f"uid-{number}" for number in range(times)])
 
     def deliver(method: str, _timeout: float, effect: Effect) -> bytes:
@@ -106,7 +102,7 @@ def overtake(api: ApiDouble, replica: Replica, times: int) -> list[str]:
 
 
 @pytest.mark.parametrize("times", range(MAX_ATTEMPTS + 1))
-def test_a_settlement_that_is_overtaken_is_tried_again_at_once_but_lets_others_have_their_turn(
+def test_settling_after_a_conflict_is_retried_at_once_and_then_gives_others_a_turn(
     api: ApiDouble, replica: Replica, other: Replica, settling: Settling, times: int
 ) -> None:
     """Charges that the replicas made meanwhile stay. Deleted pods are released in the next turn."""
@@ -118,7 +114,7 @@ def test_a_settlement_that_is_overtaken_is_tried_again_at_once_but_lets_others_h
 
 
 @pytest.mark.parametrize(("conflicts", "calls"), [(0, ["PUT"]), (1, ["GET", "PUT"])])
-def test_a_ledger_is_read_only_after_a_conflict_and_written_once(
+def test_a_ledger_is_read_only_after_a_conflict_and_is_written_once(
     api: ApiDouble, other: Replica, settling: Settling, conflicts: int, calls: list[str]
 ) -> None:
     overtake(api, other, conflicts)
@@ -138,13 +134,15 @@ def told_by(pending_bytes: int) -> str:
     ("written", "told"),
     [
         pytest.param(Ledger({"M40": ONE}, "7", CHARGED), ["charged"], id="a replica has charged"),
-        pytest.param(Ledger({"M40": TWO}, "7", CHARGED), ["changed"], id="and somebody has changed the count"),
-        pytest.param(Ledger({"M40": ONE}, "8"), ["changed"], id="it was counted anew"),
+        pytest.param(
+            Ledger({"M40": TWO}, "7", CHARGED), ["changed"], id="a replica has charged, and the count has changed"
+        ),
+        pytest.param(Ledger({"M40": ONE}, "8"), ["changed"], id="it was counted again"),
         pytest.param(Ledger({"M40": ONE}, "7", CROWD), ["charged by many"], id="much is pending"),
-        pytest.param(None, ["changed"], id="it is gone"),
+        pytest.param(None, ["changed"], id="it was deleted"),
     ],
 )
-def test_charges_that_replicas_add_are_told_apart_from_all_other_writes(
+def test_charges_that_replicas_add_are_distinguished_from_other_writes(
     api: ApiDouble, replica: Replica, other: Replica, written: Ledger | None, told: list[str]
 ) -> None:
     heard: list[str] = []
@@ -161,9 +159,7 @@ def test_charges_that_replicas_add_are_told_apart_from_all_other_writes(
     assert heard == told
 
 
-def test_what_the_settler_itself_has_counted_is_no_reason_to_settle_again_soon(
-    replica: Replica, other: Replica
-) -> None:
+def test_the_settlers_own_write_does_not_make_it_settle_again_soon(replica: Replica, other: Replica) -> None:
     heard: list[str] = []
     ledgers = replica.store.reflector(lambda _: heard.append("changed"), lambda _, size: heard.append(told_by(size)))
     other.store.write("team-a", Ledger({"M40": ONE}, "7"), other.store.open("team-a"))
@@ -173,8 +169,8 @@ def test_what_the_settler_itself_has_counted_is_no_reason_to_settle_again_soon(
     assert heard == ["changed", "charged"]
 
 
-@pytest.mark.parametrize(("cards", "seconds"), [(8, 3), (1, 1)], ids=["there is room", "somebody may wait for some"])
-def test_a_ledger_to_which_pods_are_only_added_is_settled_after_three_seconds_where_there_is_room(
+@pytest.mark.parametrize(("cards", "seconds"), [(8, 3), (1, 1)], ids=["there is room", "a pod may wait for room"])
+def test_a_ledger_with_room_and_only_new_pods_is_settled_after_three_seconds(
     api: ApiDouble, replica: Replica, cards: int, seconds: float
 ) -> None:
     document = json.dumps({"team-a": {"quota": {"M40": cards}}})
@@ -198,7 +194,7 @@ def test_a_ledger_with_many_pending_is_settled_four_times_a_second(api: ApiDoubl
         assert settling.is_due() is due
 
 
-def test_room_that_a_pod_has_freed_is_given_back_after_a_second_in_any_case(api: ApiDouble, replica: Replica) -> None:
+def test_room_that_a_pod_has_freed_is_released_within_a_second(api: ApiDouble, replica: Replica) -> None:
     settling = Settling(api, replica, Ledger({"M40": ONE}, COUNTED), stored_pod(CARD))
     settling.take_turn()
     api.remove(POD)
@@ -210,7 +206,7 @@ def test_room_that_a_pod_has_freed_is_given_back_after_a_second_in_any_case(api:
 # Logs and metrics
 
 
-def test_the_age_of_a_reservation_begins_anew_whenever_its_replica_writes(api: ApiDouble, replica: Replica) -> None:
+def test_each_write_of_a_replica_restarts_the_age_of_its_reservation(api: ApiDouble, replica: Replica) -> None:
     charges = {"M40": ONE}
     first, again = ({"replica": Reservation(charges, counter)} for counter in (1, 2))
     settling = Settling(api, replica, Ledger(reserved=first))
@@ -240,7 +236,7 @@ MALFORMED = "team-a: {quota: {M40: four}}"
 
 
 @pytest.mark.parametrize("stored", [False, True])
-def test_an_overdue_charge_is_kept_only_where_etcd_has_the_pod_that_the_watch_has_not_brought(
+def test_an_overdue_charge_is_kept_only_if_a_list_has_the_pod_that_the_watch_lacks(
     api: ApiDouble, replica: Replica, stored: bool
 ) -> None:
     settling = Settling(api, replica, PENDING)
@@ -252,25 +248,23 @@ def test_an_overdue_charge_is_kept_only_where_etcd_has_the_pod_that_the_watch_ha
     assert replica.uids() == (["uid-1"] if stored else [])
 
 
-def test_a_ledger_that_limits_nobody_stays_while_a_pod_may_still_be_on_its_way(
-    api: ApiDouble, replica: Replica
-) -> None:
+def test_a_ledger_without_a_limit_stays_while_a_pod_may_still_be_stored(api: ApiDouble, replica: Replica) -> None:
     Settling(api, replica, PENDING, document=NOBODY).settle()
     assert replica.uids() == ["uid-1"]
     assert "DELETE" not in api.calls
 
 
-def test_beside_a_document_that_was_malformed_before_the_leader_began_charges_are_settled_all_the_same(
+def test_charges_are_settled_even_if_the_document_was_malformed_from_the_start(
     api: ApiDouble, replica: Replica
 ) -> None:
-    """The replicas may have the last good one still, and charge by it."""
+    """The replicas may still use the last valid document, and charge by it."""
     ledger = Ledger({"M40": Charge(400, 0, 400)}, COUNTED, {"uid-1": Pending("M40", ONE)})
     Settling(api, replica, ledger, stored_pod(CARD, "uid-1"), document=MALFORMED).settle()
     settled = replica.store.read("team-a").ledger
     assert (settled.committed, settled.pending) == ({"M40": ONE}, {})
 
 
-def test_beside_a_malformed_document_no_ledger_is_made_and_none_dropped(api: ApiDouble, replica: Replica) -> None:
+def test_with_a_malformed_document_no_ledger_is_created_or_deleted(api: ApiDouble, replica: Replica) -> None:
     settling = Settling(api, replica, Ledger({"M40": ONE}, "106"), stored_pod(CARD), document=MALFORMED)
     settling.settle()
     assert (replica.store.read("team-a").ledger.committed, api.calls) == ({"M40": ONE}, ["GET"])
@@ -288,10 +282,8 @@ RAN = Terminating("M40", ONE, 600)
 BOUND = stored_pod(CARD, "uid-1", nodeName="gpu-1", terminationGracePeriodSeconds=600)
 
 
-def test_a_pod_that_was_torn_away_stays_charged_through_a_change_of_leader_until_its_time_is_over(
-    api: ApiDouble, replica: Replica
-) -> None:
-    """The next leader has never heard of it, and measures on its own clock."""
+def test_a_pod_deleted_by_force_stays_charged_through_a_change_of_leader(api: ApiDouble, replica: Replica) -> None:
+    """The next leader has never seen the pod, and measures the time by its own clock."""
     first = Settling(api, replica, Ledger({"M40": ONE}, COUNTED), BOUND)
     first.settle()
     api.remove(POD)
@@ -310,7 +302,7 @@ def test_a_pod_that_was_torn_away_stays_charged_through_a_change_of_leader_until
     assert replica.usage() == {}
 
 
-def test_what_went_while_nobody_watched_is_held_for_30_s(api: ApiDouble, replica: Replica) -> None:
+def test_a_pod_deleted_without_a_watch_stays_charged_for_30_s(api: ApiDouble, replica: Replica) -> None:
     settling = Settling(api, replica, Ledger({"M40": TWO}, COUNTED), stored_pod(CARD))
     settling.settle()
     assert replica.usage()["M40"] == Usage(TWO, Charge(), ONE)
@@ -322,8 +314,8 @@ def test_what_went_while_nobody_watched_is_held_for_30_s(api: ApiDouble, replica
     assert replica.usage() == {"M40": Usage(ONE)}
 
 
-def test_those_without_a_limit_wait_for_a_turn_of_their_own(api: ApiDouble, replica: Replica) -> None:
-    """However many ledgers are deleted with their namespaces, what is freed elsewhere is given back at once."""
+def test_ledgers_without_a_limit_have_their_own_turns(api: ApiDouble, replica: Replica) -> None:
+    """Even if many ledgers are deleted with their namespaces, other releases are not delayed."""
     settling = Settling(api, replica, Ledger({}, COUNTED), gone=True)
     settling.settler.reconciler.turn("team-a")
     assert (LEDGER in api.objects, settling.settler.unlimited.queue.next()) == (True, "team-a")
@@ -333,11 +325,11 @@ def test_those_without_a_limit_wait_for_a_turn_of_their_own(api: ApiDouble, repl
         assert (LEDGER in api.objects) is there
 
 
-@pytest.mark.parametrize("gone", [True, False], ids=["the namespace is gone", "its limit is"])
-def test_an_empty_ledger_is_dropped_without_a_list_though_it_was_counted_later_than_all_that_is_watched(
+@pytest.mark.parametrize("gone", [True, False], ids=["the namespace was deleted", "its limit is"])
+def test_an_empty_ledger_is_deleted_without_a_list_even_if_it_is_newer_than_the_watches(
     api: ApiDouble, replica: Replica, gone: bool
 ) -> None:
-    """Thousands may go at once, with those behind them waiting; the mark goes too."""
+    """Thousands may be deleted at once while others wait. The mark is deleted too."""
     settling = Settling(api, replica, Ledger({}, FAR), document=NOBODY, gone=gone)
     settling.settle()
     settling.later(ENDS_SECONDS)
@@ -345,7 +337,7 @@ def test_an_empty_ledger_is_dropped_without_a_list_though_it_was_counted_later_t
     assert (LEDGER in api.objects, api.calls) == (False, ["GET", "PATCH", "DELETE", "DELETE"])
 
 
-def test_a_limit_that_comes_back_in_time_leaves_the_ledger_where_it_is(api: ApiDouble, replica: Replica) -> None:
+def test_a_limit_that_is_restored_in_time_keeps_the_ledger(api: ApiDouble, replica: Replica) -> None:
     settling = Settling(api, replica, Ledger({}, COUNTED), document=NOBODY)
     for document in (FOUR_M40, NOBODY, FOUR_M40):
         settling.settle()
@@ -355,8 +347,8 @@ def test_a_limit_that_comes_back_in_time_leaves_the_ledger_where_it_is(api: ApiD
     assert LEDGER in api.objects
 
 
-def test_a_ledger_that_counts_something_is_counted_before_it_is_dropped(api: ApiDouble, replica: Replica) -> None:
-    """A pod that nobody saw may still run, and the limit may come back."""
+def test_a_ledger_with_charges_is_counted_by_a_list_before_its_deletion(api: ApiDouble, replica: Replica) -> None:
+    """A pod that no watch saw may still run, and the limit may be restored."""
     settling = Settling(api, replica, Ledger({"M40": ONE}, LISTED), document=NOBODY)
     for name in ("some", "other"):
         api.store(f"/api/v1/namespaces/team-b/pods/{name}", {"metadata": {"name": name}})
@@ -364,10 +356,10 @@ def test_a_ledger_that_counts_something_is_counted_before_it_is_dropped(api: Api
     assert replica.usage()["M40"].terminating == ONE
 
 
-def test_the_ledger_of_a_namespace_that_is_gone_is_dropped_once_nothing_is_pending_or_may_run(
+def test_the_ledger_of_a_deleted_namespace_is_deleted_when_nothing_is_pending_or_may_run(
     api: ApiDouble, replica: Replica
 ) -> None:
-    """Before a LIST shows its pod there is no namespace either, as far as a late watch knows."""
+    """A late watch also shows no namespace before a LIST shows its pod."""
     settling = Settling(api, replica, Ledger({}, COUNTED, {"uid-1": Pending("M40", ONE)}, {"uid-2": RAN}), gone=True)
     settling.settle()
     settling.later(500)

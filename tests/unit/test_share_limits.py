@@ -1,4 +1,4 @@
-"""The limits of a share of a card: a pod can replace none of what its vendor's library reads."""
+"""The limits of a share of a card: a pod can replace nothing that its vendor's library reads."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -51,7 +51,7 @@ SET: dict[str, tuple[str, ...]] = {
         "VGPU_POD_NAME",
     ),
 }
-"""Variables that the device plugins set or the libraries read. Those of a new vendor are taken from its row."""
+"""Variables that the device plugins set or the libraries read. Those of a new vendor come from its row."""
 
 CLAIM = {"name": "gpu", "resourceClaimName": "train"}
 EACH = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
@@ -68,7 +68,7 @@ VARIABLES = pytest.mark.parametrize(
 
 
 def faults_of(manifest: Manifest, *allow: Allowance, units: str = "") -> list[str]:
-    """Return the paths of the faults where claims are charged."""
+    """Return the paths of the faults if claims are charged."""
     quota = NamespaceQuota({"M40": Limit(800)}, allow=frozenset(allow))
     known = parse_config({"gpu_quota": "{}", **({"gpu_units": units} if units else {})}).resources
     policy = policy_for(quota)
@@ -90,7 +90,7 @@ VARIABLE, MOUNT = "spec.containers[0].env[0]", "spec.containers[0].volumeMounts[
 
 
 @VARIABLES
-def test_no_variable_replaces_a_limit_of_a_share_unless_its_allowance_is_given(scheme: Scheme, name: str) -> None:
+def test_no_variable_replaces_a_limit_of_a_share_without_its_permission(scheme: Scheme, name: str) -> None:
     manifest = with_variable(share_of(scheme), name)
     limit = scheme.limits.find(name)
     assert limit is not None
@@ -100,14 +100,14 @@ def test_no_variable_replaces_a_limit_of_a_share_unless_its_allowance_is_given(s
 
 
 @VARIABLES
-def test_a_value_from_another_object_is_refused_as_it_is_unknown(scheme: Scheme, name: str) -> None:
+def test_a_value_from_another_object_is_rejected_because_it_is_unknown(scheme: Scheme, name: str) -> None:
     variable = {"name": name, "valueFrom": {"configMapKeyRef": {"name": "own", "key": "limit"}}}
     assert faults_of(pod(container(share_of(scheme), env=[variable]))) == [VARIABLE]
 
 
 @VARIABLES
-def test_on_a_whole_card_a_limit_lifts_nothing(scheme: Scheme, name: str) -> None:
-    """Apart from the switches, which turn off what a vendor may set for whole cards too."""
+def test_on_a_whole_card_a_limit_may_be_set(scheme: Scheme, name: str) -> None:
+    """The switches are an exception: they also disable what a vendor sets for whole cards."""
     limit = scheme.limits.find(name)
     switches = limit is not None and limit.allowance is Allowance.DISABLE_CONTROL
     assert faults_of(with_variable(card_of(scheme), name)) == [VARIABLE] * switches
@@ -217,7 +217,7 @@ def test_no_volume_is_mounted_over_the_library_of_a_share(scheme: Scheme) -> Non
         "",
     ],
 )
-def test_the_preload_file_cannot_be_replaced_however_its_path_is_written(path: str) -> None:
+def test_the_preload_file_cannot_be_replaced_by_any_form_of_its_path(path: str) -> None:
     for scheme in (HAMI, VGPU_MANAGER):
         assert faults_of(with_mount(share_of(scheme), path)) == [MOUNT]
 
@@ -226,7 +226,7 @@ def test_the_preload_file_cannot_be_replaced_however_its_path_is_written(path: s
     "path",
     ["/etc/ld.so.preload.d", "/etc/ssl", "/usr/local/lib", "/data/etc/ld.so.preload", TMP, "/usr/local/vgpu2"],
 )
-def test_a_volume_beside_the_library_is_admitted(path: str) -> None:
+def test_a_volume_next_to_the_library_is_admitted(path: str) -> None:
     for scheme in (HAMI, VGPU_MANAGER):
         assert faults_of(with_mount(share_of(scheme), path)) == []
 

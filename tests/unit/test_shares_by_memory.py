@@ -1,4 +1,4 @@
-"""Shares that request memory and no cores: by `default_cores: memory` their cores follow their memory."""
+"""Shares that request memory without cores: with `default_cores: memory` their cores follow from their memory."""
 
 import pytest
 from hypothesis import given, strategies as st
@@ -48,7 +48,7 @@ def charged(limits: dict[str, int], model: str, known: GpuResources) -> Charge:
     vgpu_manager=({"nvidia.com/vgpu-number": 1, "nvidia.com/vgpu-memory": 4096}, "A100", Charge(10, 4096)),
     gpu_manager=({"tencent.com/vcuda-core": 30, "tencent.com/vcuda-memory": 4}, "A100", Charge(30, 1024)),
 )
-def test_a_share_without_cores_is_charged_the_part_of_the_card_that_its_memory_is(
+def test_a_share_without_cores_is_charged_its_part_of_the_cards_memory(
     limits: dict[str, int], model: str, charge: Charge
 ) -> None:
     assert charged(limits, model, configured()) == charge
@@ -76,7 +76,7 @@ def test_a_stored_pod_is_charged_like_a_new_one() -> None:
     assert stored.charge == Charge(8, 3000)
 
 
-def test_an_init_container_is_compared_by_what_it_is_charged() -> None:
+def test_an_init_container_is_compared_by_its_charge() -> None:
     small, large = ({"nvidia.com/gpu": 1, "nvidia.com/gpumem": memory} for memory in (4096, 20480))
     made = view(pod(container(small), initContainers=[container(large, name="init")]))
     assert read_request(made, configured()).charge_on("A100") == Charge(50, 20480)

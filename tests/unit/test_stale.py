@@ -1,4 +1,4 @@
-"""Every rule of every scheme: what is stale on a pod, from when on, and what never is; and stale locks on nodes."""
+"""Every rule of every scheme: which allocations are stale, from when, and which never are; and stale locks of nodes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,14 +20,14 @@ from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, VGPU_MANAGER
 START = 1_700_000_000.0
 TIMEOUT = 300.0
 LATE = START + TIMEOUT
-"""The first moment at which what was allocated at the start is stale."""
+"""The first moment at which an allocation of START is stale."""
 
 EACH = pytest.mark.parametrize("scheme", RECORDED, ids=lambda scheme: scheme.name)
 WITH_PHASE = pytest.mark.parametrize("scheme", [HAMI, VGPU_MANAGER], ids=lambda scheme: scheme.name)
 
 
 def stored(scheme: Scheme, **fields: Any) -> StoredPod:
-    """Return a pod that was allocated at the start, as it is judged."""
+    """Return a pod that was allocated at the start, as the rules read it."""
     found = read_stored(view(allocated_pod(scheme, fields.pop("at", START), **fields)), LABELS, whole_keys=True)
     assert found
     return found
@@ -44,7 +44,7 @@ def without_times(pod: StoredPod, scheme: Scheme) -> StoredPod:
 
 
 def find_stale(pod: StoredPod, now: float, *nodes: str) -> tuple[Removal, ...]:
-    """Return what is stale on the pod, in a cluster of these nodes, or of gpu-1 alone."""
+    """Return the stale allocations of the pod, in a cluster of these nodes, by default gpu-1."""
     return tuple(stale.find_stale(pod, (nodes or (NODE,)).__contains__, now, TIMEOUT))
 
 
@@ -68,7 +68,7 @@ def test_an_allocation_is_stale_when_its_pod_was_not_bound_in_time(scheme: Schem
 
 
 @EACH
-def test_everything_the_scheme_has_written_goes_and_nothing_else(scheme: Scheme) -> None:
+def test_exactly_the_keys_that_the_scheme_wrote_are_removed(scheme: Scheme) -> None:
     pod = stored(scheme, annotations={"a/b": "c"}, labels={"app": "train"})
     annotations, labels = marks(scheme, START)
     [removal] = find_stale(pod, LATE)
@@ -82,8 +82,8 @@ def test_everything_the_scheme_has_written_goes_and_nothing_else(scheme: Scheme)
     ["", "soon", "-5", "1.7e18", "1_700", "17 ", "٣", "0x10", "9" * 21, "9" * 5000, str(2**64 - 1)],
     ids=lambda text: text[:12] or "empty",
 )
-def test_a_time_that_cannot_be_counts_as_the_pods_creation(scheme: Scheme, text: str) -> None:
-    """vgpu-manager writes the largest number of 64 bits where it means never."""
+def test_an_impossible_time_counts_as_the_pods_creation(scheme: Scheme, text: str) -> None:
+    """vgpu-manager writes the largest number of 64 bits to mean never."""
     pod = stored(scheme, at=START + 50, created=START, annotations={})
     assert due(with_annotations(pod, dict.fromkeys(scheme.predicate_times, text))) == LATE
 
@@ -103,14 +103,14 @@ def test_a_missing_time_counts_as_the_pods_creation(scheme: Scheme) -> None:
     just_believable=(START + ABSURD, START + ABSURD),
     more_than_a_day_ahead=(START + ABSURD + 1, START),
 )
-def test_which_time_counts(scheme: Scheme, at: float, counts: float) -> None:
+def test_the_time_of_each_scheme_is_used(scheme: Scheme, at: float, counts: float) -> None:
     pod = stored(scheme, at=at, created=START)
     assert due(pod) == counts + TIMEOUT
     assert rules(pod, START) == []
 
 
-def test_the_newest_time_counts_where_there_are_two() -> None:
-    """HAMi writes one when it chooses the node and one when it binds, and the first anew at each attempt."""
+def test_the_newest_of_two_times_is_used() -> None:
+    """HAMi writes one time when it chooses the node and one when it binds. It rewrites the first at each attempt."""
     for newer in HAMI.predicate_times:
         again = with_annotations(stored(HAMI, annotations={}), {newer: unix(HAMI, START + 70)})
         assert due(again) == LATE + 70
@@ -124,13 +124,13 @@ def test_without_any_time_it_is_never_stale_by_time(scheme: Scheme, created: str
     assert rules(timeless, START + 10 * ABSURD) == []
 
 
-def test_a_creation_at_the_end_of_time_is_no_fault() -> None:
+def test_a_creation_in_the_far_future_is_no_error() -> None:
     pod = msgspec.structs.replace(stored(HAMI), created="9999-12-31T23:59:59-14:00")
     assert rules(pod, LATE) == []
 
 
 @WITH_PHASE
-def test_a_bind_that_began_and_never_came_about_is_told_as_such(scheme: Scheme) -> None:
+def test_a_bind_that_never_finished_has_its_own_reason(scheme: Scheme) -> None:
     pod = stored(scheme, phase="allocating")
     assert rules(pod, LATE - 1) == []
     [removal] = find_stale(pod, LATE)
@@ -140,8 +140,8 @@ def test_a_bind_that_began_and_never_came_about_is_told_as_such(scheme: Scheme) 
 
 
 @EACH
-def test_a_mark_that_all_is_done_does_not_keep_an_allocation_whose_pod_is_not_bound(scheme: Scheme) -> None:
-    """It was copied with its manifest: a device plugin only serves bound pods."""
+def test_a_success_mark_does_not_keep_the_allocation_of_an_unbound_pod(scheme: Scheme) -> None:
+    """The mark was copied with the manifest. A device plugin only serves bound pods."""
     assert rules(stored(scheme, phase="done"), LATE) == ["unbound"]
 
 
@@ -167,30 +167,30 @@ def test_an_allocation_that_names_no_node_waits_for_its_time(scheme: Scheme) -> 
 @EACH
 @pytest.mark.parametrize("status", ["Pending", "Running", "Unknown", ""])
 @pytest.mark.parametrize("phase", [None, "allocating", "done"])
-@pytest.mark.parametrize("nodes", [(NODE,), ("other",)], ids=["its node is there", "its node is gone"])
-def test_on_a_pod_that_is_bound_where_it_was_allocated_nothing_is_ever_stale(
+@pytest.mark.parametrize("nodes", [(NODE,), ("other",)], ids=["its node is there", "its node was deleted"])
+def test_an_allocation_is_never_stale_on_the_node_of_its_pod(
     scheme: Scheme, status: str, phase: str | None, nodes: tuple[str, ...]
 ) -> None:
-    """A node may be gone for a moment, and register again, while all of its pods run on."""
+    """A node may be deleted for a moment, and register again, while all its pods keep running."""
     pod = stored(scheme, status=status, phase=phase, bound=NODE)
     assert rules(pod, START + 10 * ABSURD, *nodes) == []
     assert due(pod, *nodes) is None
 
 
 @EACH
-def test_a_bound_pod_whose_allocation_names_no_node_is_left_alone(scheme: Scheme) -> None:
-    """gpu-manager itself writes no node where the scheduler has written nothing."""
+def test_an_allocation_without_a_node_is_never_stale_on_a_bound_pod(scheme: Scheme) -> None:
+    """gpu-manager itself writes no node if the scheduler has written nothing."""
     pod = stored(scheme, node=None, bound=NODE)
     assert due(pod) is None
 
 
 @EACH
 @pytest.mark.parametrize("status", ["Pending", "Running"])
-@pytest.mark.parametrize("nodes", [(NODE, "gpu-2"), ("gpu-2",)], ids=["that node is there", "that node is gone"])
+@pytest.mark.parametrize("nodes", [(NODE, "gpu-2"), ("gpu-2",)], ids=["that node is there", "that node was deleted"])
 def test_an_allocation_for_another_node_than_the_pods_is_stale_after_its_time(
     scheme: Scheme, status: str, nodes: tuple[str, ...]
 ) -> None:
-    """Not before: kubelet and the device plugin may be at work on it, between allocation and status."""
+    """Before that, kubelet and the device plugin may be working between allocation and status."""
     pod = stored(scheme, status=status, bound="gpu-2")
     assert rules(pod, LATE - 1, *nodes) == []
     [removal] = find_stale(pod, LATE, *nodes)
@@ -199,8 +199,10 @@ def test_an_allocation_for_another_node_than_the_pods_is_stale_after_its_time(
 
 
 @EACH
-def test_what_a_device_plugin_has_confirmed_is_true_of_the_pods_own_node(scheme: Scheme) -> None:
-    """Schedulers count it there, whatever node the other annotation names: to remove it would give its cards twice."""
+def test_an_allocation_that_a_device_plugin_confirmed_belongs_to_the_pods_node(scheme: Scheme) -> None:
+    """Schedulers count it on the pod's node, not on the node of the annotation. Removing it would allocate its cards
+    twice.
+    """
     pod = stored(scheme, phase="done", bound="gpu-2")
     assert due(pod) is None
 
@@ -221,7 +223,7 @@ def test_an_allocation_on_a_pod_that_has_ended_is_stale_at_once(
 
 @EACH
 def test_a_pod_that_is_being_deleted_is_judged_like_any_other(scheme: Scheme) -> None:
-    """While it runs it holds its cards; a finalizer may keep one that was never bound for ever."""
+    """While it runs it uses its cards. A finalizer may keep a pod that was never bound forever."""
     gone = {"deletionTimestamp": "2023-11-14T22:13:21Z"}
     assert rules(stored(scheme, bound=NODE, status="Running", **gone), LATE) == []
     assert rules(stored(scheme, **gone), LATE) == ["unbound"]
@@ -230,7 +232,7 @@ def test_a_pod_that_is_being_deleted_is_judged_like_any_other(scheme: Scheme) ->
 # Several schemes on one pod
 
 
-def test_the_allocations_of_two_schemes_are_judged_each_by_its_own() -> None:
+def test_the_allocations_of_two_schemes_are_judged_separately() -> None:
     foreign, _ = marks(HAMI, START + 100, node="gpu-9")
     pod = stored(GPU_MANAGER, annotations=foreign)
     nodes = (NODE, "gpu-9")
@@ -243,7 +245,7 @@ def test_the_allocations_of_two_schemes_are_judged_each_by_its_own() -> None:
 
 
 def test_a_name_that_two_schemes_share_is_removed_once() -> None:
-    """A pod may carry both vendors' records under nvidia.com/; a JSON Patch that removes a key twice fails."""
+    """A pod may have both vendors' records under nvidia.com/. A JSON Patch that removes a key twice fails."""
     other, _ = marks(VGPU_MANAGER, START)
     pod = stored(NVIDIA_VCUDA, annotations=other)
     assert pod.allocation
@@ -258,7 +260,7 @@ TIMES = st.one_of(st.integers(0, 700).map(lambda s: START + s), st.just(START + 
 
 @st.composite
 def pods(draw: st.DrawFn) -> StoredPod:
-    """Any pod with an allocation, or two, in any state."""
+    """Any pod with one or two allocations, in any state."""
     scheme, other = draw(st.sampled_from(RECORDED)), draw(st.sampled_from(RECORDED))
     extra, extra_labels = marks(other, draw(TIMES), node=draw(st.sampled_from([NODE, "gpu-2", "", None])))
     both = draw(st.booleans())
@@ -277,14 +279,14 @@ def pods(draw: st.DrawFn) -> StoredPod:
 
 @given(pod=pods(), now=st.integers(0, 2000).map(lambda s: START + s), nodes=st.sets(st.sampled_from([NODE, "gpu-2"])))
 def test_a_pod_is_due_exactly_when_something_on_it_is_stale(pod: StoredPod, now: float, nodes: set[str]) -> None:
-    """Who looks only when it is due misses nothing, and never looks in vain."""
+    """A loop that looks only when a pod is due misses nothing, and never looks without a result."""
     since = stale.first_stale(pod, nodes.__contains__, now, TIMEOUT)
     found = stale.find_stale(pod, nodes.__contains__, now, TIMEOUT)
     assert bool(found) is (since is not None and since <= now)
 
 
 @given(pod=pods(), now=st.integers(0, 2000).map(lambda s: START + s), nodes=st.sets(st.sampled_from([NODE, "gpu-2"])))
-def test_what_lives_where_it_was_allocated_is_never_touched(pod: StoredPod, now: float, nodes: set[str]) -> None:
+def test_a_pod_on_its_allocated_node_is_never_changed(pod: StoredPod, now: float, nodes: set[str]) -> None:
     assert pod.allocation
     removed = stale.find_stale(pod, nodes.__contains__, now, 0.0)
     by_name = {scheme.name: scheme for scheme in pod.allocation.schemes}
@@ -295,7 +297,7 @@ def test_what_lives_where_it_was_allocated_is_never_touched(pod: StoredPod, now:
 
 
 @given(pod=pods(), now=st.integers(0, 2000).map(lambda s: START + s))
-def test_the_patch_takes_away_what_was_found_and_only_from_that_version(pod: StoredPod, now: float) -> None:
+def test_the_patch_removes_exactly_the_findings_and_only_from_that_version(pod: StoredPod, now: float) -> None:
     assert pod.allocation
     removals = find_stale(pod, now)
     metadata: dict[str, Any] = {
@@ -339,7 +341,7 @@ def rule(lock: Lock, now: float, *pods: tuple[str, str], seen: float = START) ->
     a_time_without_its_zone=("2023-11-14T22:13:20", None, None),
     empty=("", None, None),
 )
-def test_how_a_lock_is_read(value: str, taken: float | None, holder: tuple[str, str] | None) -> None:
+def test_a_lock_is_parsed(value: str, taken: float | None, holder: tuple[str, str] | None) -> None:
     [lock] = locks(value)
     assert (lock.scheme.name, lock.value, lock.taken, lock.holder) == ("hami", value, taken, holder)
 
@@ -357,25 +359,25 @@ def test_a_node_without_one_is_not_locked() -> None:
     it_names_no_pod_and_waits=(NOW, "train-0", LATE - 1, None),
     it_names_no_pod_and_its_time_is_over=(NOW, "train-0", LATE, "lock-expired"),
 )
-def test_when_a_lock_is_stale(value: str, pod: str, now: float, why: str | None) -> None:
+def test_a_lock_is_stale_after_its_time(value: str, pod: str, now: float, why: str | None) -> None:
     [lock] = locks(value)
     assert rule(lock, now, ("team-a", pod)) == why
 
 
 @pytest.mark.parametrize("value", ["soon", rfc3339(START + 2 * ABSURD)], ids=["no time", "more than a day ahead"])
-def test_a_lock_whose_time_cannot_be_is_stale_when_it_was_seen_for_long_enough(value: str) -> None:
+def test_a_lock_with_an_impossible_time_is_stale_when_it_was_seen_for_long_enough(value: str) -> None:
     [lock] = locks(value)
     assert rule(lock, START + 99 + TIMEOUT, seen=START + 100) is None
     assert rule(lock, START + 100 + TIMEOUT, seen=START + 100) == "lock-expired"
 
 
 @pytest.mark.parametrize("value", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
-def test_the_ends_of_time_are_no_fault(value: str) -> None:
+def test_times_in_the_far_past_and_future_are_no_error(value: str) -> None:
     [lock] = locks(value)
     assert rule(lock, START + TIMEOUT) == "lock-expired"
 
 
-def test_what_is_removed_and_why() -> None:
+def test_a_removal_has_its_keys_and_its_reason() -> None:
     [lock] = locks(f"{NOW},team-a,train-0")
     expired = find_stale_lock(lock, LATE, LATE, lambda *_: True)
     gone = find_stale_lock(lock, LATE, START, lambda *_: False)

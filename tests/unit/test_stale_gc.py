@@ -1,4 +1,4 @@
-"""Stale allocations are removed from pods and nodes, once, and nothing else is; a loop that is stuck says so."""
+"""Stale allocations are removed from pods and nodes once, and nothing else is. A stuck loop is unhealthy."""
 
 import json
 from typing import Any
@@ -27,7 +27,7 @@ LOCKED = f"{NODES}/{NODE}"
 
 @pytest.fixture
 def past(cleaner: Cleaner) -> Cleaner:
-    """Return the loop when the allocation of the pod that is stored has just become stale."""
+    """Return the loop when the allocation of the stored pod has just become stale."""
     store(cleaner)
     cleaner.now = START + TIMEOUT
     return cleaner
@@ -36,7 +36,7 @@ def past(cleaner: Cleaner) -> Cleaner:
 # Pods
 
 
-def test_a_pod_is_looked_at_when_its_allocation_can_first_be_stale_and_freed_then(cleaner: Cleaner) -> None:
+def test_a_pod_is_checked_when_its_allocation_can_first_be_stale_and_is_cleared_then(cleaner: Cleaner) -> None:
     store(cleaner, annotations={"own/one": "x"})
     cleaner.api.forget_calls()
     cleaner.now = START + TIMEOUT - 1
@@ -59,7 +59,7 @@ def test_a_pod_is_looked_at_when_its_allocation_can_first_be_stale_and_freed_the
 
 
 def test_an_allocation_of_thousands_of_keys_and_of_huge_texts_is_removed_as_a_whole(cleaner: Cleaner) -> None:
-    """The watch keeps a bounded part of it; what is removed is read from the pod itself."""
+    """The watch keeps a bounded part of it. The removal reads the pod itself."""
     huge = {f"tencent.com/predicate-gpu-idx-{number}": "0" for number in range(5000)}
     others = {
         "tencent.com/gpu-assigned": "x" * 50_000,
@@ -78,8 +78,8 @@ def test_an_allocation_of_thousands_of_keys_and_of_huge_texts_is_removed_as_a_wh
     assert all(len(line["keys"]) <= MOST_KEYS_LOGGED for line in lines)
 
 
-def test_a_time_that_is_yet_to_come_counts_as_that_at_which_it_was_seen(cleaner: Cleaner) -> None:
-    """The owner of a pod can write any time into it. A stale allocation was once kept for a day."""
+def test_a_future_time_counts_as_the_time_at_which_it_was_seen(cleaner: Cleaner) -> None:
+    """The owner of a pod can write any time into it, which once kept a stale allocation for a day."""
     cleaner.api.store(f"{NODES}/{NODE}", {"metadata": {"name": NODE}})
     cleaner.api.store(POD, allocated_pod(GPU_MANAGER, START + 80_000, created=START - 1000))
     cleaner.watch()
@@ -90,7 +90,7 @@ def test_a_time_that_is_yet_to_come_counts_as_that_at_which_it_was_seen(cleaner:
     assert [line["rule"] for line in cleaner.serve()] == ["unbound"]
 
 
-def test_what_was_removed_is_not_looked_at_again_while_the_watch_is_behind(past: Cleaner) -> None:
+def test_a_removed_allocation_is_not_checked_again_while_the_watch_lags(past: Cleaner) -> None:
     past.serve()
     past.api.forget_calls()
     for turn in range(4):
@@ -114,7 +114,7 @@ def test_a_pod_that_is_bound_before_the_watch_has_seen_it_keeps_its_allocation(p
 
 
 @pytest.mark.parametrize("times", [1, MAX_ATTEMPTS - 1])
-def test_a_pod_that_somebody_else_writes_first_is_judged_anew_and_freed(past: Cleaner, times: int) -> None:
+def test_a_pod_that_another_client_writes_first_is_judged_again_and_cleared(past: Cleaner, times: int) -> None:
     def touch() -> None:
         pod = past.api.objects[POD]
         past.api.store(POD, {**pod, "metadata": {**pod["metadata"], "labels": {"touched": "yes"}}})
@@ -134,7 +134,7 @@ def test_a_pod_that_somebody_else_writes_first_is_judged_anew_and_freed(past: Cl
         (ApiError(422, "the test failed"), MAX_ATTEMPTS),
     ],
 )
-def test_a_patch_that_is_always_refused_is_tried_again_later(past: Cleaner, refusal: ApiError, tries: int) -> None:
+def test_a_patch_that_is_always_rejected_is_retried_later(past: Cleaner, refusal: ApiError, tries: int) -> None:
     kept = marks_on(past.api)
 
     def refuse(method: str, _timeout: float, effect: Effect) -> bytes:
@@ -156,7 +156,7 @@ def test_a_patch_that_is_always_refused_is_tried_again_later(past: Cleaner, refu
 
 @pytest.mark.parametrize("loss", [lost_request, lost_reply])
 def test_a_patch_whose_answer_is_lost_is_followed_by_another_look(past: Cleaner, loss: Any) -> None:
-    """Whether it landed shows then; if it did, nothing is left to be done."""
+    """The next look shows whether it landed. If it did, nothing is left to do."""
     past.api.deliver = Script(loss, methods=("PATCH",))
     [line] = past.serve()
     assert line["log_level"] == "warning"
@@ -174,14 +174,14 @@ def test_an_event_that_cannot_be_written_is_only_logged(past: Cleaner) -> None:
 
 
 @pytest.mark.parametrize("between", [False, True], ids=["before the look", "between the look and the patch"])
-def test_a_pod_that_goes_is_no_fault_for_long(past: Cleaner, between: bool) -> None:
+def test_a_deleted_pod_is_no_lasting_error(past: Cleaner, between: bool) -> None:
     past.api.deliver = before("PATCH" if between else "GET", lambda: past.api.remove(POD))
     assert len(past.serve()) == between
     past.now += RETRY_SECONDS
     assert past.serve() == []
 
 
-def test_a_pod_that_cannot_be_read_stops_nobody(past: Cleaner) -> None:
+def test_a_pod_that_cannot_be_read_delays_no_other(past: Cleaner) -> None:
     stored, other = past.api.objects[POD], POD.replace("train-0", "train-1")
     past.api.store(other, {**stored, "metadata": {**stored["metadata"], "name": "train-1", "uid": "uid-2"}})
     past.watch()
@@ -190,14 +190,14 @@ def test_a_pod_that_cannot_be_read_stops_nobody(past: Cleaner) -> None:
     assert marks_on(past.api, other) == {}
 
 
-def test_a_pod_that_no_longer_asks_for_vcuda_is_left_alone(past: Cleaner) -> None:
-    """It was deleted and made again under its name, as another."""
+def test_a_pod_that_no_longer_requests_vcuda_is_not_changed(past: Cleaner) -> None:
+    """It was deleted, and recreated with the same name as another pod."""
     past.api.store(POD, {**past.api.objects[POD], "spec": {"containers": [{"name": "main"}]}})
     assert past.serve() == []
     assert marks_on(past.api)
 
 
-def test_a_pod_that_was_allocated_anew_is_looked_at_when_that_can_be_stale(past: Cleaner) -> None:
+def test_a_pod_that_was_allocated_again_is_checked_when_that_can_be_stale(past: Cleaner) -> None:
     past.api.store(POD, allocated_pod(GPU_MANAGER, START + 100, created=START))
     assert past.serve() == []
     past.now += 100
@@ -209,14 +209,14 @@ def test_a_pod_that_was_allocated_anew_is_looked_at_when_that_can_be_stale(past:
 
 @pytest.fixture
 def orphaned(cleaner: Cleaner) -> Cleaner:
-    """Return the loop right after the watch has seen that the node is deleted, long before the allocation is due."""
+    """Return the loop right after the watch has seen the deletion of the node, long before the allocation is due."""
     store(cleaner)
     cleaner.api.remove(LOCKED)
     cleaner.watch()
     return cleaner
 
 
-def test_a_node_that_the_watch_does_not_know_is_only_gone_when_the_store_says_so(orphaned: Cleaner) -> None:
+def test_a_node_missing_in_the_watch_counts_as_deleted_only_after_a_read(orphaned: Cleaner) -> None:
     """Otherwise its pods are judged at their time, like all others."""
     orphaned.api.store(LOCKED, {"metadata": {"name": NODE}})
     assert orphaned.serve() == []
@@ -225,12 +225,12 @@ def test_a_node_that_the_watch_does_not_know_is_only_gone_when_the_store_says_so
     assert [line["rule"] for line in orphaned.serve()] == ["unbound"]
 
 
-def test_when_a_node_goes_the_pods_that_were_allocated_there_are_freed_at_once(orphaned: Cleaner) -> None:
+def test_the_pods_allocated_on_a_deleted_node_are_cleared_at_once(orphaned: Cleaner) -> None:
     assert [line["rule"] for line in orphaned.serve()] == ["node-gone"]
     assert marks_on(orphaned.api) == {}
 
 
-def test_while_nobody_can_say_whether_a_node_exists_nothing_is_removed(orphaned: Cleaner) -> None:
+def test_nothing_is_removed_while_the_existence_of_a_node_is_unknown(orphaned: Cleaner) -> None:
     kept = marks_on(orphaned.api)
     orphaned.api.forget_calls()
     orphaned.api.deliver = Script(delivered, lost_request, methods=("GET",))
@@ -239,16 +239,16 @@ def test_while_nobody_can_say_whether_a_node_exists_nothing_is_removed(orphaned:
 
 
 @pytest.mark.parametrize("node", ["a/b", "../x", "..", "gpu-1?watch=1", "GPU-1", "gpu 1", "a" * 254, "gpu-1\n"])
-def test_what_can_be_no_nodes_name_is_not_asked_for_and_names_no_node(cleaner: Cleaner, node: str) -> None:
+def test_an_invalid_node_name_is_not_looked_up_and_names_no_node(cleaner: Cleaner, node: str) -> None:
     """The API server would read GET nodes/a%2Fb as a subresource, and always answer 403."""
     store(cleaner, node=node)
     cleaner.api.forget_calls()
     [line] = cleaner.serve()
     assert (line["rule"], marks_on(cleaner.api)) == ("node-gone", {})
-    assert cleaner.api.calls == ["GET", "PATCH", "POST"], "the pod alone was asked for"
+    assert cleaner.api.calls == ["GET", "PATCH", "POST"], "only the pod was read"
 
 
-def test_where_a_node_may_not_be_asked_for_its_pods_are_still_freed_in_time(orphaned: Cleaner) -> None:
+def test_without_the_right_to_read_nodes_pods_are_still_cleared_in_time(orphaned: Cleaner) -> None:
     plain, refused = orphaned.api.get, ApiError(403, "nodes is forbidden")
 
     def get(path: str, *arguments: Any, **named: Any) -> bytes:
@@ -268,7 +268,7 @@ def test_where_a_node_may_not_be_asked_for_its_pods_are_still_freed_in_time(orph
 # Locks
 
 
-def test_a_lock_goes_when_its_time_is_over(cleaner: Cleaner) -> None:
+def test_a_lock_is_removed_when_its_time_is_over(cleaner: Cleaner) -> None:
     cleaner.api.store(HOLDER, {"metadata": {"name": "holder"}})
     lock(cleaner, f"{rfc3339(START)},team-a,holder")
     for cleaner.now in (START + 10, START + TIMEOUT - 1):
@@ -282,7 +282,7 @@ def test_a_lock_goes_when_its_time_is_over(cleaner: Cleaner) -> None:
     assert cleaner.removed("lock-expired") == 1
 
 
-def test_a_lock_whose_pod_goes_is_removed_within_a_period(cleaner: Cleaner) -> None:
+def test_a_lock_whose_pod_was_deleted_is_removed_within_a_period(cleaner: Cleaner) -> None:
     cleaner.api.store(HOLDER, {"metadata": {"name": "holder"}})
     lock(cleaner, f"{rfc3339(START)},team-a,holder")
     cleaner.now = START + 10
@@ -294,15 +294,15 @@ def test_a_lock_whose_pod_goes_is_removed_within_a_period(cleaner: Cleaner) -> N
 
 
 @pytest.mark.parametrize("holder", ["team-a,a/b", "team-a/pods,x", "..,x", "team-a,Holder"])
-def test_what_can_be_no_pods_name_is_not_asked_for_and_names_no_pod(cleaner: Cleaner, holder: str) -> None:
+def test_an_invalid_pod_name_is_not_looked_up_and_names_no_pod(cleaner: Cleaner, holder: str) -> None:
     lock(cleaner, f"{rfc3339(START)},{holder}")
     cleaner.now = START + 10
     cleaner.api.forget_calls()
     assert [line["rule"] for line in cleaner.serve()] == ["lock-holder-gone"]
-    assert cleaner.api.calls == ["GET", "PATCH", "POST"], "the node alone was asked for"
+    assert cleaner.api.calls == ["GET", "PATCH", "POST"], "only the node was read"
 
 
-def test_a_lock_that_is_given_back_in_time_costs_no_request(cleaner: Cleaner) -> None:
+def test_a_lock_that_is_released_in_time_costs_no_request(cleaner: Cleaner) -> None:
     lock(cleaner, rfc3339(START))
     cleaner.api.store(LOCKED, {"metadata": {"name": NODE}})
     cleaner.watch()
@@ -311,8 +311,8 @@ def test_a_lock_that_is_given_back_in_time_costs_no_request(cleaner: Cleaner) ->
     assert (cleaner.serve(), cleaner.api.calls) == ([], [])
 
 
-def test_a_lock_on_a_node_that_somebody_else_writes_first_is_judged_anew(cleaner: Cleaner) -> None:
-    """Its kubelet does so every now and then."""
+def test_a_lock_on_a_node_that_another_client_writes_first_is_judged_again(cleaner: Cleaner) -> None:
+    """Its kubelet writes it regularly."""
     lock(cleaner, rfc3339(START))
     cleaner.api.deliver = before("PATCH", lambda: cleaner.api.store(LOCKED, cleaner.api.objects[LOCKED]))
     cleaner.now = START + TIMEOUT
@@ -321,7 +321,7 @@ def test_a_lock_on_a_node_that_somebody_else_writes_first_is_judged_anew(cleaner
 
 
 @pytest.mark.parametrize("node", [None, {LOCK: rfc3339(START + 250)}], ids=["gone", "locked anew"])
-def test_a_lock_that_is_another_or_none_before_the_watch_has_seen_it_stays(cleaner: Cleaner, node: Any) -> None:
+def test_a_lock_that_changed_before_the_watch_has_seen_it_stays(cleaner: Cleaner, node: Any) -> None:
     lock(cleaner, rfc3339(START))
     cleaner.api.remove(LOCKED)
     if node:
@@ -331,7 +331,7 @@ def test_a_lock_that_is_another_or_none_before_the_watch_has_seen_it_stays(clean
     assert not node or marks_on(cleaner.api, LOCKED) == node
 
 
-def test_while_nobody_can_say_whether_a_locks_pod_exists_it_stays(cleaner: Cleaner) -> None:
+def test_a_lock_stays_while_the_existence_of_its_pod_is_unknown(cleaner: Cleaner) -> None:
     lock(cleaner, f"{rfc3339(START)},team-a,holder")
     cleaner.api.deliver = Script(delivered, lost_request, methods=("GET",))
     cleaner.now = START + 10
@@ -339,7 +339,7 @@ def test_while_nobody_can_say_whether_a_locks_pod_exists_it_stays(cleaner: Clean
     assert LOCK in marks_on(cleaner.api, LOCKED)
 
 
-def test_a_lock_without_a_readable_time_goes_when_it_was_seen_for_long_enough(cleaner: Cleaner) -> None:
+def test_a_lock_without_a_readable_time_is_removed_when_it_was_seen_for_long_enough(cleaner: Cleaner) -> None:
     lock(cleaner, "soon")
     for cleaner.now in (START + 10, START + 9 + TIMEOUT):
         assert cleaner.serve() == []
@@ -350,7 +350,7 @@ def test_a_lock_without_a_readable_time_goes_when_it_was_seen_for_long_enough(cl
 # Dry run
 
 
-def test_a_dry_run_writes_nothing_and_tells_once_until_the_pod_changes(api: ApiDouble) -> None:
+def test_a_dry_run_writes_nothing_and_reports_once_until_the_pod_changes(api: ApiDouble) -> None:
     cleaner = Cleaner(api, report_only)
     store(cleaner)
     lock(cleaner, rfc3339(START))
@@ -376,7 +376,7 @@ def test_a_dry_run_writes_nothing_and_tells_once_until_the_pod_changes(api: ApiD
 @pytest.mark.parametrize("failing", [False, True])
 def test_the_loop_is_stuck_when_no_turn_has_ended_for_five_periods(cleaner: Cleaner, failing: bool) -> None:
     """A failed turn has ended too. A restart would not help against an API server that does not answer."""
-    assert not cleaner.gc.is_stuck(), "it has not begun"
+    assert not cleaner.gc.is_stuck(), "the loop has not started"
     store(cleaner, status="Failed")
     seen: list[bool] = []
 

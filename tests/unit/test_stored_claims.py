@@ -1,4 +1,4 @@
-"""Stored ResourceClaims: what each takes, from a LIST and from the watch, and what is left out or kept."""
+"""Stored ResourceClaims: the charge of each, from a LIST and from the watch, and which are left out."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -33,7 +33,7 @@ OWN = "/apis/resource.k8s.io/v1/namespaces/team-a/resourceclaims/{}"
 
 
 def pinned(name: str, *requests: Manifest, **fields: Any) -> Manifest:
-    """Return a claim as it is stored: with its uid, and held to A100."""
+    """Return a claim as it is stored: with its uid, and pinned to A100."""
     bare = claim(*requests, name=name, uid=f"{name}-uid", namespace="team-a")
     patch = read_claim(view(bare), claim_policy()).patch("A100")
     return {**jsonpatch.apply_patch(bare, json.dumps(patch)), **fields}
@@ -80,7 +80,7 @@ PAIR = {"deviceClassName": NVIDIA, "count": 2}
     held_and_given_one_that_is_not_known=(given(pinned("a"), AWAY), {"A100": ONE}),
     given_nothing_that_is_known=(given(claim(), AWAY), {}),
 )
-def test_a_claim_takes_what_its_spec_says_and_its_status_raises_that_and_never_lowers_it(
+def test_a_claim_is_charged_by_its_spec_and_its_status_only_raises_that(
     manifest: Manifest, charges: Mapping[str, Charge]
 ) -> None:
     taken = COUNTER(stored(manifest))
@@ -99,7 +99,7 @@ def test_a_claim_takes_what_its_spec_says_and_its_status_raises_that_and_never_l
     not_known=(given(pinned("a"), AWAY), ""),
     held_to_none=(given(claim(), M40_CARD), ""),
 )
-def test_a_device_of_another_model_than_the_claim_is_held_to_is_told_of(manifest: Manifest, told: str) -> None:
+def test_a_device_of_another_model_than_the_claims_is_reported(manifest: Manifest, told: str) -> None:
     assert str(COUNTER(stored(manifest)).other or "") == told
 
 
@@ -111,7 +111,7 @@ def test_claims_of_one_spec_keep_one_digest() -> None:
 
 
 def extended(name: str, **status: str) -> Manifest:
-    """Return a pod for whose extended resources the scheduler has made a claim."""
+    """Return a pod for whose extended resources the scheduler has created a claim."""
     pod = stored_pod({"nvidia.com/gpu": 1}, uid="pod-uid")
     return {**pod, "status": {**status, "extendedResourceClaimStatus": {"resourceClaimName": name}}}
 
@@ -130,7 +130,7 @@ def store(api: ApiDouble) -> LedgerStore:
         pytest.param({**extended("b"), "spec": {"containers": []}}, {"A100": TWO}, id="its pod asks for nothing"),
     ],
 )
-def test_a_claim_is_left_out_only_where_a_charged_pods_status_names_it(
+def test_a_claim_is_left_out_only_if_a_charged_pods_status_names_it(
     api: ApiDouble, store: LedgerStore, pod: Manifest, claimed: Mapping[str, Charge]
 ) -> None:
     for name in ("a", "b"):
@@ -140,7 +140,7 @@ def test_a_claim_is_left_out_only_where_a_charged_pods_status_names_it(
         assert (ledger.claimed, ledger.claim_resource_version) == (claimed, ledger.pod_resource_version)
 
 
-def test_without_devices_claims_are_not_counted_as_nothing(api: ApiDouble) -> None:
+def test_without_published_devices_claims_are_not_counted_as_free(api: ApiDouble) -> None:
     store = LedgerStore(api.kube, "vcuda-quota", lambda: NODES)
     assert store.count_pods("team-a").claims == ObservedClaims("100", {}, {}.keys(), since="100", users=set())
     api.store(OWN.format("a"), pinned("a"))
@@ -149,7 +149,7 @@ def test_without_devices_claims_are_not_counted_as_nothing(api: ApiDouble) -> No
     assert store.stored_uids("team-a") == {"a-uid"}
 
 
-def test_where_the_api_server_has_no_claims_none_are_counted(api: ApiDouble, store: LedgerStore) -> None:
+def test_no_claims_are_counted_if_the_api_server_does_not_serve_them(api: ApiDouble, store: LedgerStore) -> None:
     def listed(path: str, *_: object, **__: object) -> Iterator[object]:
         raise NotFound(404, path)
 
@@ -161,7 +161,7 @@ def test_where_the_api_server_has_no_claims_none_are_counted(api: ApiDouble, sto
 # From the watch
 
 
-def test_a_claim_is_charged_until_it_has_gone_and_its_pending_charge_counts_once(
+def test_a_claim_is_charged_until_it_is_deleted_and_its_pending_charge_counts_once(
     api: ApiDouble, store: LedgerStore
 ) -> None:
     clock, changed = Clock(), list[str]()
@@ -194,10 +194,10 @@ def test_a_claim_is_charged_until_it_has_gone_and_its_pending_charge_counts_once
     what_is_pending_there_has_been_seen=(ONE, ("a",), True),
     what_is_pending_there_has_yet_to_come=(ONE, ("b",), False),
 )
-def test_while_the_watch_is_quiet_claims_are_listed_only_for_a_ledger_that_says_something_else(
+def test_while_the_watch_is_quiet_claims_are_listed_only_if_the_ledger_differs(
     api: ApiDouble, store: LedgerStore, counted: Charge, pending: tuple[str, ...], *, listed: bool
 ) -> None:
-    """A namespace without claims would be listed at each settlement, until the API server sends a bookmark."""
+    """Otherwise a namespace without claims would be listed at each settling, until the API server sends a bookmark."""
     admitted = {f"{name}-uid": Pending("A100", CARD) for name in pending}
     ledger = Ledger(pending=admitted, claimed={"A100": counted}, claim_resource_version="999")
     informer = claim_informer(api, store)
@@ -227,10 +227,10 @@ def test_a_list_and_the_watch_count_a_claims_devices_alike_and_once(api: ApiDoub
     one_of_two=([{"deviceClassName": "mine"}, {"deviceClassName": NVIDIA}], TWO),
     the_only_one=([{"deviceClassName": "mine"}], ONE),
 )
-def test_while_a_class_is_away_a_claim_takes_what_it_took_before(
+def test_while_a_class_is_deleted_a_claim_keeps_its_charge(
     api: ApiDouble, requests: list[Manifest], taken: Charge
 ) -> None:
-    """As long as this leader has known it: a class that is deleted and made anew lowers no charge."""
+    """This holds as long as this leader knows it: a class that is deleted and recreated lowers no charge."""
     own = {"mine": CLASSES["gpu.nvidia.com"]}
     with_class = ClaimCounter(claim_policy(classes={**CLASSES, **own}))
     known = claim(*requests, name="a", uid="a-uid", namespace="team-a")
@@ -248,8 +248,8 @@ def test_while_a_class_is_away_a_claim_takes_what_it_took_before(
 # Whether claims are served
 
 
-def test_watches_begin_once_the_api_server_serves_claims_and_nothing_waits_for_that(api: ApiDouble) -> None:
-    """As when a cluster is upgraded to 1.34 under a webhook that runs."""
+def test_watches_begin_when_the_api_server_serves_claims_and_delay_nothing(api: ApiDouble) -> None:
+    """An example is an upgrade of the cluster to 1.34 while the webhook runs."""
     answers: list[Exception | None] = [Unavailable("away"), NotFound(404, "no such group"), None]
     waited: list[float] = []
 
@@ -291,7 +291,7 @@ EVENTS, PODS = "/api/v1/namespaces/team-a/events", "/api/v1/namespaces/team-a/po
 
 
 def woken(api: ApiDouble) -> list[str]:
-    """Return the pods that were woken since this was asked before."""
+    """Return the pods that were woken since the last call."""
     pods = [each for path, each in api.objects.items() if path.startswith(PODS) and each["metadata"].get("annotations")]
     return sorted(each["metadata"].pop("annotations") and each["metadata"]["name"] for each in pods)
 
@@ -328,7 +328,7 @@ def test_a_pod_whose_claim_was_refused_is_woken_when_quota_is_freed(
     assert woken(api) == (["a"] if is_woken else [])
 
 
-def test_of_many_waiting_pods_some_are_woken_a_turn_and_none_where_claims_are_not_served(api: ApiDouble) -> None:
+def test_some_of_many_waiting_pods_are_woken_per_turn_and_none_without_served_claims(api: ApiDouble) -> None:
     served = [False, True, True]
     for number in range(MOST_AT_ONCE + 5):
         api.store(f"{PODS}/a{number}", waiting(f"a{number}"))
@@ -343,8 +343,8 @@ def test_of_many_waiting_pods_some_are_woken_a_turn_and_none_where_claims_are_no
     assert retrier.reconciler.queue.is_active("team-a")
 
 
-def test_of_pods_that_events_make_up_few_are_looked_for_in_a_turn(api: ApiDouble) -> None:
-    """Whoever may write Events holds up nobody in other namespaces."""
+def test_few_pods_of_forged_events_are_looked_up_per_turn(api: ApiDouble) -> None:
+    """A user who writes many Events must not delay other namespaces."""
     for number in range(3 * MOST_AT_ONCE):
         api.store(f"{EVENTS}/a{number}.1", refused(f"a{number}"))
     retrier = ClaimRetrier(api.kube, lambda: True)

@@ -1,4 +1,4 @@
-"""Stored pods as the ledger counts them: which hold cards, of which model, and how much."""
+"""Stored pods as the ledger counts them: which ones use cards, of which model, and how many."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ def kept(manifest: builders.Manifest) -> StoredPod:
     return found
 
 
-def test_what_is_kept_of_a_pod() -> None:
+def test_only_the_needed_fields_of_a_pod_are_kept() -> None:
     about: dict[str, Any] = {
         "uid": "uid-1",
         "namespace": "team-a",
@@ -60,14 +60,14 @@ def test_the_cards_that_its_annotations_give_it_are_kept_with_its_version() -> N
     assert (found.cards, found.version) == (PodCards("gpu-1", (Share(1, 100, 0), Share(3, 100, 0))), "7")
 
 
-def test_what_is_added_to_a_pod_behind_a_scheduling_gate_does_not_take_its_charge_away() -> None:
-    """Kubernetes lets requirements be added to it, as many as its owner likes (KEP-3838)."""
+def test_requirements_added_to_a_gated_pod_do_not_remove_its_charge() -> None:
+    """Kubernetes permits any number of additional requirements on a gated pod (KEP-3838)."""
     added = builders.requirement("x", "NotIn", *(f"v{number}" for number in range(1000)))
     affinity = builders.required(builders.term(builders.requirement(builders.MODEL, "In", "M40"), added))
     assert kept(stored(affinity=affinity, schedulingGates=[{"name": "a/b"}])).model == "M40"
 
 
-def test_a_pod_that_shows_a_static_one_is_known() -> None:
+def test_a_mirror_pod_is_recognized() -> None:
     manifest = stored()
     manifest["metadata"] |= {"annotations": {"kubernetes.io/config.mirror": "hash"}}
     assert kept(manifest).mirror
@@ -80,11 +80,11 @@ def test_a_pod_without_vcuda_is_not_kept(limits: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("phase", ["Pending", "Running", "Unknown", "", None, "Succeeded", "Failed"])
-def test_a_pod_holds_its_cards_until_it_has_ended(phase: str | None) -> None:
+def test_a_pod_uses_its_cards_until_it_has_ended(phase: str | None) -> None:
     assert kept(stored(phase=phase)).live is (phase not in ("Succeeded", "Failed"))
 
 
-def test_a_terminating_pod_still_holds_its_cards() -> None:
+def test_a_terminating_pod_still_uses_its_cards() -> None:
     manifest = stored()
     manifest["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     assert kept(manifest).live
@@ -100,14 +100,14 @@ def test_a_terminating_pod_still_holds_its_cards() -> None:
     a_node_that_is_not_known=({"nodeName": "gone"}, None),
     neither_held_nor_bound=({}, None),
 )
-def test_the_model_it_is_charged_to(spec: dict[str, Any], model: str | None) -> None:
+def test_a_pod_is_charged_for_the_model_of_its_node_selection(spec: dict[str, Any], model: str | None) -> None:
     assert kept(stored(**spec)).model_on(NODES) == model
     charges = [(model, CARD)] if model else []
     assert list(charges_of([kept(stored(**spec))], NODES)) == charges
 
 
-def test_an_annotation_says_nothing_about_the_model() -> None:
-    """Anybody may edit it."""
+def test_an_annotation_does_not_determine_the_model() -> None:
+    """Any user may edit it."""
     assert kept(stored(annotations={"quota.vcuda.io/model": "M40"})).model is None
 
 
@@ -124,8 +124,8 @@ def allocation_on(manifest: builders.Manifest) -> Allocation | None:
 
 
 @EACH
-def test_what_the_rules_read_is_part_of_the_allocation(scheme: Scheme) -> None:
-    """It is removed with the rest; what stayed would be read again."""
+def test_every_key_that_the_rules_read_is_part_of_the_allocation(scheme: Scheme) -> None:
+    """It is removed with the rest. Otherwise it would be read again."""
     assert scheme.predicate_node
     assert scheme.predicate_times
     assert scheme.phase
@@ -148,7 +148,7 @@ def test_the_schemes_annotations_and_labels_are_kept_and_no_others(scheme: Schem
 
 
 @EACH
-def test_nothing_is_kept_of_a_pod_without_one(scheme: Scheme) -> None:
+def test_nothing_is_kept_of_a_pod_without_an_allocation(scheme: Scheme) -> None:
     manifest = allocated_pod(scheme, 1000)
     manifest["metadata"] |= {"annotations": {"a/b": "c"}, "labels": {"app": "train"}}
     assert allocation_on(manifest) is None
@@ -157,14 +157,14 @@ def test_nothing_is_kept_of_a_pod_without_one(scheme: Scheme) -> None:
 
 
 @pytest.mark.parametrize("scheme", [NVIDIA_VCUDA, VGPU_MANAGER], ids=lambda scheme: scheme.name)
-def test_what_two_vendors_write_under_one_name_belongs_to_the_one_that_the_pod_asks(scheme: Scheme) -> None:
+def test_a_key_of_two_vendors_belongs_to_the_one_that_the_pod_requests(scheme: Scheme) -> None:
     found = allocation_on(allocated_pod(scheme, 1000))
     assert found
     assert [each.name for each in found.schemes] == [scheme.name]
 
 
-def test_a_pod_may_carry_what_another_scheme_has_written_too() -> None:
-    """Its manifest was copied, or it asks by both; each of the two is judged by its own."""
+def test_a_pod_may_also_have_records_of_another_scheme() -> None:
+    """Its manifest was copied, or it requests both. Each record is judged by its own scheme."""
     foreign, _ = marks(HAMI, 1000)
     found = allocation_on(allocated_pod(GPU_MANAGER, 1000, annotations=foreign))
     assert found
@@ -174,15 +174,15 @@ def test_a_pod_may_carry_what_another_scheme_has_written_too() -> None:
     assert found.keys_of(VGPU_MANAGER) == Keys((), ())
 
 
-def test_an_empty_value_tells_nothing() -> None:
+def test_an_empty_value_is_ignored() -> None:
     found = allocation_on(allocated_pod(GPU_MANAGER, 1000, node=""))
     assert found
     assert found.get("tencent.com/predicate-node") is None
     assert found.get(None) is None
 
 
-def test_what_a_pod_asks_for_and_where_is_read_once_for_all_that_are_alike_and_never_taken_for_another() -> None:
-    """However many there are, and with whatever else in them; a gated pod may be held to less and less."""
+def test_the_request_of_equal_pods_is_parsed_once_and_never_confused() -> None:
+    """They may differ in anything else. A gated pod may be narrowed later."""
     cache = RequestCache(BUILT_IN, builders.LABELS)
     long = [{"name": "A", "value": "x" * LONGEST_REMEMBERED}]
     many = [{"tencent.com/vcuda-core": 100 * number} for number in range(1, MOST_REQUESTS_REMEMBERED + 2)]
@@ -200,15 +200,15 @@ def test_what_a_pod_asks_for_and_where_is_read_once_for_all_that_are_alike_and_n
 
 
 HUGE = 250_000
-"""Bytes that somebody may write in the annotations of one pod: Kubernetes allows 256 KiB."""
+"""Bytes that a user may write in the annotations of one pod: Kubernetes permits 256 KiB."""
 
 
 def size_of(pod: StoredPod) -> int:
-    """Return the bytes of text that are kept of what a tenant can write, and 100 for each share of a card."""
+    """Return the number of kept bytes that a tenant can write, with 100 for each share of a card."""
     found, cards = pod.allocation, pod.cards
     texts = [pod.model or "", pod.node, pod.extended_claim, cards.node if cards else ""]
     texts += [text for kept in (found.annotations, found.labels) for text in (*kept, *kept.values())] if found else []
-    assert all(map(str.isascii, texts)), "then Python keeps one byte for each character"
+    assert all(map(str.isascii, texts)), "Python then keeps one byte for each character"
     return sum(map(len, texts)) + 100 * len(cards.shares if cards else ())
 
 
@@ -218,7 +218,7 @@ ANNOTATIONS = sorted({name for scheme in SCHEMES for name in scheme.allocation_a
 @pytest.mark.parametrize("fill", ["x", "0,", "\U0001f4a9", ":", "9"], ids=["text", "cards", "wide", "colons", "digits"])
 @pytest.mark.parametrize("name", ANNOTATIONS)
 def test_of_huge_annotations_of_a_pod_no_more_is_kept_than_vendors_write(name: str, fill: str) -> None:
-    """Whoever may create pods where no quota is enforced can write them."""
+    """Any user who may create pods in a namespace without an enforced quota can write them."""
     key = f"{name}0" if name.endswith("-") else name
     text = fill * (HUGE // len(fill.encode()))
     asked = {"tencent.com/vcuda-core": 10**9}
@@ -229,7 +229,7 @@ def test_of_huge_annotations_of_a_pod_no_more_is_kept_than_vendors_write(name: s
     assert size_of(bound) <= LONGEST_LIST + 200 + 100 * MOST_CARDS
 
 
-def test_of_thousands_of_keys_with_a_schemes_prefix_one_is_kept_and_all_are_removed() -> None:
+def test_one_of_thousands_of_keys_with_a_schemes_prefix_is_kept_and_all_are_removed() -> None:
     keys = {f"{prefix}/predicate-gpu-idx-{n:x>60}": "" for prefix in ("tencent.com", "nvidia.com") for n in range(2000)}
     pod = builders.view(stored(annotations={**keys, "hami.io/vgpu-node": "a"}))
     found = read_stored(pod, builders.LABELS)
@@ -258,15 +258,15 @@ def test_of_thousands_of_keys_with_a_schemes_prefix_one_is_kept_and_all_are_remo
         ({"tencent.com/predicate-gpu-idx-0": "0,1", "tencent.com/predicate-gpu-idx-1": "0"}, False),
     ],
 )
-def test_a_pod_whose_records_are_longer_than_what_is_judged_says_so(annotations: dict[str, str], *, cut: bool) -> None:
-    """Of a text by which nothing is judged nothing is lost."""
+def test_a_pod_with_cut_records_is_marked(annotations: dict[str, str], *, cut: bool) -> None:
+    """Text that no rule reads is dropped without a note."""
     limits = {"tencent.com/vcuda-core": 100 * MOST_CARDS}
     found = kept(stored(limits, nodeName="gpu-1", annotations=annotations))
     assert found.is_cut is cut
     assert found.charge == kept(stored(limits)).charge
 
 
-def test_a_pod_with_more_cards_than_a_node_can_have_keeps_the_first_and_says_so() -> None:
+def test_a_pod_with_more_cards_than_a_node_can_have_keeps_the_first_and_is_marked() -> None:
     share = builders.container({"tencent.com/vcuda-core": 10, "tencent.com/vcuda-memory": 1})
     keys = {f"tencent.com/predicate-gpu-idx-{number}": "1" for number in range(MOST_CARDS + 1)}
     manifest = stored(containers=[share] * (MOST_CARDS + 1), nodeName="gpu-1", annotations=keys)
@@ -276,13 +276,13 @@ def test_a_pod_with_more_cards_than_a_node_can_have_keeps_the_first_and_says_so(
 
 
 def test_a_longer_text_than_a_label_can_have_is_no_model() -> None:
-    """No node has it, so the pod can run on none; the API server of 1.30 stores it all the same."""
+    """No node has it, so the pod can run on none. The API server of 1.30 stores it nevertheless."""
     assert kept(stored(affinity=builders.held_to("M" * MAX_PRODUCT))).model == "M" * MAX_PRODUCT
     assert kept(stored(affinity=builders.held_to("M" * HUGE))).model is None
     assert kept(stored(affinity=builders.held_to("M" * HUGE), nodeName="gpu-1")).model_on(NODES) == "P100"
 
 
-def test_whose_an_allocation_is_does_not_depend_on_how_many_keys_there_are() -> None:
+def test_the_owner_of_an_allocation_does_not_depend_on_the_number_of_keys() -> None:
     keys = {f"tencent.com/predicate-gpu-idx-{number}": "0" for number in range(2 * MOST_KEYS_REMEMBERED)}
     few = kept(stored_with(dict([*keys.items()][:2]))).allocation
     many = kept(stored_with(keys)).allocation

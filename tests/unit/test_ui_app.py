@@ -1,4 +1,4 @@
-"""The page's answers: what is in them, that nothing in them is anybody's markup, and the headers on each."""
+"""The answers of the page: their content, the escaping of all names, and the headers."""
 
 import gzip
 import json
@@ -26,7 +26,7 @@ MUST_CLOSE = {"script", "a", "p", "div", "span", "table", "tr", "td", "th", "ul"
 
 
 class Markup(HTMLParser):
-    """The elements, attributes and text of a page; an element that is closed in the wrong place is an error."""
+    """The elements, attributes and text of a page. A wrongly nested element is an error."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -50,12 +50,12 @@ class Markup(HTMLParser):
         self.text += data
 
     def all(self, tag: str) -> list[dict[str, str | None]]:
-        """The attributes of every element of this kind."""
+        """Return the attributes of every element of this kind."""
         return [attributes for name, attributes in self.elements if name == tag]
 
 
 def client_of(sample: Sample) -> FlaskClient:
-    """A client of the leader's page."""
+    """Return a client of the leader's page."""
     feed = Feed(sample.source(), VIEWS)
     return create_app(lambda: Standing(feed, ""), VIEWS).test_client()
 
@@ -68,7 +68,7 @@ def linked() -> FlaskClient:
 
 
 def standby(reason: str = "This replica of the controller is a standby. The leader is other.") -> FlaskClient:
-    """A client of a page that has nothing to show."""
+    """Return a client of a standby's page."""
     return create_app(lambda: Standing(None, reason), VIEWS).test_client()
 
 
@@ -79,7 +79,7 @@ def html_of(client: FlaskClient, path: str) -> str:
 
 
 def hostile() -> Sample:
-    """Everything that has a name or a text has a hostile one."""
+    """A sample in which every name and text is hostile."""
     use = namespace_use(HOSTILE, model_use(HOSTILE, 8, 3, 1, (5, 9)), mode="warn", unpinned=(HOSTILE,))
     sample = Sample(cluster=(ModelCards(HOSTILE, 9, 3, 8, 1),))
     sample.report(use)
@@ -113,7 +113,7 @@ PAGES: dict[str, Callable[[], tuple[FlaskClient, str]]] = {
 
 @pytest.mark.parametrize("page", PAGES)
 def test_no_page_has_inline_script_or_style_or_reaches_elsewhere(page: str) -> None:
-    """The policy forbids it; and a name that got through the escaping would show here."""
+    """The policy forbids it. A name that was not escaped would show here."""
     client, path = PAGES[page]()
     markup = Markup(client.get(path).get_data(as_text=True))
     assert all(set(script) == {"src", "defer"} for script in markup.all("script"))
@@ -138,7 +138,7 @@ def test_every_answer_carries_the_policy(page: str) -> None:
     assert ("frame-ancestors 'none'" in policy, "unsafe" in policy) == (True, False)
 
 
-def test_hostile_names_are_text() -> None:
+def test_hostile_names_are_shown_as_text() -> None:
     markup = Markup(html_of(client_of(hostile()), "/"))
     # namespace twice (row, refusal), finding's, the model in three places, and the texts
     assert markup.text.count(HOSTILE) >= 10
@@ -160,7 +160,7 @@ def test_hostile_names_are_text_on_a_namespace_s_page() -> None:
 
 
 def test_a_hostile_change_is_text_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a listener gets is put into the page as it is."""
+    """The browser inserts what a listener gets without further escaping."""
     monkeypatch.setattr("controller.ui.feed.MIN_INTERVAL_SECONDS", 0)
     sample = hostile()
     feed = Feed(sample.source(), VIEWS)
@@ -187,7 +187,7 @@ def test_the_table_is_a_table_with_headers_for_rows_and_columns() -> None:
     assert "main" in [each.get("id") for each in markup.all("main")]
 
 
-def test_a_row_says_what_is_used_pending_and_limited_and_whether_it_is_in_effect() -> None:
+def test_a_row_shows_used_pending_and_limit_and_whether_it_is_in_effect() -> None:
     html = html_of(client_of(company()), "/")
     assert 'class="h9" data-m="A100-80G"><b>15</b> of 16<small>1 pending</small>' in html
     assert "<b>18</b> of 16 <em>over</em>" in html
@@ -206,7 +206,7 @@ def test_a_row_says_what_is_used_pending_and_limited_and_whether_it_is_in_effect
     assert "<b>14.5</b> of 64" in html
 
 
-def test_what_is_reserved_is_named_on_both_pages_while_there_is_some() -> None:
+def test_reserved_cards_are_shown_on_both_pages_while_there_are_some() -> None:
     client = client_of(Sample({"a": namespace_use("a", model_use("M40", 8, 4, reserved=1.5))}))
     assert "<b>4</b> of 8<small title=" in html_of(client, "/")
     assert ">1.5 reserved</small>" in html_of(client, "/")
@@ -218,7 +218,7 @@ def test_what_is_reserved_is_named_on_both_pages_while_there_is_some() -> None:
     assert all("reserved" not in html_of(at_rest, path) for path in ("/", "/namespaces/a"))
 
 
-def test_both_pages_say_until_when_a_part_of_a_limit_holds() -> None:
+def test_both_pages_show_the_end_of_a_part_of_a_limit() -> None:
     grant = GrantUse(2, "2026-12-02T00:00:00+01:00", why=HOSTILE)
     sample = Sample()
     sample.report(namespace_use("team-a", replace(model_use("A100", 8, 3), grants=(grant,))))
@@ -228,7 +228,7 @@ def test_both_pages_say_until_when_a_part_of_a_limit_holds() -> None:
     assert f"2 of these until 2026-12-02 00:00+01:00: {HOSTILE}" in page.text
 
 
-def test_the_rows_come_in_the_order_of_the_address() -> None:
+def test_the_rows_are_in_the_order_of_the_address() -> None:
     client = client_of(company())
 
     def rows(query: str) -> list[str | None]:
@@ -310,7 +310,7 @@ def test_a_namespace_s_page_has_its_pods_with_charge_and_age() -> None:
     assert "not placed yet" in html
 
 
-def test_a_row_says_whether_a_pod_or_a_claim_holds_the_cards() -> None:
+def test_a_row_shows_whether_a_pod_or_a_claim_uses_the_cards() -> None:
     sample = company()
     sample.report(sample.uses["robotics"])
     pod, claim = (HolderRow(name, "M40", 100, 0, "n", ago(hours=1), name == "gpu") for name in ("train", "gpu"))
@@ -336,7 +336,7 @@ def test_a_namespace_that_is_not_known_is_not_found() -> None:
     assert "Namespace nobody does not exist" in answer.get_data(as_text=True)
 
 
-def test_the_refusals_of_a_namespace_stand_on_its_page_alone() -> None:
+def test_the_rejections_of_a_namespace_are_only_on_its_page() -> None:
     client = client_of(company())
     assert "whisper-eval" in html_of(client, "/namespaces/speech-research")
     assert "whisper-eval" not in html_of(client, "/namespaces/notebooks")
@@ -356,25 +356,25 @@ NOTHING_YET = ("No namespace has a GPU quota yet", "No node has a GPU model yet"
         (Sample(cluster=(ModelCards("M40", None, 3, 4),)), "number of cards not reported"),
     ],
 )
-def test_what_is_empty_says_so(sample: Sample, said: str) -> None:
+def test_empty_tables_say_so(sample: Sample, said: str) -> None:
     assert said in html_of(client_of(sample), "/")
 
 
 @pytest.mark.parametrize("part", ["Stale allocations removed", "Certificates", "Beyond the quota"])
-def test_parts_that_nothing_is_plugged_into_are_not_there(part: str) -> None:
+def test_parts_without_a_source_are_not_shown(part: str) -> None:
     assert part not in html_of(client_of(Sample()), "/")
 
 
 @pytest.mark.parametrize("path", ["/", "/namespaces/x", "/updates", "/leading"])
-def test_who_stands_by_says_who_leads_and_when_to_come_again(path: str) -> None:
+def test_a_standby_names_the_leader_and_says_when_to_retry(path: str) -> None:
     answer = standby("This replica of the controller is a standby. The leader is pod-7.").get(path)
     assert answer.status_code == HTTPStatus.SERVICE_UNAVAILABLE
     assert answer.headers["Retry-After"] == "2"
-    assert "Refresh" not in answer.headers, "it would take the focus, and have all read out again"
+    assert "Refresh" not in answer.headers, "it would take the focus, and everything would be read out again"
     assert "The leader is pod-7" in answer.get_data(as_text=True)
 
 
-def test_who_stands_by_serves_the_styles_of_the_leader_s_page() -> None:
+def test_a_standby_serves_the_styles_of_the_leaders_page() -> None:
     """Behind a Service each connection may reach another replica."""
     assert standby().get("/static/page.css").status_code == HTTPStatus.OK
     assert client_of(Sample()).get("/leading").status_code == HTTPStatus.OK
@@ -382,11 +382,11 @@ def test_who_stands_by_serves_the_styles_of_the_leader_s_page() -> None:
 
 @pytest.mark.parametrize("path", ["/", "/namespaces/notebooks", "/updates", "/static/page.js"])
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
-def test_there_is_nothing_but_reading(path: str, method: str) -> None:
+def test_the_page_is_read_only(path: str, method: str) -> None:
     assert client_of(company()).open(path, method=method).status_code == HTTPStatus.METHOD_NOT_ALLOWED
 
 
-def test_a_head_of_the_updates_takes_no_listener_s_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_request_for_updates_uses_no_listeners_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("controller.ui.feed.MAX_LISTENERS", 0)
     feed = Feed(company().source(), VIEWS)
     client = create_app(lambda: Standing(feed, ""), VIEWS).test_client()
@@ -400,7 +400,7 @@ def test_only_the_static_files_are_served_as_files(path: str) -> None:
     assert client_of(company()).get(path).status_code == HTTPStatus.NOT_FOUND
 
 
-def test_answers_are_compressed_for_who_can_read_that() -> None:
+def test_answers_are_compressed_if_the_client_accepts_it() -> None:
     client = client_of(company())
     plain, zipped = client.get("/"), client.get("/", headers={"Accept-Encoding": "gzip"})
     assert zipped.headers["Content-Encoding"] == "gzip"
@@ -409,7 +409,7 @@ def test_answers_are_compressed_for_who_can_read_that() -> None:
     assert plain.headers["Vary"] == "Accept-Encoding"
 
 
-def test_a_style_that_is_known_is_not_sent_again() -> None:
+def test_an_unchanged_style_is_not_sent_again() -> None:
     client = client_of(company())
     first = client.get("/static/page.css", headers={"Accept-Encoding": "gzip"})
     again = client.get("/static/page.css", headers={"If-None-Match": first.headers["ETag"]})
@@ -417,7 +417,7 @@ def test_a_style_that_is_known_is_not_sent_again() -> None:
     assert client.get("/").headers["Cache-Control"] == "no-store"
 
 
-def test_a_crowd_is_cut_to_a_page_and_says_so() -> None:
+def test_a_long_list_is_cut_and_the_page_says_so() -> None:
     client = client_of(crowd(MAX_ROWS + 20, models=1))
     html = html_of(client, "/")
     assert html.count('role="row" data-ns=') == MAX_ROWS
@@ -447,8 +447,8 @@ def test_five_hundred_namespaces_of_eight_models_are_a_page_of_a_sane_size() -> 
     ],
 )
 @pytest.mark.parametrize("path", ["/", "/updates", "/namespaces/notebooks", "/static/page.js", "/nothing"])
-def test_the_page_is_served_under_its_own_names_alone(host: str, served: bool, path: str) -> None:
-    """Else the page of somebody else whose name is given this address could read it (DNS rebinding)."""
+def test_the_page_is_served_only_under_its_own_names(host: str, served: bool, path: str) -> None:
+    """Otherwise the page of another site whose name resolves to this address could read it (DNS rebinding)."""
     feed = Feed(company().source(), VIEWS)
     client = create_app(lambda: Standing(feed, ""), VIEWS, ("GPU.example.com",)).test_client()
     answer = client.head(path, headers={"Host": host})

@@ -1,4 +1,4 @@
-"""Refusals and removals, from the Events that tell of them."""
+"""Rejections and removals, by their Events."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ DENIED = 'Error creating: admission webhook "validate.quota.vcuda.io" denied the
 
 
 def event(message: str | None, **fields: Any) -> StoredEvent:
-    """An Event of a ReplicaSet, as the API server has it."""
+    """Return an Event of a ReplicaSet, as the API server has it."""
     metadata = {"namespace": "team-a", "name": "train.17", "uid": "e1", "creationTimestamp": NEW_YEAR}
     involved = {"kind": "ReplicaSet", "namespace": "team-a", "name": "train-6d9"}
     stored = {"metadata": metadata, "involvedObject": involved, "message": message, **fields}
@@ -36,7 +36,7 @@ def event(message: str | None, **fields: Any) -> StoredEvent:
         pytest.param(DENIED + "x" * 5000, "x" * MAX_MESSAGE_LENGTH, id="long, so it is cut"),
     ],
 )
-def test_a_refusal_of_ours_is_known_by_the_webhook_or_by_its_words(message: str, reason: str) -> None:
+def test_our_rejection_is_recognized_by_the_webhook_or_its_text(message: str, reason: str) -> None:
     refusal = read_refusal(event(message), NEW_YEAR)
     assert refusal == RefusedWorkload("team-a", "ReplicaSet", "train-6d9", reason, NEW_YEAR, 1)
 
@@ -52,7 +52,7 @@ def test_a_refusal_of_ours_is_known_by_the_webhook_or_by_its_words(message: str,
     ],
     ids=["none", "empty", "ResourceQuota", "another webhook", "webhook away"],
 )
-def test_what_others_refuse_is_not_shown(message: str | None) -> None:
+def test_rejections_by_others_are_not_shown(message: str | None) -> None:
     assert read_refusal(event(message), NEW_YEAR) is None
 
 
@@ -77,8 +77,8 @@ def test_every_writer_of_events_sets_other_times(fields: dict[str, Any], at: str
 
 @pytest.mark.parametrize("forged", ["9999-12-31T23:59:59Z", "2026-03-04T12:02:00Z", "1970-01-01T00:00:00Z", "soon"])
 @pytest.mark.parametrize("field", ["lastTimestamp", "eventTime", "series"])
-def test_a_time_that_cannot_be_counts_for_nothing(field: str, forged: str) -> None:
-    """Before it was stored, or after now: then it is the time of storing, which is the API server's own."""
+def test_an_impossible_time_is_ignored(field: str, forged: str) -> None:
+    """The time is before the Event was stored, or in the future. Then the API server's own time of storing is used."""
     written = {"lastObservedTime": forged} if field == "series" else forged
     assert event(DENIED + QUOTA, **{field: written}).last(NOW) == NEW_YEAR
 
@@ -100,7 +100,7 @@ def test_one_workload_is_shown_once_with_its_newest_reason_and_the_sum_of_all() 
 
 
 def remembered(*told: tuple[str, int], most: int = 9, most_of_one: int = 9) -> list[str]:
-    """What is remembered of refusals in these namespaces at these seconds, as NAMESPACE/SECOND, the newest first."""
+    """Return the remembered rejections of these namespaces at these seconds, as NAMESPACE/SECOND, the newest first."""
     newest: Newest[RefusedWorkload] = Newest(most, most_of_one)
     for namespace, at in told:
         newest.add(namespace, f"{namespace}/{at}", refusal(f"{namespace}/{at}", at))
@@ -112,20 +112,20 @@ def test_only_the_newest_are_remembered() -> None:
 
 
 def test_a_namespace_full_of_events_pushes_none_of_another_s_out() -> None:
-    """Nor do several that are full: the one with most gives way."""
+    """Several full namespaces do not either: the one with most entries loses one."""
     storm = [(namespace, at) for at in range(20, 59) for namespace in ("x", "y")]
     assert "a/1" in remembered(("a", 1), *storm, most=5, most_of_one=3)
     assert remembered(("a", 1), ("b", 2), *storm, most=3).count("b/2") == 1
 
 
-def test_an_event_that_happens_again_takes_its_own_place() -> None:
+def test_a_repeated_event_replaces_itself() -> None:
     newest: Newest[RefusedWorkload] = Newest(2)
     for uid, told in (("same", refusal("a", 1)), ("same", refusal("a", 3)), ("other", refusal("b", 2))):
         newest.add("team-a", uid, told)
     assert newest.all() == [refusal("a", 3), refusal("b", 2)]
 
 
-def test_of_each_namespace_the_newest_is_listed_before_a_second_one_of_any() -> None:
+def test_the_newest_of_each_namespace_is_listed_before_any_second_one() -> None:
     told = [replace(refusal(f"{at}", at), namespace="x" if at > 3 else f"team-{at}") for at in (9, 8, 7, 3, 1)]
     assert [each.name for each in choose(told, 3)] == ["9", "3", "1"]
     assert choose(told) == told

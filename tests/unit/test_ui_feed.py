@@ -1,4 +1,4 @@
-"""The picture is taken at most once a second, and listeners hear what differs, however late they are."""
+"""The picture is computed at most once a second, and listeners get the differences, even if they are late."""
 
 import itertools
 import json
@@ -22,7 +22,7 @@ REFUSAL = RefusedWorkload("team-b", "Job", "train", "exceeded GPU quota: M40", a
 
 
 class Clock:
-    """Seconds, which pass when told to."""
+    """Seconds that advance when a test says so."""
 
     now = 100.0
 
@@ -45,24 +45,24 @@ def sample() -> Sample:
 
 @pytest.fixture
 def feed(sample: Sample, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Feed:
-    """A feed for two listeners whose thread is not started: pictures are taken when asked for."""
+    """A feed for two listeners whose thread is not started: pictures are computed on request."""
     monkeypatch.setattr("controller.ui.feed.MAX_LISTENERS", 2)
     return Feed(sample.source(), VIEWS, clock=clock)
 
 
 @pytest.fixture(autouse=True)
 def no_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a listener that hears nothing get a heartbeat at once."""
+    """A listener without news gets a heartbeat at once."""
     monkeypatch.setattr("controller.ui.feed.HEARTBEAT_SECONDS", 0)
 
 
 def use_cards(sample: Sample, cards: float) -> None:
-    """Let team-a use so many."""
+    """Set the use of team-a to so many cards."""
     sample.report(namespace_use("team-a", model_use("M40", 8, cards)))
 
 
 def listen(feed: Feed, since: str, namespace: str = "") -> tuple[Listener, Iterator[bytes]]:
-    """A listener, past the first line of its stream."""
+    """Return a listener, and its stream after the first line."""
     listener = feed.listen(since, namespace)
     stream = iter(listener)
     assert next(stream) == b"retry: 2000\n\n"
@@ -70,18 +70,18 @@ def listen(feed: Feed, since: str, namespace: str = "") -> tuple[Listener, Itera
 
 
 def look(feed: Feed, clock: Clock) -> Picture:
-    """The picture a second later."""
+    """Return the picture a second later."""
     clock.now += 1
     return feed.picture()
 
 
 def changes(text: bytes) -> list[dict[str, Any]]:
-    """The changes in a part of a stream."""
+    """Return the changes in a part of a stream."""
     pairs = itertools.pairwise(text.decode().splitlines())
     return [json.loads(data.removeprefix("data: ")) for event, data in pairs if event == "event: change"]
 
 
-def test_a_picture_stands_for_a_second(feed: Feed, sample: Sample, clock: Clock) -> None:
+def test_a_picture_is_reused_for_a_second(feed: Feed, sample: Sample, clock: Clock) -> None:
     first = feed.picture()
     use_cards(sample, 3)
     clock.now += 0.9
@@ -90,13 +90,13 @@ def test_a_picture_stands_for_a_second(feed: Feed, sample: Sample, clock: Clock)
     assert feed.picture().uses["team-a"].models[0].used == 3
 
 
-def test_where_nothing_changes_the_version_stays(feed: Feed, sample: Sample, clock: Clock) -> None:
+def test_the_version_stays_while_nothing_changes(feed: Feed, sample: Sample, clock: Clock) -> None:
     first = feed.picture()
     use_cards(sample, 0)
     assert look(feed, clock).version == first.version
 
 
-def test_a_listener_hears_only_of_the_rows_that_changed(feed: Feed, sample: Sample, clock: Clock) -> None:
+def test_a_listener_gets_only_the_changed_rows(feed: Feed, sample: Sample, clock: Clock) -> None:
     before = feed.picture()
     _, stream = listen(feed, before.version)
     use_cards(sample, 3)
@@ -105,10 +105,10 @@ def test_a_listener_hears_only_of_the_rows_that_changed(feed: Feed, sample: Samp
     assert list(change["rows"]) == ["team-a"]
     assert "<b>3</b> of 8" in change["rows"]["team-a"]
     assert (change["version"], change["touched"], change["refused"]) == (after.version, ["team-a"], [])
-    assert after.lines["team-b"] is before.lines["team-b"], "a row that is the same is not rendered again"
+    assert after.lines["team-b"] is before.lines["team-b"], "an unchanged row is not rendered again"
 
 
-def test_changes_within_a_second_come_as_one(feed: Feed, sample: Sample, clock: Clock) -> None:
+def test_changes_within_a_second_are_sent_together(feed: Feed, sample: Sample, clock: Clock) -> None:
     _, stream = listen(feed, feed.picture().version)
     for cards in range(1, 6):
         use_cards(sample, cards)
@@ -118,7 +118,7 @@ def test_changes_within_a_second_come_as_one(feed: Feed, sample: Sample, clock: 
     assert "<b>5</b> of 8" in change["rows"]["team-a"]
 
 
-def test_parts_come_when_what_they_show_changed(feed: Feed, sample: Sample, clock: Clock) -> None:
+def test_parts_are_sent_when_their_content_changed(feed: Feed, sample: Sample, clock: Clock) -> None:
     _, stream = listen(feed, feed.picture().version)
     sample.refusals = (REFUSAL,)
     look(feed, clock)
@@ -127,14 +127,14 @@ def test_parts_come_when_what_they_show_changed(feed: Feed, sample: Sample, cloc
     sample.refusals = (replace(REFUSAL, namespace="team-a"), REFUSAL)
     look(feed, clock)
     [change] = changes(next(stream))
-    assert change["refused"] == ["team-a"], "the other one was told before"
+    assert change["refused"] == ["team-a"], "the other listener was informed before"
     sample.cluster = (ModelCards("M40", 17, 0, 16),)
     look(feed, clock)
     [change] = changes(next(stream))
     assert list(change["parts"]) == ["summary", "cluster", "free"]
 
 
-def test_a_namespace_or_a_model_that_comes_has_the_page_loaded_again(feed: Feed, sample: Sample, clock: Clock) -> None:
+def test_a_new_namespace_or_model_reloads_the_page(feed: Feed, sample: Sample, clock: Clock) -> None:
     _, stream = listen(feed, feed.picture().version)
     sample.report(namespace_use("team-c", model_use("M40", 1)))
     version = look(feed, clock).version
@@ -144,8 +144,8 @@ def test_a_namespace_or_a_model_that_comes_has_the_page_loaded_again(feed: Feed,
     assert b"event: reset" in next(stream)
 
 
-def test_pods_that_move_touch_the_namespace_of_those_who_look_at_it(feed: Feed, sample: Sample, clock: Clock) -> None:
-    """Its figures are the same: a pod was bound to a node."""
+def test_a_moved_pod_updates_the_page_of_its_namespace(feed: Feed, sample: Sample, clock: Clock) -> None:
+    """Its figures are equal: a pod was bound to a node."""
     version = feed.picture().version
     _, looker = listen(feed, version, "team-a")
     look(feed, clock)
@@ -155,7 +155,7 @@ def test_pods_that_move_touch_the_namespace_of_those_who_look_at_it(feed: Feed, 
     assert (change["touched"], change["rows"]) == (["team-a"], {})
 
 
-def test_only_pods_of_namespaces_that_somebody_looks_at_are_asked_for(sample: Sample, clock: Clock) -> None:
+def test_only_pods_of_viewed_namespaces_are_read(sample: Sample, clock: Clock) -> None:
     asked = Mock(return_value=())
     feed = Feed(msgspec.structs.replace(sample.source(), pods=asked), VIEWS, clock=clock)
     version = feed.picture().version
@@ -165,7 +165,7 @@ def test_only_pods_of_namespaces_that_somebody_looks_at_are_asked_for(sample: Sa
     assert asked.mock_calls == [call("team-b")]
 
 
-def test_a_listener_that_is_late_hears_everything_it_missed_at_once(feed: Feed, sample: Sample, clock: Clock) -> None:
+def test_a_late_listener_gets_everything_it_missed_at_once(feed: Feed, sample: Sample, clock: Clock) -> None:
     _, stream = listen(feed, feed.picture().version)
     for cards in (1, 2, 3):
         use_cards(sample, cards)
@@ -184,20 +184,20 @@ def test_a_listener_that_is_too_late_loads_the_page_again(feed: Feed, sample: Sa
 
 
 @pytest.mark.parametrize("since", ["", "another-1", "1", "x-y", "-", "²", "{epoch}-99"])
-def test_a_version_that_this_leader_has_not_given_has_the_page_loaded_again(feed: Feed, since: str) -> None:
-    """One of another leader, one that is still to come, or none."""
+def test_a_version_of_another_leader_reloads_the_page(feed: Feed, since: str) -> None:
+    """It is a version of another leader, one of the future, or malformed."""
     epoch = feed.picture().version.partition("-")[0]
     _, stream = listen(feed, since.format(epoch=epoch))
     assert b"event: reset" in next(stream)
 
 
-def test_where_nothing_happens_a_heartbeat_tells_that_the_connection_stands(feed: Feed) -> None:
+def test_without_changes_a_heartbeat_shows_that_the_connection_is_alive(feed: Feed) -> None:
     _, stream = listen(feed, feed.picture().version)
     assert next(stream) == b"event: beat\ndata: 2026-03-04T12:00:00Z\n\n"
 
 
-def test_there_are_never_more_listeners_than_may_be(feed: Feed) -> None:
-    """One gives its place back once, be it that it was never read: a browser may be gone before the first byte."""
+def test_the_number_of_listeners_is_bounded(feed: Feed) -> None:
+    """A listener frees its place once, even if it was never read: a browser may leave before the first byte."""
     version = feed.picture().version
     listen(feed, version)
     for read in (True, False):
@@ -214,8 +214,8 @@ def test_closing_ends_every_stream(feed: Feed) -> None:
     assert list(stream) == []
 
 
-def test_a_message_is_one_line_whatever_is_in_it(feed: Feed, sample: Sample, clock: Clock) -> None:
-    """A line break in it would end the event, and let somebody write the next one."""
+def test_a_message_is_one_line_with_any_content(feed: Feed, sample: Sample, clock: Clock) -> None:
+    """A line break would end the event, and let a user write the next one."""
     _, stream = listen(feed, feed.picture().version)
     forged = "a\n\nevent: reset\ndata: forged\r\n\r\n"
     sample.refusals = (replace(REFUSAL, message=forged),)

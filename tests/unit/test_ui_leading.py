@@ -1,4 +1,4 @@
-"""What the leader has, as the page shows it; and what a replica says that does not lead."""
+"""The data of the leader as the page shows them, and the text of a standby."""
 
 import threading
 from datetime import UTC, datetime
@@ -48,7 +48,7 @@ def test_a_pod_is_shown_with_its_charge_under_the_namespace_s_limit() -> None:
     ]
 
 
-def test_a_pod_that_is_held_to_none_has_its_node_s_model_or_none() -> None:
+def test_a_pod_that_is_not_pinned_has_its_nodes_model_or_none() -> None:
     rows = holder_rows([pod("a", Charge(100), None, "gpu-1"), pod("b", Charge(100), None, "gone")], None, AT)
     assert [row.model for row in rows] == ["P100", None]
 
@@ -89,12 +89,12 @@ def test_fragments_are_summed_by_model_in_cards() -> None:
     assert fragmented(figures) == {"M40": 1.75, "P100": 0.0}
 
 
-def test_more_in_use_than_there_are_leaves_nothing_free_and_nothing_negative() -> None:
+def test_more_cards_in_use_than_exist_leave_none_free_and_no_negative_number() -> None:
     assert ModelCards("M40", 4, 5, 8).free == 0
     assert ModelCards("M40", None, 5, 8).free is None
 
 
-def test_nobody_may_lead() -> None:
+def test_there_may_be_no_leader() -> None:
     assert "There is no leader" in UsagePage(lambda: "").standing().reason
 
 
@@ -110,9 +110,9 @@ def test_nobody_may_lead() -> None:
             Certificate("webhook at 10.0.0.2:8443", "", "timed out"),
         ),
     ],
-    ids=["one that was read", "one that could not be"],
+    ids=["a certificate was read", "no certificate could be read"],
 )
-def test_a_certificate_is_shown_by_the_endpoint_that_shows_it(shown: ServedCertificate, row: Certificate) -> None:
+def test_a_certificate_is_listed_by_its_endpoint(shown: ServedCertificate, row: Certificate) -> None:
     assert certificate_row(shown) == row
 
 

@@ -1,4 +1,4 @@
-"""What the page's tables show: how full, in which order, in which words; and how many cards nodes have."""
+"""The data of the page's tables: shades, order and texts; and the number of cards of nodes."""
 
 from typing import Any
 
@@ -30,11 +30,11 @@ def row(used: float, limit: float, memory: tuple[int, int] | None = None) -> Mod
         pytest.param(7.99, 8, 9, id="nearly full"),
         pytest.param(8, 8, 10, id="full"),
         pytest.param(8.01, 8, OVER, id="over the limit"),
-        pytest.param(1, 0, OVER, id="some of what is blocked"),
-        pytest.param(0, 0, 0, id="nothing of what is blocked"),
+        pytest.param(1, 0, OVER, id="usage of a blocked model"),
+        pytest.param(0, 0, 0, id="no usage of a blocked model"),
     ],
 )
-def test_the_step_of_the_heat(used: float, limit: float, expected: int) -> None:
+def test_the_step_of_the_heat_follows_the_usage(used: float, limit: float, expected: int) -> None:
     assert row(used, limit).step == expected
 
 
@@ -49,7 +49,7 @@ def test_steps_never_fall_as_more_is_used() -> None:
     assert set(steps) == set(range(12))
 
 
-def test_only_what_is_unused_and_has_no_limit_is_blocked() -> None:
+def test_only_an_unused_model_with_limit_zero_is_blocked() -> None:
     assert [row(*amount).blocked for amount in ((0, 0), (1, 0), (0, 1))] == [True, False, False]
 
 
@@ -59,8 +59,8 @@ def test_a_row_sums_its_models_exactly() -> None:
     assert list(found.amounts) == ["M40", "P100"]
 
 
-def test_what_is_reserved_stands_beside_what_is_used_and_is_not_available() -> None:
-    """It does not colour the cell: nobody uses it yet."""
+def test_reserved_cards_are_shown_with_used_ones_and_are_not_available() -> None:
+    """It does not colour the cell, because it is not used yet."""
     models = model_use("M40", 8, 4, reserved=1.5), model_use("P100", 2, reserved=0.5)
     found = row_of(namespace_use("a", *models))
     assert (found.total.used, found.total.reserved, found.total.available) == (4, 2, 4)
@@ -74,8 +74,8 @@ MEBIBYTES = {0: "0 MiB", 1023: "1023 MiB", 1024: "1 GiB", 1536: "1.5 GiB", 81920
 SECONDS = {-5: "0 s", 0: "0 s", 59.9: "59 s", 60: "1 min", 3599: "59 min", 3600: "1 h", 90000: "1 d"}
 
 
-def test_numbers_are_written_as_people_would() -> None:
-    """Cards without spare digits, a noun by its number, memory and spans in the unit that people would use."""
+def test_numbers_are_written_as_people_write_them() -> None:
+    """Cards have no needless digits, nouns follow their number, and memory and spans have suitable units."""
     assert {cards: model.number(cards) for cards in CARDS} == CARDS
     assert {count: model.plural(count, "card", "cards") for count in NOUNS} == NOUNS
     assert {mebibytes: model.memory(mebibytes) for mebibytes in MEBIBYTES} == MEBIBYTES
@@ -83,8 +83,8 @@ def test_numbers_are_written_as_people_would() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "2026-03-04", "2026-03-04T12:00:00", "2026-13-04T12:00:00Z"])
-def test_what_is_no_time_is_none(text: str) -> None:
-    """One without a zone is none either: the API server writes none of these."""
+def test_an_invalid_time_is_none(text: str) -> None:
+    """A time without a zone is invalid too, because the API server writes none."""
     assert refusals.moment(text) is None
 
 
@@ -119,8 +119,10 @@ ROWS = [
     ],
     ids=["names", "names turned", "most first", "least first", "equal", "fullest limit", "search", "none"],
 )
-def test_rows_are_in_the_order_that_is_asked_for(order: TableQuery, expected: list[str]) -> None:
-    """A model sorts by its used cards, equal ones by the share of the limit. Rows without the model come last."""
+def test_rows_are_in_the_requested_order(order: TableQuery, expected: list[str]) -> None:
+    """Rows are sorted by the used cards of the model, equal rows by the share of the limit. Rows without the model are
+    last.
+    """
     assert [row.namespace for row in model.ordered(ROWS, order)] == expected
 
 
@@ -138,7 +140,7 @@ def test_rows_are_in_the_order_that_is_asked_for(order: TableQuery, expected: li
         ({"q": "x" * 1000}, TableQuery("x" * MAX_SEARCH_LENGTH)),
     ],
 )
-def test_what_does_not_exist_counts_as_not_asked_for(query: dict[str, str], expected: TableQuery) -> None:
+def test_an_unknown_order_is_ignored(query: dict[str, str], expected: TableQuery) -> None:
     assert model.read_table_query(query, SORTS) == expected
 
 
@@ -155,13 +157,13 @@ def test_what_does_not_exist_counts_as_not_asked_for(query: dict[str, str], expe
         (TableQuery(), "model.node", TableQuery(sort="model.node", descending=True)),
     ],
 )
-def test_a_header_turns_its_order_and_begins_with_the_largest_figure_or_with_a(
+def test_a_header_reverses_its_order_and_begins_with_the_largest_figure_or_with_a(
     now: TableQuery, click: str, then: TableQuery
 ) -> None:
     assert now.toggled(click) == then
 
 
-def test_an_order_survives_its_address_and_stands_on_one_header_alone() -> None:
+def test_an_order_is_read_back_from_its_address_and_marks_one_header() -> None:
     order = TableQuery("a&b=<c>", "model.M40", descending=True)
     assert order.query() == "q=a%26b%3D%3Cc%3E&sort=model.M40&order=desc"
     assert [order.aria(sort) for sort in ("name", "model.M40")] == ["none", "descending"]
@@ -172,7 +174,7 @@ def test_an_order_survives_its_address_and_stands_on_one_header_alone() -> None:
     ("search", "name", "found"),
     [("", "a", True), ("TEAM", "team-a", True), ("a team", "team-a", True), ("b team", "team-a", False)],
 )
-def test_a_search_is_for_every_word_whatever_its_case(search: str, name: str, found: bool) -> None:
+def test_a_search_matches_every_word_in_any_case(search: str, name: str, found: bool) -> None:
     assert model.matches(search, name) is found
 
 
@@ -211,7 +213,7 @@ TWO_DEVICES = "GPU-1,10,32768,100,NVIDIA-V100,0,true:GPU-2,10,32768,100,NVIDIA-V
         pytest.param({"nvidia.com/gpu": "20"}, TWO_DEVICES, 2, id="HAMi: parts of cards, so its list counts"),
         pytest.param({"nvidia.com/gpu": "20"}, '[{"id":"GPU-1"},{"id":"GPU-2"}]', 2, id="HAMi, JSON"),
         pytest.param({"nvidia.com/gpu": "20"}, "[not JSON", None, id="HAMi, unreadable"),
-        pytest.param({"nvidia.com/vgpu-number": "40"}, None, None, id="vGPUs alone do not tell"),
+        pytest.param({"nvidia.com/vgpu-number": "40"}, None, None, id="only a number of vGPUs"),
         pytest.param({"cpu": "64"}, None, None, id="none"),
         pytest.param({"tencent.com/vcuda-core": "many"}, None, None, id="no number"),
         pytest.param({"tencent.com/vcuda-core": "99999999"}, None, None, id="more than a node can have"),
@@ -228,7 +230,7 @@ def node(labels: dict[str, str], **rest: Any) -> bytes:
     return msgspec.json.encode({"metadata": {"name": "n", "labels": labels, **rest.pop("metadata", {})}, **rest})
 
 
-def test_a_node_is_read_by_its_label_and_what_it_can_give_out() -> None:
+def test_a_node_is_read_by_its_label_and_its_allocatable_resources() -> None:
     status = {"allocatable": {"tencent.com/vcuda-core": "400"}, "capacity": {"tencent.com/vcuda-core": "800"}}
     assert model.read_node(node({MODEL: "M40"}, status=status), MODEL) == ModelNode("M40", 4)
     assert model.read_node(node({MODEL: "M40"}), MODEL) == ModelNode("M40", None)
@@ -237,14 +239,14 @@ def test_a_node_is_read_by_its_label_and_what_it_can_give_out() -> None:
     assert model.read_node(node({MODEL: "V100"}, metadata=hami), MODEL) == ModelNode("V100", 2)
 
 
-def test_a_model_of_which_one_node_does_not_tell_is_not_known() -> None:
-    """A sum without it would be a wrong number."""
+def test_the_cards_of_a_model_are_unknown_if_one_of_its_nodes_does_not_report_them() -> None:
+    """A sum without that node would be a wrong number."""
     nodes = [ModelNode("M40", 8), ModelNode("M40", 4), ModelNode("P100", 2), ModelNode("P100", None)]
     assert model.total_cards(nodes) == {"M40": 12, "P100": None}
 
 
-def test_devices_of_a_model_of_which_one_is_a_part_of_a_card_are_so_many_cards_less() -> None:
-    """Only those of NVIDIA's own plugin, which counts what it makes of a card."""
+def test_devices_that_are_parts_of_cards_are_counted_as_parts() -> None:
+    """This applies only to devices of NVIDIA's own plugin, which counts the parts of a card."""
     models = CardModels({"T4-shared": ProductRow(("Tesla-T4-*",), 25)})
     plugin = model.read_node(node({MODEL: "Tesla-T4-SHARED"}, status={"allocatable": {"nvidia.com/gpu": "4"}}), MODEL)
     cores = model.read_node(

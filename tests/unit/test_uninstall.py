@@ -1,4 +1,4 @@
-"""What `vcuda-controller uninstall` removes, in which order, and when it gives up."""
+"""The objects that `vcuda-controller uninstall` removes, their order, and its timeout."""
 
 import pytest
 
@@ -69,7 +69,7 @@ def test_a_second_run_finds_nothing(installed: ApiDouble) -> None:
     assert uninstall(installed, Clock()) == []
 
 
-def test_a_policy_that_is_applied_for_some_seconds_after_its_deletion_is_waited_for(installed: ApiDouble) -> None:
+def test_a_policy_that_is_in_effect_after_its_deletion_is_waited_for(installed: ApiDouble) -> None:
     clock = Clock()
 
     def deliver(method: str, _timeout: float, effect: Effect) -> bytes:

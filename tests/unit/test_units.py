@@ -1,4 +1,4 @@
-"""Units: what one of a resource is worth that no scheme has, by the built-in rows and by the operator's."""
+"""Units: the value of one unit of a resource without a scheme, by the built-in rows and by the operator's."""
 
 import json
 
@@ -52,7 +52,7 @@ def known(units: str = OWN, **data: str) -> GpuResources:
     beside_a_scheme=({"nvidia.com/gpu": 1, "nvidia.com/gpu.shared": 1}, Charge(125, 0, 125)),
     beside_what_is_worth_nothing=({"amd.com/gpu": 1, "nvidia.com/hostdev": 1, "amd.com/nic": 1}, Charge(100, 0, 100)),
 )
-def test_a_unit_is_charged_count_times_worth(limits: dict[str, object], charge: Charge) -> None:
+def test_a_unit_is_charged_its_count_times_its_value(limits: dict[str, object], charge: Charge) -> None:
     manifest = vcuda_pod(limits)
     assert asks_for_vcuda(view(manifest), known())
     request = read_request(view(manifest), known())
@@ -60,14 +60,14 @@ def test_a_unit_is_charged_count_times_worth(limits: dict[str, object], charge: 
 
 
 @pytest.mark.parametrize("name", ["nvidia.com/hostdev", "amd.com/nic", f"{CLASS}rdma.example.com", "cpu", "acme.com/x"])
-def test_what_is_worth_nothing_is_no_request(name: str) -> None:
+def test_a_unit_without_a_value_is_no_request(name: str) -> None:
     manifest = vcuda_pod({name: 5})
     assert not asks_for_vcuda(view(manifest), known())
     assert read_request(view(manifest), known()).charge == Charge()
 
 
-def test_units_are_set_against_their_like_as_the_scheduler_does() -> None:
-    """Two units of one pod add up; the same unit of an init container does not come on top."""
+def test_units_are_compared_per_resource_as_by_the_scheduler() -> None:
+    """Two units of one pod add up. The same unit of an init container is not added."""
     mig, shared = {"nvidia.com/mig-7g.40gb": 1}, {"nvidia.com/gpu.shared": 2}
     init = [container(mig), sidecar(shared)]
     request = read_request(view(pod(container(mig), container(shared), init=init)), known())
@@ -75,7 +75,7 @@ def test_units_are_set_against_their_like_as_the_scheduler_does() -> None:
 
 
 @pytest.mark.parametrize("amount", ["-1", "0.5", "two", 10_000_001])
-def test_an_amount_that_is_none_is_a_fault_with_its_path(amount: object) -> None:
+def test_an_invalid_amount_is_a_fault_with_its_path(amount: object) -> None:
     [fault] = read_request(view(vcuda_pod({"nvidia.com/mig-1g.5gb": amount}))).faults
     assert fault.path == "spec.containers[0].resources.limits[nvidia.com/mig-1g.5gb]"
 
@@ -168,12 +168,12 @@ def test_a_resource_of_a_vendor_that_no_table_has_may_be_a_gpu(domain: str) -> N
     somebody_elses=("rdma/hca", False),
     no_domain=("cpu", False),
 )
-def test_what_may_be_a_gpu_and_is_in_no_table(name: str, unknown: bool) -> None:
+def test_a_possible_gpu_that_is_in_no_table_is_found(name: str, unknown: bool) -> None:
     assert known(gpu_domains="[acme.com, example.com/gpu-*]").is_unknown_gpu(name) is unknown
 
 
 class World:
-    """An API server with the quota, and a pod of two shared cards in team-a; the units are what a test says."""
+    """An API server with the quota, and a pod of two shared cards in team-a. A test sets the units."""
 
     def __init__(self, api: ApiDouble) -> None:
         self.api = api
@@ -192,8 +192,8 @@ class World:
         return self.pods.observed("team-a", Nodes(LABELS))
 
 
-def test_an_edit_of_the_units_alone_has_the_pods_listed_and_charged_anew(api: ApiDouble) -> None:
-    """Also those that were forgotten, since they asked for nothing that counted; and never as if they were counted."""
+def test_an_edit_of_only_the_units_lists_and_charges_the_pods_again(api: ApiDouble) -> None:
+    """This includes pods that were dropped because they requested nothing that counted. No count may use old values."""
     world = World(api)
     world.edit("{}")
     world.pods.reflector.relist()
@@ -201,10 +201,10 @@ def test_an_edit_of_the_units_alone_has_the_pods_listed_and_charged_anew(api: Ap
     assert (before.committed, before.config_version) == ({}, world.quota.resources().version)
     world.edit("{nvidia.com/gpu.shared: {cards: 0.25}}")
     assert world.observed().config_version == before.config_version != world.quota.resources().version
-    world.pods.reflector.relist()  # what `list_again` asks for
+    world.pods.reflector.relist()  # the effect of `list_again`
     after = world.observed()
     assert (after.committed, after.config_version) == ({"M40": Charge(50, 0, 50)}, world.quota.resources().version)
-    world.edit("{nvidia.com/gpu.shared: {cards: 0.25}}\n")  # says the same: nothing to list
+    world.edit("{nvidia.com/gpu.shared: {cards: 0.25}}\n")  # it has the same meaning, so nothing is listed
     assert world.observed().config_version == world.quota.resources().version
 
 
@@ -216,8 +216,8 @@ def test_a_count_by_older_units_lowers_no_ledger_and_a_newer_one_always_counts()
     assert settle(ledger, same).config_version == "95"
 
 
-def test_a_replica_counts_a_ledger_anew_that_was_counted_by_older_units(api: ApiDouble) -> None:
-    """However new its count of the pods is: the replica that made it had not heard of the edit."""
+def test_a_replica_counts_a_ledger_again_that_was_counted_by_older_units(api: ApiDouble) -> None:
+    """This applies to any age of its count of the pods, because the replica that made it did not know the edit."""
     world, replica = World(api), Replica(api)
     world.edit("{nvidia.com/gpu.shared: {cards: 2}}")
     replica.store.resources = world.quota.resources
@@ -231,7 +231,7 @@ TREES = st.recursive(PLAIN, lambda each: st.lists(each, max_size=3) | st.diction
 
 
 @given(TREES.map(json.dumps) | st.text(max_size=40), st.sampled_from(["gpu_units", "gpu_domains"]))
-def test_whatever_stands_there_is_read_or_refused_with_a_path(text: str, key: str) -> None:
+def test_any_text_is_read_or_rejected_with_a_path(text: str, key: str) -> None:
     read = GpuResources()
     faults: tuple[Fault, ...] = ()
     try:

@@ -1,4 +1,4 @@
-"""/validate: nothing else admits a pod, so every way in is tried here."""
+"""/validate: nothing else admits a pod, so every kind of pod is tried here."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ DEADLINE = 5.0
 
 
 def in_time() -> ReviewDeadline:
-    """Return a deadline in five seconds. Its clock stands still."""
+    """Return a deadline in five seconds. Its clock is stopped."""
     return ReviewDeadline(DEADLINE, lambda: 0.0)
 
 
@@ -89,10 +89,10 @@ RESERVED, GONE = short_by(reserved=Charge(200)), short_by(terminating=Charge(100
         (PutOff((PENDING,), counted=False), "over-quota-uncounted", None, "could not be counted in time"),
     ],
 )
-def test_what_may_fit_later_is_put_off_and_told_what_it_waits_for(
+def test_a_pod_that_may_fit_later_gets_429_with_the_reason(
     decision: PutOff, outcome: str, wait: int | None, told: str
 ) -> None:
-    """With retryAfterSeconds only where it passes soon: a controller's worker would sleep on it."""
+    """retryAfterSeconds is set only if the shortage ends soon, because a controller's worker would wait for it."""
     ledgers = mock.Mock(charge=mock.AsyncMock(return_value=decision))
     policy = replace(builders.policy_for(QUOTA), storable_seconds=75)
     asked = builders.review(pod_of_cores(200))
@@ -124,7 +124,7 @@ def test_a_pinned_pod_within_its_quota_is_charged() -> None:
         pytest.param(POOLED, {"affinity": required(term(M40, PUBLIC), term(M40, LAB))}, id="a pool in each term"),
     ],
 )
-def test_ways_to_be_held_to_one_model(quota: NamespaceQuota, placed: dict[str, Any]) -> None:
+def test_every_kind_of_pin_to_one_model_is_accepted(quota: NamespaceQuota, placed: dict[str, Any]) -> None:
     ledgers = MemoryLedgers()
     assert validated(pod_of_cores(100, **placed), ledgers, quota).outcome == "charged"
     assert list(used(ledgers)) == ["M40"]
@@ -139,7 +139,7 @@ def test_the_whole_pod_is_charged() -> None:
     assert used(ledgers) == {"M40": Charge(300, 0, 300)}
 
 
-def test_the_ledger_is_asked_with_everything_it_needs() -> None:
+def test_the_ledger_gets_everything_it_needs() -> None:
     ledgers = mock.Mock(charge=mock.AsyncMock(return_value=TOO_MANY))
     validated(pod_of_cores(100), ledgers, dry_run=True)
     asked = ChargeRequest("team-a", "pod-uid", "M40", Charge(100, 0, 100), QUOTA, DEADLINE, "41", dry_run=True)
@@ -153,7 +153,7 @@ def test_a_repeated_call_is_charged_once() -> None:
     assert used(ledgers) == {"M40": Charge(800, 0, 800)}
 
 
-def test_pods_of_one_name_are_told_apart_by_uid() -> None:
+def test_pods_of_one_name_are_distinguished_by_uid() -> None:
     ledgers = MemoryLedgers()
     assert validated(pod_of_cores(800, uid="first"), ledgers).allowed
     assert not validated(pod_of_cores(800, uid="second"), ledgers).allowed
@@ -169,7 +169,7 @@ def test_a_dry_run_is_decided_but_not_charged() -> None:
 # Over quota
 
 
-def test_a_pod_over_quota_is_refused_with_the_figures() -> None:
+def test_a_pod_over_quota_is_rejected_with_the_figures() -> None:
     ledgers = MemoryLedgers()
     assert validated(pod_of_cores(700, uid="first"), ledgers).allowed
     answer = validated(pod_of_cores(200, uid="second"), ledgers)
@@ -204,7 +204,7 @@ def test_a_pod_over_quota_is_refused_with_the_figures() -> None:
         pytest.param({"affinity": None, "labels": {MODEL: "M40"}}, "any", id="the pod's own label"),
     ],
 )
-def test_not_held_to_one_allowed_model(placed: dict[str, Any], allows: str) -> None:
+def test_a_pod_that_is_not_pinned_to_one_allowed_model_is_rejected(placed: dict[str, Any], allows: str) -> None:
     ledgers = MemoryLedgers()
     models = "one GPU model that namespace team-a may use (M40: 8 cards, A100: 2.5 cards, 1000 MiB)"
     held = f"the pod is not held to {models} by a required node affinity or nodeSelector: it allows {allows}"
@@ -214,7 +214,7 @@ def test_not_held_to_one_allowed_model(placed: dict[str, Any], allows: str) -> N
 
 
 @pytest.mark.parametrize("quota", [NamespaceQuota({}), NamespaceQuota({"P100": Limit(0)})])
-def test_a_namespace_that_may_use_no_model(quota: NamespaceQuota) -> None:
+def test_a_pod_of_a_namespace_without_models_is_rejected(quota: NamespaceQuota) -> None:
     answer = validated(pod_of_cores(100), quota=quota)
     assert "may use (none)" in answer.message
     assert answer.outcome == "not-pinned"
@@ -230,7 +230,7 @@ def test_a_namespace_that_may_use_no_model(quota: NamespaceQuota) -> None:
         pytest.param(required(term(M40, requirement(POOL, "Exists"))), id="any pool"),
     ],
 )
-def test_not_held_to_the_pools(affinity: Manifest) -> None:
+def test_a_pod_that_is_not_restricted_to_the_pools_is_rejected(affinity: Manifest) -> None:
     where = "the pools public, lab, where namespace team-a must stay"
     message = f"{NOT_MUTATED}: the pod is not held to {where}, by a required node affinity or nodeSelector"
     answer = validated(pod_of_cores(100, affinity=affinity), quota=POOLED)
@@ -260,8 +260,10 @@ def of_indices(count: int) -> dict[str, str]:
     ids=["nodeName", "an annotation", "a label", "20,000 annotations", "the default scheduler", "another scheduler"],
 )
 @pytest.mark.parametrize("mode", Mode)
-def test_what_mutate_would_still_change_is_refused_or_warned_of(fields: Manifest, what: str, mode: Mode) -> None:
-    """A tenant can make /mutate time out, and its failurePolicy is Ignore. It leaves a scheduler that is named."""
+def test_a_pod_that_mutate_would_still_change_is_rejected_or_gets_a_warning(
+    fields: Manifest, what: str, mode: Mode
+) -> None:
+    """A tenant can make /mutate time out, and its failurePolicy is Ignore. A named scheduler is not changed."""
     hints = Hints(scheduler="gpu-scheduler")
     policy = replace(builders.policy_for(replace(QUOTA, mode=mode)), hints=hints)
     ledgers, asked = MemoryLedgers(), builders.review(pod_of_cores(100, **{"schedulerName": "gpu-scheduler", **fields}))
@@ -273,7 +275,7 @@ def test_what_mutate_would_still_change_is_refused_or_warned_of(fields: Manifest
 
 
 @pytest.mark.parametrize("fields", [{"nodeName": "gpu-1"}, {"annotations": of_indices(3)}, {"affinity": None}, {}])
-def test_whatever_mutate_leaves_is_admitted(fields: Manifest) -> None:
+def test_every_pod_that_mutate_returns_is_admitted(fields: Manifest) -> None:
     policy, written = builders.policy_for(QUOTA), pod_of_cores(100, **{"affinity": None, **fields})
     ledgers, choices = MemoryLedgers(), RecentChoices()
     proposed = asyncio.run(mutate(Creation(builders.review(written), policy, ledgers, choices, in_time())))
@@ -285,8 +287,8 @@ def test_whatever_mutate_leaves_is_admitted(fields: Manifest) -> None:
 
 
 @pytest.mark.parametrize("decision", [TOO_MANY, CROWDED])
-def test_only_who_is_to_come_within_two_seconds_is_told_when(decision: RetryLater) -> None:
-    """Until then kube-controller-manager sleeps on one of its few workers."""
+def test_retry_after_is_set_only_for_a_retry_within_two_seconds(decision: RetryLater) -> None:
+    """kube-controller-manager waits for that time in one of its few workers."""
     busy = mock.Mock(charge=mock.AsyncMock(return_value=decision))
     answer = validated(pod_of_cores(100), busy)
     assert (answer.status, answer.retry_after) == (HTTPStatus.TOO_MANY_REQUESTS, 1 if decision.soon else None)
@@ -310,7 +312,7 @@ NODE = UserInfo("system:node:a", ("system:nodes",))
         pytest.param(pod_of_cores(150), {}, False, id="a malformed request"),
     ],
 )
-def test_what_passes_or_is_malformed_is_charged_nothing(manifest: Manifest, fields: Manifest, allowed: bool) -> None:
+def test_ignored_and_malformed_pods_are_charged_nothing(manifest: Manifest, fields: Manifest, allowed: bool) -> None:
     ledgers = MemoryLedgers()
     assert validated(manifest, ledgers, **fields).allowed is allowed
     assert used(ledgers) == {}
@@ -330,7 +332,7 @@ def test_what_passes_or_is_malformed_is_charged_nothing(manifest: Manifest, fiel
     ],
 )
 @pytest.mark.parametrize("mode", Mode)
-def test_a_quota_that_is_nearly_used_up_is_warned_of(
+def test_a_quota_that_is_nearly_used_up_gives_a_warning(
     asked: tuple[int, int], model: str, warning: str, mode: Mode
 ) -> None:
     limits = dict(zip(("nvidia.com/vcuda-core", "nvidia.com/vcuda-memory"), asked, strict=True))
@@ -345,15 +347,15 @@ def test_a_quota_that_is_nearly_used_up_is_warned_of(
     ("cores", "affinity", "models"),
     [
         pytest.param(900, held_to("M40"), ["M40"], id="over the quota"),
-        pytest.param(100, None, [], id="held to no model"),
-        pytest.param(100, held_to("V100"), ["V100"], id="held to one that is not listed"),
+        pytest.param(100, None, [], id="pinned to no model"),
+        pytest.param(100, held_to("V100"), ["V100"], id="pinned to a model that is not listed"),
         pytest.param(100, held_to("M40", "private"), ["M40"], id="in another pool"),
     ],
 )
-def test_what_a_quota_that_is_not_enforced_lets_in_is_charged(
+def test_pods_that_a_quota_without_enforcement_admits_are_charged(
     cores: int, affinity: Manifest | None, models: list[str], mode: Mode
 ) -> None:
-    """So that the usage shows it."""
+    """So the usage includes it."""
     ledgers = MemoryLedgers()
     assert validated(pod_of_cores(cores, affinity=affinity), ledgers, replace(POOLED, mode=mode)).allowed
     assert used(ledgers) == {model: Charge(cores, 0, cores) for model in models}

@@ -1,4 +1,4 @@
-"""Pods beyond their quota: the newest are found, as few as suffice, and what is said of each."""
+"""Pods beyond their quota: the newest are found, as few as suffice, each with its message."""
 
 from collections.abc import Sequence
 
@@ -17,14 +17,14 @@ FOUR = NamespaceQuota({"M40": Limit(400)})
 
 
 def pod(name: str, cores: int = 100, age: int = 1, **fields: object) -> StoredPod:
-    """Return one on M40, created ``age`` hours ago, with cores and a whole card's memory for each card."""
+    """Return a pod on M40, created ``age`` hours ago, with cores, and a whole card's memory for each card."""
     given = {"model": "M40", "node": "", "live": True, "charge": Charge(cores, 0, cores), **fields}
     created = f"2026-01-01T{23 - age:02}:00:00Z"
     return StoredPod(uid=f"uid-{name}", namespace="team-a", name=name, created=created, **given)  # type: ignore[arg-type]  # the fields of a test
 
 
 def found(*pods: StoredPod, quota: NamespaceQuota = FOUR, at: Nodes = AT) -> list[tuple[str, str]]:
-    """Return the name of each pod that is found, and what is wrong with it."""
+    """Return the name of each found pod, and its violation."""
     return [(finding.holder.name, finding.kind.value) for finding in find_violations("team-a", quota, pods, at)]
 
 
@@ -49,9 +49,9 @@ FOUND: dict[str, tuple[list[StoredPod], list[tuple[str, str]]]] = {
         [pod("held", 300, 2), pod("runs", 200, 1, model=None, node="gpu-1")],
         [("runs", "not-allowed")],
     ),
-    "the model it is held to is not allowed": ([pod("a", model="A100")], [("a", "not-allowed")]),
+    "the model it is pinned to is not allowed": ([pod("a", model="A100")], [("a", "not-allowed")]),
     "not allowed, and goes already": ([pod("a", model="A100", terminating=True)], []),
-    "held to none and on none that is known": (
+    "not pinned and on no node with a model": (
         [pod("a", 900, model=None), pod("b", model=None, node="gone", age=2), pod("c", 400)],
         [("a", "unpinned"), ("b", "unpinned")],
     ),
@@ -64,7 +64,7 @@ def test_pods_are_found_that_the_quota_would_not_admit(pods: list[StoredPod], ex
     assert found(*pods) == expected
 
 
-def test_of_one_second_the_order_is_the_same_each_time() -> None:
+def test_the_order_of_pods_of_one_second_is_stable() -> None:
     pods = [pod(name, 300) for name in ("b", "a", "c")]
     assert found(*pods) == found(*reversed(pods)) == over("c", "b")
 
@@ -81,7 +81,9 @@ WHOLE_AND_SHARE = [pod("a", 300, 2), pod("b", charge=Charge(50, 1000))]
         pytest.param(Limit(400, 4000), WHOLE_AND_SHARE, [], id="memory of whole cards is their share of the limit"),
     ],
 )
-def test_what_is_found_under_a_limit(limit: Limit, pods: list[StoredPod], expected: list[tuple[str, str]]) -> None:
+def test_the_newest_pods_beyond_a_limit_are_found(
+    limit: Limit, pods: list[StoredPod], expected: list[tuple[str, str]]
+) -> None:
     assert found(*pods, quota=NamespaceQuota({"M40": limit})) == expected
 
 
@@ -119,12 +121,12 @@ MAY_NOT = "namespace team-a may not use GPU model"
         ),
     ],
 )
-def test_a_violation_says_what_is_wrong_with_the_pod(finding: Violation, message: str) -> None:
+def test_a_violation_names_its_reason(finding: Violation, message: str) -> None:
     assert finding.message == message
 
 
 @pytest.mark.parametrize("mode", Mode)
-def test_only_a_quota_that_enforces_has_pods_evicted_and_never_one_that_it_does_not_count(mode: Mode) -> None:
+def test_only_a_quota_that_enforces_evicts_and_only_pods_that_it_counts(mode: Mode) -> None:
     quota = NamespaceQuota({"M40": Limit(0)}, mode=mode)
     pods = [pod("a"), pod("b", model="P100"), pod("c", model=None)]
     evictable = {finding.kind: finding.evictable for finding in find_violations("team-a", quota, pods, AT)}
@@ -136,15 +138,15 @@ def test_only_a_quota_that_enforces_has_pods_evicted_and_never_one_that_it_does_
     }
 
 
-def test_a_mirror_pod_is_told_of_and_not_evicted() -> None:
-    """Its static pod would run on, and be shown anew."""
+def test_a_mirror_pod_is_reported_and_not_evicted() -> None:
+    """Its static pod would keep running, and its mirror would be recreated."""
     finding = one(pod("static", 500, node="gpu-1", mirror=True))
     assert not finding.evictable
     assert finding.message.endswith("; it mirrors a static pod: to end that, remove its manifest from node gpu-1")
 
 
 def named(pods: Sequence[StoredPod]) -> list[StoredPod]:
-    """Return the pods, each with a name of its own."""
+    """Return the pods with unique names."""
     return [msgspec.structs.replace(each, name=f"p{at}", uid=f"uid-p{at}") for at, each in enumerate(pods)]
 
 
@@ -173,7 +175,9 @@ def charge_on(model: str, pods: Sequence[StoredPod]) -> Charge:
 
 
 @given(QUOTAS, PODS)
-def test_the_rest_fits_and_with_any_one_back_it_does_not(quota: NamespaceQuota, pods: list[StoredPod]) -> None:
+def test_the_remaining_pods_fit_and_with_any_found_one_they_do_not(
+    quota: NamespaceQuota, pods: list[StoredPod]
+) -> None:
     findings = [f for f in find_violations("team-a", quota, pods, AT) if f.kind != ViolationKind.UNPINNED]
     evicted = {finding.holder.uid for finding in findings}
     staying = [each for each in pods if each.live and not each.terminating]
@@ -189,7 +193,7 @@ def test_the_rest_fits_and_with_any_one_back_it_does_not(quota: NamespaceQuota, 
 
 
 @given(QUOTAS, PODS)
-def test_while_those_that_are_evicted_end_no_other_pod_is_found(quota: NamespaceQuota, pods: list[StoredPod]) -> None:
+def test_no_other_pod_is_found_while_evicted_pods_terminate(quota: NamespaceQuota, pods: list[StoredPod]) -> None:
     found_now = find_violations("team-a", quota, pods, AT)
     gone = {finding.holder.uid for finding in found_now if finding.evictable}
     after = [msgspec.structs.replace(each, terminating=each.terminating or each.uid in gone) for each in pods]

@@ -1,4 +1,4 @@
-"""What manifests are read, as how many pods, and what is said of those that cannot be."""
+"""Which manifests are read, their number of pods, and the errors for malformed ones."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ def read(*manifests: object) -> list[Workload]:
 
 
 def unread(text: str) -> Unread:
-    """The only object of a text, which is not looked at."""
+    """Return the only object of a text, which is not decoded."""
     (found,) = typed_workloads("file", text, "team-a")
     assert isinstance(found, Unread)
     return found
@@ -97,13 +97,13 @@ def test_a_pod_stays_as_it_is() -> None:
     assert found.created["metadata"] == {**manifest["metadata"], "namespace": "team-a"}
 
 
-def test_an_objects_own_namespace_comes_first() -> None:
+def test_an_objects_own_namespace_overrides_the_flag() -> None:
     job = {**workload("Job"), "metadata": {"name": "train", "namespace": "team-b"}}
     for found in read(vcuda_pod(metadata={"namespace": "team-b"}), job):
         assert (found.namespace, found.created["metadata"]["namespace"]) == ("team-b", "team-b")
 
 
-def test_generate_name_stands_for_a_name() -> None:
+def test_generate_name_is_used_as_a_name() -> None:
     (found,) = read({**vcuda_pod(), "metadata": {"generateName": "train-"}})
     assert found.name == "train-"
 
@@ -120,8 +120,8 @@ def test_a_file_without_objects_has_no_workloads(text: str) -> None:
     assert typed_workloads("file", text, "team-a") == []
 
 
-def test_what_yaml_makes_of_unquoted_text_is_still_text() -> None:
-    """A date is text to kubectl, and a number as a label's key is too."""
+def test_unquoted_text_that_yaml_converts_stays_text() -> None:
+    """kubectl treats a date as text, and also a number as a label's key."""
     text = "{kind: Pod, metadata: {name: x, annotations: {on: 2024-01-31, 7: seven}}, spec: {containers: []}}"
     (found,) = typed_workloads("file", text.replace("on:", "'on':"), "team-a")
     assert isinstance(found, Workload)
@@ -153,7 +153,7 @@ NO_NAMESPACE = (
     template=("kind: Job\nspec: {template: x}", "template must be a mapping"),
     jobTemplate=("kind: CronJob\nspec: {jobTemplate: []}", "jobTemplate must be a mapping"),
 )
-def test_what_is_no_workload_is_named_by_its_document(text: str, message: str) -> None:
+def test_an_object_that_is_no_workload_is_named_by_its_document(text: str, message: str) -> None:
     assert fault(text) == f"file, document 1: {message}"
 
 
@@ -164,7 +164,7 @@ def test_what_is_no_workload_is_named_by_its_document(text: str, message: str) -
     truth=("Deployment", "replicas: true", "True"),
     text=("Deployment", "replicas: '3'", "'3'"),
 )
-def test_what_is_no_number_of_pods_is_refused(kind: str, count: str, shown: str) -> None:
+def test_an_invalid_number_of_pods_is_rejected(kind: str, count: str, shown: str) -> None:
     message = f"file, document 1: {shown} is no number of pods from 0 to 10000"
     assert fault(f"---\nkind: {kind}\nspec: {{{count}, template: {{spec: {{}}}}}}") == message
 
@@ -178,7 +178,7 @@ def test_what_is_no_number_of_pods_is_refused(kind: str, count: str, shown: str)
         "$.spec.containers[0].resources.limits[...]",
     ),
 )
-def test_what_is_no_pod_is_refused_with_its_field(text: str, where: str) -> None:
+def test_an_invalid_pod_is_rejected_with_its_field(text: str, where: str) -> None:
     assert fault(text).startswith("file, document 1: malformed: ")
     assert fault(text).endswith(f"`{where}`")
 
@@ -193,7 +193,7 @@ def test_what_is_no_pod_is_refused_with_its_field(text: str, where: str) -> None
     nested_without_end="[" * 5000,
     a_control_character="kind: Pod\n\0",
 )
-def test_what_is_no_yaml_is_refused(text: str) -> None:
+def test_invalid_yaml_is_rejected(text: str) -> None:
     with pytest.raises(BadInput, match=r"^file: not YAML: "):
         typed_workloads("file", text, "team-a")
 
@@ -203,12 +203,12 @@ def test_what_is_no_yaml_is_refused(text: str) -> None:
     an_object_inside_itself="&a {kind: Pod, spec: *a}",
     half_a_surrogate_pair='{kind: Pod, metadata: {name: "\\ud800"}}',
 )
-def test_yaml_that_json_cannot_hold(text: str) -> None:
+def test_yaml_without_a_json_equivalent_is_rejected(text: str) -> None:
     assert fault(text).startswith("file, document 1: malformed: ")
 
 
-def test_built_in_objects_that_make_no_pods_are_left_out() -> None:
-    """A whole bundle, as kustomize prints it, can be checked."""
+def test_built_in_objects_that_create_no_pods_are_skipped() -> None:
+    """So a whole bundle, as kustomize prints it, can be checked."""
     bundle = read(
         {"apiVersion": "v1", "kind": "Service", "spec": {"ports": []}},
         {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole"},
@@ -240,20 +240,20 @@ def test_a_bad_object_fails_alone() -> None:
     assert [isinstance(each, Workload) for each in found] == [True, False, False, True]
 
 
-def test_aliases_of_aliases_are_looked_at_once() -> None:
+def test_aliases_of_aliases_are_visited_once() -> None:
     lines = ["a0: &a0 {}", *(f"a{at}: &a{at} [*a{at - 1}, *a{at - 1}]" for at in range(1, 60))]
     assert unread("kind: X\nspec:\n" + "\n".join(f"  {line}" for line in lines)).reason == NO_TEMPLATE
 
 
 def test_a_null_field_counts_as_absent(path: Path) -> None:
-    """As in Kubernetes; YAML written by hand or by a template has them."""
+    """Kubernetes does the same. YAML written by hand or by templates has such fields."""
     path.write_text(yaml.safe_dump(vcuda_pod(nodeName=None)))
     (found,) = read_workloads([path], "team-a")
     assert isinstance(found, Workload)
     assert "nodeName" not in found.created["spec"]
 
 
-def test_the_place_of_a_fault_names_file_and_document(path: Path, tmp_path: Path) -> None:
+def test_the_position_of_a_fault_names_file_and_document(path: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
     path.write_text(yaml.safe_dump(vcuda_pod()))
     listed = {"kind": "List", "items": [custom("Rollout", replicas=-1, template=POD)]}

@@ -1,4 +1,4 @@
-"""The queue: each key once, at its earliest time, never more often than it may; and the loop that serves it."""
+"""The queue: each key once, at its earliest time, with a minimum interval; and the loop that serves it."""
 
 import itertools
 import math
@@ -28,8 +28,8 @@ def queue(clock: Clock) -> WorkQueue:
 
 
 def due_now(queue: WorkQueue) -> list[str]:
-    """Take everything that is due by now, in order: a name that is due last of all tells where that ends."""
-    end = f"end-{next(ENDS)}"  # another each time, as no interval may keep it waiting
+    """Take all keys that are due by now, in order. A key that is due last marks the end."""
+    end = f"end-{next(ENDS)}"  # a new name each time, so that no interval delays it
     queue.add(end)
     due = list(iter(lambda: str(queue.next()), end))
     queue.served(end)
@@ -43,7 +43,7 @@ def test_a_name_is_due_at_once_and_many_events_share_one_turn(queue: WorkQueue) 
     assert due_now(queue) == []
 
 
-def test_names_come_in_the_order_of_their_times(queue: WorkQueue, clock: Clock) -> None:
+def test_names_are_served_in_the_order_of_their_times(queue: WorkQueue, clock: Clock) -> None:
     for name, delay in (("c", 3.0), ("a", 1.0), ("b", 2.0)):
         queue.add(name, delay)
     clock.now += 3
@@ -51,7 +51,9 @@ def test_names_come_in_the_order_of_their_times(queue: WorkQueue, clock: Clock) 
 
 
 def due_after(queue: WorkQueue, clock: Clock, seconds: float) -> list[str]:
-    """Let time pass, and assert that nothing was due until its last tenth of a second; return what is due then."""
+    """Let time pass, and assert that nothing was due until its last tenth of a second. Return the keys that are due
+    then.
+    """
     clock.now += seconds - 0.1
     assert due_now(queue) == []
     clock.now += 0.1
@@ -59,15 +61,15 @@ def due_after(queue: WorkQueue, clock: Clock, seconds: float) -> list[str]:
 
 
 @pytest.mark.parametrize("delays", [(5.0, 2.0), (2.0, 5.0), (2.0, 2.0)])
-def test_the_earliest_time_counts(queue: WorkQueue, clock: Clock, delays: tuple[float, float]) -> None:
+def test_the_earliest_time_is_used(queue: WorkQueue, clock: Clock, delays: tuple[float, float]) -> None:
     for delay in delays:
         queue.add("a", delay)
     assert due_after(queue, clock, 2.0) == ["a"]
     clock.now += 100
-    assert due_now(queue) == [], "the later time is gone with the turn"
+    assert due_now(queue) == [], "the turn must clear the later time"
 
 
-def test_between_two_turns_of_a_name_is_the_interval_for_which_no_other_waits(queue: WorkQueue, clock: Clock) -> None:
+def test_two_turns_of_a_name_are_an_interval_apart_and_delay_no_other(queue: WorkQueue, clock: Clock) -> None:
     """An event during the turn of a name causes another turn, because the first one may not have seen its change."""
     queue.add("a")
     assert due_now(queue) == ["a"]
@@ -79,9 +81,11 @@ def test_between_two_turns_of_a_name_is_the_interval_for_which_no_other_waits(qu
     assert due_now(queue) == ["a"]
 
 
-def test_who_is_in_no_hurry_waits_longer_after_a_turn_and_nobody_waits_for_him(queue: WorkQueue, clock: Clock) -> None:
+def test_a_name_that_is_not_urgent_waits_longer_after_a_turn_and_delays_no_other(
+    queue: WorkQueue, clock: Clock
+) -> None:
     queue.add("a", interval=3 * INTERVAL)
-    assert due_now(queue) == ["a"], "the first is at once"
+    assert due_now(queue) == ["a"], "the first turn is at once"
     queue.add("a", interval=3 * INTERVAL)
     assert due_after(queue, clock, 3 * INTERVAL) == ["a"]
     queue.add("a", interval=3 * INTERVAL)
@@ -89,7 +93,7 @@ def test_who_is_in_no_hurry_waits_longer_after_a_turn_and_nobody_waits_for_him(q
     assert due_after(queue, clock, INTERVAL) == ["a"]
 
 
-def test_a_turn_that_came_to_nothing_is_had_again_after_its_delay(queue: WorkQueue, clock: Clock) -> None:
+def test_a_failed_turn_is_repeated_after_its_delay(queue: WorkQueue, clock: Clock) -> None:
     queue.add("a")
     assert due_now(queue) == ["a"]
     queue.retry("a", 2.0)
@@ -106,7 +110,7 @@ def test_a_delay_counts_from_the_event_and_the_spacing_from_the_turn(queue: Work
     assert due_after(queue, clock, 25.0) == ["a"]
 
 
-def test_it_holds_a_name_that_waits_or_was_served_lately(queue: WorkQueue, clock: Clock) -> None:
+def test_the_queue_contains_names_that_wait_or_were_served_recently(queue: WorkQueue, clock: Clock) -> None:
     assert not queue.is_active("a")
     queue.add("a", 100.0)
     assert queue.is_active("a")
@@ -119,7 +123,7 @@ def test_it_holds_a_name_that_waits_or_was_served_lately(queue: WorkQueue, clock
 
 
 @given(events=st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 30), st.floats(0, 20)), max_size=30))
-def test_every_event_has_a_turn_after_it_and_turns_are_apart(events: list[tuple[str, float, float]]) -> None:
+def test_every_event_is_followed_by_a_turn_and_turns_are_apart(events: list[tuple[str, float, float]]) -> None:
     clock = Clock()
     queue = WorkQueue(INTERVAL, clock.monotonic)
     turns: dict[str, list[float]] = {"a": [], "b": [], "c": []}
@@ -136,7 +140,7 @@ def test_every_event_has_a_turn_after_it_and_turns_are_apart(events: list[tuple[
         serve()
         clock.now += pause
         serve()
-        assert all(at + INTERVAL > clock.now for at in wanted.values()), "late by more than the spacing"
+        assert all(at + INTERVAL > clock.now for at in wanted.values()), "late by more than the minimum interval"
     clock.now += 60
     serve()
     assert not wanted
@@ -144,11 +148,11 @@ def test_every_event_has_a_turn_after_it_and_turns_are_apart(events: list[tuple[
         assert all(later >= earlier + INTERVAL for earlier, later in itertools.pairwise(times))
 
 
-def test_the_lag_is_of_what_is_due_and_has_had_no_turn_that_came_to_something(queue: WorkQueue, clock: Clock) -> None:
+def test_the_lag_is_that_of_due_names_without_a_successful_turn(queue: WorkQueue, clock: Clock) -> None:
     assert queue.lag() == 0
     queue.add("a", 5.0)
     clock.now += 5
-    assert queue.lag() == 0, "what is not due yet does not wait"
+    assert queue.lag() == 0, "a name that is not due yet must not count as waiting"
     clock.now += 3
     queue.add("b")
     assert queue.lag() == 3
@@ -157,7 +161,7 @@ def test_the_lag_is_of_what_is_due_and_has_had_no_turn_that_came_to_something(qu
     for key in ("a", "b"):
         queue.served(key)
     clock.now += 4
-    assert queue.lag() == 7, "it came to nothing, and has been due since before that"
+    assert queue.lag() == 7, "the turn failed, so the name has been due since before"
     assert queue.next() == "a"
     queue.served("a")
     assert queue.lag() == 0
@@ -167,7 +171,7 @@ def test_the_lag_is_of_what_is_due_and_has_had_no_turn_that_came_to_something(qu
 
 
 class Reconciled:
-    """A loop whose look at a key returns, or raises, what ``answers`` has for it; a first retry comes within 4 s."""
+    """A loop whose look at a key returns or raises its ``answers``. A first retry follows within 4 s."""
 
     def __init__(self, clock: Clock) -> None:
         self.answers: dict[str, float | Exception | None] = {}
@@ -178,7 +182,7 @@ class Reconciled:
         )
 
     def serve(self, until: float = 0.0) -> list[Any]:
-        """Serve what falls due in so many seconds; return what was logged."""
+        """Serve all keys that become due within so many seconds. Return what was logged."""
         with structlog.testing.capture_logs() as logs:
             for _ in range(math.ceil(until * 10) + 1):
                 for key in due_now(self.loop.queue):
@@ -199,7 +203,7 @@ def reconciled(clock: Clock) -> Reconciled:
     return Reconciled(clock)
 
 
-def test_a_key_is_looked_at_again_when_its_look_says_so(reconciled: Reconciled) -> None:
+def test_a_key_is_served_again_when_its_turn_requests_it(reconciled: Reconciled) -> None:
     reconciled.answers["again"] = 5.0
     for key in ("again", "once"):
         reconciled.loop.queue.add(key)
@@ -208,7 +212,7 @@ def test_a_key_is_looked_at_again_when_its_look_says_so(reconciled: Reconciled) 
 
 
 @pytest.mark.parametrize("error", [Unavailable("timed out"), msgspec.DecodeError("truncated"), RecursionError("deep")])
-def test_a_look_that_fails_is_logged_and_costs_only_its_key(reconciled: Reconciled, error: Exception) -> None:
+def test_a_failed_turn_is_logged_and_affects_only_its_key(reconciled: Reconciled, error: Exception) -> None:
     reconciled.answers["bad"] = error
     for key in ("bad", "good"):
         reconciled.loop.queue.add(key)
@@ -217,7 +221,7 @@ def test_a_look_that_fails_is_logged_and_costs_only_its_key(reconciled: Reconcil
     assert [key for key, _ in reconciled.turns] == ["bad", "good"]
 
 
-def test_a_key_that_fails_is_tried_less_and_less_often_until_it_succeeds(reconciled: Reconciled) -> None:
+def test_a_failing_key_is_retried_less_and_less_often_until_it_succeeds(reconciled: Reconciled) -> None:
     reconciled.answers["bad"] = Unavailable("timed out")
     reconciled.loop.queue.add("bad")
     reconciled.serve(120)
@@ -232,10 +236,10 @@ def test_a_key_that_fails_is_tried_less_and_less_often_until_it_succeeds(reconci
     reconciled.answers["bad"] = Unavailable("timed out")
     reconciled.loop.queue.add("bad")
     reconciled.serve(5)
-    assert len(reconciled.turns) == 2, "it begins anew with the short delay"
+    assert len(reconciled.turns) == 2, "it must restart with the short delay"
 
 
-def test_a_fault_of_ours_ends_the_loop(reconciled: Reconciled) -> None:
+def test_an_internal_error_ends_the_loop(reconciled: Reconciled) -> None:
     """The loop raises the error, and its caller ends the process."""
     reconciled.answers["bad"] = KeyError("bug")
     reconciled.loop.queue.add("bad")
@@ -243,7 +247,7 @@ def test_a_fault_of_ours_ends_the_loop(reconciled: Reconciled) -> None:
         reconciled.loop.run()
 
 
-def test_a_loop_that_is_stopped_begins_no_turn_any_more(reconciled: Reconciled) -> None:
+def test_a_stopped_loop_begins_no_turn(reconciled: Reconciled) -> None:
     reconciled.loop.queue.add("a")
     reconciled.loop.stop()
     reconciled.loop.run()

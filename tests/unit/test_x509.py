@@ -1,4 +1,4 @@
-"""What the authority signs, and what it refuses to."""
+"""The certificates that the authority signs, and those that it rejects."""
 
 import string
 from datetime import UTC, datetime, timedelta, timezone
@@ -48,12 +48,12 @@ def leaf(authority: Signed) -> Signed:
 
 @pytest.fixture
 def signed(request: pytest.FixtureRequest, authority: Signed, leaf: Signed) -> Signed:
-    """The certificate a case is about, by name."""
+    """Return the certificate of a case by name."""
     return {"authority": authority, "leaf": leaf}[request.param]
 
 
 def verify(leaf: Signed, authority: Signed, subject: str, at: datetime) -> None:
-    """Verify the chain as a web client does; raises VerificationError."""
+    """Verify the chain as a web client does. Raises VerificationError."""
     name: verification.Subject
     try:
         name = x509.IPAddress(ip_address(subject))
@@ -65,7 +65,7 @@ def verify(leaf: Signed, authority: Signed, subject: str, at: datetime) -> None:
 
 
 def set_bits(usage: x509.KeyUsage) -> set[str]:
-    """The names of the bits that are set; the two that hang on key_agreement are unset with it."""
+    """Return the names of the set bits. The two bits that depend on key_agreement are unset with it."""
     bits = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment")
     return {bit for bit in (*bits, "key_agreement", "key_cert_sign", "crl_sign") if getattr(usage, bit)}
 
@@ -75,7 +75,7 @@ def set_bits(usage: x509.KeyUsage) -> set[str]:
     [("authority", True, 0, {"key_cert_sign", "crl_sign"}), ("leaf", False, None, {"digital_signature"})],
     indirect=["signed"],
 )
-def test_constraints_and_usages_are_critical_and_say_what_each_is_for(
+def test_constraints_and_usages_are_critical_and_fit_each_certificate(
     signed: Signed, ca: bool, path_length: int | None, usages: set[str]
 ) -> None:
     constraints = signed.certificate.extensions.get_extension_for_class(x509.BasicConstraints)
@@ -85,7 +85,7 @@ def test_constraints_and_usages_are_critical_and_say_what_each_is_for(
     assert usage.critical
 
 
-def test_only_the_leaf_has_an_extended_usage_and_it_is_server_auth_alone(authority: Signed, leaf: Signed) -> None:
+def test_only_the_leaf_has_an_extended_usage_which_is_only_server_auth(authority: Signed, leaf: Signed) -> None:
     usage = leaf.certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage)
     assert list(usage.value) == [ExtendedKeyUsageOID.SERVER_AUTH]
     with pytest.raises(x509.ExtensionNotFound):
@@ -100,7 +100,7 @@ def test_the_authority_key_identifier_names_the_key_of_the_authority(signed: Sig
 
 
 @pytest.mark.parametrize("signed", ["authority", "leaf"], indirect=True)
-def test_each_has_a_p256_key_of_its_own_and_identifies_it(signed: Signed) -> None:
+def test_each_certificate_has_its_own_p256_key_and_identifies_it(signed: Signed) -> None:
     public = signed.certificate.public_key()
     found = signed.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier)
     assert isinstance(public, ec.EllipticCurvePublicKey)
@@ -115,7 +115,7 @@ def test_authority_and_leaf_share_no_key(authority: Signed, leaf: Signed) -> Non
 
 @pytest.mark.parametrize(("signed", "days"), [("authority", 730), ("leaf", 90)], indirect=["signed"])
 def test_validity_starts_five_minutes_before_now_and_lasts_its_life_from_now(signed: Signed, days: int) -> None:
-    """In whole seconds, rounded down: a certificate holds no fractions."""
+    """Times are whole seconds, rounded down, because a certificate has no fractions."""
     assert signed.certificate.not_valid_before_utc == START
     assert signed.expires == NOW.replace(microsecond=0) + timedelta(days=days)
 
@@ -131,7 +131,7 @@ def test_a_leaf_never_outlives_its_authority() -> None:
 
 
 def test_serials_are_random_and_have_at_most_20_octets() -> None:
-    """Of 64 serials none repeats, all fit 159 bits, and every bit is set in one and unset in another."""
+    """Of 64 serials none is repeated, all fit 159 bits, and every bit is set in one and unset in another."""
     serials = [make_authority(NOW).certificate.serial_number for _ in range(64)]
     ever, always = 0, 2**159 - 1
     for serial in serials:
@@ -142,13 +142,13 @@ def test_serials_are_random_and_have_at_most_20_octets() -> None:
 
 
 def test_two_authorities_differ_by_name() -> None:
-    """So that an issuer is found by name alone while a bundle holds the old and the new one."""
+    """So an issuer is found by name while a bundle has the old and the new one."""
     assert make_authority(NOW).certificate.subject != make_authority(NOW).certificate.subject
 
 
 @given(names=some_names)
 @settings(max_examples=50)
-def test_the_leaf_holds_exactly_the_names_it_was_asked_for(names: Names) -> None:
+def test_the_leaf_has_exactly_the_requested_names(names: Names) -> None:
     certificate = make_leaf(make_authority(NOW), names, NOW).certificate
     held = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert tuple(held.get_values_for_type(x509.DNSName)) == names.dns
@@ -173,14 +173,14 @@ def test_a_client_accepts_the_chain_during_its_whole_validity(
         pytest.param("127.0.0.2", NOW, id="another address"),
     ],
 )
-def test_a_client_refuses_the_chain_at_other_times_and_for_other_names(
+def test_a_client_rejects_the_chain_at_other_times_and_for_other_names(
     authority: Signed, leaf: Signed, subject: str, at: datetime
 ) -> None:
     with pytest.raises(verification.VerificationError):
         verify(leaf, authority, subject, at)
 
 
-def test_a_client_refuses_a_leaf_of_another_authority(leaf: Signed) -> None:
+def test_a_client_rejects_a_leaf_of_another_authority(leaf: Signed) -> None:
     with pytest.raises(verification.VerificationError):
         verify(leaf, make_authority(NOW), "localhost", NOW)
 
@@ -194,20 +194,20 @@ def test_a_client_refuses_a_leaf_of_another_authority(leaf: Signed) -> None:
         pytest.param(DEVELOPMENT, NOW - timedelta(1), timedelta(1), "sign nothing", id="authority from later"),
     ],
 )
-def test_a_leaf_that_no_client_could_accept_is_not_made(
+def test_a_leaf_that_no_client_could_accept_is_not_issued(
     authority: Signed, names: Names, now: datetime, life: timedelta, sentence: str
 ) -> None:
     with pytest.raises(ValueError, match=sentence):
         make_leaf(authority, names, now, life)
 
 
-def test_a_time_without_zone_is_refused() -> None:
-    """It would be read as UTC, and be hours off where it was local time."""
+def test_a_time_without_zone_is_rejected() -> None:
+    """It would be read as UTC, and be hours off if it was local time."""
     with pytest.raises(ValueError, match="needs a time zone"):
         make_authority(NOW.replace(tzinfo=None))
 
 
-def test_showing_a_pair_shows_no_key(leaf: Signed) -> None:
+def test_printing_a_pair_shows_no_key(leaf: Signed) -> None:
     assert "key" not in repr(leaf).lower()
 
 
@@ -220,7 +220,7 @@ def test_a_service_has_four_names() -> None:
     )
 
 
-def test_names_joined_keep_their_order_and_lose_repeats() -> None:
+def test_joined_names_keep_their_order_without_duplicates() -> None:
     joined = Names(("b", "a", "b")) + Names(("a", "c"), (IPv4Address("10.0.0.1"),) * 2)
     assert joined == Names(("b", "a", "c"), (IPv4Address("10.0.0.1"),))
 
@@ -233,7 +233,7 @@ def test_names_joined_keep_their_order_and_lose_repeats() -> None:
         (".".join(["a" * 49] * 5), ".".join(["a" * 49] * 5)),  # 249 characters
     ],
 )
-def test_dns_names_that_are_accepted(text: str, name: str) -> None:
+def test_valid_dns_names_are_accepted(text: str, name: str) -> None:
     assert parse_dns_name(text) == name
 
 
@@ -250,7 +250,7 @@ def test_dns_names_that_are_accepted(text: str, name: str) -> None:
         ("::1", "give it with --ip"),
     ],
 )
-def test_dns_names_that_are_refused(text: str, sentence: str) -> None:
+def test_invalid_dns_names_are_rejected(text: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         parse_dns_name(text)
 
@@ -264,13 +264,13 @@ def test_every_address_is_accepted_as_it_prints(address: Address) -> None:
     ("text", "sentence"),
     [("localhost", "not an IP address"), ("10.0.0.0/8", "not an IP address"), ("fe80::1%eth0", "without %eth0")],
 )
-def test_addresses_that_are_refused(text: str, sentence: str) -> None:
+def test_invalid_addresses_are_rejected(text: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         parse_address(text)
 
 
 @given(text=st.text(string.ascii_letters + string.digits + "-._ ", max_size=70))
-def test_a_label_is_what_kubernetes_takes_as_the_name_of_a_namespace(text: str) -> None:
+def test_a_label_is_a_valid_name_of_a_namespace(text: str) -> None:
     """RFC 1123: lower-case letters, digits and '-', not at the ends, 1 to 63 characters."""
     allowed = set(string.ascii_lowercase + string.digits + "-")
     if 1 <= len(text) <= 63 and set(text) <= allowed and text.strip("-") == text:

@@ -1,4 +1,4 @@
-"""The values of the chart that stand for a component, and the objects that each component makes of the base."""
+"""The values of the chart that enable components, and the objects that each component adds or changes."""
 
 import functools
 import os
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import yaml
 
 Json = Any
-"""What a YAML document holds."""
+"""The content of a YAML document."""
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"
 CHART = MANIFESTS / "chart"
@@ -36,11 +36,11 @@ COMPONENTS: Mapping[str, str] = {
 """The condition in a template under which a component is part of the installation."""
 
 MODIFIES = {"node-host-pid": tuple(name for name in COMPONENTS if name.startswith("node-agent-"))}
-"""The components that change objects of other components, by name, with those others."""
+"""The components that change objects of other components, with the names of these."""
 
 
 class Identity(NamedTuple):
-    """What tells one object from the others."""
+    """The identity of an object."""
 
     api: str
     kind: str
@@ -52,7 +52,7 @@ Objects = Mapping[Identity, Json]
 
 
 def identity_of(found: Json) -> Identity:
-    """Return the identity of an object."""
+    """Return the identity of a manifest."""
     metadata = found["metadata"]
     return Identity(found["apiVersion"], found["kind"], metadata.get("namespace", ""), metadata["name"])
 

@@ -1,7 +1,7 @@
-"""Puts the variants of an object, that of the base and those of the components, into one tree with conditions.
+"""Merges the variants of an object, that of the base and those of the components, into one tree with conditions.
 
-A part of the tree without a condition is in every variant. A component adds a part, removes one, or gives it another
-value. The condition of a part says which components do.
+A part of the tree without a condition is in every variant. A component adds a part, removes one, or changes its value.
+The condition of a part names these components.
 """
 
 import difflib
@@ -14,11 +14,11 @@ import msgspec
 Json = Any
 
 ABSENT = object()
-"""The value of a variant that does not have the part."""
+"""The value in a variant without the part."""
 
 
 class Condition(NamedTuple):
-    """When a part is there: always, except with one of these components, or only with one of them."""
+    """When a part exists: always, except with one of these components, or only with one of them."""
 
     in_base: bool = True
     components: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class Leaf(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """A value that differs by component; without any of these, that of the base."""
+    """A value that differs by component. Without any of these, the base's value is used."""
 
     by_component: tuple[tuple[str, "Tree"], ...]
     base: "Tree | None"
@@ -74,7 +74,7 @@ def merge(base: Json, variants: Mapping[str, Json]) -> Tree:
 
 
 def condition_of(base: Json, variants: Mapping[str, Json]) -> Condition:
-    """Return when a part is there that has these values."""
+    """Return the condition of a part with these values."""
     if base is ABSENT:
         return Condition(False, tuple(name for name, value in variants.items() if value is not ABSENT))
     return Condition(True, tuple(name for name, value in variants.items() if value is ABSENT))
@@ -142,7 +142,7 @@ def _additions(found: Mapping[str, Sequence[Json]], everywhere: tuple[str, ...])
 
 
 def _name(item: Json) -> str:
-    """Return what tells an item from the others of its list: its name, or all of it."""
+    """Return the identity of an item in its list: its name, or the whole item."""
     if isinstance(item, dict) and "name" in item:
         return f"name: {item['name']}"
     return json.dumps(item, sort_keys=True)

@@ -1,4 +1,4 @@
-"""Writes trees as Helm templates: a condition becomes an ``if``, and some values are read from the chart's values."""
+"""Writes trees as Helm templates: a condition becomes an ``if``, and some values come from the chart's values."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,11 +33,11 @@ class Value(msgspec.Struct, frozen=True):
     kind: str
     name: str
     path: tuple[str, ...]
-    """The keys down to the place; an item of a list goes by its name."""
+    """The keys that lead to the place. The key of a list item is its name."""
     lines: tuple[str, ...]
-    """The lines of the template, indented from the place on. ``KEY`` stands for the key."""
+    """The lines of the template, indented relative to the place. ``KEY`` is replaced by the key."""
     replaces: bool = True
-    """Whether the lines replace the part, or follow the part at that place."""
+    """True if the lines replace the part, false if they follow it."""
 
 
 Place = tuple[str, ...]
@@ -50,7 +50,7 @@ def write_object(tree: Tree, condition: Condition, filled: Filled) -> Iterator[s
 
 
 def _if(condition: Condition, lines: Iterable[str]) -> Iterator[str]:
-    """Yield the lines under a condition. Raises KeyError for a component that no value stands for."""
+    """Yield the lines with a condition. Raises KeyError for a component without a value."""
     if condition.always:
         yield from lines
         return
@@ -62,7 +62,7 @@ def _if(condition: Condition, lines: Iterable[str]) -> Iterator[str]:
 
 
 def _block(tree: Tree, indent: int, place: Place, filled: Filled) -> Iterator[str]:
-    """Yield the lines of a mapping or a list that stands on lines of its own."""
+    """Yield the lines of a mapping or a list in block style."""
     match tree:
         case Branch(parts):
             for key, part, condition in parts:
@@ -107,7 +107,7 @@ def _item(tree: Tree, indent: int, place: Place, filled: Filled) -> Iterator[str
         yield from _leaf(begin, tree.value, indent)
         return
     lines = list(_block(tree, indent + _STEP, (*place, _name_of(tree)), filled))
-    # A part under a condition cannot stand on the line of the dash.
+    # A part with a condition cannot follow the dash on one line.
     if lines[0].startswith("{{"):
         yield begin
         yield from lines

@@ -30,7 +30,7 @@ _PEER = ("spec", "ingress", "*", "from", "*")
 _FROM = (*_PEER, "namespaceSelector", "matchLabels", "kubernetes.io/metadata.name")
 
 OWN = {"vcuda-webhook": "webhook", "vcuda-controller": "controller"}
-"""The Deployments with values of their own, and the section of these."""
+"""The Deployments with their own values, and the section of these values."""
 FIRST = "-first"
 """The end of the name of a Job that runs once after an apply."""
 

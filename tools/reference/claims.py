@@ -1,4 +1,4 @@
-"""What is told about ResourceClaims and their templates, each by the code that says it."""
+"""The messages about ResourceClaims and their templates, produced by the code itself."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ CLASSES = {**made.CLASSES, "gpu": NO_DRIVER}
 UNITS = GpuResources(own_units={"deviceclass/gpu": WHOLE_CARD})
 HELD = [made.entry(made.NVIDIA, write_pin(ClaimPin(made.NVIDIA, (name,)))) for name in ("m40", "a100")]
 HOW = (
-    "kubectl prints them as it does those about pods. A claim of a template is refused to Kubernetes' claim controller:"
-    " its pod stays Pending, the Event `FailedResourceClaimCreation` has the sentence, and it is tried again when quota"
-    " is given back. What is a 429 about a pod is a 403 about a claim."
+    "kubectl prints them like those for pods. If a claim of a template is rejected, Kubernetes' claim controller"
+    " gets the rejection. The pod stays Pending, its Event `FailedResourceClaimCreation` has the message, and the"
+    " claim is retried when quota is released. A shortage that is a 429 for a pod is a 403 for a claim."
 )
 
 
 def chapters() -> tuple[Chapter, ...]:
-    """Every message about a claim."""
+    """Return every message about a claim."""
     return (Chapter("ResourceClaims and their templates: 403 and 422", HOW, tuple(_told())),)
 
 
@@ -74,22 +74,29 @@ def _told() -> Sequence[Told]:
     large = made.claim(*[made.entry()] * 33), made.claim(*entries), made.claim(made.entry("x" * MOST_ASKED_BYTES))
     forged = [write_pin(ClaimPin(made.HAMI, (name * (LONGEST_PIN - 200),))) for name in "abcd"]
     return [
-        Told(_ask(configured).message, "Write what it says. A line in gpu_units is the administrator's."),
+        Told(
+            _ask(configured).message,
+            ("Change the claim as the message says. An administrator must add the line to gpu_units."),
+        ),
         *(Told(_ask(each).message, "Write a smaller claim.") for each in large),
         *(Told(_ask(made.claim(made.entry(made.NVIDIA, *forged[:n]))).message, "The same.") for n in (3, 4)),
         Told(_ask(made.claim(), NamespaceQuota({})).message, "Ask for a quota of a model."),
-        Told(_ask(made.claim(*HELD)).message, "Leave the selectors out."),
+        Told(_ask(made.claim(*HELD)).message, "Remove the selectors."),
         Told(
             _ask(made.claim(made.entry(made.NVIDIA, product)), NamespaceQuota({"A100": Limit(100)})).message,
             "The same.",
         ),
-        Told(_ask(made.claim(), A_FEW, A100=("*",), M40=("*",)).message, "Mend the models' products."),
+        Told(_ask(made.claim(), A_FEW, A100=("*",), M40=("*",)).message, "Correct the products of the models."),
         Told(
-            _ask(stored).message, "See that the webhook's mutating registration is there, and no other comes after it."
+            _ask(stored).message,
+            ("Check that the webhook's mutating registration exists, and that no later webhook changes the claim."),
         ),
-        Told(_ask(unread).message, "Write a claim as the API has it."),
-        Told(_ask({**stored, "kind": "ResourceSlice"}).message, "They tell whoever has registered the webhook: 400."),
-        Told(_ask(made.template(made.entry(count=9))).message, "Ask for less, or for more quota."),
-        *(Told(text, "Nothing: it waits, and starts by itself.") for text in waiting.warnings),
+        Told(_ask(unread).message, "Write a claim that is valid for the API."),
+        Told(
+            _ask({**stored, "kind": "ResourceSlice"}).message,
+            ("The status is 400. Correct the registration of the webhook."),
+        ),
+        Told(_ask(made.template(made.entry(count=9))).message, "Request less, or ask for more quota."),
+        *(Told(text, "Nothing: the pod waits, and starts by itself.") for text in waiting.warnings),
         *(Told(text, "") for text in _ask(made.template(made.entry(count=9)), warns).warnings),
     ]

@@ -1,4 +1,4 @@
-"""The pods, reviews and API server of the examples that the messages are about."""
+"""The example pods, reviews and API server that produce the messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LABELS = NodeLabels()
 MODEL, POOL = LABELS.model, LABELS.pool
 NO_NODES = Nodes(LABELS)
 NOON = 1_795_521_600.0
-"""2026-11-24T12:00Z, in Unix seconds: the moment of the examples."""
+"""2026-11-24T12:00Z, in Unix seconds: the time of the examples."""
 ONE_CARD = {"tencent.com/vcuda-core": 100}
 
 
@@ -33,7 +33,7 @@ def container(limits: Mapping[str, Any] = ONE_CARD, **fields: Any) -> Manifest:
 
 
 def pod(*containers: Manifest, **fields: Any) -> Manifest:
-    """Return a pod. ``fields`` are of its spec, but for ``metadata`` and ``annotations``."""
+    """Return a pod. ``fields`` belong to its spec, except ``metadata`` and ``annotations``."""
     annotations = {"annotations": fields.pop("annotations")} if "annotations" in fields else {}
     metadata = {"name": "train-0", **annotations, **fields.pop("metadata", {})}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": list(containers), **fields}}
@@ -46,7 +46,7 @@ def requires(*models: str) -> Manifest:
 
 
 def review(manifest: object, namespace: str = "team-a", **fields: Any) -> AdmissionRequest:
-    """Return the request of a review of the creation of this object; ``fields`` replace those of the request."""
+    """Return the request of a review of the creation of this object. ``fields`` replace fields of the request."""
     given: dict[str, Any] = {
         "uid": "review-1",
         "kind": GroupVersionKind(version="v1", kind="Pod"),
@@ -63,7 +63,7 @@ def policy_for(quota: NamespaceQuota, nodes: Nodes = NO_NODES) -> PolicySnapshot
 
 
 class ExampleServer:
-    """Stands for the client of an API server that has these objects, by path, and admits every dry run.
+    """A double of the API client with these objects by path. It admits every dry run.
 
     ``events``: the messages of the Events that were written.
     """
@@ -74,7 +74,7 @@ class ExampleServer:
 
     @property
     def kube(self) -> Kube:
-        """The client that the code takes."""
+        """Return it as the client that the code takes."""
         return cast("Kube", self)
 
     def get(self, path: str, **_: object) -> bytes:

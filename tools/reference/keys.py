@@ -1,4 +1,4 @@
-"""Every annotation and label that we set or read: those of the schemes as their table has them, ours as told here."""
+"""Every annotation and label that we set or read: those of schemes from their table, ours as described here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NO_KEY = re.compile(r".*/v[0-9]+(?:(?:alpha|beta)[0-9]+)?")
 
 
 class Told(NamedTuple):
-    """What an annotation or label is for."""
+    """The description of an annotation or label."""
 
     on: str
     by: str
@@ -26,46 +26,47 @@ OURS = {
     "quota.vcuda.io/enforced": Told(
         "label of a namespace",
         "set and removed by the controller",
-        "`false`: the namespace has no limit, and nobody is asked about its pods. `taking-effect`: it has one since"
-        " lately, and the API server may not ask yet. Without the label its pods are sent to the webhook. It follows"
-        " the quota document; an edit by hand is put right. The value `false` is only for the controller and for"
-        " who may edit webhook configurations.",
+        "`false`: the namespace has no limit, and the webhook is not called for its pods. `taking-effect`: the"
+        " namespace was limited recently, and the API server may not call the webhook yet. Without the label the"
+        " webhook is called. The label follows the quota document, and an edit by hand is reverted. Only the"
+        " controller, and users who may edit webhook configurations, may set `false`.",
     ),
     "quota.vcuda.io/config": Told(
         "label of the quota ConfigMap",
         "set by you, read by the API server",
-        "`true`: edits of it are checked by `/quota`, and refused where they are malformed.",
+        "`true`: `/quota` checks edits of it, and rejects malformed ones.",
     ),
     "quota.vcuda.io/model": Told(
         "annotation of a pod",
         "set by the webhook",
-        "The model that the pod was given, for people. Nothing is decided from it.",
+        "The model to which the pod is pinned, for people. No decision uses it.",
     ),
     "quota.vcuda.io/models": Told(
         "annotation of a pod, or of a ResourceClaim",
         "set by you",
         "The GPU models that the object may use, in the order in which they are tried, for example `H100, A100`. A"
-        " final `*` allows the other models of the quota too. Only `/mutate` reads it.",
+        " final `*` also allows the other models of the quota. Only `/mutate` reads it.",
     ),
     "quota.vcuda.io/retried-at": Told(
         "annotation of a ReplicaSet, StatefulSet, DaemonSet, ReplicationController, Job, or pod without its claim",
         "set by the controller",
-        "When it was last made to try again, because quota has become free.",
+        "When the controller last made it retry, because quota was released.",
     ),
     "quota.vcuda.io/ledger-of": Told(
         "label of a ledger (ConfigMap `gpu-ledger-NAMESPACE`)",
         "set by the webhook and the controller",
-        "The namespace that it is of.",
+        "The namespace of the ledger.",
     ),
     "quota.vcuda.io/ledger": Told(
         "finalizer of a ledger",
-        "set by the webhook and the controller, taken away by the controller",
-        "It delays a deletion until the ledger has no charge that the stored pods do not show.",
+        "set by the webhook and the controller, removed by the controller",
+        "It delays a deletion until the ledger has no charge other than those of stored pods.",
     ),
     "quota.vcuda.io/usage": Told(
         "label of ConfigMap `gpu-quota-usage`",
         "set by the controller, read by `kubectl gpuquota -A`",
-        "`true`: this is a report. Without it a ConfigMap of this name is somebody else's and left alone.",
+        "`true`: this is a report. A ConfigMap of this name without the label belongs to somebody else, and is not"
+        " changed.",
     ),
     "quota.vcuda.io/webhooks": Told(
         "annotation of our webhook configurations",
@@ -80,38 +81,40 @@ OURS = {
     "quota.vcuda.io/ca-trusted-since": Told(
         "annotation of the CA's Secret",
         "set and read by `vcuda-certs rotate`",
-        "Since when every caBundle has the next CA, and which.",
+        "Since when every caBundle has the next CA, and which CA.",
     ),
     "quota.vcuda.io/ca-served-since": Told(
         "annotation of the CA's Secret",
         "set and read by `vcuda-certs rotate`",
-        "Since when every endpoint serves a leaf of the current CA, and which.",
+        "Since when every endpoint serves a leaf of the current CA, and which CA.",
     ),
     "app.kubernetes.io/part-of": Told(
         "label of every object of the manifests",
         "read by `vcuda-certs`",
-        "`vcuda-quota`: a webhook configuration with it has its webhooks and caBundles looked after (`--selector`).",
+        "`vcuda-quota`: `vcuda-certs` manages the webhooks and caBundles of a webhook configuration with this label"
+        " (`--selector`).",
     ),
     "app.kubernetes.io/managed-by": Told(
-        "label of what we create",
+        "label of objects that we create",
         "set by all parts, read by `vcuda-certs`",
-        "`vcuda-quota`; `vcuda-certs` on Secrets, without which it writes over none that holds anything.",
+        "`vcuda-quota`, or `vcuda-certs` on Secrets. `vcuda-certs` never overwrites a Secret with content and"
+        " without this label.",
     ),
     "app.kubernetes.io/component": Told(
         "label of the ConfigMaps `gpu-placements.NODE`",
         "set and read by the extender",
-        "`gpu-placements`: what the extender has given to whom of the node's cards.",
+        "`gpu-placements`: the pods to which the extender has allocated cards of the node.",
     ),
     "kubernetes.io/service-name": Told(
         "label of an EndpointSlice",
         "read by `vcuda-certs` and the controller, set by the extender on its own",
-        "The Service that the slice belongs to. Slices of the webhook's Service say which replicas are asked for their"
-        " certificates; the one of Service `vcuda-extender` leads kube-scheduler to the leader.",
+        "The Service that the slice belongs to. The slices of the webhook's Service list the replicas whose"
+        " certificates are checked. The slice of Service `vcuda-extender` points kube-scheduler to the leader.",
     ),
     "endpointslice.kubernetes.io/managed-by": Told(
         "label of EndpointSlice `vcuda-extender`",
         "set by the extender",
-        "`vcuda-quota`, so that Kubernetes' own controllers leave the slice alone.",
+        "`vcuda-quota`, so that Kubernetes' own controllers do not change the slice.",
     ),
     "gaia.tencent.com/gpu-model": Told(
         "label of a node",
@@ -143,7 +146,7 @@ OURS = {
     "kubernetes.io/hostname": Told(
         "label of a node",
         "read by the webhook",
-        "Keeps a pod with a scheduler of its own off the nodes of HAMi, if only some nodes of its model have HAMi.",
+        "Keeps a pod that names its own scheduler off the nodes of HAMi, if only some nodes of its model have HAMi.",
     ),
     "hami.io/webhook": Told(
         "label of a pod",
@@ -154,44 +157,46 @@ OURS = {
     "kubernetes.io/config.mirror": Told(
         "annotation of a mirror pod",
         "read by all parts",
-        "A static pod is not charged when it is shown: it runs already. Only where a kubelet asks; anyone can write "
-        "the annotation. One that is beyond its quota is told of, and not evicted.",
+        "Marks the mirror of a static pod, which already runs, so it is not charged. This applies only if a kubelet"
+        " creates it, because any user can write the annotation. A mirror pod beyond its quota is reported, and not"
+        " evicted.",
     ),
     "kubernetes.io/config.hash": Told(
         "annotation of a mirror pod",
         "read by the node agent",
-        "Holds the uid under which a static pod's directories are named.",
+        "The uid that is used in the names of a static pod's directories.",
     ),
     "cert-manager.io/": Told(
         "annotations of the serving Secret or of a webhook configuration",
         "read by `vcuda-certs`",
-        "Any that begins so: cert-manager looks after it, so it is left alone.",
+        "Any annotation with this prefix: cert-manager manages the object, so `vcuda-certs` does not change it.",
     ),
     "service.beta.openshift.io/": Told(
         "annotations of the serving Secret or of a webhook configuration",
         "read by `vcuda-certs`",
-        "Any that begins so: OpenShift's service CA looks after it, so it is left alone.",
+        "Any annotation with this prefix: OpenShift's service CA manages the object, so `vcuda-certs` does not"
+        " change it.",
     ),
 }
 
 WANTED = (
-    "read: only models with one of these texts in their name or a registered type; set to the registered types of the"
-    " model that was chosen"
+    "read: only models whose name or registered type contains one of these texts are used. Set to the registered"
+    " types of the chosen model"
 )
 UNWANTED = (
-    "read: no model and no type with one of these texts; added are types of other models that have a wanted one in"
-    " their name"
+    "read: models and types that contain one of these texts are not used. Types of other models whose names contain"
+    " a wanted type are added"
 )
 
 _NEITHER = {
     "kubernetes.io/tls": "the type of a Secret",
-    "k8s.io/initial-events-end": "an annotation of a bookmark in a watch, which is stored nowhere",
+    "k8s.io/initial-events-end": "an annotation of a bookmark in a watch, which is never stored",
 }
-"""Texts of the same form that are something else."""
+"""Texts of the same form that are no keys."""
 
 
 def in_the_source() -> set[str]:
-    """Every text of the product that is an annotation's or a label's key, those made from parts aside."""
+    """Return every text of the product that is an annotation's or a label's key, except composed ones."""
     return {
         key
         for _, text in strings()
@@ -201,20 +206,20 @@ def in_the_source() -> set[str]:
 
 
 def in_the_manifests() -> set[str]:
-    """Every key of our own domain that the manifests name."""
+    """Return every key of our own domain in the manifests."""
     texts = (path.read_text(encoding="utf-8") for path in (ROOT / "manifests").rglob("*.yaml"))
     return {key for text in texts for key in re.findall(r"quota\.vcuda\.io/[a-z]+(?:-[a-z]+)*", text)}
 
 
 def of_schemes() -> set[str]:
-    """Every key of the schemes: resources, annotations and labels."""
+    """Return every key of the schemes: resources, annotations and labels."""
     return {key for scheme in SCHEMES for key, *_ in _rows(scheme)} | {
         name for scheme in SCHEMES for name in scheme.resources
     }
 
 
 def section() -> str:
-    """Our own keys, then those of each scheme."""
+    """Return our own keys, then those of each scheme."""
     ours = table(("key", "on", "who", "what"), [(code(key), told.on, told.by, told.what) for key, told in OURS.items()])
     schemes = "\n\n".join(_section(scheme) for scheme in SCHEMES)
     return f"### Ours, and those of Kubernetes\n\n{ours}\n\n{schemes}"
@@ -231,7 +236,7 @@ def _section(scheme: Scheme) -> str:
 
 
 def _rows(scheme: Scheme) -> Iterator[tuple[str, str, str]]:
-    """Each key with where it stands and what we do with it; one that ends in ``-`` stands for all that begin so."""
+    """Yield each key, the object that has it, and its use. A key that ends in ``-`` is a prefix."""
     pod, written = "annotation of a pod", "; set by the extender" if scheme.card_index else ""
     stale = f"removed at creation, and later where it is stale{written}"
     named = (

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 
 
 def table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table; a line break in a cell becomes a space."""
+    """Return a table. A line break in a cell becomes a space."""
     lines = [heading, ["---"] * len(heading), *rows]
     return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
 
 
 def code(text: str) -> str:
-    """Return the text as code, as it is; nothing for an empty one."""
+    """Return the text as code, or nothing for an empty text."""
     if not text:
         return ""
     fence = "``" if "`" in text else "`"
@@ -21,7 +21,7 @@ def code(text: str) -> str:
 
 
 def listed(words: Iterable[str]) -> str:
-    """Return words as code, one after the other."""
+    """Return words as code, separated by commas."""
     return ", ".join(map(code, words))
 
 

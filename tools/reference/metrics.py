@@ -1,4 +1,4 @@
-"""Every metric, as the registries of our processes hold them: the processes are put together, and not started."""
+"""Every metric in the registries of our processes. The processes are constructed, and not started."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NOWHERE = """{apiVersion: v1, kind: Config, current-context: none, users: [{nam
 
 
 class Family(NamedTuple):
-    """One metric. ``name`` is that of its samples; a histogram's have ``_bucket`` and the like behind it."""
+    """One metric. ``name`` is that of its samples. The samples of a histogram have suffixes such as ``_bucket``."""
 
     name: str
     type: str
@@ -44,7 +44,7 @@ class Family(NamedTuple):
 
 
 def families() -> dict[str, tuple[Family, ...]]:
-    """The metrics of each part."""
+    """Return the metrics of each part."""
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)
         now = datetime.now(UTC)
@@ -64,12 +64,12 @@ def families() -> dict[str, tuple[Family, ...]]:
 
 
 def in_the_source() -> set[str]:
-    """Every text of the product that is the name of a metric."""
+    """Return every text of the product that is the name of a metric."""
     return {text for _, text in strings() if _NAME.fullmatch(text)}
 
 
 def sections() -> str:
-    """A table for each part."""
+    """Return a table for each part."""
     return "\n\n".join(f"### {part}\n\n{_table(found)}" for part, found in families().items())
 
 
@@ -111,12 +111,12 @@ def _node() -> CollectorRegistry:
 
 
 def _of(registry: CollectorRegistry) -> tuple[Family, ...]:
-    collectors = dict.fromkeys(registry._collector_to_names)  # prometheus-client tells it in no other way
+    collectors = dict.fromkeys(registry._collector_to_names)  # prometheus-client offers no public way
     return tuple(sorted(family for collector in collectors for family in _families_of(collector)))
 
 
 def _families_of(collector: Collector) -> Iterator[Family]:
-    """The names of labels are in an attribute of its own of whatever holds samples, and nowhere else."""
+    """Yield the metrics of a collector. The names of labels are only in a private attribute of each collector."""
     holder: Any
     for metric in collector.collect():
         holder = collector if isinstance(collector, MetricWrapperBase) else metric

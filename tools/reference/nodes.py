@@ -1,4 +1,4 @@
-"""What is told of nodes whose GPU model is in doubt, and of models that no node has."""
+"""The messages about nodes whose GPU model is doubtful, and about models that no node has."""
 
 from __future__ import annotations
 
@@ -11,10 +11,16 @@ from vcuda.discovery.names import model_warnings
 
 
 def chapters() -> tuple[Chapter, ...]:
-    """Every message about nodes and their models."""
+    """Return every message about nodes and their models."""
     return (
-        Chapter("The Event GPUModelInDoubt", "On the node, and by `kubectl gpuquota nodes`.", tuple(_doubts())),
-        Chapter("Models without nodes", "By `kubectl gpuquota`, and in the log of the controller.", tuple(_unknown())),
+        Chapter(
+            "The Event GPUModelInDoubt",
+            ("The Event is on the node. `kubectl gpuquota nodes` prints the message too."),
+            tuple(_doubts()),
+        ),
+        Chapter(
+            "Models without nodes", ("`kubectl gpuquota` prints them, and the controller logs them."), tuple(_unknown())
+        ),
     )
 
 
@@ -22,14 +28,14 @@ def _doubts() -> Iterator[Told]:
     nameless = claims.slice_of(claims.NVIDIA, NAME, {"name": "gpu-0", "attributes": {"type": {"string": "gpu"}}})
     card = claims.slice_of(claims.NVIDIA, NAME, claims.device(claims.A100))
     register = {"annotations": {"hami.io/node-nvidia-register": "[{"}}
-    own = "Correct the source that is wrong. Or set the model label yourself: then it counts."
+    own = "Correct the wrong source, or set the model label yourself, which then overrides all sources."
     for manifest, slices, todo in (
         (node(hami(A100), features("Tesla-T4"), labelled("L40S")), [], own),
         (node(labelled("T4")), [card], own),
         (
             node(hami(A100, A100, T4)),
             [],
-            "Give each model nodes of its own. A pod may get a card of another model here.",
+            "Use separate nodes for each model. A pod may get a card of another model on this node.",
         ),
         (node(features(f"{A100_PRODUCT}-MIG-INVALID")), [], "Give all cards of the node the same MIG configuration."),
         (node(register), [], "See the log of the device plugin, which writes the register."),
@@ -38,9 +44,9 @@ def _doubts() -> Iterator[Told]:
         for message in found_on(manifest, slices).doubts.values():
             yield Told(message, todo)
     held = found_on(node(hami(T4), labelled("A100", by="hami")))
-    yield Told(held.why_held(in_use=True), "Drain the node, if its cards were replaced.")
+    yield Told(held.why_held(in_use=True), "If the cards of the node were replaced, drain it.")
     lost = found_on(node(features("Tesla-T4"), labelled("A100", by="hami")))
-    yield Told(lost.why_held(in_use=False), "Remove the label, if the source does not come back.")
+    yield Told(lost.why_held(in_use=False), "If the source does not return, remove the label.")
 
 
 def _unknown() -> Iterator[Told]:

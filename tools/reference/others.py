@@ -1,4 +1,4 @@
-"""What is told besides: of Kubernetes' version, by the extender, in Events, and by `kubectl gpuquota`."""
+"""The other messages: about Kubernetes' version, of the extender, in Events, and of `kubectl gpuquota`."""
 
 from __future__ import annotations
 
@@ -43,34 +43,36 @@ TIMEOUT = 300.0
 
 
 def chapters() -> tuple[Chapter, ...]:
-    """Every other message."""
-    stale = "Nothing: it is done. Each has its rule, which is a label of `vcuda_gc_annotations_total` too."
+    """Return every other message."""
+    stale = "Nothing to do. Each removal has a rule, which is also a label of `vcuda_gc_annotations_total`."
     return (
-        Chapter("The version of Kubernetes", "By every program, before anything else is asked.", tuple(_version())),
+        Chapter("The version of Kubernetes", "Every program checks it before its first request.", tuple(_version())),
         Chapter(
             "Not placed by the extender",
-            "With `--extender-address`: for each node in the pod's event `FailedScheduling`.",
+            "With `--extender-address`: the pod's Event `FailedScheduling` has one reason for each node.",
             tuple(_unplaced()),
         ),
-        Chapter("The Event MalformedQuota", "On the quota ConfigMap.", tuple(_malformed())),
+        Chapter("The Event MalformedQuota", "The Event is on the quota ConfigMap.", tuple(_malformed())),
         Chapter(
             "The Event NotCounted",
-            "On the pod, or on the claim.",
+            "The Event is on the pod or on the claim.",
             (
-                Told(NOT_COUNTED_MESSAGE.format("team-a"), "Create the pod again."),
+                Told(NOT_COUNTED_MESSAGE.format("team-a"), "Delete the pod, and create it again."),
                 Told(
                     CLAIM_NOT_COUNTED_MESSAGE.format("team-a"),
-                    "Create the claim again, or the pod for which it is made.",
+                    "Delete the claim, or the pod that uses it, and create it again.",
                 ),
             ),
         ),
         Chapter(
             "The Event OtherModelAllocated",
-            "On the pod; on a claim with the device's name, and `; it counts for both`, as its status is evidence.",
+            "The Event is on the pod or on the claim. The message for a claim has the name of the device and ends"
+            " with `; it counts for both`, because the status of a claim is evidence.",
             (
                 Told(
                     str(OtherCard("A10", "gpu-1", "GPU-0055", "NVIDIA A100-SXM4-40GB", ("A100",))),
-                    "Give each type of card nodes of its own, or see who changed the pod; then create it anew.",
+                    "Use separate nodes for each type of card, or find out who changed the pod. Then delete the"
+                    " pod, and create it again.",
                 ),
             ),
         ),
@@ -79,13 +81,17 @@ def chapters() -> tuple[Chapter, ...]:
             stale,
             tuple(Told(message, f"Rule `{rule}`.") for rule, message in _removed()),
         ),
-        Chapter("kubectl gpuquota", "Behind `Error:`, as the reason of `explain`, or alone.", tuple(_plugin())),
+        Chapter(
+            "kubectl gpuquota",
+            ("They are printed after `Error:`, as the reason in `explain`, or alone."),
+            tuple(_plugin()),
+        ),
     )
 
 
 def removal_rules() -> dict[str, str]:
-    """Each rule by which something stale is removed, with an example of why."""
-    return {removal.rule: f"such as: {removal.why}" for removal in (*_of_pods(), *_of_nodes())}
+    """Return each rule for the removal of stale allocations and locks, with an example of the reason."""
+    return {removal.rule: f"for example: {removal.why}" for removal in (*_of_pods(), *_of_nodes())}
 
 
 def _version() -> Iterator[Told]:
@@ -93,21 +99,21 @@ def _version() -> Iterator[Told]:
     try:
         check_version(b'{"gitVersion": "v1.29.4"}', server)
     except UnsupportedVersion as error:
-        yield Told(str(error), "Nothing was changed, and the exit status is 1.")
+        yield Told(str(error), "Upgrade Kubernetes. The program changed nothing and ended with exit status 1.")
     warning = check_version(b'{"gitVersion": "our own build"}', server)
-    yield Told(warning, "A warning: it goes on. See by `kubectl version` that it is not older.")
+    yield Told(warning, "A warning: the program continues. Check with `kubectl version` that the version is supported.")
 
 
 def _unplaced() -> Iterator[Told]:
     cards = Cards.unused(GPU_MANAGER, 2, 64)
     half = CardRequest(GPU_MANAGER, (ContainerRequest(0, 50, 1),))
-    wait = "Wait until pods there end; the scheduler tries again by itself."
-    pod = "Correct the pod: no node can take it as it is."
-    node = "The node reports something else than gpu-manager's device plugin does: look at its capacity."
+    wait = "Wait until pods on the node end. The scheduler retries by itself."
+    pod = "Correct the pod: no node can run it."
+    node = "The node's capacity is not what gpu-manager's device plugin reports: check it."
     yield Told(_why(assign(cards, [ContainerRequest(0, 300, 0)])), f"{wait} Or ask for no more cards than a node has.")
     yield Told(_why(assign(cards, [ContainerRequest(0, 50, 60000)])), pod)
     yield Told(_why(assign(cards, [ContainerRequest(number, 60, 256) for number in range(3)])), wait)
-    yield Told(UNSEEN.text, "Nothing: the node has just come.")
+    yield Told(UNSEEN.text, "Nothing: the node is new.")
     others = bin_pack(half, ["one"], {"one": Cards.unused(NVIDIA_VCUDA, 1, 64)})
     yield Told(_why(others), "Nothing: the node has cards of another scheme.")
     core, memory, other = GPU_MANAGER.cores, GPU_MANAGER.memory, NVIDIA_VCUDA.cores
@@ -127,7 +133,7 @@ def _asking(limits: Mapping[str, int]) -> Manifest:
 
 
 def _why(found: object) -> str:
-    """The reason, of a node where there are several."""
+    """Return the reason; that of one node if there are several."""
     reason = next(iter(found.values())) if isinstance(found, Mapping) else found
     if not isinstance(reason, Unplaceable):
         raise AssertionError(f"{found} is no reason")  # noqa: TRY004  # a case that does not show what it is for
@@ -139,11 +145,11 @@ def _malformed() -> Iterator[Told]:
     good, bad = "team-a: {quota: {M40: 8}}", "team-a: {quota: {M40: -8}}"
     yield Told(_event_about({place.key: bad}), correct)
     yield Told(_event_about({place.key: good}, {place.key: bad}), correct)
-    yield Told(_event_about({"quota": "{}"}), "Put the document under that key.")
+    yield Told(_event_about({"quota": "{}"}), "Move the document to that key.")
 
 
 def _event_about(*documents: Mapping[str, str]) -> str:
-    """The message of the Event about the last of these, each of which replaced the one before."""
+    """Return the message of the Event about the last of these documents, each of which replaced the one before."""
     server, place = ExampleServer(), QuotaPlace()
     watch = QuotaInformer(server.kube, place, frozenset())
     with structlog.testing.capture_logs():
@@ -157,7 +163,7 @@ def _event_about(*documents: Mapping[str, str]) -> str:
 
 
 def _removed() -> Iterator[tuple[str, str]]:
-    """Each rule with the message of its Event."""
+    """Yield each rule with the message of its Event."""
     for removal in (*_of_pods(), *_of_nodes()):
         server = ExampleServer()
         subject = InvolvedObject("v1", "Pod", "train-0", "team-a", "uid-1", "101")
@@ -195,12 +201,12 @@ def _of_nodes() -> Iterator[Removal]:
 
 
 class _Cluster(ExampleServer):
-    """A cluster that would admit every pod, and pins none; ``fault`` is what HAMi-DRA's webhook fails with."""
+    """A cluster that would admit every pod, and pins none. ``fault`` is the error of HAMi-DRA's webhook."""
 
     fault = ""
 
     def post_heard(self, path: str, body: bytes, params: object) -> Heard:
-        """Answer a dry run; under a name that can be none as HAMi-DRA's webhook would, where it is."""
+        """Answer a dry run. An invalid name gets the answer of HAMi-DRA's webhook, if there is one."""
         if self.fault and PROBE.encode() in body:
             raise Unavailable(self.fault)
         if "/apis/" in path and not self.objects:
@@ -210,7 +216,7 @@ class _Cluster(ExampleServer):
 
 def _plugin() -> Iterator[Told]:
     path = f"/api/v1/namespaces/team-a/configmaps/{USAGE_NAME}"
-    none = "It is not limited; or the controller is down, or has not come to it yet."
+    none = "The namespace has no limit, or the controller is down, or has not published yet."
     yield Told(_said(_Cluster()), none)
     damaged = _Cluster({path: {"metadata": {"name": USAGE_NAME, "namespace": "team-a"}, "data": {USAGE_KEY: "{"}}})
     with mock.patch.dict(os.environ, PATH=""):
@@ -218,42 +224,45 @@ def _plugin() -> Iterator[Told]:
             CliRunner().invoke(plugin.main, ["-A"]).output.strip().removeprefix("Error: "),
             "Install kubectl, or add its directory to PATH.",
         )
-    yield Told(_said(damaged), "Somebody has edited it: delete it, and the controller publishes it anew.")
-    yield Told(_said(_Cluster(), "-n", "Team-A"), "Of `-n`, of the context or of a manifest, whose place is told then.")
+    yield Told(_said(damaged), "Somebody has edited the report. Delete it, and the controller publishes it again.")
+    yield Told(
+        _said(_Cluster(), "-n", "Team-A"),
+        ("Correct the namespace in `-n`, in the context, or in the manifest that the message names."),
+    )
     pod = json.dumps(pod_of(container()))
     table = _said(_Cluster(), "explain", "-f", "-", stdin=pod)
-    yield Told(
-        table.splitlines()[-1].split(maxsplit=3)[-1], "The namespace is not limited, or the pod asks for no GPU."
-    )
+    yield Told(table.splitlines()[-1].split(maxsplit=3)[-1], "The namespace has no limit, or the pod requests no GPU.")
     yield from _not_admitted(pod)
     nothing = _said(_Cluster(), "explain", "-f", "-", stdin="kind: Service")
     yield Told(
         nothing.splitlines()[-1],
-        "Nothing in the manifest makes pods; `vcuda-webhook check` says the same. Give the pods of what is made by"
-        " a controller of your own.",
+        "The manifest creates no pods; `vcuda-webhook check` prints the same message. For an object of your own"
+        " controller, give the pods that it would create.",
     )
 
 
 def _not_admitted(pod: str) -> Iterator[Told]:
-    """What stands in the column REASON beside what the webhook says."""
+    """Yield the texts of the column REASON that are not messages of the webhook."""
     beside = _Cluster()
     beside.fault = 'admission webhook "mutate.hami.io" denied the request'
     long_name = json.dumps(pod_of(container(), metadata={"namespace": "n" * 51}))
     named = {"name": "gpu", "resourceClaimTemplateName": "one"}
     claiming = json.dumps({**json.loads(pod), "spec": {"resourceClaims": [named], "containers": []}})
     for cluster, manifest, todo in (
-        (beside, pod, "Give `check` the quota, and what the cluster has, as its `--help` shows."),
+        (
+            beside,
+            pod,
+            ("Use `vcuda-webhook check` with the quota and the objects of the cluster, as its `--help` shows."),
+        ),
         (beside, long_name, "The same."),
-        (_Cluster(), json.dumps(claim()), "None can be made there, by whomever."),
+        (_Cluster(), json.dumps(claim()), "Nobody can create claims in this cluster."),
     ):
         yield Told(_reasons(cluster, manifest)[-1], todo)
     served = _Cluster({API_PATH: {}})
-    yield Told(
-        _reasons(served, json.dumps(template()))[-1], "Ask about a claim, or about a pod that names the template."
-    )
+    yield Told(_reasons(served, json.dumps(template()))[-1], "Explain a claim, or a pod that names the template.")
     of_pod, of_claim = _reasons(served, claiming)
-    yield Told(of_pod, "The claims that are made of templates for it stand below it.")
-    yield Told(of_claim, "Give the template with `-f` too, or have the right to read it.")
+    yield Told(of_pod, "Its claims from templates are listed below it.")
+    yield Told(of_claim, "Also give the template with `-f`, or get the right to read it.")
 
 
 def _reasons(cluster: _Cluster, manifest: str) -> list[str]:

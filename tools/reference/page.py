@@ -1,4 +1,4 @@
-"""The page as a whole."""
+"""The whole page."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ from tools.reference.told import Chapter
 
 PATH = ROOT / "docs" / "reference.md"
 HEAD = """# Reference
-Every flag, metric, Event, annotation, label and message. `make reference` writes this page from the code, and a test
-fails where it differs: do not edit it. How to run the system is in [operations](operations.md).
+Every flag, metric, Event, annotation, label and message. `make reference` generates this page from the code, and a test
+fails if it differs. Do not edit it. How to run the system is in [operations](operations.md).
 
 [Flags](#flags) · [Metrics](#metrics) · [Label values](#label-values) · [Events](#events) ·
 [Annotations and labels](#annotations-and-labels) · [Messages](#messages)"""
-FLAGS = """Each can be set by the environment variable beside it; what is given on the command line comes first. Of
-`kubectl gpuquota` only `--kubeconfig` has one, which is kubectl's own. `--help` has examples, and `--version` of each
-program says which release it is of."""
-METRICS = """`_bucket`, `_sum` and `_count` stand behind the name of a histogram. Cores are hundredths of a card.
-What to alert on is in `manifests/components/prometheus/rules.yaml`."""
-EVENTS = """On the object that each is about, so `kubectl describe` shows it."""
-KEYS = """A name that ends in `-` or `/` stands for every key that begins with it."""
-MESSAGES = """Each as the code says it, of made-up objects."""
+FLAGS = (
+    "Each flag can also be set by the environment variable in the table; the command line overrides it. `kubectl"
+    " gpuquota` has a variable only for `--kubeconfig`, which is kubectl's own. `--help` has examples. `--version`"
+    " prints the release of the program."
+)
+METRICS = (
+    "The samples of a histogram have the suffixes `_bucket`, `_sum` and `_count`. Cores are hundredths of a card."
+    " The alerts are in `manifests/components/prometheus/rules.yaml`."
+)
+EVENTS = "Each Event is on the object that it is about, so `kubectl describe` shows it."
+KEYS = "A name that ends in `-` or `/` is a prefix of keys."
+MESSAGES = "Each message is produced by the code, for example objects."
 
 
 def render() -> str:
@@ -46,7 +50,7 @@ def render() -> str:
 
 
 def chapters() -> Iterator[Chapter]:
-    """Every chapter of messages."""
+    """Yield every chapter of messages."""
     yield from pods.chapters()
     yield from claims.chapters()
     yield from quotas.chapters()

@@ -1,4 +1,4 @@
-"""What owners of pods are told: refusals and warnings, each by the code that says it."""
+"""The messages for owners of pods: rejections and warnings, produced by the code itself."""
 
 from __future__ import annotations
 
@@ -97,21 +97,21 @@ MIXED = Nodes.of({"one": {MODEL: "M40"}}, LABELS, {"one": {"hami": TWO_TYPES}})
 
 DENIED = '`admission webhook "validate.quota.vcuda.io" denied the request:` (or `mutate`)'
 LIMITED = (
-    f"kubectl prints them behind {DENIED}; for the pods of a ReplicaSet, Job and so on they stand in its events"
-    " (`kubectl describe`), behind the same."
+    f"kubectl prints them after {DENIED}. For the pods of a workload such as a ReplicaSet or Job, the Events of the"
+    " workload have the same text (`kubectl describe`)."
 )
 INVALID = (
-    "kubectl prints `The request is invalid:` and, of what is shown here, only what follows `malformed GPU request:`:"
-    " of each fault the path of the field and what to write, one a line where there are several. The whole sentence,"
-    f" behind {DENIED}, stands in the events of a ReplicaSet, Job and so on, and in what `kubectl gpuquota explain`"
-    " says. No API server stores some of these quantities: the offline check tells them."
+    "kubectl prints `The request is invalid:` and the part after `malformed GPU request:`. That is the path of each"
+    " field and what to write, one line for each fault. The whole message, after"
+    f" {DENIED}, is in the Events of a workload, and in the output of `kubectl gpuquota explain`. Some of these"
+    " quantities are rejected by every API server, and appear only in the offline check."
 )
 
 
 def chapters() -> tuple[Chapter, ...]:
-    """Every message about a pod, by the way in which it reaches its owner."""
+    """Return every message about a pod, by the way in which it reaches its owner."""
     return (
-        Chapter("Refused by quota: 403", LIMITED, tuple(_refused())),
+        Chapter("Rejected by quota: 403", LIMITED, tuple(_refused())),
         Chapter(
             "Malformed requests: 422",
             INVALID,
@@ -119,16 +119,20 @@ def chapters() -> tuple[Chapter, ...]:
         ),
         Chapter(
             "Not decided: 429, 500 and 503",
-            "Nothing is admitted because something failed. Controllers try again by themselves, kubectl on 429.",
+            "A failure never admits a pod. Controllers retry by themselves; kubectl retries after a 429.",
             tuple(_undecided()),
         ),
-        Chapter("Warnings", "kubectl prints them behind `Warning:`; the pod is admitted.", tuple(_warnings())),
-        Chapter("Wrongly registered", "They tell whoever has registered the webhook: 400.", tuple(_registered())),
+        Chapter("Warnings", "kubectl prints them after `Warning:`; the pod is admitted.", tuple(_warnings())),
+        Chapter(
+            "A wrong registration",
+            ("The status is 400. Correct the registration of the webhook."),
+            tuple(_registered()),
+        ),
     )
 
 
 def _answer(limits: Mapping[str, Any], quota: NamespaceQuota, nodes: Nodes = NODES, **fields: Any) -> AdmissionResponse:
-    """What /mutate says to a pod."""
+    """Return the answer of /mutate for a pod."""
     policy = policy_for(quota, nodes)
     return asyncio.run(
         mutate(
@@ -147,7 +151,7 @@ def _charge(
     nodes: Nodes = NODES,
     **fields: Any,
 ) -> AdmissionResponse:
-    """What /validate says to a pod, held to M40 unless told otherwise."""
+    """Return the answer of /validate for a pod, by default pinned to M40."""
     manifest = pod(container(limits), **{"metadata": {"uid": "one"}, "affinity": requires("M40"), **fields})
     policy = policy_for(quota, nodes)
     policy = msgspec.structs.replace(policy, hints=hints, storable_seconds=STORABLE_SECONDS)
@@ -157,7 +161,7 @@ def _charge(
 
 
 def _put_off(shortage: Shortage, *, counted: bool = True) -> str:
-    """What /validate says of a shortage that what is stored does not show."""
+    """Return the answer of /validate to a shortage that the stored objects do not confirm."""
     return _charge(CARD, SMALL, _Busy(PutOff((shortage,), counted=counted))).message
 
 
@@ -171,48 +175,53 @@ def _refused() -> list[Told]:
     return [
         Told(
             exceeded("team-a", short),
-            "Wait until a pod ends: controllers are made to try again at once. Or ask for less, or for more quota."
-            " Where a pod may use several models there is one such sentence for each.",
+            "Wait until a pod ends: the controller makes rejected workloads retry at once. Or request less, or ask"
+            " for more quota. If a pod may use several models, the message has one such sentence for each.",
         ),
         Told(
             _put_off(for_now),
-            "By 429: it would fit but for what is pending. That is taken for good once it is seen stored, at once; what"
-            " is refused by somebody else after it was charged is given back then (`--storable-seconds`).",
+            "The status is 429. The pod would fit without pending charges. A pending charge becomes used when its"
+            " object is stored, usually at once. If another webhook rejected the object after it was charged, the"
+            " charge is released after `--storable-seconds`.",
         ),
         Told(
             _put_off(reserved),
-            "By 429, and kubectl tries again by itself. `reserved` is what replicas of the webhook have set aside while"
-            " many pods are created: they give it back now that somebody waits.",
+            "The status is 429, and kubectl retries by itself. `reserved` is set aside by replicas of the webhook"
+            " while many pods are created. They release it now that another pod waits.",
         ),
         Told(
             _put_off(short),
-            "By 429: pods have gone, and the ledger counts them still. The controller settles that in a moment, and"
-            " then controllers are made to try again. If it lasts, no controller runs: see"
-            " [a busy ledger](troubleshooting.md#a-busy-ledger). Without one a replica settles it after 32 s.",
+            "The status is 429. The ledger still counts deleted pods. The controller settles it in a moment, and"
+            " then makes workloads retry. If this lasts, no controller runs: see [a busy"
+            " ledger](troubleshooting.md#a-busy-ledger). Without a controller, a replica settles the ledger after"
+            " 32 s.",
         ),
         Told(
             _put_off(short, counted=False),
-            "By 429: the API server took too long to list the namespace's pods, or this replica has not heard of the"
-            " last edit of the quota. Its creator tries again by itself.",
+            "The status is 429. The API server took too long to list the namespace's pods, or this replica has not"
+            " read the last edit of the quota. The pod's controller retries by itself.",
         ),
         Told(
             exceeded("team-a", running),
-            "Wait. `terminating` is what pods took that were deleted by force while they ran: kubelet may let their"
-            " containers run for their grace period, and for so long they stay charged.",
+            "Wait. `terminating` is the charge of pods that were deleted by force while they ran. kubelet may let"
+            " their containers run for their grace period, so they stay charged for that time.",
         ),
         Told(
             exceeded("team-a", memory),
-            "The same, for memory: `kubectl gpuquota` shows what is used. `pending` is what was admitted a moment ago,"
-            " or never came to be stored; the latter is given back after 75 seconds.",
+            "The same, for memory. `kubectl gpuquota` shows the usage. `pending` is the charge of objects that were"
+            " admitted a moment ago, or that were never stored. The latter is released after 75 seconds.",
         ),
-        Told(_answer({"tencent.com/vcuda-core": 900}, TEAM).message, "It is over the limit by itself: ask for less."),
+        Told(
+            _answer({"tencent.com/vcuda-core": 900}, TEAM).message,
+            ("The request alone exceeds the limit: request less."),
+        ),
         Told(
             _charge({"tencent.com/vcuda-core": 400}, DATED).message,
             "Wait for the grant: the controller then has the workload retried.",
         ),
         Told(
             _answer(CARD, NamespaceQuota({})).message,
-            "The namespace is limited and has no model: ask whoever keeps the quota for an entry.",
+            "The namespace's quota has no model: ask the administrator of the quota for an entry.",
         ),
         Told(
             _answer(model, TEAM, annotations={"nvidia.com/use-gputype": "A100"}).message,
@@ -236,29 +245,28 @@ def _refused() -> list[Told]:
         ),
         Told(
             _answer(CARD, TEAM, nodeName="two").message,
-            "The node is in a pool that is not the namespace's: leave it out, or ask for the pool.",
+            "The node is in a pool that the namespace must not use. Remove `nodeName`, or ask for the pool.",
         ),
         Told(
             _answer(SHARE, SMALL, SLICED).message,
-            "HAMi gives a share on such a card a whole slice, and may give a larger one than needed. Ask for"
-            " another model. Where only some cards of a model are in MIG mode, `/mutate` keeps shares on"
-            " the others.",
+            "On such a card HAMi gives a share a whole slice, which may be larger than requested. Request another"
+            " model. If only some cards of a model are in MIG mode, `/mutate` restricts shares to the other cards.",
         ),
         Told(
             _charge(CARD, TEAM, affinity=requires("M40", "P100")).message,
-            "See that a webhook is ready, and that none registered after ours undoes what it does; then create the pod"
-            " again. Or hold it to one model yourself.",
+            "Check that a webhook replica is ready, and that no later webhook reverts its changes. Then create the"
+            " pod again. Or pin the pod to one model yourself.",
         ),
         Told(_charge(CARD, TEAM).message, "The same, for the pool."),
         Told(
             _charge(CARD, SMALL, hints=Hints(scheduler="gpu-scheduler"), nodeName="one", annotations=FORGED).message,
-            "The same. Only schedulers and device plugins write allocation records: leave them out. To have a node,"
+            "The same. Only schedulers and device plugins write allocation records: remove them. To choose a node,"
             " require its name by node affinity.",
         ),
         Told(
             _charge(SHARE, SMALL, nodes=MIXED).message,
-            "The same. HAMi and vgpu-manager choose among a node's cards by annotations of the pod; `/mutate` writes"
-            " them so that none of another model is chosen.",
+            "The same. HAMi and vgpu-manager choose among a node's cards by annotations of the pod. `/mutate`"
+            " writes them so that no card of another model is chosen.",
         ),
         Told(
             _answer({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 50000}, SMALL, SIZED).message,
@@ -266,16 +274,17 @@ def _refused() -> list[Told]:
         ),
         Told(
             _answer(SHARE, SMALL, PLAIN).message,
-            "No node of the model runs the vendor's device plugin. Ask for whole cards, or for another model.",
+            "No node of the model runs the vendor's device plugin. Request whole cards, or another model.",
         ),
         Told(
             _charge({"nvidia.com/gpu": 1}, SMALL, nodes=HALF, schedulerName="volcano").message,
-            "See that a webhook is ready, and that none registered after ours undoes what it does. The pod names its"
-            " own scheduler, so `/mutate` keeps it off the nodes of HAMi, on which only HAMi's scheduler places pods.",
+            "Check that a webhook replica is ready, and that no later webhook reverts its changes. The pod names"
+            " its own scheduler, so `/mutate` keeps it off the nodes of HAMi, on which only HAMi's scheduler places"
+            " pods.",
         ),
         Told(
             _charge(CARD, SMALL, hints=Hints(scheduler="gpu-scheduler"), schedulerName="volcano").message,
-            "Leave `schedulerName` out. Another scheduler would give away cards that are somebody else's already"
+            "Remove `schedulerName`. Another scheduler would allocate cards that other pods already have"
             " (`--scheduler-name`).",
         ),
     ]
@@ -306,7 +315,7 @@ def _malformed() -> list[Told]:
 
 
 def _beside(manifest: Manifest) -> str:
-    """What is told of a pod that reaches GPUs beside the count."""
+    """Return the message about a pod with access to GPUs beyond its request."""
     schedulers = "{hami: {scheduler: hami-scheduler}, vgpu-manager: {scheduler: vgpu-scheduler}}"
     resources = parse_config({"gpu_quota": "{}", "gpu_schemes": schedulers}).resources
     policy = msgspec.structs.replace(policy_for(TEAM), resources=resources)
@@ -338,7 +347,7 @@ _BESIDE = [
 
 
 class _Busy(MemoryLedgers):
-    """Ledgers that cannot be written now."""
+    """Ledgers that cannot be written at present."""
 
     def __init__(self, answer: Decision) -> None:
         super().__init__()
@@ -350,7 +359,7 @@ class _Busy(MemoryLedgers):
 
 
 class _Full(MemoryLedgers):
-    """Ledgers with as many pending charges as there may be."""
+    """Ledgers with the maximum number of pending charges."""
 
     async def charge(self, demand: ChargeRequest) -> Decision:
         """Decide by such a ledger."""
@@ -360,40 +369,46 @@ class _Full(MemoryLedgers):
 
 def _undecided() -> list[Told]:
     again = (
-        "Nothing: it is tried again in a second. If it lasts, see [a busy ledger](troubleshooting.md#a-busy-ledger)."
+        "Nothing: the call is retried in a second. If this lasts, see [a busy"
+        " ledger](troubleshooting.md#a-busy-ledger)."
     )
-    down = "The operator has to look: [the webhook is down](troubleshooting.md#the-webhook-is-down)."
-    later = "Its creator tries again by itself. If it lasts, see [a busy ledger](troubleshooting.md#a-busy-ledger)."
+    down = "An operator must act: see [the webhook is down](troubleshooting.md#the-webhook-is-down)."
+    later = (
+        "The pod's controller retries by itself. If this lasts, see [a busy ledger](troubleshooting.md#a-busy-ledger)."
+    )
     busy = [_Busy(cluster_ledgers.TOO_MANY), _Busy(cluster_ledgers.UNSURE)]
     unread = (
-        "Nothing, if the webhook has just started. Else it cannot read the quota ConfigMap or the nodes: see its log."
+        "Wait, if the webhook has just started. Otherwise it cannot read the quota ConfigMap or the nodes: see its log."
     )
-    behind = "Nothing: it passes when the webhook has heard of the last edit. If it lasts, see the webhook's log."
+    behind = "Wait until the webhook has read the last edit. If this lasts, see the webhook's log."
     stopping = Gate()
     stopping.close()
     return [
         Told(_charge(CARD, SMALL, _Full()).message, later),
         *(Told(_charge(CARD, SMALL, ledgers).message, again) for ledgers in busy),
         *(Told(_charge(CARD, SMALL, _Busy(RetryLater(text))).message, then) for text, then in _overdue()),
-        Told(_charge(CARD, SMALL, _Busy(TOO_MANY_NAMESPACES)).message, "Only with `--standalone`: start it anew."),
+        Told(
+            _charge(CARD, SMALL, _Busy(TOO_MANY_NAMESPACES)).message,
+            ("This occurs only with `--standalone`: restart the webhook."),
+        ),
         Told(
             str(LedgerLost("team-a", 0, STORABLE_SECONDS + LEASE_SECONDS + MARGIN_SECONDS)),
-            "By itself, then: [a lost ledger](troubleshooting.md#a-lost-ledger).",
+            "Wait: the ledger is opened by itself. See [a lost ledger](troubleshooting.md#a-lost-ledger).",
         ),
         Told(
             _unreadable('{"pending": '),
-            "The operator has to look: [a damaged ledger](troubleshooting.md#a-damaged-ledger).",
+            "An operator must act: see [a damaged ledger](troubleshooting.md#a-damaged-ledger).",
         ),
         Told(
             _unreadable('{"format": 2}'),
-            "Go on with the update: replicas of the other release can read it. See"
-            " [a damaged ledger](troubleshooting.md#a-damaged-ledger).",
+            "Continue the update: replicas of the other release can read it. See [a damaged"
+            " ledger](troubleshooting.md#a-damaged-ledger).",
         ),
-        Told(_not_ready(stopping), "Nothing: the API server asks another replica."),
-        *(Told(text, "Nothing: the API server asks another replica.") for text in _dropped()),
+        Told(_not_ready(stopping), "Nothing: the API server calls another replica."),
+        *(Told(text, "Nothing: the API server calls another replica.") for text in _dropped()),
         Told(
             TOO_LARGE,
-            "Make the object smaller. For a pod, `kubectl get pod -o json | wc -c` tells its size without the escapes.",
+            "Make the object smaller. For a pod, `kubectl get pod -o json | wc -c` shows its size without the escapes.",
         ),
         Told(_not_ready(Gate()), unread),
         Told("the devices that ResourceClaims are charged by have not been read yet", unread),
@@ -403,7 +418,7 @@ def _undecided() -> list[Told]:
 
 
 def _dropped() -> Iterator[str]:
-    """Yield what is told of reviews that a replica does not decide."""
+    """Yield the messages about reviews that a replica does not decide."""
     late, abandoned = ReviewDeadline(0), ReviewDeadline()
     abandoned.abandon()
     for deadline in (late, abandoned):
@@ -414,15 +429,15 @@ def _dropped() -> Iterator[str]:
 
 
 def _overdue() -> Iterator[tuple[str, str]]:
-    """Yield what is told while a namespace cannot be listed in time, or has no turn, and what to do."""
+    """Yield the messages while a namespace cannot be listed in time, or waits for its turn, and what to do."""
 
     def too_large(_seconds: float) -> None:
         raise ListOverdue
 
-    smaller = "Have fewer or smaller pods and claims in the namespace."
+    smaller = "Reduce the number or the size of pods and claims in the namespace."
     with mock.patch("vcuda.kube.turns.MOST_QUICK", 0):
         no_turn = ListTurns()
-    for turns, then in ((ListTurns(), smaller), (no_turn, "Nothing: its creator tries again by itself.")):
+    for turns, then in ((ListTurns(), smaller), (no_turn, "Nothing: the pod's controller retries by itself.")):
         try:
             turns.run("team-a", too_large, patience=0)
         except ListOverdue as error:
@@ -443,7 +458,7 @@ def _not_ready(gate: Gate) -> str:
 
 
 def _bad(body: bytes) -> str:
-    """What is told of a body that is no review."""
+    """Return the message about a body that is no review."""
     try:
         asyncio.run(_service(Gate()).answer("/validate", body, ReviewDeadline.after(5)))
     except BadReview as error:
@@ -467,19 +482,22 @@ def _warnings() -> list[Told]:
     nearly = _charge(CARD, SMALL).warnings
     ending = _charge(CARD, DATED).warnings
     told = [
-        Told(warned[0], "Use less before the mode becomes `enforce`."),
+        Told(warned[0], "Reduce the usage before the mode becomes `enforce`."),
         Told(bent[0], "Correct the pod before the mode becomes `enforce`."),
-        Told(nearly[0], "From 90 % of a limit on: the next pod may be refused."),
-        Told(ending[0], "Finish by then, or ask for a longer grant: the pod stays, unless the controller evicts pods."),
+        Told(nearly[0], "This warning appears from 90 % of a limit. The next pod may be rejected."),
+        Told(ending[0], "Finish by then, or ask for a longer grant. The pod stays, unless the controller evicts pods."),
     ]
     return [
         *told,
-        *(Told(forecast, "The answer to a dry run, as of `kubectl gpuquota explain`.") for forecast in _forecasts()),
+        *(
+            Told(forecast, ("Nothing: this is the answer to a dry run, for example by `kubectl gpuquota explain`."))
+            for forecast in _forecasts()
+        ),
     ]
 
 
 def _forecasts() -> list[str]:
-    """What a dry run is told of each model that a pod could get, and why."""
+    """Return the messages of a dry run about each model that a pod could get."""
     two = NamespaceQuota({"M40": Limit(800), "P100": Limit(100)})
     absent = NamespaceQuota({"A100": Limit(800), "P100": Limit(100)})
     warns = NamespaceQuota({"M40": Limit(100), "P100": Limit(100)}, mode=Mode.WARN)
@@ -507,8 +525,8 @@ def _registered() -> list[Told]:
     policy = policy_for(SMALL)
     kind = review(pod(container()), kind=GroupVersionKind("apps", "v1", "Deployment"))
     unread, invented = review("no pod"), review(pod(container()), "Team A")
-    rules = "Register it as the manifests do."
-    nobody = "No API server sends this."
+    rules = "Register the webhook as the manifests do."
+    nobody = "No API server sends such a request."
     versions = {"apiVersion": "admission.k8s.io/v2", "kind": "AdmissionReview"}
     return [
         Told(

@@ -1,4 +1,4 @@
-"""What whoever edits the quota document is told."""
+"""The messages for authors of the quota document."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ VALUES = (
     "a: {quota: {<<: 8}}",
     "a: &a {quota: {M40: 1}}\nb: {<<: *a, <<: *a}",
 )
-"""Documents that can be read, and mean nothing."""
+"""Documents that are valid JSON or YAML, and malformed quotas."""
 
 _FURTHER = (
     ("gpu_unit", "{}"),
@@ -124,7 +124,7 @@ _FURTHER = (
     (DOMAINS, "acme.com"),
     (TIME_ZONE, "Mars"),
 )
-"""Malformed texts of the further keys."""
+"""Malformed texts of the other keys."""
 
 
 def many_times(number: int) -> str:
@@ -153,28 +153,32 @@ UNREADABLE = (
     "a: {quota: *b}",
     "a: \0",
 )
-"""Documents that are no JSON and no YAML, or that need more of YAML than is read here."""
+"""Documents that are neither JSON nor YAML, or that use YAML features that are not supported."""
 
 
 def chapters() -> tuple[Chapter, ...]:
-    """Every message about the quota document."""
+    """Return every message about the quota document."""
     printed = (
-        "kubectl prints them behind `The request is invalid:`, one a line where there are several; the message itself,"
-        ' `admission webhook "config.quota.vcuda.io" denied the request: the quota document is malformed:` and all of'
-        " them, it does not show. `vcuda-webhook` prints them line by line; the Event `MalformedQuota` has them too."
-        " Each says what to write instead; in front stands the path."
+        "kubectl prints them after `The request is invalid:`, one line for each. It does not print the message itself,"
+        ' `admission webhook "config.quota.vcuda.io" denied the request: the quota document is malformed:` with all of'
+        " them. `vcuda-webhook` prints one line for each, and the Event `MalformedQuota` has them too. Each fault"
+        " begins with its path, and says what to write instead."
     )
-    spots_of_keys = "The same; in front of the path stands the key."
+    spots_of_keys = "The same. The key precedes the path."
     spots = (
-        "The same; in front stands a line and a column. What the parsers of JSON and YAML find wrong is told in their"
-        " own words, the rest in ours."
+        "The same. A line and a column precede the message. Errors of the JSON and YAML parsers are quoted, all"
+        " others are ours."
     )
     return (
         Chapter("Faults of the quota document", printed, tuple(Told(_fault(text)) for text in (*VALUES, *LARGE))),
-        Chapter("Faults of its further keys", spots_of_keys, tuple(Told(_fault(*each)) for each in _FURTHER)),
+        Chapter("Faults of its other keys", spots_of_keys, tuple(Told(_fault(*each)) for each in _FURTHER)),
         Chapter("Faults of its JSON or YAML", spots, tuple(Told(_fault(text)) for text in UNREADABLE)),
-        Chapter("Edits of the quota ConfigMap", "As above.", tuple(_edits())),
-        Chapter("Warnings at its edit", "kubectl prints them behind `Warning:`; the edit is made.", tuple(_warnings())),
+        Chapter("Edits of the quota ConfigMap", "kubectl prints them like the faults above.", tuple(_edits())),
+        Chapter(
+            "Warnings about an edit of the quota ConfigMap",
+            ("kubectl prints them after `Warning:`; the edit is accepted."),
+            tuple(_warnings()),
+        ),
     )
 
 
@@ -196,7 +200,7 @@ def _edited(
     nodes: Nodes = NODES,
     namespaces: quota_edit.NamespaceNames | None = None,
 ) -> AdmissionResponse:
-    """The answer to an edit, of a quota of eight M40 unless told otherwise."""
+    """Return the answer to an edit, by default of a quota of eight M40."""
     place = QuotaPlace()
     kind = GroupVersionKind(version="v1", kind="ConfigMap")
     raw = msgspec.Raw(msgspec.json.encode({"data": data}))
@@ -214,10 +218,10 @@ def _document(text: str) -> dict[str, str]:
 
 def _edits() -> Iterator[Told]:
     many = ", ".join(f"M{number}: -1" for number in range(MOST_FAULTS + 5))
-    yield Told(_edited({}).message, "Put the document there; without it every quota would be lifted.")
+    yield Told(_edited({}).message, "Add the document. Without it every quota would be removed.")
     yield Told(_edited(5).message, "`data` maps names to texts.")
     long = _edited(_document(f"a: {{quota: {{{many}}}}}")).message
-    yield Told(f"…{long[long.rindex(';') :]}", "Correct those that are named; the others come then.")
+    yield Told(f"…{long[long.rindex(';') :]}", "Correct the listed faults. The remaining ones are reported afterwards.")
 
 
 class _Used(MemoryLedgers):
@@ -242,35 +246,35 @@ def _silent_namespaces() -> Never:
 
 def _warnings() -> Iterator[Told]:
     many = "".join(f"team-a{number}: {{quota: {{A100: 1}}}}\n" for number in range(MOST_WARNINGS + 5))
-    slip = "See that it is no slip of the pen; it may come before the nodes do."
+    slip = "Check that the name is correct. The edit may precede the nodes."
     yield Told(_edited(_document("team-a: {quota: {M4O: 8}}")).warnings[0], slip)
     yield Told(_edited(_document("team-a: {quota: {M40: 8}, pool: [pubic]}")).warnings[0], slip)
     lowered = _edited(_document("team-a: {quota: {M40: 2}}"), ledgers=_Used()).warnings[0]
-    yield Told(lowered, "Agree with the owners which pods go.")
+    yield Told(lowered, "Agree with the owners which pods to delete.")
     silent = _edited(_document("team-a: {quota: {M40: 2}}"), ledgers=_Silent()).warnings[0]
-    yield Told(silent, "Compare by `kubectl gpuquota`.")
+    yield Told(silent, "Compare with `kubectl gpuquota`.")
     with mock.patch.object(quota_edit, "COMPARING_SECONDS", 0):
         late = _edited(_document("team-a: {quota: {M40: 2}}")).warnings[0]
-    yield Told(late, "Compare by `kubectl gpuquota -A`, once the edit is made.")
+    yield Told(late, "After the edit, compare with `kubectl gpuquota -A`.")
     over = _edited(_document("team-a: {quota: {M40: 0}, grants: [{M40: 1, until: 2000-01-01}]}")).warnings
     yield Told(over[0], "Remove the grant.")
     yield Told(over[1], "Remove the grant, or the 0 in `quota`.")
     system = _edited(_document("kube-system: {quota: {M40: 2}}")).warnings[-1]
-    yield Told(system, "Leave the entry out, unless its usage is all that you want to see.")
+    yield Told(system, "Remove the entry, unless you only want to see the usage.")
     lost = _edited(_document("team-b: {quota: {M40: 1}}")).warnings[0]
-    yield Told(lost, "See that the entry was not removed or renamed by mistake.")
+    yield Told(lost, "Check that the entry was not removed or renamed by mistake.")
     softer = _edited(_document("team-a: {quota: {M40: 8}, mode: warn}")).warnings[0]
-    yield Told(softer, "See that pods over the limit are to be admitted.")
+    yield Told(softer, "Check that pods over the limit are to be admitted.")
     added = _document("team-a: {quota: {M40: 8}}\nteam-bb: {quota: {M40: 1}}")
     absent = _edited(added, namespaces=lambda: ["team-a", "team-b"]).warnings[0]
-    yield Told(absent, "Correct the name. Nothing, if the namespace will be created.")
+    yield Told(absent, "Correct the name, unless the namespace will be created.")
     yield Told(_edited(added, namespaces=_silent_namespaces).warnings[0], "Compare with `kubectl get namespaces`.")
     counted = Nodes.of({"one": {MODEL: "M40", COUNT_LABEL: "4"}}, NODES.keys)
     for told in _edited(_document("team-a: {quota: {M40: 800}}"), nodes=counted).warnings:
         yield Told(told, slip)
     worth = {**_document("team-a: {quota: {M40: 8}}"), MODELS: "{M40: {cards: 0.5}}"}
-    yield Told(_edited(worth).warnings[-1], "Leave `cards` out, or `extendedResourceName` in that class.")
+    yield Told(_edited(worth).warnings[-1], "Remove `cards`, or `extendedResourceName` in that class.")
     hami = Nodes.of({"one": {MODEL: "M40"}}, NODES.keys, {"one": {HAMI.name: Register()}})
-    yield Told(_edited(worth, nodes=hami).warnings[-1], "Give the nodes of HAMi a model of their own.")
-    yield Told(_edited(_document(many)).warnings[-1], "Look at those that are named first.")
-    yield Told(_edited({}, "DELETE").warnings[0], "Nothing, if that is meant; pods that run stay.")
+    yield Told(_edited(worth, nodes=hami).warnings[-1], "Use a separate model for the nodes of HAMi.")
+    yield Told(_edited(_document(many)).warnings[-1], "Check the listed warnings first.")
+    yield Told(_edited({}, "DELETE").warnings[0], "Nothing, if this is intended. Running pods stay.")

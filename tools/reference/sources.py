@@ -1,4 +1,4 @@
-"""What the product's own source says, read from its syntax: nothing is imported, nothing runs."""
+"""Reads texts from the syntax of the product's source, without importing or running it."""
 
 from __future__ import annotations
 
@@ -18,26 +18,28 @@ _NEVER_SHOWN = frozenset({"compile", "re", "replace", "startswith", "partition",
 
 
 class Sentence(NamedTuple):
-    """A text of several words in a module, with ``{}`` where something is filled in."""
+    """A text of several words in a module, with ``{}`` for each inserted value."""
 
     module: str
     line: int
     text: str
 
     def said_in(self, told: str) -> bool:
-        """Return whether a text holds it, filled in."""
+        """Return whether a text contains this one, with any inserted values."""
         return re.search(".*".join(map(re.escape, self.text.split("{}"))), told, re.DOTALL) is not None
 
 
 @cache
 def modules() -> dict[str, ast.Module]:
-    """Every module of the product by its dotted name."""
+    """Return every module of the product by its dotted name."""
     paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
     return {_name(path): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
 
 
 def calls(of: str) -> Iterator[tuple[str, str, ast.Call]]:
-    """Every call of a function or class of this name: the module that makes it, the dotted name of what it calls."""
+    """Yield every call of a function or class of this name, with the calling module and the dotted name of the
+    callee.
+    """
     for module, tree in modules().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and (called := _dotted(module, node.func)).rpartition(".")[2] == of:
@@ -51,7 +53,7 @@ def _imported(module: str) -> Mapping[str, str]:
 
 
 def _dotted(module: str, node: ast.expr) -> str:
-    """Where a name, or a name of a module, comes from; empty for any other expression."""
+    """Return the dotted origin of a name or attribute, or an empty text for any other expression."""
     imported = _imported(module)
     match node:
         case ast.Name(id=name):
@@ -62,7 +64,7 @@ def _dotted(module: str, node: ast.expr) -> str:
 
 
 def constant(module: str, node: ast.expr) -> str:
-    """The text of a literal, or of a name that its module sets once; LookupError for anything else."""
+    """Return the text of a literal, or of a name that its module sets once. Raises LookupError for anything else."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     named = node.id if isinstance(node, ast.Name) else ""
@@ -74,7 +76,7 @@ def constant(module: str, node: ast.expr) -> str:
 
 
 def strings() -> Iterator[tuple[str, str]]:
-    """Every literal text of the product, docstrings aside, with its module."""
+    """Yield every literal text of the product except docstrings, with its module."""
     for module, tree in modules().items():
         documented = {id(node) for node in _docstrings(tree)}
         for node in ast.walk(tree):
@@ -83,7 +85,7 @@ def strings() -> Iterator[tuple[str, str]]:
 
 
 def sentences(*names: str) -> Iterator[Sentence]:
-    """Every text of several words in these modules that is no docstring, no log line and no pattern."""
+    """Yield every text of several words in these modules, except docstrings, log lines and patterns."""
     for name in names:
         tree = modules()[name]
         skipped = {id(node) for node in (*_docstrings(tree), *_unshown(tree))}
@@ -93,7 +95,7 @@ def sentences(*names: str) -> Iterator[Sentence]:
 
 
 def _template(node: ast.AST) -> str:
-    """A text with ``{}`` where something is filled in; nothing for what is no text."""
+    """Return a text with ``{}`` for each inserted value, or an empty text for other expressions."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     values = node.values if isinstance(node, ast.JoinedStr) else []
@@ -101,7 +103,9 @@ def _template(node: ast.AST) -> str:
 
 
 def _unshown(tree: ast.Module) -> Iterator[ast.AST]:
-    """What nobody is shown: the arguments of log lines and of patterns, and the parts of a text that is taken whole."""
+    """Yield the texts that no user sees: arguments of log lines and of patterns. Also the parts of a text that is read
+    whole.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             yield from (part for part in ast.walk(node) if isinstance(part, ast.Constant))
@@ -118,7 +122,7 @@ def _unshown(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def _docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
-    """Every text that stands alone as a statement: of modules, classes, functions and constants."""
+    """Yield every text that is a statement: docstrings of modules, classes, functions and constants."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             yield node.value

@@ -1,4 +1,4 @@
-"""What people are told, and what they can do about it: the words come from the code, which is run for each."""
+"""Messages, with what to do about each. The code itself produces the messages when it is run for an example."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from tools.reference.markdown import code, table
 
 
 class Told(NamedTuple):
-    """One message, and what to do; nothing where the message says it."""
+    """One message, and what to do. The second is empty if the message already says it."""
 
     message: str
     todo: str = ""
 
 
 class Chapter(NamedTuple):
-    """Messages that reach people in one way."""
+    """Messages that reach people in the same way."""
 
     title: str
     how: str
     messages: tuple[Told, ...]
 
     def section(self) -> str:
-        """Return it in Markdown."""
+        """Return the chapter in Markdown."""
         if any(told.todo for told in self.messages):
             told = table(("message", "what to do"), [(code(told.message), told.todo) for told in self.messages])
         else:

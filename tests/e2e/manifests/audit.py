@@ -1,4 +1,4 @@
-"""What accounts have asked of the API server, and which rules of their roles let them."""
+"""Compares the requests that accounts made to the API server with the rules of their roles."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from tests.processes import eventually
 
 @dataclass(frozen=True)
 class Asked:
-    """One kind of request. ``namespace`` and ``name`` are empty where it is about all of them."""
+    """A kind of request. ``namespace`` and ``name`` are empty if it is not limited to one."""
 
     verb: str
     group: str
@@ -30,9 +30,9 @@ class Asked:
 
 @dataclass(frozen=True)
 class Permission:
-    """One rule of a Role, with its place in it, or of a ClusterRole: ``namespace`` is empty then.
+    """A rule of a Role in its namespace, or of a ClusterRole, for which ``namespace`` is empty.
 
-    ``account`` is the name of the one ServiceAccount that it is bound to.
+    ``account`` is the name of the ServiceAccount that it is bound to.
     """
 
     account: str
@@ -43,7 +43,7 @@ class Permission:
     rule: Json
 
     def allows(self, asked: Asked) -> bool:
-        """Whether the rule lets the request be made, as RBAC's authorizer decides."""
+        """Return whether the rule permits the request, as RBAC's authorizer decides."""
         names = self.rule.get("resourceNames")
         return (
             self.namespace in ("", asked.namespace)
@@ -54,7 +54,7 @@ class Permission:
         )
 
     def covers(self, other: "Permission") -> bool:
-        """Whether the rule allows all that another of the same account does."""
+        """Return whether the rule permits everything that another rule of the same account permits."""
         names, others = self.rule.get("resourceNames"), other.rule.get("resourceNames", [""])
         return (
             self.account == other.account
@@ -75,11 +75,11 @@ class AuditLog:
     file: Path
 
     def requests(self, user: str) -> set[Asked]:
-        """Every kind of request that ``user`` has made and was allowed to make, whatever came of it."""
+        """Return every kind of request that ``user`` made and was authorized to make, with any result."""
         return {asked_in(event) for event in self._events() if event["user"]["username"] == user and was_allowed(event)}
 
     def refused(self, user: str) -> set[Asked]:
-        """Every kind of request that ``user`` was not allowed to make."""
+        """Return every kind of request that ``user`` made and was not authorized to make."""
         events = [event for event in self._events() if event["user"]["username"] == user and not was_allowed(event)]
         return {asked_in(event) for event in events}
 
@@ -101,7 +101,9 @@ def asked_in(event: Json) -> Asked:
 
 
 def permissions(objects: Sequence[Json], account: str) -> list[Permission]:
-    """Every rule that the manifests bind to the ServiceAccount of this name; not those of Kubernetes' own roles."""
+    """Return every rule that the manifests bind to the ServiceAccount of this name, except the rules of Kubernetes' own
+    roles.
+    """
     roles = {
         (each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"]): each["rules"]
         for each in objects
@@ -121,22 +123,24 @@ REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 
 def lists_in_pages(requests: set[Asked]) -> set[Asked]:
-    """The LISTs in place of these watches, of an API server that streams lists.
+    """Return the LISTs that an API server without streamed lists gets in place of these watches.
 
-    They are made after a stream that was cut short, and where lists are not streamed, as Kubernetes 1.30 shows.
+    They are made after a stream was cut short, and if lists are not streamed, as on Kubernetes 1.30.
     """
     return {replace(each, verb="list") for each in requests if each.verb == "watch"}
 
 
 def needing(permission: Permission, requests: set[Asked], rules: Sequence[Permission]) -> dict[tuple[str, str], Asked]:
-    """For each verb and resource of the rule a request that it covers, and no other rule of the account's."""
+    """For each verb and resource of the rule, return a request that this rule permits and no other rule of the
+    account.
+    """
     others = [each for each in rules if each.account == permission.account and each != permission]
     needed = {each for each in requests if permission.allows(each) and not any(other.allows(each) for other in others)}
     return {(each.verb, each.resource): each for each in sorted(needed, key=str)}
 
 
 def spare(permission: Permission, requests: set[Asked], rules: Sequence[Permission]) -> set[tuple[str, str]]:
-    """The rule's verbs and resources that no request needed."""
+    """Return the verbs and resources of the rule that no request needed."""
     rule = permission.rule
     held = {(verb, resource) for verb in rule["verbs"] for resource in rule["resources"]}
     return held - needing(permission, requests, rules).keys()
@@ -145,7 +149,7 @@ def spare(permission: Permission, requests: set[Asked], rules: Sequence[Permissi
 def check_refused_without(
     cluster: Cluster, user: str, permission: Permission, requests: set[Asked], rules: Sequence[Permission]
 ) -> None:
-    """Assert that the API server refuses what needs the rule while the rule is away."""
+    """Assert that the API server rejects the requests that need the rule while the role lacks it."""
     needed = needing(permission, requests, rules)
     assert needed
     for request in needed.values():
@@ -157,7 +161,7 @@ def check_refused_without(
 
 @contextmanager
 def without(cluster: Cluster, permission: Permission) -> Iterator[None]:
-    """`with` this, the role lacks the rule."""
+    """Remove the rule from its role during the ``with`` statement."""
     where = f"/namespaces/{permission.namespace}" if permission.namespace else ""
     path = f"{RBAC}{where}/{permission.kind.lower()}s/{permission.role}"
     role = cluster.rest.get(path)

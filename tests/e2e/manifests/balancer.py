@@ -1,6 +1,6 @@
-"""A Service's part: takes connections at one address and hands each to one of its endpoints, as kube-proxy does.
+"""Acts as kube-proxy for a Service: accepts connections at one address, and hands each to one of the endpoints.
 
-A connection that was handed over stays where it is, whatever becomes of the endpoint.
+A connection stays with its endpoint, even if that is removed.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ CHUNK = 2**16
 
 
 class Balancer:
-    """Listens at ``port`` of 127.0.0.1. ``add`` and ``remove`` say which ports of this machine are its endpoints."""
+    """Listens at ``port`` of 127.0.0.1. A test adds and removes the local ports that are endpoints."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
@@ -29,12 +29,12 @@ class Balancer:
             self._endpoints.append(port)
 
     def remove(self, port: int) -> None:
-        """Let it have no more new ones; one that is none is no fault."""
+        """Send no more new connections to this port, which may be no endpoint."""
         with self._changed:
             self._endpoints = [each for each in self._endpoints if each != port]
 
     def endpoints(self) -> list[int]:
-        """The endpoints that have new connections."""
+        """Return the endpoints that get new connections."""
         with self._changed:
             return list(self._endpoints)
 
@@ -57,7 +57,7 @@ class Balancer:
             self._hand_over(client)
 
     def _hand_over(self, client: socket.socket) -> None:
-        """Without an endpoint, or with one that is gone, the connection is refused as far as that is possible."""
+        """Connect a client to an endpoint. Without an endpoint, or if it no longer listens, close the connection."""
         endpoints = self.endpoints()
         try:
             if not endpoints:
@@ -72,7 +72,7 @@ class Balancer:
             threading.Thread(target=self._pump, args=(one, other), name="connection", daemon=True).start()
 
     def _pump(self, one: socket.socket, other: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # either side may hang up at any time, and the other hears of it below
+        with contextlib.suppress(OSError):  # either side may close at any time, and the other learns of it below
             while data := one.recv(CHUNK):
                 other.sendall(data)
         for each in (one, other):
@@ -82,7 +82,7 @@ class Balancer:
 
 
 def end(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # it has ended already
+    with contextlib.suppress(OSError):  # the other direction has closed it
         connection.shutdown(socket.SHUT_RDWR)
     connection.close()
 

@@ -1,4 +1,4 @@
-"""A control plane of their own for tests that apply the manifests: their webhooks are asked about whole clusters."""
+"""A separate control plane for tests that apply the manifests, because their webhooks apply to the whole cluster."""
 
 import json
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ POLICY = {
 
 @pytest.fixture(scope="session")
 def audit_log(tmp_path_factory: pytest.TempPathFactory) -> AuditLog:
-    """What the accounts of the manifests have asked for, as the API server wrote it down."""
+    """The API server's audit log of the requests of all accounts."""
     return AuditLog(tmp_path_factory.mktemp("audit") / "log")
 
 
@@ -37,7 +37,7 @@ def plane(assets: Path | None, audit_log: AuditLog, tmp_path_factory: pytest.Tem
     policy.write_text(json.dumps(POLICY))
     flags = (
         *(f"--audit-policy-file={policy}", f"--audit-log-path={audit_log.file}", "--audit-log-mode=blocking"),
-        "--enable-aggregator-routing=false",  # a Service is called by its name, so that one can lead to this machine
+        "--enable-aggregator-routing=false",  # a Service is called by its name, which can resolve to this machine
     )
     settings = Settings(apiserver_flags=flags, own_identities=True)
     with running_control_plane(assets, directory / "control-plane", settings) as running:

@@ -1,4 +1,4 @@
-"""The commands of docs/ exactly as the pages have them, and a system to type them at."""
+"""Runs the commands of docs/ exactly as the pages have them, against a system."""
 
 import os
 import re
@@ -22,7 +22,7 @@ REGISTERED = "mutatingwebhookconfigurations,validatingwebhookconfigurations"
 
 
 def commands(heading: str) -> list[str]:
-    """The blocks of commands under this heading of any page; without those of the sections below it."""
+    """Return the code blocks under this heading of any page, without those of subsections."""
     pages = (page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("*.md")))
     found = [re.split(rf"^##+ {heading}\n", page, flags=re.MULTILINE)[1:] for page in pages]
     [section] = [section for sections in found for section in sections]
@@ -31,21 +31,21 @@ def commands(heading: str) -> list[str]:
 
 
 def run(system: System, script: str) -> str:
-    """Run the commands with a shell, for the directory that was applied; what they print."""
+    """Run the commands in a shell, with the applied directory as manifests/base. Return their output."""
     done = _typed(system, script)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
 def refused_run(system: System, script: str) -> str:
-    """Run commands of which the last one fails; what they print."""
+    """Run commands the last of which must fail. Return their error output."""
     done = _typed(system, script)
     assert done.returncode != 0, done.stdout
     return done.stderr
 
 
 def _typed(system: System, script: str) -> subprocess.CompletedProcess[str]:
-    program = Path(kubectl())  # there is one, or this is skipped
+    program = Path(kubectl())  # without a kubectl the test is skipped
     system.directory.mkdir(exist_ok=True)
     home = {"HOME": str(system.directory), "KUBECONFIG": str(system.cluster.kubeconfig)}
     typed = script.replace("manifests/base", str(system.kustomization))
@@ -62,9 +62,10 @@ def _typed(system: System, script: str) -> subprocess.CompletedProcess[str]:
 
 @contextmanager
 def installed(admin: Cluster, directory: Path, *components: str) -> Iterator[tuple[System, ControllerProcess]]:
-    """Everything applied and running, with the example's quota in force in a fresh namespace of its own."""
+    """Run the applied system, with the example's quota in force in a fresh namespace."""
     directory.mkdir()
-    admin.kubectl("delete", REGISTERED, "-l", "app.kubernetes.io/part-of=vcuda-quota")  # with the CA of an earlier one
+    # They have the CA of an earlier system.
+    admin.kubectl("delete", REGISTERED, "-l", "app.kubernetes.io/part-of=vcuda-quota")
     with applied(admin, directory, *components) as system, system.serving(1), system.controller() as controller:
         controller.await_synced()
         admin.create_namespace(TEAM)

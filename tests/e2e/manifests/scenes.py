@@ -1,4 +1,6 @@
-"""What the controller does in a cluster's life, brought about once: each scene uses rights that no other does."""
+"""Scenes that together make the controller do everything that it does: each one uses rights that no other scene
+uses.
+"""
 
 import time
 from collections.abc import Iterator
@@ -41,7 +43,7 @@ def quota_of(cluster: Cluster, webhook: WebhookProcess) -> QuotaConfigMap:
 
 @contextmanager
 def limited(cluster: Cluster, quota: QuotaConfigMap, entry: Json) -> Iterator[str]:
-    """A fresh namespace that the controller has labelled out, and that has this entry since."""
+    """Create a namespace, wait until the controller labels it as exempt, then add this entry."""
     namespace = cluster.create_namespace()
     installation.await_enforced(cluster, namespace, enforced=False)
     with quota.limited(**{namespace: entry}):
@@ -55,7 +57,9 @@ def limited(cluster: Cluster, quota: QuotaConfigMap, entry: Json) -> Iterator[st
 
 
 def a_namespace_is_led_through_its_life(cluster: Cluster, quota: QuotaConfigMap) -> None:
-    """Labelled, charged, settled, a pod that was never stored proven absent, published, and cleared away."""
+    """A namespace is labelled, charged and settled, a charge without a pod is released, usage is published, and all is
+    removed.
+    """
     with limited(cluster, quota, {"quota": {"M40": 2}}) as namespace:
         collection, _, name = installation.ledger_path(namespace).rpartition("/")
         cluster.create(card_pod("train", namespace))
@@ -68,12 +72,12 @@ def a_namespace_is_led_through_its_life(cluster: Cluster, quota: QuotaConfigMap)
 
 
 def pending(ledger: Json) -> bool:
-    """Whether a stored ledger has charges of pods that were not seen stored yet."""
+    """Return whether a stored ledger has pending charges."""
     return bool(read_ledger(ledger["data"]["ledger"]).pending)
 
 
 def a_pod_from_before_the_quota_is_told_that_it_is_not_counted(cluster: Cluster, quota: QuotaConfigMap) -> None:
-    """By an Event on it; one that runs is counted, and opens its namespace's ledger."""
+    """An Event on the pod reports it. A running pod is counted, and opens the ledger of its namespace."""
     namespace = cluster.create_namespace()
     running = card_pod("runs", namespace)
     cluster.create({**running, "spec": {**running["spec"], "nodeName": NODE}})
@@ -86,7 +90,7 @@ def a_pod_from_before_the_quota_is_told_that_it_is_not_counted(cluster: Cluster,
 
 
 def stale_allocations_are_removed(cluster: Cluster) -> None:
-    """From a pod that was never bound, and HAMi's lock from a node; each by a patch, and told by an Event."""
+    """An allocation is removed from a pod that was never bound, and HAMi's lock from a node. Each has an Event."""
     namespace = cluster.create_namespace()
     pod = Allocated("stale", GPU_MANAGER, "gone-node")
     pod.create(cluster, namespace)
@@ -99,14 +103,14 @@ def stale_allocations_are_removed(cluster: Cluster) -> None:
 
 
 def every_kind_of_workload_tries_again(cluster: Cluster, plane: ControlPlane, quota: QuotaConfigMap) -> None:
-    """By a patch of each, once quota is free."""
+    """Each workload is patched when quota is released."""
     with limited(cluster, quota, {"quota": {"M40": 5}}) as namespace:
         cluster.create(card_pod("holder", namespace, cards=5))
         check_retried(cluster, plane.controller_manager, namespace, lambda: cluster.delete_pod(namespace, "holder"))
 
 
 def a_malformed_quota_is_reported(cluster: Cluster, quota: QuotaConfigMap) -> None:
-    """By each part that reads it. It gets in without the label by which edits are checked."""
+    """Each part that reads the quota reports it. The ConfigMap has no label, so the edit is not checked."""
     good = quota.document()
     cluster.rest.send("DELETE", quota.path).ok()
     bad = QuotaConfigMap(cluster.rest, quota.namespace, quota.name, labels={})
@@ -122,7 +126,7 @@ def nodes_have_models(cluster: Cluster) -> None:
 def a_damaged_journal_is_made_anew_once_it_is_deleted_and_goes_with_its_node(
     cluster: Cluster, controller: ControllerProcess
 ) -> None:
-    """It was damaged before this controller led, by `damage_a_journal`."""
+    """The journal was damaged before this controller led, by `damage_a_journal`."""
     controller.await_log("placements of a node cannot be read")
     cluster.rest.send("DELETE", f"{CORE}/configmaps/{JOURNAL}").ok()
     cluster.await_object(f"{CORE}/configmaps", JOURNAL, lambda made: made["data"]["placements"] != "{")
@@ -131,15 +135,15 @@ def a_damaged_journal_is_made_anew_once_it_is_deleted_and_goes_with_its_node(
 
 
 def damage_a_journal(cluster: Cluster) -> None:
-    """That of a node that is to leave; the controllers before have made it."""
+    """Damage the journal of a node that is removed later. An earlier controller has created the journal."""
     cluster.rest.merge_patch(f"{CORE}/configmaps/{JOURNAL}", {"data": {"placements": "{"}})
 
 
 def a_certificate_that_nobody_renewed_is_told(system: System) -> None:
-    """By an Event on the Service, one of whose endpoints shows a leaf that has ended."""
+    """An Event on the Service reports it. One of the Service's endpoints serves an expired leaf."""
     with showing_an_old_leaf(system.directory / "old-leaf") as address:
         system.cluster.create(endpoint_slice(address))
-        with system.controller():  # which looks as soon as it leads
+        with system.controller():  # the controller checks as soon as it leads
             system.cluster.await_events(installation.SYSTEM_NAMESPACE, f"reason={REASON}")
     system.cluster.rest.send("DELETE", f"{SLICES}/{SERVICE}").ok()
 
@@ -158,7 +162,7 @@ def endpoint_slice(address: str) -> Json:
 
 
 def a_pod_is_placed_on_a_card(cluster: Cluster, quota: QuotaConfigMap) -> None:
-    """By the second scheduler: the extender, which it asks for the nodes, writes the card on the pod."""
+    """The second scheduler places the pod. The extender, which it calls, writes the card on the pod."""
     with limited(cluster, quota, {"quota": {"M40": 1}}) as namespace:
         placed = place(cluster, namespace, "placed")
         assert placed["spec"]["schedulerName"] == SCHEDULER
@@ -171,7 +175,7 @@ def place(cluster: Cluster, namespace: str, name: str) -> Json:
 
 
 def a_pod_beyond_a_lowered_quota_is_evicted(cluster: Cluster, quota: QuotaConfigMap) -> None:
-    """The newer of two; as no kubelet runs here it terminates without end."""
+    """The newer of two pods is evicted. No kubelet runs here, so it keeps terminating."""
     with limited(cluster, quota, {"quota": {"M40": 2}}) as namespace:
         for name in ("a-older", "b-newer"):
             place(cluster, namespace, name)
@@ -182,7 +186,7 @@ def a_pod_beyond_a_lowered_quota_is_evicted(cluster: Cluster, quota: QuotaConfig
 
 
 def the_extenders_certificate_is_renewed(system: System) -> None:
-    """For one more name, while it serves; and shown once kubelet has followed the Secret."""
+    """It gets one more name while the extender serves. The extender presents it when kubelet has updated the volume."""
     done = system.rotate(EXTENDER_JOB, dns="extender.example.com", timeout="1s")
     assert "IssueLeaf" in done.stdout, done.stdout + done.stderr
     system.mount_extender_certificates()
@@ -191,7 +195,7 @@ def the_extenders_certificate_is_renewed(system: System) -> None:
 
 
 def the_schedulers_certificate_is_renewed(system: System) -> None:
-    """With its CA, as after a leak: the extender is told first, and forgets the old one last."""
+    """It is replaced with its CA, as after a leak: the extender trusts the new CA first, and drops the old one last."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     spans = {"overlap": "1s", "retention": "1s", "timeout": "20s"}
     done = system.rotate(SCHEDULER_JOB, issued_before=now, **spans)
@@ -200,7 +204,7 @@ def the_schedulers_certificate_is_renewed(system: System) -> None:
 
 @contextmanager
 def showing_an_old_leaf(directory: Path) -> Iterator[str]:
-    """The address of a server whose certificate ended ten days ago."""
+    """Yield the address of a server whose certificate expired ten days ago."""
     directory.mkdir()
     installation.make_certificates(directory, datetime.now(UTC) - timedelta(days=100))
     with echoing(lambda: tls(directory), own_address()) as server:

@@ -1,4 +1,4 @@
-"""The whole system as processes: everything that the manifests start, with its flags and its account's token."""
+"""Runs the whole system as processes: every workload of the manifests, with its flags and its account's token."""
 
 import base64
 import json
@@ -45,12 +45,12 @@ LEFT_BEHIND = (
     "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/00-vcuda-quota",
     "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/vcuda-quota",
 )
-"""What has certificates of an earlier system in it, or says where one was served and who led."""
+"""Objects that would affect the next system: those with certificates or a leader of an earlier one."""
 
 
 @dataclass(frozen=True)
 class System:
-    """The manifests, applied; their parts are started one by one. ``directory`` is for their files."""
+    """The applied manifests. Their parts are started one by one. ``directory`` has their files."""
 
     cluster: Cluster
     balancer: Balancer
@@ -73,14 +73,14 @@ class System:
         return one(self.objects, kind, name)
 
     def rotate(self, name: str = CERTIFICATES, **flags: str) -> subprocess.CompletedProcess[str]:
-        """Run the Job that makes the first certificates; the flags are added to its own."""
+        """Run the Job that issues the first certificates. The flags are added to its own."""
         job = self.workload("Job", name)
         changed: dict[str, str | Path] = {f"--{name.replace('_', '-')}": value for name, value in flags.items()}
         changed["--kubeconfig"] = account_of(self.cluster, job)
         return self._run(command_of(job, changed))
 
     def certs(self, command: str, **flags: str) -> subprocess.CompletedProcess[str]:
-        """Run a command of vcuda-certs as an administrator, with the names that the Job has."""
+        """Run a command of vcuda-certs as an administrator, with the names of the Job."""
         job = self.workload("Job", CERTIFICATES)
         changed: dict[str, str | Path] = {f"--{name}": value for name, value in flags.items()}
         [program, _, *names] = command_of(job, {**changed, "--kubeconfig": self.cluster.kubeconfig})
@@ -92,7 +92,7 @@ class System:
         )
 
     def webhook(self) -> WebhookProcess:
-        """A replica of the webhook, which listens and is no endpoint yet."""
+        """Run a replica of the webhook, which is no endpoint yet."""
         deployment = self.workload("Deployment", "vcuda-webhook")
         certificates = self.directory / "certificates"
         mount_secret(self.cluster, deployment, certificates)
@@ -104,11 +104,11 @@ class System:
         program, command, *rest = command_of(deployment, flags)
         assert (program, command) == ("vcuda-webhook", "serve")
         process = WebhookProcess(rest, certificates / "ca.crt", {})
-        process.tls.check_hostname = False  # it is asked by its address here, as kubelet's probes do
+        process.tls.check_hostname = False  # it is called by its address here, as by kubelet's probes
         return process
 
     def controller(self, **flags: str) -> ControllerProcess:
-        """A controller, leading or not; the flags are added to its own."""
+        """Run a controller, as leader or standby. The flags are added to its own."""
         deployment = self.workload("Deployment", "vcuda-controller")
         changed: dict[str, str | Path] = {
             "--status-address": "127.0.0.1:0",
@@ -122,7 +122,9 @@ class System:
         return ControllerProcess(*rest)
 
     def _extender_flags(self, deployment: Json) -> dict[str, str | Path]:
-        """Where the extender is to listen, with its certificates mounted; nothing where the manifests have none."""
+        """Return the flags for the extender's address and mounted certificates, or none if the manifests have no
+        extender.
+        """
         if "volumes" not in pod_spec(deployment):
             return {}
         address = f"{own_address()}:{free_ports(1)[0]}"
@@ -140,7 +142,7 @@ class System:
 
     @contextmanager
     def scheduler(self, extender: str) -> Iterator[Component]:
-        """The second scheduler, which leads by its Lease and asks the extender at this address (IP:PORT)."""
+        """Run the second scheduler, which leads by its Lease, and calls the extender at this address (IP:PORT)."""
         deployment = self.workload("Deployment", SCHEDULER)
         account = account_of(self.cluster, deployment)
         mounted = self.directory / "scheduler"
@@ -157,13 +159,13 @@ class System:
             yield running
 
     def _scheduler_config(self) -> Json:
-        """Its configuration, from the ConfigMap that the manifests make for it."""
+        """Return the scheduler's configuration from the ConfigMap of the manifests."""
         [found] = [each for each in self.objects if label(each).startswith(f"ConfigMap/{SCHEDULER}-config-")]
         config: Json = yaml.safe_load(found["data"]["scheduler-config.yaml"])
         return config
 
     def node_agent(self) -> NodeProcess:
-        """The agent of the node `NODE`, with directories of its own; its pod is one that is stored there."""
+        """Run the agent of the node `NODE`, with its own directories. Its pod is stored."""
         daemon_set = self.workload("DaemonSet", "vcuda-node-gpu-manager")
         kubelet_pods, root = self.directory / "kubelet-pods", self.directory / "vm"
         for each in (kubelet_pods, root):
@@ -179,7 +181,7 @@ class System:
         return NodeProcess(*rest)
 
     def _agents_pod(self, daemon_set: Json) -> Json:
-        """The agent's own pod, running on the node, as the DaemonSet's controller and kubelet would have it."""
+        """Return the agent's own pod, running on the node, as the DaemonSet's controller and kubelet would have it."""
         namespace, name = daemon_set["metadata"]["namespace"], f"vcuda-node-{uuid.uuid4().hex[:5]}"
         metadata = {"namespace": namespace, "name": name}
         spec = {"nodeName": NODE, "containers": [{"name": "node", "image": "vcuda-quota"}]}
@@ -188,11 +190,13 @@ class System:
 
     @contextmanager
     def serving(self, replicas: int) -> Iterator[list[WebhookProcess]]:
-        """All first certificates, and so many replicas that are ready, endpoints of the Service, and registered."""
+        """Issue all first certificates, and run so many replicas that are ready, endpoints of the Service, and
+        registered.
+        """
         for job in (each for each in self.objects if each["kind"] == "Job"):
             name = job["metadata"]["name"]
             # No replica answers yet, so the Job of the webhook's certificates would wait for one. No process has loaded
-            # the scheduler's CA yet, so none needs time to load a new one.
+            # the scheduler's CA yet, so no process needs time to load a new one.
             changed = {"overlap": "1s"} if name.startswith("vcuda-scheduler") else {}
             done = self.rotate(name, **({"timeout": "0s"} if name == CERTIFICATES else changed))
             assert done.returncode == 0, done.stdout + done.stderr
@@ -207,7 +211,7 @@ class System:
 
     def register(self) -> None:
         """Run the Job of the webhook's certificates again, and return when the webhooks are in effect."""
-        # The Service has no endpoints here, since it is a name for this machine.
+        # The Service has no endpoints here, because it is a name for this machine.
         done = self.rotate(timeout="60s", endpoint=f"127.0.0.1:{self.balancer.port}")
         assert done.returncode == 0, done.stdout + done.stderr
         eventually(
@@ -229,7 +233,7 @@ def port_of(process: WebhookProcess) -> int:
 
 @contextmanager
 def applied(cluster: Cluster, directory: Path, *components: str) -> Iterator[System]:
-    """The base and these components, applied for this API server, with nothing left of an earlier system's work."""
+    """Apply the base and these components for this API server, after removing the objects of an earlier system."""
     for path in LEFT_BEHIND:
         answer = cluster.rest.send("DELETE", path)
         assert answer.status in (HTTPStatus.OK, HTTPStatus.NOT_FOUND)
@@ -244,9 +248,9 @@ TIMEOUT = 120
 
 
 def reachable(directory: Path, components: Sequence[str], port: int) -> Path:
-    """A kustomization of the base and these components whose webhooks are all called at ``port`` of this machine.
+    """Write a kustomization of the base and these components whose webhooks are called at ``port`` of this machine.
 
-    The API server resolves a Service of type ExternalName to its name, and still asks for the certificate of
+    The API server resolves a Service of type ExternalName to its name, and still expects the certificate of
     NAME.NAMESPACE.svc.
     """
     target = composed(directory, components)
@@ -269,16 +273,17 @@ def kubectl_k(cluster: Cluster, *arguments: str | Path) -> subprocess.CompletedP
 
 
 def apply(cluster: Cluster, directory: Path, *flags: str) -> str:
-    """`kubectl apply -k` of the directory; what it said."""
+    """Run `kubectl apply -k` for the directory, and return its output."""
     done = kubectl_k(cluster, "apply", *flags, "-k", directory)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def command_of(workload: Json, changed: Mapping[str, str | Path], **fields: str) -> list[str]:
-    """The program and its arguments. ``changed``: flags with their values here; ``fields``: of the downward API.
+    """Return the program of a workload with its arguments.
 
-    A flag that the manifest has is changed in its place, any other is added at the end.
+    ``changed``: flags with their values here. A flag of the manifest is changed in place, any other is added at the
+    end. ``fields``: values of the downward API.
     """
     given = container(workload)["args"]
     left = dict(changed)
@@ -304,12 +309,12 @@ def account_of(cluster: Cluster, workload: Json) -> Path:
 
 
 def user_of(workload: Json) -> str:
-    """The name by which the API server knows that account."""
+    """Return the user name of that account."""
     return f"system:serviceaccount:{workload['metadata']['namespace']}:{pod_spec(workload)['serviceAccountName']}"
 
 
 def mount_secret(cluster: Cluster, workload: Json, directory: Path) -> None:
-    """Write the keys of the workload's Secrets, all or those its volumes name, each whole, as kubelet does."""
+    """Write the keys of the workload's Secrets to files, either all or those that its volumes name, as kubelet does."""
     directory.mkdir(exist_ok=True)
     for secret in (volume["secret"] for volume in pod_spec(workload)["volumes"] if "secret" in volume):
         path = f"/api/v1/namespaces/{workload['metadata']['namespace']}/secrets/{secret['secretName']}"

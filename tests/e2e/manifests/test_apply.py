@@ -1,4 +1,4 @@
-"""The manifests applied to a real API server, by its own merge; and applied once more, as an upgrade."""
+"""The manifests are applied to a real API server, and applied again as an upgrade."""
 
 import base64
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ WAYS = pytest.mark.parametrize("flags", [("--server-side",), ()], ids=["server-s
 
 
 def define_kinds_of_others(cluster: Cluster, objects: Sequence[Json]) -> None:
-    """Let the API server take the kinds that others install, whatever is in them, and the namespace they are in."""
+    """Create the CustomResourceDefinitions that other projects install, without a schema, and their namespace."""
     for kind, api_version in {(each["kind"], each["apiVersion"]) for each in objects}:
         group, _, version = api_version.partition("/")
         if group in OTHERS:
@@ -63,9 +63,7 @@ def test_every_overlay_applies(admin: Cluster, overlay: Path) -> None:
 
 
 @WAYS
-def test_an_upgrade_leaves_the_ca_bundles_and_changes_nothing_that_is_the_same(
-    admin: Cluster, flags: tuple[str, ...]
-) -> None:
+def test_an_upgrade_keeps_the_ca_bundles_and_all_equal_objects(admin: Cluster, flags: tuple[str, ...]) -> None:
     apply(admin, BASE, *flags)
     for path in ("mutatingwebhookconfigurations/00-vcuda-quota", "validatingwebhookconfigurations/vcuda-quota"):
         write_bundles(admin, f"{ADMISSION}/{path}")
@@ -76,7 +74,7 @@ def test_an_upgrade_leaves_the_ca_bundles_and_changes_nothing_that_is_the_same(
         name: found["metadata"]["resourceVersion"] for name, found in before.items()
     }
     bundles = [hook["clientConfig"]["caBundle"] for found in after.values() for hook in found.get("webhooks", [])]
-    # Three of pods and the quota, two of claims.
+    # Three webhooks for pods and the quota, two for claims.
     assert bundles == [BUNDLE] * 5
 
 
@@ -90,7 +88,7 @@ def write_bundles(cluster: Cluster, path: str) -> None:
 
 
 def stored(cluster: Cluster, objects: Sequence[Json]) -> dict[str, Json]:
-    """The objects as they are stored, workloads aside: their controllers write a status."""
+    """Return the stored objects except workloads, whose controllers write a status."""
     settled = [each for each in objects if each["kind"] not in ("Deployment", "DaemonSet", "Job", "CronJob")]
     return {
         f"{each['metadata'].get('namespace', '')} {label(each)}": cluster.rest.get(
@@ -103,7 +101,7 @@ def stored(cluster: Cluster, objects: Sequence[Json]) -> dict[str, Json]:
 
 @pytest.mark.parametrize("account", ["vcuda-webhook", "vcuda-controller"])
 def test_requests_for_ledgers_have_a_priority_level_of_their_own(admin: Cluster, account: str) -> None:
-    """As the API server says in its answer; other requests of the same account do not."""
+    """The API server reports the priority level in its answer. Other requests of the same account have another one."""
     apply(admin, BASE, "--server-side", "--force-conflicts")
     schema = admin.rest.get("/apis/flowcontrol.apiserver.k8s.io/v1/flowschemas/vcuda-quota")
     with closing(Cluster(admin.control_plane, admin.service_account_token(SYSTEM_NAMESPACE, account))) as own:

@@ -1,4 +1,4 @@
-"""The bad night of docs/troubleshooting.md: each case is made to happen, and its commands are typed as they are."""
+"""The bad night of docs/troubleshooting.md: each failure is caused, and the commands of the page are typed exactly."""
 
 import base64
 import time
@@ -30,7 +30,7 @@ Night = tuple[System, ControllerProcess]
 
 @pytest.fixture(scope="module")
 def night(admin: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Night]:
-    """A system that all tests of this file break, and mend."""
+    """A system that all tests of this file break and repair."""
     with installed(admin, tmp_path_factory.mktemp("night") / "system") as (system, controller):
         first = system.balancer.endpoints()
         yield system, controller
@@ -38,7 +38,7 @@ def night(admin: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def tell(what: str, began: float) -> None:
-    """Print how long it has taken since ``began``, for docs/troubleshooting.md."""
+    """Print the seconds since ``began``, for docs/troubleshooting.md."""
     print(f"bad night: {what}: {time.monotonic() - began:.1f} s")
 
 
@@ -50,12 +50,12 @@ def told(what: str) -> Iterator[None]:
 
 
 def refusal(cluster: Cluster, pod: Json) -> str:
-    """Why the pod is refused; empty where it would be stored. A dry run charges nothing."""
+    """Return why the pod is rejected, or an empty text if it would be stored. A dry run charges nothing."""
     return cluster.try_create(pod, dryRun="All").message
 
 
 def await_refusal(cluster: Cluster, pod: Json, words: str, before: Callable[[], None] = lambda: None) -> None:
-    """Return once it is refused so; ``before`` each time that is looked."""
+    """Return when the pod is rejected with these words. ``before`` is called before each attempt."""
     seen: list[str] = []
 
     def refused() -> bool:
@@ -71,7 +71,7 @@ def await_created(cluster: Cluster, pod: Json) -> None:
 
 
 def serve_from(system: System, *ports: int) -> None:
-    """Let these be the endpoints of the webhook's Service, and the API server hold no connection to others."""
+    """Make these the endpoints of the webhook's Service. Close the API server's connections to others."""
     for port in system.balancer.endpoints():
         system.balancer.remove(port)
     for port in ports:
@@ -81,7 +81,7 @@ def serve_from(system: System, *ports: int) -> None:
 
 @contextmanager
 def another_replica(system: System, what: str) -> Iterator[None]:
-    """`with` this, what the Deployment would start serves alone."""
+    """During the ``with`` statement only a new replica serves, as the Deployment would start it."""
     began = time.monotonic()
     with system.webhook() as replica:
         replica.await_ready()
@@ -90,10 +90,11 @@ def another_replica(system: System, what: str) -> Iterator[None]:
         yield
 
 
-def test_the_webhook_is_gone_and_pods_are_created_while_it_is_put_back(admin: Cluster, night: Night) -> None:
-    """Not charged then, but counted once they are on a node; and charged again when all is put back.
+def test_pods_are_created_while_a_webhook_that_is_down_is_restored(admin: Cluster, night: Night) -> None:
+    """Pods are not charged meanwhile, but counted when they are on a node. New pods are charged when the webhook is
+    back.
 
-    Nobody else is held up: who asks for no GPU, or has no limit, or is of the system.
+    Pods without a GPU, in unlimited namespaces, or of the system are not delayed.
     """
     system, _ = night
     ignore, fail = commands("The bad night")
@@ -110,7 +111,7 @@ def test_the_webhook_is_gone_and_pods_are_created_while_it_is_put_back(admin: Cl
     run(system, put_back)
     assert system.cluster.rest.get(DEPLOYMENT)["spec"]["replicas"] == 3
 
-    with told("webhook down, pods let in"):
+    with told("webhook down, pods admitted"):
         run(system, ignore)
         await_created(admin, card_pod("train", TEAM))
     admin.create_node(NODE, {MODEL: "M40", POOL: "public"})
@@ -125,7 +126,7 @@ def test_the_webhook_is_gone_and_pods_are_created_while_it_is_put_back(admin: Cl
 
 
 def restricted(pod: Json) -> Json:
-    """The pod, of one container, as our own namespace's Pod Security Standard asks for."""
+    """Return the pod, of one container, with what our namespace's Pod Security Standard requires."""
     [container] = pod["spec"]["containers"]
     of_pod = {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}}
     of_container = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
@@ -141,7 +142,7 @@ QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
 
 @pytest.fixture
 def served(night: Night) -> Iterator[System]:
-    """The system with a replica of this test's own."""
+    """The system with a separate replica."""
     with another_replica(night[0], "a replica ready"):
         yield night[0]
 
@@ -155,10 +156,10 @@ def other_team(admin: Cluster) -> Iterator[str]:
 
 
 @pytest.mark.timeout(300)
-def test_a_ledger_that_is_lost_comes_back_by_itself_and_a_damaged_one_once_it_is_deleted(
+def test_a_lost_ledger_is_opened_by_itself_and_a_damaged_one_after_its_deletion(
     admin: Cluster, served: System, other_team: str
 ) -> None:
-    """Both when no pod that was charged in them can be stored any more; and what is stored is counted."""
+    """Both are opened when no pod that was charged in them can be stored any more. Stored pods are counted."""
     unbind, (apply,), (delete,) = (*map(commands, ("A wrong quota or policy", "A lost ledger", "A damaged ledger")),)
     here, other = card_pod("train", TEAM, cards=2), memory_pod(other_team)
     admin.create(card_pod("first", TEAM))
@@ -176,22 +177,22 @@ def test_a_ledger_that_is_lost_comes_back_by_itself_and_a_damaged_one_once_it_is
         run(served, delete.replace("NAMESPACE", other_team))
         await_created(admin, other)
     await_refusal(admin, here, "used: 1 (0 pending), limited: 2, 1 more needed")
-    tell("lost ledger made anew", began)
+    tell("lost ledger recreated", began)
     await_published(admin, TEAM, lambda use: not use["ledger_lost"])
     admin.delete_pod(TEAM, "first")
 
 
 def patched(cluster: Cluster, namespace: str, patch: Json) -> int:
-    """The status of a patch of the ledger: 403 while the policy that keeps hands off it is in effect."""
+    """Return the status of a patch of the ledger: 403 while the policy that protects it is in effect."""
     return cluster.rest.send("PATCH", ledger_path(namespace), patch, content_type=MERGE_PATCH).status
 
 
 def memory_pod(namespace: str, name: str = "train") -> Json:
-    """A pod for a share of a card, which the example's quota of team-b limits by its memory too."""
+    """Return a pod with a share of a card. The example's quota of team-b limits its memory too."""
     return gpu_pod(name, namespace, {"tencent.com/vcuda-core": "10", "tencent.com/vcuda-memory": "4"})
 
 
-def test_a_quota_that_refuses_everybody_is_replaced_or_deleted(admin: Cluster, served: System) -> None:
+def test_a_quota_that_rejects_every_pod_is_replaced_or_deleted(admin: Cluster, served: System) -> None:
     (served.directory / "gpuquota.yaml").write_text((MANIFESTS / "examples" / "gpuquota.yaml").read_text())
     replace, delete = commands("A wrong quota or policy")[:2]
     for command, what in ((replace, "quota replaced"), (delete, "quota deleted")):
@@ -204,10 +205,10 @@ def test_a_quota_that_refuses_everybody_is_replaced_or_deleted(admin: Cluster, s
     await_refusal(admin, card_pod("train", TEAM, cards=3), "limited: 2, can never fit")
 
 
-def test_a_policy_that_refuses_everybody_is_taken_out_of_effect_and_an_apply_puts_all_back(
-    admin: Cluster, served: System
-) -> None:
-    """The registration too, and quotas that could not be seen to be in effect meanwhile."""
+def test_a_policy_that_rejects_everything_is_disabled_and_an_apply_restores_it(admin: Cluster, served: System) -> None:
+    """The apply also restores the registration. Quotas that could not be proven to be in effect meanwhile are
+    included.
+    """
     replace, delete, unbind, apply = commands("A wrong quota or policy")
     wrong = [{"expression": "false", "message": "nobody"}]
     admin.rest.merge_patch(f"{POLICIES}/{POLICY}", {"spec": {"validations": wrong}})
@@ -234,10 +235,10 @@ def test_a_policy_that_refuses_everybody_is_taken_out_of_effect_and_an_apply_put
     await_refusal(admin, card_pod("train", TEAM, cards=3), "limited: 2, can never fit")
 
 
-def test_a_certificate_that_has_expired_is_renewed_by_a_job_and_taken_up(admin: Cluster, served: System) -> None:
+def test_an_expired_certificate_is_renewed_by_a_job_and_served(admin: Cluster, served: System) -> None:
     renew, client = commands("The certificate has expired")[:2]
     create, wait, restart, delete = renew.splitlines()
-    # The Job of the other pair is another by its name alone; its rotation is run in test_client_certificates.py.
+    # The Job of the client certificate differs only in its name. Its rotation is tested in test_client_certificates.py.
     assert client.replace("client-certs", "certs").splitlines() == [create, wait, delete]
     serve_expired(served)
     expired = "x509: certificate has expired or is not yet valid"
@@ -251,7 +252,7 @@ def test_a_certificate_that_has_expired_is_renewed_by_a_job_and_taken_up(admin: 
 
 
 def serve_expired(system: System) -> None:
-    """Let the Secret hold a leaf that ended minutes ago, of the CA that there is, and the replica serve it."""
+    """Store an expired leaf of the present CA in the Secret, and have the replica serve it."""
     data = {key: base64.b64decode(text) for key, text in system.cluster.rest.get(CA_SECRET)["data"].items()}
     authority = read_authority(data["ca.crt"], data["ca.key"], "the CA")
     then = authority.certificate.not_valid_before_utc
@@ -264,7 +265,7 @@ def serve_expired(system: System) -> None:
 
 
 def run_job(system: System, name: str) -> None:
-    """Be the kubelet of the Job's pod: run its command, and let it have ended well."""
+    """Act as the kubelet of the Job's pod: run its command, and set its status to succeeded."""
     path, selector = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/pods", f"batch.kubernetes.io/job-name={name}"
     [pod] = system.cluster.await_collection(path, lambda pods: len(pods) == 1, labelSelector=selector)
     assert pod["spec"]["containers"][0]["args"] == container(system.workload("CronJob", "vcuda-certs"))["args"]

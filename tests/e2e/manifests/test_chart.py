@@ -1,4 +1,6 @@
-"""The life of a Helm release: it is upgraded and rolled back while pods are created, and leaves nothing behind."""
+"""The life of a Helm release: it is upgraded and rolled back while pods are created, and its uninstall leaves
+nothing.
+"""
 
 import json
 import os
@@ -31,22 +33,22 @@ JOBS = f"/apis/batch/v1/namespaces/{SYSTEM_NAMESPACE}/jobs"
 REGISTRATION = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/vcuda-quota"
 NAMESPACES = (SYSTEM_NAMESPACE, "vcuda-quota-ledgers", "vcuda-quota-node")
 PACE = 10
-"""Pods created a second."""
+"""The number of pods that are created per second."""
 MORE = 2 * PACE
-"""Pods created after each change."""
+"""The number of pods that are created after each change."""
 
 
 @pytest.fixture
 def admin(assets: Path | None, tmp_path: Path) -> Iterator[Cluster]:
-    """An empty cluster, since helm takes over nothing that it did not create."""
-    # A Service is called by its name, so that one can lead to this machine.
+    """An empty cluster, since helm does not adopt objects that it did not create."""
+    # A Service is called by its name, which can resolve to this machine.
     settings = Settings(apiserver_flags=("--enable-aggregator-routing=false",), own_identities=True)
     with running_control_plane(assets, tmp_path / "plane", settings) as plane, administering(plane) as cluster:
         yield cluster
 
 
 class Release:
-    """The release of a copy of the chart, whose webhook is called at a port of this machine."""
+    """A release of a copy of the chart, whose webhook is called at a port of this machine."""
 
     def __init__(self, admin: Cluster, balancer: Balancer, directory: Path, name: str) -> None:
         self._admin, self._helm, self._directory = admin, program(name), directory
@@ -102,7 +104,7 @@ def share(number: int, namespace: str) -> Json:
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", ["helm", "helm3"])
-def test_no_create_fails_through_the_life_of_a_release_and_nothing_is_left_of_it(
+def test_no_create_fails_during_the_life_of_a_release_and_its_uninstall_leaves_nothing(
     admin: Cluster, tmp_path: Path, name: str
 ) -> None:
     admin.create_node(NODE, {MODEL: "M40"})
@@ -215,7 +217,7 @@ def test_a_namespace_of_somebody_else_is_not_taken_over(admin: Cluster, tmp_path
     assert admin.rest.send("GET", "/api/v1/namespaces/vcuda-quota-ledgers").status == HTTPStatus.NOT_FOUND
 
 
-def test_an_upgrade_changes_the_images_and_has_a_first_job_of_its_own(admin: Cluster, tmp_path: Path) -> None:
+def test_an_upgrade_changes_the_images_and_runs_a_new_first_job(admin: Cluster, tmp_path: Path) -> None:
     with balancing() as balancer:
         release = Release(admin, balancer, tmp_path, "helm")
         release.install()

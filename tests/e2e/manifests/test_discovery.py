@@ -1,4 +1,6 @@
-"""A cluster where only GPU feature discovery describes the nodes works after `apply`, without a label set by hand."""
+"""A cluster in which only GPU feature discovery describes the nodes works after `apply`, without a label set by
+hand.
+"""
 
 import json
 import os
@@ -39,7 +41,7 @@ CONTROLLER = "system:serviceaccount:vcuda-quota:vcuda-controller"
 
 @pytest.fixture(scope="module")
 def system(admin: Cluster, plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    """The base as it is applied, with nodes that only GPU feature discovery and NVIDIA's device plugin describe."""
+    """The applied base, with nodes that only GPU feature discovery and NVIDIA's device plugin describe."""
     require(plane, "kube-scheduler")
     for name, product, count in (("d-a100", A100_PRODUCT, "1"), ("d-t4", "Tesla-T4", "2")):
         admin.create_node(name, features(product, count)["labels"], {GPU: count})
@@ -86,11 +88,11 @@ def label_of(node: Json) -> str | None:
 
 
 @pytest.mark.usefixtures("controller")
-def test_nodes_are_labelled_by_their_product_and_by_the_row_of_the_quota(admin: Cluster) -> None:
+def test_nodes_are_labelled_with_their_product_or_with_the_model_of_the_quotas_row(admin: Cluster) -> None:
     labelled = admin.await_object("/api/v1/nodes", "d-t4", lambda node: label_of(node) is not None)
     assert label_of(labelled) == T4_PRODUCT
     assert labelled["metadata"]["annotations"][DISCOVERED] == f"{T4_PRODUCT} from gpu-feature-discovery"
-    # The node may have been labelled before the quota named a row; both values are the model A100 by that row.
+    # The node may have been labelled before the quota named a row. By that row both values are the model A100.
     assert label_of(admin.await_object("/api/v1/nodes", "d-a100", lambda node: label_of(node) is not None)) in (
         A100_PRODUCT,
         "A100",
@@ -113,7 +115,7 @@ def test_a_pod_within_quota_is_bound_to_a_node_of_its_model_and_one_beyond_it_re
 
 
 @pytest.mark.usefixtures("controller")
-def test_the_register_of_hami_counts_before_a_label_and_an_event_says_that_they_disagree(admin: Cluster) -> None:
+def test_the_register_of_hami_overrides_a_label_and_an_event_reports_the_conflict(admin: Cluster) -> None:
     labelled = admin.await_object("/api/v1/nodes", "d-hami", lambda node: label_of(node) is not None)
     assert labelled["metadata"]["annotations"][DISCOVERED].endswith(" from hami")
     [event] = admin.await_events("default", "involvedObject.name=d-hami")
@@ -124,7 +126,7 @@ def test_the_register_of_hami_counts_before_a_label_and_an_event_says_that_they_
 
 
 @pytest.mark.usefixtures("controller")
-def test_a_label_of_the_operator_stays(admin: Cluster) -> None:
+def test_a_label_set_by_the_operator_stays(admin: Cluster) -> None:
     admin.await_object("/api/v1/nodes", "d-t4", lambda node: label_of(node) is not None)
     [event] = admin.await_events("default", "involvedObject.name=d-own")
     assert event["message"].endswith("; model mine counts")
@@ -149,7 +151,7 @@ def gpuquota(admin: Cluster, *arguments: str) -> tuple[str, str]:
     return told.stdout, told.stderr
 
 
-def test_the_controller_asked_for_nothing_that_its_account_may_not(
+def test_the_controller_made_no_request_without_the_right_to_it(
     controller: ControllerProcess, audit_log: AuditLog
 ) -> None:
     assert controller.process.poll() is None

@@ -1,4 +1,4 @@
-"""docs/first-rejection.md, typed as the page has it: from an empty cluster to the first rejection."""
+"""docs/first-rejection.md, typed exactly: from an empty cluster to the first rejection."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,7 @@ PAGE = (DOCS / "first-rejection.md").read_text(encoding="utf-8")
 
 @pytest.fixture
 def system(admin: Cluster, plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    """The nodes of the page, HAMi's scheduler, and the overlay as the page applies it, running."""
+    """Run the nodes of the page, HAMi's scheduler, and the overlay as the page applies it."""
     require(plane, "kube-scheduler")
     directory = tmp_path_factory.mktemp("first-rejection")
     shares, cards = hami("NVIDIA L40S"), features("Tesla-T4", "2")
@@ -48,7 +48,7 @@ def system(admin: Cluster, plane: ControlPlane, tmp_path_factory: pytest.TempPat
 @pytest.mark.timeout(240)
 def test_the_page_leads_from_an_empty_cluster_to_the_first_rejection(admin: Cluster, system: System) -> None:
     [install] = commands("Install it beside HAMi")
-    assert "kubectl apply -k manifests/overlays/hami\n" in install  # the fixture has applied the same
+    assert "kubectl apply -k manifests/overlays/hami\n" in install  # the fixture has applied the same overlay
     [nodes] = commands("Look at the models of your nodes")
     listed = {row for row in rows(run(system, nodes)) if row[0] in NODES}
     assert len(listed) == len(NODES)
@@ -67,5 +67,5 @@ def test_the_page_leads_from_an_empty_cluster_to_the_first_rejection(admin: Clus
 
 
 def rows(printed: str) -> set[tuple[str, ...]]:
-    """The lines of a table, each as its cells."""
+    """Return the lines of a table, each as its cells."""
     return {tuple(line.split()) for line in printed.splitlines() if line.strip()}

@@ -1,4 +1,4 @@
-"""What docs/install.md, upgrade.md and operations.md have operators type, typed exactly as they have it."""
+"""The commands of docs/install.md, upgrade.md and operations.md, typed exactly."""
 
 from http import HTTPStatus
 from pathlib import Path
@@ -18,7 +18,7 @@ FIRST_JOBS = ("vcuda-certs-first", "vcuda-extender-certs-first", "vcuda-schedule
 
 @pytest.mark.timeout(240)
 @pytest.mark.usefixtures("plane")
-def test_ledgers_that_are_deleted_come_back_from_the_pods_and_hold_the_quota(admin: Cluster, tmp_path: Path) -> None:
+def test_deleted_ledgers_are_rebuilt_from_the_pods_and_enforce_the_quota(admin: Cluster, tmp_path: Path) -> None:
     with installed(admin, tmp_path / "system") as (system, _):
         admin.create(card_pod("first", TEAM))
         admin.create(card_pod("second", TEAM))
@@ -34,10 +34,10 @@ def test_ledgers_that_are_deleted_come_back_from_the_pods_and_hold_the_quota(adm
 
 
 @pytest.mark.usefixtures("plane")
-def test_an_upgrade_and_a_rollback_go_through_while_the_first_jobs_still_wait_for_their_image(
+def test_an_upgrade_and_a_rollback_work_while_the_first_jobs_wait_for_their_image(
     admin: Cluster, tmp_path: Path
 ) -> None:
-    """As no kubelet runs here, they never end, and `rollout status`, the last command, would wait for ever."""
+    """No kubelet runs here, so the pods never end, and `rollout status`, the last command, would wait forever."""
     [upgrade], rollback = commands("Upgrade"), commands("Roll back")
     deletion, application, status = upgrade.replace("\\\n", "").splitlines()
     assert status.startswith("kubectl -n vcuda-quota rollout status ")
@@ -72,19 +72,17 @@ PREPARE, DELETE = UNINSTALL.splitlines()
     [(PREPARE, DELETE), (WITHOUT_PYTHON, DELETE), (f"{DELETE} --wait=false", PREPARE, DELETE)],
     ids=["the command first", "without Python", "the objects first"],
 )
-def test_the_uninstall_stops_nobody_on_its_way_and_leaves_nothing(
-    admin: Cluster, tmp_path: Path, order: tuple[str, ...]
-) -> None:
-    """Once the first command is through, no webhook is needed to create a pod.
+def test_the_uninstall_blocks_no_pod_and_leaves_nothing(admin: Cluster, tmp_path: Path, order: tuple[str, ...]) -> None:
+    """After the first command, no webhook is needed to create a pod.
 
-    With the components that bring objects outside our own namespaces: the check has to see these too.
+    The components create objects outside our own namespaces. The page's check must find these too.
     """
     first, *others = order
     with installed(admin, tmp_path / "system", "scheduler", "enforce-audit") as (system, controller):
         admin.create(card_pod("charged", TEAM))
         await_published(admin, TEAM)
         run(system, first)
-        # Its pod is deleted with the objects.
+        # Its pod is deleted with the other objects.
         assert controller.terminate() == 0, controller.output()
         for port in system.balancer.endpoints():
             system.balancer.remove(port)

@@ -1,6 +1,7 @@
-"""The base's ValidatingAdmissionPolicies on a real API server: whom each stops, and who works on.
+"""The base's ValidatingAdmissionPolicies on a real API server: which requests each one rejects, and which still
+succeed.
 
-Expressions by themselves are tried in tests/integration/test_manifests_policies.py, on every name.
+tests/integration/test_manifests_policies.py evaluates the expressions by themselves, for every name.
 """
 
 from collections.abc import Callable, Iterator
@@ -41,7 +42,7 @@ Accounts = Callable[..., Cluster]
 
 @pytest.fixture(scope="module", autouse=True)
 def in_force(admin: Cluster) -> None:
-    """The policies take effect some time after they are stored, all together with the last of them."""
+    """Wait until the policies are in effect. They take effect together, some time after the last is stored."""
     apply(admin, BASE, "--server-side", "--force-conflicts")
     with admin.fresh_namespace() as namespace:
         account = controller_account(admin)
@@ -54,7 +55,7 @@ def controller_account(admin: Cluster) -> Cluster:
 
 
 def ordinary(name: str, namespace: str, **spec: object) -> Json:
-    """A pod that asks for no GPU and that no scheduler looks after."""
+    """Return a pod that requests no GPU and that no scheduler places."""
     pod = gpu_pod(name, namespace, {"cpu": "1"})
     return {**pod, "spec": {**pod["spec"], "schedulerName": "none", **spec}}
 
@@ -74,7 +75,9 @@ def tenant(admin: Cluster, team: str) -> Iterator[Cluster]:
 
 @pytest.fixture
 def account(admin: Cluster, team: str) -> Iterator[Accounts]:
-    """Call it with a ClusterRole's name or rules (verbs, resources): an account that has these rights everywhere."""
+    """Return a function that creates an account with a ClusterRole, or with rules (verbs, resources), in all
+    namespaces.
+    """
     with ExitStack() as teardown:
 
         def make(name: str, *rules: tuple[str, str]) -> Cluster:
@@ -111,9 +114,7 @@ def cleared(metadata: Json) -> Json:
 # Allocations
 
 
-def test_a_tenant_neither_forges_nor_changes_nor_removes_an_allocation(
-    admin: Cluster, tenant: Cluster, team: str
-) -> None:
+def test_a_tenant_cannot_forge_change_or_remove_an_allocation(admin: Cluster, tenant: Cluster, team: str) -> None:
     for metadata in ALLOCATIONS:
         [(part, marks)] = metadata.items()
         refused = patch(tenant, pod_path(team), {"metadata": metadata})
@@ -126,7 +127,9 @@ def test_a_tenant_neither_forges_nor_changes_nor_removes_an_allocation(
 
 
 @pytest.mark.parametrize("key", ["a{}", "gpu-mem{:0>5}"], ids=["short", "almost KAI's"])
-def test_twenty_thousand_annotations_are_no_trouble(admin: Cluster, tenant: Cluster, team: str, key: str) -> None:
+def test_a_pod_with_twenty_thousand_annotations_is_admitted(
+    admin: Cluster, tenant: Cluster, team: str, key: str
+) -> None:
     many = {"annotations": {key.format(number): "" for number in range(MANY)}}
     assert patch(tenant, pod_path(team), {"metadata": many}).status == HTTPStatus.OK
     assert patch(tenant, pod_path(team), {"metadata": CARD}).status == HTTPStatus.FORBIDDEN
@@ -143,12 +146,12 @@ BINDS, PATCHES_PODS = ("create", "pods/binding"), ("patch", "pods pods/status")
         pytest.param("scheduler", [BINDS, PATCHES_PODS], "", True, id="a scheduler"),
         pytest.param("plugin", [PATCHES_PODS, ("patch", "nodes")], "", True, id="a device plugin"),
         pytest.param("system:node", [], "/status", True, id="a kubelet"),
-        pytest.param("edits", [PATCHES_PODS], "", False, id="who edits pods everywhere"),
-        pytest.param("status", [PATCHES_PODS], "/status", False, id="who writes their status"),
-        pytest.param("admin", [], "", False, id="who administers namespaces"),
+        pytest.param("edits", [PATCHES_PODS], "", False, id="an editor of pods in all namespaces"),
+        pytest.param("status", [PATCHES_PODS], "/status", False, id="a writer of pod status"),
+        pytest.param("admin", [], "", False, id="an administrator of namespaces"),
     ],
 )
-def test_who_binds_pods_or_patches_nodes_writes_allocations(
+def test_an_account_that_may_bind_pods_or_patch_nodes_may_write_allocations(
     team: str, account: Accounts, name: str, rules: list[tuple[str, str]], *, subresource: str, admitted: bool
 ) -> None:
     writer = account(name, *rules)
@@ -159,10 +162,10 @@ def test_who_binds_pods_or_patches_nodes_writes_allocations(
 
 
 @pytest.mark.parametrize(("resource", "admitted"), [("pods/binding", True), ("bindings", False)])
-def test_a_binding_brings_an_allocation_where_its_maker_may_bind_pods(
+def test_a_binding_may_carry_an_allocation_if_the_account_may_bind_pods(
     admin: Cluster, team: str, account: Accounts, resource: str, *, admitted: bool
 ) -> None:
-    """The older resource is another right, by which nobody schedules any more."""
+    """The older resource needs another right, which no scheduler uses any more."""
     binder = account("binder", ("create", resource))
     path = f"{pod_path(team)}/binding" if admitted else f"/api/v1/namespaces/{team}/bindings"
     binding = {"apiVersion": "v1", "kind": "Binding", "target": {"kind": "Node", "name": "gpu-1"}}
@@ -174,7 +177,7 @@ def test_a_binding_brings_an_allocation_where_its_maker_may_bind_pods(
         assert bare.status == HTTPStatus.CREATED, bare.message
 
 
-def test_where_no_quota_is_held_to_allocations_are_not_watched(admin: Cluster, tenant: Cluster, team: str) -> None:
+def test_allocations_may_be_written_in_an_exempt_namespace(admin: Cluster, tenant: Cluster, team: str) -> None:
     patch(admin, f"/api/v1/namespaces/{team}", {"metadata": {"labels": {"quota.vcuda.io/enforced": "false"}}}).ok()
     eventually(lambda: patch(tenant, pod_path(team), {"metadata": CARD}).status == HTTPStatus.OK)
 
@@ -182,12 +185,12 @@ def test_where_no_quota_is_held_to_allocations_are_not_watched(admin: Cluster, t
 # Claims
 
 
-def test_a_tenant_neither_unprotects_nor_disowns_a_claim_and_kubernetes_itself_goes_on(
+def test_a_tenant_cannot_unprotect_or_disown_a_claim_and_kubernetes_still_can(
     admin: Cluster, tenant: Cluster, team: str
 ) -> None:
-    """The real scheduler and claim controller, with their own rights, give the claim, keep it, and let it go."""
+    """The real scheduler and claim controller, with their own rights, allocate, protect and delete the claim."""
     dra.require_dra(admin)
-    for kind in ("mutating", "validating"):  # nobody serves them here, and they are asked about this pod
+    for kind in ("mutating", "validating"):  # they have no server here, and would be called for this pod
         admin.delete(f"/apis/admissionregistration.k8s.io/v1/{kind}webhookconfigurations/vcuda-quota")
     using = dra.claiming(team, "uses", resourceClaimTemplateName="gpu")
     with dra.published(admin, dra.Published(dra.NVIDIA, f"{team}-node", [dra.card(0, "A100")])):
@@ -213,10 +216,12 @@ def test_a_tenant_neither_unprotects_nor_disowns_a_claim_and_kubernetes_itself_g
 
 
 @pytest.mark.parametrize("way", ["deleted", "evicted"])
-def test_a_tenant_ends_a_pod_that_uses_a_claim_by_name_before_it_is_gone(
+def test_a_tenant_cannot_delete_a_running_pod_at_once_if_it_uses_a_claim_by_name(
     admin: Cluster, tenant: Cluster, team: str, way: str
 ) -> None:
-    """At once it would be gone with its containers running, and the next pod could get other devices by the claim."""
+    """If the pod could be deleted at once, its containers would keep running, and the next pod could get other
+    devices.
+    """
     dra.require_dra(admin)
     admin.create(dra.claim(team, "mine"))
     using = dra.claiming(team, "uses", resourceClaimName="mine")
@@ -268,7 +273,7 @@ def test_the_rotation_of_certificates_creates_its_two_secrets(
 
 
 @pytest.mark.parametrize("user", ["vcuda-webhook", "vcuda-controller"])
-def test_an_account_writes_ledgers_in_their_namespace_and_nothing_else(admin: Cluster, user: str) -> None:
+def test_an_account_may_write_ledgers_in_their_namespace_and_nothing_else(admin: Cluster, user: str) -> None:
     other = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": LEDGER_NAMESPACE, "name": "not-ours"}}
     admin.apply(other)
     path = f"/api/v1/namespaces/{LEDGER_NAMESPACE}/configmaps"
@@ -282,7 +287,7 @@ def test_an_account_writes_ledgers_in_their_namespace_and_nothing_else(admin: Cl
     admin.delete(f"{path}/not-ours")
 
 
-def test_the_controller_patches_of_a_node_its_model_the_record_of_it_and_locks(admin: Cluster, team: str) -> None:
+def test_the_controller_may_patch_only_model_record_and_locks_of_a_node(admin: Cluster, team: str) -> None:
     name = f"{team}-discovered"
     path = f"/api/v1/nodes/{name}"
     admin.create_node(name, {"a/b": "c"})
@@ -308,7 +313,7 @@ def test_the_controller_patches_of_a_node_its_model_the_record_of_it_and_locks(a
     admin.delete_node(name)
 
 
-def test_the_controller_patches_no_spec_and_no_label_but_its_own(admin: Cluster, team: str) -> None:
+def test_the_controller_may_patch_no_spec_and_only_its_own_labels(admin: Cluster, team: str) -> None:
     admin.create(workload("ReplicaSet", team, "set", replicas=0))
     of_team, sets = f"/api/v1/namespaces/{team}", f"/apis/apps/v1/namespaces/{team}/replicasets/set"
     privileged = {"pod-security.kubernetes.io/enforce": "privileged"}

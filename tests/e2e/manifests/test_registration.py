@@ -1,4 +1,4 @@
-"""The webhooks are registered after a replica has answered, and come back when somebody changes them."""
+"""The webhooks are registered after a replica has answered, and restored if somebody changes them."""
 
 import base64
 import subprocess
@@ -56,7 +56,7 @@ def privileged_pod(namespace: str) -> Json:
 
 
 def test_no_pod_is_rejected_before_a_replica_has_answered(admin: Cluster, directory: Path) -> None:
-    """An image that does not exist, and a Job for certificates that fails, block no namespace, old or new."""
+    """Neither an image that does not exist nor a failing Job for certificates blocks any namespace, old or new."""
     with applied(admin, directory) as system, admin.fresh_namespace() as team:
         for after_certificates in (False, True):
             if after_certificates:
@@ -75,7 +75,7 @@ def test_an_apply_keeps_the_registered_webhooks_and_a_replace_removes_them_until
     admin: Cluster, directory: Path, flags: tuple[str, ...]
 ) -> None:
     with applied(admin, directory) as system, system.serving(1):
-        # The first apply of this way may take fields over from the other way.
+        # The first apply of one way may take over fields from the other way.
         apply(admin, system.kustomization, *flags, *(("--force-conflicts",) if flags else ()))
         before = {path: admin.rest.get(path) for path in NAMES}
         apply(admin, system.kustomization, *flags)
@@ -115,9 +115,7 @@ def distrust(found: list[Json]) -> list[Json]:
     ]
 
 
-def test_webhooks_that_somebody_changed_are_reported_and_are_repaired_by_the_next_run(
-    admin: Cluster, directory: Path
-) -> None:
+def test_edited_webhooks_are_reported_and_repaired_by_the_next_run(admin: Cluster, directory: Path) -> None:
     with applied(admin, directory) as system, system.serving(1):
         good = hooks(admin, VALIDATING)
         for change in (exempt_some_pods, ignore_failures, remove_one, add_one, distrust):
@@ -138,7 +136,7 @@ def status(system: System) -> subprocess.CompletedProcess[str]:
     return system.certs("status", endpoint=f"127.0.0.1:{system.balancer.port}")
 
 
-def test_a_release_that_declares_other_webhooks_has_them_registered_by_its_job(admin: Cluster, directory: Path) -> None:
+def test_the_job_of_a_release_registers_the_webhooks_that_the_release_declares(admin: Cluster, directory: Path) -> None:
     with applied(admin, directory) as system, system.serving(1):
         declare(admin, lambda text: text.replace("timeoutSeconds: 5", "timeoutSeconds: 7"))
         system.register()
@@ -147,7 +145,7 @@ def test_a_release_that_declares_other_webhooks_has_them_registered_by_its_job(a
 
 
 def declare(cluster: Cluster, change: Callable[[str], str]) -> None:
-    """Let the validating configuration declare other webhooks, as an apply of another release does."""
+    """Change the webhooks that the validating configuration declares, as an apply of another release does."""
     text = change(cluster.rest.get(VALIDATING)["metadata"]["annotations"][WEBHOOKS])
     cluster.rest.merge_patch(VALIDATING, {"metadata": {"annotations": {WEBHOOKS: text}}})
 
@@ -176,7 +174,7 @@ def test_a_declaration_that_the_api_server_would_reject_is_named_and_changes_not
             assert hooks(admin, VALIDATING) == good
 
 
-def test_beside_cert_manager_the_webhooks_are_registered_with_its_ca_and_nothing_is_issued(
+def test_with_cert_manager_the_webhooks_are_registered_with_its_ca_and_nothing_is_issued(
     admin: Cluster, directory: Path
 ) -> None:
     define_kinds_of_others(admin, rendered(MANIFESTS / "overlays" / "cert-manager"))
@@ -198,7 +196,7 @@ def test_beside_cert_manager_the_webhooks_are_registered_with_its_ca_and_nothing
 
 @contextmanager
 def issued_by_cert_manager(cluster: Cluster) -> Iterator[str]:
-    """The serving Secret as cert-manager writes it. Yields its CA as a caBundle."""
+    """Write the serving Secret as cert-manager does. Yield its CA as a caBundle."""
     now = datetime.now(UTC)
     authority = make_authority(now)
     leaf = make_leaf(authority, service_names("vcuda-webhook", SYSTEM_NAMESPACE), now)

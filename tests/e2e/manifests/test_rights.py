@@ -1,6 +1,6 @@
-"""The rights in the manifests: every part does all of its work with them, and not one of them is spare.
+"""The rights in the manifests: every part can do all its work with them, and every right is needed.
 
-See `tests.e2e.manifests.audit` for how that is told. The base is judged by itself, and what components add beside it.
+`tests.e2e.manifests.audit` explains how. The base is judged by itself, and then what components add to it.
 """
 
 import time
@@ -22,7 +22,7 @@ from tools.control_plane import ControlPlane
 from tools.ports import free_ports
 from vcuda.kube import Kube
 
-# The first test waits for two whole lives of the system, one after the other.
+# The first test waits for two whole lives of the system.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 
 WITH_AGENT = MANIFESTS / "overlays" / "gpu-manager"
@@ -35,11 +35,13 @@ def rbac_of(*components: str) -> list[Json]:
 
 
 ADDED, OF_THE_PAGE = rbac_of(*COMPONENTS), rbac_of("page")
-# No kubelet runs here: a bound pod that is deleted has ended.
+# No kubelet runs here, so a bound pod has ended when it is deleted.
 FASTER = {"storable_seconds": "2", "full_pass_seconds": "4", "allocation_timeout": "1", "max_terminating_seconds": "0"}
 
 KUBERNETES_OWN = {"system:kube-scheduler", "system:volume-scheduler", "extension-apiserver-authentication-reader"}
-"""The roles that the API server itself makes, which a second scheduler has as the first: their rules are not judged."""
+"""The roles that the API server itself creates, for the second scheduler as for the first. Their rules are not
+judged.
+"""
 
 
 def the_base_lives(system: System, plane: ControlPlane) -> None:
@@ -68,11 +70,12 @@ def the_components_live(system: System, plane: ControlPlane) -> None:
     cluster.create_node(scenes.LEAVING, capacity=scenes.CARDS)
     address = f"{own_address()}:{free_ports(1)[0]}"
     with system.serving(1) as [webhook]:
-        for advertised in ("[fd00::1]:10443", "192.0.2.1:10443"):  # another family, so that the slice is created again
+        # The second address has another family, so the slice is created again.
+        for advertised in ("[fd00::1]:10443", "192.0.2.1:10443"):
             with system.controller(extender_advertise=advertised) as earlier:
                 earlier.await_log("the Service routes to this replica")
         scenes.damage_a_journal(cluster)
-        # Without the short time a ledger goes a minute and a half after its limit.
+        # With the default the ledger would stay a minute and a half longer than its limit.
         served = {"extender_address": address, "extender_advertise": address, "storable_seconds": "2"}
         with (
             system.controller(audit_period="1", **served) as controller,
@@ -96,7 +99,7 @@ def the_page_lives(system: System, _plane: ControlPlane) -> None:
 
 @dataclass(frozen=True)
 class Judged:
-    """What is judged at a time: accounts' full names by their names, their rules, and all that they have."""
+    """The accounts that are judged together: their user names by their names, the judged rules, and all their rules."""
 
     users: dict[str, str]
     rules: list[audit.Permission]
@@ -137,7 +140,7 @@ REFUSED_WITHOUT = [
 def asked(
     plane: ControlPlane, admin: Cluster, audit_log: audit.AuditLog, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, set[audit.Asked]]]:
-    """What every account has asked for in a whole life: by what is judged, and by the account's name."""
+    """Return the requests of every account during a whole life of the system, by judged set and by account."""
     if plane.controller_manager is None:
         pytest.skip(f"no kube-controller-manager in {plane.assets}")
     streams = streams_lists(Kube.connect(admin.kubeconfig))
@@ -151,13 +154,13 @@ def asked(
 
 
 def require_served(plane: ControlPlane, permission: audit.Permission) -> None:
-    """Skip the test of a rule about ResourceClaims where the API server has none."""
+    """Skip the test of a rule for ResourceClaims if the API server does not serve them."""
     if permission.rule["apiGroups"] == [VERSION.partition("/")[0]] and plane.minor < FROM_MINOR:
         pytest.skip(f"{VERSION} is served from Kubernetes 1.{FROM_MINOR} on, this is 1.{plane.minor}")
 
 
 @pytest.mark.parametrize(("name", "account"), ACCOUNTS)
-def test_nothing_is_asked_for_that_the_rights_do_not_cover(
+def test_every_request_is_covered_by_the_rights(
     asked: dict[str, dict[str, set[audit.Asked]]], audit_log: audit.AuditLog, name: str, account: str
 ) -> None:
     assert asked[name][account]
@@ -165,7 +168,7 @@ def test_nothing_is_asked_for_that_the_rights_do_not_cover(
 
 
 @pytest.mark.parametrize(("name", "permission"), RULES, ids=str)
-def test_every_verb_of_every_rule_is_used_for_what_no_other_rule_covers(
+def test_every_verb_of_every_rule_is_needed_by_a_request(
     plane: ControlPlane, asked: dict[str, dict[str, set[audit.Asked]]], name: str, permission: audit.Permission
 ) -> None:
     require_served(plane, permission)
@@ -173,17 +176,17 @@ def test_every_verb_of_every_rule_is_used_for_what_no_other_rule_covers(
 
 
 @pytest.mark.parametrize(("name", "permission"), REFUSED_WITHOUT, ids=str)
-def test_without_the_rule_the_api_server_refuses_what_the_part_asked_for(
+def test_without_the_rule_the_api_server_rejects_the_requests_that_need_it(
     admin: Cluster, asked: dict[str, dict[str, set[audit.Asked]]], name: str, permission: audit.Permission
 ) -> None:
-    """All that is judged is applied by then."""
+    """The manifests of all judged sets have been applied."""
     require_served(admin.control_plane, permission)
     user, requests = JUDGED[name].users[permission.account], asked[name][permission.account]
     audit.check_refused_without(admin, user, permission, requests, EVERY)
 
 
-def test_every_rule_of_the_manifests_is_judged_but_those_of_kubernetes_own_roles(tmp_path: Path) -> None:
-    """As they are rendered, with all components together."""
+def test_every_rule_of_the_manifests_is_judged_except_those_of_kubernetes_own_roles(tmp_path: Path) -> None:
+    """The manifests are rendered with all components together."""
     objects = rendered(composed(tmp_path, (*COMPONENTS, "page", "node-agent-gpu-manager")))
     accounts = [each["metadata"]["name"] for each in objects if each["kind"] == "ServiceAccount"]
     assert sorted(map(str, rules_of(objects, accounts))) == sorted(map(str, EVERY))

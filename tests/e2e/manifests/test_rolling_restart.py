@@ -1,4 +1,4 @@
-"""A rolling restart of the webhook under load, by the manifests' probes, preStop and times: nobody notices."""
+"""A rolling restart of the webhook under load, with the manifests' probes, preStop and times, fails no create."""
 
 import http.client
 import signal
@@ -25,10 +25,10 @@ from tests.rendered import container, pod_spec
 pytestmark = [pytest.mark.slow, pytest.mark.one_version]
 
 PACE = 20
-"""Pods created a second."""
+"""The number of pods that are created per second."""
 
 MORE = 2 * PACE
-"""Pods created when every old replica has ended: by the new ones alone."""
+"""The number of pods that only the new replicas review, after every old one has ended."""
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def system(admin: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.mark.timeout(240)
-def test_not_one_create_fails_while_every_replica_is_replaced(admin: Cluster, system: System) -> None:
+def test_no_create_fails_while_every_replica_is_replaced(admin: Cluster, system: System) -> None:
     done = system.rotate(timeout="0s")
     assert done.returncode == 0, done.stdout + done.stderr
     quota, entry = QuotaConfigMap(admin.rest, "kube-system", "gpuquota"), {"quota": {"M40": 1000}}
@@ -73,11 +73,11 @@ def share(number: int, namespace: str) -> Json:
 
 
 LEARNED = 4.0
-"""Seconds until a Service's endpoints, and whoever goes by them, have followed a change: slow, but seen."""
+"""Seconds until the endpoints of a Service, and their clients, have followed a change: slow, but seen in practice."""
 
 
 class Replica:
-    """A pod of the webhook. It is an endpoint of the Service while it is ready and is not told to go."""
+    """A pod of the webhook. It is an endpoint of the Service while it is ready and is not being deleted."""
 
     def __init__(self, system: System, deployment: Json) -> None:
         self.process: WebhookProcess = system.webhook()
@@ -90,9 +90,9 @@ class Replica:
         self._prober.start()
 
     def go(self) -> None:
-        """Delete the pod: it leaves the endpoints, and meanwhile preStop, SIGTERM and the grace period take their way.
+        """Delete the pod: it leaves the endpoints, while preStop, SIGTERM and the grace period proceed.
 
-        Raises AssertionError where it has to be killed, or did not end well.
+        Raises AssertionError if the pod must be killed, or exits with an error.
         """
         started = time.monotonic()
         self._going.set()
@@ -112,7 +112,9 @@ class Replica:
         self.process.kill()
 
     def _probe(self) -> None:
-        """Startup probe until the first success; from then on readiness, which takes failures in a row to be lost."""
+        """Run the startup probe until its first success, then the readiness probe, which fails after several failures
+        in a row.
+        """
         self._await_startup(self._container["startupProbe"])
         probe, failures = self._container["readinessProbe"], 0
         while not self._going.is_set():
@@ -148,7 +150,7 @@ class Replica:
 
 
 class Rollout:
-    """A Deployment of so many replicas as the manifest has, restarted one by one as its strategy says."""
+    """A Deployment with the replicas of the manifest, restarted one by one by its strategy."""
 
     def __init__(self, system: System) -> None:
         self._system = system
@@ -162,10 +164,10 @@ class Rollout:
             assert replica.ready.wait(60)
 
     def restart(self) -> None:
-        """`kubectl rollout restart`: return when the last of the old ones has ended.
+        """Act as `kubectl rollout restart`, and return when the last old replica has ended.
 
-        As maxUnavailable is 0 and maxSurge 1, one new replica at a time is started and available for minReadySeconds
-        before an old one is deleted. The controller does not wait for its end.
+        With maxUnavailable 0 and maxSurge 1, one new replica at a time is started, and is available for minReadySeconds
+        before an old one is deleted. The controller does not wait for the end of the old one.
         """
         strategy = self._deployment["spec"]["strategy"]["rollingUpdate"]
         assert (strategy["maxSurge"], strategy["maxUnavailable"]) == (1, 0)

@@ -1,4 +1,4 @@
-"""The manifests applied, and every part run as a process with their flags and tokens: the first steps of a user."""
+"""The applied manifests, with every part run as a process with their flags and tokens: the first steps of a user."""
 
 import http.client
 import json
@@ -61,7 +61,7 @@ def agent(system: System, node: str) -> Iterator[NodeProcess]:
 
 @pytest.fixture(scope="module")
 def quota(admin: Cluster, controller: ControllerProcess) -> Iterator[None]:
-    """The example quota, applied as the README says, in force in the namespace it limits."""
+    """Apply the example quota as the README says. It is in force in the namespace that it limits."""
     assert controller.port
     path = str(MANIFESTS / "examples" / "gpuquota.yaml")
     admin.create_namespace(TEAM)
@@ -74,7 +74,7 @@ def quota(admin: Cluster, controller: ControllerProcess) -> Iterator[None]:
 
 
 def test_the_first_certificates_are_made_before_any_webhook_runs(admin: Cluster, system: System) -> None:
-    """By the first Job, with its account's rights; it ends well though nobody serves yet."""
+    """The first Job issues them with the rights of its account. It succeeds although no replica serves yet."""
     done = system.rotate(timeout="0s")
     assert done.returncode == 0, done.stdout + done.stderr
     assert admin.rest.get(f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets/vcuda-webhook-tls")["type"] == (
@@ -83,7 +83,7 @@ def test_the_first_certificates_are_made_before_any_webhook_runs(admin: Cluster,
 
 
 @pytest.mark.usefixtures("quota")
-def test_a_pod_within_quota_is_pinned_and_one_beyond_it_is_told_why(admin: Cluster) -> None:
+def test_a_pod_within_quota_is_pinned_and_one_beyond_it_is_rejected_with_the_reason(admin: Cluster) -> None:
     pods = (MANIFESTS / "examples" / "demo" / "pods.yaml").read_text()
     assert "name: whole-card" in pods
     created = admin.create(card_pod("whole-card", TEAM))
@@ -96,7 +96,7 @@ def test_a_pod_within_quota_is_pinned_and_one_beyond_it_is_told_why(admin: Clust
 
 
 @pytest.mark.usefixtures("quota")
-def test_a_claim_within_quota_is_pinned_and_one_beyond_it_is_told_why(admin: Cluster) -> None:
+def test_a_claim_within_quota_is_pinned_and_one_beyond_it_is_rejected_with_the_reason(admin: Cluster) -> None:
     dra.require_dra(admin)
     created = admin.create(dra.claim(TEAM, "card"))
     [asked] = created["spec"]["devices"]["requests"]
@@ -108,9 +108,7 @@ def test_a_claim_within_quota_is_pinned_and_one_beyond_it_is_told_why(admin: Clu
 
 
 @pytest.mark.usefixtures("quota")
-def test_an_edit_of_the_quota_is_checked_and_other_configmaps_are_nobodys_business(
-    admin: Cluster, system: System
-) -> None:
+def test_an_edit_of_the_quota_is_checked_and_other_configmaps_are_not(admin: Cluster, system: System) -> None:
     bad = {"metadata": {"namespace": "kube-system", "name": "gpuquota"}, "data": {"gpu_quota": "{team-a: 8}"}}
     refused = admin.rest.send(
         "PATCH", "/api/v1/namespaces/kube-system/configmaps/gpuquota", bad, content_type="application/merge-patch+json"
@@ -123,7 +121,9 @@ def test_an_edit_of_the_quota_is_checked_and_other_configmaps_are_nobodys_busine
 
 @contextmanager
 def without_endpoints(system: System) -> Iterator[None]:
-    """`with` this, the webhook's Service has no endpoint, and the API server no connection to one of before."""
+    """During the ``with`` statement the webhook's Service has no endpoint, and the API server no open connection to
+    one.
+    """
     ports = system.balancer.endpoints()
     for port in ports:
         system.balancer.remove(port)
@@ -135,7 +135,7 @@ def without_endpoints(system: System) -> Iterator[None]:
             system.balancer.add(port)
 
 
-def test_the_usage_page_is_for_those_who_may_forward_ports_to_it(controller: ControllerProcess) -> None:
+def test_only_users_who_may_forward_ports_reach_the_usage_page(controller: ControllerProcess) -> None:
     port = controller.await_log("serving the usage page")["port"]
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as connection:
         connection.request("GET", "/")
@@ -149,7 +149,7 @@ def test_the_usage_page_is_for_those_who_may_forward_ports_to_it(controller: Con
 def test_every_metric_that_alerts_and_dashboard_name_is_exported(
     admin: Cluster, system: System, webhook: WebhookProcess, controller: ControllerProcess, agent: NodeProcess
 ) -> None:
-    """By one of the running parts, or by the API server."""
+    """One of the running parts, or the API server, exports it."""
     with without_endpoints(system):
         assert admin.try_create(card_pod("waits", TEAM)).status == HTTPStatus.INTERNAL_SERVER_ERROR
     exported = families(webhook.get("/metrics").body) | families(controller.get("/metrics").body)
@@ -162,7 +162,7 @@ def test_every_metric_that_alerts_and_dashboard_name_is_exported(
 
 
 def families(text: bytes) -> set[str]:
-    """The names of all samples that metrics in Prometheus' text format can have."""
+    """Return the names of all samples that these metrics in Prometheus' text format can have."""
     suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
     return {
         f"{family.name}{suffix}"
@@ -172,7 +172,7 @@ def families(text: bytes) -> set[str]:
 
 
 def named_metrics() -> set[str]:
-    """Every metric in an expression of the overlay's alerts and dashboard; a namespace or label is none."""
+    """Return every metric in the expressions of the overlay's alerts and dashboard, without functions and labels."""
     objects = rendered(MANIFESTS / "overlays" / "prometheus")
     [group] = one(objects, "PrometheusRule", "vcuda-quota")["spec"]["groups"]
     dashboard = json.loads(one(objects, "ConfigMap", "vcuda-quota-dashboard")["data"]["vcuda-quota.json"])
@@ -185,6 +185,6 @@ def named_metrics() -> set[str]:
 
 
 @pytest.mark.usefixtures("quota", "agent")
-def test_no_part_asked_for_anything_that_its_account_may_not(system: System, audit_log: AuditLog) -> None:
+def test_no_part_made_a_request_without_the_right_to_it(system: System, audit_log: AuditLog) -> None:
     users = {user_of(each) for each in ours(system.objects)}
     assert {user: audit_log.refused(user) for user in users} == {user: set() for user in users}

@@ -12,7 +12,7 @@ from tests.integration.node.steps import Steps
 
 @pytest.fixture
 def disk() -> Iterator[Disk]:
-    """A node's disk, whose tree outside the root has to be the same afterwards."""
+    """A node's disk. The tree outside the root must be unchanged at the end."""
     with tempfile.TemporaryDirectory(prefix="vm-directories-") as base:
         disk = Disk(Path(base))
         disk.furnish()
@@ -28,6 +28,6 @@ def agent(disk: Disk) -> Agent:
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
-    """The steps of all sweeps of the test; they end with it, before the disk is cleared away."""
+    """The steps of all sweeps of the test. The patches end before the disk is removed."""
     with monkeypatch.context() as patched:
         yield Steps(patched)

@@ -58,13 +58,13 @@ class Clocks:
 
 @dataclass
 class Pods:
-    """The API for the agent: ``uids`` by its watch, ``live`` by a new read (the same by default)."""
+    """The pods of the node: ``uids`` by the agent's watch, ``live`` by a new LIST, which is the same by default."""
 
     uids: set[str] = field(default_factory=set)
     live: set[str] | None = None
     error: VcudaError | None = None
     live_error: VcudaError | None = None
-    meanwhile: Callable[[], object] = lambda: None  # the change on the node while the list is made
+    meanwhile: Callable[[], object] = lambda: None  # changes the node during the LIST
 
     def known(self) -> frozenset[str]:
         if self.error:
@@ -80,7 +80,9 @@ class Pods:
 
 @dataclass
 class Disk:
-    """``root`` has the directories. ``guarded`` is beside it, and `untouched` checks that it does not change."""
+    """``root`` has the directories. ``guarded`` is a tree next to it, and `untouched` checks that it does not
+    change.
+    """
 
     base: Path
     scheme: str = "gpu-manager"
@@ -102,7 +104,7 @@ class Disk:
         return self.base / "guarded"
 
     def make(self, name: str, age: float = HOUR) -> Path:
-        """Create a directory as gpu-manager does, last changed ``age`` seconds ago."""
+        """Create a directory as gpu-manager does, whose last change is ``age`` seconds old."""
         path = self.root / name
         (path / "main").mkdir(parents=True)
         (path / "main" / "vcuda.config").write_bytes(bytes(5000))
@@ -131,7 +133,7 @@ class Disk:
 
 
 class Agent:
-    """Sweeps a disk again and again, like the real agent. A new one remembers nothing."""
+    """Sweeps a disk repeatedly, like the real agent. A new one has no memory of earlier sweeps."""
 
     def __init__(self, disk: Disk, kubelet: KubeletPods | None = None, **more: object) -> None:
         self.disk = disk
@@ -163,24 +165,24 @@ class Agent:
             self.blocked = self._sweep.run(report, give_up, stopping)
 
     def let_grace_pass(self) -> None:
-        """Sweep once, which moves nothing that is new to the agent, and let more than the grace period pass."""
+        """Sweep once, and let more than the grace period pass. A sweep moves no directory that it has just found."""
         self.sweep()
         self.disk.clocks.advance(2 * GRACE)
 
     def sweep_after_grace(self) -> dict[str, DirectoryOutcome]:
-        """Sweep after the grace period of all that is there."""
+        """Sweep after the grace period of every existing directory."""
         self.let_grace_pass()
         return self.sweep()
 
     def sweep_to_the_end(self) -> None:
-        """Sweep until everything is deleted that may be."""
+        """Sweep until everything that may be deleted is deleted."""
         self.sweep_after_grace()
         for _ in range(2):
             self.disk.clocks.advance(RETENTION)
             self.sweep()
 
     def reason(self, name: str) -> KeepReason | None:
-        """Return why a directory is kept after the grace period; None if it is moved."""
+        """Return why a directory is kept after the grace period, or None if it is moved."""
         outcome = self.sweep_after_grace()[name]
         assert (outcome.verdict is Action.KEPT) == (outcome.keep is not None)
         assert (name in self.disk.names()) == (outcome.keep is not None)
@@ -194,7 +196,7 @@ def need_root() -> None:
 
 @contextmanager
 def mounted(at: Path, *arguments: str | Path) -> Iterator[None]:
-    """Mount what these arguments of mount(8) name at a path. The test is skipped where mounts are not permitted."""
+    """Run mount(8) with these arguments for this path. The test is skipped if mounts are not permitted."""
     done = subprocess.run(("mount", *arguments, at), capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"cannot mount here, which takes CAP_SYS_ADMIN: {done.stderr.strip()}")

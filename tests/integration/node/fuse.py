@@ -1,4 +1,4 @@
-"""File systems in user space whose server has died, or does not answer: what asks them fails, or waits."""
+"""File systems in user space whose server is dead or does not answer. Processes that access them fail, or wait."""
 
 import errno
 import os
@@ -16,7 +16,9 @@ _INIT, _ACCESS = 26, 34  # <linux/fuse.h>
 
 @contextmanager
 def mounted(path: Path, *, dead: bool) -> Iterator[FileIO]:
-    """Mount one at ``path``; skipped where that is not allowed. Yields the server's end; to close it is to die."""
+    """Mount a file system at ``path``. The test is skipped if that is not permitted. Yields the server's end; closing
+    it ends the server.
+    """
     try:
         server = FileIO("/dev/fuse", "r+")
     except OSError as error:
@@ -36,7 +38,7 @@ def mounted(path: Path, *, dead: bool) -> Iterator[FileIO]:
 
 
 def let_in(server: FileIO) -> None:
-    """Answer until somebody has made the root their working directory, and no more."""
+    """Answer requests until a process has made the root its working directory."""
     opcode = 0
     while opcode != _ACCESS:
         _, opcode, unique = struct.unpack_from("IIQ", os.read(server.fileno(), 2**17))

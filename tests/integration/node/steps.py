@@ -1,4 +1,4 @@
-"""The calls by which a sweep changes a disk, counted one by one, each of which may fail."""
+"""Counts the calls by which a sweep changes a disk. Each of them may fail."""
 
 import os
 from collections.abc import Callable
@@ -9,15 +9,15 @@ import pytest
 from controller.garbage.node import fs
 
 STEPS = [(os, "mkdir"), (os, "unlink"), (os, "rmdir"), (fs, "rename")]
-"""Every call that changes anything on a disk."""
+"""Every call that changes the disk."""
 
 
 class Killed(BaseException):
-    """Nothing after this happens, as after SIGKILL: nothing in the code catches it, and what cleans up only closes."""
+    """The process is killed here, as by SIGKILL. The code must not catch it, and cleanup may only close files."""
 
 
 class Steps:
-    """Counts the calls that change something; ``before`` is called with the number and the arguments of each."""
+    """Counts the changing calls. ``before`` is called with the number and the arguments of each."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.taken = 0
@@ -26,7 +26,7 @@ class Steps:
             monkeypatch.setattr(module, name, self._counted(getattr(module, name)))
 
     def fail(self, number: int, victim: str | None = None) -> None:
-        """Let every step fail with this error number; with ``victim`` only those upon this name."""
+        """Have every step fail with this error number. With ``victim``, only steps on this name fail."""
 
         def before(_taken: int, arguments: tuple[Any, ...]) -> None:
             if victim in (None, arguments[0]):
@@ -35,7 +35,7 @@ class Steps:
         self.before = before
 
     def stop(self, point: int, error: BaseException) -> None:
-        """Let the step that so many others precede from now on end in an error."""
+        """Raise the error at the step that so many others precede from now."""
         last = self.taken + point
 
         def before(number: int, _arguments: tuple[Any, ...]) -> None:
@@ -45,7 +45,7 @@ class Steps:
         self.before = before
 
     def go_on(self) -> None:
-        """Let no further step fail."""
+        """Have no further step fail."""
         self.before = lambda *_: None
 
     def _counted(self, call: Callable[..., None]) -> Callable[..., None]:

@@ -1,4 +1,4 @@
-"""What somebody could put into a root to have something else deleted, and what must not be disturbed.
+"""Attempts to have the agent delete files outside its root, and things that the agent must not disturb.
 
 The fixture `disk` compares a tree outside the root before and after each test.
 """
@@ -34,7 +34,7 @@ LONG = 250
         pytest.param(Path.touch, KeepReason.NOT_A_DIRECTORY, id="a file"),
     ],
 )
-def test_what_has_the_name_of_a_pod_but_is_no_directory_stays(
+def test_a_file_or_link_with_the_name_of_a_pod_stays(
     disk: Disk, agent: Agent, make: Callable[[Path], None], reason: KeepReason
 ) -> None:
     make(disk.root / uid(1))
@@ -47,7 +47,7 @@ def test_what_has_the_name_of_a_pod_but_is_no_directory_stays(
 @pytest.mark.parametrize(
     "name", [f"{uid(1)}..", f"..{uid(1)}", "...", f"{uid(1)} ", "\udcff\udcfe", "\x1b[2J", "a" * 255, f".trash{uid(1)}"]
 )
-def test_foreign_names_stay(disk: Disk, agent: Agent, name: str) -> None:
+def test_directories_with_other_names_stay(disk: Disk, agent: Agent, name: str) -> None:
     path = disk.make(name)
     before = snapshot(path)
     assert agent.reason(name) is KeepReason.FOREIGN
@@ -73,7 +73,7 @@ def names_of_every_kind_of_byte(path: Path) -> None:
 
 
 def a_path_of_many_thousand_bytes(path: Path) -> None:
-    """By path it could not be reached: PATH_MAX is 4,096 bytes."""
+    """Such a file cannot be opened by path: PATH_MAX is 4,096 bytes."""
     at = os.open(path, os.O_RDONLY)
     for level in range(DEEP):
         name = f"{level:0{LONG}}"
@@ -88,7 +88,7 @@ def a_path_of_many_thousand_bytes(path: Path) -> None:
 @pytest.mark.parametrize(
     "fill", [links, a_fifo_and_a_socket_without_a_listener, names_of_every_kind_of_byte, a_path_of_many_thousand_bytes]
 )
-def test_whatever_is_in_a_directory_is_deleted_and_no_link_followed(
+def test_everything_in_a_directory_is_deleted_and_no_link_is_followed(
     disk: Disk, agent: Agent, fill: Callable[[Path], None]
 ) -> None:
     fill(disk.make(uid(1)))
@@ -96,7 +96,7 @@ def test_whatever_is_in_a_directory_is_deleted_and_no_link_followed(
     assert (disk.names(), disk.trash()) == (set(), set())
 
 
-def test_files_that_have_another_name_outside_lose_only_the_one_inside(disk: Disk, agent: Agent) -> None:
+def test_a_file_with_a_hard_link_outside_keeps_its_other_name(disk: Disk, agent: Agent) -> None:
     outside = disk.base / "outside"
     outside.write_bytes(bytes(1_000_000))
     os.link(outside, disk.make(uid(1)) / "inside")
@@ -105,7 +105,7 @@ def test_files_that_have_another_name_outside_lose_only_the_one_inside(disk: Dis
     disk.clocks.advance(RETENTION)
     freed = agent.sweep()[f"{TRASH}/{trashed}"].freed
     assert (disk.trash(), outside.stat().st_size) == (set(), 1_000_000)
-    assert freed < 1_000_000, "what has another name gives nothing back"
+    assert freed < 1_000_000, "a file with another name frees no space"
 
 
 def listening(path: Path, stack: ExitStack) -> None:
@@ -140,7 +140,7 @@ def receiving_datagrams(path: Path, stack: ExitStack) -> None:
     "serve",
     [listening, listening_with_a_full_queue, listening_two_levels_below_like_gpu_manager, receiving_datagrams],
 )
-def test_a_directory_with_a_socket_that_somebody_listens_on_stays_until_nobody_does(
+def test_a_directory_with_a_listening_socket_stays_until_the_socket_closes(
     disk: Disk, agent: Agent, serve: Callable[[Path, ExitStack], None]
 ) -> None:
     path = disk.make(uid(1))
@@ -155,7 +155,7 @@ def test_a_directory_with_a_socket_that_somebody_listens_on_stays_until_nobody_d
 
 
 def test_gpu_managers_own_listener_keeps_no_directory_of_a_deleted_pod(disk: Disk, agent: Agent) -> None:
-    """gpu-manager listens in the directory of each pod and of each container until the directory is gone."""
+    """gpu-manager listens in the directory of each pod and of each container until the directory is removed."""
     path = disk.make(uid(1))
     with ExitStack() as stack:
         for directory in (path, path / "main"):
@@ -197,7 +197,7 @@ sys.stdin.read()
 
 @contextmanager
 def held(path: Path, how: str) -> Iterator[None]:
-    """Another process holds something in the directory."""
+    """Have another process keep a file or the directory in use."""
     command = (sys.executable, "-c", HOLD, path, how)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -207,7 +207,7 @@ def held(path: Path, how: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("how", ["file", "map", "directory", "cwd", "thread"])
-def test_what_another_process_holds_open_or_mapped_stays_until_it_lets_go(disk: Disk, agent: Agent, how: str) -> None:
+def test_a_directory_stays_while_another_process_has_a_file_open_or_mapped(disk: Disk, agent: Agent, how: str) -> None:
     path = disk.make(uid(1))
     disk.make(uid(2))
     with held(path, how):
@@ -217,8 +217,8 @@ def test_what_another_process_holds_open_or_mapped_stays_until_it_lets_go(disk: 
     assert agent.sweep()[uid(1)].verdict is Action.MOVED
 
 
-def test_what_is_taken_into_use_in_the_trash_is_not_deleted(disk: Disk, agent: Agent) -> None:
-    """Whoever has it mounted can still open files in it."""
+def test_a_directory_that_is_used_again_in_the_trash_is_not_deleted(disk: Disk, agent: Agent) -> None:
+    """A container that has the directory mounted can still open files in it."""
     disk.make(uid(1))
     agent.sweep_after_grace()
     [trashed] = disk.trash()
@@ -234,7 +234,7 @@ def test_what_is_taken_into_use_in_the_trash_is_not_deleted(disk: Disk, agent: A
 
 
 @pytest.mark.parametrize(("sees_all", "reason"), [(True, KeepReason.UNSEEN), (False, None)])
-def test_with_host_pid_a_process_that_cannot_be_looked_into_keeps_what_it_might_hold(
+def test_with_host_pid_an_unreadable_process_keeps_the_directories_it_may_use(
     disk: Disk, monkeypatch: pytest.MonkeyPatch, reason: KeepReason | None, *, sees_all: bool
 ) -> None:
     disk.make(uid(1))
@@ -249,7 +249,7 @@ def nothing() -> None:
 def around_the_move(
     monkeypatch: pytest.MonkeyPatch, before: Callable[[], None], after: Callable[[], None] = nothing
 ) -> None:
-    """Let this happen just before, and that just after, the next directory is renamed into the trash."""
+    """Call ``before`` just before, and ``after`` just after, the next directory is renamed into the trash."""
     plain = fs.rename
 
     def rename(name: str, parent: int, new_name: str, new_parent: int) -> None:
@@ -262,7 +262,7 @@ def around_the_move(
 
 
 @pytest.mark.parametrize("with_what", ["a link", "another directory"])
-def test_a_directory_that_is_exchanged_between_check_and_rename_goes_back(
+def test_a_directory_replaced_between_check_and_rename_is_moved_back(
     disk: Disk, agent: Agent, monkeypatch: pytest.MonkeyPatch, with_what: str
 ) -> None:
     path = disk.make(uid(1))
@@ -281,7 +281,7 @@ def test_a_directory_that_is_exchanged_between_check_and_rename_goes_back(
     assert (disk.base / "checked" / "main" / "vcuda.config").exists()
 
 
-def test_a_directory_that_is_exchanged_after_it_was_listed_stays(disk: Disk, agent: Agent) -> None:
+def test_a_directory_replaced_after_it_was_listed_stays(disk: Disk, agent: Agent) -> None:
     path = disk.make(uid(1))
 
     def exchange() -> None:
@@ -293,8 +293,10 @@ def test_a_directory_that_is_exchanged_after_it_was_listed_stays(disk: Disk, age
     assert agent.sweep()[uid(1)].keep == Keep(KeepReason.CHANGED)
 
 
-def test_what_cannot_go_back_at_once_goes_back_later(disk: Disk, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was exchanged, and its name is taken again: it stays in the trash as it is, and is never deleted there."""
+def test_a_directory_that_cannot_be_moved_back_at_once_is_moved_back_later(
+    disk: Disk, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory was replaced, and its name is in use again. It stays in the trash, and is never deleted there."""
     path = disk.make(uid(1))
 
     def exchange() -> None:
@@ -324,7 +326,7 @@ def test_a_directory_of_the_trash_that_is_a_link_is_not_used(disk: Disk, agent: 
 
 
 @pytest.mark.parametrize("name", ["link", "file", "fifo", f"{uid(1)}.1700000000", f"{uid(1)}"])
-def test_foreign_things_in_the_trash_stay(disk: Disk, name: str) -> None:
+def test_other_files_in_the_trash_stay(disk: Disk, name: str) -> None:
     (disk.root / TRASH).mkdir()
     (disk.root / TRASH / name).symlink_to(disk.guarded)
     agent = Agent(disk, disk_pressure=0.0)
@@ -332,7 +334,7 @@ def test_foreign_things_in_the_trash_stay(disk: Disk, name: str) -> None:
     assert disk.trash() == {name}
 
 
-def test_what_is_open_at_the_bottom_of_a_deep_tree_is_found(disk: Disk, agent: Agent) -> None:
+def test_an_open_file_at_the_bottom_of_a_deep_tree_is_found(disk: Disk, agent: Agent) -> None:
     path = disk.make(uid(1))
     deep = path.joinpath(*["d"] * 200)
     deep.mkdir(parents=True)
@@ -344,7 +346,7 @@ def test_what_is_open_at_the_bottom_of_a_deep_tree_is_found(disk: Disk, agent: A
         assert agent.reason(uid(1)) is KeepReason.OPEN
 
 
-def test_a_zombie_process_is_no_hindrance(disk: Disk) -> None:
+def test_a_zombie_process_keeps_no_directory(disk: Disk) -> None:
     child = os.posix_spawn("/bin/true", ["true"], {})
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     try:

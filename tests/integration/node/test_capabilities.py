@@ -1,4 +1,4 @@
-"""The node agent removes what containers leave, whoever they ran as, with no more rights than its manifest gives it."""
+"""The node agent removes files that containers leave, of any user, with only the rights of its manifest."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ CONTAINER_USER = 1000
 
 
 def capabilities() -> list[str]:
-    """What the manifest gives the node agent, as setpriv names it."""
+    """Return the capabilities of the node agent in its manifest, as setpriv names them."""
     spec = yaml.safe_load((BASE / "node.yaml").read_text())["spec"]["template"]["spec"]
     [container] = spec["containers"]
     assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
@@ -24,7 +24,7 @@ def capabilities() -> list[str]:
 
 
 def given_to_containers(path: Path, mode: int) -> None:
-    """Let the tree be a container's own, with one more directory of this mode that holds a file."""
+    """Give the tree to a container's user, with another directory of this mode that has a file."""
     inner = path / "main" / "tmp"
     inner.mkdir()
     (inner / "file").touch()
@@ -35,7 +35,7 @@ def given_to_containers(path: Path, mode: int) -> None:
 
 @pytest.fixture
 def sweep(disk: Disk) -> Callable[[], None]:
-    """Sweep once as root that has these capabilities alone; no pod that is left has a directory."""
+    """Return a function that sweeps once as root with only these capabilities, on a node without pods."""
     need_root()
     file = disk.base / "pods.json"
     file.write_text(listed(pod(80)))
@@ -57,7 +57,7 @@ def sweep(disk: Disk) -> Callable[[], None]:
         pytest.param(0o1777, id="sticky: only an owner deletes there"),
     ],
 )
-def test_what_a_container_made_as_a_user_of_its_own_goes(disk: Disk, sweep: Callable[[], None], mode: int) -> None:
+def test_files_of_a_containers_own_user_are_removed(disk: Disk, sweep: Callable[[], None], mode: int) -> None:
     given_to_containers(disk.make(uid(1)), mode)
     disk.age(disk.root / uid(1), 7200)
     sweep()

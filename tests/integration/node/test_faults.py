@@ -1,4 +1,6 @@
-"""Calls that fail, and a process that is killed, at every point of a sweep: nothing is lost, and nothing stuck."""
+"""Calls fail, or the process is killed, at every point of a sweep. Nothing is lost, and no directory is left
+forever.
+"""
 
 import contextlib
 import errno
@@ -20,16 +22,16 @@ from tests.integration.node.steps import Killed, Steps
 
 
 def until_rest(disk: Disk, agent: Agent) -> None:
-    """Sweep until all that may go is gone: each failure makes it wait for longer."""
+    """Sweep until everything that may be removed is removed. Each failure lengthens the wait before the next
+    attempt.
+    """
     for _ in range(4):
         agent.sweep()
         disk.clocks.advance(HOUR)
     agent.sweep()
 
 
-def test_killed_before_any_step_of_its_life_the_next_agent_brings_everything_to_its_end(
-    disk: Disk, steps: Steps
-) -> None:
+def test_after_a_kill_at_any_step_the_next_agent_finishes_everything(disk: Disk, steps: Steps) -> None:
     nested(disk, 1)
     alive = snapshot(nested(disk, 2))
     disk.pods.uids = {uid(2)}
@@ -49,8 +51,10 @@ def test_killed_before_any_step_of_its_life_the_next_agent_brings_everything_to_
         assert snapshot(disk.root / uid(2)) == alive, point
 
 
-def test_killed_at_any_step_of_a_move_the_directory_is_whole_should_its_pod_return(disk: Disk, steps: Steps) -> None:
-    """As after etcd was restored from a backup."""
+def test_after_a_kill_at_any_step_of_a_move_the_directory_is_complete_if_its_pod_returns(
+    disk: Disk, steps: Steps
+) -> None:
+    """The pod may return after etcd was restored from a backup."""
     before = snapshot(nested(disk, 1))
     for point in range(4):
         steps.stop(point, Killed())
@@ -67,7 +71,7 @@ FAULTS = [errno.EBUSY, errno.EROFS, errno.ENOSPC, errno.EACCES, errno.EIO]
 
 
 @pytest.mark.parametrize("number", FAULTS, ids=errno.errorcode.get)
-def test_a_directory_that_cannot_be_moved_leaves_the_rest_to_go_on_and_is_tried_again(
+def test_a_directory_that_cannot_be_moved_delays_no_other_and_is_retried(
     disk: Disk, agent: Agent, steps: Steps, number: int
 ) -> None:
     for each in (1, 2, 3):
@@ -78,14 +82,14 @@ def test_a_directory_that_cannot_be_moved_leaves_the_rest_to_go_on_and_is_tried_
     assert disk.names() == {uid(2)}
     taken = steps.taken
     assert agent.sweep()[uid(2)].keep == said[uid(2)].keep
-    assert steps.taken == taken + 1, "only the trash was looked for: it waits before it tries again"
+    assert steps.taken == taken + 1, "only the trash is listed, since the agent waits before it retries"
     steps.go_on()
     disk.clocks.advance(60)
     assert agent.sweep()[uid(2)].verdict is Action.MOVED
 
 
 @pytest.mark.parametrize("dead", [True, False], ids=["has died", "does not answer"])
-def test_a_mount_point_of_a_file_system_that_cannot_be_asked_leaves_the_rest_to_go_on(
+def test_a_mount_point_whose_file_system_fails_delays_no_other_directory(
     disk: Disk, agent: Agent, *, dead: bool
 ) -> None:
     need_root()
@@ -99,7 +103,7 @@ def test_a_mount_point_of_a_file_system_that_cannot_be_asked_leaves_the_rest_to_
 
 
 @pytest.mark.parametrize("number", FAULTS, ids=errno.errorcode.get)
-def test_a_directory_that_does_not_tell_its_age_leaves_the_rest_to_go_on(
+def test_a_directory_whose_age_cannot_be_read_delays_no_other(
     disk: Disk, agent: Agent, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     for each in (1, 2, 3):
@@ -119,8 +123,8 @@ def test_a_directory_that_does_not_tell_its_age_leaves_the_rest_to_go_on(
     assert agent.reason(uid(2)) is None
 
 
-def test_sockets_that_go_while_the_root_is_read_leave_the_rest_to_go_on(disk: Disk) -> None:
-    """What is no file, directory or link has to be asked what it is."""
+def test_sockets_that_vanish_while_the_root_is_read_delay_no_directory(disk: Disk) -> None:
+    """The agent calls stat for an entry that is no file, directory or link."""
     nested(disk, 1)
     for number in range(5):
         with contextlib.closing(socket.socket(socket.AF_UNIX)) as bound:
@@ -134,11 +138,11 @@ def test_sockets_that_go_while_the_root_is_read_leave_the_rest_to_go_on(disk: Di
 
     Agent(disk).run(report)
     assert uid(1) in said
-    assert len(said) == 2, "of the sockets, the one that was told of before they went"
+    assert len(said) == 2, "one of the sockets is reported before they vanish"
 
 
 class Unlisted:
-    """An entry of a directory whose listing does not tell what it is (DT_UNKNOWN), and that cannot be asked."""
+    """A directory entry whose type is unknown (DT_UNKNOWN), and whose stat fails."""
 
     def __init__(self, entry: os.DirEntry[str], error: OSError) -> None:
         self.name = entry.name
@@ -151,7 +155,7 @@ class Unlisted:
 
 
 @pytest.mark.parametrize("where", ["in the root", "inside"])
-def test_what_cannot_be_asked_what_it_is_stays_and_leaves_the_rest_to_go_on(
+def test_an_entry_of_unknown_type_stays_and_delays_no_other(
     disk: Disk, agent: Agent, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     nested(disk, 1)
@@ -173,12 +177,12 @@ def test_what_cannot_be_asked_what_it_is_stays_and_leaves_the_rest_to_go_on(
         assert said[uid(1)].keep == Keep(KeepReason.ERROR, "the type of vcuda.config cannot be read")
         assert disk.names() == {uid(1)}
     else:
-        assert disk.names() == set(), "opening it told"
+        assert disk.names() == set(), "opening it reported the error"
 
 
 @pytest.mark.parametrize("number", FAULTS, ids=errno.errorcode.get)
 @pytest.mark.parametrize("victim", ["link", "vcuda.config", "file", "main", "cache"])
-def test_a_file_that_cannot_be_deleted_leaves_the_rest_to_go_on_and_is_tried_again(
+def test_a_file_that_cannot_be_deleted_delays_no_other_and_is_retried(
     disk: Disk, agent: Agent, steps: Steps, number: int, victim: str
 ) -> None:
     nested(disk, 1)
@@ -191,7 +195,7 @@ def test_a_file_that_cannot_be_deleted_leaves_the_rest_to_go_on_and_is_tried_aga
     [trashed] = disk.trash()
     assert said[f"{TRASH}/{trashed}"].keep == Keep(KeepReason.ERROR, os.strerror(number))
     left = {path.name for path in (disk.root / TRASH / trashed).rglob("*")}
-    assert not left & ({"pids.config", "link", "vcuda.config"} - {victim}), "what could be deleted was"
+    assert not left & ({"pids.config", "link", "vcuda.config"} - {victim}), "everything else was deleted"
     steps.go_on()
     disk.clocks.advance(HOUR)
     agent.sweep()
@@ -199,7 +203,7 @@ def test_a_file_that_cannot_be_deleted_leaves_the_rest_to_go_on_and_is_tried_aga
 
 
 @pytest.mark.parametrize("number", FAULTS, ids=errno.errorcode.get)
-def test_without_a_trash_nothing_goes_and_everything_is_still_reported(
+def test_without_a_trash_nothing_is_removed_and_everything_is_still_reported(
     disk: Disk, agent: Agent, steps: Steps, number: int
 ) -> None:
     nested(disk, 1)
@@ -212,10 +216,10 @@ def test_without_a_trash_nothing_goes_and_everything_is_still_reported(
     assert disk.names() == {uid(1), uid(2)}
 
 
-def test_a_file_system_that_knows_no_exclusive_rename(
+def test_a_directory_is_moved_on_a_file_system_without_exclusive_rename(
     disk: Disk, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NFS, or a kernel before 3.15."""
+    """The file system is NFS, or the kernel is older than 3.15."""
     monkeypatch.setattr("controller.garbage.node.fs.renameat2", lambda *_: errno.EINVAL)
     nested(disk, 1)
     nested(disk, 2)
@@ -224,13 +228,13 @@ def test_a_file_system_that_knows_no_exclusive_rename(
     (disk.root / uid(1)).mkdir()
     inode = (disk.root / uid(1)).stat().st_ino
     agent.sweep()
-    assert len(disk.trash()) == 1, "the name of the other is taken"
+    assert len(disk.trash()) == 1, "the name is in use"
     assert disk.names() == {uid(1), uid(2)}
-    assert (disk.root / uid(1)).stat().st_ino == inode, "an empty directory is not replaced either"
+    assert (disk.root / uid(1)).stat().st_ino == inode, "an empty directory must not be replaced either"
 
 
-def test_two_directories_moved_in_the_same_second_under_one_name(disk: Disk, agent: Agent) -> None:
-    """The second is made, and gone, while the clock stands: it waits for another second."""
+def test_two_directories_of_one_name_are_not_moved_in_the_same_second(disk: Disk, agent: Agent) -> None:
+    """The second one is created and becomes garbage while the clock is stopped. It waits for another second."""
     nested(disk, 1)
     agent.sweep_after_grace()
     wall = disk.clocks.wall

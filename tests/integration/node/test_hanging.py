@@ -1,4 +1,6 @@
-"""Processes that hold files of a server that does not answer, or very many: to look at them takes long, or for ever."""
+"""Processes that have files of a server that does not answer, or very many files. To inspect them takes long, or
+forever.
+"""
 
 import subprocess
 import sys
@@ -30,7 +32,7 @@ sys.stdin.read()
 
 
 class Server(NamedTuple):
-    """One that does not answer: where it is mounted, and its own end."""
+    """A file system server that does not answer: its mount point, and its own end."""
 
     path: Path
     end: FileIO
@@ -38,7 +40,7 @@ class Server(NamedTuple):
 
 @pytest.fixture
 def server(disk: Disk) -> Iterator[Server]:
-    """A server, beside the root."""
+    """A server mounted next to the root."""
     need_root()
     path = disk.base / "tenant"
     path.mkdir()
@@ -48,7 +50,7 @@ def server(disk: Disk) -> Iterator[Server]:
 
 @contextmanager
 def held(path: Path, how: str, server: Server | None = None) -> Iterator[subprocess.Popen[str]]:
-    """Another process has this open, or as its working directory."""
+    """Have another process open this, or use it as its working directory."""
     command = (sys.executable, "-c", HOLD, path, how)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         if server and how == "cwd":
@@ -60,17 +62,17 @@ def held(path: Path, how: str, server: Server | None = None) -> Iterator[subproc
 
 
 @pytest.mark.parametrize("how", ["open", "cwd"])
-def test_what_lies_on_another_mount_is_not_asked(disk: Disk, agent: Agent, server: Server, how: str) -> None:
+def test_files_on_another_mount_are_not_inspected(disk: Disk, agent: Agent, server: Server, how: str) -> None:
     disk.make(uid(1))
     agent.let_grace_pass()
     with held(server.path, how, server):
         assert agent.sweep()[uid(1)].verdict is Action.MOVED
 
 
-def test_what_lies_on_a_mount_out_of_sight_is_waited_for_so_long_and_no_more(
+def test_the_wait_for_a_file_on_a_hidden_mount_is_bounded(
     disk: Disk, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It might be a file of the root's, so everything stays until it is known."""
+    """It might be a file of the root, so everything stays until the answer arrives."""
     disk.make(uid(1))
     monkeypatch.setattr("controller.garbage.node.in_use.SCAN_TIMEOUT_SECONDS", 0.5)
     agent = Agent(disk, scanner=ProcessScanner())
@@ -83,12 +85,14 @@ def test_what_lies_on_a_mount_out_of_sight_is_waited_for_so_long_and_no_more(
     assert disk.names() == {uid(1)}
     server.end.close()
     disk.clocks.advance(HOUR)
-    while agent.sweep()[uid(1)].keep:  # until it is known again
+    while agent.sweep()[uid(1)].keep:  # until the scan answers again
         disk.clocks.advance(HOUR)
 
 
-def test_a_process_that_holds_very_much_is_waited_for(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else anyone who opens enough would see to it that nothing goes: each file is told soon, all together are not."""
+def test_a_process_with_very_many_files_is_waited_for(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a process with many open files would prevent every removal: each file is quick, all together
+    are not.
+    """
     disk.make(uid(1))
     monkeypatch.setattr("controller.garbage.node.in_use.SCAN_TIMEOUT_SECONDS", 1.5)
     agent = Agent(disk, scanner=ProcessScanner())

@@ -1,4 +1,4 @@
-"""Over any history, on a real disk: no directory of a pod that exists is ever removed; every other is, in the end."""
+"""A state machine on a real disk: no directory of an existing pod is ever removed, and every other one finally is."""
 
 import contextlib
 import tempfile
@@ -19,7 +19,9 @@ which_pod = st.integers(0, 2)
 
 
 class Node(RuleBasedStateMachine):
-    """Pods come and go, the agent is killed at any step, steps fail, views lag or are missing, clocks are set."""
+    """Pods are created and deleted, the agent is killed at any step, steps fail, views lag or are missing, clocks are
+    set.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,14 +33,14 @@ class Node(RuleBasedStateMachine):
         self.kubelet = KubeletPods(base / "pods")
         self.stack.enter_context(self.disk.untouched())
         self.steps = Steps(self.stack.enter_context(pytest.MonkeyPatch.context()))
-        self.there: dict[str, Snapshot] = {}  # the directory of each pod that exists, as it was made
+        self.there: dict[str, Snapshot] = {}  # the directory of each existing pod, as it was created
         self.api: set[str] = set()
         self.fresh = count()
         self.agent = Agent(self.disk, self.kubelet)
         self.confirm()
 
     def confirm(self) -> None:
-        """Let the next list show what is stored; the watch may lag behind."""
+        """Have the next LIST return the stored pods. The watch may lag."""
         self.disk.pods.live = self.api
 
     @rule(kubelet=st.booleans())
@@ -124,7 +126,7 @@ class Node(RuleBasedStateMachine):
         assert not names & set(self.there)
 
     def teardown(self) -> None:
-        """Let the cluster come to rest."""
+        """Finish everything: no more changes and no more faults."""
         try:
             for _ in range(8):
                 self.the_watch_catches_up()
@@ -135,7 +137,7 @@ class Node(RuleBasedStateMachine):
             self.stack.close()
 
 
-def test_no_directory_of_a_pod_that_exists_is_ever_removed_and_every_other_is_in_the_end() -> None:
+def test_no_directory_of_an_existing_pod_is_ever_removed_and_every_other_finally_is() -> None:
     slow = [HealthCheck.too_slow]
     run_state_machine_as_test(
         Node, settings=settings(max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=slow)

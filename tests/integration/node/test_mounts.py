@@ -1,4 +1,4 @@
-"""Mounts in a root, of it, and beside it: nothing that is mounted anywhere goes, and no mount is crossed."""
+"""Mounts in a root, of a root, and next to it: no mounted directory is removed, and no mount is crossed."""
 
 import subprocess
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from tests.integration.node.disk import HOUR, RETENTION, Agent, Disk, bind_mount
 
 @contextmanager
 def mounted_in_a_container(source: Path, target: Path) -> Iterator[None]:
-    """Another process has the directory mounted, in a mount namespace of its own."""
+    """Have another process mount the directory in its own mount namespace."""
     script = 'mount --bind "$0" "$1" && echo mounted && read line'
     command = ("unshare", "--mount", "sh", "-c", script, source, target)
     pipe = subprocess.PIPE
@@ -38,7 +38,7 @@ POD = f"vm/{uid(1)}"
         pytest.param(mounted_in_a_container, POD, "container", id="in a container, which may open files at any time"),
     ],
 )
-def test_a_directory_stays_for_as_long_as_a_mount_belongs_to_it(
+def test_a_directory_stays_while_it_is_mounted(
     disk: Disk, agent: Agent, mount: Callable[[Path, Path], AbstractContextManager[None]], source: str, target: str
 ) -> None:
     need_root()
@@ -53,7 +53,9 @@ def test_a_directory_stays_for_as_long_as_a_mount_belongs_to_it(
 
 @pytest.mark.parametrize("char", ["\x0b", "\x0c", "\r", "\x1c", "\x85", "\u2028", "\udc85"])
 def test_names_that_might_end_a_line_hide_no_mount(disk: Disk, agent: Agent, char: str) -> None:
-    """The kernel escapes newlines alone, and anyone may give such a name to what is mounted into a container."""
+    """The kernel escapes only newlines, and a user may give such a name to a volume that is mounted into a
+    container.
+    """
     need_root()
     path = disk.make(uid(1))
     source = disk.base / f"volume{char}9 9 8:1 x"
@@ -63,7 +65,7 @@ def test_names_that_might_end_a_line_hide_no_mount(disk: Disk, agent: Agent, cha
 
 
 def test_names_that_might_end_a_line_do_not_hide_the_roots_own_mount(disk: Disk, agent: Agent) -> None:
-    """As of a subPath, which its pod's author names: it is listed before a root that is mounted later."""
+    """The name may be a subPath by the author of a pod. It is listed before a root that is mounted later."""
     need_root()
     source, target = disk.base / "sub\rpath", disk.base / "target"
     source.mkdir()

@@ -1,4 +1,4 @@
-"""``vcuda-controller node --once`` as people run it, as root and as a plain user who owns the directories."""
+"""``vcuda-controller node --once`` as people run it, as root and as another user who owns the directories."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def pod(number: int, node: str = NODE, namespace: str = "team-a", **metadata: ob
 
 
 def listed(*pods: Json, **fields: object) -> str:
-    """What `kubectl get pods -A -o json` prints."""
+    """Return the output of `kubectl get pods -A -o json`."""
     every = [pod(90, namespace="kube-system"), *pods]
     return json.dumps(
         {"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": ""}, "items": every, **fields}
@@ -40,7 +40,7 @@ def listed(*pods: Json, **fields: object) -> str:
 
 
 class Once:
-    """Runs the command on a disk, as one user or another."""
+    """Runs the command on a disk as a given user."""
 
     def __init__(self, disk: Disk, user: int) -> None:
         self.disk = disk
@@ -62,7 +62,7 @@ class Once:
         return done
 
     def verdicts(self, pods: str, *flags: str | Path) -> Mapping[str, tuple[str, str | None]]:
-        """The verdict and the reason for each directory."""
+        """Return the verdict and the reason for each directory."""
         rows = json.loads(self(pods, *flags, "-o", "json").stdout)
         return {row["directory"]: (row["verdict"], row["reason"]) for row in rows}
 
@@ -126,7 +126,7 @@ def test_a_dry_run_changes_nothing(disk: Disk, once: Once) -> None:
     assert not (disk.root / TRASH).exists()
 
 
-def test_what_is_in_the_trash_long_enough_is_deleted(disk: Disk, once: Once) -> None:
+def test_a_directory_is_deleted_from_the_trash_after_its_retention(disk: Disk, once: Once) -> None:
     disk.make(uid(1))
     once(listed())
     assert len(disk.trash()) == 1
@@ -135,8 +135,8 @@ def test_what_is_in_the_trash_long_enough_is_deleted(disk: Disk, once: Once) -> 
     assert disk.trash() == set()
 
 
-def test_a_pods_file_that_is_older_than_a_directory_says_nothing_of_it(disk: Disk, once: Once) -> None:
-    """Its pod may have been created since."""
+def test_a_directory_newer_than_the_pods_file_stays(disk: Disk, once: Once) -> None:
+    """The pod may have been created after the file was written."""
     disk.make(uid(1), age=2 * HOUR)
     disk.make(uid(2), age=HOUR)
     flags = ("--grace", "60", "--pods", disk.base / "old.json")
@@ -153,19 +153,19 @@ def test_the_pods_are_read_from_standard_input(disk: Disk, once: Once) -> None:
     assert disk.names() == {uid(2)}
 
 
-def test_a_uid_counts_whatever_node_its_pod_is_on(disk: Disk, once: Once) -> None:
+def test_a_pod_of_any_node_keeps_its_directory(disk: Disk, once: Once) -> None:
     disk.make(uid(1))
     assert once.verdicts(listed(pod(1, node="another"))) == {uid(1): ("kept", "pod")}
 
 
 @pytest.fixture
 def as_root(disk: Disk) -> Once:
-    """The command as root, for what does not depend on the user."""
+    """The command as root, for tests that do not depend on the user."""
     need_root()
     return Once(disk, 0)
 
 
-def test_a_file_without_a_pod_of_the_node_is_taken_if_somebody_vouches_for_it(disk: Disk, as_root: Once) -> None:
+def test_a_file_without_a_pod_of_the_node_is_accepted_only_with_the_flag(disk: Disk, as_root: Once) -> None:
     disk.make(uid(1))
     empty = json.dumps({"kind": "PodList", "items": []})
     assert "is on node" in as_root(empty, status=2).stderr
@@ -183,14 +183,14 @@ OF_ONE_NAMESPACE = json.dumps({"kind": "List", "items": [pod(1)]})
         pytest.param(listed(), ["--root", "none"], 2, "must be a directory", id="no root"),
         pytest.param(listed(), ["--root", "{base}/link"], 1, "Not a directory", id="a root that is a link"),
         pytest.param(listed(), ["--pods", "none"], 2, "No such file", id="no pods file"),
-        pytest.param(listed()[:-20], [], 2, "must be a complete list of pods", id="what may not be all pods"),
+        pytest.param(listed()[:-20], [], 2, "must be a complete list of pods", id="a list that may lack pods"),
         pytest.param(OF_ONE_NAMESPACE, [], 0, "namespace 'team-a'", id="pods of one namespace"),
         pytest.param(listed(), ["--kubelet-pods", "none"], 0, "nothing was removed", id="kubelet cannot be asked"),
         pytest.param(listed(), ["--scheme", "cuda"], 2, "--scheme", id="an unknown scheme"),
         pytest.param(listed(), ["--grace", "-1"], 2, "--grace", id="a negative time"),
     ],
 )
-def test_what_may_be_a_mistake_is_told_and_nothing_goes(
+def test_a_likely_mistake_is_reported_and_nothing_is_removed(
     disk: Disk, as_root: Once, *, pods: str, flags: list[str], status: int, says: str
 ) -> None:
     disk.make(uid(1))
@@ -201,7 +201,7 @@ def test_what_may_be_a_mistake_is_told_and_nothing_goes(
 
 
 @pytest.mark.parametrize("root", ["closed/vm", "n" * 300])
-def test_a_root_that_cannot_be_looked_for_is_bad_input(disk: Disk, root: str) -> None:
+def test_a_root_that_cannot_be_read_is_bad_input(disk: Disk, root: str) -> None:
     once = as_plain_user(disk)
     (disk.base / "closed").mkdir()
     (disk.base / "closed").chmod(0)
@@ -215,14 +215,14 @@ def test_a_root_that_cannot_be_looked_for_is_bad_input(disk: Disk, root: str) ->
     [("<&-", "standard input is closed"), ("0>/dev/null", "-: Bad file descriptor")],
     ids=["closed", "not to be read"],
 )
-def test_pods_from_a_standard_input_that_is_none(disk: Disk, redirection: str, says: str) -> None:
+def test_an_unusable_standard_input_is_bad_input(disk: Disk, redirection: str, says: str) -> None:
     where = ("--root", disk.root, "--node", NODE, "--scheme", disk.scheme)
     command = ("sh", "-c", f'exec "$0" "$@" {redirection}', PROGRAM, "node", "--once", "--pods", "-", *where)
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, says in done.stderr, done.stderr.count("\n")) == (2, True, 1), done
 
 
-def test_what_a_plain_user_may_not_touch_stays_and_the_rest_goes_on(disk: Disk) -> None:
+def test_files_that_the_user_must_not_touch_stay_and_the_rest_is_removed(disk: Disk) -> None:
     once = as_plain_user(disk)
     for number in (1, 2):
         disk.make(uid(number))
@@ -234,7 +234,7 @@ def test_what_a_plain_user_may_not_touch_stays_and_the_rest_goes_on(disk: Disk) 
 
 @pytest.fixture
 def roomy() -> Iterator[Disk]:
-    """A disk in memory where there is one: a million files are made sooner."""
+    """A disk in memory if there is one, where a million files are created faster."""
     memory = Path("/dev/shm")  # noqa: S108  # a directory of our own is made in it
     base = Path(tempfile.mkdtemp(prefix="vm-directories-", dir=memory if memory.is_dir() else None))
     disk = Disk(base)
@@ -244,7 +244,7 @@ def roomy() -> Iterator[Disk]:
 
 
 def peak(disk: Disk, *flags: str) -> int:
-    """Run it, and return the most memory that it had, in KiB."""
+    """Run the command, and return its peak memory in KiB."""
     file = disk.base / "pods.json"
     file.write_text(listed())
     where = ("--root", disk.root, "--node", NODE, "--pods", file, "--scheme", disk.scheme)

@@ -1,4 +1,4 @@
-"""A root on overlayfs, as of nodes that run from an image: a file is numbered by the layer that it lies in."""
+"""A root on overlayfs, as on nodes that run from an image: the inode of a file is that of its layer."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -16,7 +16,7 @@ from tests.integration.node.test_attacks import held
 
 @pytest.fixture(params=["several file systems", "several file systems, xino=auto", "one file system"])
 def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Disk]:
-    """A disk on an overlay; where it takes several file systems, listings show other inodes than files."""
+    """A disk on an overlay. If it has several file systems, listings show other inodes than stat."""
     need_root()
     lower, upper, merged = (tmp_path / name for name in ("lower", "upper", "merged"))
     for path in (lower, upper, merged):
@@ -39,7 +39,7 @@ def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Disk]:
             yield disk
 
 
-def test_what_is_garbage_goes(disk: Disk, agent: Agent) -> None:
+def test_garbage_is_removed(disk: Disk, agent: Agent) -> None:
     disk.make(uid(1))
     disk.make(uid(2))
     disk.pods.uids = {uid(2)}
@@ -48,7 +48,7 @@ def test_what_is_garbage_goes(disk: Disk, agent: Agent) -> None:
 
 
 @pytest.mark.parametrize("how", ["file", "map", "directory", "cwd"])
-def test_what_another_process_holds_stays_until_it_lets_go(disk: Disk, agent: Agent, how: str) -> None:
+def test_a_directory_that_another_process_uses_stays(disk: Disk, agent: Agent, how: str) -> None:
     path = disk.make(uid(1))
     with held(path, how):
         assert agent.reason(uid(1)) is KeepReason.OPEN
@@ -56,8 +56,8 @@ def test_what_another_process_holds_stays_until_it_lets_go(disk: Disk, agent: Ag
     assert agent.sweep()[uid(1)].verdict is Action.MOVED
 
 
-def test_what_is_mapped_is_told_by_its_path_too(disk: Disk, tmp_path: Path) -> None:
-    """As before Linux 6.8, which shows of mapped files the device and inode in their layer."""
+def test_a_mapped_file_is_also_found_by_its_path(disk: Disk, tmp_path: Path) -> None:
+    """Before Linux 6.8, the kernel shows the device and inode of the layer for mapped files."""
     process = tmp_path / "proc" / "7"
     (process / "ns").mkdir(parents=True)
     (process / "ns" / "mnt").symlink_to("mnt:[4026531841]")

@@ -1,4 +1,4 @@
-"""Lists of a node's pods that fail or are cut short: nothing is concluded from them."""
+"""A list of a node's pods that fails or is cut short is not used for any decision."""
 
 import threading
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def watching(kube: Kube, own_uid: str | None = None) -> Iterator[WatchedPods]:
         pods.reflector.join(PATIENCE)
 
 
-def test_the_list_is_of_the_nodes_pods_and_whole(kube: Kube, script: Script) -> None:
+def test_the_list_has_all_pods_of_the_node_and_no_others(kube: Kube, script: Script) -> None:
     script.answers.extend([page(7, item("a", 1), token="t"), page(7, mirror("b", 2))])
     assert list_uids(kube, NODE) == {"uid-a", "uid-b", STATIC}
     assert {request.params["fieldSelector"] for request in script.seen} == {f"spec.nodeName={NODE}"}
@@ -52,7 +52,7 @@ def test_the_list_is_of_the_nodes_pods_and_whole(kube: Kube, script: Script) -> 
         pytest.param(page(7, {"metadata": {"name": "b"}}), Unavailable, id="a pod without a uid"),
     ],
 )
-def test_a_list_whose_second_page_fails_is_no_list(
+def test_a_list_whose_second_page_fails_is_not_used(
     kube: Kube, script: Script, second: Answer, error: type[VcudaError]
 ) -> None:
     script.answers.extend([page(7, item("a", 1), token="t"), second])
@@ -60,7 +60,7 @@ def test_a_list_whose_second_page_fails_is_no_list(
         list_uids(kube, NODE)
 
 
-def test_a_list_serves_for_seconds_and_one_that_failed_for_none(kube: Kube, script: Script) -> None:
+def test_a_list_is_cached_for_seconds_and_a_failure_is_not(kube: Kube, script: Script) -> None:
     now = [0.0]
     listing = RecentPodList(kube, NODE, "uid-a", clock=lambda: now[0])
     script.answers.extend([page(7, item("a", 1)), status(500, "down"), page(9, item("b", 1)), page(10, item("a", 2))])
@@ -73,8 +73,8 @@ def test_a_list_serves_for_seconds_and_one_that_failed_for_none(kube: Kube, scri
     assert listing.known() == {"uid-a"}
 
 
-def test_before_the_first_complete_list_nothing_is_known(kube: Kube, script: Script) -> None:
-    """Its first page came, and its second never does: what it held is no list of pods."""
+def test_before_the_first_complete_list_no_pods_are_reported(kube: Kube, script: Script) -> None:
+    """The first page arrived, and the second never does. The pods of the first page alone are no list."""
     whole = page(9, item("a", 1), item("b", 2))
     script.answers.extend([page(7, item("a", 1), token="t"), status(410, "too old"), *[status(500, "no")] * 3, whole])
     with watching(kube) as pods:
@@ -84,7 +84,7 @@ def test_before_the_first_complete_list_nothing_is_known(kube: Kube, script: Scr
         assert pods.known() == {"uid-a", "uid-b"}
 
 
-def test_a_view_that_is_old_is_not_believed(kube: Kube, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_view_is_not_used(kube: Kube, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     script.answers.append(page(7, item("a", 1)))
     with watching(kube) as pods:
         assert pods.reflector.synced.wait(PATIENCE)
@@ -94,7 +94,7 @@ def test_a_view_that_is_old_is_not_believed(kube: Kube, script: Script, monkeypa
             pods.known()
 
 
-def test_a_view_without_the_agents_own_pod_is_not_believed(kube: Kube, script: Script) -> None:
+def test_a_view_without_the_agents_own_pod_is_not_used(kube: Kube, script: Script) -> None:
     script.answers.append(page(7, item("a", 1)))
     with watching(kube, own_uid="uid-own") as pods:
         assert pods.reflector.synced.wait(PATIENCE)
@@ -103,7 +103,7 @@ def test_a_view_without_the_agents_own_pod_is_not_believed(kube: Kube, script: S
 
 
 class View:
-    """Stands for a reflector that is synced and heard; the test changes what it knows."""
+    """A double of a reflector that is synced and current. A test changes its content."""
 
     def __init__(self, on_event: OnEvent[tuple[str, ...]]) -> None:
         self.synced, self.alive = threading.Event(), True
@@ -112,7 +112,7 @@ class View:
         self._on_event = on_event
 
     def set(self, **pods: tuple[str, ...]) -> None:
-        """Know these pods: their uids by name."""
+        """Replace the content by these pods: their uids by name."""
         before, self._pods = self._pods, pods
         for name in before.keys() | pods.keys():
             self._on_event(before.get(name), pods.get(name))
@@ -143,7 +143,7 @@ def views(monkeypatch: pytest.MonkeyPatch) -> list[View]:
 
 
 def watched(kube: Kube, views: list[View], kubelet: KubeletPods) -> tuple[list[None], WatchedPods, View]:
-    """What was told of pods that had gone, the pods that are watched, and their view."""
+    """Return the calls of ``on_gone``, the watched pods, and their view."""
     gone: list[None] = []
     pods = WatchedPods(kube, NODE, None, kubelet, on_gone=lambda: gone.append(None))
     [view] = views
@@ -153,7 +153,7 @@ def watched(kube: Kube, views: list[View], kubelet: KubeletPods) -> tuple[list[N
 def test_the_uid_of_a_mirror_pod_stays_present_while_its_static_pod_has_another_mirror(
     kube: Kube, views: list[View], kubelet: KubeletPods
 ) -> None:
-    """What a device plugin made for the first mirror serves the static pod as long as it runs."""
+    """A device plugin made the directory for the first mirror. It serves the static pod as long as that runs."""
     gone, pods, view = watched(kube, views, kubelet)
     view.set(own=("own",), first=("mirror-1", STATIC))
     assert pods.known() == {"own", "mirror-1", STATIC}
@@ -169,7 +169,7 @@ def test_the_uid_of_a_mirror_pod_stays_present_while_its_static_pod_has_another_
 def test_the_uid_of_a_mirror_pod_stays_present_while_kubelet_keeps_its_static_pod(
     kube: Kube, views: list[View], kubelet: KubeletPods
 ) -> None:
-    """No other mirror can be made, as when the namespace is gone; the static pod runs on."""
+    """No other mirror can be created if the namespace was deleted. The static pod keeps running."""
     _, pods, view = watched(kube, views, kubelet)
     view.set(own=("own",), mirror=("mirror-1", STATIC))
     (kubelet.path / STATIC).mkdir()
@@ -179,7 +179,7 @@ def test_the_uid_of_a_mirror_pod_stays_present_while_kubelet_keeps_its_static_po
     assert pods.known() == {"own"}
 
 
-def test_only_a_pod_that_has_gone_brings_a_sweep(kube: Kube, views: list[View], kubelet: KubeletPods) -> None:
+def test_only_a_deleted_pod_triggers_a_sweep(kube: Kube, views: list[View], kubelet: KubeletPods) -> None:
     gone, _, view = watched(kube, views, kubelet)
     view.set(own=("own",), other=("a",))
     view.set(own=("own",), other=("a",))

@@ -1,4 +1,4 @@
-"""How long the node agent waits for a look at processes, and what becomes of one that it did not wait for."""
+"""How long the node agent waits for a scan of processes, and what happens to a scan for which it did not wait."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +16,9 @@ ROOT, OTHER_ROOT = OpenDirectory(3, Mount(1, 1)), OpenDirectory(3, Mount(1, 2))
 
 
 class Looks:
-    """Looks that end when they may, and move when they are told to; each says which it was. It keeps their clock."""
+    """Doubles of scans, which end and make progress when a test says so. Each answer has the number of its scan. Keeps
+    the clock.
+    """
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -37,14 +39,14 @@ class Looks:
         self._moved()
 
     def end(self) -> None:
-        """Let this look and all later ones end, and this one have ended."""
+        """Let this scan and all later ones end, and wait until they have ended."""
         self.may_end.set()
         for thread in threading.enumerate():
             if thread.name == "scan":
                 thread.join(PATIENT)
 
     def after(self, seconds: float, *, moves: bool) -> Ask:
-        """Return a question that takes so long, in which the look moves or not, and that is answered with no."""
+        """Return a callback that takes so long, during which the scan makes progress or not. It returns False."""
 
         def ask() -> bool:
             self.now += seconds
@@ -57,7 +59,7 @@ class Looks:
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Looks]:
-    """In place of the looks and of the clock."""
+    """Replace the scans and the clock."""
     looks = Looks()
     monkeypatch.setattr("controller.garbage.node.in_use.scan", looks)
     monkeypatch.setattr("controller.garbage.node.in_use.time", SimpleNamespace(monotonic=lambda: looks.now))
@@ -75,17 +77,17 @@ def always() -> bool:
 
 
 def look(scanner: ProcessScanner, root: OpenDirectory = ROOT, give_up: Ask = never, stopping: Ask = never) -> int:
-    """The number of the look whose answer it was."""
+    """Return the number of the scan that answered."""
     return int(scanner.scan(root, give_up, stopping).unseen[0])
 
 
 def take_no_time_for(scanner: ProcessScanner, looks: Looks) -> None:
-    """A look that moves, and that a sweep has no time for."""
+    """Start a scan that makes progress, and for which a sweep has no time."""
     with pytest.raises(OutOfTime):
         look(scanner, give_up=always, stopping=looks.after(SCAN_TIMEOUT_SECONDS + 1, moves=True))
 
 
-def test_one_that_moves_is_waited_for_however_long_it_takes(looks: Looks) -> None:
+def test_a_scan_that_makes_progress_is_waited_for(looks: Looks) -> None:
     began, ask = looks.now, looks.after(SCAN_TIMEOUT_SECONDS - 1, moves=True)
 
     def stopping() -> bool:
@@ -97,7 +99,7 @@ def test_one_that_moves_is_waited_for_however_long_it_takes(looks: Looks) -> Non
     assert looks.now - began > 10 * SCAN_TIMEOUT_SECONDS
 
 
-def test_one_that_hangs_is_refused_and_what_it_says_later_is_not_taken(looks: Looks) -> None:
+def test_a_scan_without_progress_is_refused_and_its_late_answer_is_not_used(looks: Looks) -> None:
     scanner = ProcessScanner()
     with pytest.raises(MustStay, match="the scan of processes made no progress for 120 s"):
         look(scanner, stopping=looks.after(SCAN_TIMEOUT_SECONDS + 1, moves=False))
@@ -108,7 +110,7 @@ def test_one_that_hangs_is_refused_and_what_it_says_later_is_not_taken(looks: Lo
     assert look(scanner) == 2
 
 
-def test_one_that_moves_at_first_and_then_hangs_is_refused(looks: Looks) -> None:
+def test_a_scan_that_stops_making_progress_is_refused(looks: Looks) -> None:
     scanner = ProcessScanner()
     take_no_time_for(scanner, looks)
     with pytest.raises(MustStay, match="the scan of processes made no progress for 120 s"):
@@ -122,8 +124,8 @@ def test_a_stop_ends_the_wait_at_once(looks: Looks) -> None:
     assert looks.now == began
 
 
-def test_a_sweep_whose_time_is_up_waits_for_the_patience_all_the_same(looks: Looks) -> None:
-    """So one that takes as long as usual is never put off."""
+def test_a_sweep_whose_time_is_up_still_waits_for_the_scan_timeout(looks: Looks) -> None:
+    """A scan that takes as long as usual is always waited for."""
     began, ask = looks.now, looks.after(SCAN_TIMEOUT_SECONDS / 2, moves=True)
 
     def stopping() -> bool:
@@ -143,7 +145,7 @@ def test_a_sweep_whose_time_is_up_waits_for_the_patience_all_the_same(looks: Loo
         pytest.param(0, OTHER_ROOT, 2, id="of another mount"),
     ],
 )
-def test_one_that_a_sweep_had_no_time_for_is_taken_up_by_the_next(
+def test_the_next_sweep_uses_a_scan_for_which_the_last_one_had_no_time(
     looks: Looks, lain: float, root: OpenDirectory, number: int
 ) -> None:
     scanner = ProcessScanner()
@@ -155,7 +157,7 @@ def test_one_that_a_sweep_had_no_time_for_is_taken_up_by_the_next(
     assert look(scanner, root) == number
 
 
-def test_no_two_go_on_at_a_time(looks: Looks) -> None:
+def test_only_one_scan_runs_at_a_time(looks: Looks) -> None:
     scanner = ProcessScanner()
     take_no_time_for(scanner, looks)
     with pytest.raises(MustStay, match="an earlier scan has not ended"):

@@ -1,4 +1,4 @@
-"""What goes and what stays, on real directories: by the API, by kubelet, by age, and over restarts."""
+"""Which real directories are removed and which stay: by the API, by kubelet, by age, and over restarts."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def kubelet(disk: Disk) -> KubeletPods:
     return KubeletPods(path)
 
 
-def test_a_directory_goes_once_its_pod_has_been_gone_for_the_grace_period(disk: Disk, agent: Agent) -> None:
+def test_a_directory_is_removed_when_its_pod_was_deleted_for_the_grace_period(disk: Disk, agent: Agent) -> None:
     disk.make(uid(1))
     disk.pods.uids = {uid(1)}
     assert agent.sweep()[uid(1)].keep == Keep(KeepReason.POD)
@@ -33,7 +33,7 @@ def test_a_directory_goes_once_its_pod_has_been_gone_for_the_grace_period(disk: 
 
 
 @pytest.mark.parametrize("scheme", VM_DIRECTORIES)
-def test_only_names_of_the_form_of_a_scheme_are_its_directories(disk: Disk, scheme: str) -> None:
+def test_only_names_of_the_schemes_form_are_its_directories(disk: Disk, scheme: str) -> None:
     disk.scheme = scheme
     [template] = [each.pod_directory.name for each in SCHEMES if each.name == scheme and each.pod_directory]
     ours, foreign = ([text.format(uid=uid(n), container="main") for n in (1, 2)] for text in (template, "{uid}@main"))
@@ -46,7 +46,7 @@ def test_only_names_of_the_form_of_a_scheme_are_its_directories(disk: Disk, sche
     assert disk.names() == {ours[0], *foreign}
 
 
-def test_what_is_in_the_trash_is_the_same_and_is_deleted_after_its_retention(disk: Disk, agent: Agent) -> None:
+def test_a_directory_is_unchanged_in_the_trash_and_deleted_after_its_retention(disk: Disk, agent: Agent) -> None:
     before = snapshot(disk.make(uid(1)))
     agent.sweep_after_grace()
     [trashed] = disk.trash()
@@ -60,13 +60,13 @@ def test_what_is_in_the_trash_is_the_same_and_is_deleted_after_its_retention(dis
     assert disk.trash() == set()
 
 
-def test_on_a_full_disk_what_is_moved_is_deleted_at_once(disk: Disk) -> None:
+def test_on_a_full_disk_a_moved_directory_is_deleted_at_once(disk: Disk) -> None:
     disk.make(uid(1))
     Agent(disk, disk_pressure=0.0).sweep_after_grace()
     assert (disk.names(), disk.trash()) == (set(), set())
 
 
-def test_what_kubelet_keeps_stays_though_the_api_has_it_no_more(disk: Disk, kubelet: KubeletPods) -> None:
+def test_a_directory_stays_while_kubelet_keeps_its_deleted_pod(disk: Disk, kubelet: KubeletPods) -> None:
     disk.make(uid(1))
     (kubelet.path / uid(1)).mkdir()
     agent = Agent(disk, kubelet)
@@ -75,7 +75,7 @@ def test_what_kubelet_keeps_stays_though_the_api_has_it_no_more(disk: Disk, kube
     assert agent.reason(uid(1)) is None
 
 
-def test_kubelet_and_the_api_server_are_asked_once_more_before_the_move(disk: Disk, kubelet: KubeletPods) -> None:
+def test_kubelet_and_the_api_server_are_checked_again_before_the_move(disk: Disk, kubelet: KubeletPods) -> None:
     disk.make(uid(1))
     disk.pods.meanwhile = lambda: (kubelet.path / uid(1)).mkdir(exist_ok=True)
     assert Agent(disk, kubelet).reason(uid(1)) is KeepReason.KUBELET
@@ -84,7 +84,9 @@ def test_kubelet_and_the_api_server_are_asked_once_more_before_the_move(disk: Di
 
 
 @pytest.mark.parametrize("name", ["missing", "guarded/etc/passwd", "pods"], ids=["missing", "a file", "another node's"])
-def test_nothing_goes_while_kubelets_directory_cannot_be_read(disk: Disk, kubelet: KubeletPods, name: str) -> None:
+def test_nothing_is_removed_while_kubelets_directory_cannot_be_read(
+    disk: Disk, kubelet: KubeletPods, name: str
+) -> None:
     assert kubelet.uids() == {uid(99)}
     disk.make(uid(1))
     agent = Agent(disk, KubeletPods(disk.base / name, own_uid=uid(7)))
@@ -92,9 +94,7 @@ def test_nothing_goes_while_kubelets_directory_cannot_be_read(disk: Disk, kubele
     assert agent.blocked is not None
 
 
-def test_kubelets_directory_that_goes_away_before_the_move_keeps_what_it_might_have_held(
-    disk: Disk, kubelet: KubeletPods
-) -> None:
+def test_no_directory_is_moved_if_kubelets_directory_becomes_unreadable(disk: Disk, kubelet: KubeletPods) -> None:
     disk.make(uid(1))
     disk.pods.meanwhile = lambda: kubelet.path.rename(disk.base / "gone") if kubelet.path.exists() else None
     assert Agent(disk, kubelet).reason(uid(1)) is KeepReason.KUBELET_UNKNOWN
@@ -117,7 +117,7 @@ def test_a_static_pods_directory_stays_for_its_mirror_pod_and_for_kubelet(disk: 
     [MustStay(KeepReason.PODS_UNKNOWN, "the first list is not complete"), Unavailable("no route to host")],
     ids=["an empty cache", "no answer"],
 )
-def test_while_it_is_not_known_which_pods_exist_nothing_goes_not_even_from_the_trash(
+def test_without_a_list_of_pods_nothing_is_removed_not_even_from_the_trash(
     disk: Disk, agent: Agent, error: Unavailable
 ) -> None:
     disk.make(uid(1))
@@ -131,8 +131,8 @@ def test_while_it_is_not_known_which_pods_exist_nothing_goes_not_even_from_the_t
     assert len(disk.trash()) == 1
 
 
-def test_where_the_last_list_fails_nothing_goes_and_the_next_sweep_tries_again(disk: Disk, agent: Agent) -> None:
-    """As when a continue token expires between two pages."""
+def test_if_the_last_list_fails_nothing_is_removed_and_the_next_sweep_retries(disk: Disk, agent: Agent) -> None:
+    """The LIST fails, for example because a continue token expires between two pages."""
     disk.make(uid(1))
     disk.make(uid(2))
     disk.pods.live_error = Unavailable("the continue token has expired (HTTP 410)")
@@ -142,8 +142,8 @@ def test_where_the_last_list_fails_nothing_goes_and_the_next_sweep_tries_again(d
     assert agent.sweep()[uid(1)].verdict is Action.MOVED
 
 
-def test_a_pod_that_appears_again_gets_its_directory_back_from_the_trash(disk: Disk, agent: Agent) -> None:
-    """As after etcd was restored: the API had lost the pod for a while."""
+def test_a_pod_that_reappears_gets_its_directory_back_from_the_trash(disk: Disk, agent: Agent) -> None:
+    """The API had lost the pod for a while, for example while etcd was restored."""
     before = snapshot(disk.make(uid(1)))
     agent.sweep_after_grace()
     disk.pods.uids = {uid(1)}
@@ -152,7 +152,7 @@ def test_a_pod_that_appears_again_gets_its_directory_back_from_the_trash(disk: D
     assert snapshot(disk.root / uid(1)) == before
 
 
-def test_a_name_that_is_taken_is_not_overwritten_by_what_comes_back(disk: Disk, agent: Agent) -> None:
+def test_a_directory_from_the_trash_does_not_overwrite_an_existing_name(disk: Disk, agent: Agent) -> None:
     disk.make(uid(1))
     agent.sweep_after_grace()
     (disk.root / uid(1)).mkdir()
@@ -162,7 +162,7 @@ def test_a_name_that_is_taken_is_not_overwritten_by_what_comes_back(disk: Disk, 
     assert list((disk.root / uid(1)).iterdir()) == []
 
 
-def test_a_dry_run_says_what_would_go_and_changes_nothing(disk: Disk) -> None:
+def test_a_dry_run_reports_what_would_be_removed_and_changes_nothing(disk: Disk) -> None:
     disk.make(uid(1))
     Agent(disk).sweep_after_grace()
     disk.make(uid(2))
@@ -174,7 +174,7 @@ def test_a_dry_run_says_what_would_go_and_changes_nothing(disk: Disk) -> None:
     assert snapshot(disk.root) == before
 
 
-def test_a_root_that_does_not_exist_yet_holds_nothing(disk: Disk, agent: Agent) -> None:
+def test_a_root_that_does_not_exist_yet_is_empty(disk: Disk, agent: Agent) -> None:
     disk.root.rmdir()
     assert agent.sweep() == {}
     assert agent.blocked is None

@@ -1,4 +1,4 @@
-"""A sweep whose time is up, or that is to stop: what is left is for the next, and nothing waits for ever."""
+"""A sweep whose time is up, or that must stop, leaves the rest to the next one. Nothing waits forever."""
 
 from functools import partial
 
@@ -9,7 +9,7 @@ from tests.integration.node.disk import HOUR, RETENTION, Agent, Disk, nested, ui
 from tests.integration.node.steps import Steps
 
 
-def test_when_time_runs_out_what_has_been_in_the_trash_longest_is_gone_first(disk: Disk, agent: Agent) -> None:
+def test_when_time_runs_out_the_oldest_directory_in_the_trash_was_deleted_first(disk: Disk, agent: Agent) -> None:
     for number in (3, 1, 2):
         nested(disk, number)
         agent.sweep_after_grace()
@@ -20,11 +20,11 @@ def test_when_time_runs_out_what_has_been_in_the_trash_longest_is_gone_first(dis
 
 
 def holds(disk: Disk, count: int) -> bool:
-    """Whether so much is left in the trash."""
+    """Return whether the trash has so many directories."""
     return len(disk.trash()) == count
 
 
-def test_a_deletion_that_is_out_of_time_goes_on_with_the_next_sweep(
+def test_a_deletion_that_is_out_of_time_continues_in_the_next_sweep(
     disk: Disk, agent: Agent, steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("controller.garbage.node.fs.BATCH", 0)
@@ -42,15 +42,15 @@ def test_a_deletion_that_is_out_of_time_goes_on_with_the_next_sweep(
 
 
 def files_in_trash(disk: Disk) -> dict[str, int]:
-    """How many files each directory there has still, by its former name."""
+    """Return the number of files left in each directory of the trash, by its former name."""
     trashed = (disk.root / TRASH).iterdir()
     return {path.name.partition(".")[0]: sum(each.is_file() for each in path.rglob("*")) for path in trashed}
 
 
-def test_where_the_check_alone_takes_a_period_a_tree_goes_in_the_end_and_holds_up_no_other(
+def test_a_tree_whose_check_takes_all_the_time_is_finally_deleted_and_delays_no_other(
     disk: Disk, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its time is up before anything is deleted, in every sweep; the other's too, as it comes after it."""
+    """The time of every sweep is up before anything is deleted. This also affects the other tree, which comes later."""
     monkeypatch.setattr("controller.garbage.node.fs.BATCH", 4)
     for number, files in ((1, 9), (2, 5)):
         path = disk.make(uid(number))
@@ -64,14 +64,14 @@ def test_where_the_check_alone_takes_a_period_a_tree_goes_in_the_end_and_holds_u
         agent.sweep(give_up=lambda: True)
         left.append(files_in_trash(disk))
     [large, small] = [[each.get(uid(number), 0) for each in left] for number in (1, 2)]
-    assert large[0] < 9, "a batch, whatever the time"
+    assert large[0] < 9, "one batch is deleted in any case"
     assert small[0] == 5
-    assert small[1] < 5, "then it is the other's turn"
+    assert small[1] < 5, "then the other tree has its turn"
     assert large[1] == large[0]
     assert (left[-1], disk.trash()) == ({}, set())
 
 
-def test_where_the_root_takes_all_the_time_the_trash_has_its_turn(disk: Disk, agent: Agent) -> None:
+def test_if_the_root_takes_all_the_time_the_trash_still_has_its_turn(disk: Disk, agent: Agent) -> None:
     nested(disk, 1)
     agent.sweep_after_grace()
     for number in (2, 3):
@@ -84,7 +84,7 @@ def test_where_the_root_takes_all_the_time_the_trash_has_its_turn(disk: Disk, ag
 
 
 def test_stopping_ends_a_sweep_at_its_next_step(disk: Disk, agent: Agent, steps: Steps) -> None:
-    """Though there be a million files to look at, or to delete."""
+    """This holds even with a million files to inspect or to delete."""
     nested(disk, 1)
     agent.sweep_after_grace()
     agent.sweep()
@@ -92,6 +92,6 @@ def test_stopping_ends_a_sweep_at_its_next_step(disk: Disk, agent: Agent, steps:
     first = steps.taken
     agent.sweep(stopping=lambda: steps.taken >= first + 4)
     assert steps.taken == first + 4
-    asked = iter([False, False])  # before the directory, and at the first entry in it
+    asked = iter([False, False])  # before the directory, and at its first entry
     agent.sweep(stopping=lambda: next(asked, True))
-    assert (steps.taken, next(asked, None)) == (first + 5, None), "it only looked for the trash"
+    assert (steps.taken, next(asked, None)) == (first + 5, None), "only the trash was listed"

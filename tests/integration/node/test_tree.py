@@ -1,4 +1,4 @@
-"""Walks and surveys by themselves: what they cost, and what they notice."""
+"""The cost of tree walks and scans of processes, and the changes that they detect."""
 
 import os
 from pathlib import Path
@@ -23,7 +23,7 @@ MOUNTS = f"""\
 
 
 def descend(path: Path, levels: int) -> None:
-    """Make so many directories in one another, each with another beside it."""
+    """Create so many nested directories, each with a sibling."""
     at = os.open(path, os.O_RDONLY)
     for level in range(levels):
         os.mkdir("beside", dir_fd=at)
@@ -55,7 +55,7 @@ def test_a_deep_walk_finds_everything_and_keeps_few_descriptors_open(tmp_path: P
     assert descriptors() == before
 
 
-def test_a_walk_that_is_left_early_leaves_nothing_open(tmp_path: Path) -> None:
+def test_a_walk_that_ends_early_leaves_nothing_open(tmp_path: Path) -> None:
     descend(tmp_path, DEEP)
     before = descriptors()
     with opened_root(tmp_path) as root:
@@ -66,8 +66,8 @@ def test_a_walk_that_is_left_early_leaves_nothing_open(tmp_path: Path) -> None:
     assert descriptors() == before
 
 
-def test_a_tree_that_is_moved_while_it_is_walked_is_noticed(tmp_path: Path) -> None:
-    """Else the walk would come up somewhere else, and go on there."""
+def test_a_tree_that_moves_during_a_walk_is_detected(tmp_path: Path) -> None:
+    """Otherwise the walk would return to another directory, and continue there."""
     (tmp_path / "tree").mkdir()
     descend(tmp_path / "tree", 100)
     (tmp_path / "elsewhere").mkdir()
@@ -82,7 +82,7 @@ def test_a_tree_that_is_moved_while_it_is_walked_is_noticed(tmp_path: Path) -> N
     assert refused.value.keep.reason is KeepReason.CHANGED
 
 
-def test_a_tree_both_deep_and_wide_is_refused_rather_than_held_in_memory(
+def test_a_tree_that_is_both_deep_and_wide_is_rejected_and_not_kept_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("controller.garbage.node.fs.MAX_PARKED", 10)
@@ -97,7 +97,7 @@ def test_a_tree_both_deep_and_wide_is_refused_rather_than_held_in_memory(
 
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
-    """A /proc with one process, which is this one, and mounts of the test's own."""
+    """A /proc with one process, which is this one, and with mounts that the test defines."""
     process = tmp_path / "proc" / "self"
     (process / "ns").mkdir(parents=True)
     (process / "ns" / "mnt").symlink_to("mnt:[4026531841]")
@@ -106,7 +106,7 @@ def proc(tmp_path: Path) -> Path:
 
 
 def test_mounts_of_a_directory_count_and_kubelets_volumes_of_a_pod_do_not(tmp_path: Path, proc: Path) -> None:
-    """Whoever has kubelet's directory mounted keeps copies of its mounts, long after the pods' end."""
+    """A process that has kubelet's directory mounted keeps copies of its mounts long after the pods have ended."""
     with opened_root(tmp_path) as root:
         mounted = scan(root.fd, root.mount, proc).mounted
     assert {number for number in range(1, 7) if uid(number) in mounted} == {3, 4, 5, 6}
