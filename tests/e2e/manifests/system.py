@@ -30,6 +30,8 @@ CERTIFICATES = "vcuda-certs-first"
 EXTENDER = "vcuda-extender"
 PAGE = "vcuda-page"
 WEBHOOKS = "quota.vcuda.io/webhooks"
+FIRST_JOBS = (CERTIFICATES, f"{EXTENDER}-certs-first", f"{SCHEDULER}-certs-first")
+"""The Jobs that issue the first certificates. The template of a Job cannot be changed, so another system deletes them."""
 LEFT_BEHIND = (
     f"{CORE}/secrets/vcuda-webhook-ca",
     f"{CORE}/secrets/vcuda-webhook-tls",
@@ -41,7 +43,7 @@ LEFT_BEHIND = (
     f"{SLICES}/{EXTENDER}",
     f"{SLICES}/{PAGE}",
     f"{LEASES}/{SCHEDULER}",
-    f"/apis/batch/v1/namespaces/{SYSTEM_NAMESPACE}/jobs/{CERTIFICATES}",
+    *(f"/apis/batch/v1/namespaces/{SYSTEM_NAMESPACE}/jobs/{job}" for job in FIRST_JOBS),
     "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/00-vcuda-quota",
     "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/vcuda-quota",
 )
@@ -234,14 +236,19 @@ def port_of(process: WebhookProcess) -> int:
 @contextmanager
 def applied(cluster: Cluster, directory: Path, *components: str) -> Iterator[System]:
     """Apply the base and these components for this API server, after removing the objects of an earlier system."""
-    for path in LEFT_BEHIND:
-        answer = cluster.rest.send("DELETE", path)
-        assert answer.status in (HTTPStatus.OK, HTTPStatus.NOT_FOUND)
+    remove_left_behind(cluster)
     with balancing() as balancer:
         kustomization = reachable(directory, components, balancer.port)
         apply(cluster, kustomization, "--server-side", "--force-conflicts")
         drop_lease(cluster)
         yield System(cluster, balancer, kustomization, directory)
+
+
+def remove_left_behind(cluster: Cluster) -> None:
+    """Delete the objects of an earlier system that another one does not replace."""
+    for path in LEFT_BEHIND:
+        answer = cluster.rest.send("DELETE", path)
+        assert answer.status in (HTTPStatus.OK, HTTPStatus.NOT_FOUND)
 
 
 TIMEOUT = 120
