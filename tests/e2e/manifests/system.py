@@ -31,7 +31,7 @@ EXTENDER = "vcuda-extender"
 PAGE = "vcuda-page"
 WEBHOOKS = "quota.vcuda.io/webhooks"
 FIRST_JOBS = (CERTIFICATES, f"{EXTENDER}-certs-first", f"{SCHEDULER}-certs-first")
-"""The Jobs that issue the first certificates. The template of a Job cannot be changed, so another system deletes them."""
+"""The Jobs that issue the first certificates. The template of a Job is immutable, so an earlier Job is deleted."""
 LEFT_BEHIND = (
     f"{CORE}/secrets/vcuda-webhook-ca",
     f"{CORE}/secrets/vcuda-webhook-tls",
