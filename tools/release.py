@@ -67,7 +67,7 @@ def write_chart(source: Path, target: Path, version: str, date: int) -> None:
 
 
 def write_components(wheel: Path, lock: Path, target: Path) -> None:
-    """Write the components of the image, as CycloneDX: those of an environment with the lock and the wheel."""
+    """Write the components of the image as CycloneDX: those of an environment with only the lock and the wheel."""
     with tempfile.TemporaryDirectory() as directory:
         environment = Path(directory)
         venv.create(environment, with_pip=False)
