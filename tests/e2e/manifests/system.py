@@ -211,11 +211,16 @@ class System:
             self.register()
             yield processes
 
-    def register(self) -> None:
-        """Run the Job of the webhook's certificates again, and return when the webhooks are in effect."""
+    def renew(self) -> subprocess.CompletedProcess[str]:
+        """Run the Job of the webhook's certificates again. The replicas may still serve the certificate of before."""
         # The Service has no endpoints here, because it is a name for this machine.
         done = self.rotate(timeout="60s", endpoint=f"127.0.0.1:{self.balancer.port}")
         assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    def register(self) -> None:
+        """Run the Job of the webhook's certificates again, and return when the webhooks are in effect."""
+        done = self.renew()
         eventually(
             lambda: self._try_wrong_quota().status == HTTPStatus.UNPROCESSABLE_ENTITY,
             lambda: done.stdout + self._try_wrong_quota().message,

@@ -269,5 +269,5 @@ def run_job(system: System, name: str) -> None:
     path, selector = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/pods", f"batch.kubernetes.io/job-name={name}"
     [pod] = system.cluster.await_collection(path, lambda pods: len(pods) == 1, labelSelector=selector)
     assert pod["spec"]["containers"][0]["args"] == container(system.workload("CronJob", "vcuda-certs"))["args"]
-    system.register()
+    system.renew()
     system.cluster.finish_pod(SYSTEM_NAMESPACE, pod["metadata"]["name"])
