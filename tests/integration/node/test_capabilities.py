@@ -10,14 +10,14 @@ import yaml
 
 from tests.integration.node.disk import Disk, need_root, uid
 from tests.integration.node.test_once import NODE, PROGRAM, listed, pod
-from tests.rendered import BASE
+from tests.rendered import MANIFESTS
 
 CONTAINER_USER = 1000
 
 
 def capabilities() -> list[str]:
     """Return the capabilities of the node agent in its manifest, as setpriv names them."""
-    spec = yaml.safe_load((BASE / "node.yaml").read_text())["spec"]["template"]["spec"]
+    spec = yaml.safe_load((MANIFESTS / "node-agent/common/daemon-set.yaml").read_text())["spec"]["template"]["spec"]
     [container] = spec["containers"]
     assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
     return [f"+{name.lower()}" for name in container["securityContext"]["capabilities"]["add"]]
