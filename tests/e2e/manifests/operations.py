@@ -64,8 +64,10 @@ def _typed(system: System, script: str) -> subprocess.CompletedProcess[str]:
 def installed(admin: Cluster, directory: Path, *components: str) -> Iterator[tuple[System, ControllerProcess]]:
     """Run the applied system, with the example's quota in force in a fresh namespace."""
     directory.mkdir()
-    # They have the CA of an earlier system.
-    admin.kubectl("delete", REGISTERED, "-l", "app.kubernetes.io/part-of=vcuda-quota")
+    # The webhooks have the CA of an earlier system. Its components may have roles that this system does not delete.
+    admin.kubectl(
+        "delete", f"{REGISTERED},clusterrolebindings,clusterroles", "-l", "app.kubernetes.io/part-of=vcuda-quota"
+    )
     with applied(admin, directory, *components) as system, system.serving(1), system.controller() as controller:
         controller.await_synced()
         admin.create_namespace(TEAM)

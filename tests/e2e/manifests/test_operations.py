@@ -37,11 +37,15 @@ def test_deleted_ledgers_are_rebuilt_from_the_pods_and_enforce_the_quota(admin: 
 def test_an_upgrade_and_a_rollback_work_while_the_first_jobs_wait_for_their_image(
     admin: Cluster, tmp_path: Path
 ) -> None:
-    """No kubelet runs here, so the pods never end, and `rollout status`, the last command, would wait forever."""
+    """No kubelet runs here, so the pods never end, and `rollout status`, the last command, would wait forever.
+
+    The controller removes the finalizers of the deleted ledgers, also of those that earlier tests have left behind.
+    """
     [upgrade], rollback = commands("Upgrade"), commands("Roll back")
     deletion, application, status = upgrade.replace("\\\n", "").splitlines()
     assert status.startswith("kubectl -n vcuda-quota rollout status ")
-    with applied(admin, tmp_path / "system", "scheduler") as system:
+    with applied(admin, tmp_path / "system", "scheduler") as system, system.controller() as controller:
+        controller.await_synced()
         file = tmp_path / "system" / "manifests" / "base" / "kustomization.yaml"
         file.write_text(file.read_text().replace("newTag: 0.1.0", "newTag: another"))
         refused = kubectl_k(admin, "apply", "--server-side", "--force-conflicts", "-k", system.kustomization)
