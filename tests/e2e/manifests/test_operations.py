@@ -8,7 +8,7 @@ import pytest
 from tests.e2e.cluster import Cluster
 from tests.e2e.installation import SYSTEM_NAMESPACE, await_published, ledger_path
 from tests.e2e.manifests.operations import NOTHING, TEAM, commands, installed, run
-from tests.e2e.manifests.system import applied, kubectl_k
+from tests.e2e.manifests.system import kubectl_k
 from tests.integration.reviews import card_pod
 from tests.rendered import container
 
@@ -33,6 +33,7 @@ def test_deleted_ledgers_are_rebuilt_from_the_pods_and_enforce_the_quota(admin: 
         assert "M40 in namespace team-a, requested: 2 cards, used: 2 (0 pending), limited: 2" in refused.message
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.usefixtures("plane")
 def test_an_upgrade_and_a_rollback_work_while_the_first_jobs_wait_for_their_image(
     admin: Cluster, tmp_path: Path
@@ -44,8 +45,7 @@ def test_an_upgrade_and_a_rollback_work_while_the_first_jobs_wait_for_their_imag
     [upgrade], rollback = commands("Upgrade"), commands("Roll back")
     deletion, application, status = upgrade.replace("\\\n", "").splitlines()
     assert status.startswith("kubectl -n vcuda-quota rollout status ")
-    with applied(admin, tmp_path / "system", "scheduler") as system, system.controller() as controller:
-        controller.await_synced()
+    with installed(admin, tmp_path / "system", "scheduler") as (system, _):
         file = tmp_path / "system" / "manifests" / "base" / "kustomization.yaml"
         file.write_text(file.read_text().replace("newTag: 0.1.0", "newTag: another"))
         refused = kubectl_k(admin, "apply", "--server-side", "--force-conflicts", "-k", system.kustomization)
