@@ -84,7 +84,7 @@ def issue(*, directory: Path, days: int, ca_key: bool, force: bool, output: str,
 def _chosen_names(
     dns: tuple[str, ...], ip: tuple[x509.Address, ...], service: str | None, namespace: str | None
 ) -> x509.Names:
-    """Every name asked for, the Service's first; those for development when none is."""
+    """Return the names from the options, the Service's names first. Without any, return the development names."""
     if (service is None) != (namespace is None):
         raise click.UsageError("--service and --namespace are given together or not at all.")
     named = x509.service_names(service, namespace) if service and namespace else x509.Names()
@@ -100,7 +100,7 @@ def _files_table(directory: Path, names: x509.Names, files: Sequence[tls.File]) 
 
 
 def _files_document(directory: Path, names: x509.Names, files: Sequence[tls.File]) -> str:
-    # The same as JSON; times as RFC 3339 in UTC, null for a key.
+    # The file list as JSON. The expiry time is RFC 3339 in UTC for a certificate, and null for a key.
     document = {
         "directory": str(directory),
         "dns": names.dns,

@@ -1,4 +1,4 @@
-"""The commands ``vcuda-certs client``: the pair by which the webhook knows the API servers that call it."""
+"""The commands ``vcuda-certs client``: the client certificate by which the webhook recognises API servers."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -129,7 +129,7 @@ def files(*, directory: Path, service: str, server: str | None, write: bool, **w
 
 
 def admission_configuration(directory: Path) -> str:
-    """Return the AdmissionConfiguration by which both webhook plugins take their credentials from ``directory``."""
+    """Return an AdmissionConfiguration that gives the webhook plugins the kubeconfig in ``directory``."""
     configuration = {
         "apiVersion": _API,
         "kind": "WebhookAdmissionConfiguration",
@@ -140,7 +140,7 @@ def admission_configuration(directory: Path) -> str:
 
 
 def kubeconfig(directory: Path, server: str) -> str:
-    """Return the kubeconfig by which the pair in ``directory`` is presented to ``server``, and to nobody else."""
+    """Return a kubeconfig that presents the client certificate in ``directory`` to ``server`` only."""
     pair = {"client-certificate": tls.LEAF_CERTIFICATE, "client-key": tls.LEAF_KEY}
     user = {name: str(directory / file) for name, file in pair.items()}
     document = {"apiVersion": "v1", "kind": "Config", "users": [{"name": server, "user": user}]}

@@ -1,4 +1,4 @@
-"""Reads a rotation's state from a cluster and writes it there: Secrets, caBundles, and what the endpoints show."""
+"""Reads the state of a certificate rotation from a cluster, dials the endpoints, and writes Secrets and caBundles."""
 
 import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ KINDS = {
     "ValidatingWebhookConfiguration": "validatingwebhookconfigurations",
 }
 
-# A rotation runs unattended, so it waits for a slow API server and leaves nothing to the next run.
+# Long enough for a slow API server, because a rotation runs unattended.
 REQUEST_TIMEOUT_SECONDS = 30.0
 
 DIALLED_AT_ONCE = 16
@@ -29,13 +29,13 @@ _LABELS = {parsing.MANAGED_BY: parsing.OURS}
 
 
 def dial_all(addresses: Iterable[tuple[str, bool]], server_name: str) -> tuple[state.DialledEndpoint, ...]:
-    """Dial every (HOST:PORT, ready), in parallel; the answers are in their order."""
+    """Dial endpoints in parallel, and return the results in the order of ``addresses``: pairs (HOST:PORT, ready)."""
     with ThreadPoolExecutor(DIALLED_AT_ONCE) as pool:
         return tuple(pool.map(lambda one: dial(one[0], server_name, ready=one[1]), addresses))
 
 
 def dial(address: str, server_name: str, *, ready: bool = True) -> state.DialledEndpoint:
-    """Return what HOST:PORT shows a client that asks for ``server_name``, or why it shows nothing."""
+    """Return the certificate that HOST:PORT serves for the TLS server name ``server_name``, or why dialling failed."""
     try:
         return state.DialledEndpoint(address, ready, tls.served_leaf(address, server_name))
     except errors.Unavailable as error:
@@ -44,10 +44,11 @@ def dial(address: str, server_name: str, *, ready: bool = True) -> state.Dialled
 
 @dataclass(frozen=True, slots=True)
 class ClusterStore:
-    """The Secrets, the webhook configurations and the endpoints of one Service.
+    """Reads and writes the Secrets and the webhook configurations of one Service, and dials its endpoints.
 
-    ``labels``: those of our webhook configurations. ``addresses`` replaces the Service's endpoints where given.
-    ``registers_only``: another tool issues the certificates. So the CA Secret is not read.
+    ``labels``: a webhook configuration with all these labels is ours.
+    ``addresses``: HOST:PORT of the endpoints to dial; empty for the endpoints of the Service.
+    ``registers_only``: True if another tool issues the certificates. The CA Secret is then not read.
     """
 
     kube: Kube
@@ -58,10 +59,10 @@ class ClusterStore:
     registers_only: bool = False
 
     def read(self, now: Callable[[], datetime]) -> state.State:
-        """Return everything as it is now, each endpoint dialled. Raises VcudaError."""
-        # The serving Secret first: a leaf is then only written over the one that was there before the CA was read that
-        # signs it. The CA Secret after the caBundles: a CA in these that it does not know is none that another run has
-        # just made.
+        """Return the present state of all objects, and dial each endpoint. Raises VcudaError."""
+        # The serving Secret is read before the CA Secret. If another run writes a leaf in between, the write of a leaf
+        # by this run raises Conflict. The caBundles are read before the CA Secret. If another run adds a new CA in
+        # between, this run does not mistake that CA for an unknown one.
         serving = self._read("secrets", self.refs.serving_secret)
         listed = {kind: self._list(resource) for kind, resource in KINDS.items()}
         tool = parsing.other_tool(serving) if serving else ""
@@ -90,7 +91,7 @@ class ClusterStore:
         )
 
     def dial(self) -> tuple[state.DialledEndpoint, ...]:
-        """Dial every endpoint of the Service, or the addresses given."""
+        """Dial every address in ``addresses``, or every endpoint of the Service if ``addresses`` is empty."""
         refs = self.refs
         found = dict.fromkeys(self.addresses, True) or objects.service_addresses(
             self.kube, refs.namespace, refs.service, self.port_name, REQUEST_TIMEOUT_SECONDS
@@ -99,7 +100,7 @@ class ClusterStore:
         return dial_all(found.items(), f"{refs.service}.{refs.namespace}.svc")
 
     def write(self, write: steps.Write) -> None:
-        """Make one write. Raises Conflict if the objects of its decision have changed since, or another VcudaError."""
+        """Make one write. Raises Conflict if the object has changed since the state was read, or another VcudaError."""
         match write:
             case steps.WriteAuthorities(after):
                 data = {
@@ -124,8 +125,11 @@ class ClusterStore:
     def _configurations(
         self, listed: dict[str, list[parsing.Json]], tool: str
     ) -> tuple[tuple[state.Configuration, ...], tuple[str, ...], tuple[state.Problem, ...]]:
-        """Return our configurations, those that are left alone, and those of another tool than the Secret's."""
-        # All configurations are listed. One that has lost our label would fail after a change of the CA.
+        """Return our configurations, a message for each other one, and the problems with two tools at once.
+
+        ``tool``: the other tool that manages the serving Secret; empty if vcuda-certs does.
+        """
+        # Configurations without our label are examined too, because their calls would fail after a change of the CA.
         ours: list[state.Configuration] = []
         left: list[str] = []
         mixed: list[state.Problem] = []
@@ -144,7 +148,7 @@ class ClusterStore:
         return tuple(ours), tuple(left), tuple(mixed)
 
     def _with_declared(self, configuration: state.Configuration, item: parsing.Json) -> state.Configuration:
-        # The configuration with the webhooks that its annotation declares, and their difference from the registered.
+        # Return the configuration with the webhooks that its annotation declares, compared with the registered ones.
         show = f"kubectl get {configuration} -o yaml"
         try:
             declared = registration.declared(item, configuration.kind, self.refs)
@@ -163,7 +167,7 @@ class ClusterStore:
     def _defaulted(
         self, configuration: state.Configuration, declared: state.Declared
     ) -> Sequence[registration.Webhook]:
-        # The declared webhooks as the API server would store them: with the defaults of its version.
+        # Return the declared webhooks with the API server's defaults, which a dry-run request adds.
         path, patch = _path_of(configuration), _patch_of(configuration, declared.webhooks)
         try:
             answer = self._patch(path, patch, JSON_PATCH, {"dryRun": "All"})
@@ -174,7 +178,7 @@ class ClusterStore:
         return registration.registered(_decoded(answer))
 
     def _unlabelled(self, configuration: state.Configuration) -> state.Configuration:
-        # This configuration calls the Service, and may not be ours. It is never written.
+        # A configuration without our label that calls the Service may belong to another owner, so it is read-only.
         kind, name = configuration.kind.lower(), configuration.name
         label = " ".join(f"{key}={value}" for key, value in self.labels.items())
         text = f"{configuration} calls the Service and is without our label, so its caBundles are not looked after"
@@ -200,7 +204,7 @@ class ClusterStore:
     def _write_secret(
         self, name: str, version: str, secret_type: str, data: Mapping[str, bytes | None], annotations: parsing.Json
     ) -> None:
-        """Create the Secret, or change these fields of it; None removes one."""
+        """Create the Secret if ``version`` is empty, else change it. A value None removes its key from the Secret."""
         encoded = {key: value and base64.b64encode(value).decode() for key, value in data.items()}
         form = {"kind": "Secret", "type": secret_type}
         self._write_object("secrets", form, name=name, version=version, data=encoded, annotations=annotations)
@@ -239,7 +243,7 @@ class ClusterStore:
         try:
             return self.kube.patch(path, encoded, content_type, params, timeout=REQUEST_TIMEOUT_SECONDS)
         except errors.NotFound as error:
-            # The object was deleted. The caller reads and decides again, as after every change by another client.
+            # The object was deleted since it was read. The caller reads the state again after a Conflict.
             raise errors.Conflict(error.status, error.message, request=error.request) from error
 
     def _path(self, resource: str, *name: str) -> str:
@@ -248,32 +252,35 @@ class ClusterStore:
 
 @dataclass(frozen=True, slots=True)
 class ClientStore(ClusterStore):
-    """The client pair that API servers present, and the ConfigMap of its CAs, which the webhook's --client-ca reads."""
+    """Reads and writes the client certificate that API servers present, and the ConfigMap with the CAs for the webhook.
+
+    ``config_map``: the name of that ConfigMap. The webhook's --client-ca reads it.
+    """
 
     config_map: str = "vcuda-client-ca"
 
     def read(self, now: Callable[[], datetime]) -> state.State:
-        """Return everything as it is now. Raises VcudaError."""
-        # The order is that of ClusterStore, for the same reasons.
+        """Return the present state of the Secrets and the ConfigMap. Raises VcudaError."""
+        # ClusterStore.read explains the order of the reads.
         serving = self._read("secrets", self.refs.serving_secret)
         published = self._read("configmaps", self.config_map)
         authorities = self._read("secrets", self.refs.authority_secret)
         date = self.kube.get_heard("/version", timeout=REQUEST_TIMEOUT_SECONDS).date
         found = parsing.read_serving(serving) if serving else state.Serving()
-        # An API server cannot be asked for the pair that it presents, so the pair in the Secret stands for it.
+        # The certificate that an API server presents cannot be read, so the certificate in the Secret takes its place.
         pair = f"secret/{self.refs.serving_secret}"
         return state.State(
             authorities=parsing.read_authorities(authorities) if authorities else state.Authorities(),
             serving=found,
             configurations=(parsing.read_client_cas(published, self.config_map, self.refs.namespace),),
             endpoints=(state.DialledEndpoint(pair, True, found.leaf.certificate if found.leaf else None, found.fault),),
-            # The manifests have an empty Secret, so that no account needs the right to create Secrets. It may be of any
-            # type, because the API server accepts no empty Secret of type kubernetes.io/tls.
+            # The manifests contain an empty Secret, so that no account needs the right to create Secrets. Any type is
+            # accepted, because the API server rejects an empty Secret of type kubernetes.io/tls.
             problems=(*self._secret_problems(serving, authorities, None), *_clock_problem(date, now())),
         )
 
     def pair(self) -> x509.Signed:
-        """Return the pair in the Secret. Raises VcudaError: there is no good one."""
+        """Return the client certificate in the Secret, with its key. Raises VcudaError if they are not usable."""
         secret = self._read("secrets", self.refs.serving_secret)
         found = parsing.read_serving(secret) if secret else state.Serving()
         if found.leaf is None:
@@ -301,7 +308,7 @@ def _patch_of(
 
 
 def _guard(version: str) -> object:
-    # The API server refuses a JSON Patch with this if there is a later version than the one that was read.
+    # With this operation in a JSON Patch, the API server rejects the patch if the object has changed since `version`.
     return {"op": "replace", "path": "/metadata/resourceVersion", "value": version}
 
 
@@ -313,7 +320,7 @@ def _decoded(body: bytes) -> dict[str, Any]:
 
 
 def _clock_problem(date: datetime | None, now: datetime) -> tuple[state.Problem, ...]:
-    # A clock that went wrong would find good certificates expired, and make some that nobody accepts yet.
+    # With a wrong clock, valid certificates would seem expired, and new certificates would not be valid yet.
     if date is None or abs(date - now) < x509.BACKDATE:
         return ()
     text = f"the clock here says {now:%Y-%m-%d %H:%M:%S} UTC and the API server's {date:%Y-%m-%d %H:%M:%S} UTC"

@@ -1,4 +1,4 @@
-"""Options of `vcuda-certs` that say where everything is and what is wanted, and how their values are read."""
+"""The options of `vcuda-certs`, the parsers of their values, and the store and policy that the options describe."""
 
 import contextlib
 import functools
@@ -19,7 +19,7 @@ T = TypeVar("T")
 Command = Callable[..., Any]
 
 SHORTEST_LIFE = timedelta(minutes=1)
-LONGEST = timedelta(days=36500)  # a date beyond year 9999 cannot be put into a certificate, or counted with
+LONGEST = timedelta(days=36500)  # keeps dates before the year 10000, which Python and certificates cannot represent
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _LABEL = re.compile(r"\s*([\w./-]+)=([\w.-]+)\s*")
@@ -27,7 +27,8 @@ _SPAN = re.compile(r"(\d+)([smhd])")
 
 
 def parsed(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Make the sentence of a ValueError the usage error; click itself would show the value alone."""
+    """Return a parser that turns the ValueError of ``parse`` into a usage error with the message of the ValueError."""
+    # By itself click would show the value without the message.
 
     def convert(text: str) -> T:
         try:
@@ -39,7 +40,7 @@ def parsed(parse: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def parse_span(text: str) -> timedelta:
-    """Return a time such as 90d, 12h, 5m or 30s, of a hundred years at most; raises ValueError."""
+    """Return a duration such as 90d, 12h, 5m or 30s. Raises ValueError, also if the duration exceeds LONGEST."""
     span = _span(text)
     if span > LONGEST:
         raise ValueError(f"{text!r} is longer than a time can be: write {format_span(LONGEST)} at most")
@@ -47,7 +48,7 @@ def parse_span(text: str) -> timedelta:
 
 
 def parse_life(text: str) -> timedelta:
-    """Return the life of a certificate, which has to outlive its own issue; raises ValueError."""
+    """Return the life of a certificate, from SHORTEST_LIFE to LONGEST. Raises ValueError."""
     life = _span(text)
     if not SHORTEST_LIFE <= life <= LONGEST:
         raise ValueError(f"{text!r} is not a life for a certificate: write 1m to 36500d")
@@ -55,7 +56,7 @@ def parse_life(text: str) -> timedelta:
 
 
 def parse_past(text: str) -> datetime:
-    """Return a moment, RFC 3339, that is over; raises ValueError."""
+    """Return a time in RFC 3339. Raises ValueError, also if the time is in the future."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
@@ -68,7 +69,7 @@ def parse_past(text: str) -> datetime:
 
 
 def parse_selector(text: str) -> dict[str, str]:
-    """Return the labels of KEY=VALUE, several joined by a comma; raises ValueError."""
+    """Return the labels in a text such as ``KEY=VALUE,KEY2=VALUE2``. Raises ValueError."""
     matches = [_LABEL.fullmatch(part) for part in text.split(",")]
     if not all(matches):
         raise ValueError(f"{text!r} is no label: write KEY=VALUE, several joined by a comma")
@@ -76,7 +77,7 @@ def parse_selector(text: str) -> dict[str, str]:
 
 
 def parse_host_port(text: str) -> str:
-    """Return HOST:PORT as it is; raises ValueError."""
+    """Return ``text`` unchanged if it is HOST:PORT. Raises ValueError if it is not."""
     with contextlib.suppress(errors.BadInput):
         if cli.parse_address(text)[0]:
             return text
@@ -84,7 +85,7 @@ def parse_host_port(text: str) -> str:
 
 
 def format_span(span: timedelta) -> str:
-    """Return the time as `parse_span` reads it, for defaults in help."""
+    """Return the duration in the format that `parse_span` accepts, for the defaults in help texts."""
     seconds = int(span.total_seconds())
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds and seconds % size == 0:
@@ -103,7 +104,7 @@ def _span(text: str) -> timedelta:
 
 
 def value_option(flag: str, metavar: str, parse: Callable[[str], Any], help_text: str, **more: Any) -> Command:
-    """Return an option whose value ``parse`` reads, with the sentence of its ValueError as the usage error."""
+    """Return an option with the parser ``parse``. The message of a ValueError of ``parse`` becomes the usage error."""
     return cli.option(flag, metavar=metavar, type=parsed(parse), help=help_text, **more)
 
 
@@ -183,11 +184,11 @@ def all_of(options: Sequence[Command]) -> Command:
 
 
 rotation_options = all_of((*_ROTATION, *_RUN))
-"""Adds the options that say when things are due."""
+"""Adds the options of a rotation: the lives of certificates, the waiting times and the dry run."""
 
 
 cluster_options = all_of((*_SERVICE, *_ISSUED))
-"""Adds the options that say where everything is."""
+"""Adds the options that name the objects in the cluster, and the names in the certificate."""
 
 
 registration_options = all_of((*_SERVICE, *_RUN))
@@ -195,21 +196,21 @@ registration_options = all_of((*_SERVICE, *_RUN))
 
 
 def connect(kubeconfig: Path | None, *, retried: bool) -> Kube:
-    """Return a client that checks the API server's version first. ``retried``: the caller retries after Unavailable.
+    """Return a client of the API server that checks the server's version. Raises BadInput for a bad kubeconfig.
 
-    Raises BadInput for the kubeconfig.
+    ``retried``: True if the caller retries after Unavailable.
     """
     check = VersionCheck(lambda message: click.echo(f"Warning: {message}", err=True))
     return Kube.connect(kubeconfig, version_check=check, grace=AuthorizerGrace() if retried else None)
 
 
 def store_of(where: Mapping[str, Any], *, retried: bool = False) -> cluster.ClusterStore:
-    """Return the cluster that the options name. ``retried``: see `connect`.
+    """Return the store for the cluster and objects that the options name. ``retried``: see `connect`.
 
-    Raises click.UsageError, or BadInput for the kubeconfig.
+    Raises click.UsageError for bad options, or BadInput for a bad kubeconfig.
     """
     if where["ca_secret"] == where["serving_secret"]:
-        # The webhook, which mounts the serving Secret, would read the key of the CA.
+        # The webhook mounts the serving Secret. With one Secret for both, the webhook could read the key of the CA.
         raise click.UsageError(
             "--ca-secret and --serving-secret are two: the webhook mounts one, and nobody the other."
         )
@@ -217,7 +218,7 @@ def store_of(where: Mapping[str, Any], *, retried: bool = False) -> cluster.Clus
 
 
 def registering_store_of(where: Mapping[str, Any], *, retried: bool = False) -> cluster.ClusterStore:
-    """Return the cluster that the options name, for a run that only registers; raises BadInput for the kubeconfig."""
+    """Return the store for a run that only registers webhooks. Raises BadInput for a bad kubeconfig."""
     return _store(where, "", registers_only=True, retried=retried)
 
 
@@ -256,7 +257,7 @@ def _commands(where: Mapping[str, Any]) -> steps.Commands:
 
 
 def policy_of(where: Mapping[str, Any]) -> steps.RotationPolicy:
-    """Return the policy that the options ask for; a time without an option is the policy's default."""
+    """Return the rotation policy that the options describe. A time that no option sets has its default."""
     namespace, service = where["namespace"], where["service"]
     secrets = f"{where['ca_secret']} {where['serving_secret']}"
     commands = replace(_commands(where), replace=f"kubectl -n {namespace} delete secret {secrets}")

@@ -1,4 +1,4 @@
-"""Reads Secrets, caBundles and PEM that any user may have edited. No message contains a part of a key."""
+"""Reads Secrets, caBundles and PEM text, all of which a user may have edited. No message contains a part of a key."""
 
 import base64
 import binascii
@@ -28,16 +28,16 @@ TRUSTED = "quota.vcuda.io/ca-trusted-since"
 SERVED = "quota.vcuda.io/ca-served-since"
 TLS_TYPE = "kubernetes.io/tls"
 CLIENT_CA_KEY = "ca.crt"
-"""The key of the ConfigMap that the webhook's --client-ca reads, as PEM."""
+"""The ConfigMap's key that holds the client CAs as PEM. The webhook's --client-ca reads this key."""
 
-# The annotations that other tools act on. cert-manager's cainjector and OpenShift's service-ca would undo our writes,
-# and we would undo theirs.
+# Annotation prefixes that show which other tool manages an object. Two tools would undo each other's writes: for
+# example cert-manager's cainjector would overwrite our caBundles.
 _OTHERS = {"cert-manager.io/": "cert-manager", "service.beta.openshift.io/": "OpenShift's service CA"}
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectRefs:
-    """The names of the objects that belong together. ``addresses``: HOST:PORT of further URLs of the webhook."""
+    """The names of the webhook's objects. ``addresses``: the HOST:PORT of each webhook URL that is ours."""
 
     namespace: str
     service: str
@@ -47,12 +47,12 @@ class ObjectRefs:
 
 
 class UnusablePair(ValueError):
-    """The text is not a usable certificate or pair. The message names the fault without a part of the text."""
+    """A certificate, or its private key, is missing or unusable. The message quotes neither."""
 
 
 def read_certificates(text: bytes) -> tuple[state.Certificates, bool]:
-    """Return the certificates in a bundle, each once, and whether the bundle has nothing else."""
-    # Other blocks are skipped, as in Go's AppendCertsFromPEM, with which the API server reads a caBundle.
+    """Return the distinct certificates in PEM text, and True if the text contains only certificates."""
+    # Unreadable blocks are skipped. The API server reads a caBundle with Go's AppendCertsFromPEM, which skips them too.
     found: dict[x509.Certificate, None] = {}
     whole = not _BLOCK.sub(b"", text).strip()
     for block in _BLOCK.findall(text):
@@ -71,19 +71,19 @@ def write_certificates(certificates: state.Certificates) -> bytes:
 
 
 def read_pair(certificate: bytes, key: bytes, name: str) -> Signed:
-    """Return the first certificate and its ECDSA key. ``name``: the common name of the two files, such as ``tls``.
+    """Return the first certificate with its ECDSA key. Raises UnusablePair.
 
-    Raises UnusablePair.
+    ``name``: the file name without suffix, for messages. For example ``tls`` stands for tls.crt and tls.key.
     """
     pair = _read_pair(certificate, key, name)
-    # OpenSSL, and so the webhook, rejects the pair if a malformed certificate follows the leaf.
+    # If a malformed certificate follows the first certificate, OpenSSL rejects the file, and so does the webhook.
     if not _readable(certificate):
         raise UnusablePair(f"{name}.crt holds more than certificates")
     return pair
 
 
 def read_authority(certificate: bytes, key: bytes, name: str) -> Signed:
-    """Return a pair that may sign leaves. Text after its certificate does no harm. Raises UnusablePair."""
+    """Return a CA certificate with its key. Raises UnusablePair. Other text in ``certificate`` is ignored."""
     pair = _read_pair(certificate, key, name)
     if not is_authority(pair.certificate):
         raise UnusablePair(f"{name}.crt is not the certificate of a CA")
@@ -111,7 +111,7 @@ def _read_pair(certificate: bytes, key: bytes, name: str) -> Signed:
 
 
 def _readable(text: bytes) -> bool:
-    # Whether everything that begins like a certificate is one. Other text does no harm.
+    # Return True if every PEM block that begins as a certificate is a readable certificate. Other text is ignored.
     try:
         return bool(x509.load_pem_x509_certificates(text)) and _BEGIN not in _BLOCK.sub(b"", text)
     except _UNREADABLE:
@@ -122,7 +122,7 @@ def _read_key(text: bytes, name: str) -> ec.EllipticCurvePrivateKey:
     try:
         key = load_pem_private_key(text, password=None)
     except _UNREADABLE as error:
-        # The cause is dropped, so that no message about a key has words of the library.
+        # The message does not quote the library's error, which might contain a part of the key.
         raise UnusablePair(f"{name}.key holds no private key") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise UnusablePair(f"{name}.key is no ECDSA key")
@@ -130,14 +130,14 @@ def _read_key(text: bytes, name: str) -> ec.EllipticCurvePrivateKey:
 
 
 def _public(key: object) -> bytes | None:
-    """The public key, which both halves of an ECDSA pair have; None for another kind of key."""
+    """Return the bytes of an ECDSA public key, for comparison. None if ``key`` is another kind of key."""
     if not isinstance(key, ec.EllipticCurvePublicKey):
         return None
     return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
 def other_tool(item: Json) -> str:
-    """Return the tool that manages this Secret's certificate, or this configuration's caBundles; empty if none does."""
+    """Return the name of the other tool that manages this Secret or webhook configuration; empty if none does."""
     annotations = _part(item, "metadata", "annotations")
     return next((tool for prefix, tool in _OTHERS.items() if any(key.startswith(prefix) for key in annotations)), "")
 
@@ -147,7 +147,10 @@ def is_labelled(item: Json, labels: Mapping[str, str]) -> bool:
 
 
 def secret_problem(secret: Json, refs: ObjectRefs, wanted_type: str | None) -> state.Problem | None:
-    """Return why the Secret must not be written: another owner made it, or its type cannot be changed."""
+    """Return why vcuda-certs must not or cannot write this Secret; None if vcuda-certs may write.
+
+    ``wanted_type``: the required type of the Secret; None if any type is accepted.
+    """
     name = str(_part(secret, "metadata")["name"])
     target = f"-n {refs.namespace} secret"
     labels = _part(secret, "metadata", "labels")
@@ -170,8 +173,8 @@ def read_authorities(secret: Json) -> state.Authorities:
     current, fault = _authority(data, "ca")
     next_ca, another = _authority(data, "next")
     listed, whole = read_certificates(data.get("retired.crt", b""))
-    # Certificates without their key count as retired, because their leaves may be served. A certificate in two places
-    # counts once, in the more important place.
+    # A CA without its key counts as retired, because endpoints may serve its leaves. A CA that is current or next does
+    # not count as retired.
     orphans = [one for name in ("ca", "next") for one in read_certificates(data.get(f"{name}.crt", b""))[0]]
     signing = {one.certificate for one in (current, next_ca) if one}
     retired = dict.fromkeys(one for one in (*listed, *orphans) if one not in signing and is_authority(one))
@@ -200,7 +203,7 @@ def read_serving(secret: Json) -> state.Serving:
 
 
 def read_configuration(item: Json, kind: str, refs: ObjectRefs) -> tuple[state.Configuration, tuple[str, ...]]:
-    """Return the configuration with the webhooks that call our Service, and a sentence for each other webhook."""
+    """Return the configuration with the webhooks that call our Service, and a message for each other webhook."""
     metadata = _part(item, "metadata")
     hooks, left = [], []
     for index, webhook in enumerate(item.get("webhooks") or ()):
@@ -214,7 +217,10 @@ def read_configuration(item: Json, kind: str, refs: ObjectRefs) -> tuple[state.C
 
 
 def read_client_cas(config_map: Json | None, name: str, namespace: str) -> state.Configuration:
-    """Return the ConfigMap of client CAs as a configuration of one webhook. None: the ConfigMap does not exist yet."""
+    """Return the ConfigMap of client CAs in the form of a webhook configuration with one webhook.
+
+    ``config_map``: None if the ConfigMap does not exist yet.
+    """
     there = config_map or {}
     text = str(_part(there, "data").get(CLIENT_CA_KEY) or "")
     bundle, whole = read_certificates(text.encode())
@@ -228,12 +234,12 @@ def read_client_cas(config_map: Json | None, name: str, namespace: str) -> state
 
 
 def format_seen_since(seen: state.SeenSince | None) -> str | None:
-    """Return the value of an annotation; None removes it."""
+    """Return the value of the annotation that records ``seen``; None if the annotation is to be removed."""
     return f"{seen.since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ} {seen.fingerprint}" if seen else None
 
 
 def _seen_since(text: object) -> state.SeenSince | None:
-    # A malformed annotation is ignored.
+    # Return None for a malformed annotation.
     since, _, fingerprint = str(text or "").partition(" ")
     try:
         return state.SeenSince(fingerprint, datetime.strptime(since, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC))
@@ -262,7 +268,7 @@ def _address(url: str) -> str:
 
 
 def _server(client: Json) -> str:
-    # The name that the API server requires in the leaf of this webhook.
+    # Return the DNS name or IP address that the API server requires in this webhook's certificate.
     if url := client.get("url"):
         host = _address(str(url)).rpartition(":")[0].strip("[]")
         try:
@@ -283,7 +289,7 @@ def _bundle(text: object) -> tuple[state.Certificates, bool]:
 
 
 def _data(secret: Json) -> dict[str, bytes]:
-    # The data of the Secret. The API server stores only base64 there.
+    # Decoding cannot fail, because the API server accepts only base64 in a Secret's data.
     return {name: base64.b64decode(text or "") for name, text in _part(secret, "data").items()}
 
 

@@ -1,4 +1,4 @@
-"""Decides the next step of a rotation from the state. Pure: without I/O or a clock."""
+"""Decides the next step of a certificate rotation from the observed state, without I/O and without a clock."""
 
 from datetime import datetime, timedelta
 
@@ -10,10 +10,10 @@ from vcuda.x509 import Signed, common_name
 
 
 def outdated(certificate: x509.Certificate, now: datetime, policy: RotationPolicy) -> str:
-    """Return why the certificate must be replaced; empty if it need not be."""
+    """Return why the certificate must be replaced; empty if the certificate may stay."""
     if not states.is_valid(certificate, now):
         return f"is valid from {shown(certificate.not_valid_before_utc)} to {shown(certificate.not_valid_after_utc)}"
-    # An `issued_before` in the future is ignored, because new certificates would be replaced again and again.
+    # A future `issued_before` is ignored. Otherwise every new certificate would be replaced at once.
     if policy.issued_before and states.issued(certificate) < policy.issued_before <= now:
         return f"was issued before {shown(policy.issued_before)}"
     if states.in_look_ahead(certificate, now):
@@ -22,7 +22,7 @@ def outdated(certificate: x509.Certificate, now: datetime, policy: RotationPolic
 
 
 def broken(state: states.State, now: datetime, policy: RotationPolicy) -> str:
-    """Return why a webhook cannot use the serving Secret now; empty if it can."""
+    """Return why a webhook cannot use the certificate in the serving Secret now; empty if the certificate is usable."""
     leaf = state.serving.leaf
     if leaf is None:
         return state.serving.fault
@@ -38,16 +38,19 @@ def broken(state: states.State, now: datetime, policy: RotationPolicy) -> str:
 
 
 def published(state: states.State, authority: Signed | None) -> bool:
-    """Whether every caBundle that may be written has ``authority``."""
+    """Return True if every writable caBundle contains the CA ``authority``. False if ``authority`` is None."""
     unlocked = (one for one in state.configurations if not one.read_only)
     hooks = (hook for configuration in unlocked for hook in configuration.hooks)
     return authority is not None and all(authority.certificate in hook.bundle for hook in hooks)
 
 
 def would_break(state: states.State, authority: Signed | None, now: datetime) -> bool:
-    """Whether calls by a read-only configuration that succeed now would fail if ``authority`` signed."""
-    # Such a configuration trusts a leaf that is served now or soon, and does not trust the authority. An endpoint that
-    # cannot be dialled may serve a trusted leaf.
+    """Return True if a leaf signed by ``authority`` would break calls that a read-only configuration makes today.
+
+    A read-only configuration is a webhook configuration that vcuda-certs must not write.
+    """
+    # Calls would break if the configuration does not trust the authority, but trusts a leaf that is served now or soon.
+    # An endpoint that cannot be dialled may serve a trusted leaf.
     if authority is None:
         return False
     leaf = state.serving.leaf
@@ -61,12 +64,12 @@ def would_break(state: states.State, authority: Signed | None, now: datetime) ->
 
 
 def served_everywhere(state: states.State, now: datetime) -> bool:
-    """Whether some endpoint is ready, and all show a leaf of the current authority."""
+    """Return True if some endpoint is ready, and each ready or answering endpoint serves a leaf of the current CA."""
     return bool(state.ready()) and not others(state, now)
 
 
 def others(state: states.State, now: datetime) -> list[states.DialledEndpoint]:
-    """The endpoints without a leaf of the current authority. An endpoint that is not ready counts if it answers."""
+    """Return the endpoints that do not serve a leaf of the current CA, except unready endpoints that did not answer."""
     current = state.authorities.current
     bundle = (current.certificate,) if current else ()
     asked = [endpoint for endpoint in state.endpoints if endpoint.ready or endpoint.leaf is not None]
@@ -74,7 +77,7 @@ def others(state: states.State, now: datetime) -> list[states.DialledEndpoint]:
 
 
 def may_work(state: states.State, now: datetime) -> bool:
-    """Whether a call may succeed: a caBundle trusts the leaf of a ready endpoint, or an endpoint cannot be dialled."""
+    """Return True if a caBundle trusts the leaf of a ready endpoint, or if a ready endpoint could not be dialled."""
     return any(
         endpoint.leaf is None or states.trusts(hook.bundle, endpoint.leaf, now)
         for endpoint in state.ready()
@@ -88,11 +91,14 @@ def current_signs(state: states.State, now: datetime) -> bool:
 
 
 def noted_since(state: states.State, now: datetime, *, served: bool) -> datetime | None:
-    """Since when the current authority is served everywhere, or the next one trusted everywhere, by the Secret."""
+    """Return a time that an earlier step recorded in the CA Secret; None if there is no usable record.
+
+    ``served``: if True, the time since which every endpoint serves a leaf of the current CA. If False, the time since
+    which every writable caBundle contains the next CA.
+    """
     there = state.authorities
     seen, authority = (there.served, there.current) if served else (there.trusted, there.next_ca)
-    # A note on another authority is from the previous rotation. A time in the future is from a wrong clock, and is
-    # ignored.
+    # Ignore a record of another CA, because an earlier rotation made it. Ignore a future time, from a wrong clock.
     if (
         seen is None
         or authority is None
@@ -117,9 +123,9 @@ _UNREGISTERED = (
 
 
 def plan(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision:
-    """Return the next step: the first of these that applies. They are in the order of the steps."""
-    # These problems need a person, and nothing is written until they are solved. With a wrong clock, or a Secret of
-    # another owner, every step below would be a mistake.
+    """Return the next step of the rotation, or the decision to wait, to stop or to end."""
+    # A person must solve these problems before anything is written. With a wrong clock, or with a Secret of another
+    # owner, every step below would be a mistake.
     if state.problems:
         return steps.StepRefused(state.problems)
     if state.tool or policy.registers_only:
@@ -138,7 +144,7 @@ def plan(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenF
 
 
 def _authority(state: states.State, now: datetime, policy: RotationPolicy) -> Decision | None:
-    # (a) Make the next authority if the current one is unusable, or has less than its look-ahead left.
+    # (a) Make the next CA if the newest CA is unusable or due for renewal.
     next_ca, current = state.authorities.next_ca, state.authorities.current
     if next_ca is None and current is None:
         return steps.MakeAuthority("; ".join(state.authorities.faults) or "there is no CA")
@@ -148,9 +154,9 @@ def _authority(state: states.State, now: datetime, policy: RotationPolicy) -> De
 
 
 def _bundles(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # (b) Put every authority whose leaves may be served into every caBundle. (e) Remove retired ones when none is
-    # served. Retired authorities whose leaves are no longer served are not put back where they are missing. Otherwise
-    # two runs, of which one has waited longer, or was killed while it removed them, would undo each other's work.
+    # (b) Add every CA whose leaves may be served to every writable caBundle. (e) Remove a retired CA when no endpoint
+    # serves its leaves and its retention is over. A retired CA is not added again once its leaves are no longer served.
+    # Otherwise two runs that have waited for different times would undo each other's changes.
     retired = frozenset((*state.authorities.retired, *states.unknown_cas(state)))
     needed = _unserved(state, now, policy) is not None
     unwanted = retired if not needed and _retained(state, now, policy, seen) is None else frozenset()
@@ -166,13 +172,14 @@ def _bundles(state: states.State, now: datetime, policy: RotationPolicy, seen: S
 def _bundle(
     present: states.Certificates, wanted: states.Certificates, unwanted: frozenset[x509.Certificate]
 ) -> states.Certificates:
-    # The present certificates without the unwanted ones, then the missing ones. Certificates of others stay.
+    # Return the present certificates without the unwanted ones, followed by the wanted certificates that are missing.
+    # Certificates that are neither wanted nor unwanted stay.
     kept = tuple(one for one in present if one not in unwanted)
     return (*kept, *(one for one in wanted if one not in kept))
 
 
 def _broken_leaf(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # An unusable serving Secret is repaired at once, by the current authority, which has had its overlap.
+    # Repair an unusable serving Secret at once. The current CA signs, because the caBundles already trust it.
     reason = broken(state, now, policy)
     if not reason or not current_signs(state, now):
         return None
@@ -182,10 +189,10 @@ def _broken_leaf(state: states.State, now: datetime, policy: RotationPolicy, see
 
 
 def _registration(state: states.State, now: datetime) -> Decision | None:
-    # Register the declared webhooks once a replica answers, and again when they differ. Before that the API server
-    # would reject every pod that it asks about. The mutating webhooks come first: a pod that only they have seen is
-    # admitted, while a pod that only the validating ones have seen is rejected.
-    # Another tool's CA is in the serving Secret alone. Of ours that Secret has the current one.
+    # Register the declared webhooks after a replica has answered, and again when the registered webhooks differ. With
+    # no replica, registered webhooks would block every pod. The mutating webhooks are registered first. A pod that only
+    # a mutating webhook has seen is admitted. A pod that only a validating webhook has seen is rejected.
+    # The serving Secret is included because another tool's CA is found only there.
     every = dict.fromkeys((*states.known(state), *state.serving.authorities))
     trusted = tuple(one for one in every if states.is_valid(one, now))
     if not any(states.trusts(trusted, endpoint.leaf, now) for endpoint in state.ready()):
@@ -202,7 +209,7 @@ def _unregistered(state: states.State) -> list[tuple[states.Configuration, state
 
 
 def _end_of_registration(state: states.State) -> steps.End:
-    # The certificates are another tool's, and so are their problems.
+    # Another tool issues the certificates, so problems with the certificates are not reported here.
     if state.read_only():
         return steps.StepRefused(state.read_only())
     if _unregistered(state):
@@ -211,7 +218,7 @@ def _end_of_registration(state: states.State) -> steps.End:
 
 
 def _takeover(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # (c) The next authority becomes the current one. While it waits for that, a leaf in its look-ahead is renewed.
+    # (c) Make the next CA the current CA. If this step has to wait, renew a leaf that is due in the meantime.
     decision = _promotion(state, now, policy, seen)
     if isinstance(decision, steps.Wait | steps.StepRefused):
         return _ageing_leaf(state, now, policy, seen) or decision
@@ -219,7 +226,7 @@ def _takeover(state: states.State, now: datetime, policy: RotationPolicy, seen: 
 
 
 def _promotion(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # The next authority signs after it has been trusted everywhere for the overlap.
+    # The next CA may sign leaves after every writable caBundle has contained it for the overlap.
     if state.authorities.next_ca is None:
         return None
     if would_break(state, state.authorities.next_ca, now):
@@ -248,7 +255,8 @@ def _untrusting(state: states.State, policy: RotationPolicy) -> states.Problem |
 
 
 def _ageing_leaf(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # The current authority renews a leaf in its look-ahead if that gains time and no client trusts the new leaf less.
+    # The current CA renews a leaf that is due. The new leaf must last longer, and every client that trusts the present
+    # leaf must trust the new leaf.
     leaf, current = state.serving.leaf, state.authorities.current
     if leaf is None or current is None or not states.in_look_ahead(leaf.certificate, now):
         return None
@@ -261,7 +269,7 @@ def _ageing_leaf(state: states.State, now: datetime, policy: RotationPolicy, see
 
 
 def _due_leaf(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # A leaf is renewed in time, and after a change of the authority. The previous authority stays trusted.
+    # Renew the leaf when renewal is due, or when another CA than the current one signed the leaf.
     leaf, current = state.serving.leaf, state.authorities.current
     if leaf is None or current is None:
         return None
@@ -273,14 +281,14 @@ def _due_leaf(state: states.State, now: datetime, policy: RotationPolicy, seen: 
 
 
 def _propagation(state: states.State, now: datetime, policy: RotationPolicy) -> Decision | None:
-    # (d) Every ready endpoint must serve the leaf in the Secret, which is checked by dialling it.
+    # (d) Wait until every ready endpoint serves the leaf in the Secret. The read of the state dialled the endpoints.
     leaf = state.serving.leaf
     lagging = [endpoint for endpoint in state.ready() if leaf is None or endpoint.leaf != leaf.certificate]
     return _lag([f"{one.address}: {one.fault or 'an earlier leaf'}" for one in lagging], state, now, policy)
 
 
 def _retirement(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # (e) Delete a retired authority, which `_bundles` has just found in no caBundle.
+    # (e) Delete the retired CAs from the CA Secret after `_bundles` has removed them from every caBundle.
     retired = state.authorities.retired
     if not retired and not states.unknown_cas(state):
         return None
@@ -291,7 +299,8 @@ def _retirement(state: states.State, now: datetime, policy: RotationPolicy, seen
 
 
 def _unserved(state: states.State, now: datetime, policy: RotationPolicy) -> Decision | None:
-    # The step that is missing before every endpoint is known to serve a leaf of the current authority; None if none is.
+    # Return the step that must precede the removal of a retired CA. None if every endpoint is known to serve a leaf of
+    # the current CA, and this time is recorded.
     leaf, current = state.serving.leaf, state.authorities.current
     if leaf is None or current is None or not states.signed_by(leaf.certificate, current.certificate):
         return steps.Wait("there is no leaf of the current CA yet")
@@ -309,9 +318,10 @@ def _unserved(state: states.State, now: datetime, policy: RotationPolicy) -> Dec
 
 
 def _presented_until(state: states.State, now: datetime, policy: RotationPolicy, *, noted: bool) -> datetime | None:
-    # The certificate that an API server presents cannot be asked for. So a retired CA stays until none of its leaves
-    # can be valid, or until a person states that all API servers present the new pair, which is recorded. An authority
-    # that only the ConfigMap has may be newer than that record.
+    # Return the time until which an API server may present a certificate of a retired CA; None if no API server can.
+    # The certificate that an API server presents cannot be read. So a retired CA stays until its own certificate
+    # expires, or until the user states with --installed that all API servers present the new certificate. The statement
+    # is recorded. A CA that is only in the ConfigMap may be newer than the record.
     if policy.installed:
         return None
     possible = (*states.unknown_cas(state), *(() if noted else state.authorities.retired))
@@ -325,7 +335,8 @@ def _retained(state: states.State, now: datetime, policy: RotationPolicy, seen: 
 
 
 def _lag(told: list[str], state: states.State, now: datetime, policy: RotationPolicy) -> Decision | None:
-    # Wait for endpoints that do not serve the new leaf. An endpoint that takes longer than kubelet may needs a person.
+    # Wait for endpoints that do not serve the new leaf. If an endpoint takes longer than PROPAGATION, stop with a
+    # problem for a person.
     if not told or state.serving.leaf is None:
         return None
     made = states.issued(state.serving.leaf.certificate)
@@ -336,7 +347,7 @@ def _lag(told: list[str], state: states.State, now: datetime, policy: RotationPo
 
 
 def _settling(state: states.State, now: datetime, policy: RotationPolicy, seen: timedelta) -> steps.Wait | None:
-    # Give the API servers a moment, because this run, or a person, may have just changed a caBundle.
+    # Wait a moment if a caBundle may have just changed, so that the API servers can read the new caBundle.
     left = policy.settle(policy.overlap) - seen
     return (
         steps.Wait(f"the {policy.readers} are given a moment to read the caBundles", now + left)
@@ -346,7 +357,8 @@ def _settling(state: states.State, now: datetime, policy: RotationPolicy, seen: 
 
 
 def _lasting(due: datetime, left: timedelta, now: datetime, reason: str) -> steps.Wait | None:
-    # Wait until the step is due by the wall clock, and until this run itself has seen the condition for a moment.
+    # Wait until `due` by the wall clock. Also wait until this run itself has observed the condition for long enough:
+    # `left` is the rest of that time.
     until = max(due, now + left)
     return steps.Wait(reason, until) if until > now else None
 
@@ -356,16 +368,16 @@ def _elsewhere(state: states.State) -> str:
 
 
 def _end(state: states.State, now: datetime, policy: RotationPolicy) -> steps.End:
-    # All is done, except for problems that need a person, and for missing configurations or endpoints.
+    # No step is due. Report the problems that need a person, for example missing configurations or endpoints.
     if problems := (*idle(state, now, policy), *state.read_only()):
         return steps.StepRefused(problems)
     return steps.Wait(_UNANSWERED) if _unregistered(state) else steps.Done(_next_due(state))
 
 
 def idle(state: states.State, now: datetime, policy: RotationPolicy) -> tuple[states.Problem, ...]:
-    """Return the problems that a person must solve before a call can succeed, although the certificates are correct.
+    """Return the problems that prevent every call of the webhook although the certificates are correct.
 
-    A fresh leaf may be the first one, which the webhook waits for before it starts. So the webhook is given some time.
+    Return no problem while the leaf is new, because the webhook may have waited for its first leaf and may be starting.
     """
     leaf = state.serving.leaf
     if leaf and now - states.issued(leaf.certificate) < steps.PROPAGATION:

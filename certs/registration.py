@@ -1,7 +1,7 @@
-"""Reads the webhooks that a configuration declares in an annotation, and compares them with those that are registered.
+"""Reads the webhooks that a webhook configuration declares in an annotation, and compares them with its own webhooks.
 
-The manifests apply configurations without webhooks, so an image that never starts blocks no pod. A run registers the
-declared webhooks after a replica has answered. A later apply changes the annotation, and a run then registers again.
+The manifests contain configurations without webhooks, so an image that never starts blocks no pod. A run of vcuda-certs
+registers the declared webhooks after a replica has answered. It registers them again after the annotation has changed.
 """
 
 import base64
@@ -14,19 +14,20 @@ import yaml
 from certs import parsing, state
 
 ANNOTATION = "quota.vcuda.io/webhooks"
-"""The webhooks of a configuration as YAML, without caBundles."""
+"""The annotation that declares the webhooks of a configuration, as YAML without caBundles."""
 
 Webhook = dict[str, Any]
 
 
 class UnusableDeclaration(ValueError):
-    """The annotation does not hold a list of webhooks."""
+    """The annotation is not a usable list of webhooks."""
 
 
 def declared(item: parsing.Json, kind: str, refs: parsing.ObjectRefs) -> state.Declared | None:
-    """Return the webhooks that the configuration declares. None: it declares none, or webhooks of another Service.
+    """Return the webhooks that the configuration declares. Raises UnusableDeclaration.
 
-    The caBundles are those of the registered webhooks of the same names. Raises UnusableDeclaration.
+    Each declared webhook gets the caBundle of the registered webhook with its name. Return None if the configuration
+    declares no webhooks, or if a declared webhook calls another Service.
     """
     if not declares(item):
         return None
@@ -57,7 +58,7 @@ def with_bundles(webhooks: Sequence[Webhook], bundles: Sequence[state.Certificat
 
 
 def difference(wanted: Sequence[Webhook], there: Sequence[Webhook]) -> str:
-    """Return how the registered webhooks differ from the wanted ones; empty if they are the same."""
+    """Return how the registered webhooks ``there`` differ from the ``wanted`` webhooks; empty if they are equal."""
     if not there and wanted:
         return "no webhook is registered yet"
     wanted_by_name, by_name = _by_name(wanted), _by_name(there)
@@ -68,10 +69,10 @@ def difference(wanted: Sequence[Webhook], there: Sequence[Webhook]) -> str:
 
 
 def _webhooks(text: object) -> list[Webhook]:
-    # A person may have edited the annotation, so its shape is checked as far as it is read here. The API server checks
-    # the rest.
+    # A user may have edited the annotation. Only the fields that this module reads are checked here. The API server
+    # checks the others.
     try:
-        # JSON allows none of what YAML adds, such as dates and references.
+        # The round trip through JSON rejects YAML values that JSON does not have, such as dates.
         found = json.loads(json.dumps(yaml.safe_load(str(text))))
     except (yaml.YAMLError, TypeError, ValueError, RecursionError) as error:
         raise UnusableDeclaration(f"not YAML: {str(error).splitlines()[0]}") from error

@@ -1,4 +1,4 @@
-"""The report of `vcuda-certs status`: every certificate with its place, the trust of each call, and open problems."""
+"""The report of `vcuda-certs status`: all certificates, whether webhook calls are trusted, and the open problems."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -14,12 +14,13 @@ from vcuda.cli import aligned
 
 _UNTRUSTED = "the caBundle does not trust the leaf that is served"
 _PERHAPS = "an intermediate CA may be between the caBundle and the leaf that is served"
-# A report watches nothing itself, so it believes the recorded times. Otherwise every report would say "wait".
+# A report reads the state only once. So it assumes that each condition has been observed for long enough, and relies on
+# the recorded times. Otherwise the next step in every report would be to wait.
 _FOREVER = steps.SeenFor(*[timedelta(days=36500)] * 3)
 
 
 class CertificateRow(msgspec.Struct, frozen=True, rename="camel"):
-    """One certificate in one place."""
+    """One certificate in one place, for example a Secret. ``days_left``: whole days until the certificate expires."""
 
     certificate: str
     place: str
@@ -30,9 +31,10 @@ class CertificateRow(msgspec.Struct, frozen=True, rename="camel"):
 
 @dataclass(frozen=True, slots=True)
 class WebhookCall:
-    """Whether the API server, when it calls this webhook at this endpoint, trusts its certificate.
+    """The trust of the API server when it calls one webhook at one endpoint.
 
-    ``trusted``: None if that cannot be checked from here. ``fault``: why it is not trusted, or cannot be checked.
+    ``trusted``: True if the API server accepts the endpoint's certificate; None if this cannot be checked from here.
+    ``fault``: why ``trusted`` is not True; empty if ``trusted`` is True.
     """
 
     webhook: str
@@ -42,7 +44,7 @@ class WebhookCall:
 
 
 class Report(msgspec.Struct, frozen=True, rename={"rows": "certificates", "next_step": "next"}):
-    """The whole report. ``next_step``: the first step of the next rotation."""
+    """The whole report. ``next_step``: the step that the next run of the rotation will take first."""
 
     rows: tuple[CertificateRow, ...]
     calls: tuple[WebhookCall, ...]
@@ -54,7 +56,7 @@ class Report(msgspec.Struct, frozen=True, rename={"rows": "certificates", "next_
 def report_on(
     state: observed.State, refs: parsing.ObjectRefs, now: datetime, policy: steps.RotationPolicy, rotate: str
 ) -> Report:
-    """Return the report. ``rotate``: the command that rotates now, recommended for overdue steps."""
+    """Return the report on ``state``. ``rotate``: the command to recommend if a rotation is overdue."""
     decision = plan(state, now, policy, _FOREVER)
     calls = tuple(_call(hook, endpoint, now) for hook in state.hooks() for endpoint in state.ready())
     failing = [call for call in calls if call.trusted is False]
@@ -62,7 +64,7 @@ def report_on(
         problems = decision.problems
     elif isinstance(decision, steps.Done | steps.Wait):
         command = f"kubectl -n {refs.namespace} describe secret {refs.serving_secret}"
-        # Calls that fail although no rotation is due.
+        # These calls fail although no step of a rotation is due.
         texts = sorted({f"{call.webhook}: {call.endpoint}: {call.fault}" for call in failing})
         problems = tuple(observed.Problem(text, command if state.tool else policy.commands.restart) for text in texts)
     else:
@@ -77,7 +79,7 @@ def report_on(
 
 
 def _undone(calls: Iterable[WebhookCall], faults: Iterable[str], command: str) -> tuple[observed.Problem, ...]:
-    # Faults that a rotation would repair, and should have repaired before.
+    # Return a problem for each fault that an earlier rotation should have repaired.
     texts = [*sorted({call.fault for call in calls}), *filter(None, faults)]
     return tuple(
         observed.Problem(f"a rotation has not run, or has not come to its end: {text}", command) for text in texts
@@ -130,7 +132,7 @@ def _row(certificates: Iterable[x509.Certificate], place: str, now: datetime, no
 
 
 def _short(certificate: x509.Certificate) -> str:
-    # The subject and the start of the fingerprint distinguish two certificates.
+    # Return the subject and the start of the fingerprint, which together identify a certificate in the report.
     try:
         common = ", ".join(str(part.value) for part in certificate.subject) or "(no subject)"
     except ValueError:
@@ -154,7 +156,8 @@ def _fault(hook: observed.Hook, leaf: x509.Certificate | None, now: datetime) ->
 
 
 def _late(state: observed.State, now: datetime, policy: steps.RotationPolicy) -> str:
-    # Faults that the hourly rotation would have repaired: an unusable leaf, or less than a quarter of a life left.
+    # Return a fault that shows that the hourly rotation does not run: the leaf is unusable, or a certificate has less
+    # than a quarter of its life left. Renewal is due at a third.
     leaf, current = state.serving.leaf, state.authorities.current
     if leaf is None or broken(state, now, policy):
         return broken(state, now, policy)

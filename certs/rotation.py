@@ -1,4 +1,4 @@
-"""Runs a rotation: reads the state, takes the next step of the plan or waits for it, until nothing is due."""
+"""Runs a certificate rotation: reads the state and takes the next step of the plan, until no step is due."""
 
 import time
 from collections.abc import Callable
@@ -13,28 +13,28 @@ from vcuda.errors import ApiError, Conflict, Forbidden, Unavailable, VcudaError
 
 POLL_SECONDS = 2.0
 
-# Several times the steps of any rotation. After so many, another program must be undoing them.
+# No rotation needs nearly so many steps. A run stops after this number, because another program must be undoing them.
 MAX_STEPS = 100
 
-# Consecutive requests that may fail, because another writer was first or the API server did not answer. With the waits
-# between them they take longer than an API server needs to read all roles after a start (AuthorizerGrace).
+# A run fails after so many consecutive Conflict or Unavailable errors. The retries take longer than an API server needs
+# to load all roles after its start (AuthorizerGrace).
 MAX_ATTEMPTS = 12
 
 
 class RotationStore(Protocol):
-    """The place of the state: a cluster, or a copy of it."""
+    """Reads and writes the state of a rotation, in a cluster or in a copy."""
 
     def read(self, now: Callable[[], datetime]) -> State: ...
 
     def write(self, write: steps.Write) -> None:
-        """Make one write. Raises Conflict if the object has changed since it was read, or another VcudaError."""
+        """Make one write. Raises Conflict if the object has changed since the last `read`, or another VcudaError."""
 
 
 class Clock(Protocol):
     """The wall clock and the monotonic clock."""
 
     def now(self) -> datetime:
-        """The wall clock, UTC."""
+        """Return the time of the wall clock, in UTC."""
 
     def monotonic(self) -> float: ...
 
@@ -52,7 +52,7 @@ class SystemClock:
 
 
 class DryRunStore:
-    """A copy of the state, and a clock that jumps ahead instead of waiting. The cluster is not changed."""
+    """The store and the clock of a dry run: a copy of the state, and a clock that jumps ahead instead of waiting."""
 
     def __init__(self, state: State, now: datetime) -> None:
         self._state = state
@@ -73,11 +73,12 @@ class DryRunStore:
         return self._elapsed
 
     def sleep(self, seconds: float) -> None:
-        """Advance the time, and have every endpoint read the Secret."""
+        """Advance the clock, and let every endpoint serve the leaf in the serving Secret."""
         self._elapsed += seconds
         self._now += timedelta(seconds=seconds)
         leaf = self._state.serving.leaf
-        # Endpoints serve the new leaf after a wait, as they do after kubelet's update. No endpoint becomes ready.
+        # In a cluster, endpoints serve a new leaf some time after kubelet has updated the Secret. An unready endpoint
+        # stays unready.
         if leaf is not None:
             followed = (replace(one, leaf=leaf.certificate, fault="") for one in self._state.endpoints)
             self._state = replace(self._state, endpoints=tuple(followed))
@@ -85,22 +86,23 @@ class DryRunStore:
 
 @dataclass(slots=True)
 class Observations:
-    """Since when this run has seen conditions at every reading, in seconds of a clock that does not jump.
+    """The observations of one run.
 
-    ``forbidden``: the configurations that this run was not allowed to write.
+    ``forbidden``: the configurations that this run was forbidden to write, each with the problem to report.
     """
 
-    # The CA Secret's annotations have such times by the wall clocks of earlier runs. The plan requires both.
+    # For each condition, the time on the monotonic clock since which every read has confirmed it, in seconds. The CA
+    # Secret records such times by the wall clock of earlier runs. The plan requires both times.
     _since: dict[str, float] = field(default_factory=dict)
     forbidden: dict[str, Problem] = field(default_factory=dict)
 
     def with_read_only(self, state: State) -> State:
-        """Return the state with the forbidden configurations as read-only."""
+        """Return ``state`` with each forbidden configuration marked as read-only."""
         found = ((one, self.forbidden.get(str(one))) for one in state.configurations)
         return replace(state, configurations=tuple(replace(one, read_only=why) if why else one for one, why in found))
 
     def observe(self, state: State, now: datetime, monotonic: float) -> steps.SeenFor:
-        """Note the conditions in ``state``, and return for how long they have held."""
+        """Record which conditions ``state`` fulfils, and return how long each has been fulfilled without a break."""
         signing = {"next": state.authorities.next_ca, "current": state.authorities.current}
         names = {slot: fingerprint(one.certificate) for slot, one in signing.items() if one}
         holding = {name for slot, name in names.items() if published(state, signing[slot])}
@@ -119,7 +121,12 @@ class Observations:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """A run that may wait for ``budget`` in all. ``told`` is called before each step, and once for each wait."""
+    """One run of the rotation.
+
+    ``budget``: the total time that the run may wait.
+    ``told``: is called with each step before the step is taken, and with each new reason to wait.
+    ``longest_sleep``: the maximum number of seconds between two reads of the state.
+    """
 
     store: RotationStore
     policy: steps.RotationPolicy
@@ -129,7 +136,7 @@ class Rotation:
     longest_sleep: float = POLL_SECONDS
 
     def run(self) -> steps.End:
-        """Take steps until nothing is due, a person is needed, or the next wait is beyond the budget.
+        """Take steps until no step is due, a person must solve a problem, or the next wait would exceed the budget.
 
         Raises VcudaError.
         """
@@ -154,7 +161,7 @@ class Rotation:
                 faults += 1
                 if faults >= MAX_ATTEMPTS:
                     raise
-                # The run that lost waits while the other goes on, so that two runs do not collide in every write.
+                # Wait after a conflict, so that two simultaneous runs do not conflict in every write.
                 self.clock.sleep(min(faults * 0.2, 2.0))
         text = f"after {MAX_STEPS} steps there is still something to do, so something else undoes them"
         return steps.StepRefused((Problem(text, self.policy.commands.dry_run),))
@@ -166,7 +173,7 @@ class Rotation:
         return plan(state, now, self.policy, seen), state
 
     def _take(self, step: steps.Step, state: State, observations: Observations) -> None:
-        # Make the write of the step. A configuration that must not be written does not block the steps of the others.
+        # If the API server forbids the write of a configuration, remember this and go on with the other configurations.
         self.told(step)
         try:
             self.store.write(steps.write_of(step, state, self.clock.now(), self.policy))
@@ -186,7 +193,7 @@ class Rotation:
 
 
 def _ended(decision: steps.End, state: State) -> steps.End:
-    # The end of the run. Configurations that it could not write need a person in any case.
+    # A run with a read-only configuration always ends with problems for a person.
     if not state.read_only():
         return decision
     others = decision.problems if isinstance(decision, steps.StepRefused) else ()
@@ -194,5 +201,5 @@ def _ended(decision: steps.End, state: State) -> steps.End:
 
 
 def explained(error: VcudaError) -> str:
-    """Return the text of the error, after the rejected request if there was one."""
+    """Return the message of the error. If the API server rejected a request, the request comes first."""
     return f"{error.request}: {error}" if isinstance(error, ApiError) and error.request else str(error)

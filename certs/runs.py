@@ -1,4 +1,4 @@
-"""The run of a rotation that the commands of `vcuda-certs` share, with its output and its exit status."""
+"""Runs a rotation or a report for the commands of `vcuda-certs`, prints the output and sets the exit status."""
 
 import json
 import sys
@@ -22,13 +22,17 @@ _LONG = timedelta(days=36500)
 
 @dataclass(frozen=True, slots=True)
 class StepLog:
-    """The output of a run: each step at once for people, and all steps at the end for scripts."""
+    """The steps and waits of a run so far.
+
+    ``say``: prints the text of a step or wait at once, for people.
+    ``steps``: all steps and waits, for the JSON document at the end of the run.
+    """
 
     say: Callable[[str], None]
     steps: list[dict[str, str]] = field(default_factory=list)
 
     def __call__(self, decision: Step | Wait) -> None:
-        """Add one step or wait."""
+        """Record and print one step or wait."""
         told = {"step": type(decision).__name__, **_described(decision)}
         self.steps.append(told)
         self.say(" ".join(told.values()))
@@ -42,7 +46,7 @@ def rotate(
     dry_run: bool,
     output: str,
 ) -> NoReturn:
-    """Run a rotation in the store, print its steps, and end the process."""
+    """Run a rotation in the store, print its steps, and exit. ``timeout``: the total time that the run may wait."""
     log = StepLog(click.echo if output == "table" else lambda _: None)
     clock = rotation.SystemClock()
 
@@ -57,7 +61,7 @@ def rotate(
 
 
 def show(store: Callable[[], ClusterStore], policy: RotationPolicy, job: str, output: str) -> NoReturn:
-    """Print the report of the store, and end the process. ``job``: the CronJob that rotates."""
+    """Print a report on the state in the store, and exit. ``job``: the name of the CronJob that rotates."""
 
     def run() -> int:
         there, clock = store(), rotation.SystemClock()
@@ -70,7 +74,7 @@ def show(store: Callable[[], ClusterStore], policy: RotationPolicy, job: str, ou
 
 
 def with_faults(run: Callable[[], int]) -> NoReturn:
-    """End the process with the status that ``run`` returns, or with that of its error."""
+    """Call ``run`` and exit with the status that it returns. If ``run`` raises VcudaError, print the error."""
     try:
         sys.exit(run())
     except errors.VcudaError as error:

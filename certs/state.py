@@ -1,4 +1,4 @@
-"""The observed state of a rotation: two Secrets, caBundles, and endpoints. Frozen data, without I/O or a clock."""
+"""The observed state of a certificate rotation: two Secrets, the caBundles and the endpoints. Frozen data, no I/O."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ UNREADABLE_EXTENSIONS = (x509.ExtensionNotFound, x509.DuplicateExtension, x509.U
 
 @dataclass(frozen=True, slots=True)
 class SeenSince:
-    """The time since which a condition holds for the authority with this fingerprint."""
+    """The time since which a condition holds for one CA. ``fingerprint``: the CA certificate's SHA-256 in hex."""
 
     fingerprint: str
     since: datetime
@@ -26,13 +26,15 @@ class SeenSince:
 
 @dataclass(frozen=True, slots=True)
 class Authorities:
-    """The CA Secret.
+    """The CA Secret. An authority is a CA. A leaf is a certificate that an authority signed for the webhook.
 
-    ``version``: its resourceVersion; empty if there is no Secret. ``current``: the authority that signs the leaves.
-    ``next_ca``: an authority that is published and signs nothing yet. ``retired``: authorities that sign nothing any
-    more, and are trusted until no endpoint serves a leaf of theirs. ``trusted``: since when every caBundle has
-    ``next_ca``. ``served``: since when every endpoint has a leaf of ``current``. ``faults``: the unusable parts of the
-    Secret.
+    ``version``: the Secret's resourceVersion; empty if the Secret does not exist.
+    ``current``: the authority that signs new leaves.
+    ``next_ca``: the authority that will replace ``current``. The caBundles get this authority first.
+    ``retired``: former authorities. They sign no new leaf, but endpoints may still serve their leaves.
+    ``trusted``: the time since which every writable caBundle contains ``next_ca``.
+    ``served``: the time since which every endpoint serves a leaf of ``current``.
+    ``faults``: a message for each unusable part of the Secret.
     """
 
     version: str = ""
@@ -46,10 +48,11 @@ class Authorities:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """The serving Secret.
+    """The serving Secret, which holds the webhook's certificate and key.
 
-    ``leaf``: None if there is no usable pair, and ``fault`` then says why. ``authorities``: the certificates in its
-    ``ca.crt``.
+    ``version``: the Secret's resourceVersion; empty if the Secret does not exist.
+    ``leaf``: the certificate with its key; None if they are missing or unusable. ``fault`` is the reason for None.
+    ``authorities``: the CA certificates in the Secret's ``ca.crt``.
     """
 
     version: str = ""
@@ -60,10 +63,12 @@ class Serving:
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """One webhook of a configuration, at ``index`` of its list, that calls our Service, with the CAs in its caBundle.
+    """One webhook of a webhook configuration. The webhook calls our Service.
 
-    ``faulty``: a part of the caBundle is not a certificate. ``server``: the name that the API server requires in a
-    leaf; empty if it is unknown.
+    ``index``: the webhook's position in the configuration's list.
+    ``bundle``: the certificates in the webhook's caBundle.
+    ``faulty``: True if a part of the caBundle is not a certificate.
+    ``server``: the name that the API server requires in the served certificate; empty if that name is unknown.
     """
 
     index: int
@@ -77,8 +82,9 @@ class Hook:
 class Declared:
     """The webhooks that a configuration declares in its annotation.
 
-    ``webhooks``: as the API takes them, with the caBundles that are registered. ``hooks``: the same webhooks, decoded.
-    ``difference``: how the registered webhooks differ; empty if they are the same.
+    ``webhooks``: the declared webhooks as JSON objects for the API server, with the caBundles of the registered ones.
+    ``hooks``: the decoded form of ``webhooks``.
+    ``difference``: how the registered webhooks differ from the declared ones; empty if they are equal.
     """
 
     webhooks: tuple[dict[str, Any], ...]
@@ -88,10 +94,14 @@ class Declared:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A webhook configuration: ``kind`` is Mutating- or ValidatingWebhookConfiguration.
+    """A webhook configuration, or for a client CA the ConfigMap that the webhook reads.
 
-    ``hooks``: its registered webhooks. ``declared``: None if its webhooks are not ours to register.
-    ``read_only``: why it must not be written; None if it may be. Its caBundles count in any case.
+    ``kind``: MutatingWebhookConfiguration, ValidatingWebhookConfiguration or ConfigMap.
+    ``version``: the resourceVersion.
+    ``hooks``: the registered webhooks that call our Service.
+    ``read_only``: why vcuda-certs must not write this configuration; None if vcuda-certs may write. The plan considers
+    the caBundles of a read-only configuration too.
+    ``declared``: the webhooks that vcuda-certs must register; None if vcuda-certs must register none.
     """
 
     kind: str
@@ -110,7 +120,11 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class DialledEndpoint:
-    """An address of the webhook (HOST:PORT), and the leaf that it serves. If it serves none, ``fault`` says why."""
+    """An endpoint of the webhook, with the certificate that the endpoint served when it was dialled.
+
+    ``address``: HOST:PORT.
+    ``leaf``: the served certificate; None if dialling failed. ``fault`` is the reason for None.
+    """
 
     address: str
     ready: bool
@@ -120,7 +134,7 @@ class DialledEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A problem that a person must solve, and the command to begin with."""
+    """A problem that a person must solve. ``command``: the command that this person should run first."""
 
     text: str
     command: str
@@ -133,8 +147,9 @@ class Problem:
 class State:
     """The whole state, as read at one time.
 
-    ``left_alone``: sentences on objects that belong to others. ``tool``: the name of another tool that issues the
-    certificates; the registrations alone are ours then.
+    ``left_alone``: a message for each object that vcuda-certs does not change because another owner manages it.
+    ``tool``: the other tool that issues the certificates, for example cert-manager. If set, vcuda-certs only registers
+    webhooks. Empty if vcuda-certs issues the certificates.
     """
 
     authorities: Authorities = field(default_factory=Authorities)
@@ -146,14 +161,14 @@ class State:
     problems: tuple[Problem, ...] = ()
 
     def hooks(self) -> Iterator[Hook]:
-        """Every webhook that calls our Service."""
+        """Return every webhook that calls our Service, of all configurations."""
         return (hook for configuration in self.configurations for hook in configuration.hooks)
 
     def declares(self) -> bool:
         return any(configuration.declared for configuration in self.configurations)
 
     def read_only(self) -> tuple[Problem, ...]:
-        """The problems that a person must solve before all configurations can be written."""
+        """Return one problem for each configuration that vcuda-certs must not write."""
         return tuple(one.read_only for one in self.configurations if one.read_only)
 
     def ready(self) -> tuple[DialledEndpoint, ...]:
@@ -161,14 +176,17 @@ class State:
 
 
 def known(state: State) -> Certificates:
-    """Return every authority in the CA Secret, oldest first."""
+    """Return the certificate of every CA in the CA Secret, oldest first."""
     signing = (state.authorities.current, state.authorities.next_ca)
     return (*state.authorities.retired, *(one.certificate for one in signing if one))
 
 
 def unknown_cas(state: State) -> Certificates:
-    """Return our authorities in caBundles that the CA Secret lacks, because it was restored or partly lost."""
-    # They are removed like retired ones, and are put into no other caBundle: a name alone does not make them trusted.
+    """Return the CAs that are in a caBundle and have our name, but are missing from the CA Secret.
+
+    The CA Secret may have been restored from a backup, or partly lost.
+    """
+    # Such a CA is removed like a retired CA. It is added to no other caBundle, because anyone can choose our name.
     found = dict.fromkeys(one for hook in state.hooks() for one in hook.bundle if is_ours(one))
     return tuple(one for one in found if one not in known(state))
 
@@ -178,24 +196,24 @@ def fingerprint(certificate: x509.Certificate) -> str:
 
 
 def issued(certificate: x509.Certificate) -> datetime:
-    """When a certificate of ours was issued: its start, without the time that it is backdated by."""
+    """Return the time at which our certificate was issued. Its notBefore is earlier by BACKDATE."""
     return certificate.not_valid_before_utc + BACKDATE
 
 
 def is_valid(certificate: x509.Certificate, now: datetime) -> bool:
-    """Whether ``now`` is within its time."""
+    """Return True if ``now`` is between the certificate's notBefore and notAfter."""
     return certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc
 
 
 def in_look_ahead(certificate: x509.Certificate, now: datetime) -> bool:
-    """Whether less than a third of its life is left, so that a renewal may fail and be retried."""
-    # cert-manager uses the same fraction.
+    """Return True if less than a third of the certificate's life is left. Renewal is then due."""
+    # A third leaves time to retry a failed renewal. cert-manager also renews at a third.
     life = certificate.not_valid_after_utc - issued(certificate)
     return certificate.not_valid_after_utc - now < life / 3
 
 
 def signed_by(leaf: x509.Certificate, authority: x509.Certificate) -> bool:
-    """Whether ``authority`` signed ``leaf``, regardless of times and names."""
+    """Return True if ``authority`` signed ``leaf``. Validity periods and names are not checked."""
     try:
         leaf.verify_directly_issued_by(authority)
     except (InvalidSignature, UnsupportedAlgorithm, ValueError, TypeError):
@@ -204,15 +222,15 @@ def signed_by(leaf: x509.Certificate, authority: x509.Certificate) -> bool:
 
 
 def trusts(bundle: Iterable[x509.Certificate], leaf: x509.Certificate | None, now: datetime) -> bool:
-    """Whether a client that trusts ``bundle`` accepts the signature and the times of ``leaf``."""
+    """Return True if a client that trusts ``bundle`` accepts the signature and the validity period of ``leaf``."""
     if leaf is None or not is_valid(leaf, now):
         return False
     return any(is_valid(authority, now) and signed_by(leaf, authority) for authority in bundle)
 
 
 def may_chain(bundle: Iterable[x509.Certificate], leaf: x509.Certificate, now: datetime) -> bool:
-    """Whether a client that trusts ``bundle`` may accept ``leaf`` by an intermediate CA that is served with it."""
-    # Only the served leaf is read, so intermediates of other CAs are unknown. Our authorities sign no other authority
+    """Return True if a client that trusts ``bundle`` may accept ``leaf`` through an intermediate CA."""
+    # The endpoint may serve intermediates with the leaf, but only the leaf is read. Our CAs have no intermediates
     # (path length 0).
     if is_signed_by_ours(leaf) or not is_valid(leaf, now):
         return False
@@ -224,13 +242,13 @@ def may_chain(bundle: Iterable[x509.Certificate], leaf: x509.Certificate, now: d
 
 
 def is_for(leaf: x509.Certificate, server: str) -> bool:
-    """Whether the leaf is for this DNS name or IP address, by itself or by a wildcard in place of its first label."""
+    """Return True if the certificate names ``server``, or a wildcard such as ``*.example.com`` that matches it."""
     names = {name.lower() for name in names_of(leaf)}
     return not names.isdisjoint({server, f"*.{server.partition('.')[2]}"})
 
 
 def names_of(subject: Names | x509.Certificate) -> frozenset[str]:
-    """The DNS names and IP addresses of the certificate, as text."""
+    """Return the DNS names and IP addresses of the certificate, as text."""
     if isinstance(subject, Names):
         return frozenset([*subject.dns, *map(str, subject.addresses)])
     try:

@@ -1,4 +1,4 @@
-"""The steps of a rotation, its other decisions, and the writes of each step."""
+"""The steps of a certificate rotation, the decisions to wait or stop, and the write that each step makes."""
 
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -9,21 +9,23 @@ from vcuda.x509 import AUTHORITY_LIFE, LEAF_LIFE, Names, Signed, is_ours, make_a
 OVERLAP = timedelta(hours=1)
 RETENTION = timedelta(days=1)
 
-# Time for which a run itself must have seen a state before it acts on it, so that a jump of the wall clock cannot
-# shorten it. API servers use a changed caBundle within about a second.
+# Before a run acts on a condition, the run itself must have observed the condition for this long. The run measures with
+# a monotonic clock, so a jump of the wall clock cannot shorten the wait. API servers use a changed caBundle within
+# about a second.
 SETTLE = timedelta(seconds=10)
 
-# Webhooks take longer: kubelet updates a mounted ConfigMap at its next sync, up to about 100 s in all.
+# The value of SETTLE for client certificates. A webhook reads the CA from a mounted ConfigMap, which kubelet updates
+# within about 100 s.
 CLIENT_SETTLE = timedelta(minutes=2)
 
-# Time for an endpoint to serve a new leaf before a person should check it. kubelet updates a mounted Secret at its next
-# sync (60 s and a jitter), from a cache that may be older: up to about 100 s in all.
+# An endpoint that serves no new leaf after this time needs a person. kubelet updates a mounted Secret within about
+# 100 s: at the next sync (60 s plus jitter), from a cache that may be stale.
 PROPAGATION = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """The commands that messages recommend."""
+    """The shell commands that messages recommend to the user."""
 
     restart: str = "kubectl -n vcuda-quota rollout restart deployment/vcuda-webhook"
     endpoints: str = "kubectl -n vcuda-quota get pods,endpointslices"
@@ -35,16 +37,18 @@ class Commands:
 
 @dataclass(frozen=True, slots=True)
 class RotationPolicy:
-    """The settings of a rotation.
+    """The settings of a rotation. An authority is a CA. A leaf is a certificate that an authority signed.
 
-    ``overlap``: time for which a new authority is trusted everywhere before a leaf of it is served.
-    ``retention``: time for which the old authority is trusted after its last leaf was served.
-    ``issued_before``: certificates from before this time are replaced, however long they are valid.
-    ``registered``: webhook configurations must call the Service.
-    ``client``: the common name of a client certificate, which API servers present to the webhook; empty for the serving
-    certificate.
-    ``installed``: a person states that all API servers present the pair in the Secret.
-    ``registers_only``: another tool issues the certificates, and a run only registers webhooks.
+    ``names``: the names for which the serving certificate is issued.
+    ``authority_life``, ``leaf_life``: how long a new CA or leaf is valid.
+    ``overlap``: how long every caBundle must contain a new CA before an endpoint serves a leaf of this CA.
+    ``retention``: how long a retired CA stays in the caBundles after an endpoint last served a leaf of this CA.
+    ``issued_before``: certificates that were issued before this time are replaced, even if they are still valid.
+    ``registered``: True if webhook configurations call the Service. If none does, the run reports a problem.
+    ``client``: the common name of the client certificate that API servers present to the webhook. Empty if the rotation
+    is of the webhook's serving certificate.
+    ``installed``: True if the user states that all API servers present the client certificate in the Secret.
+    ``registers_only``: True if another tool issues the certificates. A run then only registers webhooks.
     """
 
     names: Names
@@ -61,20 +65,21 @@ class RotationPolicy:
 
     @property
     def readers(self) -> str:
-        """The programs that trust by the caBundles."""
+        """The programs that read the CAs, for messages."""
         return "webhooks" if self.client else "API servers"
 
     def settle(self, span: timedelta) -> timedelta:
-        """The time for which a run itself must see a condition that holds for ``span`` by the wall clock."""
+        """Return how long the run itself must observe a condition that must last for ``span`` by the wall clock."""
         return min(CLIENT_SETTLE if self.client else SETTLE, span)
 
 
 @dataclass(frozen=True, slots=True)
 class SeenFor:
-    """How long this run has seen conditions without a break, by a clock that does not jump.
+    """How long this run has observed three conditions without a break, by the monotonic clock.
 
-    ``next_ca``, ``current``: every caBundle that may be written has this authority. ``served``: every endpoint serves a
-    leaf of the current authority.
+    ``next_ca``: every writable caBundle contains the next CA.
+    ``current``: every writable caBundle contains the current CA.
+    ``served``: every endpoint serves a leaf of the current CA.
     """
 
     next_ca: timedelta = timedelta()
@@ -84,18 +89,18 @@ class SeenFor:
 
 @dataclass(frozen=True, slots=True)
 class Reasoned:
-    """A step with the reason for it. The name of the class is the name that people see."""
+    """A step with its reason. The output of `vcuda-certs` shows the class name as the name of the step."""
 
     reason: str
 
 
 class MakeAuthority(Reasoned):
-    """Make the next authority, and store it together with the current one."""
+    """Make the next CA, and store it in the CA Secret together with the current CA."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetBundles:
-    """Give one configuration's webhooks these caBundles, in the order of its hooks."""
+    """Write the caBundles of one configuration. ``bundles``: one caBundle for each of its hooks, in their order."""
 
     configuration: str
     bundles: tuple[observed.Certificates, ...]
@@ -104,7 +109,7 @@ class SetBundles:
 
 @dataclass(frozen=True, slots=True)
 class RegisterWebhooks:
-    """Give one configuration its declared webhooks, with these caBundles."""
+    """Register the declared webhooks of one configuration. ``bundles``: one caBundle for each declared webhook."""
 
     configuration: str
     bundles: tuple[observed.Certificates, ...]
@@ -112,23 +117,23 @@ class RegisterWebhooks:
 
 
 class NoteTrusted(Reasoned):
-    """Record since when the next authority is trusted everywhere."""
+    """Record the current time as the time since which every writable caBundle contains the next CA."""
 
 
 class Promote(Reasoned):
-    """Make the next authority the current one, and retire the previous one."""
+    """Make the next CA the current CA, and retire the previous CA."""
 
 
 class IssueLeaf(Reasoned):
-    """Put a new leaf of the current authority into the serving Secret."""
+    """Write a new leaf, signed by the current CA, into the serving Secret."""
 
 
 class NoteServed(Reasoned):
-    """Record since when every endpoint serves a leaf of the current authority."""
+    """Record the current time as the time since which every endpoint serves a leaf of the current CA."""
 
 
 class Forget(Reasoned):
-    """Delete the retired authorities, which no caBundle has any more."""
+    """Delete the retired CAs from the CA Secret, after they were removed from every caBundle."""
 
 
 Step = MakeAuthority | SetBundles | RegisterWebhooks | NoteTrusted | Promote | IssueLeaf | NoteServed | Forget
@@ -136,7 +141,7 @@ Step = MakeAuthority | SetBundles | RegisterWebhooks | NoteTrusted | Promote | I
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait until ``until``, or if that is None, until the endpoints have changed."""
+    """Wait until the time ``until``. If ``until`` is None, wait until the endpoints have changed."""
 
     reason: str
     until: datetime | None = None
@@ -151,30 +156,30 @@ class StepRefused:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Nothing is due now."""
+    """No step is due now."""
 
     until: datetime | None
-    """The time of the next step; None if no certificate is ours."""
+    """The time of the next step; None if vcuda-certs issued no certificate here."""
     reason: str = ""
-    """Why nothing is due if no certificate is ours."""
+    """Why no step is due, if ``until`` is None."""
 
 
 End = Wait | StepRefused | Done
-"""The end of a run. It is a wait if the next step is beyond the budget."""
+"""How a run ends. A run ends with Wait if it may not wait until the next step is due."""
 
 Decision = Step | End
 
 
 @dataclass(frozen=True, slots=True)
 class WriteAuthorities:
-    """Write the CA Secret as ``after``, if it still has the version in it."""
+    """Write ``after`` to the CA Secret, if the Secret's resourceVersion is still ``after.version``."""
 
     after: observed.Authorities
 
 
 @dataclass(frozen=True, slots=True)
 class WriteServing:
-    """Write this leaf into the serving Secret, if it still has ``version``."""
+    """Write ``leaf`` to the serving Secret, if the Secret's resourceVersion is still ``version``."""
 
     version: str
     leaf: Signed
@@ -183,9 +188,9 @@ class WriteServing:
 
 @dataclass(frozen=True, slots=True)
 class WriteBundles:
-    """Write these caBundles into the webhooks of a configuration, if it still has ``version``.
+    """Write caBundles into the webhooks of a configuration, if its resourceVersion is still ``version``.
 
-    ``indices``: the places of the webhooks in its list, one for each bundle.
+    ``indices``: for each caBundle, the position of its webhook in the configuration's list.
     """
 
     kind: str
@@ -197,7 +202,7 @@ class WriteBundles:
 
 @dataclass(frozen=True, slots=True)
 class WriteWebhooks:
-    """Register the declared webhooks of a configuration with these caBundles, if it still has ``version``."""
+    """Register the declared webhooks of a configuration, if its resourceVersion is still ``version``."""
 
     kind: str
     name: str
@@ -210,7 +215,7 @@ Write = WriteAuthorities | WriteServing | WriteBundles | WriteWebhooks
 
 
 def write_of(step: Step, state: observed.State, now: datetime, policy: RotationPolicy) -> Write:
-    """Return the write of ``step``. New keys are made here."""
+    """Return the write that ``step`` makes. This function generates the keys of new certificates."""
     match step:
         case SetBundles():
             target = _target(step, state)
@@ -230,7 +235,7 @@ def write_of(step: Step, state: observed.State, now: datetime, policy: RotationP
 
 
 def after(state: observed.State, write: Write) -> observed.State:
-    """Return the state after ``write``, except for the new versions, and for endpoints that follow later."""
+    """Return the state after ``write``. The resourceVersions and the endpoints in the result are the earlier ones."""
     match write:
         case WriteAuthorities():
             return replace(state, authorities=write.after)
@@ -246,8 +251,8 @@ def after(state: observed.State, write: Write) -> observed.State:
 
 def _with_next_ca(state: observed.State, now: datetime, policy: RotationPolicy) -> observed.Authorities:
     there = state.authorities
-    # If the CA Secret was lost, caBundles and the serving Secret may have CAs that it lacks. Leaves of these are served
-    # until the new CA's leaves are. So they are retired like any other authority, and dropped later.
+    # If the CA Secret was lost, the caBundles and the serving Secret may still contain its CAs. Endpoints serve leaves
+    # of the lost CAs for some time, so the lost CAs count as retired.
     lost = () if there.current else (*filter(is_ours, state.serving.authorities), *observed.unknown_cas(state))
     retired = dict.fromkeys((*there.retired, *_certificates(there.next_ca), *lost))
     next_ca = make_authority(now, policy.authority_life, client=bool(policy.client))
