@@ -147,10 +147,7 @@ def is_labelled(item: Json, labels: Mapping[str, str]) -> bool:
 
 
 def secret_problem(secret: Json, refs: ObjectRefs, wanted_type: str | None) -> state.Problem | None:
-    """Return why vcuda-certs must not or cannot write this Secret; None if vcuda-certs may write.
-
-    ``wanted_type``: the required type of the Secret; None if any type is accepted.
-    """
+    """Return why vcuda-certs must not write this Secret; None if it may. ``wanted_type``: None accepts any type."""
     name = str(_part(secret, "metadata")["name"])
     target = f"-n {refs.namespace} secret"
     labels = _part(secret, "metadata", "labels")
@@ -217,10 +214,7 @@ def read_configuration(item: Json, kind: str, refs: ObjectRefs) -> tuple[state.C
 
 
 def read_client_cas(config_map: Json | None, name: str, namespace: str) -> state.Configuration:
-    """Return the ConfigMap of client CAs in the form of a webhook configuration with one webhook.
-
-    ``config_map``: None if the ConfigMap does not exist yet.
-    """
+    """Return the ConfigMap of client CAs as a configuration with one webhook. ``config_map``: None if missing."""
     there = config_map or {}
     text = str(_part(there, "data").get(CLIENT_CA_KEY) or "")
     bundle, whole = read_certificates(text.encode())

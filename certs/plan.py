@@ -45,10 +45,7 @@ def published(state: states.State, authority: Signed | None) -> bool:
 
 
 def would_break(state: states.State, authority: Signed | None, now: datetime) -> bool:
-    """Return True if a leaf signed by ``authority`` would break calls that a read-only configuration makes today.
-
-    A read-only configuration is a webhook configuration that vcuda-certs must not write.
-    """
+    """Return True if a leaf signed by ``authority`` would break calls by a configuration that is read-only to us."""
     # Calls would break if the configuration does not trust the authority, but trusts a leaf that is served now or soon.
     # An endpoint that cannot be dialled may serve a trusted leaf.
     if authority is None:
@@ -255,8 +252,7 @@ def _untrusting(state: states.State, policy: RotationPolicy) -> states.Problem |
 
 
 def _ageing_leaf(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # The current CA renews a leaf that is due. The new leaf must last longer, and every client that trusts the present
-    # leaf must trust the new leaf.
+    # The current CA renews a leaf that is due, if the new leaf lasts longer and no client would reject the new leaf.
     leaf, current = state.serving.leaf, state.authorities.current
     if leaf is None or current is None or not states.in_look_ahead(leaf.certificate, now):
         return None
@@ -335,8 +331,7 @@ def _retained(state: states.State, now: datetime, policy: RotationPolicy, seen: 
 
 
 def _lag(told: list[str], state: states.State, now: datetime, policy: RotationPolicy) -> Decision | None:
-    # Wait for endpoints that do not serve the new leaf. If an endpoint takes longer than PROPAGATION, stop with a
-    # problem for a person.
+    # Wait for endpoints that do not serve the new leaf. After PROPAGATION, a person must look at these endpoints.
     if not told or state.serving.leaf is None:
         return None
     made = states.issued(state.serving.leaf.certificate)
@@ -357,8 +352,7 @@ def _settling(state: states.State, now: datetime, policy: RotationPolicy, seen: 
 
 
 def _lasting(due: datetime, left: timedelta, now: datetime, reason: str) -> steps.Wait | None:
-    # Wait until `due` by the wall clock. Also wait until this run itself has observed the condition for long enough:
-    # `left` is the rest of that time.
+    # Wait until `due` by the wall clock, and for `left`, the time for which this run must still observe the condition.
     until = max(due, now + left)
     return steps.Wait(reason, until) if until > now else None
 

@@ -22,11 +22,7 @@ _LONG = timedelta(days=36500)
 
 @dataclass(frozen=True, slots=True)
 class StepLog:
-    """The steps and waits of a run so far.
-
-    ``say``: prints the text of a step or wait at once, for people.
-    ``steps``: all steps and waits, for the JSON document at the end of the run.
-    """
+    """Collects the steps and waits of a run in ``steps``, and prints each at once with ``say``."""
 
     say: Callable[[str], None]
     steps: list[dict[str, str]] = field(default_factory=list)

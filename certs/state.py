@@ -182,10 +182,7 @@ def known(state: State) -> Certificates:
 
 
 def unknown_cas(state: State) -> Certificates:
-    """Return the CAs that are in a caBundle and have our name, but are missing from the CA Secret.
-
-    The CA Secret may have been restored from a backup, or partly lost.
-    """
+    """Return the CAs of our name in caBundles that are missing in a restored or damaged CA Secret."""
     # Such a CA is removed like a retired CA. It is added to no other caBundle, because anyone can choose our name.
     found = dict.fromkeys(one for hook in state.hooks() for one in hook.bundle if is_ours(one))
     return tuple(one for one in found if one not in known(state))

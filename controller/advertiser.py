@@ -11,16 +11,16 @@ from vcuda.k8s_types import UNDECODABLE
 from vcuda.kube import MERGE_PATCH, Kube, objects, segment
 
 CHECK_INTERVAL_SECONDS = 10.0
-"""The time after which the slice is checked again, in case an earlier leader wrote it late."""
+"""Seconds between two checks of the EndpointSlice. A former leader may still overwrite the slice."""
 
 _OURS = {objects.MANAGED_BY: "vcuda-quota", "app.kubernetes.io/managed-by": "vcuda-quota"}
 _SLICE = msgspec.json.Decoder(objects.EndpointSlice)
 
 
 class Advertiser:
-    """Keeps the EndpointSlice of a Service at one IP address and port.
+    """Ensures that the EndpointSlice of a Service contains only this replica's address.
 
-    ``address``: the IP address and the port.
+    ``address``: this replica's IP address and port.
     ``port_name``: the name of the Service's port.
     """
 
@@ -48,7 +48,7 @@ class Advertiser:
             stopping.wait(CHECK_INTERVAL_SECONDS)
 
     def advertise(self) -> None:
-        """Write the address into the slice if it is not there. Raises VcudaError."""
+        """Create or correct the EndpointSlice if it does not contain this replica's address. Raises VcudaError."""
         try:
             found = _SLICE.decode(self._kube.get(self._path))
             if self._is_correct(found):
@@ -59,7 +59,7 @@ class Advertiser:
         self._log.info("the Service routes to this replica")
 
     def _is_correct(self, found: objects.EndpointSlice) -> bool:
-        # Additional labels are allowed. Without ours, Kubernetes' controllers would manage the slice.
+        # Additional labels are allowed. Our labels are required: without them Kubernetes would manage the slice.
         labels = (found.metadata.labels or {}).items()
         written = (found.address_type, found.endpoints, found.ports)
         return written == (self._address_type, self._endpoints, self._ports) and labels >= self._labels.items()

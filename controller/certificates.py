@@ -1,7 +1,7 @@
-"""Checks that the webhook's serving certificate is renewed in time; `vcuda-certs` renews it, with rights of its own.
+"""Checks that the webhook's serving certificate is renewed in time. `vcuda-certs` renews the certificate.
 
 Every few minutes the controller connects to the endpoints of the webhook's Service and reads the certificate that they
-present, without trusting it. So the controller needs no access to Secrets, and sees the same as the API server.
+present. So the controller needs no access to Secrets, and reads the certificate that the API server gets.
 """
 
 import datetime
@@ -25,7 +25,7 @@ REASON = "CertificateNotRenewed"
 
 
 class ServedCertificate(msgspec.Struct, frozen=True):
-    """The certificate of one endpoint (HOST:PORT). ``fault``: the reason if it could not be read."""
+    """The certificate of one endpoint (HOST:PORT). ``fault``: why the certificate could not be read, or empty."""
 
     address: str
     fingerprint: str = ""
@@ -35,7 +35,7 @@ class ServedCertificate(msgspec.Struct, frozen=True):
 
 
 class CertificateWatch(Collector):
-    """Checks the endpoints of ``service`` in ``namespace`` until it is stopped, and collects their metric."""
+    """Checks the certificates of a Service's endpoints every five minutes, and collects the metric of their expiry."""
 
     def __init__(self, kube: Kube, namespace: str, service: str) -> None:
         self._kube = kube
@@ -62,16 +62,16 @@ class CertificateWatch(Collector):
         return [family]
 
     def run(self, stop: threading.Event) -> None:
-        """Check at once, and then every five minutes, until ``stop`` is set."""
+        """Check the certificates now and then every five minutes, until ``stop`` is set."""
         while True:
             self._look_safely()
             if stop.wait(INTERVAL_SECONDS):
                 return
 
     def check(self, now: datetime.datetime) -> None:
-        """Connect to every ready endpoint; write an Event on the Service for each certificate that is overdue.
+        """Read the certificate of every ready endpoint, and write an Event for each certificate with overdue renewal.
 
-        Raises VcudaError if the API server cannot be asked.
+        The Event is about the Service. Raises VcudaError if a call of the API server fails.
         """
         endpoints = objects.service_addresses(self._kube, self._namespace, self._service, PORT_NAME)
         addresses = [address for address, ready in endpoints.items() if ready]
@@ -83,7 +83,7 @@ class CertificateWatch(Collector):
             self._report(late, now)
 
     def _look_safely(self) -> None:
-        # A lasting fault is logged once. While the webhook is not installed, each check has the same fault.
+        # A fault that every check repeats is logged once, for example while the webhook is not installed.
         try:
             self.check(datetime.datetime.now(datetime.UTC))
             fault = "" if self._shown else "no endpoint of the Service is ready"
@@ -105,7 +105,7 @@ class CertificateWatch(Collector):
 
 
 def dial(address: str, server_name: str) -> ServedCertificate:
-    """Return the certificate that HOST:PORT presents for ``server_name``, after a TLS handshake without a request."""
+    """Return the certificate that HOST:PORT presents for ``server_name`` in a TLS handshake. No request is sent."""
     try:
         leaf = tls.served_leaf(address, server_name)
     except errors.Unavailable as error:
@@ -116,16 +116,16 @@ def dial(address: str, server_name: str) -> ServedCertificate:
 
 
 def is_late(one: ServedCertificate, now: datetime.datetime) -> bool:
-    """Return whether a renewal is overdue. It is due at a third of the lifetime left, and overdue after a margin."""
+    """Return True if renewal is overdue. Renewal is due when a third of the lifetime is left, and overdue later."""
     if one.start is None or one.end is None:
         return False
     life = one.end - one.start
-    # The margin is a thirtieth of the lifetime, at most 36 hours, so that runs of the rotation fit in.
+    # The margin between due and overdue is a thirtieth of the lifetime, at most 36 hours. Several rotations run in it.
     return one.end - now < life / 3 - min(life / 30, datetime.timedelta(hours=36))
 
 
 def message_for(late: ServedCertificate, now: datetime.datetime, namespace: str) -> str:
-    """Return the message of the Event."""
+    """Return the message of the Event about an overdue renewal."""
     ended = late.end is not None and late.end <= now
     state = "has expired, so calls to the webhook fail" if ended else "has less than a third of its life left"
     return (

@@ -1,8 +1,8 @@
-"""The devices that claims have lost while a container may still use them.
+"""Tracks devices that a ResourceClaim has lost although a container may still use them.
 
-Kubernetes releases the devices of a claim as soon as the last pod that used it is deleted from the API. After a forced
-deletion that is too early, because kubelet lets the containers run for their grace period. Until then the charge of the
-claim stays as a terminating charge. The watches of pods and of claims must agree on that, and either may be behind.
+Kubernetes releases the devices of a claim when the last pod that used the claim is deleted from the API. After a forced
+deletion the containers may run on for their grace period. Until that period ends, the charge of the claim stays in the
+ledger as a terminating charge. The pod watch and the claim watch are both needed, and each may be behind the other.
 """
 
 import threading
@@ -16,21 +16,21 @@ from vcuda.allocations.stored_pods import StoredPod
 from vcuda.ledger.ledger import UNSEEN_SECONDS, Terminating, is_older
 
 AWAIT_PODS_SECONDS = 5.0
-"""Seconds for which the count of claims waits for the watch of pods after a claim has lost its devices.
-Later, pods that the watch still shows are assumed to run."""
+"""After a claim has lost its devices, seconds for which the settling of its charge waits for the pod watch.
+After this time, the pods that the watch still shows are assumed to run."""
 
 MOST_FORMER_USERS = 512
-"""The number of remembered pods of one allocation above which ended pods are forgotten."""
+"""If more pods than this have used one allocation, the pods that have ended are forgotten."""
 
 
 class LostAllocation(msgspec.Struct, frozen=True):
-    """An allocation that a claim has lost.
+    """An allocation (the devices of a claim) that the claim has lost.
 
     ``claim``: the claim before the loss.
-    ``charge``: the charge of the claim before the loss; None if its devices were not known.
+    ``charge``: the charge of the claim before the loss; None if the claim's devices were unknown.
     ``users``: the uids of all pods that used the allocation.
-    ``version``: the resourceVersion of the event.
-    ``at``: when the event was handled, in seconds; for an allocation that no watch saw, when the watch began.
+    ``version``: the resourceVersion of the watch event that showed the loss.
+    ``at``: the time of that event, in seconds. If no event showed the loss, the time of the list without the devices.
     """
 
     claim: StoredClaim
@@ -41,16 +41,16 @@ class LostAllocation(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """The key of the terminating charge. It has the version because a claim can lose its devices several times."""
+        """The key of the terminating charge. The key contains the version, because a claim can lose devices again."""
         return f"{self.claim.uid}@{self.version}"
 
 
 class Hold(msgspec.Struct, frozen=True):
     """How long the devices of a lost allocation may stay in use.
 
-    ``seconds``: the time since the loss after which they are free.
-    ``sure``: the watch of pods is at least as new as the watch of claims, and agrees with it.
-    ``runs``: the watch of pods shows a running pod that uses the devices.
+    ``seconds``: how many seconds after the loss the devices may still be in use.
+    ``sure``: True if the pod watch is not behind the claim watch and explains the loss.
+    ``runs``: True if the pod watch shows a running pod that uses the devices.
     """
 
     seconds: int
@@ -59,17 +59,17 @@ class Hold(msgspec.Struct, frozen=True):
 
 
 class ClaimHolds:
-    """The lost allocations of all namespaces. ``pods`` has the pods that used them; the clock is in seconds."""
+    """The lost allocations of all namespaces. ``pods``: the pod watch. ``clock``: returns the time in seconds."""
 
     def __init__(self, pods: PodInformer, clock: Callable[[], float]) -> None:
         self._pods = pods
         self._clock = clock
         self._lock = threading.Lock()
-        # By the uid of a claim, the pods that have used its current allocation.
+        # For each claim's uid, the uids of the pods that have used the claim's current allocation.
         self._users: dict[str, set[str]] = {}
-        # By namespace and uid, the allocated claims as of their last event.
+        # For each namespace and claim's uid, the allocated claim in its last event.
         self._allocated: dict[str, dict[str, StoredClaim]] = {}
-        # By namespace and uid, when a claim was listed without devices. It may have had devices before.
+        # For each namespace and claim's uid, when a list showed the claim without devices. It may have had some before.
         self._listed_bare: dict[str, dict[str, float]] = {}
         self._lost: dict[str, dict[str, LostAllocation]] = {}
 
@@ -82,11 +82,11 @@ class ClaimHolds:
         listed: bool,
         charge: Callable[[StoredClaim], ClaimCharge | None],
     ) -> None:
-        """Note an event of the watch of claims.
+        """Record an event of the claim watch.
 
-        ``version``: the version of the watch.
-        ``listed``: the event is from a list, so earlier events may have been missed.
-        ``charge``: returns the charge that a claim had.
+        ``version``: the resourceVersion of the watch at this event.
+        ``listed``: True if the event comes from a list. Earlier events may then have been missed.
+        ``charge``: returns the last charge of a claim.
         """
         changed = new or old
         if changed is None:
@@ -105,12 +105,12 @@ class ClaimHolds:
             return frozenset({*self._users.get(claim.uid, ()), *claim.users})
 
     def unseen_users(self, namespace: str) -> Iterable[str]:
-        """Return placeholder uids: one for each claim listed without devices, whose earlier users are unknown."""
+        """Return one placeholder uid for each claim that was listed without devices. Its earlier users are unknown."""
         with self._lock:
             return [_unseen_user(uid) for uid in self._listed_bare.get(namespace, ())]
 
     def is_behind(self, namespace: str, stored: Iterable[StoredClaim]) -> bool:
-        """Return whether the stored claims are newer than the noted events. A lost allocation may be missing then."""
+        """Return True if ``stored`` is newer than the recorded events. A lost allocation may then be missing here."""
         with self._lock:
             told = dict(self._allocated.get(namespace, {}))
         if not told:
@@ -119,7 +119,7 @@ class ClaimHolds:
         return any(found.get(uid) != claim.allocated for uid, claim in told.items())
 
     def awaits_pods(self, namespace: str) -> bool:
-        """Return whether a claim has just lost its devices and the watch of pods may not show the reason yet."""
+        """Return True if a claim has just lost its devices and the pod watch may not show the cause yet."""
         young = self._clock() - AWAIT_PODS_SECONDS
         recent = [each for each in self._lost_in(namespace) if each.at > young]
         if not recent:
@@ -128,9 +128,9 @@ class ClaimHolds:
         return any(not _hold(each, lives, self._pods.seconds_of, 0).sure for each in recent)
 
     def vanished(self, namespace: str, price: ClaimPrice, grace: int) -> Iterator[tuple[str, Terminating]]:
-        """Yield the terminating charges of lost devices that may still be in use, each with its key.
+        """Yield the key and the terminating charge of each lost allocation that may still be in use.
 
-        ``grace``: the longest grace period, in seconds, of a pod that no watch saw.
+        ``grace``: the grace period, in seconds, to assume for a pod that the watch never showed.
         """
         lost = self._lost_in(namespace)
         if not lost:
@@ -163,7 +163,7 @@ class ClaimHolds:
             return list(self._lost.get(namespace, {}).values())
 
     def _follow_bare(self, claim: StoredClaim, *, is_bare: bool, listed: bool) -> float | None:
-        """Remember a claim that was listed without devices; return the time if it was listed so before."""
+        """Remember the time if a list shows the claim without devices. Return the time remembered before, or None."""
         with self._lock:
             bare = self._listed_bare.setdefault(claim.namespace, {})
             at = bare.get(claim.uid)
@@ -203,10 +203,10 @@ def _may_run(uid: str, lives: PodLives) -> bool:
 
 
 def _hold(lost: LostAllocation, lives: PodLives, seconds_of: Callable[[KeptPod], int], grace: int) -> Hold:
-    """Return for how long the pods that used an allocation may still run.
+    """Return how long the pods that used a lost allocation may still run.
 
-    ``seconds_of``: returns the seconds for which a pod may run after its deletion.
-    ``grace``: the same for a pod that no watch has seen.
+    ``seconds_of``: returns for how many seconds a pod may run after its deletion.
+    ``grace``: for how many seconds a pod that the watch never showed may run.
     """
     holds = [hold_by_pod(uid, lost, lives, seconds_of, grace) for uid in lost.users]
     seconds = max(each.seconds for each in holds)
@@ -216,7 +216,7 @@ def _hold(lost: LostAllocation, lives: PodLives, seconds_of: Callable[[KeptPod],
 def hold_by_pod(
     uid: str, lost: LostAllocation, lives: PodLives, seconds_of: Callable[[KeptPod], int], grace: int
 ) -> Hold:
-    """Return for how long one pod that used an allocation may still run; the parameters are as in `_hold`."""
+    """Return how long one pod that used a lost allocation may still run. `_hold` documents the parameters."""
     pod = lives.vanished.get(uid) or lives.untold.get(uid)
     if pod:
         return Hold(0 if _is_charged_for(pod, lost.claim) else seconds_of(pod))
@@ -225,16 +225,16 @@ def hold_by_pod(
     is_newer = not is_older(lives.version, lost.version)
     pod = lives.stored.get(uid)
     if pod is None:
-        # If the watch of pods is new enough, the pod is missing because it was deleted before that watch began.
+        # If the pod watch is new enough, this pod was deleted before the watch began.
         return Hold(max(grace, UNSEEN_SECONDS), is_newer)
     if not pod.live or _is_charged_for(pod, lost.claim):
         return Hold(0)
     if not pod.node:
         return Hold(0 if is_newer else seconds_of(pod), is_newer)
-    # Kubernetes does not take devices from a running pod, so the watch of pods is behind.
+    # The pod watch must be behind, because Kubernetes takes no devices from a running pod.
     return Hold(seconds_of(pod), sure=False, runs=is_newer)
 
 
 def _is_charged_for(pod: KeptPod, claim: StoredClaim) -> bool:
-    """Return whether the pod is charged for the claim, because the scheduler made it for its extended resources."""
+    """Return True if the pod is charged instead of a claim that the scheduler made for its extended resources."""
     return isinstance(pod, StoredPod) and pod.extended_claim == claim.name

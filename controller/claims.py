@@ -1,7 +1,7 @@
-"""The watch of the ResourceClaims, and the data that the ledger needs of them.
+"""Watches the ResourceClaims and returns their charges, from which the controller settles the ledgers.
 
-A claim is charged until it is deleted. Its finalizer stays while pods use the claim. `controller.claim_holds` handles
-the exception: devices that may stay in use for some seconds after their claim has lost them.
+A claim is charged until it is deleted. A finalizer prevents the deletion while pods use the claim. The module
+`controller.claim_holds` handles devices that stay in use for some seconds after their claim has lost them.
 """
 
 import threading
@@ -17,11 +17,11 @@ from vcuda.ledger.settle import ObservedClaims
 
 
 class ClaimInformer:
-    """All ResourceClaims.
+    """The watch of all ResourceClaims.
 
-    ``store``: returns the charge of a claim, and counts the stored claims by a LIST.
-    ``pods``: has the pods that use the claims.
-    ``on_change``: called with the namespace of each claim that is new, changed or deleted.
+    ``store``: computes the charge of a claim, and lists the stored claims.
+    ``pods``: the watch of the pods that use the claims.
+    ``on_change``: called with the namespace of each new, changed or deleted claim.
     """
 
     def __init__(
@@ -48,11 +48,12 @@ class ClaimInformer:
 
     @property
     def since(self) -> str:
-        """The version since which the watch has seen every deletion."""
+        """The resourceVersion of the list with which the watch began. The watch has seen every later deletion."""
         return self.reflector.listed_version
 
     def charges(self, namespace: str, extended: Collection[str] = ()) -> Iterator[tuple[StoredClaim, ClaimCharge]]:
-        """Yield a namespace's claims with their charges, except claims in ``extended``, charged to their pods."""
+        """Yield a namespace's claims with their charges, except the claims named in ``extended``."""
+        # The pods of the claims in `extended` are charged instead.
         return self._charged(self.claims(namespace), extended)
 
     def _charged(
@@ -64,10 +65,10 @@ class ClaimInformer:
                     yield claim, self._charge(claim, price)
 
     def observed(self, namespace: str, extended: Collection[str], grace: int = UNSEEN_SECONDS) -> ObservedClaims | None:
-        """Return the charges of a namespace's claims as they were at one version, except claims in ``extended``.
+        """Return the charges of a namespace's claims at one resourceVersion.
 
-        ``grace``: the longest grace period, in seconds, of a pod that this watch may have missed. None if claims or
-        devices have not been listed yet.
+        ``extended``: as in `charges`. ``grace``: the grace period, in seconds, to assume for a pod that the pod watch
+        never showed. Return None if claims or devices have not been listed yet.
         """
         price = self._store.claim_price()
         if not self.reflector.synced.is_set() or price is None:
@@ -79,7 +80,7 @@ class ClaimInformer:
         return ObservedClaims(
             version,
             charges_by_model(each for charges in taken.values() for each in charges.items()),
-            # A claim with an unknown charge keeps the pending charge from its admission.
+            # A claim whose charge is unknown is left out, so that it keeps the pending charge from its admission.
             taken.keys() | gone,
             dict(self._holds.vanished(namespace, price, grace)),
             self.since,
@@ -88,28 +89,28 @@ class ClaimInformer:
         )
 
     def as_new_as(self, ledger: Ledger, namespace: str, extended: Collection[str]) -> ObservedClaims | None:
-        """Return the charges of a namespace's claims, by a LIST if the ledger's count is newer than the watch.
+        """Return the charges of a namespace's claims at a resourceVersion that is not older than the ledger's.
 
-        None if the ledger's count must stay as it is.
+        If the watch is older than the ledger, list the claims. Return None if the ledger's charges must not change now.
         """
         if self.awaits_pods(namespace):
             return None
         observed = self.observed(namespace, extended, ledger.longest_claim_grace)
         if observed is None or not is_older(observed.resource_version, ledger.claim_resource_version):
             return observed
-        # The watch of claims is often older than the ledger, because claims change rarely. A LIST is needless if the
-        # watch shows the same count as the ledger, and none of the ledger's pending claims.
+        # The claim watch is often older than the ledger, because claims change rarely. No LIST is needed if the watch
+        # shows the charges that the ledger has, and shows none of the ledger's pending claims.
         if observed.committed == ledger.claimed and ledger.pending.keys().isdisjoint(observed.seen):
             return None
         newest = self._store.count_claims(namespace, extended)
         return newest and newest.after(observed, ledger)
 
     def awaits_pods(self, namespace: str) -> bool:
-        """Return whether a claim has just lost its devices and the watches do not show the reason yet."""
+        """Return True if a claim has just lost its devices and the watches do not show the cause yet."""
         return self._holds.is_behind(namespace, self.claims(namespace)) or self._holds.awaits_pods(namespace)
 
     def _charge(self, claim: StoredClaim, price: ClaimPrice) -> ClaimCharge:
-        """Return the charge of a claim, or its last charge while its devices are missing, as when a driver restarts."""
+        """Return the charge of a claim. While its devices are unpublished, the charge is at least the last known."""
         found = price(claim)
         with self._lock:
             if not found.certain:
@@ -128,7 +129,7 @@ class ClaimInformer:
         version = self.reflector.resource_version
         listed = version == self.reflector.listed_version
         self._holds.note(old, new, version=version, listed=listed, charge=self._last_charge)
-        # A StoredClaim has only the allocation and the users of a claim's status. Most events change neither.
+        # Ignore events that change nothing in the StoredClaim, which is a small part of the claim.
         changed = new or old
         if old == new or changed is None:
             return
