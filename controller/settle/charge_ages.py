@@ -1,7 +1,7 @@
-"""The ages of the charges and reservations in the ledgers, and which of them have expired.
+"""Measures the ages of the charges and reservations in the ledgers, and finds those that have expired.
 
-A ledger stores no times, because the clock of the replica that wrote it may be wrong. The leader measures each age on
-its own clock, from when it first saw the entry. A new leader therefore waits longer, never shorter.
+A ledger stores no times, because the clock of the replica that wrote the ledger may be wrong. The leader measures each
+age on its own clock, from the moment when it first saw the entry. So a new leader waits longer, never shorter.
 """
 
 import math
@@ -14,11 +14,11 @@ from vcuda.quota.terms import STORABLE_SECONDS
 
 
 class SettleTiming(msgspec.Struct, frozen=True):
-    """Times in seconds.
+    """The times of settling, in seconds.
 
-    ``pending_ttl``: the time after which an admitted pod can no longer be stored.
-    ``full_resync``: the period of the resync of all namespaces, which finds changes that events have missed.
-    ``max_terminating``: the longest time for which a pod stays charged after it was deleted without having ended.
+    ``pending_ttl``: how long after its admission a pod can still be stored by the API server.
+    ``full_resync``: the period of the resync, which settles all namespaces in case an event was missed.
+    ``max_terminating``: the longest time for which a pod stays charged if it is deleted while its containers may run.
     """
 
     pending_ttl: float = STORABLE_SECONDS
@@ -27,15 +27,15 @@ class SettleTiming(msgspec.Struct, frozen=True):
 
     @property
     def uncertain(self) -> float:
-        """The seconds after which every pod that a replica admitted is stored, or never will be."""
+        """The seconds after which a pod that a replica may have admitted is either stored or never will be."""
         return self.pending_ttl + LEASE_SECONDS + MARGIN_SECONDS
 
 
 class Watch(msgspec.Struct, frozen=True):
-    """The watches of pods and claims since the last gap in either.
+    """The period since which both the pod watch and the claim watch have run without a gap.
 
-    ``pods``, ``claims``: the versions of the lists with which the watches began.
-    ``began``: when this leader first saw these versions, in seconds.
+    ``pods``, ``claims``: the resourceVersions of the lists with which the two watches began.
+    ``began``: the time at which this leader first saw these resourceVersions, in seconds.
     """
 
     pods: str
@@ -43,15 +43,15 @@ class Watch(msgspec.Struct, frozen=True):
     began: float
 
     def is_of(self, other: "Watch | None") -> bool:
-        """Return whether this watch and ``other`` began with the same lists."""
+        """Return True if this watch and ``other`` began with the same lists."""
         return other is not None and (self.pods, self.claims) == (other.pods, other.claims)
 
 
 class Sighting(msgspec.Struct, frozen=True):
-    """The first sighting of a charge.
+    """The moment at which this leader first saw a charge in a ledger.
 
-    ``at``: in seconds.
-    ``watch``: the watch that covers the charge's whole life; None if the charge may be older than the watch.
+    ``at``: the time, in seconds.
+    ``watch``: the watch that began before the charge was made; None if the charge may be older than the watch.
     """
 
     at: float
@@ -59,10 +59,10 @@ class Sighting(msgspec.Struct, frozen=True):
 
 
 class Overdue(msgspec.Struct, frozen=True):
-    """The expired entries of a ledger.
+    """The expired entries of one kind in a ledger: pending charges, terminating charges, or reservations.
 
-    ``keys``: pending uids, terminating keys, or replicas.
-    ``next_in``: seconds until the next entry expires; None if no other entry is left.
+    ``keys``: the keys of the expired entries.
+    ``next_in``: seconds until the next entry expires; None if every entry has expired.
     """
 
     keys: Collection[str] = frozenset()
@@ -70,47 +70,48 @@ class Overdue(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, ends: Mapping[str, float], now: float) -> "Overdue":
-        """Return the entries that have expired at ``now``; ``ends`` has the end of each entry."""
+        """Return the entries that have expired at ``now``. ``ends``: the time at which each entry expires."""
         waiting = [end - now for end in ends.values() if end > now]
         return cls({key for key, end in ends.items() if end <= now}, min(waiting, default=None))
 
 
 class ChargeAges:
-    """The ages of the charges and reservations in all ledgers; every method takes the time, in seconds."""
+    """The ages of the charges and reservations in all ledgers. ``now`` in every method is the time, in seconds."""
 
     def __init__(self, timing: SettleTiming) -> None:
         self._timing = timing
         self._watch: Watch | None = None
-        # By namespace. A pod may have a pending and later a terminating charge, both under its uid.
+        # Each by namespace and key. A pod may have a pending charge and later a terminating charge, both with its uid.
         self._pending: dict[str, dict[str, Sighting]] = {}
         self._terminating: dict[str, dict[str, Sighting]] = {}
-        # By namespace, the watch under which this leader last wrote the ledger.
+        # By namespace, the watch that was current when this leader last wrote the ledger.
         self._written_under: dict[str, Watch] = {}
-        # By namespace and replica, the counter of the reservation, and the time of its last change.
+        # By namespace and replica, the reservation's counter and the time at which the counter last changed.
         self._renewed: dict[str, dict[str, tuple[int, float]]] = {}
 
     def watching(self, pods: str, claims: str, now: float) -> Watch:
-        """Return the current watch, given the versions of the lists with which the watches began."""
+        """Return the current watch. ``pods``, ``claims``: the resourceVersions of the lists that began the watches."""
         watch = Watch(pods, claims, now)
         if not watch.is_of(self._watch):
             self._watch = watch
         return self._watch or watch
 
     def written(self, namespace: str, watch: Watch) -> None:
-        """Note that the ledger was written: every charge that appears later was made under this watch."""
+        """Record that this leader wrote the ledger. Charges that appear later are newer than ``watch``."""
         self._written_under[namespace] = watch
 
     def pending(self, namespace: str, ledger: Ledger, watch: Watch, now: float) -> Overdue:
-        """Return the pending uids whose pod can no longer be stored. A LIST from now on shows every stored one."""
-        # This leader has seen every charge in the ledger that it wrote. A charge that is new here is younger.
+        """Return the expired pending uids. If a LIST from now on does not show the pod, it will never be stored."""
+        # The leader has seen every charge in the ledger that it wrote. So a charge that it sees now for the first time
+        # is newer than that ledger.
         covered = watch if watch.is_of(self._written_under.get(namespace)) else None
         first = self._sightings(self._pending, namespace, ledger.pending, Sighting(now, covered))
         return Overdue.of({uid: first[uid].at + self._timing.pending_ttl for uid in ledger.pending}, now)
 
     def seconds_unseen(self, namespace: str, ledger: Ledger, uid: str, watch: Watch, now: float) -> int:
-        """Return for how many seconds the containers of a pending pod that is not stored may still run.
+        """Return for how many seconds the containers of a pod may still run, if the pod is pending and not stored.
 
-        The pod may have been stored, and force-deleted, before the watch began. 0 if the watch covers its whole life.
+        The pod may have been stored and force-deleted before the watch began. Return 0 if the pod is newer than that.
         """
         seen = self._pending.get(namespace, {}).get(uid)
         if seen and watch.is_of(seen.watch):
@@ -127,7 +128,7 @@ class ChargeAges:
     def reservations(self, namespace: str, ledger: Ledger, watch: Watch, now: float) -> Overdue:
         """Return the replicas whose reservations have expired.
 
-        Such a replica no longer writes, and every pod that it admitted is stored or never will be.
+        Such a replica no longer writes. Each pod that the replica admitted is either stored or never will be.
         """
         known = self._renewed.pop(namespace, {})
         renewed: dict[str, tuple[int, float]] = {}
@@ -136,8 +137,8 @@ class ChargeAges:
             renewed[replica] = (each.counter, since if counter == each.counter else now)
         if renewed:
             self._renewed[namespace] = renewed
-        # A pod that was admitted from a reservation, and force-deleted before this watch began, may still run. Its
-        # grace period is at most `pending_ttl`, so it has ended once the watch is that old.
+        # A pod may have been admitted from a reservation and force-deleted before this watch began. Its containers may
+        # still run for its grace period, which is at most `pending_ttl`. So wait until the watch is that old.
         wait = self._timing.pending_ttl + MARGIN_SECONDS
         return Overdue.of(
             {
@@ -148,16 +149,16 @@ class ChargeAges:
         )
 
     def reservation_ages(self, now: float) -> Mapping[str, float]:
-        """Return the seconds since the oldest reservation of each namespace was renewed. Thread-safe."""
+        """Return for each namespace the longest time, in seconds, since a reservation was renewed. Thread-safe."""
         renewed = self._renewed.copy()
         return {namespace: now - min(since for _, since in each.values()) for namespace, each in renewed.items()}
 
     def _sightings(
         self, remembered: dict[str, dict[str, Sighting]], namespace: str, keys: Iterable[str], now: Sighting
     ) -> Mapping[str, Sighting]:
-        """Return when each charge was first seen, and remember it; new charges get ``now``."""
+        """Return the first sighting of each charge, and remember it. A charge that is new here gets ``now``."""
         known = remembered.pop(namespace, {})
-        # A ledger from a slow watch may lack a charge for a moment, so recent sightings are kept.
+        # A slow watch may deliver a ledger without a recent charge. So recent sightings of missing charges are kept.
         recent = now.at - self._timing.full_resync
         first = {key: seen for key, seen in known.items() if seen.at > recent}
         first |= {key: known.get(key, now) for key in keys}

@@ -1,4 +1,4 @@
-"""Has namespaces settled when their grants begin or end, and a day before a grant ends."""
+"""Queues namespaces for settling when a grant (a dated addition to a limit) begins, ends, or will end in a day."""
 
 from collections.abc import Callable, Iterable
 
@@ -7,19 +7,19 @@ from vcuda.kube import QuotaInformer
 from vcuda.quota.model import Quota
 
 NOTICE_SECONDS = 24 * 3600.0
-"""How long before the end of a grant its namespace is reported, so that Events can announce the end."""
+"""Seconds before the end of a grant at which Events announce the end."""
 
 MOST_SECONDS = 30.0
-"""Longest time between two looks at the clock, which may be set meanwhile."""
+"""The most seconds between two readings of the wall clock, because a user may set the clock."""
 
 KEY = "grants"
 """The only key of the queue."""
 
 
 class GrantFollower:
-    """Compares the clock with the times of all grants.
+    """Compares the wall clock with the beginnings and ends of all grants.
 
-    ``namespaces``: returns the known namespaces. ``settle``: has one settled, which reports it.
+    ``namespaces``: returns the known namespaces. ``settle``: queues a namespace for settling.
     """
 
     def __init__(
@@ -32,15 +32,15 @@ class GrantFollower:
         self._seen: float | None = None
 
     def reconcile(self, _key: str) -> float | None:
-        """Have the namespaces with grants settled if one has begun or ended, or is about to end.
+        """Queue every namespace with grants for settling, if a grant has begun or ended, or will end in a day.
 
-        Return the seconds until the next look; None if there are no grants.
+        Return the seconds until the next call; None if there are no grants.
         """
         read, now = self._quota.in_force(), self._quota.clock.seconds()
         if read is None or not read.quota.times:
             return None
         seen, self._seen = now if self._seen is None else self._seen, now
-        # A clock that was set back may have passed any number of changes.
+        # If the clock was set back, any grant may have begun or ended.
         if now < seen or _next(read.quota, seen) <= now:
             self._settle_dated()
         return min(_next(read.quota, now) - now, MOST_SECONDS)
@@ -54,5 +54,5 @@ class GrantFollower:
 
 
 def _next(quota: Quota, moment: float) -> float:
-    """Return the first moment after this one at which a grant begins or ends, or is about to."""
+    """Return the first time after ``moment`` at which a grant begins or ends, or is a day from beginning or ending."""
     return min(quota.next_change(moment), quota.next_change(moment + NOTICE_SECONDS) - NOTICE_SECONDS)

@@ -1,7 +1,7 @@
 """Labels the namespaces that have no limit, so that the webhook is not called for their pods.
 
-The webhook's configuration skips namespaces whose label is "false". It covers all others, so the webhook is called for
-the first pod of a new namespace, whether or not this controller runs.
+The webhook's configuration skips namespaces whose label is "false", and covers all others. So the webhook is called for
+the first pod of a new namespace even if this controller does not run.
 """
 
 from collections.abc import Callable
@@ -15,25 +15,26 @@ from vcuda.kube import MERGE_PATCH, Kube, QuotaInformer, Reflector, segment
 
 ENFORCED_LABEL = "quota.vcuda.io/enforced"
 EXEMPT = "false"
-# A namespace that becomes limited has this value until the API server is known to call the webhook for its pods. The
-# label stores it, so that the next leader continues from here.
+# A newly limited namespace has this value until the API server is known to call the webhook for its pods. The value is
+# stored in the label, so that the next leader can continue.
 TAKING_EFFECT = "taking-effect"
 
-# The policy of manifests/base/policies.yaml that rejects a ConfigMap of this name wherever the webhook is called.
+# In each namespace for which the webhook is called, the policy (manifests/base/policies.yaml) rejects a ConfigMap named
+# PROBE.
 PROBE, PROBE_POLICY = "gpu-quota-probe", "in-effect.quota.vcuda.io"
 PROBE_INTERVAL_SECONDS = 0.5
 RETRY_SECONDS = 2.0
 
 
 class NamespaceLabels:
-    """Keeps the label of every namespace in line with the quota document. ``"*"`` covers all but system namespaces.
+    """Sets the label of every namespace as the quota document requires. ``"*"`` covers all except system namespaces.
 
-    ``on_change``: called with the name of each namespace that is new, new to this process, or deleted, or whose label
-    has changed.
+    ``on_change``: called with the name of each new or deleted namespace, and of each namespace whose label has changed.
+    A namespace that this process sees for the first time counts as new.
     """
 
     def __init__(self, kube: Kube, quota: QuotaInformer, on_change: Callable[[str], None]) -> None:
-        # There is no least interval, because a namespace is limited only after its label has changed.
+        # No minimum interval: a namespace is limited only after its label has changed, so a change must not wait.
         self.reconciler = workqueue.Reconciler(
             "label", self._reconcile, failure="namespace not labelled", retry_seconds=RETRY_SECONDS, min_interval=0.0
         )
@@ -49,19 +50,19 @@ class NamespaceLabels:
             self.reconciler.queue.add(namespace.metadata.name)
 
     def is_taking_effect(self, name: str) -> bool:
-        """Return whether the API server may not call the webhook yet for the pods of a limited namespace."""
+        """Return True if the namespace is limited, but the API server may not call the webhook for its pods yet."""
         return _value(self.reflector.get(("", name))) is not None
 
     def _reconcile(self, name: str) -> float | None:
         quota, namespace = self._quota.current(), self.reflector.get(("", name))
-        # Before the document is read no label is set to "false". The labels of an earlier leader stay.
+        # Until the quota document has been read, the labels stay as the previous leader left them.
         # No pod can be created in a namespace that is being deleted.
         if quota is None or namespace is None or namespace.metadata.deletion_timestamp:
             return None
         value = _value(namespace)
         if quota.for_namespace(name) is None:
-            # Only the stored document counts, because the watch may not have delivered the limit of a new namespace
-            # yet.
+            # Compare with the stored quota document, because the watch may not have delivered the limit of a new
+            # namespace yet.
             if value != EXEMPT and self._quota.stored_version() == quota.version:
                 self._label(name, EXEMPT)
         elif value == EXEMPT:
@@ -83,7 +84,7 @@ class NamespaceLabels:
         self._log.info("namespace labelled" if value else "namespace unlabelled", namespace=name, value=value)
 
     def _is_asked_about(self, name: str) -> bool:
-        """Return whether the API server uses the current label. Its policies read the labels as its webhooks do."""
+        """Return True if the API server uses the current label. Its policies and webhooks read the same labels."""
         probe = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": PROBE, "namespace": name}}
         path = f"/api/v1/namespaces/{segment(name)}/configmaps"
         try:
