@@ -1,9 +1,10 @@
-"""Leader election on a Lease: one controller leads, the others are standbys.
+"""Leader election on a Lease: one controller leads, and the others are standbys.
 
-The rules are client-go's (``tools/leaderelection``): a lease is taken by compare-and-swap, renewed well before it
-ends, and taken from another holder only if that one has not renewed it for its whole duration, by this process' clock.
-The official Python client has an elector too. A refused connection ends that elector but not the work, so there would
-be two leaders. Here the caller ends its work when the lease is lost, and all its writes are compare-and-swap.
+The rules are client-go's (``tools/leaderelection``). A candidate takes the Lease by compare-and-swap and renews it well
+before it expires. A candidate takes the Lease of another holder only if the holder has not renewed for the whole lease
+duration, by the candidate's clock. The official Python client also has an elector. A refused connection ends that
+elector but not the leader's work, so two leaders could work. Here the caller must stop its work when the Lease is lost,
+and must write only by compare-and-swap.
 """
 
 import datetime
@@ -19,9 +20,9 @@ from vcuda.kube import Kube, segment
 
 
 class LeaseTiming(msgspec.Struct, frozen=True):
-    """Seconds, by client-go's names.
+    """The times of the election in seconds, with client-go's names.
 
-    A leader that could not renew for ``renew_deadline`` stops, before others may take over after ``lease_duration``.
+    A leader that could not renew for ``renew_deadline`` stops. Others may take over after ``lease_duration``.
     """
 
     lease_duration: int = 30
@@ -30,8 +31,7 @@ class LeaseTiming(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, lease_seconds: int) -> "LeaseTiming":
-        """Return the timing of a lease of so many seconds: two thirds of them to renew it, with at most ten
-        attempts."""
+        """Return the timing for a lease duration. The renew deadline is two thirds of ``lease_seconds``."""
         return cls(lease_seconds, lease_seconds * 2 / 3, min(2.0, lease_seconds / 5))
 
 
@@ -54,14 +54,15 @@ class Lease(k8s_types.K8sObject, frozen=True, gc=False):
 _LEASE = msgspec.json.Decoder(Lease)
 
 FIRST_WARNING_SECONDS, LONGEST_SILENCE_SECONDS = 5.0, 300.0
-"""Failed attempts are warned of when they have lasted so long, then at intervals that double up to the second."""
+"""A warning is logged when attempts have failed for the first time, and again at intervals that double up to the second
+time."""
 
 CALL_FAILURES = (errors.VcudaError, *k8s_types.UNDECODABLE)
-"""The errors of a call. An answer that cannot be decoded counts as a failure."""
+"""The errors that make an attempt fail. They include an answer that cannot be decoded."""
 
 
 class _Silence:
-    """Warns, at growing intervals, while attempts fail."""
+    """Logs a warning, at growing intervals, while the attempts to take or renew the Lease fail."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -69,7 +70,7 @@ class _Silence:
         self._next = FIRST_WARNING_SECONDS
 
     def failed(self, log: structlog.typing.FilteringBoundLogger, error: Exception, started: float) -> None:
-        """Note the failure of an attempt that ``started`` at this time of the clock."""
+        """Record a failed attempt, and log a warning if one is due. ``started``: when the attempt began."""
         self._since = started if self._since is None else self._since
         lasted = self._clock() - self._since
         if lasted >= self._next:
@@ -77,14 +78,19 @@ class _Silence:
             self._next = lasted + min(max(lasted, FIRST_WARNING_SECONDS), LONGEST_SILENCE_SECONDS)
 
     def ended(self, log: structlog.typing.FilteringBoundLogger) -> None:
-        """Note an answer."""
+        """Record that the API server answered, and log the end of the failures if a warning was logged."""
         if self._since is not None and self._next > FIRST_WARNING_SECONDS:
             log.info("the Lease can be read and written again", seconds=round(self._clock() - self._since))
         self._since, self._next = None, FIRST_WARNING_SECONDS
 
 
 class Elector:
-    """One candidate for a Lease. ``identity``: its unique name. ``wait``: sleeps, and returns True to stop."""
+    """A candidate for a Lease.
+
+    ``lease``: the namespace and the name of the Lease.
+    ``identity``: the unique name of this candidate.
+    ``wait``: sleeps for a number of seconds. It returns True if the candidate must stop.
+    """
 
     def __init__(
         self,
@@ -113,16 +119,16 @@ class Elector:
 
     @property
     def is_leading(self) -> bool:
-        """Whether this candidate has the lease, as far as it knows."""
+        """True if this candidate holds the Lease, as far as it knows."""
         return self._leading
 
     @property
     def holder(self) -> str:
-        """The holder of the lease when it was last read; empty if there was none, or if it was not read yet."""
+        """The holder when the Lease was last read. Empty if the Lease had no holder, or has not been read yet."""
         return (self._observed and self._observed.spec.holder_identity) or ""
 
     def acquire(self) -> bool:
-        """Block until this candidate has the lease. False if it must stop before that."""
+        """Block until this candidate holds the Lease, then return True. Return False if the candidate must stop."""
         while not self._attempt():
             if self._wait(self._timing.retry_period):
                 return False
@@ -131,9 +137,9 @@ class Elector:
         return True
 
     def hold(self) -> bool:
-        """Renew the lease. Return True when this candidate must stop, and False when the lease is lost."""
+        """Renew the Lease until this candidate must stop (return True) or has lost the Lease (return False)."""
         while not self._wait(self._timing.retry_period):
-            # The deadline is checked before each attempt, because a late attempt could succeed on a lease taken since.
+            # Check the deadline before each attempt. After the deadline another candidate may have led in between.
             if self._in_time() and self._attempt():
                 continue
             if not self._in_time() or self.holder not in ("", self._identity):
@@ -143,10 +149,10 @@ class Elector:
         return True
 
     def release(self) -> None:
-        """Release the lease, so that another candidate need not wait until it expires."""
+        """Release the Lease, so that another candidate need not wait until the Lease expires."""
         self._leading = False
         try:
-            lease = self._read()  # read again, because the last renewal may have landed although its answer was lost
+            lease = self._read()  # the last renewal may have succeeded although its answer was lost
             if lease is None or lease.spec.holder_identity != self._identity:
                 return
             transitions = lease.spec.lease_transitions
@@ -157,7 +163,7 @@ class Elector:
             self._log.info("lease released")
 
     def _attempt(self) -> bool:
-        """Take or renew the lease once. A failure counts as an unsuccessful attempt."""
+        """Try once to take or renew the Lease. Return True if this candidate now holds the Lease."""
         started = self._clock()
         try:
             lease = self._read()
@@ -184,7 +190,7 @@ class Elector:
         return lease
 
     def _remember(self, lease: Lease) -> None:
-        # Measured by this process' own clock, because the clock of the holder, which the Lease has, may be wrong.
+        # Use this process's clock. The times in the Lease are from the holder's clock, which may be wrong.
         self._observed, self._observed_at = lease, self._clock()
 
     def _is_held_by_other(self, lease: Lease) -> bool:
@@ -195,7 +201,7 @@ class Elector:
         return self._clock() < self._observed_at + lasts
 
     def _in_time(self) -> bool:
-        # Counted from before the request, while other candidates count from after they have seen the renewal.
+        # The leader counts from before its request. Other candidates count from later, when they see the renewal.
         return self._clock() - self._renewed_at <= self._timing.renew_deadline
 
     def _next_spec(self, lease: Lease | None) -> LeaseSpec:
@@ -209,7 +215,7 @@ class Elector:
         return msgspec.structs.replace(spec, lease_transitions=transitions + 1)
 
     def _write(self, spec: LeaseSpec, lease: Lease | None) -> Lease:
-        """Replace the lease that was read, or create it if there was none."""
+        """Write ``spec``: replace ``lease``, or create the Lease if ``lease`` is None. Raises Conflict."""
         metadata = {"name": self._name, "namespace": self._namespace}
         if lease:
             metadata["resourceVersion"] = lease.metadata.resource_version
@@ -219,5 +225,5 @@ class Elector:
 
     @property
     def _call_timeout(self) -> float:
-        # An attempt has two calls. One that begins within the renew deadline ends well before the lease expires.
+        # An attempt makes two calls. So an attempt that begins before the renew deadline ends before the Lease expires.
         return self._timing.renew_deadline / 8

@@ -1,7 +1,7 @@
-"""The watch of the pods that use GPUs, and the data that the ledger needs of them.
+"""Watches the pods that use GPUs, and returns their charges, from which the controller settles the ledgers.
 
-Two kinds of pod are kept. Pods that request GPUs themselves are charged. Pods that use ResourceClaims are not charged;
-`controller.claims` needs them to determine how long the devices of a claim may stay in use.
+Two kinds of pod are kept. Pods that request GPUs are charged. Pods that use ResourceClaims are not charged. The module
+`controller.claims` needs these pods to determine how long the devices of a claim may stay in use.
 """
 
 import math
@@ -31,12 +31,12 @@ from vcuda.placement.nodes import Nodes
 from vcuda.requests.resources import BUILT_IN, GpuResources
 
 REMEMBER_GONE_SECONDS = 180.0
-"""How long the uid of a deleted pod is remembered, so that its pending charge is known to have been stored."""
+"""Seconds for which the uid of a deleted pod is remembered. It shows that the pod of a pending charge was stored."""
 
 KeptPod = StoredPod | ClaimUser
 
 PodChange = Callable[[StoredPod | None, StoredPod | None], None]
-"""Called with a charged pod before and after a change: (None, new) if created, (old, None) if deleted."""
+"""A callback with a charged pod before and after a change: (None, new) if created, (old, None) if deleted."""
 
 _POD = msgspec.json.Decoder(Pod)
 
@@ -50,7 +50,7 @@ class GoneUids:
         self._by_namespace: dict[str, set[str]] = {}
 
     def add(self, namespace: str, uid: str) -> None:
-        """Remember a uid, and forget those that were deleted too long ago."""
+        """Remember a uid, and forget uids that were added more than REMEMBER_GONE_SECONDS ago."""
         now = self._clock()
         while self._in_order and self._in_order[0][0] <= now:
             _, home, old = self._in_order.popleft()
@@ -65,13 +65,13 @@ class GoneUids:
 
 
 class PodLives(msgspec.Struct, frozen=True):
-    """The pods of one namespace that may run, as of one version of the watch.
+    """The pods of one namespace that may run, at one resourceVersion of the pod watch.
 
-    ``version``: the newest resourceVersion that is included.
+    ``version``: this resourceVersion.
     ``stored``: the stored pods, by uid.
-    ``vanished``: the bound pods that were deleted before they had ended and may still run, by uid.
+    ``vanished``: bound pods, by uid, that were deleted before their containers had ended and that may still run.
     ``gone``: the uids of all recently deleted pods.
-    ``untold``: the bound pods that are deleted in the store but whose event was not handled yet, by uid.
+    ``untold``: bound pods, by uid, whose deletion the watch has received but not handled yet.
     """
 
     version: str
@@ -82,14 +82,14 @@ class PodLives(msgspec.Struct, frozen=True):
 
 
 class PodInformer:
-    """All pods that use GPUs. Other pods are decoded and dropped.
+    """The watch of all pods that use GPUs. Other pods are decoded and dropped.
 
-    ``on_change``: called with the namespace of each pod that has ended or was deleted, and of all pods after a list.
+    ``on_change``: called with the namespace of each ended or deleted pod. After a list, called with every namespace.
     ``on_growth``: called with the namespace of each pod that is new or whose charge has changed.
-    ``max_terminating``: the most seconds for which a deleted pod may run.
-    ``resources``: returns the GPU resources of pods. The caller must call `list_again` after they change.
+    ``max_terminating``: the maximum number of seconds for which a deleted pod is assumed to run.
+    ``resources``: returns the GPU resources that pods can request. The caller must call `list_again` after a change.
 
-    A bound pod that is deleted without having ended has *vanished*: kubelet may let its containers run for its grace
+    A bound pod has *vanished* if it was deleted before its containers had ended. Its containers may run for its grace
     period.
     """
 
@@ -106,8 +106,8 @@ class PodInformer:
     ) -> None:
         self.labels = labels
         self._resources = resources
-        # The resources by which pods are decoded now, and those by which all stored pods were decoded. Only the
-        # reflector's thread sets these two.
+        # `_decoding`: the resources by which pods are decoded now. `_counted_by`: the resources by which every stored
+        # pod was decoded. Only the reflector's thread sets these two fields.
         self._decoding = self._counted_by = resources()
         self._requests = RequestCache(self._decoding, labels)
         self._max_terminating = max_terminating
@@ -135,30 +135,30 @@ class PodInformer:
         self._followers.append(on_change)
 
     def list_again(self) -> None:
-        """List all pods again if the resources have changed in a way that changes charges."""
-        # The store keeps neither the requests of a pod nor the pods that used no GPU by the old resources.
+        """List all pods again if the GPU resources have changed so that charges change."""
+        # The stored pods cannot be decoded again here: their requests are not kept, and pods without GPUs are dropped.
         if not self.counts_as_now:
             self.reflector.list_again()
 
     @property
     def counts_as_now(self) -> bool:
-        """Whether all pods are counted as the current resources charge them."""
+        """True if every pod's charge was computed with the current GPU resources."""
         return self._resources().counts_like(self._counted_by)
 
     @property
     def config_version(self) -> str:
-        """The version of the quota ConfigMap by which all pods are counted; it may be older than the current one."""
+        """The version of the quota ConfigMap with which all charges were computed. A newer version may exist."""
         known, counted_by = self._resources(), self._counted_by
         return (known if known.counts_like(counted_by) else counted_by).version
 
     def observed(self, namespace: str, nodes: Nodes) -> ObservedPods:
-        """Return the namespace's pods as the ledger needs them: the charges as they were at one version."""
+        """Return the charges of a namespace's pods at one resourceVersion, for settling its ledger."""
         config_version = self.config_version
         lives = self.lives(namespace)
         pods = [pod for pod in lives.stored.values() if isinstance(pod, StoredPod)]
-        # A pod that was deleted from the store counts as vanished even before its event is handled.
+        # A pod counts as vanished as soon as the watch has received its deletion, even before the event is handled.
         vanished = [*lives.vanished.values(), *lives.untold.values()]
-        # The claim of a vanished pod may still exist, and may be deleted while no watch is open.
+        # Vanished pods are included, because their claims may still exist and may be deleted while no watch is open.
         live = (pod for pod in (*lives.stored.values(), *vanished) if pod.live)
         users = (pod for pod in live if isinstance(pod, ClaimUser) or pod.uses_claims)
         return ObservedPods(
@@ -178,11 +178,11 @@ class PodInformer:
         """Return the pods of a namespace that may run."""
         with self._lock:
             bound = dict(self._bound.get(namespace, {}))
-        # The version and the pods are read in one step. If the version were newer, a pod created in between would never
-        # be counted. If it were older, a leader whose watch is at just this version could uncount that pod.
+        # The version and the pods are read in one step. If the version were newer than the pods, a pod created in
+        # between would never be charged. If the version were older, another leader could release that pod's charge.
         version, pods = self.reflector.versioned(namespace)
         stored = {pod.uid: pod for pod in pods}
-        # Read these last, so that they include the events that were handled in between.
+        # `gone` and `vanished` are read last, so that they include the events that were handled in between.
         with self._lock:
             gone = self._gone.within(namespace)
             vanished = self._vanished_now(namespace)
@@ -191,7 +191,7 @@ class PodInformer:
 
     @property
     def since(self) -> str:
-        """The version since which the watch has seen every deletion."""
+        """The resourceVersion of the list with which the watch began. The watch has seen every later deletion."""
         return self.reflector.listed_version
 
     def _vanished_now(self, namespace: str) -> dict[str, KeptPod]:
@@ -208,11 +208,11 @@ class PodInformer:
                 yield pod.uid, Terminating(model, pod.charge_on(nodes), seconds)
 
     def seconds_of(self, pod: KeptPod) -> int:
-        """Return the seconds for which a pod's containers may run after it was deleted."""
+        """Return for how many seconds a pod's containers may run after the pod was deleted."""
         return int(min(max(pod.grace_seconds, LEAST_TERMINATING_SECONDS), self._max_terminating))
 
     def pods(self, namespace: str) -> list[StoredPod]:
-        """Return a namespace's charged pods, finished ones too."""
+        """Return a namespace's pods that request GPUs, including finished pods."""
         return [pod for pod in self.reflector.within(namespace) if isinstance(pod, StoredPod)]
 
     def pod(self, namespace: str, name: str) -> StoredPod | None:
@@ -220,11 +220,11 @@ class PodInformer:
         return found if isinstance(found, StoredPod) else None
 
     def all_pods(self) -> Iterator[StoredPod]:
-        """Yield the charged pods of every namespace, finished ones too."""
+        """Yield the pods of all namespaces that request GPUs, including finished pods."""
         return (pod for pod in self.reflector.snapshot().values() if isinstance(pod, StoredPod))
 
     def nodes_in_use(self) -> Collection[str]:
-        """Return the nodes on which pods that use GPUs may run, also pods that were deleted a moment ago."""
+        """Return the nodes on which pods that use GPUs may run, including recently deleted pods."""
         with self._lock:
             bound = [pod.node for pods in self._bound.values() for pod in pods.values()]
             gone = [pod.node for namespace in (*self._vanished,) for pod in self._vanished_now(namespace).values()]
@@ -238,11 +238,11 @@ class PodInformer:
         return self.reflector.namespaces()
 
     def decode_charged(self, raw: bytes) -> StoredPod | None:
-        """Return the decoded pod with all keys of its allocation; None if it is not charged."""
+        """Return the decoded pod with all keys of its allocation; None if the pod requests no GPU."""
         return read_stored(_POD.decode(raw), self.labels, self._decoding, self._requests, whole_keys=True)
 
     def decode(self, raw: bytes) -> KeptPod | None:
-        """Return the data that is kept of a pod; None if it uses no GPU."""
+        """Return the data of the pod to keep; None if the pod uses no GPU."""
         pod = _POD.decode(raw)
         return read_stored(pod, self.labels, self._decoding, self._requests) or read_claim_user(pod)
 
@@ -253,7 +253,7 @@ class PodInformer:
 
     def _on_listed(self) -> None:
         self._counted_by = self._decoding
-        # Each namespace is settled once after a list, because decreases before it were not seen.
+        # Settle every namespace after a list, because pods may have been deleted unseen before the list.
         for namespace in self.namespaces():
             self._on_change(namespace)
 
@@ -297,6 +297,6 @@ class PodInformer:
 
 
 def _counted(pod: KeptPod) -> tuple[object, ...]:
-    # These are the fields that the ledger and `violations` use. Most events change only other parts of the status.
+    # Return the fields that the ledger and `violations` use. Most events change only other fields of the pod.
     lasting = pod.live, pod.node, pod.terminating, pod.grace_seconds
     return (*lasting, pod.charge, pod.model, pod.extended_claim) if isinstance(pod, StoredPod) else lasting

@@ -1,7 +1,7 @@
-"""The work queue and the loop of every duty of the leader, which reconciles one key at a time when it is due.
+"""The work queue and the reconcile loop that every task of the leader uses. A loop reconciles one key at a time.
 
-Both follow client-go's ``util/workqueue`` and controller-runtime's ``Reconciler``: an event only names the key to
-reconcile. So many events cost one turn, and the next turn corrects a missed event.
+They follow client-go's ``util/workqueue`` and controller-runtime's ``Reconciler``: an event only names the key to
+reconcile. So one reconciliation (a turn) can serve many events, and a later turn makes up for a missed event.
 """
 
 import heapq
@@ -16,37 +16,38 @@ import structlog
 from vcuda import errors, k8s_types
 from vcuda.kube import Backoff
 
-# Default of the least seconds between two turns of one key, so that frequent events share a turn.
+# Default minimum of seconds between two turns of one key, so that frequent events share a turn.
 MIN_INTERVAL_SECONDS = 1.0
-RETRY_SECONDS = 5.0  # default of the seconds until the first retry of a failed turn
-MAX_RETRY_SECONDS = 10.0  # the delay between retries grows to this, unless it begins above
+RETRY_SECONDS = 5.0  # default number of seconds until the first retry of a failed turn
+MAX_RETRY_SECONDS = 10.0  # the delay between retries grows to this maximum, unless the first delay is longer
 
 
 class WorkQueue:
-    """Keys with the time when each is due, in seconds of the monotonic clock. Each key is in the queue once.
+    """A queue of keys. Each key is in the queue at most once, with the time when the key is due on the monotonic clock.
 
-    ``min_interval``: least seconds between two turns of one key. Events in between share the later turn.
+    ``min_interval``: the minimum of seconds between two turns of one key. Events in between share the later turn.
     """
 
     def __init__(self, min_interval: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._min_interval = min_interval
         self._clock = clock
         self._due_at: dict[str, float] = {}
-        # If a key is added for an earlier time, its later entry stays in the heap, because removing it would cost a
-        # scan.
+        # If a key becomes due earlier, the heap keeps the key's old entry as well, because its removal would need a
+        # scan. `_earliest` skips old entries.
         self._heap: list[tuple[float, int, str]] = []
         self._number = itertools.count()
         self._last_turn: dict[str, float] = {}
-        # Since when keys have been due whose turn has not ended or has failed; and the keys to be retried.
+        # `_unserved`: for each key whose turn has begun and not succeeded, the time since which the key has been due.
+        # `_retried`: the keys whose current turn has queued a retry.
         self._unserved: dict[str, float] = {}
         self._retried: set[str] = set()
         self._changed = threading.Condition()
         self._closed = False
 
     def add(self, key: str, delay: float = 0.0, interval: float | None = None) -> None:
-        """Make a key due after ``delay`` seconds, or earlier if it is due earlier already.
+        """Make a key due after ``delay`` seconds. If the key is already due earlier, change nothing.
 
-        ``interval``: least seconds since its last turn, instead of the interval of the queue.
+        ``interval``: the minimum of seconds since the key's last turn; None for the queue's ``min_interval``.
         """
         now = self._clock()
         with self._changed:
@@ -58,9 +59,9 @@ class WorkQueue:
                 self._changed.notify()
 
     def retry(self, key: str, delay: float) -> None:
-        """Make a key due after ``delay`` seconds, and not earlier, because its last turn failed.
+        """Make a key due after ``delay`` seconds and not earlier, because its current turn failed.
 
-        That turn does not count for the interval.
+        The minimum interval after a turn does not apply to the failed turn.
         """
         with self._changed:
             self._last_turn[key] = self._clock() + delay - self._min_interval
@@ -68,7 +69,7 @@ class WorkQueue:
         self.add(key, delay)
 
     def is_active(self, key: str) -> bool:
-        """Return whether a key waits for its turn, or had one within the last two intervals."""
+        """Return True if a key waits for a turn, or if its last turn was within the last two intervals."""
         with self._changed:
             recent = self._clock() < self._last_turn.get(key, -math.inf) + 2 * self._min_interval
             return key in self._due_at or recent
@@ -81,20 +82,20 @@ class WorkQueue:
             self._retried.discard(key)
 
     def lag(self) -> float:
-        """Return the seconds for which the longest waiting key has been due without a successful turn."""
+        """Return for how many seconds some key has been due without a successful turn: the longest such time."""
         with self._changed:
             key = self._earliest()
             due = (*self._unserved.values(), *(() if key is None else (self._due_at[key],)))
             return max(self._clock() - min(due), 0.0) if due else 0.0
 
     def close(self) -> None:
-        """Make every call of `next` return None from now on."""
+        """Close the queue: from now on, every call of `next` returns None."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def next(self) -> str | None:
-        """Block until a key is due, and return it. None if the queue is closed."""
+        """Block until a key is due, and return the key. Return None if the queue is closed."""
         with self._changed:
             while not self._closed:
                 key = self._earliest()
@@ -118,15 +119,14 @@ class WorkQueue:
 
 
 class Reconciler:
-    """Serves the keys of its queue, one after the other, until it is stopped.
+    """Reconciles the keys of its queue, one after the other, until it is stopped.
 
-    ``reconcile``: serves one key. It returns the seconds until the next turn, or None to wait for an event. It must be
-    safe to call at any time, and any number of times.
-    ``retry_seconds``: delay of the first retry of a key, which later grows. A key is retried if the API server rejects
-    a call or does not answer, or if an object cannot be decoded.
-    ``failure``, ``key_name``: the text of the warning about that, and the name of the key in it.
-
-    Any other exception is a bug, and ends `run`.
+    ``reconcile``: reconciles one key. It returns the seconds until the key's next turn, or None to wait for an event.
+    It must be safe to call at any time, and any number of times.
+    ``retry_seconds``: the delay of a key's first retry. Later delays are longer. A key is retried if the API server
+    rejects a call or does not answer, or if an object cannot be decoded. Any other exception is a bug, and ends `run`.
+    ``failure``: the text of the log warning about a failed turn.
+    ``key_name``: the name of the log field with the key.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Reconciler:
         self._log = structlog.get_logger()
 
     def run(self) -> None:
-        """Serve all keys that are due, until stopped."""
+        """Reconcile each key when it is due, until `stop` is called."""
         self._last_turn_ended = self._clock()
         while (key := self.queue.next()) is not None:
             self.turn(key)
@@ -173,13 +173,13 @@ class Reconciler:
         self._last_turn_ended = self._clock()
 
     def stop(self) -> None:
-        """Begin no further turn. The current turn is finished."""
+        """Make `run` return after the current turn."""
         self.queue.close()
 
     def is_stuck(self, seconds: float) -> bool:
-        """Return whether the loop runs, and has ended no turn for so many seconds. A failed turn counts as ended.
+        """Return True if `run` was called and no turn has ended for ``seconds``. A failed turn counts as ended.
 
-        The answer is only meaningful for a loop that always has a turn within that time.
+        The result is only meaningful for a loop that normally ends a turn within this time.
         """
         return self._last_turn_ended is not None and self._clock() - self._last_turn_ended > seconds
 
@@ -189,7 +189,7 @@ class Reconciler:
 
 
 def spawn(name: str, loop: Callable[[], None], on_fault: Callable[[], None]) -> threading.Thread:
-    """Run a loop in a thread. Call ``on_fault`` if the loop raises an exception."""
+    """Run ``loop`` in a new daemon thread. If ``loop`` raises an exception, log it and call ``on_fault``."""
 
     def guarded() -> None:
         try:

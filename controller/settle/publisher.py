@@ -15,27 +15,27 @@ from vcuda.ledger.report import NamespaceUse
 from vcuda.quota.terms import USAGE_KEY, USAGE_LABELS, USAGE_NAME
 
 UNHURRIED_SECONDS = 5.0
-"""Seconds between two reports of a namespace with room, where no user looks for the reason of a rejection."""
+"""Minimum seconds between two written reports of a namespace with free quota, because its report is not urgent."""
 
 NAMESPACE_TERMINATING = "NamespaceTerminating"
-"""The cause of a 403 in a namespace that is being deleted (``corev1.NamespaceTerminatingCause``)."""
+"""The cause in the 403 for a create in a namespace that is being deleted (``corev1.NamespaceTerminatingCause``)."""
 
 _CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
 
 
 class Published(msgspec.Struct, frozen=True):
-    """A report as it is stored."""
+    """The stored usage report of a namespace, without its text."""
 
     namespace: str
     hash: bytes
-    """The hash of its text, which may be a tenant's and of any size."""
+    """The hash of the report's text. A tenant may have edited the text, so its size is not limited."""
 
 
 class Publisher:
     """Keeps the last report of every limited namespace, and publishes it.
 
-    The published ConfigMaps are watched. A report that a user changes or deletes is written again. A report that an
-    earlier leader left behind is deleted.
+    The published ConfigMaps are watched. A report is written again after a user has changed or deleted it. A report of
+    an earlier leader is deleted if its namespace is no longer limited.
     """
 
     def __init__(self, kube: Kube, clock: Callable[[], float] = time.monotonic) -> None:
@@ -45,18 +45,18 @@ class Publisher:
             "/api/v1/configmaps",
             _read_published,
             params={"fieldSelector": f"metadata.name={USAGE_NAME}"},
-            # A report that a user edits or deletes becomes due too, and is written again.
+            # After a user has edited or deleted a report, this handler queues its namespace.
             on_event=self._on_event,
         )
         self._kube = kube
         self._lock = threading.Lock()
         self._reports: dict[str, NamespaceUse | None] = {}
-        # The hash of the last written report, because the watch delivers our own writes too.
+        # By namespace, the hash of the last report that this process wrote. With it `_on_event` skips our own writes.
         self._written: dict[str, bytes] = {}
         self._log = structlog.get_logger()
 
     def report(self, namespace: str, use: NamespaceUse | None) -> None:
-        """Publish a report. None deletes the ConfigMap of the namespace."""
+        """Queue a report for publication. If ``use`` is None, queue the deletion of the namespace's ConfigMap."""
         with self._lock:
             changed = namespace not in self._reports or self._reports[namespace] != use
             before = self._reports.get(namespace)
@@ -76,7 +76,7 @@ class Publisher:
     def _reconcile(self, namespace: str) -> None:
         with self._lock:
             if namespace not in self._reports:
-                return  # the watch delivered an earlier leader's report before this one was made
+                return  # the watch delivered a report of an earlier leader before this leader made its first report
             use = self._reports[namespace]
         published = self.published.get((namespace, USAGE_NAME))
         if use is None:
@@ -121,15 +121,15 @@ def _collection(namespace: str) -> str:
 
 
 def limits_of(use: NamespaceUse) -> object:
-    """Return the part of a report that is not usage. A change of this part is published at once."""
+    """Return all of a report except the usage figures. A change of this part is published at once."""
     limits = [(model.model, model.limit, model.memory_limit, model.grants) for model in use.models]
     return use.mode, use.taking_effect, use.ledger_lost, use.unpinned, limits
 
 
 def is_without_home(error: errors.ApiError) -> bool:
-    """Return whether no object can be created in a namespace, because it does not exist or is being deleted.
+    """Return True if an object could not be created because its namespace does not exist or is being deleted.
 
-    The API server's admission plugin NamespaceLifecycle sets this cause in its 403.
+    The API server's admission plugin NamespaceLifecycle answers 403 with this cause if the namespace is being deleted.
     """
     return error.has_cause(NAMESPACE_TERMINATING) or isinstance(error, errors.NotFound)
 

@@ -1,5 +1,5 @@
-"""Settles the ledgers: recounts them from the stored pods, and releases the charges of deleted ones. Only the leader
-does this."""
+"""Settles the ledgers: recounts each ledger from the stored pods and claims, and releases the charges of deleted pods.
+Only the leader settles regularly."""
 
 import contextlib
 import math
@@ -23,43 +23,43 @@ from vcuda.ledger.settle import Expired, ObservedPods, settle
 from vcuda.quota.model import NamespaceQuota
 
 MAX_ATTEMPTS = 5
-"""Attempts of one settlement while replicas write first."""
+"""Maximum attempts to write a settled ledger, if webhook replicas write the ledger first."""
 
 RETRY_SECONDS = 2.0
 """Seconds until the first retry of a failed settlement."""
 
 CONFLICT_RETRY_SECONDS = 0.1
-"""Seconds until the retry of a settlement that lost every write to replicas. Meanwhile the charges of stored pods pile
-up."""
+"""Seconds until the retry if all attempts to write a settled ledger conflicted. The delay is short, because pending
+charges accumulate until the ledger is settled."""
 
 
 GROWTH_SECONDS = 3.0
-"""Seconds between two settlements of a ledger with room, if pods have only been added. Pending charges count as much as
-committed ones, so no caller waits for a settlement, and fewer settlements disturb the replicas less."""
+"""Seconds between two settlements of a ledger with free quota, if pods have only been added. Pending charges count as
+much as committed charges, so no caller waits. Fewer settlements cause fewer conflicts with the replicas."""
 
 
 FEW_PENDING_BYTES = 2048
-"""A ledger with fewer bytes of pending charges has at most some 80 of them."""
+"""A ledger with fewer bytes of pending charges has at most about 80 pending charges."""
 
 MANY_PENDING_BYTES = 3072
-"""A ledger with more bytes has more than some 130 pending charges, a quarter of what a namespace may have. Watches lag
-when so many pods are created."""
+"""A ledger with more bytes of pending charges has more than about 130 of them, a quarter of the maximum. While so many
+pods are created, the watches lag."""
 
 CROWDED_SECONDS = 0.25
-"""Seconds between two settlements of a ledger with many pending charges, which could be full soon: at 400 pods a second
-within the usual second."""
+"""Seconds between two settlements of a ledger with many pending charges. At 400 pods a second, such a ledger could be
+full within one second, the usual interval."""
 
 
 AWAIT_PODS_AGAIN_SECONDS = 0.5
-"""Seconds between two settlements of a ledger whose claims lost devices before the pod watch showed why."""
+"""Seconds until a ledger is settled again if a claim lost its devices and the pod watch does not show the cause yet."""
 
 
 class Settler:
-    """Keeps every ledger in line with the stored pods and claims.
+    """Settles every ledger: makes its charges agree with the stored pods and claims.
 
-    ``on_report``: gets the report of a namespace after each settlement; None if the namespace is no longer limited.
-    ``others``: returns further namespaces to look at, without a quota, a ledger or vcuda pods.
-    ``exists``: returns whether a namespace exists. A deleted namespace is no longer limited.
+    ``on_report``: called with the usage of a namespace after each settlement; None if the namespace is not limited.
+    ``others``: returns more namespaces to settle, beyond those with a quota, a ledger or GPU pods.
+    ``exists``: returns True if a namespace exists. A deleted namespace is no longer limited.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class Settler:
             "settle", self._reconcile, failure="not settled", retry_seconds=RETRY_SECONDS, clock=clock
         )
         self.queue = self.reconciler.queue
-        # Namespaces without a limit have their own queue. Thousands of them may appear at once, and a release of quota
-        # elsewhere must not wait until all their ledgers are deleted.
+        # Namespaces without a limit have their own queue. Thousands of namespaces may lose their limits at once. The
+        # release of quota in other namespaces must not wait until all these ledgers are deleted.
         self.unlimited = Reconciler(
             "unlimited",
             lambda namespace: self._settle_or_retry(namespace, self.unlimited.queue),
@@ -157,7 +157,7 @@ class Settler:
         return newer and not same
 
     def known_namespaces(self) -> Iterable[str]:
-        """Return every namespace with a quota, a ledger or vcuda pods, and the other namespaces to look at."""
+        """Return the namespaces with a quota, a ledger, GPU pods or ResourceClaims, and those of ``others``."""
         quota = self._quota.current()
         named = quota.namespaces if quota else ()
         with_ledger = (ledger.namespace for ledger in self.ledgers.snapshot().values())
@@ -176,7 +176,8 @@ class Settler:
             except errors.Conflict:
                 queue.retry(namespace, CONFLICT_RETRY_SECONDS)
             except errors.LedgerLost as lost:
-                # A new ledger is closed. The replica that creates the first ledger of a namespace opens it at once.
+                # A new ledger is closed: nothing can be charged yet. The replica that creates the first ledger of a
+                # namespace opens it at once.
                 if lost.missing < OPENING_SECONDS:
                     queue.add(namespace, OPENING_SECONDS)
                     return
@@ -193,7 +194,7 @@ class Settler:
     def settle(self, namespace: str) -> None:
         """Settle one namespace's ledger and report its usage.
 
-        Raises Conflict if replicas wrote first every time. Raises LedgerLost, UnreadableLedger, or another VcudaError.
+        Raises Conflict if every attempt to write conflicted. Raises LedgerLost, UnreadableLedger or another VcudaError.
         """
         quota = self._quota.current()
         known = self.ledgers.get(self._store.key(namespace))
@@ -237,7 +238,7 @@ class Settler:
         self._report(namespace, limits, stored.ledger if stored else Ledger())
 
     def _report_lost(self, namespace: str) -> None:
-        """Report the usage of stored pods and claims. The rest of the quota is closed until the ledger is rebuilt."""
+        """Report the usage of the stored pods and claims. No quota is free until the lost ledger is rebuilt."""
         if limits := self._limits(namespace):
             observed = self.pods.observed(namespace, self._nodes.current())
             claims = self.claims.observed(namespace, observed.extended)
@@ -253,14 +254,14 @@ class Settler:
         self._on_report(namespace, use)
 
     def _opened(self, namespace: str) -> Stored:
-        """Return the current ledger. A lost ledger that no replica has rebuilt is counted and opened."""
+        """Return the current ledger. If the ledger is closed, and may be opened now, count the charges and open it."""
         stored = self._store.open(namespace)
         return self._store.write(namespace, stored.ledger, stored) if stored.opens else stored
 
     def _settle_newest(self, namespace: str, stored: Stored) -> Stored:
-        """Settle the ledger that the watch delivered, or after a conflict the current one.
+        """Settle the ledger ``stored`` and write it. After a conflict, read the ledger again and settle that one.
 
-        Under load the replicas write many times a second, so a delivered ledger is often out of date.
+        Under load the replicas write many times a second, so a ledger from the watch is often out of date.
         """
         for _ in range(MAX_ATTEMPTS - 1):
             try:
@@ -288,37 +289,37 @@ class Settler:
         return settle(ledger, observed, Expired(unsure.keys(), unsure, ended, reaped), counted_since=newest)
 
     def _observed(self, namespace: str, ledger: Ledger) -> ObservedPods:
-        """Return the observation of the watch, or of a LIST if the count of the ledger is newer."""
+        """Return the pods and claims as the watches show them. If the ledger is newer than the watches, list them."""
         counted_as_now, observed = self.pods.counts_as_now, self.pods.observed(namespace, self._nodes.current())
         if self.claims.awaits_pods(namespace):
             self.queue.add(namespace, AWAIT_PODS_AGAIN_SECONDS)
         if counted_as_now and not is_older(observed.resource_version, ledger.pod_resource_version):
             return msgspec.structs.replace(observed, claims=self.claims.as_new_as(ledger, namespace, observed.extended))
-        # Either the quota, a DeviceClass or a register of cards has changed the charges, and the watch has not decoded
-        # the pods again yet. Or a replica counted the pods at a later version than a quiet watch has reached. The API
-        # server sends a bookmark only once a minute. Until then the watch could not settle the ledger.
+        # A LIST is needed in two cases. A change of the quota, a DeviceClass or a node's cards may have changed charges
+        # before the watch has decoded the pods again. Or a replica may have counted the pods at a later version than a
+        # quiet watch has reached, because the API server sends a bookmark only once a minute.
         return self._listed(namespace, ledger)
 
     def _listed(self, namespace: str, ledger: Ledger) -> ObservedPods:
-        """Return a LIST of the pods and claims, with the earlier observations of the watches."""
+        """List the pods and claims. Add the deletions that only the watches can have seen."""
         observed = self.pods.observed(namespace, self._nodes.current())
         claims = self.claims.observed(namespace, observed.extended, ledger.longest_claim_grace)
         watched = msgspec.structs.replace(observed, claims=claims)
         return self._store.count_pods(namespace).after(watched, ledger)
 
     def _drop_or_settle(self, namespace: str, stored: Stored, why: str, due: float = -math.inf) -> None:
-        """Delete the ledger at ``due`` if the stored pods show all of its charges; otherwise settle it."""
-        # A new ledger would count only the pods stored by then. It would miss a pod that may still be stored, and a
-        # deleted pod that may still run.
+        """Delete the ledger at the time ``due`` if stored pods account for all of its charges. Otherwise settle it."""
+        # A new ledger would be counted from the stored pods. It would lack the charge of an admitted pod that is not
+        # stored yet, and the charge of a deleted pod that may still run.
         ledger = stored.ledger
-        # An empty ledger needs no count. Many ledgers may be dropped at once, and a count costs two LISTs, because the
-        # watch of a quiet cluster is behind a count that a replica made.
+        # An empty ledger need not be settled. Many ledgers may be deleted at once, and settling may cost two LISTs,
+        # because in a quiet cluster the watches may be older than the ledger.
         if not ledger.is_empty or self.pods.observed(namespace, self._nodes.current()).vanished:
             ledger = self._settled(namespace, ledger)
         if ledger.pending or ledger.terminating or ledger.reserved or stored.version is None:
             self._write(namespace, ledger, stored)
             return
-        # A replica that does not know the new quota yet would create the ledger again, and so would a reverted edit.
+        # Wait until `due`. A replica that does not know the new quota yet would create the ledger again.
         if (left := due - self._clock()) > 0:
             self.unlimited.queue.add(namespace, left)
             return
@@ -327,11 +328,11 @@ class Settler:
             self._log.info("ledger dropped", namespace=namespace, why=why)
 
     def _drop_unreadable(self, namespace: str) -> None:
-        """Delete a damaged ledger that a user has deleted, once no pod that was charged in it can still be stored."""
+        """Delete an unreadable ledger that a user has deleted, after its admitted pods can no longer be stored."""
         known = self.ledgers.get(self._store.key(namespace))
         if known is None or not known.deleting:
             return
-        # No replica can read the ledger, so none charges in it meanwhile.
+        # Meanwhile no replica adds a charge, because no replica can read the ledger.
         version, now = known.config_map.metadata.resource_version, self._clock()
         first, since = self._unreadable.get(namespace, ("", now))
         since = since if first == version else now
@@ -344,14 +345,14 @@ class Settler:
         self._log.warning("damaged ledger dropped", namespace=namespace)
 
     def reservation_ages(self) -> Mapping[str, float]:
-        """Return for each namespace the seconds since its oldest reservation was renewed."""
+        """Return for each namespace the longest time, in seconds, since a reservation was renewed."""
         return self._ages.reservation_ages(self._clock())
 
     def _watching(self) -> Watch:
         return self._ages.watching(self.pods.since, self.claims.since, self._clock())
 
     def _abandoned(self, namespace: str, ledger: Ledger) -> Collection[str]:
-        """Return the dead replicas whose reservation may be removed."""
+        """Return the ended replicas whose reservations have expired and may be removed."""
         over = self._ages.reservations(namespace, ledger, self._watching(), self._clock())
         self._look_again(namespace, over)
         for replica in over.keys:
@@ -359,10 +360,9 @@ class Settler:
         return over.keys
 
     def _absent(self, namespace: str, ledger: Ledger) -> Mapping[str, int]:
-        """Return the pending uids that are not stored and never will be, each with the seconds for which it may still
-        run.
+        """Return the uids of pending pods that are not stored and never will be, each with a number of seconds.
 
-        The seconds are 0 for a pod that was never stored.
+        The containers of the pod may still run for this time. The number is 0 for a pod that was never stored.
         """
         watch = self._watching()
         over = self._ages.pending(namespace, ledger, watch, self._clock())
@@ -378,7 +378,7 @@ class Settler:
         return unseen
 
     def _ended(self, namespace: str, ledger: Ledger) -> Collection[str]:
-        """Return the terminating keys whose seconds have passed."""
+        """Return the keys of the terminating charges that have expired."""
         over = self._ages.terminating(namespace, ledger, self._clock())
         self._look_again(namespace, over)
         for key in over.keys:
