@@ -1,7 +1,7 @@
-"""Retries ResourceClaims that were refused for quota, as soon as quota is free, by changing their pods.
+"""Makes Kubernetes retry the creation of ResourceClaims that were refused for quota, as soon as quota is free.
 
-Kubernetes' claim controller creates the claims of a pod's templates. After each refusal it waits longer, up to 16
-minutes. A change of the pod makes it retry at once, so this module sets the same annotation as on refused workloads.
+Kubernetes' claim controller creates claims from the templates that a pod names. After each refusal the claim controller
+waits longer, up to 16 minutes. A change of the pod makes it retry at once. So this module annotates the pod.
 """
 
 import time
@@ -18,20 +18,20 @@ from vcuda import errors, k8s_types
 from vcuda.kube import MERGE_PATCH, Kube, segment
 from vcuda.ledger.report import NamespaceUse
 
-MOST_AT_ONCE = 20  # pods of a namespace that one turn checks, the longest refused first; a turn takes a second
-MOST_WOKEN = 10_000  # pods of a namespace that are checked for one increase of free quota; the uid of each is kept
-# The Event of a refusal may be written after the quota was freed. A second look then finds the pod.
+MOST_AT_ONCE = 20  # the most pods that one check of a namespace handles, the longest refused first
+MOST_WOKEN = 10_000  # the most pods of a namespace that are handled for one increase of free quota; their uids are kept
+# Seconds until the next check. The Event of a refusal may be written after the quota was freed and checked.
 NEXT_LOOK_SECONDS = 5.0
 
 
 class PodClaimStatus(k8s_types.K8sStruct, frozen=True, gc=False):
-    """A claim that was created for a pod. ``name``: its name in the pod's spec."""
+    """A claim that Kubernetes created for a pod. ``name``: the name of its entry in the pod's ``resourceClaims``."""
 
     name: str = ""
 
 
 class PodClaim(k8s_types.K8sStruct, frozen=True, gc=False):
-    """An entry of the pod's ``resourceClaims``. If it names a template, Kubernetes creates the claim."""
+    """An entry of the pod's ``resourceClaims``. If the entry names a template, Kubernetes creates a claim from it."""
 
     name: str = ""
     resource_claim_template_name: str | None = None
@@ -57,7 +57,7 @@ class ClaimingPod(k8s_types.K8sObject, frozen=True, gc=False):
 
     @property
     def waits_for_claim(self) -> bool:
-        """Whether a claim of this pod has not been created yet."""
+        """True if Kubernetes still has to create a claim for this pod."""
         made = {each.name for each in self.status.resource_claim_statuses or ()}
         wanted = (each for each in self.spec.resource_claims or () if each.resource_claim_template_name)
         return self.metadata.deletion_timestamp is None and any(each.name not in made for each in wanted)
@@ -67,9 +67,9 @@ _POD = msgspec.json.Decoder(ClaimingPod)
 
 
 class ClaimRetrier:
-    """Retries the refused claims of a namespace when its free quota grows, each pod once per increase.
+    """Makes the pods with refused claims retry when their namespace's free quota grows, each pod once per increase.
 
-    ``served``: returns whether the API server serves ResourceClaims.
+    ``served``: returns True if the API server serves ResourceClaims.
     """
 
     def __init__(self, kube: Kube, served: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> None:
@@ -83,7 +83,7 @@ class ClaimRetrier:
         self._log = structlog.get_logger()
 
     def report(self, namespace: str, use: NamespaceUse | None) -> None:
-        """Record the free quota of a namespace. If it has grown, the namespace's waiting pods become due."""
+        """Record the free quota of a namespace. If it has grown, queue a check of the namespace's waiting pods."""
         free = free_by_model(use)
         before = self._free.pop(namespace, {})
         if free:
@@ -101,26 +101,26 @@ class ClaimRetrier:
         try:
             first = refused_by_events(self._kube, namespace, CLAIM_REASON, ("Pod",), leave_out=checked)
         except errors.ListOverdue as error:
-            # Other namespaces get their turns first. Meanwhile Kubernetes' claim controller retries on its own.
+            # Let other namespaces have their turns first. Meanwhile Kubernetes' claim controller retries on its own.
             self._log.warning("refused ResourceClaims not listed in time", namespace=namespace, reason=str(error))
             self.reconciler.queue.retry(namespace, LOOK_SECONDS * REST_PER_SECOND)
             return None
         due = sorted(first, key=lambda pod: (first[pod], pod.name))
         now = due[: min(MOST_AT_ONCE, MOST_WOKEN - len(checked))]
         checked.update(pod.uid for pod in now)
-        # Each checked pod counts, also if it needs no retry: forged Events must not delay other namespaces.
+        # A pod that needs no retry counts towards the maximum too, so that forged Events cannot delay other namespaces.
         woken = [self._wake(namespace, pod) for pod in now]
         if now and len(due) > len(now):
             return 0.0
         return NEXT_LOOK_SECONDS if any(woken) else None
 
     def _wake(self, namespace: str, known: RefusedObject) -> bool:
-        """Change the pod's annotation if a claim of it is still missing; return whether it was changed."""
+        """Change the pod's annotation if the pod still lacks a claim. Return True if the annotation was changed."""
         path = f"/api/v1/namespaces/{segment(namespace)}/pods/{segment(known.name)}"
         try:
             if not _POD.decode(self._kube.get(path)).waits_for_claim:
                 return False
-            # Events outlive their pod. The uid keeps the patch from a newer pod of the same name.
+            # The pod in the Event may be deleted. With the uid, the patch fails for a newer pod of the same name.
             self._kube.patch(path, retry_patch(uid=known.uid), MERGE_PATCH)
         except (errors.NotFound, errors.Conflict):
             return False

@@ -1,6 +1,6 @@
-"""Finds the workloads and pods that were refused for quota, by their conditions and by Events.
+"""Finds the owners and pods that were refused for quota, by the owners' conditions and by Events.
 
-Tenants can write all of these objects. So they are read in pages, the time is bounded, and little is kept.
+Tenants can write all of these objects. So the objects are read in pages, for a limited time, and few are kept.
 """
 
 import contextlib
@@ -16,16 +16,16 @@ from vcuda.kube import Kube, objects, segment
 from vcuda.quota.model import NOT_MUTATED, OVER_QUOTA
 
 LOOK_SECONDS = 10.0
-"""The time limit for all LISTs of one look at a namespace."""
+"""The time limit, in seconds, for all LISTs of one check of a namespace."""
 
 MOST_REFUSED = 1000
-"""The most objects that one look takes from the Events of a namespace. A later look takes others."""
+"""The maximum number of objects that one check takes from a namespace's Events. A later check takes other objects."""
 
 LONGEST_UID = 64
-"""The most characters of a uid. Those of the API server have 36."""
+"""The maximum length of a uid in an Event. A uid from the API server has 36 characters."""
 
 MOST_OWNER_BYTES = 8 * 2**20
-"""The most bytes, as JSON, of the owners that one look keeps. A later look keeps others."""
+"""The maximum total size of the owners that one check keeps, in bytes of JSON. A later check keeps other owners."""
 
 JOB_ENDED = ("Complete", "Failed", "SuccessCriteriaMet", "FailureTarget")
 """Conditions after which a Job creates no more pods."""
@@ -37,10 +37,10 @@ _COLLECTIONS = {
     "ReplicationController": "/api/v1/namespaces/{}/replicationcontrollers",
     "Job": "/apis/batch/v1/namespaces/{}/jobs",
 }
-# The controllers of these two kinds record a refusal as condition ReplicaFailure until they can create a pod. The other
-# controllers only write an Event, which the API server deletes after an hour (--event-ttl). All controllers write an
-# Event at each try. So these two kinds, whose objects include pod templates, are listed in full only if an Event refers
-# to one, if one was found before, and from time to time.
+# The controllers of these two kinds record a refusal as condition ReplicaFailure until they can create a pod. The
+# controllers of the other kinds write only an Event, which the API server deletes in an hour (--event-ttl). A list of
+# these two kinds is large, because it includes pod templates. So a kind is listed only if an Event refers to one of its
+# objects, if the last check found one, or from time to time.
 WITH_CONDITION = ("ReplicaSet", "ReplicationController")
 _WITH_EVENT = ("StatefulSet", "DaemonSet", "Job")
 
@@ -55,7 +55,7 @@ class Condition(k8s_types.K8sStruct, frozen=True, gc=False):
 
 
 class OwnerSpec(k8s_types.K8sStruct, frozen=True, gc=False):
-    """The pod template and the number of pods. A Job has ``parallelism``, and ends after ``completions``."""
+    """The pod template and the wanted number of pods. Only a Job has ``parallelism`` and ``completions``."""
 
     replicas: int | None = None
     parallelism: int | None = None
@@ -65,7 +65,7 @@ class OwnerSpec(k8s_types.K8sStruct, frozen=True, gc=False):
 
 
 class OwnerStatus(k8s_types.K8sStruct, frozen=True, gc=False):
-    """The number of pods that exist. A Job has ``active``; a DaemonSet counts nodes."""
+    """The number of existing pods. A Job has ``active`` and ``succeeded``. A DaemonSet has the last two numbers."""
 
     replicas: int = 0
     active: int = 0
@@ -83,7 +83,7 @@ class Owner(k8s_types.K8sObject, frozen=True, gc=False):
 
     @property
     def missing(self) -> int:
-        """The number of pods that this owner still wants to create. The API server has set all defaults."""
+        """The number of pods that this owner still has to create. The API server has set all defaults."""
         spec, status = self.spec, self.status
         if self.metadata.deletion_timestamp:
             return 0
@@ -94,7 +94,7 @@ class Owner(k8s_types.K8sObject, frozen=True, gc=False):
         return max(status.desired_number_scheduled - status.current_number_scheduled, 0)
 
     def _wanted_by_job(self, parallelism: int) -> int:
-        # As Kubernetes' job controller counts (manageJob in pkg/controller/job).
+        # Compute the number as Kubernetes' Job controller does (manageJob in pkg/controller/job).
         ended = any(each.type in JOB_ENDED and each.status == "True" for each in self.status.conditions or ())
         if self.spec.suspend or ended:
             return 0
@@ -103,7 +103,7 @@ class Owner(k8s_types.K8sObject, frozen=True, gc=False):
         return min(parallelism, self.spec.completions - self.status.succeeded)
 
     def refused_since(self) -> str | None:
-        """Return the start of a ReplicaFailure condition whose message is a refusal for quota; None without one."""
+        """Return since when the condition ReplicaFailure reports a refusal for quota; None if it does not."""
         # Controllers record only the text of a refusal, so the Status causes are not available here.
         for condition in self.status.conditions or ():
             if condition.type == "ReplicaFailure" and condition.status == "True" and may_pass_later(condition.message):
@@ -112,7 +112,7 @@ class Owner(k8s_types.K8sObject, frozen=True, gc=False):
 
 
 def may_pass_later(message: str) -> bool:
-    """Return whether a message is a refusal for quota, after which a retry may be admitted."""
+    """Return True if the message is a refusal for quota. A retry may then be admitted later."""
     return OVER_QUOTA in message or NOT_MUTATED in message
 
 
@@ -132,9 +132,9 @@ class RefusedOwner(msgspec.Struct, frozen=True):
 
 
 class RefusedOwners:
-    """The refused owners of one look, at most `MOST_OWNER_BYTES` of them.
+    """The refused owners that one check has found, with at most `MOST_OWNER_BYTES` in all.
 
-    ``judged``: the paths of owners that an earlier look found. These make room for the others.
+    ``judged``: the paths of owners that an earlier check has handled. These owners are dropped first.
     """
 
     def __init__(self, judged: Collection[str] = ()) -> None:
@@ -143,14 +143,14 @@ class RefusedOwners:
         self._again: list[tuple[RefusedOwner, int]] = []
         self._bytes = 0
         self.complete = True
-        """Whether all owners were kept that are not in ``judged``."""
+        """False if an owner that is not in ``judged`` was dropped."""
 
     @property
     def owners(self) -> list[RefusedOwner]:
         return [*self._first, *(owner for owner, _ in self._again)]
 
     def add(self, refused: RefusedOwner, size: int) -> None:
-        """Keep an owner of ``size`` bytes if there is room. The first owner is always kept."""
+        """Keep an owner of ``size`` bytes of JSON if there is room. The first owner is always kept."""
         judged = refused.path in self._judged
         while self._again and not judged and self._bytes + size > MOST_OWNER_BYTES:
             self._bytes -= self._again.pop()[1]
@@ -165,7 +165,7 @@ class RefusedOwners:
 
 
 class RefusedObject(k8s_types.K8sStruct, frozen=True, gc=False):
-    """The object that an Event of a refusal is about."""
+    """The object whose pod or claim was refused, according to an Event."""
 
     kind: str = ""
     name: str = ""
@@ -191,11 +191,11 @@ def find_refused(
     listed: Collection[str] = WITH_CONDITION,
     judged: Collection[str] = (),
 ) -> RefusedOwners:
-    """Return the owners that still miss pods and were refused for quota.
+    """Return the owners that were refused for quota and still lack pods.
 
-    A kind in `WITH_CONDITION` is listed if it is in ``listed`` or if an Event refers to one of its objects. Owners of
-    other kinds are read one by one, by their Events, while ``in_time`` returns true. An owner that cannot be decoded
-    is skipped.
+    A kind in `WITH_CONDITION` is listed if it is in ``listed``, or if an Event refers to one of its objects. An owner
+    of another kind is read if an Event refers to it, while ``in_time`` returns True. Undecodable owners are skipped.
+    ``judged``: see `RefusedOwners`.
 
     Raises ListOverdue if the LISTs take longer than `LOOK_SECONDS`.
     """
@@ -229,10 +229,10 @@ def _refused_by_condition(
 def refused_by_events(
     kube: Kube, namespace: str, reason: str, kinds: Collection[str], leave_out: Collection[str] = ()
 ) -> dict[RefusedObject, str]:
-    """Return the objects that were refused for quota according to Events of this reason, with their first refusal.
+    """Return the objects that were refused for quota according to Events, each with the time of its first refusal.
 
-    Only objects of these ``kinds`` are returned, and none whose uid is in ``leave_out``. If there are more than
-    `MOST_REFUSED`, the first ones in the order of the Events' names are returned.
+    Only Events of this ``reason`` about objects of these ``kinds`` are read. Objects whose uid is in ``leave_out`` are
+    left out. At most `MOST_REFUSED` objects are returned, in the order of the Events' names.
 
     Raises ListOverdue if the LIST takes longer than `LOOK_SECONDS`.
     """
@@ -257,17 +257,17 @@ def _is_possible(told: RefusedObject, kinds: Collection[str]) -> bool:
 def _refused_by_event(
     kube: Kube, namespace: str, told: Mapping[RefusedObject, str], in_time: Callable[[], bool]
 ) -> Iterator[tuple[RefusedOwner, int]]:
-    """Yield the owners of kinds without the condition, each with the time of its first Event."""
+    """Yield the owners in ``told`` whose kind has no condition ReplicaFailure, each with its size in bytes."""
     first: dict[str, str] = {}
     for each, since in told.items():
         if each.kind in _WITH_EVENT:
             path = f"{_COLLECTIONS[each.kind].format(segment(namespace))}/{segment(each.name)}"
             first[path] = min(since, first.get(path, since))
-    # The order is random: if not all can be read in time, later looks read others.
+    # The order is random. If the time is too short to read all owners, later checks read other owners.
     for path, since in random.sample(sorted(first.items()), len(first)):
         if not in_time():
             return
-        # Events outlive their object.
+        # The object may be deleted, because its Events stay for some time.
         with contextlib.suppress(errors.NotFound):
             raw = kube.get(path)
             yield from ((RefusedOwner(path, since, owner), len(raw)) for owner in objects.decode_each(_OWNER, [raw]))

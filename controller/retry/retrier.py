@@ -1,7 +1,7 @@
-"""Makes workloads that were refused for quota retry as soon as quota is free.
+"""Makes owners (ReplicaSets, Jobs …) whose pods were refused for quota retry as soon as quota is free.
 
-A controller whose pod was refused waits up to 16 minutes before it retries (kubernetes/kubernetes#98656). A change of
-its object makes it retry at once. The change here is one annotation that no other program reads.
+After a refusal, Kubernetes' controller waits up to 16 minutes before it retries (kubernetes/kubernetes#98656). A change
+of the owner makes the controller retry at once. So this module sets an annotation that no other program reads.
 """
 
 import datetime
@@ -26,23 +26,23 @@ from vcuda.requests.resources import BUILT_IN, GpuResources
 RETRY_ANNOTATION = "quota.vcuda.io/retried-at"
 
 NEXT_LOOK_SECONDS = 5.0  # seconds until a namespace with free quota and refused workloads is checked again
-# Seconds for which a workload may create its pods before its annotation is changed again.
+# Minimum seconds between two changes of one owner's annotation, so that the owner can create its pods.
 CREATION_TIMEOUT_SECONDS = 8.0
-# Seconds for which one check of a namespace may read the workloads that Events refer to, and again to judge them. The
-# next check does the rest. If a check takes longer because of large LISTs, the namespace rests nine times as long. So
-# the workloads of one namespace cannot delay those of other namespaces.
+# A check of a namespace has this many seconds to read the owners that Events refer to, and again this many to decide
+# which owners may retry. The next check continues. After a longer check, because of large LISTs, the namespace waits
+# nine times as long as the check took. So one namespace cannot delay the others.
 BUDGET_SECONDS = 1.0
 REST_PER_SECOND = 9.0
-MAX_PODS = 1000  # of one workload that are matched with free quota; at worst a larger workload retries in vain
+MAX_PODS = 1000  # the most pods of one owner for which free quota is set aside; a larger owner may retry in vain
 
 LISTED_EVERY_SECONDS = 300.0
-"""Seconds until owners that record a refusal as a condition are listed even if no Event refers to one."""
+"""Seconds after which ReplicaSets and ReplicationControllers are listed even if no Event refers to any of them."""
 
 
 class FreeQuota(msgspec.Struct, frozen=True):
-    """The free quota of one model: cores in hundredths of a card, memory in MiB or None if memory is not limited.
+    """The free quota of one GPU model.
 
-    ``cores`` are infinite if memory alone is limited.
+    ``cores``: in hundredths of a card; infinite if only memory is limited. ``memory``: in MiB; None if not limited.
     """
 
     cores: float
@@ -54,7 +54,7 @@ class FreeQuota(msgspec.Struct, frozen=True):
         return cls(cores, use.memory_available)
 
     def takes(self, charge: Charge, limit: Limit) -> bool:
-        """Return whether a charge seems to fit. A charge without cores never does, because no quota refuses it."""
+        """Return True if a charge may fit. False for a charge of 0 cores, which is never refused for quota."""
         memory_fits = self.memory is None or _least_memory(charge, limit) <= self.memory
         return 0 < charge.cores <= self.cores and memory_fits
 
@@ -63,11 +63,11 @@ class FreeQuota(msgspec.Struct, frozen=True):
         return FreeQuota(self.cores - charge.cores, memory)
 
     def most_cards(self, limit: Limit) -> float:
-        """Return the hundredths of a card that are free for whole cards."""
+        """Return the free quota in hundredths of a card. If only memory is limited, convert memory to cards."""
         return limit.cores_in(self.memory or 0) if limit.cores is None else self.cores
 
     def exceeds(self, other: "FreeQuota") -> bool:
-        """Return whether cores or memory are more than in another free quota."""
+        """Return True if this free quota has more cores or more memory than ``other``."""
         ours = math.inf if self.memory is None else self.memory
         return self.cores > other.cores or (other.memory is not None and ours > other.memory)
 
@@ -81,19 +81,19 @@ def has_grown(free: Mapping[str, FreeQuota], before: Mapping[str, FreeQuota]) ->
 
 
 def retry_patch(**metadata: str) -> bytes:
-    """Return the patch that makes the controller of an object try again."""
+    """Return a patch of an object that makes the Kubernetes controller of this object retry."""
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     return msgspec.json.encode({"metadata": {**metadata, "annotations": {RETRY_ANNOTATION: now}}})
 
 
 def _least_memory(charge: Charge, limit: Limit) -> int:
-    # In MiB, with a card's share rounded down. The free memory was rounded down too, so with a charge rounded up, an
-    # owner whose pod fits exactly would not retry. A retry in vain does no harm.
+    # Return the charge's memory in MiB, rounded down. The free memory is rounded down too. If the charge were rounded
+    # up, an owner whose pod fits exactly would not retry. A retry in vain does no harm.
     return max(charge.memory_under(limit) - 1, charge.memory)
 
 
 def oldest_first(refused: Iterable[RefusedOwner], judged: Collection[str] = ()) -> list[RefusedOwner]:
-    """Return the owners by the age of their refusal. Owners whose paths are in ``judged`` come last."""
+    """Return the owners, the longest refused first. The owners whose paths are in ``judged`` come last."""
     return sorted(refused, key=lambda each: (each.path in judged, each.since, each.path))
 
 
@@ -104,17 +104,17 @@ def select_retries(
     nodes: Nodes,
     known: GpuResources = BUILT_IN,
 ) -> list[RefusedOwner]:
-    """Return the owners that may retry, in order, and no more than fit into the ``free`` quota by model.
+    """Return the owners, in order, whose pods fit into the quota that the earlier owners have left free.
 
-    An owner takes from the first model in its order that has room, or from the one with the most free cores if its
-    quota prefers that.
+    ``free``: the free quota of each model. A pod takes quota of the first model in its order that has room. If the
+    namespace's quota prefers the most free model, the pod takes quota of that model.
     """
     left = dict(free)
     return [candidate for candidate in in_order if _take(candidate.owner, quota, left, nodes, known)]
 
 
 def _take(owner: Owner, quota: NamespaceQuota, left: dict[str, FreeQuota], nodes: Nodes, known: GpuResources) -> bool:
-    """Take the charges of the owner's missing pods from ``left``, as far as they fit. Return whether one fits."""
+    """Subtract the charges of the owner's missing pods from ``left``, as far as they fit. True if any pod fits."""
     request = read_request(owner.spec.template, known)
     models = placement.find_candidates(owner.spec.template, request, quota, nodes).models
     took = False
@@ -137,7 +137,7 @@ def _take(owner: Owner, quota: NamespaceQuota, left: dict[str, FreeQuota], nodes
 
 
 class Retrier:
-    """Watches the reports for quota that becomes free, and makes the owners retry whose pods now fit."""
+    """Makes the refused owners of a namespace retry when a usage report shows more free quota."""
 
     def __init__(
         self, kube: Kube, quota: QuotaInformer, nodes: NodeInformer, clock: Callable[[], float] = time.monotonic
@@ -155,7 +155,7 @@ class Retrier:
         self._log = structlog.get_logger()
 
     def report(self, namespace: str, use: NamespaceUse | None) -> None:
-        """Note the free quota. If there is more than before, the refused owners of the namespace become due."""
+        """Record the free quota of a namespace. If it has grown, queue a check of the namespace's refused owners."""
         free = free_by_model(use)
         before = self._free.pop(namespace, {})
         if free:
@@ -188,7 +188,7 @@ class Retrier:
         for refused in chosen:
             if self._retried_at.get(refused.path, -math.inf) + CREATION_TIMEOUT_SECONDS <= self._clock():
                 self._trigger(refused)
-        # The controllers need some time, and their new pods change the ledger. The next check gives the rest to others.
+        # Kubernetes' controllers need some time to create pods, which use quota. The next check continues from there.
         again = NEXT_LOOK_SECONDS if chosen or unjudged or not found.complete else None
         spent = self._clock() - started
         if again and spent > BUDGET_SECONDS:
@@ -197,8 +197,8 @@ class Retrier:
         return again
 
     def _rest(self, namespace: str, spent: float, reason: str) -> None:
-        """Make a namespace rest whose check took too long, so that others have turns. Its workloads retry by
-        themselves."""
+        """Delay the next check of a namespace whose check took too long, so that other namespaces get their turns.
+        Meanwhile the Kubernetes controllers retry by themselves."""
         self._log.warning("refused workloads not listed in time", namespace=namespace, reason=reason)
         self.reconciler.queue.retry(namespace, max(NEXT_LOOK_SECONDS, spent * REST_PER_SECOND))
 
@@ -212,12 +212,12 @@ class Retrier:
         return found
 
     def _budget(self) -> Callable[[], bool]:
-        """Return a function that returns whether the budget from now on has time left."""
+        """Return a function that returns True for the next BUDGET_SECONDS, and False after that."""
         deadline = self._clock() + BUDGET_SECONDS
         return lambda: self._clock() < deadline
 
     def _in_time(self, in_order: Iterable[RefusedOwner], judged: set[str]) -> Iterator[RefusedOwner]:
-        """Yield the owners, at least one, until the budget is used up, and add them to ``judged``."""
+        """Yield owners until BUDGET_SECONDS have passed, but at least one. Add the yielded owners to ``judged``."""
         in_time = self._budget()
         for refused in in_order:
             judged.add(refused.path)
@@ -227,7 +227,7 @@ class Retrier:
 
     def _trigger(self, refused: RefusedOwner) -> None:
         recent = self._clock() - CREATION_TIMEOUT_SECONDS
-        # This comes before the patch, because a patch whose answer is lost may have landed.
+        # Record the time before the patch, because the patch may succeed although its answer is lost.
         kept = {path: at for path, at in self._retried_at.items() if at > recent}
         self._retried_at = {**kept, refused.path: self._clock()}
         try:
