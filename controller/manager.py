@@ -1,4 +1,4 @@
-"""Builds and runs the duties of the leader, which are in `settle`, `retry`, `violations`, `garbage` and `extender`."""
+"""Builds and runs the leader's tasks, which are in `settle`, `retry`, `violations`, `garbage` and `extender`."""
 
 import threading
 import time
@@ -30,7 +30,7 @@ STOP_TIMEOUT_SECONDS = 5.0  # seconds for which a stop waits for the loops, so t
 
 
 class Leader:
-    """The leader's watches and loops. ``start`` returns at once. ``on_fault`` is called if a loop ends by a fault."""
+    """The leader's watches and loops. ``on_fault``: called if a loop ends with an exception."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Leader:
         )
         changed = self._models.queue.add
         self.nodes = k8s.NodeInformer(kube, labels, lambda: changed("nodes"), self.quota.resources)
-        # The published devices decide the charges of claims, in any namespace too.
+        # A change of the published devices may change the charges of claims in every namespace.
         devices = k8s.DeviceInformer(kube, self._devices_changed)
         self.claim_policies = k8s.ClaimPolicies(self.quota, self.nodes, devices)
         store = k8s.LedgerStore(
@@ -166,12 +166,12 @@ class Leader:
 
     @property
     def synced(self) -> bool:
-        """Whether every watch has its first list, by a consistent LIST since this process leads."""
+        """True if every watch has got its first list since this process leads. The list is a consistent LIST."""
         return self.dra.settled and all(reflector.synced.is_set() for reflector in self._always().values())
 
     @property
     def ready(self) -> bool:
-        """Whether every watch has its first list, and the extender, if there is one, answers."""
+        """True if every watch has its first list. If the extender is enabled, it must also answer requests."""
         return self.synced and (self.extender is None or self.extender.serving)
 
     def start(self) -> None:
@@ -184,7 +184,7 @@ class Leader:
     def stop(self) -> None:
         """End the watches and the loops. A loop has `STOP_TIMEOUT_SECONDS` to finish its turn."""
         self._stopping.set()
-        # The extender stops first, because a pod must not be placed by a view that has ended.
+        # Stop the extender first, because it must not place a pod after its watches have ended.
         if self.extender:
             self.extender.stop()
         for reconciler in self._reconcilers():
@@ -197,7 +197,7 @@ class Leader:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def trouble(self) -> str | None:
-        """Return a fault that a restart may repair, which is an ended watch or a stuck loop; None if there is none."""
+        """Return a fault that a restart may repair: an ended watch or a stuck loop. None without such a fault."""
         # Only this loop always has a turn within its time. The other loops may be idle, which looks the same as stuck.
         if not all(reflector.alive for reflector in self.reflectors().values()):
             return "a watch has ended"
@@ -205,7 +205,7 @@ class Leader:
 
     def _main(self) -> None:
         started = time.process_time()
-        # A settlement by an incomplete list would lose the charges of the missing pods.
+        # Wait for all lists, because settling from an incomplete list would release the charges of the missing pods.
         while not self.synced:
             if self._stopping.wait(SYNC_POLL_SECONDS):
                 return

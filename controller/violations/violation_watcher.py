@@ -1,7 +1,7 @@
-"""Reports pods and claims that their quota would not admit, and evicts pods if that is enabled.
+"""Reports the pods and claims that the quota of their namespace would not admit, and evicts such pods if enabled.
 
-Events, a metric and the usage page report them. A pod is evicted only after it has been beyond the quota at every check
-of a whole period.
+Events, a metric and the usage page report these pods and claims. A pod is evicted only after every check of a whole
+period has found it beyond the quota.
 """
 
 import datetime
@@ -41,21 +41,21 @@ NOT_COUNTED_MESSAGE = (
 )
 
 REPORT_GRACE_SECONDS = 1.0
-"""Seconds from a report to the check of a namespace. A pod may be observed before the edit of the quota that admitted
-it."""
+"""Seconds from a usage report to the check of its namespace. The pod watch may show a new pod before the quota watch
+shows the quota edit by which the pod was admitted."""
 
 NOTICE_SECONDS = 24 * 3600.0
-"""How long before the end of a grant an Event announces it to the pods and claims that will be beyond the quota."""
+"""Seconds before the end of a grant (a dated addition to a limit) at which Events announce the end."""
 
 EVICTION_TIMEOUT_SECONDS = 30.0
-"""Longest time of an eviction. The API server retries a conflicting one, for example if another pod has the name by
-now, 20 times and half a second apart (``EvictionsRetry`` in Kubernetes)."""
+"""The timeout of an eviction request. After a conflict the API server retries 20 times at intervals of half a second
+(``EvictionsRetry`` in Kubernetes). A new pod with the same name causes a conflict."""
 
 
 class EvictionOutcome(enum.StrEnum):
-    """The outcomes of an eviction.
+    """The outcomes of an attempt to evict a pod.
 
-    BUDGET: a PodDisruptionBudget did not allow it. DELETED: a budget refused it too often, so the pod was deleted.
+    BUDGET: a PodDisruptionBudget refused it. DELETED: a budget refused too often, so the pod was deleted.
     GONE: the pod no longer exists.
     """
 
@@ -67,10 +67,10 @@ class EvictionOutcome(enum.StrEnum):
 
 
 class Evictor:
-    """Evicts pods beyond the quota, judged by the stored objects and the stored quota. Watches only say where to look.
+    """Evicts pods beyond the quota, after it has listed the stored pods and claims and compared them with the quota.
 
-    Pods are evicted one at a time by the Eviction API, which respects PodDisruptionBudgets. After ``delete_after``
-    attempts that a budget refused, the pod is deleted; None: never.
+    Pods are evicted one at a time with the Eviction API, which respects PodDisruptionBudgets.
+    ``delete_after``: the number of refused attempts after which the pod is deleted; None to never delete it.
     """
 
     def __init__(
@@ -92,11 +92,11 @@ class Evictor:
         self._log = structlog.get_logger()
 
     def evict_newest(self, namespace: str, tries: Mapping[str, int]) -> str | None:
-        """Try to evict the newest of these pods that is beyond the quota. Return its uid, or None if there is none.
+        """Try to evict the newest pod in ``tries`` that is beyond the quota. Return its uid, or None.
 
-        ``tries``: by uid of these pods, the number of earlier attempts.
+        ``tries``: the uids of the candidates, each with the number of earlier attempts.
 
-        Raises VcudaError, or an error of decoding, if the pods cannot be judged.
+        Raises VcudaError or a decoding error if the pods cannot be listed and checked.
         """
         found = self._newest(namespace, tries)
         if found is None:
@@ -114,7 +114,7 @@ class Evictor:
             return None
         pods = self._store.list_pods(namespace).charged
         nodes = self._nodes.current()
-        # The pods are listed first, because the claims of these pods are left out of the claims.
+        # List the pods first, because a claim that is charged to its pod must be left out of the claims.
         _, claims = self._store.priced_claims(namespace, charged_by_pods(pods, nodes))
         # The watch may not have delivered a raised quota yet, or the stored quota is malformed and the last good one is
         # in force. In both cases the pods would be judged by an outdated quota.
@@ -126,8 +126,11 @@ class Evictor:
         return next(((pod, why) for pod, why in wanted if isinstance(pod, StoredPod)), None)
 
     def evict(self, pod: StoredPod, why: str, tries: int = 0) -> EvictionOutcome:
-        """Evict this pod after ``tries`` earlier attempts, and report ``why``. Errors are logged, not raised."""
-        # The Event follows the eviction, so that it is always true. A crash in between leaves no Event.
+        """Evict this pod, and write an Event with the reason ``why``. Errors are logged, not raised.
+
+        ``tries``: the number of earlier attempts.
+        """
+        # The Event is written after the eviction, so that no Event is false. A crash in between leaves no Event.
         subject, uid = _involved(pod), pod.uid[:8]
         log = self._log.bind(namespace=pod.namespace, pod=pod.name, uid=pod.uid, why=why)
         try:
@@ -151,7 +154,7 @@ class Evictor:
         return EvictionOutcome.EVICTED
 
     def _delete(self, pod: StoredPod, why: str, tries: int) -> EvictionOutcome:
-        """Delete the pod with its own grace period, because a budget of the tenant could otherwise keep it forever."""
+        """Delete the pod with its own grace period. Otherwise a tenant's PodDisruptionBudget could keep it forever."""
         log = self._log.bind(namespace=pod.namespace, pod=pod.name, uid=pod.uid, tries=tries)
         path = f"/api/v1/namespaces/{segment(pod.namespace)}/pods/{segment(pod.name)}"
         try:
@@ -172,7 +175,7 @@ class Evictor:
             "apiVersion": "policy/v1",
             "kind": "Eviction",
             "metadata": {"name": pod.name, "namespace": pod.namespace},
-            # The API server answers 409 if another pod has the name by now.
+            # If a new pod has this name, the API server answers 409.
             "deleteOptions": {"preconditions": {"uid": pod.uid}},
         }
         path = f"/api/v1/namespaces/{segment(pod.namespace)}/pods/{segment(pod.name)}/eviction"
@@ -202,7 +205,7 @@ class ViolationOptions(msgspec.Struct, frozen=True):
 
 
 class OngoingViolation(msgspec.Struct, frozen=True):
-    """A violation that every check has found since ``since`` (monotonic seconds), which is ``at`` in RFC 3339."""
+    """A violation that every check has found since a time: ``since`` in monotonic seconds, ``at`` in RFC 3339."""
 
     violation: Violation
     since: float
@@ -210,10 +213,10 @@ class OngoingViolation(msgspec.Struct, frozen=True):
 
 
 class ViolationWatcher:
-    """Checks a namespace after each report on it, and every ``period`` seconds while it has violations.
+    """Checks a namespace after each usage report, and every ``period`` seconds while the namespace has violations.
 
-    ``pods``: returns the current vcuda pods of a namespace. ``claims``: returns its claims with their charges, without
-    claims that are charged to their pod. ``evictor``: None to report only.
+    ``pods``: returns the GPU pods of a namespace. ``claims``: returns the claims of a namespace with their charges,
+    except claims that are charged to their pod. ``evictor``: None if violations are only reported.
     """
 
     def __init__(
@@ -241,12 +244,12 @@ class ViolationWatcher:
         self._ongoing: dict[str, Mapping[str, OngoingViolation]] = {}
         self._reported: dict[str, set[tuple[str, ViolationKind]]] = {}
         self._tried: dict[str, tuple[float, int]] = {}
-        # By namespace, the uid of each announced object with the end of the grant.
+        # By namespace, the announced violations: the uid of the pod or claim, and the end of the grant.
         self._announced: dict[str, set[tuple[str, float]]] = {}
         self._log = structlog.get_logger()
 
     def report(self, namespace: str, _use: NamespaceUse | None) -> None:
-        """Have a namespace checked after a change in it, or after its limit was removed."""
+        """Queue a check of a namespace whose usage or limits have changed."""
         self.reconciler.queue.add(namespace, REPORT_GRACE_SECONDS)
 
     def ongoing(self) -> Sequence[OngoingViolation]:
@@ -255,7 +258,7 @@ class ViolationWatcher:
             return [each for _, found in sorted(self._ongoing.items()) for each in found.values()]
 
     def counts(self) -> Mapping[tuple[str, str, str], int]:
-        """Return the number of objects by kind, namespace and kind of violation."""
+        """Return the number of violations, by the object's kind, its namespace and the kind of violation."""
         found = (each.violation for each in self.ongoing())
         return Counter((kind_of(each.holder), each.holder.namespace, each.kind.value) for each in found)
 
@@ -290,9 +293,9 @@ class ViolationWatcher:
         pods: Sequence[StoredPod],
         claims: Sequence[PricedClaim],
     ) -> None:
-        """Write an Event for each pod and claim that will be beyond the quota when a grant ends within a day, once.
+        """Write one Event for each pod and claim that will be beyond the quota when a grant ends within a day.
 
-        ``beyond``: the uids of those that are beyond it already.
+        ``beyond``: the uids of the pods and claims that are beyond the quota now.
         """
         until = self._quota.clock.seconds() + NOTICE_SECONDS
         ends = {each.until: each.grant.times.zone for each in limits.granted if each.until <= until}
@@ -320,7 +323,7 @@ class ViolationWatcher:
         return f"this {what} stays, and new ones are rejected until the use fits: {violation.message}"
 
     def _update_ongoing(self, namespace: str, found: Iterable[Violation]) -> Mapping[str, OngoingViolation]:
-        """Store the violations by uid. A violation that was found before keeps its time."""
+        """Store and return the violations by uid. A violation that the last check found keeps its first time."""
         before = self._ongoing.get(namespace, {})
         ongoing = {each.holder.uid: self._since(before.get(each.holder.uid), each) for each in found}
         for uid in before.keys() - ongoing.keys():
@@ -339,7 +342,7 @@ class ViolationWatcher:
         return OngoingViolation(violation, self._clock(), now)
 
     def _post_events(self, namespace: str, found: Iterable[Violation]) -> None:
-        """Write an Event for each pod and claim, once while this process leads."""
+        """Write an Event for each new violation. A violation that lasts has only one Event from this leader."""
         violations = {(each.holder.uid, each.kind): each for each in found}
         reported = self._reported.setdefault(namespace, set())
         reported.intersection_update(violations)
@@ -371,7 +374,10 @@ class ViolationWatcher:
         return True
 
     def _evict(self, namespace: str, ongoing: Mapping[str, OngoingViolation]) -> bool:
-        """Try to evict one pod that was found for a period and not tried within it. Return whether one was tried."""
+        """Try to evict one pod whose violation has lasted a period, and that was not tried within the last period.
+
+        Return True if an eviction was tried.
+        """
         due_since = self._clock() - self._period
         evictable = {uid: each.since for uid, each in ongoing.items() if each.violation.evictable}
         tries = {uid: (since, *self._tried.get(uid, (since, 0))) for uid, since in evictable.items()}
