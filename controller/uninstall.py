@@ -1,4 +1,4 @@
-"""Prepares the deletion of all objects of the system: afterwards nothing is rejected, and no namespace stays behind.
+"""Prepares the deletion of vcuda quota. Afterwards no request is rejected, and every namespace can be deleted.
 
 The order matters. A webhook that is registered and does not answer rejects pods, so the registrations are deleted
 first. The policies reject the removal of the objects that they protect, so their bindings are deleted next. Then the
@@ -47,7 +47,7 @@ _DECODER = msgspec.json.Decoder(_Kept)
 
 @dataclass(frozen=True, slots=True)
 class Uninstall:
-    """Deletes and changes what would stay in force, or in the way, after all objects of the system are deleted."""
+    """Removes the registrations, policies, finalizers, labels and reports that would stay in force otherwise."""
 
     kube: Kube
     ledger_namespace: str
@@ -60,7 +60,7 @@ class Uninstall:
     """The clock of the deadline, in seconds."""
 
     def run(self, seconds: float) -> None:
-        """Delete everything that rejects requests or keeps a namespace. Every step may be repeated.
+        """Delete all objects that reject requests or that block the deletion of a namespace. A run may be repeated.
 
         The API server applies a deleted policy for a few seconds. Raises VcudaError if it still refuses a change after
         ``seconds``, or if removed objects are still written again.
@@ -72,7 +72,7 @@ class Uninstall:
         for name in WRITERS:
             self._delete(f"{_RBAC}/namespaces/{segment(self.ledger_namespace)}/rolebindings/{name}")
             self._delete(f"{_RBAC}/clusterrolebindings/{name}")
-        # A write that was admitted before may still arrive, so two passes in a row must find nothing.
+        # A write that the API server admitted earlier may still arrive. So two passes in a row must find nothing.
         if not (self._clean_by(deadline) and self._clean_by(deadline)):
             raise errors.Unavailable("finalizers, reports or labels that were removed are written again")
 
@@ -90,7 +90,7 @@ class Uninstall:
                 return not found
 
     def _clean(self) -> bool:
-        """Remove finalizers, labels and reports. Return whether there was one."""
+        """Remove finalizers, labels and reports. Return True if there were any."""
         ledgers = f"/api/v1/namespaces/{segment(self.ledger_namespace)}/configmaps"
         kept = [each for each in self._list(ledgers, {"labelSelector": NAMESPACE_LABEL}) if each.metadata.finalizers]
         for found in kept:
@@ -98,7 +98,7 @@ class Uninstall:
         labelled = [*self._list("/api/v1/namespaces", {"labelSelector": ENFORCED_LABEL})]
         for found in labelled:
             self._patch(f"/api/v1/namespaces/{segment(found.metadata.name)}", _NO_LABEL)
-        # A namespace without the label has, or had, a limit, and so perhaps a report.
+        # A namespace without the label may have a report, because it has or had a limit.
         names = [segment(found.metadata.name) for found in self._list("/api/v1/namespaces", {})]
         reported = [name for name in names if self._delete(f"/api/v1/namespaces/{name}/configmaps/{REPORT}")]
         return bool(kept or labelled or reported)

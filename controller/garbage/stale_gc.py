@@ -1,7 +1,7 @@
 """Removes stale allocations: annotations of a vendor's scheduler on a pod or a node that no program will use any more.
 
-The watches only say where to look, because they may be behind. The stored object is judged, and a patch on exactly that
-resourceVersion removes the allocation.
+The watches only show which objects to check, because the watches may be behind. Each object is read again before the
+decision. A patch removes the allocation only if the object still has the resourceVersion that was read.
 """
 
 import contextlib
@@ -27,19 +27,19 @@ PERIOD_SECONDS = 60.0  # seconds until everything is checked again, in case an e
 STUCK_PERIODS = 5  # periods without the end of a turn after which the loop counts as stuck
 RETRY_SECONDS = 10.0  # seconds until the first retry of a failed check
 LOCK_GRACE_SECONDS = 10.0
-"""Seconds until a new lock is checked, if it is not stale earlier. Nearly all locks are released by then."""
+"""Seconds until the check of a new lock on a node. Nearly all locks are released within this time."""
 
 MOST_KEYS_LOGGED = 20
-"""Most keys of a removal in its log line. An allocation of a vendor has fewer, but a pod can have thousands."""
+"""Maximum number of removed annotation keys in one log line. A pod can have thousands of annotations."""
 
 EVERYTHING = ""
-"""The key in the queue for all pods and nodes. The key of a pod is NAMESPACE/NAME, that of a node is NAME."""
+"""The queue key that stands for all pods and nodes. A pod's key is NAMESPACE/NAME, and a node's key is NAME."""
 _POD = msgspec.json.Decoder(k8s_types.Pod)
 _NODE = msgspec.json.Decoder(k8s_types.Node)
 
 
 class StaleObject(msgspec.Struct, frozen=True):
-    """The stale allocations on the object at ``path``. ``subject`` has the resourceVersion that was judged."""
+    """The stale allocations on the object at ``path``. ``subject`` contains the resourceVersion that was checked."""
 
     subject: InvolvedObject
     path: str
@@ -47,11 +47,11 @@ class StaleObject(msgspec.Struct, frozen=True):
 
 
 Remove = Callable[[StaleObject], None]
-"""Handles the found allocations. Raises Conflict if the object has changed since it was judged."""
+"""A callback that removes or only logs stale allocations. Raises Conflict if the object has changed since its check."""
 
 
 class PatchRemover:
-    """Removes the found allocations. Each removal is logged, counted, and reported by an Event on the object."""
+    """Removes stale allocations. Each removal is logged, counted, and reported by an Event on the object."""
 
     def __init__(self, kube: Kube, metrics: GarbageMetrics) -> None:
         self._kube = kube
