@@ -8,6 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TRANSLATED = {
     "README.md": "README.zh-CN.md",
+    "docs/install.md": "docs/zh-CN/install.md",
     "docs/users.md": "docs/zh-CN/users.md",
 }
 BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
