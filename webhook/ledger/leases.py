@@ -1,4 +1,4 @@
-"""The reservation of a webhook replica in a ledger, from which it grants charges without a write for each.
+"""The reservation of a webhook replica in a ledger. The replica admits charges from it without a write for each.
 
 The rules, and why no interleaving admits too much, are in docs/ledger.md; tests/model explores them.
 """
@@ -17,54 +17,54 @@ from vcuda.quota.model import CORES_PER_CARD, Charge, Limit, NamespaceQuota, fit
 from webhook.ledger.ledgers import ChargeWindow
 
 RATE_SECONDS = 4.0
-"""The time by which demand is measured; after as long without any the reservation is given back. A replica of several
-hardly sees more than a charge a second of one namespace: in a shorter time there would be too few to reserve for."""
+"""Seconds over which demand is measured. After as many seconds without demand the reservation is released. One replica
+of several sees about one charge a second of a namespace. So a shorter time would show too few charges to reserve for
+them."""
 
 TARGET_SECONDS = 5.0
-"""For so much of the demand a replica reserves: for longer than the time after which it writes in any case."""
+"""Seconds of demand for which a replica reserves room. This is longer than the longest time between two writes."""
 
 LEAST_SPAN_SECONDS = 0.1
-"""The shortest time over which demand is measured, so that a few charges at once are not mistaken for a high rate. A
-burst that has just begun reserves for seconds: a smaller first reservation would cost one more write."""
+"""The shortest time in seconds over which demand is measured, so that a few charges at once are not mistaken for a high
+rate. A burst that has just begun reserves for several seconds: a smaller reservation would cost one more write."""
 
 LEAST_GRANTS = 4
-"""The least demand for which room is reserved, and the least that is reserved, in charges. If this replica admitted
-fewer within `RATE_SECONDS`, and the ledger has fewer pending, each charge is written alone, because a write costs less
-than a reservation hides. The pending charges show what the other replicas admit: without them, each replica would make
-four writes before it reserves."""
+"""The smallest demand for which room is reserved, and the smallest reservation, in charges. If this replica admitted
+fewer charges within `RATE_SECONDS`, and fewer are pending in the ledger, each charge is written alone. The pending
+charges show the demand of the other replicas. Without them, each replica would make four writes before it reserves."""
 
 WRITE_SECONDS, MOST_WRITE_SECONDS = 1.0, 4.0
-"""The least and the most time from one write to the next. A write moves the granted charges from the reservation to the
-pending charges, and shows this replica whether another one waits for room. So a replica writes seldom only while there
-is much room. The most is less than half of a lease, so that a failed write can be repeated."""
+"""The shortest and the longest time in seconds between two writes. A write moves the granted charges from the
+reservation to the pending charges, and shows this replica whether another replica waits for room. So a replica writes seldom only
+while there is much room. The longest time is less than half of a lease, so that a failed write can be repeated."""
 
 PART_OF_TIME = 8
-"""Within these bounds a replica writes after one part in so many of the time in which the room would be used up, if
-every replica that reserves had the same demand."""
+"""Within these bounds, a replica writes after an eighth of the time in which the room would be used up if every replica
+with a reservation had the same demand."""
 
 SPENT_PART = 4
-"""A replica writes at once if one part in so many of its reservation is left."""
+"""A replica writes at once when a quarter of its reservation is left."""
 
 MOST_GRANTED = 128
-"""A replica writes at once after so many granted charges, because a namespace may have some hundreds pending."""
+"""A replica writes at once when it has granted this many charges, because a ledger holds only some hundreds pending."""
 
 LEAST_ROOM = 20
-"""With room for fewer charges nothing is reserved: near its limit a namespace is decided exactly."""
+"""If there is room for fewer charges, nothing is reserved. So near a limit each charge is decided by itself."""
 
 PART_OF_ROOM, PART_OF_REPLICA = 4, 10
-"""All replicas together, and one, reserve at most one part in so many of the room that is left. One that dies withholds
-its part until the leader knows of it, after some 90 s."""
+"""All replicas together reserve at most a quarter of the free room, and one replica at most a tenth. A dead replica
+withholds its part until the leader removes the reservation, after some 90 s."""
 
 CREATED_SECONDS = LEASE_SECONDS
-"""For how long after the answer to a write, by the API server's clock, an object may be created that is granted from
-its reservation. Both are in whole seconds; where clocks run, the lease itself ends before that."""
+"""Seconds after the answer to a write, by the API server's clock, within which an object must be created to be admitted
+from the reservation of that write. Both times are in whole seconds. While clocks run, the lease itself ends earlier."""
 
 GIVE_WAY_SECONDS = 2.0
 """Seconds for which a replica reserves nothing after a new `waiting` mark."""
 
 
 class Terms(NamedTuple):
-    """The quota that a charge is decided by, and the versions that it is from."""
+    """The quota by which a charge is decided, and the versions of the objects that this quota was read from."""
 
     quota: NamespaceQuota
     counted_since: str
@@ -72,7 +72,7 @@ class Terms(NamedTuple):
 
 
 def boot_seconds() -> float:
-    """Return the seconds since this machine booted, while it was suspended too."""
+    """Return the seconds since this machine booted, including the time in which it was suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -86,14 +86,14 @@ class Demand:
         self.recent = self._charges.sums
 
     def add(self, uid: str, model: str, charge: Charge) -> None:
-        """Count a charge of now, once: a charge is decided again after another replica wrote first."""
+        """Count a charge at the present time. A charge that is decided again after a conflict is counted once."""
         if not self.recent():
             self._since = self._clock()
         self._charges.add(uid, model, charge)
 
     @property
     def seconds(self) -> float:
-        """The time of the demand in seconds: `RATE_SECONDS`, or less if the demand has just begun."""
+        """The seconds over which the demand is measured: `RATE_SECONDS`, or fewer if the demand has just begun."""
         return min(max(self._clock() - self._since, LEAST_SPAN_SECONDS), RATE_SECONDS)
 
 
@@ -143,23 +143,25 @@ def _times(charge: Charge, number: int) -> Charge:
 
 
 class _Sent(msgspec.Struct, frozen=True):
-    """A write that is under way, or whose outcome is unknown.
-
-    ``at``: when it was sent first. ``terms``: the quota by which it was sized. ``next_seconds``: until the next one.
-    """
+    """A write that is under way, or whose outcome is unknown."""
 
     reservation: Reservation
+    """The reservation that the write stores."""
     uids: frozenset[str]
+    """The granted charges that the write makes pending."""
     at: float
+    """When the write was first sent, by the clock of the lease."""
     terms: object
+    """The quota by which the reservation was sized."""
     next_seconds: float
+    """Seconds from this write until the next one is due."""
 
 
 class ReservationLease:
-    """One replica's reservation in one ledger, and what it granted from that and has not seen written.
+    """One replica's reservation in one ledger, and the charges that it granted from it and that are not yet written.
 
-    The clock is one that counts suspension. Not safe in threads: grants and the outcomes of writes come one after the
-    other, on one event loop.
+    ``clock`` must also count the time in which the machine is suspended. The methods are not safe to call from several
+    threads: all grants and all outcomes of writes belong to one event loop.
     """
 
     def __init__(self, clock: Callable[[], float] = boot_seconds) -> None:
@@ -172,19 +174,19 @@ class ReservationLease:
         self._counter = 0
         self._until = self._created_until = self._due_at = -math.inf
         self._sent: _Sent | None = None
-        # The rest that may be granted, whether or not the current write lands. It is kept, since every charge needs it.
+        # The rest of the reservation, which may be granted whether or not the current write lands.
         self._left: dict[str, Charge] = {}
         self._waiting: str | None = None
         self._give_way_until = -math.inf
 
     @property
     def active(self) -> bool:
-        """Whether there is something to write: a reservation, which ends by a write too, or what was granted."""
+        """Whether the ledger must be written: for a reservation, which also ends by a write, or for granted charges."""
         return bool(self._reserved or self.granted or self._sent)
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to write what was granted, and to hear whether somebody waits for room."""
+        """Whether it is time to write the granted charges, and to read whether another replica waits for room."""
         if len(self.granted) >= MOST_GRANTED or self._clock() >= self._due_at:
             return True
         left = ((each, self._left.get(model, Charge())) for model, each in self._reserved.items())
@@ -192,17 +194,17 @@ class ReservationLease:
 
     @property
     def gives_way(self) -> bool:
-        """Whether nothing is to be reserved, as somebody waits for room."""
+        """Whether this replica reserves nothing now, because another replica waits for room."""
         return self._clock() < self._give_way_until
 
     def is_by(self, terms: object) -> bool:
-        """Return whether these terms sized what may be granted, whatever becomes of a write that is under way."""
-        # A reservation that was sized by a larger limit would let a charge pass the limit of now.
+        """Return whether the reservation, and that of a write that is under way, were sized by these terms."""
+        # A reservation that was sized by a larger limit could admit a charge beyond the present limit.
         return self._terms == terms and (self._sent is None or self._sent.terms == terms)
 
     def grant(self, uid: str, asked: Pending, created: float) -> bool:
-        """Grant a charge if it is certain to be counted. ``created``: the creationTimestamp, in Unix seconds."""
-        # The time of creation is a second fence: it holds where a machine was suspended together with its clocks.
+        """Grant a charge if the reservation surely counts it. ``created``: the creationTimestamp, in Unix seconds."""
+        # The time of creation also stops a grant after the lease if the machine was suspended together with its clocks.
         if self._clock() > self._until or created > self._created_until:
             return False
         if uid not in self.granted:
@@ -214,28 +216,28 @@ class ReservationLease:
         return True
 
     def observe(self, ledger: Ledger) -> None:
-        """Take up what a ledger that was read says of this replica; no write is under way that could land later."""
+        """Follow a ledger that was read. The caller must ensure that no write of this replica can still land."""
         own, sent = ledger.reserved.get(self.holder), self._sent
         if sent and own and own.counter == sent.reservation.counter:
-            # It has landed, and nobody heard when: nothing is granted until another is confirmed.
+            # The write has landed at an unknown time. So nothing is granted until a later write is confirmed.
             self._confirm(sent)
             self._until = self._due_at = -math.inf
         self._sent = None
         self._left = self._remaining()
         if own is None:
-            # It was taken away after its time, and by then everything that was granted from it was counted.
+            # The leader removed the reservation after its lease. By then every charge granted from it was counted.
             self.forget()
         if self._waiting is not None and ledger.waiting != self._waiting:
             self._give_way_until = self._clock() + GIVE_WAY_SECONDS
         self._waiting = ledger.waiting
 
     def forget(self) -> None:
-        """Give up the reservation, and what was granted from it: the ledger is gone, or this replica's part of it."""
+        """Forget the reservation and the granted charges, because the ledger or the reservation in it is gone."""
         self._reserved, self.granted, self._sent, self._left = {}, {}, None, {}
         self._until = self._due_at = -math.inf
 
     def flushed(self, ledger: Ledger) -> Ledger:
-        """Return the ledger without this replica's reservation, and with all that it granted pending."""
+        """Return the ledger without this replica's reservation, and with all granted charges among the pending ones."""
         if self.holder not in ledger.reserved and not self.granted:
             return ledger
         others = {holder: each for holder, each in ledger.reserved.items() if holder != self.holder}
@@ -244,16 +246,16 @@ class ReservationLease:
     def send(
         self, ledger: Ledger, charges: Mapping[str, Charge], terms: object = None, next_seconds: float = WRITE_SECONDS
     ) -> Ledger:
-        """Return the flushed ledger with a reservation of these charges; it is under way from now on.
+        """Return the flushed ledger with a reservation of these charges. From now on its write is under way.
 
-        ``terms``: the quota by which the charges were sized. ``next_seconds``: after how many the next write is due.
+        ``terms``: the quota by which the charges were sized. ``next_seconds``: seconds until the next write is due.
         """
         if not (charges or self.active):
             return ledger
         self._counter += 1
         reservation = Reservation(charges, self._counter)
         self._sent = _Sent(reservation, frozenset(self.granted), self._clock(), terms, next_seconds)
-        # If it does not land there is what is left now; if it does, what it reserves for those that come from now on.
+        # If the write fails, the present rest may be granted, otherwise the new reservation. So keep the smaller one.
         for model, left in self._left.items():
             after = charges.get(model, Charge())
             self._left[model] = left.minimum(after)
@@ -262,7 +264,7 @@ class ReservationLease:
         return msgspec.structs.replace(ledger, reserved={**ledger.reserved, self.holder: reservation})
 
     def confirmed(self, answered: float) -> None:
-        """Take up that the write has landed; ``answered`` is the API server's time of it, in Unix seconds."""
+        """Record that the write has landed. ``answered``: the API server's time of its answer, in Unix seconds."""
         if sent := self._sent:
             self._confirm(sent)
             self._created_until = answered + CREATED_SECONDS

@@ -1,4 +1,4 @@
-"""The ledger of one namespace, as a replica works on it: charges are committed in groups, by compare-and-swap."""
+"""The ledger of one namespace in one replica, which writes waiting charges in groups, by compare-and-swap."""
 
 import asyncio
 import contextlib
@@ -35,43 +35,43 @@ from webhook.metrics import LedgerMetrics
 
 T = TypeVar("T")
 
-# A namespace has one write under way at a time, and now and then a read: enough for thirty busy ones.
+# Each namespace has one write under way at a time, and seldom a read. So this is enough for thirty busy namespaces.
 KUBE_THREADS = 32
 
-# Apart from those that write, since LISTs take long. Most of these threads wait for a turn (`ListTurns`).
+# LISTs have threads of their own, because they take long. Most of these threads wait for a turn (`ListTurns`).
 LIST_THREADS = 32
 
 CACHED_USAGE_SECONDS = 0.5
-"""How long a ledger once read is good enough to prefer a model by; never to refuse by."""
+"""Seconds for which a ledger that was read may be used to choose a model. A refusal never rests on it."""
 
 GRANTING_USAGE_SECONDS = MOST_WRITE_SECONDS + 1.0
-"""The same while charges are granted from a reservation: these are added, and the next flush tells what others took.
-That is seconds away only where there is much room."""
+"""As `CACHED_USAGE_SECONDS`, while charges are granted from a reservation. They are added to the usage, and the next
+write shows the charges of other replicas. Writes are seconds apart only while there is much room."""
 
 REMEMBERED_SECONDS = 1.0
-"""How long the version that was read or written last is replaced without a read. After that time the controller or
-another replica has usually written, and a write that loses costs more than a read."""
+"""Seconds for which the version that was read or written last is replaced without another read. After that time the
+controller or another replica has usually written, and a write that fails costs more than a read."""
 
 READ_TIMEOUT_SECONDS = 3.0
-"""So short that those who wait for a read that fails still hear of it."""
+"""Seconds after which a read fails, so that the callers that wait for it still get an answer."""
 
 USAGE_SECONDS = 15.0
-"""For a read that has to count, and waits for its turn."""
+"""Seconds for a read that must first count the stored objects, and wait for its turn to do so."""
 
 WRITE_TIMEOUT_SECONDS = 3.0
-"""After which a write counts as lost, and is looked for by reading."""
+"""Seconds after which a write has no known outcome. The replica then reads whether it has landed."""
 
 # A write costs the API server and etcd about as much as half a pod's creation, so under load fewer and larger ones are
-# worth more than the time. PostgreSQL's commit_delay and commit_siblings do the same.
+# worth the wait. PostgreSQL's commit_delay and commit_siblings do the same.
 GATHER_SECONDS = 0.004
 
 FLUSH_SECONDS = 0.1
-"""Between two looks at whether what was granted from the reservation has to be written."""
+"""Seconds between two checks whether the granted charges must be written."""
 
 ASK_AGAIN_SECONDS = 1.0
-"""Between two marks of a replica that it finds no room for what others reserve."""
+"""Seconds between two `waiting` marks of a replica for which the reservations of others leave no room."""
 
-# Two replicas that lost to each other would else meet again at every try.
+# Without it, two replicas whose writes conflict would conflict again at every retry.
 MAX_JITTER_SECONDS = 0.02
 
 TOO_MANY = RetryLater("too many charges to this namespace at once", soon=True)
@@ -84,9 +84,9 @@ Charging = PendingCall[ChargeRequest, Decision]
 class Shared:
     """The parts of a replica that the ledgers of all its namespaces share.
 
-    ``store`` reads and writes the ledgers. ``boot_clock`` is the clock of leases, which counts suspension.
-    ``leaving``: the replica stops, and reserves nothing any more. ``threads`` have the calls of reads and writes, and
-    ``list_threads`` those of LISTs.
+    ``store`` reads and writes the ledgers. ``boot_clock`` is the clock of leases, which also counts suspension.
+    ``leaving``: the replica stops, and reserves nothing any more. ``threads`` run reads and writes; ``list_threads``
+    run LISTs.
     """
 
     store: LedgerStore
@@ -109,12 +109,12 @@ class _Unanswered(NamedTuple):
 
 
 class NamespaceLedger:
-    """One namespace's ledger as this replica works on it.
+    """One namespace's ledger in this replica.
 
-    The charges that wait are decided in order against one version, and written by one PUT with that version. What was
-    written last is remembered, so the next group needs no read; whoever loses to another replica reads and decides
-    again, until the callers' deadlines. Only the committer's task, and the flush between its batches, touches what is
-    remembered. Under load a part of the room is reserved, and charges are granted from that and written by the flush.
+    The waiting charges are decided in order against one version, and written by one PUT with that version. The written
+    version is remembered, so the next group needs no read. After a conflict the replica reads and decides again, until
+    the callers' deadlines. Only the committer's task, and the flush between its batches, use the remembered version.
+    Under load a part of the room is reserved. Charges are granted from the reservation, and the flush writes them.
     """
 
     def __init__(self, namespace: str, shared: Shared) -> None:
@@ -200,7 +200,7 @@ class NamespaceLedger:
         return Admitted(self._noted, usage, request.quota.limits[request.model])
 
     async def _flush(self) -> None:
-        """Write the granted charges and the next reservation whenever that is due, until nothing is reserved."""
+        """While there is a reservation, write the granted charges and the next reservation each time this is due."""
         while self._lease.active:
             await self._shared.sleep(FLUSH_SECONDS)
             if self._lease.is_due or self._lease.gives_way or self._unanswered or not self._demand.recent():
@@ -222,7 +222,7 @@ class NamespaceLedger:
         return await self.usage()
 
     async def usage(self) -> Mapping[str, Usage]:
-        """Return the charged usage of each model without reservations: read now, or last if reading takes too long."""
+        """Return the charged usage of each model without reservations, from a new read, or the last if that takes long."""
         # This version must not be remembered for decisions: the committer may be writing a later one.
         with contextlib.suppress(ListOverdue):  # /validate says so
             if stored := await self._reads.result(self._shared.clock() + USAGE_SECONDS):
