@@ -35,8 +35,9 @@ charges show the demand of the other replicas. Without them, each replica would 
 
 WRITE_SECONDS, MOST_WRITE_SECONDS = 1.0, 4.0
 """The shortest and the longest time in seconds between two writes. A write moves the granted charges from the
-reservation to the pending charges, and shows this replica whether another replica waits for room. So a replica writes seldom only
-while there is much room. The longest time is less than half of a lease, so that a failed write can be repeated."""
+reservation to the pending charges, and shows this replica whether another replica waits for room. So a replica
+writes seldom only while there is much room. The longest time is less than half of a
+lease, so that a failed write can be repeated."""
 
 PART_OF_TIME = 8
 """Within these bounds, a replica writes after an eighth of the time in which the room would be used up if every replica

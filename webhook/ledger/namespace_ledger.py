@@ -222,7 +222,7 @@ class NamespaceLedger:
         return await self.usage()
 
     async def usage(self) -> Mapping[str, Usage]:
-        """Return the charged usage of each model without reservations, from a new read, or the last if that takes long."""
+        """Return the charged usage of each model without reservations, from a new read, or the last if it is slow."""
         # This version must not be remembered for decisions: the committer may be writing a later one.
         with contextlib.suppress(ListOverdue):  # /validate says so
             if stored := await self._reads.result(self._shared.clock() + USAGE_SECONDS):
