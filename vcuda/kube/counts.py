@@ -132,7 +132,7 @@ class NamespaceCounter:
         version, stored = self._claims(turn)
         price = self.claim_price()
         if price is None and stored:
-            raise errors.Unavailable("the devices that ResourceClaims are charged by have not been read yet")
+            raise errors.Unavailable("the cluster's devices have not been read yet, so claims cannot be charged")
         return version, [(each, price(each)) for each in stored if each.name not in extended] if price else []
 
     def _claims(self, turn: _Turn) -> tuple[str, list[StoredClaim]]:
