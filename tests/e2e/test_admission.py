@@ -32,7 +32,7 @@ SHARES = {
 """Half a card and 4 GiB of its memory, as each scheme requests it."""
 
 M40 = "exceeded GPU quota: M40 in namespace {}"
-NO_MODEL = "no GPU model that this pod may use in namespace {}: M40 is excluded by"
+NO_MODEL = "this pod may use no GPU model in namespace {}: M40 is excluded by"
 NO_NODE = "which leaves no node in the namespace's pools public"
 
 FORGED = {

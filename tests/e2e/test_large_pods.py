@@ -34,7 +34,7 @@ def test_what_takes_long_to_write_is_decided_at_once_while_others_create_their_p
         beside = [many.submit(cluster.create, card_pod(f"pod-{n}", other)) for n in range(20)]
         for answer in (each.result() for each in refused):
             assert answer.status == HTTPStatus.FORBIDDEN
-            assert f"no GPU model that this pod may use in namespace {namespace}" in answer.message
+            assert f"this pod may use no GPU model in namespace {namespace}" in answer.message
         stored = [each.result() for each in (*created, *beside)]
     assert {pod["metadata"]["annotations"]["quota.vcuda.io/model"] for pod in stored} == {"M40"}
     # Wait until the replica releases its reservation.

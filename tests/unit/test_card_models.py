@@ -258,11 +258,14 @@ NARROW = "a product must not have two models: narrow one of the two, for example
         ("A100: {cards: 0.125}", ".A100.cards: 0.125 has more than two decimals; write 0.12"),
         (
             "A100: {cards: 0}",
-            ".A100.cards: must be the part of a card that one nvidia.com/gpu is, above 0 and at most 1; got 0",
+            ".A100.cards: must be the part of a card that one nvidia.com/gpu gives a pod, above 0 and at most 1; got 0",
         ),
         (
             "A100: {cards: 1.01}",
-            ".A100.cards: must be the part of a card that one nvidia.com/gpu is, above 0 and at most 1; got 1.01",
+            (
+                ".A100.cards: must be the part of a card that one nvidia.com/gpu gives a pod, above 0 and at most 1; "
+                "got 1.01"
+            ),
         ),
         ("A100: {cards: '0.5'}", '.A100.cards: "0.5" is text; write 0.5 without quotes'),
         ("A100: [a-*, A *]", ".A100[1]: duplicate product; remove it"),

@@ -97,7 +97,7 @@ def test_a_pod_that_bypassed_mutate_and_could_get_another_models_card_is_rejecte
     """The node has two types. The owner pinned the pod while /mutate was not called."""
     stored: Manifest = vcuda_pod(SHARE, annotations=annotations, affinity=held_to("A10"))
     answer = webhook(MIXED).validate(stored)
-    assert (answer.allowed, "of type NVIDIA A100-SXM4-40GB, which is no A10" in answer.message) == (False, True)
+    assert (answer.allowed, "which is not of model A10" in answer.message) == (False, True)
     exact = {USE: "NVIDIA A10", NOT_USE: "A100"}
     assert webhook(MIXED).validate({**stored, "metadata": {"name": "a", "annotations": exact}}).allowed
 

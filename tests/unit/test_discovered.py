@@ -287,7 +287,7 @@ def test_a_label_is_ours_only_with_the_value_that_our_annotation_records(
 def test_a_weaker_remaining_source_is_distinguished_from_a_stronger_one() -> None:
     lost = found_on(node(features("Tesla-T4"), labelled("A100", by="hami")), known=ROWS)
     assert (lost.differs(ROWS.models), lost.confirmed) == (True, None)
-    assert "which the label is from, is lost" in lost.why_held(in_use=False)
+    assert "the source of the label, is lost" in lost.why_held(in_use=False)
     stronger = found_on(node(hami(A100), labelled("A100", by="gpu-feature-discovery")), known=ROWS)
     assert (stronger.differs(ROWS.models), stronger.why_held(in_use=False)) == (False, "")
     assert stronger.confirmed == Record("A100", "hami")

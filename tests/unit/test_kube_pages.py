@@ -182,7 +182,7 @@ def test_a_list_without_a_readable_beginning_cannot_be_continued() -> None:
 
 
 def test_an_answer_that_is_no_list_raises() -> None:
-    with pytest.raises(Unavailable, match="LIST /pods: the answer is no list"):
+    with pytest.raises(Unavailable, match="LIST /pods: the answer is not a list"):
         list(Pager(lambda *_: b"<html>", "LIST /pods", most=1, timeout=1, seconds=1))
 
 

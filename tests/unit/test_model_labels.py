@@ -246,7 +246,7 @@ def test_a_weaker_source_does_not_replace_a_lost_one(labeller: Labeller) -> None
     labeller.change(node(features("Tesla-T4")))
     labeller.look(UNCHANGED_SECONDS)
     assert labeller.label == A100_PRODUCT
-    lost = "the register of hami, which the label is from, is lost; remove the label to have it written again"
+    lost = "the register of hami, the source of the label, is lost; remove the label to have it written again"
     message = f"GPU feature discovery says {T4_PRODUCT}, and label {A100_PRODUCT} stays: {lost}"
     assert message in labeller.events()
     metadata = {**labeller.metadata, "labels": node(features("Tesla-T4"))["metadata"]["labels"]}

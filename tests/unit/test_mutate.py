@@ -157,7 +157,7 @@ def test_a_quota_without_a_model_rejects_every_pod() -> None:
 )
 def test_a_pod_without_a_possible_model_is_rejected(fields: Manifest, why: str) -> None:
     excluded = f"M40 is excluded by {why}; P100 is excluded by {why}"
-    message = f"no GPU model that this pod may use in namespace team-a: {excluded}"
+    message = f"this pod may use no GPU model in namespace team-a: {excluded}"
     refused = refusal(mutated(vcuda_pod({"nvidia.com/gpu": 1}, **fields)))
     assert refused == ("not-allowed", HTTPStatus.FORBIDDEN, message)
 

@@ -220,7 +220,7 @@ def test_an_amount_that_is_no_whole_number_is_rejected(resource: str, amount: st
 
 
 WITHIN = "write a whole number from the requested cores to 100"
-LEAVE_OUT = "leave it out: whole cards have no limit below them"
+LEAVE_OUT = "remove it: whole cards cannot have a lower limit"
 NO_CORE_LIMITS = ("29", "101", "1000", "0", "-30", "50.0", "5e1", " 50", "50\n", "+50", "", "half", "\u0665\u0660")
 WRONG_CORE_LIMITS = [
     *((text, (30,), f"{WITHIN}: 30 to 100") for text in NO_CORE_LIMITS),
@@ -255,7 +255,7 @@ class TestCoresOfTheContainer:
         assert refusals(vcuda_pod({scheme.cores: cores, scheme.memory: 0})) == [sentence]
 
     def test_memory_without_cores_is_rejected(self, scheme: Scheme) -> None:
-        sentence = f"{LIMITS}[{scheme.memory}]: memory without cores; add {scheme.cores}"
+        sentence = f"{LIMITS}[{scheme.memory}]: memory requires cores; add {scheme.cores}"
         assert refusals(vcuda_pod({scheme.memory: 4})) == [sentence]
         assert refusals(vcuda_pod({scheme.memory: 4, scheme.cores: 0})) == [sentence]
 

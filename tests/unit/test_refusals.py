@@ -173,7 +173,7 @@ def test_an_unknown_gpu_resource_is_rejected_with_the_line_to_add(resource: str,
     assert refused(vcuda_pod({resource: 9}), *Allowance).message == (
         f"malformed GPU request: {FIRST}.resources.limits[{resource}]: unknown GPU resource: no value is configured "
         f"for it. Ask your administrator to add a line to `gpu_units` in the quota ConfigMap: `{name}: {{cards: 1}}` "
-        f"with the cards that one is worth, or `{name}: {{}}` if it is no GPU"
+        f"with the cards that one unit is worth, or `{name}: {{}}` if it is not a GPU"
     )
 
 

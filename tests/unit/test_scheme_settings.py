@@ -134,7 +134,7 @@ NOT_A_NAME = "must be the name of a resource, for example nvidia.com/vgpu"
     fixed=("gpu-manager: {memory_mib: 1}", ".gpu-manager.memory_mib: is fixed in gpu-manager; remove it"),
     it_has_none=(
         "vgpu-manager: {resources: {memory_percentage: a.b/c}}",
-        ".vgpu-manager.resources.memory_percentage: vgpu-manager has none; remove it",
+        ".vgpu-manager.resources.memory_percentage: vgpu-manager has no such resource; remove it",
     ),
     no_memory=("hami: {memory_mib: 0}", ".hami.memory_mib: must be a whole number of MiB from 1 to 1048576; got 0"),
     a_part=(

@@ -72,7 +72,7 @@ def test_exactly_the_keys_that_the_scheme_wrote_are_removed(scheme: Scheme) -> N
     pod = stored(scheme, annotations={"a/b": "c"}, labels={"app": "train"})
     annotations, labels = marks(scheme, START)
     [removal] = find_stale(pod, LATE)
-    why = "made at 2023-11-14T22:13:20Z, and the pod was never bound"
+    why = "the allocation was made at 2023-11-14T22:13:20Z, and the pod was never bound"
     assert removal == Removal(scheme.name, "unbound", why, tuple(annotations), tuple(labels))
 
 
@@ -194,7 +194,7 @@ def test_an_allocation_for_another_node_than_the_pods_is_stale_after_its_time(
     pod = stored(scheme, status=status, bound="gpu-2")
     assert rules(pod, LATE - 1, *nodes) == []
     [removal] = find_stale(pod, LATE, *nodes)
-    assert (removal.rule, removal.why) == ("other-node", "made for gpu-1, bound to gpu-2")
+    assert (removal.rule, removal.why) == ("other-node", "the allocation is for gpu-1, but the pod is bound to gpu-2")
     assert due(pod, *nodes) == LATE
 
 
@@ -384,5 +384,5 @@ def test_a_removal_has_its_keys_and_its_reason() -> None:
     assert expired
     assert gone
     assert expired.annotations == gone.annotations == (LOCK,)
-    assert expired.why == f"never released: {NOW},team-a,train-0"
+    assert expired.why == f"the lock was never released: {NOW},team-a,train-0"
     assert gone.why == "its pod team-a/train-0 does not exist"

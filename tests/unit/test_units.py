@@ -94,7 +94,7 @@ DOMAINS = "must be a domain of resources, for example acme.com or acme.com/gpu-*
         (f"{CLASS}a: {{}}", f"[{CLASS}a]: must be written as deviceclass/a, for claims and pods alike"),
         ("amd.com/gpu: {}, amd.com/gpu: {}", "[amd.com/gpu]: is written twice; keep one of them"),
         ("amd.com/gpu: {cards: 0.125}", "[amd.com/gpu].cards: 0.125 has more than two decimals; write 0.12"),
-        ("amd.com/gpu: {cards: 0}", "[amd.com/gpu].cards: must be above 0; write {} for a resource that is no GPU"),
+        ("amd.com/gpu: {cards: 0}", "[amd.com/gpu].cards: must be above 0; write {} for a resource that is not a GPU"),
         (
             "amd.com/gpu: {memory: 1Gi}",
             "[amd.com/gpu]: cards is required with memory, for example {cards: 0.25, memory: 10Gi}",

@@ -411,7 +411,7 @@ def _undecided() -> list[Told]:
             "Make the object smaller. For a pod, `kubectl get pod -o json | wc -c` shows its size without the escapes.",
         ),
         Told(_not_ready(Gate()), unread),
-        Told("the devices that ResourceClaims are charged by have not been read yet", unread),
+        Told("the cluster's devices have not been read yet, so claims cannot be charged", unread),
         Told("this replica knows an older quota ConfigMap than the ledger was counted by", behind),
         Told('failed calling webhook "validate.quota.vcuda.io": … (the API server\'s own sentence)', down),
     ]

@@ -1,6 +1,6 @@
-"""The cards of a node and their use, computed as gpu-admission does from the node and its pods.
+"""Computes the cards of a node and their use from the node and its pods, as gpu-admission does.
 
-A node offers 100 ``vcuda-core`` in its capacity for each card. ``vcuda-memory`` is divided evenly between the cards in
+The capacity of a node has 100 ``vcuda-core`` for each card. ``vcuda-memory`` is divided evenly between the cards in
 whole blocks, and the remainder is not used. The annotations of a pod list the cards of its containers
 (tkestack/gpu-admission ``pkg/device``, ``pkg/util``; gpu-manager uses the same rules).
 """
@@ -26,7 +26,7 @@ MOST_CARDS = 1024
 
 
 class Share(NamedTuple):
-    """A container's part of one card: cores, and memory in MiB. With 100 cores it has all memory of the card."""
+    """The part of one card that a container has: cores, and memory in MiB. With 100 cores it has all memory."""
 
     card: int
     cores: int
@@ -38,27 +38,27 @@ class Unplaceable(NamedTuple):
 
     text: str
     final: bool = True
-    """Whether the reason remains when other pods on the node end."""
+    """True if the reason remains even after other pods on the node end."""
 
 
 class Cards(msgspec.Struct, frozen=True, gc=False):
-    """The use of a node's cards, with its sums. Use may exceed a card: nothing of the card is free then."""
+    """The use of a node's cards, and the sums. If the use of a card exceeds the card, nothing of the card is free."""
 
     scheme: Scheme
     card_memory: int
     """The memory of one card in MiB."""
     used_cores: tuple[int, ...]
-    """By the number of the card."""
+    """The used cores of each card, by the card's number."""
     used_memory: tuple[int, ...]
-    """In MiB, by the number of the card."""
+    """The used MiB of each card, by the card's number."""
     free_cores: int
-    """Of all cards."""
+    """The free cores of all cards."""
     free_memory: int
-    """Of the node in MiB, with the remainder that could not be divided between the cards."""
+    """The free MiB of the node, including the remainder that cannot be divided between the cards."""
     whole: int
     """The number of unused cards."""
     most_cores: int
-    """The free cores of the card with the most."""
+    """The free cores of the card that has the most."""
 
     @classmethod
     def unused(cls, scheme: Scheme, count: int, memory: int) -> "Cards":
@@ -76,15 +76,15 @@ class Cards(msgspec.Struct, frozen=True, gc=False):
         return not self.used_cores[card] and not self.used_memory[card]
 
     def fragmented_cores(self) -> int:
-        """Return the free cores of cards in use. A pod that requests whole cards cannot get them."""
+        """Return the free cores of cards in use. A pod that requests whole cards cannot use these cores."""
         return self.free_cores - self.whole * CORES_PER_CARD
 
     def taken(self, shares: Iterable[Share]) -> "Cards":
-        """Return the cards with these shares used too. Shares of cards that the node does not have are ignored."""
+        """Return the cards with these shares in use too. A share of a card that does not exist is ignored."""
         return self._changed(shares, 1)
 
     def returned(self, shares: Iterable[Share]) -> "Cards":
-        """Return the cards without these shares, which must be taken."""
+        """Return the cards without these shares, which must be in use."""
         return self._changed(shares, -1)
 
     def _changed(self, shares: Iterable[Share], sign: int) -> "Cards":
@@ -94,7 +94,7 @@ class Cards(msgspec.Struct, frozen=True, gc=False):
             if not 0 <= share.card < len(cores):  # an annotation may name a card that was removed since
                 continue
             card = share.card
-            # Since use may exceed a card, its part of the sums is subtracted here and added again below.
+            # The use may exceed the card. So the card's part of the sums is subtracted here, and added again below.
             free_cores += min(cores[card], CORES_PER_CARD)
             free_memory += min(memory[card], self.card_memory)
             cores[card] += sign * min(share.cores, CORES_PER_CARD)
@@ -107,7 +107,7 @@ class Cards(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_cards(capacity: Mapping[str, Quantity]) -> Cards | Unplaceable:
-    """Return the cards in a node's capacity, all unused, or the reason why there are none."""
+    """Return the cards in a node's capacity, all unused. If there are no cards, return the reason."""
     offered = [scheme for scheme in INDEXED if scheme.cores in capacity and _whole(capacity, scheme.cores) != 0]
     if not offered:
         return Unplaceable("no vcuda cards")
@@ -133,10 +133,10 @@ class ContainerRequest(msgspec.Struct, frozen=True, gc=False):
     """The request of one container: a share of one card if ``cores`` is less than 100, otherwise whole cards."""
 
     container: int
-    """The number of the container in its pod."""
+    """The index of the container in its pod."""
     cores: int
     memory: int
-    """In MiB."""
+    """The requested memory in MiB."""
 
     @property
     def cards(self) -> int:
@@ -145,17 +145,17 @@ class ContainerRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class CardRequest(msgspec.Struct, frozen=True, gc=False):
-    """The request of a pod by one scheme: its containers that request cards, in the order of the spec."""
+    """The request of a pod by one scheme. ``containers``: those that request cards, in the order of the spec."""
 
     scheme: Scheme
     containers: tuple[ContainerRequest, ...]
 
 
 def read_card_request(pod: Pod) -> CardRequest | Unplaceable | None:
-    """Return the request of the pod, None if it requests no card by number, or why no node can have it."""
+    """Return the request of the pod, or the reason why no node can have it. None if it requests no card by number."""
     schemes = [scheme for scheme in INDEXED if _asks(pod.spec.containers, scheme)]
-    # gpu-manager searches only the containers for the card of an init container (`Allocate` in
-    # pkg/services/allocator/nvidia), does not find it, and never starts the init container.
+    # For the card of an init container, gpu-manager searches only the other containers (`Allocate` in
+    # pkg/services/allocator/nvidia). It does not find the card, and never starts the init container.
     if any(_asks(pod.spec.init_containers, scheme) for scheme in INDEXED):
         return Unplaceable("init containers cannot get vcuda cards")
     if not schemes:
@@ -171,7 +171,7 @@ def read_card_request(pod: Pod) -> CardRequest | Unplaceable | None:
 def _container_requests(containers: tuple[Container, ...], scheme: Scheme) -> Iterator[ContainerRequest]:
     for number, container in enumerate(containers):
         cores, memory = amount_of(container, scheme.cores), amount_of(container, scheme.memory)
-        # gpu-admission gives no card to a share without memory (`IsGPURequiredContainer`); gpu-manager never starts it.
+        # gpu-admission gives no card to a share without memory (`IsGPURequiredContainer`): gpu-manager never starts it.
         if cores >= CORES_PER_CARD or (cores and memory):
             yield ContainerRequest(number, cores, memory * scheme.memory_unit)
 
@@ -181,12 +181,12 @@ def _asks(containers: tuple[Container, ...] | None, scheme: Scheme) -> bool:
 
 
 def names_cards(pod: Pod) -> bool:
-    """Return whether a container names a scheme's cores, even 0 of them. kube-scheduler lets the extender bind it."""
+    """Return whether a container names a scheme's cores, even 0. kube-scheduler lets the extender bind such a pod."""
     return any(scheme.cores in resources_of(each) for _, each in pod.all_containers() for scheme in INDEXED)
 
 
 def amount_of(container: Container, resource: str) -> int:
-    """Return the requested amount of a resource; 0 if there is none, or if the API server would reject it."""
+    """Return the requested amount of a resource; 0 if there is no request, or if the API server would reject it."""
     return _whole(resources_of(container), resource) or 0
 
 
@@ -195,25 +195,25 @@ class PodCards(msgspec.Struct, frozen=True):
 
     node: str
     shares: tuple[Share, ...]
-    """The first `MOST_CARDS` of its annotations."""
+    """The shares in the pod's annotations, at most `MOST_CARDS`."""
     is_cut: bool = False
-    """Whether its annotations list more."""
+    """True if the annotations list more shares."""
 
 
 _NUMBER = re.compile("[0-9]{1,6}", re.ASCII)
 
 LONGEST_REMEMBERED = 64
-"""Characters of an annotation with cards that is remembered for all equal annotations."""
+"""The most characters of an annotation with cards whose result is remembered for all equal annotations."""
 
 
 def read_pod_cards(pod: Pod) -> PodCards | None:
-    """Return the cards in the annotations, on the pod's node or its chosen one. None if it has none or has ended."""
+    """Return the cards in a pod's annotations, on its node or the chosen node. None without cards or after its end."""
     annotations = pod.annotations
     if pod.has_ended or not annotations:
         return None
     for scheme in INDEXED:
         node = pod.spec.node_name or annotations.get(str(scheme.predicate_node), "")
-        # Without an enforced quota tenants can write annotations. So the number of shares is bounded.
+        # Without an enforced quota, tenants can write these annotations. So the number of shares is bounded.
         shares = tuple(itertools.islice(_shares(pod, scheme), MOST_CARDS + 1)) if can_be_name(node) else ()
         if shares:
             return PodCards(node, shares[:MOST_CARDS], is_cut=len(shares) > MOST_CARDS)
@@ -221,7 +221,7 @@ def read_pod_cards(pod: Pod) -> PodCards | None:
 
 
 def annotations_for(scheme: Scheme, node: str, shares: Mapping[int, tuple[Share, ...]], time: int) -> dict[str, str]:
-    """Return the annotations of a pod that gets these shares of a node, by container; ``time`` is Unix nanoseconds."""
+    """Return the annotations that give a pod these shares of a node, by container. ``time``: Unix nanoseconds."""
     # gpu-manager serves the pods of its node in the order of this time.
     written = {**dict.fromkeys(scheme.predicate_times, str(time)), str(scheme.predicate_node): node}
     if scheme.phase and scheme.phase.placed:
@@ -236,14 +236,15 @@ def _shares(pod: Pod, scheme: Scheme) -> Iterator[Share]:
         text = annotations.get(f"{scheme.card_index}{number}")
         if text and (cores := amount_of(container, scheme.cores)):
             memory = amount_of(container, scheme.memory) * scheme.memory_unit
-            # Thousands of pods have equal annotations, which every event brings again. Long ones are not remembered.
+            # Thousands of pods have equal annotations, and each event has them again. Long annotations are not
+            # remembered.
             read = _shares_in if len(text) <= LONGEST_REMEMBERED else _shares_in.__wrapped__
             yield from read(text, cores, memory)
 
 
 @functools.lru_cache(maxsize=2048)
 def _shares_in(text: str, cores: int, memory: int) -> tuple[Share, ...]:
-    # No more cards than the container requests, since the owner of a pod can write any annotation.
+    # The owner of a pod can write any annotation. So no more cards are read than the container requests.
     count = min(max(1, cores // CORES_PER_CARD), MOST_CARDS)
     numbers = (int(part) for part in text.split(",", count)[:count] if _NUMBER.fullmatch(part.strip()))
     return tuple(_share(number, min(cores, CORES_PER_CARD), memory) for number in numbers if number < MOST_CARDS)
@@ -251,5 +252,5 @@ def _shares_in(text: str, cores: int, memory: int) -> tuple[Share, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _share(card: int, cores: int, memory: int) -> Share:
-    # Pods with equal shares have one object.
+    # Pods with equal shares use one object.
     return Share(card, cores, memory)

@@ -1,6 +1,7 @@
-"""Finds pods that got a card of another model than they are charged to, by their annotations and the node's register.
+"""Finds pods that got a card of another model than the model that they are charged for.
 
-Such a finding is only reported, and changes no charge: the authors of both may be wrong.
+The pod's annotations name the card, and the node's register has its type. A finding is only reported. It changes no
+charge, because the authors of annotations and registers may be wrong.
 """
 
 import re
@@ -16,7 +17,7 @@ _SEPARATORS = re.compile(r"[][,:;_\s]+")
 
 
 class OtherCard(msgspec.Struct, frozen=True):
-    """A card of another model than its pod is charged to. ``models`` are the models of its type, as far as known."""
+    """A card of another model than its pod is charged for. ``models``: the known models of the card's type."""
 
     charged: str
     node: str
@@ -30,7 +31,7 @@ class OtherCard(msgspec.Struct, frozen=True):
 
 
 def find_other_card(pod: StoredPod, nodes: Nodes) -> OtherCard | None:
-    """Return the first card of a bound pod that has another model than the pod is charged to; None if there is none."""
+    """Return the first card of a bound pod that is not of the charged model; None if there is no such card."""
     charged = pod.model_on(nodes)
     registers = nodes.registers.get(pod.node, {})
     if charged is None or pod.allocation is None or not registers:

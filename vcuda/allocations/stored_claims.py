@@ -17,53 +17,54 @@ from vcuda.quota.model import Charge
 from vcuda.requests.resources import WHOLE_CARD
 
 DIGESTS_BYTES, PRICES_BYTES = 4 * 2**20, 4 * 2**20
-"""Bytes of remembered digests, by the hash of their spec, and of remembered charges, by their digest."""
+"""The most bytes of remembered digests, by the hash of the spec, and of remembered charges, by the digest. A digest has
+the requests of a claim in packed form."""
 
 LONGEST_FAULT = 1024
-"""Characters of the fault that is kept with a charge: the length of an Event's message."""
+"""The most characters that are kept of a fault. An Event's message has the same bound."""
 
 MOST_ALLOCATED = 256
-"""Devices of one claim that are kept. The API server allows 32 (AllocationResultsMaxSize in k8s.io/api `resource/v1`);
-only the scheduler writes them."""
+"""The most devices of one claim that are kept. The API server allows 32 (AllocationResultsMaxSize in k8s.io/api
+`resource/v1`), and only the scheduler writes them."""
 
 MOST_USERS = 256
-"""Users of one claim that are kept: the bound of the API server (ResourceClaimReservedForMaxSize)."""
+"""The most users of one claim that are kept. The API server has the same bound (ResourceClaimReservedForMaxSize)."""
 
 
 class StoredClaim(msgspec.Struct, frozen=True):
-    """A stored claim. It is charged by its spec, which cannot change, whether it is allocated or not."""
+    """A stored claim. Its spec, which cannot change, determines the charge, whether devices are allocated or not."""
 
     uid: str
     namespace: str
     name: str
     digest: PackedDigest
-    """The digest of its spec."""
+    """The requests of the spec in packed form."""
     allocated: tuple[objects.AllocatedDevice, ...] = ()
     created: str = ""
     terminating: bool = False
-    """Whether its deletion was accepted. It is deleted when no pod uses it any more."""
+    """True if the deletion of the claim was accepted. The claim is deleted when no pod uses it any more."""
     users: tuple[str, ...] = ()
-    """The uids of the pods that may use its devices, from the status, which the scheduler writes."""
+    """The uids of the pods that may use the devices. They come from the status, which the scheduler writes."""
 
 
 class ClaimCharge(msgspec.Struct, frozen=True):
     """The charge of a claim."""
 
     charges: Mapping[str, Charge] = {}
-    """By model: the larger of the charges by the spec and by the allocated devices."""
+    """By model, the larger of two charges: the charge by the spec, and the charge by the allocated devices."""
     held: str | None = None
-    """The model to which its spec pins it."""
+    """The model to which the spec pins the claim."""
     certain: bool = True
-    """Whether its classes and devices are all known. Otherwise the charge may be too small."""
+    """True if all classes and devices of the claim are known. Otherwise the charge may be too small."""
     fault: str = ""
-    """The fault of its request; empty if there is none."""
+    """The fault of the claim's request; empty if there is none."""
     uncounted: bool = False
-    """Whether it requests GPUs, as far as known, of an unknown model."""
+    """True if the claim seems to request GPUs, but their model is unknown."""
     other: OtherCard | None = None
-    """An allocated device of another model than ``held``."""
+    """An allocated device of another model than ``held``; None if there is none."""
 
     def raised_by(self, before: "ClaimCharge") -> "ClaimCharge":
-        """Return this charge, raised to the charge ``before`` on each model."""
+        """Return this charge, raised on each model to at least the charge ``before``."""
         models = dict.fromkeys([*self.charges, *before.charges])
         charges = {each: self.charges.get(each, Charge()).peak(before.charges.get(each, Charge())) for each in models}
         return msgspec.structs.replace(self, charges=charges, uncounted=self.uncounted and not charges)
@@ -73,7 +74,7 @@ ClaimPrice = Callable[[StoredClaim], ClaimCharge]
 
 
 class _Claim(K8sObject, frozen=True, gc=False):
-    """A claim with its spec as JSON text."""
+    """A claim whose spec is still JSON."""
 
     spec: msgspec.Raw = msgspec.Raw(b"{}")
     status: objects.ClaimStatus | None = None
@@ -83,7 +84,7 @@ _CLAIM = msgspec.json.Decoder(_Claim)
 
 
 class ClaimReader:
-    """Reads stored claims, in any thread. Equal specs, as of claims from one template, are read once."""
+    """Reads stored claims. Any thread may use it. Equal specs, for example from one template, are read once."""
 
     def __init__(self) -> None:
         self._digests: SizedCache[bytes, PackedDigest] = SizedCache(
@@ -91,7 +92,7 @@ class ClaimReader:
         )
 
     def read(self, raw: bytes | msgspec.Raw) -> StoredClaim:
-        """Return a claim from JSON. Raises one of ``UNDECODABLE`` for other texts."""
+        """Return the claim in ``raw`` (JSON). Raises one of ``UNDECODABLE`` if it cannot be decoded."""
         claim = _CLAIM.decode(raw)
         metadata, status = claim.metadata, claim.status
         allocated = status.allocation.devices.results if status and status.allocation else None
@@ -108,8 +109,8 @@ class ClaimReader:
         )
 
     def digest(self, spec: msgspec.Raw) -> PackedDigest:
-        """Return the digest of a spec in JSON. Raises one of ``UNDECODABLE`` for other texts."""
-        # The key is a hash, since the text may be megabytes long.
+        """Return the digest of ``spec`` (JSON). Raises one of ``UNDECODABLE`` if it cannot be decoded."""
+        # The key is a hash, because a spec may have megabytes.
         key = hashlib.blake2b(spec, digest_size=16).digest()
         packed = self._digests.get(key)
         if packed is None:
@@ -119,7 +120,7 @@ class ClaimReader:
 
 
 class ClaimCounter:
-    """Computes the charges of stored claims by one policy. Claims with equal digests are computed once."""
+    """Computes the charges of stored claims by one policy. It computes equal digests once."""
 
     def __init__(self, policy: charges.ClaimPolicy) -> None:
         self._policy = policy
@@ -147,7 +148,7 @@ class ClaimCounter:
         """Return the charge by the spec, raised to the charge by the allocated devices."""
         given = self._given(claim, asked, found.held)
         if not found.held and len(given) == 1:
-            # The rest of its request has no known model, and is charged to the one model of its devices.
+            # The rest of the request has no known model. It is charged to the only model of the devices.
             given = {model: charge.peak(asked.charge(model)) for model, charge in given.items()}
         return msgspec.structs.replace(
             found.raised_by(ClaimCharge(given)),
@@ -156,15 +157,16 @@ class ClaimCounter:
         )
 
     def _given(self, claim: StoredClaim, asked: charges.ClaimRequest, held: str | None) -> Mapping[str, Charge]:
-        """Return the charge of the allocated devices by model."""
-        # The status is reliable, since only the scheduler writes it.
+        """Return the charge of the allocated devices, by model."""
+        # The status is reliable, because only the scheduler writes it.
         models = [self._model_of(each) for each in claim.allocated]
         main = held or min(filter(None, models), default=None)
         entries = asked.by_name()
         given: dict[str, Charge] = {}
         for device, own in zip(claim.allocated, models, strict=True):
             entry, model = entries.get(device.request), own or main
-            # A GPU of a class that is in no table counts as a whole card. A class without an entry is no GPU.
+            # If the request has faults, a device with a model but without an entry counts as a whole card. Other
+            # devices without an entry are not GPUs.
             unlisted = WHOLE_CARD if own and asked.faults else Charge()
             worth = asked.worth(entry, model) if entry and model else unlisted
             if model and worth != Charge():
@@ -172,12 +174,12 @@ class ClaimCounter:
         return given
 
     def _other_card(self, claim: StoredClaim, held: str) -> OtherCard | None:
-        """Return the first device of another model than the one to which the claim is pinned."""
+        """Return the first allocated device that is not of the model to which the claim is pinned."""
         for device in claim.allocated:
             model, known = self._model_of(device), self._offer(device)
             if known is None or not known[0].product or model == held:
                 continue
-            # A product of no model, or of two, is accepted if the pin of the claim includes it.
+            # A product of no model, or of two models, is accepted if the pin of the claim includes the product.
             if model or not self._policy.products.among(self._policy.products.patterns_of(held))(known[0].product):
                 models = (model,) if model else ()
                 return OtherCard(held, known[1] or device.pool, device.device, known[0].product, models)
@@ -197,5 +199,5 @@ class ClaimCounter:
 
 
 def charged_by_pods(pods: Iterable[StoredPod], nodes: Nodes) -> frozenset[str]:
-    """Return the names of the claims that the scheduler made for pods which are charged themselves."""
+    """Return the names of the claims that the scheduler made for pods that are charged themselves."""
     return frozenset(pod.extended_claim for pod in pods if pod.live and pod.extended_claim and pod.model_on(nodes))

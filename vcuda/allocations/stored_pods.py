@@ -15,19 +15,19 @@ from vcuda.requests.resources import BUILT_IN, MAX_PRODUCT, GpuResources
 from vcuda.requests.schemes import ALLOCATION_ANNOTATIONS, ALLOCATION_LABELS, SCHEMES, Scheme, is_named
 
 MOST_REQUESTS_REMEMBERED, LONGEST_REMEMBERED = 512, 4096
-"""The number of specs whose request is remembered, and the bytes of the longest of them."""
+"""The most specs whose requests are remembered, and the most bytes of such a spec."""
 
 _ENCODER = msgspec.json.Encoder()
 
 MOST_KEYS_REMEMBERED = 16
-"""The most allocation keys on a pod whose schemes are remembered for all pods with the same keys."""
+"""The most allocation keys of a pod whose schemes are remembered. Other pods with the same keys use the result."""
 
 LONGEST_LIST = 16_384
-"""Bytes that are kept of a list of cards. A vendor writes at most 80 bytes for each card of each container, so this is
-enough for 16 cards in 12 containers."""
+"""The most bytes that are kept of a list of cards. A vendor writes at most 80 bytes for each card of each container, so
+this is enough for 16 cards in 12 containers."""
 
 LONGEST_TEXT = 254
-"""Bytes that are kept of any other text. A node's name has at most 253, so that a cut name is never a valid one."""
+"""The most bytes that are kept of any other text. A node's name has at most 253, so a cut name is never valid."""
 
 _ANNOTATIONS = tuple(name for scheme in SCHEMES for name in scheme.allocation_annotations)
 _LABELS = tuple(name for scheme in SCHEMES for name in scheme.allocation_labels)
@@ -49,16 +49,16 @@ class Keys(msgspec.Struct, frozen=True, gc=False):
 class Allocation(msgspec.Struct, frozen=True, gc=False):
     """The allocation annotations and labels of all schemes on a pod.
 
-    Tenants can write these keys: each name in a scheme's row is kept once, and its value is cut, or dropped if no rule
-    reads it.
+    Tenants can write these keys. So each name of a scheme is kept once. Its value is cut, or dropped if no rule reads
+    it.
     """
 
     annotations: Mapping[str, str]
     labels: Mapping[str, str]
     schemes: tuple[Scheme, ...]
-    """The schemes by which the pod requests come first. A key that two schemes have belongs to the first of them."""
+    """The schemes of these keys. Those that the pod requests by come first. A shared key belongs to the first."""
     is_cut: bool = False
-    """Whether a value was cut."""
+    """True if a value was cut."""
 
     def get(self, key: str | None) -> str | None:
         """Return the value of an annotation or label; None if it is missing or empty."""
@@ -67,14 +67,14 @@ class Allocation(msgspec.Struct, frozen=True, gc=False):
         return self.annotations.get(key) or self.labels.get(key) or None
 
     def keys_of(self, scheme: Scheme) -> Keys:
-        """Return the keys of a scheme, as on the pod if the allocation was read with ``whole_keys``."""
+        """Return the keys of a scheme. They are the keys on the pod if the allocation was read with ``whole_keys``."""
         return dict(_claims(self.annotations, self.labels, self.schemes)).get(scheme.name, Keys((), ()))
 
 
 def read_allocation(pod: Pod, asked: tuple[Scheme, ...], *, whole_keys: bool = False) -> Allocation | None:
     """Return the allocation on a pod; None if there is none.
 
-    Many keys may match one name of a scheme, and are kept as one, unless ``whole_keys`` is set.
+    Many keys of a pod may match one name of a scheme. They are kept as one key, unless ``whole_keys`` is True.
     """
     found = [(kept, key, value) for key, value in pod.annotations.items() if (kept := _annotation_kept(key))]
     labels = {kept: value for key, value in pod.labels.items() if (kept := _label_kept(key))}
@@ -82,7 +82,8 @@ def read_allocation(pod: Pod, asked: tuple[Scheme, ...], *, whole_keys: bool = F
         return None
     annotations = {key if whole_keys else kept: _kept_of(kept, value) for kept, key, value in found}
     is_cut = any(len(value) > _most_of(kept) for kept, _, value in found if kept in _TEXTS or kept in _LISTS)
-    # Thousands of pods have the same keys. The owner of a pod can invent keys: so many keys are not remembered.
+    # Thousands of pods have the same keys, so results are remembered. A pod's owner can invent keys, so many keys are
+    # not remembered.
     choose = _schemes_of if len(annotations) + len(labels) <= MOST_KEYS_REMEMBERED else _schemes_of.__wrapped__
     schemes = choose((*annotations,), (*labels,), tuple(each.name for each in asked))
     return Allocation(annotations, labels, schemes, is_cut)
@@ -96,12 +97,12 @@ def _kept_of(name: str, value: str) -> str:
     if name not in _TEXTS and name not in _LISTS:
         return ""
     kept = value[: _most_of(name)]
-    # Vendors write ASCII only. With one other character Python stores up to four bytes for each character.
+    # Vendors write only ASCII. With one other character, Python would store up to four bytes for each character.
     return kept if kept.isascii() else kept.encode("ascii", "replace").decode()
 
 
-# Remembered, since the schemes have many names and pods have few different keys. The API server bounds the length of a
-# key, so that invented keys cost no more than others.
+# The results are remembered, because the schemes have many names, and pods have few different keys. The API server
+# bounds the length of a key, so an invented key takes no more memory than another key.
 @functools.lru_cache(maxsize=4096)
 def _annotation_kept(key: str) -> str:
     return _name_of(key, _ANNOTATIONS) if ALLOCATION_ANNOTATIONS.fullmatch(key) else ""
@@ -118,7 +119,7 @@ def _name_of(key: str, names: tuple[str, ...]) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _schemes_of(annotations: tuple[str, ...], labels: tuple[str, ...], asked: tuple[str, ...]) -> tuple[Scheme, ...]:
-    # A pod may have keys of schemes by which it does not request, for example from the pod that it was copied from.
+    # A pod may have keys of schemes by which it requests nothing, for example from the pod that it was copied from.
     by_name = {scheme.name: scheme for scheme in SCHEMES}
     order = {name: by_name[name] for name in (*asked, *by_name)}.values()
     found = {name for name, _ in _claims(annotations, labels, order)}
@@ -145,46 +146,46 @@ class StoredPod(msgspec.Struct, frozen=True):
     namespace: str
     name: str
     model: str | None
-    """The model to which its spec pins it; None if it is not pinned to one."""
+    """The model to which the spec pins the pod; None if it is not pinned to one model."""
     node: str
-    """The node to which it is bound; empty if it is not bound."""
+    """The node to which the pod is bound; empty if it is not bound."""
     live: bool
-    """Whether it has or will get its cards. A terminating pod has them until its containers have ended."""
+    """True if the pod has or will get its cards. A terminating pod has them until its containers have ended."""
     charge: Charge
     created: str
     allocation: Allocation | None = None
     cards: PodCards | None = None
-    """The cards that its allocation lists by number."""
+    """The cards that the allocation lists by number."""
     version: str = ""
-    """Its resourceVersion."""
+    """The resourceVersion of the pod."""
     terminating: bool = False
-    """Whether its deletion was accepted."""
+    """True if the deletion of the pod was accepted."""
     mirror: bool = False
-    """Whether it is the mirror of a static pod, which runs even if the mirror is deleted."""
+    """True if this is the mirror pod of a static pod. The static pod runs even if its mirror pod is deleted."""
     grace_seconds: int = DEFAULT_GRACE_SECONDS
-    """The seconds that its containers may run after it was deleted."""
+    """The seconds that the containers may run after the pod was deleted."""
     extended_claim: str = ""
-    """The ResourceClaim that the scheduler made for the pod's own request. The pod is charged, not the claim."""
+    """The ResourceClaim that the scheduler made for the pod's own request. The pod is charged, and the claim is not."""
     on_models: Mapping[str, Charge] = NO_MODELS
-    """Without a ``model``: the charge on the models on which it is less than ``charge``."""
+    """If ``model`` is None, the charge by model, for the models on which it is less than ``charge``."""
     uses_claims: bool = False
-    """Whether it names ResourceClaims, which are charged separately."""
+    """True if the pod names ResourceClaims, which are charged separately."""
 
     @property
     def is_cut(self) -> bool:
-        """Whether its annotations are longer than the part that is kept. Its charge does not depend on them."""
+        """True if its annotations were too long to be kept completely. Its charge does not depend on them."""
         return bool((self.allocation and self.allocation.is_cut) or (self.cards and self.cards.is_cut))
 
     def charge_on(self, nodes: Nodes) -> Charge:
         return self.on_models.get(self.model_on(nodes) or "", self.charge) if self.on_models else self.charge
 
     def model_on(self, nodes: Nodes) -> str | None:
-        """Return the model to which it is charged: of its pin, otherwise of its node; None if neither is known."""
+        """Return the model that the pod is charged for: of its pin, or else of its node. None if neither is known."""
         return self.model or (nodes.model_of(self.node) if self.node else None)
 
 
 class ClaimUser(msgspec.Struct, frozen=True, gc=False):
-    """A stored pod that uses ResourceClaims and requests no GPU itself. For the fields see `StoredPod`."""
+    """A stored pod that uses ResourceClaims. `StoredPod` describes the fields."""
 
     uid: str
     namespace: str
@@ -196,7 +197,7 @@ class ClaimUser(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_claim_user(pod: Pod) -> ClaimUser | None:
-    """Return a pod that uses ResourceClaims; None for other pods."""
+    """Return the pod if it uses ResourceClaims; otherwise None."""
     if not pod.spec.resource_claims:
         return None
     metadata = pod.metadata
@@ -212,7 +213,7 @@ def read_claim_user(pod: Pod) -> ClaimUser | None:
 
 
 class RequestCache:
-    """Remembers requests and models by the part of the spec that all pods of a workload share; for one thread."""
+    """Remembers requests and models by the part of the spec that all pods of a workload share. It is for one thread."""
 
     def __init__(self, known: GpuResources, labels: affinity.NodeLabels) -> None:
         self.known = known
@@ -220,12 +221,12 @@ class RequestCache:
         self._asked: dict[bytes, tuple[PodRequest, str | None]] = {}
 
     def read(self, pod: Pod) -> tuple[PodRequest, str | None]:
-        """Return the request of a pod without its faults, since a stored pod is charged in any case, and its model."""
+        """Return the request of a pod without its faults, and its model. A stored pod is charged in spite of faults."""
         spec = pod.spec
         text = _ENCODER.encode((spec.containers, spec.init_containers, spec.affinity, spec.node_selector))
         found = self._asked.get(text)
         if found is None:
-            # Faults are dropped, since they depend on annotations too and name fields.
+            # Faults are dropped, because they also depend on annotations, which are not part of the key.
             request = msgspec.structs.replace(read_request(pod, self.known), faults=())
             found = request, placement.read_pin(pod, self.labels, self.known.models).model
             if len(self._asked) >= MOST_REQUESTS_REMEMBERED:
@@ -247,15 +248,15 @@ def read_stored(
     if not asks_for_vcuda(pod, known):
         return None
     # The charge and the model are read from the spec only, which the owner cannot change. Up to Kubernetes 1.30 a
-    # required affinity may have any text as a value. A text longer than a label cannot match a node.
+    # required affinity may have any text as a value. A text that is too long for a label cannot match a node.
     metadata = pod.metadata
-    # From the status, since tenants can write the annotations and owners of a claim, but no status.
+    # The name comes from the status. Tenants can write the annotations and owners of a claim, but no status.
     made = pod.status.extended_resource_claim_status if pod.status else None
     extended = made.resource_claim_name if made else ""
     request, model = (cache or RequestCache(known, labels)).read(pod)
     model = model if model and (len(model) <= MAX_PRODUCT or model in known.models.rows) else None
     allocation = read_allocation(pod, request.schemes, whole_keys=whole_keys)
-    # If the scheduler made a claim for the pod, its devices are whole cards, not devices of a device plugin.
+    # If the scheduler made a claim for the pod, the claim's devices are whole cards, not devices of a device plugin.
     on_models = NO_MODELS if extended else request.on_models
     return StoredPod(
         uid=metadata.uid,
@@ -279,7 +280,7 @@ def read_stored(
 
 
 def _longest_grace(pod: Pod) -> int:
-    # kubelet uses the grace period of a deletion. If it is shorter than the spec's, kubelet may not have seen it yet.
+    # kubelet uses the grace period of the deletion. If it is shorter than the spec's, kubelet may not have seen it yet.
     return max(pod.spec.grace_seconds, pod.metadata.deletion_grace_period_seconds or 0)
 
 

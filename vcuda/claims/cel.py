@@ -1,6 +1,6 @@
-"""Reads the equalities that a CEL expression certainly demands of a device: those joined by ``&&`` at its top level.
+"""Reads the equalities that a CEL expression demands of every device: those that ``&&`` joins at the top level.
 
-This module does not evaluate CEL. It ignores a part that it does not recognize. That is safe, since a fact can only
+This module does not evaluate CEL. It ignores a part that it does not recognize. That is safe, because a fact can only
 narrow the devices for a request.
 """
 
@@ -12,7 +12,7 @@ import msgspec
 
 # An expression with escapes, string prefixes, three quotes or comments is ignored.
 _UNREAD = re.compile(r"""\\|'''|\"\"\"|//""")
-# Possessive quantifiers never backtrack, so that reading any text takes time proportional to its length.
+# Possessive quantifiers never backtrack, so the time to read a text is proportional to its length.
 _PIECE = r"""(?>"[^"'\n]*+"|'[^"'\n]*+'|\w++|&&|\|\||[=!<>]=|[-+*/%<>!?:.,()\[\]{}])"""
 _READABLE = re.compile(rf"\s*+(?:{_PIECE}\s*+)*+")
 _TOKEN = re.compile(_PIECE)
@@ -25,18 +25,18 @@ _ATTRIBUTE = re.compile(r'device\.attributes\["([^"]*)"\]\.(\w+)(?:==("[^"]*")| 
 _TEXT = re.compile(r'"([^"]*)"')
 
 Attributes = Mapping[tuple[str, str], frozenset[str]]
-"""The texts that an attribute must be one of, by the attribute's domain and name."""
+"""The texts that an attribute may have, by the attribute's domain and name."""
 
 
 class Facts(msgspec.Struct, frozen=True, gc=False):
-    """The properties of every device that matches."""
+    """The properties of every device that matches an expression."""
 
     driver: str | None = None
-    """Its driver; None if the expressions do not say."""
+    """The driver of the device; None if the expressions demand none."""
     attributes: Attributes = {}
 
     def only(self, domain: str | None, attribute: str) -> str | None:
-        """Return the one text that an attribute must have; None if none or more than one is possible."""
+        """Return the one text that an attribute must have; None if several texts are possible."""
         found = self.attributes.get((domain or "", attribute), frozenset())
         return next(iter(found)) if len(found) == 1 else None
 
@@ -55,12 +55,12 @@ def read_facts(expressions: Iterable[str]) -> Facts:
 
 
 def _conditions(expression: str) -> Iterator[str]:
-    """Yield the parts that ``&&`` joins and that begin with ``device``, without spaces and with double quotes."""
+    """Yield the parts that ``&&`` joins and that begin with ``device``. They have no blanks, and only double quotes."""
     if _UNREAD.search(expression) or not _READABLE.fullmatch(expression):
         return
     tokens = _TOKEN.findall(expression)
     joints = _joints(tokens)
-    # With an alternative at the top level no single part must be true. A question mark after a dot is a safe access.
+    # If there is an alternative at the top level, each part may be false. A question mark after a dot is a safe access.
     if joints is None or any(
         tokens[at] == "||" or (tokens[at] == "?" and tokens[at - 1 : at] != ["."]) for at in joints
     ):

@@ -1,7 +1,7 @@
-"""The charge of a claim, the faults of its request, and the selectors that pin it to one model.
+"""The charge of a claim, the faults of its request, and the selectors that pin the claim to one model.
 
-All of these are read from the spec, which cannot change after the claim is stored. Constraints and CEL expressions in
-the spec only narrow the devices that the claim may get.
+All of these come from the spec, which cannot change after the claim is stored. Constraints and CEL expressions in the
+spec only narrow the devices that the claim may get.
 """
 
 import functools
@@ -25,14 +25,14 @@ from vcuda.requests.resources import CLASS, MIG_PROFILE, WHOLE_CARD, GpuResource
 _MIB = 1024 * 1024
 
 REQUESTS_BYTES = 8 * 2**20
-"""Bytes of the remembered requests of templates."""
+"""The most bytes of remembered requests of templates."""
 
 REQUEST_PER_DIGEST = 25
-"""Bytes of a request for each byte of its digest."""
+"""The bytes that are counted for a remembered request, for each byte of its digest."""
 
 
 class KindOffers(msgspec.Struct, frozen=True):
-    """The devices of one kind. One device stands for all that have the same value."""
+    """The devices of one kind. Devices that have the same value are listed once."""
 
     all: tuple[DeviceOffer, ...] = ()
     by_model: Mapping[str, tuple[DeviceOffer, ...]] = {}
@@ -43,13 +43,13 @@ class KindOffers(msgspec.Struct, frozen=True):
 
 
 class ClaimPolicy(msgspec.Struct, frozen=True, dict=True):
-    """The input for reading claims: the cluster's devices, the products of each model, and the table of units."""
+    """The data for reading claims: the devices of the cluster, the products of each model, and the values of units."""
 
     devices: Devices
     products: Products
     worth_of: UnitWorth
 
-    # These are computed once, since a claim has many entries and a cluster has many devices.
+    # These are computed once, because a claim has many entries, and a cluster has many devices.
     @functools.cached_property
     def kinds(self) -> Mapping[tuple[str, str], KindOffers]:
         """The devices by driver and type."""
@@ -75,7 +75,7 @@ class ClaimPolicy(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def capacities_of(self) -> Mapping[str, frozenset[str]]:
-        """The names of the capacities that some device of a driver has, by driver."""
+        """The names of the capacities that at least one device of a driver has, by driver."""
         found: dict[str, set[str]] = {}
         for offer in self.devices.offers:
             found.setdefault(offer.driver, set()).update(name for name, _ in offer.capacities)
@@ -94,29 +94,29 @@ class ClaimPolicy(msgspec.Struct, frozen=True, dict=True):
 
 
 class ClaimEntry(msgspec.Struct, frozen=True, gc=False):
-    """One entry of a request."""
+    """One entry of a request: the value of ``exactly``, or one entry of ``firstAvailable``."""
 
     path: str
-    """Its field path."""
+    """The field path of the entry."""
     request: int
-    """The position of its request in the claim."""
+    """The position of the request in the claim."""
     name: str
-    """The name by which an allocation refers to it: REQUEST, or REQUEST/ENTRY for one of ``firstAvailable``."""
+    """The name by which an allocation refers to the entry: REQUEST, or REQUEST/ENTRY if it is in ``firstAvailable``."""
     found: DeviceKind
     count: int
     capacities: Mapping[str, Decimal]
     """The requested amount of each capacity."""
     has_selectors: bool
     pins: tuple[ClaimPin, ...]
-    """Its selectors that were written by this webhook, or look the same."""
+    """The entry's selectors that this webhook wrote, or that have the same form."""
     profile: str
-    """The MIG profile that it certainly demands; empty if there is none."""
+    """The MIG profile that the entry certainly demands; empty if it demands none."""
     products: frozenset[str] | None
-    """The products of which it certainly demands one; None if it demands none."""
+    """The products to which the selectors limit the entry; None if they do not limit it."""
 
 
 class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
-    """The request of a claim. With ``faults``, the other fields have the part that could be read."""
+    """The request of a claim. If there are ``faults``, the other fields cover only the part that could be read."""
 
     entries: tuple[ClaimEntry, ...]
     faults: tuple[Fault, ...]
@@ -127,7 +127,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
     def gpus(self) -> tuple[ClaimEntry, ...]:
         return tuple(entry for entry in self.entries if entry.found.is_gpu)
 
-    # The models of pins and products are looked up once for all models and entries.
+    # The models of pins and products are looked up once for all entries.
     @functools.cached_property
     def _models_of_pin(self) -> Mapping[ClaimPin, frozenset[str | None]]:
         model_of = self.policy.products.model_of_pattern
@@ -139,12 +139,12 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return {each: frozenset(filter(None, map(self.policy.products.model_of, each or ()))) for each in different}
 
     def by_name(self) -> Mapping[str, ClaimEntry]:
-        """Return the entries for devices that have a value, by the name by which an allocation refers to them."""
+        """Return the entries whose devices have a value, by the name by which an allocation refers to the entry."""
         return {each.name: each for each in self.gpus}
 
     @property
     def has_share(self) -> bool:
-        """Whether it may get a share of a card, whose use the driver limits."""
+        """True if the claim may get a share of a card, whose use the driver limits."""
         return any(entry.found.kind is Kind.SHARE for entry in self.entries)
 
     @functools.cached_property
@@ -152,7 +152,8 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return {}
 
     def charge(self, model: str) -> Charge:
-        """Return the charge to this model's quota. Of ``firstAvailable`` the entry with the largest charge counts."""
+        """Return the charge to this model's quota. Of ``firstAvailable``, only the largest charge of an entry
+        counts."""
         if model not in self._charges:
             self._charges[model] = self._charge(model)
         return self._charges[model]
@@ -166,7 +167,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return total(dearest.values())
 
     def worth(self, entry: ClaimEntry, model: str) -> Charge:
-        """Return the charge of one device of this entry to this model's quota."""
+        """Return the charge to this model's quota for one device of this entry."""
         match entry.found.kind:
             case Kind.UNIT:
                 return entry.found.worth
@@ -182,14 +183,14 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
     def _profiles(self, entry: ClaimEntry, model: str) -> tuple[str, ...]:
         if entry.profile:
             return (entry.profile,)
-        # The pin of an entry that is pinned already lists the profiles that were charged, and no later ones. A pin
-        # without profiles allows any profile, which is at most a whole card.
+        # If the entry is already pinned, its pin lists the profiles that were charged, and no later profiles. A pin
+        # without profiles allows any profile. The charge of any profile is at most a whole card.
         if entry.pins:
             return next((pin.profiles for pin in entry.pins if pin.profiles), (ANY_PROFILE,))
         return tuple(dict.fromkeys(offer.profile for offer in self._offers(entry, model)))
 
     def model(self, *, lenient: bool = False) -> str | None:
-        """Return the model to which all entries are pinned, or None. ``lenient``: ignore unknown products of a pin."""
+        """Return the model to which all entries are pinned, or None. ``lenient``: ignore unknown products in a pin."""
         held = {self._held_to(entry, lenient=lenient) for entry in self.gpus}
         return next(iter(held)) if len(held) == 1 else None
 
@@ -226,11 +227,11 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
             known = self._models_of_products[entry.products]
             if known and model not in known:
                 return f"a selector of {entry.path}, which demands another product"
-        # With more pins than are read, the claim would not be seen as pinned.
+        # A claim with more pins than are read would not be recognised as pinned.
         return None if self.digest.has_room([pin for _, pin in self._missing_pins(model)]) else PINS_TOO_LARGE
 
     def patch(self, model: str) -> list[Operation]:
-        """Return the operations that pin every entry to this model, for which `excludes` must return None."""
+        """Return the operations that pin every entry to this model. `excludes` must return None for this model."""
         operations = []
         for entry, pin in self._missing_pins(model):
             pointer = "/" + entry.path.replace(".", "/").replace("[", "/").replace("]", "")
@@ -247,22 +248,22 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
 
 
 def ambiguous(model: str, product: str) -> str:
-    """Return the reason why nothing can be pinned to a model that shares a product with another."""
+    """Return the reason why no claim can be pinned to a model that shares a product with another model."""
     return f"its products: {product} matches the products of {model}, but may be of another model"
 
 
 def _different(offers: Iterable[DeviceOffer]) -> tuple[DeviceOffer, ...]:
-    """Return one of the devices that differ only in their product."""
+    """Return these devices. Of devices that differ only in their product, only one is returned."""
     return tuple({(each.profile, each.shared, each.capacities): each for each in offers}.values())
 
 
 _UNSEEN = DeviceOffer("", shared=True)
-"""The device that is assumed for a driver without devices. A capacity that is not requested is all of the card's."""
+"""The device that is assumed if a driver has no devices. A capacity that is not requested is all of the card's."""
 
 ANY_PROFILE = ""
 """An unknown MIG profile."""
 
-# The names of NVIDIA's driver. The text after the memory names media extensions and the like.
+# The names of NVIDIA's driver. The names of media extensions may follow the memory.
 _PROFILE = re.compile(rf"{MIG_PROFILE}(?:\+[.a-z]+)?", re.ASCII)
 
 
@@ -284,10 +285,10 @@ def _share(asked: Mapping[str, Decimal], offer: DeviceOffer) -> Charge:
         capacities[name].consumed(asked.get(name)) if name in capacities else asked.get(name)
         for name in (CORES, MEMORY)
     )
-    # The default is all memory of the card, whatever its size.
+    # If the default is all memory of the card, it is charged as all memory of any card, and not as this card's size.
     if MEMORY not in asked and MEMORY in capacities and memory == capacities[MEMORY].value:
         memory = None
-    # The drivers do not limit cores or memory that a share does not request: it may use all of the card's.
+    # The drivers do not limit cores or memory that a share does not request. So the share may use all of the card's.
     return Charge(
         _whole(cores) if cores else WHOLE_CARD.cores,
         _whole(memory / _MIB) if memory else 0,
@@ -300,7 +301,7 @@ def _whole(number: Decimal) -> int:
 
 
 def _add_selector(path: str, expression: str, *, has_selectors: bool) -> Operation:
-    """Return the operation that appends a selector to the entry at this JSON Pointer."""
+    """Return the operation that appends a selector to the entry at ``path``, a JSON Pointer."""
     selector = {"cel": {"expression": expression}}
     if has_selectors:
         return {"op": "add", "path": f"{path}/selectors/-", "value": selector}

@@ -13,7 +13,11 @@ from vcuda.k8s_types import Quantity, parse_quantity
 
 
 class Capacity(msgspec.Struct, frozen=True, gc=False):
-    """One capacity of a device, and how requests for a part of it are rounded (KEP-5075)."""
+    """One capacity of a device, and the rules that round a request for a part of the capacity up (KEP-5075).
+
+    ``default``: the amount of a request that states none. ``least``, ``step``: a request is rounded up to ``least``
+    plus a multiple of ``step``. ``valid``: the valid amounts, in ascending order.
+    """
 
     value: Decimal
     default: Decimal | None = None
@@ -22,9 +26,9 @@ class Capacity(msgspec.Struct, frozen=True, gc=False):
     valid: tuple[Decimal, ...] = ()
 
     def consumed(self, asked: Decimal | None) -> Decimal:
-        """Return the amount that the scheduler counts for a request; None is a request without an amount."""
-        # k8s.io/dynamic-resource-allocation `calculateConsumedCapacity`. No device has more than the largest valid
-        # value, so that a larger request is returned unchanged.
+        """Return the amount that the scheduler counts for a request. ``asked`` is None if no amount is requested."""
+        # As k8s.io/dynamic-resource-allocation `calculateConsumedCapacity` does. A request above the largest valid
+        # value is returned unchanged, because no device has more than this value.
         if asked is None:
             return self.value if self.default is None else self.default
         if self.least is not None:
@@ -38,36 +42,36 @@ class Capacity(msgspec.Struct, frozen=True, gc=False):
 
 
 class DeviceOffer(msgspec.Struct, frozen=True, gc=False):
-    """The properties of a device that matter to a quota; empty if the driver does not publish them."""
+    """The properties of a device that matter to a quota. A property that the driver does not publish is empty."""
 
     driver: str
     type: str = ""
     product: str = ""
     profile: str = ""
     shared: bool = False
-    """Whether it can be allocated to several claims at once, each with a part of its capacities."""
+    """True if several claims can use the device at once, each with a part of its capacities."""
     capacities: tuple[tuple[str, Capacity], ...] = ()
 
 
 class PoolSlice(msgspec.Struct, frozen=True, gc=False):
-    """A ResourceSlice."""
+    """A ResourceSlice: devices of one driver in one pool."""
 
     name: str
     driver: str
     pool: str
     generation: int
     node: str
-    """Empty if the devices are not on one node."""
+    """The node of the devices; empty if they are not on one node."""
     devices: Mapping[str, DeviceOffer]
-    """By name."""
+    """The devices by name."""
     offers: tuple[DeviceOffer, ...] = ()
-    """The different values of ``devices``."""
+    """The different offers in ``devices``."""
     of_slices: int = 1
-    """The number of slices that this generation of the pool has."""
+    """The number of slices in this generation of the pool."""
 
 
 def read_slice(published: ResourceSlice, alike: dict[DeviceOffer, DeviceOffer] | None = None) -> PoolSlice:
-    """Return a slice, whose offers are shared by ``alike``. Raises ValueError if a capacity is no quantity."""
+    """Return a slice. Equal offers are shared through ``alike``. Raises ValueError if a capacity is malformed."""
     spec, known = published.spec, {} if alike is None else alike
     devices = {}
     for device in spec.devices or ():
@@ -114,16 +118,16 @@ def _number(quantity: Quantity | None) -> Decimal | None:
 
 
 class ClassFacts(msgspec.Struct, frozen=True, gc=False):
-    """The facts of a DeviceClass."""
+    """The facts about the devices of a DeviceClass."""
 
     driver: str | None = None
-    """The driver that its selectors certainly demand; None if they do not say."""
+    """The driver that the selectors certainly demand; None if they demand none."""
     type: str | None = None
-    """The device type that they demand, likewise."""
+    """The device type that the selectors certainly demand; None if they demand none."""
     profile: str | None = None
-    """The MIG profile that they demand, likewise."""
+    """The MIG profile that the selectors certainly demand; None if they demand none."""
     extended_resource: str = ""
-    """The extended resource by which pods request its devices; empty if there is none."""
+    """The extended resource by which pods request these devices; empty if there is none."""
 
 
 def read_class(found: DeviceClass) -> ClassFacts:
@@ -133,14 +137,14 @@ def read_class(found: DeviceClass) -> ClassFacts:
 
 
 DeviceName = tuple[str, str, str]
-"""Driver, pool and device: the name of a device in the status of a claim."""
+"""The name of a device in the status of a claim: driver, pool and device."""
 
 PoolName = tuple[str, str]
-"""Driver and pool."""
+"""The name of a pool: driver and pool."""
 
 
 class DevicesByName(msgspec.Struct, frozen=True):
-    """An index of all devices: by the slice of their pool, or in ``spread`` for pools with several slices."""
+    """An index of all devices. ``slices``: pools with one slice. ``spread``: by device, pools with several slices."""
 
     slices: Mapping[PoolName, PoolSlice] = {}
     spread: Mapping[PoolName, Mapping[str, PoolSlice]] = {}
@@ -154,14 +158,14 @@ class DevicesByName(msgspec.Struct, frozen=True):
         return cls({name: slices[0] for name, slices in pools.items() if name not in several}, spread)
 
     def get(self, name: DeviceName) -> tuple[DeviceOffer, str] | None:
-        """Return a device's offer and its node, which is empty if it is not on one; None if there is no such device."""
+        """Return a device's offer and its node (empty if it is not on one node). None if there is no such device."""
         driver, pool, device = name
         found = self.slices.get((driver, pool)) or self.spread.get((driver, pool), {}).get(device)
         return (found.devices[device], found.node) if found and device in found.devices else None
 
 
 class Devices(msgspec.Struct, frozen=True):
-    """The devices and DeviceClasses of a cluster, as last seen."""
+    """The devices and DeviceClasses of a cluster, as the watches delivered them last."""
 
     offers: Mapping[DeviceOffer, frozenset[str]] = {}
     """The different offers, each with the nodes that have such devices."""
@@ -171,7 +175,7 @@ class Devices(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, slices: Iterable[PoolSlice], classes: Mapping[str, ClassFacts]) -> "Devices":
         """Return the devices of these slices. Of each pool only the newest generation counts."""
-        # This runs after each change, with thousands of slices, and so does not loop over single devices.
+        # This runs after each change with thousands of slices, so there is no loop over single devices.
         pools: dict[PoolName, list[PoolSlice]] = {}
         for each in slices:
             newest = pools.setdefault((each.driver, each.pool), [])
@@ -188,7 +192,7 @@ class Devices(msgspec.Struct, frozen=True):
 
     @property
     def extended_resources(self) -> frozenset[str]:
-        """The resources by which pods may request devices of a class without a claim."""
+        """The resources by which pods may request the devices of a class without a claim."""
         return frozenset(facts.extended_resource for facts in self.classes.values() if facts.extended_resource)
 
 

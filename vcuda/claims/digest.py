@@ -1,7 +1,7 @@
-"""The digest of a claim's spec: everything that its charge depends on, in a few hundred bytes and without CEL.
+"""The digest of a claim's spec. It has all data that the claim's charge depends on, in a few hundred bytes without CEL.
 
-A spec may hold 1.27 MB of CEL. It is read once, within bounds, when a claim or template is reviewed or observed, and is
-then forgotten. A digest depends on the spec alone, so it stays valid when the quota or the devices change.
+A spec may have 1.27 MB of CEL. It is read once, within bounds, when a claim or template is reviewed or observed. Only
+the digest is kept. The digest depends on the spec alone, so it stays valid when the quota or the devices change.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,22 +17,24 @@ from vcuda.errors import Fault
 from vcuda.k8s_types import Quantity
 
 MOST_REQUESTS, MOST_ALTERNATIVES, MOST_CONFIGS = 32, 8, 32
-"""The bounds of the API server for one claim, and for the alternatives in one request. DeviceRequestsMaxSize,
-FirstAvailableDeviceRequestMaxSize and DeviceConfigMaxSize in k8s.io/api `resource/v1`."""
+"""The API server's bounds on the requests of one claim, the alternatives in one request, and the configs of one claim.
+They are DeviceRequestsMaxSize, FirstAvailableDeviceRequestMaxSize and DeviceConfigMaxSize in k8s.io/api `resource/v1`.
+"""
 
 MOST_ENTRIES = 64
-"""Entries of all requests of one claim, of ``exactly`` and ``firstAvailable``. Each is priced on every model."""
+"""The most entries of all requests of a claim, in ``exactly`` and ``firstAvailable``. Each is priced per model."""
 
 MOST_ASKED_BYTES = 8 * 1024
-"""Bytes of the longest digest, without pins: 64 entries with usual names take half of that."""
+"""The most bytes of a digest without pins. 64 entries with usual names take half of these bytes."""
 
 MOST_PIN_BYTES = 6 * 1024
-"""Bytes of the pins of one digest, each counted once: three of the longest, or some thirty usual ones."""
+"""The most bytes of the pins of one digest. Equal pins count once. Three of the longest pins fit, or thirty
+usual pins."""
 
 LONGEST_EXPRESSION, MOST_CHARACTERS = 2048, 4096
-"""Characters of the longest expression whose facts are read, and of all expressions of one claim. Longer expressions
-are ignored. That is safe, since facts only narrow: without a profile a partition has the largest charge, and without
-products no model is excluded."""
+"""The most characters of one expression whose facts are read, and of all such expressions of one claim. Longer
+expressions are ignored. That is safe, because facts only narrow the devices. Without a profile, a partition has the
+largest charge. Without products, no model is excluded."""
 
 _TOO_MANY = (
     f"must not have more than {MOST_REQUESTS} requests, {MOST_ALTERNATIVES} entries in one firstAvailable, "
@@ -55,29 +57,29 @@ PINS_TOO_LARGE = (
 )
 
 Fact = tuple[str, str, tuple[str, ...]]
-"""A domain, an attribute in it, and the texts of which a device's must be one."""
+"""The domain of an attribute, its name, and the texts that a device's attribute may have."""
 
 
 class EntryDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The demand of one entry of a request, of ``exactly`` or of one of ``firstAvailable``."""
+    """The demand of one entry of a request: the value of ``exactly``, or an entry of ``firstAvailable``."""
 
     alternative: int | None
-    """Its position in ``firstAvailable``; None for ``exactly``."""
+    """The position of the entry in ``firstAvailable``; None for ``exactly``."""
     name: str = ""
-    """Its name in ``firstAvailable``; empty for ``exactly``."""
+    """The name of the entry in ``firstAvailable``; empty for ``exactly``."""
     device_class_name: str = ""
     selectors: int = 0
-    """The number of its selectors."""
+    """The number of selectors."""
     allocation_mode: str = ""
     count: int | None = None
     admin_access: bool = False
     capacities: tuple[tuple[str, Quantity], ...] = ()
     facts: tuple[int, ...] = ()
-    """Positions in the claim's ``facts``: the products and MIG profiles that its selectors certainly demand."""
+    """Positions in the claim's ``facts``: the products and MIG profiles that the selectors certainly demand."""
 
     @property
     def field(self) -> str:
-        """Its field path below the request."""
+        """The field path of the entry below its request."""
         return "exactly" if self.alternative is None else f"firstAvailable[{self.alternative}]"
 
 
@@ -89,16 +91,16 @@ class RequestDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class ConfigDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Parameters for a driver."""
+    """Parameters for a driver, without their content."""
 
     driver: str = ""
-    """Empty for parameters that are not for one driver."""
+    """The driver; empty if the parameters are not for one driver."""
     requests: tuple[str, ...] = ()
-    """The names of the requests to which they apply; empty: all."""
+    """The names of the requests to which the parameters apply; empty for all requests."""
 
 
 class EntryRead(NamedTuple):
-    """An entry, the number of its request, its pins in order, and the attributes that its selectors demand."""
+    """An entry, the position of its request, its pins in order, and the attributes that its selectors demand."""
 
     request: int
     entry: EntryDigest
@@ -107,18 +109,18 @@ class EntryRead(NamedTuple):
 
 
 class ClaimDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Everything that a claim's charge depends on. A spec that is too large has only a ``fault``."""
+    """All data that a claim's charge depends on. The digest of a spec that is too large has only a ``fault``."""
 
     requests: tuple[RequestDigest, ...] = ()
     config: tuple[ConfigDigest, ...] = ()
     facts: tuple[Fact, ...] = ()
-    """The different facts of its entries."""
+    """The different facts of all entries."""
     pins: tuple[ClaimPin, ...] = ()
     """The different selectors that are pins."""
     pinned: tuple[tuple[int, ...], ...] = ()
     """For each entry of all requests in order, the positions of its pins in ``pins``."""
     pin_bytes: int = 0
-    """Characters of the selectors that begin like pins, each counted once, and one for each position."""
+    """The characters of the different selectors that begin like pins, plus one for each position in ``pinned``."""
     fault: str = ""
 
     def entries(self) -> Iterator[EntryRead]:
@@ -129,8 +131,8 @@ class ClaimDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
             yield EntryRead(index, entry, tuple(self.pins[at] for at in positions), attributes)
 
     def has_room(self, added: Sequence[ClaimPin]) -> bool:
-        """Return whether the spec could still be read with these pins, each added to one entry."""
-        # The digest of the pinned spec differs from this one by the pins alone.
+        """Return whether the spec could still be read if each of these pins was added to one entry."""
+        # The digest of the pinned spec differs from this digest only by the pins.
         size = sum(len(write_pin(pin)) for pin in {*added}.difference(self.pins)) + len(added)
         return self.pin_bytes + size <= MOST_PIN_BYTES
 
@@ -140,7 +142,7 @@ class ClaimDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 PackedDigest = NewType("PackedDigest", bytes)
-"""A digest as bytes, so that its size is known. Claims with equal requests have equal digests."""
+"""A digest as bytes, whose size is known. Claims with equal requests have equal digests."""
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(ClaimDigest)
@@ -156,7 +158,7 @@ def unpack(packed: PackedDigest) -> ClaimDigest:
 
 
 def read_spec(raw: bytes | msgspec.Raw) -> ClaimDigest:
-    """Return the digest of a spec in JSON. Raises one of ``UNDECODABLE`` for other texts."""
+    """Return the digest of ``raw``, which is a spec in JSON. Raises one of ``UNDECODABLE`` if it cannot be decoded."""
     return digest_of(_SPEC.decode(raw))
 
 
@@ -194,7 +196,7 @@ def digest_of(spec: ClaimSpec) -> ClaimDigest:
 
 
 def _has_too_many(devices: DeviceClaim) -> bool:
-    # A mutating webhook is called before the API server has validated the object.
+    # The API server calls a mutating webhook before it validates the object, so the bounds are checked here.
     requests, config = devices.requests or (), devices.config or ()
     if len(requests) > MOST_REQUESTS or len(config) > MOST_CONFIGS:
         return True
@@ -219,7 +221,7 @@ def _entry(alternative: int | None, entry: DeviceEntry, facts: tuple[int, ...]) 
 
 
 class _Expressions:
-    """Reads the expressions of one claim, each different one once, until the bounds are reached."""
+    """Reads the expressions of one claim within the bounds. Equal expressions are read once."""
 
     def __init__(self) -> None:
         self.pins: dict[ClaimPin, int] = {}

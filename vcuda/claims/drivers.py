@@ -1,4 +1,4 @@
-"""The known DRA drivers, one row each: the kinds of its devices and its DeviceClasses.
+"""The known DRA drivers. Each row has the kinds of a driver's devices, and the driver's DeviceClasses.
 
 Sources: kubernetes-sigs/dra-driver-nvidia-gpu and Project-HAMi/k8s-dra-driver (``deployments/helm``, ``pkg`` for the
 slices), coldzerofear/vgpu-manager (``deploy`` and ``pkg/kubeletplugin``).
@@ -13,17 +13,17 @@ from vcuda.claims.devices import Devices
 from vcuda.quota.model import Charge
 
 CORES, MEMORY = "cores", "memory"
-"""The capacities of a share: hundredths of a card, and bytes."""
+"""The capacities of a share. ``cores`` are hundredths of a card, ``memory`` is in bytes."""
 
 
 class Kind(enum.Enum):
-    """How one device of a class is charged."""
+    """The ways to charge one device of a class."""
 
     WHOLE = enum.auto()
     MIG = enum.auto()
     SHARE = enum.auto()
     UNIT = enum.auto()
-    """By the operator's row for the class."""
+    """The charge is the value in the operator's row for the class."""
 
 
 class Driver(msgspec.Struct, frozen=True):
@@ -31,9 +31,9 @@ class Driver(msgspec.Struct, frozen=True):
 
     name: str
     kinds: Mapping[str, Kind]
-    """The kinds of its devices by their attribute ``type``."""
+    """The kinds of the driver's devices, by the attribute ``type`` of the device."""
     classes: Mapping[str, str]
-    """The types of its own DeviceClasses by their name."""
+    """The device types of the driver's own DeviceClasses, by the name of the class."""
 
 
 DRIVERS = (
@@ -54,17 +54,17 @@ _BY_NAME = {driver.name: driver for driver in DRIVERS}
 _BY_CLASS = {name: driver for driver in DRIVERS for name in driver.classes}
 
 NO_GPU_DRIVERS = frozenset({"compute-domain.nvidia.com"})
-"""Drivers whose devices are no GPUs: NVIDIA's channels between nodes."""
+"""The drivers whose devices are not GPUs. NVIDIA's driver has channels between nodes."""
 
 UnitWorth = Callable[[str], Charge | None]
-"""Returns the value of one device of a class by the table of units; None if the class is not in it."""
+"""Returns the value of one device of a class in the table of units; None if the class is not in this table."""
 
 
 class DeviceKind(msgspec.Struct, frozen=True, gc=False):
-    """The devices of a class."""
+    """The devices of a DeviceClass, and the way to charge them."""
 
     driver: str | None
-    """None if it is unknown."""
+    """The driver of the devices; None if it is unknown."""
     kind: Kind
     type: str = ""
     worth: Charge = Charge()
@@ -74,15 +74,15 @@ class DeviceKind(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_gpu(self) -> bool:
-        """Whether its devices have a value."""
+        """True if the devices have a value."""
         return self.kind is not Kind.UNIT or self.worth != Charge()
 
 
 def find_kind(name: str, devices: Devices, worth_of: UnitWorth) -> DeviceKind | None:
-    """Return the kind of a class's devices; None if no value is configured for them."""
+    """Return the kind of the devices of a class; None if no value is configured for them."""
     facts = devices.classes.get(name)
     own = _BY_CLASS.get(name)
-    # The selectors of the class take precedence over its name, which is used if the class does not exist yet.
+    # The selectors of the class take precedence over its name. The name is used if the class does not exist yet.
     driver = (facts and facts.driver) or (own and own.name) or None
     if driver in NO_GPU_DRIVERS:
         return DeviceKind(driver, Kind.UNIT)

@@ -2,11 +2,11 @@
 
 GROUP = "resource.k8s.io"
 API_VERSION = f"{GROUP}/v1"
-"""The version that is read. Kubernetes has it from 1.34 on, and converts objects of other versions."""
+"""The version of the API that is read. Kubernetes serves it from 1.34 on, and converts objects of other versions."""
 
 API_PATH = f"/apis/{API_VERSION}"
 
 CLAIM, TEMPLATE = "ResourceClaim", "ResourceClaimTemplate"
 
 PRODUCT, TYPE, PROFILE = "productName", "type", "profile"
-"""Attributes in a driver's own domain: the card's name from NVML, the kind of the device, its MIG profile."""
+"""Attributes in the domain of a driver: the card's name from NVML, the kind of the device, and its MIG profile."""

@@ -1,6 +1,6 @@
-"""Views of the objects of resource.k8s.io/v1, with the fields that are read: claims, templates, classes and slices.
+"""The fields that are read of objects of resource.k8s.io/v1: claims, templates, classes and slices.
 
-As in ``vcuda.k8s_types``, they are decoded from raw bytes, and never written back.
+As in ``vcuda.k8s_types``, objects are decoded from raw bytes, and are never written back.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ class DeviceSelector(K8sStruct, frozen=True, gc=False):
 
 
 class CapacityRequirements(K8sStruct, frozen=True, gc=False):
-    """The requested amounts of a device's capacities, by name. On a device that is not shared they only filter."""
+    """The requested amounts of capacities, by name. If the device is not shared, they only filter devices."""
 
     requests: Mapping[str, Quantity] | None = None
 
@@ -52,7 +52,7 @@ class DeviceRequest(K8sStruct, frozen=True, gc=False):
     first_available: tuple[DeviceEntry, ...] | None = None
 
     def entries(self) -> Iterator[tuple[int | None, DeviceEntry]]:
-        """Yield the position in ``firstAvailable``, None for ``exactly``, and the entry."""
+        """Yield each entry after its position in ``firstAvailable``. The position is None for ``exactly``."""
         if self.exactly is not None:
             yield None, self.exactly
         yield from enumerate(self.first_available or ())
@@ -65,21 +65,21 @@ class OpaqueParameters(K8sStruct, frozen=True, gc=False):
 
 
 class DeviceConfig(K8sStruct, frozen=True, gc=False):
-    """Parameters for the devices of these requests, or of all requests."""
+    """Parameters for the devices of some requests, or of all requests if ``requests`` is empty."""
 
     requests: tuple[str, ...] | None = None
     opaque: OpaqueParameters | None = None
 
 
 class DeviceClaim(K8sStruct, frozen=True, gc=False):
-    """The requests of a claim. Its constraints are not read, since they only narrow the devices."""
+    """The requests of a claim. The constraints are not read, because they only narrow the devices."""
 
     requests: tuple[DeviceRequest, ...] | None = None
     config: tuple[DeviceConfig, ...] | None = None
 
 
 class ClaimSpec(K8sStruct, frozen=True, gc=False):
-    """The spec of a claim, which cannot be changed once it is stored."""
+    """The spec of a claim. It cannot change after the claim is stored."""
 
     devices: DeviceClaim = DeviceClaim()
 
@@ -121,7 +121,7 @@ class ClaimStatus(K8sStruct, frozen=True, gc=False):
 
 
 class ResourceClaim(K8sObject, frozen=True, gc=False):
-    """A claim."""
+    """A ResourceClaim."""
 
     spec: ClaimSpec = ClaimSpec()
     status: ClaimStatus | None = None
@@ -158,7 +158,7 @@ class DeviceClass(K8sObject, frozen=True, gc=False):
 
 
 class ValidRange(K8sStruct, frozen=True, gc=False):
-    """A request below ``min`` is raised to it; other requests are rounded up by ``step``. None may exceed ``max``."""
+    """The valid amounts of a request: raised to ``min``, rounded up by ``step``, and not above ``max``."""
 
     min: Quantity | None = None
     max: Quantity | None = None
@@ -166,7 +166,7 @@ class ValidRange(K8sStruct, frozen=True, gc=False):
 
 
 class RequestPolicy(K8sStruct, frozen=True, gc=False):
-    """How a request is rounded up to a valid amount. A request without an amount gets ``default``."""
+    """The rules that round a request up to a valid amount. A request without an amount gets ``default``."""
 
     default: Quantity | None = None
     valid_values: tuple[Quantity, ...] | None = None
@@ -174,7 +174,7 @@ class RequestPolicy(K8sStruct, frozen=True, gc=False):
 
 
 class DeviceCapacity(K8sStruct, frozen=True, gc=False):
-    """One capacity of a device. Without a policy, a request without an amount takes all of it."""
+    """One capacity of a device. Without a policy, a request that states no amount takes the whole capacity."""
 
     value: Quantity = 0
     request_policy: RequestPolicy | None = None
@@ -187,7 +187,7 @@ class DeviceAttribute(K8sStruct, frozen=True, gc=False):
 
 
 class Device(K8sStruct, frozen=True, gc=False):
-    """A device of a slice. Names without a domain are in the driver's domain."""
+    """A device of a slice. A name without a domain is in the driver's domain."""
 
     name: str = ""
     attributes: Mapping[str, DeviceAttribute] | None = None
@@ -204,7 +204,7 @@ class ResourcePool(K8sStruct, frozen=True, gc=False):
 
 
 class ResourceSliceSpec(K8sStruct, frozen=True, gc=False):
-    """Devices of one driver. ``node_name`` is empty if they are not on one node."""
+    """Devices of one driver. ``node_name`` is empty if the devices are not on one node."""
 
     driver: str = ""
     pool: ResourcePool = ResourcePool()

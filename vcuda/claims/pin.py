@@ -1,8 +1,8 @@
-"""Writes and reads pins: selectors that limit a claim's request to the products of one GPU model.
+"""Writes and reads pins. A pin is a selector that limits a request of a claim to the products of one GPU model.
 
-A pin begins with a test for the attribute. Without it, one device that lacks the attribute would stop the scheduling of
-every pod with the claim. ``orValue`` would work too, but the API server then finds no bound for the cost of ``matches``
-and rejects the claim.
+A pin begins with a test that the attribute exists. Without this test, one device without the attribute would stop the
+scheduling of every pod that uses the claim. ``orValue`` would work too, but then the API server finds no bound for the
+cost of ``matches``, and rejects the claim.
 """
 
 import re
@@ -13,16 +13,16 @@ from vcuda.claims.names import PRODUCT, PROFILE
 from vcuda.requests.folding import fold
 
 MOST_SELECTORS = 32
-"""Selectors that the API server allows in one request (DeviceSelectorsMaxSize in k8s.io/api `resource/v1`)."""
+"""The most selectors in one request by the API server (DeviceSelectorsMaxSize in k8s.io/api `resource/v1`)."""
 
 LONGEST_PIN = 2048
-"""Characters of the longest pin that is written, and of the longest that is read. The API server allows 10 KiB
-(CELSelectorExpressionMaxLength). 2 KiB have room for some forty products of one model."""
+"""The most characters of a pin that is written or read. The API server allows 10 KiB (CELSelectorExpressionMaxLength).
+2 KiB have room for some forty products of one model."""
 
-# The characters of a pin for MIG profiles.
+# The most characters of the MIG profiles in a pin.
 _MOST_OF_PROFILES = 512
 
-# RE2 reads a backslash and any of these as the character itself.
+# RE2 reads a backslash and one of these characters as the character itself.
 _SPECIAL = frozenset(r"\.+()|[]{}^$")
 _WILD = {"*": ".*", "?": ".", "-": "[ -]"}
 
@@ -42,14 +42,14 @@ class ClaimPin(NamedTuple):
 
     driver: str
     patterns: tuple[str, ...]
-    """A device's product must match one of these. They are folded."""
+    """Folded patterns. The product of a device must match one of them."""
     profiles: tuple[str, ...] = ()
-    """A device must have one of these MIG profiles; any if empty."""
+    """MIG profiles. A device must have one of them; empty if any profile is allowed."""
 
 
 def write_pin(pin: ClaimPin) -> str:
-    """Return the CEL expression, with as many of the patterns and profiles as `LONGEST_PIN` has room for."""
-    # The last patterns, which were only seen on nodes, are left out. That narrows the devices.
+    """Return the CEL expression of a pin, with as many patterns and profiles as `LONGEST_PIN` has room for."""
+    # The last patterns are products that were only seen on nodes. To leave them out narrows the devices.
     profiles = ", ".join(_fitting(map(_quote, pin.profiles), _MOST_OF_PROFILES))
     room = LONGEST_PIN - len(_written(pin.driver, "", profiles))
     escaped = (
@@ -78,7 +78,7 @@ def looks_like_pin(expression: str) -> bool:
 
 
 def read_pin(expression: str) -> ClaimPin | None:
-    """Return the pin in an expression that `write_pin` could have written; None for other expressions."""
+    """Return the pin in an expression; None if `write_pin` could not have written this expression."""
     found = _FORM.fullmatch(expression) if looks_like_pin(expression) else None
     if found is None:
         return None
@@ -88,7 +88,7 @@ def read_pin(expression: str) -> ClaimPin | None:
         return None
     alternatives = _read_alternatives(pattern[len(_OPEN) : -len(_CLOSE)])
     pin = ClaimPin(driver, alternatives, profiles)
-    # An expression that `write_pin` would write differently is no pin.
+    # An expression is not a pin if `write_pin` would write it differently.
     return pin if write_pin(pin) == expression else None
 
 

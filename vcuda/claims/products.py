@@ -1,4 +1,4 @@
-"""Finds the GPU model of a product. A space equals ``-``, and letter case does not matter."""
+"""Finds the GPU model of a product. A space in a name equals ``-``, and letter case does not matter."""
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
@@ -10,33 +10,33 @@ from vcuda.requests.folding import fold
 from vcuda.requests.resources import WILDCARDS, CardModels, matcher
 
 Rows = Mapping[str, tuple[str, ...]]
-"""By model, the patterns of its products."""
+"""The patterns of products, by model."""
 
 
 class ModelProducts(msgspec.Struct, frozen=True):
     """The products of one model."""
 
     patterns: tuple[str, ...]
-    """Its own name, its row, and the products that were seen on its nodes and match none of these."""
+    """The name of the model, the products of its row, and other products that were seen on its nodes."""
     foreign: str | None
-    """A product that the patterns match although it is not certainly of the model; None if there is none."""
+    """A product that the patterns match, but that may belong to another model; None if there is none."""
 
 
 class Products(msgspec.Struct, frozen=True, dict=True):
-    """The products of each model, all folded. A product of more than one model is of none."""
+    """The products of each model, all folded. A product that belongs to several models is assigned to none."""
 
     names: Mapping[str, frozenset[str]]
     """The models by their folded name."""
     rows: Rows
-    """The patterns of the quota's table."""
+    """The patterns in the rows of the quota, by model."""
     seen: Mapping[str, frozenset[str]]
-    """The models of the nodes on which a product was seen."""
+    """The models of the nodes on which a product was seen, by product."""
 
     @classmethod
     def of(
         cls, models: Iterable[str], named: CardModels, devices: Devices, model_of_node: Callable[[str], str | None]
     ) -> "Products":
-        """Return the products of these models by the rows of the quota, and by the devices on nodes of each model."""
+        """Return the products of these models, by the rows of the quota and by the devices on nodes of each model."""
         names: dict[str, frozenset[str]] = {}
         for model in {*models, *named.rows}:
             names[fold(model)] = names.get(fold(model), frozenset()) | {model}
@@ -48,7 +48,7 @@ class Products(msgspec.Struct, frozen=True, dict=True):
         rows = {model: tuple(dict.fromkeys(map(fold, row.products))) for model, row in named.rows.items()}
         return cls(names, rows, {product: frozenset(found) for product, found in seen.items()})
 
-    # Both are stored, since every claim needs them, and they change only with the quota and the devices.
+    # The next two are stored, because every claim needs them. They change only with the quota and the devices.
     @functools.cached_property
     def _matchers(self) -> Mapping[str, Callable[[str], object]]:
         return {model: matcher(patterns) for model, patterns in self.rows.items()}
@@ -66,7 +66,7 @@ class Products(msgspec.Struct, frozen=True, dict=True):
         return _only(listed or self.seen.get(folded, frozenset()))
 
     def model_of_pattern(self, pattern: str) -> str | None:
-        """Return the one model whose products a pattern certainly matches; None if there is no such model."""
+        """Return the one model to which all products that match a pattern belong; None if this is not certain."""
         if not WILDCARDS.intersection(pattern):
             return self.model_of(pattern)
         return _only(frozenset(model for model, patterns in self.rows.items() if pattern in patterns))
@@ -79,7 +79,7 @@ class Products(msgspec.Struct, frozen=True, dict=True):
 
     def _products_of(self, model: str) -> ModelProducts:
         if model not in self._known:
-            # The model's name comes first. It identifies the model also when the nodes with its products are away.
+            # The name of the model comes first. It identifies the model even while no node has its products.
             own = tuple(dict.fromkeys((fold(model), *self.rows.get(model, ()))))
             matches = matcher(own)
             more = (each for each in sorted(self.seen) if not matches(each) and self.model_of(each) == model)
@@ -91,7 +91,7 @@ class Products(msgspec.Struct, frozen=True, dict=True):
         return self._known[model]
 
     def among(self, patterns: Iterable[str]) -> Callable[[str], object]:
-        """Return a function that returns a true value if a product matches one of these patterns."""
+        """Return a function that returns a true value if a product matches one of ``patterns``."""
         matches = matcher(patterns)
         return lambda product: matches(fold(product))
 

@@ -1,4 +1,4 @@
-"""Reads the request of a claim and its faults from the digest."""
+"""Reads the request of a claim, and the faults of this request, from the claim's digest."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,11 +18,11 @@ MOST_DEVICES = 32
 """The most devices of one claim (AllocationResultsMaxSize in k8s.io/api `resource/v1`)."""
 
 _MOST = 2**53
-"""More than any device has of a capacity."""
+"""A larger amount of a capacity than any device has."""
 
 
 def read_claim(digest: ClaimDigest, policy: ClaimPolicy) -> ClaimRequest:
-    """Return the request of a claim, with every fault and its field path."""
+    """Return the request of a claim, with all faults and their field paths."""
     entries: list[ClaimEntry] = []
     faults: list[Fault] = [*digest.faults]
     reads = digest.entries()
@@ -56,8 +56,8 @@ def read_packed(packed: PackedDigest, policy: ClaimPolicy) -> ClaimRequest:
 
 
 def _config_faults(digest: ClaimDigest, entries: Iterable[ClaimEntry]) -> Iterator[Fault]:
-    # With parameters HAMi's driver replaces its own limits by MPS (`applySharingConfig`, cmd/hami-kubelet-plugin), and
-    # future releases of a driver may have other parameters.
+    # With parameters, HAMi's driver replaces its own limits by MPS (`applySharingConfig`, cmd/hami-kubelet-plugin).
+    # Future releases of a driver may have other parameters.
     names = [request.name for request in digest.requests]
     shares = {(entry.found.driver, names[entry.request]) for entry in entries if entry.found.kind is Kind.SHARE}
     for index, config in enumerate(digest.config):
@@ -74,7 +74,7 @@ def _entry(path: str, name: str, read: EntryRead, found: DeviceKind, capacities:
         request=read.request,
         name=name,
         found=found,
-        # A wrong count is read as 1. The claim is admitted only if the quota does not enforce.
+        # A wrong count is read as 1. A claim with a fault is admitted only if the quota does not enforce.
         count=entry.count if entry.count and 0 < entry.count <= MOST_DEVICES else 1,
         capacities=capacities,
         has_selectors=entry.selectors > 0,
@@ -85,13 +85,13 @@ def _entry(path: str, name: str, read: EntryRead, found: DeviceKind, capacities:
 
 
 def _pins_of(read: EntryRead, found: DeviceKind) -> tuple[ClaimPin, ...]:
-    """Return the pins of an entry for the devices of its driver. A device must match all of them."""
+    """Return the pins of an entry for devices of its driver. A device must match all of these pins."""
     return tuple(pin for pin in read.pins if pin.driver == (found.driver or ""))
 
 
 def _unknown_class(path: str, name: str) -> Fault:
     message = f"no value is configured for a device of DeviceClass {name}"
-    rows = f"`deviceclass/{name}: {{cards: 1}}`, or `deviceclass/{name}: {{}}` if it is no GPU"
+    rows = f"`deviceclass/{name}: {{cards: 1}}`, or `deviceclass/{name}: {{}}` if it is not a GPU"
     return Fault(f"{path}.deviceClassName", f"{message}. Ask your administrator to add a line to `gpu_units`: {rows}")
 
 
@@ -121,7 +121,7 @@ def _shape_faults(path: str, read: EntryRead, found: DeviceKind) -> Iterator[Fau
 def _read_capacities(
     path: str, entry: EntryDigest, found: DeviceKind, policy: ClaimPolicy
 ) -> tuple[dict[str, Decimal], list[Fault]]:
-    # On a device that is not shared a capacity only filters. So every capacity of some device is allowed.
+    # If a device is not shared, a capacity only filters. So every capacity that some device has is allowed.
     known = {CORES, MEMORY} if found.kind is Kind.SHARE else policy.capacities_of.get(found.driver or "", frozenset())
     capacities: dict[str, Decimal] = {}
     faults = []
@@ -141,7 +141,7 @@ def _read_capacities(
 
 def _read_amount(quantity: Quantity) -> Decimal:
     amount = parse_quantity(quantity)
-    # The API server accepts a negative amount, and the scheduler counts nothing for it.
+    # The API server accepts a negative amount, for which the scheduler counts nothing.
     if amount < 0:
         raise ValueError(f"{quantity} is negative")
     if amount > _MOST:

@@ -1,1 +1,1 @@
-"""The GPU model of a node, found in what device plugins, drivers and GPU feature discovery publish of its cards."""
+"""Finds the GPU model of a node in the data that device plugins, drivers and GPU feature discovery publish."""

@@ -1,6 +1,6 @@
-"""Compares the sources of one node's model, and decides about its model label.
+"""Compares the sources of one node's model, and decides about the model label of the node.
 
-The label is the operator's unless it has the value that the annotation `DISCOVERED` records. Pure.
+The controller wrote the label if the annotation `DISCOVERED` records its value. Otherwise the operator wrote it.
 """
 
 import enum
@@ -25,7 +25,7 @@ _DISPLAY = {
 
 
 class Doubt(enum.StrEnum):
-    """Why the model of a node is in doubt."""
+    """The kinds of doubt about the model of a node."""
 
     DISAGREE = "sources-disagree"
     SEVERAL = "several-models"
@@ -33,11 +33,11 @@ class Doubt(enum.StrEnum):
     MALFORMED = "malformed-register"
     NAMELESS = "no-product"
     HELD = "change-held"
-    """Another model was found, and is not written while pods use the node or its source is lost."""
+    """Another model was found, but is not written while pods use the node, or while the source of the label is lost."""
 
 
 class Record(msgspec.Struct, frozen=True):
-    """The model label that the controller wrote, and the source of the model."""
+    """The model label that the controller wrote on a node, and the source of the model."""
 
     model: str
     source: str
@@ -52,60 +52,60 @@ class Record(msgspec.Struct, frozen=True):
 
     @property
     def rank(self) -> int:
-        """The position of the source among all sources. A record of an unknown source is the weakest."""
+        """The position of the source among all sources; 0 is the strongest. An unknown source is the weakest."""
         return sources.SOURCES.index(self.source) if self.source in sources.SOURCES else len(sources.SOURCES)
 
 
 class Found(msgspec.Struct, frozen=True):
-    """The model of one node by its label and its sources."""
+    """The model of one node, by its label and its sources."""
 
     label: str | None
     """The model label."""
     record: Record | None
-    """The record of the label, unless the label is the operator's."""
+    """The record of the label; None if the operator wrote the label."""
     wanted: Record | None
-    """The model by the strongest source; None if no source names one."""
+    """The model by the strongest source; None if no source names a model."""
     seen: tuple[SourceCards, ...] = ()
     """The cards by each source, the strongest first."""
     models: tuple[str, ...] = ()
-    """The models of the cards by the strongest source, first the model with the most cards."""
+    """The models of the cards by the strongest source. The model with the most cards comes first."""
     doubts: Mapping[Doubt, str] = {}
-    """The doubts, with a message each."""
+    """The doubts about the model, each with a message."""
 
     @property
     def source(self) -> str:
-        """The source of the label, or of the model that it would get; empty if there is neither."""
+        """The source of the label. Without a label, the source of the model that was found; empty if there is none."""
         if self.label is None:
             return self.wanted.source if self.wanted else ""
         return self.record.source if self.record else sources.OPERATOR
 
     def model(self, named: CardModels) -> str:
-        """Return the model that counts; empty if there is none."""
+        """Return the model by which the quota counts the node; empty if there is none."""
         return named.model_of(self.label) if self.label else ""
 
     def is_missing(self) -> bool:
         return self.label is None and self.wanted is not None
 
     def differs(self, named: CardModels) -> bool:
-        """Return whether our label is of another model than the strongest source says."""
+        """Return whether the label that the controller wrote and the strongest source name different models."""
         if self.record is None or self.wanted is None:
             return False
         return named.model_of(self.record.model) != named.model_of(self.wanted.model)
 
     @property
     def confirmed(self) -> Record | None:
-        """The record of our label with a stronger source that says the same; None if there is no such source."""
+        """The record of the controller's label with the source found; None if that source is not stronger."""
         if self.record is None or self.wanted is None or self.wanted.rank >= self.record.rank:
             return None
         return Record(self.record.model, self.wanted.source)
 
     def why_held(self, *, in_use: bool) -> str:
-        """Return why another found model is not written, for example while pods use the node; empty if it may be."""
+        """Return the reason why another found model is not written, for example pods that use the node; else empty."""
         if self.record is None or self.wanted is None:
             return ""
         other = f"{display(self.wanted.source)} says {self.wanted.model}, and label {self.record.model} stays"
         if self.wanted.rank > self.record.rank:
-            lost = f"{display(self.record.source)}, which the label is from, is lost"
+            lost = f"{display(self.record.source)}, the source of the label, is lost"
             return f"{other}: {lost}; remove the label to have it written again"
         return f"{other} while pods use GPUs of the node; drain the node" if in_use else ""
 
@@ -119,12 +119,12 @@ def find_model(
     published: Collection[DriverCards] = (),
     known: GpuResources = BUILT_IN,
 ) -> Found:
-    """Return the model of a node with these labels, registers and published devices."""
+    """Return the model of a node by its labels, registers and published devices."""
     seen = tuple(sources.cards_by_source(labels, registers, facts, published, known.schemes))
     label, record, named = labels.get(model_label), Record.read(facts.record), known.models
     own = record if record and record.model == label else None
     models = _models_of(seen[0], named) if seen else {}
-    # With as many cards the first by name, so that the choice does not depend on an order of writing.
+    # If two models have as many cards, the first by name comes first. The order of data has no effect.
     ranked = tuple(sorted(models, key=lambda model: (-models[model], model)))
     wanted = Record(ranked[0], seen[0].source) if ranked else None
     counts = label or (wanted.model if wanted and label is None else "")
@@ -162,7 +162,7 @@ def _doubts(
         cards = listed([f"{model} ({count})" for model, count in sorted(models.items())], MAX_NAMES)
         yield Doubt.SEVERAL, f"the node has cards of several GPU models by {display(seen[0].source)}: {cards}"
     others = [each for each in seen[1:] if not _agrees(each, models, named)]
-    # An empty label says that the node is to have no model.
+    # By an empty label the operator says that the node must have no model.
     called = not operators or not seen or _is_called(operators, seen[0], named)
     if others or not called:
         said = [] if called else [f"{display(sources.OPERATOR)} says {operators}"]

@@ -1,7 +1,7 @@
-"""The names of products in one form, and the model that follows from a product.
+"""Brings the names of products into one form, and finds the model of a product.
 
-NVML, and so a ResourceSlice, says ``NVIDIA A100-SXM4-40GB``. GPU feature discovery writes ``-`` for each space. HAMi up
-to 2.7 adds ``NVIDIA-`` to every name, and drivers up to 450 left it out of theirs.
+NVML, and so a ResourceSlice, has the name ``NVIDIA A100-SXM4-40GB``. GPU feature discovery writes ``-`` for each space.
+HAMi up to 2.7 adds ``NVIDIA-`` to every name. Drivers up to 450 leave the vendor out of the name.
 """
 
 import difflib
@@ -20,17 +20,17 @@ _NOT_IN_A_LABEL = re.compile(r"[^-_.A-Za-z0-9]+", re.ASCII)
 _LONGEST_LABEL = 63
 
 MAX_NAMES = 8
-"""Names in one message."""
+"""The most names in one message."""
 
 
 def normalise(name: str) -> str:
-    """Return a product with ``-`` for blanks and one leading ``NVIDIA-``; empty if nothing else is in the name."""
+    """Return a product with ``-`` for blanks and one leading ``NVIDIA-``; empty if the name has nothing else."""
     own = _VENDORS.sub("", f"{_BLANKS.sub('-', name).strip('-')}-").strip("-")
     return f"{_VENDOR}{own}" if own else ""
 
 
 def model_of(product: str, named: CardModels) -> str:
-    """Return the model of a normalised product, with or without ``NVIDIA-``: of its row, or else of its name."""
+    """Return the model of a normalised product. A row of the quota, with or without ``NVIDIA-``, precedes the name."""
     for name in (product, product.removeprefix(_VENDOR)):
         model = named.model_of(name)
         if model in named.rows:
@@ -39,7 +39,7 @@ def model_of(product: str, named: CardModels) -> str:
 
 
 def model_warnings(models: Collection[str], known: Collection[str]) -> tuple[str, ...]:
-    """Return what keeps these models of a quota from being used. ``known`` are the models of nodes."""
+    """Return warnings about models of a quota that no node has. ``known``: the models of nodes."""
     if models and not known:
         return ("no node has a GPU model, so pods that request GPUs stay pending",)
     missing = sorted(set(models).difference(known))
@@ -49,7 +49,7 @@ def model_warnings(models: Collection[str], known: Collection[str]) -> tuple[str
     return (*warnings, *more)
 
 
-# Cached, because every report of a namespace needs it.
+# The result is cached, because every report of a namespace needs it.
 @functools.lru_cache(maxsize=256)
 def _nearest(model: str, known: tuple[str, ...]) -> str:
     alike = difflib.get_close_matches(model, known, n=1) or [each for each in known if is_named(each, model)]

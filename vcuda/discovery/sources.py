@@ -1,11 +1,11 @@
-"""The sources that say which cards a node has. Each names products; it is read from a node or its ResourceSlices.
+"""The sources that report the cards of a node. Each source names products.
 
-The strongest first:
+The strongest source comes first:
 
 1. the register of HAMi or vgpu-manager, while its device plugin is alive
 2. the ResourceSlices of a known DRA driver
-3. the labels of GPU feature discovery (NVIDIA/k8s-device-plugin ``internal/lm``). On a node with different cards they
-   name now one product and now another, because it puts them together from an unordered map.
+3. the labels of GPU feature discovery (NVIDIA/k8s-device-plugin ``internal/lm``). On a node with different cards the
+   product in these labels changes, because GPU feature discovery builds it from an unordered map.
 """
 
 import re
@@ -25,14 +25,14 @@ from vcuda.requests.resources import PLAIN_CARDS, GpuResources
 from vcuda.requests.schemes import Scheme
 
 DISCOVERED = "quota.vcuda.io/discovered-model"
-"""The annotation of a node that records the model label which the controller wrote, and its source."""
+"""The annotation of a node that records the model label that the controller wrote, and the source of the model."""
 
 PRODUCT, CARD_MEMORY = "nvidia.com/gpu.product", "nvidia.com/gpu.memory"
-"""The labels of GPU feature discovery: the product, and the MiB of one card. `COUNT_LABEL` has the number of cards."""
+"""GPU feature discovery's labels for the product and the MiB of one card. `COUNT_LABEL` has the number of cards."""
 INVALID = "-MIG-INVALID"
-"""The end of a product if the MIG devices of a node do not fit the strategy ``single``."""
+"""The end of a product's name if the MIG devices of a node do not fit the strategy ``single``."""
 _PART = re.compile(r"(?:-MIG-.*|-SHARED)$", re.IGNORECASE)
-"""The end of a product whose devices are parts of a card."""
+"""The end of a product's name if its devices are parts of a card."""
 
 OPERATOR, SLICES, FEATURES = "label", "resourceslices", "gpu-feature-discovery"
 SOURCES = (OPERATOR, *ANNOTATIONS.values(), SLICES, FEATURES)
@@ -40,27 +40,27 @@ SOURCES = (OPERATOR, *ANNOTATIONS.values(), SLICES, FEATURES)
 
 _MIB = 2**20
 _DELETED = "Deleted"
-"""The beginning of a handshake whose device plugin did not answer HAMi's scheduler (``CheckHealth``)."""
+"""The beginning of a handshake annotation if the device plugin did not answer HAMi's scheduler (``CheckHealth``)."""
 MAX_RECORD = 128
-"""Characters that are kept of the annotation `DISCOVERED`."""
+"""The most characters of the annotation `DISCOVERED` that are kept."""
 
 WHOLE_TYPES, MIG_TYPE = ("gpu", "hami-gpu", "vgpu"), "mig"
 _GPU_DRIVERS = frozenset(driver.name for driver in DRIVERS)
 
 
 class NodeFacts(msgspec.Struct, frozen=True, gc=False):
-    """The state of a node's device plugins, apart from its labels and registers."""
+    """Facts about the device plugins of a node that are not in its labels and registers."""
 
     offered: Mapping[str, int] = MappingProxyType({})
-    """The allocatable resources of device plugins, as far as a GPU can be requested by them."""
+    """The allocatable amounts of the resources by which a GPU can be requested."""
     absent: tuple[str, ...] = ()
-    """The schemes whose scheduler has found that the device plugin of the node does not answer."""
+    """The schemes whose scheduler has found that the device plugin on the node does not answer."""
     present: tuple[str, ...] = ()
-    """The schemes whose device plugin answers its scheduler."""
+    """The schemes whose device plugin on the node answers the scheduler."""
     malformed: tuple[str, ...] = ()
-    """The annotations with registers that cannot be read."""
+    """The annotations that are registers but cannot be read."""
     record: str = ""
-    """The annotation `DISCOVERED`."""
+    """The value of the annotation `DISCOVERED`."""
 
 
 NO_FACTS = NodeFacts()
@@ -82,7 +82,7 @@ def read_facts(node: Node, known: GpuResources, registers: Registers) -> NodeFac
         tuple(key for key, scheme in ANNOTATIONS.items() if key in annotations and scheme not in registers),
         annotations.get(DISCOVERED, "")[:MAX_RECORD],
     )
-    # Most nodes of many clusters have no GPU.
+    # In many clusters most nodes have no GPU. They share one object.
     return facts if facts != NO_FACTS else NO_FACTS
 
 
@@ -97,16 +97,16 @@ def is_alive(scheme: Scheme, facts: NodeFacts, registers: Registers) -> bool:
     """Return whether the device plugin of a scheme serves the node."""
     if scheme.register is None:
         return bool(facts.offered.get(scheme.main_resource))
-    # NVIDIA's own plugin may offer the same resource, so that only the register shows HAMi's.
+    # NVIDIA's own plugin may offer the same resource. So only the register shows that HAMi's plugin serves the node.
     if scheme.name not in registers or scheme.name in facts.absent:
         return False
-    # kubelet reports 0 of a resource whose plugin has ended.
+    # kubelet reports 0 of a resource after its plugin has ended.
     offered = facts.offered.get(scheme.main_resource)
     return scheme.name in facts.present if offered is None else offered > 0
 
 
 def outdated_registers(known: GpuResources, facts: NodeFacts, registers: Registers) -> frozenset[str]:
-    """Return the schemes whose plugin has left its register on a node that another plugin serves now."""
+    """Return the schemes that have left a register on the node, although another device plugin serves the node now."""
     silent = (each for each in known.schemes if each.name in registers and each.name in facts.absent)
     return frozenset(each.name for each in silent if facts.offered.get(each.main_resource, 0))
 
@@ -116,7 +116,7 @@ class DriverCards(msgspec.Struct, frozen=True):
 
     driver: str
     offers: tuple[tuple[DeviceOffer, int], ...]
-    """The different devices with their numbers."""
+    """The different devices, each with its number."""
 
 
 PublishedCards = Mapping[str, tuple[DriverCards, ...]]
@@ -124,7 +124,7 @@ PublishedCards = Mapping[str, tuple[DriverCards, ...]]
 
 
 def published_cards(slices: Iterable[PoolSlice]) -> PublishedCards:
-    """Return the devices of these slices. Of each pool the newest generation counts of which all slices are there."""
+    """Return the devices in these slices by node. Only the newest complete generation of each pool counts."""
     pools: dict[tuple[str, str], dict[int, list[PoolSlice]]] = {}
     for each in slices:
         if each.driver in _GPU_DRIVERS:
@@ -136,7 +136,7 @@ def published_cards(slices: Iterable[PoolSlice]) -> PublishedCards:
             if each.node:
                 counts = nodes.setdefault(each.node, {}).setdefault(each.driver, Counter())
                 for offer in each.offers:
-                    # Equal offers of a slice are one object.
+                    # Equal offers in a slice are the same object.
                     counts[offer] += sum(device is offer for device in each.devices.values())
     return {
         node: tuple(DriverCards(driver, tuple(counts.items())) for driver, counts in sorted(drivers.items()))
@@ -145,13 +145,13 @@ def published_cards(slices: Iterable[PoolSlice]) -> PublishedCards:
 
 
 class SourceCards(msgspec.Struct, frozen=True):
-    """The cards of a node by one source."""
+    """The cards of a node as one source reports them."""
 
     source: str
     cards: Mapping[str, int]
-    """The number of cards by normalised product; 0 if the source does not say."""
+    """The number of cards by normalised product; 0 if the source does not report it."""
     memory: int = 0
-    """The MiB of the smallest card; 0 if the source does not say."""
+    """The MiB of the smallest card; 0 if the source does not report it."""
 
 
 def cards_by_source(
@@ -170,13 +170,13 @@ def cards_by_source(
     yield from _by_slices(published)
     product = normalise(labels.get(PRODUCT, ""))
     if product and not product.upper().endswith(INVALID):
-        # A part of a card is counted there like a card.
+        # For such a product the label counts parts of cards, so the number of cards is unknown.
         count = 0 if _PART.search(product) and "-MIG-" in product.upper() else _figure(labels.get(COUNT_LABEL))
         yield SourceCards(FEATURES, {product: count}, _figure(labels.get(CARD_MEMORY)))
 
 
 def whole_product(product: str) -> str:
-    """Return the product of the whole card, of whose parts GPU feature discovery may name the product."""
+    """Return the product of the whole card. GPU feature discovery may report the product of a part of the card."""
     return _PART.sub("", product)
 
 
@@ -187,7 +187,7 @@ def _by_register(scheme: str, register: Register) -> SourceCards:
 
 
 def _by_slices(published: Iterable[DriverCards]) -> Iterator[SourceCards]:
-    # Two drivers may publish the same cards.
+    # Two drivers may publish the same cards, so only one driver is used.
     found = [cards for each in published if (cards := _cards_of(each)).cards]
     yield from sorted(found, key=lambda each: (-sum(each.cards.values()), *sorted(each.cards)))[:1]
 
@@ -195,7 +195,7 @@ def _by_slices(published: Iterable[DriverCards]) -> Iterator[SourceCards]:
 def _cards_of(published: DriverCards) -> SourceCards:
     named = [(offer, count) for offer, count in published.offers if offer.product]
     whole = [(offer, count) for offer, count in named if offer.type in WHOLE_TYPES]
-    # The number of cards cannot be told from slices of them.
+    # If only slices of cards are published, the number of cards is unknown.
     slices = [(offer, 0) for offer, _ in named if offer.type == MIG_TYPE]
     chosen = whole or slices
     memories = [

@@ -1,7 +1,8 @@
-"""The one place that talks to the API server: a client of raw bytes, reflectors that follow it, and the ledgers in it.
+"""The only package that talks to the API server.
 
-The official ``kubernetes`` client brings configuration, authentication and transport. Its typed models are not used:
-they cost seventy times the decoding, and they drop the fields that they do not know.
+It has a client that leaves bodies undecoded (`client`), reflectors that keep objects in memory by a watch
+(`reflector`), and the store of the ledgers. The official ``kubernetes`` client provides configuration, authentication
+and transport. Its typed models are not used, because they make decoding seventy times slower and drop unknown fields.
 """
 
 from vcuda.kube.authorization import AuthorizerGrace

@@ -1,7 +1,7 @@
-"""Tells a missing right from an API server that has just started.
+"""Distinguishes a missing right from an API server that has just started.
 
-An API server answers requests before its authorizer has read all roles and bindings. Until then it refuses requests
-that the caller may make. This takes 3 s on a small, busy machine.
+An API server answers requests before its authorizer has read all roles and bindings. Until then it answers 403 even to
+requests that the caller may make. On a small, busy machine this lasts 3 s.
 """
 
 import re
@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable
 
 GRACE_SECONDS = 10.0
-"""Time after the first refusal of a verb and a resource for which the API server may still be starting."""
+"""For this many seconds after the first 403 for a verb and a resource, the API server may still be starting."""
 
 FORGET_SECONDS = 60.0
-"""A refusal so long after the last one of the same verb and resource counts as the first one again."""
+"""After this many seconds without a 403 for a verb and a resource, the next 403 counts as the first one."""
 
-# The sentence of k8s.io/apiserver (forbiddenMessage in pkg/endpoints/handlers/responsewriters). Refusals by admission
-# plugins and webhooks, whose 403 never passes by itself, have other sentences.
+# The message of k8s.io/apiserver if its authorizer refuses (forbiddenMessage in
+# pkg/endpoints/handlers/responsewriters). A 403 of an admission plugin or a webhook has another message and never
+# passes.
 _REFUSED = re.compile(
     r'(?:\S+ (?:"[^"]*" )?is )?forbidden: User "[^"]*" cannot '
     r'(\w+ (?:resource "[^"]*" in API group "[^"]*"|path "[^"]*"))'
@@ -24,16 +25,16 @@ _REFUSED = re.compile(
 
 
 class AuthorizerGrace:
-    """Notes the authorizer's refusals of one process, by verb and resource, for all threads."""
+    """Records when the authorizer refused a verb and a resource to this process. Any thread may use it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        # The times of the first and the last refusal. There are few keys, because a process uses few resources.
+        # By verb and resource, the times of the first and the last refusal. A process uses few resources.
         self._refused: dict[str, tuple[float, float]] = {}
 
     def covers(self, message: str) -> bool:
-        """Note the refusal with this message. Return whether it may pass because the API server has just started."""
+        """Record the refusal with this message. True if the API server may just have started."""
         found = _REFUSED.match(message)
         if found is None:
             return False

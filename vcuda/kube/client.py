@@ -1,4 +1,4 @@
-"""Requests to the API server. Bodies are bytes, and every failure is an exception of `vcuda.errors`."""
+"""Requests to the API server. Bodies are bytes, and every failure raises an exception of `vcuda.errors`."""
 
 import contextlib
 import datetime
@@ -28,20 +28,20 @@ from vcuda.kube.pages import MOST_OBJECT_BYTES, Page, Pager, Skip, name_in
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
 
-# The cause in a 429 for a PodDisruptionBudget (policyv1.DisruptionBudgetCause).
+# The reason of the cause in a 429 that protects a PodDisruptionBudget (policyv1.DisruptionBudgetCause).
 DISRUPTION_BUDGET = "DisruptionBudget"
 
 _BY_STATUS = {403: errors.Forbidden, 404: errors.NotFound, 409: errors.Conflict, 410: errors.Gone}
 
 
 class Details(msgspec.Struct, frozen=True):
-    """The details of a Status."""
+    """The ``details`` of a Status. Only the causes are decoded."""
 
     causes: tuple[errors.Cause, ...] | None = None
 
 
 class Status(msgspec.Struct, frozen=True):
-    """A Kubernetes Status: the body of every error answer, and the object of an ERROR watch event."""
+    """A Kubernetes Status. It is the body of every error answer, and the object of a watch event of type ERROR."""
 
     message: str = ""
     code: int = 0
@@ -53,7 +53,11 @@ class Status(msgspec.Struct, frozen=True):
 
 
 class Heard(NamedTuple):
-    """An answer: its body, the warnings of the API server and its webhooks, and the time of the API server."""
+    """An answer of the API server.
+
+    ``warnings``: the texts of the Warning headers, which the API server and its webhooks set.
+    ``date``: the time of the answer on the API server's clock; None without a valid Date header.
+    """
 
     body: bytes
     warnings: tuple[str, ...] = ()
@@ -63,17 +67,18 @@ class Heard(NamedTuple):
 _STATUS = msgspec.json.Decoder(Status)
 
 LIST_SECONDS = 60.0
-"""Seconds for a whole LIST, unless the caller gives others."""
+"""Seconds for a whole LIST, if the caller sets no other time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kube:
-    """A client of one API server for all threads. `Kube.connect` makes it.
+    """A client of one API server. Any thread may use it. `Kube.connect` creates it.
 
-    Paths start with ``/api`` or ``/apis``. Timeouts are seconds for the whole call. For a refused request every method
-    raises NotFound, Conflict, Gone or another ApiError, with the API server's own sentence. For 429, 5xx, a connection
-    that fails or breaks, and a timeout it raises Unavailable. With ``grace`` it also raises Unavailable for a 403 of an
-    API server that may have just started.
+    Paths start with ``/api`` or ``/apis``. A timeout is in seconds, for the whole call.
+
+    If the API server refuses a request, every method raises NotFound, Conflict, Gone or another ApiError with the
+    server's message. For status 429 or 5xx, a failed or broken connection, and a timeout, every method raises
+    Unavailable. With ``grace``, a 403 also raises Unavailable if the API server may have just started.
     """
 
     sender: Sender
@@ -90,12 +95,12 @@ class Kube:
         version_check: VersionCheck | None = None,
         grace: AuthorizerGrace | None = None,
     ) -> "Kube":
-        """Return a client by the given kubeconfig. No request is sent yet.
+        """Return a client that uses the given kubeconfig. No request is sent yet.
 
-        Without ``kubeconfig`` the credentials are those of the service account if KUBERNETES_SERVICE_HOST is set, and
-        otherwise those of KUBECONFIG or ~/.kube/config. ``pool_size``: the number of kept connections.
-        ``version_check`` reads and checks the API server's version before the first request. ``grace``: for processes
-        whose callers retry after Unavailable.
+        Without ``kubeconfig`` and ``context``, the client uses the pod's service account if KUBERNETES_SERVICE_HOST is
+        set. Otherwise it reads KUBECONFIG or ~/.kube/config. ``pool_size``: the number of connections that stay open.
+        ``version_check``: checks the Kubernetes version before the first request. ``grace``: for processes whose
+        callers retry after Unavailable.
 
         Raises BadInput if the credentials cannot be read.
         """
@@ -108,26 +113,26 @@ class Kube:
         return cls(Sender(api, load), version_check, grace)
 
     def close(self) -> None:
-        """Close the connections that no call uses."""
+        """Close the idle connections."""
         self.sender.close()
 
     def get(self, path: str, params: Params | None = None, timeout: float = 10, most: int = MOST_OBJECT_BYTES) -> bytes:
-        """Read one object. The read is consistent (from etcd), unless ``params`` say otherwise.
+        """Read one object. The read is consistent (from etcd), unless ``params`` set a resourceVersion.
 
         Raises TooLarge for an answer of more than ``most`` bytes.
         """
         return self._heard(ApiRequest("GET", path, params), timeout, most).body
 
     def get_heard(self, path: str, params: Params | None = None, timeout: float = 10) -> Heard:
-        """Read an object like `get`, and return it with the time of the API server."""
+        """Read an object as `get` does. Return the answer with the time of the API server."""
         return self._heard(ApiRequest("GET", path, params), timeout)
 
     def post(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> bytes:
-        """Create the object in ``body`` (JSON). Raises Conflict if the name is taken."""
+        """Create the object in ``body`` (JSON). Raises Conflict if an object of this name exists."""
         return self.post_heard(path, body, params, timeout).body
 
     def post_heard(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> Heard:
-        """Create an object like `post`, and return it with the warnings."""
+        """Create an object as `post` does. Return the answer with its warnings."""
         return self._heard(ApiRequest("POST", path, params, body), timeout)
 
     def put(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> bytes:
@@ -135,17 +140,17 @@ class Kube:
         return self.put_heard(path, body, params, timeout).body
 
     def put_heard(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> Heard:
-        """Replace an object like `put`, and return it with the time of the API server."""
+        """Replace an object as `put` does. Return the answer with the time of the API server."""
         return self._heard(ApiRequest("PUT", path, params, body), timeout)
 
     def patch(
         self, path: str, body: bytes, content_type: str, params: Params | None = None, *, timeout: float = 10
     ) -> bytes:
-        """Patch an object. ``content_type``: MERGE_PATCH, JSON_PATCH or another that the API server accepts."""
+        """Patch an object. ``content_type``: MERGE_PATCH, JSON_PATCH or another patch type of the API server."""
         return self._heard(ApiRequest("PATCH", path, params, body, content_type), timeout).body
 
     def delete(self, path: str, body: bytes | None = None, params: Params | None = None, timeout: float = 10) -> bytes:
-        """Delete an object. ``body``: DeleteOptions in JSON, for preconditions."""
+        """Delete an object. ``body``: DeleteOptions in JSON, for example with preconditions."""
         return self._heard(ApiRequest("DELETE", path, params, body), timeout).body
 
     def list_pages(
@@ -158,17 +163,17 @@ class Kube:
         seconds: float = LIST_SECONDS,
         skip: Skip | None = None,
     ) -> Iterator[Page]:
-        """Yield the pages of one consistent LIST, of at most ``limit`` objects and some MiB each.
+        """Yield the pages of one consistent LIST. A page has at most ``limit`` objects and a few MiB.
 
-        ``timeout`` is for one page. ``seconds`` is for the whole LIST, with the caller's work between pages. ``skip``
-        is called for an object of more than `MOST_OBJECT_BYTES`, which is then left out.
+        ``timeout``: seconds for one page. ``seconds``: seconds for the whole LIST, including the caller's work between
+        pages. ``skip``: called for an object of more than `MOST_OBJECT_BYTES`, which is then left out.
 
-        Raises TooLarge for such an object without ``skip``. Raises ListOverdue after ``seconds``. Raises Gone if the
-        LIST took longer than etcd keeps its version (5 minutes by default); the caller must begin again.
+        Raises TooLarge for such an object if there is no ``skip``. Raises ListOverdue after ``seconds``. Raises Gone if
+        etcd has dropped the version of the LIST, by default after 5 minutes. The caller must then begin a new LIST.
         """
 
-        # Each page may have another limit, because the continue token has only the version and the key (EncodeContinue
-        # in k8s.io/apiserver, pkg/storage/continue.go).
+        # The limit may change from page to page, because the continue token has only the version of the LIST and a key
+        # (EncodeContinue in k8s.io/apiserver, pkg/storage/continue.go).
         def fetch(objects: int, token: str, timeout: float, most: int) -> bytes:
             query = {**(params or {}), "limit": objects, **({"continue": token} if token else {})}
             return self.get(path, query, timeout, most)
@@ -178,7 +183,7 @@ class Kube:
     def stream(
         self, path: str, params: Params | None = None, *, connect_timeout: float = 10, read_timeout: float
     ) -> "Stream":
-        """Open a GET whose answer is an endless stream of lines. It ends after ``read_timeout`` seconds without one."""
+        """Open a GET with an endless answer of lines. It ends after ``read_timeout`` seconds without a line."""
         self._check_version(connect_timeout)
         request = ApiRequest("GET", path, params)
         with transport(str(request)):
@@ -217,20 +222,20 @@ class Kube:
 
 
 def upsert(kube: Kube, collection: str, manifest: Mapping[str, Any]) -> bytes:
-    """Set these fields of an object, or create the object with them. Return the stored object.
+    """Set the fields of ``manifest`` in an object, or create the object. Return the stored object.
 
-    Other fields stay. Raises Conflict if another client creates the object at the same time.
+    Other fields of the object stay unchanged. Raises Conflict if another client creates the object at the same time.
     """
     body = msgspec.json.encode(manifest)
     try:
         return kube.patch(f"{collection}/{segment(manifest['metadata']['name'])}", body, MERGE_PATCH)
     except errors.NotFound:
-        # Only a server-side apply would create the object, and it would take the fields from other managers.
+        # A merge patch never creates an object. A server-side apply would, but takes fields from other managers.
         return kube.post(collection, body)
 
 
 def refusal(what: str, status: int, body: bytes) -> errors.VcudaError:
-    """Return the error for an answer other than 2xx, with the sentence of the Status in its body, if there is one."""
+    """Return the error for an answer whose status is not 2xx. Its message comes from the Status in ``body``, if any."""
     try:
         told = _STATUS.decode(body)
     except msgspec.MsgspecError:
@@ -245,8 +250,8 @@ def refusal(what: str, status: int, body: bytes) -> errors.VcudaError:
 
 
 def segment(name: str) -> str:
-    """Return a name as one segment of a path."""
-    # Users choose some names, in Events, flags and manifests. A slash in a name must not lead to another object.
+    """Return a name as one segment of a URL path, with slashes escaped."""
+    # Users choose some names, for example in flags and manifests. A slash in a name must not lead to another object.
     return quote(name, safe="")
 
 
@@ -255,12 +260,12 @@ _ESCAPED = re.compile(r"\\(.)")
 
 
 def warnings_in(headers: Iterable[str]) -> tuple[str, ...]:
-    """Return the texts in the values of ``Warning`` headers. Values that are no warnings by the RFC are left out."""
+    """Return the texts in ``Warning`` headers. A value that is not a well-formed warning is left out."""
     return tuple(_text(quoted) for header in headers for quoted in _WARNING.findall(header))
 
 
 def _text(quoted: str) -> str:
-    # Return a quoted-string's text. http.client decodes headers as Latin-1, whatever they are.
+    # Returns the text of a quoted string. http.client decodes every header as Latin-1, but the API server sends UTF-8.
     return _ESCAPED.sub(r"\1", quoted).encode("latin-1").decode("utf-8", "replace")
 
 
@@ -271,13 +276,13 @@ def _date(header: str | None) -> datetime.datetime | None:
         return None
 
 
-_CHUNK = 64 * 1024  # bytes of one read of the socket, so that a line is delivered as soon as it arrives
-_HEAD_PARTS = 16  # characters of an answer that is too large, for the message
+_CHUNK = 64 * 1024  # most bytes that one read of the socket returns
+_HEAD_PARTS = 16  # parts of a too large answer that its error keeps, because they name the object
 
 
 @contextlib.contextmanager
 def transport(what: str) -> Iterator[None]:
-    """Raise Unavailable for every failure of a connection. ``what``: the request, for the message."""
+    """Raise Unavailable for every failure of a connection. ``what`` names the request in the message."""
     try:
         yield
     except (UrllibTimeoutError, TimeoutError) as error:
@@ -289,19 +294,18 @@ def transport(what: str) -> Iterator[None]:
 
 
 def read_body(response: urllib3.BaseHTTPResponse, deadline: float, most: int) -> bytes:
-    """Return the body. ``deadline``: in seconds of `time.monotonic`.
+    """Return the body of a response. ``deadline``: a time of `time.monotonic`, in seconds.
 
-    Raises TimeoutError after the deadline, HTTPError if the body is cut short, and TooLarge if it has more than
-    ``most`` bytes.
+    Raises TimeoutError after the deadline, HTTPError if the body is cut short, and TooLarge beyond ``most`` bytes.
     """
-    # urllib3's own timeout begins again with every read, so a server that sends single bytes would never reach it.
+    # urllib3 restarts its own timeout at every read, so a server that sends one byte at a time would never time out.
     parts = _Parts(most)
     while True:
         remaining = deadline - time.monotonic()
         if remaining <= 0:
             response.close()
             raise TimeoutError("the body did not arrive in time")
-        # If the server closes the connection after its answer, there is no socket to set.
+        # A connection that the server closed after its answer has no socket.
         if (sock := getattr(response.connection, "sock", None)) is not None:
             sock.settimeout(remaining)
         part = response.read1(_CHUNK, decode_content=False)
@@ -315,7 +319,7 @@ def read_body(response: urllib3.BaseHTTPResponse, deadline: float, most: int) ->
 
 
 class _Parts:
-    """A bounded number of bytes that arrive in parts. Each byte is copied only once more, at the end."""
+    """Bytes that arrive in parts, up to a maximum. Each byte is copied only once, when `take` joins the parts."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -323,7 +327,7 @@ class _Parts:
         self._size = 0
 
     def add(self, part: bytes) -> None:
-        """Add a part. Raises TooLarge if there are then too many bytes."""
+        """Add a part. Raises TooLarge if the parts then have more than the maximum bytes."""
         self._parts.append(part)
         self._size += len(part)
         if self._size > self._most:
@@ -331,18 +335,18 @@ class _Parts:
             raise errors.TooLarge(f"the answer has more than {self._most} bytes", head)
 
     def take(self) -> bytes:
-        """Return the bytes, and forget them."""
+        """Return all bytes, and start again without parts."""
         whole = b"".join(self._parts)
         self._parts, self._size = [], 0
         return whole
 
 
 def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a stream of chunks, without newlines and without blank lines.
+    """Yield the lines of a stream of chunks. Newlines and blank lines are left out.
 
     Raises Unavailable if the stream ends inside a line, and TooLarge for a line of more than `MOST_OBJECT_BYTES`.
     """
-    # The search is for a byte, because 0x0A is never a part of a longer UTF-8 character.
+    # To split bytes is safe, because 0x0A is never a part of a longer UTF-8 character.
     parts = _Parts(MOST_OBJECT_BYTES)
     for chunk in chunks:
         head, *tail = chunk.split(b"\n")
@@ -356,11 +360,11 @@ def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 class Stream:
-    """The lines of one streaming answer. One thread reads them, any thread may `abort`, and the context closes it."""
+    """The lines of one streaming answer. One thread reads them. Any thread may call `abort`. The context closes it."""
 
     def __init__(self, response: urllib3.BaseHTTPResponse, what: str) -> None:
-        # `abort` shuts the socket down by a second descriptor. To close a socket would not wake the thread that reads
-        # it, and the first descriptor may have been closed and given to another file meanwhile.
+        # `abort` shuts the socket down by a second descriptor. To close the socket would not wake the thread that reads
+        # from it. And after a close, the number of the first descriptor may already belong to another file.
         self._response = response
         self._what = what
         self._socket = socket.socket(fileno=os.dup(response.fileno()))
@@ -375,16 +379,16 @@ class Stream:
         self._socket.close()
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield lines until the server ends the stream, or sends nothing for the read timeout.
+        """Yield lines until the server ends the stream, or has sent nothing for the read timeout.
 
         Raises Unavailable if the stream breaks, and WatchLost for a line that is too large.
         """
-        # A silent connection may be dead. In both cases the caller opens another one.
+        # A silent connection may be dead, so silence ends the stream without an error. The caller opens a new one.
         try:
             with transport(self._what):
                 yield from split_lines(self._chunks())
         except errors.TooLarge as error:
-            # The caller lists again, which shows all later changes.
+            # After WatchLost the caller lists again, and the list includes all later changes.
             message = f"{self._what}: an event of {name_in(error.head)} has more than {MOST_OBJECT_BYTES} bytes"
             raise errors.WatchLost(message) from error
 
@@ -394,6 +398,6 @@ class Stream:
                 yield chunk
 
     def abort(self) -> None:
-        """End the stream at once, from any thread. The reader sees it end or break."""
-        with contextlib.suppress(OSError):  # the socket is closed or not connected, so there is no reader to wake
+        """End the stream at once, from any thread. The thread that reads sees the stream end or break."""
+        with contextlib.suppress(OSError):  # a socket that is closed or not connected has no reader to wake
             self._socket.shutdown(socket.SHUT_RDWR)

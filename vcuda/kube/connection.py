@@ -1,4 +1,4 @@
-"""Sends requests to the API server: the connections, the credentials, and the check of the Kubernetes version."""
+"""Sends requests to the API server. It keeps connections and credentials, and checks the Kubernetes version."""
 
 import math
 import os
@@ -22,17 +22,20 @@ from yaml import YAMLError
 from vcuda import errors, k8s_types
 
 Load = Callable[[Configuration], None]
-"""Reads the current credentials into a configuration. Raises BadInput."""
+"""Reads the current credentials into a configuration. Raises BadInput if they cannot be read."""
 
-# The official loader checks little. A kubeconfig that is no mapping raises one of these inside the loader.
+# The official loader checks little. If a kubeconfig is not a mapping, the loader raises one of these exceptions.
 _UNREADABLE = (ConfigException, OSError, YAMLError, AttributeError, LookupError, TypeError, ValueError)
 
 
 def loader(kubeconfig: Path | None, context: str | None) -> Load:
-    """Return the loader of the given file, or of the service account in a pod, or of kubectl's default file."""
+    """Return a function that loads the credentials from ``kubeconfig``.
+
+    Without ``kubeconfig`` it uses the pod's service account. Outside a pod, or with a context, it reads kubectl's file.
+    """
     if kubeconfig is not None:
         return _from_kubeconfig(str(kubeconfig), context)
-    # A context is an entry of a kubeconfig, so with a context the service account is not used.
+    # A context is an entry of a kubeconfig. So with a context the service account is not used.
     if context is None and os.environ.get("KUBERNETES_SERVICE_HOST"):
         return _from_service_account
     return _from_kubeconfig(os.environ.get("KUBECONFIG") or "~/.kube/config", context)
@@ -65,11 +68,11 @@ def _from_kubeconfig(paths: str, context: str | None) -> Load:
 
 
 Params = Mapping[str, str | int]
-"""Query parameters by Kubernetes' own names."""
+"""Query parameters, by the names of the Kubernetes API."""
 
 
 class ApiRequest(NamedTuple):
-    """A request without its credentials."""
+    """A request without credentials."""
 
     method: str
     path: str
@@ -89,17 +92,17 @@ class ApiRequest(NamedTuple):
 
 
 KEPT_SECONDS = 1.0
-"""Seconds for which looked-up credentials are used again. A look-up takes a sixth of the client's time of a request."""
+"""Seconds for which looked-up credentials are used again. A look-up is a sixth of the client's work."""
 
 
 class Sender:
-    """Sends the requests of all threads over kept connections. ``load`` reads the current credentials."""
+    """Sends the requests of all threads over connections that stay open. ``load`` reads the current credentials."""
 
-    # The official client keeps the configuration, renews the token and owns the connection pool. Requests go to that
-    # pool directly, with the headers of `update_params_for_auth`. The client's own `request` would encode a JSON body
-    # again, and would send a JSON Patch in bytes as a strategic merge patch.
-    # No redirect is followed. A request is sent again only after a 401, with newer credentials, because only the caller
-    # knows whether a repeated write is harmless.
+    # The official client keeps the configuration, renews the token and owns the connection pool. Its `request` method
+    # is not used, because it would encode a JSON body again, and would send a JSON Patch in bytes as a strategic merge
+    # patch. Requests go to the pool directly, with the headers of `update_params_for_auth`. Redirects are not followed.
+    # A request is repeated only after a 401, with newer credentials, because only the caller knows whether a repeated
+    # write is harmless.
 
     def __init__(self, api: ApiClient, load: Load, clock: Callable[[], float] = time.monotonic) -> None:
         self._api = api
@@ -107,7 +110,8 @@ class Sender:
         self._clock = clock
         self._lock = threading.Lock()
         self._kept: tuple[float, Mapping[str, str]] = -math.inf, {}
-        # A pool manager looks up the pool and parses the URL for each request. One for a proxy also changes requests.
+        # A pool manager looks up the pool and parses the URL for each request, so the pool is looked up once here. A
+        # manager for a proxy is used for each request, because it also changes the request.
         manager = api.rest_client.pool_manager
         self._pool = None if manager.proxy else manager.connection_from_url(self.host)
         self._base = urlsplit(self.host).path.rstrip("/")
@@ -120,7 +124,7 @@ class Sender:
         self._api.close()  # type: ignore[no-untyped-call]  # the method has no type hints
 
     def send(self, request: ApiRequest, timeout: urllib3.Timeout) -> urllib3.BaseHTTPResponse:
-        """Send a request. After a 401 send it once more, if there are newer credentials."""
+        """Send a request. After a 401, send it once more if there are newer credentials."""
         looked_at, kept = self._kept
         used = kept if self._clock() < looked_at + KEPT_SECONDS else self._look()
         response = self._send_as(used, request, timeout)
@@ -140,7 +144,7 @@ class Sender:
         return self._pool.urlopen(request.method, self._base + target, body, headers, redirect=False, **unread)
 
     def _look(self) -> Mapping[str, str]:
-        # Here the official client reads an expired token again. Only one thread may do so at a time.
+        # `update_params_for_auth` reads an expired token again. Only one thread may do so at a time.
         headers: dict[str, str] = {**self._api.default_headers}
         with self._lock:
             try:
@@ -152,7 +156,7 @@ class Sender:
         return found
 
     def _renewed(self, refused: Mapping[str, str]) -> Mapping[str, str]:
-        # Read the credentials, unless another thread has read them since the refused headers were made.
+        # Returns newer credentials than ``refused`` if another thread has read them. Otherwise loads new ones.
         current = self._look()
         if current != refused:
             return current
@@ -164,14 +168,14 @@ class Sender:
         return self._look()
 
 
-OLDEST = (1, 30)  # major and minor version
+OLDEST = (1, 30)  # the oldest supported Kubernetes version, major and minor
 _OLDEST = f"v{OLDEST[0]}.{OLDEST[1]}"
 
 _VERSION = re.compile(r"v?(\d{1,4})\.(\d{1,4})(?!\d)", re.ASCII)
 
 
 class _Info(msgspec.Struct, frozen=True, rename="camel"):
-    """The decoded part of the answer to GET /version. Managed clouds have a ``minor`` such as ``30+``."""
+    """The decoded part of the answer to GET /version. In managed clouds ``minor`` may be ``30+``, for example."""
 
     git_version: str = ""
     major: str = ""
@@ -182,9 +186,12 @@ _INFO = msgspec.json.Decoder(_Info)
 
 
 def check_version(answer: bytes, server: str) -> str:
-    """Return a warning if GET /version names no known version, or an empty text. Raises UnsupportedVersion."""
-    # A vendor's own version text is no error, because the cluster may work. A build without a version reports v0.0.0,
-    # which says nothing either.
+    """Return a warning if the answer to GET /version has no known version, else an empty text.
+
+    Raises UnsupportedVersion if the version is older than `OLDEST`.
+    """
+    # An unknown version text causes only a warning, because the cluster may work. v0.0.0 also counts as unknown,
+    # because a build of Kubernetes without a version reports it.
     try:
         info = _INFO.decode(answer)
     except k8s_types.UNDECODABLE as error:
@@ -192,7 +199,7 @@ def check_version(answer: bytes, server: str) -> str:
     texts = (info.git_version, f"{info.major}.{info.minor}")
     found = next((match for match in map(_VERSION.match, texts) if match and int(match[1])), None)
     if found is None:
-        return unknown_version(server, f"it says {info.git_version[:60]!r}")
+        return unknown_version(server, f"gitVersion is {info.git_version[:60]!r}")
     if (int(found[1]), int(found[2])) < OLDEST:
         named = found.string.removeprefix("v")[:60]
         raise errors.UnsupportedVersion(
@@ -207,10 +214,10 @@ def unknown_version(server: str, why: str) -> str:
 
 
 def end_process(message: str) -> NoReturn:
-    """Print an error and end the process with status 1 at once, from any thread."""
+    """Print an error, and end the process at once with status 1. Any thread may call this."""
     sys.stderr.write(f"Error: {message}\n")
     sys.stderr.flush()
-    # `sys.exit` would end only this thread, and the process would go on without it.
+    # `sys.exit` would end only the thread that calls it.
     os._exit(1)
 
 
@@ -218,7 +225,7 @@ def end_process(message: str) -> NoReturn:
 class VersionCheck:
     """The check that a `Kube` makes before its first request, once for all threads.
 
-    ``end`` is called if the version is too old, and must end the process. ``warn`` is called if it is unknown.
+    ``warn`` is called if the version is unknown. ``end`` is called if the version is too old, and must end the process.
     """
 
     warn: Callable[[str], None]
@@ -227,14 +234,14 @@ class VersionCheck:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def make(self, read: Callable[[], bytes], server: str) -> None:
-        """Check the answer to GET /version that ``read`` returns. Raises its error if the check must be repeated."""
+        """Check the answer to GET /version from ``read``. Raises the error of ``read`` if a retry may succeed."""
         try:
             answer, refused = read(), ""
         except errors.ApiError as error:
             if error.status == HTTPStatus.UNAUTHORIZED:
                 raise
             answer, refused = b"", str(error)
-        with self._lock:  # several threads may have asked; one of them warns or ends the process
+        with self._lock:  # if several threads check at once, only one of them warns or ends the process
             if self.passed:
                 return
             try:

@@ -1,4 +1,4 @@
-"""Counts the charges of one namespace's GPU pods and claims by consistent LISTs."""
+"""Counts the charges of the GPU pods and claims of one namespace. Each count is made by consistent LISTs."""
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -22,13 +22,13 @@ from vcuda.requests.resources import GpuResources
 T = TypeVar("T")
 
 PricedClaims = Sequence[tuple[StoredClaim, ClaimCharge]]
-"""Claims with their charges."""
+"""ResourceClaims, each with its charges."""
 
 _POD = msgspec.json.Decoder(k8s_types.Pod)
 
 
 class _Turn(NamedTuple):
-    """A turn to list one namespace, until a time of the monotonic clock; ``timeout`` is for each page."""
+    """The right to list one namespace. ``timeout``: seconds for a page. ``until``: its end by `time.monotonic`."""
 
     kube: client.Kube
     namespace: str
@@ -44,8 +44,8 @@ class ListedPods(NamedTuple):
     """The pods of one namespace that use GPUs.
 
     ``version``: the resourceVersion of the LIST.
-    ``charged``: those that ask for GPUs themselves.
-    ``claim_users``: those that use ResourceClaims; a pod may be in both.
+    ``charged``: the pods whose containers request GPUs as resources.
+    ``claim_users``: the pods that use ResourceClaims. A pod may be in ``charged`` too.
     """
 
     version: str
@@ -59,9 +59,10 @@ class ListedPods(NamedTuple):
 
 @dataclass(eq=False)
 class NamespaceCounter:
-    """Lists the pods and claims of one namespace at a time, in turns that namespaces share.
+    """Lists the pods and claims of one namespace at a time. All namespaces share the turns of `ListTurns`.
 
-    Timeouts are seconds for one page and for the wait. Raises ListOverdue if there is no turn or no answer in time.
+    A ``timeout`` is the seconds for one page, and for the wait for a turn. A method that lists raises ListOverdue if no
+    turn is free, or if the LIST does not end, in time.
     """
 
     kube: client.Kube
@@ -73,21 +74,22 @@ class NamespaceCounter:
 
     @property
     def config_version(self) -> str:
-        """The version of the ConfigMap by which pods are counted now."""
+        """The resourceVersion of the quota ConfigMap by which pods are counted now."""
         return self.resources().version
 
     def count_pods(self, namespace: str, timeout: float = 10) -> ObservedPods:
-        """Return the charges of pods and claims. Raises Unavailable if the devices of claims have not been read yet."""
+        """Return the charges of a namespace. Raises Unavailable until the devices of claims have been read."""
         return self._in_turn(namespace, timeout, self._count)
 
     def count_claims(self, namespace: str, extended: Collection[str], timeout: float = 10) -> ObservedClaims | None:
-        """Return the charges of a namespace's claims, except ``extended``. None if the API server has no claims."""
+        """Return the charges of all claims except ``extended`` (names); None if claims are not served."""
         return _count_claims(*self.priced_claims(namespace, extended, timeout))
 
     def priced_claims(self, namespace: str, extended: Collection[str], timeout: float = 10) -> tuple[str, PricedClaims]:
-        """Return the version of the LIST, empty without the API, and the claims but ``extended`` with their charges.
+        """Return the version of the LIST, and the claims of a namespace with their charges.
 
-        Raises Unavailable if the devices of claims have not been read yet.
+        ``extended``: names of claims to leave out, because their pods are charged. The version is empty if the API
+        server does not serve claims. Raises Unavailable until the devices of claims are known.
         """
         return self._in_turn(namespace, timeout, lambda turn: self._price(turn, extended))
 
@@ -96,8 +98,7 @@ class NamespaceCounter:
         return pods.uids | {claim.uid for claim in claims}
 
     def claims(self, namespace: str, timeout: float = 10) -> tuple[str, list[StoredClaim]]:
-        """Return the version of the LIST and a namespace's claims. The version is empty if there is no API of
-        claims."""
+        """Return a namespace's claims after the version of the LIST, which is empty if claims are not served."""
         return self._in_turn(namespace, timeout, self._claims)
 
     def list_pods(self, namespace: str, timeout: float = 10) -> ListedPods:
@@ -110,10 +111,10 @@ class NamespaceCounter:
         return self._turns.run(namespace, take, timeout)
 
     def _count(self, turn: _Turn) -> ObservedPods:
-        config_version = self.config_version  # read before the pods, which are counted by this version or a newer one
+        config_version = self.config_version  # read first, so that no pod is counted by an older version
         listed, nodes = self._pods(turn), self.nodes()
         extended = charged_by_pods(listed.charged, nodes)
-        # The pods are listed first, so that the pod of a claim that is left out is in the count.
+        # The pods are listed before the claims. So if a claim is left out, the pod that uses the claim is in the count.
         claims = _count_claims(*self._price(turn, extended))
         return ObservedPods(
             listed.version,
@@ -131,7 +132,7 @@ class NamespaceCounter:
         version, stored = self._claims(turn)
         price = self.claim_price()
         if price is None and stored:
-            raise errors.Unavailable("the devices that ResourceClaims are charged by have not been read yet")
+            raise errors.Unavailable("the cluster's devices have not been read yet, so claims cannot be charged")
         return version, [(each, price(each)) for each in stored if each.name not in extended] if price else []
 
     def _claims(self, turn: _Turn) -> tuple[str, list[StoredClaim]]:
@@ -152,7 +153,7 @@ class NamespaceCounter:
         known = self.resources()
         for page in turn.pages("/api/v1", "pods"):
             version = version or page.resource_version
-            # A pod that cannot be decoded is not charged, because the webhook rejects it.
+            # The webhook rejects a pod that cannot be decoded, so such a pod is not charged.
             for pod in objects.decode_each(_POD, page.items):
                 if stored := read_stored(pod, self.nodes().keys, known):
                     charged.append(stored)

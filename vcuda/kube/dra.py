@@ -1,4 +1,4 @@
-"""Watches of Dynamic Resource Allocation: devices, DeviceClasses and claim templates, if the API server has them."""
+"""Watches of Dynamic Resource Allocation: devices, DeviceClasses and claim templates, if the API server serves them."""
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -23,18 +23,19 @@ SLICES, CLASSES, CLAIMS, TEMPLATES = (
 )
 
 ASK_AGAIN_SECONDS = 60.0
-"""Seconds until an API server without resource.k8s.io/v1 is asked again, because it may have been upgraded."""
+"""Seconds until an API server that does not serve resource.k8s.io/v1 is asked again. It may have been upgraded."""
 
 _SLICE = msgspec.json.Decoder(objects.ResourceSlice)
 _CLASS = msgspec.json.Decoder(objects.DeviceClass)
 
 MOST_OF_NAMESPACE_BYTES, MOST_TEMPLATE_BYTES = 512 * 1024, 32 * 2**20
-"""Bytes that are kept of the templates of one namespace, and of all: some 600 usual templates, and 40,000. A usual
-digest has a hundred bytes, and is counted with `ENTRY_BYTES` more. The largest has 14 KiB."""
+"""The most bytes that are kept of the claim templates of one namespace, and of all claim templates. 512 KiB are some
+600 usual templates, 32 MiB some 40,000. The kept digest of a usual template has a hundred bytes, and `ENTRY_BYTES` are
+added. The largest digest has 14 KiB."""
 
 
 def is_served(kube: client.Kube) -> bool:
-    """Return whether the API server serves resource.k8s.io/v1, as Kubernetes does from 1.34 on."""
+    """Return whether the API server serves resource.k8s.io/v1. Kubernetes serves it from 1.34 on."""
     try:
         kube.get(API_PATH)
     except errors.NotFound:
@@ -44,7 +45,7 @@ def is_served(kube: client.Kube) -> bool:
 
 @dataclass(eq=False)
 class ServedWatches:
-    """The watches of resource.k8s.io/v1, which start when it is served. ``wait`` returns True to stop."""
+    """The watches of resource.k8s.io/v1. They start as soon as it is served. ``wait`` returns True to stop."""
 
     kube: client.Kube
     reflectors: Mapping[str, reflector.Reflector[Any]]
@@ -61,8 +62,8 @@ class ServedWatches:
 
     @property
     def settled(self) -> bool:
-        """Whether the first answer was that nothing is served, or everything has been listed."""
-        # It never becomes False again, so an upgrade of the API server does not stop a running component.
+        """True if the first answer was that the API is not served, or if every watch has listed its objects."""
+        # The value never becomes False again, so a component stays ready while the API server is upgraded.
         return self._once_unserved or self.synced
 
     @property
@@ -86,7 +87,7 @@ class ServedWatches:
             each.stop()
 
     def run(self) -> None:
-        """Ask the API server until it serves resource.k8s.io/v1, and start the watches."""
+        """Ask the API server until it serves resource.k8s.io/v1. Then start the watches."""
         while not self._stopping.is_set() and not self.served:
             try:
                 self.served = is_served(self.kube)
@@ -104,14 +105,14 @@ class ServedWatches:
 
 
 class DeviceInformer:
-    """Follows the ResourceSlices and DeviceClasses. Their index is built again after a change."""
+    """Follows the ResourceSlices and DeviceClasses. After a change, `current` builds their index again."""
 
     def __init__(self, kube: client.Kube, on_change: Callable[[], None] = lambda: None) -> None:
         self._on_change = on_change
         self._lock = threading.Lock()
         self._stale = True
         self._devices = devices.NO_DEVICES
-        # Equal offers are one object, because thousands of cards are alike.
+        # Equal offers share one object to save memory, because thousands of cards are alike.
         self._alike: dict[devices.DeviceOffer, devices.DeviceOffer] = {}
         self._slices: reflector.Reflector[devices.PoolSlice] = reflector.Reflector(
             kube, SLICES, lambda raw: devices.read_slice(_SLICE.decode(raw), self._alike), on_event=self._on_event
@@ -127,7 +128,7 @@ class DeviceInformer:
         return self._slices.snapshot().values()
 
     def current(self) -> devices.Devices | None:
-        """Return the devices and classes as last seen; None until both have been listed."""
+        """Return the devices and classes as delivered last; None until both resources have been listed."""
         if not all(each.synced.is_set() for each in self.reflectors().values()):
             return None
         with self._lock:
@@ -138,7 +139,7 @@ class DeviceInformer:
             return self._devices
 
     def _on_event(self, old: object, new: object) -> None:
-        # After a restart a driver publishes the same slices again.
+        # A driver that restarts publishes the same slices again. Then nothing has changed.
         if old != new:
             with self._lock:
                 self._stale = True
@@ -151,7 +152,7 @@ class StoredTemplate(msgspec.Struct, frozen=True, gc=False):
     namespace: str
     uid: str
     digest: PackedDigest
-    """The requests of its claims."""
+    """The requests of the template's claims, packed."""
 
 
 class _RawTemplateSpec(k8s_types.K8sStruct, frozen=True, gc=False):
@@ -159,7 +160,7 @@ class _RawTemplateSpec(k8s_types.K8sStruct, frozen=True, gc=False):
 
 
 class _RawTemplate(k8s_types.K8sObject, frozen=True, gc=False):
-    """A template, with the spec of its claims as text."""
+    """A ResourceClaimTemplate. The spec of its claims stays undecoded."""
 
     spec: _RawTemplateSpec = _RawTemplateSpec()
 
@@ -168,9 +169,9 @@ _TEMPLATE = msgspec.json.Decoder(_RawTemplate)
 
 
 class TemplateInformer:
-    """Follows the ResourceClaimTemplates of all namespaces, and keeps the requests of their claims, within bounds.
+    """Follows the ResourceClaimTemplates of all namespaces. It keeps the requests of their claims, within bounds.
 
-    A template beyond the bounds is not known. That is safe: each claim made from it is checked and charged.
+    A template beyond the bounds is not kept. That is safe, because each claim of the template is checked and charged.
     """
 
     def __init__(self, kube: client.Kube) -> None:
@@ -185,7 +186,7 @@ class TemplateInformer:
         return {"resourceclaimtemplates": self._templates}
 
     def find(self, namespace: str, name: str) -> PackedDigest | None:
-        """Return the requests of a template's claims; None if the template is not known."""
+        """Return the requests of a template's claims; None if the template does not exist or is not kept."""
         found = self._templates.get((namespace, name))
         return found.digest if found else None
 
@@ -206,7 +207,7 @@ class TemplateInformer:
             self._allowance.release(old.namespace, old.uid)
 
     def _on_listed(self) -> None:
-        # A broken list may have counted templates that were deleted before the next list.
+        # A list that broke off may have counted templates that were deleted before the next list.
         self._allowance.retain((each.namespace, each.uid) for each in self._templates.snapshot().values())
         self._told.clear()
 
@@ -225,7 +226,7 @@ class _ChargedBy(NamedTuple):
 
 
 class ClaimPolicies:
-    """The rules by which pods and claims are read and charged. They follow the quota, the nodes and the devices."""
+    """Builds the rules by which pods and claims are charged. They follow the quota, the nodes and the devices."""
 
     def __init__(self, quota: informers.QuotaInformer, nodes: informers.NodeInformer, informer: DeviceInformer) -> None:
         self._quota = quota
@@ -235,28 +236,28 @@ class ClaimPolicies:
         self._charged: _ChargedBy | None = None
 
     def resources(self) -> GpuResources:
-        """Return the resources that pods can request, with their charges, as far as they are known."""
+        """Return the resources that pods can request, with the charges that are known so far."""
         return self.charged(self._quota.resources())
 
     def charged(self, known: GpuResources) -> GpuResources:
-        """Return the resources of a quota ConfigMap with the charges of this cluster's DeviceClasses and registers."""
+        """Return the resources of a quota ConfigMap, and add the charges of DeviceClasses and of registered cards."""
         found, nodes, made = self._informer.current(), self._nodes.current(), self._charged
-        # Every pod of the cluster is looked up in the result.
+        # The result is kept, because the resources of every pod of the cluster are looked up in it.
         if made and made.known is known and made.devices is found and made.nodes is nodes:
             return made.charged
         charged = known.with_claimed(found.extended_resources if found else ()).with_registered(nodes.registered_cards)
-        # Equal resources stay one object, because after a change all pods are decoded again.
+        # If the charges are equal, the old object is returned. A new object would make callers decode all pods again.
         charged = made.charged if made and made.known is known and charged.counts_like(made.charged) else charged
         self._charged = _ChargedBy(known, found, nodes, charged)
         return charged
 
     def current(self) -> charges.ClaimPolicy | None:
-        """Return the policy; None until quota and devices have been read."""
+        """Return the rules for claims; None until the quota and the devices have been read."""
         made = self._current()
         return made.policy if made else None
 
     def price(self) -> ClaimCounter | None:
-        """Return the function that prices a stored claim; None until quota and devices have been read."""
+        """Return the function that charges a stored claim; None until the quota and the devices have been read."""
         made = self._current()
         return made.counter if made else None
 
@@ -267,6 +268,6 @@ class ClaimPolicies:
         made = self._made
         if made is None or any(a is not b for a, b in zip(made.sources, (found, read, nodes), strict=True)):
             policy = charges.ClaimPolicy.of(found, nodes.model_of, read.quota, read.resources)
-            # Two threads may build equal policies at the same time.
+            # Two threads may build equal policies at the same time, which is harmless.
             self._made = made = _Made((found, read, nodes), policy, ClaimCounter(policy))
         return made

@@ -1,4 +1,4 @@
-"""The quota ConfigMap, the nodes, the published free cards and the RuntimeClasses, each kept current by a watch."""
+"""Follows the quota ConfigMap, the nodes, the published free cards and the RuntimeClasses, each by a watch."""
 
 import functools
 import hashlib
@@ -25,7 +25,7 @@ from vcuda.requests import config
 from vcuda.requests.resources import BUILT_IN, GpuResources
 from vcuda.requests.schemes import SCHEMES
 
-# Most faults of one document that are logged. An alias could repeat a fault without bound.
+# The most faults of one document that are logged. A YAML alias could repeat a fault without bound.
 MAX_FAULTS = 20
 
 _decode = msgspec.json.Decoder(ConfigMap).decode
@@ -35,7 +35,7 @@ _LOCKS = tuple(scheme.node_lock for scheme in SCHEMES if scheme.node_lock)
 
 
 class QuotaPlace(msgspec.Struct, frozen=True):
-    """The place of the quota document: a key of a ConfigMap, which also has the keys of `vcuda.requests.config`."""
+    """The ConfigMap with the quota document, and the key of this document in the ConfigMap."""
 
     namespace: str = "kube-system"
     name: str = "gpuquota"
@@ -43,10 +43,13 @@ class QuotaPlace(msgspec.Struct, frozen=True):
 
 
 class QuotaInformer:
-    """Follows the quota ConfigMap. A malformed document leaves the last good one in force and is reported.
+    """Follows the quota ConfigMap. If a document is malformed, the last good one stays in force, and the fault is
+    reported.
 
-    After its ConfigMap is deleted no namespace is limited, as with a deleted ResourceQuota. ``on_change``: called after
-    a new quota is in force. ``clock``: returns the Unix seconds by which grants begin and end.
+    After the ConfigMap is deleted, no namespace is limited, as with a deleted ResourceQuota.
+
+    ``on_change`` is called after a new quota is in force. ``clock`` returns the Unix time in seconds. By this clock
+    grants (dated additions to a limit) begin and end.
     """
 
     def __init__(
@@ -70,30 +73,30 @@ class QuotaInformer:
         self.reflector = reflector.Reflector(kube, self._path, _decode, params=self._params, on_event=self._on_event)
 
     def current(self) -> model.Quota | None:
-        """Return the quota in force with the limits of now, which may be none; None until it has been read once."""
+        """Return the quota in force with the limits of this moment; None until the ConfigMap has been read once."""
         read = self.in_force()
         return self.clock.now(read.quota) if read else None
 
     def resources(self) -> GpuResources:
-        """Return the known resources that pods can request. They have no version until the ConfigMap has been read."""
+        """Return the resources that pods can request. Their version is empty until the ConfigMap has been read."""
         read = self.in_force()
         return read.resources if read else BUILT_IN
 
     def in_force(self) -> config.QuotaConfig | None:
-        """Return the document in force, as it is written, with its resources; None until it has been read."""
-        # Nothing is set here, because a late answer "not found" must not overwrite a document that the watch has just
-        # delivered. Only the thread of the watch sets the quota in force.
+        """Return the parsed ConfigMap in force; None until it has been read. It does not depend on the time."""
+        # This method sets nothing. Only the thread of the watch sets the quota in force. Otherwise a late "not found"
+        # could overwrite a document that the watch has just delivered.
         if self._config is None and self.reflector.synced.is_set() and not self._faulty:
             return self._without_document()
         return self._config
 
     def _without_document(self) -> config.QuotaConfig:
-        # The version of the watch is used, which is newer than counts from when there was a ConfigMap.
+        # The version of the watch is newer than every count that was made while the ConfigMap existed.
         built_in = GpuResources(version=self.reflector.resource_version)
         return config.QuotaConfig(self._nobody, built_in)
 
     def stored_version(self) -> str:
-        """Return the version of the stored document by a consistent LIST; empty without one. Raises Unavailable."""
+        """Return the version of the stored ConfigMap by a consistent LIST; empty if there is none."""
         for page in self._kube.list_pages(self._path, self._params, seconds=10):
             for metadata in (_decode(raw).metadata for raw in page.items):
                 if metadata.name == self._place.name:
@@ -134,7 +137,7 @@ class QuotaInformer:
         kept = "the last good one stays in force" if self._config else "no quota has been read yet"
         self._log.error("quota document malformed", faults=[str(f) for f in fault.faults[:MAX_FAULTS]], kept=kept)
         message, subject = f"the quota document is malformed, {kept}: {fault}", self._subject(config_map)
-        # The name has the version of the document, so that all replicas together write one Event.
+        # The name has the version of the document, so all replicas together write one Event.
         id_ = f"malformed-{subject.resource_version}"
         event = objects.Event(subject, id_, "MalformedQuota", message, "vcuda-quota", type="Warning")
         objects.post_event_or_log(self._kube, event)
@@ -147,20 +150,20 @@ class QuotaInformer:
 
 
 NodeChange = Callable[[Node | None, Node | None], None]
-"""Called with a node before and after: (None, new) is an arrival, (old, None) a departure."""
+"""Called after a node changes, with its old and new state. (None, new): it was created. (old, None): it was deleted."""
 
 
 class ObservedNode(Node, frozen=True):
-    """The kept fields of a node: labels, cards in its capacity, locks, registered cards, and its device plugins."""
+    """The kept fields of a node: labels, GPU capacity, locks, registered cards, and facts about its device plugins."""
 
     registers: Registers = msgspec.field(default_factory=dict)
     facts: NodeFacts = NO_FACTS
     outdated: frozenset[str] = frozenset()
-    """The schemes whose register is left over (`outdated_registers`)."""
+    """The schemes whose registered cards are out of date (`outdated_registers`)."""
 
 
 class _RegisterCache:
-    """Reads the registers of nodes. An unchanged register is not read again, because nodes change every few seconds."""
+    """Reads the registers of nodes, which are annotations that list cards. Equal texts are read once."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[bytes, Registers]] = {}
@@ -172,7 +175,7 @@ class _RegisterCache:
         if not texts:
             self._known.pop(name, None)
             return {}
-        # The texts are not kept, because each may be 256 KiB long.
+        # Only a digest of the texts is kept, because each text may have 256 KiB.
         digest = hashlib.blake2b(msgspec.json.encode(texts), digest_size=16).digest()
         known = self._known.get(name)
         if known is None or known[0] != digest:
@@ -188,9 +191,10 @@ class _RegisterCache:
 
 @dataclass(eq=False)
 class NodeInformer:
-    """Follows the labels, registered cards, capacity and locks of nodes, and indexes labels and cards.
+    """Follows the labels, registered cards, GPU capacity and locks of nodes, and indexes labels and cards.
 
-    ``on_model_change``: called after models or registered cards changed. ``resources``: has the models of label values.
+    ``on_model_change`` is called after the model or the registered cards of a node changed. ``resources`` returns the
+    resources, which also translate label values to models.
     """
 
     kube: client.Kube
@@ -209,12 +213,14 @@ class NodeInformer:
         )
 
     def follow(self, on_change: NodeChange) -> None:
-        """Call back after a node appeared, changed in these fields or was deleted. Must be called before the watch
-        starts."""
+        """Call ``on_change`` after a node is created, changes in a kept field, or is deleted.
+
+        The caller must call this before the watch starts.
+        """
         self._followers.append(on_change)
 
     def current(self) -> Nodes:
-        """Return the nodes as last seen."""
+        """Return the nodes as the watch delivered them last."""
         named = self.resources().models
         with self._lock:
             if self._stale or self._nodes.named is not named:
@@ -230,7 +236,7 @@ class NodeInformer:
             return self._nodes
 
     def _on_event(self, old: ObservedNode | None, new: ObservedNode | None) -> None:
-        # Heartbeats, which are most events, change nothing here.
+        # Most events are heartbeats, which change no kept field.
         if old == new:
             return
         if old and new is None:
@@ -263,7 +269,7 @@ def _indexed(node: ObservedNode) -> tuple[object, ...]:
 
 
 class FreeCardsInformer:
-    """Follows ConfigMap ``gpu-cards`` in the system's namespace. Without it the free cards are unknown."""
+    """Follows the ConfigMap ``gpu-cards``. Without this list the free cards are unknown."""
 
     def __init__(self, kube: client.Kube, namespace: str) -> None:
         path = f"/api/v1/namespaces/{client.segment(namespace)}/configmaps"
@@ -278,7 +284,7 @@ class FreeCardsInformer:
 
 
 class _RuntimeClass(K8sStruct, frozen=True, gc=False):
-    """The read part of a RuntimeClass: the runtime of the node that runs its pods."""
+    """The read part of a RuntimeClass. ``handler`` names the container runtime that runs its pods."""
 
     handler: str = ""
 
@@ -287,7 +293,7 @@ _decode_runtime_class = msgspec.json.Decoder(_RuntimeClass).decode
 
 
 class RuntimeClassInformer:
-    """Follows the RuntimeClasses, which only administrators write, and keeps the handler of each."""
+    """Follows the RuntimeClasses, which only administrators write, and keeps the handler of each class."""
 
     def __init__(self, kube: client.Kube) -> None:
         path = "/apis/node.k8s.io/v1/runtimeclasses"
@@ -296,5 +302,5 @@ class RuntimeClassInformer:
         )
 
     def handler_of(self, name: str) -> str | None:
-        """Return the handler of a class; None if the class is not known, or not known yet."""
+        """Return the handler of a RuntimeClass; None if the class does not exist, or has not been read yet."""
         return self.reflector.get(("", name))

@@ -1,7 +1,8 @@
-"""Marks the namespaces that have a ledger, to distinguish a lost ledger from a first one.
+"""Marks the namespaces that have had a ledger, so that a lost ledger is not mistaken for a first one.
 
-For a moment a ledger is the only record of the charges of pods that are being stored. A new count of the pods would
-lack those. So every ledger is created closed, and is opened at once only if the namespace never had one.
+A ledger holds the charges of one namespace. While a pod is being stored, the ledger is the only record of the pod's
+charge, and a count of the stored pods would miss it. So every ledger is created closed: it admits nothing. It is opened
+at once only if the namespace never had a ledger.
 """
 
 import math
@@ -22,21 +23,25 @@ T = TypeVar("T")
 OPENER = "opener"
 
 OPENING_SECONDS = 1.0
-"""Seconds for which a marked ledger may be closed before it counts as lost: a replica marks it first, then opens it."""
+"""Seconds for which the ledger of a marked namespace may stay closed before it counts as lost. A replica marks the
+namespace first, and then opens the ledger."""
 
 _CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
 
 
 class _Opener(NamedTuple):
-    """The content that identifies our mark, and the version of the closed ledger that was read before the mark was
-    written."""
+    """An attempt of this process to open a ledger.
+
+    ``version``: the resourceVersion of the closed ledger. It was read before the mark was written.
+    ``opener``: the random content of the mark, by which this process recognises its own mark.
+    """
 
     version: str
     opener: str
 
 
 class _Loss(NamedTuple):
-    """The reservation that closes a ledger, and since when this process knows it."""
+    """A closed ledger. ``counter`` identifies it. ``since``: when this process first saw it."""
 
     counter: int
     since: float
@@ -44,11 +49,11 @@ class _Loss(NamedTuple):
 
 @dataclass(eq=False)
 class LedgerMarks:
-    """The marks: one ConfigMap for each namespace that was given a ledger, in the namespace of the ledgers.
+    """The marks of namespaces. Each mark is a ConfigMap in the namespace of the ledgers.
 
-    A mark is deleted only together with its ledger, when the stored pods show all of its charges. So the loss of a
-    ledger is noticed even if the namespace was deleted and created again. ``storable_seconds``: after these a charged
-    pod can no longer be stored. Ages are measured on this process's own clock.
+    A mark is deleted only together with its ledger, when the stored pods show all charges of the ledger. So the loss of
+    a ledger is noticed even if the namespace was deleted and created again. ``storable_seconds``: the time after which
+    a charged pod can no longer be stored. Ages are measured on this process's own clock.
     """
 
     kube: client.Kube
@@ -65,22 +70,23 @@ class LedgerMarks:
             raise errors.LedgerLost(namespace, missing, left)
 
     def missing(self, namespace: str, lost: Reservation) -> float:
-        """Return the seconds for which this process has known the ledger to be closed."""
+        """Return the seconds since this process first saw the ledger closed."""
         known, now = self._losses.get(namespace), self.clock()
-        # Each created ledger has its own counter, so the age of a newer ledger begins again.
+        # Each created ledger has its own counter. So the age of a newer ledger starts at 0.
         if known is None or known.counter != lost.counter:
             known = self._losses[namespace] = _Loss(lost.counter, now)
         return now - known.since
 
     def claim(self, namespace: str, version: str, lost: Reservation, timeout: float) -> bool:
-        """Mark the namespace, whose closed ledger was read at this version. Return whether it had no mark.
+        """Mark the namespace. Return True if it had no mark before.
 
-        Without an earlier mark there was no other ledger that could have admitted a charge. The caller may then replace
-        this version by an open ledger at once. If another replica opens it first, the version is gone.
+        ``version``: the resourceVersion at which the closed ledger was read. Without an earlier mark, no other ledger
+        can have admitted a charge. So the caller may replace this version by an open ledger at once. If another replica
+        opens the ledger first, the caller's write raises Conflict.
         """
         known = self._claims.get(namespace)
         tried = known is not None and known.version == version
-        # A new ledger is open by then, so a ledger that is still closed was lost.
+        # By then a new ledger is open. So a ledger that is still closed was lost.
         if not tried and self.missing(namespace, lost) >= OPENING_SECONDS:
             return False
         claim = known if known and tried else _Opener(version, secrets.token_urlsafe(12))
@@ -95,7 +101,7 @@ class LedgerMarks:
         return True
 
     def renew(self, namespace: str, timeout: float) -> None:
-        """Replace or create the mark, so that every mark that was seen before is outdated. Raises Conflict."""
+        """Replace or create the mark, so that each mark that was read before is outdated. Raises Conflict."""
         mark, opener = self._get(namespace, timeout), secrets.token_urlsafe(12)
         if mark is None:
             answered(lambda: self.kube.post(self.collection, _mark(namespace, opener), timeout=timeout))
@@ -111,12 +117,12 @@ class LedgerMarks:
         self._losses.pop(namespace, None)
 
     def current(self, namespace: str, timeout: float = 10) -> str | None:
-        """Return the version of a namespace's mark; None if it has none."""
+        """Return the resourceVersion of a namespace's mark; None if there is no mark."""
         mark = self._get(namespace, timeout)
         return mark.metadata.resource_version if mark else None
 
     def remove(self, namespace: str, version: str) -> None:
-        """Delete the mark if it still has this version. Raises Conflict or NotFound otherwise."""
+        """Delete the mark if it still has this version. Otherwise raises Conflict or NotFound."""
         self.kube.delete(self._path(namespace), msgspec.json.encode({"preconditions": {"resourceVersion": version}}))
 
     def _get(self, namespace: str, timeout: float) -> k8s_types.ConfigMap | None:
@@ -131,24 +137,24 @@ class LedgerMarks:
 
 @dataclass(eq=False)
 class SeenVersions:
-    """The newest version of each ledger that was seen within the last ``seconds``.
+    """The newest version of each ledger that this process has seen within the last ``seconds``.
 
-    resourceVersions only grow, even if an object is deleted and created again, until etcd is restored from a backup.
-    Objects that were granted by an older view are stored by now, or never will be.
+    resourceVersions only grow, even if an object is deleted and created again. They decrease only when etcd is restored
+    from a backup. An object that was admitted by an older view is stored by now, or never will be.
     """
 
     seconds: float
     clock: Callable[[], float]
-    # Each with the time when it was last seen, the oldest first.
+    # By namespace, the version and the time when it was last seen. The oldest entry comes first.
     _seen: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def newest(self, namespace: str) -> int:
-        """Return the newest known version. A later call of the API server returns no older one."""
+        """Return the newest version, or 0. An older version in a later answer means that etcd was restored."""
         version, at = self._seen.get(namespace, (0, -math.inf))
         return version if self.clock() < at + self.seconds else 0
 
     def note(self, namespace: str, version: str | None, *, anew: bool) -> None:
-        """Note a version. ``anew``: even if it is older than the known one."""
+        """Record a version. With ``anew``, record it even if it is older than the newest known version."""
         known, seen, now = self.newest(namespace), int(version or 0), self.clock()
         self._seen.pop(namespace, None)
         self._seen[namespace] = seen if anew else max(seen, known), now
@@ -158,7 +164,7 @@ class SeenVersions:
 
 
 def answered(write: Callable[[], T]) -> T:
-    """Return the answer to a write. Raises WriteUnanswered if there is none."""
+    """Return the answer to a write. Raises WriteUnanswered if the outcome is unknown."""
     try:
         return write()
     except errors.Unavailable as error:
@@ -176,5 +182,5 @@ def _mark(namespace: str, opener: str, replaced: str | None = None) -> bytes:
 
 
 def _name(namespace: str) -> str:
-    # A namespace has no dot in its name, so this cannot be the name of a ledger.
+    # The name of a namespace has no dot. So no ledger can have this name.
     return f"gpu-ledger-opened.{namespace}"

@@ -1,7 +1,7 @@
-"""Stores the ledgers in the cluster: one ConfigMap per limited namespace, written by compare-and-swap.
+"""Stores the ledgers in the cluster. A ledger is one ConfigMap per limited namespace, written by compare-and-swap.
 
-The ledgers have their own namespace, where tenants have no rights. RBAC cannot name the ledgers, because their names
-follow the namespaces. So a right to all ConfigMaps of that namespace is a right to ledgers only.
+All ledgers are in one namespace, where tenants have no rights. RBAC cannot name the ledgers, because each new namespace
+may get one. So this system has a right to all ConfigMaps of that namespace, which are only ledgers.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ KEY = "ledger"
 NAMESPACE_LABEL = "quota.vcuda.io/ledger-of"
 
 FINALIZER = "quota.vcuda.io/ledger"
-"""Keeps a ledger that a user deletes until the stored pods show all of its charges."""
+"""The finalizer of a ledger. If a user deletes the ledger, it stays until the stored pods show all of its charges."""
 
 LOOK_AGAIN_SECONDS = 0.05
 
@@ -37,11 +37,12 @@ _CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """A ledger as read or written.
+    """A ledger as it was read or written.
 
-    ``version``: the resourceVersion of its ConfigMap; None if there is no open ledger. ``size``: in bytes.
-    ``opens``: the stored ledger is closed at ``version``, and writing this ledger opens it.
-    ``deleting``: a user has deleted the ConfigMap, which its finalizer keeps.
+    ``version``: the resourceVersion of its ConfigMap; None if there is no open ledger.
+    ``size``: the bytes of the ConfigMap.
+    ``opens``: True if the ledger is stored closed at ``version``, and a write of this ledger opens it.
+    ``deleting``: True if a user has deleted the ConfigMap, which its finalizer still keeps.
     ``answered``: the API server's time of the answer to the write, in Unix seconds; minus infinity if it is unknown.
     """
 
@@ -54,42 +55,43 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 class NamedLedger(msgspec.Struct, frozen=True):
-    """A ledger as the watch delivered it. It is decoded on demand, because most versions are never read."""
+    """A ledger as the watch delivered it. `read` decodes it on demand, because most versions are never read."""
 
     namespace: str
     config_map: k8s_types.ConfigMap
 
     @property
     def deleting(self) -> bool:
-        """Whether a user has deleted the ConfigMap, which its finalizer keeps."""
+        """True if a user has deleted the ConfigMap, which its finalizer still keeps."""
         return self.config_map.metadata.deletion_timestamp is not None
 
     def read(self) -> Stored:
-        """Return the ledger. Raises UnreadableLedger if it is damaged."""
+        """Return the decoded ledger. Raises UnreadableLedger if its text is damaged."""
         return _read(self.config_map)
 
     @property
     def counted(self) -> str:
-        """The part of its text with the counts and their versions."""
+        """The part of the ledger's text that has the counts of stored objects and their versions."""
         return _counted_in((self.config_map.data or {}).get(KEY, ""))
 
     @property
     def pending_bytes(self) -> int:
-        """The length of the rest of its text: the pending, terminating and reserved charges."""
+        """The length of the other part of the text, which has the pending, terminating and reserved charges."""
         return len((self.config_map.data or {}).get(KEY, "")) - len(self.counted)
 
 
-# Makes the API server drop the managed fields at an update (Server-Side Apply, "Clearing managedFields"). No tool
-# applies a ledger, and managed fields are a quarter of the API server's work for a write.
+# With this value the API server drops the managed fields at an update (Server-Side Apply, "Clearing managedFields").
+# Managed fields are a quarter of the API server's work for a write, and no tool applies a ledger.
 NOT_TRACKED: Sequence[Mapping[str, str]] = ({},)
 
 
 class LedgerStore(NamespaceCounter):
     """Reads and writes ledgers. A write that replaces an old version raises Conflict.
 
-    ``nodes``: the nodes, whose models the unpinned pods on them have. ``resources``: returns the resources that pods
-    can request. ``claim_price``: returns how claims are priced; None before the devices have been read.
-    ``storable_seconds``: after these a pod that was charged in a lost ledger can no longer be stored.
+    ``nodes`` returns the nodes. A pod that is not pinned to a model is charged the model of its node.
+    ``resources`` returns the resources that pods can request.
+    ``claim_price`` returns the function that charges a claim; None before the devices have been read.
+    ``storable_seconds``: the time after which a pod that was charged in a lost ledger can no longer be stored.
     """
 
     def __init__(
@@ -107,22 +109,22 @@ class LedgerStore(NamespaceCounter):
         super().__init__(kube, nodes, resources, claim_price)
         self._namespace = namespace
         self._sleep = sleep
-        # By namespace, the counts in the ledger that was last written here, by which a watch recognises our own write.
+        # By namespace, the counts in the ledger that this process wrote last. The watch recognises them.
         self._written: dict[str, str] = {}
         self._keeps_written = False
-        # For namespaces whose ledger was deleted, the version of the remaining mark.
+        # By namespace, the version of the mark that remains after its ledger was deleted.
         self._dropped: dict[str, str] = {}
         self._collection = f"/api/v1/namespaces/{client.segment(namespace)}/configmaps"
         self._marks = LedgerMarks(kube, self._collection, storable_seconds, clock)
         self.check_lost = self._marks.check_lost
-        # After this time every object that was granted when a ledger was last seen is stored, or never will be.
+        # After this time, every object that was admitted when a ledger was last seen is stored, or never will be.
         self._versions = SeenVersions(storable_seconds + LEASE_SECONDS + MARGIN_SECONDS, clock)
 
     def read(self, namespace: str, timeout: float = 10) -> Stored:
-        """Return the newest ledger for reading. If there is no open ledger, return a count by a LIST of the pods.
+        """Return the newest ledger for reading. If there is no open ledger, return a count of the pods by a LIST.
 
-        ``timeout``: in seconds, for each call. Raises UnreadableLedger if the ledger is damaged, and LedgerLost if one
-        was lost and pods that were charged in it may still be stored.
+        ``timeout``: seconds for each call. Raises UnreadableLedger if the ledger is damaged. Raises LedgerLost if a
+        ledger was lost, and pods that were charged in that ledger may still be stored.
         """
         while True:
             stored = self._stored(namespace, timeout)
@@ -135,10 +137,10 @@ class LedgerStore(NamespaceCounter):
                     return Stored(self._counted(namespace, stored.ledger, timeout), None)
 
     def open(self, namespace: str, timeout: float = 10) -> Stored:
-        """Return the newest ledger for writing. A missing ledger is created, and a closed one is counted.
+        """Return the newest ledger for writing. A missing ledger is created. For a closed ledger the pods are counted.
 
-        Raises the same as `read`, Conflict if another writer was first, and WriteUnanswered if the outcome of a write
-        is unknown. A repeated call continues from there.
+        Raises the errors of `read`, Conflict if another writer was first, and WriteUnanswered if the outcome of a write
+        is unknown. After an error the caller may call `open` again, which continues the work.
         """
         while True:
             stored = self._stored(namespace, timeout) or self._created(namespace, timeout)
@@ -147,18 +149,20 @@ class LedgerStore(NamespaceCounter):
             if (lost := stored.ledger.lost) is None:
                 return stored
             version = str(stored.version)
-            # If the namespace never had a ledger, no charge can be missing here. So the replica that marks it need not
-            # wait.
+            # If the namespace never had a ledger, no charge can be missing. So this replica need not wait.
             if not self._marks.claim(namespace, version, lost, timeout):
                 if self._awaits_opening(namespace, lost):
                     continue
-                # A replica that has seen an older mark must no longer remove it.
+                # A replica that has read the older mark must no longer be able to remove the mark.
                 self._marks.renew(namespace, timeout)
             return msgspec.structs.replace(stored, ledger=self._counted(namespace, stored.ledger, timeout), opens=True)
 
     def _awaits_opening(self, namespace: str, lost: Reservation) -> bool:
-        """Return whether to read again, because another replica may be opening the ledger. False if it is old
-        enough."""
+        """Return True after a short sleep, if another replica may be opening the ledger. False if this replica may open
+        it.
+
+        Raises LedgerLost if pods that were charged in a lost ledger may still be stored.
+        """
         try:
             self.check_lost(namespace, lost)
         except errors.LedgerLost as error:
@@ -169,7 +173,7 @@ class LedgerStore(NamespaceCounter):
         return False
 
     def _counted(self, namespace: str, ledger: Ledger, timeout: float) -> Ledger:
-        """Return an open ledger with the counts of a LIST that begins now."""
+        """List the pods. Return an open ledger with the counts of this LIST."""
         observed = self.count_pods(namespace, timeout)
         counted = settle(ledger, observed, Expired(reaped={LOST}), counted_since=observed.resource_version)
         if counted.lost:
@@ -189,7 +193,7 @@ class LedgerStore(NamespaceCounter):
         return stored
 
     def _created(self, namespace: str, timeout: float) -> Stored | None:
-        """Create a closed ledger. None if there is one, or another replica creates it."""
+        """Create a closed ledger, and return it. None if a ledger exists already."""
         newest, ledger = self._versions.newest(namespace), Ledger(reserved={LOST: _everything()})
         body = self._encode(namespace, ledger, None)
         try:
@@ -197,12 +201,12 @@ class LedgerStore(NamespaceCounter):
         except errors.Conflict:
             return None
         if int(stored.version or 0) < newest:
-            self._marks.renew(namespace, timeout)  # there was a ledger, and its mark was deleted with it
+            self._marks.renew(namespace, timeout)  # an earlier ledger was deleted together with its mark
         self._note(namespace, stored, anew=True)
         return stored
 
     def _closed(self, namespace: str, stored: Stored, timeout: float) -> Stored | None:
-        """Close a ledger that etcd was restored to. Pods that were charged in later versions may still be stored."""
+        """Close a ledger that etcd was restored to. Pods that were charged later may still be stored."""
         self._marks.renew(namespace, timeout)
         ledger = msgspec.structs.replace(stored.ledger, reserved={**stored.ledger.reserved, LOST: _everything()})
         body = self._encode(namespace, ledger, stored.version)
@@ -219,29 +223,29 @@ class LedgerStore(NamespaceCounter):
             self._marks.opened(namespace)
 
     def write(self, namespace: str, ledger: Ledger, replaced: Stored, timeout: float = 10) -> Stored:
-        """Replace the ledger that was read or opened. Raises Conflict if it was replaced, or WriteUnanswered."""
+        """Replace the ledger that was read or opened. Raises Conflict if it has changed since, or WriteUnanswered."""
         if replaced.version is None:
-            raise ValueError(namespace)  # a fault of ours: the ledger was only read, and must be opened before a write
+            raise ValueError(namespace)  # a programming error: a ledger without a version must be opened before a write
         body = self._encode(namespace, ledger, replaced.version)
         try:
             stored = _written(ledger, lambda: self.kube.put_heard(self._path(namespace), body, timeout=timeout))
         except errors.NotFound as error:
-            # The version that was read is gone, as after any other write.
+            # The version that was read does not exist any more, as after any other write.
             raise errors.Conflict(error.status, error.message) from error
         self._note(namespace, stored)
         return stored
 
     def drop(self, namespace: str, version: str) -> None:
-        """Delete the ledger and its mark, if it still has ``version``. Raises Conflict or NotFound otherwise.
+        """Delete the ledger and its mark, if the ledger still has ``version``. Otherwise raises Conflict or NotFound.
 
-        Without the mark a replica creates a new ledger at once. So the stored pods must show all charges of this one.
+        The caller must ensure that the stored pods show all of its charges, because a new ledger may open at once.
         """
-        # The current mark belongs to this ledger. A ledger that is opened later gets a mark of another version.
+        # The current mark belongs to this ledger. If a ledger is opened later, its mark has another version.
         mark = self._marks.current(namespace)
         patch = {"metadata": {"resourceVersion": version, "finalizers": None}}
         raw = self.kube.patch(self._path(namespace), msgspec.json.encode(patch), client.MERGE_PATCH)
         left = _CONFIG_MAP.decode(raw).metadata
-        # If a user had deleted the ConfigMap, it disappeared with its finalizer.
+        # If a user had deleted the ConfigMap before, it disappeared when this patch removed its finalizer.
         if left.deletion_timestamp is None:
             preconditions = {"resourceVersion": left.resource_version}
             with contextlib.suppress(errors.NotFound):
@@ -252,7 +256,7 @@ class LedgerStore(NamespaceCounter):
         self.finish_drop(namespace)
 
     def finish_drop(self, namespace: str) -> None:
-        """Delete the mark of a ledger that was deleted here, if it still exists."""
+        """Delete the mark of a ledger that this process deleted, if the mark still exists."""
         if mark := self._dropped.get(namespace):
             # A mark of another version belongs to a newer ledger.
             with contextlib.suppress(errors.Conflict, errors.NotFound):
@@ -262,14 +266,14 @@ class LedgerStore(NamespaceCounter):
     def reflector(
         self, on_change: Callable[[str], None], on_charge: Callable[[str, int], None] | None = None
     ) -> Reflector[NamedLedger]:
-        """Return a reflector of all ledgers. ``on_change`` is called with the namespace of each written ledger.
+        """Return a reflector of all ledgers. ``on_change`` is called with the namespace after a ledger changed.
 
-        ``on_charge``, if given, is called instead if the counts have not changed, or were written here. It gets the
-        bytes of the charges that are not counted.
+        If ``on_charge`` is given, it is called instead in two cases: the counts of stored objects have not changed, or
+        this process wrote them. It gets the namespace, and the bytes of the pending, terminating and reserved charges.
         """
 
         def on_event(old: NamedLedger | None, new: NamedLedger | None) -> None:
-            # This runs at every write of every replica, so texts are compared and not decoded.
+            # Every write of every replica causes this call. So texts are compared, and nothing is decoded.
             known = old and new and new.counted in (old.counted, self._written.get(new.namespace))
             if on_charge and new and known and not new.deleting and new.pending_bytes:
                 on_charge(new.namespace, new.pending_bytes)
@@ -318,7 +322,7 @@ def _written(ledger: Ledger, write: Callable[[], client.Heard]) -> Stored:
 
 
 def _everything() -> Reservation:
-    # The counter distinguishes this ledger from every other one when its age is measured.
+    # The random counter identifies this ledger. So the age of another closed ledger is not taken for its age.
     return Reservation({}, secrets.randbits(53))
 
 
@@ -332,7 +336,7 @@ def _read(config_map: k8s_types.ConfigMap, size: int = 0) -> Stored:
         ledger = read_ledger((config_map.data or {})[KEY])
     except (KeyError, ValueError) as error:
         name = f"{metadata.namespace}/{metadata.name}"
-        # Deleting a ledger of another release would lose its charges, which that release can read.
+        # To delete a ledger of another release would lose its charges, which that release can read.
         advice = "have all parts run one release" if isinstance(error, OtherFormat) else "delete it to have it rebuilt"
         message = f"ledger {name} cannot be read ({error}); {advice}"
         raise errors.UnreadableLedger(message) from error

@@ -1,4 +1,4 @@
-"""Events, which are written, and EndpointSlices and namespaces, which are read."""
+"""Writes Events, and reads EndpointSlices and the names of namespaces."""
 
 import contextlib
 import datetime
@@ -13,12 +13,12 @@ from vcuda.kube.client import Kube, segment
 
 LONGEST_MESSAGE = 1024  # characters; the API server rejects a longer message
 
-# The namespace of Events on objects without one. The API server accepts no other.
+# The namespace of Events on cluster-wide objects. The API server accepts no other.
 DEFAULT_NAMESPACE = "default"
 
 
 class InvolvedObject(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The ``involvedObject`` of an Event. The namespace of a cluster-wide object is empty."""
+    """The ``involvedObject`` of an Event. ``namespace`` is empty for a cluster-wide object."""
 
     api_version: str
     kind: str
@@ -29,9 +29,9 @@ class InvolvedObject(msgspec.Struct, frozen=True, rename="camel", omit_defaults=
 
 
 class Event(msgspec.Struct, frozen=True):
-    """One Event. ``id`` is a part of its name: of several Events with one id on one subject the first is kept.
+    """One Event. ``component``: the part of this system that posts it. A message that is too long is cut.
 
-    ``component`` is the part of this system that posts it. A message that is too long is cut.
+    ``id``: the end of the Event's name, after the name of the subject. If the name exists, the old Event is kept.
     """
 
     subject: InvolvedObject
@@ -43,7 +43,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 def post_event(kube: Kube, event: Event) -> None:
-    """Write an Event, unless it was written before. Raises ApiError if it is refused, or Unavailable."""
+    """Write an Event, unless an Event of its name exists. Raises ApiError if it is refused, or Unavailable."""
     home = event.subject.namespace or DEFAULT_NAMESPACE
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     manifest = {
@@ -64,7 +64,7 @@ def post_event(kube: Kube, event: Event) -> None:
 
 
 def post_event_or_log(kube: Kube, event: Event) -> None:
-    """Write an Event. If it cannot be written, the log says so, and the caller goes on."""
+    """Write an Event. If this fails, log the error and go on."""
     try:
         post_event(kube, event)
     except errors.VcudaError as error:
@@ -75,7 +75,7 @@ T = TypeVar("T")
 
 
 def decode_each(decoder: msgspec.json.Decoder[T], items: Iterable[bytes | msgspec.Raw]) -> Iterator[T]:
-    """Yield the objects of a list. An object that cannot be decoded is logged and left out."""
+    """Yield the decoded objects of a list. An object that cannot be decoded is logged and left out."""
     for raw in items:
         try:
             yield decoder.decode(raw)
@@ -87,29 +87,29 @@ _NAMESPACE = msgspec.json.Decoder(k8s_types.K8sObject)
 
 
 def namespace_names(kube: Kube, seconds: float) -> frozenset[str]:
-    """Return the names of all namespaces. Raises Unavailable, or ListOverdue after so many seconds."""
+    """Return the names of all namespaces. Raises Unavailable, or ListOverdue after ``seconds``."""
     pages = kube.list_pages("/api/v1/namespaces", timeout=seconds, seconds=seconds)
     return frozenset(each.metadata.name for page in pages for each in decode_each(_NAMESPACE, page.items))
 
 
 SERVICE_NAME = "kubernetes.io/service-name"
-"""The label of a slice that names its Service."""
+"""The label of an EndpointSlice that names its Service."""
 
 MANAGED_BY = "endpointslice.kubernetes.io/managed-by"
-"""The label of a slice that names its writer. Kubernetes' own controllers change only their own slices."""
+"""The label of an EndpointSlice that names its writer. Kubernetes' own controllers change only their own slices."""
 
-# FQDN slices are left out, because neither the API server nor kube-proxy uses them.
+# Slices of type FQDN are left out, because neither the API server nor kube-proxy uses them.
 _DIALLED = ("IPv4", "IPv6")
 
 
 class Conditions(k8s_types.K8sStruct, frozen=True):
-    """The state of an endpoint. An absent ``ready`` counts as true."""
+    """The state of an endpoint. An endpoint without ``ready`` counts as ready."""
 
     ready: bool | None = None
 
 
 class Endpoint(k8s_types.K8sStruct, frozen=True):
-    """One endpoint. Only the first of its addresses has a meaning."""
+    """One endpoint of a Service. Only the first of its addresses has a defined meaning."""
 
     addresses: tuple[str, ...] = ()
     conditions: Conditions | None = None
@@ -120,7 +120,7 @@ class Endpoint(k8s_types.K8sStruct, frozen=True):
 
 
 class Port(k8s_types.K8sStruct, frozen=True):
-    """One port of all endpoints of a slice. Without a number it stands for all ports, and cannot be dialled."""
+    """A port of all endpoints of a slice. Without a number it means "all ports", and no client can connect to it."""
 
     name: str | None = None
     port: int | None = None
@@ -139,7 +139,7 @@ _SLICE = msgspec.json.Decoder(EndpointSlice)
 
 
 def service_addresses(kube: Kube, namespace: str, service: str, port_name: str, timeout: float = 30) -> dict[str, bool]:
-    """Return HOST:PORT of every endpoint of a Service, like `read_addresses`. Raises VcudaError."""
+    """Return HOST:PORT of every endpoint of a Service, and whether it is ready. Raises VcudaError."""
     path = f"/apis/discovery.k8s.io/v1/namespaces/{segment(namespace)}/endpointslices"
     selector = {"labelSelector": f"{SERVICE_NAME}={service}"}
     pages = kube.list_pages(path, selector, timeout=timeout, seconds=timeout)
@@ -150,9 +150,9 @@ def service_addresses(kube: Kube, namespace: str, service: str, port_name: str, 
 
 
 def read_addresses(slices: Iterable[EndpointSlice], port_name: str) -> dict[str, bool]:
-    """Return each endpoint's HOST:PORT by its ``port_name``, and if it is ready; a terminating one is not."""
+    """Return HOST:PORT of each endpoint at port ``port_name``, and whether the endpoint is ready."""
     found: dict[str, bool] = {}
-    # An endpoint that moves between slices is in both for a while. It is ready if one of them says so.
+    # An endpoint that moves between slices is in both slices for a while. It is ready if one of them reports it ready.
     for address, ready in (one for each in slices for one in _endpoints(each, port_name)):
         found[address] = found.get(address, False) or ready
     return found
@@ -164,7 +164,7 @@ def _endpoints(found: EndpointSlice, port_name: str) -> Iterator[tuple[str, bool
     ports = found.ports or ()
     numbers = [each.port for each in ports if each.port and (len(ports) == 1 or each.name == port_name)]
     for endpoint in found.endpoints or ():
-        # Further addresses of an endpoint have no defined meaning.
+        # Only the first address of an endpoint has a defined meaning.
         for host in endpoint.addresses[:1]:
             bracketed = f"[{host}]" if ":" in host else host
             yield from ((f"{bracketed}:{number}", endpoint.is_ready) for number in numbers)

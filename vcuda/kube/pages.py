@@ -1,4 +1,4 @@
-"""The pages of a LIST: each of a few MiB, however large the objects are."""
+"""Reads a LIST in pages. A page has a few MiB, even if the objects are large."""
 
 import re
 import time
@@ -11,24 +11,24 @@ import msgspec
 from vcuda import errors
 
 MOST_PAGE_BYTES = 8 * 2**20
-"""Bytes that are read of a page with more than one object. A larger page is given up, and a shorter one requested."""
+"""The most bytes read of a page with more than one object. A larger page is requested again with fewer objects."""
 
 MOST_OBJECT_BYTES = 16 * 2**20
-"""Bytes that are read of one object, in a page or otherwise. etcd stores up to 1.5 MiB (--max-request-bytes), and Go
-writes each ``<``, ``>`` and ``&`` of it as six bytes of JSON (encoding/json, HTMLEscape): 9 MiB and some metadata."""
+"""The most bytes that are read of one object. etcd stores up to 1.5 MiB (--max-request-bytes). Go writes each ``<``,
+``>`` and ``&`` as six bytes of JSON (encoding/json, HTMLEscape), so an answer has up to 9 MiB and some metadata."""
 
 FIRST_PAGE = 32
-"""Objects of the first page."""
+"""The number of objects in the first page."""
 
 GROWTH = 4
-"""A page may have so many times the objects of the one before; it is requested again with as many times fewer."""
+"""A page may have this many times the objects of the page before. After a failure it has this many times fewer."""
 
 AIM_BYTES = 4 * 2**20
-"""Bytes that a page is to have."""
+"""The intended size of a page."""
 
 
 class PageSize:
-    """The number of objects to ask for in the next page, at most ``most``."""
+    """The number of objects to request in the next page. It is at most ``most``."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -43,17 +43,17 @@ class PageSize:
         return self.objects > FIRST_PAGE
 
     def came(self, objects: int, size: int) -> None:
-        """Note what the page had: the next one has as many of such objects as fit."""
+        """Record a page that was read. The next page has as many such objects as `AIM_BYTES` allows."""
         fitting = AIM_BYTES * objects // size if objects else self.objects
         self.objects = max(1, min(fitting, self.objects * GROWTH, self._most))
 
     def shrink(self) -> None:
-        """Note that the page was too large: it is requested again with fewer objects."""
+        """Record that the page was too large. It is requested again with fewer objects."""
         self.objects = max(1, self.objects // GROWTH)
 
 
 class Page(NamedTuple):
-    """One page of a LIST: the version of the whole list, and the page's objects, undecoded."""
+    """One page of a LIST. ``resource_version``: the version of the whole LIST. ``items``: the undecoded objects."""
 
     resource_version: str
     items: list[msgspec.Raw]
@@ -73,13 +73,13 @@ _LIST = msgspec.json.Decoder(_List)
 
 
 def read_page(body: bytes) -> tuple[Page, str]:
-    """Return a page, and the token that continues the list, or an empty one. Raises msgspec.MsgspecError."""
+    """Return a page and the continue token, which is empty on the last page. Raises msgspec.MsgspecError."""
     listed = _LIST.decode(body)
     return Page(listed.metadata.resource_version, listed.items or []), listed.metadata.continue_
 
 
 class SkippedObject(NamedTuple):
-    """An object that is too large to be read, as far as its beginning names it."""
+    """An object that is too large to be read. The texts are empty if its first bytes do not name it."""
 
     namespace: str
     name: str
@@ -89,14 +89,14 @@ class SkippedObject(NamedTuple):
 
 
 _ITEMS = re.compile(rb',\s*"items"\s*:\s*\[')
-# The API server writes an object's name first, and its namespace before everything that may be long.
+# The API server writes the name of an object first, and the namespace before every field that may be long.
 _NAME = re.compile(
     rb'"metadata":\{"name":"([^"]{1,253})"(?:,"generateName":"[^"]{0,253}")?(?:,"namespace":"([^"]{1,63})")?'
 )
 
 
 def read_skipped(head: bytes) -> tuple[Page, str, SkippedObject]:
-    """Return an empty page, the next token, and the object that is too large, by the ``head`` of its page."""
+    """Read the ``head`` of a page whose object is too large. Return an empty page, the next token and the object."""
     found = _ITEMS.search(head)
     page, token = read_page((head[: found.end()] if found else head) + b"]}")
     return page, token, name_in(head[found.end() :] if found else b"")
@@ -110,16 +110,19 @@ def name_in(head: bytes) -> SkippedObject:
 
 
 Fetch = Callable[[int, str, float, int], bytes]
-"""Returns a page, given its most objects, the token that it continues, the seconds for it, and its most bytes. Raises
-TooLarge for a page of more bytes, TimedOut after the seconds."""
+"""Returns the bytes of a page. The arguments are the most objects of the page, the continue token, the timeout in
+seconds, and the most bytes. Raises TooLarge for a page of more bytes, and TimedOut after the timeout."""
 
 Skip = Callable[[SkippedObject], None]
-"""Called for an object that is too large to be read."""
+"""Called with an object that is too large to be read."""
 
 
 @dataclass(eq=False)
 class Pager:
-    """Reads one LIST page by page. ``what`` names it in errors; ``clock`` is in seconds."""
+    """Reads one LIST page by page. ``what`` names the LIST in errors.
+
+    ``most``: objects of a page. ``timeout``: seconds for a page. ``seconds``: for the whole LIST.
+    """
 
     fetch: Fetch
     what: str
@@ -136,7 +139,7 @@ class Pager:
         self._deadline = self.clock() + self.seconds
 
     def __iter__(self) -> Iterator[Page]:
-        """Yield the pages. Raises as `Kube.list_pages` does."""
+        """Yield the pages. Raises the errors of `Kube.list_pages`."""
         page, token = self._next("")
         yield page
         while token:
@@ -144,7 +147,7 @@ class Pager:
             yield page
 
     def _next(self, token: str) -> tuple[Page, str]:
-        """Return the page that a token continues, with the token of the one behind it."""
+        """Return the page at a continue token, and the token of the next page."""
         while (left := self._deadline - self.clock()) > 0:
             try:
                 return self._read(token, min(self.timeout, left))
@@ -154,7 +157,7 @@ class Pager:
             except errors.TimedOut as error:
                 if left <= self.timeout:
                     raise self._overdue from error
-                # A page takes longer the more objects it has. At first nothing says that the time was for them.
+                # A large page takes longer. But if pages have not grown yet, their size is hardly the cause.
                 if not self._size.has_grown:
                     raise
             self._size.shrink()
@@ -165,7 +168,7 @@ class Pager:
         try:
             page, following = read_page(body)
         except msgspec.MsgspecError as error:
-            raise errors.Unavailable(f"{self.what}: the answer is no list: {error}") from error
+            raise errors.Unavailable(f"{self.what}: the answer is not a list: {error}") from error
         self._size.came(len(page.items), len(body))
         return page, following
 

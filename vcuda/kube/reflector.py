@@ -1,4 +1,4 @@
-"""Keeps the objects of a resource in memory by a list and a watch from there, without a gap."""
+"""Keeps the objects of a resource in memory. A list reads them, and then a watch delivers each change."""
 
 import math
 import random
@@ -18,29 +18,27 @@ from vcuda.kube import client, connection, store, watch
 T = TypeVar("T")
 
 OnEvent = Callable[[T | None, T | None], None]
-"""Called with an object before and after a change: (None, new) if it appeared, (old, None) if it was deleted."""
+"""Called after a change with the old and the new object. Old is None at a creation, new at a deletion."""
 
-_SERVER_TIMEOUT = (
-    300  # seconds, ±20 %; the API server ends the watch then, so that clients spread over its replicas again
-)
+_SERVER_TIMEOUT = 300  # seconds, ±20 %; then the API server ends the watch, and clients spread over its replicas again
 SILENCE = 70
-"""Seconds without an event after which a watch is opened again. The API server sends a bookmark about every 60 s. If
-none comes, the connection is dead, or the API server does not cache the resource (Events) and sends no bookmarks for
-it. A charge stays pending for longer than this, so the watch delivers a stored pod before its pending charge is
-released."""
-_STANDING = 10  # seconds; a watch that has lasted so long resets the back-off
-# Seconds for a list in pages, which then begins again. The API server drops its version after 5 minutes anyway.
+"""A watch without an event for this many seconds is opened again. The API server sends a bookmark about every 60 s. If
+no bookmark arrives, the connection is dead, or the API server does not cache the resource (Events) and sends no
+bookmarks for it. A charge stays pending for longer than this. So the watch delivers a stored pod before the pending
+charge of the pod is released."""
+_STANDING = 10  # seconds; a watch that lasts this long resets the back-off
+# Seconds for a list in pages. Then the list begins again. The API server drops its version after 5 minutes anyway.
 RELIST_SECONDS = 240.0
-# The answers of an API server that does not stream lists. Feature gate WatchList is off up to 1.31, and in 1.33.
+# The statuses by which an API server refuses to stream lists. Feature gate WatchList is off up to 1.31, and in 1.33.
 _NOT_STREAMED = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
 
 
-_MOST_DOUBLINGS = 32  # more doublings would overflow a float; every ceiling is reached long before
+_MOST_DOUBLINGS = 32  # more doublings would overflow a float; the delay reaches its ceiling long before
 
 
 @dataclass(slots=True)
 class Backoff:
-    """Delays in seconds that double from ``first`` to ``ceiling``, with jitter by ``draw``, a float from 0 to 1."""
+    """Delays in seconds that double from ``first`` to ``ceiling``. ``draw`` returns a float from 0 to 1, for jitter."""
 
     first: float = 0.1
     ceiling: float = 10.0
@@ -48,7 +46,7 @@ class Backoff:
     _steps: int = field(default=0, init=False)
 
     def next(self) -> float:
-        """Return the delay before the next attempt, and double the one after it."""
+        """Return the delay before the next attempt, and double the following delay."""
         step = min(self.ceiling, math.ldexp(self.first, self._steps))
         self._steps = min(self._steps + 1, _MOST_DOUBLINGS)
         return step * (0.5 + self.draw() / 2)
@@ -59,33 +57,33 @@ class Backoff:
 
 @dataclass(eq=False)
 class Reflector(Generic[T]):
-    """The objects under one resource path, decoded by ``decode``, as the watch delivered them last.
+    """The objects under one resource path, as the watch delivered them last.
 
-    After ``synced`` is set the store only moves forward, and ``on_event`` gets every change. If the connection is lost,
-    the store keeps its objects, and ``last_event_age`` grows.
+    ``synced`` is set after the first list. From then on the store only moves forward, and ``on_event`` gets every
+    change. If the connection is lost, the store keeps its objects, and ``last_event_age`` grows.
 
-    ``decode`` gets the raw JSON of one object, and returns None if the object is not kept. An object that it cannot
-    decode is logged and counted, and keeps its last good value.
+    ``decode`` gets the raw JSON of one object. It returns None if the object must not be kept. If an object cannot be
+    decoded, this is logged and counted, and the last good value of the object stays.
 
-    ``on_event`` is called in the reflector's own thread, in order, after the store has changed. An exception from it
-    is logged and counted, and the next event follows. A fault of the reflector itself is logged and ends the thread;
-    ``alive`` is then False. ``on_listed`` is called after each list and its events. ``on_listing`` is called before
-    each list. It returns whether the rules of ``decode`` have changed since the last list; unchanged objects are then
-    decoded again. `list_again` starts such a list.
+    ``on_event`` is called in the reflector's own thread, in order, after the store has changed. If it raises an
+    exception, this is logged and counted, and the next event follows. ``on_listed`` is called after each list and its
+    events. ``on_listing`` is called before each list. It returns True if ``decode`` has new rules; unchanged objects
+    are then decoded again. `list_again` starts such a list. A fault of the reflector itself is logged and ends the
+    thread; ``alive`` is then False.
 
     ``listed_version`` is the version of the last list. It is set before the store changes to that list. The watch has
-    seen every deletion after that version, but none between the previous watch and the list.
+    seen every deletion after that version, but no deletion between the previous watch and the list.
 
-    ``params`` hold selectors. ``page_size`` is in objects. A stream without an event for `SILENCE` seconds is opened
-    again. ``clock`` is in seconds. ``wait`` sleeps for seconds, and returns True when the reflector must stop.
+    ``params`` are query parameters, for example selectors. ``page_size`` is in objects. ``clock`` returns seconds.
+    ``wait`` sleeps for seconds, and returns True if the reflector must stop.
     """
 
-    # It works like client-go's Reflector: list, watch from the list's version, and list again after 410. If the API
-    # server streams lists (WatchList, KEP-3157), the list is the initial events of a watch, and the watch goes on. That
-    # saves the API server the memory of a whole answer. Otherwise the list comes in pages. An API server that refused a
-    # stream is not asked for one again, because lists are rare. After a broken stream the next list comes in pages too,
-    # in case the stream always breaks. In both cases the store changes to the list in one step, and the list has every
-    # change that the API server answered before the list began.
+    # Like client-go's Reflector, this one lists, watches from the list's version, and lists again after a 410. If the
+    # API server streams lists (WatchList, KEP-3157), the initial events of a watch are the list, and the same watch
+    # continues. This saves the API server the memory of a whole answer. Otherwise the list is read in pages. If an API
+    # server has refused to stream, it is not asked again, because lists are rare. After a broken stream the next list
+    # is read in pages too, in case every stream breaks. With both kinds of list the store changes in one step, and the
+    # list has every change that the API server answered before the list began.
 
     kube: client.Kube
     path: str
@@ -133,9 +131,9 @@ class Reflector(Generic[T]):
         return self._thread.is_alive()
 
     def last_event_age(self, now: float) -> float:
-        """Return the seconds to ``now``, on ``clock``, from the last list, start of a watch, event or bookmark.
+        """Return the seconds from the last list, start of a watch, event or bookmark to ``now``, a time of ``clock``.
 
-        It is infinite before the first of them. More than 120 while the thread runs means that no answer arrives.
+        The result is infinite before the first list. More than 120 while the thread runs means that no answer arrives.
         """
         return now - self._last_event
 
@@ -144,12 +142,12 @@ class Reflector(Generic[T]):
         self._thread.start()
 
     def stop(self) -> None:
-        """Make the thread end. A watch, a streamed list or a wait ends at once, a list in pages with its page."""
+        """Make the thread end. A watch, a streamed list or a wait ends at once, a list in pages after its page."""
         self._stopping.set()
         self._watches.abort()
 
     def list_again(self) -> None:
-        """Make the reflector list again. This is safe in any thread. It ends the watch, or follows the current list."""
+        """Make the reflector list again. Any thread may call this. An open watch ends; a running list is repeated."""
         self._asked_again.set()
         self._watches.abort()
 
@@ -157,8 +155,7 @@ class Reflector(Generic[T]):
         self._thread.join(timeout)
 
     def _run(self) -> None:
-        # Attempt and wait in a loop. It waits after a success too, so that a server that ends each watch at once is not
-        # flooded.
+        # A wait follows each attempt, even a successful one. So a server that ends each watch at once is not flooded.
         try:
             while not self._stopping.is_set():
                 self._attempt()
@@ -169,9 +166,9 @@ class Reflector(Generic[T]):
             raise
 
     def _attempt(self) -> None:
-        # List if due, then watch. A broken watch continues from its version. After any other error a list is due.
+        # Lists if a list is due, then watches. A broken watch continues from its version. Other errors make a list due.
         if self._asked_again.is_set():
-            self._asked_again.clear()  # cleared before the list, so that a request during it causes another list
+            self._asked_again.clear()  # cleared before the list, so that a request during the list causes another list
             self._list_due = True
         try:
             if self._list_due and self._list_and_watch():
@@ -189,14 +186,14 @@ class Reflector(Generic[T]):
             self._log.warning("watch failed", error=str(error), list_again=self._list_due)
 
     def _list_and_watch(self) -> bool:
-        """List by the initial events of a watch, and follow it. Return False if the list must be read in pages."""
+        """List by the initial events of a watch, and continue it. Return False if pages must be read."""
         if self._streams_refused or self._stream_broken:
             return False
         with ExitStack() as stack:
             try:
                 events = stack.enter_context(self._watches.open(watch.INITIAL_EVENTS, self._duration()))
             except ApiError as error:
-                # Any other error, for example a missing right, will occur at the LIST in pages too.
+                # Any other error, for example a missing right, also occurs when the list is read in pages.
                 self._streams_refused = error.status in _NOT_STREAMED
                 self._log.info("lists are not streamed", reason=error.message)
                 return False
@@ -207,8 +204,8 @@ class Reflector(Generic[T]):
         return True
 
     def relist(self) -> None:
-        """Switch the store to a list in pages, once. The thread does this if lists are not streamed."""
-        # Without a resourceVersion the API server answers consistently with etcd, from its cache if possible.
+        """Replace the stored objects once by a list in pages. The thread calls this if lists are not streamed."""
+        # Without a resourceVersion the answer is consistent with etcd. The API server may use its cache.
         kept: dict[watch.Key, store.StoreEntry[T]] = {}
         reader = self._list_reader()
         pages = self.kube.list_pages(
@@ -246,7 +243,7 @@ class Reflector(Generic[T]):
         return _SERVER_TIMEOUT * (0.8 + 0.4 * self._backoff.draw())
 
     def follow(self, events: Iterable[watch.WatchEvent]) -> None:
-        """Apply the events of a watch until they end. The thread does this after a list."""
+        """Apply the events of a watch until the watch ends. The thread calls this after a list."""
         self.counts.watches += 1
         opened = self._last_event = self.clock()
         try:
@@ -269,7 +266,7 @@ class Reflector(Generic[T]):
         self._store.put(key, new, version)
         self._notify(old, new)
 
-    # An object that was deleted and created again during a gap has another uid: this is a departure and an arrival.
+    # An object that was deleted and created again between two watches has a new uid. Its callers get both events.
     def _notify(self, old: store.StoreEntry[T] | None, new: store.StoreEntry[T] | None) -> None:
         if old is new:
             return
@@ -286,6 +283,6 @@ class Reflector(Generic[T]):
             return
         try:
             self.on_event(old, new)
-        except Exception:  # noqa: BLE001  # the store is right all the same, and a dead thread would freeze it for all
+        except Exception:  # noqa: BLE001  # the store is still right, and it needs this thread
             self.counts.callback_errors += 1
             self._log.exception("callback failed")

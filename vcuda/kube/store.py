@@ -1,4 +1,4 @@
-"""The objects that a reflector keeps, by namespace and name, and the lists from which they come."""
+"""The objects that a reflector keeps, by namespace and name, and the lists from which the objects come."""
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -27,7 +27,7 @@ class StoreEntry(Generic[T]):
 
 @dataclass(slots=True)
 class Counts:
-    """The counts of a reflector since its start, for metrics. ``lists`` include the ``streamed_lists``."""
+    """Counters of a reflector since its start, for metrics. ``lists`` includes ``streamed_lists``."""
 
     lists: int = 0
     streamed_lists: int = 0
@@ -39,19 +39,19 @@ class Counts:
 
 
 class Store(Generic[T]):
-    """Objects that one thread writes and any thread reads. A reader never sees a half-made change."""
+    """Objects that one thread writes and any thread reads. A reader sees a change completely or not at all."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: dict[watch.Key, StoreEntry[T]] = {}
-        # The same entries by namespace, changed in place: a copy at each change would take quadratic time.
+        # The same entries by namespace. They change in place, because a copy at each change would take quadratic time.
         self._grouped: dict[str, dict[watch.Key, StoreEntry[T]]] | None = None
         self._snapshot: Mapping[watch.Key, T] | None = None
         self.version = ""
         """The newest resourceVersion that the store includes; empty before the first ``swap``."""
 
     def get(self, key: tuple[str, str]) -> T | None:
-        """Return the object under (namespace, name), or None."""
+        """Return the object with this namespace and name; None if there is none."""
         entry = self.entry(watch.Key(*key))
         return entry.value if entry else None
 
@@ -60,14 +60,14 @@ class Store(Generic[T]):
             return self._entries.get(key)
 
     def snapshot(self) -> Mapping[watch.Key, T]:
-        """Return all objects in a mapping that never changes. It is the same mapping until an object changes."""
+        """Return all objects in an immutable mapping. The same mapping is returned until an object changes."""
         with self._lock:
             if self._snapshot is None:
                 self._snapshot = MappingProxyType({key: entry.value for key, entry in self._entries.items()})
             return self._snapshot
 
     def versioned(self, namespace: str) -> tuple[str, list[T]]:
-        """Return the newest version, and the objects of one namespace as they were at it."""
+        """Return the newest version, and the objects of one namespace at this version."""
         with self._lock:
             return self.version, [entry.value for entry in self._by_namespace().get(namespace, {}).values()]
 
@@ -79,7 +79,7 @@ class Store(Generic[T]):
             return list(self._by_namespace())
 
     def _by_namespace(self) -> dict[str, dict[watch.Key, StoreEntry[T]]]:
-        # It is made at the first call, because no caller needs it for most resources.
+        # The groups are made at the first call, because for most resources no caller needs them.
         if self._grouped is None:
             self._grouped = {}
             for key, entry in self._entries.items():
@@ -94,7 +94,7 @@ class Store(Generic[T]):
         return before
 
     def put(self, key: watch.Key, entry: StoreEntry[T] | None, version: str) -> None:
-        """Store one object, or remove it where ``entry`` is None."""
+        """Store one object, or remove it if ``entry`` is None."""
         with self._lock:
             _put(self._entries, key, entry)
             if self._grouped is not None:
@@ -117,9 +117,10 @@ class Listing(NamedTuple, Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class ObjectReader(Generic[T]):
-    """Decodes objects. An object whose version is known already, for example from ``store``, is not decoded again.
+    """Decodes objects. If the version of an object is already stored, the stored value is used, unless ``anew`` is
+    True.
 
-    An object that cannot be decoded is logged and counted. ``anew``: known versions are decoded again too.
+    An object that cannot be decoded is logged and counted.
     """
 
     decode: Callable[[bytes], T | None]
@@ -135,14 +136,14 @@ class ObjectReader(Generic[T]):
             return last_good
         try:
             value = self.decode(raw)
-        except Exception:  # noqa: BLE001  # whatever a decoder raises costs this object alone; logged and counted
+        except Exception:  # noqa: BLE001  # a failing decoder must affect this object only
             self.counts.undecodable += 1
             self._log.exception("undecodable object", namespace=meta.namespace, name=meta.name)
             return last_good
         return None if value is None else StoreEntry(meta.uid, meta.resource_version, value)
 
     def last_good(self, skipped: SkippedObject) -> Mapping[watch.Key, StoreEntry[T]]:
-        """Return the last good value of an object that is too large to be read, if it has one."""
+        """Log and count an object that is too large. Return its last good value by its key, if any."""
         self.counts.undecodable += 1
         self._log.error("object too large to be read", object=str(skipped))
         key = watch.Key(*skipped)
@@ -160,7 +161,7 @@ class ObjectReader(Generic[T]):
 
 
 def from_pages(pages: Iterable[Page], reader: ObjectReader[T]) -> Listing[T]:
-    """Return the objects of one LIST. Each page is decoded before the next one is requested."""
+    """Return the objects of one LIST. Each page is decoded before the next page is requested."""
     version = ""
     entries: dict[watch.Key, StoreEntry[T]] = {}
     for page in pages:
@@ -174,9 +175,9 @@ def from_pages(pages: Iterable[Page], reader: ObjectReader[T]) -> Listing[T]:
 
 
 def from_initial_events(events: Iterable[watch.WatchEvent], reader: ObjectReader[T], what: str) -> Listing[T]:
-    """Return the objects of a watch's initial events. Raises Unavailable if these end without their bookmark."""
+    """Return the objects in the initial events of a watch. Raises Unavailable if their closing bookmark is missing."""
     entries: dict[watch.Key, StoreEntry[T]] = {}
-    # Changes may come before that bookmark too, so every kind of event is applied.
+    # Changes may arrive before that bookmark too, so events of every type are applied.
     for event in events:
         if event.ends_initial_events:
             return Listing(entries, event.meta.resource_version)

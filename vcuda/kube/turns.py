@@ -1,4 +1,4 @@
-"""Shares the LISTs of a process between namespaces, so that a tenant with large objects keeps only himself waiting."""
+"""Shares the LISTs of a process between namespaces, so that a tenant with large objects delays no other tenant."""
 
 import threading
 import time
@@ -11,30 +11,30 @@ from vcuda.errors import ListOverdue
 T = TypeVar("T")
 
 QUICK_SECONDS, SLOW_SECONDS = 2.0, 8.0
-"""Seconds for a LIST of a namespace, and for one of a slow namespace."""
+"""Seconds for a LIST of a usual namespace, and for a LIST of a slow namespace."""
 
 MOST_QUICK, MOST_SLOW = 4, 2
-"""Most LISTs of each sort at a time."""
+"""The most LISTs of usual namespaces, and of slow namespaces, that run at a time."""
 
 REST_PER_SECOND = 4.0
-"""Seconds of rest after each second of a LIST that was not finished in time."""
+"""Seconds of rest for each second of a LIST that was not finished in time."""
 
 SLOW_FOR_SECONDS = 600.0
-"""For which a namespace counts as slow after a LIST that was."""
+"""Seconds for which a namespace counts as slow after a LIST took longer than `QUICK_SECONDS`."""
 
 MOST_REMEMBERED = 10_000
-"""Slow namespaces that are remembered."""
+"""The most namespaces that are remembered as slow, or as resting."""
 
 
 class ListTurns:
-    """Turns for LISTs, each of one namespace. It is safe in every thread.
+    """Turns for LISTs, each of one namespace. Any thread may use it.
 
-    A LIST first has `QUICK_SECONDS`. If it takes longer, it is abandoned and made again with `SLOW_SECONDS`. Every
-    later LIST of that namespace begins there. At most `MOST_QUICK` LISTs of the first sort run at a time, and
-    `MOST_SLOW` of the second. This bounds the memory for pages. It also bounds the wait of a namespace that is not
-    slow: for every `MOST_QUICK` namespaces that are listed for the first time, it waits at most `QUICK_SECONDS`.
+    A LIST first has `QUICK_SECONDS`. If a LIST takes longer, it is abandoned and repeated with `SLOW_SECONDS`. Later
+    LISTs of that namespace have `SLOW_SECONDS` from the beginning. At most `MOST_QUICK` LISTs of usual namespaces and
+    `MOST_SLOW` of slow namespaces run at a time. This bounds the memory for pages. It also bounds the wait of a usual
+    namespace: for every `MOST_QUICK` namespaces that are listed for the first time, it waits at most `QUICK_SECONDS`.
 
-    After a LIST that was not finished in `SLOW_SECONDS`, the namespace rests for four times as long. ``clock`` is in
+    After a LIST that was not finished in `SLOW_SECONDS`, the namespace rests for four times as long. ``clock`` returns
     seconds.
     """
 
@@ -46,10 +46,10 @@ class ListTurns:
         self._rests_until: dict[str, float] = {}
 
     def run(self, namespace: str, make: Callable[[float], T], patience: float) -> T:
-        """Return what ``make`` returns, which is given the seconds that its LISTs may take.
+        """Call ``make`` in a turn, and return its result. ``make`` gets the seconds that its LISTs may take.
 
-        ``patience`` are the seconds to wait for a turn. Raises ListOverdue if there was no turn in time, if the LISTs
-        took too long, and while the namespace rests after that. Any other error of ``make`` is raised too.
+        ``patience``: seconds to wait for a turn. Raises ListOverdue if no turn was free in time, if the LISTs took too
+        long, and while the namespace rests after that. Raises any other error of ``make`` too.
         """
         if (left := self._rests_until.get(namespace, 0.0) - self._clock()) > 0:
             raise self._overdue(namespace, left)
@@ -99,4 +99,4 @@ class ListTurns:
 
 
 class _NoTurn(ListOverdue):
-    """There was no turn in time."""
+    """No turn was free in time."""

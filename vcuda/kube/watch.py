@@ -1,4 +1,4 @@
-"""Watches of one resource path: opened, read event by event, and ended from any thread."""
+"""Watches of one resource path. A watch is opened, read event by event, and can be ended from any thread."""
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,7 +14,7 @@ from vcuda.kube.connection import Params
 
 T = TypeVar("T")
 
-# With these parameters a watch begins with an ADDED event for every object (KEP-3157). Without a resourceVersion these
+# A watch with these parameters begins with an ADDED event for every object (KEP-3157). Without a resourceVersion, these
 # events are as new as a quorum read: the API server reads etcd's revision, and waits until its cache has reached it.
 INITIAL_EVENTS: Params = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
 
@@ -29,7 +29,7 @@ class Key(NamedTuple):
 
 
 class Meta(msgspec.Struct, frozen=True, rename="camel"):
-    """The metadata that a reflector needs of an object."""
+    """The metadata of an object that a reflector needs."""
 
     resource_version: str
     namespace: str = ""
@@ -42,7 +42,7 @@ class Meta(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class WatchEvent(NamedTuple):
-    """One event. A BOOKMARK has only a version, and says whether all initial events came before it."""
+    """One event of a watch. A BOOKMARK has only a version. With ``ends_initial_events`` it ends the initial events."""
 
     type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
     meta: Meta
@@ -67,7 +67,7 @@ class _EventLine(msgspec.Struct, frozen=True):
     object: msgspec.Raw
 
 
-# The beginning of most lines: the API server writes only these two fields, in this order.
+# Most lines begin with one of these texts, because the API server writes these two fields in this order.
 _BEGINNINGS: Mapping[bytes, Literal["ADDED", "MODIFIED", "DELETED"]] = {
     b'{"type":"ADDED"': "ADDED",
     b'{"type":"MODIFIED"': "MODIFIED",
@@ -86,7 +86,7 @@ def read_meta(raw: bytes) -> Meta:
 
 
 def read_event(line: bytes, what: str) -> WatchEvent:
-    """Return the event in a line of the watch ``what``. Raises ApiError, or WatchLost if changes may be missed."""
+    """Return the event in a line. ``what`` names the watch. Raises ApiError, or WatchLost if changes may be missed."""
     try:
         return _read_change(line) or _read_any(line, what)
     except msgspec.MsgspecError as error:
@@ -94,13 +94,13 @@ def read_event(line: bytes, what: str) -> WatchEvent:
 
 
 def _read_change(line: bytes) -> WatchEvent | None:
-    """Return the event of a line with the usual beginning without a search for the object's end; else None."""
+    """Return the event of a line that begins as usual, without a search for the object's end. None for another line."""
     beginning, _, rest = line.partition(b',"object":')
     if (kind := _BEGINNINGS.get(beginning)) is None:
         return None
     raw = rest.removesuffix(b"}")
     try:
-        # This reads to the end of the line. Text behind the object makes it invalid JSON.
+        # The decoder reads to the end of the line. Text after the object would make the JSON invalid.
         return WatchEvent(kind, read_meta(raw), msgspec.Raw(raw))
     except msgspec.MsgspecError:
         return None
@@ -130,10 +130,10 @@ def until(stopping: threading.Event, items: Iterable[T]) -> Iterator[T]:
 
 @dataclass(eq=False)
 class Watches:
-    """The watches of one resource path, one at a time. ``params`` hold selectors.
+    """The watches of one resource path, one at a time. ``params`` are query parameters, for example selectors.
 
-    ``silence``: a watch ends after so many seconds without an event. Nothing is read after ``stopping`` is set, or
-    while ``interrupted`` is set. `abort` ends the open watch at once, so that no thread waits for its next event.
+    A watch ends after ``silence`` seconds without an event. Nothing is read after ``stopping`` is set, or while
+    ``interrupted`` is set. `abort` ends the open watch at once, so that no thread waits for its next event.
     """
 
     kube: Kube
@@ -151,7 +151,7 @@ class Watches:
 
     @contextmanager
     def open(self, start: Params, seconds: float) -> Iterator[Iterator[WatchEvent]]:
-        """Open a watch for some ``seconds``, and yield its events. Raises as `Kube.stream` and `read_event` do."""
+        """Open a watch for ``seconds``, and yield its events. Raises like `Kube.stream` and `read_event`."""
         fixed: Params = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": int(seconds)}
         params = {**self.params, **fixed, **start}
         with self.kube.stream(self.path, params, read_timeout=self.silence) as stream:
@@ -162,7 +162,7 @@ class Watches:
                 self._hold(None)
 
     def abort(self) -> None:
-        """End the open watch, if there is one. This is safe in any thread."""
+        """End the open watch, if there is one. Any thread may call this."""
         with self._lock:
             if self._stream is not None:
                 self._stream.abort()

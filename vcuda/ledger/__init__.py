@@ -1,1 +1,1 @@
-"""The record of what is charged to a namespace's quota, and how usage is reported."""
+"""The ledger, which records the charges to the quota of a namespace, and the reports of usage."""

@@ -1,8 +1,8 @@
-"""The ledger of one namespace: the charges to its quota, and the decision on one more charge.
+"""The ledger of one namespace: the charges to its quota, and the decision about one more charge.
 
-The version that a decision is made against has every storable pod in ``committed`` or ``pending``, and every deleted
-pod in ``terminating`` for as long as its containers may run. A decision is written by compare-and-swap on that version,
-so concurrent writers can only make the ledger count too much.
+A decision is made against one version of the ledger. This version has every pod that may be stored in ``committed`` or
+``pending``. It has every deleted pod in ``terminating`` for as long as its containers may run. The decision is written
+by compare-and-swap on this version. So concurrent writers can only make the ledger count too much.
 """
 
 import itertools
@@ -13,33 +13,33 @@ import msgspec
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Shortage, Usage, fits, total
 
 MOST_PENDING = 512
-"""Most pending charges of a namespace, so that a runaway owner cannot grow its ledger without bound."""
+"""The most pending charges of a namespace. So an owner that creates pods without end cannot grow the ledger forever."""
 
 MOST_TERMINATING = 512
-"""Most deleted pods that stay charged by their uid. The charges of further ones stay in the count itself."""
+"""The most deleted pods that stay charged by their uid. The charges of further deleted pods stay in ``committed``."""
 
 LEASE_SECONDS = 10
-"""Seconds for which a replica may grant from its reservation, from when it sent the last confirmed write."""
+"""Seconds for which a replica may admit from its reservation. They begin when it sends its last confirmed write."""
 
 MARGIN_SECONDS = 2
-"""Seconds to wait beyond a time that another process measures, for the drift and the rounding of clocks."""
+"""Seconds that are added to a time which another process measures, because clocks drift and round."""
 
 LOST = "lost"
-"""The key of the reservation that closes a new or lost ledger. No replica renews it, and no charge is admitted."""
+"""The key of the reservation that closes a new or lost ledger. No replica renews it. No charge is admitted then."""
 
 UNSEEN_SECONDS = 30
-"""Seconds for which a decrease that no watch saw stays charged: Kubernetes' default grace period. The ledger records
-longer grace periods."""
+"""Seconds for which a decrease of the count stays charged if no watch saw its cause. This is the default grace period
+of Kubernetes. The ledger records longer grace periods."""
 
 NO_MODEL = ""
-"""The model of a pending entry that charges nothing: it records the grace period of a pod that uses claims."""
+"""The model of a pending entry without a charge. It records the grace period of a pod that uses claims."""
 
 LEAST_TERMINATING_SECONDS = 5
-"""Least seconds for which a pod that was deleted before it ended stays charged, even with a grace period of 0. kubelet
-must first learn of the deletion, then gives each container a second, and then stops it."""
+"""The least seconds for which a pod that was deleted before it ended stays charged, even with a grace period of 0.
+kubelet must first learn of the deletion. It then gives each container a second, and stops the container."""
 
 WARN_FROM = 0.9
-"""The used part of a limit above which admitted pods get a warning."""
+"""If more than this part of a limit is used, admitted pods get a warning."""
 
 NO_LIMIT = Limit(cores=0)
 """The limit of a model that the quota does not list."""
@@ -48,8 +48,7 @@ NO_LIMIT = Limit(cores=0)
 class Pending(msgspec.Struct, frozen=True):
     """The charge of an admitted pod or claim that the controller has not seen stored yet.
 
-    ``grace``: seconds for which the pod's containers may run after its forced deletion; 0 if the pending charge
-    outlasts them anyway.
+    ``grace``: seconds for which its containers may run after a forced deletion; 0 if the pending charge lasts longer.
     """
 
     model: str
@@ -58,7 +57,7 @@ class Pending(msgspec.Struct, frozen=True):
 
 
 class Terminating(msgspec.Struct, frozen=True):
-    """The charge of a deleted pod whose containers may still run for so many ``seconds`` after its deletion."""
+    """The charge of a deleted pod. Its containers may still run for ``seconds`` after the deletion."""
 
     model: str
     charge: Charge
@@ -66,10 +65,10 @@ class Terminating(msgspec.Struct, frozen=True):
 
 
 class Reservation(msgspec.Struct, frozen=True, rename="camel"):
-    """The charges that one webhook replica may grant without a write.
+    """The charges that one webhook replica may admit without a write.
 
-    ``charges``: by model. ``counter``: differs in each write of the replica, to tell which write has landed.
-    ``seconds``: how long the reservation is valid after its write.
+    ``charges``: by model. ``counter``: differs in each write of the replica, so that the replica can tell which write
+    was stored. ``seconds``: the reservation is valid for so long after its write.
     """
 
     charges: Mapping[str, Charge]
@@ -82,17 +81,18 @@ class Ledger(msgspec.Struct, frozen=True):
 
     ``committed``: by model, the charges of stored pods, counted at ``pod_resource_version``.
     ``claimed``: by model, the charges of stored ResourceClaims, counted at ``claim_resource_version``.
-    ``pending``: by uid, the charges admitted since.
-    ``terminating``: the charges of deleted pods that may still run. A key is the uid of a pod, or another key for a
-    decrease that no watch saw.
-    ``config_version``: the version of the quota ConfigMap whose values of units the counts use.
-    ``reserved``: by replica. ``waiting``: a mark that asks replicas to release their reservations.
-    ``graces``: by model, the longest grace period of the pods in ``committed``, in seconds. ``claim_grace``: that of
-    the stored pods that use claims. Neither has periods up to `UNSEEN_SECONDS`.
+    ``pending``: by uid, the charges of admitted pods and claims that have not been seen stored yet.
+    ``terminating``: the charges of deleted pods that may still run. The key is the uid of the pod, or another text
+    if no watch saw the deletion.
+    ``config_version``: the version of the quota ConfigMap by which units were valued in the counts.
+    ``reserved``: the reservations, by replica. ``waiting``: a mark that asks replicas to release their reservations.
+    ``graces``: by model, the longest grace period of the pods in ``committed``, in seconds.
+    ``claim_grace``: the longest grace period of stored pods that use claims, in seconds.
+    Grace periods up to `UNSEEN_SECONDS` are left out.
     """
 
     # Each count has its own version, because two watches are never at the same version. The later version would promise
-    # too much of the other watch. With the earlier one an older view could replace a newer one.
+    # too much of the other watch. With the earlier version, an older view could replace a newer view.
     committed: Mapping[str, Charge] = {}
     pod_resource_version: str = ""
     pending: Mapping[str, Pending] = {}
@@ -115,7 +115,6 @@ class Ledger(msgspec.Struct, frozen=True):
         return not (self.committed or self.pending or self.terminating or self.claimed or self.reserved)
 
     def usage(self, model: str) -> Usage:
-        """Return the usage of one model."""
         pending, terminating = (
             total(entry.charge for entry in entries.values() if entry.model == model)
             for entries in (self.pending, self.terminating)
@@ -134,21 +133,21 @@ class Ledger(msgspec.Struct, frozen=True):
         return total(each.charges[model] for each in self.reserved.values() if model in each.charges)
 
     def longest_grace(self, pending: Pending) -> int:
-        """Return the seconds for which containers may run after a forced deletion of the object of a pending charge.
+        """Return the seconds for which the containers of a pending charge may run after a forced deletion.
 
-        A pending charge may be of a pod or of a claim. For a claim the grace periods of the pods that use it count.
+        The charge may be of a claim. So the grace periods of all pods that use claims count.
         """
         return max(pending.grace, self.longest_claim_grace)
 
     @property
     def longest_claim_grace(self) -> int:
-        """The longest grace period of stored or pending pods that use claims, in seconds; 0 if it is short."""
-        # Any pending pod may be one that uses claims.
+        """The longest grace period of stored or pending pods that use claims, in seconds; 0 if all are short."""
+        # Every pending pod may use claims.
         return max(self.claim_grace, *(each.grace for each in self.pending.values()), 0)
 
 
 class Admitted(msgspec.Struct, frozen=True):
-    """The charge is admitted, and is in ``ledger``. ``shortage``: what is missing under a quota that only warns."""
+    """The charge is admitted, and ``ledger`` includes it. ``shortage``: the lacking quota, if the quota only warns."""
 
     ledger: Ledger
     usage: Usage
@@ -157,7 +156,7 @@ class Admitted(msgspec.Struct, frozen=True):
 
     @property
     def nearly_full(self) -> bool:
-        """Whether the model's cores or memory are used to nine tenths of the limit or more."""
+        """True if at least nine tenths of the model's limit of cores or memory are used."""
         used, limit = self.usage.in_use, self.limit
         cores_nearly = limit.cores is not None and used.cores >= limit.cores * WARN_FROM
         return cores_nearly or (limit.memory is not None and used.memory_under(limit) >= limit.memory * WARN_FROM)
@@ -170,19 +169,19 @@ class Refused(msgspec.Struct, frozen=True):
 
 
 class TooManyPending(msgspec.Struct, frozen=True):
-    """The namespace has the most pending charges that it may have. The caller should retry."""
+    """The namespace has `MOST_PENDING` pending charges. The caller should retry."""
 
 
 def admit(
     ledger: Ledger, uid: str, asked: Pending, quota: NamespaceQuota, *, enforced: bool
 ) -> Admitted | Refused | TooManyPending:
-    """Decide one charge against one version of the ledger.
+    """Decide about one charge against one version of the ledger.
 
     ``enforced``: False if the quota only warns or audits. A charge that does not fit is then admitted with a shortage.
     """
     limit = quota.limits.get(asked.model, NO_LIMIT)
     usage = ledger.usage(asked.model)
-    # The API server repeats calls. A pod that is charged already must not be charged twice, nor be refused.
+    # The API server repeats calls. A pod whose charge is pending must not be charged twice, and must not be refused.
     if uid in ledger.pending:
         return Admitted(ledger, usage, limit)
     shortage = None
@@ -190,7 +189,7 @@ def admit(
         shortage = Shortage(asked.model, asked.charge, usage, limit)
         if enforced:
             return Refused(shortage)
-    # This comes after the refusal, so that a namespace at its limit gets a refusal however many charges are pending.
+    # This follows the refusal, so that a namespace at its limit is refused even if many charges are pending.
     if len(ledger.pending) >= MOST_PENDING:
         return TooManyPending()
     charged = msgspec.structs.replace(ledger, pending={**ledger.pending, uid: asked})
@@ -199,9 +198,9 @@ def admit(
 
 
 def long_graces(graces: Iterable[tuple[str, int]]) -> Mapping[str, int]:
-    """Return the longest grace period of each model in seconds, given as (model, seconds), without the short ones.
+    """Return the longest grace period of each model in seconds. ``graces``: pairs of model and seconds.
 
-    Every unseen decrease stays charged for `UNSEEN_SECONDS` anyway.
+    Periods up to `UNSEEN_SECONDS` are left out, because every unseen decrease stays charged for that time.
     """
     longest: dict[str, int] = {}
     for model, seconds in graces:
@@ -211,12 +210,12 @@ def long_graces(graces: Iterable[tuple[str, int]]) -> Mapping[str, int]:
 
 
 def long_grace(graces: Iterable[int]) -> int:
-    """Return the longest of these grace periods in seconds; 0 if all of them are short."""
+    """Return the longest of these grace periods in seconds; 0 if no period exceeds `UNSEEN_SECONDS`."""
     return long_graces((NO_MODEL, seconds) for seconds in graces).get(NO_MODEL, 0)
 
 
 def charges_by_model(charges: Iterable[tuple[str, Charge]]) -> Mapping[str, Charge]:
-    """Return the sum of the charges of each model, given as (model, charge)."""
+    """Return the sum of charges for each model. ``charges``: pairs of model and charge."""
     sums: dict[str, Charge] = {}
     for model, charge in charges:
         sums[model] = sums.get(model, Charge()) + charge
@@ -224,6 +223,6 @@ def charges_by_model(charges: Iterable[tuple[str, Charge]]) -> Mapping[str, Char
 
 
 def is_older(version: str, than: str) -> bool:
-    """Return whether one resourceVersion of pods is older than another; the empty one is the oldest."""
-    # They are revisions of etcd, which only grow. KEP-5504 allows clients to compare them.
+    """Return whether ``version`` is older than ``than``. Both are resourceVersions; an empty version is the oldest."""
+    # resourceVersions are revisions of etcd, which only grow. KEP-5504 allows clients to compare them.
     return int(version or 0) < int(than or 0)

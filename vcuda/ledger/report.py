@@ -1,6 +1,6 @@
-"""The report of a namespace's ledger, as it is published, exported as metrics, and shown.
+"""The report of a namespace's ledger. It is published, exported as metrics, and shown to people.
 
-`vcuda.ledger.reporting` makes it. This module imports no binary package, because `kubectl gpuquota` reads reports too.
+`vcuda.ledger.reporting` creates it. This module imports no binary package, because `kubectl gpuquota` reads it too.
 """
 
 from dataclasses import dataclass, replace
@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from vcuda.quota.terms import CORES_PER_CARD
 
 MOST_PODS = 100
-"""Pods named per model, the largest, and of those of no model: a published report stays small."""
+"""The most pods that a report names for each model, the largest first, and the most pods without a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodUse:
-    """One pod that holds cards, or one ResourceClaim: cores in hundredths of a card, memory in MiB."""
+    """One pod or ResourceClaim that is charged. ``cores`` are hundredths of a card, ``memory`` is in MiB."""
 
     name: str
     cores: int
@@ -23,27 +23,28 @@ class PodUse:
 
 @dataclass(frozen=True, slots=True)
 class GrantUse:
-    """A part of a limit that ends."""
+    """A part of a limit that ends at a known time, because a grant ends."""
 
     cards: float | None
-    """None where memory alone is limited."""
+    """The cards of this part; None if only memory is limited."""
     until: str
-    """RFC 3339, with the offset of the grant's time zone."""
+    """The end in RFC 3339, with the offset of the grant's time zone."""
     memory: int | None = None
-    """In MiB; None where memory is not limited."""
+    """The MiB of this part; None if memory is not limited."""
     why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelUse:
-    """One model in one namespace. Cards are numbers such as 2.5; memory is in MiB, and None where it is not limited.
+    """The usage of one model in one namespace. Cards are numbers such as 2.5. Memory is in MiB; None if it is not
+    limited.
 
-    ``limit`` and ``available`` are None where memory alone is limited. ``card_memory`` is then the memory of one card.
+    If only memory is limited, ``limit`` and ``available`` are None, and ``card_memory`` is the memory of one card.
 
-    ``used`` includes ``pending``, the charges of admitted pods that the watch has not shown yet, and ``terminating``,
-    the charges of deleted pods whose containers may still run. It does not include ``reserved``, the charges that
-    replicas of the webhook may grant within seconds. ``available`` is the rest of the limit, at least 0. ``grants`` are
-    the parts of the limit that end.
+    ``used`` includes ``pending`` and ``terminating``. ``pending``: the charges of admitted pods that the watch has not
+    shown yet. ``terminating``: the charges of deleted pods whose containers may still run. ``used`` does not include
+    ``reserved``, the charges that webhook replicas may admit within seconds. ``available`` is the rest of the limit, at
+    least 0. ``grants`` are the parts of the limit that end.
     """
 
     model: str
@@ -63,7 +64,7 @@ class ModelUse:
 
     @property
     def memory_available(self) -> int | None:
-        """The free part of the limit on memory, in MiB, never below 0; None if memory is not limited."""
+        """The free part of the memory limit in MiB, at least 0; None if memory is not limited."""
         if self.memory_limit is None:
             return None
         return max(self.memory_limit - (self.memory_used or 0) - self.memory_reserved, 0)
@@ -84,11 +85,12 @@ class ModelUse:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceUse:
-    """A namespace's report. ``unpinned`` names pods that hold no model by their spec and run on no known one.
+    """The report of a namespace.
 
-    ``more_unpinned`` counts those that a `shortened` report leaves out. ``taking_effect``: the API server may not ask
-    about the namespace's pods yet. ``ledger_lost``: all that is not used is reserved, for nobody, as charges of pods
-    that are still being stored are not known.
+    ``unpinned``: live pods whose model is unknown, because neither their spec nor their node has one.
+    ``more_unpinned``: the number of such pods that a `shortened` report leaves out.
+    ``taking_effect``: True if the API server may not call the webhook for the namespace's pods yet.
+    ``ledger_lost``: True if charges of pods that are being stored are unknown. All unused quota is then reserved.
     """
 
     namespace: str
@@ -106,6 +108,6 @@ class NamespaceUse:
         return all(model.has_room for model in self.models)
 
     def shortened(self) -> "NamespaceUse":
-        """Return the report as it is published: with few names."""
+        """Return the report as it is published, with at most `MOST_PODS` unpinned pods."""
         more = max(len(self.unpinned) - MOST_PODS, 0)
         return replace(self, unpinned=self.unpinned[:MOST_PODS], more_unpinned=more)

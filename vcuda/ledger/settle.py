@@ -1,6 +1,6 @@
 """Settles a ledger: recounts it from the stored pods and claims, and removes expired charges.
 
-docs/ledger.md has the rules, and `tests/model` explores them.
+docs/ledger.md has the rules. `tests/model` explores all states that the rules lead to.
 """
 
 import itertools
@@ -24,12 +24,12 @@ from vcuda.quota.model import Charge, Usage
 class ObservedClaims(msgspec.Struct, frozen=True):
     """The ResourceClaims of one namespace, as observed up to ``resource_version``.
 
-    ``committed``: by model, the charges of the stored claims, without those that are charged to their pod.
-    ``seen``: the uids of all claims that were stored at some time, without those whose charge is unknown.
+    ``committed``: by model, the charges of the stored claims, except claims that are charged to their pod.
+    ``seen``: the uids of all claims that were stored at some time, except claims whose charge is unknown.
     ``vanished``: the charges of claims that lost their devices while a pod that used them may still run. The keys are
-    no uids, because one claim may lose its devices more than once.
+    not uids, because one claim may lose its devices more than once.
     ``since``: no watch saw the events before this version.
-    ``users``: the uids of the pods that use these claims. ``gone``: the uids in ``seen`` that have been deleted.
+    ``users``: the uids of the pods that use these claims. ``gone``: the uids in ``seen`` of deleted claims.
     """
 
     resource_version: str
@@ -41,7 +41,7 @@ class ObservedClaims(msgspec.Struct, frozen=True):
     gone: Collection[str] = ()
 
     def after(self, watched: "ObservedClaims | None", ledger: Ledger) -> "ObservedClaims":
-        """Return this LIST with the earlier observations of a watch."""
+        """Return this LIST, completed by the earlier observations of a watch."""
         if watched is None:
             return self
         seen, since = {*self.seen, *watched.seen}, _seen_since(self, watched, ledger.claim_resource_version)
@@ -49,16 +49,16 @@ class ObservedClaims(msgspec.Struct, frozen=True):
 
 
 class ObservedPods(msgspec.Struct, frozen=True):
-    """The pods of one namespace, as observed up to ``resource_version``, and its claims.
+    """The pods and claims of one namespace, as observed up to ``resource_version``.
 
     ``committed``: by model, the charges of the stored pods.
-    ``seen``: the uids of all pods that were stored at some time, deleted or not.
+    ``seen``: the uids of all pods that were stored at some time, including deleted pods.
     ``vanished``: by uid, the charges of deleted pods that were bound and were not seen to end.
     ``since``: no watch saw the events before this version. For a LIST it is the version of the LIST.
-    ``config_version``: the version of the quota ConfigMap whose values of units the count uses.
-    ``claims``: None if claims are unknown; their count in the ledger then stays.
-    ``extended``: the names of the claims that are not counted, because these pods are charged for them.
-    ``graces``, ``claim_grace``: as in `Ledger`. ``gone``: the uids in ``seen`` that have been deleted.
+    ``config_version``: the version of the quota ConfigMap by which units were valued in the count.
+    ``claims``: None if claims are unknown. Their count in the ledger then stays.
+    ``extended``: the names of claims that are not counted, because these pods are charged instead.
+    ``graces``, ``claim_grace``: as in `Ledger`. ``gone``: the uids in ``seen`` of deleted pods.
     """
 
     resource_version: str
@@ -74,7 +74,7 @@ class ObservedPods(msgspec.Struct, frozen=True):
     gone: Collection[str] = ()
 
     def after(self, watched: "ObservedPods", ledger: Ledger) -> "ObservedPods":
-        """Return this LIST of pods and claims with the earlier observations of both watches."""
+        """Return this LIST of pods and claims, completed by the earlier observations of both watches."""
         return msgspec.structs.replace(
             self,
             seen={*self.seen, *watched.seen},
@@ -84,13 +84,13 @@ class ObservedPods(msgspec.Struct, frozen=True):
         )
 
     def is_older(self, ledger: Ledger) -> bool:
-        """Return whether the ledger was counted from newer observations, or with newer values of units."""
+        """Return whether the ledger was counted from newer observations, or by a newer quota ConfigMap."""
         counted_before = is_older(self.config_version, ledger.config_version)
         older = is_older(self.resource_version, ledger.pod_resource_version) or counted_before
         return older or (self.claims is not None and self.are_claims_older(ledger))
 
     def usage(self, model: str, terminating: Charge) -> Usage:
-        """Return the usage of one model by the stored objects and the ``terminating`` charge."""
+        """Return the usage of one model: the stored objects and the ``terminating`` charge."""
         claimed = self.claims.committed.get(model, Charge()) if self.claims else Charge()
         return Usage(self.committed.get(model, Charge()) + claimed + terminating, terminating=terminating)
 
@@ -100,8 +100,8 @@ class ObservedPods(msgspec.Struct, frozen=True):
 
 
 def _seen_since(listed: ObservedPods | ObservedClaims, watched: ObservedPods | ObservedClaims, counted: str) -> str:
-    """Return the version since which a LIST saw every deletion. ``counted``: the version of the ledger's count."""
-    # No watch saw the deletion of an object that the watch has and the LIST lacks, or that only the ledger counts.
+    """Return ``since`` for a LIST that a watch completes. ``counted``: the version of the count in the ledger."""
+    # If the watch or the ledger has an object that the LIST lacks, no watch saw its deletion.
     missing = {*watched.seen} - {*watched.gone} - {*listed.seen}
     return listed.since if missing or is_older(watched.resource_version, counted) else watched.since
 
@@ -110,12 +110,12 @@ class Expired(msgspec.Struct, frozen=True):
     """The charges and reservations of a ledger that have expired.
 
     ``absent``: pending uids whose pod or claim can no longer be stored. A consistent LIST that began after
-    `STORABLE_SECONDS` lacks them.
-    ``unsure``: for absent uids, the seconds for which their containers may still run. It is 0 unless the object may
-    have been stored, and deleted by force, while no watch ran.
-    ``ended``: terminating keys whose seconds have passed.
-    ``reaped``: dead replicas. Every charge that they granted is stored by now, or never will be. The observed count
-    must be of a LIST that began after that time.
+    `STORABLE_SECONDS` does not have them.
+    ``unsure``: by absent uid, the seconds for which its containers may still run. They are 0 unless the object may have
+    been stored, and deleted by force, while no watch ran.
+    ``ended``: the keys of terminating charges whose seconds have passed.
+    ``reaped``: replicas that are gone. Every charge that they admitted is stored by now, or never will be. The observed
+    count must be of a LIST that began after that time.
     """
 
     absent: Collection[str] = frozenset()
@@ -130,16 +130,16 @@ NOTHING_EXPIRED = Expired()
 def settle(
     ledger: Ledger, observed: ObservedPods, expired: Expired = NOTHING_EXPIRED, *, counted_since: str = ""
 ) -> Ledger:
-    """Return the ledger recounted from the observed objects, without the pending charges of stored objects.
+    """Return the ledger, recounted from the observed objects. Pending charges of stored objects are removed.
 
-    Vanished pods and claims become terminating, and so does a decrease that no watch saw. Returns the same ledger if
-    nothing differs, unless it was counted before version ``counted_since``.
+    Vanished pods and claims become terminating, and so does a decrease that no watch saw. If nothing differs, the same
+    ledger is returned, unless it was counted before version ``counted_since``.
     """
-    # 1. Remove the expired charges, whatever was observed.
+    # 1. Remove the expired charges. This does not depend on the observation.
     left = _without_expired(ledger, expired)
-    # 2. Ignore an older observation, which could lower the count: of a suspended leader, of a LIST from a cache, or
-    # with older values of units. Pods and claims are counted together or not at all: the charge of a claim may be in
-    # the count of its pod, and in its own count once the pod is deleted.
+    # 2. Ignore an older observation, because it could lower the count. It may come from a suspended leader, from a
+    # cache, or from an older quota ConfigMap. Pods and claims are counted together or not at all. The reason is that a
+    # claim may be charged with its pod, and separately after the pod is deleted.
     if observed.is_older(ledger):
         return left
     # 3. Count. The charge of a deleted object stays while its containers may run.
@@ -163,7 +163,7 @@ def settle(
         graces=observed.graces,
         claim_grace=_claim_grace(ledger, observed),
     )
-    # 4. Skip the write of an equal count, unless the quota was edited since the last count.
+    # 4. Skip the write if the count is equal, unless the quota was edited since the last count.
     if _says_the_same(settled, ledger) and not is_counted_before(ledger, counted_since, observed.config_version):
         return ledger
     return settled
@@ -197,18 +197,18 @@ def _says_the_same(settled: Ledger, ledger: Ledger) -> bool:
 
 def _claim_grace(ledger: Ledger, observed: ObservedPods) -> int:
     """Return the longest grace period of the pods that use the counted claims, in seconds."""
-    # A claim may outlive a pod that was deleted before the watch began, and that pod is unknown.
+    # A claim may outlive a pod that was deleted before the watch began. The grace period of this pod is unknown.
     if observed.claims and {*observed.claims.users} <= {*observed.seen}:
         return observed.claim_grace
     return max(observed.claim_grace, ledger.claim_grace)
 
 
 class _Departed(msgspec.Struct, frozen=True):
-    """A count of the stored objects, with the charges of the deleted ones.
+    """A count of stored objects, and the charges of objects that were deleted since the last count.
 
-    ``committed``: by model, the count, with the charges of deleted objects that find no room among the terminating
-    ones.
-    ``held``: by key, the charges that become terminating. ``left``: by model, the charges of all deleted objects.
+    ``committed``: by model, the charges of stored objects, and of deleted objects that exceed the room in `Ledger`.
+    ``held``: by key, the charges of the other deleted objects. They become terminating.
+    ``left``: by model, the charges of all deleted objects.
     """
 
     committed: Mapping[str, Charge]
@@ -219,7 +219,7 @@ class _Departed(msgspec.Struct, frozen=True):
     def of(
         cls, counted: Mapping[str, Charge], vanished: Mapping[str, Terminating], known: Collection[str], room: int
     ) -> "_Departed":
-        """Return the count with at most ``room`` new terminating charges; the keys in ``known`` had theirs already."""
+        """Return the count. At most ``room`` charges become terminating. Keys in ``known`` were terminating before."""
         new = {key: each for key, each in vanished.items() if key not in known}
         held = dict(itertools.islice(new.items(), max(room, 0)))
         beyond = [(each.model, each.charge) for key, each in new.items() if key not in held]
@@ -228,7 +228,7 @@ class _Departed(msgspec.Struct, frozen=True):
 
 
 def _unseen_pods(ledger: Ledger, observed: ObservedPods, pods: _Departed) -> Mapping[str, Terminating]:
-    """Return the terminating charges of the decrease in the count of pods that no watched deletion explains."""
+    """Return terminating charges for a decrease in the count of pods that no watched deletion explains."""
     if not is_older(ledger.pod_resource_version, observed.since):
         return {}
     stored = [each for uid, each in ledger.pending.items() if uid in observed.seen]
@@ -241,7 +241,7 @@ def _unseen_pods(ledger: Ledger, observed: ObservedPods, pods: _Departed) -> Map
 
 
 def _unseen_claims(ledger: Ledger, claims: ObservedClaims, claimed: _Departed) -> Mapping[str, Terminating]:
-    """Return the terminating charges of the decrease in the count of claims that no watched deletion explains."""
+    """Return terminating charges for a decrease in the count of claims that no watched deletion explains."""
     if not is_older(ledger.claim_resource_version, claims.since):
         return {}
     stored = [each for uid, each in ledger.pending.items() if uid in claims.seen]
@@ -262,9 +262,9 @@ def _lost(
     after: Mapping[str, Charge],
     left: Mapping[str, Charge],
 ) -> Iterator[tuple[str, Charge]]:
-    """Yield for each model the charge that is in ``before``, but neither in ``after`` nor in ``left``."""
-    # New pods may hide deleted ones in the count: pods that were pending, and pods that a replica granted and has not
-    # written yet. The reservations bound the latter.
+    """Yield, for each model, the part of ``before`` that is neither in ``after`` nor in ``left``."""
+    # New pods may hide deleted pods in the count. They were pending, or a replica admitted them from its reservation
+    # and has not written them yet. The reservations bound the second kind.
     known = charges_by_model([*before.items(), *((each.model, each.charge) for each in stored)])
     for model, charge in known.items():
         there = after.get(model, Charge()) + left.get(model, Charge())
@@ -274,7 +274,7 @@ def _lost(
 
 
 def is_counted_before(ledger: Ledger, version: str, config_version: str) -> bool:
-    """Return whether the ledger counts pods or claims from before this version, or with an older ConfigMap."""
+    """Return whether the ledger was counted before this version, or by an older quota ConfigMap."""
     claims = ledger.claim_resource_version
     return (
         is_older(ledger.pod_resource_version, version)

@@ -1,4 +1,4 @@
-"""The text of a ledger, as it is kept in the cluster."""
+"""The text of a ledger, as it is stored in the cluster."""
 
 import base64
 import binascii
@@ -11,12 +11,12 @@ import msgspec
 from vcuda.ledger.ledger import Ledger, Pending, Reservation, Terminating
 from vcuda.quota.model import Charge
 
-# The text is small, since each batch of admissions writes it whole: pending charges that are alike share their amounts,
-# and a uid is 22 characters of base64 instead of 36. 512 pending charges are under 20 kB.
+# The text is small, because each batch of admissions writes the whole text. Equal pending charges share their amounts,
+# and a uid has 22 characters of base64 instead of 36. 512 pending charges have less than 20 kB.
 FORMAT = 1
 
 UIDS_REMEMBERED = 8192
-"""A pending uid is written again with every batch until it is settled; its two spellings are worked out once."""
+"""The most uids whose two spellings are remembered. A pending uid is written with every batch until it is settled."""
 
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _PACKED = 22
@@ -24,7 +24,7 @@ _PADDING = "=="
 
 
 class _Group(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """Charges that are alike. ``others`` are keys that are no UUIDs; the API server makes none as a uid."""
+    """Charges that are equal. ``others`` are keys that are not UUIDs. The API server makes no such uids."""
 
     cores: int
     memory: int
@@ -59,7 +59,7 @@ _ENCODER = msgspec.json.Encoder()
 
 
 class OtherFormat(ValueError):
-    """A ledger that another release has written, which knows what this one does not."""
+    """The ledger was written by another release, and may have data that this release does not know."""
 
 
 def write_ledger(ledger: Ledger) -> str:
@@ -71,8 +71,8 @@ def write_ledger(ledger: Ledger) -> str:
 
 
 def read_ledger(text: str) -> Ledger:
-    """Return the ledger in a text. Raises ValueError if it is damaged, or `OtherFormat`."""
-    # The format is read by itself first, since one of a later release may lack what is asked for below.
+    """Return the ledger in ``text``. Raises ValueError if the text is damaged, or OtherFormat."""
+    # The format is read first, because a ledger of a later release may lack fields that are read below.
     if (found := _HEAD.decode(text).format) != FORMAT:
         raise OtherFormat(f"format {found} is of another release")
     grouped = _GROUPED.decode(text)
@@ -86,7 +86,7 @@ def read_ledger(text: str) -> Ledger:
 
 
 Entry = tuple[str, str, Charge, int]
-"""A key, with model, charge and seconds."""
+"""A key, and its model, charge and seconds."""
 
 
 def _grouped(entries: Iterable[Entry]) -> dict[str, tuple[_Group, ...]]:
@@ -123,7 +123,7 @@ def _pack(uid: str) -> str:
 
 def _unpack(packed: str) -> Iterator[str]:
     if len(packed) % _PACKED:
-        raise ValueError(f"a text of packed uids has {len(packed)} characters, which are no multiple of {_PACKED}")
+        raise ValueError(f"a text of packed uids has {len(packed)} characters, which is not a multiple of {_PACKED}")
     return (_unpack_one(packed[start : start + _PACKED]) for start in range(0, len(packed), _PACKED))
 
 
@@ -132,5 +132,5 @@ def _unpack_one(text: str) -> str:
     try:
         digits = base64.b64decode(text + _PADDING, altchars=b"-_", validate=True).hex()
     except binascii.Error as error:
-        raise ValueError(f"{text!r} is no packed uid: {error}") from error
+        raise ValueError(f"{text!r} is not a packed uid: {error}") from error
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"

@@ -1,1 +1,1 @@
-"""Which models and nodes a pod may use, and the patch that pins it there."""
+"""Finds the models and nodes that a pod may use, and builds the patch that pins the pod to a model."""

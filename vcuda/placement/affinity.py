@@ -26,29 +26,29 @@ Labels = Mapping[str, str]
 
 
 class NodeLabels(msgspec.Struct, frozen=True):
-    """The names of the node labels with a node's GPU model and its pool."""
+    """The names of two node labels. ``model`` is the label with the GPU model, ``pool`` the label with the pool."""
 
     model: str = MODEL_LABEL
     pool: str = POOL_LABEL
 
 
 class Values(msgspec.Struct, gc=False):
-    """The values that the requirements on one key allow for its label. The requirements are ANDed.
+    """The values of one label that a node may have. All requirements on the label must be met.
 
-    A requirement that the API server does not store allows nothing: an unknown operator, ``In`` without values,
-    ``Exists`` with values. The scheduler also ignores a term with such a requirement.
+    An invalid requirement, which the API server does not store, allows nothing: an unknown operator, ``In`` without
+    values, ``Exists`` with values. The scheduler also ignores a term with an invalid requirement.
     """
 
     present: bool = True
-    """Whether the label may exist."""
+    """True if a node may have the label."""
     absent: bool = True
-    """Whether the label may be missing."""
+    """True if a node may lack the label."""
     listed: set[str] | None = None
-    """The value must be one of these; None: no such list."""
+    """The value must be in this set; None if there is no such set."""
     excluded: set[str] | None = None
-    """The value must be none of these."""
+    """The value must not be in this set."""
     numeric: bool = False
-    """Whether the value must be an integer between ``above`` and ``below``, both excluded."""
+    """True if the value must be an integer greater than ``above`` and less than ``below``."""
     above: int = -(2**63) - 1
     below: int = 2**63
 
@@ -81,7 +81,7 @@ class Values(msgspec.Struct, gc=False):
             self.below = min(self.below, bound)
 
     def allow(self, value: str | None) -> bool:
-        """Return whether the label may have this value; None means that the label is missing."""
+        """Return whether a node may have this value of the label. None stands for a node without the label."""
         if value is None:
             return self.absent
         if not self.present or (self.excluded and value in self.excluded):
@@ -95,13 +95,13 @@ class Values(msgspec.Struct, gc=False):
         return number is not None and self.above < number < self.below
 
     def allow_any(self) -> bool:
-        """Return whether any value is allowed, or a missing label."""
+        """Return whether any node can be allowed, either with some value of the label or without the label."""
         if self.absent or not self.present:
             return self.absent
         if self.listed is not None:
             return any(map(self.allow, self.listed))
-        # A label cannot be negative. The excluded values never cover all values: there are endless texts, and endless
-        # ways to write an integer with leading zeros.
+        # A label value cannot be a negative number. The excluded values never exclude all values, because there are
+        # endless texts, and endless ways to write an integer with leading zeros.
         return not self.numeric or max(self.above, -1) + 1 < self.below
 
     def among(self, values: Set[str]) -> Set[str]:
@@ -112,23 +112,23 @@ class Values(msgspec.Struct, gc=False):
         return {value for value in found if self._in_bounds(value)} if self.numeric else found
 
     def limit(self) -> Set[str] | None:
-        """Return the allowed values; None if they are not limited to a list."""
+        """Return the allowed values; None if no list limits them."""
         if self.listed is None or (self.present and not self.excluded and not self.numeric):
             return self.listed
         return set(filter(self.allow, self.listed))
 
 
 class Term(msgspec.Struct, frozen=True, gc=False):
-    """One term of a node selection."""
+    """One term of a node selection. A node must meet all parts of the term."""
 
     labels: Mapping[str, Values]
-    """The allowed values by label."""
+    """The allowed values, by the name of the label."""
     name: Values | None
-    """The allowed names of the node; None: any."""
+    """The allowed names of the node; None if every name is allowed."""
 
 
 class NodeSelection(msgspec.Struct, frozen=True, gc=False):
-    """The nodes on which a pod may be placed: they have the labels of ``selector`` and match one of the terms."""
+    """The nodes on which a pod may be placed. They have the labels of ``selector``, and match at least one term."""
 
     selector: Mapping[str, str]
     terms: tuple[Term, ...]
@@ -137,7 +137,7 @@ class NodeSelection(msgspec.Struct, frozen=True, gc=False):
     def of(cls, spec: PodSpec) -> "NodeSelection":
         """Return the selection by nodeSelector, nodeName and required node affinity.
 
-        Without terms it allows no node. The values of a term are those that the nodeSelector allows too.
+        A selection without terms allows no node. Each term allows only values that the nodeSelector allows too.
         """
         selector = spec.node_selector or {}
         required = required_terms(spec)
@@ -145,7 +145,7 @@ class NodeSelection(msgspec.Struct, frozen=True, gc=False):
         return cls(selector, tuple(_read_term(each, selector, spec.node_name) for each in held))
 
     def values_of(self, term: Term, key: str) -> Values | None:
-        """Return the values that a term of this selection allows for a label; None if it allows all."""
+        """Return the values of a label that a term of this selection allows; None if it allows all values."""
         values = term.labels.get(key)
         return _selected(self.selector[key]) if values is None and key in self.selector else values
 
@@ -162,7 +162,7 @@ def _read_term(term: NodeSelectorTerm, selector: Mapping[str, str], node_name: s
     name = _selected(node_name or None)
     name.absent = False
     for line in term.match_fields or ():
-        # The name is the only field of a node that a term can select by. With another field the term matches no node.
+        # The name is the only field of a node by which a term can select. A term with another field matches no node.
         name.require(line.operator if line.key == NAME_FIELD else "", line.values or ())
     return Term(labels, name)
 
@@ -175,7 +175,7 @@ def _selected(value: str | None) -> Values:
 
 
 class _LabelIndex:
-    """The nodes by their value of one label. A set of nodes is a number with one bit for each node."""
+    """The nodes by their value of one label. A set of nodes is an integer with one bit for each node."""
 
     def __init__(self, by_value: Mapping[str, int]) -> None:
         self.by_value = by_value
@@ -185,7 +185,7 @@ class _LabelIndex:
         self._up_to = [0, *itertools.accumulate(by_value[value] for _, value in numbers)]
 
     def find(self, values: Values) -> int:
-        """Return the nodes that have an allowed value."""
+        """Return the set of nodes that have an allowed value."""
         if values.listed is not None:
             known = filter(self.by_value.__contains__, values.listed)
             return sum(self.by_value[value] for value in known if values.allow(value))
@@ -202,11 +202,11 @@ class _LabelIndex:
 
 
 class NodeIndex:
-    """An index of nodes by their labels. The cost of a requirement does not grow with the number of nodes."""
+    """An index of nodes by their labels. The cost of a requirement does not depend on the number of nodes."""
 
     def __init__(self, nodes: Mapping[str, Labels] = types.MappingProxyType({})) -> None:
         self._nodes = nodes
-        # Most keys are on every node. To collect the keys of all nodes takes longer, after each change of a node.
+        # Most keys are on every node, so one node is looked up first. To collect all nodes' keys takes longer.
         self._usual: Labels = next(iter(nodes.values()), {})
         self._all = (1 << len(nodes)) - 1
         self._by_key: dict[str, _LabelIndex] = {}
@@ -228,7 +228,7 @@ class NodeIndex:
         return index.by_value.keys() if index else set()
 
     def having(self, key: str, values: Iterable[str]) -> int:
-        """Return the nodes whose label has one of these values."""
+        """Return the set of nodes whose label has one of these values."""
         index = self._index(key)
         return sum(index.by_value.get(value, 0) for value in set(values)) if index else 0
 
@@ -236,7 +236,7 @@ class NodeIndex:
         return sum(self._names.by_value.get(name, 0) for name in set(names))
 
     def values_on(self, nodes: int, key: str) -> Set[str | None]:
-        """Return the values of a label on these nodes; None stands for a node without the label."""
+        """Return the values of a label on a set of nodes. None stands for a node without the label."""
         found: set[str | None] = set()
         while nodes:
             lowest = nodes & -nodes
@@ -251,7 +251,7 @@ class NodeIndex:
         return found
 
     def matching(self, term: Term, among: int) -> int:
-        """Return the nodes in ``among`` that a term allows."""
+        """Return the nodes of the set ``among`` that a term allows."""
         found = among & self._names.find(term.name) if term.name else among
         for key, values in term.labels.items():
             index = self._index(key)
@@ -264,7 +264,7 @@ class NodeIndex:
         return found
 
     def _index(self, key: str) -> _LabelIndex | None:
-        # Built on demand: a node has dozens of labels, and pods select by a few of them.
+        # A label is indexed on demand, because a node has dozens of labels, and pods select by a few of them.
         index = self._by_key.get(key)
         if index is None and (key in self._usual or key in self._keys):
             by_value: dict[str, int] = {}
@@ -276,14 +276,14 @@ class NodeIndex:
 
 
 def required_terms(spec: PodSpec) -> tuple[NodeSelectorTerm, ...] | None:
-    """Return the terms of the required node affinity; None if there is none."""
+    """Return the terms of the required node affinity; None if the pod has no required node affinity."""
     affinity = spec.affinity and spec.affinity.node_affinity
     selector: NodeSelector | None = affinity.required_during_scheduling_ignored_during_execution if affinity else None
     return None if selector is None else selector.node_selector_terms or ()
 
 
 def matches_nothing(term: NodeSelectorTerm) -> bool:
-    """Return whether a term is empty, and so matches no node. With a requirement added it would match some."""
+    """Return whether a term is empty. An empty term matches no node, but it would with a requirement added."""
     return not term.match_expressions and not term.match_fields
 
 
@@ -309,11 +309,11 @@ def limited_values(spec: PodSpec, key: str) -> frozenset[str] | None:
 
 
 def _integer(text: str) -> int | None:
-    # The scheduler uses Go's ParseInt, which reads 64-bit integers only.
+    # The scheduler parses numbers by Go's ParseInt, which accepts 64-bit integers only.
     digits = text[1:] if text.startswith(("+", "-")) else text
     if not digits.isascii() or not digits.isdigit():
         return None
-    # At most 19 digits are converted, so that a label of a thousand digits costs no more than another.
+    # At most 19 digits are converted, so that a text of a thousand digits takes no longer than a short text.
     significant = digits.lstrip("0") or "0"
     number = int(text[: len(text) - len(digits)] + significant) if len(significant) <= _INT64_DIGITS else 2**63
     return number if -(2**63) <= number < 2**63 else None

@@ -1,10 +1,10 @@
-"""The types of card on the nodes of each model, and the annotations that limit a pod to the types of its model.
+"""Finds the types of card on the nodes of each model, and the annotations that limit a pod to types of its model.
 
-HAMi and vgpu-manager choose a card by its registered type. The type must contain one of the texts that the pod wants,
-and none of the texts that it does not want. Letter case does not matter.
+HAMi and vgpu-manager choose a card by its registered type. The pod's annotations list wanted and unwanted texts. The
+type must contain a wanted text, and must not contain an unwanted text. Letter case does not matter.
 
-The label of a node names one model, but the node may also have cards of other types. On such a node a pod could get a
-card of a model that it is not charged for: by the label alone, or by a text that is part of both types.
+The label of a node names one model, but the node may have cards of several types. On such a node a pod could get a card
+of a model that it is not charged for. This happens without annotations, or if a text is part of two types.
 """
 
 import itertools
@@ -20,43 +20,43 @@ from vcuda.requests.resources import NO_ROWS, CardModels
 from vcuda.requests.schemes import Scheme
 
 MAX_TYPES = 32
-"""Types that are written on one pod. Most models have one or two."""
+"""The most types that are written on one pod. Most models have one or two types."""
 
 MAX_CHOICE = 8192
-"""Characters of an annotation that chooses types. It is read for every model, and may have megabytes."""
+"""The most characters of an annotation that chooses types. It is read once for each model, and may have megabytes."""
 
 MAX_WORDS = 16
-"""Words of a type or model that are compared."""
+"""The most words of a type or a model that are compared."""
 
 ANY_SLICE = "a share may get a free slice of any size there; use a model whose cards are not in MIG mode"
-"""The reason why a share cannot get a card in MIG mode. HAMi takes the first free slice with enough memory, or the
-slice that the pod prefers. The charge of a share would be unknown when the pod is created."""
+"""The reason why a share must not use a card in MIG mode. HAMi takes the first free slice with enough memory, or a
+slice that the pod prefers. So the charge of the share would be unknown when the pod is created."""
 
 _MIG = "mig"
-"""The mode of a card in MIG mode. The pod's annotation lists the allowed modes."""
+"""The mode of a card in MIG mode. An annotation of the pod lists the modes that it allows."""
 
 _WORD = re.compile(r"[a-z0-9]+", re.ASCII)
 
 
 class CardTypes(msgspec.Struct, frozen=True):
-    """The registered types of all nodes. The keys are the scheme and the model of the nodes.
+    """The registered types of all nodes. A key is the name of a scheme (a vendor's way to request shares) and a model.
 
-    The operator chooses the name of a model. If the name matches some types on its nodes, the other types belong to
-    other models. If it matches none, all types belong to the model.
+    The operator chooses the name of a model. If the name matches some types on the nodes of this model, the other types
+    belong to other models. If the name matches no type, all types belong to the model.
     """
 
     own: Mapping[tuple[str, str], tuple[str, ...]] = {}
-    """The types of the model."""
+    """The types that belong to the model."""
     beside: Mapping[tuple[str, str], tuple[str, ...]] = {}
-    """The types of other models on the same nodes."""
+    """The types on nodes of the model that belong to other models."""
     sliced: frozenset[tuple[str, str]] = frozenset()
-    """The models with cards in MIG mode."""
+    """The models that have cards in MIG mode."""
     whole: frozenset[tuple[str, str]] = frozenset()
-    """The models with cards that are not in MIG mode."""
+    """The models that have cards that are not in MIG mode."""
 
     @classmethod
     def of(cls, nodes: Iterable[tuple[str | None, Registers]], named: CardModels = NO_ROWS) -> "CardTypes":
-        """Return the types of these nodes, given as their model and registers. ``named`` are the products of models."""
+        """Return the types on ``nodes``, given as models and registers. ``named`` maps products to models."""
         found: dict[tuple[str, str], set[str]] = {}
         sliced, whole = set(), set()
         for model, registers in nodes:
@@ -75,7 +75,7 @@ class CardTypes(msgspec.Struct, frozen=True):
         return cls(own, beside, frozenset(sliced), frozenset(whole))
 
     def of_model(self, scheme: str, model: str) -> tuple[str, ...]:
-        """Return the types of a model's cards; empty if no node of the model has registered any."""
+        """Return the card types of a model; empty if no node of the model has registered cards."""
         return self.own.get((scheme, model), ())
 
     def others(self, scheme: str, model: str) -> frozenset[str]:
@@ -89,7 +89,7 @@ class CardTypes(msgspec.Struct, frozen=True):
 
 
 def is_named(kind: str, model: str) -> bool:
-    """Return whether a label's value names this type of card: A10 is no A100; RTX3090 is a GeForce RTX 3090."""
+    """Return whether a model's name fits this type of card. RTX3090 fits GeForce RTX 3090. A10 does not fit A100."""
     words, wanted = _words(kind), _words(model)
     following = iter(words)
     if wanted and all(word in following for word in wanted):
@@ -103,14 +103,14 @@ def _words(name: str) -> list[str]:
 
 
 class Selection(NamedTuple):
-    """The types of a model that a pod may get, empty if they are unknown; or the reason that excludes the model."""
+    """The types of a model that a pod may get; empty if unknown. ``excluded_by``: why the model is excluded."""
 
     types: tuple[str, ...] = ()
     excluded_by: str | None = None
 
 
 def select(pod: Pod, scheme: Scheme, model: str, types: CardTypes, *, has_share: bool) -> Selection:
-    """Return the types of a model that have a text that the pod wants, and none that it does not want."""
+    """Return the types of a model that contain a text that the pod wants, and no text that it does not want."""
     choices = (scheme.wanted_models, scheme.unwanted_models)
     if too_long := next((key for key in choices if key and len(pod.annotations.get(key, "")) > MAX_CHOICE), None):
         return Selection(excluded_by=f"annotation {too_long}, which must not be longer than {MAX_CHOICE} characters")
@@ -139,7 +139,7 @@ def _sliced(scheme: Scheme, model: str, types: CardTypes) -> bool:
 def annotations_for(
     pod: Pod, schemes: Iterable[Scheme], model: str, types: CardTypes, *, has_share: bool
 ) -> Mapping[str, str]:
-    """Return the annotations by which these schemes' schedulers give a pod only registered types of this model."""
+    """Return the annotations that make the schedulers of ``schemes`` give a pod only types of this model."""
     found: dict[str, str] = {}
     for scheme in schemes:
         if not scheme.wanted_models:
@@ -157,7 +157,7 @@ def annotations_for(
             missing = [kind for kind in avoided if kind.casefold() not in present]
             found[scheme.unwanted_models] = ",".join([*own, *missing])
         usable = tuple(kind for kind in usable if not contains_any(kind, map(str.casefold, avoided)))
-        # Two schemes may share the annotation. The scheme with registered types takes precedence.
+        # Two schemes may use the same annotation. Only a scheme with registered types writes it.
         if usable:
             found[scheme.wanted_models] = ",".join(usable[:MAX_TYPES])
     return found
@@ -166,26 +166,26 @@ def annotations_for(
 def reachable_others(
     pod: Pod, schemes: Iterable[Scheme], model: str, types: CardTypes, *, has_share: bool
 ) -> Iterator[str]:
-    """Yield the cards that a pod pinned to a model could get there by its current annotations without a charge."""
-    # The schedulers keep blanks in the texts, and an empty text is part of every type.
+    """Yield descriptions of cards that a pod pinned to ``model`` could get there without a charge."""
+    # The schedulers keep blanks in the texts. An empty text is part of every type.
     for scheme in schemes:
         wanted, unwanted = _texts(pod, scheme.wanted_models), _excluding(pod, scheme)
         for kind in types.beside.get((scheme.name, model), ()):
             chosen = not wanted or contains_any(kind, map(str.strip, wanted))
             if chosen and not contains_any(kind, unwanted):
-                yield f"a card of type {kind}, which is no {model}"
+                yield f"a card of type {kind}, which is not of model {model}"
         if has_share and _sliced(scheme, model, types) and _MIG in pod.annotations.get(str(scheme.card_mode), _MIG):
             yield f"a MIG slice of {model} of any size"
 
 
 def contains_any(name: str, texts: Iterable[str]) -> bool:
-    """Return whether one of these texts, which must be in lower case, is part of a name."""
+    """Return whether one of ``texts`` is part of a name. The texts must be in lower case."""
     folded = name.casefold()
     return any(text in folded for text in texts)
 
 
 def _excluding(pod: Pod, scheme: Scheme) -> list[str]:
-    # Types are ASCII. The schedulers are written in Go, which compares other texts differently: these are ignored.
+    # Types are ASCII. For other characters, Go compares upper and lower case differently, so such texts are ignored.
     text = pod.annotations.get(scheme.unwanted_models) if scheme.unwanted_models else None
     return [part.casefold() for part in (text or "").split(",") if part and part.isascii()]
 
@@ -196,5 +196,5 @@ def _texts(pod: Pod, annotation: str | None) -> list[str]:
 
 
 def _substrings(pod: Pod, annotation: str | None) -> list[str]:
-    # Blank texts are ignored: their author meant no name.
+    # A blank text is ignored, because its author named nothing.
     return [text.strip() for text in _texts(pod, annotation) if text.strip()]

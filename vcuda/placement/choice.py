@@ -1,4 +1,4 @@
-"""Chooses the GPU model of a pod or ResourceClaim among the models that it may use."""
+"""Chooses the GPU model of a pod or ResourceClaim among the models that this object may use."""
 
 from collections.abc import Sequence
 
@@ -9,13 +9,13 @@ from vcuda.quota.preference import PLACES, Rule
 from vcuda.quota.terms import would_be_pinned
 
 MAX_PASSED_OVER = 3
-"""Models that a reason names beside the chosen one."""
+"""The most models that a reason names in addition to the chosen model."""
 
 NOT_ENFORCED = "over quota on every model, and this quota does not enforce"
 
 
 class Option(msgspec.Struct, frozen=True, gc=False):
-    """One model that an object may use, at the time of the decision."""
+    """One model that an object (a pod or a claim) may use, at the time of the decision."""
 
     model: str
     asked: Charge
@@ -23,11 +23,11 @@ class Option(msgspec.Struct, frozen=True, gc=False):
     limit: Limit
     usage: Usage
     present: bool = True
-    """Whether a node of the model that can serve the object exists now."""
+    """True if a node of the model that can serve the object exists now."""
     fits_a_card: bool = True
-    """Whether a card has room for the object's largest container, as far as free cards are published."""
+    """False if free cards are published, and no card has room for the object's largest container."""
     free_cores: int = 0
-    """The free cores of the model's cards without the pending charges; 0 if free cards are not published."""
+    """The free cores of the model's cards, less the pending charges; 0 if free cards are not published."""
 
     @property
     def has_room(self) -> bool:
@@ -38,14 +38,14 @@ class Option(msgspec.Struct, frozen=True, gc=False):
         return Shortage(self.model, self.asked, self.usage, self.limit)
 
     def obstacle(self, best: "Option") -> str:
-        """Return the reason why ``best`` is chosen before this option, which is earlier in the order."""
+        """Return the reason why ``best`` is chosen although this option comes earlier in the order."""
         if not self.has_room:
             return "no room"
         return "no card with room" if self.present == best.present else "no node now"
 
 
 class Choice(msgspec.Struct, frozen=True, gc=False):
-    """The model of an object, the reason for the choice, and the rule of the order."""
+    """The chosen model of an object. ``reason``: why it was chosen. ``rule``: the rule that ordered the models."""
 
     model: str
     reason: str
@@ -53,19 +53,19 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def forecast(self) -> str:
-        """The message for a request that creates nothing: the model that the object would get, and the reason."""
+        """The message for a request that creates nothing. It has the model that would be chosen, and the reason."""
         return f"{would_be_pinned(self.model)}: {self.reason}"
 
 
 def choose(options: Sequence[Option], rule: Rule) -> Choice | tuple[Shortage, ...]:
-    """Return the best option with room, or the shortage of each option.
+    """Return the best option with room. If no option has room, return the shortage of each option.
 
-    ``options`` are in the order of the rule. The best is the first by these criteria:
+    ``options`` must be in the order of the rule. The best option is the first by these criteria:
 
     1. A node that can serve the object exists now.
-    2. A card has room for each container, if that is published.
-    3. By the rule `Rule.MOST_FREE` alone: it has the most free cards, if that is published; then the most free quota.
-    4. It comes first in the order of the rule.
+    2. A card has room for each container, as far as free cards are published.
+    3. Only for `Rule.MOST_FREE`: the most free cards, if these are published, and then the most free quota.
+    4. The position in the order of the rule.
     """
     fitting = [option for option in _ranked(options, rule) if option.has_room]
     if not fitting:
@@ -75,7 +75,7 @@ def choose(options: Sequence[Option], rule: Rule) -> Choice | tuple[Shortage, ..
 
 
 def choose_regardless(options: Sequence[Option], rule: Rule) -> Choice:
-    """Return the best option, even if none has room, for a quota that does not enforce. There must be an option."""
+    """Return the best option even without room, for a quota that does not enforce. ``options`` must not be empty."""
     choice = choose(options, rule)
     return choice if isinstance(choice, Choice) else Choice(_ranked(options, rule)[0].model, NOT_ENFORCED, rule)
 
@@ -109,7 +109,7 @@ def _reason(options: Sequence[Option], fitting: Sequence[Option], rule: Rule) ->
 def _reason_by_room(fitting: Sequence[Option]) -> str:
     best, others = fitting[0], fitting[1:]
     if best.present and not all(each.present for each in others):
-        return "a node of it can take the pod now"
+        return "a node of the model can take the pod now"
     if best.fits_a_card and not all(each.fits_a_card for each in others):
-        return "a card of it has room now"
+        return "a card of the model has room now"
     return "most cards are free" if best.free_cores > others[0].free_cores else "most room"

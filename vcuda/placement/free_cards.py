@@ -1,4 +1,4 @@
-"""The free cards of each model and pool, as the extender publishes them."""
+"""The free cards of each model and pool, as the scheduler extender publishes them."""
 
 import operator
 from collections.abc import Iterable, Mapping
@@ -21,9 +21,9 @@ class FreeCards(msgspec.Struct, frozen=True, gc=False):
     free_cores: int = 0
     """The free cores of all cards."""
     fragmented_cores: int = 0
-    """The free cores of cards that are in use. A pod that requests whole cards cannot get them."""
+    """The free cores of cards that are in use. A pod that requests whole cards cannot use these cores."""
     largest: int = 0
-    """The free cores of the card with the most: no container gets a larger share. Old releases publish 0."""
+    """The free cores of the card that has the most. No container can get a larger share. Old releases publish 0."""
 
     def __add__(self, other: "FreeCards") -> "FreeCards":
         *mine, largest = msgspec.structs.astuple(self)
@@ -31,12 +31,12 @@ class FreeCards(msgspec.Struct, frozen=True, gc=False):
         return FreeCards(*[*sums, max(largest, other.largest)])
 
     def room_for(self, asked: Charge) -> int:
-        """Return the free cores that a pod can use: only those of unused cards if it requests whole cards."""
+        """Return the free cores that a pod can use. A pod that requests whole cards can use only unused cards."""
         return self.whole * CORES_PER_CARD if asked.card_memory >= CORES_PER_CARD else self.free_cores
 
 
 FreeCardsByPool = Mapping[tuple[str, str], FreeCards]
-"""By model and pool. The pool is empty for nodes without one."""
+"""The free cards by model and pool. The pool is empty for nodes without a pool."""
 
 
 class _PublishedCards(msgspec.Struct, frozen=True):
@@ -46,7 +46,7 @@ class _PublishedCards(msgspec.Struct, frozen=True):
 
 
 def free_by_model(published: FreeCardsByPool, pools: Iterable[str]) -> Mapping[str, FreeCards]:
-    """Return the sums by model over these pools; over all pools if ``pools`` is empty."""
+    """Return the free cards by model, summed over these pools; over all pools if ``pools`` is empty."""
     allowed = frozenset(pools)
     found: dict[str, FreeCards] = {}
     for (model, pool), free in published.items():
@@ -56,11 +56,11 @@ def free_by_model(published: FreeCardsByPool, pools: Iterable[str]) -> Mapping[s
 
 
 def write_free_cards(by_pool: FreeCardsByPool) -> str:
-    """Return the text in which free cards are published, in a fixed order."""
+    """Return the text that publishes free cards. Its order is fixed."""
     rows = [_PublishedCards(model, pool, free) for (model, pool), free in sorted(by_pool.items())]
     return msgspec.json.format(msgspec.json.encode(rows), indent=2).decode()
 
 
 def read_free_cards(text: str) -> FreeCardsByPool:
-    """Return the free cards in a published text. Raises ValueError for any other text."""
+    """Return the free cards in a published text. Raises ValueError if the text is malformed."""
     return {(row.model, row.pool): row.free for row in msgspec.json.decode(text, type=list[_PublishedCards])}

@@ -14,33 +14,33 @@ from vcuda.placement.registers import Registers
 from vcuda.requests.resources import NO_ROWS, CardModels, RegisteredCards, RegisteredMemory
 
 COUNT_LABEL = "nvidia.com/gpu.count"
-"""The label in which GPU feature discovery writes the number of a node's cards."""
+"""The label that has the number of a node's cards. GPU feature discovery writes it."""
 
 _COUNT = re.compile(r"[0-9]{1,4}", re.ASCII)
 
 
 class Nodes(msgspec.Struct, frozen=True, dict=True):
-    """The cluster's nodes."""
+    """The nodes of the cluster at one moment."""
 
     keys: NodeLabels = NodeLabels()
     labels: Mapping[str, Labels] = {}
     """The labels of each node, by the node's name."""
     index: NodeIndex = msgspec.field(default_factory=NodeIndex)
-    """The nodes that have a model label."""
+    """An index of the nodes that have a model label."""
     registers: Mapping[str, Registers] = {}
-    """The registers of each node, by the node's name."""
+    """The registers of each node, by the node's name. In a register a device plugin lists the cards of the node."""
     registered: Mapping[str, int] = {}
-    """The nodes that a scheme serves by its register, by the name of the scheme, as a set of ``index``."""
+    """By the name of a scheme, the nodes that the scheme serves according to its register, as a set of ``index``."""
     types: CardTypes = CardTypes()
-    """The registered types of card by model."""
+    """The registered types of card, by model."""
     free: FreeCardsByPool = {}
     """The free cards, as far as they are published."""
     named: CardModels = NO_ROWS
-    """The models of products, which are the values of the model label."""
+    """The rows of the quota that assign models to products. Products are values of the model label."""
     seen: Mapping[str, frozenset[str]] = {}
-    """The values of the model label on nodes, by model."""
+    """By model, the values of the model label that nodes have."""
     outdated: Mapping[str, frozenset[str]] = {}
-    """The schemes that do not serve a node although it has their register, by the node's name."""
+    """By the name of a node, the schemes that left a register on the node but do not serve it any more."""
 
     @classmethod
     def of(
@@ -51,7 +51,7 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
         named: CardModels = NO_ROWS,
         outdated: Mapping[str, frozenset[str]] = MappingProxyType({}),
     ) -> "Nodes":
-        """Return these nodes. The index leaves out nodes without a model label."""
+        """Return these nodes. Nodes without a model label are not in ``index``."""
         index = NodeIndex({name: node for name, node in labels.items() if keys.model in node})
         seen: dict[str, frozenset[str]] = {}
         for value in index.values_of(keys.model):
@@ -69,7 +69,7 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
         return msgspec.structs.replace(found, types=types)
 
     def named_by(self, named: CardModels) -> "Nodes":
-        """Return the same nodes with their models by these rows."""
+        """Return the same nodes, with models by the rows ``named``."""
         return self if named is self.named else Nodes.of(self.labels, self.keys, self.registers, named, self.outdated)
 
     @property
@@ -77,7 +77,7 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
         return self.seen.keys()
 
     def model_of(self, name: str) -> str | None:
-        """Return the GPU model of a node; None if the node or its label is unknown."""
+        """Return the GPU model of a node; None if the node is unknown or has no model label."""
         value = self.labels.get(name, {}).get(self.keys.model)
         return None if value is None else self.named.model_of(value)
 
@@ -87,7 +87,7 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def cards(self) -> Mapping[str, int]:
-        """The cards by model, for the models of which every node says how many it has: by a register, or by a label."""
+        """The number of cards by model. A model is left out if the number is unknown for one of its nodes."""
         found: dict[str, list[int | None]] = {}
         for name, labels in self.labels.items():
             if (model := self.model_of(name)) is not None:
@@ -99,7 +99,7 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def registered_cards(self) -> RegisteredCards:
-        """The memory of the registered cards by scheme and model."""
+        """The smallest and the largest memory of the registered cards, by scheme and model."""
         found: dict[tuple[str, str], set[int]] = {}
         for name, registers in self.registers.items():
             model = self.model_of(name)
@@ -112,15 +112,15 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
         }
 
     def label_values(self, model: str) -> tuple[str, ...]:
-        """Return the known values of the model label for this model, on nodes or in the quota's rows."""
+        """Return the known values of the model label for this model, from nodes and from the rows of the quota."""
         return self.named.label_values(model, self.seen.get(model, ()))
 
     def allowed(self, values: Values, models: Set[str]) -> Set[str]:
-        """Return the models that a node can have if its model label has one of these values."""
+        """Return the models of ``models`` that a node can have whose model label has one of ``values``."""
         if not self.named.rows:
             return values.among(models)
         if values.listed is not None:
-            # No node may have the value yet.
+            # Perhaps no node has the value yet.
             return models & set(map(self.named.model_of, filter(values.allow, values.listed)))
         return {model for model in models if any(map(values.allow, self.label_values(model)))}
 

@@ -1,4 +1,4 @@
-"""The JSON Patch that pins a pod to a model, sets its scheduler, and removes keys that may be forged."""
+"""The JSON Patch that pins a pod to a model, sets its scheduler, and removes keys that a tenant may have forged."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -16,24 +16,24 @@ from vcuda.requests.schemes import ALLOCATION_LABELS, CREATION_ANNOTATIONS, Sche
 
 
 class Hints(msgspec.Struct, frozen=True):
-    """Settings of the whole cluster."""
+    """Settings of the whole cluster for these patches."""
 
     labels: NodeLabels = NodeLabels()
     scheduler: str | None = None
-    """The scheduler that places GPU pods; None: the one that the pod names."""
+    """The scheduler that places GPU pods; None if each pod keeps the scheduler that it names."""
     of_schemes: Mapping[str, str] = {}
-    """The schedulers that place the pods of one scheme, by its name. ``gpu_schemes`` takes precedence."""
+    """The schedulers for pods of one scheme, by its name. Key ``gpu_schemes`` takes precedence."""
     avoided: tuple[str, ...] = ()
     """The hostnames of the nodes that the pod's own scheduler must not choose."""
 
     def of(self, schemes: Collection[Scheme]) -> "Hints":
-        """Return the hints for a pod that requests by these schemes. A scheme's scheduler replaces the general one."""
+        """Return the hints for a pod that requests by these schemes. A scheme's scheduler comes first."""
         own = (scheme.scheduler or self.of_schemes.get(scheme.name) for scheme in schemes)
         return msgspec.structs.replace(self, scheduler=next(filter(None, own), self.scheduler if schemes else None))
 
 
 class _Wanted:
-    """A requirement for every term, made once. ``allows``: whether a value means the same as ``values``."""
+    """A node requirement that every term must have. ``allows`` returns True for a value that means the same."""
 
     def __init__(self, key: str, values: Iterable[str], allows: Callable[[str], bool] | None = None) -> None:
         self.key = key
@@ -42,12 +42,12 @@ class _Wanted:
         self.plain: dict[str, Any] = {"key": key, "operator": "In", "values": list(self.values)}
 
     def beside(self, present: tuple[Requirement, ...]) -> dict[str, Any] | None:
-        """Return the requirement to add to a term; None if the requirements ``present`` there include it."""
-        # A second call with the patched pod must patch nothing: the API server may call again (reinvocationPolicy).
+        """Return the requirement to add to a term; None if ``present``, the requirements of the term, include it."""
+        # The patch of a patched pod must be empty, because the API server may call again (reinvocationPolicy).
         lists = self._lists(present)
         if any(all(map(self.allows, values)) for values in lists):
             return None
-        # A list in the term may name other values of the model. Without these no node would match both lists.
+        # A list in the term may name other label values of the model. Without these, no node would match both lists.
         others = [value for values in lists for value in values if self.allows(value) and value not in self.values]
         return {**self.plain, "values": [*self.values, *dict.fromkeys(others)]} if others else self.plain
 
@@ -56,7 +56,7 @@ class _Wanted:
 
 
 class _Avoided(_Wanted):
-    """A requirement that a label has none of these values."""
+    """A requirement that a label must have none of these values."""
 
     def __init__(self, key: str, values: Iterable[str]) -> None:
         super().__init__(key, values)
@@ -67,7 +67,7 @@ class _Avoided(_Wanted):
         return None if included else self.plain
 
 
-# The patch is minimal: it replaces nothing that already means the same, and keeps what a person wrote.
+# The patch is minimal. It keeps requirements that a person wrote, and replaces nothing that means the same.
 def patch_for(
     pod: Pod,
     model: str,
@@ -78,7 +78,7 @@ def patch_for(
     nodes: Nodes = NO_NODES,
     check: Check = no_check,
 ) -> list[Operation]:
-    """Return the operations that pin the pod to ``model`` and ``pools`` (if empty: any), and annotate ``types``."""
+    """Return the operations that pin a pod to ``model`` and ``pools`` (empty for any), and annotate ``types``."""
     selected = (pod.spec.node_selector or {}).get(hints.labels.model)
     values = dict.fromkeys(nodes.label_values(model))
     if selected is not None and nodes.named.model_of(selected) == model:
@@ -92,13 +92,13 @@ def patch_for(
 
 
 def unpinned_patch(pod: Pod, hints: Hints) -> list[Operation]:
-    """Return the operations for a pod that is admitted without a model: they set its scheduler."""
-    # Otherwise the pod would use a card that its scheduler does not know of, and gives to another pod.
+    """Return the operations for a pod that is admitted without a model. They set its scheduler."""
+    # Without this scheduler the pod could use a card that the scheduler gives to another pod.
     return [*_schedule(pod, [], hints)]
 
 
 def pools_patch(pod: Pod, pools: tuple[str, ...], hints: Hints) -> list[Operation]:
-    """Return the operations that hold a pod to ``pools`` (if empty: any) if its cards come from ResourceClaims."""
+    """Return the operations that limit a pod with ResourceClaims to ``pools``; none if ``pools`` is empty."""
     return [*_require(pod.spec, [_Wanted(hints.labels.pool, pools)] if pools else [], [])]
 
 
@@ -110,11 +110,10 @@ def _schedule(pod: Pod, required: list[_Wanted], hints: Hints, check: Check = no
     yield from _require(spec, required, fields, check)
     if spec.node_name:
         yield {"op": "remove", "path": "/spec/nodeName"}
-    # A pod that names a scheduler keeps it. Kubernetes writes its default scheduler if the pod names none.
+    # A scheduler that the pod names is kept. Kubernetes writes its default scheduler into a pod that names none.
     if hints.scheduler and spec.scheduler_name in ("", DEFAULT_SCHEDULER) and spec.scheduler_name != hints.scheduler:
         yield _add("/spec/schedulerName", hints.scheduler)
-    # A manifest has these keys if it was copied from a stored pod, or if they are forged. gpu-admission never places a
-    # pod with them.
+    # These keys were copied from a stored pod, or forged by a tenant. gpu-admission never places a pod with them.
     yield from _remove("/metadata/annotations", pod.annotations, CREATION_ANNOTATIONS)
     yield from _remove("/metadata/labels", pod.labels, ALLOCATION_LABELS)
 
@@ -141,7 +140,7 @@ def _annotate(pod: Pod, wanted: Mapping[str, str]) -> Iterator[Operation]:
 def _require(
     spec: PodSpec, labels: list[_Wanted], fields: list[_Wanted], check: Check = no_check
 ) -> Iterator[Operation]:
-    # Every term gets the requirements, since terms are ORed. A missing term is created, with its parents.
+    # Terms are ORed, so every term gets the requirements. A missing term is created together with its parents.
     terms = required_terms(spec)
     if terms is not None:
         base = "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms"

@@ -19,42 +19,42 @@ from vcuda.requests.pod_request import PodRequest
 from vcuda.requests.resources import NO_ROWS, CardModels
 
 ChargeOn = Callable[[str], Charge]
-"""Returns the charge to a model's quota."""
+"""Returns the charge to the quota of a model."""
 
 
 class Candidates(msgspec.Struct, frozen=True, gc=False):
     """The models that a pod may use."""
 
     models: tuple[str, ...]
-    """In the order in which they are tried."""
+    """The models in the order in which they are tried."""
     present: frozenset[str]
-    """The models that have a node now that the pod's own constraints allow."""
+    """The models that have an existing node that the pod's own constraints allow."""
     excluded: Mapping[str, str]
-    """The other models of the quota, with the reason."""
+    """The other models of the quota, each with the reason that excludes it."""
     rule: Rule = Rule.DOCUMENT
-    """The rule of the order."""
+    """The rule that determines the order."""
     free: Mapping[str, FreeCards] = {}
     """The free cards in the namespace's pools; empty if they are not published."""
     no_fitting_card: frozenset[str] = frozenset()
-    """The models without a card that has room for the pod's largest container, as far as that is published."""
+    """The models of which no published card has room for the pod's largest container."""
 
     def options(self, quota: NamespaceQuota, asked: ChargeOn, usage: Mapping[str, Usage]) -> list[Option]:
-        """Return the models with their charges and usages. ``asked`` returns the charge to a model."""
+        """Return the models with their charges and usage. ``asked`` returns the charge to a model."""
         found = []
         for model in self.models:
             charge, used = asked(model), usage.get(model, Usage())
-            # Pending pods have no cards yet. Without this subtraction a burst of pods would all get the same model.
+            # Pending pods have no cards yet. Without this subtraction, all pods of a burst would get the same model.
             free = self.free.get(model, FreeCards()).room_for(charge) - used.pending.cores if self.free else 0
             present, fits_a_card = model in self.present, model not in self.no_fitting_card
             found.append(Option(model, charge, quota.limits[model], used, present, fits_a_card, free))
         return found
 
     def sentence(self, namespace: str, quota: NamespaceQuota) -> str:
-        """Return the message for a pod that may not use any of its namespace's models."""
+        """Return the message for a pod that may use none of the models of its namespace."""
         if not quota.limits:
             return f"namespace {namespace} may use no GPU model: its quota lists none"
         reasons = "; ".join(f"{model} is excluded by {reason}" for model, reason in self.excluded.items())
-        return f"no GPU model that this pod may use in namespace {namespace}: {reasons}"
+        return f"this pod may use no GPU model in namespace {namespace}: {reasons}"
 
 
 def find_candidates(
@@ -66,7 +66,7 @@ def find_candidates(
     *,
     check: Check = no_check,
 ) -> Candidates:
-    """Return the models of the quota that a pod may use. ``placing``: the scheduler of its schemes."""
+    """Return the models of the quota that a pod may use. ``placing``: the scheduler of the pod's schemes."""
     selected = {
         model: [select(pod, scheme, model, nodes.types, has_share=request.has_share) for scheme in request.schemes]
         for model in quota.limits
@@ -97,11 +97,11 @@ def _too_small(model: str, request: PodRequest, nodes: Nodes) -> str | None:
     memory = row.memory if row and row.memory else max((each.largest for each in registered if each), default=0)
     if not memory or request.share_memory <= memory:
         return None
-    return f"its cards, which have {mebibytes(memory)}: a container requests {request.share_memory} MiB of one"
+    return f"its cards, which have {mebibytes(memory)}: a container requests {request.share_memory} MiB of one card"
 
 
 class Pin(msgspec.Struct, frozen=True, gc=False):
-    """The models and pools to which a pod's spec limits its node."""
+    """The models and pools to which the spec of a pod limits the pod's node."""
 
     models: frozenset[str] | None
     """None if the spec does not limit the model."""
@@ -120,9 +120,9 @@ class Pin(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_pin(pod: Pod, labels: NodeLabels, named: CardModels = NO_ROWS) -> Pin:
-    """Return the pin of a pod by its nodeSelector and required node affinity."""
+    """Return the models and pools to which a pod's nodeSelector and required node affinity limit its node."""
     # The owner of a pod can edit its annotations, but not this part of the spec. While the pod has a scheduling gate,
-    # requirements can be added (KEP-3838): they narrow the pin and cannot change it to another model.
+    # the owner can add requirements (KEP-3838). These narrow the pin, and cannot change it to another model.
     values = limited_values(pod.spec, labels.model)
     models = None if values is None else frozenset(map(named.model_of, values))
     return Pin(models, limited_values(pod.spec, labels.pool))
@@ -138,7 +138,7 @@ class _Reach(NamedTuple):
     present: frozenset[str]
     """The models of existing nodes in the pools of the quota that can serve the pod."""
     unserved: frozenset[str]
-    """The models of the other existing nodes in the pools of the quota."""
+    """The models of the other existing nodes in the pools of the quota. These nodes cannot serve the pod."""
 
     def excludes(self, model: str, quota: NamespaceQuota) -> str | None:
         if model in self.in_pools:
@@ -170,7 +170,7 @@ def _reach_of(
             continue  # no model is missing, and there may be thousands of terms
         names = term.name.limit() if term.name else None
         if names is not None and names <= nodes.labels.keys():
-            # The labels of the named nodes decide if all of them are known. An unknown node may have any labels.
+            # If all named nodes are known, their labels decide. An unknown node may have any labels.
             named |= found
         elif _could_be_met(term, keys):
             model, pool = selection.values_of(term, keys.model), selection.values_of(term, keys.pool)
@@ -188,7 +188,7 @@ def _reach_of(
 
 
 def _could_be_met(term: Term, keys: NodeLabels) -> bool:
-    # Whether any node can match, apart from its model and pool.
+    # Returns whether any node can match. The labels of model and pool are not considered.
     if term.name and not term.name.allow_any():
         return False
     for key, values in term.labels.items():

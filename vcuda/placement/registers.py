@@ -1,8 +1,8 @@
-"""Reads registers: annotations in which the device plugins of HAMi and vgpu-manager list the cards of a node.
+"""Reads registers. A register is a node annotation in which a device plugin of HAMi or vgpu-manager lists the cards.
 
 vgpu-manager and HAMi from 2.8 on write a JSON list. Older HAMi releases write
-``uuid,count,memory,cores,type,numa,health`` and a colon for each card. The later ones of these add ``,index,mode``
-before the colon (HAMi ``pkg/device/devices.go``).
+``uuid,count,memory,cores,type,numa,health`` and a colon for each card. The later ones of these releases add
+``,index,mode`` before the colon (HAMi ``pkg/device/devices.go``).
 """
 
 import re
@@ -15,15 +15,15 @@ from vcuda.k8s_types import UNDECODABLE
 from vcuda.requests.schemes import SCHEMES
 
 MAX_CARDS = 1024
-"""Cards that one node may register; more is a mistake."""
+"""The most cards that one node may register. A larger number is a mistake."""
 MAX_TYPES = 16
-"""Types of card on one node. The types are written on pods."""
+"""The most types of card on one node. The types are written on pods."""
 MAX_TEXT = 128
-"""Characters in a card's type or uuid. The bound of NVML is 96."""
+"""The most characters in a card's type or uuid. NVML has a bound of 96."""
 MAX_REGISTER = 256 * 1024
-"""Characters of a register: the bound of the API server on all annotations of an object."""
+"""The most characters of a register. The API server has the same bound for all annotations of an object."""
 MAX_CARD_MEMORY = 2**24
-"""MiB of one card, scaled as HAMi and vgpu-manager may. A larger figure is ignored."""
+"""The most MiB of one card, which HAMi and vgpu-manager may have scaled. A larger figure is ignored."""
 
 _MIG = "mig"
 _FIELDS = (7, 9)
@@ -31,28 +31,27 @@ _DIGITS = re.compile(r"[0-9]{1,9}", re.ASCII)
 
 
 class Card(msgspec.Struct, frozen=True, gc=False):
-    """One card: its uuid, its type as the driver names it, and whether it is in MIG mode."""
+    """One card. ``type``: the product as the driver names it. ``mig``: True if the card is in MIG mode."""
 
     uuid: str
     type: str
     mig: bool = False
     memory: int = 0
-    """MiB as registered, which may be scaled; 0 if the register does not say."""
+    """The registered MiB, which HAMi and vgpu-manager may have scaled; 0 if the register has no figure."""
     healthy: bool = True
-    """False only if the register says so. HAMi's JSON leaves the field out for a faulty card, which then counts as
-    healthy."""
+    """False only if the register reports a fault. HAMi's JSON omits it for a faulty card, which counts as healthy."""
 
 
 class Register(msgspec.Struct, frozen=True, gc=False):
-    """The cards of one node by one device plugin. The types and modes are computed once, as they are read often."""
+    """One device plugin's cards on a node. The types and modes are computed once, because they are read often."""
 
     cards: tuple[Card, ...] = ()
     types: tuple[str, ...] = ()
     """The different types of the cards."""
     sliced: bool = False
-    """Whether a card is in MIG mode."""
+    """True if a card is in MIG mode."""
     whole: bool = False
-    """Whether a card is not in MIG mode."""
+    """True if a card is not in MIG mode."""
 
     @classmethod
     def of(cls, *cards: Card) -> "Register":
@@ -64,20 +63,21 @@ class Register(msgspec.Struct, frozen=True, gc=False):
 
 
 Registers = Mapping[str, Register]
-"""The registers of one node by the name of the scheme."""
+"""The registers of one node, by the name of the scheme."""
 
 ANNOTATIONS = {scheme.register: scheme.name for scheme in SCHEMES if scheme.register}
-"""The names of schemes by the annotation of a node that is their register."""
+"""The name of the scheme, by the node annotation that is the scheme's register."""
 
 
 class _Entry(msgspec.Struct, frozen=True, gc=False):
-    # The id is the uuid in HAMi, and a number in vgpu-manager, which has a field for the uuid.
+    # In HAMi the id is the uuid. In vgpu-manager the id is a number, and another field has the uuid.
     type: str
     id: str | int = ""
     uuid: str = ""
     mode: str = ""
     mig: bool = False
-    # HAMi and vgpu-manager name these differently. Any value is accepted, so that one wrong field costs no register.
+    # HAMi and vgpu-manager name these fields differently. Any value is accepted, so that one wrong field costs no
+    # register.
     devmem: object = 0
     memory: object = 0
     health: object = None
@@ -97,7 +97,7 @@ def read_register(text: str) -> Register:
     except UNDECODABLE as error:
         raise ValueError(str(error)) from error
     if len(register.cards) > MAX_CARDS or len(register.types) > MAX_TYPES:
-        raise ValueError(f"{len(register.cards)} cards of {len(register.types)} types on one node")
+        raise ValueError(f"the register has {len(register.cards)} cards of {len(register.types)} types on one node")
     return register
 
 
@@ -114,20 +114,20 @@ def _separated(text: str) -> Iterator[Card]:
         if line.strip():
             fields = line.split(",")
             if len(fields) not in _FIELDS:
-                raise ValueError(f"a card of {len(fields)} fields")
+                raise ValueError(f"a card has {len(fields)} fields")
             memory = int(fields[2]) if _DIGITS.fullmatch(fields[2]) else 0
             mig, faulty = fields[-1].strip() == _MIG, fields[6].strip() == "false"
             yield _card(fields[0].strip(), fields[4], memory, mig=mig, healthy=not faulty)
 
 
 def _card(uuid: str, kind: str, memory: object, *, mig: bool, healthy: bool) -> Card:
-    # Types are written into lists that are separated by commas, and read from there without blanks around them.
+    # Types are written into comma-separated lists, and are read from these lists without surrounding blanks.
     kind = kind.strip()
     for name, value in (("uuid", uuid), ("type", kind)):
         plain = value.isascii() and value.isprintable() and "," not in value
         if not value or len(value) > MAX_TEXT or not plain:
-            raise ValueError(f"a card with {value[:MAX_TEXT]!r} for its {name}")
-    # Interned, since thousands of nodes have the same few types.
+            raise ValueError(f"a card has {value[:MAX_TEXT]!r} as its {name}")
+    # The type is interned, because thousands of nodes have the same few types.
     known = memory if isinstance(memory, int) and 0 < memory <= MAX_CARD_MEMORY else 0
     return Card(uuid, sys.intern(kind), mig, known, healthy)
 

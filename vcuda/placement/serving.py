@@ -1,4 +1,4 @@
-"""The nodes of a model that can serve a pod, and the scheduler that places it there.
+"""Finds the nodes of a model that can serve a pod, and the scheduler that places the pod there.
 
 HAMi and vgpu-manager write a register on each of their nodes, and their schedulers skip all other nodes (HAMi
 ``pkg/scheduler/scheduler.go``, ``getNodesUsage``: "node unregistered"). On the other nodes ``nvidia.com/gpu`` is a
@@ -18,28 +18,28 @@ HOSTNAME = "kubernetes.io/hostname"
 """The label by which a pod is kept off nodes."""
 
 MOST_AVOIDED = 256
-"""The most nodes that a pod is kept off. Their names are written into the pod."""
+"""The most nodes that a pod is kept off. The names of these nodes are written into the pod."""
 
 DEFAULT_SCHEDULER = "default-scheduler"
 
 
 class ServedBy(msgspec.Struct, frozen=True, gc=False):
-    """How the nodes of one model serve a pod."""
+    """The nodes of one model that can serve a pod, and the scheduler that places the pod on them."""
 
     nodes: int
-    """The nodes that can serve it, as a set of `Nodes.index`. It is empty for a model that has no node yet."""
+    """The nodes that can serve the pod, as a set of `Nodes.index`; empty if the model has no node yet."""
     scheduler: str | None = None
-    """The scheduler that places it; None: the scheduler that the pod names."""
+    """The scheduler that places the pod; None if the pod keeps the scheduler that it names."""
     avoided: tuple[str, ...] = ()
     """The hostnames of the model's other nodes, which the pod's own scheduler must not choose."""
 
 
 def serve(pod: Pod, request: PodRequest, every: int, nodes: Nodes, placing: str | None = None) -> ServedBy:
-    """Return how a model with ``every`` of these nodes serves a pod. ``placing``: the scheduler of its schemes."""
+    """Return which of ``every`` node of a model serve a pod. ``placing``: the scheduler of the pod's schemes."""
     if not request.schemes:
         return ServedBy(every)
     for scheme in request.registered:
-        # Without any register in the cluster nothing is known about the nodes of the scheme.
+        # If no node in the cluster has a register of the scheme, the scheme's nodes are unknown.
         every &= nodes.registered.get(scheme.name, every)
     if request.registered or not all(each.register for each in request.schemes):
         return ServedBy(every, placing)
@@ -47,7 +47,7 @@ def serve(pod: Pod, request: PodRequest, every: int, nodes: Nodes, placing: str 
 
 
 def _serve_whole_cards(pod: Pod, request: PodRequest, nodes: Nodes, placing: str | None, every: int) -> ServedBy:
-    # Nodes with and without a register serve a bare count of cards, by different schedulers.
+    # Nodes with a register and nodes without one can serve a bare count of cards, but by different schedulers.
     with_register = 0
     for scheme in request.schemes:
         with_register |= every & nodes.registered.get(scheme.name, 0)

@@ -1,1 +1,1 @@
-"""How pods request GPUs: the vendors' schemes, and the request of one pod."""
+"""The ways in which pods request GPUs: the schemes of vendors, and the request of one pod."""

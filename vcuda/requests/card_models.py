@@ -1,4 +1,6 @@
-"""Key ``gpu_models`` of the quota ConfigMap: the products of each model, and the value of one whole device of it::
+"""Key ``gpu_models`` of the quota ConfigMap: the products of each model, and the value of one whole device.
+
+For example::
 
     A100: [NVIDIA-A100-*GB]                                        # names of products, as in a node's label
     A100-shared: {products: [NVIDIA-A100-*-SHARED], cards: 0.25}   # one nvidia.com/gpu is a quarter of a card
@@ -6,7 +8,7 @@
 
 A product is the value of a node's model label, or the ``productName`` of a device. A space equals ``-``, and letter
 case does not matter. In a row, ``*`` stands for any text and ``?`` for one character. A product that no row names is a
-model of its own name. Without this key every product is.
+model of its own name. Without this key, every product is a model.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,13 +35,13 @@ from vcuda.requests.folding import fold
 from vcuda.requests.resources import MAX_PRODUCT, WILDCARDS, CardModels, ProductRow
 
 MAX_PRODUCTS = 32
-"""Names of products in one row. The selector of a claim has room for all of them."""
+"""The most products in one row. The selector of a claim has room for all of them."""
 MAX_ROWS = 256
-"""Models, and products of all models together. Each is compared with every other."""
+"""The most models, and the most products of all models together. Each product is compared with all others."""
 
 
 def common_product(one: str, other: str) -> str | None:
-    """Return a name that both patterns match; None if there is none."""
+    """Return a name that both patterns match; None if there is no such name."""
     tried: set[tuple[int, int]] = set()
 
     def rest(at: int, by: int) -> str | None:
@@ -57,7 +59,7 @@ def common_product(one: str, other: str) -> str | None:
 
 
 def _steps(left: str, right: str) -> Iterator[tuple[int, int, str]]:
-    """Yield the next steps: the characters used up of each pattern, and the text that they add to the name."""
+    """Yield the next steps: the number of characters used in each pattern, and the text that they add to the name."""
     if left == "*":
         yield 1, 0, ""
         if right:
@@ -96,11 +98,11 @@ _EXAMPLE = (
 
 
 def read_cores_of_device(value: object) -> int:
-    """Return the cores of one whole device, from 1 to those of a card."""
+    """Return the cores of one whole device, from 1 to the cores of a card."""
     cores = read_cores(value)
     if not 0 < cores <= CORES_PER_CARD:
         raise WrongValueError(
-            f"must be the part of a card that one nvidia.com/gpu is, above 0 and at most 1; got {shown(value)}"
+            f"must be the part of a card that one nvidia.com/gpu gives a pod, above 0 and at most 1; got {shown(value)}"
         )
     return cores
 
@@ -128,12 +130,12 @@ _ENTRIES: pydantic.TypeAdapter[dict[str, _ModelEntry]] = pydantic.TypeAdapter(
 
 
 def parse_models(text: str, limited: Iterable[str] = ()) -> CardModels:
-    """Return the rows. ``limited`` are the models of the quota. Raises QuotaFault."""
+    """Return the rows of the key. ``limited``: the models of the quota. Raises QuotaFault."""
     return check_text(text, lambda tree: _read_models(tree, limited), _sentence)
 
 
 def _read_models(tree: Plain, limited: Iterable[str]) -> CardModels:
-    # A bare list is short for `products`. The path of a fault in it leaves out that key, which is not in the text.
+    # A bare list is short for `products`. The path of a fault in it has no `products`, like the text.
     written = tree.items() if isinstance(tree, dict) else ()
     bare = {name for name, entry in written if isinstance(entry, list)}
     plain = {name: {"products": entry} if name in bare else entry for name, entry in written}
@@ -156,7 +158,7 @@ class _Claimed(NamedTuple):
     model: str
     name: str
     at_product: bool = False
-    """Whether this is a product of a row, not a model's name."""
+    """True if ``name`` is a product of a row, and not a model."""
 
     @property
     def pattern(self) -> str:
@@ -164,7 +166,7 @@ class _Claimed(NamedTuple):
 
     @property
     def with_vendor(self) -> str:
-        """The pattern in the form in which the products of all sources are compared (`vcuda.discovery.names`)."""
+        """The pattern with the vendor's prefix, by which products are compared (`vcuda.discovery.names`)."""
         pattern = self.pattern
         return pattern if pattern.startswith(("nvidia-", *WILDCARDS)) else f"nvidia-{pattern}"
 
@@ -174,7 +176,7 @@ class _Claimed(NamedTuple):
 
 
 def _overlaps(rows: Mapping[str, ProductRow], limited: Iterable[str]) -> Iterator[tuple[KeyPath, str]]:
-    """Yield the places where a product could be of two models."""
+    """Yield the places where one product could belong to two models."""
     products = [
         _Claimed((model, "products", at), model, product, at_product=True)
         for model, row in rows.items()
@@ -186,7 +188,7 @@ def _overlaps(rows: Mapping[str, ProductRow], limited: Iterable[str]) -> Iterato
             f"must not have more than {MAX_ROWS} models or {MAX_ROWS} products; got {len(rows)} and {len(products)}",
         )
         return
-    # A model that only the quota names is a model of its own too. There may be thousands of these.
+    # A model that only the quota names is also a model of its own name. There may be thousands of such models.
     of_row = CardModels(rows).model_of
     strangers = {fold(model): model for model in sorted(limited) if model not in rows and of_row(model) != model}
     names = {**strangers, **{fold(model): model for model in reversed([*rows])}}
@@ -208,7 +210,7 @@ _NARROW = "a product must not have two models: narrow one of the two, for exampl
 
 
 def _common(one: str, other: str) -> str | None:
-    # Most patterns differ in their first characters, so that the search is rarely needed.
+    # Most patterns differ in their first characters, so the search is rarely needed.
     for mine, theirs in zip(one, other, strict=False):
         if mine in "*?" or theirs in "*?":
             break

@@ -1,4 +1,4 @@
-"""The quota ConfigMap with all its keys: the quota, and the resources by which pods request GPUs."""
+"""Reads the quota ConfigMap with all its keys: the quota, and the resources by which pods request GPUs."""
 
 import math
 import re
@@ -22,10 +22,10 @@ from vcuda.requests.schemes import SCHEMES
 
 QUOTA, UNITS, DOMAINS, SCHEME_SETTINGS, MODELS = "gpu_quota", "gpu_units", "gpu_domains", "gpu_schemes", "gpu_models"
 TIME_ZONE = "gpu_time_zone"
-"""The keys of the ConfigMap. The key of the quota can be set to another name."""
+"""The keys of the ConfigMap. The operator can choose another name for the key of the quota."""
 KEYS = (UNITS, DOMAINS, SCHEME_SETTINGS, MODELS, TIME_ZONE)
 PREFIX = "gpu_"
-"""The beginning of our keys. The ConfigMap may have others, which are ignored."""
+"""The beginning of the keys of this system. The ConfigMap may have other keys, which are ignored."""
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ _PREFIX = re.compile(r"[A-Za-z0-9][-._A-Za-z0-9]{0,61}\*", re.ASCII)
 
 
 class QuotaConfig(msgspec.Struct, frozen=True):
-    """The content of one version of the ConfigMap."""
+    """The content of one version of the quota ConfigMap."""
 
     quota: Quota = Quota()
     resources: GpuResources = BUILT_IN
@@ -42,9 +42,9 @@ class QuotaConfig(msgspec.Struct, frozen=True):
 def parse_config(
     data: Mapping[str, str], key: str = QUOTA, system: frozenset[str] = SYSTEM_NAMESPACES, version: str = ""
 ) -> QuotaConfig:
-    """Return the content of the ConfigMap's ``data``. ``key`` is the key of the quota, ``version`` the resourceVersion.
+    """Return the content of the ConfigMap's ``data``. ``key``: the key of the quota. ``version``: the resourceVersion.
 
-    Raises QuotaFault with the faults of all keys. The path of a fault in another key than the quota's begins with it.
+    Raises QuotaFault with the faults of all keys. The path of a fault outside the quota begins with the key's name.
     """
     faults: list[Fault] = []
 
@@ -91,7 +91,7 @@ def parse_zone(text: str) -> ZoneInfo:
 
 
 def read_unit_name(name: str, info: pydantic.ValidationInfo) -> str:
-    """Return the name of a resource or class, which must not be in another table."""
+    """Return the name of a resource or a class. The name must not be in another table."""
     domain, slash, rest = name.partition("/")
     if name.startswith(CLASS_RESOURCE):
         raise values.WrongValueError(f"must be written as {CLASS}{values.printable(rest)}, for claims and pods alike")
@@ -100,7 +100,7 @@ def read_unit_name(name: str, info: pydantic.ValidationInfo) -> str:
             "must be the name of a resource, for example nvidia.com/gpu.shared, or of a DeviceClass, "
             f"{CLASS}NAME; got {values.shown(name)}"
         )
-    # With a second row for a built-in resource it would be unclear which of the two values applies.
+    # If a built-in resource had a second row, it would be unclear which of the two values applies.
     taken: GpuResources = info.context or BUILT_IN
     if scheme := taken.scheme_of.get(name):
         raise values.WrongValueError(f"is already counted as a resource of scheme {scheme.name}; remove it")
@@ -112,17 +112,17 @@ def read_unit_name(name: str, info: pydantic.ValidationInfo) -> str:
 def read_worth(value: object) -> int:
     cores = values.read_cores(value)
     if not cores:
-        raise values.WrongValueError("must be above 0; write {} for a resource that is no GPU")
+        raise values.WrongValueError("must be above 0; write {} for a resource that is not a GPU")
     return cores
 
 
 def read_memory_of_unit(value: object) -> int:
-    """Return whole MiB, rounded up, so that a charge is never less than the memory."""
+    """Return the whole MiB, rounded up, so that a charge is never less than the memory."""
     return math.ceil(values.read_bytes(value) / values.MIB)
 
 
 class _UnitEntry(values.StrictModel):
-    """The value of one unit. An empty entry is worth nothing."""
+    """The value of one unit, which is a resource that is counted by number. An empty entry has no value."""
 
     cards: Annotated[int, pydantic.PlainValidator(read_worth)] = 0
     memory: Annotated[int, pydantic.PlainValidator(read_memory_of_unit)] = 0
@@ -135,7 +135,7 @@ class _UnitEntry(values.StrictModel):
 
     @property
     def worth(self) -> Charge:
-        # A unit without memory is charged that part of the card's memory, like a share without memory.
+        # If a unit has no memory value, it is charged the same part of the card's memory as of its cores.
         return Charge(self.cards, self.memory, 0 if self.memory else self.cards)
 
 
@@ -145,7 +145,7 @@ _UNITS: pydantic.TypeAdapter[dict[str, _UnitEntry]] = pydantic.TypeAdapter(
 
 
 def parse_units(text: str, taken: GpuResources) -> Mapping[str, Charge]:
-    """Return the value of each unit. Raises QuotaFault, also for a name in the tables of ``taken``."""
+    """Return the value of each unit. Raises QuotaFault, for example for a name in the tables of ``taken``."""
 
     def sentence(details: ErrorDetails) -> str:
         shape = f"must be a mapping, for example amd.com/gpu: {{cards: 1}}; got {values.shown(details['input'])}"
@@ -173,7 +173,7 @@ def parse_domains(text: str) -> tuple[str, ...]:
     """Return the domains. Raises QuotaFault."""
 
     def read(tree: Plain) -> tuple[str, ...]:
-        # check_text reads an empty text as an empty mapping: no domains. Strict pydantic accepts no list for a tuple.
+        # check_text reads an empty text as an empty mapping, so no domains. Strict pydantic takes no list for a tuple.
         return _DOMAINS.validate_python(tuple(tree) if isinstance(tree, list) else () if tree == {} else tree)
 
     def sentence(details: ErrorDetails) -> str:

@@ -1,4 +1,4 @@
-"""Reads the GPU request of a pod: its charge, and every fault of the request."""
+"""Reads the GPU request of a pod: its charge, and all faults of the request."""
 
 import re
 import types
@@ -15,9 +15,9 @@ from vcuda.requests.share_limits import ShareLimits
 
 SIDECAR = "Always"
 NONE = (0, "0")
-"""A quantity of zero, as the API server and as people write it."""
+"""The two ways to write a quantity of zero: as the API server does, and as people do."""
 MOST_UNITS = 10_000_000
-"""The most units of one request: 2,000 on each of 5,000 nodes, the most nodes that Kubernetes supports."""
+"""The most units of one request: 2,000 on each of 5,000 nodes. Kubernetes supports at most 5,000 nodes."""
 NO_MODELS: Mapping[str, Charge] = types.MappingProxyType({})
 _PERCENT = re.compile(r"[0-9]{1,3}", re.ASCII)
 
@@ -26,61 +26,61 @@ class PodRequest(msgspec.Struct, frozen=True, gc=False):
     """The GPU request of a pod."""
 
     charge: Charge
-    """With faults: the charge of the part that could be read."""
+    """The charge. If there are faults, it covers only the part of the request that could be read."""
     schemes: tuple[Scheme, ...]
     faults: tuple[Fault, ...] = ()
-    """A pod with faults is refused if its quota is enforced."""
+    """The faults of the request. A pod with faults is refused if its quota is enforced."""
     share: int = 0
-    """The most cores of one card that a container requests: 100 if it requests whole cards."""
+    """The most cores of one card that a container requests. It is 100 if the container requests whole cards."""
     by_units: bool = False
-    """Whether it requests a resource that belongs to no scheme."""
+    """True if the pod requests a resource that belongs to no scheme."""
     has_share: bool = False
-    """Whether a container requests less than the cores of a card."""
+    """True if a container requests less than the cores of a card."""
     on_models: Mapping[str, Charge] = NO_MODELS
-    """The charge on each model on which it differs from ``charge``."""
+    """The charges on the models on which the charge differs from ``charge``."""
     limits: tuple[ShareLimits, ...] = ()
-    """The libraries that may limit its containers' shares of cards."""
+    """The libraries that may limit the shares of cards in the pod's containers."""
     share_memory: int = 0
     """The most memory of one card that a container requests, in MiB."""
     registered: tuple[Scheme, ...] = ()
-    """The schemes whose register its node must have: for a share, or for a resource that only this scheme serves."""
+    """The schemes that must have a register on the pod's node, because only they serve the share or the resource."""
 
     def charge_on(self, model: str) -> Charge:
         return self.on_models.get(model, self.charge)
 
     @property
     def asks(self) -> bool:
-        """Whether it requests a resource that is charged."""
+        """True if the pod requests a resource that is charged."""
         return bool(self.schemes) or self.by_units
 
 
 class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
-    """The request of one container: by a scheme, by units, or both."""
+    """The request of one container, by a scheme, by units, or by both."""
 
     scheme: Scheme | None
     charges: Mapping[str, Charge]
-    """By kind: the name of the scheme or of the unit. Only charges of one kind are compared between containers."""
+    """The charges by kind, which is the name of the scheme or of the unit. Containers are compared kind by kind."""
     cores_per_card: int
-    """The most cores of one card that it requests."""
+    """The most cores of one card that the container requests."""
     faults: tuple[Fault, ...]
     plain: str = ""
-    """The kind by which it requests a bare count of whole devices; empty if there is none."""
+    """The kind of which the container requests only a number of whole devices; empty if there is none."""
     by_memory: str = ""
-    """The kind by which it requests shares whose cores follow their memory; empty if there is none."""
+    """The kind of which the container requests shares whose cores follow their memory; empty if there is none."""
     limits: tuple[ShareLimits, ...] = ()
-    """The libraries that may limit its shares of cards."""
+    """The libraries that may limit the container's shares of cards."""
     memory_per_card: int = 0
-    """The memory that it requests of one card, in MiB."""
+    """The memory of one card that the container requests, in MiB."""
 
     @property
     def needs_register(self) -> bool:
-        """Whether only a node with the scheme's register serves it: it is no bare count of NVIDIA's whole cards."""
+        """True if only a node with the scheme's register serves the request. A bare count needs no register."""
         return self.scheme is not None and self.scheme.register is not None and self.plain != self.scheme.name
 
     def charge(self, kind: str, worth: CardWorth) -> Charge:
-        """Return the charge of one kind on a model whose cards have this worth."""
+        """Return the charge of one kind on a model whose cards have this worth: cores and memory of a whole device."""
         charge = self.charges.get(kind, NOTHING)
-        # Without cores each device is charged those of a card at first.
+        # If the request sets no cores, its charge has all cores of a card for each device.
         devices = charge.cores // CORES_PER_CARD
         if kind == self.plain and worth.cores != CORES_PER_CARD:
             return Charge(devices * worth.cores, 0, devices * worth.cores)
@@ -92,8 +92,8 @@ class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
 
 def asks_for_vcuda(pod: Pod, known: GpuResources = BUILT_IN) -> bool:
     """Return whether any container requests more than 0 of a resource that is charged."""
-    # This runs for every pod of the cluster, and most request no GPU: so it creates no objects, not even a field path.
-    # A charged resource has a domain in its name. One search for the slash in all names is cheaper than one for each.
+    # This runs for every pod of the cluster, and most pods request no GPU. So it creates no objects, not even a path. A
+    # charged resource has a domain in its name. One search for a slash in all names is the cheapest.
     spec = pod.spec
     for containers in (spec.containers, spec.init_containers):
         for container in containers or ():
@@ -106,8 +106,9 @@ def asks_for_vcuda(pod: Pod, known: GpuResources = BUILT_IN) -> bool:
 
 
 def resources_of(container: Container) -> Mapping[str, Quantity]:
-    """Return a container's limits, and its requests for resources that have no limit, as gpu-manager and HAMi do."""
-    # In stored pods both are equal, as Kubernetes requires for extended resources. A template may have only one.
+    """Return a container's limits, and its requests for resources without a limit, as gpu-manager and HAMi do."""
+    # In stored pods limits and requests are equal, as Kubernetes requires for extended resources. A template may
+    # have only one of them.
     resources = container.resources
     if resources is None:
         return {}
@@ -118,7 +119,7 @@ def resources_of(container: Container) -> Mapping[str, Quantity]:
 
 
 def read_request(pod: Pod, known: GpuResources = BUILT_IN) -> PodRequest:
-    """Return the request of a pod, with every fault and its field path."""
+    """Return the request of a pod, with all faults and their field paths."""
     containers = tuple(pod.all_containers())
     asked = [_read_container(path, container, known) for path, container in containers]
     requests = [request for request in asked if request]
@@ -152,8 +153,9 @@ def read_request(pod: Pod, known: GpuResources = BUILT_IN) -> PodRequest:
 def _effective_charge(
     containers: Sequence[tuple[str, Container]], asked: Sequence[ContainerCharge | None], kind: str, worth: CardWorth
 ) -> Charge:
-    # The scheduler counts each resource by itself, as the larger of two sums (KEP-753, k8s.io/component-helpers
-    # `resource.PodRequests`): all containers and sidecars; or one init container and the sidecars started before it.
+    # The scheduler counts each resource separately, as the larger of two sums (KEP-753, k8s.io/component-helpers
+    # `resource.PodRequests`). The first sum has all containers and sidecars. The second sum has one init container and
+    # the sidecars that start before it.
     together = largest = Charge()
     for (path, container), request in zip(containers, asked, strict=True):
         charge = request.charge(kind, worth) if request else NOTHING
@@ -188,7 +190,7 @@ def _read_container(path: str, container: Container, known: GpuResources) -> Con
         charge, cores, wrong_shape = read(base, scheme, amounts)
         per_card, misshapen = max(per_card, cores), [*wrong_shape, *misshapen]
         charges[scheme.name] = charge
-        # A share is less than the cores or less than the memory of a card.
+        # A share is less than the cores of a card, or less than its memory.
         if cores < CORES_PER_CARD or charge.card_memory < charge.cores:
             limits = (*limits, scheme.limits)
     plain = _plain_kind(resources, scheme)
@@ -204,13 +206,13 @@ def _read_container(path: str, container: Container, known: GpuResources) -> Con
 
 
 def _memory_per_card(scheme: Scheme | None, amounts: Mapping[str, int]) -> int:
-    # 100 cores are whole cards with all their memory, whatever memory is requested.
+    # 100 cores or more request whole cards with all their memory. The requested memory has no effect then.
     whole = scheme is None or amounts.get(scheme.cores, 0) >= CORES_PER_CARD
     return 0 if scheme is None or whole else amounts.get(scheme.memory, 0) * scheme.memory_unit
 
 
 def _plain_kind(resources: Mapping[str, Quantity], scheme: Scheme | None) -> str:
-    # A container that also sets cores or memory, even 0, is charged those. Only a bare count is priced per model.
+    # A container that also sets cores or memory, even 0, is charged these. Only a bare count is priced per model.
     if scheme is None or not scheme.counts_plain_cards:
         return PLAIN_CARDS
     others = (name for name in scheme.resources if name != scheme.count)
@@ -218,7 +220,7 @@ def _plain_kind(resources: Mapping[str, Quantity], scheme: Scheme | None) -> str
 
 
 def _amounts(base: str, resources: Mapping[str, Quantity], known: GpuResources) -> tuple[dict[str, int], list[Fault]]:
-    # An amount that is no whole number is a fault and counts as 0, so that the rest of the container is checked too.
+    # An amount that is not a whole number is a fault, and counts as 0. So the rest of the container is still checked.
     amounts: dict[str, int] = {}
     faults: list[Fault] = []
     for name, quantity in resources.items():
@@ -243,7 +245,7 @@ def _read_units(base: str, asked: Mapping[str, int], known: GpuResources) -> tup
         worth = known.unit_of(name) if name not in known.scheme_of else None
         if worth is None:
             continue
-        # One unit may be worth several cards. Of one card it takes at most all cores.
+        # The value of one unit may be several cards. The unit takes at most all cores of each card.
         per_card = max(per_card, min(worth.cores, CORES_PER_CARD)) if count else per_card
         if count > MOST_UNITS:
             faults.append(_fault(base, name, f"{count} is larger than any cluster"))
@@ -253,12 +255,12 @@ def _read_units(base: str, asked: Mapping[str, int], known: GpuResources) -> tup
 
 
 def _read_cores(base: str, scheme: Scheme, asked: Mapping[str, int]) -> tuple[Charge, int, list[Fault]]:
-    # In gpu-manager fewer than 100 cores are a share of one card. Multiples of 100 are whole cards with their memory.
+    # For gpu-manager, fewer than 100 cores are a share of one card. Multiples of 100 are whole cards with their memory.
     cores = asked.get(scheme.cores, 0)
     memory = asked.get(scheme.memory, 0) * scheme.memory_unit
     faults = []
     if not cores:
-        faults.append(_fault(base, scheme.memory, f"memory without cores; add {scheme.cores}"))
+        faults.append(_fault(base, scheme.memory, f"memory requires cores; add {scheme.cores}"))
     elif cores < CORES_PER_CARD and not memory:
         unit = "MiB" if scheme.memory_unit == 1 else f"blocks of {scheme.memory_unit} MiB"
         faults.append(_fault(base, scheme.cores, f"a share of a card needs memory; add {scheme.memory} in {unit}"))
@@ -267,17 +269,17 @@ def _read_cores(base: str, scheme: Scheme, asked: Mapping[str, int]) -> tuple[Ch
         near = f"write {lower} or {lower + CORES_PER_CARD}"
         faults.append(_fault(base, scheme.cores, f"{cores} is more than one card but not whole cards; {near}"))
     if cores < CORES_PER_CARD:
-        # A stored share without memory is charged that part of the card's memory, since a limit may be on memory alone.
+        # A stored share without memory is charged the same part of the card's memory, as a limit may be on memory only.
         return Charge(cores, memory, 0 if memory else cores), cores, faults
     return Charge(cores, 0, card_memory=cores), cores, faults
 
 
 def _read_counted(base: str, scheme: Scheme, asked: Mapping[str, int]) -> tuple[Charge, int, list[Fault]]:
-    # The request is a number of vGPUs, and the share that each has of its card.
-    # - Without a number it is one: the vendors' own webhooks add it (HAMi `MutateAdmission`).
-    # - Without cores, or with 0, a vGPU may use all cores of its card, and is charged all of them.
-    # - Without memory, or with 100 cores, it gets all of the card's memory. 100 cores request the card exclusively
-    #   (HAMi `Coresreq=100`), whatever memory the pod requests.
+    # The request is a number of vGPUs, and the share of its card that each vGPU has.
+    # - Without a number, the pod requests one vGPU, as the vendors' own webhooks add it (HAMi `MutateAdmission`).
+    # - A vGPU without cores, or with 0 cores, may use all cores of its card, and is charged all cores.
+    # - A vGPU without memory, or with 100 cores, gets all memory of its card. 100 cores request the card exclusively
+    #   (HAMi `Coresreq=100`). The requested memory has no effect then.
     count = asked.get(scheme.count or "", 1)
     cores = asked.get(scheme.cores, 0)
     percentage = asked.get(scheme.memory_percentage or "", 0)
@@ -296,7 +298,7 @@ def _read_counted(base: str, scheme: Scheme, asked: Mapping[str, int]) -> tuple[
 
 
 def _core_limit_faults(pod: Pod, requests: list[ContainerCharge]) -> Iterator[Fault]:
-    # With this annotation a pod may use more of its card than it requests (gpu-manager, vcuda-core-limit).
+    # By this annotation a pod may use more of its card than it requests (gpu-manager, vcuda-core-limit).
     if not pod.annotations:
         return
     for scheme in _in_order(request.scheme for request in requests if request.scheme):
@@ -307,7 +309,7 @@ def _core_limit_faults(pod: Pod, requests: list[ContainerCharge]) -> Iterator[Fa
         if not (_PERCENT.fullmatch(text) and lowest <= int(text) <= CORES_PER_CARD):
             advice = f"write a whole number from the requested cores to 100: {lowest} to 100"
             if lowest > CORES_PER_CARD:
-                advice = "leave it out: whole cards have no limit below them"
+                advice = "remove it: whole cards cannot have a lower limit"
             yield Fault(f"metadata.annotations[{scheme.core_limit}]", f"{text!r} is not allowed; {advice}")
 
 

@@ -1,7 +1,7 @@
-"""Finds the parts of a pod that give it more GPU than it is charged for: devices, or a share without its limits.
+"""Finds the parts of a pod that give it more GPU than it is charged for: devices, or a share without limits.
 
-A variable of the image or from a ConfigMap by ``envFrom`` is not part of the pod, and neither is the content of a host
-path.
+Three things are not part of the pod and are not checked: variables of the image, variables from a ConfigMap by
+``envFrom``, and the content of a host path.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -18,12 +18,12 @@ from vcuda.requests.schemes import Scheme
 from vcuda.requests.share_limits import LimitVariable, ShareLimits
 
 COMPUTE_POLICY = "/vgpu-compute-policy"
-"""The end of vgpu-manager's annotation (pkg/util/consts.go); the domain before it is configurable."""
+"""The end of the name of vgpu-manager's annotation (pkg/util/consts.go). The domain before it is configurable."""
 COMPUTE_POLICIES = ("", "fixed", "balance")
 
 KAI = {"gpu-fraction": Allowance.GPU_FRACTION, "gpu-memory": Allowance.GPU_MEMORY}
-"""The annotations by which KAI's pods request a share of a card (KAI-Scheduler, pkg/common/constants). They are
-compared in any letter case, since admission webhooks that copy annotations differ in it."""
+"""The annotations by which KAI's pods request a share of a card (KAI-Scheduler, pkg/common/constants). Letter case is
+ignored, because admission webhooks that copy annotations may change it."""
 
 EFFECTS: Mapping[Allowance, str] = {
     Allowance.DISABLE_CONTROL: "turns off all limits of a share of a card",
@@ -32,11 +32,11 @@ EFFECTS: Mapping[Allowance, str] = {
     Allowance.MEMORY_LIMIT: "changes the memory limit of a share of a card",
     Allowance.LIMIT_LIBRARY: "can replace the library that limits a share of a card",
 }
-"""The effect of a variable that needs an allowance."""
+"""The effect of a variable, by the allowance that the variable needs."""
 
 
 class Refusal(NamedTuple):
-    """A fault, and the allowance with which a quota permits it; None: no quota can."""
+    """A fault. ``allowance``: what a quota can list to permit the fault; None if no quota can permit it."""
 
     path: str
     message: str
@@ -44,7 +44,7 @@ class Refusal(NamedTuple):
 
     @property
     def fault(self) -> Fault:
-        """The fault as users see it, with the allowance that they can ask for."""
+        """The fault as users see it. It names the allowance that they can ask for."""
         if self.allowance is None:
             return Fault(self.path, self.message)
         advice = f"or ask your administrator to add `allow: [{self.allowance}]` to this namespace's quota"
@@ -56,15 +56,15 @@ class _Judge(NamedTuple):
 
     known: GpuResources
     extended: Collection[str]
-    """The resources by which devices of a DeviceClass are requested."""
+    """The resources that request devices of a DeviceClass."""
     limits: tuple[ShareLimits, ...]
-    """The libraries that may limit the pod's shares."""
+    """The libraries that may limit the shares of the pod."""
 
 
 def could_reach_gpus(pod: Pod) -> bool:
     """Return whether a pod requests anything that could be a GPU. All other pods are admitted without a decision.
 
-    The matchConditions in manifests/base/registration.yaml must be true for each pod for which this returns True.
+    If this returns True for a pod, the matchConditions in manifests/base/registration.yaml must be true for that pod.
     """
     spec = pod.spec
     if spec.runtime_class_name or spec.resource_claims or any(key.lower() in KAI for key in pod.annotations):
@@ -73,7 +73,7 @@ def could_reach_gpus(pod: Pod) -> bool:
         for container in containers or ():
             if _is_privileged(container) or (container.resources and "/" in "".join(resources_of(container))):
                 return True
-            # The variables that change limits matter only together with a resource or a claim.
+            # A variable that changes limits matters only together with a resource or a claim.
             for variable in container.env or ():
                 if variable.name in runtime_devices.GIVING_VARIABLES:
                     return True
@@ -87,9 +87,9 @@ def find_refusals(
     runtime_classes: RuntimeClasses,
     extended: Collection[str] | None = None,
 ) -> Iterator[Refusal]:
-    """Yield the refused parts of a pod, each with its path. The faults of its request are not among them.
+    """Yield the refused parts of a pod, each with its path. The faults of the pod's request are not included.
 
-    ``extended`` are the resources by which devices of a DeviceClass are requested; None: claims are not charged.
+    ``extended``: the resources that request devices of a DeviceClass; None if claims are not charged.
     """
     spec = pod.spec
     claims = bool(spec.resource_claims)
@@ -112,13 +112,13 @@ def find_refusals(
         if allowance := KAI.get(key.lower()):
             message = "a share that is requested by an annotation is not charged; request a GPU resource"
             yield Refusal(f"metadata.annotations[{key}]", message, allowance)
-    # A claim that the pod names may not exist yet. The share that it gives is judged when the claim is created.
+    # A claim that the pod names may not exist yet. The share of the claim is judged when the claim is created.
     if request.has_share or claims:
         yield from find_unlimited(pod.annotations)
 
 
 def _limits_of(request: PodRequest, known: GpuResources, *, claims: bool) -> Iterator[ShareLimits]:
-    # A vendor may limit a request for a whole card too, so the variables that turn off everything always matter.
+    # A vendor may also limit a request for a whole card. So a variable that turns off all limits always matters.
     if request.asks or claims:
         yield known.switches
     if request.has_share or claims:
@@ -127,7 +127,8 @@ def _limits_of(request: PodRequest, known: GpuResources, *, claims: bool) -> Ite
 
 
 def find_unlimited(annotations: Mapping[str, str]) -> Iterator[Refusal]:
-    """Yield the annotations that turn off the core limit of a share: of a pod, or of the claim that gives the share.
+    """Yield the annotations that turn off the core limit of a share. They are on the pod, or on the claim with the
+    share.
 
     vgpu-manager's DRA driver reads them from the claim (`getComputePolicy` in pkg/kubeletplugin/vgpu.go).
     """
@@ -173,7 +174,7 @@ def _variables(
 
 
 def _lifted(variable: EnvVar, container: Container, judge: _Judge, *, takes_gpus: bool) -> LimitVariable | None:
-    """Return the limit that a variable may lift, if any."""
+    """Return the limit that a variable may lift; None if it lifts no limit."""
     limit = next(filter(None, (limits.find(variable.name) for limits in judge.limits)), None)
     if limit is None or (limit.is_common and not takes_gpus):
         return None
@@ -186,7 +187,7 @@ def _lifted(variable: EnvVar, container: Container, judge: _Judge, *, takes_gpus
 
 
 _NOT_LEGACY = (
-    "CUDA_VERSION gives a container all cards of its node where it requests no GPU itself; remove it, set "
+    "CUDA_VERSION gives a container without a GPU resource all cards of its node; remove it, set "
     "NVIDIA_VISIBLE_DEVICES to void in the same container"
 )
 
@@ -207,7 +208,7 @@ def _unknown_resources(path: str, asked: Collection[str], judge: _Judge) -> Iter
     without_count = [scheme for scheme in schemes if scheme.count and scheme.count not in asked]
     for name in asked:
         scheme = _uncounted(without_count, name, known) if without_count else None
-        # A DeviceClass may give its devices any name.
+        # A DeviceClass can choose any name for its resource.
         of_class = name in judge.extended and name not in known.scheme_of and known.unit_of(name) is None
         if scheme or of_class or known.is_unknown_gpu(name):
             yield Refusal(
@@ -216,8 +217,8 @@ def _unknown_resources(path: str, asked: Collection[str], judge: _Judge) -> Iter
 
 
 def _uncounted(schemes: Collection[Scheme], name: str, known: GpuResources) -> Scheme | None:
-    """Return the one of these schemes whose count this may be by another name."""
-    # The vendor gives as many shares as this resource says, whatever value one of the resource has here.
+    """Return the scheme whose resource for the number of vGPUs may have this other name; None if there is none."""
+    # The vendor gives as many shares as this resource requests, whatever value a row of the quota gives the resource.
     if name in known.scheme_of or not (known.is_unknown_gpu(name) or name in known.own_units):
         return None
     domain = name.partition("/")[0]
@@ -226,8 +227,8 @@ def _uncounted(schemes: Collection[Scheme], name: str, known: GpuResources) -> S
 
 def _how_to_name(resource: str, scheme: Scheme) -> str:
     return (
-        f"this may be the count of {scheme.name} by another name. Ask your administrator to add this line to "
-        f"`gpu_schemes` in the quota ConfigMap: `{scheme.name}: {{resources: {{count: {resource}}}}}`"
+        f"this may be the resource that counts vGPUs of {scheme.name}, under another name. Ask your administrator to "
+        f"add this line to `gpu_schemes` in the quota ConfigMap: `{scheme.name}: {{resources: {{count: {resource}}}}}`"
     )
 
 
@@ -237,6 +238,6 @@ def _how_to_count(resource: str) -> str:
         return NOT_FIXED[name]
     return (
         "unknown GPU resource: no value is configured for it. Ask your administrator to add a line to `gpu_units` in "
-        f"the quota ConfigMap: `{name}: {{cards: 1}}` with the cards that one is worth, or `{name}: {{}}` if it is no "
-        "GPU"
+        f"the quota ConfigMap: `{name}: {{cards: 1}}` with the cards that one unit is worth, or `{name}: {{}}` if "
+        "it is not a GPU"
     )

@@ -1,8 +1,8 @@
-"""The resources by which pods request GPUs: the vendors' schemes, and units, which are charged a value for each one.
+"""The resources by which pods request GPUs: the schemes of vendors, and units, which are charged a fixed value each.
 
-The tables are built in. The operator adds to them by these keys of the quota ConfigMap::
+The tables are built in. The operator adds rows by these keys of the quota ConfigMap::
 
-    gpu_units:   {nvidia.com/gpu.shared: {cards: 0.25}, deviceclass/rdma.example.com: {}}   # {}: worth nothing
+gpu_units:   {nvidia.com/gpu.shared: {cards: 0.25}, deviceclass/rdma.example.com: {}}   # {}: no value
     gpu_schemes: {hami: {resources: {count: nvidia.com/vgpu}}}                              # see `scheme_settings`
     gpu_domains: [acme.com, example.com/gpu-*]                                              # more GPU vendors
     gpu_models:  {A100: [NVIDIA-A100-*GB]}                                                  # see `card_models`
@@ -23,19 +23,19 @@ from vcuda.requests.schemes import SCHEMES, Scheme
 from vcuda.requests.share_limits import ShareLimits
 
 CLASS_RESOURCE = "deviceclass.resource.kubernetes.io/"
-"""By these resources, which end in the name of a DeviceClass, a pod requests a device without a claim (KEP-5004)."""
+"""The prefix of resources that request a device of a DeviceClass without a claim (KEP-5004). The class name follows."""
 CLASS = "deviceclass/"
-"""The beginning of the name of a class in the units table."""
+"""The beginning of the name of a DeviceClass in the table of units."""
 
 WHOLE_CARD = Charge(CORES_PER_CARD, 0, CORES_PER_CARD)
 NOTHING = Charge()
 
 PLAIN_CARDS = "nvidia.com/gpu"
-"""The resource of NVIDIA's own device plugin: whole cards, unless a scheme uses the name."""
+"""The resource of NVIDIA's own device plugin. It is a whole card, unless a scheme uses the same name."""
 
-# The DeviceClasses of the three DRA drivers (deployments/helm of each), and resources of a vendor that are no GPUs. A
-# share that is requested without a capacity is charged as a whole card. A pod that requests a share by its class cannot
-# state a capacity, so that classes of shares are whole cards too.
+# The DeviceClasses of the three DRA drivers (deployments/helm of each driver), and resources of vendors that are not
+# GPUs. A claim for a share without a capacity is charged a whole card. A pod that requests a share by its class cannot
+# state a capacity. So classes of shares are whole cards too.
 BUILT_IN_UNITS: Mapping[str, Charge] = {
     **dict.fromkeys(
         (
@@ -64,7 +64,7 @@ NOT_FIXED: Mapping[str, str] = dict.fromkeys(
     ("deviceclass/mig.nvidia.com", "deviceclass/mig-manager"),
     "the charge depends on the MIG profile; request nvidia.com/mig-<profile>, or use a ResourceClaim",
 )
-"""Resources that have no fixed value, and the advice for pods that request them."""
+"""The resources that have no fixed value, each with advice for pods that request it."""
 
 VENDORS = (
     *dict.fromkeys(scheme.vendor_domain for scheme in SCHEMES),
@@ -102,31 +102,32 @@ VENDORS = (
     "vastaitech.com",
     "vke.volcengine.com/mgpu-*",
 )
-"""The domains of accelerator vendors. If a domain has other resources too: the beginning of the accelerators' names."""
+"""The domains of accelerator vendors. If a domain has other resources too, the entry has the beginning of accelerators'
+names."""
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[-._A-Za-z0-9]{0,61}[A-Za-z0-9])?", re.ASCII)
-# Resources of NVIDIA's device plugin with MIG strategy "mixed". The text after the memory names media extensions etc.
+# The resources of NVIDIA's device plugin with MIG strategy "mixed". Names of media extensions may follow the memory.
 MIG_PROFILE = r"([1-7])g\.([1-9][0-9]{0,3})gb"
 _MIG = re.compile(rf"nvidia\.com/mig-{MIG_PROFILE}(?:\.[a-z]+)*", re.ASCII)
 _MIG_SLICES = 7
 PROFILE = "nvidia.com/mig-"
 LONGEST = 253 + len("/") + 63
-"""Characters of the longest name of a resource: a domain, a slash and a name."""
+"""The most characters in the name of a resource: a domain, a slash and a name."""
 
 
 MAX_PRODUCT = 64
-"""Characters of the longest product: the bound of a device's attribute. A label's value has at most 63."""
+"""The most characters of a product. Attributes of devices have the same bound. A label value has at most 63."""
 WILDCARDS = frozenset("*?")
 
 
 def matcher(patterns: Iterable[str]) -> Callable[[str], object]:
-    """Return a function that returns a true value if a folded name matches one of these folded patterns."""
+    """Return a function that returns a true value if a folded name matches one of the folded ``patterns``."""
     return re.compile("|".join(map(_regex_of, patterns))).fullmatch
 
 
 def _regex_of(pattern: str) -> str:
-    # Each text between two `*` is matched at its first place only. To try every place would take time that grows with a
-    # power of the name's length, and names come from pods too.
+    # Each text between two `*` is matched only at its first place. To try every place would take polynomial time in the
+    # length of the name, and names also come from pods.
     first, *others = pattern.split("*")
     inner = "".join(f"(?>.*?{_literal(part)})" for part in others[:-1] if part)
     return _literal(first) + (f"{inner}.*{_literal(others[-1])}" if others else "")
@@ -137,66 +138,66 @@ def _literal(text: str) -> str:
 
 
 class ProductRow(msgspec.Struct, frozen=True):
-    """One model of ``gpu_models``."""
+    """The row of one model in ``gpu_models``."""
 
     products: tuple[str, ...] = ()
-    """The patterns of its products, as written."""
+    """The patterns of the model's products, as they are written."""
     cores: int = CORES_PER_CARD
-    """The value of one whole device on its nodes."""
+    """The cores of one whole device on nodes of the model."""
     memory: int = 0
-    """The memory of one card in MiB; 0: unknown."""
+    """The memory of one card in MiB; 0 if it is unknown."""
 
 
 class CardWorth(NamedTuple):
-    """The parts of a row that decide the charge of a request on its model. For the fields see `ProductRow`."""
+    """The fields of a row that affect the charge of a request on the row's model. `ProductRow` describes them."""
 
     cores: int = CORES_PER_CARD
     memory: int = 0
 
 
 class RegisteredMemory(NamedTuple):
-    """The memory of the healthy cards that registers list for one model, in MiB. It is 0 if no register states it."""
+    """The memory in MiB of the healthy cards that registers list for one model; 0 if no register states it."""
 
     smallest: int = 0
     largest: int = 0
 
 
 RegisteredCards = Mapping[tuple[str, str], RegisteredMemory]
-"""The registered cards of all nodes, by scheme and model. Each scheme is listed that a node of the model registers."""
+"""The registered cards of all nodes, by scheme and model. Each scheme with a register is listed."""
 
 
 class CardModels(msgspec.Struct, frozen=True, dict=True):
-    """The rows by model. With ``CardModels()`` every product is a model of its own name."""
+    """The rows of ``gpu_models`` by model. Without rows, every product is a model of its own name."""
 
     rows: Mapping[str, ProductRow] = {}
 
     @functools.cached_property
     def _find(self) -> Callable[[str], re.Match[str] | None]:
-        # One pattern for all rows, since a pod may select nodes by thousands of values.
+        # All rows are one pattern, because a pod may select nodes by thousands of values.
         rows = ((model, *row.products) for model, row in self.rows.items())
         patterns = ("|".join(_regex_of(fold(name)) for name in names) for names in rows)
         return re.compile("|".join(f"({pattern})" for pattern in patterns)).fullmatch
 
     def model_of(self, product: str) -> str:
-        """Return the model of a product, which is the value of a node's label or an attribute of a device."""
+        """Return the model of a product. A product is the value of a node's label or of a device's attribute."""
         if not self.rows or len(product) > MAX_PRODUCT:
             return product
         found = self._find(fold(product))
         return next(itertools.islice(self.rows, (found.lastindex or 1) - 1, None)) if found else product
 
     def memory_of(self, model: str) -> int:
-        """Return the memory in MiB of one card of a model; 0 if no row states it."""
+        """Return the memory of one card of a model in MiB; 0 if no row states it."""
         return self.rows.get(model, ProductRow()).memory
 
     def label_values(self, model: str, seen: Iterable[str] = ()) -> tuple[str, ...]:
-        """Return the known label values of a model: its name, those ``seen`` on nodes, and full names of its row."""
+        """Return the known label values of a model: its name, those ``seen`` on nodes, and full names in its row."""
         products = (each.replace(" ", "-") for each in self.rows.get(model, ProductRow()).products)
         known = sorted({*seen, *filter(_NAME.fullmatch, products)})
         return tuple(dict.fromkeys([model, *known]))
 
     @functools.cached_property
     def worths(self) -> Mapping[str, CardWorth]:
-        """The worth of a card by model, for the models on which it differs from the usual."""
+        """The cores and memory of a whole device, for the models on which they are not the usual ones."""
         worths = {model: CardWorth(row.cores, row.memory) for model, row in self.rows.items()}
         return {model: worth for model, worth in worths.items() if worth != CardWorth()}
 
@@ -205,7 +206,7 @@ NO_ROWS = CardModels()
 
 
 def _pattern_of(domain: str) -> str:
-    # A whole domain includes its subdomains. A part of a domain is the resources whose names begin with it.
+    # A whole domain includes its subdomains. Otherwise the entry is the beginning of resource names.
     name, _, prefix = domain.partition("/")
     if prefix:
         return f"{re.escape(name)}/{re.escape(prefix.removesuffix('*'))}"
@@ -213,19 +214,19 @@ def _pattern_of(domain: str) -> str:
 
 
 class GpuResources(msgspec.Struct, frozen=True, dict=True):
-    """All resources by which pods of one cluster request GPUs. ``GpuResources()`` has the built-in tables only."""
+    """All resources by which pods of one cluster request GPUs. ``GpuResources()`` has only the built-in tables."""
 
     schemes: tuple[Scheme, ...] = SCHEMES
     own_units: Mapping[str, Charge] = {}
-    """The operator's units by name."""
+    """The units that the operator added, by name."""
     own_vendors: tuple[str, ...] = ()
-    """The operator's vendor domains."""
+    """The vendor domains that the operator added."""
     version: str = ""
-    """The resourceVersion of the ConfigMap. A charge by an older version may differ in its amount or its model."""
+    """The resourceVersion of the ConfigMap. An older version may charge another amount or another model."""
     models: CardModels = NO_ROWS
-    """The operator's models."""
+    """The models that the operator added."""
     registered: Mapping[str, CardWorth] = {}
-    """The worth of a card by model, for the models on which the registers of nodes change it."""
+    """The cores and memory of a whole device, for the models on which the registers of nodes change them."""
 
     @functools.cached_property
     def worths(self) -> Mapping[str, CardWorth]:
@@ -237,7 +238,7 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def limits_without_scheme(self) -> tuple[ShareLimits, ...]:
-        """The libraries that may limit a share from a unit or a ResourceClaim, neither of which names the vendor."""
+        """The libraries that may limit a share of a unit or a ResourceClaim, which do not name a vendor."""
         return tuple(dict.fromkeys(each.limits for each in self.schemes if not each.limits.needs_scheme))
 
     @functools.cached_property
@@ -254,7 +255,7 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
         variables = (variable for scheme in self.schemes for variable in scheme.limits.variables)
         return ShareLimits(tuple(each for each in variables if each.allowance is allowance))
 
-    # These are computed once, since every pod of the cluster is looked up in them.
+    # The next two are computed once, because the resources of every pod of the cluster are looked up in them.
     @functools.cached_property
     def scheme_of(self) -> Mapping[str, Scheme]:
         return {resource: scheme for scheme in self.schemes for resource in scheme.resources}
@@ -262,12 +263,12 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
     @functools.cached_property
     def vendors(self) -> re.Pattern[str]:
         """Matches the beginning of a resource of a GPU vendor."""
-        # One pattern for all vendors, since a pod may have tens of thousands of resources.
+        # All vendors are one pattern, because a pod may have tens of thousands of resources.
         patterns = map(_pattern_of, (*VENDORS, *self.own_vendors))
         return re.compile("|".join(patterns), re.ASCII | re.IGNORECASE)
 
     def unit_of(self, resource: str) -> Charge | None:
-        """Return the value of one of a resource that belongs to no scheme; None if it is in no table."""
+        """Return the value of one unit of a resource without a scheme; None if the resource is in no table."""
         name = unit_name(resource)
         worth = self.own_units.get(name) or BUILT_IN_UNITS.get(name)
         return worth or (worth_of_profile(name) if name.startswith(PROFILE) else None)
@@ -276,30 +277,30 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
         return resource in self.scheme_of or self.unit_of(resource) not in (None, NOTHING)
 
     def is_unknown_gpu(self, resource: str) -> bool:
-        """Return whether a resource is probably a GPU although no table has a value for it."""
+        """Return whether a resource is probably a GPU, although no table has a value for it."""
         # The API server rejects longer names (IsQualifiedName).
         if len(resource) > LONGEST or resource in self.scheme_of or self.unit_of(resource) is not None:
             return False
         return resource.startswith(CLASS_RESOURCE) or self.vendors.match(resource) is not None
 
     def counts_like(self, other: "GpuResources") -> bool:
-        """Return whether both charge every pod the same, to the same model."""
+        """Return whether both objects charge every pod the same amount of the same model."""
         mine, theirs = ((each.schemes, each.own_units, each.models, each.registered) for each in (self, other))
         return self is other or mine == theirs
 
     def with_claimed(self, extended: Collection[str]) -> "GpuResources":
-        """Return these resources for a cluster whose scheduler claims a card for each of the ``extended`` ones."""
-        # Before the pod is placed it is unknown whether its node has a device plugin or a driver.
+        """Return these resources for a cluster whose scheduler makes claims for ``extended`` resources of pods."""
+        # Before the pod is placed, it is unknown whether its node has a device plugin or a DRA driver.
         if PLAIN_CARDS not in extended or all(row.cores == CORES_PER_CARD for row in self.models.rows.values()):
             return self
         rows = {model: ProductRow(row.products, memory=row.memory) for model, row in self.models.rows.items()}
         return msgspec.structs.replace(self, models=CardModels(rows))
 
     def with_registered(self, cards: RegisteredCards) -> "GpuResources":
-        """Return these resources for a cluster whose nodes have registered these cards.
+        """Return these resources for a cluster whose nodes have registered ``cards``.
 
-        A plain count on a model with a register is whole cards. A share's memory is priced by the model's smallest
-        card, unless the row states the memory.
+        A bare count on a model with a register is whole cards. The memory of a share is priced by the smallest card of
+        the model, unless the row of the model states the memory.
         """
         whole = {scheme.name for scheme in self.schemes if scheme.counts_plain_cards}
         priced = any(scheme.cores_by_memory for scheme in self.schemes)
@@ -318,13 +319,13 @@ BUILT_IN = GpuResources()
 
 
 def is_resource(name: str) -> bool:
-    """Return whether an extended resource can have this name: one with a domain (apimachinery, IsQualifiedName)."""
+    """Return whether an extended resource can have this name. It must have a domain (apimachinery, IsQualifiedName)."""
     domain, _, rest = name.partition("/")
     return can_be_name(domain) and _NAME.fullmatch(rest) is not None
 
 
 def unit_name(resource: str) -> str:
-    """Return the name in the units table of a container's resource."""
+    """Return the name that a container's resource has in the table of units."""
     return CLASS + resource.removeprefix(CLASS_RESOURCE) if resource.startswith(CLASS_RESOURCE) else resource
 
 
@@ -335,5 +336,5 @@ def worth_of_profile(name: str) -> Charge | None:
 
 
 def worth_of_slices(profile: re.Match[str]) -> Charge:
-    """Return the value of a match of `MIG_PROFILE`."""
+    """Return the value of a slice from a match of `MIG_PROFILE`."""
     return Charge(CORES_PER_CARD * int(profile[1]) // _MIG_SLICES, int(profile[2]) * 1024)

@@ -1,8 +1,8 @@
-"""The devices that a container runtime gives a container by its variables, or by the runtime class of its pod.
+"""Finds the devices that a container runtime gives a container because of variables or the runtime class.
 
 The rules are those of NVIDIA/nvidia-container-toolkit: ``internal/config/image/cuda_image.go``,
 ``internal/modifier/cdi.go``, ``internal/info/auto.go`` and ``cmd/nvidia-container-runtime-hook/container_config.go``.
-Other vendors' runtimes follow the same design with a variable of their own.
+The runtimes of other vendors follow the same design, each with its own variable.
 """
 
 import functools
@@ -16,23 +16,23 @@ from vcuda.requests.folding import fold
 
 GPU_RUNTIME_CLASSES = ("nvidia", "nvidia-*", "kata-*nvidia-gpu*")
 """Patterns of the classes and handlers that NVIDIA's GPU operator, container toolkit and kata-deploy create.
-NVIDIA/gpu-operator ``assets/pre-requisites`` has the classes nvidia, nvidia-cdi and nvidia-legacy. The handlers of
-NVIDIA/nvidia-container-toolkit are these and nvidia-experimental. kata-containers/kata-containers
+NVIDIA/gpu-operator ``assets/pre-requisites`` has the classes nvidia, nvidia-cdi and nvidia-legacy.
+NVIDIA/nvidia-container-toolkit has handlers of these names and nvidia-experimental. kata-containers/kata-containers
 ``tools/packaging/kata-deploy/runtimeclasses`` has kata-qemu-nvidia-gpu, and that name with -snp, -tdx and -nvcf.
 Project-HAMi/HAMi ``charts/hami`` makes a class of any name with the handler nvidia."""
 
 
 def no_handler(_name: str) -> None:
-    """Return that the handler of a class is not known."""
+    """Return None, because the handler of the class is unknown."""
 
 
 class RuntimeClasses(msgspec.Struct, frozen=True, dict=True):
     """The runtime classes that give GPUs."""
 
     patterns: tuple[str, ...] = GPU_RUNTIME_CLASSES
-    """Patterns of names of classes or of handlers; ``*`` stands for any text, ``?`` for one character."""
+    """Patterns of names of classes or handlers. ``*`` stands for any text, ``?`` for one character."""
     handler_of: Callable[[str], str | None] = no_handler
-    """Returns the handler of the RuntimeClass with a name; None if it is not known."""
+    """Returns the handler of the RuntimeClass with this name; None if it is unknown."""
 
     def gives_gpus(self, name: str) -> bool:
         return bool(self._matches(name) or self._matches(self.handler_of(name) or ""))
@@ -45,15 +45,15 @@ class RuntimeClasses(msgspec.Struct, frozen=True, dict=True):
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 
 NO_DEVICES = ("none", "void")
-"""The values of NVIDIA_VISIBLE_DEVICES that give no card. The runtimes of other vendors give no device for them either.
-AMD's (ROCm/container-toolkit ``internal/oci/oci.go``) ignores a word that it does not know. Ascend's
-(Ascend/ascend-docker-runtime) knows ``void`` and fails for ``none``."""
+"""The values of NVIDIA_VISIBLE_DEVICES that give no card. Runtimes of other vendors give no device for these values
+either. AMD's runtime (ROCm/container-toolkit ``internal/oci/oci.go``) ignores unknown words. Ascend's runtime
+(Ascend/ascend-docker-runtime) knows ``void``, and fails for ``none``."""
 
-# Runtimes and hooks that give a container devices by such a variable: NVIDIA/nvidia-container-toolkit,
+# The runtimes and hooks that give a container devices by such a variable: NVIDIA/nvidia-container-toolkit,
 # ROCm/container-toolkit, HabanaAI/habana-container-runtime, Ascend/ascend-docker-runtime, MooreThreads' mthreads
 # container toolkit, and the toolkits of MetaX, Cambricon, Iluvatar, Enflame, Kunlunxin (CXPU), Biren, Vastai, Hygon and
-# AWS Neuron. The variables that a framework reads, such as CUDA_VISIBLE_DEVICES and ASCEND_RT_VISIBLE_DEVICES, only
-# narrow what a container already has.
+# AWS Neuron. Variables for frameworks, such as CUDA_VISIBLE_DEVICES and ASCEND_RT_VISIBLE_DEVICES, are not listed. They
+# only narrow the devices that a container already has.
 DEVICE_VARIABLES = frozenset(
     f"{vendor}_VISIBLE_DEVICES"
     for vendor in (
@@ -77,34 +77,34 @@ DEVICE_VARIABLES = frozenset(
 )
 
 CUDA_VERSION = "CUDA_VERSION"
-"""Makes an image a legacy CUDA image: there an unset NVIDIA_VISIBLE_DEVICES means all cards (`IsLegacy`)."""
+"""Makes an image a legacy CUDA image. There an unset NVIDIA_VISIBLE_DEVICES means all cards (`IsLegacy`)."""
 
 MIG_CONTROL = ("NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES")
-"""Give a container with CAP_SYS_ADMIN the control files of MIG, of all cards (`getMigDevices` of the hook)."""
+"""The variables that give a container with CAP_SYS_ADMIN the MIG control files of all cards (hook, `getMigDevices`)."""
 
 # Other variables of the toolkit give no card. NVIDIA_DRIVER_CAPABILITIES chooses the driver's libraries. The
 # NVIDIA_REQUIRE_ variables and NVIDIA_DISABLE_REQUIRE are constraints on the driver's version. NVIDIA_IMEX_CHANNELS,
-# NVIDIA_GDS, NVIDIA_MOFED, NVIDIA_GDRCOPY and NVIDIA_NVSWITCH give other device files. An administrator can replace
-# NVIDIA_VISIBLE_DEVICES by `swarm-resource` in the toolkit's configuration on a node. The API does not show that name.
+# NVIDIA_GDS, NVIDIA_MOFED, NVIDIA_GDRCOPY and NVIDIA_NVSWITCH give other device files. On a node, an administrator can
+# replace NVIDIA_VISIBLE_DEVICES by `swarm-resource` in the toolkit's configuration. The API does not show that name.
 GIVING_VARIABLES = DEVICE_VARIABLES | {CUDA_VERSION, *MIG_CONTROL}
-"""Variables by which a container may get a device that it does not request."""
+"""The variables by which a container may get a device that it does not request."""
 
 
 def gives_devices(variable: EnvVar) -> bool:
-    """Return whether a runtime could give a container devices by this variable. An unknown value could."""
+    """Return whether a runtime could give a container devices because of this variable. An unknown value could."""
     if variable.name in MIG_CONTROL:
         return variable.known_value != ""
     return variable.name in DEVICE_VARIABLES and variable.known_value not in NO_DEVICES
 
 
 def makes_legacy_image(variable: EnvVar) -> bool:
-    """Return whether a container has all cards by this variable, unless NVIDIA_VISIBLE_DEVICES hides them."""
+    """Return whether this variable gives a container all cards, unless NVIDIA_VISIBLE_DEVICES hides them."""
     return variable.name == CUDA_VERSION and variable.known_value != ""
 
 
 def hides_cards(variables: Iterable[EnvVar]) -> bool:
-    """Return whether these variables of one container keep NVIDIA's runtime from giving it a card."""
-    # Of two variables with one name kubelet passes on the last.
+    """Return whether these variables of one container keep NVIDIA's runtime from giving the container a card."""
+    # If two variables have the same name, kubelet passes on the last one.
     last = {variable.name: variable.known_value for variable in variables}
     return last.get(VISIBLE_DEVICES) in NO_DEVICES
 
@@ -123,7 +123,7 @@ def hides_cards(variables: Iterable[EnvVar]) -> bool:
 # So a container that has only a ResourceClaim must set void itself. That costs nothing: the CDI device still gives it
 # the cards.
 def is_covered(requested: Collection[str], known: resources.GpuResources) -> bool:
-    """Return whether NVIDIA's device plugin sets NVIDIA_VISIBLE_DEVICES in a container that requests these."""
+    """Return whether NVIDIA's plugin sets NVIDIA_VISIBLE_DEVICES in a container with the ``requested`` resources."""
     return any(_is_from_nvidia_plugin(name, known) for name in requested)
 
 

@@ -1,14 +1,15 @@
-"""Key ``gpu_schemes`` of the quota ConfigMap: the settings of a cluster that differ from its vendor's defaults::
+"""Key ``gpu_schemes`` of the quota ConfigMap: settings of this cluster that differ from the defaults of vendors::
 
     hami: {resources: {count: nvidia.com/vgpu}, memory_mib: 100, scheduler: hami-scheduler}
 
 - ``resources``: the names of the resources that pods request.
 - ``memory_mib``: the MiB in one unit of the memory resource (the memory factor of HAMi and vgpu-manager).
-- ``default_cores``: the cores of a share that requests memory and no cores. ``card``, the default: all of its card.
-  ``memory``: the part that it has of the card's memory, rounded up. Neither vendor limits the cores of such a share.
+- ``default_cores``: the cores that a share with memory but without cores is charged. With ``card``, the default, these
+  are all cores of a card. With ``memory`` they are in proportion to the memory, rounded up.
+  Neither vendor limits the cores of such a share.
 - ``scheduler``: the scheduler of pods that request these resources. The default is ``--scheduler-name``.
-- ``service_accounts``: the accounts of that scheduler, for example ``hami-system/hami-scheduler``. The claims that it
-  makes for pods are admitted, like those of ``--scheduler-users``.
+- ``service_accounts``: the accounts of this scheduler, for example ``hami-system/hami-scheduler``. The claims that the
+  scheduler makes for pods are admitted, as if the accounts were in ``--scheduler-users``.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,17 +28,17 @@ from vcuda.requests.resources import BUILT_IN_UNITS, CLASS_RESOURCE, PLAIN_CARDS
 from vcuda.requests.schemes import SCHEMES, Scheme
 
 MAX_MEMORY_MIB = 1024 * 1024
-"""The largest ``memory_mib``: 1 TiB."""
+"""The largest ``memory_mib``. It is 1 TiB."""
 
 CARD, MEMORY = "card", "memory"
-"""The values of ``default_cores``."""
+"""The two values of ``default_cores``."""
 
 
 _BY_NAME = {scheme.name: scheme for scheme in SCHEMES}
 
 
 def read_scheme_name(name: str) -> str:
-    """Return the name of a scheme, which must exist."""
+    """Return the name of a scheme. Raises WrongValueError if there is no such scheme."""
     if name not in _BY_NAME:
         hint = suggestion(name, _BY_NAME) or f"the schemes are {', '.join(_BY_NAME)}"
         raise WrongValueError(f"unknown scheme; {hint}")
@@ -69,7 +70,7 @@ def read_scheduler(value: object) -> str:
 
 
 def read_service_account(value: object) -> str:
-    """Return the user name of a service account that is written as NAMESPACE/NAME."""
+    """Return the user name of the service account that ``value`` names as NAMESPACE/NAME."""
     namespace, slash, name = value.partition("/") if isinstance(value, str) else ("", "", "")
     if not (slash and all(map(k8s_types.can_be_name, (namespace, name)))):
         raise WrongValueError(f"must be a service account, for example hami-system/hami-scheduler; got {shown(value)}")
@@ -77,7 +78,7 @@ def read_service_account(value: object) -> str:
 
 
 def read_default_cores(value: object) -> bool:
-    """Return whether the cores of a share follow its memory."""
+    """Return True if the cores of a share follow its memory."""
     if value not in (CARD, MEMORY):
         raise WrongValueError(f"must be {CARD} or {MEMORY}; got {shown(value)}")
     return value == MEMORY
@@ -113,7 +114,7 @@ _ENTRIES: pydantic.TypeAdapter[dict[str, _SchemeEntry]] = pydantic.TypeAdapter(
 
 
 def parse_schemes(text: str) -> tuple[Scheme, ...]:
-    """Return all schemes with these settings. Raises QuotaFault."""
+    """Return all schemes with the settings in ``text``. Raises QuotaFault."""
     return check_text(text, _read_schemes, _sentence)
 
 
@@ -130,7 +131,7 @@ def _with(scheme: Scheme, entry: _SchemeEntry | None) -> Scheme:
     set_here: dict[str, Any] = dict(entry.names)
     if entry.memory_mib:
         set_here["memory_unit"] = entry.memory_mib
-    # NVIDIA's own device plugin uses only `PLAIN_CARDS`. Under another name every unit is a vGPU.
+    # NVIDIA's own device plugin uses only `PLAIN_CARDS`. If the resource has another name, every unit is a vGPU.
     plain = scheme.counts_plain_cards and entry.names.get("count", PLAIN_CARDS) == PLAIN_CARDS
     set_here["cores_by_memory"] = entry.default_cores
     set_here["scheduler_users"] = tuple(entry.service_accounts)
@@ -141,7 +142,7 @@ def _misplaced(entries: Mapping[str, _SchemeEntry]) -> Iterator[tuple[tuple[str,
     for name, entry in entries.items():
         scheme = _BY_NAME[name]
         if scheme.count is None:
-            # These are constants in the code of gpu-manager and gpu-admission.
+            # These settings are constants in the code of gpu-manager and gpu-admission.
             fixed = (
                 ("resources", bool(entry.names)),
                 ("memory_mib", entry.memory_mib is not None),
@@ -149,7 +150,7 @@ def _misplaced(entries: Mapping[str, _SchemeEntry]) -> Iterator[tuple[tuple[str,
             )
             yield from (((name, key), f"is fixed in {name}; remove it") for key, given in fixed if given)
         elif scheme.memory_percentage is None and "memory_percentage" in entry.names:
-            yield (name, "resources", "memory_percentage"), f"{name} has none; remove it"
+            yield (name, "resources", "memory_percentage"), f"{name} has no such resource; remove it"
 
 
 def _taken_twice(

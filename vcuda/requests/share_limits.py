@@ -1,14 +1,14 @@
-"""The limits of a share of a card inside its container, for each vendor, and the ways to replace them.
+"""The limits of a share of a card inside its container, for each vendor, and the ways to bypass them.
 
 A device plugin passes the limits to a library in the container by environment variables and mounted files. kubelet
 appends the container's own ``env`` and ``volumeMounts`` to those of the device plugin (``GenerateRunContainerOptions``
-in kubernetes pkg/kubelet/kubelet_pods.go). If two have the same name or path, the container's own wins. So a pod must
-not set a variable that the device plugin sets or the library reads, unless the value is known to lift no limit. With a
-CDI device the driver's variables win (``ContainerEdits.Apply`` in container-device-interface), but a pod can still set
-those that the driver does not set.
+in kubernetes pkg/kubelet/kubelet_pods.go). If two have the same name or path, the container's own one wins. So a pod
+must not set a variable that the device plugin sets or the library reads, unless its value is known to lift no limit.
+With a CDI device the driver's variables win (``ContainerEdits.Apply`` in container-device-interface). But a pod can
+still set variables that the driver does not set.
 
-``LD_PRELOAD`` is admitted: it adds to ``/etc/ld.so.preload`` and removes nothing from it. Not checked are ``envFrom``,
-the image with its variables and links, and a command that sets variables for the programs that it starts.
+``LD_PRELOAD`` is admitted, because it only adds to ``/etc/ld.so.preload``. Three things are not checked: ``envFrom``,
+the image with its variables and links, and a command that sets variables for programs that it starts.
 """
 
 import functools
@@ -21,12 +21,12 @@ import msgspec
 from vcuda.quota.model import Allowance
 
 PRELOAD = "/etc/ld.so.preload"
-"""The file by which the dynamic linker loads HAMi's and vgpu-manager's library into every program of a container."""
+"""The file by which the dynamic linker loads the library of HAMi or vgpu-manager into every program of a container."""
 
 TMP = "/tmp"  # noqa: S108  # the directory in a container
 
 VCUDA_LIBRARY = "/usr/local/nvidia"
-"""The directory in which gpu-manager mounts the driver's libraries, libcuda.so replaced by its own."""
+"""The directory in which gpu-manager mounts the driver's libraries, with libcuda.so replaced by its own."""
 
 
 def never(_value: str) -> bool:
@@ -34,20 +34,20 @@ def never(_value: str) -> bool:
 
 
 class LimitVariable(msgspec.Struct, frozen=True, eq=False):
-    """The environment variables of one name, or of one pattern, that set or lift the limit of a share."""
+    """Environment variables that set or lift the limit of a share. They have one name, or match one pattern."""
 
     pattern: str
-    """The name; ``*`` stands for any text, such as the number of a card."""
+    """The name of the variables. ``*`` stands for any text, such as the number of a card."""
     allowance: Allowance
-    """The allowance that permits such a variable."""
+    """The allowance by which a quota permits such a variable."""
     is_harmless: Callable[[str], bool] = never
-    """Whether a value lifts no limit."""
+    """Returns True if a value lifts no limit."""
     harmless: str = ""
-    """The harmless values, for people; empty: there are none."""
+    """The harmless values, as a text for people; empty if there are none."""
     mirrors: str = ""
-    """The resource from whose amount the vendor's own webhook writes the variable; that value is harmless too."""
+    """The resource whose amount the vendor's own webhook writes into the variable. That value is harmless too."""
     is_common: bool = False
-    """Whether containers without a GPU set the variable for other purposes too."""
+    """True if containers without a GPU set the variable for other purposes too."""
 
 
 class ShareLimits(msgspec.Struct, frozen=True, eq=False, dict=True):
@@ -55,16 +55,16 @@ class ShareLimits(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     variables: tuple[LimitVariable, ...] = ()
     paths: tuple[str, ...] = ()
-    """The files and directories in a container that hold the library and its limits."""
+    """The files and directories in a container that have the library and its limits."""
     needs_scheme: bool = False
-    """Whether only the scheme's own resources give a share that the library limits, and no unit or ResourceClaim."""
+    """True if the library limits only shares that are requested by the scheme's own resources, and no unit or claim."""
 
     def covers(self, mount_path: str) -> bool:
-        """Return whether a mount in a container replaces one of the paths, or lets another container replace it.
+        """Return whether a mount replaces one of the paths in a container, or lets another container replace it.
 
-        Runtimes mount the deeper paths later, so a volume above one of the paths does not hide it. But another
-        container that has the volume can delete the mount point, and so the mount. That is accepted for /tmp alone,
-        which many pods mount: only lock files are there.
+        Runtimes mount deeper paths later, so a volume at a parent directory does not hide a path. But another container
+        with the same volume can delete the mount point, and so the mount. That is accepted only for /tmp, which many
+        pods mount, because only lock files are there.
         """
         # kubelet makes a relative path absolute, and runtimes clean it (`MakeAbsolutePath`, `filepath.Clean`).
         mounted = posixpath.normpath("/" + mount_path.lstrip("/"))
@@ -76,13 +76,13 @@ class ShareLimits(msgspec.Struct, frozen=True, eq=False, dict=True):
         )
 
     def find(self, name: str) -> LimitVariable | None:
-        """Return what is known of an environment variable; None if it limits nothing."""
+        """Return the rule for an environment variable; None if the variable limits nothing."""
         found = self._find(name) if self.variables else None
         return self.variables[(found.lastindex or 1) - 1] if found else None
 
     @functools.cached_property
     def _find(self) -> Callable[[str], re.Match[str] | None]:
-        # One pattern: a pod may have thousands of variables, and each is looked up.
+        # All variables are one pattern, because a pod may have thousands of variables.
         patterns = (".*".join(map(re.escape, each.pattern.split("*"))) for each in self.variables)
         return re.compile("|".join(f"({pattern})" for pattern in patterns)).fullmatch
 
@@ -92,7 +92,7 @@ def _all(allowance: Allowance, *patterns: str) -> Iterable[LimitVariable]:
 
 
 def _numbered(allowance: Allowance, *names: str) -> Iterable[LimitVariable]:
-    """Return variables that may also end in the number of a card."""
+    """Return variables whose names may also end in the number of a card."""
     return _all(allowance, *(pattern for name in names for pattern in (name, f"{name}_*")))
 
 
@@ -101,8 +101,8 @@ def _keeps_core_limit(policy: str) -> bool:
 
 
 def _starts_in_vcuda_library(path: str) -> bool:
-    # The dynamic linker takes the first libcuda.so.1 that it finds. Only a literal directory counts: kubelet replaces
-    # $(NAME) in a value.
+    # The dynamic linker takes the first libcuda.so.1 that it finds. Only a literal directory is accepted, because
+    # kubelet replaces $(NAME) in a value.
     return path.partition(":")[0].rstrip("/") in (f"{VCUDA_LIBRARY}/lib", f"{VCUDA_LIBRARY}/lib64")
 
 
@@ -110,11 +110,11 @@ def _is_false(value: str) -> bool:
     return value.casefold() in ("", "false")
 
 
-# tkestack/gpu-manager pkg/services/allocator/nvidia/allocator.go (`allocateOne`) sets LD_LIBRARY_PATH, by the value of
-# the container's own variable compat32, and mounts both directories. tkestack/vcuda-controller src/loader.c
-# (`read_controller_configuration`) reads the limits from /etc/vcuda and no variable but LOGGER_LEVEL. gpu-manager sets
-# NVIDIA_VISIBLE_DEVICES too, so that nvidia-container-runtime would mount the original libcuda.so as well: without
-# LD_LIBRARY_PATH that one is found.
+# tkestack/gpu-manager pkg/services/allocator/nvidia/allocator.go (`allocateOne`) sets LD_LIBRARY_PATH, depending on the
+# container's own variable compat32, and mounts both directories. tkestack/vcuda-controller src/loader.c
+# (`read_controller_configuration`) reads the limits from /etc/vcuda, and reads no variable but LOGGER_LEVEL.
+# gpu-manager also sets NVIDIA_VISIBLE_DEVICES, so nvidia-container-runtime would also mount the original libcuda.so.
+# Without LD_LIBRARY_PATH, the linker would find the original.
 VCUDA_CONTROLLER = ShareLimits(
     variables=(
         LimitVariable(
@@ -131,13 +131,13 @@ VCUDA_CONTROLLER = ShareLimits(
 )
 
 # The device plugin (Project-HAMi/HAMi pkg/device-plugin/nvidiadevice/nvinternal/plugin/server.go, `Allocate`) sets the
-# limits, the cache and CUDA_OVERSUBSCRIBE, and mounts the paths. It leaves out the preload file if the container sets
-# CUDA_DISABLE_CONTROL; releases differ in which values do. The library (Project-HAMi/HAMi-core
+# limits, the cache and CUDA_OVERSUBSCRIBE, and mounts the paths. It leaves out the preload file for some values of
+# CUDA_DISABLE_CONTROL; each release has other values. The library (Project-HAMi/HAMi-core
 # src/multiprocess/multiprocess_memory_limit.c) reads the limits, ACTIVE_OOM_KILLER, GPU_CORE_UTILIZATION_POLICY and
 # CUDA_TASK_PRIORITY. It also reads the cache, in which other processes find the limits, and variables from the file
-# /overrideEnv. CUDA_REDIRECT names the library that src/libvgpu.c takes its hooks from. HAMi's own webhook writes
+# /overrideEnv. CUDA_REDIRECT names the library from which src/libvgpu.c takes its hooks. HAMi's own webhook writes
 # CUDA_TASK_PRIORITY from the resource nvidia.com/priority (pkg/device/nvidia/device.go, `MutateAdmission`).
-# LIBCUDA_LOG_LEVEL and RECORD_KERNEL_INTERVAL limit nothing. CUDA_VISIBLE_DEVICES only narrows what a program sees.
+# LIBCUDA_LOG_LEVEL and RECORD_KERNEL_INTERVAL limit nothing. CUDA_VISIBLE_DEVICES only narrows devices.
 HAMI_CORE = ShareLimits(
     variables=(
         LimitVariable("CUDA_DISABLE_CONTROL", Allowance.DISABLE_CONTROL),
@@ -153,11 +153,11 @@ HAMI_CORE = ShareLimits(
 
 # The device plugin (coldzerofear/vgpu-manager pkg/deviceplugin/vgpu/vnum_plugin.go, `Allocate`) sets the variables of
 # pkg/util/consts.go and mounts the paths. It leaves out the preload file if the container sets DISABLE_VGPU_CONTROL. It
-# reads CUDA_MEM_OVERSOLD of the container. The DRA driver does the same for claims (pkg/kubeletplugin/vgpu.go). The
-# library (library/src/loader.c, util.c) reads the variables where its configuration file is missing. Older releases
-# have GPU_DEVICES_UUID, CUDA_MEMORY_RATIO, CUDA_MEMORY_OVERSUBSCRIBE and ENV_COMPATIBILITY_MODE. With
-# CUDA_SM_SHARED_BUCKET each process gets the share of cores again; the other CUDA_SM_ variables tune how fast the core
-# limit acts. The VGPU_ variables tell the library which limits apply, and where they are. LOGGER_LEVEL limits nothing.
+# reads the container's CUDA_MEM_OVERSOLD. The DRA driver does the same for claims (pkg/kubeletplugin/vgpu.go). If its
+# configuration file is missing, the library (library/src/loader.c, util.c) reads the variables instead. Older releases
+# have GPU_DEVICES_UUID, CUDA_MEMORY_RATIO, CUDA_MEMORY_OVERSUBSCRIBE and ENV_COMPATIBILITY_MODE. CUDA_SM_SHARED_BUCKET
+# gives each process the share of cores again. The other CUDA_SM_ variables tune how fast the core limit acts. The VGPU_
+# variables tell the library which limits apply, and where to find them. LOGGER_LEVEL limits nothing.
 VGPU_MANAGER_LIBRARY = ShareLimits(
     variables=(
         LimitVariable("DISABLE_VGPU_CONTROL", Allowance.DISABLE_CONTROL),
