@@ -16,7 +16,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 PRODUCT = ("webhook", "vcuda", "controller", "certs")
 
-MAX_PRODUCT_LINES = 34_600
+MAX_PRODUCT_LINES = 34_900
 """The maximum number of product lines. A commit that raises it must say why."""
 
 MAX_FILE_LINES = 420
