@@ -1,4 +1,4 @@
-"""Shares that request memory requires cores: with `default_cores: memory` their cores follow from their memory."""
+"""Shares that request memory without cores: with `default_cores: memory` their cores follow from their memory."""
 
 import pytest
 from hypothesis import given, strategies as st
