@@ -20,7 +20,7 @@ from vcuda.quota.model import Charge, Mode, NamespaceQuota, Shortage, Usage
 
 
 class ReviewDeadline:
-    """The deadline of a review, by ``clock``, and whether its caller still waits. Two threads may use it."""
+    """The deadline of a review, and whether its caller still waits. The event loop and a thread share this object."""
 
     def __init__(self, end: float = math.inf, clock: Callable[[], float] = time.monotonic) -> None:
         self.end = end
