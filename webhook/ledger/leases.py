@@ -226,7 +226,7 @@ class ReservationLease:
         return True
 
     def observe(self, ledger: Ledger) -> None:
-        """Take over this replica's reservation from a ledger that was read.
+        """Update this replica's reservation, and the `waiting` mark, from a ledger that was read.
 
         The caller must ensure that the API server can no longer store an earlier write of this replica.
         """
@@ -238,7 +238,7 @@ class ReservationLease:
         self._sent = None
         self._left = self._remaining()
         if own is None:
-            # The leader has removed the reservation after its lease. The ledger already counts all granted charges.
+            # The leader has removed the reservation after its lease. By then it had counted the stored pods.
             self.forget()
         if self._waiting is not None and ledger.waiting != self._waiting:
             self._give_way_until = self._clock() + GIVE_WAY_SECONDS

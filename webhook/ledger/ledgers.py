@@ -74,7 +74,7 @@ class PutOff(msgspec.Struct, frozen=True):
     soon: bool = False
     """Whether the shortage is expected to end within 2 s."""
     counted: bool = True
-    """Whether the stored objects were counted in time. If they were, they leave room."""
+    """False if the stored objects could not be counted before the deadline."""
 
 
 Decision = Admitted | Refused | PutOff | RetryLater

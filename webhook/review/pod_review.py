@@ -255,7 +255,7 @@ def left_to_mutate(patch: Sequence[Operation]) -> Iterator[str]:
 def other_scheduler(review: PodReview, placing: str | None) -> Iterator[str]:
     """Yield a phrase if the pod names another scheduler than ``placing``, which knows the cards of the pod's model."""
     named = review.pod.spec.scheduler_name
-    # Two schedulers could give the same free card to two pods.
+    # Two schedulers could give the same free card to two pods. Both pods would then use a card that is charged once.
     # Units are safe with any scheduler, because Kubernetes itself counts them on each node.
     if placing and review.request.schemes and named not in ("", placing, DEFAULT_SCHEDULER):
         why = f"{named[:MOST_OF_SCHEDULER]} does not know which cards are free"

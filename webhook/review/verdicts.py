@@ -175,7 +175,7 @@ async def _charge(create: Creation, review: Review, asked: Asked) -> Decision:
     request, deadline = create.request, create.deadline
     created = math.inf
     # The API server has just set the creationTimestamp of a CREATE, whatever the creator wrote. An UPDATE may follow
-    # long after the creation.
+    # long after the creation, so the creationTimestamp of an UPDATE is not used.
     if request.operation == "CREATE" and asked.metadata.creation_timestamp:
         with contextlib.suppress(ValueError):
             created = datetime.fromisoformat(asked.metadata.creation_timestamp).timestamp()
