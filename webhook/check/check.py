@@ -1,6 +1,6 @@
-"""Reviews the pods and claims of manifests, and prints the answers as a table.
+"""Reviews the pods and claims in manifests, and prints the answers as a table.
 
-The reviews go to the decisions themselves for the command `check`, and to a server in the demo.
+The command `check` calls the functions that decide reviews. The demo sends the reviews to a webhook server.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from webhook.review import claim_review, context, pod_review
 from webhook.review.verdicts import Creation
 
 Ask = Callable[[str, AdmissionRequest], Awaitable[AdmissionResponse]]
-"""Answers a review, given its path."""
+"""Returns the answer to a review. The argument before the review is the path of the webhook, such as /mutate."""
 
 PODS = GroupVersionKind(version="v1", kind="Pod")
 
@@ -45,7 +45,7 @@ _MADE_LATER = "charged is each claim that is made of it"
 
 
 class Row(msgspec.Struct, frozen=True):
-    """The decision on ``count`` pods or claims of one object."""
+    """One line of the table: the decision about ``count`` equal pods or claims of one object."""
 
     object: str
     namespace: str
@@ -53,12 +53,12 @@ class Row(msgspec.Struct, frozen=True):
     decision: str
     """One of admitted, refused, no GPU, not limited, counted, unknown, skipped, malformed."""
     outcome: str = ""
-    """The outcome of the review, as in the metrics of the webhook; empty if there was none."""
+    """The outcome of the review, as in the metrics of the webhook; empty if there was no review."""
     model: str = ""
     rule: str = ""
-    """The rule by which the models were ordered; empty if none was chosen."""
+    """The rule by which the models were ordered; empty if no model was chosen."""
     charge: Charge = Charge()
-    """The charge of each of them."""
+    """The charge of each single pod or claim."""
     reason: str = ""
 
     @property
@@ -73,19 +73,25 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def exit_status(rows: Iterable[Row], *, strict: bool) -> int:
-    """Return 2 if an object is malformed, 1 if one is rejected or, with ``strict``, not decided, and otherwise 0."""
+    """Return 2 if an object is malformed, 1 if an object is refused, otherwise 0.
+
+    With ``strict``, an object without a decision counts as refused.
+    """
     decisions = {row.decision for row in rows}
     failing = {REFUSED, UNKNOWN, SKIPPED} if strict else {REFUSED}
     return 2 if MALFORMED in decisions else int(bool(decisions & failing))
 
 
 def read_workloads(paths: Sequence[Path], namespace: str) -> list[Workload | Unread]:
-    """Return all claims and all objects that create pods, in order. Raises BadInput if a file cannot be read."""
+    """Return all claims, and all objects that create pods, in the order of the files.
+
+    Raises BadInput if a file cannot be read.
+    """
     return [workload for path in paths for workload in typed_workloads(str(path), files.read_text(path), namespace)]
 
 
 def check(workloads: Sequence[Workload | Unread], cluster: files.OfflineCluster) -> list[Row]:
-    """Decide every object in order. Each decision counts the stored objects and those admitted before."""
+    """Decide the objects in order. Each decision counts the stored objects and the objects admitted before."""
     cluster = with_templates(cluster, workloads)
     policy, ledgers, choices = cluster.policy, cluster.ledgers(), RecentChoices()
 
@@ -101,7 +107,7 @@ def check(workloads: Sequence[Workload | Unread], cluster: files.OfflineCluster)
 
 
 def with_templates(cluster: files.OfflineCluster, workloads: Iterable[Workload | Unread]) -> files.OfflineCluster:
-    """Return the cluster with the templates among these workloads, which replace stored ones of their name."""
+    """Return the cluster with the claim templates in ``workloads``. They replace stored templates of their name."""
     specs = ((each.namespace, each.name, each.claim_spec) for each in workloads if isinstance(each, Workload))
     own = {(home, name): msgspec.convert(spec, objects.ClaimSpec) for home, name, spec in specs if spec is not None}
     templates = {**cluster.templates, **own}
@@ -110,7 +116,7 @@ def with_templates(cluster: files.OfflineCluster, workloads: Iterable[Workload |
 
 
 async def decide(workloads: Iterable[Workload | Unread], ask: Ask, cluster: files.OfflineCluster) -> list[Row]:
-    """Return the answers in order, a pod's claims after it. Equal answers to pods of a workload share a row."""
+    """Return the answers in order. Claims follow their pod. Equal answers to pods of one workload share a row."""
     rows = []
     for workload in workloads:
         if isinstance(workload, Unread):
@@ -129,7 +135,10 @@ async def decide(workloads: Iterable[Workload | Unread], ask: Ask, cluster: file
 
 
 async def _decide(workload: Workload, ask: Ask, cluster: files.OfflineCluster) -> AsyncIterator[tuple[Hashable, Row]]:
-    """Yield the rows of one more pod or claim and of its claims, each with a key that is equal for equal answers."""
+    """Decide one more pod or claim of a workload. Yield its row, and then the rows of the claims of the pod.
+
+    Each row has a key. Rows with equal keys have equal answers.
+    """
     namespace, created, policy = workload.namespace, workload.created, cluster.policy
     told = [workload.warning] if workload.warning else []
     if not workload.is_counted:
@@ -155,7 +164,7 @@ async def _decide(workload: Workload, ask: Ask, cluster: files.OfflineCluster) -
 
 
 def _needs_nodes(pod: Manifest, policy: context.PolicySnapshot) -> bool:
-    """Return whether a pod is placed by something that only nodes tell, and no nodes are known."""
+    """Return whether the placement of a pod depends on labels or names of nodes, but no nodes are known."""
     if policy.nodes.labels:
         return False
     selection = NodeSelection.of(msgspec.convert(pod, k8s_types.Pod).spec)
@@ -194,7 +203,7 @@ async def _decide_one(
 
 
 def _charge(stored: Manifest, model: str, policy: context.PolicySnapshot) -> Charge:
-    """Return the charge of a pod or a claim. For a claim without a model it is the largest possible charge."""
+    """Return the charge of a pod or a claim. A claim without a model gets its largest possible charge."""
     if stored["kind"] == "Pod":
         return read_request(msgspec.convert(stored, k8s_types.Pod), policy.resources).charge_on(model)
     if stored["kind"] == TEMPLATE:
@@ -204,9 +213,9 @@ def _charge(stored: Manifest, model: str, policy: context.PolicySnapshot) -> Cha
 
 
 async def _create(created: Manifest, namespace: str, ask: Ask) -> tuple[Manifest, list[AdmissionResponse]]:
-    """Pass an object through /mutate and /validate like the API server. Return the stored object and the answers."""
+    """Call /mutate and /validate for an object, as the API server does. Return the stored object and the answers."""
     answers, patched = [], created
-    # The manifests register templates for /validate alone.
+    # The manifests of this project register claim templates only for /validate.
     if created["kind"] != TEMPLATE:
         answers.append(await ask("/mutate", _request(created, namespace)))
         if not answers[0].allowed:
@@ -218,14 +227,14 @@ async def _create(created: Manifest, namespace: str, ask: Ask) -> tuple[Manifest
 
 
 def _request(created: Manifest, namespace: str) -> AdmissionRequest:
-    # YAML has types that JSON lacks, such as dates. They are encoded as text.
+    # YAML has types that JSON lacks, such as dates. Values of these types are encoded as strings.
     raw = msgspec.Raw(msgspec.json.encode(created, enc_hook=str))
     kind = PODS if created["kind"] == "Pod" else GroupVersionKind(GROUP, "v1", created["kind"])
     return AdmissionRequest(uid=str(uuid.uuid4()), kind=kind, namespace=namespace, operation="CREATE", object=raw)
 
 
 def patch_story(patch: Sequence[k8s_types.Operation]) -> Iterator[str]:
-    """Yield a phrase for each kind of change that the pod's owner may not expect."""
+    """Yield a phrase for each kind of change in the patch that may surprise the owner of the pod."""
     removed = [operation["path"] for operation in patch if operation["op"] == "remove"]
     records = [path for path in removed if path.startswith("/metadata/")]
     if records:
@@ -238,7 +247,7 @@ def patch_story(patch: Sequence[k8s_types.Operation]) -> Iterator[str]:
 
 
 def table(rows: Iterable[Row]) -> Iterator[str]:
-    """Yield the lines of a table for people."""
+    """Yield the lines of a table for a terminal."""
     heading = ("OBJECT", "NAMESPACE", "COUNT", "DECISION", "MODEL", "CHARGE", "REASON")
     cells = [
         heading,

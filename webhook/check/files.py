@@ -1,4 +1,4 @@
-"""Reads a cluster from files: the quota, the nodes and stored objects, for decisions without an API server."""
+"""Reads the quota, the nodes and the stored objects of a cluster from files, for reviews without an API server."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -44,15 +44,16 @@ TemplateSpecs = Mapping[tuple[str, str], objects.ClaimSpec]
 
 
 class OfflineCluster(msgspec.Struct, frozen=True):
-    """The policy and the stored charges that decisions are made from."""
+    """The policy, the stored charges and the claim templates by which objects are decided without an API server."""
 
     policy: context.PolicySnapshot
     committed: Mapping[str, Mapping[str, model.Charge]]
     """The charges of stored objects, by namespace and model."""
     templates: TemplateSpecs = {}
+    """The stored claim templates."""
 
     def at(self, moment: float) -> "OfflineCluster":
-        """Return the cluster with the limits of a moment, in Unix seconds."""
+        """Return the cluster with the limits that apply at ``moment``, in Unix seconds."""
         policy = msgspec.structs.replace(self.policy, quota=self.policy.quota.at(moment))
         return msgspec.structs.replace(self, policy=policy)
 
@@ -67,7 +68,11 @@ def read_cluster(
     gpu_runtime_classes: tuple[str, ...] = runtime_devices.GPU_RUNTIME_CLASSES,
     scheduler_users: frozenset[str] = context.SCHEDULER_USERS,
 ) -> OfflineCluster:
-    """Return the cluster of these files, with claims as by Kubernetes 1.34. Raises BadInput if a file has faults."""
+    """Return the cluster that these files describe. Claims work as in Kubernetes 1.34.
+
+    ``quota``: the file with the quota document. ``nodes``: the file with the nodes and the stored objects, or
+    None without such a file. Raises BadInput if a file has faults.
+    """
     read = read_quota(quota)
     known = read.resources
     no_nodes = Nodes(hints.labels, named=known.models)
@@ -93,14 +98,17 @@ def find_in(templates: TemplateSpecs) -> context.ClaimTemplates:
 
 
 def read_quota(path: Path) -> config.QuotaConfig:
-    """Return the quota document in a file, or the ConfigMap with it and further keys. Raises BadInput or QuotaFault."""
+    """Return the quota in a file. The file contains the quota document, or a ConfigMap with the document.
+
+    Raises BadInput or QuotaFault.
+    """
     text = read_text(path)
     if not text.strip():
         raise errors.BadInput(f"{path}: is empty; write {{}} if no namespace is to be limited")
     try:
         documents = list(yaml.safe_load_all(text))
     except workloads.NOT_YAML:
-        documents = []  # the parser below reports the fault with its position
+        documents = []  # parse_config() reports the fault with its position
     if len(documents) == 1 and isinstance(documents[0], dict) and documents[0].get("kind") == "ConfigMap":
         data = shapes.convert(str(path), documents[0], k8s_types.ConfigMap).data or {}
         if config.QUOTA not in data:
@@ -110,7 +118,7 @@ def read_quota(path: Path) -> config.QuotaConfig:
 
 
 class StoredObjects(msgspec.Struct, frozen=True):
-    """The objects in a file of a cluster's objects."""
+    """The objects that a file with a cluster's objects contains."""
 
     nodes: Nodes
     devices: dra.Devices = dra.NO_DEVICES
@@ -119,14 +127,18 @@ class StoredObjects(msgspec.Struct, frozen=True):
     pods: Sequence[stored_pods.StoredPod] = ()
 
     def committed(self, claim_policy: charges.ClaimPolicy) -> Mapping[str, Mapping[str, model.Charge]]:
-        """Return the charges of the pods and claims, as on a cluster: an object without a model is not charged."""
+        """Return the charges of the pods and claims, by namespace and model.
+
+        As on a cluster, an object without a model is not charged.
+        """
         price = stored_claims.ClaimCounter(claim_policy)
         namespaces = {*(claim.namespace for claim in self.claims), *(pod.namespace for pod in self.pods)}
         pods: dict[str, list[stored_pods.StoredPod]] = {namespace: [] for namespace in namespaces}
         for pod in self.pods:
             pods[pod.namespace].append(pod)
         taken = {namespace: list(stored_pods.charges_of(each, self.nodes)) for namespace, each in pods.items()}
-        # The scheduler's claim for a pod's extended resources is left out, because that pod is charged.
+        # The scheduler makes a claim for the extended resources of a pod. Such a claim is left out, because its pod is
+        # charged.
         extended = {namespace: stored_claims.charged_by_pods(each, self.nodes) for namespace, each in pods.items()}
         for claim in self.claims:
             if claim.name not in extended[claim.namespace]:
@@ -135,7 +147,7 @@ class StoredObjects(msgspec.Struct, frozen=True):
 
 
 def read_stored(path: Path, labels: affinity.NodeLabels, known: resources.GpuResources) -> StoredObjects:
-    """Return the stored objects in a file, as ``kubectl get … -A -o yaml`` prints them. Raises BadInput."""
+    """Return the stored objects in a file that ``kubectl get … -A -o yaml`` has printed. Raises BadInput."""
     found: dict[str, dict[tuple[str, str], tuple[str, Any]]] = {kind: {} for kind in _KINDS}
     for where, manifest in workloads.objects_in(str(path), read_text(path)):
         stored = _read_object(where, manifest)
@@ -174,7 +186,7 @@ def _read_object(where: str, manifest: workloads.Manifest) -> k8s_types.K8sObjec
     stored = shapes.convert(where, manifest, _KINDS[kind])
     if not stored.metadata.name:
         raise errors.BadInput(f"{where}: the {kind} has no name")
-    # An object without a namespace could not be charged.
+    # Pods, claims and templates must have a namespace. Without a namespace they could not be charged.
     if kind in _NAMESPACED and not stored.metadata.namespace:
         raise errors.BadInput(f"{where}: the {kind} {stored.metadata.name} has no namespace")
     return stored

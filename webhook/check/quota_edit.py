@@ -1,4 +1,7 @@
-"""Compares two quota documents for the command `check`: the changes, and the warnings that an edit would get."""
+"""Compares two quota documents for the command `check`.
+
+The result has the changes, and the warnings that the webhook would give for this edit.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +16,12 @@ from webhook.review.quota_edit import document_warnings
 
 
 class QuotaEdit(msgspec.Struct, frozen=True):
-    """The edit of a quota document."""
+    """The edit of a quota document: its changes and its warnings."""
 
     changes: tuple[QuotaChange, ...]
-    """Every value that differs; empty without an old document."""
+    """Every value that differs between the documents; empty if there is no old document."""
     warnings: tuple[str, ...]
-    """The sentences of the webhook, without those that need the ledgers or the namespaces of a cluster."""
+    """The warnings of the webhook, except warnings that need the ledgers or the namespaces of a cluster."""
 
     def as_json(self) -> dict[str, Any]:
         return {"changes": [each._asdict() for each in self.changes], "warnings": self.warnings}
@@ -29,7 +32,10 @@ class QuotaEdit(msgspec.Struct, frozen=True):
 
 
 def read_edit(old: Path | None, new: Path, cluster: files.OfflineCluster, now: float, *, has_nodes: bool) -> QuotaEdit:
-    """Return the edit of the quota in file ``old`` to that in ``new``, whose ``cluster`` is given. Raises BadInput."""
+    """Return the edit from the quota document in file ``old`` to the document in file ``new``. Raises BadInput.
+
+    ``cluster``: the cluster with the new document. ``now``: in Unix seconds.
+    """
     after = files.read_quota(new)
     quota = after.quota.at(now)
     before = files.read_quota(old).quota.at(now) if old else quota

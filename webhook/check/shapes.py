@@ -1,4 +1,4 @@
-"""Checks that the objects of a file have the shape of their kind."""
+"""Checks that the objects in a file have the fields and types of their kind."""
 
 from collections.abc import Mapping
 from typing import TypeVar
@@ -13,7 +13,8 @@ from vcuda.workloads import Manifest, Unread, Workload, without_nulls, workloads
 T = TypeVar("T")
 
 NOT_JSON = (msgspec.MsgspecError, UnicodeError, RecursionError)
-"""The exceptions of msgspec for YAML that JSON cannot hold: half a surrogate pair, an object inside itself."""
+"""The exceptions of msgspec for YAML that JSON cannot express, for example half of a surrogate pair, or an object
+that contains itself."""
 
 _VIEWS: Mapping[str, type[k8s_types.K8sObject]] = {
     "Pod": k8s_types.Pod,
@@ -23,7 +24,7 @@ _VIEWS: Mapping[str, type[k8s_types.K8sObject]] = {
 
 
 def typed_workloads(source: str, text: str, namespace: str) -> list[Workload | Unread]:
-    """Return the workloads of a text as `workloads_in` does. One whose shape is not its kind's is malformed."""
+    """Return the workloads in a text, as `workloads_in` does. An object without the shape of its kind is malformed."""
     return workloads_in(source, text, namespace, _check)
 
 
@@ -33,7 +34,7 @@ def _check(where: str, manifest: Manifest) -> Manifest:
 
 
 def convert(where: str, manifest: Manifest, view: type[T]) -> T:
-    """Return a typed view of a manifest. Raises BadInput where its shape is not that kind's."""
+    """Return a manifest as a ``view``. Raises BadInput if the manifest does not have the shape of the view."""
     try:
         return msgspec.convert(_plain(where, manifest), view)
     except msgspec.MsgspecError as error:
@@ -41,7 +42,7 @@ def convert(where: str, manifest: Manifest, view: type[T]) -> T:
 
 
 def _plain(where: str, manifest: Manifest) -> Manifest:
-    # As JSON, which is what reaches the API server; null fields count as absent there.
+    # Convert the manifest to JSON, because kubectl sends JSON to the API server. Null fields count as absent.
     try:
         plain: Manifest = without_nulls(msgspec.json.decode(msgspec.json.encode(manifest, enc_hook=str)))
     except NOT_JSON as error:

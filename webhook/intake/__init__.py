@@ -1,4 +1,5 @@
-"""How the body of a review is read, and how large reviews wait their turn.
+"""Reads the bodies of reviews, and queues large reviews.
 
-`bodies` bounds what is read. `large_reviews` has a large review wait in `fair_queue`, and decides it in a thread.
+`bodies` reads a body within a bound. `large_reviews` puts each large review into a queue (`fair_queue`), and decides
+the review in a thread.
 """

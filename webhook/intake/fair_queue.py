@@ -1,8 +1,8 @@
-"""A bounded queue that serves its keys in turn. The keys are namespaces, and an entry waits for a place or a turn.
+"""A bounded queue that serves its keys in turn. A key is a namespace, and an entry is one waiting or granted review.
 
-Each key has its own line. A grant goes to the first key, in the order of turns, that is below its own bounds. A key
-moves to the end of that order when one of its entries is granted, and again when that entry leaves. So a new key waits
-for at most one entry of each waiting key.
+Each key has its own line of waiting entries. The lines have an order. The next grant goes to the first line in this
+order whose key is below the bounds of a key. A line moves to the end of the order when one of its entries is granted,
+and again when that entry leaves. So a new key waits for at most one entry of each other key.
 """
 
 import asyncio
@@ -19,28 +19,28 @@ import msgspec
 from vcuda.errors import Dropped, DropReason
 
 SHARED = ""
-"""The key of entries without a key, and of entries with a key beyond the bound."""
+"""The key of all entries without a key. It is also the key of entries whose own key would exceed `Bounds.keys`."""
 
 
 class Bounds(msgspec.Struct, frozen=True):
     """The bounds of a queue."""
 
     grants: int
-    """Entries that are granted at once."""
+    """The most entries that are granted at the same time."""
     size: int
-    """Their bytes together. A single entry is granted at any size."""
+    """The most bytes of all granted entries together. An entry of any size is granted if no other entry is."""
     key_grants: int
-    """Entries of one key that are granted at once."""
+    """The most entries of one key that are granted at the same time."""
     key_size: int
-    """Their bytes together. A single entry is granted at any size."""
+    """The most bytes of all granted entries of one key. An entry of any size is granted if its key has no grant."""
     waiting: int
-    """Entries that wait."""
+    """The most entries that wait."""
     keys: int
-    """Keys of the entries that wait. Entries of further keys share one line."""
+    """The most keys with a line of their own. Entries of further keys share one line."""
 
 
 class EntryState(enum.Enum):
-    """The state of an entry."""
+    """The state of a queue entry. The state is LEFT after the caller has ended the wait or the grant."""
 
     WAITING = "waiting"
     GRANTED = "granted"
@@ -49,19 +49,19 @@ class EntryState(enum.Enum):
 
 
 class QueueEntry:
-    """One caller's wait for a grant of ``size`` bytes until ``end``, by the queue's clock, and then the grant."""
+    """One caller's wait for a grant of ``size`` bytes, and then the grant. The wait ends at ``end`` of the clock."""
 
     def __init__(self, key: str, size: int, end: float) -> None:
         self.key = key
         self.size = size
         self.end = end
         self.state = EntryState.WAITING
-        self.reason = DropReason.LATE  # the reason why it was dropped, if it was
+        self.reason = DropReason.LATE  # valid only in the state DROPPED
         self.decided = asyncio.Event()  # set when the entry is granted or dropped
 
 
 class _Held(NamedTuple):
-    """The current grants of one key, or of all keys."""
+    """The number and the bytes of the current grants, of one key or of all keys together."""
 
     grants: int = 0
     size: int = 0
@@ -74,9 +74,9 @@ class _Held(NamedTuple):
 
 
 class FairQueue:
-    """Entries that wait in lines by key, and entries that are granted. All calls must come from one event loop.
+    """The waiting entries in one line per key, and the granted entries. All calls must come from one event loop.
 
-    ``crowded`` is the message for an entry without room to wait, and ``late`` for an entry whose time is over.
+    ``crowded`` is the message of Dropped if too many entries wait. ``late`` is its message if an entry waits too long.
     """
 
     def __init__(self, bounds: Bounds, crowded: str, late: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -91,7 +91,7 @@ class FairQueue:
 
     @asynccontextmanager
     async def granted(self, key: str, size: int, end: float) -> AsyncIterator[None]:
-        """Wait for a grant until ``end``, and hold it in the ``with`` block. Raises Dropped if there is none."""
+        """Wait for a grant until ``end``, and keep it during the ``with`` block. Raises Dropped without a grant."""
         entry = self.enter(key, size, end)
         try:
             if entry.state is EntryState.WAITING:
@@ -103,7 +103,7 @@ class FairQueue:
             self.leave(entry)
 
     async def _await_decision(self, entry: QueueEntry) -> None:
-        # Not wait_for(): in Python 3.11 it swallows a cancellation that comes together with the grant.
+        # wait_for() is not used here: in Python 3.11 it loses a cancellation that happens together with the grant.
         try:
             async with asyncio.timeout(None if math.isinf(entry.end) else entry.end - self._clock()):
                 await entry.decided.wait()
@@ -112,11 +112,11 @@ class FairQueue:
                 self._drop(entry, DropReason.LATE)
 
     def enter(self, key: str, size: int, end: float = math.inf) -> QueueEntry:
-        """Put an entry into the line of its key, and grant it if there is room. Raises Dropped if too many wait."""
+        """Add an entry to the line of its key, and grant it if there is room. Raises Dropped if too many wait."""
         if key not in self._lines and len(self._lines) >= self._bounds.keys:
             key = SHARED
         if self.waiting >= self._bounds.waiting:
-            # The newest entry of the longest line makes room, if that line stays longer than this key's.
+            # Drop the newest entry of the longest line, if that line then still is longer than the line of this key.
             longest = max(self._lines.values(), key=len)
             if len(longest) < len(self._lines.get(key, ())) + 2:
                 raise self._dropped(DropReason.CROWDED)
@@ -128,7 +128,7 @@ class FairQueue:
         return entry
 
     def leave(self, entry: QueueEntry) -> None:
-        """End an entry's wait or its grant. It may be called again."""
+        """End the wait or the grant of an entry. Another call for the same entry has no effect."""
         if entry.state is EntryState.WAITING:
             self._take_out(entry)
         elif entry.state is EntryState.GRANTED:
@@ -140,7 +140,7 @@ class FairQueue:
 
     def _grant(self) -> None:
         while entry := self._next():
-            # If this process was suspended, the caller of an old entry may have given up.
+            # After a suspension of this process, the time of a waiting entry may be over.
             if entry.end <= self._clock():
                 self._drop(entry, DropReason.LATE)
                 continue
@@ -155,7 +155,7 @@ class FairQueue:
         bounds = self._bounds
         for key, line in self._lines.items():
             if self._held.get(key, _Held()).has_room(line[0], bounds.key_grants, bounds.key_size):
-                # A smaller entry of another key does not overtake, because a large entry might then never find room.
+                # No smaller entry of another key may overtake, because a large entry might then never find room.
                 return line[0] if self._total.has_room(line[0], bounds.grants, bounds.size) else None
         return None
 

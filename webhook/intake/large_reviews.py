@@ -1,10 +1,10 @@
-"""Reviews that take long to decode or to decide: they wait in turn by namespace, and are decided in one thread.
+"""Decides large reviews in one thread. A large review takes long to decode or to decide.
 
-1. A review takes a *place* before the rest of its body is read, and holds it until it is answered. Places bound the
-   bytes that such reviews hold.
-2. It takes a *turn* for each part of its work between two calls of the ledgers. One review computes at a time: two
-   threads would only take the interpreter's lock from the event loop, and from each other.
-3. The event loop makes the calls of the ledgers. The review has no turn meanwhile, so others compute.
+1. A large review needs a *place* before the rest of its body is read, and keeps the place until it is answered. The
+   places bound the memory of all large reviews. Namespaces get places in turn.
+2. A review needs a *turn* for each part of its work between two calls of the ledgers. Only one review has a turn at a
+   time. Two threads would only compete for the interpreter's lock, with the event loop and with each other.
+3. The event loop makes the calls of the ledgers. A review has no turn during such a call, so another review computes.
 """
 
 import asyncio
@@ -25,21 +25,25 @@ from webhook.ledger.ledgers import ChargeRequest, Decision, Ledgers, ReviewDeadl
 T = TypeVar("T")
 
 PLACES = Bounds(grants=12, size=6 * MAX_BODY, key_grants=4, key_size=2 * MAX_BODY, waiting=96, keys=16)
-"""The places of large pods and claims. A namespace holds at most a third of them. A waiting review holds some 100 KiB.
-With the bodies that are read, all waiting reviews hold less than `MAX_UNFINISHED` of `webhook.server.worker`."""
+"""The places of large pods and claims. One namespace has at most a third of the places. A waiting review needs some 100
+KiB. All waiting reviews and all bodies that are read need less than `MAX_UNFINISHED` of `webhook.server.worker`."""
 
 QUOTA_PLACES = Bounds(grants=4, size=4 * MAX_BODY, key_grants=4, key_size=4 * MAX_BODY, waiting=16, keys=16)
-"""The places of edits of the quota, so that pods and large documents do not wait for each other."""
+"""The places of large edits of the quota document. So pods and edits do not wait for each other."""
 
 WAIT_SHARE = 0.5
-"""The part of its remaining time that a review waits for a place. The API server can then still repeat the call."""
+"""The share of its remaining time for which a review waits for a place. The rest lets the API server call again."""
 
 LEAST_SECONDS = 0.3
-"""Left of a review's time when it begins to compute: the largest take about as long (`python -m bench large-pods`)."""
+"""Seconds before its deadline at which a review begins to compute at the latest. The largest reviews take about as long
+(`python -m bench large-pods`)."""
 
 
 class LedgerCall(Generic[T]):
-    """A call of the ledgers that the event loop makes for a review. ``charges``: once begun it is not given up."""
+    """A call of the ledgers that the event loop makes for a review.
+
+    ``charges``: the call may write a charge, so it has no timeout.
+    """
 
     def __init__(self, make: Callable[[], Awaitable[T]], *, charges: bool = False) -> None:
         self.make = make
@@ -51,7 +55,7 @@ class LedgerCall(Generic[T]):
 
 
 class _LoopLedgers(msgspec.Struct, frozen=True):
-    """The ledgers as a review in the thread sees them: each call goes to the event loop, which owns their state."""
+    """The ledgers for a review in the thread. Each call runs on the event loop, which alone may use the ledgers."""
 
     ledgers: Ledgers
 
@@ -74,29 +78,29 @@ class _LoopLedgers(msgspec.Struct, frozen=True):
 
 
 class _Ended(msgspec.Struct, frozen=True):
-    """The result of a review."""
+    """The end of a review, with its result."""
 
     value: Any
 
 
 class ReviewThread:
-    """One thread that decides reviews, and the queues of those that wait for it."""
+    """One thread that decides large reviews, and the queues in which reviews wait for a place or a turn."""
 
     def __init__(self, name: str, places: Bounds) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         late = "this replica had too many large reviews to decide this one in time"
         self._places = FairQueue(places, "too many large reviews wait on this replica", late)
-        # A review that holds a place waits for one turn at a time, so no review is dropped here for want of room.
+        # Each review with a place waits for at most one turn. So the queue of turns always has room for it.
         turns = Bounds(1, 0, 1, 0, waiting=4 * places.grants, keys=4 * places.grants)
         self._turns = FairQueue(turns, "too many large reviews are decided at once", late)
 
     @property
     def waiting(self) -> int:
-        """The reviews that wait for a place."""
+        """The number of reviews that wait for a place."""
         return self._places.waiting
 
     def place(self, namespace: str, size: int, deadline: ReviewDeadline) -> AbstractAsyncContextManager[None]:
-        """Return the place of a review with a body of ``size`` bytes. Entering it waits, or raises Dropped."""
+        """Return the place of a review with a body of ``size`` bytes. Its ``async with`` waits, or raises Dropped."""
         return self._places.granted(namespace, size, deadline.end - max(deadline.left, 0) * WAIT_SHARE)
 
     async def run(
@@ -106,9 +110,9 @@ class ReviewThread:
         namespace: str,
         deadline: ReviewDeadline,
     ) -> T:
-        """Return what ``work`` returns. It runs in the thread, and gets ledgers that it may use there.
+        """Run ``work`` in the thread and return its result. Its argument is a view of the ledgers for that thread.
 
-        Raises Dropped if the deadline passed before a turn, or the caller has disconnected.
+        Raises Dropped if the deadline passed before a turn, or if the caller has disconnected.
         """
         steps = work(_LoopLedgers(ledgers))
         outcome: Any = None
@@ -123,28 +127,28 @@ class ReviewThread:
             deadline.abandon()
             raise
         finally:
-            with suppress(ValueError):  # it still computes, if this task was cancelled a second time
+            with suppress(ValueError):  # after a second cancellation the review may still compute
                 steps.close()
 
     async def _in_turn(
         self, steps: Coroutine[Any, Any, T], outcome: Any, namespace: str, deadline: ReviewDeadline
     ) -> "LedgerCall[Any] | _Ended":
-        """Wait for a turn, and let the review compute up to its next call of the ledgers."""
+        """Wait for a turn. Then run the review until its next call of the ledgers, or its end."""
         latest = math.inf if deadline.charging else deadline.end - min(LEAST_SECONDS, max(deadline.left, 0) / 2)
         async with self._turns.granted(namespace, 0, latest):
             step = asyncio.get_running_loop().run_in_executor(self._thread, _step, steps, outcome)
             try:
                 return await asyncio.shield(step)
             except asyncio.CancelledError:
-                # A thread cannot be interrupted. It ends at its next check, and so does its turn.
+                # A thread cannot be interrupted. The review ends at its next check, so keep the turn until then.
                 deadline.abandon()
                 await asyncio.wait([step])
-                step.exception()  # asyncio would log an exception that is never read
+                step.exception()  # read the exception, because asyncio logs every unread exception
                 raise
 
 
 def _step(steps: Coroutine[Any, Any, T], outcome: Any) -> "LedgerCall[Any] | _Ended":
-    # In the thread. A StopIteration cannot pass through a future, so the result is wrapped.
+    # This function runs in the thread. A future cannot carry a StopIteration, so the result is wrapped.
     try:
         call: LedgerCall[Any] = steps.throw(outcome) if isinstance(outcome, Exception) else steps.send(outcome)
     except StopIteration as ended:
@@ -153,11 +157,11 @@ def _step(steps: Coroutine[Any, Any, T], outcome: Any) -> "LedgerCall[Any] | _En
 
 
 async def _make(call: LedgerCall[Any], deadline: ReviewDeadline) -> Any:
-    """Return what a call of the ledgers returns, or the error that it raises."""
+    """Make a call of the ledgers. Return its result, or the error that the call raises."""
     try:
         async with asyncio.timeout(None if call.charges or math.isinf(deadline.end) else deadline.left):
             return await call.make()
     except TimeoutError:
         return Dropped("the ledger did not answer before the deadline of this review", DropReason.LATE)
-    except Exception as error:  # noqa: BLE001  # raised again in the review that made the call
+    except Exception as error:  # noqa: BLE001  # the review that made the call raises the error again
         return error

@@ -1,4 +1,4 @@
-"""Lets callers share work: all items that wait when a batch begins are worked on together."""
+"""Processes the items of several callers together: a batch has all items that wait when the batch begins."""
 
 import asyncio
 import time
@@ -12,11 +12,13 @@ R = TypeVar("R")
 
 @dataclass(eq=False, slots=True)
 class PendingCall(Generic[T, R]):
-    """One caller's item and the future that it awaits. ``late``: the result after the deadline, a monotonic time."""
+    """One caller's item, and the future that the caller awaits."""
 
     item: T
     deadline: float
+    """The end of the caller's wait, in seconds of the monotonic clock."""
     late: R
+    """The result for the caller if the deadline passes first."""
     answer: asyncio.Future[R] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def settle(self, result: R) -> None:
@@ -26,25 +28,27 @@ class PendingCall(Generic[T, R]):
 
 @dataclass(eq=False)
 class BatchCommitter(Generic[T, R]):
-    """A queue whose items one task works on in batches. A batch has all items that wait when it begins.
+    """A queue of items that one task processes in batches. A batch has all items that wait when the batch begins.
 
-    The task ends when no item waits. It belongs to no caller, so a caller that is cancelled, or whose deadline passes,
-    does not disturb the others. ``gather`` is awaited before each batch, with the size of the last batch. Items that
-    arrive meanwhile join the batch.
+    The task ends when no item waits. The task belongs to no caller. So a caller that is cancelled, or whose deadline
+    passes, does not disturb the other callers.
     """
 
     work: Callable[[Sequence[PendingCall[T, R]]], Awaitable[None]]
+    """Processes a batch, and settles each call with its result."""
     late: R
+    """The result of a call whose deadline passes first."""
     gather: Callable[[int], Awaitable[None]]
+    """Awaited before each batch, with the size of the last batch. Items that arrive in this time join the batch."""
     clock: Callable[[], float] = time.monotonic
-    # Held during a batch. Other code must hold it to use the data that ``work`` changes.
+    # This lock is held during a batch. Other code must hold the lock while it uses data that ``work`` changes.
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)
     _waiting: list[PendingCall[T, R]] = field(default_factory=list)
     _last_batch: int = 0
     _task: asyncio.Task[None] | None = None
 
     async def serve(self, item: T, deadline: float) -> R:
-        """Return the result, or the call's ``late`` after the deadline. Raises what ``work`` raised for it."""
+        """Return the result of the item, or ``late`` after the deadline. Raises the error of its batch's ``work``."""
         call = PendingCall[T, R](item, deadline, self.late)
         self._waiting.append(call)
         if self._task is None or self._task.done():
@@ -52,11 +56,11 @@ class BatchCommitter(Generic[T, R]):
         try:
             return await asyncio.wait_for(call.answer, deadline - self.clock())
         except TimeoutError:
-            if not call.answer.cancelled():  # the work itself raised it
+            if not call.answer.cancelled():  # ``work`` itself raised the TimeoutError
                 raise
             return call.late
         finally:
-            # If the caller was cancelled while its item is in a batch, the result is dropped.
+            # An item that waits leaves with its caller. If the item is in a batch, its result is dropped.
             if call in self._waiting:
                 self._waiting.remove(call)
 
@@ -71,7 +75,7 @@ class BatchCommitter(Generic[T, R]):
     async def _answer(self, batch: Sequence[PendingCall[T, R]]) -> None:
         try:
             await self.work(batch)
-        except Exception as error:  # noqa: BLE001  # raised again, in the caller of each item that has no result
+        except Exception as error:  # noqa: BLE001  # the caller of each item without a result raises the error again
             for call in batch:
                 if not call.answer.done():
                     call.answer.set_exception(error)
@@ -82,23 +86,25 @@ class BatchCommitter(Generic[T, R]):
 
 
 async def _no_pause(_last_batch: int) -> None:
-    """Start the batch at once."""
+    """Return at once, so that the next batch starts without a pause."""
 
 
 @dataclass(eq=False)
 class SharedCall(Generic[R]):
-    """A call whose result all callers share that wait at its start. ``pause`` is awaited before each call."""
+    """A call, such as a LIST, that is made once for all callers that wait at its start. They share its result."""
 
     make: Callable[[], Awaitable[R]]
+    """Makes the call."""
     clock: Callable[[], float] = time.monotonic
     pause: Callable[[int], Awaitable[None]] = _no_pause
+    """Awaited before each call. Its argument is the number of callers that shared the last call."""
     _waiting: BatchCommitter[None, R | None] = field(init=False)
 
     def __post_init__(self) -> None:
         self._waiting = BatchCommitter(self._serve, None, self.pause, self.clock)
 
     async def result(self, deadline: float) -> R | None:
-        """Return the result of a call that begins after this one, or raise its error; None after the deadline."""
+        """Return the result of a call that begins from now on, or None after the deadline. Raises the call's error."""
         return await self._waiting.serve(None, deadline)
 
     async def _serve(self, calls: Sequence[PendingCall[None, R | None]]) -> None:

@@ -1,4 +1,4 @@
-"""The ledgers of a cluster, which all replicas share."""
+"""The ledgers of a cluster, which all replicas of the webhook share."""
 
 import asyncio
 from collections.abc import Mapping
@@ -10,21 +10,22 @@ from webhook.ledger.ledgers import ByNamespace, ChargeRequest, Decision, RetryLa
 from webhook.ledger.namespace_ledger import NamespaceLedger, Shared
 
 CLOSING_ATTEMPTS = 5
-"""How often the last write of a replica that stops is tried when others write first."""
+"""Attempts of a stopping replica at its last write to a ledger. An attempt fails if another process writes first."""
 
 
 @dataclass(eq=False)
 class ClusterLedgers(Shared):
-    """One `NamespaceLedger` for each namespace; the interface is `webhook.ledger.ledgers.Ledgers`."""
+    """One `NamespaceLedger` for each namespace. This class implements `webhook.ledger.ledgers.Ledgers`."""
 
     _ledgers: "ByNamespace[NamespaceLedger]" = field(init=False)
 
     def __post_init__(self) -> None:
-        # One that goes while a write is under way, and is made again, loses at most a compare-and-swap to the other.
+        # An idle ledger may leave this cache while it writes, and a second ledger of the namespace may then be made. No
+        # charge is lost: at worst, a compare-and-swap of one of them fails because the other ledger wrote first.
         self._ledgers = ByNamespace(lambda namespace: NamespaceLedger(namespace, self), self.clock)
 
     async def charge(self, request: ChargeRequest) -> Decision:
-        """Decide a charge and keep it, once per uid; a dry run keeps nothing."""
+        """Decide a charge. If it is admitted, record it once per uid. A dry run records nothing."""
         try:
             return await self._ledgers[request.namespace].charge(request)
         except ListOverdue as error:
@@ -42,11 +43,17 @@ class ClusterLedgers(Shared):
         return await self._ledgers[namespace].stored_usage(charged, deadline)
 
     async def flush(self) -> None:
-        """Write down what was granted, and what is reserved from now on; what cannot be written now is so later."""
+        """Write the charges that were admitted from reservations, and the next reservations.
+
+        A ledger whose write fails is written again later.
+        """
         await asyncio.gather(*(each.flush() for each in self._ledgers.values()))
 
     async def close(self) -> None:
-        """Write down what was granted, and give back what is reserved; what cannot be is counted after its time."""
+        """Write the charges that were admitted from reservations, and release the reservations.
+
+        If every attempt fails, the leader removes the reservation later. It then counts the admitted pods by a LIST.
+        """
         self.leaving = True
         for _ in range(CLOSING_ATTEMPTS):
             await self.flush()

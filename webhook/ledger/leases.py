@@ -34,8 +34,8 @@ fewer charges within `RATE_SECONDS`, and fewer are pending in the ledger, each c
 charges show the demand of the other replicas. Without them, each replica would make four writes before it reserves."""
 
 WRITE_SECONDS, MOST_WRITE_SECONDS = 1.0, 4.0
-"""The shortest and the longest time in seconds between two writes. A write moves the granted charges from the
-reservation to the pending charges, and shows this replica whether another replica waits for room. So a replica
+"""The shortest and the longest time in seconds between two writes. A write moves the charges that were admitted
+from the reservation to the pending charges, and shows this replica whether another replica waits for room. So a replica
 writes seldom only while there is much room. The longest time is less than half of a
 lease, so that a failed write can be repeated."""
 
@@ -47,7 +47,8 @@ SPENT_PART = 4
 """A replica writes at once when a quarter of its reservation is left."""
 
 MOST_GRANTED = 128
-"""A replica writes at once when it has granted this many charges, because a ledger holds only some hundreds pending."""
+"""A replica writes at once when it has admitted this many charges from its reservation. A ledger may have only some
+hundreds of pending charges."""
 
 LEAST_ROOM = 20
 """If there is room for fewer charges, nothing is reserved. So near a limit each charge is decided by itself."""
@@ -65,11 +66,13 @@ GIVE_WAY_SECONDS = 2.0
 
 
 class Terms(NamedTuple):
-    """The quota by which a charge is decided, and the versions of the objects that this quota was read from."""
+    """The quota by which a charge is decided, and the versions of this quota."""
 
     quota: NamespaceQuota
     counted_since: str
+    """As in `ChargeRequest`."""
     config_version: str
+    """The version of the quota ConfigMap."""
 
 
 def boot_seconds() -> float:
@@ -108,7 +111,8 @@ class Plan(NamedTuple):
 def plan(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Plan:
     """Plan the next reservation. Its charges always fit the room that the ledger leaves.
 
-    The ledger must be without the replica's own reservation, and must have all charges that the replica granted.
+    The ledger must not contain the reservation of this replica. The ledger must contain all charges that this replica
+    admitted from the reservation.
     """
     replicas = len(ledger.reserved) + 1
     busy = max(sum(number for number, _ in demand.recent().values()), len(ledger.pending)) >= LEAST_GRANTS
@@ -149,7 +153,7 @@ class _Sent(msgspec.Struct, frozen=True):
     reservation: Reservation
     """The reservation that the write stores."""
     uids: frozenset[str]
-    """The granted charges that the write makes pending."""
+    """The uids of the granted charges that the write makes pending."""
     at: float
     """When the write was first sent, by the clock of the lease."""
     terms: object
@@ -159,15 +163,16 @@ class _Sent(msgspec.Struct, frozen=True):
 
 
 class ReservationLease:
-    """One replica's reservation in one ledger, and the charges that it granted from it and that are not yet written.
+    """One replica's reservation in one ledger, and the granted charges.
 
+    A granted charge is a charge that the replica has admitted from the reservation and has not yet written.
     ``clock`` must also count the time in which the machine is suspended. The methods are not safe to call from several
     threads: all grants and all outcomes of writes belong to one event loop.
     """
 
     def __init__(self, clock: Callable[[], float] = boot_seconds) -> None:
         self._clock = clock
-        # Each start of a process gets a new id, because it does not know what its predecessor granted.
+        # Each start of a process gets a new id, because the process does not know the grants of its predecessor.
         self.holder = secrets.token_urlsafe(9)
         self.granted: dict[str, Pending] = {}
         self._reserved: Mapping[str, Charge] = {}
@@ -175,19 +180,19 @@ class ReservationLease:
         self._counter = 0
         self._until = self._created_until = self._due_at = -math.inf
         self._sent: _Sent | None = None
-        # The rest of the reservation, which may be granted whether or not the current write lands.
+        # The rest of the reservation. It may be granted even while the outcome of a write is unknown.
         self._left: dict[str, Charge] = {}
         self._waiting: str | None = None
         self._give_way_until = -math.inf
 
     @property
     def active(self) -> bool:
-        """Whether the ledger must be written: for a reservation, which also ends by a write, or for granted charges."""
+        """Whether a write is needed, to renew or release the reservation or to store a granted charge."""
         return bool(self._reserved or self.granted or self._sent)
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to write the granted charges, and to read whether another replica waits for room."""
+        """Whether the granted charges must be written now. The write also shows if another replica waits for room."""
         if len(self.granted) >= MOST_GRANTED or self._clock() >= self._due_at:
             return True
         left = ((each, self._left.get(model, Charge())) for model, each in self._reserved.items())
@@ -195,17 +200,21 @@ class ReservationLease:
 
     @property
     def gives_way(self) -> bool:
-        """Whether this replica reserves nothing now, because another replica waits for room."""
+        """Whether this replica must reserve nothing at present, because another replica waits for room."""
         return self._clock() < self._give_way_until
 
     def is_by(self, terms: object) -> bool:
-        """Return whether the reservation, and that of a write that is under way, were sized by these terms."""
+        """Return whether these terms sized the reservation, and also the next reservation if its write is under way."""
         # A reservation that was sized by a larger limit could admit a charge beyond the present limit.
         return self._terms == terms and (self._sent is None or self._sent.terms == terms)
 
     def grant(self, uid: str, asked: Pending, created: float) -> bool:
-        """Grant a charge if the reservation surely counts it. ``created``: the creationTimestamp, in Unix seconds."""
-        # The time of creation also stops a grant after the lease if the machine was suspended together with its clocks.
+        """Admit a charge from the reservation and return True; return False if the charge must be written instead.
+
+        ``created``: the creationTimestamp of the pod or claim, in Unix seconds.
+        """
+        # If the machine was suspended together with its clocks, this replica cannot know that its lease has ended. The
+        # time of creation then shows it.
         if self._clock() > self._until or created > self._created_until:
             return False
         if uid not in self.granted:
@@ -217,28 +226,31 @@ class ReservationLease:
         return True
 
     def observe(self, ledger: Ledger) -> None:
-        """Follow a ledger that was read. The caller must ensure that no write of this replica can still land."""
+        """Update this replica's reservation, and the `waiting` mark, from a ledger that was read.
+
+        The caller must ensure that the API server can no longer store an earlier write of this replica.
+        """
         own, sent = ledger.reserved.get(self.holder), self._sent
         if sent and own and own.counter == sent.reservation.counter:
-            # The write has landed at an unknown time. So nothing is granted until a later write is confirmed.
+            # The write was stored at an unknown time. So no charge is granted until a later write is confirmed.
             self._confirm(sent)
             self._until = self._due_at = -math.inf
         self._sent = None
         self._left = self._remaining()
         if own is None:
-            # The leader removed the reservation after its lease. By then every charge granted from it was counted.
+            # The leader has removed the reservation after its lease. By then it had counted the stored pods.
             self.forget()
         if self._waiting is not None and ledger.waiting != self._waiting:
             self._give_way_until = self._clock() + GIVE_WAY_SECONDS
         self._waiting = ledger.waiting
 
     def forget(self) -> None:
-        """Forget the reservation and the granted charges, because the ledger or the reservation in it is gone."""
+        """Forget the reservation and the granted charges. The ledger, or its reservation, is gone."""
         self._reserved, self.granted, self._sent, self._left = {}, {}, None, {}
         self._until = self._due_at = -math.inf
 
     def flushed(self, ledger: Ledger) -> Ledger:
-        """Return the ledger without this replica's reservation, and with all granted charges among the pending ones."""
+        """Return the ledger without this replica's reservation, and with its granted charges as pending charges."""
         if self.holder not in ledger.reserved and not self.granted:
             return ledger
         others = {holder: each for holder, each in ledger.reserved.items() if holder != self.holder}
@@ -247,7 +259,7 @@ class ReservationLease:
     def send(
         self, ledger: Ledger, charges: Mapping[str, Charge], terms: object = None, next_seconds: float = WRITE_SECONDS
     ) -> Ledger:
-        """Return the flushed ledger with a reservation of these charges. From now on its write is under way.
+        """Return the flushed ledger with a reservation of these charges, and record that its write is under way.
 
         ``terms``: the quota by which the charges were sized. ``next_seconds``: seconds until the next write is due.
         """
@@ -256,7 +268,7 @@ class ReservationLease:
         self._counter += 1
         reservation = Reservation(charges, self._counter)
         self._sent = _Sent(reservation, frozenset(self.granted), self._clock(), terms, next_seconds)
-        # If the write fails, the present rest may be granted, otherwise the new reservation. So keep the smaller one.
+        # A failed write leaves the present rest reserved, a stored one the new charges. So keep the minimum of both.
         for model, left in self._left.items():
             after = charges.get(model, Charge())
             self._left[model] = left.minimum(after)
@@ -265,7 +277,7 @@ class ReservationLease:
         return msgspec.structs.replace(ledger, reserved={**ledger.reserved, self.holder: reservation})
 
     def confirmed(self, answered: float) -> None:
-        """Record that the write has landed. ``answered``: the API server's time of its answer, in Unix seconds."""
+        """Record that the write was stored. ``answered``: the API server's time of its answer, in Unix seconds."""
         if sent := self._sent:
             self._confirm(sent)
             self._created_until = answered + CREATED_SECONDS

@@ -1,6 +1,7 @@
-"""The interface of the ledgers, and the ledgers in memory.
+"""The interface of the ledgers, and ledgers in the memory of one process.
 
-The deadline of a review and the recent choices of /mutate are here too.
+A ledger has the charges of one namespace. This module also has the deadline of a review and the recent choices of
+/mutate.
 """
 
 import math
@@ -19,7 +20,7 @@ from vcuda.quota.model import Charge, Mode, NamespaceQuota, Shortage, Usage
 
 
 class ReviewDeadline:
-    """The deadline of a review by ``clock``, and whether anybody waits. The event loop shares it with a thread."""
+    """The deadline of a review, and whether its caller still waits. The event loop and a thread share this object."""
 
     def __init__(self, end: float = math.inf, clock: Callable[[], float] = time.monotonic) -> None:
         self.end = end
@@ -36,16 +37,19 @@ class ReviewDeadline:
         return self.end - self._clock()
 
     def abandon(self) -> None:
-        """Note that nobody waits for the answer any more."""
+        """Record that the caller of the review has disconnected."""
         self._abandoned = True
 
     def keep(self) -> None:
-        """Note that a charge may be written from now on. The review is then decided even if its caller has gone."""
+        """Record that a charge may be written from now on. A disconnected caller then no longer ends the review."""
         self.charging = True
 
     def check(self) -> None:
-        """Raise Dropped if the deadline has passed, or the caller has gone. Call it between the parts of long work."""
-        # Reviews call this for each of tens of thousands of terms, so the usual case comes first.
+        """Raise Dropped if the deadline has passed or the caller has disconnected, unless a charge may be written.
+
+        Long work must call this method between its parts.
+        """
+        # A review calls this method for each of tens of thousands of affinity terms. So the usual case is tested first.
         if self.charging or (not self._abandoned and self._clock() < self.end):
             return
         if self._abandoned:
@@ -54,18 +58,23 @@ class ReviewDeadline:
 
 
 class RetryLater(msgspec.Struct, frozen=True):
-    """The charge is not decided yet. ``reason``: a sentence without a full stop. ``soon``: it passes within 2 s."""
+    """The decision to decide a charge later."""
 
     reason: str
+    """The reason for the caller: a sentence without a full stop."""
     soon: bool = False
+    """Whether the reason is expected to end within 2 s."""
 
 
 class PutOff(msgspec.Struct, frozen=True):
-    """The charge does not fit the ledger; the stored objects leave room, or were not ``counted`` in time. Retry."""
+    """The decision about a charge that does not fit the ledger, but may fit the stored objects. A retry may succeed."""
 
     shortages: tuple[Shortage, ...]
+    """The missing room, by the ledger, on each model that was tried."""
     soon: bool = False
+    """Whether the shortage is expected to end within 2 s."""
     counted: bool = True
+    """False if the stored objects could not be counted before the deadline."""
 
 
 Decision = Admitted | Refused | PutOff | RetryLater
@@ -74,69 +83,69 @@ CROWDED = RetryLater("too many pods of this namespace are being created at once"
 
 
 class ChargeRequest(msgspec.Struct, frozen=True):
-    """The charge of one pod or claim, to be decided. ``uid`` is that of the object.
-
-    ``deadline``: in seconds of the monotonic clock.
-    ``counted_since``: the version of the quota. A ledger that was counted before it may lack pods that were stored
-    while the namespace had no limit.
-    ``created``: the creationTimestamp that the API server has set just now, in Unix seconds. Without it the charge is
-    never granted from a reservation.
-    ``grace``: seconds for which the pod may run after a forced deletion, if the ledger must record them; otherwise 0.
-    """
+    """The charge of one pod or claim, to be decided."""
 
     namespace: str
     uid: str
+    """The uid of the pod or claim."""
     model: str
     charge: Charge
     quota: NamespaceQuota
     deadline: float
+    """The latest time of the decision, in seconds of the monotonic clock."""
     counted_since: str = ""
+    """The version of the quota. A ledger that was counted before this version may lack pods that were stored while the
+    namespace had no limit."""
     dry_run: bool = False
     created: float = math.inf
+    """The creationTimestamp that the API server has just set, in Unix seconds. A charge without a creationTimestamp is
+    never admitted from a reservation."""
     grace: int = 0
+    """Seconds for which the pod may run after a forced deletion, if the ledger must record them; otherwise 0."""
 
     def decide(self, ledger: Ledger) -> Decision:
-        """Decide against one version of the namespace's ledger; nothing is written."""
+        """Return the decision by one version of the namespace's ledger. Nothing is written."""
         asked = Pending(self.model, self.charge, self.grace)
         decision = admit(ledger, self.uid, asked, self.quota, enforced=self.quota.mode is Mode.ENFORCE)
         return decision if isinstance(decision, Admitted | Refused) else CROWDED
 
 
 class Ledgers(Protocol):
-    """The ledgers of all namespaces. All coroutines of one object run on the same event loop."""
+    """The ledgers of all namespaces. All calls of one instance must come from the same event loop."""
 
     async def charge(self, request: ChargeRequest) -> Decision:
-        """Decide a charge and keep it, once per uid; a dry run keeps nothing.
+        """Decide a charge. If it is admitted, record it once per uid. A dry run records nothing.
 
-        Raises Unavailable if the store did not answer; whether the charge is kept is not known.
+        Raises Unavailable if the store did not answer. The charge may then be recorded or not.
         """
 
     async def usage(self, namespace: str) -> Mapping[str, Usage]:
-        """Return what is charged to each model; a model without a charge is left out.
+        """Return the usage of each model. Models without a charge are left out.
 
         Raises Unavailable if the store did not answer.
         """
 
     async def cached_usage(self, namespace: str) -> Mapping[str, Usage]:
-        """Return the usage of a moment ago. It may be used to prefer a model, never to refuse a pod."""
+        """Return the usage of each model, up to some seconds old. Use it to choose a model, never to refuse a pod."""
 
     async def stored_usage(
         self, namespace: str, charged: Mapping[str, Usage], deadline: float
     ) -> Mapping[str, Usage] | None:
-        """Return the usage by the stored objects, with the terminating part of ``charged``. A refusal may rest on it.
+        """Return the usage by the stored objects, with the terminating part of ``charged``. A pod may be refused by it.
 
-        None if the objects could not be counted before the deadline. Raises Unavailable if the store did not answer.
+        Return None if the objects could not be counted before the deadline. Raises Unavailable if the store did not
+        answer.
         """
 
     async def close(self) -> None:
-        """Write all charges that are not written yet. The caller must have stopped answering reviews."""
+        """Write all admitted charges that are not written yet. The caller must have stopped answering reviews."""
 
 
 MOST_NAMESPACES = 10_000
-"""Most namespaces for which a value is kept, since callers may invent names."""
+"""The most namespaces for which a value is kept. The bound is needed because a caller may invent namespace names."""
 
 IDLE_SECONDS = 600.0
-"""Seconds for which the value of an unused namespace is kept; far longer than any such value is valid."""
+"""Seconds for which the value of an unused namespace is kept. No such value is valid for nearly so long."""
 
 TOO_MANY_NAMESPACES = RetryLater("too many namespaces have a ledger in memory")
 
@@ -144,12 +153,12 @@ V = TypeVar("V")
 
 
 class ByNamespace(Generic[V]):
-    """A cache of one value for each namespace. The value that was used longest ago may be dropped, and made again."""
+    """A cache of one value for each namespace. The least recently used value may be dropped, and made again."""
 
     def __init__(self, make: Callable[[str], V], clock: Callable[[], float] = time.monotonic) -> None:
         self._make = make
         self._clock = clock
-        # Each value with the time of its last use, the oldest first.
+        # By namespace: its value and the time of the last use. The least recently used namespace is first.
         self._kept: dict[str, tuple[V, float]] = {}
 
     def __len__(self) -> int:
@@ -168,14 +177,14 @@ class ByNamespace(Generic[V]):
 
 
 class MemoryLedgers:
-    """Ledgers in this process alone: for the embedded mode, the demo and `check`."""
+    """Ledgers in the memory of this process, for the embedded mode, the demo and the command `check`."""
 
     def __init__(self, committed: Mapping[str, Mapping[str, Charge]] = types.MappingProxyType({})) -> None:
         self._ledgers = {namespace: Ledger(committed=taken) for namespace, taken in committed.items()}
 
     async def charge(self, request: ChargeRequest) -> Decision:
-        """Decide a charge and keep it, once per uid; a dry run keeps nothing."""
-        # No lock: nothing is awaited between reading the ledger and keeping it.
+        """Decide a charge. If it is admitted, record it once per uid. A dry run records nothing."""
+        # No lock is needed, because nothing is awaited between the read of the ledger and its replacement.
         if request.namespace not in self._ledgers and len(self._ledgers) >= MOST_NAMESPACES:
             return TOO_MANY_NAMESPACES
         decision = request.decide(self._ledgers.get(request.namespace, Ledger()))
@@ -191,16 +200,16 @@ class MemoryLedgers:
     async def stored_usage(
         self, _namespace: str, charged: Mapping[str, Usage], _deadline: float
     ) -> Mapping[str, Usage] | None:
-        """Return what is charged, since no other objects are known here."""
+        """Return ``charged``, because no stored objects are known here."""
         return charged
 
     async def close(self) -> None:
-        """Do nothing: these ledgers are written nowhere."""
+        """Do nothing, because these ledgers are never written."""
 
 
 def _oldest_committed(ledger: Ledger) -> Ledger:
-    # On a cluster the controller commits stored pods. No controller runs here, so the oldest pending charge is
-    # committed when there are too many. Otherwise the namespace would reject every further pod.
+    # On a cluster, the controller moves the charges of stored pods from pending to committed. No controller runs here.
+    # So if too many charges are pending, the oldest one becomes committed. Otherwise all further pods would be refused.
     if len(ledger.pending) < MOST_PENDING:
         return ledger
     uid, oldest = next(iter(ledger.pending.items()))
@@ -209,24 +218,25 @@ def _oldest_committed(ledger: Ledger) -> Ledger:
     return msgspec.structs.replace(ledger, committed=committed, pending=pending)
 
 
-# The API server takes less time from /mutate to /validate, even with other webhooks in between. A choice that this
-# replica has not charged by then was charged by another replica, or another webhook refused its pod.
+# Seconds for which a choice of /mutate counts. The API server needs less time from /mutate to /validate, even if other
+# webhooks run in between. If this replica has not charged a choice by then, another replica has charged its pod, or
+# another webhook has refused its pod.
 CHOICE_SECONDS = 2.0
 
 
 class ChargeWindow:
-    """The charges of the last ``seconds``, with their number and sum by model. It is for one thread."""
+    """The charges of the last ``seconds``, with their number and sum by model. Only one thread may use it."""
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
         self._seconds = seconds
         self._clock = clock
-        # By key, in the order of time.
+        # By key: the time, the model and the charge. The oldest charge is first.
         self._charges: OrderedDict[object, tuple[float, str, Charge]] = OrderedDict()
-        # The sums are kept up to date, because a burst makes thousands of charges and each needs the sums.
+        # The number and sum of the charges by model. They are stored, because each of thousands of charges needs them.
         self._sums: dict[str, tuple[int, Charge]] = {}
 
     def add(self, key: object, model: str, charge: Charge) -> None:
-        """Count a charge of now under a key, once."""
+        """Count a charge at the present time. A key that is already counted is ignored."""
         sums = self.sums()
         if key not in self._charges:
             number, charged = sums.get(model, (0, Charge()))
@@ -234,14 +244,14 @@ class ChargeWindow:
             self._charges[key] = self._clock(), model, charge
 
     def remove_alike(self, model: str, charge: Charge) -> None:
-        """Remove the oldest charge of this model and amount, if there is one."""
+        """Remove the oldest charge of this model that equals ``charge``, if there is any."""
         self.sums()
         alike = (key for key, (_, own, amount) in self._charges.items() if (own, amount) == (model, charge))
         if (oldest := next(alike, None)) is not None:
             self._remove(oldest)
 
     def sums(self) -> Mapping[str, tuple[int, Charge]]:
-        """Return by model how many charges there were, and their sum. Forget the older charges."""
+        """Return the number and the sum of the charges by model. Charges older than ``seconds`` are removed first."""
         since = self._clock() - self._seconds
         while self._charges and next(iter(self._charges.values()))[0] <= since:
             self._remove(next(iter(self._charges)))
@@ -255,9 +265,10 @@ class ChargeWindow:
 
 
 class RecentChoices:
-    """The models that /mutate has chosen and /validate has not charged yet, in any thread.
+    """The models that /mutate has chosen for pods that /validate has not charged yet. Any thread may use it.
 
-    They steer the next choices, so that a burst spreads over the models. They are no charge, and refuse no pod.
+    The next choices count these choices as used, so that a burst of pods spreads over the models. A choice is not a
+    charge: no pod is refused because of a choice.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -265,18 +276,18 @@ class RecentChoices:
         self._by_namespace = ByNamespace(lambda _namespace: ChargeWindow(CHOICE_SECONDS, clock), clock)
 
     def add(self, namespace: str, model: str, charge: Charge) -> None:
-        """Count a charge on the model chosen for it, for `CHOICE_SECONDS`."""
+        """Record for `CHOICE_SECONDS` that this model was chosen for a pod with this charge."""
         with self._lock:
             self._by_namespace[namespace].add(object(), model, charge)
 
     def release(self, namespace: str, model: str, charge: Charge) -> None:
-        """Remove the oldest choice of this model and charge, because it is about to be charged."""
-        # A choice has no uid, because /mutate sees a pod before it gets one.
+        """Remove the oldest choice of this model and charge, because its pod is about to be charged."""
+        # A choice has no uid, because a pod gets its uid only after /mutate.
         with self._lock:
             self._by_namespace[namespace].remove_alike(model, charge)
 
     def on_top_of(self, usages: Mapping[str, Usage], namespace: str) -> Mapping[str, Usage]:
-        """Return the usages with all choices counted as used."""
+        """Return the usages with the charges of all recent choices in this namespace added."""
         with self._lock:
             sums = dict(self._by_namespace[namespace].sums())
         if not sums:

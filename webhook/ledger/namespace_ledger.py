@@ -45,8 +45,9 @@ CACHED_USAGE_SECONDS = 0.5
 """Seconds for which a ledger that was read may be used to choose a model. A refusal never rests on it."""
 
 GRANTING_USAGE_SECONDS = MOST_WRITE_SECONDS + 1.0
-"""As `CACHED_USAGE_SECONDS`, while charges are granted from a reservation. They are added to the usage, and the next
-write shows the charges of other replicas. Writes are seconds apart only while there is much room."""
+"""As `CACHED_USAGE_SECONDS`, while this replica has a reservation. Charges that are admitted from the reservation are
+added to the usage. The next write shows the charges of other replicas. Writes are seconds apart only if there is much
+room."""
 
 REMEMBERED_SECONDS = 1.0
 """Seconds for which the version that was read or written last is replaced without another read. After that time the
@@ -66,7 +67,7 @@ WRITE_TIMEOUT_SECONDS = 3.0
 GATHER_SECONDS = 0.004
 
 FLUSH_SECONDS = 0.1
-"""Seconds between two checks whether the granted charges must be written."""
+"""Seconds between two checks whether the charges that were admitted from the reservation must be written."""
 
 ASK_AGAIN_SECONDS = 1.0
 """Seconds between two `waiting` marks of a replica for which the reservations of others leave no room."""
@@ -114,7 +115,7 @@ class NamespaceLedger:
     The waiting charges are decided in order against one version, and written by one PUT with that version. The written
     version is remembered, so the next group needs no read. After a conflict the replica reads and decides again, until
     the callers' deadlines. Only the committer's task, and the flush between its batches, use the remembered version.
-    Under load a part of the room is reserved. Charges are granted from the reservation, and the flush writes them.
+    Under load a part of the room is reserved. Charges are admitted from the reservation. The flush writes them.
     """
 
     def __init__(self, namespace: str, shared: Shared) -> None:
@@ -138,7 +139,7 @@ class NamespaceLedger:
         self._asked_at = self._asking_since = -math.inf
 
     async def charge(self, request: ChargeRequest) -> Decision:
-        """Decide a charge: grant it from the reservation, or write it together with the other waiting charges."""
+        """Decide a charge: admit it from the reservation, or write it together with the other waiting charges."""
         decision: Decision | None = self._grant(request)
         if decision is None:
             started = self._shared.clock()
@@ -178,15 +179,15 @@ class NamespaceLedger:
         return await loop.run_in_executor(self._shared.list_threads, count, self._namespace, READ_TIMEOUT_SECONDS)
 
     async def _gather(self, last_batch: int) -> None:
-        # More charges may arrive in that time. A single charge never waits for others.
+        # More charges may arrive during the pause. A single charge never waits for others.
         if last_batch > 1:
             await self._shared.sleep(GATHER_SECONDS)
 
     def _grant(self, request: ChargeRequest) -> Admitted | None:
         """Return an admission from the reservation, which is written later; None if the charge must be written now."""
         crowded = len(self._noted.pending) + len(self._lease.granted) >= rules.MOST_PENDING
-        # A granted charge counts until it is settled or expires. A pod that may run for longer needs a record in the
-        # ledger, because it could be deleted by force while no watch runs.
+        # A charge that is admitted here counts until it is settled or expires. A pod that may run for longer needs a
+        # record in the ledger, because the pod could be deleted by force while no watch runs.
         if request.dry_run or request.grace or crowded or not self._lease.is_by(_terms(request, self._shared.store)):
             return None
         asked = Pending(request.model, request.charge)
@@ -200,37 +201,37 @@ class NamespaceLedger:
         return Admitted(self._noted, usage, request.quota.limits[request.model])
 
     async def _flush(self) -> None:
-        """While there is a reservation, write the granted charges and the next reservation each time this is due."""
+        """Repeat the flush whenever it is due, until there is no reservation and no unwritten charge."""
         while self._lease.active:
             await self._shared.sleep(FLUSH_SECONDS)
             if self._lease.is_due or self._lease.gives_way or self._unanswered or not self._demand.recent():
                 await self.flush()
 
     async def flush(self) -> None:
-        """Write the granted charges and the next reservation."""
+        """Write the charges that were admitted from the reservation, and the next reservation."""
         async with self._committer.busy:
-            # A failed write loses nothing, and is retried: the reservation covers the granted charges.
+            # A failed write is retried. It loses no charge, because the reservation in the ledger covers the charges.
             with contextlib.suppress(VcudaError):
                 if self._lease.active:
                     await self._attempt([])
 
     async def cached_usage(self) -> Mapping[str, Usage]:
-        """Return the charged usage of each model, from memory if that is new enough."""
+        """Return the usage of each model, from memory if the last read is new enough."""
         good_for = GRANTING_USAGE_SECONDS if self._lease.active else CACHED_USAGE_SECONDS
         if self._shared.clock() - self._usages_read_at < good_for:
             return self._usages
         return await self.usage()
 
     async def usage(self) -> Mapping[str, Usage]:
-        """Return the charged usage of each model without reservations, from a new read, or the last if it is slow."""
-        # This version must not be remembered for decisions: the committer may be writing a later one.
-        with contextlib.suppress(ListOverdue):  # /validate says so
+        """Return the usage of each model without reservations, by a new read; after a slow read, by the last one."""
+        # This version must not be remembered for decisions, because the committer may be writing a later version.
+        with contextlib.suppress(ListOverdue):  # /validate reports the slow LIST
             if stored := await self._reads.result(self._shared.clock() + USAGE_SECONDS):
                 return self._note(stored.ledger)
         return self._usages
 
     def _note(self, ledger: Ledger) -> Mapping[str, Usage]:
-        # A reservation is free for the choice of a model: it is granted, or released as soon as a charge needs it.
+        # For the choice of a model, reserved room is free room. It is released as soon as another charge needs it.
         self._usages = msgspec.structs.replace(ledger, reserved={}).usages()
         self._noted, self._usages_read_at = ledger, self._shared.clock()
         return self._usages
@@ -250,7 +251,7 @@ class NamespaceLedger:
             except Unavailable:
                 if not unsure:
                     raise
-                return  # each caller gets UNSURE, which is its `late` by now
+                return  # each caller gets its `late`, which is UNSURE by now
             else:
                 return
             for call in open_:
@@ -269,7 +270,7 @@ class NamespaceLedger:
         remembered = self._take_remembered()
         stored = remembered or await self._read_own(calls)
         counted = await self._complete(stored.ledger, calls)
-        # 2. Decide: move the granted charges to the pending ones, then decide the waiting calls in order.
+        # 2. Decide: make the charges that were admitted from the reservation pending. Then decide the calls in order.
         flushed = self._lease.flushed(counted)
         ledger, decisions = _decide(flushed, calls)
         waiting = [each for call, each in zip(calls, decisions, strict=True) if not call.item.dry_run]
@@ -292,7 +293,7 @@ class NamespaceLedger:
             stored = await self._write(self._reserving(ledger, calls), stored)
             ledger = stored.ledger
             self._shared.metrics.size.observe(stored.size)
-        if stored.version is not None:  # a closed ledger is a count of pods, which change unseen
+        if stored.version is not None:  # if None, no open ledger is stored
             self._remember(stored)
         self._note(ledger)
         for call, decision in zip(calls, decisions, strict=True):
@@ -301,7 +302,7 @@ class NamespaceLedger:
             self._flusher = asyncio.create_task(self._flush())
 
     def _note_demand(self, calls: Sequence[Charging], decisions: Sequence[Decision]) -> None:
-        """Count the admitted charges as demand before their write, which reserves for the next ones."""
+        """Add the admitted charges to the demand. Do this before their write, because it reserves by the demand."""
         for call, decision in zip(calls, decisions, strict=True):
             asked = call.item
             if isinstance(decision, Admitted) and not asked.dry_run and asked.model != rules.NO_MODEL:
@@ -335,19 +336,19 @@ class NamespaceLedger:
             raise WriteUnanswered from error
         self._unanswered = None
         self._lease.confirmed(stored.answered)
-        # Only a confirmed write counts as asked, because a lost write is decided and marked again.
+        # The time of a `waiting` mark is set only when its write is confirmed. After a lost write it is marked again.
         if ledger.waiting != replaced.ledger.waiting:
             self._asked_at = self._shared.clock()
         return stored
 
     async def _send_again(self) -> None:
         """Repeat a write of unknown outcome. Reading the version that it replaces would prove nothing."""
-        # The charge of a waiting call may be in that write. The call then finds it in the ledger.
+        # The charge of a waiting call may be part of the repeated write. The call then finds its charge in the ledger.
         if unanswered := self._unanswered:
             try:
                 self._remember(await self._write(*unanswered))
             except Conflict:
-                # The replaced version is gone, so the write has landed or never will. The ledger shows which.
+                # The replaced version is gone, so the write was stored, or never will be. The ledger shows the outcome.
                 self._unanswered = None
 
     def _remember(self, stored: Stored) -> None:
@@ -376,7 +377,7 @@ class NamespaceLedger:
         # had no limit and no leader dropped the ledger. It may also use old values of units.
         config_version = self._shared.store.config_version
         ledger = self._recount.settle(ledger)
-        # A ledger from before the API server served claims lacks them.
+        # A ledger that was counted before the API server served ResourceClaims lacks the claims.
         uncounted = not ledger.claim_resource_version and self._shared.store.claim_price() is not None
         if uncounted or any(is_counted_before(ledger, call.item.counted_since, config_version) for call in calls):
             observed = await self._in_thread(self._shared.store.count_pods, READ_TIMEOUT_SECONDS)
@@ -388,7 +389,7 @@ class NamespaceLedger:
         return ledger
 
     async def _in_thread(self, call: Callable[..., T], *args: object) -> T:
-        # A call goes on after its task was cancelled. A write may then land although no task awaits it.
+        # A call continues in its thread after its task was cancelled. So a write may be stored that no task awaits.
         return await asyncio.get_running_loop().run_in_executor(self._shared.threads, call, self._namespace, *args)
 
     def _in_time(self, calls: Sequence[Charging]) -> Sequence[Charging]:
@@ -396,7 +397,7 @@ class NamespaceLedger:
         for call in calls:
             if call.deadline <= now:
                 call.settle(call.late)
-        # All other calls have their answer, or their caller has gone.
+        # Every other call has its answer, or its caller has disconnected.
         return [call for call in calls if not call.answer.done()]
 
 

@@ -1,4 +1,4 @@
-"""Counts the stored pods and claims of a namespace before a refusal, since the ledger may still count deleted ones."""
+"""Counts the stored pods and claims of a namespace before a refusal, as the ledger may still charge deleted objects."""
 
 import contextlib
 import math
@@ -15,66 +15,73 @@ from webhook.ledger.batches import SharedCall
 from webhook.ledger.ledgers import PutOff
 
 MIN_INTERVAL_SECONDS = 0.5
-"""Seconds between the starts of two LISTs of a namespace, however many charges are refused there."""
+"""The fewest seconds between the starts of two LISTs of one namespace, even if many charges are refused."""
 
 REST_PER_SECOND = 4.0
-"""Seconds of rest after each second that a LIST took, so that a large namespace is listed less often."""
+"""Seconds without a LIST after each second that the last LIST took. So a large namespace is listed less often."""
 
 SETTLE_SECONDS = UNSEEN_SECONDS + MARGIN_SECONDS
-"""Age in seconds at which a replica settles by its own count, if no controller has settled by a newer view. If the
-ledger records longer grace periods, the replica waits for these."""
+"""Age of a replica's own count, in seconds, at which the replica settles the ledger by this count. To settle is to set
+the ledger to the stored objects, which a running controller does earlier. If the ledger records longer grace periods,
+the replica waits for the longest grace period."""
 
 SOON_SECONDS = 2.0
-"""A shortage that has lasted longer than these seconds is not expected to pass within them."""
+"""Seconds within which a controller settles. A shortage that has lasted longer is not expected to end soon."""
 
 
 @dataclass(eq=False)
 class Recount:
-    """Counts by ``count``, a consistent LIST that waiting callers share. ``known`` returns the newest known ledger."""
+    """Counts the stored objects of one namespace by LISTs that waiting callers share."""
 
     count: Callable[[], Awaitable[ObservedPods]]
+    """Makes a consistent LIST of the pods and claims."""
     known: Callable[[], Ledger]
+    """Returns the newest ledger that this replica has read or written."""
     clock: Callable[[], float]
     sleep: Callable[[float], Awaitable[None]]
     _next: float = -math.inf
-    # The oldest count that the ledger has not been settled by, its time, and the time of the newest count.
+    # The oldest count that is newer than the ledger. No process has settled the ledger by it or by a newer count yet.
     _first: ObservedPods | None = None
+    # The time of that oldest count.
     _since: float = -math.inf
+    # The time of the newest count.
     _listed: float = -math.inf
 
     def __post_init__(self) -> None:
         self._lists = SharedCall(self._list, self.clock, self._pause)
 
     async def judge(self, shortage: Shortage, deadline: float) -> Refused | PutOff:
-        """Return a refusal if a LIST that begins after this call shows no room either; otherwise a `PutOff`.
+        """Return a refusal if the stored objects leave no room either; otherwise return a `PutOff`.
 
-        ``shortage``: by a ledger that was read before this call. Raises Unavailable if the LIST failed.
+        The stored objects are counted by a LIST that begins after this call. The caller must have read the ledger with
+        the ``shortage`` before this call. Raises Unavailable if the LIST failed.
         """
         if (observed := await self._begun_now(deadline)) is None:
             return PutOff((shortage,), counted=False)
-        # The LIST lacks the pods that were terminating before it, so their charge is added. Pods deleted since the
-        # LIST are still in it.
+        # A terminating charge belongs to a pod that was deleted before the LIST. The LIST lacks this pod, so add its
+        # charge. Pods that were deleted after the LIST are still part of the LIST.
         usage = observed.usage(shortage.model, shortage.usage.terminating)
         if not fits(shortage.limit, usage.used, shortage.asked):
             return Refused(msgspec.structs.replace(shortage, usage=usage))
         self._note(observed)
-        # A running controller settles within that time. A pending charge may stay for longer.
+        # A running controller settles within `SOON_SECONDS`. The charge of a pod that is never stored stays longer.
         soon = not shortage.rests_on_pending and self.clock() < self._since + SOON_SECONDS
         return PutOff((shortage,), soon=soon)
 
     def _note(self, observed: ObservedPods) -> None:
         first, now, before = self._first, self.clock(), self._listed
         self._listed = now
-        # After etcd was restored from a backup, the older counts are invalid. Then versions are lower, or the ledger is
-        # lost, and no charge of the namespace is decided for longer than this time.
+        # After etcd was restored from a backup, the older counts are invalid. There are two signs of a restore: the
+        # versions are lower, or the ledger is lost. While a ledger is lost no charge is decided, so no LIST is made for
+        # longer than twice `SETTLE_SECONDS`.
         back = first and is_older(observed.resource_version, first.resource_version)
         if first is None or back or now > before + 2 * SETTLE_SECONDS or not _is_due(first, self.known()):
             self._first, self._since = observed, now
 
     async def usages(self, charged: Mapping[str, Usage], deadline: float) -> Mapping[str, Usage] | None:
-        """Return the usage of each model by a LIST that begins now, with the terminating part of ``charged``.
+        """Return each model's usage by a LIST that begins after this call, with the terminating part of ``charged``.
 
-        None if no LIST ended before the deadline. Raises Unavailable if the LIST failed.
+        Return None if no LIST ended before the deadline. Raises Unavailable if the LIST failed.
         """
         if (observed := await self._begun_now(deadline)) is None:
             return None
@@ -82,24 +89,28 @@ class Recount:
         return {model: observed.usage(model, charged.get(model, Usage()).terminating) for model in models}
 
     def settle(self, ledger: Ledger) -> Ledger:
-        """Return the ledger, settled if it has been due for so long that no controller can be running."""
+        """Return the ledger, settled by this replica's count if no controller can be running.
+
+        This replica then has a count that is newer than the ledger, and has waited for `SETTLE_SECONDS` since.
+        """
         first, now = self._first, self.clock()
-        # A LIST of this moment is required: it proves that etcd has not been restored to an older version.
+        # A recent LIST is required, because it proves that etcd has not been restored to an older version.
         if first is None or now < self._since + SETTLE_SECONDS or now > self._listed + SOON_SECONDS:
             return ledger
         if not _is_due(first, ledger):
             return ledger
-        # No watch of this replica saw why pods are missing, so their charges stay as terminating, as for a new leader.
+        # This replica has no watch that shows why pods are missing. So settling makes their charges terminating, as it
+        # does for a new leader.
         counted = settle(ledger, first)
         new = {key: each for key, each in counted.terminating.items() if key not in ledger.terminating}
         if now < self._since + max((each.seconds for each in new.values()), default=0) + MARGIN_SECONDS:
             return ledger
-        # The count is older than these grace periods, so the terminating charges have ended.
+        # More time has passed since the count than these charges may run, so all of them have ended.
         return settle(counted, first, Expired(ended=new.keys()))
 
     async def _begun_now(self, deadline: float) -> ObservedPods | None:
         observed = await self._lists.result(deadline)
-        # A replica with an older quota ConfigMap than the ledger's does not know the current values of units.
+        # If the ledger was counted by a newer quota ConfigMap, this replica does not know the current values of units.
         if observed and is_older(observed.config_version, self.known().config_version):
             return None
         return observed
@@ -111,7 +122,7 @@ class Recount:
     async def _list(self) -> ObservedPods | None:
         started = self.clock()
         try:
-            # A LIST that took too long yields None, and each caller reports that.
+            # After a LIST that took too long, each caller gets None and reports the timeout.
             with contextlib.suppress(ListOverdue):
                 return await self.count()
             return None

@@ -1,4 +1,4 @@
-"""Decides the creation of a pod: /mutate picks a model and patches the pod, /validate charges it.
+"""Decides the creation of a pod. /mutate chooses a GPU model and patches the pod. /validate charges the pod.
 
 /mutate writes nothing. /validate recomputes the charge from the pod as it will be stored. Only /validate admits a pod.
 """
@@ -25,27 +25,31 @@ from webhook.review.claim_review import TemplateCheck, check_templates, requests
 from webhook.review.context import PolicySnapshot
 from webhook.review.models import Allowed, check_wish, pin
 
-# The group in every kubelet's client certificate. The API server authenticated it, unlike anything in the pod.
+# Each kubelet's client certificate contains this group. The API server has authenticated the group of a review's user,
+# but a creator can write anything into the pod.
 NODES_GROUP = "system:nodes"
 
-# A refusal names at most so many of the annotations and labels to remove: a pod may have thousands.
+# The most annotations and labels to remove that a refusal names, because a pod may have thousands.
 MOST_RECORDS = 10
-# A refusal names at most so many of the models in a pod's node affinity, which may list a hundred thousand values.
+# The most models of a pod's node affinity that a refusal names, because the affinity may list a hundred thousand.
 MOST_MODELS = 10
-MOST_OF_SCHEDULER = 63  # characters of a name that is not ours
+MOST_OF_SCHEDULER = 63  # characters of another scheduler's name that a refusal shows
 
 _PODS = msgspec.json.Decoder(Pod)
 
 
 class PodReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
-    """A pod that requests GPUs in a namespace with a limit: itself if ``charged``, otherwise only by its claims."""
+    """A pod that requests GPUs in a namespace with a limit.
+
+    ``charged``: True if the pod itself requests GPUs; False if only its ResourceClaims do.
+    """
 
     pod: Pod
     request: PodRequest
     charged: bool = True
 
     def hints(self, model: str | None) -> patches.Hints:
-        """Return the scheduler hints for a pod that is pinned to this model; None if it is not pinned."""
+        """Return the scheduler hints for the pod. ``model``: the pinned model, or None without a pin."""
         general = self.policy.hints.of(self.request.schemes)
         if model is None:
             return general
@@ -57,7 +61,7 @@ class PodReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
 def review_of(
     request: AdmissionRequest, policy: PolicySnapshot, check: Check = no_check
 ) -> PodReview | AdmissionResponse:
-    """Return the pod under review, or the answer if no model and no charge is to be decided."""
+    """Return the pod under review. If the review needs neither a model nor a charge, return the answer instead."""
     pod, quota = gpu_pod_of(request), policy.quota.for_namespace(request.namespace)
     check()
     if isinstance(pod, AdmissionResponse):
@@ -77,7 +81,7 @@ def review_of(
         if refusal.allowance not in quota.allow:
             faults.append(refusal.fault)
     check()
-    # A bare count of cards may be served by HAMi or by NVIDIA's device plugin.
+    # HAMi or NVIDIA's device plugin may serve a request that only counts cards. So its scheme has the resource's name.
     plain = {each for each in asked.schemes if each.counts_plain_cards and each not in asked.registered}
     names = [PLAIN_CARDS if each in plain else each.name for each in asked.schemes]
     scheme = ",".join([*names, *["units"] * asked.by_units])
@@ -90,7 +94,7 @@ def review_of(
 
 
 def _not_charged(review: PodReview) -> AdmissionResponse:
-    # A request that cannot be counted is not charged. A warning says so to the owner, or else the log does.
+    # A pod whose request cannot be counted is not charged. A warning or the log reports the faults.
     if not review.faults:
         return AdmissionResponse("ignored")
     sentence = verdicts.malformed_sentence(review.faults)
@@ -98,13 +102,13 @@ def _not_charged(review: PodReview) -> AdmissionResponse:
 
 
 def gpu_pod_of(request: AdmissionRequest) -> Pod | AdmissionResponse:
-    """Return the pod that a review creates if it could reach a GPU; otherwise the answer, which no quota changes."""
+    """Return the created pod if it could reach a GPU. Otherwise return an answer, for which no quota matters."""
     kind = request.kind
     if kind.kind != "Pod" or kind.group:
         named = "/".join(part for part in (kind.group, kind.version, kind.kind) if part)
         message = f"this webhook answers for pods, not for {named or 'an unnamed kind'}; correct the rules that call it"
         return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
-    # A pod's requests for cards cannot be changed once it is stored; ephemeral containers may have no resources.
+    # The requests of a stored pod for cards cannot be changed. Ephemeral containers cannot request resources.
     if request.operation != "CREATE" or request.sub_resource:
         return AdmissionResponse("ignored")
     try:
@@ -115,8 +119,8 @@ def gpu_pod_of(request: AdmissionRequest) -> Pod | AdmissionResponse:
 
 
 def is_mirror(request: AdmissionRequest, pod: Pod) -> bool:
-    """Return whether the pod is the mirror of a static pod, which runs already. Only a node may create one."""
-    # The annotation alone exempts nobody: anyone can write it.
+    """Return whether a node creates the pod as the mirror of a static pod. The static pod runs already."""
+    # The annotation alone exempts no pod, because every user can write it.
     return MIRROR_ANNOTATION in pod.annotations and NODES_GROUP in (request.user_info.groups or ())
 
 
@@ -128,7 +132,7 @@ async def mutate(create: verdicts.Creation) -> AdmissionResponse:
     if isinstance(review, AdmissionResponse):
         return review
     if not review.charged:
-        # The claims of this pod decide about its cards, and each claim is pinned by its own review.
+        # This pod gets its cards by its claims. The review of each claim pins the claim to a model.
         in_pools = patches.pools_patch(review.pod, review.quota.pools, create.policy.hints)
         return AdmissionResponse("claims", patch=in_pools, warnings=review.warnings())
     asked = review.request
@@ -156,7 +160,8 @@ async def mutate(create: verdicts.Creation) -> AdmissionResponse:
 def _without_model(review: PodReview, sentence: str) -> AdmissionResponse:
     if review.enforced:
         return verdicts.refused(review, "not-allowed", sentence)
-    # This pod takes a card too. Without the scheduler's knowledge, another pod would get the same card.
+    # The quota does not refuse this pod, and the pod takes a card. The patch sets the scheduler that knows the cards.
+    # Otherwise another pod could get the same card.
     return AdmissionResponse(
         "unpinned", patch=patches.unpinned_patch(review.pod, review.hints(None)), scheme=review.scheme
     )
@@ -181,8 +186,8 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
         asked = verdicts.Asked(metadata, NO_MODEL, Charge(), grace)
         unrecorded = await verdicts.record_grace(create, review, asked)
         return unrecorded or _claiming(review, pinned, told)
-    # Another webhook, or the owner, may have undone the patch of /mutate. Or /mutate was not called, since its
-    # failurePolicy is Ignore. So everything is recomputed from the pod as it will be stored.
+    # Another webhook or the owner may have undone the patch of /mutate. If the failurePolicy of /mutate is Ignore, the
+    # API server may not have called /mutate. So everything is recomputed from the pod as it will be stored.
     hints = review.hints(pinned.model)
     undone = [*_undone(review, pinned, hints)]
     stray = [f"{NOT_MUTATED}: {'; '.join(undone)}"] if undone else []
@@ -191,7 +196,7 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
         return verdicts.refused(review, "not-pinned", "; ".join(stray))
     if pinned.model is None:
         return AdmissionResponse("unpinned", scheme=review.scheme, warnings=review.warnings(*stray))
-    # From here on the charge of this pod counts, so the choice of /mutate is released.
+    # The ledger counts the charge of this pod from now on. So the choice that /mutate recorded for it is removed.
     charge = review.request.charge_on(pinned.model)
     create.choices.release(review.namespace, pinned.model, charge)
     asked = verdicts.Asked(metadata, pinned.model, charge, grace)
@@ -199,7 +204,7 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
 
 
 async def _check_claims(review: PodReview, ledgers: Ledgers) -> TemplateCheck:
-    # A template that the watch has not delivered is not judged. Its claims are charged when they are created.
+    # A template that the watch has not delivered yet is not checked. Its claims are charged when they are created.
     claims = review.pod.spec.resource_claims or ()
     templates = [each.resource_claim_template_name for each in claims if each.resource_claim_template_name]
     asked = requests_of(review.namespace, templates, review.policy)
@@ -209,7 +214,7 @@ async def _check_claims(review: PodReview, ledgers: Ledgers) -> TemplateCheck:
 
 
 def _claiming(review: PodReview, pin: placement.Pin, told: Sequence[str]) -> AdmissionResponse:
-    """Return the answer to a pod that gets all its cards by claims. The pod itself is not charged."""
+    """Return the answer to a pod that gets all its cards by claims. Its claims are charged, but not the pod."""
     undone = [] if pin.in_pools(review.quota) else [f"{NOT_MUTATED}: {_outside_pools(review)}"]
     if undone and review.enforced:
         return verdicts.refused(review, "not-pinned", *undone)
@@ -217,7 +222,7 @@ def _claiming(review: PodReview, pin: placement.Pin, told: Sequence[str]) -> Adm
 
 
 def _undone(review: PodReview, pin: placement.Pin, hints: patches.Hints) -> Iterator[str]:
-    """Yield the parts of a charged pod that differ from what /mutate would have made of it."""
+    """Yield a phrase for each part of a charged pod that differs from the result of /mutate."""
     pod, nodes = review.pod, review.policy.nodes
     if not pin.within(review.quota):
         yield _unpinned(review, pin)
@@ -232,7 +237,10 @@ def _undone(review: PodReview, pin: placement.Pin, hints: patches.Hints) -> Iter
 
 
 def left_to_mutate(patch: Sequence[Operation]) -> Iterator[str]:
-    """Yield the parts of a pod, besides its model, that differ from what /mutate would have made of it."""
+    """Yield a phrase for each part of a pod that ``patch``, the remaining patch of /mutate, would change.
+
+    The model of the pod is not part of this patch.
+    """
     removed = [operation["path"] for operation in patch if operation["op"] == "remove"]
     records = [JsonPointer(path).parts[-1] for path in removed if path.startswith("/metadata/")]
     if "/spec/nodeName" in removed:
@@ -245,9 +253,9 @@ def left_to_mutate(patch: Sequence[Operation]) -> Iterator[str]:
 
 
 def other_scheduler(review: PodReview, placing: str | None) -> Iterator[str]:
-    """Yield the reason if the pod names a scheduler other than ``placing``, which knows the cards of its model."""
+    """Yield a phrase if the pod names another scheduler than ``placing``, which knows the cards of the pod's model."""
     named = review.pod.spec.scheduler_name
-    # Two schedulers would give the same free card to two pods, and both pods would use a card that is charged once.
+    # Two schedulers could give the same free card to two pods. Both pods would then use a card that is charged once.
     # Units are safe with any scheduler, because Kubernetes itself counts them on each node.
     if placing and review.request.schemes and named not in ("", placing, DEFAULT_SCHEDULER):
         why = f"{named[:MOST_OF_SCHEDULER]} does not know which cards are free"
@@ -255,7 +263,7 @@ def other_scheduler(review: PodReview, placing: str | None) -> Iterator[str]:
 
 
 def _unpinned(review: PodReview, pin: placement.Pin) -> str:
-    """Return the reason why the pod is not pinned to one allowed model, with the models that it may use."""
+    """Return the reason why the pod is not pinned to one allowed model. The reason lists the allowed models."""
     quota = review.quota
     if pin.model in quota.limits:
         return _outside_pools(review)

@@ -1,4 +1,7 @@
-"""/quota: refuses a malformed quota document when it is edited, and warns of what looks wrong in a good one."""
+"""Decides edits of the quota ConfigMap, at the path /quota.
+
+A malformed quota document is refused. A valid document that looks wrong is accepted with warnings.
+"""
 
 import itertools
 import time
@@ -28,18 +31,18 @@ from vcuda.requests.resources import PLAIN_CARDS, CardWorth, GpuResources
 from webhook.ledger import ledgers
 from webhook.review import context
 
-# The API server cuts off all warnings of an answer together at 4 KiB.
+# The API server truncates the warnings of one answer to 4 KiB altogether.
 MOST_WARNINGS = 20
 
-# A document may change ten thousand entries at once.
+# The most changes of one edit that are logged one by one. An edit may change ten thousand entries.
 MOST_LOGGED = 50
 
-# To read one ledger takes milliseconds, and a document may change thousands: past the API server's own timeout the edit
-# would be refused, each time it is tried.
+# Seconds to compare the changed entries with their ledgers. To read one ledger takes milliseconds, and an edit may
+# change thousands of entries. Past the timeout of the API server, the edit would be refused at every attempt.
 COMPARING_SECONDS = 1.0
 
 NamespaceNames = Callable[[], Collection[str]]
-"""Returns the names of all namespaces, within two seconds. Raises VcudaError if there is no answer."""
+"""A function that returns the names of all namespaces within two seconds. It raises VcudaError if it cannot."""
 
 _CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
 
@@ -53,9 +56,10 @@ async def check_edit(
     namespaces: NamespaceNames | None = None,
     check: k8s_types.Check = k8s_types.no_check,
 ) -> AdmissionResponse:
-    """Return whether the ConfigMap may be stored, with the path of every fault or the warnings of a good document.
+    """Return the answer to an edit of the quota ConfigMap. A refusal has the path of every fault.
 
-    ``namespaces``: None if there is no API server that knows them. ``check`` is called between the parts of the work.
+    ``policy``: the present quota and nodes; None if these are unknown. ``namespaces``: None without an API server.
+    ``check``: called between the parts of the work; it raises Dropped if the work must end.
     """
     if request.kind.kind != "ConfigMap" or (request.namespace, request.name) != (place.namespace, place.name):
         return AdmissionResponse("ignored")
@@ -110,7 +114,7 @@ def _log_changes(request: AdmissionRequest, old: Quota, new: Quota) -> None:
 
 
 def _refused(place: kube.QuotaPlace, faults: tuple[errors.Fault, ...]) -> AdmissionResponse:
-    # kubectl prints the path of each fault, so one of the document as a whole has the document's.
+    # kubectl prints the path of each fault. So a fault of the whole document gets the path of the document.
     document = f"data.{place.key}"
     shown = errors.limited(faults, document)
     message = "the quota document is malformed: " + "; ".join(map(str, shown))
@@ -119,7 +123,7 @@ def _refused(place: kube.QuotaPlace, faults: tuple[errors.Fault, ...]) -> Admiss
 
 
 def _absent(old: Quota, new: Quota, namespaces: NamespaceNames | None) -> Iterator[str]:
-    """Yield a warning for each new entry whose namespace does not exist. It may be created later."""
+    """Yield a warning for each new entry whose namespace does not exist. The namespace may be created later."""
     added = sorted(new.entries.keys() - old.entries.keys() - {DEFAULT})
     if not added or namespaces is None:
         return
@@ -129,7 +133,7 @@ def _absent(old: Quota, new: Quota, namespaces: NamespaceNames | None) -> Iterat
         yield f"the namespaces of the new entries were not looked up: {error}"
         return
     for number, namespace in enumerate(name for name in added if name not in existing):
-        # The search for the nearest of ten thousand names takes milliseconds.
+        # To find the most similar of ten thousand names takes milliseconds. So it is done only for the shown warnings.
         near = suggestion(namespace, existing) if number < MOST_WARNINGS else ""
         yield f"{namespace}: namespace not found" + (f"; {near}" if near else "")
 
@@ -165,7 +169,7 @@ async def _compared(
     deadline: float,
     check: k8s_types.Check,
 ) -> list[str]:
-    # First of all it is told that not all were compared, for the last of many warnings are not shown.
+    # The warning that some namespaces were not compared comes first, because the last of many warnings are not shown.
     before = policy.quota.namespaces if policy else {}
     changed = [(namespace, entry) for namespace, entry in quota.namespaces.items() if before.get(namespace) != entry]
     found: list[str] = []
@@ -179,7 +183,7 @@ async def _compared(
 
 
 def _unknown_names(namespace: str, entry: NamespaceQuota, policy: context.PolicySnapshot) -> Iterator[str]:
-    # Only a warning: the nodes may come later.
+    # An unknown model or pool is only a warning, because its nodes may join the cluster later.
     nodes = policy.nodes
     for model in entry.limits:
         if model not in nodes.models:

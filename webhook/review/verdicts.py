@@ -1,4 +1,4 @@
-"""The answers to creations in a namespace with a limit, the same for pods and ResourceClaims."""
+"""Makes the answers to the creation of pods and ResourceClaims in a namespace with a limit."""
 
 import contextlib
 import math
@@ -27,7 +27,7 @@ MOST_OF_NAMESPACE = 63
 
 
 class Creation(msgspec.Struct, frozen=True, gc=False):
-    """An object that is being created, and the means to decide about it."""
+    """The review of an object that is being created, and everything that is needed to decide it."""
 
     request: AdmissionRequest
     policy: PolicySnapshot
@@ -37,27 +37,27 @@ class Creation(msgspec.Struct, frozen=True, gc=False):
 
 
 class Review(msgspec.Struct, frozen=True, gc=False):
-    """An object in a namespace with a limit, under review by /mutate or /validate.
-
-    ``scheme``: the schemes that the object uses, for metrics and logs. ``notes``: sentences for the answer that admits
-    the object. ``may_wait``: the creator may retry after the time that a 429 states.
-    """
+    """An object in a namespace with a limit, under review by /mutate or /validate."""
 
     namespace: str
     quota: NamespaceQuota
     policy: PolicySnapshot
     faults: tuple[Fault, ...] = ()
+    """The faults of the object's GPU request."""
     notes: tuple[str, ...] = ()
+    """Warnings for the owner if the object is admitted."""
     scheme: str = ""
+    """The names of the ways in which the object requests GPUs, for metrics and logs."""
     may_wait: bool = True
+    """Whether a 429, after which the creator waits, may be the answer. If not, the answer is a 403."""
 
     @property
     def enforced(self) -> bool:
-        """Whether an object over the quota, or a malformed one, is refused."""
+        """Whether an object is refused if it exceeds the quota or is malformed."""
         return self.quota.mode is Mode.ENFORCE
 
     def warnings(self, *sentences: str) -> tuple[str, ...]:
-        """Return the warnings for the object's owner; empty if the quota only audits."""
+        """Return the warnings for the owner: faults, notes and ``sentences``; empty if the quota only audits."""
         if self.quota.mode is Mode.AUDIT:
             return ()
         malformed = [f"{malformed_sentence(self.faults)}; {ADMITTED_ALL_THE_SAME}"] if self.faults else []
@@ -65,17 +65,17 @@ class Review(msgspec.Struct, frozen=True, gc=False):
 
 
 def misnamed(namespace: str) -> AdmissionResponse | None:
-    """Return the refusal of a review whose namespace has an impossible name; None if the name is possible."""
+    """Return a refusal if no namespace can have this name; None if the name is valid."""
     if is_namespace_name(namespace):
         return None
-    # The message cuts the name off, since a forged name may be as long as a request.
+    # The message truncates the name, because a forged name may be as long as the largest request.
     message = f"{namespace[:MOST_OF_NAMESPACE]!r} is no name of a namespace"
     return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
 
 
 def admitted_unread(malformed: AdmissionResponse, quota: NamespaceQuota) -> AdmissionResponse:
-    """Return the answer to an object that cannot be decoded, by the mode of its quota."""
-    # The object is not charged here. The controller counts it once it is stored.
+    """Return the answer to an object that cannot be decoded. It is refused if the quota is enforced."""
+    # An object that is admitted here is not charged. The controller counts the object when it is stored.
     if quota.mode is Mode.ENFORCE:
         return malformed
     told = [f"{malformed.message}; {ADMITTED_ALL_THE_SAME}"] if quota.mode is Mode.WARN else []
@@ -87,18 +87,18 @@ def malformed_sentence(faults: Sequence[Fault]) -> str:
 
 
 def malformed(faults: Sequence[Fault], scheme: str = "") -> AdmissionResponse:
-    # The API server's own validation answers 422 too. kubectl prints each fault with its path, from the Status' causes.
+    # The API server's own validation also answers 422. kubectl prints each fault and its path from the Status causes.
     status = HTTPStatus.UNPROCESSABLE_ENTITY
     return AdmissionResponse("malformed", False, status, malformed_sentence(faults), limited(faults), scheme=scheme)
 
 
 def refused(review: Review, outcome: str, message: str, model: str = "") -> AdmissionResponse:
-    # Kubernetes' ResourceQuota answers 403 too: a controller that creates pods retries with back-off.
+    # Kubernetes' ResourceQuota also answers 403. A controller that creates pods retries after a 403, with back-off.
     return AdmissionResponse(outcome, False, HTTPStatus.FORBIDDEN, message, model=model, scheme=review.scheme)
 
 
 def over_quota(review: Review, *shortages: Shortage) -> AdmissionResponse:
-    """Return the refusal of an object for which no model has room. ``shortages``: one for each of its models."""
+    """Return the refusal of an object for which no model has room. ``shortages``: one for each model."""
     moment = review.policy.quota.moment
     grants = (grant_words.coming(review.quota, shortage.model, moment) for shortage in shortages)
     message = "; ".join([exceeded(review.namespace, *shortages), *filter(None, grants)])
@@ -106,11 +106,11 @@ def over_quota(review: Review, *shortages: Shortage) -> AdmissionResponse:
 
 
 def over_quota_for_now(review: Review, decision: PutOff) -> AdmissionResponse:
-    """Return the answer to an object that does not fit the ledger, though the stored objects may leave room."""
+    """Return the answer to an object that does not fit the ledger but may fit the stored objects."""
     shortages = decision.shortages
     message, model = exceeded(review.namespace, *shortages), shortages[0].model
-    # A long wait goes without retryAfterSeconds, because a controller would sleep for it in one of its few workers. Our
-    # controller has the workload retried when quota is released.
+    # A long wait is sent without retryAfterSeconds, because a controller would sleep for that time in one of its few
+    # workers. The controller of this project has the workload retried when quota is released.
     wait = RETRY_AFTER_SECONDS if decision.soon and review.may_wait else None
     if not decision.counted:
         message += "; how much of that is stored could not be counted in time"
@@ -127,13 +127,13 @@ def over_quota_for_now(review: Review, decision: PutOff) -> AdmissionResponse:
 
 
 def put_off(review: Review, outcome: str, message: str, wait: int | None, model: str) -> AdmissionResponse:
-    """Return the answer to an object that may fit later. ``wait``: seconds to the retry; None if that is not soon."""
+    """Return the answer to an object that may fit later. ``wait``: seconds until a retry; None for a long wait."""
     status = HTTPStatus.TOO_MANY_REQUESTS if review.may_wait else HTTPStatus.FORBIDDEN
     return AdmissionResponse(outcome, False, status, message, retry_after=wait, model=model, scheme=review.scheme)
 
 
 class Asked(NamedTuple):
-    """The charge of an object to one model."""
+    """A charge that an object requests on one model."""
 
     metadata: ObjectMeta
     model: str
@@ -143,16 +143,22 @@ class Asked(NamedTuple):
 
 
 async def charge(create: Creation, review: Review, asked: Asked, *, stray: Sequence[str] = ()) -> AdmissionResponse:
-    """Charge the object, and return the answer with the ``stray`` warnings. Raises Unavailable."""
+    """Charge the object, and return the answer. Raises Unavailable if the ledger could not be read or written.
+
+    ``stray``: further warnings for the answer that admits the object.
+    """
     if not asked.metadata.uid:
-        # Only a mutating webhook sees an object without a uid. Admitting it uncharged would bypass the quota.
+        # Only a mutating webhook gets objects without a uid. To admit such an object uncharged would bypass the quota.
         message = f"the {create.request.kind.kind.lower()} has no uid yet; register this path as a validating webhook"
         return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
     return _answer(review, asked.model, await _charge(create, review, asked), stray)
 
 
 async def record_grace(create: Creation, review: Review, asked: Asked) -> AdmissionResponse | None:
-    """Record the grace period of a pod that is charged by its claims; None if it is recorded. Raises Unavailable."""
+    """Record in the ledger the grace period of a pod that is charged by its claims.
+
+    Return None if the period is recorded or needs no record; otherwise return the answer. Raises Unavailable.
+    """
     if not needs_record(review, asked.grace) or not asked.metadata.uid:
         return None
     decision = await _charge(create, review, asked)
@@ -160,7 +166,7 @@ async def record_grace(create: Creation, review: Review, asked: Asked) -> Admiss
 
 
 def needs_record(review: Review, grace: int) -> bool:
-    """Return whether the ledger has to record a grace period, as it is longer than a charge stays pending."""
+    """Return whether the ledger must record the grace period, because it is longer than a charge stays pending."""
     storable = review.policy.storable_seconds
     return storable is not None and grace > storable
 
@@ -168,8 +174,8 @@ def needs_record(review: Review, grace: int) -> bool:
 async def _charge(create: Creation, review: Review, asked: Asked) -> Decision:
     request, deadline = create.request, create.deadline
     created = math.inf
-    # An UPDATE may come long after the creation, so its creationTimestamp says nothing about this charge. At a creation
-    # the API server has overwritten the creator's value by now.
+    # The API server has just set the creationTimestamp of a CREATE, whatever the creator wrote. An UPDATE may follow
+    # long after the creation, so the creationTimestamp of an UPDATE is not used.
     if request.operation == "CREATE" and asked.metadata.creation_timestamp:
         with contextlib.suppress(ValueError):
             created = datetime.fromisoformat(asked.metadata.creation_timestamp).timestamp()
@@ -198,15 +204,18 @@ def _answer(review: Review, model: str, decision: Decision, stray: Sequence[str]
         case PutOff():
             return over_quota_for_now(review, decision)
         case RetryLater(reason, soon):
-            # client-go, and so kubectl and every controller, retries a 429 with retryAfterSeconds by itself.
+            # client-go, which kubectl and most controllers use, repeats a request after a 429 with retryAfterSeconds.
             wait = RETRY_AFTER_SECONDS if soon and review.may_wait else None
             message = f"{reason}; try again in {wait} s" if wait else f"{reason}; try again later"
             return put_off(review, "busy", message, wait, model)
 
 
 def _warnings(review: Review, model: str, granted: Admitted) -> list[str]:
-    """Return the warning if a quota that only warns is exceeded, if a grant ends on which this charge depends, or if
-    the quota is nearly used up."""
+    """Return at most one warning about the quota after an admission.
+
+    The warning is that the quota is exceeded but only warns, that a grant (a dated addition to the limit) ends while
+    this charge needs it, or that the quota is nearly used up.
+    """
     namespace = review.namespace
     if granted.shortage:
         return [f"{exceeded(namespace, granted.shortage)}; {ADMITTED_ALL_THE_SAME}"]
