@@ -86,7 +86,7 @@ storable_option = option(
     "--storable-seconds",
     default=STORABLE_SECONDS,
     type=click.IntRange(1, 3600),
-    help="Seconds after its admission when a pod may still be stored. Must exceed the API server's --request-timeout.",
+    help="A pod may be stored this many seconds after its admission. Must exceed the API server's --request-timeout.",
 )
 log_level_option = option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
 status_address_option = address_option(

@@ -58,7 +58,7 @@ def pod_templates(manifest: Manifest) -> list[PodTemplate]:
             raise ValueError(f"it has more than {MOST_TEMPLATES} pod templates")
         count = 1 if template.count is None and kind in ONE_UNLESS_STATED else template.count
         if count is not None and count > MOST_PODS:
-            raise ValueError(f"{count!r} is no number of pods from 0 to {MOST_PODS}")
+            raise ValueError(f"{count!r} is not a number of pods from 0 to {MOST_PODS}")
         found.append(replace(template, count=count))
     return found
 
@@ -110,7 +110,7 @@ def count(value: object) -> int | None:
     if value is None:
         return None
     if type(value) is not int or not 0 <= value <= MOST_PODS:
-        raise ValueError(f"{value!r} is no number of pods from 0 to {MOST_PODS}")
+        raise ValueError(f"{value!r} is not a number of pods from 0 to {MOST_PODS}")
     return value
 
 

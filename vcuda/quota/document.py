@@ -77,7 +77,7 @@ def _member(kind: type[enum.StrEnum], other: str, advice: str) -> pydantic.Plain
 
 def _read_prefer(value: object) -> str:
     if value != MOST_FREE:
-        raise WrongValueError(f"{shown(value)} is no preference; write {MOST_FREE}, or use `order`")
+        raise WrongValueError(f"{shown(value)} is not a preference; write {MOST_FREE}, or use `order`")
     return MOST_FREE
 
 
@@ -97,7 +97,7 @@ def _names(example: str) -> pydantic.BeforeValidator:
             return ()
         if not isinstance(value, list):
             shortest = printable(f"[{value if isinstance(value, str) else example}]")
-            raise WrongValueError(f"{shown(value)} is no list; write one such as {shortest}")
+            raise WrongValueError(f"{shown(value)} is not a list; write for example {shortest}")
         # Only texts are compared. Other items are faults themselves, and some of them cannot be hashed.
         first = {item: at for at, item in reversed([*enumerate(value)]) if isinstance(item, str)}
         return tuple(_REPEATED if isinstance(item, str) and first[item] < at else item for at, item in enumerate(value))
@@ -107,13 +107,13 @@ def _names(example: str) -> pydantic.BeforeValidator:
 
 def _read_allowances(value: object) -> tuple[object, ...]:
     if not isinstance(value, list):
-        raise WrongValueError(f"{shown(value)} is no list; write one such as [{Allowance.PRIVILEGED}]")
+        raise WrongValueError(f"{shown(value)} is not a list; write for example [{Allowance.PRIVILEGED}]")
     return tuple(value)
 
 
 def _read_name(value: object) -> str:
     if value is _REPEATED:
-        raise WrongValueError("is listed twice; leave it out here")
+        raise WrongValueError("is listed twice; remove it here")
     return read_label_value(value)
 
 
@@ -121,7 +121,7 @@ _Model = Annotated[str, pydantic.AfterValidator(read_label_value)]
 _Limits = dict[_Model, Annotated[LimitEntry, pydantic.WrapValidator(read_limit)]]
 _Name = Annotated[str, pydantic.PlainValidator(_read_name)]
 _Allowed = Annotated[
-    Allowance, _member(Allowance, "nothing that can be allowed", f"these can be: {', '.join(Allowance)}")
+    Allowance, _member(Allowance, "not a setting that can be allowed", f"the settings are: {', '.join(Allowance)}")
 ]
 
 
@@ -132,7 +132,7 @@ class _NamespaceEntry(StrictModel):
         default_factory=dict
     )
     pool: Annotated[tuple[_Name, ...], _names("public")] = ()
-    mode: Annotated[Mode, _member(Mode, "no mode", "write enforce, warn or audit")] = Mode.ENFORCE
+    mode: Annotated[Mode, _member(Mode, "not a mode", "write enforce, warn or audit")] = Mode.ENFORCE
     allow: Annotated[tuple[_Allowed, ...], pydantic.BeforeValidator(_read_allowances)] = ()
     order: Annotated[tuple[_Name, ...], _names("M40")] = ()
     prefer: Annotated[str, pydantic.PlainValidator(_read_prefer)] = ""
@@ -178,7 +178,7 @@ def check_text(text: str, read: Callable[[Plain], T], sentence_of: Callable[[Err
 
 def _sentence(details: ErrorDetails) -> str:
     depth = len(details["loc"])
-    otherwise = f"{shown(details['input'])} stands here; {_SHAPES[min(depth, 3)]}"
+    otherwise = f"{shown(details['input'])} is not allowed here; {_SHAPES[min(depth, 3)]}"
     if depth > len(("namespace", "quota", "model")):
         return sentence(details, LimitEntry, otherwise)
     return sentence(details, _NamespaceEntry, otherwise, "; models belong under `quota`")

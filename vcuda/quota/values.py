@@ -38,7 +38,7 @@ def listed(names: Collection[str], most: int) -> str:
 def read_label_value(name: object) -> str:
     """Return the name of a model or pool, which is the value of a node's label."""
     if not isinstance(name, str):
-        raise WrongValueError(f"{shown(name)} is no text; write a name, in quotes")
+        raise WrongValueError(f"{shown(name)} is not a text; write a name, in quotes")
     # Kubernetes allows an empty label value. A node with an empty model label has no model.
     if not _LABEL_VALUE.fullmatch(name):
         raise WrongValueError(
@@ -53,7 +53,7 @@ def read_cores(value: object) -> int:
     if not isinstance(value, Decimal):
         raise WrongValueError(_no_cards(value))
     if not value.is_finite() or not 0 <= value <= MAX_CARDS:
-        raise WrongValueError(f"{shown(value)} is no possible number of cards; write one from 0 to {MAX_CARDS}")
+        raise WrongValueError(f"{shown(value)} is not a possible number of cards; write a number from 0 to {MAX_CARDS}")
     # The number is not rounded, because 2.555 cards would become more or less than the author wrote.
     try:
         hundredths = value.quantize(Decimal("0.01"), context=Context(traps=[Inexact]))
@@ -70,8 +70,8 @@ def _no_cards(value: object) -> str:
         if number:
             return f"{shown(value)} is text; write {number[1]} without quotes"
         if _MEMORY_AS_TEXT.fullmatch(value):
-            return f"{shown(value)} is no number of cards; write memory beside it: {{cards: 4, memory: 160Gi}}"
-    return f"{shown(value)} is no number of cards; write one such as 8 or 2.5"
+            return f"{shown(value)} is not a number of cards; write memory separately: {{cards: 4, memory: 160Gi}}"
+    return f"{shown(value)} is not a number of cards; write for example 8 or 2.5"
 
 
 def read_memory(value: object) -> int:
@@ -85,16 +85,18 @@ def read_bytes(value: object) -> Decimal:
     with contextlib.suppress(ValueError):
         amount = k8s_types.parse_quantity(value) if isinstance(value, str) else value
     if not isinstance(amount, Decimal) or not amount.is_finite():
-        raise WrongValueError(f"{shown(value)} is no amount of memory; write one such as 160Gi")
+        raise WrongValueError(f"{shown(value)} is not an amount of memory; write for example 160Gi")
     if not 0 <= amount <= MAX_MEMORY * MIB:
-        raise WrongValueError(f"{shown(value)} is no possible amount of memory; write one up to {MAX_MEMORY // 1024}Gi")
+        raise WrongValueError(
+            f"{shown(value)} is not a possible amount of memory; write at most {MAX_MEMORY // 1024}Gi"
+        )
     if amount == 0:
         hint = "leave `memory` out for no limit, or write 0 cards to block the model"
         raise WrongValueError(f"0 leaves no memory; {hint}")
     if amount < MIB:
         # Such an amount is a mistake. For example, 160 is meant as 160Gi.
         bare = re.fullmatch(r"[0-9]+(\.[0-9]+)?", str(value))
-        hint = f"a number without a unit is bytes: write {value}Gi" if bare else "write one such as 160Gi"
+        hint = f"a number without a unit is bytes: write {value}Gi" if bare else "write for example 160Gi"
         raise WrongValueError(f"{shown(value)} is less than 1 MiB; {hint}")
     return amount
 

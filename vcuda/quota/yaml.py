@@ -152,12 +152,12 @@ class _BoundedComposer(Composer, yaml.CBaseLoader):
 
     def _fault_of(self, event: Any, *, is_key: bool) -> str | None:
         if getattr(event, "tag", None) is not None:
-            return "tags (`!`) are not read; leave them out"
+            return "tags (`!`) are not supported; remove them"
         if is_key and not isinstance(event, yaml.ScalarEvent):
             return "a key must be text, not a list, a mapping or an alias"
         # PyYAML accepts a collection that is part of itself, but the walk would never end.
         if isinstance(event, yaml.AliasEvent) and event.anchor not in self._closed:
-            return "this alias (`*`) stands for nothing, or for something that it is itself part of"
+            return "this alias (`*`) has no anchor before it, or is inside its own anchor"
         return None
 
 
@@ -214,7 +214,7 @@ class _Walk:
         for source in node.value if isinstance(node, yaml.SequenceNode) else [node]:
             inherited = self.plain(source, place, depth)
             if not isinstance(inherited, dict):
-                self.faults.append(PlacedFault((*place, "<<"), "is no mapping; write an alias of one: <<: *name"))
+                self.faults.append(PlacedFault((*place, "<<"), "is not a mapping; write an alias: <<: *name"))
                 continue
             for key, value in inherited.items():
                 own.setdefault(key, value)
