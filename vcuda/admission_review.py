@@ -34,7 +34,7 @@ class UserInfo(K8sStruct, frozen=True, gc=False):
 
 
 class AdmissionRequest(K8sStruct, frozen=True, gc=False):
-    """One operation under review. A pod's own metadata.namespace may be empty in mutation: ``namespace`` is not."""
+    """One operation under review. ``namespace`` is always set, even if the metadata of a new pod has none yet."""
 
     uid: str
     kind: GroupVersionKind = GroupVersionKind()
@@ -49,7 +49,7 @@ class AdmissionRequest(K8sStruct, frozen=True, gc=False):
 
 
 class AdmissionReview(K8sStruct, frozen=True, gc=False):
-    """The envelope."""
+    """The envelope of a request."""
 
     api_version: str = ""
     kind: str = ""
@@ -60,11 +60,11 @@ _DECODER = msgspec.json.Decoder(AdmissionReview)
 
 
 def read_review(body: bytes) -> AdmissionRequest:
-    """Return the request in a review; raise BadReview where the body is no AdmissionReview v1 with a request."""
+    """Return the request in a review. Raises BadReview if the body is not an AdmissionReview v1 with a request."""
     try:
         review = _DECODER.decode(body)
     except UNDECODABLE as error:
-        raise BadReview(f"the body is no AdmissionReview in JSON: {error}") from error
+        raise BadReview(f"the body is not an AdmissionReview in JSON: {error}") from error
     if review.kind != KIND or review.api_version != API_VERSION:
         got = f"apiVersion {review.api_version!r} and kind {review.kind!r}"
         hint = "set admissionReviewVersions: [v1] in the webhook"
@@ -75,11 +75,11 @@ def read_review(body: bytes) -> AdmissionRequest:
 
 
 class AdmissionResponse(msgspec.Struct, frozen=True, gc=False):
-    """The decision on one request, before it is put on the wire.
+    """The decision about one request, before it is encoded.
 
-    ``outcome`` is the word under which it is counted and logged. ``status`` is what a refused client sees;
-    ``retry_after`` is in seconds, where it should come again by itself. ``reason`` tells why an allowed pod got its
-    model; with the model it goes into the API server's audit log. ``rule`` orders the models.
+    ``outcome``: the word for metrics and logs. ``status``: the HTTP status for a refused client. ``retry_after``: the
+    seconds after which the client must repeat the request by itself. ``reason``: why an allowed pod got its ``model``;
+    both go into the API server's audit log. ``rule``: the rule that ordered the models.
     """
 
     outcome: str
@@ -113,7 +113,7 @@ def write_review(uid: str, answer: AdmissionResponse, check: Check = no_check) -
         response["patch"] = _encode_patch(answer.patch, check)
     if answer.warnings:
         response["warnings"] = answer.warnings
-    # These go into the API server's audit log, where an administrator finds why a pod got its model.
+    # These go into the API server's audit log. There an administrator finds the reason why a pod got its model.
     if answer.reason:
         response["auditAnnotations"] = {"model": answer.model, "reason": answer.reason}
     if not answer.allowed:
@@ -122,7 +122,7 @@ def write_review(uid: str, answer: AdmissionResponse, check: Check = no_check) -
 
 
 def _encode_patch(patch: Sequence[Operation], check: Check) -> msgspec.Raw:
-    # In pieces: that of a pod of many terms has megabytes, and one call for all of it would hold up every other thread.
+    # The patch of a pod with many terms has megabytes. It is encoded in pieces, as one call would block all threads.
     pieces = []
     for at in range(0, len(patch), 1000):
         check()
@@ -135,7 +135,7 @@ def _encode_patch(patch: Sequence[Operation], check: Check) -> msgspec.Raw:
 
 def _status(answer: AdmissionResponse) -> dict[str, object]:
     details: dict[str, Any] = {}
-    # The API server makes a Retry-After header of it, and client-go then waits so long and sends the request again.
+    # The API server turns this into a Retry-After header. client-go then waits so long, and sends the request again.
     if answer.retry_after is not None:
         details["retryAfterSeconds"] = answer.retry_after
     for path, message in answer.faults:

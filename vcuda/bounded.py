@@ -1,4 +1,4 @@
-"""Memory bounds in bytes: a cache of results that can be computed again, and a share of memory for each namespace."""
+"""Memory bounds in bytes: a cache of results that can be computed again, and an allowance for each namespace."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -8,11 +8,11 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 ENTRY_BYTES = 700
-"""Counted for each entry in addition to its size: names, Python objects and dictionary slots."""
+"""Bytes that are counted for each entry in addition to its size, for names, Python objects and dictionary slots."""
 
 
 class SizedCache(Generic[K, V]):
-    """A cache of ``most_bytes``, safe in every thread, that drops the least recently used. ``size_of``: in bytes."""
+    """A cache of ``most_bytes`` for all threads. It drops the least recently used entries. ``size_of``: in bytes."""
 
     def __init__(self, most_bytes: int, size_of: Callable[[K, V], int]) -> None:
         self._most = most_bytes
@@ -28,11 +28,11 @@ class SizedCache(Generic[K, V]):
         with self._lock:
             if (found := self._entries.pop(key, None)) is None:
                 return None
-            self._entries[key] = found  # behind all others
+            self._entries[key] = found  # moved behind all others
             return found[0]
 
     def put(self, key: K, value: V) -> None:
-        """Keep a value; one that is larger than the cache is not kept."""
+        """Keep a value. A value that is larger than the cache is not kept."""
         size = self._size_of(key, value) + ENTRY_BYTES
         with self._lock:
             if old := self._entries.pop(key, None):
@@ -46,7 +46,7 @@ class SizedCache(Generic[K, V]):
 
 
 class ByteAllowance:
-    """Counts the bytes that are kept for objects, within bounds for each namespace and for all; for one thread."""
+    """Counts the bytes that are kept for objects, within bounds for each namespace and for all. For one thread."""
 
     def __init__(self, most_of_namespace: int, most: int) -> None:
         self._most_of_namespace = most_of_namespace
@@ -56,7 +56,7 @@ class ByteAllowance:
         self.bytes = 0
 
     def keep(self, namespace: str, uid: str, size: int) -> bool:
-        """Count an object, in place of what was counted for it before; False if there is no room for it."""
+        """Count an object, instead of an earlier count of it. Return False if there is no room for the object."""
         self.release(namespace, uid)
         size += ENTRY_BYTES
         own = self._of_namespace.get(namespace, 0) + size
@@ -68,7 +68,7 @@ class ByteAllowance:
         return True
 
     def release(self, namespace: str, uid: str) -> None:
-        """Count an object no more."""
+        """Stop counting an object."""
         kept = self._kept.get(namespace, {})
         if (size := kept.pop(uid, None)) is None:
             return
@@ -78,7 +78,7 @@ class ByteAllowance:
             del self._kept[namespace], self._of_namespace[namespace]
 
     def retain(self, objects: Iterable[tuple[str, str]]) -> None:
-        """Release every object but these, each given by its namespace and uid."""
+        """Release every object except ``objects``, which are given by namespace and uid."""
         kept = set(objects)
         for namespace, uid in [(each, uid) for each, uids in self._kept.items() for uid in uids]:
             if (namespace, uid) not in kept:

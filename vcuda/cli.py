@@ -15,20 +15,20 @@ from vcuda.errors import BadInput
 from vcuda.quota.terms import LEDGER_NAMESPACE, MODEL_LABEL, NODE_NAMESPACE, POOL_LABEL, STORABLE_SECONDS
 
 FAILED = 1
-"""The exit status for what a program could not do."""
+"""The exit status if a program could not do its work."""
 
 BAD_INPUT = 2
-"""The exit status for what a person wrote; click itself ends with it for a flag that it cannot read."""
+"""The exit status if the input of a person is wrong. click uses the same status for a flag that it cannot read."""
 
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-"""Context settings of every program."""
+"""The context settings of every program."""
 
 option = functools.partial(click.option, show_envvar=True, show_default=True)
-"""``click.option``, but --help shows the flag's environment variable and its default."""
+"""``click.option``, but --help shows the environment variable and the default of the flag."""
 
 
 def printable(text: str) -> str:
-    """Return the text with escapes in place of what is no text, such as the codes that terminals obey."""
+    """Return the text with escapes for unprintable characters, such as the codes that control a terminal."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
@@ -40,7 +40,7 @@ def fail(message: str, status: int = BAD_INPUT) -> NoReturn:
 def address_option(
     flag: str, *, parse: Callable[[str], tuple[str, int]] | None = None, **attributes: Any
 ) -> Callable[[Any], Any]:
-    """Return an option that hands its command (host, port) or None. ``parse`` raises BadInput for other texts."""
+    """Return an option whose value is (host, port) or None. ``parse`` must raise BadInput for malformed texts."""
 
     def convert(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, int] | None:
         if text is None:
@@ -60,33 +60,33 @@ def _namespace_and_name(_context: click.Context, _parameter: click.Parameter, te
     return namespace, name
 
 
-# Each is a decorator by itself, as the order of a command's flags in --help is that of its decorators.
+# Each option is a separate decorator, because --help lists flags in the order of the decorators.
 kubeconfig_option = option(
     "--kubeconfig",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Without it: the pod's service account; outside a pod KUBECONFIG, or ~/.kube/config.",
+    help="Kubeconfig. The default is the pod's service account, or outside a pod KUBECONFIG or ~/.kube/config.",
 )
 quota_configmap_option = option(
     "--quota-configmap",
     default="kube-system/gpuquota",
     metavar="NS/NAME",
     callback=_namespace_and_name,
-    help="ConfigMap that holds the quota.",
+    help="ConfigMap with the quota.",
 )
-quota_key_option = option("--quota-key", default="gpu_quota", help="Its key.")
+quota_key_option = option("--quota-key", default="gpu_quota", help="Key of the quota in this ConfigMap.")
 ledger_namespace_option = option(
     "--ledger-namespace", default=LEDGER_NAMESPACE, help="Namespace of the ledgers, and of nothing else."
 )
 node_namespace_option = option(
     "--node-namespace", default=NODE_NAMESPACE, help='Namespace of the node agents, which the entry "*" does not limit.'
 )
-model_label_option = option("--model-label", default=MODEL_LABEL, help="Node label that holds a node's GPU model.")
-pool_label_option = option("--pool-label", default=POOL_LABEL, help="Node label that holds a node's pool.")
+model_label_option = option("--model-label", default=MODEL_LABEL, help="Node label with the GPU model of a node.")
+pool_label_option = option("--pool-label", default=POOL_LABEL, help="Node label with the pool of a node.")
 storable_option = option(
     "--storable-seconds",
     default=STORABLE_SECONDS,
     type=click.IntRange(1, 3600),
-    help="How long after its admission a pod may still be stored; more than the API server's --request-timeout.",
+    help="A pod may be stored this many seconds after its admission. Must exceed the API server's --request-timeout.",
 )
 log_level_option = option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
 status_address_option = address_option(
@@ -95,17 +95,17 @@ status_address_option = address_option(
 
 
 class FiniteRange(click.FloatRange):
-    """A number within bounds. Not nan, which click takes to lie within any, and not infinity."""
+    """A finite number within bounds. click itself accepts nan, which it considers to be within any bounds."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
-            self.fail(f"{value} is no finite number.", param, ctx)
+            self.fail(f"{value} is not a finite number.", param, ctx)
         return number
 
 
 def aligned(cells: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    """Yield lines with the columns aligned; the last one runs free."""
+    """Yield the lines of a table with aligned columns. The last column has any width."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -115,7 +115,7 @@ _LAST_PORT = 65535
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Return the host and the port of HOST:PORT; BadInput where it is none. An IPv6 host is best put in brackets."""
+    """Return the host and port in HOST:PORT. An IPv6 host should be in brackets. Raises BadInput for other texts."""
     host, colon, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if bracketed else host
@@ -126,7 +126,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def parse_ip_address(text: str) -> tuple[str, int]:
-    """Return the host and the port of IP:PORT; BadInput where it is none, or where the address has a zone."""
+    """Return the host and the port in IP:PORT. Raises BadInput for other texts, and for an address with a zone."""
     with contextlib.suppress(BadInput, ValueError):
         host, port = parse_address(text)
         address = ipaddress.ip_address(host)
@@ -140,8 +140,8 @@ def family_of(host: str) -> socket.AddressFamily:
 
 
 def _can_be_host(host: str) -> bool:
-    """Return whether this is an IPv6 address, or may be another or a name; an empty one stands for all addresses."""
-    with contextlib.suppress(ValueError):  # UnicodeError is one: no name
+    """Return whether ``host`` may be an IP address or a name. An empty host stands for all addresses."""
+    with contextlib.suppress(ValueError):  # UnicodeError is a ValueError: the text is not a name
         if ":" in host:
             ipaddress.IPv6Address(host)
         else:

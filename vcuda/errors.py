@@ -1,4 +1,4 @@
-"""Every error this project raises on purpose; all are VcudaErrors, and each class stands below its own kind."""
+"""All errors that this project raises on purpose. Each is a VcudaError, and a subclass of a more general error."""
 
 import enum
 import math
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Fault(NamedTuple):
-    """One thing wrong at one place: ``path`` as in ``team-a.quota.V100.cards``, ``message`` a full sentence."""
+    """One fault at one place. ``path``: the place, as in ``team-a.quota.V100.cards``. ``message``: a full sentence."""
 
     path: str
     message: str
@@ -19,28 +19,28 @@ class Fault(NamedTuple):
 
 
 MOST_FAULTS = 100
-"""Faults that one answer names: a pod may have thousands, and an alias in YAML can repeat one without end."""
+"""The most faults that one answer names. A pod may have thousands, and a YAML alias can repeat a fault without end."""
 
 
 def limited(faults: Sequence[Fault], path: str = "") -> tuple[Fault, ...]:
-    """Return the faults that an answer names, and as the last of them, at ``path``, how many more there are."""
-    # kubectl prints the faults and not the message, so how many are left out is one of them.
+    """Return the faults that an answer names. If some are left out, the last fault, at ``path``, has their number."""
+    # kubectl prints the faults and not the message, so the number of faults that are left out is a fault too.
     more = [Fault(path, f"and {len(faults) - MOST_FAULTS} more faults")] if len(faults) > MOST_FAULTS else []
     return (*faults[:MOST_FAULTS], *more)
 
 
 class VcudaError(Exception):
-    """The root of all errors below; catch it to catch them all."""
+    """The root of all errors in this module."""
 
 
-# `BadInput` is a mistake of a person: it ends a command, and says what to write instead. `Unavailable` is a failure on
-# the way, and is retried.
+# `BadInput` is a mistake of a person. It ends a command, and its message has the correction. `Unavailable` is a failure
+# on the way to the API server, and is retried.
 class BadInput(VcudaError):
-    """Something a person wrote cannot be read; the message says where and what to write instead."""
+    """The input of a person cannot be read. The message has the place and the correction."""
 
 
 class QuotaFault(BadInput):
-    """A quota document with faults: all of them, in the order of the document."""
+    """A quota document has faults. ``faults`` has all of them, in the order of the document."""
 
     def __init__(self, faults: tuple[Fault, ...]) -> None:
         super().__init__("; ".join(str(fault) for fault in faults))
@@ -48,7 +48,7 @@ class QuotaFault(BadInput):
 
 
 class BadReview(VcudaError):
-    """The request itself is wrong, not the pod in it: answered with an HTTP 4xx, never with a verdict."""
+    """The request to the webhook is malformed, and not the pod in it. The answer is an HTTP 4xx without a verdict."""
 
     def __init__(self, message: str, status: HTTPStatus = HTTPStatus.BAD_REQUEST) -> None:
         super().__init__(message)
@@ -57,14 +57,14 @@ class BadReview(VcudaError):
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One of the causes that a Status may have; ``reason`` is a word that programs may go by."""
+    """One cause in a Status. ``reason`` is a word that programs may compare."""
 
     reason: str = ""
     message: str = ""
 
 
 class ApiError(VcudaError):
-    """The API server answered ``request``, a method and a path, with this HTTP status, message and causes."""
+    """The API server answered ``request`` (a method and a path) with this HTTP status, message and causes."""
 
     def __init__(self, status: int, message: str, causes: tuple[Cause, ...] = (), request: str = "") -> None:
         super().__init__(f"{message} (HTTP {status})")
@@ -78,7 +78,7 @@ class ApiError(VcudaError):
 
 
 class Forbidden(ApiError):
-    """403: we have no right to what was asked, or an admission plugin refused it."""
+    """403: this process has no right to make the request, or an admission plugin refused the request."""
 
 
 class NotFound(ApiError):
@@ -86,25 +86,25 @@ class NotFound(ApiError):
 
 
 class Conflict(ApiError):
-    """409: the resourceVersion is not the newest, or the name is taken."""
+    """409: the resourceVersion is not the newest, or the name is already used."""
 
 
 class Gone(ApiError):
-    """410: the resourceVersion or continue token is older than what etcd keeps."""
+    """410: the resourceVersion or continue token is older than the versions that etcd keeps."""
 
 
-# 429 is here and not an ApiError: it says nothing of the request, and a write that timed out inside the API server may
-# still land.
+# 429 raises this error and not ApiError. It does not judge the request. A write that timed out in the API server may be
+# stored.
 class Unavailable(VcudaError):
-    """No usable answer: refused, reset, timed out, 429 or 5xx. Whether a write landed is not known."""
+    """No usable answer: refused, reset, timed out, 429 or 5xx. It is unknown whether a write was stored."""
 
 
 class TimedOut(Unavailable):
-    """No answer, or not all of it, came in time."""
+    """The answer did not arrive, or did not arrive completely, in time."""
 
 
 class TooLarge(Unavailable):
-    """The answer has more bytes than are read; ``head`` is how it begins."""
+    """The answer has more bytes than are read. ``head``: its first bytes."""
 
     def __init__(self, message: str, head: bytes) -> None:
         super().__init__(message)
@@ -112,16 +112,16 @@ class TooLarge(Unavailable):
 
 
 class ListOverdue(Unavailable):
-    """A LIST took longer than it may: there are too many objects, or they are too large."""
+    """A LIST took longer than it may, because there are too many objects, or they are too large."""
 
 
 class DropReason(enum.StrEnum):
-    """Why a review was not decided."""
+    """The reasons why a review is not decided."""
 
     CROWDED = "crowded"
     """Too many large reviews waited."""
     LATE = "late"
-    """Its deadline had passed, or would have before it was decided."""
+    """The deadline of the review had passed, or would have passed before the decision."""
     DISCONNECTED = "disconnected"
     """The caller closed the connection."""
     SLOW = "slow"
@@ -137,11 +137,11 @@ class Dropped(Unavailable):
 
 
 class WriteUnanswered(Unavailable):
-    """A write was sent, and nobody said what became of it: it may have landed, or may land yet."""
+    """A write was sent, and its outcome is unknown. It may have been stored, or may be stored later."""
 
 
 class HeldByBudget(Unavailable):
-    """429 to an eviction: a PodDisruptionBudget does not allow it now; ``why`` is the API server's own sentence."""
+    """429 to an eviction that a PodDisruptionBudget does not allow now. ``why``: the API server's own message."""
 
     def __init__(self, message: str, why: str) -> None:
         super().__init__(message)
@@ -149,19 +149,19 @@ class HeldByBudget(Unavailable):
 
 
 class WatchLost(Unavailable):
-    """A watch reported a fault of the API server, or an event that cannot be read. A list shows the missed changes."""
+    """A watch reported a fault of the API server, or an unreadable event. A new list shows the missed changes."""
 
 
 class UnsupportedVersion(VcudaError):
-    """The API server is older than the oldest Kubernetes that this release supports; nothing may be sent to it."""
+    """The API server is older than the oldest Kubernetes that this release supports. No request may be sent to it."""
 
 
 class UnreadableLedger(VcudaError):
-    """A stored ledger is damaged. Counting from nothing could admit too much, so a person has to look."""
+    """A stored ledger is damaged. An empty ledger could admit too much, so a person must repair it."""
 
 
 class LedgerLost(VcudaError):
-    """A ledger was lost ``missing`` seconds ago. Its pods may be stored for ``left`` seconds; then it is counted."""
+    """A ledger was lost ``missing`` seconds ago. Its pods may be stored for ``left`` more; then it is rebuilt."""
 
     def __init__(self, namespace: str, missing: float, left: float) -> None:
         super().__init__(
@@ -173,8 +173,8 @@ class LedgerLost(VcudaError):
 
 
 class UnreadableJournal(VcudaError):
-    """The journal of a node is damaged. Its assigned cards are not known, so no card may be assigned."""
+    """The journal of a node is damaged. The assigned cards of the node are unknown, so no card may be assigned."""
 
 
 class NotPlaced(VcudaError):
-    """No card was chosen for a pod. The message says why; the call may be retried."""
+    """No card was chosen for a pod. The message has the reason. The caller may retry."""

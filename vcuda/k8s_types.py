@@ -1,9 +1,8 @@
-"""The Kubernetes API's types: views of objects, and quantities.
+"""The types of the Kubernetes API: views of objects, and quantities.
 
-Views have only the fields that are read, and are decoded from raw bytes by msgspec.
-
-A view is never written back: what it leaves out would be lost. Changes go out as patches.
-Field names are Kubernetes' own in snake case. ``None`` stands for absent and for null alike, as in Go's API types.
+A view has only the fields that are read. msgspec decodes it from raw bytes. A view is never written back, because the
+other fields of the object would be lost. Changes are sent as patches. Field names are those of Kubernetes in snake
+case. ``None`` stands for an absent and for a null field, as in Go's API types.
 """
 
 import functools
@@ -16,26 +15,26 @@ import msgspec
 from kubernetes.utils import quantity as kubernetes_quantity
 
 Quantity = str | int | float
-"""A Kubernetes quantity as it stands in JSON: the API server writes text, people also write numbers."""
+"""A Kubernetes quantity in JSON. The API server writes texts. People also write numbers."""
 
 
 Operation = dict[str, Any]
 """One operation of a JSON Patch (RFC 6902)."""
 
 Check = Callable[[], None]
-"""Called between the parts of long work. It raises if nobody needs the result any more."""
+"""Called between the parts of long work. It raises an exception if nobody needs the result any more."""
 
 
 def no_check() -> None:
-    """Let the work go on."""
+    """A `Check` that never stops the work."""
 
 
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""The exceptions of decoding: for bytes that are not JSON or not UTF-8, have another shape, or are nested too deep."""
+"""The exceptions of decoding, for bytes that are not JSON or not UTF-8, have another shape, or are nested too deep."""
 
 
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
-"""Set by a kubelet on the pod that shows one of its static pods (pkg/kubelet/types); but anyone can write it."""
+"""The annotation that kubelet sets on the mirror pod of a static pod (pkg/kubelet/types). Anyone can write it."""
 
 DEFAULT_GRACE_SECONDS = 30
 """The grace period that the API server writes into a pod without one."""
@@ -45,14 +44,14 @@ _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a
 
 
 def can_be_name(text: str) -> bool:
-    """Return whether a node, pod or namespace can have this name: a DNS subdomain of RFC 1123, as all of theirs are."""
-    # Every name in a request is checked here, because a slash, also a quoted one, leads to another resource of the API.
+    """Return whether a node, pod or namespace can have this name, which must be a DNS subdomain of RFC 1123."""
+    # Every name in a request is checked, because a slash in a name, even an escaped one, leads to another API resource.
     return len(text) <= _LONGEST_NAME and _NAME.fullmatch(text) is not None
 
 
-# gc=False: a decoded object is a tree, and Python's collector would look for cycles in each of its parts.
+# gc=False: a decoded object is a tree, so Python's collector need not look for cycles in its parts.
 class K8sStruct(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """A part of an object; unknown fields are skipped while decoding."""
+    """A part of an object. Unknown fields are skipped."""
 
 
 class OwnerReference(K8sStruct, frozen=True, gc=False):
@@ -65,7 +64,7 @@ class OwnerReference(K8sStruct, frozen=True, gc=False):
 
 
 class ObjectMeta(K8sStruct, frozen=True, gc=False):
-    """metadata; the times are RFC 3339 text."""
+    """The metadata of an object. Times are RFC 3339 texts."""
 
     name: str = ""
     generate_name: str = ""
@@ -81,7 +80,7 @@ class ObjectMeta(K8sStruct, frozen=True, gc=False):
 
 
 class K8sObject(K8sStruct, frozen=True, gc=False):
-    """Something with metadata."""
+    """An object with metadata."""
 
     metadata: ObjectMeta = ObjectMeta()
 
@@ -101,7 +100,7 @@ class NamedClaim(K8sStruct, frozen=True, gc=False):
 
 
 class Resources(K8sStruct, frozen=True, gc=False):
-    """A container's resources. ``claims``: those of the pod's claims whose devices the container gets."""
+    """The resources of a container. ``claims``: the claims of the pod whose devices the container gets."""
 
     limits: Mapping[str, Quantity] | None = None
     requests: Mapping[str, Quantity] | None = None
@@ -109,13 +108,13 @@ class Resources(K8sStruct, frozen=True, gc=False):
 
 
 class SecurityContext(K8sStruct, frozen=True, gc=False):
-    """The one security setting that decides whether a container sees every device of its node."""
+    """The security setting that decides whether a container sees every device of its node."""
 
     privileged: bool | None = None
 
 
 class EnvVarSource(K8sStruct, frozen=True, gc=False):
-    """A ConfigMap, Secret or field that a variable takes its value from; which one does not matter here."""
+    """The ConfigMap, Secret or field from which a variable takes its value. Its content is not read."""
 
 
 class EnvVar(K8sStruct, frozen=True, gc=False):
@@ -132,13 +131,13 @@ class EnvVar(K8sStruct, frozen=True, gc=False):
 
 
 class VolumeMount(K8sStruct, frozen=True, gc=False):
-    """A volume in a container; the path may be relative, and hold ``..``."""
+    """A volume in a container. The path may be relative, and may have ``..`` in it."""
 
     mount_path: str = ""
 
 
 class Container(K8sStruct, frozen=True, gc=False):
-    """A container or init container; an init container with restartPolicy Always is a sidecar."""
+    """A container or init container. An init container with restartPolicy Always is a sidecar."""
 
     name: str = ""
     resources: Resources | None = None
@@ -149,7 +148,7 @@ class Container(K8sStruct, frozen=True, gc=False):
 
 
 class Requirement(K8sStruct, frozen=True, gc=False):
-    """One line of matchExpressions (over node labels) or matchFields (over metadata.name)."""
+    """One requirement in matchExpressions (on node labels) or matchFields (on metadata.name)."""
 
     key: str = ""
     operator: str = ""
@@ -157,32 +156,32 @@ class Requirement(K8sStruct, frozen=True, gc=False):
 
 
 class NodeSelectorTerm(K8sStruct, frozen=True, gc=False):
-    """Its requirements are ANDed. A term without any matches no node."""
+    """A term of a node selector. Its requirements are ANDed. A term without requirements matches no node."""
 
     match_expressions: tuple[Requirement, ...] | None = None
     match_fields: tuple[Requirement, ...] | None = None
 
 
 class NodeSelector(K8sStruct, frozen=True, gc=False):
-    """Terms are ORed."""
+    """A node selector. Its terms are ORed."""
 
     node_selector_terms: tuple[NodeSelectorTerm, ...] | None = None
 
 
 class NodeAffinity(K8sStruct, frozen=True, gc=False):
-    """Only what is required; preferences decide nothing here."""
+    """The required part of a node affinity. Preferences are not read."""
 
     required_during_scheduling_ignored_during_execution: NodeSelector | None = None
 
 
 class Affinity(K8sStruct, frozen=True, gc=False):
-    """The node part of spec.affinity."""
+    """The part of spec.affinity that is about nodes."""
 
     node_affinity: NodeAffinity | None = None
 
 
 class PodResourceClaim(K8sStruct, frozen=True, gc=False):
-    """A claim that a pod's containers may name: one that is there, or one that is made of a template for the pod."""
+    """A claim that the containers of a pod may name. It exists, or is created from a template for the pod."""
 
     name: str = ""
     resource_claim_template_name: str | None = None
@@ -214,32 +213,32 @@ class ExtendedResourceClaim(K8sStruct, frozen=True, gc=False):
 
 
 class PodStatus(K8sStruct, frozen=True, gc=False):
-    """phase is Pending, Running, Succeeded, Failed or Unknown."""
+    """The status of a pod. ``phase`` is Pending, Running, Succeeded, Failed or Unknown."""
 
     phase: str = ""
     extended_resource_claim_status: ExtendedResourceClaim | None = None
 
 
 class Pod(K8sObject, frozen=True, gc=False):
-    """A pod, or a pod template (which has neither uid nor status)."""
+    """A pod, or a pod template, which has neither uid nor status."""
 
     spec: PodSpec = PodSpec()
     status: PodStatus | None = None
 
     @property
     def has_ended(self) -> bool:
-        """Whether its containers have ended for good. A terminating pod has not: its containers may run for long."""
+        """True if the containers have ended for good. Those of a terminating pod may still run for a long time."""
         return self.status is not None and self.status.phase in ("Succeeded", "Failed")
 
     def all_containers(self) -> Iterator[tuple[str, Container]]:
-        """Yield every container with its field path, init containers first, as they start."""
+        """Yield every container with its field path. Init containers come first, because they start first."""
         for field, containers in (("initContainers", self.spec.init_containers), ("containers", self.spec.containers)):
             for index, container in enumerate(containers or ()):
                 yield f"spec.{field}[{index}]", container
 
 
 class NodeStatus(K8sStruct, frozen=True, gc=False):
-    """The capacity of a node and its allocatable part, as its kubelet and its device plugins report them."""
+    """The capacity of a node and its allocatable part, as kubelet and the device plugins report them."""
 
     capacity: Mapping[str, Quantity] | None = None
     allocatable: Mapping[str, Quantity] | None = None
@@ -261,26 +260,26 @@ class ConfigMap(K8sObject, frozen=True, gc=False):
     data: Mapping[str, str] | None = None
 
 
-# apimachinery's grammar (pkg/api/resource/quantity.go). Python's numbers also take NaN, 1_000 and other alphabets'
-# digits; and without a bound on their length, one quantity would cost as much as thousands.
+# The grammar of apimachinery (pkg/api/resource/quantity.go). Python also accepts NaN, 1_000 and digits of other
+# alphabets. Without a bound on its length, one quantity would cost as much as thousands.
 _NUMBER = r"[+-]?(?=\.?[0-9])[0-9]{0,30}(\.[0-9]{0,30})?"
 _GRAMMAR = re.compile(rf"{_NUMBER}([eE][+-]?[0-9]{{1,2}}|[numkMGTPE]|[KMGTPE]i)?", re.ASCII)
 
 LONGEST = 40
-"""Characters of a wrong quantity that its error shows."""
+"""The most characters of a malformed quantity that its error shows."""
 
 
 def parse_quantity(quantity: str | float) -> Decimal:
-    """Return a quantity as an exact number; raise ValueError for what is no quantity."""
+    """Return a quantity as an exact number. Raises ValueError if it is malformed."""
     text = str(quantity)
     if isinstance(quantity, bool) or not _GRAMMAR.fullmatch(text):
         shown = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
-        raise ValueError(f"{shown!r} is no quantity")
+        raise ValueError(f"{shown!r} is not a quantity")
     number: Decimal = kubernetes_quantity.parse_quantity(text)  # type: ignore[no-untyped-call]  # the client has no types here
     return number
 
 
-# Cached: pods of one owner ask for the same amounts, and this is on the path of every pod.
+# Results are cached, because pods of one owner request equal amounts, and this runs for every pod.
 @functools.lru_cache(maxsize=4096, typed=True)
 def parse_whole(quantity: str | float) -> int:
     """Return a whole number from 0 to 2^53. Raises ValueError with a message for any other quantity."""

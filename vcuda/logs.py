@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object a line on standard output."""
+"""Structured logs. Each line on standard output is one JSON object."""
 
 import atexit
 import datetime
@@ -19,7 +19,7 @@ INTERVAL = 0.05
 
 
 def configure(level: str, logger_factory: Callable[..., object] | None = None) -> None:
-    """Set up structlog for the process; ``level`` is debug, info, warning or error. Lines are written one by one."""
+    """Set up structlog for the process. ``level``: debug, info, warning or error. Each line is written by itself."""
     structlog.configure(
         processors=[_render],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
@@ -29,7 +29,7 @@ def configure(level: str, logger_factory: Callable[..., object] | None = None) -
 
 
 def configure_batched(level: str) -> None:
-    """Set up structlog for a server: its threads hand their lines over, and do not wait until they are written."""
+    """Set up structlog for a server. Its threads pass their lines on, and do not wait until the lines are written."""
     lines = BatchedLines(sys.stdout.buffer)
     atexit.register(lines.flush)
     # gunicorn forks its workers after this.
@@ -38,12 +38,12 @@ def configure_batched(level: str) -> None:
 
 
 class BatchedLines:
-    """A logger for structlog that writes the collected lines every `INTERVAL`, in a thread of its own.
+    """A logger for structlog. Its own thread writes the collected lines every `INTERVAL`.
 
     A warning or an error is written at once, after all earlier lines. The unwritten lines of a killed process are lost.
     """
 
-    # A write releases the interpreter lock, and the thread that answers requests would wait to get it back.
+    # A write releases the interpreter lock. A thread that writes and answers requests would wait for this lock.
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -52,7 +52,7 @@ class BatchedLines:
         self._thread: threading.Thread | None = None
 
     def info(self, line: bytes) -> None:
-        """Take a line; it is written soon."""
+        """Take a line, which is written soon."""
         self._lines.append(line)
         if self._thread is None:
             self._start()
@@ -60,14 +60,14 @@ class BatchedLines:
     debug = info
 
     def warning(self, line: bytes) -> None:
-        """Write a line, and all that wait before it."""
+        """Write a line and all waiting lines before it."""
         self._lines.append(line)
         self.flush()
 
     error = critical = warning
 
     def flush(self) -> None:
-        """Write all lines that wait."""
+        """Write all waiting lines."""
         with self._writing:
             lines = []
             while self._lines:
@@ -96,7 +96,7 @@ class BatchedLines:
 
 
 def _render(_logger: object, method: str, event: structlog.typing.EventDict) -> bytes:
-    # One step instead of structlog's usual chain of processors, because every admission passes through it.
+    # This one step replaces structlog's usual chain of processors, because every admission is logged.
     if "exc_info" in event:
         event = structlog.processors.format_exc_info(None, method, event)
     stamp = datetime.datetime.now(datetime.UTC).isoformat()

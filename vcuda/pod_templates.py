@@ -1,9 +1,9 @@
-"""Finds the pods that an object of any kind makes: its pod templates, each with the number of pods at once.
+"""Finds the pods that an object of any kind creates: its pod templates, each with the number of pods at a time.
 
-A PodTemplateSpec may stand anywhere in the object, with its count beside it. Three kinds write their pods differently
-and have a reader each.
+A PodTemplateSpec may be anywhere in the object, with its count in a field next to it. Three kinds write their pods
+differently, and each of them has its own reader.
 
-- ``InferenceService`` (KServe): each component is a pod spec, with one container under the name of its runtime.
+- ``InferenceService`` (KServe): each component is a pod spec with one container under the name of its runtime.
 - ``LeaderWorkerSet`` (lws): a group has one leader, and workers up to its ``size``.
 - ``Workflow`` and its templates (Argo): each template has one ``container`` or ``script``.
 """
@@ -25,12 +25,12 @@ ONE_UNLESS_STATED = frozenset(
         *("JAXJob", "MPIJob", "PaddleJob", "PyTorchJob", "TFJob", "XGBoostJob"),
     }
 )
-"""The kinds whose controllers make one pod of a template that has no count."""
+"""The kinds whose controllers create one pod for a template that has no count."""
 
 _WORKFLOWS = frozenset({"Workflow", "WorkflowTemplate", "ClusterWorkflowTemplate", "CronWorkflow"})
 _COMPONENTS = ("predictor", "transformer", "explainer")
 _INHERITED = ("nodeSelector", "affinity", "tolerations", "schedulerName", "volumes")
-"""The fields of a Workflow's spec that hold for its templates too."""
+"""The fields of a Workflow's spec that also apply to its templates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,13 @@ class PodTemplate:
     """A pod template of an object."""
 
     path: str
-    """The place in the object, such as ``spec.pytorchReplicaSpecs.Worker.template``."""
+    """The place of the template in the object, such as ``spec.pytorchReplicaSpecs.Worker.template``."""
     metadata: object
-    """The metadata of its pods, as written."""
+    """The metadata of the template's pods, as written."""
     spec: Manifest
-    """The spec of its pods, as written."""
+    """The spec of the template's pods, as written."""
     count: int | None
-    """The number of its pods at once; None if the object does not state it."""
+    """The number of pods at a time; None if the object does not state it."""
 
 
 def pod_templates(manifest: Manifest) -> list[PodTemplate]:
@@ -58,13 +58,13 @@ def pod_templates(manifest: Manifest) -> list[PodTemplate]:
             raise ValueError(f"it has more than {MOST_TEMPLATES} pod templates")
         count = 1 if template.count is None and kind in ONE_UNLESS_STATED else template.count
         if count is not None and count > MOST_PODS:
-            raise ValueError(f"{count!r} is no number of pods from 0 to {MOST_PODS}")
+            raise ValueError(f"{count!r} is not a number of pods from 0 to {MOST_PODS}")
         found.append(replace(template, count=count))
     return found
 
 
 def _anywhere(spec: Manifest, path: str, times: int | None) -> Iterator[PodTemplate]:
-    # Each value is read once, however often an alias repeats it: YAML's aliases can nest without end.
+    # Each value is read once, even if an alias repeats it, because aliases in YAML can nest without end.
     waiting: list[tuple[object, str, int | None]] = [(spec, path, times)]
     seen: set[int] = set()
     while waiting:
@@ -84,7 +84,7 @@ def _anywhere(spec: Manifest, path: str, times: int | None) -> Iterator[PodTempl
             elif "containers" in child_spec:
                 yield PodTemplate(f"{place}.{key}", child.get("metadata"), child_spec, _times(factor, at_once(value)))
             else:
-                # A template of Jobs, for example: each of them makes the pods of its own template.
+                # This is a template of Jobs, for example. Each Job creates the pods of its own template.
                 inner.append((child_spec, f"{place}.{key}.spec", _times(factor, at_once(value))))
         waiting += reversed(inner)
 
@@ -94,23 +94,23 @@ def _times(one: int | None, other: int | None) -> int | None:
 
 
 def at_once(fields: Mapping[str, object]) -> int | None:
-    """Return the number of pods at once by these fields; None if none states it. Raises ValueError if it is wrong."""
+    """Return the number of pods at a time by these fields; None if they state none. Raises ValueError."""
     replicas, hosts = count(fields.get("replicas")), count(fields.get("numOfHosts"))
     if replicas is not None:
         return replicas if hosts is None else replicas * hosts
     parallelism, completions = count(fields.get("parallelism")), count(fields.get("completions"))
     if parallelism is None:
-        # A Job without parallelism runs one pod at a time, whatever its completions.
+        # A Job without parallelism runs one pod at a time. The number of completions does not change this.
         return None if completions is None else 1
     return parallelism if completions is None else min(parallelism, completions)
 
 
 def count(value: object) -> int | None:
-    """Return a number of pods; None for None. Raises ValueError for anything else that is no number of pods."""
+    """Return a number of pods; None for None. Raises ValueError for any other value."""
     if value is None:
         return None
     if type(value) is not int or not 0 <= value <= MOST_PODS:
-        raise ValueError(f"{value!r} is no number of pods from 0 to {MOST_PODS}")
+        raise ValueError(f"{value!r} is not a number of pods from 0 to {MOST_PODS}")
     return value
 
 
@@ -134,7 +134,7 @@ def _in_inference_service(spec: Manifest, path: str, _times: int | None) -> Iter
             (f"{name}.workerSpec", _mapping(component, "workerSpec"), None),
         ):
             if containers := _containers_of(pod):
-                # A component that is scaled down to none makes a pod at the first request.
+                # A component that is scaled down to none creates a pod at the first request.
                 metadata = {"labels": pod.get("labels"), "annotations": pod.get("annotations")}
                 yield PodTemplate(f"{path}.{place}", metadata, {**pod, "containers": containers}, number or None)
 
@@ -166,7 +166,7 @@ def _in_workflow(spec: Manifest, path: str, _times: int | None) -> Iterator[PodT
             containers += sidecars if isinstance(sidecars, list) else []
             inherited = {key: spec[key] for key in _INHERITED if key in spec}
             pod = {**inherited, **template, "containers": containers}
-            # A step may run many times, side by side or one after another.
+            # A step may run many times, at the same time or one run after another.
             yield PodTemplate(f"{path}.templates[{index}]", template.get("metadata"), pod, None)
 
 

@@ -1,4 +1,4 @@
-"""Starts the programs that need the packages of the extra `server`, and says so if they are missing."""
+"""Starts the programs that need the packages of the extra `server`. If a package is missing, a message says so."""
 
 import importlib
 from typing import Any

@@ -1,4 +1,4 @@
-"""The serving pair of a directory: written in one swap, served from one cached TLS context, looked at from outside."""
+"""The certificate and key of a server in a directory: written in one step, served by one TLS context, inspected."""
 
 import fcntl
 import hashlib
@@ -29,7 +29,7 @@ LEAF_CERTIFICATE = "tls.crt"
 LEAF_KEY = "tls.key"
 
 DIAL_TIMEOUT_SECONDS = 5.0
-"""For the connection, and again for the handshake."""
+"""Seconds for the connection, and again for the handshake."""
 
 _DATA = "..data"
 _SET_PREFIX = "..issued-"
@@ -40,28 +40,28 @@ _log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 _Content = tuple[str, ...]
 
 
-# gunicorn's default builds a context for every connection, which costs each handshake and fails it while the files are
-# being replaced. Here connections share the context of the last good pair; a new pair serves new connections, and
-# those that are open stay as they are.
+# gunicorn by default creates a context for every connection. That slows each handshake, and makes it fail while the
+# files are being replaced. Here new connections share the context of the last good pair, and open connections keep
+# theirs.
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """A context, and the end of its leaf in Unix seconds."""
+    """A TLS context, and the end of its certificate in Unix seconds."""
 
     context: ssl.SSLContext
     expiry: float
 
 
 class ServingCertificate:
-    """The pair of a directory as a TLS context for a server. Raises BadInput without a good pair to start with.
+    """The certificate and key in a directory as a TLS context for a server. Raises BadInput if the first pair is bad.
 
-    ``client_ca``: the CAs of clients, reloaded with the pair. ``client_required``: a client must present a certificate.
-    ``reload_failures``: the number of bad pairs since the start.
+    ``client_ca``: the CAs of clients, which are read again with the pair. ``client_required``: True if a client must
+    present a certificate. ``reload_failures``: the number of bad pairs since the start.
     """
 
     def __init__(self, directory: Path, client_ca: Path | None = None, *, client_required: bool = False) -> None:
         self._directory = directory
         self._client_ca = client_ca
-        # The webhook requires none: probes of kubelet have none, and a handshake does not tell what will be asked for.
+        # The webhook requires none, because kubelet's probes have none, and a handshake does not show the path.
         self._verify_mode = ssl.CERT_REQUIRED if client_required else ssl.CERT_OPTIONAL
         self._loaded = self._fingerprint()
         self._refused: _Content | None = None
@@ -70,15 +70,15 @@ class ServingCertificate:
 
     @property
     def expiry(self) -> float:
-        """The end of the served leaf, Unix seconds."""
+        """The end of the served certificate in Unix seconds."""
         return self._served.expiry
 
     def current(self) -> ssl.SSLContext:
-        """Return the context for a new connection: the same one until a poll finds a new good pair."""
+        """Return the context for a new connection. It is the same until a poll finds a new good pair."""
         return self._served.context
 
     def poll(self) -> None:
-        """Read the files. Serve a new good pair, or keep the last good one and log the fault once. For one thread."""
+        """Read the files. Serve a new good pair, or keep the last one and log the fault once. For one thread."""
         found = self._fingerprint()
         if found == self._loaded:
             self._refused = None
@@ -101,13 +101,13 @@ class ServingCertificate:
         return _load(self._directory, self._client_ca, self._verify_mode)
 
     def _fingerprint(self) -> _Content:
-        # Digests distinguish the contents of the files, and the key is not kept.
+        # The files are compared by digests, so that the key itself is not kept.
         files = [self._directory / LEAF_CERTIFICATE, self._directory / LEAF_KEY]
         return tuple(map(_digest, [*files, self._client_ca] if self._client_ca else files))
 
 
 def watch(serving: ServingCertificate, stop: threading.Event, interval: float = 5.0) -> None:
-    """Poll every ``interval`` seconds until ``stop`` is set; run it in a thread of the process that serves."""
+    """Poll every ``interval`` seconds until ``stop`` is set. The serving process must run this in a thread."""
     while not stop.wait(interval):
         serving.poll()
 
@@ -121,7 +121,7 @@ def _load(directory: Path, client_ca: Path | None, verify_mode: ssl.VerifyMode) 
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     try:
-        # Should the key be swapped for an encrypted one just now, the empty password keeps OpenSSL from asking for it.
+        # If the key was just replaced by an encrypted one, the empty password keeps OpenSSL from asking for one.
         context.load_cert_chain(certificate, key, password="")
     except OSError as error:  # ssl.SSLError is one
         raise _bad(certificate, f"and tls.key are refused by OpenSSL: {error}") from error
@@ -152,7 +152,7 @@ def _read_public_key(path: Path) -> bytes:
     except TypeError as error:
         raise _bad(path, "is encrypted, which a server that starts by itself cannot use") from error
     except (ValueError, UnsupportedAlgorithm) as error:
-        # The library's own words are left out: nothing about a private key belongs in a log.
+        # The library's own message is left out, because nothing about a private key belongs in a log.
         raise _bad(path, "holds no PEM private key") from error
 
 
@@ -172,10 +172,9 @@ def _digest(path: Path) -> str:
 
 
 def served_leaf(address: str, server_name: str) -> x509.Certificate:
-    """Return the unverified certificate that HOST:PORT shows for ``server_name``. Raises Unavailable."""
+    """Return the unverified certificate that HOST:PORT presents for ``server_name``. Raises Unavailable."""
     host, _, port = address.rpartition(":")
-    # The caller wants to see also an invalid certificate. So it is not checked, and nothing is sent over the
-    # connection.
+    # The caller also wants to see an invalid certificate. So it is not verified, and nothing is sent.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
@@ -190,7 +189,7 @@ def served_leaf(address: str, server_name: str) -> x509.Certificate:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One file to write: its name, what it holds in words, its mode, and its expiry (none for a key)."""
+    """One file to write. ``holds`` describes its content. ``expires``: the end of a certificate; None for a key."""
 
     name: str
     holds: str
@@ -200,17 +199,18 @@ class File:
 
 
 def serving_files(authority: Signed, leaf: Signed) -> tuple[File, ...]:
-    """Return what a server needs, under the names of a kubernetes.io/tls Secret."""
+    """Return the files that a server needs, with the names in a kubernetes.io/tls Secret."""
     root = authority.certificate_pem()
     return (
         File(AUTHORITY_CERTIFICATE, "certificate of the CA", root, _PUBLIC_MODE, authority.expires),
-        # Only the leaf, because a client that trusts ca.crt has the CA already, and it helps no other client.
+        # Only the leaf is written. A client that trusts ca.crt has the CA already, and the CA would help no other
+        # client.
         *leaf_files(leaf, "serving certificate"),
     )
 
 
 def leaf_files(leaf: Signed, holds: str) -> tuple[File, ...]:
-    """Return a leaf and its key, under the names of a kubernetes.io/tls Secret."""
+    """Return the files of a leaf and its key, with the names in a kubernetes.io/tls Secret."""
     return (
         File(LEAF_CERTIFICATE, holds, leaf.certificate_pem(), _PUBLIC_MODE, leaf.expires),
         File(LEAF_KEY, "private key of tls.crt", leaf.key_pem(), _SECRET_MODE, None),
@@ -218,24 +218,24 @@ def leaf_files(leaf: Signed, holds: str) -> tuple[File, ...]:
 
 
 def signing_files(authority: Signed) -> tuple[File, ...]:
-    """Return the key of the authority, which signs more leaves. A reader of this key can impersonate the webhook."""
+    """Return the key of the CA, which signs more leaves. A reader of this key can impersonate the webhook."""
     return (File(AUTHORITY_KEY, "private key of ca.crt", authority.key_pem(), _SECRET_MODE, None),)
 
 
 def present_files(directory: Path) -> tuple[str, ...]:
-    """Return the names in ``directory`` that a new set would replace; dangling links count."""
+    """Return the names in ``directory`` that a new set of files would replace, including dangling links."""
     names = (AUTHORITY_CERTIFICATE, AUTHORITY_KEY, LEAF_CERTIFICATE, LEAF_KEY)
     return tuple(name for name in names if os.path.lexists(directory / name))
 
 
-# Laid out as kubelet's AtomicWriter (pkg/volume/util/atomic_writer.go) does it for a mounted Secret: the files are in a
-# fresh hidden directory, ``..data`` is a link to it, and ``tls.crt`` a link to ``..data/tls.crt``. One rename of
-# ``..data`` swaps them all; renamed one by one, a run killed between two would leave a key without its certificate.
+# The layout is that of kubelet's AtomicWriter (pkg/volume/util/atomic_writer.go) for a mounted Secret. The files are in
+# a fresh hidden directory, ``..data`` is a link to it, and ``tls.crt`` is a link to ``..data/tls.crt``. One rename of
+# ``..data`` replaces all files. If each file was renamed, a killed run could leave a key without its certificate.
 def write_files(directory: Path, files: Sequence[File]) -> None:
-    """Replace the set in ``directory`` in one step. Raises OSError, with the old set untouched."""
+    """Replace the set of files in ``directory`` in one step. If this raises OSError, the old set is unchanged."""
     directory.mkdir(parents=True, exist_ok=True)
     with _opened(directory) as descriptor:
-        # Two runs at once would each remove what the other makes. Some file systems have no locks: then nothing helps.
+        # Two runs at once would each remove the other's files. Some file systems have no locks.
         with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         _swap_in(directory, files)
@@ -248,12 +248,13 @@ def _swap_in(directory: Path, files: Sequence[File]) -> None:
             _create(fresh / file.name, file)
         fresh.chmod(0o755)
         _sync(fresh)
-        # Links first: until ..data moves they show the old set, or in a new directory none of it.
+        # The links are made first. Until ..data moves, they lead to the old set, or to nothing in a new directory.
         for file in files:
             _link(directory / file.name, f"{_DATA}/{file.name}", fresh)
         _link(directory / _DATA, fresh.name, fresh)
     except BaseException:
-        if _link_target(directory / _DATA) != fresh.name:  # interrupted right after the swap, it is in use
+        # an interruption right after the swap: the fresh set is in use
+        if _link_target(directory / _DATA) != fresh.name:
             shutil.rmtree(fresh)
         raise
     _sync(directory)
@@ -270,7 +271,7 @@ def _opened(directory: Path) -> Iterator[int]:
 
 
 def _create(path: Path, file: File) -> None:
-    # The mode is given at the creation: a key that is made first and closed up later was open to all for a moment.
+    # The mode is set at the creation. A key whose mode is set later would be readable by all for a moment.
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, file.mode), "wb") as stream:
         stream.write(file.content)
         stream.flush()
@@ -278,7 +279,7 @@ def _create(path: Path, file: File) -> None:
 
 
 def _link(path: Path, target: str, scratch: Path) -> None:
-    # Make path a link to target in one step, whatever file was there; scratch is a directory of ours.
+    # Makes path a link to target in one step, whatever file was there. scratch is a directory of this process.
     if _link_target(path) != target:
         link = scratch / "..link"
         link.symlink_to(target)
@@ -293,13 +294,13 @@ def _remove_old(directory: Path, current: str, kept: set[str]) -> None:
     for name in set(present_files(directory)) - kept:
         if _link_target(directory / name) == f"{_DATA}/{name}":
             (directory / name).unlink()
-    # A killed run left its own, or the one before: with the key of a CA in it, perhaps.
+    # A killed run left its own set or the set before, perhaps with the key of a CA.
     for old in directory.glob(f"{_SET_PREFIX}*"):
         if old.name != current:
-            shutil.rmtree(old, ignore_errors=True)  # gone already, or not ours to remove
+            shutil.rmtree(old, ignore_errors=True)  # already gone, or this process may not remove it
 
 
 def _sync(directory: Path) -> None:
-    # Make the names in directory survive a loss of power.
+    # Writes the names in the directory to disk, so that they survive a loss of power.
     with _opened(directory) as descriptor:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Manifests: every pod template in them, as the pods that its owner would create, and ResourceClaims."""
+"""Reads manifests: each pod template in them, as the pods that its owner would create, and ResourceClaims."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -14,13 +14,13 @@ from vcuda.quota.terms import MODELS_ANNOTATION, NO_NAMESPACE, is_namespace_name
 Manifest = dict[str, Any]
 
 Check = Callable[[str, Manifest], Manifest]
-"""Returns a pod or claim as the API server reads it, given its place for messages. Raises BadInput if malformed."""
+"""Returns a pod or claim as the API server reads it. The text is its place. Raises BadInput if malformed."""
 
 NO_TEMPLATE = "no pod template found in this object; give the pods that its controller makes"
 """The reason why an object of a kind that is not built in is skipped."""
 
 NO_PODS = "no pods found"
-"""The message beside an empty answer."""
+"""The message for an empty answer."""
 
 NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)
 """The exceptions of PyYAML: ValueError for an impossible date, RecursionError for endless nesting."""
@@ -35,12 +35,13 @@ _KINDS: Mapping[str, tuple[str, ...]] = {
     "Job": ("parallelism", "completions"),
     "CronJob": ("parallelism", "completions"),
 }
-"""The kinds that can be checked, with the fields that say how many pods there are; the smallest counts."""
+"""The kinds that can be checked, with the fields that state the number of pods. The smallest number counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """An object as it would be created: a pod of a controller, of which there are ``count``, a claim or a template."""
+    """An object as it would be created: a claim, a template, or a pod of a controller that creates ``count``
+    such pods."""
 
     kind: str
     name: str
@@ -48,11 +49,11 @@ class Workload:
     created: Manifest
     count: int
     warning: str = ""
-    """A sentence about an annotation that has no effect where it stands; empty if there is none."""
+    """A message about an annotation that has no effect in its place; empty if there is none."""
     part: str = ""
     """The place of the pod template, if the object has several."""
     is_counted: bool = True
-    """False if the object does not say how many pods it makes: one of them is looked at."""
+    """False if the object does not state how many pods it creates. Then one pod is checked."""
 
     @property
     def title(self) -> str:
@@ -67,7 +68,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """An object that is not looked at: it is malformed, or its kind is not built in and it has no pod template."""
+    """An object that is not checked, because it is malformed, or has no pod template and is not built in."""
 
     title: str
     namespace: str
@@ -76,7 +77,7 @@ class Unread:
 
 
 class MadeClaim(NamedTuple):
-    """A claim that is made for a pod: its name as far as it is known before, of which template, and it but its spec."""
+    """A claim that is created for a pod: its name as far as known, its template's name, and the claim without spec."""
 
     name: str
     template: str
@@ -84,7 +85,7 @@ class MadeClaim(NamedTuple):
 
 
 def made_claims(pod: Manifest) -> list[MadeClaim]:
-    """Return the claims that Kubernetes makes of templates for a pod, in order."""
+    """Return the claims that Kubernetes creates from templates for a pod, in order."""
     metadata = pod["metadata"]
     given, generated = metadata.get("name"), metadata.get("generateName", "")
     found = []
@@ -99,7 +100,7 @@ def made_claims(pod: Manifest) -> list[MadeClaim]:
 
 
 def workloads_in(source: str, text: str, namespace: str, check: Check) -> list[Workload | Unread]:
-    """Return every claim and every object that makes pods. ``source``: the text's name. Raises BadInput if no YAML."""
+    """Return every claim and every object that creates pods. ``source`` names the text. Raises BadInput if not YAML."""
     return [each for where, document in _documents(source, text) for each in _read(where, document, namespace, check)]
 
 
@@ -120,14 +121,14 @@ def _read(where: str, document: object, namespace: str, check: Check) -> list[Wo
 
 
 def _is_built_in(manifest: Manifest) -> bool:
-    # Built-in groups have no dot, or belong to Kubernetes. Without apiVersion the object may be of any group.
+    # The name of a built-in group has no dot, or ends like Kubernetes' groups. Without apiVersion it is unknown.
     version = str(manifest.get("apiVersion") or "")
     group = version.rpartition("/")[0]
     return bool(version) and ("." not in group or group.endswith(".k8s.io"))
 
 
 def _templated(where: str, manifest: Manifest, namespace: str, check: Check) -> list[Workload]:
-    """Return the pods of an object whose kind is not built in, a workload for each of its pod templates."""
+    """Return the pods of an object whose kind is not built in. Each pod template is a workload."""
     metadata, home = _place(where, manifest, namespace)
     name = _name_of(manifest)
     try:
@@ -136,7 +137,7 @@ def _templated(where: str, manifest: Manifest, namespace: str, check: Check) -> 
         raise errors.BadInput(f"{where}: {error}") from error
     found = []
     for template in templates:
-        # notebook-controller copies these to the pod: a Notebook's template has no metadata.
+        # notebook-controller copies these to the pod, because the template of a Notebook has no metadata.
         copied = {key: metadata[key] for key in ("annotations", "labels") if key in metadata}
         own = copied if manifest["kind"] == "Notebook" else template.metadata
         inner = _mapping(where, {"metadata": own}, "metadata")
@@ -149,13 +150,13 @@ def _templated(where: str, manifest: Manifest, namespace: str, check: Check) -> 
 
 
 def _is_claim(manifest: Manifest) -> bool:
-    # Another group may have a kind of this name; one that says no group is a claim that lacks its first line.
+    # Another group may have a kind of this name. An object without apiVersion is taken for a claim.
     group = str(manifest.get("apiVersion", GROUP)).partition("/")[0]
     return manifest["kind"] in (CLAIM, TEMPLATE) and group == GROUP
 
 
 def require_claims_api(where: str, manifest: Manifest) -> None:
-    """Raise BadInput where an object of resource.k8s.io is written in a version that is not read."""
+    """Raise BadInput if an object of resource.k8s.io has a version that is not read."""
     version = manifest.get("apiVersion")
     if version != API_VERSION:
         fault = (
@@ -167,7 +168,7 @@ def require_claims_api(where: str, manifest: Manifest) -> None:
 
 
 def objects_in(source: str, text: str) -> Iterator[tuple[str, Manifest]]:
-    """Yield every object with its place; a List is what it lists. Raises BadInput for a document that is no object."""
+    """Yield every object with its place, and each item of a List. Raises BadInput if a document is not an object."""
     return ((where, _object(where, document)) for where, document in _documents(source, text))
 
 
@@ -230,7 +231,7 @@ def _name_of(manifest: Manifest) -> str:
 
 
 def _place(where: str, manifest: Manifest, namespace: str) -> tuple[Manifest, str]:
-    """Return the metadata of an object, and its namespace. Raises BadInput if a namespace cannot have the name."""
+    """Return the metadata of an object, and its namespace. Raises BadInput if the namespace has an invalid name."""
     metadata = _mapping(where, manifest, "metadata")
     home = str(metadata.get("namespace") or namespace)
     if not is_namespace_name(home):
@@ -256,7 +257,7 @@ def _count(where: str, kind: str, spec: Mapping[str, Any]) -> int:
         stated = pod_templates.at_once({field: spec.get(field) for field in _KINDS[kind]})
     except ValueError as error:
         raise errors.BadInput(f"{where}: {error}") from error
-    # Each kind has one pod unless it states a number. A DaemonSet has one for each node; one pod stands for them.
+    # Each kind has one pod unless it states a number. A DaemonSet has one pod for each node; one pod stands for them.
     return 1 if stated is None else stated
 
 
@@ -267,9 +268,9 @@ def _checked(where: str, pod: Manifest, check: Check) -> Manifest:
 
 
 def check_shape(where: str, manifest: Manifest) -> Manifest:
-    """Return a pod or claim as JSON, where null fields count as absent. This is a `Check`.
+    """Return a pod or claim as JSON without null fields, which count as absent. This is a `Check`.
 
-    Raises BadInput for a spec that is no mapping, and for YAML that JSON cannot hold. The API server checks the rest.
+    Raises BadInput if the spec is not a mapping, or if JSON cannot have a value of it. The API server checks the rest.
     """
     try:
         plain: Manifest = without_nulls(json.loads(json.dumps(manifest, default=str, allow_nan=False)))
@@ -280,7 +281,7 @@ def check_shape(where: str, manifest: Manifest) -> Manifest:
 
 
 def without_nulls(value: Any) -> Any:
-    """Return a value of JSON without the keys whose value is null: the API server reads these as absent."""
+    """Return a value of JSON without the keys whose value is null. The API server reads such keys as absent."""
     if isinstance(value, dict):
         return {key: without_nulls(each) for key, each in value.items() if each is not None}
     if isinstance(value, list):
@@ -298,6 +299,6 @@ def _mapping(where: str, parent: Mapping[str, Any], field: str) -> Manifest:
 
 
 def entries(parent: Mapping[str, Any], field: str) -> list[Manifest]:
-    """Return the mappings in a list of a manifest. The API server rejects a list with anything else."""
+    """Return the mappings in a list of a manifest. The API server rejects a list with other items."""
     found = parent.get(field)
     return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []

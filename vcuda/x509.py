@@ -1,4 +1,4 @@
-"""Makes authorities and serving certificates (ECDSA P-256), and reads the names they are to be valid for."""
+"""Creates CAs and serving certificates (ECDSA P-256), and reads the names for which certificates are valid."""
 
 import ipaddress
 import re
@@ -20,7 +20,7 @@ _LONGEST_NAME = 253  # characters, RFC 1123 section 2.1 and RFC 1035 section 2.3
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """DNS names in lower case and IP addresses, in the order given; at least one is needed to make a leaf."""
+    """DNS names in lower case and IP addresses, in the order given. A leaf certificate needs at least one of them."""
 
     dns: tuple[str, ...] = ()
     addresses: tuple[Address, ...] = ()
@@ -39,12 +39,12 @@ DEVELOPMENT = Names(("localhost",), (ipaddress.IPv4Address("127.0.0.1"), ipaddre
 
 
 def parse_dns_name(text: str) -> str:
-    """Return the name in lower case; one leading ``*.`` is allowed. Raises ValueError, which says what to write."""
+    """Return the name in lower case. One leading ``*.`` is allowed. Raises ValueError with the correction."""
     name = text.lower()
     try:
         ipaddress.ip_address(name)
     except ValueError:
-        pass  # as it should be: in a certificate an address is no name
+        pass  # good: in a certificate an address is not a DNS name
     else:
         raise ValueError(f"{text!r} is an IP address: give it with --ip")
     labels = name.removeprefix("*.").split(".")
@@ -57,7 +57,7 @@ def parse_dns_name(text: str) -> str:
 
 
 def parse_address(text: str) -> Address:
-    """Return the IPv4 or IPv6 address; raises ValueError for anything else, a zone (``%eth0``) included."""
+    """Return the IPv4 or IPv6 address. Raises ValueError for other texts and for zones (``%eth0``)."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError as error:
@@ -68,14 +68,14 @@ def parse_address(text: str) -> Address:
 
 
 def parse_label(text: str) -> str:
-    """Return the name of a Service or a namespace, which is one DNS label; raises ValueError otherwise."""
+    """Return the name of a Service or a namespace, which must be one DNS label. Raises ValueError otherwise."""
     if not _LABEL.fullmatch(text):
         raise ValueError(f"{text!r} is not a name of 1 to 63 lower-case letters, digits and '-'")
     return text
 
 
 def service_names(service: str, namespace: str) -> Names:
-    """Every DNS name of a Service, the shortest first. The API server dials ``name.namespace.svc``."""
+    """Return every DNS name of a Service, the shortest first. The API server connects to ``name.namespace.svc``."""
     parts = (service, namespace, "svc", "cluster.local")
     return Names(tuple(".".join(parts[:count]) for count in range(1, len(parts) + 1)))
 
@@ -83,7 +83,7 @@ def service_names(service: str, namespace: str) -> Names:
 AUTHORITY_LIFE = timedelta(days=730)
 LEAF_LIFE = timedelta(days=90)
 BACKDATE = timedelta(minutes=5)
-"""How long before ``now`` a certificate starts: clients whose clocks are behind by less than this accept it."""
+"""A certificate starts so long before ``now``. Clients whose clocks are behind by less than this accept it."""
 
 _KEY_USAGES = (
     *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
@@ -96,7 +96,7 @@ _LEAF_NAME = "vcuda quota webhook"
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """A certificate and the private key that belongs to it."""
+    """A certificate and its private key."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey = field(repr=False)
@@ -110,12 +110,12 @@ class Signed:
         return self.certificate.public_bytes(Encoding.PEM)
 
     def key_pem(self) -> bytes:
-        """The private key as unencrypted PKCS#8: a secret, never to be logged or printed."""
+        """The private key as unencrypted PKCS#8. It is a secret that must never be logged or printed."""
         return self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def make_authority(now: datetime, life: timedelta = AUTHORITY_LIFE, *, client: bool = False) -> Signed:
-    """Make an ECDSA P-256 CA for leaves of servers or clients, whose name is its own. Raises ValueError."""
+    """Create an ECDSA P-256 CA for leaves of servers or clients. Each CA has its own name. Raises ValueError."""
     serial = x509.random_serial_number()
     name = f"{_CLIENT_AUTHORITY_NAME if client else _AUTHORITY_NAME} {serial % 2**32:08x}"
     constraints = (x509.BasicConstraints(ca=True, path_length=0), True)
@@ -123,7 +123,7 @@ def make_authority(now: datetime, life: timedelta = AUTHORITY_LIFE, *, client: b
 
 
 def make_leaf(authority: Signed, names: Names, now: datetime, life: timedelta = LEAF_LIFE) -> Signed:
-    """Make an ECDSA P-256 serving certificate, which ends with the authority at the latest. Raises ValueError."""
+    """Create an ECDSA P-256 serving certificate. It ends no later than the CA. Raises ValueError."""
     if not names:
         raise ValueError("a serving certificate needs at least one DNS name or IP address")
     alternative = x509.SubjectAlternativeName([*map(x509.DNSName, names.dns), *map(x509.IPAddress, names.addresses)])
@@ -131,12 +131,12 @@ def make_leaf(authority: Signed, names: Names, now: datetime, life: timedelta = 
 
 
 def make_client(authority: Signed, name: str, now: datetime, life: timedelta = LEAF_LIFE) -> Signed:
-    """Make an ECDSA P-256 client certificate with this common name. It ends, and raises ValueError, as `make_leaf`."""
+    """Create an ECDSA P-256 client certificate for a common name. It ends like `make_leaf`. Raises ValueError."""
     return _make_leaf(name, authority, now, life, ExtendedKeyUsageOID.CLIENT_AUTH)
 
 
 def common_name(certificate: x509.Certificate) -> str:
-    """Return the common name of its subject; empty where it has none, or one that cannot be read."""
+    """Return the common name of the subject; empty if there is none, or if it cannot be read."""
     try:
         return next((str(one.value) for one in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)), "")
     except ValueError:
@@ -167,12 +167,12 @@ def _make_leaf(
 
 
 def is_ours(certificate: x509.Certificate) -> bool:
-    """Whether it bears the name that `make_authority` gives; anybody may give it too, so nothing is trusted by it."""
+    """Return whether the subject has a name as `make_authority` gives. Anyone can use it, so it proves nothing."""
     return _is_our_name(certificate, "subject")
 
 
 def is_signed_by_ours(certificate: x509.Certificate) -> bool:
-    """Whether it names an authority of `make_authority` as its issuer."""
+    """Return whether the issuer has a name as `make_authority` gives."""
     return _is_our_name(certificate, "issuer")
 
 
@@ -194,7 +194,7 @@ def _make(
     authority: Signed | None,
     *extensions: tuple[x509.ExtensionType, bool],
 ) -> Signed:
-    """Make a certificate with these extensions, each critical or not; without an authority its own key signs it."""
+    """Create a certificate with these extensions, each critical or not. Without an authority its own key signs it."""
     if now.tzinfo is None:
         raise ValueError("the time of issue needs a time zone")
     if end <= now:
@@ -202,7 +202,7 @@ def _make(
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    # Of the authority it is its own subject key identifier, as RFC 5280 section 4.2.1.1 asks.
+    # This is the authority's own subject key identifier, as RFC 5280 section 4.2.1.1 requires.
     extended = authority and authority.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier)
     issuer = extended.value if extended else identifier
     builder = (
@@ -222,10 +222,10 @@ def _make(
 
 
 def _to_seconds(moment: datetime) -> datetime:
-    # The same moment in UTC without microseconds, which a certificate cannot hold.
+    # Returns the same moment in UTC without microseconds, which a certificate cannot have.
     return moment.astimezone(UTC).replace(microsecond=0)
 
 
 def _key_usage(*bits: str) -> x509.KeyUsage:
-    # Set these bits alone: an ECDSA key never enciphers or agrees keys in TLS 1.2 or 1.3.
+    # Only these bits are set, because an ECDSA key never enciphers or agrees keys in TLS 1.2 or 1.3.
     return x509.KeyUsage(**{bit: bit in bits for bit in _KEY_USAGES})

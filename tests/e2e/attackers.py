@@ -49,7 +49,7 @@ NOT_ALLOWED = frozenset({"403", "429", "503", NO_RIGHT, HUNG_UP})
 INVENTED = "invented"
 
 KINDS: Sequence[tuple[str, int, str]] = (
-    ("no GPU model", 403, "no GPU model that this "),
+    ("no GPU model", 403, " may use no GPU model in namespace "),
     (NO_RIGHT, 403, " cannot "),
     ("refused by policy", 403, "ValidatingAdmissionPolicy"),
     ("refused by ResourceQuota", 403, f"exceeded quota: {NODE}"),

@@ -165,7 +165,7 @@ def test_the_value_of_a_profile_is_its_part_of_a_card(profile: str, worth: Charg
         (entry(count=0), "exactly.count", "must be from 1 to 32; got 0"),
         (entry(count=33), "exactly.count", "must be from 1 to 32; got 33"),
         (share(cores="-5"), "exactly.capacity.requests[cores]", "-5 is negative"),
-        (share(memory="many"), "exactly.capacity.requests[memory]", "'many' is no quantity"),
+        (share(memory="many"), "exactly.capacity.requests[memory]", "'many' is not a quantity"),
         (share(memory="9e18"), "exactly.capacity.requests[memory]", "larger than any cluster"),
         (share(core="5"), "exactly.capacity.requests[core]", "do not have this capacity; they have cores, memory"),
         (entry(capacity={"requests": {"cores": "5"}}), "exactly.capacity.requests[cores]", "they have memory"),

@@ -49,7 +49,7 @@ NOT_QUANTITIES = (
 )
 def test_a_text_that_is_no_quantity_is_rejected(written: str | float) -> None:
     """Quantities that apimachinery rejects are rejected, and also texts that only Python reads as numbers."""
-    with pytest.raises(ValueError, match="is no quantity"):
+    with pytest.raises(ValueError, match="is not a quantity"):
         parse_quantity(written)
 
 
@@ -64,7 +64,7 @@ def test_any_text_is_read_or_rejected_with_a_message(written: str) -> None:
     try:
         number = parse_quantity(written)
     except ValueError:
-        with pytest.raises(ValueError, match="is no quantity"):
+        with pytest.raises(ValueError, match="is not a quantity"):
             parse_quantity(written)
     else:
         assert isinstance(number, Decimal)

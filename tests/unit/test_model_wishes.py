@@ -238,10 +238,10 @@ def test_the_entry_sets_the_order_the_preference_and_whether_one_model_is_requir
         "{order: [A10O], quota: {A100: 1}}",
         'a: `order` names "A10O", which `quota` does not list; did you mean `A100`?',
     ),
-    no_list=("{order: A100, quota: {A100: 1}}", 'a.order: "A100" is no list; write one such as [A100]'),
-    twice=("{order: [A100, A100], quota: {A100: 1}}", "a.order[1]: is listed twice; leave it out here"),
+    no_list=("{order: A100, quota: {A100: 1}}", 'a.order: "A100" is not a list; write for example [A100]'),
+    twice=("{order: [A100, A100], quota: {A100: 1}}", "a.order[1]: is listed twice; remove it here"),
     both=("{order: [A100], prefer: most-free, quota: {A100: 1}}", "a: `order` and `prefer: most-free` exclude each"),
-    another_preference=("{prefer: cheapest}", 'a.prefer: "cheapest" is no preference; write most-free'),
+    another_preference=("{prefer: cheapest}", 'a.prefer: "cheapest" is not a preference; write most-free'),
     a_number=("{one_model: 1}", "a.one_model: 1 is neither true nor false"),
     a_text=("{one_model: yes}", 'a.one_model: "yes" is neither true nor false'),
 )

@@ -210,8 +210,8 @@ def refusals(manifest: Manifest) -> list[str]:
     negative=("-1", "-1 is negative"),
     fractional=("0.5", "0.5 is not a whole number"),
     thousandths=("1500m", "1500m is not a whole number"),
-    text=("two", "'two' is no quantity"),
-    empty=("", "'' is no quantity"),
+    text=("two", "'two' is not a quantity"),
+    empty=("", "'' is not a quantity"),
     absurd=("1e30", "1e30 is larger than any cluster"),
 )
 def test_an_amount_that_is_no_whole_number_is_rejected(resource: str, amount: str, why: str) -> None:

@@ -155,17 +155,17 @@ NOT_MEMORY = ("160GB", "160 Gi", "1_6Gi", "٤Gi", "NaN", "Infinity", "Gi")
         ('"8"', '"8" is text; write 8 without quotes'),
         ('" 2.5"', '" 2.5" is text; write 2.5 without quotes'),
         ("010", '"010" is text; write 10 without quotes'),
-        *((text, f'"{text}" is no number of cards; write one such as 8 or 2.5') for text in NOT_CARDS.split()),
-        ("true", "true is no number of cards; write one such as 8 or 2.5"),
-        ("", "an empty value is no number of cards; write one such as 8 or 2.5"),
-        ("[8]", "a list is no number of cards; write one such as 8 or 2.5"),
-        ("80Gi", '"80Gi" is no number of cards; write memory beside it: {cards: 4, memory: 160Gi}'),
-        ("-1", "-1 is no possible number of cards; write one from 0 to 100000"),
-        ("100000.01", "100000.01 is no possible number of cards; write one from 0 to 100000"),
+        *((text, f'"{text}" is not a number of cards; write for example 8 or 2.5') for text in NOT_CARDS.split()),
+        ("true", "true is not a number of cards; write for example 8 or 2.5"),
+        ("", "an empty value is not a number of cards; write for example 8 or 2.5"),
+        ("[8]", "a list is not a number of cards; write for example 8 or 2.5"),
+        ("80Gi", '"80Gi" is not a number of cards; write memory separately: {cards: 4, memory: 160Gi}'),
+        ("-1", "-1 is not a possible number of cards; write a number from 0 to 100000"),
+        ("100000.01", "100000.01 is not a possible number of cards; write a number from 0 to 100000"),
         ("2.555", "2.555 has more than two decimals; write 2.55"),
         ("1." + 40 * "0" + "1", "1." + 40 * "0" + "1 has more than two decimals; write 1"),
-        ('"a\\nb\\0"', '"a\\nb\\x00" is no number of cards; write one such as 8 or 2.5'),
-        ("x" * 99, f'"{"x" * 62}…" is no number of cards; write one such as 8 or 2.5'),
+        ('"a\\nb\\0"', '"a\\nb\\x00" is not a number of cards; write for example 8 or 2.5'),
+        ("x" * 99, f'"{"x" * 62}…" is not a number of cards; write for example 8 or 2.5'),
     ],
 )
 def test_an_invalid_number_of_cards_is_rejected(written: str, sentence: str) -> None:
@@ -177,7 +177,7 @@ def test_an_invalid_number_of_cards_is_rejected(written: str, sentence: str) -> 
 def test_every_absurd_json_number_is_rejected(written: str) -> None:
     (fault,) = faults(f'{{"team-a": {{"quota": {{"V100": {written}}}}}}}')
     assert fault.startswith("team-a.quota.V100: ")
-    assert fault.endswith(" is no possible number of cards; write one from 0 to 100000")
+    assert fault.endswith(" is not a possible number of cards; write a number from 0 to 100000")
 
 
 @pytest.mark.parametrize(
@@ -186,13 +186,13 @@ def test_every_absurd_json_number_is_rejected(written: str) -> None:
         ("160", "160 is less than 1 MiB; a number without a unit is bytes: write 160Gi"),
         ('"160"', '"160" is less than 1 MiB; a number without a unit is bytes: write 160Gi'),
         ("1048575", "1048575 is less than 1 MiB; a number without a unit is bytes: write 1048575Gi"),
-        ("100Ki", '"100Ki" is less than 1 MiB; write one such as 160Gi'),
+        ("100Ki", '"100Ki" is less than 1 MiB; write for example 160Gi'),
         ("0", "0 leaves no memory; leave `memory` out for no limit, or write 0 cards to block the model"),
-        ("-1Gi", '"-1Gi" is no possible amount of memory; write one up to 102400000Gi'),
-        ("100001Ti", '"100001Ti" is no possible amount of memory; write one up to 102400000Gi'),
-        *((text, f'"{text}" is no amount of memory; write one such as 160Gi') for text in NOT_MEMORY),
-        ("true", "true is no amount of memory; write one such as 160Gi"),
-        ("", "an empty value is no amount of memory; write one such as 160Gi"),
+        ("-1Gi", '"-1Gi" is not a possible amount of memory; write at most 102400000Gi'),
+        ("100001Ti", '"100001Ti" is not a possible amount of memory; write at most 102400000Gi'),
+        *((text, f'"{text}" is not an amount of memory; write for example 160Gi') for text in NOT_MEMORY),
+        ("true", "true is not an amount of memory; write for example 160Gi"),
+        ("", "an empty value is not an amount of memory; write for example 160Gi"),
     ],
 )
 def test_an_invalid_amount_of_memory_is_rejected(written: str, sentence: str) -> None:
@@ -200,7 +200,7 @@ def test_an_invalid_amount_of_memory_is_rejected(written: str, sentence: str) ->
 
 
 def test_an_invalid_amount_of_memory_in_json_is_rejected() -> None:
-    fault = "a.quota.V100.memory: NaN is no amount of memory; write one such as 160Gi"
+    fault = "a.quota.V100.memory: NaN is not an amount of memory; write for example 160Gi"
     assert faults('{"a": {"quota": {"V100": {"cards": 1, "memory": NaN}}}}') == [fault]
 
 
@@ -237,12 +237,12 @@ NAMESPACE_KEYS = (
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("[a]", ["a list stands here; write one entry for each namespace, such as team-a: {quota: {M40: 8}}"]),
-        ("hello", ['"hello" stands here; write one entry for each namespace, such as team-a: {quota: {M40: 8}}']),
-        ("a:", [f"a: an empty value stands here; {WRITE_A_NAMESPACE}"]),
-        ("a: 3", [f"a: 3 stands here; {WRITE_A_NAMESPACE}"]),
-        ("a: {quota: 3}", [f"a.quota: 3 stands here; {WRITE_MODELS}"]),
-        ("a: {quota: [M40]}", [f"a.quota: a list stands here; {WRITE_MODELS}"]),
+        ("[a]", ["a list is not allowed here; write one entry for each namespace, such as team-a: {quota: {M40: 8}}"]),
+        ("text", ['"text" is not allowed here; write one entry for each namespace, such as team-a: {quota: {M40: 8}}']),
+        ("a:", [f"a: an empty value is not allowed here; {WRITE_A_NAMESPACE}"]),
+        ("a: 3", [f"a: 3 is not allowed here; {WRITE_A_NAMESPACE}"]),
+        ("a: {quota: 3}", [f"a.quota: 3 is not allowed here; {WRITE_MODELS}"]),
+        ("a: {quota: [M40]}", [f"a.quota: a list is not allowed here; {WRITE_MODELS}"]),
         ("a: {quotas: {}}", ["a.quotas: unknown key; did you mean `quota`?"]),
         ("a: {Pool: []}", ["a.Pool: unknown key; did you mean `pool`?"]),
         ("a: {M40: 8}", [f"a.M40: {NAMESPACE_KEYS}"]),
@@ -251,24 +251,24 @@ NAMESPACE_KEYS = (
         ("a: {quota: {V100: {}}}", [f"a.quota.V100: {NO_LIMIT}"]),
         ("a: {quota: {V100: {cards: 1, mem: 1}}}", ["a.quota.V100.mem: unknown key; did you mean `memory`?"]),
         ("a: {quota: {M: {cards: 1, x: 1}}}", ["a.quota.M.x: unknown key; the keys here are `cards`, `memory`"]),
-        ("a: {pool: public}", ['a.pool: "public" is no list; write one such as [public]']),
-        ("a: {pool: {}}", ["a.pool: a mapping is no list; write one such as [public]"]),
-        ("a: {pool: [7]}", ["a.pool[0]: 7 is no text; write a name, in quotes"]),
+        ("a: {pool: public}", ['a.pool: "public" is not a list; write for example [public]']),
+        ("a: {pool: {}}", ["a.pool: a mapping is not a list; write for example [public]"]),
+        ("a: {pool: [7]}", ["a.pool[0]: 7 is not a text; write a name, in quotes"]),
         ("a: {pool: [b, c, b, 7, b]}", [
-            "a.pool[2]: is listed twice; leave it out here",
-            "a.pool[3]: 7 is no text; write a name, in quotes",
-            "a.pool[4]: is listed twice; leave it out here",
+            "a.pool[2]: is listed twice; remove it here",
+            "a.pool[3]: 7 is not a text; write a name, in quotes",
+            "a.pool[4]: is listed twice; remove it here",
         ]),
-        ("a: {mode: enforced}", ['a.mode: "enforced" is no mode; did you mean `enforce`?']),
-        ("a: {mode: off}", ['a.mode: "off" is no mode; write enforce, warn or audit']),
-        ("a: {mode: true}", ["a.mode: true is no mode; write enforce, warn or audit"]),
-        ("a: {mode: }", ["a.mode: an empty value is no mode; write enforce, warn or audit"]),
+        ("a: {mode: enforced}", ['a.mode: "enforced" is not a mode; did you mean `enforce`?']),
+        ("a: {mode: off}", ['a.mode: "off" is not a mode; write enforce, warn or audit']),
+        ("a: {mode: true}", ["a.mode: true is not a mode; write enforce, warn or audit"]),
+        ("a: {mode: }", ["a.mode: an empty value is not a mode; write enforce, warn or audit"]),
         ("a: {quota: {A100.80G: {cards: -1}}}", [
-            "a.quota[A100.80G].cards: -1 is no possible number of cards; write one from 0 to 100000"
+            "a.quota[A100.80G].cards: -1 is not a possible number of cards; write a number from 0 to 100000"
         ]),
-        ("a: {<<: 3}", ["a[<<]: is no mapping; write an alias of one: <<: *name"]),
-        ("a: {<<: [{}, [{}]]}", ["a[<<]: is no mapping; write an alias of one: <<: *name"]),
-        ("a: {<<: [3, 4]}", ["a[<<]: is no mapping; write an alias of one: <<: *name"]),
+        ("a: {<<: 3}", ["a[<<]: is not a mapping; write an alias: <<: *name"]),
+        ("a: {<<: [{}, [{}]]}", ["a[<<]: is not a mapping; write an alias: <<: *name"]),
+        ("a: {<<: [3, 4]}", ["a[<<]: is not a mapping; write an alias: <<: *name"]),
         ("a: {<<: {}, <<: {}}", ["a[<<]: is written twice; write one with a list: <<: [*a, *b]"]),
     ],
 )  # fmt: skip
@@ -308,12 +308,12 @@ def test_all_faults_are_reported_at_once_in_the_order_of_the_document() -> None:
         "team-b.quota.V100: is written twice; keep one of them",
         'team-b.quota.V100: "8" is text; write 8 without quotes',
         f'team-b.quota[bad key]: "bad key" {NO_LABEL}',
-        "team-b.quota[bad key]: true is no number of cards; write one such as 8 or 2.5",
-        'team-b.mode: "loud" is no mode; write enforce, warn or audit',
+        "team-b.quota[bad key]: true is not a number of cards; write for example 8 or 2.5",
+        'team-b.mode: "loud" is not a mode; write enforce, warn or audit',
         f"Team-A: {NO_NAMESPACE}",
-        "Team-A.quota.M40: -1 is no possible number of cards; write one from 0 to 100000",
+        "Team-A.quota.M40: -1 is not a possible number of cards; write a number from 0 to 100000",
         f"Team-A.quota.P100: {NO_LIMIT}",
-        f"team-c: an empty value stands here; {WRITE_A_NAMESPACE}",
+        f"team-c: an empty value is not allowed here; {WRITE_A_NAMESPACE}",
     ]
 
 

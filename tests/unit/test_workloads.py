@@ -165,7 +165,7 @@ def test_an_object_that_is_no_workload_is_named_by_its_document(text: str, messa
     text=("Deployment", "replicas: '3'", "'3'"),
 )
 def test_an_invalid_number_of_pods_is_rejected(kind: str, count: str, shown: str) -> None:
-    message = f"file, document 1: {shown} is no number of pods from 0 to 10000"
+    message = f"file, document 1: {shown} is not a number of pods from 0 to 10000"
     assert fault(f"---\nkind: {kind}\nspec: {{{count}, template: {{spec: {{}}}}}}") == message
 
 
@@ -261,7 +261,7 @@ def test_the_position_of_a_fault_names_file_and_document(path: Path, tmp_path: P
     assert len(read_workloads([path, path], "team-a")) == 2
     *_, found = read_workloads([path, bad], "team-a")
     assert isinstance(found, Unread)
-    assert found.reason == f"{bad}, document 2: -1 is no number of pods from 0 to 10000"
+    assert found.reason == f"{bad}, document 2: -1 is not a number of pods from 0 to 10000"
 
 
 # Kinds that are not built in, as their projects' documentation writes them
@@ -388,10 +388,10 @@ def test_the_templates_of_a_workflow_inherit_its_node_selector() -> None:
 
 @cases(
     "spec, shown",
-    text=({"replicas": "3"}, "'3' is no number of pods from 0 to 10000"),
-    negative=({"numOfHosts": -1, "replicas": 1}, "-1 is no number of pods from 0 to 10000"),
-    too_many=({"replicas": 10_001}, "10001 is no number of pods from 0 to 10000"),
-    too_many_in_all=({"replicas": 200, "numOfHosts": 200}, "40000 is no number of pods from 0 to 10000"),
+    text=({"replicas": "3"}, "'3' is not a number of pods from 0 to 10000"),
+    negative=({"numOfHosts": -1, "replicas": 1}, "-1 is not a number of pods from 0 to 10000"),
+    too_many=({"replicas": 10_001}, "10001 is not a number of pods from 0 to 10000"),
+    too_many_in_all=({"replicas": 200, "numOfHosts": 200}, "40000 is not a number of pods from 0 to 10000"),
 )
 def test_a_custom_object_with_a_wrong_count_is_malformed(spec: dict[str, Any], shown: str) -> None:
     assert fault(yaml.safe_dump(custom("RayCluster", **spec, template=POD))) == f"file, document 1: {shown}"

@@ -1,1 +1,1 @@
-"""Quota documents: what namespaces may use of each GPU model, and what pods are charged."""
+"""Quota documents: the limits of namespaces for each GPU model, and the charges of pods."""

@@ -1,10 +1,10 @@
-"""Limits on memory alone, and the memory that one card has under them::
+"""Limits on memory alone, and the memory of one card under such a limit::
 
     gpu_quota:   team-i: {quota: {A100: {memory: 160Gi}}}
     gpu_models:  A100: {memory: 80Gi}                       # a whole card takes 80Gi of the limit
 
-Without the memory of a card, a request for whole cards would have no price under such a limit. The key ``gpu_models``
-must state it, because cards of one model that nodes register may differ, and may disappear.
+Without the memory of a card, a request for whole cards would have no charge under such a limit. The key ``gpu_models``
+must state the memory. Registered cards cannot, because cards of one model may differ, and may disappear.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,11 +17,11 @@ from vcuda.quota.model import Grant, Limit, NamespaceQuota, Quota
 from vcuda.quota.yaml import KeyPath
 
 _MemoryOf = Callable[[str], int]
-"""Returns the memory in MiB of one card of a model; 0 if it is not stated."""
+"""Returns the memory of one card of a model in MiB; 0 if ``gpu_models`` does not state it."""
 
 
 def with_card_memory(quota: Quota, memory_of: _MemoryOf) -> Quota:
-    """Return the quota with a card's memory in limits on memory alone. Raises QuotaFault if it is not stated."""
+    """Return the quota with the memory of a card in limits on memory alone. Raises QuotaFault if it is not stated."""
     alone = [(place, model) for place, model, limit in _limits_of(quota) if limit.cores is None]
     if not alone:
         return quota

@@ -1,4 +1,4 @@
-"""The differences between two quotas: for the log, and as warnings for the author of an edit."""
+"""The differences between two quotas, for the log and as warnings to the author of an edit."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -8,10 +8,10 @@ import msgspec
 from vcuda.quota.model import CORES_PER_CARD, DEFAULT, Grant, Limit, Mode, NamespaceQuota, Quota, cards
 
 DERIVED = ("limits", "own", "granted")
-"""The fields that are compared by model, or follow from other fields and the time."""
+"""The fields that are compared model by model, or that follow from other fields and the time."""
 
 LONGEST_CHANGE = 200
-"""Characters of one change in a summary. One entry may list hundreds of models."""
+"""The most characters of one change in a summary. An entry may list hundreds of models."""
 
 _ROOM_FOR_MORE = 40
 _AND_MORE = "; and {} more changes"
@@ -20,7 +20,7 @@ _STRICTNESS = {Mode.AUDIT: 0, Mode.WARN: 1, Mode.ENFORCE: 2}
 
 
 class QuotaChange(NamedTuple):
-    """One value that differs, by its path in the document. An empty text stands for no value."""
+    """One value that differs. ``path``: its place in the document. An empty text stands for no value."""
 
     path: str
     before: str
@@ -49,7 +49,7 @@ def changes(old: Quota, new: Quota) -> Iterator[QuotaChange]:
 
 
 def summary(old: Quota, new: Quota, longest: int) -> str:
-    """Return the first differences in at most ``longest`` characters, at least `LONGEST_CHANGE` + 40, or nothing."""
+    """Return the first differences in at most ``longest`` characters, which must be at least `LONGEST_CHANGE` + 40."""
     text, different = "", changes(old, new)
     for change in different:
         longer = f"{text}; {change.shown}" if text else change.shown
@@ -85,7 +85,7 @@ def weakened(old: Quota, new: Quota) -> Iterator[str]:
 
 
 def beyond(old: Quota, new: Quota, cards_of: Mapping[str, int]) -> Iterator[str]:
-    """Yield a warning for each raised limit or sum of more cards than ``cards_of``, where all nodes say their cards."""
+    """Yield a warning for each raised limit or sum of limits that exceeds ``cards_of``, the known cards of a model."""
     before, after = ({name: _most_cores(each, new.moment) for name, each in of.entries.items()} for of in (old, new))
     for namespace, limits in after.items():
         for model, limit in limits.items():
@@ -107,8 +107,8 @@ def _have(model: str, cards_of: Mapping[str, int]) -> str:
 
 
 def _most_cores(entry: NamespaceQuota, moment: float | None) -> dict[str, int]:
-    """Return the limit of each model with all its grants that are not over, in hundredths of a card."""
-    # The grants need not hold together. To find out, thousands of moments of one entry would have to be compared.
+    """Return the limit of each model with all its grants that have not ended, in hundredths of a card."""
+    # These grants need not hold at the same time. To find out, thousands of moments would have to be compared.
     most = {model: limit.most_cores for model, limit in entry.at(None).limits.items()}
     for grant in entry.grants:
         if moment is not None and moment < grant.times.end:

@@ -1,23 +1,23 @@
-"""The quota document: what people write into the quota ConfigMap, checked and turned into a Quota.
+"""Checks the quota document, which people write into the quota ConfigMap, and turns it into a Quota.
 
-JSON, or YAML, in gpu-admission's format (``pkg/predicate/gpu_predicate.go``) and its extensions::
+The document is JSON or YAML in gpu-admission's format (``pkg/predicate/gpu_predicate.go``), with extensions::
 
-    team-a: {pool: [public], quota: {M40: 8, P100: 2.5}}   # cards; hundredths of a card are the finest share
+    team-a: {pool: [public], quota: {M40: 8, P100: 2.5}}   # cards, with at most two decimals
     team-b: {quota: {A100: {cards: 4, memory: 160Gi}}}     # no pool: every pool
     team-i: {quota: {A100: {memory: 160Gi}}}               # memory alone, see vcuda.quota.card_memory
     team-c: {mode: warn, quota: {M40: 8}}                  # enforce (default), warn or audit
-    team-d: {allow: [privileged], quota: {M40: 8}}         # though a privileged container sees all cards
-    team-e: {order: [A100, T4], quota: {T4: 8, A100: 2}}   # A100 first; without `order` as they stand in `quota`
+    team-d: {allow: [privileged], quota: {M40: 8}}         # admits privileged containers, which see all cards
+    team-e: {order: [A100, T4], quota: {T4: 8, A100: 2}}   # A100 first; the default is the order in `quota`
     team-f: {prefer: most-free, quota: {T4: 8, A100: 2}}   # the model with the most free cards and quota first
     team-g: {one_model: true, quota: {T4: 8, A100: 2}}     # pods that could get both models are rejected
     team-h: {grants: [{T4: 8, weekly: Sat-Sun}]}           # more at certain times, see vcuda.quota.grant_entries
     "*":    {quota: {}}                                    # every namespace without its own entry
 
-As in gpu-admission, an absent or null ``quota`` allows no model, and an absent, null or empty ``pool`` every pool.
+As in gpu-admission, an absent or null ``quota`` allows no model. An absent, null or empty ``pool`` allows every pool.
 
-A fault is everything that could hide a mistake: an unknown or repeated key, a number in quotes or out of bounds, a
+Everything that could hide a mistake is a fault: an unknown or repeated key, a number in quotes or out of bounds, a
 model or pool that no node label can have, and a namespace name that Kubernetes does not allow. ``A`` and ``B`` in the
-example of gpu-admission are such names: an entry for them would never apply.
+example of gpu-admission are such names. An entry for them would never apply.
 """
 
 import enum
@@ -52,15 +52,15 @@ from vcuda.quota.yaml import KeyPath, PlacedFault, Plain, read_text
 T = TypeVar("T")
 
 MAX_NAMESPACES = 10_000
-"""Namespaces in one document: as many as Kubernetes itself is tested with."""
+"""The most namespaces in one document. Kubernetes itself is tested with as many."""
 LONGEST_EMPTY = 256
-"""Characters of a text, apart from comments, that may be no document."""
+"""A text with more characters than this, apart from comments, always has a document."""
 MOST_FREE = "most-free"
-"""The value of ``prefer``."""
+"""The only value of ``prefer``."""
 
 
 def read_namespace_name(name: str) -> str:
-    # The entry of any other would never apply, and nobody would notice.
+    # An entry for any other name would never apply, and nobody would notice.
     if name != DEFAULT and not is_namespace_name(name):
         raise WrongValueError(f"{NO_NAMESPACE}, or `*` for every namespace without its own entry")
     return name
@@ -77,7 +77,7 @@ def _member(kind: type[enum.StrEnum], other: str, advice: str) -> pydantic.Plain
 
 def _read_prefer(value: object) -> str:
     if value != MOST_FREE:
-        raise WrongValueError(f"{shown(value)} is no preference; write {MOST_FREE}, or use `order`")
+        raise WrongValueError(f"{shown(value)} is not a preference; write {MOST_FREE}, or use `order`")
     return MOST_FREE
 
 
@@ -88,7 +88,7 @@ def _read_one_model(value: object) -> bool:
 
 
 _REPEATED = object()
-"""Stands in for a pool that is listed a second time, so that pydantic tells its position."""
+"""A placeholder for a pool that is listed twice, so that pydantic reports the position of the second one."""
 
 
 def _names(example: str) -> pydantic.BeforeValidator:
@@ -97,8 +97,8 @@ def _names(example: str) -> pydantic.BeforeValidator:
             return ()
         if not isinstance(value, list):
             shortest = printable(f"[{value if isinstance(value, str) else example}]")
-            raise WrongValueError(f"{shown(value)} is no list; write one such as {shortest}")
-        # Only texts are compared: other items are faults of their own, and some cannot be hashed.
+            raise WrongValueError(f"{shown(value)} is not a list; write for example {shortest}")
+        # Only texts are compared. Other items are faults themselves, and some of them cannot be hashed.
         first = {item: at for at, item in reversed([*enumerate(value)]) if isinstance(item, str)}
         return tuple(_REPEATED if isinstance(item, str) and first[item] < at else item for at, item in enumerate(value))
 
@@ -107,13 +107,13 @@ def _names(example: str) -> pydantic.BeforeValidator:
 
 def _read_allowances(value: object) -> tuple[object, ...]:
     if not isinstance(value, list):
-        raise WrongValueError(f"{shown(value)} is no list; write one such as [{Allowance.PRIVILEGED}]")
+        raise WrongValueError(f"{shown(value)} is not a list; write for example [{Allowance.PRIVILEGED}]")
     return tuple(value)
 
 
 def _read_name(value: object) -> str:
     if value is _REPEATED:
-        raise WrongValueError("is listed twice; leave it out here")
+        raise WrongValueError("is listed twice; remove it here")
     return read_label_value(value)
 
 
@@ -121,7 +121,7 @@ _Model = Annotated[str, pydantic.AfterValidator(read_label_value)]
 _Limits = dict[_Model, Annotated[LimitEntry, pydantic.WrapValidator(read_limit)]]
 _Name = Annotated[str, pydantic.PlainValidator(_read_name)]
 _Allowed = Annotated[
-    Allowance, _member(Allowance, "nothing that can be allowed", f"these can be: {', '.join(Allowance)}")
+    Allowance, _member(Allowance, "not a setting that can be allowed", f"the settings are: {', '.join(Allowance)}")
 ]
 
 
@@ -132,7 +132,7 @@ class _NamespaceEntry(StrictModel):
         default_factory=dict
     )
     pool: Annotated[tuple[_Name, ...], _names("public")] = ()
-    mode: Annotated[Mode, _member(Mode, "no mode", "write enforce, warn or audit")] = Mode.ENFORCE
+    mode: Annotated[Mode, _member(Mode, "not a mode", "write enforce, warn or audit")] = Mode.ENFORCE
     allow: Annotated[tuple[_Allowed, ...], pydantic.BeforeValidator(_read_allowances)] = ()
     order: Annotated[tuple[_Name, ...], _names("M40")] = ()
     prefer: Annotated[str, pydantic.PlainValidator(_read_prefer)] = ""
@@ -159,11 +159,11 @@ _DOCUMENT: pydantic.TypeAdapter[dict[str, _NamespaceEntry]] = pydantic.TypeAdapt
 
 
 _KEY = "[key]"
-"""The last part of pydantic's place of a fault if the key is wrong, not its value."""
+"""The last part of a fault's place in pydantic, if the key is wrong and not its value."""
 
 
 def check_text(text: str, read: Callable[[Plain], T], sentence_of: Callable[[ErrorDetails], str]) -> T:
-    """Return what ``read`` makes of a text. Raises QuotaFault with all faults as ``sentence_of`` words them."""
+    """Return the result of ``read`` for a text. Raises QuotaFault with all faults, worded by ``sentence_of``."""
     tree, faults = read_text(text)
     try:
         found = read({} if tree is None else tree)
@@ -178,7 +178,7 @@ def check_text(text: str, read: Callable[[Plain], T], sentence_of: Callable[[Err
 
 def _sentence(details: ErrorDetails) -> str:
     depth = len(details["loc"])
-    otherwise = f"{shown(details['input'])} stands here; {_SHAPES[min(depth, 3)]}"
+    otherwise = f"{shown(details['input'])} is not allowed here; {_SHAPES[min(depth, 3)]}"
     if depth > len(("namespace", "quota", "model")):
         return sentence(details, LimitEntry, otherwise)
     return sentence(details, _NamespaceEntry, otherwise, "; models belong under `quota`")
@@ -190,11 +190,11 @@ _SHAPES = (
     "write the cards of each model, such as {M40: 8, P100: 2.5}",
     "write the cards of each model with their times, such as {A100: 4, until: 2026-12-01}",
 )
-"""The advice for the top, for a namespace, for its quota and for a grant."""
+"""The advice by place: at the top, for a namespace, for its quota, and for a grant."""
 
 
 def _in_document_order(tree: Plain, faults: tuple[PlacedFault, ...]) -> tuple[errors.Fault, ...]:
-    # The reader and pydantic report faults in orders of their own. People correct a document from top to bottom.
+    # The reader and pydantic report faults each in their own order. People correct a document from top to bottom.
     order = {place: at for at, place in enumerate(_places(tree, ()))}
     ordered = sorted(faults, key=lambda fault: order.get(fault.place, order.get(fault.place[:-1], 0)))
     return tuple(errors.Fault(path_of(fault.place), fault.message) for fault in ordered)
@@ -212,7 +212,7 @@ _SIMPLE_KEY = re.compile(r"[-_*A-Za-z0-9]+")
 
 def path_of(place: KeyPath) -> str:
     """Return a place as text, for example ``team-a.quota.V100.cards``."""
-    # List positions are in brackets, and so are keys that would not be clear between dots.
+    # Positions in lists are in brackets. So are keys that would be unclear between dots.
     path = ""
     for step in place:
         if isinstance(step, str) and _SIMPLE_KEY.fullmatch(step):
@@ -237,9 +237,9 @@ def _read_entries(tree: Plain, zone: ZoneInfo) -> dict[str, _NamespaceEntry]:
 
 
 def is_empty(text: str) -> bool:
-    """Return whether a text has no document: it is blank, has only comments, or has only a null."""
+    """Return whether a text has no document: it is blank, or has only comments or a null."""
     lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
-    # Only a short rest can be empty, and a long document is not read twice.
+    # Only a short rest can be empty, so a long document is not parsed twice.
     rest = "\n".join(lines).strip()
     try:
         return len(rest) <= LONGEST_EMPTY and read_text(rest)[0] is None
@@ -248,7 +248,7 @@ def is_empty(text: str) -> bool:
 
 
 def parse_quota(text: str, system: frozenset[str] = SYSTEM_NAMESPACES, zone: ZoneInfo = UTC) -> Quota:
-    """Return the quota of a text, empty for nobody. ``system``: see `Quota`. Raises QuotaFault as `check_text` does."""
+    """Return the quota in a text. `Quota` describes ``system``. Raises QuotaFault as `check_text` does."""
     entries = check_text(text, lambda tree: _read_entries(tree, zone), _sentence)
     namespaces = {}
     for name, entry in entries.items():

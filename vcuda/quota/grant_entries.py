@@ -1,8 +1,8 @@
-"""The grants of a quota entry, as people write them::
+"""The grants of a quota entry, as people write them. A grant adds to limits at certain times::
 
 team-a:
   quota: {A100: 4}
-  time_zone: Europe/Berlin    # otherwise `gpu_time_zone` of the ConfigMap, otherwise UTC
+  time_zone: Europe/Berlin    # the default is `gpu_time_zone` of the ConfigMap, or UTC
   grants:
     - {A100: 4, until: 2026-12-01, why: "paper"}
     - {T4: 8, weekly: "Sat-Sun"}
@@ -33,17 +33,17 @@ from vcuda.quota.yaml import KeyPath
 T = TypeVar("T")
 
 MAX_GRANTS = 100
-"""Grants of one namespace."""
+"""The most grants of one namespace."""
 MAX_RECURRING = 1000
-"""Different weekly or daily times in one document. Each is compared with the clock whenever a grant begins or ends."""
+"""The most weekly or daily times in one document. All are compared with the clock when a grant begins or ends."""
 MAX_WHY = 200
-"""Characters of ``why``."""
+"""The most characters of ``why``."""
 
 _DATE_EXAMPLE = "for example 2026-12-01 or 2026-12-01T18:00"
 
 
 class _UnknownKey(str):
-    """Stands in for the value of an unknown key: the message about the key, so that pydantic reports its position."""
+    """A placeholder for the value of an unknown key. It is the message, so that pydantic reports the key's position."""
 
     __slots__ = ()
 
@@ -58,7 +58,7 @@ def _read_granted(value: object, read_long_form: pydantic.ValidatorFunctionWrapH
 
 
 def _text(read: Callable[[str], T], must_be: str) -> Callable[[object], T]:
-    """Return a validator of texts. ``must_be``: said of a value that ``read`` rejects with ValueError."""
+    """Return a validator of texts. ``must_be`` begins the message about a value that ``read`` rejects."""
 
     def validated(value: object) -> T:
         try:
@@ -90,7 +90,7 @@ _Time = Annotated[
 
 
 class GrantEntry(StrictModel):
-    """One grant as written: its conditions, and the added limits under the names of models."""
+    """One grant as it is written: its conditions, and the added limits by model."""
 
     model_config = pydantic.ConfigDict(extra="allow")
 
@@ -113,11 +113,11 @@ class GrantEntry(StrictModel):
         return {model: Limit(added.cards, added.memory) for model, added in self.__pydantic_extra__.items()}
 
     def in_zone(self, zone: ZoneInfo) -> Grant:
-        """Return the grant, its times read in a time zone. It must have no faults."""
+        """Return the grant with its times in a time zone. The grant must have no faults."""
         return Grant(self.limits, self.times_in(zone), self.why)
 
     def times_in(self, zone: ZoneInfo) -> Times:
-        """Return the times at which the grant holds, read in a time zone."""
+        """Return the times at which the grant holds, in a time zone."""
         given: dict[str, float] = {}
         if self.start is not None:
             given["start"] = times.moment_of(self.start, zone)
@@ -128,12 +128,12 @@ class GrantEntry(StrictModel):
 
 
 CONDITIONS = ("from", "until", "weekly", "daily")
-"""The keys of a grant that limit its times."""
+"""The keys of a grant that limit the times at which it holds."""
 _KEYS = (*CONDITIONS, "why")
 
 
 def read_grants(value: object) -> tuple[object, ...]:
-    """Return the grants of a list, ready for `GrantEntry`."""
+    """Return the grants in a list, in the form that `GrantEntry` reads."""
     if not isinstance(value, list):
         raise WrongValueError(f"must be a list, for example [{{A100: 4, until: 2026-12-01}}]; got {shown(value)}")
     if len(value) > MAX_GRANTS:
@@ -149,7 +149,7 @@ def read_grants(value: object) -> tuple[object, ...]:
 def _fault_of(key: str, value: object) -> str:
     if key in _KEYS:
         return ""
-    # A text is never a number of cards, so such a key is a misspelt condition.
+    # A number of cards is never a text. So a key with a text is a misspelt condition.
     known = f"the keys here are {quoted(_KEYS)} and the names of models"
     if isinstance(value, str) and (hint := suggestion(key, _KEYS)):
         return f"unknown key; {hint}"
@@ -165,8 +165,8 @@ def _fault_of(key: str, value: object) -> str:
 def faults_of(
     limits: Mapping[str, LimitEntry], grants: Sequence[GrantEntry], zone: ZoneInfo
 ) -> Iterator[tuple[KeyPath, str]]:
-    """Yield the faults of grants whose values are good, each with its place below ``grants``."""
-    # Cards or memory that only one part of a sum limits would not be limited.
+    """Yield the faults of grants whose single values are valid, each with its place below ``grants``."""
+    # If only one part of a sum limited cards or memory, the sum would not limit them.
     first = {model: limit for model, limit in limits.items() if limit.cards != 0}
     for at, grant in enumerate(grants):
         if not grant.limits:

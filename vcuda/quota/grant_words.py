@@ -1,4 +1,4 @@
-"""The sentences about grants: until when a limit holds, and when it rises."""
+"""The messages about grants: a limit falls when a grant ends, and rises when a grant begins."""
 
 import math
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from vcuda.quota.model import Charge, NamespaceQuota, cards, fits
 
 
 def ending(namespace: str, quota: NamespaceQuota, model: str, used: Charge) -> str | None:
-    """Return the warning that the next end of a grant leaves the use beyond the limit; None if it does not."""
+    """Return a warning if more is used than the limit will allow after the next grant ends; otherwise None."""
     until = quota.ends(model)
     if math.isinf(until):
         return None
@@ -27,7 +27,7 @@ def ending(namespace: str, quota: NamespaceQuota, model: str, used: Charge) -> s
 
 
 def coming(quota: NamespaceQuota, model: str, moment: float | None) -> str | None:
-    """Return a phrase that says when the next grant of this model begins; None if none begins."""
+    """Return a phrase with the time when the next grant of this model begins; None if no grant begins."""
     own = (quota.limits if quota.own is None else quota.own).get(model)
     if moment is None or (own is not None and own.blocks):
         return None
@@ -41,7 +41,7 @@ def coming(quota: NamespaceQuota, model: str, moment: float | None) -> str | Non
 
 
 def without_effect(quota: NamespaceQuota, moment: float) -> Iterator[str]:
-    """Yield a warning for each grant that is over, and for each model that a grant cannot raise, with its place."""
+    """Yield a warning for each grant that has ended, and for each model that a grant cannot raise, with its place."""
     for at, grant in enumerate(quota.grants):
         if not grant.times.holds(moment) and math.isinf(grant.times.next_change(moment)):
             yield f"grants[{at}]: is over, and can be removed"

@@ -1,6 +1,6 @@
-"""The quota: which GPU models, and how much of each, a namespace may use; what pods take of it, and whether it fits.
+"""The quota of each GPU model in a namespace, the charges of objects, and the decision whether a charge fits.
 
-These are the values that decisions are made from; ``vcuda.quota.document`` reads a quota from what people write.
+Decisions are made from these values. ``vcuda.quota.document`` reads a quota from the document that people write.
 """
 
 import enum
@@ -42,27 +42,27 @@ __all__ = [
 
 NOT_MUTATED = "/mutate was not asked, or another webhook came after it"
 
-# A refused pod of these could keep the cluster from coming up, so the `*` entry never applies to them.
+# If a pod of these namespaces was refused, the cluster could fail to start. So the `*` entry never applies to them.
 SYSTEM_NAMESPACES = frozenset({"kube-system", "kube-public", "kube-node-lease"})
 
-# If the webhook had to admit its own pods, it could never start again after all of them were deleted.
+# If the webhook had to admit its own pods, it could never start again after all of these pods were deleted.
 UNASKED_NAMESPACES = frozenset({"kube-system", "vcuda-quota", LEDGER_NAMESPACE, NODE_NAMESPACE})
-"""The namespaces for whose pods the API server calls no webhook of ours, by the names in manifests/base."""
+"""The namespaces for whose pods the API server does not call the webhook, by the names in manifests/base."""
 
 
 DEFAULT = "*"
-"""The key of the entry for namespaces without their own."""
+"""The key of the entry for namespaces without their own entry."""
 
 
 class Allowance(enum.StrEnum):
-    """Settings of a pod that give more of a GPU than is charged. The quota entry must allow them."""
+    """Settings of a pod that give it more of a GPU than it is charged. The quota entry must allow each of them."""
 
     PRIVILEGED = "privileged"
-    """A privileged container sees every device of its node."""
+    """A privileged container, which sees every device of its node."""
     VISIBLE_DEVICES = "visible-devices"
     """Variables by which a container runtime gives a container devices."""
     RUNTIME_CLASS = "runtime-class"
-    """A runtime class for GPUs in a pod that requests none."""
+    """A runtime class for GPUs in a pod that requests no GPU."""
     DISABLE_CONTROL = "cuda-disable-control"
     """Variables that turn off all limits of a share."""
     CORE_POLICY = "core-utilization-policy"
@@ -70,9 +70,9 @@ class Allowance(enum.StrEnum):
     COMPUTE_POLICY = "vgpu-compute-policy"
     """vgpu-manager's annotation that turns off the core limit of a share."""
     MEMORY_LIMIT = "memory-limit-variables"
-    """Variables that set the memory limit of a share, or how strictly it holds."""
+    """Variables that set the memory limit of a share, or how strictly it is enforced."""
     CORE_LIMIT = "core-limit-variables"
-    """Variables that set the core limit of a share, or how strictly it holds."""
+    """Variables that set the core limit of a share, or how strictly it is enforced."""
     LIMIT_LIBRARY = "limit-library"
     """Variables and mounts that replace the library that limits a share, or the files that it reads."""
     GPU_FRACTION = "gpu-fraction"
@@ -84,14 +84,14 @@ class Allowance(enum.StrEnum):
 class Limit(msgspec.Struct, frozen=True):
     """The limit of one model in one namespace.
 
-    ``cores`` are hundredths of a card: 8 cards are 800; 0 is a hard block. ``memory`` is in MiB. Either may be None: it
-    is not limited.
+    ``cores`` are hundredths of a card, so 8 cards are 800. A limit of 0 blocks the model. ``memory`` is in MiB. A part
+    that is None is not limited.
     """
 
     cores: int | None
     memory: int | None = None
     card_memory: int = 0
-    """The memory of one card in MiB, if memory alone is limited; 0 otherwise."""
+    """The memory of one card in MiB, if only memory is limited; 0 otherwise."""
 
     def __add__(self, other: "Limit") -> "Limit":
         cores = None if self.cores is None or other.cores is None else self.cores + other.cores
@@ -104,17 +104,17 @@ class Limit(msgspec.Struct, frozen=True):
 
     @property
     def most_cores(self) -> int:
-        """The hundredths of a card that it admits as whole cards."""
+        """The hundredths of a card that whole cards may take under this limit."""
         return self.cores_in(self.memory or 0) if self.cores is None else self.cores
 
     def free_cores(self, used: "Charge") -> int:
-        """Return the hundredths of a card that are free for whole cards; negative if more is used than it admits."""
+        """Return the hundredths of a card that are free for whole cards; negative if more than the limit is used."""
         if self.cores is None:
             return self.cores_in((self.memory or 0) - used.memory_under(self))
         return self.cores - used.cores
 
     def cores_in(self, memory: int) -> int:
-        """Return the hundredths of a card that have this memory, if memory alone is limited."""
+        """Return the hundredths of a card that have this memory. Only memory must be limited."""
         return memory * CORES_PER_CARD // self.card_memory
 
     def __str__(self) -> str:
@@ -132,21 +132,21 @@ class Grant(msgspec.Struct, frozen=True):
 
 
 class Granted(msgspec.Struct, frozen=True):
-    """The part of a limit that a grant adds now."""
+    """The part of a limit that a grant adds at present."""
 
     model: str
     limit: Limit
     until: float
-    """The moment at which it ends, in Unix seconds; infinite if it does not."""
+    """The time when this part ends, in Unix seconds; infinite if it does not end."""
     grant: Grant
 
 
 class NamespaceQuota(msgspec.Struct, frozen=True):
-    """The quota entry of one namespace, as it is written or, after `at`, with the limits of a moment.
+    """The quota entry of one namespace. It has the limits as they are written or, after `at`, the limits of one moment.
 
     ``limits`` maps a model to its limit, in the order of the document. Other models must not be used. ``pools`` are the
-    pools where its pods may run; empty: every pool. ``allow`` are the settings that are not rejected here although they
-    give more than is charged.
+    pools in which pods may run; empty for every pool. ``allow`` has the settings that are admitted although they give a
+    pod more than it is charged.
     """
 
     limits: Mapping[str, Limit]
@@ -154,23 +154,23 @@ class NamespaceQuota(msgspec.Struct, frozen=True):
     mode: Mode = Mode.ENFORCE
     allow: frozenset[Allowance] = frozenset()
     order: tuple[str, ...] = ()
-    """The models in the order in which they are tried, if that is not the order of ``limits``."""
+    """The models in the order in which they are tried; empty for the order of ``limits``."""
     prefer_most_free: bool = False
-    """Whether the model with the most free cards and quota comes first."""
+    """True if the model with the most free cards and quota comes first."""
     one_model: bool = False
-    """Whether an object is rejected if it could get several models."""
+    """True if an object that could get several models is rejected."""
     grants: tuple[Grant, ...] = ()
-    """All grants, also those that do not hold now."""
+    """All grants, including those that do not hold now."""
     own: Mapping[str, Limit] | None = None
-    """The limits without grants, if ``limits`` are those of a moment."""
+    """The limits without grants, if ``limits`` are those of a moment; otherwise None."""
     granted: tuple[Granted, ...] = ()
-    """The parts of ``limits`` that hold because of grants, in the order of the grants."""
+    """The parts of ``limits`` that come from grants, in the order of the grants."""
 
     def at(self, moment: float | None) -> "NamespaceQuota":
-        """Return the quota with the limits of a moment, in Unix seconds, or with no grant if there is no moment.
+        """Return the quota with the limits of ``moment``, in Unix seconds. With None, no grant holds.
 
-        A model that only grants name is always in the limits, with 0 while none of these grants holds. So the models
-        that a namespace may use do not change with time.
+        A model that only grants name is always in the limits. Its limit is 0 while none of these grants holds. So the
+        models that a namespace may use do not change with time.
         """
         if not self.grants:
             return self
@@ -187,17 +187,17 @@ class NamespaceQuota(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, limits=limits, own=written, granted=tuple(granted))
 
     def ends(self, model: str) -> float:
-        """Return the next moment at which a granted part of the model's limit ends; infinite if none ends."""
+        """Return the next time when a granted part of the model's limit ends; infinite if none ends."""
         return min((each.until for each in self.granted if each.model == model), default=math.inf)
 
 
 class Quota(msgspec.Struct, frozen=True, dict=True):
-    """The whole quota, as it is written or, after `at`, at a moment; ``Quota()`` limits nobody.
+    """The whole quota. Its limits are as they are written or, after `at`, those of a moment. ``Quota()`` limits nobody.
 
-    ``default`` is the ``*`` entry, for namespaces without their own; None: those are not limited. It never applies
-    to the namespaces in ``system``, where a refused pod can stop the cluster. ``version`` is the resourceVersion of the
-    document in a cluster: an etcd revision, so a count of pods at one that is not older has every pod that was
-    admitted by an earlier document, and stored by then.
+    ``default``: the ``*`` entry for namespaces without their own entry; None if these are not limited. It never applies
+    to the namespaces in ``system``, where a refused pod can stop the cluster. ``version``: the resourceVersion of the
+    document. A count of pods at this version or a later one has every pod that an earlier document admitted, and that
+    was stored by then.
     """
 
     namespaces: Mapping[str, NamespaceQuota] = {}
@@ -205,11 +205,11 @@ class Quota(msgspec.Struct, frozen=True, dict=True):
     system: frozenset[str] = SYSTEM_NAMESPACES
     version: str = ""
     moment: float | None = None
-    """The moment of the limits that `for_namespace` returns, in Unix seconds; None: no grant holds."""
+    """The moment of the limits that `for_namespace` returns, in Unix seconds; None if no grant holds."""
 
     @functools.cached_property
     def models(self) -> frozenset[str]:
-        """Every model that the quota limits, in any namespace, at any time."""
+        """All models that the quota limits, in any namespace, at any time."""
         own = (model for entry in self.entries.values() for model in entry.limits)
         return frozenset((*own, *(model for grant in self._grants for model in grant.limits)))
 
@@ -234,9 +234,9 @@ class Quota(msgspec.Struct, frozen=True, dict=True):
         return min((times.next_change(moment) for times in self.times), default=math.inf)
 
     def for_namespace(self, name: str) -> NamespaceQuota | None:
-        """Return the quota of namespace ``name`` at the moment, None where it is not limited."""
+        """Return the quota of namespace ``name`` at the moment; None if the namespace is not limited."""
         own = self.namespaces.get(name)
-        # An own entry applies to a system namespace too; pods that the API server asks nobody about are only counted.
+        # A system namespace may have its own entry. Pods for which no webhook is called are only counted.
         if own is not None:
             return self._at_moment(own)
         return None if name in self.system or self.default is None else self._at_moment(self.default)
@@ -251,16 +251,16 @@ class Quota(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def _known(self) -> dict[int, NamespaceQuota]:
-        # The limits of the moment, by the identity of the entry, since every review asks for them.
+        # The limits of the moment, by the identity of the entry. They are kept, because every review needs them.
         return {}
 
 
 class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """The charge of one pod, or of many together, to a namespace's quota of one model.
+    """The charge of one object, or of many together, to a namespace's quota of one model.
 
-    ``cores`` are hundredths of a card. ``memory`` is the memory requested in MiB. ``card_memory`` is the memory
-    requested as a part of a card, in hundredths of a card: an exclusive card, or a percentage. Its value in MiB follows
-    from the limit in force (`memory_under`), so a changed limit makes no record wrong.
+    ``cores`` are hundredths of a card. ``memory`` is requested memory in MiB. ``card_memory`` is memory that is
+    requested as a part of a card, in hundredths of a card: an exclusive card, or a percentage. Its MiB follow from the
+    limit in force (`memory_under`). So a record stays right if the limit changes.
     """
 
     cores: int = 0
@@ -274,25 +274,25 @@ class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         return Charge(self.cores - other.cores, self.memory - other.memory, self.card_memory - other.card_memory)
 
     def peak(self, other: "Charge") -> "Charge":
-        """Return the larger of the two, resource by resource, as Kubernetes sets init containers against the rest."""
+        """Return the larger amount of each resource, as Kubernetes compares init containers with the others."""
         return Charge(
             max(self.cores, other.cores), max(self.memory, other.memory), max(self.card_memory, other.card_memory)
         )
 
     def minimum(self, other: "Charge") -> "Charge":
-        """Return the smaller of the two, resource by resource."""
+        """Return the smaller amount of each resource."""
         return Charge(
             min(self.cores, other.cores), min(self.memory, other.memory), min(self.card_memory, other.card_memory)
         )
 
     def covers(self, other: "Charge") -> bool:
-        """Return whether no resource of the other charge is larger."""
+        """Return whether ``other`` has no larger amount of any resource."""
         return self.cores >= other.cores and self.memory >= other.memory and self.card_memory >= other.card_memory
 
     def memory_under(self, limit: Limit) -> int:
-        """Return the memory in MiB, rounded up, so that many small shares cannot exceed the limit's memory.
+        """Return the memory under a limit in MiB, rounded up, so that many small shares cannot exceed the limit.
 
-        A card has the limit's memory divided by its cards, or the memory that the limit states for a card.
+        The memory of a card is the limit's memory divided by its cards, or the memory that the limit states for a card.
         """
         memory, cores = (limit.card_memory, CORES_PER_CARD) if limit.cores is None else (limit.memory, limit.cores)
         if not memory or not cores:
@@ -304,8 +304,7 @@ class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 def total(charges: Iterable[Charge]) -> Charge:
-    """Return the sum of all charges."""
-    # Not sum(): it would make a Charge for each, and this is on the path of every pod, over up to 512 pending ones.
+    # sum() would create a Charge for each addition. This runs for every pod, over up to 512 pending charges.
     cores = memory = card_memory = 0
     for charge in charges:
         cores += charge.cores
@@ -315,10 +314,10 @@ def total(charges: Iterable[Charge]) -> Charge:
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
-    """How much of one model a namespace uses.
+    """The usage of one model in a namespace.
 
-    ``used`` is the sum. ``pending`` is the part of pods that the watch has not shown yet, ``terminating`` the part of
-    deleted pods whose containers may still run, and ``reserved`` the part that replicas may grant within seconds.
+    ``used`` is the sum. ``pending``: the part of pods that the watch has not shown yet. ``terminating``: the part of
+    deleted pods whose containers may still run. ``reserved``: the part that webhook replicas may admit within seconds.
     """
 
     used: Charge = Charge()
@@ -333,7 +332,7 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 
 
 def fits(limit: Limit, used: Charge, asked: Charge) -> bool:
-    """Return whether ``asked`` on top of ``used`` stays within the limit, in cores and, where limited, in memory."""
+    """Return whether ``used`` and ``asked`` together stay within the limit of cores and the limit of memory."""
     after = used + asked
     if limit.cores is not None and after.cores > limit.cores:
         return False
@@ -341,7 +340,7 @@ def fits(limit: Limit, used: Charge, asked: Charge) -> bool:
 
 
 class Shortage(msgspec.Struct, frozen=True, gc=False):
-    """A request that does not fit a limit, with every figure a person needs to see why."""
+    """A request that does not fit a limit, with all figures that a person needs to understand it."""
 
     model: str
     asked: Charge
@@ -354,17 +353,17 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def rests_on_reserved(self) -> bool:
-        """Whether the request would fit but for what is reserved."""
+        """True if the request would fit without the reserved charges."""
         return fits(self.limit, self.usage.in_use, self.asked)
 
     @property
     def rests_on_pending(self) -> bool:
-        """Whether the request would fit but for what is pending, or reserved."""
+        """True if the request would fit without the pending and reserved charges."""
         return fits(self.limit, self.usage.in_use - self.usage.pending, self.asked)
 
     @property
     def in_cores(self) -> bool:
-        """Whether the refusal is about cores: they are short, and it is not the memory alone that can never fit."""
+        """True if the refusal must name cores, and False if it must name memory."""
         cores, memory = self.limit.cores, self.limit.memory
         short = cores is not None and (self.usage.used + self.asked).cores > cores
         # A request for more memory than the limit can never fit, so the message must name the memory.
@@ -372,7 +371,7 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
         return short and (self.asked.cores > (cores or 0) or not hopeless)
 
     def sentence(self, namespace: str) -> str:
-        """Return the refusal that people see in kubectl and in their ReplicaSet's events."""
+        """Return the refusal that people see in kubectl and in the Events of their ReplicaSet."""
         where = f"{self.model} in namespace {namespace}"
         usage, limit = self.usage, self.limit
         used = usage.in_use
@@ -381,7 +380,7 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
             return self._sentence(where, cards, self.asked.cores, parts, limit.cores)
         used_memory, total = used.memory_under(limit), usage.used.memory_under(limit)
         pending, terminating = usage.pending.memory_under(limit), usage.terminating.memory_under(limit)
-        # Differences of sums, not the memory asked for or reserved: that is rounded up once more.
+        # These figures are differences of sums. The requested or reserved memory itself would be rounded up once more.
         asked = (usage.used + self.asked).memory_under(limit) - total
         parts = used_memory, pending, terminating, total - used_memory
         return self._sentence(f"memory of {where}", mebibytes, asked, parts, limit.memory or 0)
@@ -403,12 +402,12 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
 
 
 def exceeded(namespace: str, *shortages: Shortage) -> str:
-    """Return the message for a request that fits none of the models it may use."""
+    """Return the message for a request that fits none of the models that it may use."""
     return f"{OVER_QUOTA}: " + "; ".join(shortage.sentence(namespace) for shortage in shortages)
 
 
 def free_of(limit: Limit, usage: Usage) -> str:
-    """Say how much of a limit is free; what is reserved is not, and is named."""
+    """Return a phrase with the free part of a limit. A reserved part is not free, and is named."""
     if limit.cores is None:
         used, in_use = usage.used.memory_under(limit), usage.in_use.memory_under(limit)
         free = f"{(limit.memory or 0) - used} of {limit} free"

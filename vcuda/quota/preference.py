@@ -1,11 +1,11 @@
 """The GPU models that an object may use, in the order in which they are tried.
 
-The order comes from the first of these that is given:
+The order comes from the first of these sources that exists:
 
-1. The annotation `MODELS_ANNOTATION` of a pod or ResourceClaim: ``H100, A100`` are these two models and no other one;
-   a final ``*`` stands for the other models of the quota entry.
+1. The annotation `MODELS_ANNOTATION` of a pod or ResourceClaim. ``H100, A100`` means these two models and no others.
+   A final ``*`` stands for the other models of the quota entry.
 2. ``order`` in the quota entry. The other models of the entry follow.
-3. ``prefer: most-free`` in the quota entry: free cards and free quota decide before the order.
+3. ``prefer: most-free`` in the quota entry. Free cards and free quota decide before the order.
 4. The order of the models in the quota entry.
 """
 
@@ -19,13 +19,13 @@ from vcuda.quota.terms import MODELS_ANNOTATION
 from vcuda.quota.values import listed, printable, suggestion
 
 OTHERS = "*"
-"""The last item of an annotation that also allows the other models."""
+"""The last item of an annotation that also allows the other models of the quota entry."""
 
 MAX_CHARACTERS = 2048
-"""The longest annotation: 32 names of 63 characters, the longest value of a label."""
+"""The most characters of the annotation: 32 names of 63 characters, the longest value of a label."""
 
 MAX_NAMED = 10
-"""Models that a message lists."""
+"""The most models that a message lists."""
 
 
 class Rule(enum.StrEnum):
@@ -42,7 +42,7 @@ PLACES = {
     Rule.ORDER: "`order` of the namespace's quota",
     Rule.DOCUMENT: "the namespace's quota",
 }
-"""The places where people find the order."""
+"""The places in which people find the order."""
 
 
 class Wish(msgspec.Struct, frozen=True, gc=False):
@@ -50,10 +50,10 @@ class Wish(msgspec.Struct, frozen=True, gc=False):
 
     models: tuple[str, ...]
     others: bool = False
-    """Whether the other models of the quota entry follow."""
+    """True if the other models of the quota entry follow."""
 
     def unknown(self, known: Set[str]) -> str | None:
-        """Return the sentence about the first model that nobody knows; None if all are known."""
+        """Return a message about the first model that nobody knows; None if all models are known."""
         for model in self.models:
             if model not in known:
                 hint = suggestion(model, known) or f"the models are {listed(sorted(known), MAX_NAMED)}"
@@ -61,7 +61,7 @@ class Wish(msgspec.Struct, frozen=True, gc=False):
         return None
 
     def unlisted(self, namespace: str, quota: NamespaceQuota) -> str | None:
-        """Return the sentence about the first model that the quota entry does not list; None if it lists all."""
+        """Return a message about the first model that the quota entry does not list; None if it lists all of them."""
         for model in self.models:
             if model not in quota.limits:
                 lists = f"it lists {listed(quota.limits, MAX_NAMED)}"
@@ -73,7 +73,7 @@ class Wish(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_wish(annotations: Mapping[str, str]) -> Wish | None:
-    """Return the models that the annotation names; None without it. Raises ValueError with a sentence if malformed."""
+    """Return the models that the annotation names; None without an annotation. Raises ValueError if it is malformed."""
     text = annotations.get(MODELS_ANNOTATION)
     if text is None:
         return None
@@ -91,14 +91,14 @@ def read_wish(annotations: Mapping[str, str]) -> Wish | None:
 
 
 class Preference(msgspec.Struct, frozen=True, gc=False):
-    """The models of a quota entry that an object may use, in order, and the rule of the order."""
+    """The models of a quota entry that an object may use, in order, and the rule that ordered them."""
 
     models: tuple[str, ...]
     rule: Rule
 
     @classmethod
     def of(cls, annotations: Mapping[str, str], quota: NamespaceQuota) -> "Preference":
-        """Return the preference of an object with these annotations. A malformed one counts as none."""
+        """Return the preference of an object with these annotations. A malformed annotation is ignored."""
         try:
             wish = read_wish(annotations) or Wish(())
         except ValueError:

@@ -1,4 +1,4 @@
-"""The quota at the present moment, by the clock of this process."""
+"""The quota at present, by the clock of this process."""
 
 import time
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from vcuda.quota.model import Quota
 
 
 class _Known(NamedTuple):
-    """A quota with the limits of a time."""
+    """A quota with the limits that hold from ``since`` until ``until``, in Unix seconds."""
 
     written: Quota
     since: float
@@ -17,18 +17,18 @@ class _Known(NamedTuple):
 
 
 class QuotaClock:
-    """Returns a quota with the limits of now. ``seconds``, Unix time, is the only clock that decides about a limit."""
+    """Returns a quota with its present limits. ``seconds`` returns the Unix time, which alone decides about limits."""
 
     def __init__(self, seconds: Callable[[], float] = time.time) -> None:
         self.seconds = seconds
         self._known: _Known | None = None
 
     def now(self, written: Quota) -> Quota:
-        """Return a quota, given as it is written, with the limits of now."""
+        """Return the quota ``written`` with its present limits."""
         if not written.times:
             return written
         moment, known = self.seconds(), self._known
-        # A clock may be set back. Two threads may come here at once, and make the same twice.
+        # The clock may be set back. If two threads compute the limits at the same time, their results are equal.
         if known is None or known.written is not written or not known.since <= moment < known.until:
             known = self._known = _Known(written, moment, written.next_change(moment), written.at(moment))
         return known.quota

@@ -9,29 +9,29 @@ import re
 CORES_PER_CARD = 100
 
 OVER_QUOTA = "exceeded GPU quota"
-"""How every refusal for want of quota begins."""
+"""The beginning of every refusal because of too little quota."""
 
 MALFORMED = "malformed GPU request"
-"""How every refusal of a malformed request begins."""
+"""The beginning of every refusal of a malformed request."""
 
 LEDGER_NAMESPACE, NODE_NAMESPACE = "vcuda-quota-ledgers", "vcuda-quota-node"
-"""The default namespaces of the ledgers and of the node agents. They hold nothing else."""
+"""The default namespaces of the ledgers and of the node agents. They have no other content."""
 
 STORABLE_SECONDS = 75
-"""Seconds after its admission when a pod can no longer be stored. The API server ends a request after a minute, and
-etcd may need some seconds more."""
+"""Seconds after its admission from which on a pod can no longer be stored. The API server ends a request after a
+minute, and etcd may need some seconds more."""
 
 MODELS_ANNOTATION = "quota.vcuda.io/models"
-"""Only /mutate reads it. The charge follows from the pin, which /validate reads from the spec."""
+"""The annotation with the wanted models. Only /mutate reads it. The charge follows from the pin in the spec."""
 
 MODEL_ANNOTATION = "quota.vcuda.io/model"
-"""The model of a pod, for people. No decision reads it, since the owner of the pod can edit it."""
+"""The annotation with the model of a pod, for people. No decision reads it, because the pod's owner can edit it."""
 
 MODEL_LABEL, POOL_LABEL = "gaia.tencent.com/gpu-model", "gaia.tencent.com/gpu-pool"
-"""The default names of the node labels with a node's GPU model and its pool."""
+"""The default names of the node labels with the GPU model and the pool."""
 
 USAGE_NAME, USAGE_KEY = "gpu-quota-usage", "usage.json"
-"""The ConfigMap in each limited namespace in which the controller publishes the usage, and its key."""
+"""The ConfigMap in which the controller publishes the usage of a limited namespace, and its key."""
 
 USAGE_LABELS = {"app.kubernetes.io/managed-by": "vcuda-quota", "quota.vcuda.io/usage": "true"}
 
@@ -54,7 +54,7 @@ NO_NAMESPACE = (
 
 
 def is_namespace_name(name: object) -> bool:
-    """Return whether it is a DNS label of RFC 1123, as the name of every namespace is (Kubernetes documentation)."""
+    """Return whether ``name`` is a DNS label of RFC 1123, as every name of a namespace is."""
     return isinstance(name, str) and _DNS_LABEL.fullmatch(name) is not None
 
 
@@ -63,11 +63,10 @@ def would_be_pinned(model: str) -> str:
 
 
 def cards(cores: int) -> str:
-    """Render hundredths of a card: 800 is ``8 cards``, 100 ``1 card``, 250 ``2.5 cards``."""
+    """Return hundredths of a card as text: 800 is ``8 cards``, 100 ``1 card``, 250 ``2.5 cards``."""
     amount = f"{cores / CORES_PER_CARD:.2f}".rstrip("0").rstrip(".")
     return f"{amount} card" if amount == "1" else f"{amount} cards"
 
 
 def mebibytes(memory: int) -> str:
-    """Render MiB."""
     return f"{memory} MiB"

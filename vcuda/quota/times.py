@@ -1,6 +1,6 @@
-"""The times at which a grant holds: from a day or time, until a day or time, on days of the week, at hours of the day.
+"""The times at which a grant holds. It may have a beginning, an end, days of the week and hours of the day.
 
-Whether it holds is a pure function of the moment. Days and hours are those of the clocks in a time zone.
+Whether a grant holds depends only on the moment. Days and hours are those of the clocks in a time zone.
 """
 
 import bisect
@@ -17,19 +17,19 @@ import msgspec
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 MINUTES_PER_DAY = 24 * 60
 MOST_DAYS = 16
-"""Days within which a weekly or daily grant changes. A clock change can skip the hours of one week, never of two."""
+"""A weekly or daily grant changes within so many days. A clock change can skip its hours in one week, not in two."""
 
 UTC = ZoneInfo("UTC")
 
 YEARS = range(1970, 9000)
-"""The years that are read; further ones have no clocks."""
+"""The years that are accepted. The clocks of Python end with the year 9999."""
 
 _HOURS = re.compile(r"([0-9]{2}):([0-9]{2}) *- *([0-9]{2}):([0-9]{2})", re.ASCII)
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)
 _TIME = re.compile(_DATE.pattern + r"T[0-9]{2}:[0-9]{2}(:[0-9]{2})?(Z|[-+][0-9]{2}:[0-9]{2})?", re.ASCII)
 
 LocalTime = datetime.date | datetime.datetime
-"""A day, a time of the clocks in a zone, or a time with an offset from UTC."""
+"""A day, a time on the clocks of a zone, or a time with an offset from UTC."""
 
 
 class Times(msgspec.Struct, frozen=True):
@@ -37,13 +37,13 @@ class Times(msgspec.Struct, frozen=True):
 
     zone: ZoneInfo
     start: float = -math.inf
-    """The first moment, in Unix seconds."""
+    """The first moment of the grant, in Unix seconds."""
     end: float = math.inf
-    """The first moment after it, in Unix seconds."""
+    """The first moment after the grant, in Unix seconds."""
     days: frozenset[int] = frozenset()
-    """The days of the week, 0 for Monday; empty: every day."""
+    """The days of the week, 0 for Monday; empty for every day."""
     hours: tuple[int, int] | None = None
-    """The first minute of the day, and the first one after it. If that is not later, the hours end on the next day."""
+    """The first minute of the day, and the minute after the last. If not later, the hours end on the next day."""
 
     def __str__(self) -> str:
         parts = [f"from {shown(self.start, self.zone)}"] if self.start > -math.inf else []
@@ -72,12 +72,12 @@ class Times(msgspec.Struct, frozen=True):
         return first <= minute < end if first < end else minute >= first or minute < end
 
     def next_change(self, moment: float) -> float:
-        """Return the first moment after this one at which the grant begins or ceases to hold; infinite if none."""
+        """Return the first later moment at which the grant begins or ceases to hold; infinite if there is none."""
         before = self.holds(moment)
         return next((at for at in self._bounds(moment) if self.holds(at) != before), math.inf)
 
     def _bounds(self, moment: float) -> Iterator[float]:
-        """Yield, in order, all moments after this one between which nothing changes."""
+        """Yield later moments in order. Between two of these moments nothing changes."""
         if moment < self.start:
             yield self.start
         if self.recurs:
@@ -90,23 +90,23 @@ class Times(msgspec.Struct, frozen=True):
             yield self.end
 
     def _bounds_of(self, day: datetime.date) -> list[float]:
-        """Return the begin of a day, both bounds of the hours, and the change of the clocks, if there is one."""
+        """Return the beginning of a day, the bounds of the hours, and the change of the clocks, if there is one."""
         begin, after = (start_of(each, self.zone) for each in (day, day + datetime.timedelta(1)))
         found = {begin, *_clock_changes(begin, after, self.zone)}
         for minute in self.hours or ():
             wall = datetime.time(minute // 60 % 24, minute % 60, tzinfo=self.zone)
-            # A clock that is set back shows a time twice.
+            # If a clock is set back, it shows a time twice.
             found.update(datetime.datetime.combine(day, wall.replace(fold=fold)).timestamp() for fold in (0, 1))
         return sorted(found)
 
 
 def start_of(day: datetime.date, zone: ZoneInfo) -> float:
-    """Return the first moment of a day, in Unix seconds, also if the clocks skip its midnight or show it twice."""
+    """Return the first moment of a day in Unix seconds, even if the clocks skip midnight or show it twice."""
     return datetime.datetime.combine(day, datetime.time(tzinfo=zone)).timestamp()
 
 
 def _clock_changes(begin: float, after: float, zone: ZoneInfo) -> list[float]:
-    """Return the moment between two at which the clocks are set to another offset; empty if they are not."""
+    """Return the moment between two others when the clocks change their offset; empty if they do not."""
 
     def offset(moment: float) -> datetime.timedelta | None:
         return datetime.datetime.fromtimestamp(moment, zone).utcoffset()
@@ -119,7 +119,7 @@ def _clock_changes(begin: float, after: float, zone: ZoneInfo) -> list[float]:
 
 
 def moment_of(written: LocalTime, zone: ZoneInfo) -> float:
-    """Return the moment of a time, or the first moment of a day. Of a time that is shown twice, the first counts."""
+    """Return the moment of a time, or the first moment of a day. Of a time shown twice the first counts."""
     if not isinstance(written, datetime.datetime):
         return start_of(written, zone)
     return (written if written.tzinfo else written.replace(tzinfo=zone)).timestamp()
@@ -138,7 +138,7 @@ def shown(moment: float, zone: ZoneInfo) -> str:
 
 
 def read_local_time(text: str) -> LocalTime:
-    """Return the day or time of a text of ISO 8601. Raises ValueError if it is none."""
+    """Return the day or time in ``text`` (ISO 8601). Raises ValueError for other texts."""
     if _DATE.fullmatch(text):
         found: LocalTime = datetime.date.fromisoformat(text)
     elif _TIME.fullmatch(text):
@@ -151,7 +151,7 @@ def read_local_time(text: str) -> LocalTime:
 
 
 def read_days(text: str) -> frozenset[int]:
-    """Return the days of a text such as ``Sat-Sun`` or ``Mon, Wed``. Raises ValueError if it is none."""
+    """Return the days in a text such as ``Sat-Sun`` or ``Mon, Wed``. Raises ValueError for other texts."""
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = (each.strip() for each in part.partition("-"))
@@ -162,7 +162,7 @@ def read_days(text: str) -> frozenset[int]:
 
 
 def read_hours(text: str) -> tuple[int, int]:
-    """Return the minutes of a text such as ``20:00-06:00``. Raises ValueError if it is none."""
+    """Return the minutes of the day in a text such as ``20:00-06:00``. Raises ValueError for other texts."""
     matched = _HOURS.fullmatch(text)
     if matched is None:
         raise ValueError

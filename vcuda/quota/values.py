@@ -1,4 +1,4 @@
-"""The values of a quota document, as people write them: cards, memory, names. Each reader says what a value must be."""
+"""Reads the values of a quota document, as people write them: cards, memory and names."""
 
 import contextlib
 import difflib
@@ -14,9 +14,9 @@ from vcuda import k8s_types
 from vcuda.quota.yaml import KeyPath
 
 MAX_CARDS = 100_000
-"""Cards in one limit: 5,000 nodes, the most that Kubernetes supports, with 20 cards each."""
+"""The most cards in one limit: 20 cards on each of 5,000 nodes, the most nodes that Kubernetes supports."""
 MAX_MEMORY = MAX_CARDS * 1024 * 1024
-"""MiB in one limit: 1 TiB for each of MAX_CARDS."""
+"""The most MiB in one limit: 1 TiB for each of MAX_CARDS."""
 
 MIB = 1024 * 1024
 _MAX_SHOWN = 63
@@ -26,11 +26,11 @@ _MEMORY_AS_TEXT = re.compile(r"[0-9.]+ ?[KMGTPE]i?B?")
 
 
 class WrongValueError(ValueError):
-    """This cannot stand here; a ValueError, because those are what pydantic gathers."""
+    """A value is wrong. This is a ValueError, because pydantic collects ValueErrors."""
 
 
 def listed(names: Collection[str], most: int) -> str:
-    """Return the first names as text, and the number of the others; ``none`` if there are no names."""
+    """Return the first names as text, and the number of the other names; ``none`` if there are no names."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{', '.join([*names][:most])}{more}" or "none"
 
@@ -38,8 +38,8 @@ def listed(names: Collection[str], most: int) -> str:
 def read_label_value(name: object) -> str:
     """Return the name of a model or pool, which is the value of a node's label."""
     if not isinstance(name, str):
-        raise WrongValueError(f"{shown(name)} is no text; write a name, in quotes")
-    # Kubernetes allows an empty label value; a node with an empty model has none.
+        raise WrongValueError(f"{shown(name)} is not a text; write a name, in quotes")
+    # Kubernetes allows an empty label value. A node with an empty model label has no model.
     if not _LABEL_VALUE.fullmatch(name):
         raise WrongValueError(
             f"{shown(name)} can never be a node label's value; write at most 63 letters, digits, `-`, `_` and `.`, "
@@ -49,12 +49,12 @@ def read_label_value(name: object) -> str:
 
 
 def read_cores(value: object) -> int:
-    """Return the hundredths of a card that a number of cards makes: from 0 to MAX_CARDS, two decimals at most."""
+    """Return a number of cards in hundredths of a card: from 0 to MAX_CARDS, with two decimals at most."""
     if not isinstance(value, Decimal):
         raise WrongValueError(_no_cards(value))
     if not value.is_finite() or not 0 <= value <= MAX_CARDS:
-        raise WrongValueError(f"{shown(value)} is no possible number of cards; write one from 0 to {MAX_CARDS}")
-    # It is not rounded, because 2.555 cards would become more or less than the author wrote.
+        raise WrongValueError(f"{shown(value)} is not a possible number of cards; write a number from 0 to {MAX_CARDS}")
+    # The number is not rounded, because 2.555 cards would become more or less than the author wrote.
     try:
         hundredths = value.quantize(Decimal("0.01"), context=Context(traps=[Inexact]))
     except Inexact:
@@ -64,18 +64,18 @@ def read_cores(value: object) -> int:
 
 
 def _no_cards(value: object) -> str:
-    # Text is never taken for a number: in YAML "010" or 1:30 are numbers to some readers and text to others.
+    # A text is never read as a number. In YAML, "010" and 1:30 are numbers for some readers, and texts for others.
     if isinstance(value, str):
         number = _CARDS_AS_TEXT.fullmatch(value)
         if number:
             return f"{shown(value)} is text; write {number[1]} without quotes"
         if _MEMORY_AS_TEXT.fullmatch(value):
-            return f"{shown(value)} is no number of cards; write memory beside it: {{cards: 4, memory: 160Gi}}"
-    return f"{shown(value)} is no number of cards; write one such as 8 or 2.5"
+            return f"{shown(value)} is not a number of cards; write memory separately: {{cards: 4, memory: 160Gi}}"
+    return f"{shown(value)} is not a number of cards; write for example 8 or 2.5"
 
 
 def read_memory(value: object) -> int:
-    """Return the whole MiB, rounded down, of a Kubernetes quantity in bytes: from 1 to MAX_MEMORY."""
+    """Return a Kubernetes quantity of bytes in whole MiB, rounded down: from 1 to MAX_MEMORY."""
     return int(read_bytes(value) // MIB)
 
 
@@ -85,22 +85,24 @@ def read_bytes(value: object) -> Decimal:
     with contextlib.suppress(ValueError):
         amount = k8s_types.parse_quantity(value) if isinstance(value, str) else value
     if not isinstance(amount, Decimal) or not amount.is_finite():
-        raise WrongValueError(f"{shown(value)} is no amount of memory; write one such as 160Gi")
+        raise WrongValueError(f"{shown(value)} is not an amount of memory; write for example 160Gi")
     if not 0 <= amount <= MAX_MEMORY * MIB:
-        raise WrongValueError(f"{shown(value)} is no possible amount of memory; write one up to {MAX_MEMORY // 1024}Gi")
+        raise WrongValueError(
+            f"{shown(value)} is not a possible amount of memory; write at most {MAX_MEMORY // 1024}Gi"
+        )
     if amount == 0:
         hint = "leave `memory` out for no limit, or write 0 cards to block the model"
         raise WrongValueError(f"0 leaves no memory; {hint}")
     if amount < MIB:
-        # Such an amount is a slip: 160 is meant as 160Gi.
+        # Such an amount is a mistake. For example, 160 is meant as 160Gi.
         bare = re.fullmatch(r"[0-9]+(\.[0-9]+)?", str(value))
-        hint = f"a number without a unit is bytes: write {value}Gi" if bare else "write one such as 160Gi"
+        hint = f"a number without a unit is bytes: write {value}Gi" if bare else "write for example 160Gi"
         raise WrongValueError(f"{shown(value)} is less than 1 MiB; {hint}")
     return amount
 
 
 def shown(value: object) -> str:
-    """Return ``value`` in a form that fits into a sentence: short, on one line, printable."""
+    """Return ``value`` as a short, printable text on one line, for a message."""
     match value:
         case None:
             return "an empty value"
@@ -116,13 +118,13 @@ def shown(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """Return ``text`` cut to the length of the longest possible name, control characters escaped."""
+    """Return ``text``, cut to the length of the longest possible name, with control characters escaped."""
     cut = text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in cut)
 
 
 def suggestion(written: object, known: Iterable[str]) -> str:
-    """Return a question that names the one of ``known`` that resembles ``written``; empty if none does."""
+    """Return a question with the name in ``known`` that is similar to ``written``; empty if there is none."""
     if not isinstance(written, str) or len(written) > _MAX_SHOWN:
         return ""
     by_folded = {name.casefold(): name for name in known}
@@ -141,7 +143,7 @@ def raise_faults(faults: Iterable[tuple[KeyPath, str]]) -> None:
 
 
 def sentence(details: ErrorDetails, entry: type[pydantic.BaseModel], otherwise: str, also: str = "") -> str:
-    """Return the sentence on a fault: an unknown key of ``entry``, whose list ``also`` ends, or ``otherwise``."""
+    """Return the message for a fault: its own, one about an unknown key of ``entry`` and ``also``, or ``otherwise``."""
     match details["type"]:
         case "value_error":
             return str(details["ctx"]["error"])
@@ -156,13 +158,13 @@ def quoted(keys: Iterable[str]) -> str:
 
 
 class StrictModel(pydantic.BaseModel):
-    """A mapping with these keys and no others."""
+    """A mapping that accepts only its own keys."""
 
     model_config = pydantic.ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
 class LimitEntry(StrictModel):
-    """A limit in its long form. What it leaves out is not limited."""
+    """A limit in its long form. A part that is left out is not limited."""
 
     cards: Annotated[int | None, pydantic.PlainValidator(read_cores)] = None
     memory: Annotated[int | None, pydantic.PlainValidator(read_memory)] = None
@@ -175,7 +177,7 @@ class LimitEntry(StrictModel):
 
 
 def read_limit(value: object, read_long_form: pydantic.ValidatorFunctionWrapHandler) -> LimitEntry:
-    # A bare number of cards stands for the long form with nothing else in it, as in gpu-admission.
+    # A bare number of cards is short for the long form with cards only, as in gpu-admission.
     if not isinstance(value, dict):
         return LimitEntry.model_construct(cards=read_cores(value))
     limit: LimitEntry = read_long_form(value)

@@ -1,7 +1,7 @@
-"""The text of a quota document, JSON or YAML, read into plain mappings, lists and scalars.
+"""Reads the text of a quota document, JSON or YAML, into plain mappings, lists and scalars.
 
-Aliases and merge keys are resolved here, within a bound, and keys that are written twice are found: the usual loaders
-keep the last one silently.
+Aliases and merge keys are resolved here, within a bound. Keys that are written twice are reported, because the usual
+loaders silently keep the last one.
 """
 
 import functools
@@ -16,25 +16,25 @@ from yaml.composer import Composer
 from vcuda.errors import Fault, QuotaFault
 
 MAX_TEXT = 1024 * 1024
-"""Characters. Kubernetes stores at most 1 MiB in one ConfigMap (its documentation of ConfigMaps)."""
+"""The most characters of a text. Kubernetes stores at most 1 MiB in one ConfigMap (documentation of ConfigMaps)."""
 MAX_ENTRIES = 200_000
-"""Keys and list items in all; those behind an alias count wherever it is used."""
+"""The most keys and list items. Those behind an alias count again wherever the alias is used."""
 MAX_DEPTH = 16
-"""Levels of nesting; a quota document has four, the rest is for merge keys."""
+"""The most levels of nesting. A quota document has four levels, and merge keys may need more."""
 
 Plain = None | bool | Decimal | str | list["Plain"] | dict[str, "Plain"]
 KeyPath = tuple[str | int, ...]
 
 
 class PlacedFault(NamedTuple):
-    """A fault with the keys and list positions that lead to it."""
+    """A fault, and the keys and list positions that lead to its place."""
 
     place: KeyPath
     message: str
 
 
 def read_text(text: str) -> tuple[Plain, tuple[PlacedFault, ...]]:
-    """Return what a text of JSON or YAML holds, None if empty, and its faults. Raises QuotaFault if unreadable."""
+    """Return the content of a text, None if it is empty, and its faults. Raises QuotaFault if it is unreadable."""
     if len(text) > MAX_TEXT:
         _refuse(f"the document is {len(text)} characters long; a ConfigMap holds at most {MAX_TEXT} bytes")
     walk = _Walk()
@@ -52,7 +52,7 @@ def _refuse(sentence: str) -> NoReturn:
 
 
 class UnreadableError(Exception):
-    """The text makes no sense at this line and column, both counted from 1."""
+    """The text is malformed at this line and column, both counted from 1."""
 
     def __init__(self, line: int, column: int, sentence: str) -> None:
         super().__init__(f"line {line}, column {column}: {sentence}")
@@ -60,11 +60,11 @@ class UnreadableError(Exception):
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """A JSON object as it is written: its keys in their order, and as often as they are there."""
+    """A JSON object as it is written: all keys in order, including repeated keys."""
 
 
 def _parse(text: str) -> Any:
-    """Return nodes, as JSON where it looks like it: gpu-admission's is often indented with tabs, which YAML forbids."""
+    """Return nodes. A text that looks like JSON is read as JSON first, because YAML forbids its tabs."""
     if not text.lstrip().startswith("{"):
         return _parse_yaml(text)
     try:
@@ -73,12 +73,12 @@ def _parse(text: str) -> Any:
         try:
             return _parse_yaml(text)
         except UnreadableError as as_yaml:
-            # The reading that got further was meant; on one line JSON's, whose columns are more exact.
+            # The reading that got further was probably meant. On the same line, the columns of JSON are more exact.
             raise max(as_json, as_yaml, key=lambda error: error.line) from None
 
 
 def _parse_json(text: str) -> Any:
-    # A number is a Decimal, so that 0.29 cards are 29 hundredths; an exponent beyond what Decimal holds makes a NaN.
+    # A number is a Decimal, so that 0.29 cards are 29 hundredths. An exponent too large for Decimal makes a NaN.
     number = functools.partial(Decimal, context=Context(traps=[]))
     try:
         return json.loads(text, object_pairs_hook=_Pairs, parse_int=Decimal, parse_float=number, parse_constant=Decimal)
@@ -97,7 +97,7 @@ def _parse_yaml(text: str) -> yaml.Node | None:
     except yaml.MarkedYAMLError as error:
         at = error.problem_mark.index if error.problem_mark else 0
         hint = "; indent with spaces, not tabs" if text[at : at + 1] == "\t" else ""
-        # `{quota:{M40: 8}}` is no YAML to libyaml, nor to kubectl; only behind a key in quotes needs a colon no space.
+        # `{quota:{M40: 8}}` is not YAML for libyaml and kubectl. A colon needs no space only after a key in quotes.
         hint = "; write a space behind the colon" if re.match(r":\S", text[at:]) else hint
         raise _unreadable(text, at, f"{error.problem} {error.context or ''}".strip() + hint) from None
     except yaml.reader.ReaderError as error:
@@ -109,15 +109,15 @@ def _parse_yaml(text: str) -> yaml.Node | None:
 
 
 def _unreadable(text: str, at: int, sentence: str) -> UnreadableError:
-    # Not libyaml's own line: where a text ends too early that is one below the last.
+    # libyaml's own line is not used. If a text ends too early, that line is one below the last line.
     before = text[:at]
     return UnreadableError(before.count("\n") + 1, len(before) - before.rfind("\n"), sentence)
 
 
 class _BoundedComposer(Composer, yaml.CBaseLoader):
-    """PyYAML's composer over libyaml's events; what would make it work without end is refused before it is composed.
+    """PyYAML's composer over the events of libyaml. It refuses content that would make PyYAML work without end.
 
-    Without libyaml, which is in all of PyYAML's wheels, one document would hold the interpreter for several seconds.
+    All wheels of PyYAML have libyaml. Without it, one document could block the interpreter for several seconds.
     """
 
     def __init__(self, text: str) -> None:
@@ -129,19 +129,19 @@ class _BoundedComposer(Composer, yaml.CBaseLoader):
         self._closed: set[str] = set()
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose what comes next; called for every node, also from within the one around it."""
+        """Compose the next node. PyYAML calls this for every node, also for nodes inside another node."""
         event: Any = self.peek_event()
         fault = self._fault_of(event, is_key=index is None and isinstance(parent, yaml.MappingNode))
         if fault:
             raise _unreadable(self._text, event.start_mark.index, fault)
         self._nodes += 1
-        # Every entry has two nodes at most, so no document within the bound is refused; the rest is told by the walk.
+        # Every entry has at most two nodes, so this refuses no document within the bound. The walk counts exactly.
         if self._nodes > 2 * MAX_ENTRIES + 1:
             _refuse(_TOO_MANY)
         if self._depth > MAX_DEPTH:
             raise RecursionError
         anchor = None if isinstance(event, yaml.AliasEvent) else event.anchor
-        # An anchor may be given again (YAML 1.2, 3.2.2.2); PyYAML refuses that, so it forgets the earlier one here.
+        # YAML allows an anchor to be set again (YAML 1.2, 3.2.2.2). PyYAML does not, so the earlier one is forgotten.
         self.anchors.pop(anchor, None)
         self._closed.discard(anchor or "")
         self._depth += 1
@@ -152,12 +152,12 @@ class _BoundedComposer(Composer, yaml.CBaseLoader):
 
     def _fault_of(self, event: Any, *, is_key: bool) -> str | None:
         if getattr(event, "tag", None) is not None:
-            return "tags (`!`) are not read; leave them out"
+            return "tags (`!`) are not supported; remove them"
         if is_key and not isinstance(event, yaml.ScalarEvent):
             return "a key must be text, not a list, a mapping or an alias"
-        # PyYAML lets a collection be part of itself; the walk would never end.
+        # PyYAML accepts a collection that is part of itself, but the walk would never end.
         if isinstance(event, yaml.AliasEvent) and event.anchor not in self._closed:
-            return "this alias (`*`) stands for nothing, or for something that it is itself part of"
+            return "this alias (`*`) has no anchor before it, or is inside its own anchor"
         return None
 
 
@@ -165,14 +165,14 @@ _TOO_MANY = f"the document has more than {MAX_ENTRIES} entries, those behind ali
 
 
 class _Walk:
-    """Turns nodes, of YAML or of JSON, into plain values, and gathers the faults on the way."""
+    """Turns nodes of YAML or JSON into plain values, and collects the faults."""
 
     def __init__(self) -> None:
         self.faults: list[PlacedFault] = []
         self._entries = 0
 
     def plain(self, node: Any, place: KeyPath, depth: int) -> Plain:
-        """Return ``node`` without repeated and merge keys; ``depth`` counts the levels of merging too."""
+        """Return the value of ``node`` without repeated and merge keys. ``depth`` also counts levels of merging."""
         children = node.value if isinstance(node, yaml.CollectionNode) else node
         if not isinstance(children, list):
             return _scalar(node)
@@ -182,7 +182,7 @@ class _Walk:
         return [self.plain(item, (*place, at), depth + 1) for at, item in enumerate(children)]
 
     def _count(self, entries: int, depth: int) -> None:
-        # An alias costs a line to write and is a whole copy here: ten lines of ten aliases each are 10^10 entries.
+        # An alias takes one line to write, and is a whole copy here. Ten lines of ten aliases each are 10^10 entries.
         self._entries += entries
         if self._entries > MAX_ENTRIES:
             _refuse(_TOO_MANY)
@@ -209,12 +209,12 @@ class _Walk:
         return own
 
     def _merge(self, own: dict[str, Plain], node: yaml.Node, place: KeyPath, depth: int) -> None:
-        """Add what a merge key brings: what is written out wins, then what is merged first (YAML's type ``merge``)."""
+        """Add the content of a merge key. Written keys come first, then those merged first (type ``merge``)."""
         self._count(1, depth)
         for source in node.value if isinstance(node, yaml.SequenceNode) else [node]:
             inherited = self.plain(source, place, depth)
             if not isinstance(inherited, dict):
-                self.faults.append(PlacedFault((*place, "<<"), "is no mapping; write an alias of one: <<: *name"))
+                self.faults.append(PlacedFault((*place, "<<"), "is not a mapping; write an alias: <<: *name"))
                 continue
             for key, value in inherited.items():
                 own.setdefault(key, value)
@@ -230,7 +230,7 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def _scalar(node: Any) -> Plain:
-    # Of YAML 1.1's scalars only these are taken: `010` as 8, `1_000` as 1000 or `no` as false would hide a mistake.
+    # Only these scalars of YAML 1.1 are accepted. `010` as 8, `1_000` as 1000 or `no` as false would hide a mistake.
     if not isinstance(node, yaml.ScalarNode):
         return _encodable(node) if isinstance(node, str) else node
     text: str = node.value
@@ -242,5 +242,5 @@ def _scalar(node: Any) -> Plain:
 
 
 def _encodable(text: str) -> str:
-    """Replace halves of UTF-16 pairs, which no encoder takes, by a character that no name may hold either."""
+    """Replace halves of UTF-16 pairs, which no encoding accepts, by a character that no name may have."""
     return _SURROGATES.sub("\ufffd", text)

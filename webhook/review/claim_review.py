@@ -133,7 +133,7 @@ class ClaimCandidates(msgspec.Struct, frozen=True, gc=False):
         if not quota.limits:
             return f"namespace {namespace} may use no GPU model: its quota lists none"
         reasons = "; ".join(f"{model} is excluded by {reason}" for model, reason in self.excluded.items())
-        return f"no GPU model that this claim may use in namespace {namespace}: {reasons}"
+        return f"this claim may use no GPU model in namespace {namespace}: {reasons}"
 
     def options(self, asked: ClaimRequest, quota: NamespaceQuota, usage: Mapping[str, Usage]) -> list[Option]:
         return [
