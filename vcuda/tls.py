@@ -1,4 +1,5 @@
-"""The certificate and key of a server in a directory: written in one step, served by one TLS context, inspected."""
+"""The certificate and key of a server in a directory. They are written in one step, and served by one TLS context. A
+served certificate can also be read over the network."""
 
 import fcntl
 import hashlib
@@ -61,7 +62,8 @@ class ServingCertificate:
     def __init__(self, directory: Path, client_ca: Path | None = None, *, client_required: bool = False) -> None:
         self._directory = directory
         self._client_ca = client_ca
-        # The webhook requires none, because kubelet's probes have none, and a handshake does not show the path.
+        # The webhook requires no client certificate, because kubelet's probes have none. A handshake does not show
+        # which path will be requested.
         self._verify_mode = ssl.CERT_REQUIRED if client_required else ssl.CERT_OPTIONAL
         self._loaded = self._fingerprint()
         self._refused: _Content | None = None
@@ -78,7 +80,8 @@ class ServingCertificate:
         return self._served.context
 
     def poll(self) -> None:
-        """Read the files. Serve a new good pair, or keep the last one and log the fault once. For one thread."""
+        """Read the files. Serve a new good pair, or keep the last good pair and log the fault once. Only one thread may
+        call this."""
         found = self._fingerprint()
         if found == self._loaded:
             self._refused = None
@@ -235,7 +238,8 @@ def write_files(directory: Path, files: Sequence[File]) -> None:
     """Replace the set of files in ``directory`` in one step. If this raises OSError, the old set is unchanged."""
     directory.mkdir(parents=True, exist_ok=True)
     with _opened(directory) as descriptor:
-        # Two runs at once would each remove the other's files. Some file systems have no locks.
+        # Two runs at once would each remove the other's files, so one waits for the other. Some file systems have no
+        # locks.
         with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         _swap_in(directory, files)

@@ -14,7 +14,8 @@ from vcuda.quota.terms import MODELS_ANNOTATION, NO_NAMESPACE, is_namespace_name
 Manifest = dict[str, Any]
 
 Check = Callable[[str, Manifest], Manifest]
-"""Returns a pod or claim as the API server reads it. The text is its place. Raises BadInput if malformed."""
+"""Returns a pod or claim as the API server reads it. The first argument is the object's place, for messages. Raises
+BadInput if the object is malformed."""
 
 NO_TEMPLATE = "no pod template found in this object; give the pods that its controller makes"
 """The reason why an object of a kind that is not built in is skipped."""
@@ -77,7 +78,12 @@ class Unread:
 
 
 class MadeClaim(NamedTuple):
-    """A claim that is created for a pod: its name as far as known, its template's name, and the claim without spec."""
+    """A claim that is created for a pod.
+
+    ``name``: its name, as far as it is known before.
+    ``template``: the name of its template.
+    ``claim``: the claim without its spec.
+    """
 
     name: str
     template: str
@@ -100,7 +106,8 @@ def made_claims(pod: Manifest) -> list[MadeClaim]:
 
 
 def workloads_in(source: str, text: str, namespace: str, check: Check) -> list[Workload | Unread]:
-    """Return every claim and every object that creates pods. ``source`` names the text. Raises BadInput if not YAML."""
+    """Return every claim and every object that creates pods. ``source`` names the text. Raises BadInput if the text is
+    not YAML."""
     return [each for where, document in _documents(source, text) for each in _read(where, document, namespace, check)]
 
 
@@ -121,7 +128,7 @@ def _read(where: str, document: object, namespace: str, check: Check) -> list[Wo
 
 
 def _is_built_in(manifest: Manifest) -> bool:
-    # The name of a built-in group has no dot, or ends like Kubernetes' groups. Without apiVersion it is unknown.
+    # The name of a built-in group has no dot, or ends in .k8s.io. An object without apiVersion may be of any group.
     version = str(manifest.get("apiVersion") or "")
     group = version.rpartition("/")[0]
     return bool(version) and ("." not in group or group.endswith(".k8s.io"))
@@ -268,9 +275,9 @@ def _checked(where: str, pod: Manifest, check: Check) -> Manifest:
 
 
 def check_shape(where: str, manifest: Manifest) -> Manifest:
-    """Return a pod or claim as JSON without null fields, which count as absent. This is a `Check`.
+    """Return a pod or claim as JSON. Null fields are removed, because they count as absent. This is a `Check`.
 
-    Raises BadInput if the spec is not a mapping, or if JSON cannot have a value of it. The API server checks the rest.
+    Raises BadInput if the spec is not a mapping, or if JSON cannot represent a value. The API server checks the rest.
     """
     try:
         plain: Manifest = without_nulls(json.loads(json.dumps(manifest, default=str, allow_nan=False)))

@@ -131,7 +131,8 @@ def make_leaf(authority: Signed, names: Names, now: datetime, life: timedelta = 
 
 
 def make_client(authority: Signed, name: str, now: datetime, life: timedelta = LEAF_LIFE) -> Signed:
-    """Create an ECDSA P-256 client certificate for a common name. It ends like `make_leaf`. Raises ValueError."""
+    """Create an ECDSA P-256 client certificate with the common name ``name``. It ends no later than the CA. Raises
+    ValueError."""
     return _make_leaf(name, authority, now, life, ExtendedKeyUsageOID.CLIENT_AUTH)
 
 
@@ -167,12 +168,13 @@ def _make_leaf(
 
 
 def is_ours(certificate: x509.Certificate) -> bool:
-    """Return whether the subject has a name as `make_authority` gives. Anyone can use it, so it proves nothing."""
+    """Return whether the subject has a name of the form that `make_authority` gives. Anyone can use such a name, so
+    nothing must be trusted because of it."""
     return _is_our_name(certificate, "subject")
 
 
 def is_signed_by_ours(certificate: x509.Certificate) -> bool:
-    """Return whether the issuer has a name as `make_authority` gives."""
+    """Return whether the issuer has a name of the form that `make_authority` gives."""
     return _is_our_name(certificate, "issuer")
 
 

@@ -80,7 +80,7 @@ class Cards(msgspec.Struct, frozen=True, gc=False):
         return self.free_cores - self.whole * CORES_PER_CARD
 
     def taken(self, shares: Iterable[Share]) -> "Cards":
-        """Return the cards with these shares in use too. A share of a card that does not exist is ignored."""
+        """Return the cards with these shares in use too. A share of a card that the node does not have is ignored."""
         return self._changed(shares, 1)
 
     def returned(self, shares: Iterable[Share]) -> "Cards":
@@ -207,7 +207,8 @@ LONGEST_REMEMBERED = 64
 
 
 def read_pod_cards(pod: Pod) -> PodCards | None:
-    """Return the cards in a pod's annotations, on its node or the chosen node. None without cards or after its end."""
+    """Return the cards in a pod's annotations. They are on the pod's node, or else on the node that the scheduler
+    chose. None if the pod has no cards, or has ended."""
     annotations = pod.annotations
     if pod.has_ended or not annotations:
         return None

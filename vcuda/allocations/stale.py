@@ -20,8 +20,8 @@ from vcuda.k8s_types import Node
 from vcuda.requests.schemes import SCHEMES, Scheme
 
 ABSURD = 86_400.0
-"""A time more than these seconds in the future is ignored. vgpu-manager writes the largest 64-bit number for
-"never"."""
+"""A time that lies more than this many seconds in the future is ignored. vgpu-manager writes the largest 64-bit number
+for "never"."""
 
 AT_ONCE = -math.inf
 _UNIX_TIME = re.compile(r"[0-9]{1,20}", re.ASCII)
@@ -189,7 +189,7 @@ class Lock(msgspec.Struct, frozen=True):
     """The namespace and name of the pod for which the lock was taken; None if the lock names no pod."""
 
     def expires(self, seen: float, now: float, timeout: float) -> float:
-        """Return the Unix time when the lock expires. A lock without a credible time was taken at ``seen``."""
+        """Return the Unix time when the lock expires. Without a credible time it counts as taken at ``seen``."""
         believable = self.taken is not None and self.taken <= now + ABSURD
         return (self.taken if self.taken is not None and believable else seen) + timeout
 

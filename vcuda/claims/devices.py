@@ -158,7 +158,8 @@ class DevicesByName(msgspec.Struct, frozen=True):
         return cls({name: slices[0] for name, slices in pools.items() if name not in several}, spread)
 
     def get(self, name: DeviceName) -> tuple[DeviceOffer, str] | None:
-        """Return a device's offer and its node (empty if it is not on one node). None if there is no such device."""
+        """Return the offer of a device and its node; None if there is no such device. The node is empty if the device
+        is not on one node."""
         driver, pool, device = name
         found = self.slices.get((driver, pool)) or self.spread.get((driver, pool), {}).get(device)
         return (found.devices[device], found.node) if found and device in found.devices else None

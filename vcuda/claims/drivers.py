@@ -74,7 +74,7 @@ class DeviceKind(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_gpu(self) -> bool:
-        """True if the devices have a value."""
+        """True if the devices have a value, so that they are charged."""
         return self.kind is not Kind.UNIT or self.worth != Charge()
 
 

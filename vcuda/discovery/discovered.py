@@ -94,13 +94,15 @@ class Found(msgspec.Struct, frozen=True):
 
     @property
     def confirmed(self) -> Record | None:
-        """The record of the controller's label with the source found; None if that source is not stronger."""
+        """The record of the controller's label, with the source that was found now as its source. None if the new
+        source is not stronger than the recorded source."""
         if self.record is None or self.wanted is None or self.wanted.rank >= self.record.rank:
             return None
         return Record(self.record.model, self.wanted.source)
 
     def why_held(self, *, in_use: bool) -> str:
-        """Return the reason why another found model is not written, for example pods that use the node; else empty."""
+        """Return the reason why a newly found model is not written, for example because pods use the node. The reason
+        is empty if the model may be written."""
         if self.record is None or self.wanted is None:
             return ""
         other = f"{display(self.wanted.source)} says {self.wanted.model}, and label {self.record.model} stays"

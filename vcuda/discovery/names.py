@@ -30,7 +30,8 @@ def normalise(name: str) -> str:
 
 
 def model_of(product: str, named: CardModels) -> str:
-    """Return the model of a normalised product. A row of the quota, with or without ``NVIDIA-``, precedes the name."""
+    """Return the model of a normalised product. It is the model of a row of the quota that matches the product, with or
+    without ``NVIDIA-``, or else the product's name."""
     for name in (product, product.removeprefix(_VENDOR)):
         model = named.model_of(name)
         if model in named.rows:

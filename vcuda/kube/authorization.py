@@ -16,8 +16,8 @@ FORGET_SECONDS = 60.0
 """After this many seconds without a 403 for a verb and a resource, the next 403 counts as the first one."""
 
 # The message of k8s.io/apiserver if its authorizer refuses (forbiddenMessage in
-# pkg/endpoints/handlers/responsewriters). A 403 of an admission plugin or a webhook has another message and never
-# passes.
+# pkg/endpoints/handlers/responsewriters). A 403 of an admission plugin or a webhook has another message, and a retry
+# does not help.
 _REFUSED = re.compile(
     r'(?:\S+ (?:"[^"]*" )?is )?forbidden: User "[^"]*" cannot '
     r'(\w+ (?:resource "[^"]*" in API group "[^"]*"|path "[^"]*"))'
@@ -34,7 +34,7 @@ class AuthorizerGrace:
         self._refused: dict[str, tuple[float, float]] = {}
 
     def covers(self, message: str) -> bool:
-        """Record the refusal with this message. True if the API server may just have started."""
+        """Record this refusal. Return True if the API server may refuse only because it has just started."""
         found = _REFUSED.match(message)
         if found is None:
             return False

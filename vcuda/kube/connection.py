@@ -31,7 +31,8 @@ _UNREADABLE = (ConfigException, OSError, YAMLError, AttributeError, LookupError,
 def loader(kubeconfig: Path | None, context: str | None) -> Load:
     """Return a function that loads the credentials from ``kubeconfig``.
 
-    Without ``kubeconfig`` it uses the pod's service account. Outside a pod, or with a context, it reads kubectl's file.
+    If ``kubeconfig`` is None, the function uses the service account of the pod. Outside a pod, or if a context is
+    given, it reads kubectl's default file.
     """
     if kubeconfig is not None:
         return _from_kubeconfig(str(kubeconfig), context)
@@ -92,7 +93,7 @@ class ApiRequest(NamedTuple):
 
 
 KEPT_SECONDS = 1.0
-"""Seconds for which looked-up credentials are used again. A look-up is a sixth of the client's work."""
+"""Seconds for which looked-up credentials are used again. A look-up takes a sixth of a request's time."""
 
 
 class Sender:
@@ -124,7 +125,7 @@ class Sender:
         self._api.close()  # type: ignore[no-untyped-call]  # the method has no type hints
 
     def send(self, request: ApiRequest, timeout: urllib3.Timeout) -> urllib3.BaseHTTPResponse:
-        """Send a request. After a 401, send it once more if there are newer credentials."""
+        """Send a request. After a 401, send the request once more if there are newer credentials."""
         looked_at, kept = self._kept
         used = kept if self._clock() < looked_at + KEPT_SECONDS else self._look()
         response = self._send_as(used, request, timeout)
@@ -156,7 +157,7 @@ class Sender:
         return found
 
     def _renewed(self, refused: Mapping[str, str]) -> Mapping[str, str]:
-        # Returns newer credentials than ``refused`` if another thread has read them. Otherwise loads new ones.
+        # Returns the credentials if another thread has read newer ones than ``refused``. Otherwise reads them again.
         current = self._look()
         if current != refused:
             return current
@@ -234,7 +235,7 @@ class VersionCheck:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def make(self, read: Callable[[], bytes], server: str) -> None:
-        """Check the answer to GET /version from ``read``. Raises the error of ``read`` if a retry may succeed."""
+        """Check the answer of ``read`` to GET /version. Raises the error of ``read`` if a retry may succeed."""
         try:
             answer, refused = read(), ""
         except errors.ApiError as error:

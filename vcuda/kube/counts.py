@@ -28,7 +28,8 @@ _POD = msgspec.json.Decoder(k8s_types.Pod)
 
 
 class _Turn(NamedTuple):
-    """The right to list one namespace. ``timeout``: seconds for a page. ``until``: its end by `time.monotonic`."""
+    """The right to list one namespace. ``timeout``: seconds for one page. ``until``: the time when the right ends, by
+    `time.monotonic`."""
 
     kube: client.Kube
     namespace: str
@@ -78,7 +79,7 @@ class NamespaceCounter:
         return self.resources().version
 
     def count_pods(self, namespace: str, timeout: float = 10) -> ObservedPods:
-        """Return the charges of a namespace. Raises Unavailable until the devices of claims have been read."""
+        """Return the charges of pods and claims. Raises Unavailable until the devices of claims have been read."""
         return self._in_turn(namespace, timeout, self._count)
 
     def count_claims(self, namespace: str, extended: Collection[str], timeout: float = 10) -> ObservedClaims | None:
@@ -98,7 +99,8 @@ class NamespaceCounter:
         return pods.uids | {claim.uid for claim in claims}
 
     def claims(self, namespace: str, timeout: float = 10) -> tuple[str, list[StoredClaim]]:
-        """Return a namespace's claims after the version of the LIST, which is empty if claims are not served."""
+        """Return the version of the LIST, and a namespace's claims. The version is empty if the API server does not
+        serve claims."""
         return self._in_turn(namespace, timeout, self._claims)
 
     def list_pods(self, namespace: str, timeout: float = 10) -> ListedPods:

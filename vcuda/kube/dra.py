@@ -45,7 +45,8 @@ def is_served(kube: client.Kube) -> bool:
 
 @dataclass(eq=False)
 class ServedWatches:
-    """The watches of resource.k8s.io/v1. They start as soon as it is served. ``wait`` returns True to stop."""
+    """The watches of resource.k8s.io/v1. They start as soon as the API server serves it. ``wait`` sleeps for seconds,
+    and returns True if the watches must stop."""
 
     kube: client.Kube
     reflectors: Mapping[str, reflector.Reflector[Any]]
@@ -128,7 +129,7 @@ class DeviceInformer:
         return self._slices.snapshot().values()
 
     def current(self) -> devices.Devices | None:
-        """Return the devices and classes as delivered last; None until both resources have been listed."""
+        """Return the devices and classes as the watches delivered them; None until both resources have been listed."""
         if not all(each.synced.is_set() for each in self.reflectors().values()):
             return None
         with self._lock:

@@ -83,7 +83,7 @@ class QuotaInformer:
         return read.resources if read else BUILT_IN
 
     def in_force(self) -> config.QuotaConfig | None:
-        """Return the parsed ConfigMap in force; None until it has been read. It does not depend on the time."""
+        """Return the parsed ConfigMap in force, without grants applied; None until it has been read."""
         # This method sets nothing. Only the thread of the watch sets the quota in force. Otherwise a late "not found"
         # could overwrite a document that the watch has just delivered.
         if self._config is None and self.reflector.synced.is_set() and not self._faulty:
@@ -163,7 +163,8 @@ class ObservedNode(Node, frozen=True):
 
 
 class _RegisterCache:
-    """Reads the registers of nodes, which are annotations that list cards. Equal texts are read once."""
+    """Reads the registers of nodes. A register is an annotation that lists the cards of a node. An unchanged register
+    is not read again, because nodes change every few seconds."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[bytes, Registers]] = {}
@@ -269,7 +270,7 @@ def _indexed(node: ObservedNode) -> tuple[object, ...]:
 
 
 class FreeCardsInformer:
-    """Follows the ConfigMap ``gpu-cards``. Without this list the free cards are unknown."""
+    """Follows the ConfigMap ``gpu-cards`` with the free cards. Without it the free cards are unknown."""
 
     def __init__(self, kube: client.Kube, namespace: str) -> None:
         path = f"/api/v1/namespaces/{client.segment(namespace)}/configmaps"

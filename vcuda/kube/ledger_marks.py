@@ -41,7 +41,8 @@ class _Opener(NamedTuple):
 
 
 class _Loss(NamedTuple):
-    """A closed ledger. ``counter`` identifies it. ``since``: when this process first saw it."""
+    """A closed ledger. ``counter`` identifies it. ``since``: the time when this process first saw it, in seconds of
+    ``clock``."""
 
     counter: int
     since: float
@@ -86,7 +87,7 @@ class LedgerMarks:
         """
         known = self._claims.get(namespace)
         tried = known is not None and known.version == version
-        # By then a new ledger is open. So a ledger that is still closed was lost.
+        # A new ledger is open within `OPENING_SECONDS`. So a ledger that is still closed after this time was lost.
         if not tried and self.missing(namespace, lost) >= OPENING_SECONDS:
             return False
         claim = known if known and tried else _Opener(version, secrets.token_urlsafe(12))
@@ -101,7 +102,8 @@ class LedgerMarks:
         return True
 
     def renew(self, namespace: str, timeout: float) -> None:
-        """Replace or create the mark, so that each mark that was read before is outdated. Raises Conflict."""
+        """Replace or create the mark, so that every mark that was read before is outdated. Raises Conflict if another
+        process writes the mark at the same time."""
         mark, opener = self._get(namespace, timeout), secrets.token_urlsafe(12)
         if mark is None:
             answered(lambda: self.kube.post(self.collection, _mark(namespace, opener), timeout=timeout))

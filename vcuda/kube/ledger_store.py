@@ -109,7 +109,8 @@ class LedgerStore(NamespaceCounter):
         super().__init__(kube, nodes, resources, claim_price)
         self._namespace = namespace
         self._sleep = sleep
-        # By namespace, the counts in the ledger that this process wrote last. The watch recognises them.
+        # By namespace, the counts in the ledger that this process wrote last. The watch uses them to recognise the
+        # writes of this process.
         self._written: dict[str, str] = {}
         self._keeps_written = False
         # By namespace, the version of the mark that remains after its ledger was deleted.
@@ -137,7 +138,8 @@ class LedgerStore(NamespaceCounter):
                     return Stored(self._counted(namespace, stored.ledger, timeout), None)
 
     def open(self, namespace: str, timeout: float = 10) -> Stored:
-        """Return the newest ledger for writing. A missing ledger is created. For a closed ledger the pods are counted.
+        """Return the newest ledger for writing. If the ledger is missing, it is created. If it is closed, the pods are
+        counted, and the next write opens it.
 
         Raises the errors of `read`, Conflict if another writer was first, and WriteUnanswered if the outcome of a write
         is unknown. After an error the caller may call `open` again, which continues the work.
@@ -206,7 +208,8 @@ class LedgerStore(NamespaceCounter):
         return stored
 
     def _closed(self, namespace: str, stored: Stored, timeout: float) -> Stored | None:
-        """Close a ledger that etcd was restored to. Pods that were charged later may still be stored."""
+        """Close a ledger whose version is older than a version seen before, because etcd was restored. Pods that were
+        charged in the newer version may still be stored."""
         self._marks.renew(namespace, timeout)
         ledger = msgspec.structs.replace(stored.ledger, reserved={**stored.ledger.reserved, LOST: _everything()})
         body = self._encode(namespace, ledger, stored.version)

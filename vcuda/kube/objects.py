@@ -31,7 +31,7 @@ class InvolvedObject(msgspec.Struct, frozen=True, rename="camel", omit_defaults=
 class Event(msgspec.Struct, frozen=True):
     """One Event. ``component``: the part of this system that posts it. A message that is too long is cut.
 
-    ``id``: the end of the Event's name, after the name of the subject. If the name exists, the old Event is kept.
+    ``id``: the end of the Event's name, after the name of the subject. If the name exists, no new Event is written.
     """
 
     subject: InvolvedObject

@@ -21,7 +21,8 @@ FIRST_PAGE = 32
 """The number of objects in the first page."""
 
 GROWTH = 4
-"""A page may have this many times the objects of the page before. After a failure it has this many times fewer."""
+"""A page may have this many times the objects of the page before. If a page fails, it is requested again with this many
+times fewer objects."""
 
 AIM_BYTES = 4 * 2**20
 """The intended size of a page."""
@@ -121,7 +122,9 @@ Skip = Callable[[SkippedObject], None]
 class Pager:
     """Reads one LIST page by page. ``what`` names the LIST in errors.
 
-    ``most``: objects of a page. ``timeout``: seconds for a page. ``seconds``: for the whole LIST.
+    ``most``: the most objects of a page.
+    ``timeout``: seconds for one page.
+    ``seconds``: seconds for the whole LIST.
     """
 
     fetch: Fetch
@@ -157,7 +160,7 @@ class Pager:
             except errors.TimedOut as error:
                 if left <= self.timeout:
                     raise self._overdue from error
-                # A large page takes longer. But if pages have not grown yet, their size is hardly the cause.
+                # A page with many objects may cause the timeout, but only if pages have grown since the first one.
                 if not self._size.has_grown:
                     raise
             self._size.shrink()

@@ -18,7 +18,8 @@ from vcuda.kube import client, connection, store, watch
 T = TypeVar("T")
 
 OnEvent = Callable[[T | None, T | None], None]
-"""Called after a change with the old and the new object. Old is None at a creation, new at a deletion."""
+"""Called after an object changes, with the old and the new object. The old object is None if the object was created.
+The new object is None if it was deleted."""
 
 _SERVER_TIMEOUT = 300  # seconds, ±20 %; then the API server ends the watch, and clients spread over its replicas again
 SILENCE = 70
@@ -147,7 +148,8 @@ class Reflector(Generic[T]):
         self._watches.abort()
 
     def list_again(self) -> None:
-        """Make the reflector list again. Any thread may call this. An open watch ends; a running list is repeated."""
+        """Make the reflector list again. Any thread may call this. An open watch ends at once. A list that is running
+        is finished, and another list follows."""
         self._asked_again.set()
         self._watches.abort()
 
@@ -186,7 +188,8 @@ class Reflector(Generic[T]):
             self._log.warning("watch failed", error=str(error), list_again=self._list_due)
 
     def _list_and_watch(self) -> bool:
-        """List by the initial events of a watch, and continue it. Return False if pages must be read."""
+        """List by the initial events of a watch, and continue to follow this watch. Return False if the list must be
+        read in pages."""
         if self._streams_refused or self._stream_broken:
             return False
         with ExitStack() as stack:

@@ -206,7 +206,8 @@ class NodeIndex:
 
     def __init__(self, nodes: Mapping[str, Labels] = types.MappingProxyType({})) -> None:
         self._nodes = nodes
-        # Most keys are on every node, so one node is looked up first. To collect all nodes' keys takes longer.
+        # Most keys are on every node, so one node is looked up first. To collect the keys of all nodes takes longer,
+        # and must be repeated after each change of a node.
         self._usual: Labels = next(iter(nodes.values()), {})
         self._all = (1 << len(nodes)) - 1
         self._by_key: dict[str, _LabelIndex] = {}

@@ -103,7 +103,8 @@ def _words(name: str) -> list[str]:
 
 
 class Selection(NamedTuple):
-    """The types of a model that a pod may get; empty if unknown. ``excluded_by``: why the model is excluded."""
+    """The types of a model that a pod may get; empty if they are unknown. ``excluded_by``: the reason why the pod
+    cannot use the model; None if it can."""
 
     types: tuple[str, ...] = ()
     excluded_by: str | None = None

@@ -27,7 +27,7 @@ class Hints(msgspec.Struct, frozen=True):
     """The hostnames of the nodes that the pod's own scheduler must not choose."""
 
     def of(self, schemes: Collection[Scheme]) -> "Hints":
-        """Return the hints for a pod that requests by these schemes. A scheme's scheduler comes first."""
+        """Return the hints for a pod that requests by these schemes. A scheme's own scheduler takes precedence."""
         own = (scheme.scheduler or self.of_schemes.get(scheme.name) for scheme in schemes)
         return msgspec.structs.replace(self, scheduler=next(filter(None, own), self.scheduler if schemes else None))
 
@@ -78,7 +78,8 @@ def patch_for(
     nodes: Nodes = NO_NODES,
     check: Check = no_check,
 ) -> list[Operation]:
-    """Return the operations that pin a pod to ``model`` and ``pools`` (empty for any), and annotate ``types``."""
+    """Return the operations that pin a pod to ``model`` and ``pools``, and set the annotations ``types``. If ``pools``
+    is empty, every pool is allowed."""
     selected = (pod.spec.node_selector or {}).get(hints.labels.model)
     values = dict.fromkeys(nodes.label_values(model))
     if selected is not None and nodes.named.model_of(selected) == model:

@@ -35,7 +35,8 @@ class ServedBy(msgspec.Struct, frozen=True, gc=False):
 
 
 def serve(pod: Pod, request: PodRequest, every: int, nodes: Nodes, placing: str | None = None) -> ServedBy:
-    """Return which of ``every`` node of a model serve a pod. ``placing``: the scheduler of the pod's schemes."""
+    """Return which nodes of a model serve a pod, and by which scheduler. ``every``: all nodes of the model.
+    ``placing``: the scheduler of the pod's schemes."""
     if not request.schemes:
         return ServedBy(every)
     for scheme in request.registered:

@@ -114,7 +114,7 @@ class Limit(msgspec.Struct, frozen=True):
         return self.cores - used.cores
 
     def cores_in(self, memory: int) -> int:
-        """Return the hundredths of a card that have this memory. Only memory must be limited."""
+        """Return the hundredths of a card that have this memory. The limit must be on memory alone."""
         return memory * CORES_PER_CARD // self.card_memory
 
     def __str__(self) -> str:

@@ -135,7 +135,7 @@ def parse_models(text: str, limited: Iterable[str] = ()) -> CardModels:
 
 
 def _read_models(tree: Plain, limited: Iterable[str]) -> CardModels:
-    # A bare list is short for `products`. The path of a fault in it has no `products`, like the text.
+    # A bare list is short for `products`. The path of a fault in the list has no `products`, like the text.
     written = tree.items() if isinstance(tree, dict) else ()
     bare = {name for name, entry in written if isinstance(entry, list)}
     plain = {name: {"products": entry} if name in bare else entry for name, entry in written}

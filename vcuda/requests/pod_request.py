@@ -74,7 +74,8 @@ class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def needs_register(self) -> bool:
-        """True if only a node with the scheme's register serves the request. A bare count needs no register."""
+        """True if only a node with the scheme's register serves the request. This is not so for a bare count of
+        NVIDIA's whole cards."""
         return self.scheme is not None and self.scheme.register is not None and self.plain != self.scheme.name
 
     def charge(self, kind: str, worth: CardWorth) -> Charge:

@@ -289,7 +289,8 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
         return self is other or mine == theirs
 
     def with_claimed(self, extended: Collection[str]) -> "GpuResources":
-        """Return these resources for a cluster whose scheduler makes claims for ``extended`` resources of pods."""
+        """Return these resources for a cluster whose scheduler creates claims for pods that request one of the
+        ``extended`` resources."""
         # Before the pod is placed, it is unknown whether its node has a device plugin or a DRA driver.
         if PLAIN_CARDS not in extended or all(row.cores == CORES_PER_CARD for row in self.models.rows.values()):
             return self

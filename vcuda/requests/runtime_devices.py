@@ -77,7 +77,8 @@ DEVICE_VARIABLES = frozenset(
 )
 
 CUDA_VERSION = "CUDA_VERSION"
-"""Makes an image a legacy CUDA image. There an unset NVIDIA_VISIBLE_DEVICES means all cards (`IsLegacy`)."""
+"""The variable that makes an image a legacy CUDA image. In such an image an unset NVIDIA_VISIBLE_DEVICES means all
+cards (`IsLegacy`)."""
 
 MIG_CONTROL = ("NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES")
 """The variables that give a container with CAP_SYS_ADMIN the MIG control files of all cards (hook, `getMigDevices`)."""

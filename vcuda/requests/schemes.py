@@ -148,7 +148,8 @@ class Scheme(msgspec.Struct, frozen=True):
     sets_visible_devices: bool = False
     """True if the device plugin sets NVIDIA_VISIBLE_DEVICES in a container that requests `main_resource`."""
     scheduler: str | None = None
-    """The scheduler of the vendor's pods; None for that of ``--scheduler-name``. ``gpu_schemes`` sets this field."""
+    """The scheduler of the vendor's pods; None for the scheduler in ``--scheduler-name``. ``gpu_schemes`` sets this
+    field."""
     scheduler_users: tuple[str, ...] = ()
     """The users that the scheduler acts as. It claims devices for pods that request an extended resource."""
     limits: ShareLimits = ShareLimits()
