@@ -171,7 +171,7 @@ def test_nothing_is_decided_while_a_due_count_fails(api: ApiDouble, replica: Rep
     before = replica.store.read("team-a")
     by_newer = structs.replace(before.ledger, config_version=f"{int(edited) + 1}")
     stored = replica.store.write("team-a", by_newer, before)
-    with pytest.raises(Unavailable, match="older quota ConfigMap"):
+    with pytest.raises(Unavailable, match="newer quota ConfigMap than this replica has read"):
         replica.charge("b", counted_since=edited)
     assert replica.store.read("team-a") == stored
     replica.store.resources = lambda: GpuResources(version=by_newer.config_version)

@@ -412,7 +412,7 @@ def _undecided() -> list[Told]:
         ),
         Told(_not_ready(Gate()), unread),
         Told("the cluster's devices have not been read yet, so claims cannot be charged", unread),
-        Told("this replica knows an older quota ConfigMap than the ledger was counted by", behind),
+        Told("the ledger was counted by a newer quota ConfigMap than this replica has read", behind),
         Told('failed calling webhook "validate.quota.vcuda.io": … (the API server\'s own sentence)', down),
     ]
 

@@ -179,7 +179,7 @@ class LedgerStore(NamespaceCounter):
         observed = self.count_pods(namespace, timeout)
         counted = settle(ledger, observed, Expired(reaped={LOST}), counted_since=observed.resource_version)
         if counted.lost:
-            raise errors.Unavailable("this replica knows an older quota ConfigMap than the ledger was counted by")
+            raise errors.Unavailable("the ledger was counted by a newer quota ConfigMap than this replica has read")
         return counted
 
     def _stored(self, namespace: str, timeout: float) -> Stored | None:

@@ -40,7 +40,7 @@ __all__ = [
     "total",
 ]
 
-NOT_MUTATED = "/mutate was not asked, or another webhook came after it"
+NOT_MUTATED = "/mutate was not called, or another webhook ran after it"
 
 # If a pod of these namespaces was refused, the cluster could fail to start. So the `*` entry never applies to them.
 SYSTEM_NAMESPACES = frozenset({"kube-system", "kube-public", "kube-node-lease"})

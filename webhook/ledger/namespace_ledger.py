@@ -384,7 +384,7 @@ class NamespaceLedger:
             # An older count must not lower the ledger, and without a count the ledger may lack pods. The watch will
             # deliver the newer ConfigMap.
             if observed.is_older(ledger):
-                raise Unavailable("this replica knows an older quota ConfigMap than the ledger was counted by")
+                raise Unavailable("the ledger was counted by a newer quota ConfigMap than this replica has read")
             return settle(ledger, observed, counted_since=observed.resource_version)
         return ledger
 
