@@ -234,7 +234,7 @@ class Allocator:
             entry = unshown[uid]
             try:
                 self._read(entry)
-            except (VcudaError, *UNDECODABLE) as error:  # expected: the pod is read again at the next call
+            except (VcudaError, *UNDECODABLE) as error:  # the next call reads the pod again
                 self._log.info("placed pod cannot be read", pod=f"{entry.namespace}/{entry.name}", error=str(error))
         self._unshown = frozenset(unshown)
 

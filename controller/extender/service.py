@@ -97,8 +97,8 @@ def create_application(verbs: Mapping[str, Verb], metrics: publish.ExtenderMetri
 
 
 def _read(environ: WSGIEnvironment) -> bytes:
-    # Read in parts, because for one large read cheroot clears a buffer of the whole size with every packet. Join the
-    # parts at once, because the allocator keeps small blocks for each thread, so every thread would keep a body.
+    # Read the body in parts: for one large read, cheroot clears a buffer of the whole size with every packet. Write the
+    # parts into one buffer, because Python keeps the memory of many small parts for each thread.
     body = io.BytesIO()
     while part := environ["wsgi.input"].read(2**16):
         body.write(part)

@@ -185,7 +185,7 @@ def has_other_rows(before: Picture, after: Picture) -> bool:
 def change_of(before: Picture, after: Picture, views: Views) -> Change:
     """Return the changes. The caller must ensure that `has_other_rows` is false."""
     lines = {name: line for name, line in after.lines.items() if before.lines[name] is not line}
-    # A report includes the pods, so the namespace's page is updated even if its row is the same.
+    # The page of a namespace lists its pods. So it changes with the report, even if the row in the overview does not.
     touched = [name for name, use in after.uses.items() if before.uses[name] != use]
     refused = {each.namespace for each in after.refusals or () if each not in (before.refusals or ())}
     rows = {name: line.html for name, line in lines.items()}

@@ -29,7 +29,7 @@ Attributes = Mapping[tuple[str, str], frozenset[str]]
 
 
 class Facts(msgspec.Struct, frozen=True, gc=False):
-    """The properties of every device that matches an expression."""
+    """The properties that a device must have to match an expression."""
 
     driver: str | None = None
     """The driver of the device; None if the expressions demand none."""

@@ -74,7 +74,7 @@ def _entry(path: str, name: str, read: EntryRead, found: DeviceKind, capacities:
         request=read.request,
         name=name,
         found=found,
-        # A wrong count is read as 1. A claim with a fault is admitted only if the quota does not enforce.
+        # An invalid number of devices is read as 1. Such a claim is admitted only in the modes warn and audit.
         count=entry.count if entry.count and 0 < entry.count <= MOST_DEVICES else 1,
         capacities=capacities,
         has_selectors=entry.selectors > 0,

@@ -30,7 +30,7 @@ class AuthorizerGrace:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        # By verb and resource, the times of the first and the last refusal. A process uses few resources.
+        # By verb and resource, the times of the first and the last refusal. A process calls few kinds.
         self._refused: dict[str, tuple[float, float]] = {}
 
     def covers(self, message: str) -> bool:

@@ -28,7 +28,7 @@ from vcuda.kube.pages import MOST_OBJECT_BYTES, Page, Pager, Skip, name_in
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
 
-# The reason of the cause in a 429 that protects a PodDisruptionBudget (policyv1.DisruptionBudgetCause).
+# A 429 has a cause with this reason if a PodDisruptionBudget prevents an eviction (policyv1.DisruptionBudgetCause).
 DISRUPTION_BUDGET = "DisruptionBudget"
 
 _BY_STATUS = {403: errors.Forbidden, 404: errors.NotFound, 409: errors.Conflict, 410: errors.Gone}

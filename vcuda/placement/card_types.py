@@ -167,7 +167,7 @@ def annotations_for(
 def reachable_others(
     pod: Pod, schemes: Iterable[Scheme], model: str, types: CardTypes, *, has_share: bool
 ) -> Iterator[str]:
-    """Yield descriptions of cards that a pod pinned to ``model`` could get there without a charge."""
+    """Yield the cards that a pod pinned to ``model`` could get on a node of that model without a charge, as text."""
     # The schedulers keep blanks in the texts. An empty text is part of every type.
     for scheme in schemes:
         wanted, unwanted = _texts(pod, scheme.wanted_models), _excluding(pod, scheme)

@@ -60,7 +60,7 @@ MOST_FREE = "most-free"
 
 
 def read_namespace_name(name: str) -> str:
-    # An entry for any other name would never apply, and nobody would notice.
+    # An entry for a name that no namespace can have would never apply, and nobody would notice.
     if name != DEFAULT and not is_namespace_name(name):
         raise WrongValueError(f"{NO_NAMESPACE}, or `*` for every namespace without its own entry")
     return name

@@ -142,7 +142,7 @@ def _of_container(path: str, container: Container, judge: _Judge) -> Iterator[Re
     asked = [name for name, quantity in resources_of(container).items() if quantity not in NONE]
     yield from _unknown_resources(path, asked, judge)
     if _is_privileged(container):
-        message = "a privileged container sees every card of its node; set it to false"
+        message = "a privileged container sees every card of its node; set privileged to false"
         yield Refusal(f"{path}.securityContext.privileged", message, Allowance.PRIVILEGED)
     takes_gpus = any(map(judge.known.counts, asked)) or bool(container.resources and container.resources.claims)
     yield from _variables(path, container, asked, judge, takes_gpus=takes_gpus)

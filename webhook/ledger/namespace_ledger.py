@@ -270,7 +270,7 @@ class NamespaceLedger:
         remembered = self._take_remembered()
         stored = remembered or await self._read_own(calls)
         counted = await self._complete(stored.ledger, calls)
-        # 2. Decide: make the charges that were admitted from the reservation pending. Then decide the calls in order.
+        # 2. Decide: move the charges admitted from the reservation to `pending`. Then decide the calls in order.
         flushed = self._lease.flushed(counted)
         ledger, decisions = _decide(flushed, calls)
         waiting = [each for call, each in zip(calls, decisions, strict=True) if not call.item.dry_run]

@@ -79,7 +79,9 @@ class Recount:
             self._first, self._since = observed, now
 
     async def usages(self, charged: Mapping[str, Usage], deadline: float) -> Mapping[str, Usage] | None:
-        """Return each model's usage by a LIST that begins after this call, with the terminating part of ``charged``.
+        """Return each model's usage, counted by a LIST that begins after this call.
+
+        The terminating charges are those of ``charged``, because a LIST does not show deleted pods.
 
         Return None if no LIST ended before the deadline. Raises Unavailable if the LIST failed.
         """

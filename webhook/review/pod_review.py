@@ -33,7 +33,8 @@ NODES_GROUP = "system:nodes"
 MOST_RECORDS = 10
 # The most models of a pod's node affinity that a refusal names, because the affinity may list a hundred thousand.
 MOST_MODELS = 10
-MOST_OF_SCHEDULER = 63  # characters of another scheduler's name that a refusal shows
+# The most characters of a scheduler's name that a refusal shows.
+MOST_OF_SCHEDULER = 63
 
 _PODS = msgspec.json.Decoder(Pod)
 

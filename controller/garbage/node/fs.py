@@ -245,8 +245,8 @@ def renameat2(name: str, parent: int, new_name: str, new_parent: int) -> int:
     return ctypes.get_errno()
 
 
-# The number of entries that each deletion deletes even if the time is over. Otherwise a deletion would never start when
-# the checks before it take a whole period.
+# The number of entries that the deletion of one directory always deletes, even if its time is over. Otherwise nothing
+# would ever be deleted if the checks before it take all the time.
 BATCH = 10_000
 
 _BLOCK = 512  # bytes; the unit of st_blocks on every file system (stat(2))
