@@ -223,9 +223,9 @@ def test_a_continue_token_that_is_too_old_is_gone(kube: Kube, script: Script) ->
 @pytest.mark.parametrize(
     "body", [b'{"metadata": {"resourceVersion": "3"}, "items": [{"meta', b"<html>", b'{"items": []}', b""]
 )
-def test_an_answer_that_is_no_list_is_an_error(kube: Kube, script: Script, body: bytes) -> None:
+def test_an_answer_that_is_not_a_list_is_an_error(kube: Kube, script: Script, body: bytes) -> None:
     script.answers.append(Answer(body))
-    with pytest.raises(Unavailable, match="no list"):
+    with pytest.raises(Unavailable, match="the answer is not a list"):
         list(kube.list_pages(PATH))
 
 

@@ -15,14 +15,19 @@ IMAGE = "registry.example/vcuda-quota:1.2.3"
 
 
 def make(directory: Path, *arguments: str, engines: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """Run it with these engines, which write down their arguments, and no other program but those of make."""
+    """Run `make image` where only make, a shell and these engines are installed. An engine logs its arguments.
+
+    Make sees nothing of the make that runs the tests: with MAKELEVEL its messages begin with `make[1]`.
+    """
     for program in ("make", "sh"):
         (directory / program).symlink_to(shutil.which(program) or program)
     for engine in engines:
         (directory / engine).write_text(f'#!/bin/sh\necho {engine} "$@" >>"{directory}/log"\n')
         (directory / engine).chmod(0o755)
     command = (str(directory / "make"), "--silent", "image", *arguments)
-    env = {**os.environ, "PATH": str(directory), "SHELL": str(directory / "sh")}
+    outer = {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
+    inherited = {name: value for name, value in os.environ.items() if name not in outer}
+    env = {**inherited, "PATH": str(directory), "SHELL": str(directory / "sh")}
     return subprocess.run(command, cwd=PROJECT, env=env, capture_output=True, text=True, check=False, timeout=30)
 
 
