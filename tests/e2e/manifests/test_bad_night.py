@@ -1,6 +1,7 @@
 """The bad night of docs/troubleshooting.md: each failure is caused, and the commands of the page are typed exactly."""
 
 import base64
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -249,6 +250,21 @@ def test_an_expired_certificate_is_renewed_by_a_job_and_served(admin: Cluster, s
         run(served, "\n".join((wait, restart, delete)))
         with another_replica(served, "the renewed certificate's replica ready"):
             await_created(admin, card_pod("train", TEAM))
+
+
+@pytest.mark.parametrize(
+    ("heading", "action"), [("The controller is down", "logs"), ("The usage page", "port-forward")]
+)
+def test_the_commands_of_the_pages_name_the_pod_of_the_leader(night: Night, heading: str, action: str) -> None:
+    """No kubelet runs here, so the command for the leader's pod is printed instead of executed.
+
+    The leader runs as a process of this machine. In a pod, the host name is the name of the pod.
+    """
+    system, _ = night
+    read_lease, use_pod = commands(heading)[0].splitlines()
+    assert use_pod.startswith(f"kubectl -n {SYSTEM_NAMESPACE} {action} ")
+    printed = run(system, f"{read_lease}\necho {use_pod}")
+    assert f" {action} pod/{socket.gethostname()}" in printed
 
 
 def serve_expired(system: System) -> None:
