@@ -32,6 +32,7 @@ DEPLOYMENT = f"/apis/apps/v1/namespaces/{SYSTEM_NAMESPACE}/deployments/vcuda-web
 JOBS = f"/apis/batch/v1/namespaces/{SYSTEM_NAMESPACE}/jobs"
 REGISTRATION = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/vcuda-quota"
 NAMESPACES = (SYSTEM_NAMESPACE, "vcuda-quota-ledgers", "vcuda-quota-node")
+PINNED = "quota.vcuda.io/model"
 PACE = 10
 """The number of pods that are created per second."""
 MORE = 2 * PACE
@@ -107,6 +108,7 @@ def share(number: int, namespace: str) -> Json:
 def test_no_create_fails_during_the_life_of_a_release_and_its_uninstall_leaves_nothing(
     admin: Cluster, tmp_path: Path, name: str
 ) -> None:
+    """No pod is admitted without the webhook either: each one gets the annotation that only /mutate sets."""
     admin.create_node(NODE, {MODEL: "M40"})
     with balancing() as balancer:
         release = Release(admin, balancer, tmp_path, name)
@@ -125,6 +127,8 @@ def test_no_create_fails_during_the_life_of_a_release_and_its_uninstall_leaves_n
                 await_more(creates)
                 assert bundles_of(admin) == bundles
             await_published(admin, TEAM)
+            models = [pod["metadata"].get("annotations", {}).get(PINNED) for pod in admin.pods(TEAM)]
+            assert models == ["M40"] * creates.created
             for port in balancer.endpoints():
                 balancer.remove(port)
             balancer.hang_up()
