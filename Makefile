@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The version of Kubernetes for end-to-end tests and benchmarks, for example `make e2e K8S=1.30.14`; by default the newest.
 K8S ?=
-# End-to-end tests wait half of the time, so several files run at once. Each process has its own control plane.
-E2E_WORKERS ?= 2
+# Tests wait for much of the time, so several files run at once. Each process of `make e2e` has its own control plane.
+WORKERS ?= 2
 # The selected tests: `make e2e TESTS="not one_version"` leaves out those with the same result on every version.
 TESTS ?=
 # `make chaos` ends after at least so many seconds and so many attempts to create an object.
@@ -38,14 +38,14 @@ playground: $(VENV)/installed  ## Run a control plane with simulated GPU nodes, 
 	@$(BIN)/python -m examples.playground $(if $(SECONDS),--seconds $(SECONDS))
 
 test: $(VENV)/installed  ## Run the unit and integration tests (a few minutes)
-	$(BIN)/pytest
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile
 
 fuzz: $(VENV)/installed  ## Send the webhook malformed input, and reservations any fault, for ten minutes each; `test` does a small part
 	FUZZ_SECONDS=600 $(BIN)/pytest tests/integration/test_fuzz_*.py -s
 	MACHINE_EXAMPLES=3000 $(BIN)/pytest tests/unit/test_reservation_machine.py tests/unit/test_running_machine.py --timeout 3600
 
 e2e: $(VENV)/installed  ## Run the tests on a real control plane, which is built once; K8S=1.30.14 for another version than the newest
-	$(ASSETS) $(BIN)/pytest tests/e2e -m "not chaos and not reread$(if $(TESTS), and ($(TESTS)))" -n $(E2E_WORKERS) --dist loadfile --no-loadscope-reorder --durations 10
+	$(ASSETS) $(BIN)/pytest tests/e2e -m "not chaos and not reread$(if $(TESTS), and ($(TESTS)))" -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 10
 
 chaos: $(VENV)/installed  ## Kill and suspend every part under load and attacks, and count what is stored, for ten minutes; CREATES=100000 for longer
 	$(ASSETS) CHAOS_SECONDS=$(CHAOS_SECONDS) CHAOS_CREATES=$(CREATES) $(BIN)/pytest tests/e2e -m chaos -s
