@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[1]
 CHART = "manifests/chart"
 SUMS = "SHA256SUMS"
 LOCK = "requirements.lock"
+BUILD_LOCK = "requirements-build.lock"
 # The checkout of a CI may belong to another user, which git rejects otherwise.
 GIT = ("git", "-c", f"safe.directory={ROOT}")
 
@@ -45,9 +46,14 @@ def source_of(commit: str, target: Path) -> None:
 
 
 def write_wheel(source: Path, target: Path, date: int) -> Path:
-    """Build the wheel. Return its path."""
+    """Build the wheel with the build tools of the image's lock file. Return its path."""
+    # pip rejects a constraint with hashes for a directory, so only the versions are constrained.
+    pinned = re.findall(r"^[\w.-]+==[\w.]+", (source / BUILD_LOCK).read_text(), re.MULTILINE)
+    constraint = source / "build-constraint.txt"
+    constraint.write_text("\n".join(pinned))
     options = ("--no-deps", "--quiet", "--disable-pip-version-check", "--wheel-dir")
-    _run(sys.executable, "-m", "pip", "wheel", *options, target, ".", cwd=source, SOURCE_DATE_EPOCH=str(date))
+    env = {"SOURCE_DATE_EPOCH": str(date), "PIP_CONSTRAINT": str(constraint)}
+    _run(sys.executable, "-m", "pip", "wheel", *options, target, ".", cwd=source, **env)
     [wheel] = target.glob("*.whl")
     return wheel
 

@@ -1,6 +1,7 @@
 """`make release` writes the same files twice, and only for the version of the package."""
 
 import hashlib
+import re
 import subprocess
 import tarfile
 import zipfile
@@ -58,6 +59,14 @@ def test_the_wheel_has_every_package_and_no_test(written: tuple[Path, Path]) -> 
     assert top == {"vcuda", "webhook", "controller", "certs", f"vcuda_quota-{__version__}.dist-info"}
 
 
+def test_the_wheel_is_built_by_the_locked_build_tool(written: tuple[Path, Path]) -> None:
+    [wheel] = written[0].glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        [metadata] = (name for name in archive.namelist() if name.endswith(".dist-info/WHEEL"))
+        [version] = re.findall(r"^Generator: setuptools \(([\d.]+)\)$", archive.read(metadata).decode(), re.MULTILINE)
+    assert f"\nsetuptools=={version} " in (release.ROOT / release.BUILD_LOCK).read_text()
+
+
 def test_the_packed_chart_renders_the_same_as_the_chart(written: tuple[Path, Path], tmp_path: Path) -> None:
     [packed] = written[0].glob("*.tgz")
     with tarfile.open(packed) as archive:
@@ -102,5 +111,6 @@ def test_the_workflows_have_no_fault() -> None:
 
 
 def test_a_failed_command_is_reported_with_its_output(tmp_path: Path) -> None:
+    (tmp_path / release.BUILD_LOCK).touch()
     with pytest.raises(ClickException, match="failed:"):
         release.write_wheel(tmp_path, tmp_path, 0)
