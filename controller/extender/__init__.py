@@ -1,1 +1,1 @@
-"""The scheduler extender, which chooses the node and the cards of each vcuda pod. Only the leader serves it."""
+"""The scheduler extender: chooses the node and the cards (GPUs) of vcuda pods. It runs in the leading controller."""
