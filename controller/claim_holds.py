@@ -16,7 +16,7 @@ from vcuda.allocations.stored_pods import StoredPod
 from vcuda.ledger.ledger import UNSEEN_SECONDS, Terminating, is_older
 
 AWAIT_PODS_SECONDS = 5.0
-"""After a claim has lost its devices, seconds for which the settling of its charge waits for the pod watch.
+"""The seconds for which the pod watch may show why a claim has lost its devices. Until then the ledger is not settled.
 After this time, the pods that the watch still shows are assumed to run."""
 
 MOST_FORMER_USERS = 512
@@ -69,7 +69,7 @@ class ClaimHolds:
         self._users: dict[str, set[str]] = {}
         # For each namespace and claim's uid, the allocated claim in its last event.
         self._allocated: dict[str, dict[str, StoredClaim]] = {}
-        # For each namespace and claim's uid, when a list showed the claim without devices. It may have had some before.
+        # By namespace and claim uid, when a list showed the claim without devices. The claim may have lost them before.
         self._listed_bare: dict[str, dict[str, float]] = {}
         self._lost: dict[str, dict[str, LostAllocation]] = {}
 
@@ -105,12 +105,12 @@ class ClaimHolds:
             return frozenset({*self._users.get(claim.uid, ()), *claim.users})
 
     def unseen_users(self, namespace: str) -> Iterable[str]:
-        """Return one placeholder uid for each claim that was listed without devices. Its earlier users are unknown."""
+        """Return a placeholder uid for each claim that was listed without devices, because its users are unknown."""
         with self._lock:
             return [_unseen_user(uid) for uid in self._listed_bare.get(namespace, ())]
 
     def is_behind(self, namespace: str, stored: Iterable[StoredClaim]) -> bool:
-        """Return True if ``stored`` is newer than the recorded events. A lost allocation may then be missing here."""
+        """Return True if ``stored`` is newer than the recorded events. A lost allocation may then be unrecorded."""
         with self._lock:
             told = dict(self._allocated.get(namespace, {}))
         if not told:
@@ -225,7 +225,7 @@ def hold_by_pod(
     is_newer = not is_older(lives.version, lost.version)
     pod = lives.stored.get(uid)
     if pod is None:
-        # If the pod watch is new enough, this pod was deleted before the watch began.
+        # The watch has never shown this pod. If the watch is new enough, the pod was deleted before the watch began.
         return Hold(max(grace, UNSEEN_SECONDS), is_newer)
     if not pod.live or _is_charged_for(pod, lost.claim):
         return Hold(0)
@@ -236,5 +236,5 @@ def hold_by_pod(
 
 
 def _is_charged_for(pod: KeptPod, claim: StoredClaim) -> bool:
-    """Return True if the pod is charged instead of a claim that the scheduler made for its extended resources."""
+    """Return True if the scheduler made the claim for the pod's extended resources. Then only the pod is charged."""
     return isinstance(pod, StoredPod) and pod.extended_claim == claim.name

@@ -1,6 +1,6 @@
 """The work queue and the reconcile loop that every task of the leader uses. A loop reconciles one key at a time.
 
-They follow client-go's ``util/workqueue`` and controller-runtime's ``Reconciler``: an event only names the key to
+Both follow client-go's ``util/workqueue`` and controller-runtime's ``Reconciler``: an event only names the key to
 reconcile. So one reconciliation (a turn) can serve many events, and a later turn makes up for a missed event.
 """
 
@@ -82,7 +82,7 @@ class WorkQueue:
             self._retried.discard(key)
 
     def lag(self) -> float:
-        """Return for how many seconds some key has been due without a successful turn: the longest such time."""
+        """Return the longest time, in seconds, for which a key has been due without a successful turn."""
         with self._changed:
             key = self._earliest()
             due = (*self._unserved.values(), *(() if key is None else (self._due_at[key],)))
