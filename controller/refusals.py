@@ -84,7 +84,6 @@ def read_refusal(event: EventText, at: str) -> RefusedWorkload | None:
 
 
 def about(event: EventText) -> tuple[str, str]:
-    """Return the kind and the name of the object that an Event is about."""
     return event.kind[:MAX_NAME_LENGTH], event.name[:MAX_NAME_LENGTH]
 
 

@@ -51,11 +51,9 @@ class Uninstall:
 
     kube: Kube
     ledger_namespace: str
-    """The namespace of the ledgers."""
     report: Callable[[str], None]
     """Receives a line for each object that is deleted or changed."""
     sleep: Callable[[float], None] = time.sleep
-    """Waits for this number of seconds."""
     monotonic: Callable[[], float] = time.monotonic
     """The clock of the deadline, in seconds."""
 

@@ -158,7 +158,6 @@ class Reconciler:
             self.turn(key)
 
     def turn(self, key: str) -> None:
-        """Reconcile one key now."""
         try:
             again = self._reconcile(key)
         except (errors.VcudaError, *k8s_types.UNDECODABLE) as error:

@@ -170,16 +170,13 @@ class Allocator:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        # Only one thread decides at a time. Two threads could decide by the same version of a journal, and the second
-        # write would fail with a Conflict.
+        # Only one thread decides at a time. Otherwise two threads could write the same journal, and one would fail.
         if not self._turn.acquire(timeout=TURN_TIMEOUT_SECONDS):
             raise NotPlaced("earlier placements take too long")
         try:
             yield
         finally:
             self._turn.release()
-
-    # Reading and writing the journals
 
     def _open(self, nodes: Iterable[str], deadline: Deadline) -> None:
         """Create the journals of these nodes from the pods that are bound there. Read a journal that exists already."""
@@ -206,10 +203,7 @@ class Allocator:
     def _write(
         self, node: str, deadline: Deadline, entry: JournalEntry | None = None, without: Container[str] = ()
     ) -> bool:
-        """Add ``entry`` to the node's journal, and remove the entries of the pods ``without``.
-
-        If another process has written the journal meanwhile, read it again and return False.
-        """
+        """Change a node's journal. If another process has changed it meanwhile, read it again and return False."""
         journal = self._cache.journal(node)
         if journal is None:
             raise NotPlaced(f"the placements on {node} are not known yet")
@@ -267,8 +261,6 @@ class Allocator:
 
     def _seconds(self) -> int:
         return self._now() // 10**9
-
-    # Placing pods
 
     def _would_fit(self, pod: Pod, request: CardRequest, node: str, victims: protocol.Victims) -> bool:
         # Leave out the pod itself as well, because an earlier call may have placed it on this node.
@@ -330,8 +322,6 @@ class Allocator:
             except VcudaError as error:
                 self._log.info("earlier placement not removed yet", pod=entry.name, node=other, error=str(error))
 
-    # Binding pods
-
     def _binding_landed(self, pod: Pod, args: protocol.BindingArgs, deadline: Deadline) -> bool:
         # Return False if the pod or the journal has changed after it was read. The caller then tries again.
         request, annotations = cards.read_card_request(pod), {}
@@ -354,10 +344,7 @@ class Allocator:
         return True
 
     def _promise(self, pod: Pod, args: protocol.BindingArgs, deadline: Deadline) -> JournalEntry | None:
-        """Write into the journal that this version of the pod is being bound. Return the pod's entry in the journal.
-
-        Return None if another process has written the journal. Raises NotPlaced if the pod has no entry.
-        """
+        """Write into the journal that this version of the pod is being bound; None if another process changed it."""
         with self._alone():
             entry = self._cache.entries_of(args.uid).get(args.node)
             if entry is None:

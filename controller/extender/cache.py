@@ -113,7 +113,6 @@ class CardCache:
         return self._pods.get(uid)
 
     def bound_to(self, node: str) -> tuple[StoredPod, ...]:
-        """Return the vcuda pods that are bound to a node."""
         with self._lock:
             return tuple(self._bound.get(node, {}).values())
 

@@ -2,11 +2,9 @@
 
 The cards must be those that gpu-admission would choose (``pkg/algorithm``). gpu-manager repeats that choice when the
 container starts, and rejects the container if the annotation names another card. The containers of a pod get their
-cards one after the other:
-
-- A container that requests a share (part of a card) gets the card with the fewest free cores that has enough room. If
-  several cards have equally few, the least free memory decides, and then the lowest index.
-- A container that requests whole cards gets the unused cards with the lowest indexes.
+cards one after the other. A container that requests whole cards gets the unused cards with the lowest indexes. A
+container that requests a share (part of a card) gets the card with the fewest free cores that has enough room. If
+several cards have equally few free cores, the least free memory decides, and then the lowest index.
 
 Nodes are tried in gpu-admission's order: fewest free cores, then least free memory, then name. In addition, `bin_pack`
 prefers a node where the share fits on an already shared card. This keeps whole cards free for pods that need them.
@@ -24,11 +22,7 @@ from vcuda.quota.model import CORES_PER_CARD
 
 
 class Assignment(NamedTuple):
-    """The cards that the containers of a pod get on one node.
-
-    ``shares``: the shares (parts of cards) of each container, by the index of the container.
-    ``breaks``: the number of unused cards that become shared cards.
-    """
+    """The cards that a pod gets on one node, by container index. ``breaks``: how many unused cards become shared."""
 
     shares: Mapping[int, tuple[Share, ...]]
     breaks: int
@@ -87,10 +81,7 @@ def assign(cards: Cards, containers: Iterable[ContainerRequest]) -> Assignment |
 def _offering(
     request: CardRequest, names: Iterable[str], nodes: NodeCards
 ) -> tuple[list[tuple[str, Cards]], dict[str, Unplaceable]]:
-    """Return the nodes with cards of the requested vendor's scheme, and the reasons of the other nodes.
-
-    The node with the fewest free cores comes first.
-    """
+    """Return the nodes with the requested kind of cards, fewest free cores first, and the other nodes' reasons."""
     offering: list[tuple[int, int, str, Cards]] = []
     reasons: dict[str, Unplaceable] = {}
     for name in dict.fromkeys(names):

@@ -48,10 +48,7 @@ class Target:
     output: str
 
     def namespace(self, named: str | None = None) -> str:
-        """Return ``named`` if it is given, otherwise the namespace in these flags or in the kubeconfig's context.
-
-        If the name is invalid, exit with status 2.
-        """
+        """Return the namespace: ``named``, or else that of these flags or of the context. Exit with 2 if invalid."""
         namespace = named or self.named or self.connect().namespace()
         if not is_namespace_name(namespace):
             cli.fail(f"{namespace!r} {NO_NAMESPACE}")

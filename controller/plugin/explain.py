@@ -137,7 +137,6 @@ def _names_a_claim(refusal: str) -> bool:
 
 
 def _explain_claim(api: Api, name: str, claim: Manifest) -> ExplainedObject:
-    """Return the decision about a ResourceClaim or a ResourceClaimTemplate."""
     namespace, is_template = claim["metadata"]["namespace"], claim["kind"] == TEMPLATE
     collection = "resourceclaimtemplates" if is_template else "resourceclaims"
     answer = _dry_run(api, f"{API_PATH}/namespaces/{segment(namespace)}/{collection}", claim)
@@ -190,10 +189,7 @@ def _admitted(name: str, namespace: str, model: str, warnings: Sequence[str], ot
 
 
 def _dry_run(api: Api, path: str, manifest: Manifest) -> Answer | errors.ApiError:
-    """Create an object with dryRun, and return the answer. Return the ApiError if the API server refuses the object.
-
-    Raises ApiError if the credentials are rejected, and Unavailable.
-    """
+    """Create an object with dryRun. Return the answer, or the ApiError with which the API server refuses the object."""
     try:
         return api.post_heard(path, json.dumps(manifest).encode(), {"dryRun": "All"})
     except errors.ApiError as error:

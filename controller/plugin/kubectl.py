@@ -66,7 +66,6 @@ class Api(Protocol):
 
 
 def objects_in(api: Api, path: str, params: Params | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a LIST."""
     for page in api.list_pages(path, params):
         for item in page.items:
             yield item if isinstance(item, dict) else json.loads(bytes(item))
@@ -110,10 +109,7 @@ class Kubectl:
 
     @classmethod
     def find(cls, kubeconfig: Path | None = None, context: str | None = None) -> "Kubectl":
-        """Return a client that runs the kubectl on PATH. Raises BadInput if there is no kubectl.
-
-        If ``kubeconfig`` or ``context`` is None, kubectl uses its default.
-        """
+        """Return a client that runs the kubectl on PATH with these flags. Raises BadInput if there is no kubectl."""
         program = shutil.which("kubectl")
         if program is None:
             raise errors.BadInput("kubectl is not on PATH; kubectl gpuquota needs kubectl to reach the cluster")

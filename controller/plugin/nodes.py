@@ -230,7 +230,6 @@ def _used_by_claims(
 
 
 def node_row(node: GpuNode) -> tuple[str, ...]:
-    """Return the node's row in the table of ``kubectl gpuquota nodes``."""
     figures = ["?" if each is None else f"{each:g}" for each in (node.cards, node.memory, node.free)]
     cards, memory, free = figures
     return (node.node, ", ".join(node.models) or "none", cards, memory, node.source or "none", node.scheme, free)

@@ -11,10 +11,7 @@ BAR = 20
 
 
 def use_rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each model of a namespace, or one row if the namespace has none.
-
-    The first column has the namespace, and notes such as ``ledger lost``.
-    """
+    """Yield a row for each model of a namespace, at least one. The first column has the namespace with its notes."""
     found = {
         use.mode: use.mode != Mode.ENFORCE,
         "taking effect": use.taking_effect,

@@ -67,7 +67,6 @@ class Missing:
     held_by: tuple[PodUse, ...]
 
     def sentence(self) -> str:
-        """Return a sentence that says what must happen before the request fits."""
         if self.needed is None:
             return f"{self.model}: the request is larger than the limit, so it never fits, even if other pods end"
         amount = mebibytes(round(self.needed)) if self.of_memory else cards(round(self.needed * CORES_PER_CARD))
@@ -76,12 +75,7 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """The answer about one workload.
-
-    ``rejected``: the rejections of the last hour, the newest first.
-    ``now``: the decisions of a dry run, or the state of a pod that exists.
-    ``missing``: the quota that must become free before the workload fits.
-    """
+    """Why a workload has no pods. ``rejected``: newest first. ``now``: the results of a dry run, or the pod's state."""
 
     object: str
     namespace: str

@@ -59,11 +59,7 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 def create_app(standing: Callable[[], Standing], views: Views, hosts: Collection[str] = ()) -> flask.Flask:
-    """Return the WSGI application.
-
-    ``standing``: returns the state of this replica; called for each request.
-    ``hosts``: the host names of the page, in addition to localhost and IP addresses.
-    """
+    """Return the WSGI application. ``standing``: returns this replica's state. ``hosts``: names of the page's host."""
     app = flask.Flask(__name__, static_folder=None, template_folder=None)
     assets = read_assets()
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # Flask's answer to OPTIONS would lack `HEADERS`
@@ -259,7 +255,6 @@ class Asset(msgspec.Struct, frozen=True):
 
 
 def read_assets() -> Mapping[str, Asset]:
-    """Return the static files of the page, by file name."""
     found = {}
     for file in resources.files("controller.ui").joinpath("static").iterdir():
         body, kind = file.read_bytes(), file.name.rpartition(".")[2]

@@ -18,10 +18,7 @@ FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 class UsageRecord(msgspec.Struct, frozen=True):
-    """The usage of one GPU model by one namespace. Figures without a unit are numbers of cards.
-
-    A figure is None if it does not apply, for example the limit in cards of a model with a limit in memory.
-    """
+    """The usage of one model by one namespace, in cards or in MiB. A figure is None if it does not apply."""
 
     namespace: str
     mode: str

@@ -34,10 +34,7 @@ class TooManyListeners(Exception):
 
 
 class Feed:
-    """Reads the figures from ``source`` while this replica leads, and keeps the changes for the browsers.
-
-    ``clock``: returns monotonic time in seconds.
-    """
+    """Reads the page's figures from ``source``, and keeps the changes for browsers. ``clock``: returns seconds."""
 
     def __init__(
         self,
@@ -177,7 +174,6 @@ class Listener:
         self._open = True
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield the changes as server-sent events, and heartbeats in between."""
         yield b"retry: 2000\n\n"
         while self._open:
             try:

@@ -135,7 +135,6 @@ class LeaderSource:
         ]
 
     def source(self) -> snapshot.Source:
-        """Return the functions that read the figures for each part of the page."""
         return snapshot.Source(
             uses=self._leader.publisher.reports,
             pods=self._pods,
@@ -214,10 +213,7 @@ def holder_rows(pods: Iterable[StoredPod], quota: NamespaceQuota | None, nodes: 
 def claim_rows(
     claims: Iterable[tuple[StoredClaim, ClaimCharge]], quota: NamespaceQuota | None, devices: Devices
 ) -> Iterator[HolderRow]:
-    """Yield one row for each claim and each model that the claim is charged for.
-
-    The row's node is that of the claim's first allocated device.
-    """
+    """Yield one row for each claim and model. The node of the row is the node of the claim's first device."""
     limits = quota.limits if quota else {}
     for claim, taken in claims:
         found = (devices.by_name.get((each.driver, each.pool, each.device)) for each in claim.allocated)
@@ -239,8 +235,7 @@ def cluster_cards(
 ) -> Sequence[snapshot.ModelCards]:
     """Return one entry for each GPU model that nodes have, limits name, or pods use.
 
-    ``cards``: the cards of each model on all nodes; None if a node does not report its number.
-    ``uses``: the report of each limited namespace.
+    ``cards``: the cards of each model on all nodes. ``uses``: the report of each limited namespace.
     ``unlimited``: the charges of pods and claims in all other namespaces, each with the model.
     """
     used: dict[str, float] = dict.fromkeys(cards, 0.0)

@@ -61,10 +61,7 @@ def _share(used: float, limit: float) -> float:
 
 
 class NamespaceRow(msgspec.Struct, frozen=True):
-    """The table row of one namespace. ``amounts``: the usage by GPU model. ``total``: the sum over all models.
-
-    ``unpinned``: the number of pods that use GPUs of an unknown model.
-    """
+    """The table row of a namespace, with its usage by GPU model. ``unpinned``: its pods without a known model."""
 
     namespace: str
     mode: str

@@ -37,10 +37,7 @@ class ModelCards(msgspec.Struct, frozen=True):
 
 
 class RemovedAllocation(msgspec.Struct, frozen=True):
-    """The controller removed a stale GPU allocation from an object.
-
-    ``namespace``, ``name``, ``what``: the object and its kind. ``why``: the reason. ``at``: the time (RFC 3339).
-    """
+    """A stale GPU allocation that the controller has removed. ``what``: the kind of the object. ``at``: RFC 3339."""
 
     namespace: str
     name: str
