@@ -59,7 +59,7 @@ class Hold(msgspec.Struct, frozen=True):
 
 
 class ClaimHolds:
-    """The lost allocations of all namespaces. ``pods``: the pod watch. ``clock``: returns the time in seconds."""
+    """The devices that claims have lost and that may be in use. ``pods``: the pod watch. ``clock``: returns seconds."""
 
     def __init__(self, pods: PodInformer, clock: Callable[[], float]) -> None:
         self._pods = pods
@@ -105,7 +105,7 @@ class ClaimHolds:
             return frozenset({*self._users.get(claim.uid, ()), *claim.users})
 
     def unseen_users(self, namespace: str) -> Iterable[str]:
-        """Return a placeholder uid for each claim that was listed without devices, because its users are unknown."""
+        """Return a placeholder for the unknown users of each claim that a list showed without devices."""
         with self._lock:
             return [_unseen_user(uid) for uid in self._listed_bare.get(namespace, ())]
 

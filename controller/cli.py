@@ -338,7 +338,7 @@ def _listening_for(flag: str, address: Address) -> Iterator[None]:
 def _serve_page(
     address: Address | None, page: UsagePage, kube: Kube, labels: NodeLabels, leader: manager.Leader
 ) -> Callable[[], AbstractContextManager[None]]:
-    """Serve the usage page if it has an address. Return the context manager that shows the leader's figures on it."""
+    """Serve the usage page if ``address`` is given. Return the context in which it shows the leader's figures."""
     if address is None:
         return nullcontext
     with _listening_for("--ui-address", address):

@@ -30,11 +30,11 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 from vcuda.cli import family_of
 
-REQUEST_SECONDS = 10.0  # to receive a request and its body, and to send each part of an answer
-MAX_HEAD_BYTES = 16 * 2**10  # of a request line and its headers
+REQUEST_SECONDS = 10.0  # seconds to receive a request with its body, and to send each part of the answer
+MAX_HEAD_BYTES = 16 * 2**10  # the most bytes of a request line and its headers
 
 # More than a client opens by accident. At this limit the server refuses even kubelet's probes, and kubelet restarts it.
-MAX_CONNECTIONS = 256  # open at the same time, including silent ones
+MAX_CONNECTIONS = 256  # connections that are open at the same time, even if silent
 SERVER_NAME = "vcuda-controller"
 
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"

@@ -261,7 +261,7 @@ class Leader:
         return self.publisher.published_in() | {name for name in names if quota and quota.for_namespace(name)}
 
     def _namespace_changed(self, namespace: str) -> None:
-        # A new namespace needs a report, a deleted namespace loses its report, and a label may change the report.
+        # A new namespace needs a report, and a deleted namespace needs none. A label may change the report.
         self.settler.queue.add(namespace)
         self.publisher.reconciler.queue.add(namespace)
 

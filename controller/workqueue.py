@@ -16,7 +16,7 @@ import structlog
 from vcuda import errors, k8s_types
 from vcuda.kube import Backoff
 
-# Default minimum of seconds between two turns of one key, so that frequent events share a turn.
+# The default minimum of seconds between two turns (reconciliations) of one key. Frequent events share a turn.
 MIN_INTERVAL_SECONDS = 1.0
 RETRY_SECONDS = 5.0  # default number of seconds until the first retry of a failed turn
 MAX_RETRY_SECONDS = 10.0  # the delay between retries grows to this maximum, unless the first delay is longer

@@ -32,7 +32,7 @@ class DoubtReports:
         self._told: dict[str, dict[Doubt, _Told]] = {}
 
     def report(self, node: ObservedNode, doubts: Mapping[Doubt, str]) -> float | None:
-        """Write the Events that are due about a node's doubts. Return the seconds until the next, None if no doubt."""
+        """Write an Event about each doubt that is new or due again. Return the seconds until the next Event is due."""
         now, delays = self._clock(), []
         told = self._told.setdefault(node.metadata.name, {}) if doubts else {}
         for doubt, text in doubts.items():

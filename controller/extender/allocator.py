@@ -115,7 +115,7 @@ class Allocator:
 
     def preempt(self, args: protocol.PreemptionArgs) -> Mapping[str, protocol.Victims]:
         """Return the nodes with cards on which the pod would fit after the eviction of the victims."""
-        # The scheduler adds up the free room of all cards. If no single card gets enough room, evict no pod.
+        # The scheduler chose the victims by the sum over all cards. Leave out nodes where no single card has room then.
         request = cards.read_card_request(args.pod)
         if request is None:
             return args.victims
@@ -132,7 +132,7 @@ class Allocator:
         return {name: 0 if isinstance(known.get(name), Cards) else 10 for name in args.names}
 
     def bind(self, args: protocol.BindingArgs) -> str:
-        """Bind the pod. Return an empty string, or why this failed. After a failure the scheduler retries the pod."""
+        """Bind the pod. Return an empty string, or the reason of the failure, after which the scheduler retries."""
         deadline = Deadline(self._clock)
         try:
             for _ in range(MAX_ATTEMPTS):
@@ -140,7 +140,7 @@ class Allocator:
                 if _is_bound(pod, args.node) or self._binding_landed(pod, args, deadline):
                     self._metrics.bindings.labels("bound").inc()
                     return ""
-            raise NotPlaced("the pod was changed during each try to bind it")
+            raise NotPlaced("the pod was changed during every attempt to bind it")
         except VcudaError as error:
             self._metrics.bindings.labels("error").inc()
             self._log.warning("not bound", pod=f"{args.namespace}/{args.name}", node=args.node, error=str(error))
@@ -152,7 +152,7 @@ class Allocator:
             self._cache.load(journal)
 
     def tidy(self) -> None:
-        """Create missing journals of nodes, and remove expired placements from the others. Raises VcudaError."""
+        """Create missing journals of nodes, and remove expired placements from existing ones. Raises VcudaError."""
         self._forget_deleted()
         self._open(self._cache.unopened(), Deadline(self._clock))
         expired: dict[str, set[str]] = {node: set() for node in self._cache.outdated()}
@@ -164,7 +164,7 @@ class Allocator:
                 self._write(node, Deadline(self._clock), without=uids)
         for node in self._cache.abandoned():
             if journal := self._cache.journal(node):
-                with suppress(NotFound, Conflict):  # Conflict: another process uses the journal
+                with suppress(NotFound, Conflict):  # Conflict: another process has changed the journal
                     self._journal.delete(journal)
                 self._cache.close(node)
 
@@ -172,7 +172,7 @@ class Allocator:
     def _alone(self) -> Iterator[None]:
         # Only one thread decides at a time. Otherwise two threads could write the same journal, and one would fail.
         if not self._turn.acquire(timeout=TURN_TIMEOUT_SECONDS):
-            raise NotPlaced("earlier placements take too long")
+            raise NotPlaced("the placements of other pods took too long; the scheduler retries")
         try:
             yield
         finally:
@@ -186,13 +186,13 @@ class Allocator:
             except Conflict:
                 try:
                     journal = self._journal.read(node, deadline.timeout())
-                except UnreadableJournal as error:  # the other nodes can still be used
+                except UnreadableJournal as error:  # pods can still be placed on other nodes
                     self._log.error("placements of a node cannot be read", node=node, error=str(error))
                     continue
             self._cache.load(journal)
 
     def _bound_before(self, node: str) -> dict[str, JournalEntry]:
-        # A pod is pinned to one GPU model. If its node has another model, kubelet rejects it, so it has no cards there.
+        # A pod is pinned to one GPU model. If the model of the node differs, kubelet rejects the pod, so leave it out.
         model, now = self._model_of(node), self._seconds()
         return {
             pod.uid: JournalEntry(pod.uid, pod.namespace, pod.name, {0: pod.cards.shares}, now)
@@ -232,7 +232,7 @@ class Allocator:
             entry = unshown[uid]
             try:
                 self._read(entry)
-            except (VcudaError, *UNDECODABLE) as error:  # the next call reads the pod again
+            except (VcudaError, *UNDECODABLE) as error:  # the next call of `tidy` reads the pod again
                 self._log.info("pod could not be read", pod=f"{entry.namespace}/{entry.name}", error=str(error))
         self._unshown = frozenset(unshown)
 
@@ -254,7 +254,7 @@ class Allocator:
             message = "the pod was deleted, and another pod has its name"
         except NotFound:
             pass
-        # Trust only the uid of a journal entry. A caller of `bind` could combine the uid of one pod with another name.
+        # Forget the pod only if its uid is from the journal. A caller of `bind` could send the uid of another pod.
         if isinstance(asked, JournalEntry):
             self._cache.forget(asked.uid)
         raise NotPlaced(message)
@@ -263,7 +263,7 @@ class Allocator:
         return self._now() // 10**9
 
     def _would_fit(self, pod: Pod, request: CardRequest, node: str, victims: protocol.Victims) -> bool:
-        # Leave out the pod itself as well, because an earlier call may have placed it on this node.
+        # Count the cards of the pod itself as free, too, because an earlier call may have placed it on this node.
         found = self._cache.node_without(node, (*victims.uids, pod.metadata.uid))
         if not isinstance(found, Cards) or found.scheme is not request.scheme:
             return False
@@ -344,7 +344,7 @@ class Allocator:
         return True
 
     def _promise(self, pod: Pod, args: protocol.BindingArgs, deadline: Deadline) -> JournalEntry | None:
-        """Write into the journal that this version of the pod is being bound; None if another process changed it."""
+        """Write into the journal that this version of the pod is being bound. Return None after a write conflict."""
         with self._alone():
             entry = self._cache.entries_of(args.uid).get(args.node)
             if entry is None:

@@ -33,7 +33,7 @@ class CardCache:
         self._lock = threading.Lock()
         self._unused: dict[str, Cards | Unplaceable] = {}
         self._cards: dict[str, Cards | Unplaceable] = {}
-        # The entries that count, by node and by pod uid. If a node is missing here, its journal was not read yet.
+        # The journal entries that count, by node and by pod uid. A node is missing if its journal was not read yet.
         self._entries: dict[str, dict[str, JournalEntry]] = {}
         self._versions: dict[str, str] = {}
         # The nodes whose stored journals still contain entries that no longer count.
@@ -71,10 +71,10 @@ class CardCache:
                     self._drop(node, new.uid)
 
     def load(self, journal: NodeJournal) -> None:
-        """Replace the entries of the journal's node, unless a newer version of the journal was loaded before."""
+        """Use this journal for its node from now on, unless a newer version of the journal was loaded before."""
         with self._lock:
             node = journal.node
-            if is_older(journal.version, self._versions.get(node, "")):  # loaded by another thread
+            if is_older(journal.version, self._versions.get(node, "")):  # another thread loaded a newer version
                 return
             for uid in self._entries.get(node, ()):
                 self._unlink(node, uid)
@@ -99,7 +99,7 @@ class CardCache:
             self._forget(uid)
 
     def journal(self, node: str) -> NodeJournal | None:
-        """Return a node's journal with only the entries that count; None if the journal was not read yet."""
+        """Return a node's journal without entries of pods that have ended; None if the journal was not read yet."""
         with self._lock:
             entries = self._entries.get(node)
             return None if entries is None else NodeJournal(node, self._versions[node], dict(entries))
@@ -132,7 +132,7 @@ class CardCache:
             return frozenset(self._outdated)
 
     def entries(self) -> list[tuple[str, JournalEntry]]:
-        """Return all entries that count, each as a pair of the node's name and the entry."""
+        """Return all journal entries that count, each with the name of its node."""
         with self._lock:
             return [(node, entry) for node, entries in self._entries.items() for entry in entries.values()]
 

@@ -57,7 +57,7 @@ class JournalEntry(msgspec.Struct, frozen=True):
         return tuple(share for shares in self.shares.values() for share in shares)
 
     def may_be_bound(self, version: str) -> bool:
-        """Return True if the API server may still store a binding of the pod, which is unbound at ``version``."""
+        """Return True if the API server may still store a sent binding. The pod must be unbound at ``version``."""
         return bool(self.binding) and not is_older(self.binding, version)
 
 

@@ -30,7 +30,7 @@ class ExtenderArgs(msgspec.Struct, frozen=True):
         return self._result(names, {}, "")
 
     def failing(self, reasons: Mapping[str, Unplaceable]) -> bytes:
-        """Return an ExtenderFilterResult: the pod can run on no node. Final reasons are listed as unresolvable."""
+        """Return an ExtenderFilterResult: the pod fits on no node. Preemption skips nodes whose reason is final."""
         return self._result((), reasons, "")
 
     def failed(self, message: str) -> bytes:

@@ -125,7 +125,7 @@ _GAUGES = (
 
 
 class CardsCollector(Collector):
-    """Collects the metrics of all and free cards, by GPU model and node pool."""
+    """Collects the numbers of cards, free cards and free cores, by GPU model and node pool."""
 
     def __init__(self, free_cards: Callable[[], FreeCardsByPool]) -> None:
         self._free_cards = free_cards

@@ -34,7 +34,7 @@ MAX_BODY = 128 * 2**20
 """The most bytes of a request body. If the scheduler sends complete nodes, a body has room for about 8,000 nodes."""
 
 LARGE_BODY = 2**20
-"""Bodies with more bytes are read one at a time. Requests with only the names of nodes are far smaller."""
+"""Request bodies with more bytes than this are read one at a time. Bodies with only node names are far smaller."""
 
 ANSWER_PART = 8 * 2**20
 

@@ -81,7 +81,7 @@ def assign(cards: Cards, containers: Iterable[ContainerRequest]) -> Assignment |
 def _offering(
     request: CardRequest, names: Iterable[str], nodes: NodeCards
 ) -> tuple[list[tuple[str, Cards]], dict[str, Unplaceable]]:
-    """Return the nodes with the requested kind of cards, fewest free cores first, and the other nodes' reasons."""
+    """Return the nodes with the requested kind of cards, fewest free cores first, and why other nodes do not fit."""
     offering: list[tuple[int, int, str, Cards]] = []
     reasons: dict[str, Unplaceable] = {}
     for name in dict.fromkeys(names):

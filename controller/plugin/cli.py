@@ -35,7 +35,7 @@ OUTPUTS = click.Choice(["table", WIDE, "json", "yaml"])
 
 
 class SpoiltReport(errors.VcudaError):
-    """The published report of a namespace is invalid, or is the report of another namespace: somebody edited it."""
+    """Somebody edited the usage report of a namespace: it is invalid, or it is the report of another namespace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +340,7 @@ def _published(api: Api, namespace: str) -> Iterator[NamespaceUse]:
 
 
 def _all(api: Api) -> Iterator[NamespaceUse]:
-    # Only the controller may write ConfigMaps with this name (a policy), and it deletes those that it did not write.
+    # A policy allows only the controller to write ConfigMaps of this name. The controller deletes unexpected ones.
     labels = ",".join(f"{key}={value}" for key, value in USAGE_LABELS.items())
     own = {"fieldSelector": f"metadata.name={USAGE_NAME}", "labelSelector": labels}
     for config_map in objects_in(api, "/api/v1/configmaps", own):

@@ -20,7 +20,7 @@ PROBE = "_gpuquota-explain"
 """An invalid name, because it begins with ``_``. So no pod and no claim with this name can be created."""
 
 # HAMi-DRA names a pod's claim NAMESPACE-POD-CONTAINER, and cuts the name off after 54 characters. With a longer
-# namespace, `PROBE` could be cut off as well, and the claim would be created.
+# namespace, the invalid part (`PROBE`) could be cut off, and the claim would be created.
 MOST_OF_NAMESPACE = 50
 
 MAKES_A_CLAIM = (
@@ -100,7 +100,7 @@ def _explain_pod(api: Api, name: str, pod: Manifest) -> ExplainedObject:
         if refusal := _probe(api, path, pod):
             if _names_a_claim(refusal):
                 return ExplainedObject(name, namespace, NOT_ASKED, "", MAKES_A_CLAIM)
-            # The reason is not the invalid name of the probe, so the pod would be refused for the same reason.
+            # The invalid name is not the reason of this refusal, so the pod would be refused under its own name, too.
             given = pod["metadata"].get("name") or pod["metadata"].get("generateName", "")
             return ExplainedObject(name, namespace, REFUSED, "", refusal.replace(PROBE, given))
     answer = _dry_run(api, path, pod)
@@ -115,8 +115,8 @@ def _explain_pod(api: Api, name: str, pod: Manifest) -> ExplainedObject:
 def _probe(api: Api, path: str, pod: Manifest) -> str | None:
     """Create the pod under an invalid name, in a dry run. Return why it is refused, unless the name is the reason.
 
-    The API server calls the mutating webhooks before it validates the name. So this shows whether a webhook creates a
-    claim for the pod: the claim would contain the pod's name, and cannot be created.
+    The API server calls the mutating webhooks before it validates the name. A webhook that creates a claim for the pod
+    then fails, because the claim's name would contain the invalid name.
     """
     try:
         answer = _dry_run(api, path, {**pod, "metadata": {**pod["metadata"], "name": PROBE}})

@@ -11,7 +11,7 @@ BAR = 20
 
 
 def use_rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each model of a namespace, at least one. The first column has the namespace with its notes."""
+    """Yield a row for each model of a namespace, at least one. The first column also has notes, such as the mode."""
     found = {
         use.mode: use.mode != Mode.ENFORCE,
         "taking effect": use.taking_effect,
@@ -44,7 +44,7 @@ def total_rows(uses: Sequence[NamespaceUse]) -> Iterator[tuple[str, ...]]:
     by_model = sorted((each for use in uses for each in use.models), key=lambda each: each.model)
     for name, group in itertools.groupby(by_model, key=lambda each: each.model):
         found = list(group)
-        # Without a limit in cards (it may be a limit in memory), the total of the limits would be too small.
+        # If a namespace limits only the memory of the model, the total of the limits in cards would be too small.
         if len(found) > 1 and all(each.limit is not None for each in found):
             used, pending = sum(each.used for each in found), sum(each.pending for each in found)
             free, limit = sum(each.available or 0 for each in found), sum(each.limit or 0 for each in found)

@@ -46,7 +46,7 @@ class Feed:
         self.source = source
         self._views = views
         self._clock = clock
-        # Every version begins with the epoch. So versions of another leader, or of an earlier time, are recognized.
+        # Each version begins with this random text. So a version from another leader or an earlier feed is unknown.
         self._epoch = secrets.token_hex(4)
         self._number = 0
         self._taking = threading.Lock()
