@@ -11,7 +11,7 @@ from vcuda.k8s_types import UNDECODABLE
 from vcuda.kube import MERGE_PATCH, Kube, objects, segment
 
 CHECK_INTERVAL_SECONDS = 10.0
-"""Seconds between two checks of the EndpointSlice. A former leader may still overwrite the slice."""
+"""Seconds between two checks of the EndpointSlice, which a former leader may overwrite."""
 
 _OURS = {objects.MANAGED_BY: "vcuda-quota", "app.kubernetes.io/managed-by": "vcuda-quota"}
 _SLICE = msgspec.json.Decoder(objects.EndpointSlice)

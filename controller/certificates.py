@@ -69,7 +69,7 @@ class CertificateWatch(Collector):
                 return
 
     def check(self, now: datetime.datetime) -> None:
-        """Read the certificate of every ready endpoint. Write an Event about each certificate that is overdue.
+        """Read the certificate of every ready endpoint. Write an Event about each certificate with overdue renewal.
 
         The Event is about the Service. Raises VcudaError if a call of the API server fails.
         """

@@ -16,11 +16,11 @@ from vcuda.allocations.stored_pods import StoredPod
 from vcuda.ledger.ledger import UNSEEN_SECONDS, Terminating, is_older
 
 AWAIT_PODS_SECONDS = 5.0
-"""The seconds for which the pod watch may show why a claim has lost its devices. Until then the ledger is not settled.
+"""If a claim loses its devices, its ledger is settled only when the pod watch shows why, or after so many seconds.
 After this time, the pods that the watch still shows are assumed to run."""
 
 MOST_FORMER_USERS = 512
-"""If more pods than this have used one allocation, the pods that have ended are forgotten."""
+"""If more pods than this have used the devices of one claim, the pods that have ended are forgotten."""
 
 
 class LostAllocation(msgspec.Struct, frozen=True):

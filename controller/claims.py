@@ -91,7 +91,7 @@ class ClaimInformer:
     def as_new_as(self, ledger: Ledger, namespace: str, extended: Collection[str]) -> ObservedClaims | None:
         """Return the charges of a namespace's claims at a resourceVersion that is not older than the ledger's.
 
-        If the watch is older than the ledger, list the claims. Return None if the ledger's charges must not change now.
+        If the watch is older than the ledger, list the claims. Return None if the ledger must keep its charges for now.
         """
         if self.awaits_pods(namespace):
             return None

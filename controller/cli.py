@@ -94,7 +94,7 @@ main.add_command(node)
 @cli.option(
     "--discover",
     is_flag=True,
-    help="Label nodes with the GPU model that their device plugin, DRA driver or GPU feature discovery names.",
+    help="Label nodes with the GPU model that their device plugin, DRA driver or GPU feature discovery reports.",
 )
 @cli.option(
     "--enforce-audit",
@@ -105,7 +105,7 @@ main.add_command(node)
     "--audit-period",
     default=int(violation_watcher.ViolationOptions().period),
     type=click.IntRange(1, 86400),
-    help="Seconds for which a pod must be beyond its quota before it is evicted, and between two tries.",
+    help="Seconds for which a pod must be beyond its quota before it is evicted, and between two attempts.",
 )
 @cli.option(
     "--delete-after-evictions",
@@ -129,7 +129,7 @@ main.add_command(node)
     "--ui-advertise",
     metavar="IP:PORT",
     parse=cli.parse_ip_address,
-    help=f"Address to write into the EndpointSlice of Service {SERVICE} while leading.",
+    help=f"Address to publish in the EndpointSlice of Service {SERVICE} while this replica leads.",
 )
 @cli.option(
     "--ui-docs-url",
@@ -143,7 +143,7 @@ main.add_command(node)
     default="",
     metavar="URL",
     callback=_web_address,
-    help="Grafana dashboard that the usage page links to; a page of a namespace sets its variable namespace.",
+    help="Grafana dashboard that the usage page links to. The link of a namespace sets the variable `namespace`.",
 )
 @cli.address_option(
     "--extender-address", help="Serve the scheduler extender on this address while leading.  [default: not served]"
@@ -165,7 +165,7 @@ main.add_command(node)
     "--extender-advertise",
     metavar="IP:PORT",
     parse=cli.parse_ip_address,
-    help=f"Address to write into the EndpointSlice of Service {service.SERVICE} while leading.",
+    help=f"Address to publish in the EndpointSlice of Service {service.SERVICE} while this replica leads.",
 )
 @cli.option(
     "--webhook-service",
@@ -395,7 +395,7 @@ def _mutual_tls(certificate: Path | None, client_ca: Path | None) -> tls.Serving
 
 
 def _settle_timing(storable: int, full_pass: int, max_terminating: int) -> charge_ages.SettleTiming:
-    # `ChargeAges` forgets when it first saw a charge after one resync period. By then the charge must have expired.
+    # `ChargeAges` remembers for one resync period when a charge was first seen. A charge must expire in this period.
     if full_pass < 2 * storable:
         message = f"must be at least twice --storable-seconds ({storable}); got {full_pass}."
         raise click.BadParameter(message, param_hint="--full-pass-seconds")

@@ -201,7 +201,7 @@ class Elector:
         return self._clock() < self._observed_at + lasts
 
     def _in_time(self) -> bool:
-        # The leader counts from before its renewal. The others count from when they see the renewal, so they are later.
+        # The leader counts from before its renewal. Others count from when they see the renewal, so they wait longer.
         return self._clock() - self._renewed_at <= self._timing.renew_deadline
 
     def _next_spec(self, lease: Lease | None) -> LeaseSpec:

@@ -33,7 +33,7 @@ from vcuda.cli import family_of
 REQUEST_SECONDS = 10.0  # seconds to receive a request with its body, and to send each part of the answer
 MAX_HEAD_BYTES = 16 * 2**10  # the most bytes of a request line and its headers
 
-# More than a client opens by accident. At this limit the server refuses even kubelet's probes, and kubelet restarts it.
+# More than a client opens by accident. At the limit even kubelet's probes are refused, and the container is restarted.
 MAX_CONNECTIONS = 256  # connections that are open at the same time, even if silent
 SERVER_NAME = "vcuda-controller"
 
@@ -52,7 +52,7 @@ class Server(wsgi.Server):
     ``threads``: the number of threads. At most the same number of requests waits for a thread.
     ``tls``: serve over TLS with this context. It must require client certificates if ``client_name`` is given.
     ``idle_seconds``: how long a connection is kept for the next request; 0 for one request per connection.
-    ``max_body``: the most bytes of a body.
+    ``max_body``: the most bytes of a request body.
     ``client_name``: answer 403 to clients whose certificate does not have this common name.
 
     Raises OSError if the server cannot listen on the address.
@@ -187,7 +187,7 @@ class _Connection(server.HTTPConnection):
         return self.server.ready and bool(super().communicate())  # type: ignore[no-untyped-call]
 
     def refuse(self) -> None:
-        """Close the connection, after a 503 if that does not block. Before the TLS handshake, no answer is sent."""
+        """Send 503 if this does not block, and close the connection. Before a TLS handshake, no answer is sent."""
         self.socket.setblocking(False)
         with contextlib.suppress(OSError):
             self.socket.unwrapped.send(_BUSY)

@@ -1,4 +1,4 @@
-"""Builds and runs the leader's tasks, which are in `settle`, `retry`, `violations`, `garbage` and `extender`."""
+"""Builds and runs the leader's tasks: `settle`, `retry`, `violations`, `garbage`, `discover` and `extender`."""
 
 import threading
 import time
@@ -25,7 +25,7 @@ from vcuda.ledger.report import NamespaceUse
 from vcuda.placement.affinity import NodeLabels
 from vcuda.quota.model import LEDGER_NAMESPACE, NODE_NAMESPACE, SYSTEM_NAMESPACES
 
-SYNC_POLL_SECONDS = 0.1  # seconds between two checks whether all lists have arrived
+SYNC_POLL_SECONDS = 0.1  # seconds between two checks whether all watches have their first list
 STOP_TIMEOUT_SECONDS = 5.0  # seconds for which a stop waits for the loops, so that a current write can end
 
 
@@ -243,7 +243,7 @@ class Leader:
         self.model_labels.devices_changed()
 
     def _models_changed(self) -> None:
-        # A DeviceClass may add extended resources that pods can request.
+        # A new DeviceClass may add extended resources that pods can request. So read the pods again.
         self.settler.pods.list_again()
         self.settler.add_all()
 

@@ -152,7 +152,7 @@ _BY_NAMESPACE = (
     ("vcuda_quota_unpinned_pods", "Pods without a known GPU model."),
     (
         "vcuda_quota_taking_effect",
-        "1 while the API server may not call the webhook yet for the pods of a limited namespace.",
+        "1 while the API server possibly does not call the webhook yet for the pods of a limited namespace.",
     ),
     ("vcuda_quota_ledger_lost", "1 while no GPU pod is admitted in a namespace because its ledger was lost."),
 )

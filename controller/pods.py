@@ -158,7 +158,7 @@ class PodInformer:
         pods = [pod for pod in lives.stored.values() if isinstance(pod, StoredPod)]
         # A pod counts as vanished as soon as the watch has received its deletion, even before the event is handled.
         vanished = [*lives.vanished.values(), *lives.untold.values()]
-        # Include vanished pods, because their claims may still exist. No watch may be open when a claim is deleted.
+        # Include vanished pods. Their grace periods are needed if their claims are deleted while no watch is open.
         live = (pod for pod in (*lives.stored.values(), *vanished) if pod.live)
         users = (pod for pod in live if isinstance(pod, ClaimUser) or pod.uses_claims)
         return ObservedPods(
@@ -242,7 +242,7 @@ class PodInformer:
         return read_stored(_POD.decode(raw), self.labels, self._decoding, self._requests, whole_keys=True)
 
     def decode(self, raw: bytes) -> KeptPod | None:
-        """Return the data of the pod to keep; None if the pod uses no GPU."""
+        """Return the data of a pod that are kept in memory; None if the pod uses no GPU."""
         pod = _POD.decode(raw)
         return read_stored(pod, self.labels, self._decoding, self._requests) or read_claim_user(pod)
 

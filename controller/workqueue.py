@@ -75,7 +75,7 @@ class WorkQueue:
             return key in self._due_at or recent
 
     def served(self, key: str) -> None:
-        """Note the end of a key's turn. Clear the key's lag unless this turn queued a retry."""
+        """Record the end of a key's turn. The key is then no longer overdue, unless this turn queued a retry."""
         with self._changed:
             if key not in self._retried:
                 self._unserved.pop(key, None)

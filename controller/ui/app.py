@@ -59,7 +59,7 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 def create_app(standing: Callable[[], Standing], views: Views, hosts: Collection[str] = ()) -> flask.Flask:
-    """Return the WSGI application. ``standing``: returns this replica's state. ``hosts``: names of the page's host."""
+    """Return the WSGI application. ``standing``: returns this replica's state. ``hosts``: additional host names."""
     app = flask.Flask(__name__, static_folder=None, template_folder=None)
     assets = read_assets()
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # Flask's answer to OPTIONS would lack `HEADERS`

@@ -191,7 +191,7 @@ class Listener:
 
 
 def _message(change: snapshot.Change) -> bytes:
-    # The data must contain no line break, which would end the event: the rest could forge another event. JSON has none.
+    # A line break in the data would end the event, and the rest could forge another event. JSON has no line breaks.
     return b"id: %s\nevent: change\ndata: %s\n\n" % (change.version.encode(), msgspec.json.encode(change))
 
 

@@ -65,7 +65,7 @@ class UsagePage:
             shown.close()
 
     def standing(self) -> app.Standing:
-        """Return the feed of figures if this replica leads and has listed all objects, otherwise the reason."""
+        """Return the feed of figures if this replica leads and has listed all objects, otherwise why there is none."""
         with self._lock:
             shown, ready = self._feed, self._ready
         if shown is None:

@@ -37,7 +37,7 @@ class Views:
         self._templates = jinja2.Environment(
             loader=jinja2.PackageLoader("controller.ui"),
             autoescape=True,
-            undefined=jinja2.StrictUndefined,  # a missing value is an error
+            undefined=jinja2.StrictUndefined,  # a missing value raises an error
             trim_blocks=True,
             lstrip_blocks=True,
             auto_reload=False,  # do not check the template files at each rendering

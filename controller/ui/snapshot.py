@@ -1,7 +1,7 @@
 """The data of the usage page, and the functions from which the page reads its data.
 
-The page itself contains no watch and no loop. `Source` has one function for each part of the page. These functions are
-called by one thread at a time, at most once a second, and only while a browser shows the page.
+The page does not use the controller's watches and loops itself. `Source` has one function for each part of the page.
+These functions are called by one thread at a time, at most once a second, and only while a browser shows the page.
 """
 
 from collections.abc import Callable, Mapping, Sequence
