@@ -69,7 +69,7 @@ class WorkQueue:
         self.add(key, delay)
 
     def is_active(self, key: str) -> bool:
-        """Return True if a key waits for a turn, or if its last turn was within the last two intervals."""
+        """Return True if a key waits for a turn, or if its last turn was less than two minimum intervals ago."""
         with self._changed:
             recent = self._clock() < self._last_turn.get(key, -math.inf) + 2 * self._min_interval
             return key in self._due_at or recent

@@ -88,7 +88,8 @@ class ModelLabels:
         self._published: PublishedCards = {}
         self._devices_are_stale = True
         self._states: dict[str, NodeState] = {}
-        # `_since`: by node, a new model and when it was first found. `_written`: by node, the time of the last write.
+        # `_since`: by node, a model that differs from the label, and the time at which the model was first found.
+        # `_written`: by node, the time of the last write.
         self._since: dict[str, tuple[str, float]] = {}
         self._written: dict[str, float] = {}
         self._rests_until = 0.0

@@ -74,7 +74,7 @@ def create_application(verbs: Mapping[str, Verb], metrics: publish.ExtenderMetri
         # follows on the same connection.
         unbounded = "HTTP_TRANSFER_ENCODING" in environ or not length.isdigit()
         if unbounded or int(length) > (MAX_BODY if verb else LARGE_BODY):
-            # This body is not read. cheroot closes the connection, so that the body is not taken for a request.
+            # Do not read this body. cheroot closes the connection, so that the body is not taken for the next request.
             message = f"the body must have a Content-Length of at most {MAX_BODY} bytes"
             yield from httpd.reply(start_response, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
         elif method == "GET" and path == "/version":

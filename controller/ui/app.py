@@ -94,12 +94,12 @@ def _overview(feed: Feed, views: Views) -> flask.Response:
     return _answer(views.render("overview.html", **given, root=""))
 
 
-def _usage(feed: Feed, views: Views, kind: str) -> flask.Response:  # noqa: ARG001  # all views have the same parameters
+def _usage(feed: Feed, views: Views, kind: str) -> flask.Response:  # noqa: ARG001  # shared signature of all views
     picture = feed.picture()
     return _file(kind, export.UsageRecord, [*export.usage_records(picture.uses.values())], picture.updated)
 
 
-def _pods(feed: Feed, views: Views, name: str, kind: str) -> flask.Response:  # noqa: ARG001  # all views get `views`
+def _pods(feed: Feed, views: Views, name: str, kind: str) -> flask.Response:  # noqa: ARG001  # shared signature
     picture = feed.picture()
     pods = model.ordered_holders(_holders(feed, picture, name), MOST_CARDS_FIRST)
     shown = [export.holder_record(pod) for pod in pods[: export.MAX_HOLDERS]]
@@ -159,7 +159,7 @@ def _namespace(feed: Feed, views: Views, name: str) -> flask.Response:
     return _answer(html)
 
 
-def _updates(feed: Feed, views: Views) -> flask.Response:  # noqa: ARG001  # all views have the same parameters
+def _updates(feed: Feed, views: Views) -> flask.Response:  # noqa: ARG001  # shared signature of all views
     # With X-Accel-Buffering, nginx does not buffer the stream of events.
     headers = {"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
     if flask.request.method == "HEAD":  # a HEAD request opens no stream
