@@ -46,7 +46,7 @@ class LostAllocation(msgspec.Struct, frozen=True):
 
 
 class Hold(msgspec.Struct, frozen=True):
-    """How long the devices of a lost allocation may stay in use.
+    """For how long devices that a claim has lost may stay in use.
 
     ``seconds``: how many seconds after the loss the devices may still be in use.
     ``sure``: True if the pod watch has delivered as much as the claim watch, and shows why the allocation was lost.
@@ -110,7 +110,7 @@ class ClaimHolds:
             return [_unseen_user(uid) for uid in self._listed_bare.get(namespace, ())]
 
     def is_behind(self, namespace: str, stored: Iterable[StoredClaim]) -> bool:
-        """Return True if ``stored`` is newer than the recorded events. A lost allocation may then be unrecorded."""
+        """Return True if ``stored`` is newer than the recorded events. Losses of devices may then be missing here."""
         with self._lock:
             told = dict(self._allocated.get(namespace, {}))
         if not told:
@@ -128,7 +128,7 @@ class ClaimHolds:
         return any(not _hold(each, lives, self._pods.seconds_of, 0).sure for each in recent)
 
     def vanished(self, namespace: str, price: ClaimPrice, grace: int) -> Iterator[tuple[str, Terminating]]:
-        """Yield the key and the terminating charge of each lost allocation that may still be in use.
+        """Yield the terminating charges, with keys, for devices that claims have lost and that may still be in use.
 
         ``grace``: the grace period, in seconds, to assume for a pod that the watch never showed.
         """
@@ -203,7 +203,7 @@ def _may_run(uid: str, lives: PodLives) -> bool:
 
 
 def _hold(lost: LostAllocation, lives: PodLives, seconds_of: Callable[[KeptPod], int], grace: int) -> Hold:
-    """Return how long the pods that used a lost allocation may still run.
+    """Return for how long pods may still use the devices that a claim has lost.
 
     ``seconds_of``: returns for how many seconds a pod may run after its deletion.
     ``grace``: for how many seconds a pod that the watch never showed may run.
@@ -216,7 +216,7 @@ def _hold(lost: LostAllocation, lives: PodLives, seconds_of: Callable[[KeptPod],
 def hold_by_pod(
     uid: str, lost: LostAllocation, lives: PodLives, seconds_of: Callable[[KeptPod], int], grace: int
 ) -> Hold:
-    """Return how long one pod that used a lost allocation may still run. `_hold` documents the parameters."""
+    """Return for how long one pod may still use the devices that a claim has lost. See `_hold` for the parameters."""
     pod = lives.vanished.get(uid) or lives.untold.get(uid)
     if pod:
         return Hold(0 if _is_charged_for(pod, lost.claim) else seconds_of(pod))

@@ -1,4 +1,4 @@
-"""Watches the ResourceClaims and returns their charges, from which the controller settles the ledgers.
+"""Watches the ResourceClaims and returns their charges, from which the controller settles (recounts) the ledgers.
 
 A claim is charged until it is deleted. A finalizer prevents the deletion while pods use the claim. The module
 `controller.claim_holds` handles devices that stay in use for some seconds after their claim has lost them.

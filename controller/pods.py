@@ -1,4 +1,4 @@
-"""Watches the pods that use GPUs, and returns their charges, from which the controller settles the ledgers.
+"""Watches the pods that use GPUs and returns their charges, from which the controller settles (recounts) the ledgers.
 
 Two kinds of pod are kept. Pods that request GPUs are charged. Pods that use ResourceClaims are not charged. The module
 `controller.claims` needs these pods to determine how long the devices of a claim may stay in use.

@@ -55,7 +55,7 @@ class Uninstall:
     """Receives a line for each object that is deleted or changed."""
     sleep: Callable[[float], None] = time.sleep
     monotonic: Callable[[], float] = time.monotonic
-    """The clock of the deadline, in seconds."""
+    """Returns monotonic time in seconds."""
 
     def run(self, seconds: float) -> None:
         """Delete all objects that reject requests or that block the deletion of a namespace. A run may be repeated.

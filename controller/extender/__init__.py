@@ -1,1 +1,1 @@
-"""The scheduler extender: chooses the node and the cards (GPUs) of vcuda pods. It runs in the leading controller."""
+"""The scheduler extender, which runs in the leading controller. It chooses nodes and cards (GPUs) for vcuda pods."""

@@ -62,7 +62,7 @@ class JournalEntry(msgspec.Struct, frozen=True):
 
 
 class NodeJournal(msgspec.Struct, frozen=True):
-    """The entries of one node by pod uid. ``version``: the ConfigMap's resourceVersion; empty if not stored yet."""
+    """The journal of one node: its placements by pod uid. ``version``: its resourceVersion; empty if not stored yet."""
 
     node: str
     version: str = ""

@@ -1,10 +1,11 @@
 """Chooses the node of a pod, and the cards on that node.
 
-The cards must be those that gpu-admission would choose (``pkg/algorithm``). gpu-manager repeats that choice when the
-container starts, and rejects the container if the annotation names another card. The containers of a pod get their
-cards one after the other. A container that requests whole cards gets the unused cards with the lowest indexes. A
-container that requests a share (part of a card) gets the card with the fewest free cores that has enough room. If
-several cards have equally few free cores, the least free memory decides, and then the lowest index.
+The cards must be those that gpu-admission, tkestack's extender, would choose (``pkg/algorithm``). tkestack's device
+plugin gpu-manager repeats that choice when the container starts. It rejects the container if the annotation of the pod
+names another card. The containers of a pod get their cards one after the other. A container that requests whole cards
+gets the unused cards with the lowest indexes. A container that requests a share (part of a card) gets the card with the
+fewest free cores that has enough room. If several cards have equally few free cores, the least free memory decides, and
+then the lowest index.
 
 Nodes are tried in gpu-admission's order: fewest free cores, then least free memory, then name. In addition, `bin_pack`
 prefers a node where the share fits on an already shared card. This keeps whole cards free for pods that need them.

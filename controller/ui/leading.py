@@ -233,7 +233,7 @@ def _cards_of(use: ModelUse) -> float:
 def cluster_cards(
     cards: Mapping[str, float | None], uses: Mapping[str, NamespaceUse], unlimited: Iterable[tuple[str, Charge]]
 ) -> Sequence[snapshot.ModelCards]:
-    """Return one entry for each GPU model that nodes have, limits name, or pods use.
+    """Return one entry for each GPU model that a node has, a limit names, or a pod uses.
 
     ``cards``: the cards of each model on all nodes. ``uses``: the report of each limited namespace.
     ``unlimited``: the charges of pods and claims in all other namespaces, each with the model.

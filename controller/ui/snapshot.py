@@ -202,8 +202,8 @@ def render_part(part: str, picture: Picture, views: Views, root: str) -> str:
 
 
 def choose(entries: Sequence[T], most: int = MAX_LISTED) -> Sequence[T]:
-    """Return at most ``most`` entries, newest first. The newest entry of each namespace has precedence over others."""
-    # Without this precedence, a tenant could fill the whole list by writing many Events.
+    """Return at most ``most`` entries, newest first. The newest entry of each namespace is chosen before older ones."""
+    # If age alone decided, a tenant could fill the whole list by writing many Events.
     earlier: dict[str, int] = {}
     ranks = []
     for each in entries:
