@@ -49,7 +49,7 @@ class Hold(msgspec.Struct, frozen=True):
     """For how long devices that a claim has lost may stay in use.
 
     ``seconds``: how many seconds after the loss the devices may still be in use.
-    ``sure``: True if the pod watch has delivered as much as the claim watch, and shows why the allocation was lost.
+    ``sure``: True if the pod watch is not behind the claim watch, and shows why the claim has lost the devices.
     ``runs``: True if the pod watch shows a running pod that uses the devices.
     """
 
