@@ -1,5 +1,5 @@
-"""The controller: settles the ledgers and removes what deleted pods leave behind.
+"""The controller: settles the ledgers (recounts them from the stored objects), and removes stale data of pods.
 
-`cli` is the command. When this replica leads, `manager` starts a package for each duty: `settle`, `retry`,
-`violations`, `garbage` and `extender`. They share the watches in `pods` and `claims`, and the queues of `workqueue`.
+`cli` defines the command. While this replica leads, `manager` runs a package for each task: `settle`, `retry`,
+`violations`, `garbage`, `discover` and `extender`. They share the watches in `pods` and `claims`, and `workqueue`.
 """

@@ -11,7 +11,7 @@ from vcuda.k8s_types import UNDECODABLE
 from vcuda.kube import MERGE_PATCH, Kube, objects, segment
 
 CHECK_INTERVAL_SECONDS = 10.0
-"""Seconds between two checks of the EndpointSlice. A former leader may still overwrite the slice."""
+"""Seconds between two checks of the EndpointSlice, which a former leader may overwrite."""
 
 _OURS = {objects.MANAGED_BY: "vcuda-quota", "app.kubernetes.io/managed-by": "vcuda-quota"}
 _SLICE = msgspec.json.Decoder(objects.EndpointSlice)
@@ -39,11 +39,11 @@ class Advertiser:
         self._log = structlog.get_logger().bind(service=f"{namespace}/{service}", ip=ip, port=port)
 
     def run(self, stopping: threading.Event) -> None:
-        """Keep the slice at the address until ``stopping`` is set. A failure is logged, and the write is retried."""
+        """Keep this replica's address in the slice until ``stopping`` is set. Failures are logged and retried."""
         while not stopping.is_set():
             try:
                 self.advertise()
-            except (VcudaError, *UNDECODABLE) as error:  # undecodable: another user may have edited the object
+            except (VcudaError, *UNDECODABLE) as error:  # somebody may have made the slice undecodable
                 self._log.warning("the EndpointSlice of the Service could not be checked", error=str(error))
             stopping.wait(CHECK_INTERVAL_SECONDS)
 
@@ -59,13 +59,13 @@ class Advertiser:
         self._log.info("the Service routes to this replica")
 
     def _is_correct(self, found: objects.EndpointSlice) -> bool:
-        # Additional labels are allowed. Our labels are required: without them Kubernetes would manage the slice.
+        # The slice may have further labels. But without our labels, Kubernetes would manage the slice.
         labels = (found.metadata.labels or {}).items()
         written = (found.address_type, found.endpoints, found.ports)
         return written == (self._address_type, self._endpoints, self._ports) and labels >= self._labels.items()
 
     def _correct(self, found: objects.EndpointSlice) -> None:
-        if found.address_type != self._address_type:  # immutable (ValidateEndpointSliceUpdate)
+        if found.address_type != self._address_type:  # the type is immutable (ValidateEndpointSliceUpdate)
             self._kube.delete(self._path)
             self._create()
             return

@@ -18,14 +18,14 @@ from prometheus_client.registry import Collector
 from vcuda import errors, k8s_types, tls
 from vcuda.kube import Event, InvolvedObject, Kube, objects, post_event, segment
 
-INTERVAL_SECONDS = 300.0  # between two checks
+INTERVAL_SECONDS = 300.0  # seconds between two checks of the certificates
 MAX_DIALS_AT_ONCE = 8
 PORT_NAME = "https"
 REASON = "CertificateNotRenewed"
 
 
 class ServedCertificate(msgspec.Struct, frozen=True):
-    """The certificate of one endpoint (HOST:PORT). ``fault``: why the certificate could not be read, or empty."""
+    """The certificate of one endpoint of the webhook. ``fault``: why it could not be read; empty if it was read."""
 
     address: str
     fingerprint: str = ""
@@ -69,13 +69,13 @@ class CertificateWatch(Collector):
                 return
 
     def check(self, now: datetime.datetime) -> None:
-        """Read the certificate of every ready endpoint, and write an Event for each certificate with overdue renewal.
+        """Read the certificate of every ready endpoint. Write an Event about each certificate with overdue renewal.
 
         The Event is about the Service. Raises VcudaError if a call of the API server fails.
         """
         endpoints = objects.service_addresses(self._kube, self._namespace, self._service, PORT_NAME)
         addresses = [address for address, ready in endpoints.items() if ready]
-        # In parallel, because an endpoint that does not answer takes the whole timeout.
+        # Read the certificates in parallel, because an endpoint that does not answer takes the whole timeout.
         with ThreadPoolExecutor(MAX_DIALS_AT_ONCE) as pool:
             name = f"{self._service}.{self._namespace}.svc"
             self._shown = tuple(pool.map(lambda address: dial(address, name), addresses))
@@ -83,7 +83,7 @@ class CertificateWatch(Collector):
             self._report(late, now)
 
     def _look_safely(self) -> None:
-        # A fault that every check repeats is logged once, for example while the webhook is not installed.
+        # Log a fault only once if each check finds it again, for example while the webhook is not installed.
         try:
             self.check(datetime.datetime.now(datetime.UTC))
             fault = "" if self._shown else "no endpoint of the Service is ready"
@@ -99,7 +99,7 @@ class CertificateWatch(Collector):
         path = f"/api/v1/namespaces/{segment(self._namespace)}/services/{segment(self._service)}"
         service = msgspec.json.decode(self._kube.get(path), type=k8s_types.K8sObject)
         subject = InvolvedObject("v1", "Service", self._service, self._namespace, service.metadata.uid)
-        # The name depends only on the day and the certificate, so that a new leader writes the same Event.
+        # The Event's name depends only on the certificate and the day. So a new leader writes no second Event.
         name = f"certificate-{late.fingerprint[:8]}-{now:%Y%m%d}"
         post_event(self._kube, Event(subject, name, REASON, message, "vcuda-controller", type="Warning"))
 
@@ -120,7 +120,8 @@ def is_late(one: ServedCertificate, now: datetime.datetime) -> bool:
     if one.start is None or one.end is None:
         return False
     life = one.end - one.start
-    # The margin between due and overdue is a thirtieth of the lifetime, at most 36 hours. Several rotations run in it.
+    # Renewal is overdue a thirtieth of the lifetime after it is due, or 36 hours if that is less. Several rotations run
+    # in this time.
     return one.end - now < life / 3 - min(life / 30, datetime.timedelta(hours=36))
 
 

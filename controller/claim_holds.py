@@ -16,11 +16,11 @@ from vcuda.allocations.stored_pods import StoredPod
 from vcuda.ledger.ledger import UNSEEN_SECONDS, Terminating, is_older
 
 AWAIT_PODS_SECONDS = 5.0
-"""After a claim has lost its devices, seconds for which the settling of its charge waits for the pod watch.
+"""If a claim loses its devices, its ledger is settled only when the pod watch shows why, or after so many seconds.
 After this time, the pods that the watch still shows are assumed to run."""
 
 MOST_FORMER_USERS = 512
-"""If more pods than this have used one allocation, the pods that have ended are forgotten."""
+"""If more pods than this have used the devices of one claim, the pods that have ended are forgotten."""
 
 
 class LostAllocation(msgspec.Struct, frozen=True):
@@ -46,10 +46,10 @@ class LostAllocation(msgspec.Struct, frozen=True):
 
 
 class Hold(msgspec.Struct, frozen=True):
-    """How long the devices of a lost allocation may stay in use.
+    """For how long devices that a claim has lost may stay in use.
 
     ``seconds``: how many seconds after the loss the devices may still be in use.
-    ``sure``: True if the pod watch has delivered as much as the claim watch, and shows why the allocation was lost.
+    ``sure``: True if the pod watch is not behind the claim watch, and shows why the claim has lost the devices.
     ``runs``: True if the pod watch shows a running pod that uses the devices.
     """
 
@@ -59,7 +59,7 @@ class Hold(msgspec.Struct, frozen=True):
 
 
 class ClaimHolds:
-    """The lost allocations of all namespaces. ``pods``: the pod watch. ``clock``: returns the time in seconds."""
+    """The devices that claims have lost and that may be in use. ``pods``: the pod watch. ``clock``: returns seconds."""
 
     def __init__(self, pods: PodInformer, clock: Callable[[], float]) -> None:
         self._pods = pods
@@ -69,7 +69,7 @@ class ClaimHolds:
         self._users: dict[str, set[str]] = {}
         # For each namespace and claim's uid, the allocated claim in its last event.
         self._allocated: dict[str, dict[str, StoredClaim]] = {}
-        # For each namespace and claim's uid, when a list showed the claim without devices. It may have had some before.
+        # By namespace and claim uid, when a list showed the claim without devices. The claim may have lost them before.
         self._listed_bare: dict[str, dict[str, float]] = {}
         self._lost: dict[str, dict[str, LostAllocation]] = {}
 
@@ -105,12 +105,12 @@ class ClaimHolds:
             return frozenset({*self._users.get(claim.uid, ()), *claim.users})
 
     def unseen_users(self, namespace: str) -> Iterable[str]:
-        """Return one placeholder uid for each claim that was listed without devices. Its earlier users are unknown."""
+        """Return a placeholder for the unknown users of each claim that a list showed without devices."""
         with self._lock:
             return [_unseen_user(uid) for uid in self._listed_bare.get(namespace, ())]
 
     def is_behind(self, namespace: str, stored: Iterable[StoredClaim]) -> bool:
-        """Return True if ``stored`` is newer than the recorded events. A lost allocation may then be missing here."""
+        """Return True if ``stored`` is newer than the recorded events. Losses of devices may then be missing here."""
         with self._lock:
             told = dict(self._allocated.get(namespace, {}))
         if not told:
@@ -128,7 +128,7 @@ class ClaimHolds:
         return any(not _hold(each, lives, self._pods.seconds_of, 0).sure for each in recent)
 
     def vanished(self, namespace: str, price: ClaimPrice, grace: int) -> Iterator[tuple[str, Terminating]]:
-        """Yield the key and the terminating charge of each lost allocation that may still be in use.
+        """Yield the terminating charges, with keys, for devices that claims have lost and that may still be in use.
 
         ``grace``: the grace period, in seconds, to assume for a pod that the watch never showed.
         """
@@ -203,7 +203,7 @@ def _may_run(uid: str, lives: PodLives) -> bool:
 
 
 def _hold(lost: LostAllocation, lives: PodLives, seconds_of: Callable[[KeptPod], int], grace: int) -> Hold:
-    """Return how long the pods that used a lost allocation may still run.
+    """Return for how long pods may still use the devices that a claim has lost.
 
     ``seconds_of``: returns for how many seconds a pod may run after its deletion.
     ``grace``: for how many seconds a pod that the watch never showed may run.
@@ -216,7 +216,7 @@ def _hold(lost: LostAllocation, lives: PodLives, seconds_of: Callable[[KeptPod],
 def hold_by_pod(
     uid: str, lost: LostAllocation, lives: PodLives, seconds_of: Callable[[KeptPod], int], grace: int
 ) -> Hold:
-    """Return how long one pod that used a lost allocation may still run. `_hold` documents the parameters."""
+    """Return for how long one pod may still use the devices that a claim has lost. See `_hold` for the parameters."""
     pod = lives.vanished.get(uid) or lives.untold.get(uid)
     if pod:
         return Hold(0 if _is_charged_for(pod, lost.claim) else seconds_of(pod))
@@ -225,7 +225,7 @@ def hold_by_pod(
     is_newer = not is_older(lives.version, lost.version)
     pod = lives.stored.get(uid)
     if pod is None:
-        # If the pod watch is new enough, this pod was deleted before the watch began.
+        # The watch has never shown this pod. If the watch is new enough, the pod was deleted before the watch began.
         return Hold(max(grace, UNSEEN_SECONDS), is_newer)
     if not pod.live or _is_charged_for(pod, lost.claim):
         return Hold(0)
@@ -236,5 +236,5 @@ def hold_by_pod(
 
 
 def _is_charged_for(pod: KeptPod, claim: StoredClaim) -> bool:
-    """Return True if the pod is charged instead of a claim that the scheduler made for its extended resources."""
+    """Return True if the scheduler made the claim for the pod's extended resources. Then only the pod is charged."""
     return isinstance(pod, StoredPod) and pod.extended_claim == claim.name

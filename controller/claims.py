@@ -1,4 +1,4 @@
-"""Watches the ResourceClaims and returns their charges, from which the controller settles the ledgers.
+"""Watches the ResourceClaims and returns their charges, from which the controller settles (recounts) the ledgers.
 
 A claim is charged until it is deleted. A finalizer prevents the deletion while pods use the claim. The module
 `controller.claim_holds` handles devices that stay in use for some seconds after their claim has lost them.
@@ -53,7 +53,7 @@ class ClaimInformer:
 
     def charges(self, namespace: str, extended: Collection[str] = ()) -> Iterator[tuple[StoredClaim, ClaimCharge]]:
         """Yield a namespace's claims with their charges, except the claims named in ``extended``."""
-        # The pods of the claims in `extended` are charged instead.
+        # For each claim in `extended`, its pod is charged instead.
         return self._charged(self.claims(namespace), extended)
 
     def _charged(
@@ -91,7 +91,7 @@ class ClaimInformer:
     def as_new_as(self, ledger: Ledger, namespace: str, extended: Collection[str]) -> ObservedClaims | None:
         """Return the charges of a namespace's claims at a resourceVersion that is not older than the ledger's.
 
-        If the watch is older than the ledger, list the claims. Return None if the ledger's charges must not change now.
+        If the watch is older than the ledger, list the claims. Return None if the ledger must keep its charges for now.
         """
         if self.awaits_pods(namespace):
             return None
@@ -110,7 +110,7 @@ class ClaimInformer:
         return self._holds.is_behind(namespace, self.claims(namespace)) or self._holds.awaits_pods(namespace)
 
     def _charge(self, claim: StoredClaim, price: ClaimPrice) -> ClaimCharge:
-        """Return the charge of a claim. While its devices are unpublished, the charge is at least the last known."""
+        """Return a claim's charge. While its devices are unpublished, this is at least the last known charge."""
         found = price(claim)
         with self._lock:
             if not found.certain:
@@ -129,7 +129,7 @@ class ClaimInformer:
         version = self.reflector.resource_version
         listed = version == self.reflector.listed_version
         self._holds.note(old, new, version=version, listed=listed, charge=self._last_charge)
-        # Ignore events that change nothing in the StoredClaim, which is a small part of the claim.
+        # StoredClaim has only a few fields of the claim. Ignore events that change only other fields.
         changed = new or old
         if old == new or changed is None:
             return

@@ -1,4 +1,4 @@
-"""The command ``vcuda-controller``."""
+"""The command line of the controller: ``vcuda-controller run`` and ``vcuda-controller uninstall``."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ Address = tuple[str, int]
 
 
 def _web_address(_context: click.Context, parameter: click.Parameter, text: str) -> str:
-    # Another scheme, such as javascript:, would run in the browser of each reader.
+    # A URL with another scheme, such as javascript:, could run code in the browser of a reader.
     if text and not text.startswith(("https://", "http://")):
         raise click.BadParameter(f"{text!r} must start with https:// or http://.", param_hint=parameter.opts[0])
     return text
@@ -78,7 +78,7 @@ main.add_command(node)
     "--max-terminating-seconds",
     default=int(charge_ages.SettleTiming().max_terminating),
     type=click.IntRange(0, 86400),
-    help="Most seconds that a pod deleted while it ran stays charged; a shorter grace period applies instead.",
+    help="Most seconds for which a deleted pod stays charged if it was running. A shorter grace period has precedence.",
 )
 @cli.option(
     "--allocation-timeout",
@@ -94,7 +94,7 @@ main.add_command(node)
 @cli.option(
     "--discover",
     is_flag=True,
-    help="Label nodes with the GPU model that their device plugin, DRA driver or GPU feature discovery names.",
+    help="Label nodes with the GPU model that their device plugin, DRA driver or GPU feature discovery reports.",
 )
 @cli.option(
     "--enforce-audit",
@@ -105,7 +105,7 @@ main.add_command(node)
     "--audit-period",
     default=int(violation_watcher.ViolationOptions().period),
     type=click.IntRange(1, 86400),
-    help="Seconds for which a pod must be beyond its quota before it is evicted, and between two tries.",
+    help="Seconds for which a pod must be beyond its quota before it is evicted, and between two attempts.",
 )
 @cli.option(
     "--delete-after-evictions",
@@ -129,7 +129,7 @@ main.add_command(node)
     "--ui-advertise",
     metavar="IP:PORT",
     parse=cli.parse_ip_address,
-    help=f"Address to write into the EndpointSlice of Service {SERVICE} while leading.",
+    help=f"Address to publish in the EndpointSlice of Service {SERVICE} while this replica leads.",
 )
 @cli.option(
     "--ui-docs-url",
@@ -143,7 +143,7 @@ main.add_command(node)
     default="",
     metavar="URL",
     callback=_web_address,
-    help="Grafana dashboard that the usage page links to; a page of a namespace sets its variable namespace.",
+    help="Grafana dashboard that the usage page links to. The link of a namespace sets the variable `namespace`.",
 )
 @cli.address_option(
     "--extender-address", help="Serve the scheduler extender on this address while leading.  [default: not served]"
@@ -165,12 +165,12 @@ main.add_command(node)
     "--extender-advertise",
     metavar="IP:PORT",
     parse=cli.parse_ip_address,
-    help=f"Address to write into the EndpointSlice of Service {service.SERVICE} while leading.",
+    help=f"Address to publish in the EndpointSlice of Service {service.SERVICE} while this replica leads.",
 )
 @cli.option(
     "--webhook-service",
     default="vcuda-webhook",
-    help="Service in the system namespace whose certificate is checked; empty for none.",
+    help="The webhook's Service in the system namespace. Its certificate is checked. Empty for no check.",
 )
 @cli.log_level_option
 def run(
@@ -258,7 +258,7 @@ def run(
         if extender_address:
             certificate = _mutual_tls(extender_cert_dir, extender_client_ca)
             listening = service.Listening(extender_address, certificate, extender_advertise, extender_client_name)
-        # One connection for each thread that may call at the same time: six watches, the loops and the extender.
+        # The pool has enough connections for all threads that call the API server: watches, loops and the extender.
         check = VersionCheck(structlog.get_logger().warning)
         kube = Kube.connect(kubeconfig, pool_size=16, version_check=check, grace=AuthorizerGrace())
     except errors.BadInput as error:
@@ -280,7 +280,7 @@ def run(
         webhook_service=webhook_service,
         discover=discover,
     )
-    # The random part keeps the names distinct. Two replicas of one name would both take the Lease for their own.
+    # The random part makes the name unique. Two replicas with the same name would both assume that they lead.
     own_name = identity or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
     lease = (system_namespace, "vcuda-controller")
     elector = Elector(kube, lease, own_name, timing=LeaseTiming.of(lease_seconds), wait=stop.wait)
@@ -299,15 +299,15 @@ def run(
     "--timeout",
     default=60,
     type=click.IntRange(1, 3600),
-    help="Seconds for which a refused change is tried again. The API server applies a deleted policy for some seconds.",
+    help="Seconds for which a refused change is tried again. A deleted policy still takes effect for some seconds.",
 )
 def run_uninstall(*, kubeconfig: Path | None, ledger_namespace: str, timeout: int) -> None:
-    """Prepare the deletion of all objects of the system. Afterwards nothing is rejected.
+    """Prepare the deletion of all objects of the system. Afterwards no request is rejected.
 
-    Run it before `kubectl delete`; `helm uninstall` runs it by itself. It deletes the webhook configurations and the
-    bindings of the policies. Then it takes the rights to write from the webhook and the controller, and removes what
-    they leave behind: the finalizers of the ledgers, the usage reports, and the label quota.vcuda.io/enforced of
-    namespaces. The quota stays. An apply of the manifests puts the system back.
+    Run this command before `kubectl delete`. With Helm, `helm uninstall` runs it. The command deletes the webhook
+    configurations and the bindings of the policies. Then it removes the write permissions of the webhook and of the
+    controller, and the data that would stay behind: the finalizers of the ledgers, the usage reports, and the label
+    quota.vcuda.io/enforced of namespaces. The quota is kept. To restore the system, apply the manifests again.
 
     \b
     Examples:
@@ -327,7 +327,7 @@ def run_uninstall(*, kubeconfig: Path | None, ledger_namespace: str, timeout: in
 
 @contextmanager
 def _listening_for(flag: str, address: Address) -> Iterator[None]:
-    """Report an address on which the server cannot listen as a bad value of this flag."""
+    """If a server cannot listen on the address within this context, report a bad value of ``flag``."""
     try:
         yield
     except OSError as error:
@@ -338,7 +338,7 @@ def _listening_for(flag: str, address: Address) -> Iterator[None]:
 def _serve_page(
     address: Address | None, page: UsagePage, kube: Kube, labels: NodeLabels, leader: manager.Leader
 ) -> Callable[[], AbstractContextManager[None]]:
-    """Serve the usage page, if any. Return a context manager within which it shows this replica as the leader."""
+    """Serve the usage page if ``address`` is given. Return the context in which it shows the leader's figures."""
     if address is None:
         return nullcontext
     with _listening_for("--ui-address", address):
@@ -356,16 +356,16 @@ def _lead(
 ) -> int:
     """Wait for the Lease, act as the leader while this replica holds it, and return the exit status.
 
-    ``contexts``: create the context managers to enter while this replica leads.
+    ``contexts``: functions that create the context managers to enter while this replica leads.
     """
     started = threading.Event()
     with _listening_for("--status-address", address):
-        # A standby is healthy and ready, because a rollout must not wait until it leads.
+        # A standby reports that it is healthy and ready. Otherwise a rollout would wait until the standby leads.
         server = httpd.serve_status(
             address,
             registry,
             healthy=lambda: leader.trouble() if started.is_set() else None,
-            ready=lambda: None if not started.is_set() or leader.ready else "the first list is not complete",
+            ready=lambda: None if not started.is_set() or leader.ready else "not all objects are listed yet",
         )
     structlog.get_logger().info("serving status", port=server.port)
     if not elector.acquire():
@@ -379,12 +379,12 @@ def _lead(
         if not elector.hold():
             _end()
     leader.stop()
-    elector.release()  # after the last write, so that the next leader is the only writer
+    elector.release()  # after the last write of this replica, so that the next leader is the only writer
     return 0
 
 
 def _mutual_tls(certificate: Path | None, client_ca: Path | None) -> tls.ServingCertificate:
-    """Return the extender's certificate. Raises BadInput if it or the CA of clients cannot be read."""
+    """Return the extender's certificate. Raises BadInput if this certificate or the clients' CA cannot be read."""
     if certificate is None:
         raise click.UsageError("--extender-cert-dir is required with --extender-address, which serves TLS.")
     if client_ca is None:
@@ -395,7 +395,7 @@ def _mutual_tls(certificate: Path | None, client_ca: Path | None) -> tls.Serving
 
 
 def _settle_timing(storable: int, full_pass: int, max_terminating: int) -> charge_ages.SettleTiming:
-    # `ChargeAges` forgets sightings that are older than a resync. No charge may be forgotten before it expires.
+    # `ChargeAges` remembers for one resync period when a charge was first seen. A charge must expire in this period.
     if full_pass < 2 * storable:
         message = f"must be at least twice --storable-seconds ({storable}); got {full_pass}."
         raise click.BadParameter(message, param_hint="--full-pass-seconds")
@@ -403,5 +403,5 @@ def _settle_timing(storable: int, full_pass: int, max_terminating: int) -> charg
 
 
 def _end() -> None:
-    """Exit at once, without cleanup. Without the Lease, or with a failed loop, no thread may continue."""
+    """Exit at once, without cleanup, because after the loss of the Lease or a failed loop no thread may continue."""
     os._exit(LEADERSHIP_LOST)

@@ -2,9 +2,9 @@
 
 The rules are client-go's (``tools/leaderelection``). A candidate takes the Lease by compare-and-swap and renews it well
 before it expires. A candidate takes the Lease of another holder only if the holder has not renewed for the whole lease
-duration, by the candidate's clock. The official Python client also has an elector. A refused connection ends that
-elector but not the leader's work, so two leaders could work. Here the caller must stop its work when the Lease is lost,
-and must write only by compare-and-swap.
+duration, by the candidate's clock. The elector of the official Python client is not used: a refused connection would
+end that elector but not the leader's work, and two replicas could work as leaders. With this elector, the caller must
+stop its work when the Lease is lost, and must write only by compare-and-swap.
 """
 
 import datetime
@@ -36,7 +36,7 @@ class LeaseTiming(msgspec.Struct, frozen=True):
 
 
 class LeaseSpec(k8s_types.K8sStruct, frozen=True, gc=False):
-    """The holder of the Lease and its last renewal. Both times are RFC 3339 with microseconds."""
+    """The spec of a Lease: the holder, and when the holder renewed it. Times are RFC 3339 with microseconds."""
 
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
@@ -54,11 +54,11 @@ class Lease(k8s_types.K8sObject, frozen=True, gc=False):
 _LEASE = msgspec.json.Decoder(Lease)
 
 FIRST_WARNING_SECONDS, LONGEST_SILENCE_SECONDS = 5.0, 300.0
-"""A warning is logged when attempts have failed for the first time, and again at intervals that double up to the second
-time."""
+"""A warning is logged when all attempts have failed for the first number of seconds. It is repeated at intervals that
+double, up to the second number."""
 
 CALL_FAILURES = (errors.VcudaError, *k8s_types.UNDECODABLE)
-"""The errors that make an attempt fail. They include an answer that cannot be decoded."""
+"""The errors after which an attempt to take or renew the Lease has failed, including undecodable answers."""
 
 
 class _Silence:
@@ -70,7 +70,7 @@ class _Silence:
         self._next = FIRST_WARNING_SECONDS
 
     def failed(self, log: structlog.typing.FilteringBoundLogger, error: Exception, started: float) -> None:
-        """Record a failed attempt, and log a warning if one is due. ``started``: when the attempt began."""
+        """Record a failed attempt, and log a warning if it is time for one. ``started``: when the attempt began."""
         self._since = started if self._since is None else self._since
         lasted = self._clock() - self._since
         if lasted >= self._next:
@@ -201,7 +201,7 @@ class Elector:
         return self._clock() < self._observed_at + lasts
 
     def _in_time(self) -> bool:
-        # The leader counts from before its request. Other candidates count from later, when they see the renewal.
+        # The leader counts from before its renewal. Others count from when they see the renewal, so they wait longer.
         return self._clock() - self._renewed_at <= self._timing.renew_deadline
 
     def _next_spec(self, lease: Lease | None) -> LeaseSpec:

@@ -4,8 +4,8 @@ The bounds keep a client from occupying threads or memory, and from delaying the
 
 * A connection needs a thread only while a request is read and answered. A silent connection needs a descriptor, and is
   closed after `REQUEST_SECONDS`. If threads or descriptors run out, the next connection is answered 503 and closed.
-* A client must send its whole request within `REQUEST_SECONDS`, and must read each part of the answer within them.
-  cheroot's own timeout starts again with every byte.
+* A client must send its whole request within `REQUEST_SECONDS`, and must read each part of the answer within the same
+  time. cheroot's own timeout would start again with every byte.
 * Threads end with the process, and `stop` closes all connections.
 """
 
@@ -30,29 +30,29 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 from vcuda.cli import family_of
 
-REQUEST_SECONDS = 10.0  # to receive a request and its body, and to send each part of an answer
-MAX_HEAD_BYTES = 16 * 2**10  # of a request line and its headers
+REQUEST_SECONDS = 10.0  # seconds to receive a request with its body, and to send each part of the answer
+MAX_HEAD_BYTES = 16 * 2**10  # the most bytes of a request line and its headers
 
-# More than a client opens by accident. At the bound kubelet's probes are refused too, and the container is restarted.
-MAX_CONNECTIONS = 256  # open at the same time, including silent ones
+# More than a client opens by accident. At the limit even kubelet's probes are refused, and the container is restarted.
+MAX_CONNECTIONS = 256  # connections that are open at the same time, even if silent
 SERVER_NAME = "vcuda-controller"
 
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 Tls = Callable[[], ssl.SSLContext]
-"""Returns the context for a new connection. A renewed certificate is thus served without a restart."""
+"""Returns the TLS context for a new connection, so that a renewed certificate is served without a restart."""
 
 Check = Callable[[], str | None]
-"""Returns None if the process is healthy or ready, else the reason why not."""
+"""Returns None if the process is healthy (or ready), otherwise the reason."""
 
 
 class Server(wsgi.Server):
     """Serves one WSGI application.
 
-    ``threads``: the number of threads. At most as many further requests wait for a thread.
+    ``threads``: the number of threads. At most the same number of requests waits for a thread.
     ``tls``: serve over TLS with this context. It must require client certificates if ``client_name`` is given.
     ``idle_seconds``: how long a connection is kept for the next request; 0 for one request per connection.
-    ``max_body``: the most bytes of a body.
+    ``max_body``: the most bytes of a request body.
     ``client_name``: answer 403 to clients whose certificate does not have this common name.
 
     Raises OSError if the server cannot listen on the address.
@@ -69,7 +69,7 @@ class Server(wsgi.Server):
         max_body: int = 2**16,
         client_name: str = "",
     ) -> None:
-        # cheroot would report a failure to bind as text only, without the error, and uses ::1 for localhost.
+        # Bind the socket here. cheroot would report a failure only as text, and would use ::1 for localhost.
         self._listener = _listen(address)
         super().__init__(
             self._listener.getsockname()[:2],
@@ -79,7 +79,7 @@ class Server(wsgi.Server):
             server_name=SERVER_NAME,
             request_queue_size=128,
             accepted_queue_size=threads,
-            accepted_queue_timeout=0,  # the only thread that accepts must not wait
+            accepted_queue_timeout=0,  # the one thread that accepts connections must not wait
         )
         self.client_name = client_name
         self.timeout = idle_seconds or REQUEST_SECONDS
@@ -108,7 +108,7 @@ class Server(wsgi.Server):
             prepared.set_result(None)
             self.serve()
 
-        # cheroot's workers become daemons too, as children of a daemon. Else a slow client could delay the exit.
+        # A daemon thread makes cheroot's worker threads daemons as well. Otherwise a slow client could delay the exit.
         threading.Thread(target=run, name=f"http {self.port}", daemon=True).start()
         prepared.result()
         return self
@@ -127,7 +127,7 @@ class Server(wsgi.Server):
         return self._listener
 
     def process_conn(self, conn: Any) -> None:
-        """Queue a connection that has sent a request for a thread; watch a new one for its first byte."""
+        """Queue a connection that has sent a request. Watch a new connection until its first byte arrives."""
         if conn.last_used is not None:
             try:
                 self.requests.put(conn)
@@ -135,8 +135,8 @@ class Server(wsgi.Server):
                 conn.refuse()
         elif self.ready and len(self.open) <= MAX_CONNECTIONS:
             self.put_conn(conn)
-            # The selector closes a connection that was unused for `timeout`, which can be minutes. A new connection
-            # gets `REQUEST_SECONDS`.
+            # cheroot closes a connection after it was unused for `timeout`, which may be minutes. Close a new
+            # connection after `REQUEST_SECONDS`.
             conn.last_used -= self.timeout - REQUEST_SECONDS
         else:
             conn.refuse()
@@ -164,8 +164,8 @@ def _listen(address: tuple[str, int]) -> socket.socket:
 class _Request(server.HTTPRequest):
     def read_request_headers(self) -> bool:
         read = super().read_request_headers()  # type: ignore[no-untyped-call]
-        # WSGI maps "X_Y" and "X-Y" to one name, so a client could forge a header that only its proxy may set. cheroot's
-        # own reader that drops such headers fails at any header (11.1).
+        # WSGI maps "X_Y" and "X-Y" to one name, so a client could forge a header that only its proxy may set. cheroot
+        # 11.1 has a class that drops such headers, but this class fails at every header.
         self.inheaders = {name: value for name, value in self.inheaders.items() if b"_" not in name}
         if read and self.server.client_name not in ("", *self.conn.socket.peer_names()):
             self.simple_response("403 Forbidden", "the common name of this client certificate is not allowed\n")
@@ -187,7 +187,7 @@ class _Connection(server.HTTPConnection):
         return self.server.ready and bool(super().communicate())  # type: ignore[no-untyped-call]
 
     def refuse(self) -> None:
-        """Send 503 if that does not block, and close. A TLS client before its handshake gets no answer."""
+        """Send 503 if this does not block, and close the connection. Before a TLS handshake, no answer is sent."""
         self.socket.setblocking(False)
         with contextlib.suppress(OSError):
             self.socket.unwrapped.send(_BUSY)
@@ -195,7 +195,7 @@ class _Connection(server.HTTPConnection):
 
     def hang_up(self) -> None:
         with contextlib.suppress(OSError):  # the client has closed the connection
-            # SSLSocket.shutdown would end the encryption first, while a worker may still send.
+            # Shut down the plain socket. SSLSocket.shutdown would end the encryption while a thread may still send.
             socket.socket.shutdown(self.socket.unwrapped, socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -222,7 +222,7 @@ class _TimedSocket:
     def recv_into(self, buffer: bytearray) -> int:
         left = self._due - time.monotonic()
         if left <= 0:
-            raise TimeoutError("timed out")  # cheroot answers 408 to this text of the standard library
+            raise TimeoutError("timed out")  # for exactly this text, cheroot answers 408
         self.unwrapped.settimeout(left)
         try:
             return self.unwrapped.recv_into(buffer)

@@ -1,4 +1,4 @@
-"""Builds and runs the leader's tasks, which are in `settle`, `retry`, `violations`, `garbage` and `extender`."""
+"""Builds and runs the leader's tasks: `settle`, `retry`, `violations`, `garbage`, `discover` and `extender`."""
 
 import threading
 import time
@@ -25,7 +25,7 @@ from vcuda.ledger.report import NamespaceUse
 from vcuda.placement.affinity import NodeLabels
 from vcuda.quota.model import LEDGER_NAMESPACE, NODE_NAMESPACE, SYSTEM_NAMESPACES
 
-SYNC_POLL_SECONDS = 0.1  # seconds between two checks whether all lists have arrived
+SYNC_POLL_SECONDS = 0.1  # seconds between two checks whether all watches have their first list
 STOP_TIMEOUT_SECONDS = 5.0  # seconds for which a stop waits for the loops, so that a current write can end
 
 
@@ -59,8 +59,8 @@ class Leader:
         self._log = structlog.get_logger()
         system = SYSTEM_NAMESPACES | {system_namespace, ledger_namespace, node_namespace}
         self.quota = k8s.QuotaInformer(kube, place, system, self._quota_changed)
-        # The model of a node is the model of its unpinned pods, in any namespace. Changes go through a queue, because
-        # hundreds of nodes may come and go at once.
+        # A pod that is pinned to no model is charged for its node's model. So a change of a node may change the charges
+        # in any namespace. The changes go through a queue, because hundreds of nodes may change at once.
         self._models = workqueue.Reconciler(
             "models", lambda _: self._models_changed(), failure="change of GPU models not applied", key_name="of"
         )
@@ -147,7 +147,7 @@ class Leader:
         )
 
     def charged_claims(self, namespace: str) -> Iterable[tuple[StoredClaim, ClaimCharge]]:
-        """Return the claims of a namespace with their charges, without claims that are charged to their pod."""
+        """Return the claims of a namespace with their charges, except claims whose pod is charged instead."""
         extended = self.settler.pods.extended_claims(namespace, self.nodes.current())
         return self.settler.claims.charges(namespace, extended)
 
@@ -166,7 +166,7 @@ class Leader:
 
     @property
     def synced(self) -> bool:
-        """True if every watch has got its first list since this process leads. The list is a consistent LIST."""
+        """True if every watch has received its first list, a consistent LIST, after this process became the leader."""
         return self.dra.settled and all(reflector.synced.is_set() for reflector in self._always().values())
 
     @property
@@ -198,7 +198,7 @@ class Leader:
 
     def trouble(self) -> str | None:
         """Return a fault that a restart may repair: an ended watch or a stuck loop. None without such a fault."""
-        # Only this loop always has a turn within its time. The other loops may be idle, which looks the same as stuck.
+        # Check only the loop that always has a turn within a known time. An idle loop would look like a stuck loop.
         if not all(reflector.alive for reflector in self.reflectors().values()):
             return "a watch has ended"
         return "the removal of stale allocations is stuck" if self.garbage.is_stuck() else None
@@ -243,7 +243,7 @@ class Leader:
         self.model_labels.devices_changed()
 
     def _models_changed(self) -> None:
-        # A DeviceClass may add extended resources that pods can request.
+        # A new DeviceClass may add extended resources that pods can request. So read the pods again.
         self.settler.pods.list_again()
         self.settler.add_all()
 
@@ -255,19 +255,19 @@ class Leader:
         self.model_labels.add_all()
 
     def _others(self) -> Iterable[str]:
-        """Return the namespaces that ``"*"`` limits, and all namespaces with a published report."""
+        """Return the namespaces with a quota, for example by the entry ``"*"``, and those with a published report."""
         quota = self.quota.current()
         names = (key.name for key in self.namespaces.reflector.snapshot())
         return self.publisher.published_in() | {name for name in names if quota and quota.for_namespace(name)}
 
     def _namespace_changed(self, namespace: str) -> None:
-        # A new namespace has no report yet, a deleted one keeps none, and the report shows the label.
+        # A new namespace needs a report, and a deleted namespace needs none. A label may change the report.
         self.settler.queue.add(namespace)
         self.publisher.reconciler.queue.add(namespace)
 
     def _withdraw_cards(self) -> None:
-        # The free cards of a former extender are out of date, and `/mutate` would choose models by them. They are
-        # deleted at every resync, because the previous leader may have written them while it ended.
+        # Without an extender, published figures of free cards are out of date, and `/mutate` would use them. Delete
+        # them at every resync, because the previous leader may have written them once more while it ended.
         if self.extender is None or not self.extender.serving:
             publish.delete_published(self._kube, self._system_namespace)
 

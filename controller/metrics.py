@@ -20,12 +20,12 @@ def register_leading(registry: CollectorRegistry, is_leading: Callable[[], bool]
 
 
 class SettleMetrics:
-    """Metrics about settling: its lag and duration, the settled pending charges, and the ledgers with drift."""
+    """Metrics about settling, which recounts the ledgers of namespaces from the stored objects."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.lag = Gauge(
             "vcuda_settle_lag_seconds",
-            "Seconds for which the longest waiting namespace has been due to be settled; 0 if none waits.",
+            "Seconds since the namespace that has waited longest was due to be settled; 0 if no namespace waits.",
             registry=registry,
         )
         self.seconds = Histogram("vcuda_settle_seconds", "Time to settle one namespace.", registry=registry)
@@ -40,7 +40,7 @@ class SettleMetrics:
 
 
 class GarbageMetrics:
-    """Metrics about the removal of stale annotations."""
+    """Metrics about the removal of stale GPU allocations, which are annotations of pods and nodes."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.removed = Counter(
@@ -64,12 +64,12 @@ class EvictionMetrics:
 
 
 class ViolationsCollector(Collector):
-    """The pods and claims beyond their quota; ``counts`` has them by kind, namespace and finding."""
+    """Collects how many pods and claims are beyond their quota. ``counts``: by kind, namespace and finding."""
 
     def __init__(self, counts: Callable[[], Mapping[tuple[str, str, str], int]]) -> None:
         self._counts = counts
 
-    # Computed at each scrape: a gauge that was set once would still report deleted namespaces.
+    # Compute the figures at each scrape. A gauge that was set once would still report deleted namespaces.
     def collect(self) -> Iterable[Metric]:
         labels = ["namespace", "finding"]
         pods = GaugeMetricFamily("vcuda_audit_pods", "Pods that their quota would not admit.", labels=labels)
@@ -82,19 +82,19 @@ class ViolationsCollector(Collector):
 
 
 class ModelNodesCollector(Collector):
-    """Nodes with a GPU model by the source of the model, and nodes whose model is in doubt."""
+    """Collects how many nodes have a GPU model from each source, and on how many nodes the model is in doubt."""
 
     def __init__(self, counts: Callable[[], tuple[Mapping[str, int], Mapping[Doubt, int]]]) -> None:
         self._counts = counts
 
     def collect(self) -> Iterable[Metric]:
-        """Yield both families, with every source and every doubt."""
+        """Return both metrics, with a value for every source and every kind of doubt, even if it is 0."""
         by_source, by_doubt = self._counts()
         nodes = GaugeMetricFamily(
             "vcuda_model_nodes", "Nodes with a GPU model, by the source of the model.", labels=["source"]
         )
         doubts = GaugeMetricFamily(
-            "vcuda_model_doubts", "Nodes whose GPU model is in doubt, by the doubt.", labels=["doubt"]
+            "vcuda_model_doubts", "Nodes whose GPU model is in doubt, by kind of doubt.", labels=["doubt"]
         )
         for source in SOURCES:
             nodes.add_metric([source], by_source.get(source, 0))
@@ -137,22 +137,22 @@ class UsageCollector(Collector):
 
 _BY_MODEL = (
     ("vcuda_quota_limit_cores", "The limit, in hundredths of a card."),
-    ("vcuda_quota_limit_memory_bytes", "The limit on memory, where memory is limited."),
-    ("vcuda_quota_used_memory_bytes", "Memory in use, including pending, not reserved, where memory is limited."),
-    ("vcuda_quota_used_cores", "In use, including pending, not reserved."),
-    ("vcuda_quota_pending_cores", "Admitted, but not seen stored yet."),
+    ("vcuda_quota_limit_memory_bytes", "The memory limit, if the memory of the model is limited."),
+    ("vcuda_quota_used_memory_bytes", "Used memory, if it is limited: with pending memory, but not reserved memory."),
+    ("vcuda_quota_used_cores", "Used cores. They include pending cores, but not reserved cores."),
+    ("vcuda_quota_pending_cores", "Cores of admitted pods that were not seen stored yet."),
     ("vcuda_quota_terminating_cores", "Cores of deleted pods whose containers may still run."),
     ("vcuda_quota_reserved_cores", "Cores that webhook replicas have reserved to admit pods."),
 )
 _BY_NAMESPACE = (
     (
         "vcuda_quota_reservation_age_seconds",
-        "Seconds since the oldest reservation was renewed. Replicas renew or release theirs within seconds.",
+        "Seconds since the oldest reservation was renewed. Every reservation is renewed or released within seconds.",
     ),
     ("vcuda_quota_unpinned_pods", "Pods without a known GPU model."),
     (
         "vcuda_quota_taking_effect",
-        "1 while the API server may not call the webhook yet for the pods of a limited namespace.",
+        "1 while the API server possibly does not call the webhook yet for the pods of a limited namespace.",
     ),
     ("vcuda_quota_ledger_lost", "1 while no GPU pod is admitted in a namespace because its ledger was lost."),
 )
@@ -167,7 +167,7 @@ def _namespace_figures(use: NamespaceUse) -> Mapping[str, float]:
 
 
 def _model_figures(model: ModelUse) -> Mapping[str, float | None]:
-    """Return each figure of a model by its metric; None if it has none."""
+    """Return the figures of a model by the name of the metric. A figure is None if the model has no such limit."""
     cards = {
         "vcuda_quota_limit_cores": model.limit,
         "vcuda_quota_used_cores": model.used,

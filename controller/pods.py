@@ -1,4 +1,4 @@
-"""Watches the pods that use GPUs, and returns their charges, from which the controller settles the ledgers.
+"""Watches the pods that use GPUs and returns their charges, from which the controller settles (recounts) the ledgers.
 
 Two kinds of pod are kept. Pods that request GPUs are charged. Pods that use ResourceClaims are not charged. The module
 `controller.claims` needs these pods to determine how long the devices of a claim may stay in use.
@@ -31,7 +31,7 @@ from vcuda.placement.nodes import Nodes
 from vcuda.requests.resources import BUILT_IN, GpuResources
 
 REMEMBER_GONE_SECONDS = 180.0
-"""Seconds for which the uid of a deleted pod is remembered. It shows that the pod of a pending charge was stored."""
+"""Seconds for which the uid of a deleted pod is kept. The uid proves that the pod of a pending charge was stored."""
 
 KeptPod = StoredPod | ClaimUser
 
@@ -106,8 +106,8 @@ class PodInformer:
     ) -> None:
         self.labels = labels
         self._resources = resources
-        # `_decoding`: the resources by which pods are decoded now. `_counted_by`: the resources by which every stored
-        # pod was decoded. Only the reflector's thread sets these two fields.
+        # `_decoding`: the GPU resources with which new events are decoded. `_counted_by`: the GPU resources with which
+        # all stored pods were decoded. Only the reflector's thread sets these two fields.
         self._decoding = self._counted_by = resources()
         self._requests = RequestCache(self._decoding, labels)
         self._max_terminating = max_terminating
@@ -158,7 +158,7 @@ class PodInformer:
         pods = [pod for pod in lives.stored.values() if isinstance(pod, StoredPod)]
         # A pod counts as vanished as soon as the watch has received its deletion, even before the event is handled.
         vanished = [*lives.vanished.values(), *lives.untold.values()]
-        # Vanished pods are included, because their claims may still exist and may be deleted while no watch is open.
+        # Include vanished pods. Their grace periods are needed if their claims are deleted while no watch is open.
         live = (pod for pod in (*lives.stored.values(), *vanished) if pod.live)
         users = (pod for pod in live if isinstance(pod, ClaimUser) or pod.uses_claims)
         return ObservedPods(
@@ -238,11 +238,11 @@ class PodInformer:
         return self.reflector.namespaces()
 
     def decode_charged(self, raw: bytes) -> StoredPod | None:
-        """Return the decoded pod with all keys of its allocation; None if the pod requests no GPU."""
+        """Return the decoded pod with all keys of its allocation annotations; None if the pod requests no GPU."""
         return read_stored(_POD.decode(raw), self.labels, self._decoding, self._requests, whole_keys=True)
 
     def decode(self, raw: bytes) -> KeptPod | None:
-        """Return the data of the pod to keep; None if the pod uses no GPU."""
+        """Return the data of a pod that are kept in memory; None if the pod uses no GPU."""
         pod = _POD.decode(raw)
         return read_stored(pod, self.labels, self._decoding, self._requests) or read_claim_user(pod)
 
@@ -253,7 +253,7 @@ class PodInformer:
 
     def _on_listed(self) -> None:
         self._counted_by = self._decoding
-        # Settle every namespace after a list, because pods may have been deleted unseen before the list.
+        # Settle every namespace after a list, because pods may have been deleted without an event before the list.
         for namespace in self.namespaces():
             self._on_change(namespace)
 

@@ -1,8 +1,8 @@
 """Reads refusals of pods from Events.
 
 The webhook does not store refusals. The owner of a refused pod (a ReplicaSet, Job, StatefulSet ...) writes an Event
-with reason FailedCreate and the refusal as its message. The API server keeps it for an hour (kube-apiserver
-``--event-ttl``). If a user creates a pod directly, there is no Event; only the user sees the refusal.
+with reason FailedCreate and the refusal as its message. The API server keeps the Event for an hour (kube-apiserver
+``--event-ttl``). If a user creates a pod directly, there is no Event, and only this user sees the refusal.
 """
 
 import datetime
@@ -17,24 +17,24 @@ REASON, CLAIM_REASON = "FailedCreate", "FailedResourceClaimCreation"
 """The reasons of the Events about pods and about ResourceClaims."""
 
 ALLOWED_SKEW = datetime.timedelta(minutes=1)
-"""The most by which the clock of an Event's writer may be ahead."""
+"""How far the time in an Event may be in the future, because the clock of the Event's writer may be ahead."""
 
 MAX_MESSAGE_LENGTH = 1024
 """The most characters of a message that are kept: the limit of the API server for events.k8s.io."""
 
 MAX_SEARCHED_LENGTH = 16 * 1024
-"""The most characters of a message that are searched for a refusal. The API server does not bound those of core/v1."""
+"""The most characters of a message that are searched for a refusal. core/v1 Events may have messages of any length."""
 
 MAX_NAME_LENGTH = 253
-"""The most characters of a name or kind that are kept: the length of a name. The API server does not bound these."""
+"""The most characters of an object's name or kind that are kept. Events may have names and kinds of any length."""
 
-# The webhook configuration can have any name. So a refusal is also recognized by its own first words.
+# An administrator may rename the webhook. So a refusal is also recognized by the first words of its reason.
 _OURS = re.compile(
     r'admission webhook "[^"]*quota\.vcuda\.io" denied the request: (?P<reason>.*)'
     rf"|(?P<known>({OVER_QUOTA}|{MALFORMED}): .*)",
     re.DOTALL,
 )
-"""Matches kube-apiserver's text of a refusal (``pkg/admission/plugin/webhook/errors``), or our own first words."""
+"""Matches kube-apiserver's text of a refusal (``pkg/admission/plugin/webhook/errors``), or the reason in this text."""
 
 
 class EventText(Protocol):
@@ -46,24 +46,24 @@ class EventText(Protocol):
 
     @property
     def kind(self) -> str:
-        """The kind of the object."""
+        """The kind of the object that the Event is about."""
 
     @property
     def name(self) -> str:
-        """The name of the object."""
+        """The name of the object that the Event is about."""
 
     @property
     def message(self) -> str | None:
-        """The message."""
+        """The message of the Event."""
 
     @property
     def times(self) -> int:
-        """The number of occurrences."""
+        """How often the Event has occurred."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedWorkload:
-    """A workload whose pods were refused. ``message``, ``at``: the newest reason and its time (RFC 3339)."""
+    """A workload whose pods were refused. ``message``: the newest reason. ``at``: its time (RFC 3339)."""
 
     namespace: str
     kind: str
@@ -74,7 +74,7 @@ class RefusedWorkload:
 
 
 def read_refusal(event: EventText, at: str) -> RefusedWorkload | None:
-    """Return the refusal in an Event, whose last occurrence was ``at``; None if the webhook did not refuse."""
+    """Return the refusal in an Event; None if the Event has none. ``at``: when the Event occurred last."""
     found = _OURS.search((event.message or "")[:MAX_SEARCHED_LENGTH])
     if not found:
         return None
@@ -84,13 +84,12 @@ def read_refusal(event: EventText, at: str) -> RefusedWorkload | None:
 
 
 def about(event: EventText) -> tuple[str, str]:
-    """Return the kind and the name of the object that an Event is about."""
     return event.kind[:MAX_NAME_LENGTH], event.name[:MAX_NAME_LENGTH]
 
 
 def merge_by_workload(refusals: Iterable[RefusedWorkload]) -> Sequence[RefusedWorkload]:
-    """Return one refusal for each workload, with the newest reason and the total count, newest first."""
-    # A workload has several Events, because writers only count repeated messages, and the figures in ours change.
+    """Return one refusal for each workload, with its newest reason and total count. ``refusals``: newest first."""
+    # A workload has several Events, because an Event counts only equal messages, and our messages contain figures.
     latest: dict[tuple[str, str, str], RefusedWorkload] = {}
     for each in refusals:
         key = (each.namespace, each.kind, each.name)
@@ -101,8 +100,8 @@ def merge_by_workload(refusals: Iterable[RefusedWorkload]) -> Sequence[RefusedWo
 
 
 def last_occurrence(created: str, written: str, now: datetime.datetime) -> str:
-    """Return the time of the last occurrence (RFC 3339) that a writer states, or the creation time if impossible."""
-    # Tenants can write these times. Only the creation time is set by the API server.
+    """Return ``written``, the time in an Event (RFC 3339). If this time is impossible, return ``created``."""
+    # A tenant can write any time into an Event. Only the creation time is set by the API server.
     first, last = moment(created), moment(written)
     return written if first and last and first <= last <= now + ALLOWED_SKEW else created
 

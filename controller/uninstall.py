@@ -20,13 +20,13 @@ from vcuda.quota.terms import USAGE_NAME as REPORT
 
 OURS = {"labelSelector": "app.kubernetes.io/part-of=vcuda-quota"}
 WRITERS = ("vcuda-webhook", "vcuda-controller")
-"""The names of the accounts that write ledgers, reports and labels, and of the bindings of their roles."""
+"""The service accounts that write ledgers, reports and labels. The bindings of their roles have the same names."""
 
 PAUSE_SECONDS = 1.0
 
 _ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 _RBAC = "/apis/rbac.authorization.k8s.io/v1"
-# A pod that only the validating webhooks see is rejected, because no model was picked. So they are deleted first.
+# Delete the validating webhooks first: they reject a pod for which no mutating webhook has picked a model.
 _REJECTING = ("validatingwebhookconfigurations", "mutatingwebhookconfigurations", "validatingadmissionpolicybindings")
 
 _NO_FINALIZERS = b'{"metadata": {"finalizers": null}}'
@@ -51,13 +51,11 @@ class Uninstall:
 
     kube: Kube
     ledger_namespace: str
-    """The namespace of the ledgers."""
     report: Callable[[str], None]
     """Receives a line for each object that is deleted or changed."""
     sleep: Callable[[float], None] = time.sleep
-    """Waits for this number of seconds."""
     monotonic: Callable[[], float] = time.monotonic
-    """The clock of the deadline, in seconds."""
+    """Returns monotonic time in seconds."""
 
     def run(self, seconds: float) -> None:
         """Delete all objects that reject requests or that block the deletion of a namespace. A run may be repeated.
@@ -77,7 +75,7 @@ class Uninstall:
             raise errors.Unavailable("finalizers, reports or labels that were removed are written again")
 
     def _clean_by(self, deadline: float) -> bool:
-        """Make passes until one finds nothing. Return False if the deadline passed before that."""
+        """Call `_clean` until it finds nothing to remove. Return False if the deadline passes before that."""
         while True:
             self.sleep(PAUSE_SECONDS)
             try:
@@ -98,7 +96,7 @@ class Uninstall:
         labelled = [*self._list("/api/v1/namespaces", {"labelSelector": ENFORCED_LABEL})]
         for found in labelled:
             self._patch(f"/api/v1/namespaces/{segment(found.metadata.name)}", _NO_LABEL)
-        # A namespace without the label may have a report, because it has or had a limit.
+        # Search all namespaces for reports, because a namespace without the label may have one.
         names = [segment(found.metadata.name) for found in self._list("/api/v1/namespaces", {})]
         reported = [name for name in names if self._delete(f"/api/v1/namespaces/{name}/configmaps/{REPORT}")]
         return bool(kept or labelled or reported)

@@ -1,6 +1,6 @@
 """The work queue and the reconcile loop that every task of the leader uses. A loop reconciles one key at a time.
 
-They follow client-go's ``util/workqueue`` and controller-runtime's ``Reconciler``: an event only names the key to
+Both follow client-go's ``util/workqueue`` and controller-runtime's ``Reconciler``: an event only names the key to
 reconcile. So one reconciliation (a turn) can serve many events, and a later turn makes up for a missed event.
 """
 
@@ -16,7 +16,7 @@ import structlog
 from vcuda import errors, k8s_types
 from vcuda.kube import Backoff
 
-# Default minimum of seconds between two turns of one key, so that frequent events share a turn.
+# The default minimum of seconds between two turns (reconciliations) of one key. Frequent events share a turn.
 MIN_INTERVAL_SECONDS = 1.0
 RETRY_SECONDS = 5.0  # default number of seconds until the first retry of a failed turn
 MAX_RETRY_SECONDS = 10.0  # the delay between retries grows to this maximum, unless the first delay is longer
@@ -69,20 +69,20 @@ class WorkQueue:
         self.add(key, delay)
 
     def is_active(self, key: str) -> bool:
-        """Return True if a key waits for a turn, or if its last turn was within the last two intervals."""
+        """Return True if a key waits for a turn, or if its last turn was less than two minimum intervals ago."""
         with self._changed:
             recent = self._clock() < self._last_turn.get(key, -math.inf) + 2 * self._min_interval
             return key in self._due_at or recent
 
     def served(self, key: str) -> None:
-        """Note the end of a key's turn. Clear the key's lag unless this turn queued a retry."""
+        """Record the end of a key's turn. The key is then no longer overdue, unless this turn queued a retry."""
         with self._changed:
             if key not in self._retried:
                 self._unserved.pop(key, None)
             self._retried.discard(key)
 
     def lag(self) -> float:
-        """Return for how many seconds some key has been due without a successful turn: the longest such time."""
+        """Return the longest time, in seconds, for which a key has been due without a successful turn."""
         with self._changed:
             key = self._earliest()
             due = (*self._unserved.values(), *(() if key is None else (self._due_at[key],)))
@@ -158,7 +158,6 @@ class Reconciler:
             self.turn(key)
 
     def turn(self, key: str) -> None:
-        """Reconcile one key now."""
         try:
             again = self._reconcile(key)
         except (errors.VcudaError, *k8s_types.UNDECODABLE) as error:

@@ -1,1 +1,1 @@
-"""Discovers the GPU models of nodes, labels the nodes, and reports doubts."""
+"""Discovers the GPU models of nodes, labels the nodes with them, and reports nodes whose model is in doubt."""

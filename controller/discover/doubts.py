@@ -1,4 +1,4 @@
-"""Reports nodes whose GPU model is in doubt, by Events and in the log. An Event of a doubt that lasts is renewed."""
+"""Reports nodes whose GPU model is in doubt, for example because two sources disagree, in Events and in the log."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -13,8 +13,8 @@ from vcuda.kube.informers import ObservedNode
 COMPONENT = "vcuda-controller"
 REASON = "GPUModelInDoubt"
 
-EVENT_SECONDS = 300.0  # least seconds between two Events about one doubt on one node
-RENEWAL_SECONDS = 3700.0  # seconds until the same Event is written again, when the API server has deleted the first
+EVENT_SECONDS = 300.0  # least seconds between two Events about the same kind of doubt on one node
+RENEWAL_SECONDS = 3700.0  # seconds until an unchanged doubt is reported again; the first Event is deleted by then
 
 
 class _Told(msgspec.Struct, frozen=True):
@@ -23,7 +23,7 @@ class _Told(msgspec.Struct, frozen=True):
 
 
 class DoubtReports:
-    """Writes at most one Event per node and doubt in `EVENT_SECONDS`. ``clock``: returns seconds."""
+    """Writes Events about doubts, at most one per node and kind of doubt in 5 minutes. ``clock``: returns seconds."""
 
     def __init__(self, kube: Kube, clock: Callable[[], float]) -> None:
         self._kube = kube
@@ -32,7 +32,7 @@ class DoubtReports:
         self._told: dict[str, dict[Doubt, _Told]] = {}
 
     def report(self, node: ObservedNode, doubts: Mapping[Doubt, str]) -> float | None:
-        """Write an Event about each doubt that is new. Return the seconds until one is due again."""
+        """Write an Event about each doubt that is new or due again. Return the seconds until the next Event is due."""
         now, delays = self._clock(), []
         told = self._told.setdefault(node.metadata.name, {}) if doubts else {}
         for doubt, text in doubts.items():
@@ -50,7 +50,7 @@ class DoubtReports:
 
     def _post(self, node: ObservedNode, doubt: Doubt, text: str, digest: str) -> None:
         subject = InvolvedObject("v1", "Node", node.metadata.name, "", node.metadata.uid)
-        # Equal doubts have one name, so that the next leader writes no second Event.
+        # The name of the Event depends only on the doubt. So a new leader does not write the same Event again.
         event = Event(subject, f"model-{doubt}-{digest}", REASON, text, COMPONENT, type="Warning")
         post_event_or_log(self._kube, event)
         self._log.warning("GPU model of a node in doubt", node=node.metadata.name, doubt=doubt, message=text)

@@ -1,8 +1,9 @@
-"""Labels nodes with the GPU model that their device plugins, DRA drivers or GPU feature discovery name.
+"""Labels each node with the GPU model that its device plugins, DRA drivers or GPU feature discovery report.
 
-The leader looks at a node after each change of it, of its ResourceSlices, or of ``gpu_models``. The decision is pure
-(`vcuda.discovery.discovered`). A label of the operator is never changed. Our own label is changed to another model only
-if the sources have agreed on that model for a while, and no pod uses a GPU of the node.
+The leader checks a node after each change of the node, of its ResourceSlices, or of ``gpu_models`` in the quota
+ConfigMap. `vcuda.discovery.discovered` decides which model the node has. A label that an operator wrote is never
+changed. A label that the controller wrote is changed to another model on two conditions: that model has been found for
+5 minutes without a break, and no pod uses a GPU of the node.
 """
 
 import time
@@ -24,32 +25,32 @@ from vcuda.kube import MERGE_PATCH, DeviceInformer, Kube, NodeInformer, QuotaInf
 from vcuda.kube.informers import ObservedNode
 from vcuda.requests.resources import GpuResources
 
-LOOK_SECONDS = 5.0  # least seconds between two looks at one node, because its labels may change all the time
-UNCHANGED_SECONDS = 300.0  # seconds for which another model must be found without a change before it is written
-REWRITE_SECONDS = 60.0  # seconds after a write before a label that is removed is written again
-HELD_SECONDS = 60.0  # seconds until a node is looked at again whose model cannot change while pods use it
-REST_SECONDS = 300.0  # seconds without a write after the API server has forbidden one
-PERIOD_SECONDS = 15.0  # seconds between two checks whether any node has a model
-IN_USE_SECONDS = 1.0  # seconds for which the set of nodes in use is kept, because thousands of looks may need it
+LOOK_SECONDS = 5.0  # least seconds between two checks of one node, because the labels of a node may change often
+UNCHANGED_SECONDS = 300.0  # seconds for which the sources must report a new model before it replaces the label
+REWRITE_SECONDS = 60.0  # least seconds between two writes of one node's label, if somebody removes it again and again
+HELD_SECONDS = 60.0  # seconds until the next check of a node whose label cannot change now, because pods use its GPUs
+REST_SECONDS = 300.0  # seconds without writes after the API server has answered 403 Forbidden
+PERIOD_SECONDS = 15.0  # seconds between two checks for warnings, for example that no node has a model
+IN_USE_SECONDS = 1.0  # seconds for which the set of nodes in use is cached, because thousands of checks may need it
 
 ALL = ""
-"""The key in the queue for all nodes. Another key is the name of a node."""
+"""The key of the work queue that means all nodes. Every other key is the name of one node."""
 
 _NODE = msgspec.json.Decoder(k8s_types.Node)
 
 
 class NodeState(msgspec.Struct, frozen=True):
-    """The state of a node for the metrics."""
+    """The source of a node's model label and the doubts about the model, for the metrics."""
 
     source: str
-    """The source of its model label; empty without a label."""
+    """The source of the model label, for example ``label`` for an operator; empty if the node has no model label."""
     doubts: frozenset[Doubt]
 
 
 class ModelLabels:
-    """Keeps the model label of every node.
+    """Keeps the label with the GPU model of every node up to date.
 
-    ``writes``: whether labels and Events are written. ``clock``: returns seconds.
+    ``writes``: True if the controller may write labels and Events. ``clock``: returns seconds.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class ModelLabels:
         self.reconciler = Reconciler(
             "discover",
             self._reconcile,
-            failure="GPU model of a node not labelled",
+            failure="the node could not be labelled with its GPU model",
             retry_seconds=REWRITE_SECONDS / 2,
             min_interval=LOOK_SECONDS,
             key_name="node",
@@ -78,7 +79,7 @@ class ModelLabels:
         self._devices = devices
         self._pods = pods
         self._resources = quota.resources
-        # GPU feature discovery itself writes its own label.
+        # If the operator has chosen the label of GPU feature discovery as model label, only that program writes it.
         self._writes = writes and nodes.keys.model != PRODUCT
         self._reports = DoubtReports(kube, clock) if writes else None
         self._clock = clock
@@ -87,7 +88,8 @@ class ModelLabels:
         self._published: PublishedCards = {}
         self._devices_are_stale = True
         self._states: dict[str, NodeState] = {}
-        # By node: another model and since when it has been found; and the time of the last write.
+        # `_since`: by node, a model that differs from the label, and the time at which the model was first found.
+        # `_written`: by node, the time of the last write.
         self._since: dict[str, tuple[str, float]] = {}
         self._written: dict[str, float] = {}
         self._rests_until = 0.0
@@ -96,16 +98,16 @@ class ModelLabels:
         nodes.follow(lambda old, new: self._queue.add((new or old or k8s_types.Node()).metadata.name))
 
     def add_all(self) -> None:
-        """Look at the nodes again that a change of the quota ConfigMap concerns."""
+        """Queue a check of the nodes whose model may differ after a change of the quota ConfigMap."""
         self._queue.add(ALL)
 
     def devices_changed(self) -> None:
-        """Look at the nodes again whose ResourceSlices have changed."""
+        """Queue a check of the nodes whose ResourceSlices have changed."""
         self._devices_are_stale = True
         self._queue.add(ALL)
 
     def counts(self) -> tuple[Mapping[str, int], Mapping[Doubt, int]]:
-        """Return the number of nodes with a model label by its source, and of nodes by doubt."""
+        """Return how many nodes have a model label from each source, and how many nodes have each kind of doubt."""
         states = [*self._states.copy().values()]
         by_source = Counter(state.source for state in states if state.source)
         return by_source, Counter(doubt for state in states for doubt in state.doubts)
@@ -116,7 +118,7 @@ class ModelLabels:
             self._warnings.check()
             return PERIOD_SECONDS
         if self._known is None:
-            # A node must not be labelled by a weaker source because its slices have not been read yet.
+            # Read the ResourceSlices first. Otherwise a less reliable source could decide the label.
             self._add_changed()
         node = self._nodes.reflector.get(("", name))
         if node is None:
@@ -154,7 +156,7 @@ class ModelLabels:
         return find_model(node.labels, label, node.registers, node.facts, published=published, known=known)
 
     def _label(self, node: ObservedNode, found: Found) -> tuple[float | None, str]:
-        """Write the label if it is due. Return the seconds to the next look, and why another model is not written."""
+        """Write the label if it must change. Return the seconds to the next check, and why a new model is held back."""
         name, record = node.metadata.name, found.wanted
         if found.differs(self._resources().models):
             if (left := self._seconds_left(name, found)) > 0:
@@ -179,9 +181,9 @@ class ModelLabels:
         return self._in_use[1]
 
     def _write(self, node: ObservedNode, record: Record) -> float | None:
-        """Write the label and its record, unless the stored node has others by now. Return the seconds to wait first.
+        """Write the label, and the annotation with its source, unless somebody has changed them on the stored node.
 
-        Raises VcudaError.
+        If the label cannot be written now, return the seconds to wait, otherwise None. Raises VcudaError.
         """
         name, now = node.metadata.name, self._clock()
         if (wait := max(self._written.get(name, -REWRITE_SECONDS) + REWRITE_SECONDS, self._rests_until) - now) > 0:
@@ -191,8 +193,8 @@ class ModelLabels:
             stored = _NODE.decode(self._kube.get(path))
             before = stored.labels.get(key), stored.annotations.get(DISCOVERED, "")[:MAX_RECORD]
             if before != (node.labels.get(key), node.facts.record):
-                return LOOK_SECONDS  # the watch is behind
-            # The version keeps a label that the operator writes meanwhile.
+                return LOOK_SECONDS  # the node watch is behind the API server
+            # With the version, the patch fails with a Conflict if an operator writes the label meanwhile.
             version = stored.metadata.resource_version
             changed = {"labels": {key: record.model}, "annotations": {DISCOVERED: str(record)}}
             body = {"metadata": {"resourceVersion": version, **changed}}

@@ -1,4 +1,4 @@
-"""Logs what keeps a quota from being used: a cluster without GPU models, and a model of the quota that no node has."""
+"""Logs why a quota cannot be used: no node has a GPU model, or the quota names a model that no node has."""
 
 import structlog
 
@@ -7,7 +7,7 @@ from vcuda.kube import NodeInformer, QuotaInformer
 
 
 class ModelWarnings:
-    """Logs each warning once, and again if it has been untrue meanwhile."""
+    """Logs each warning once. If a warning no longer applies and later applies again, it is logged again."""
 
     def __init__(self, quota: QuotaInformer, nodes: NodeInformer) -> None:
         self._quota = quota
@@ -16,7 +16,7 @@ class ModelWarnings:
         self._logged: frozenset[str] | None = None
 
     def check(self) -> None:
-        """Log what is new. The first check logs nothing, because the controller may be about to label the nodes."""
+        """Log new warnings. The first check logs none, because the controller may be about to label the nodes."""
         quota, known = self._quota.current(), self._nodes.current().models
         found = model_warnings(quota.models if quota else (), known)
         for warning in found if self._logged is not None else ():

@@ -1,1 +1,1 @@
-"""The scheduler extender, which chooses the node and the cards of each vcuda pod. Only the leader serves it."""
+"""The scheduler extender, which runs in the leading controller. It chooses nodes and cards (GPUs) for vcuda pods."""

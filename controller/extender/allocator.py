@@ -1,8 +1,9 @@
 """Chooses the node and the cards of pods, and binds the pods.
 
-One placement is decided at a time. It is written into the journal of its node by compare-and-swap before the scheduler
-gets the answer. Before a binding is sent, the resourceVersion of its pod is written into the journal. The binding
-includes the annotations that the device plugin reads, so a pod gets its node and its cards in one step.
+The extender decides one placement (the node and the cards of a pod) at a time. It writes the placement into the journal
+of the node, a ConfigMap, by compare-and-swap, and only then answers the scheduler. Before it sends the binding of a
+pod, it also writes the resourceVersion of the pod into the journal. The binding contains the annotations that the
+device plugin reads, so a pod gets its node and its cards in one step.
 """
 
 import threading
@@ -25,22 +26,22 @@ from vcuda.kube import Kube, segment
 from vcuda.ledger.ledger import is_older
 
 MAX_ATTEMPTS = 4
-"""The tries of one call to place or bind a pod, if other processes write the same journal or pod meanwhile."""
+"""How often one call tries to place or bind a pod. A try fails if another process writes the journal or the pod."""
 
 DEADLINE_SECONDS = 12.0
-"""The most seconds for an answer: the scheduler's httpTimeout, 15, less the time of one API call."""
+"""The most seconds until an answer: the scheduler's httpTimeout of 15 s, less the 3 s of one API call."""
 
 MIN_CALL_SECONDS = 0.2
-"""An API call does not start with fewer seconds left, because it would probably time out."""
+"""If fewer seconds are left, no API call is started, because the call would probably time out."""
 
 TURN_TIMEOUT_SECONDS = 5.0
-"""The most seconds for which a call waits for earlier decisions."""
+"""The most seconds for which a call waits until the placements of earlier calls are decided."""
 
 _POD = msgspec.json.Decoder(Pod)
 
 
 class Deadline:
-    """The deadline of an answer, ``DEADLINE_SECONDS`` from now. ``clock`` is monotonic, in seconds."""
+    """The deadline of one answer to the scheduler: `DEADLINE_SECONDS` from now. ``clock``: returns seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -50,18 +51,17 @@ class Deadline:
         """Return the timeout of the next API call in seconds. Raises NotPlaced if too little time is left."""
         left = self._at - self._clock()
         if left < MIN_CALL_SECONDS:
-            raise NotPlaced("the time to place the pod is over")
+            raise NotPlaced("timed out while placing or binding the pod; the scheduler retries")
         return min(TIMEOUT, left)
 
 
 class Allocator:
     """Answers the requests of kube-scheduler.
 
-    ``unbound_seconds``: the least time for which an unbound pod keeps its placement.
-    ``model_of``: returns the GPU model of a node.
-    ``choose``: chooses the node and the cards of a pod.
+    ``unbound_seconds``: the least number of seconds for which a pod that is not bound yet keeps its placement.
+    ``model_of``: returns the GPU model of a node, given its name.
     ``now``: returns Unix time in nanoseconds.
-    ``clock``: monotonic, in seconds.
+    ``clock``: returns monotonic time in seconds.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Allocator:
     def filter(self, args: protocol.ExtenderArgs) -> bytes:
         """Place the pod on one of the nodes, and return an ExtenderFilterResult with that node.
 
-        If the call fails, the answer is an error, and the scheduler retries the pod.
+        If an API call fails, the answer is an error, and the scheduler retries the pod.
         """
         deadline = Deadline(self._clock)
         request = cards.read_card_request(args.pod)
@@ -115,7 +115,7 @@ class Allocator:
 
     def preempt(self, args: protocol.PreemptionArgs) -> Mapping[str, protocol.Victims]:
         """Return the nodes with cards on which the pod would fit after the eviction of the victims."""
-        # The scheduler chose the victims by sums over all cards. If no card gets enough room, no pod is evicted.
+        # The scheduler chose the victims by the sum over all cards. Leave out nodes where no single card has room then.
         request = cards.read_card_request(args.pod)
         if request is None:
             return args.victims
@@ -126,13 +126,13 @@ class Allocator:
         }
 
     def scores(self, args: protocol.ExtenderArgs) -> dict[str, int]:
-        """Return 10 for a node without cards and 0 for a node with cards, as gpu-admission does."""
-        # This keeps other pods away from nodes with cards. A vcuda pod has only one node left at this point.
+        """Return each node's score: 10 for a node without cards and 0 for a node with cards, as in gpu-admission."""
+        # The scores keep other pods away from nodes with cards. For a vcuda pod, `filter` has left only one node.
         known = self._cache.cards()
         return {name: 0 if isinstance(known.get(name), Cards) else 10 for name in args.names}
 
     def bind(self, args: protocol.BindingArgs) -> str:
-        """Bind the pod. Return an empty string, or the reason of a failure, after which the scheduler retries."""
+        """Bind the pod. Return an empty string, or the reason of the failure, after which the scheduler retries."""
         deadline = Deadline(self._clock)
         try:
             for _ in range(MAX_ATTEMPTS):
@@ -140,19 +140,19 @@ class Allocator:
                 if _is_bound(pod, args.node) or self._binding_landed(pod, args, deadline):
                     self._metrics.bindings.labels("bound").inc()
                     return ""
-            raise NotPlaced("the pod was changed during each try to bind it")
+            raise NotPlaced("the pod was changed during every attempt to bind it")
         except VcudaError as error:
             self._metrics.bindings.labels("error").inc()
             self._log.warning("not bound", pod=f"{args.namespace}/{args.name}", node=args.node, error=str(error))
             return str(error)
 
     def load(self) -> None:
-        """Read the journals of all nodes. Raises Unavailable."""
+        """Read the journals (the stored placements) of all nodes. Raises Unavailable."""
         for journal in self._journal.read_all():
             self._cache.load(journal)
 
     def tidy(self) -> None:
-        """Create the missing journals, and remove expired entries from the others. Raises VcudaError."""
+        """Create missing journals of nodes, and remove expired placements from existing ones. Raises VcudaError."""
         self._forget_deleted()
         self._open(self._cache.unopened(), Deadline(self._clock))
         expired: dict[str, set[str]] = {node: set() for node in self._cache.outdated()}
@@ -164,37 +164,35 @@ class Allocator:
                 self._write(node, Deadline(self._clock), without=uids)
         for node in self._cache.abandoned():
             if journal := self._cache.journal(node):
-                with suppress(NotFound, Conflict):  # Conflict: another process has written it, so the node is in use
+                with suppress(NotFound, Conflict):  # Conflict: another process has changed the journal
                     self._journal.delete(journal)
                 self._cache.close(node)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        # One decision at a time. Of two decisions on one version of a journal, one would fail with a Conflict.
+        # Only one thread decides at a time. Otherwise two threads could write the same journal, and one would fail.
         if not self._turn.acquire(timeout=TURN_TIMEOUT_SECONDS):
-            raise NotPlaced("earlier placements take too long")
+            raise NotPlaced("the placements of other pods took too long; the scheduler retries")
         try:
             yield
         finally:
             self._turn.release()
 
-    # The journals
-
     def _open(self, nodes: Iterable[str], deadline: Deadline) -> None:
-        """Create the missing journals of nodes with the pods bound there. Read a journal that already exists."""
+        """Create the journals of these nodes from the pods that are bound there. Read a journal that exists already."""
         for node in nodes:
             try:
                 journal = self._journal.write(NodeJournal(node, "", self._bound_before(node)), deadline.timeout())
             except Conflict:
                 try:
                     journal = self._journal.read(node, deadline.timeout())
-                except UnreadableJournal as error:  # only this node cannot be used
+                except UnreadableJournal as error:  # pods can still be placed on other nodes
                     self._log.error("placements of a node cannot be read", node=node, error=str(error))
                     continue
             self._cache.load(journal)
 
     def _bound_before(self, node: str) -> dict[str, JournalEntry]:
-        # kubelet rejects a pod that is bound to a node of another model than its pin, so such a pod has no cards.
+        # A pod is pinned to one GPU model. If the model of the node differs, kubelet rejects the pod, so leave it out.
         model, now = self._model_of(node), self._seconds()
         return {
             pod.uid: JournalEntry(pod.uid, pod.namespace, pod.name, {0: pod.cards.shares}, now)
@@ -205,7 +203,7 @@ class Allocator:
     def _write(
         self, node: str, deadline: Deadline, entry: JournalEntry | None = None, without: Container[str] = ()
     ) -> bool:
-        """Change a node's journal. Return False if another process has written it; then it was read again."""
+        """Change a node's journal. If another process has changed it meanwhile, read it again and return False."""
         journal = self._cache.journal(node)
         if journal is None:
             raise NotPlaced(f"the placements on {node} are not known yet")
@@ -213,8 +211,8 @@ class Allocator:
         if entry:
             entries[entry.uid] = entry
         try:
-            # If the outcome of this write is unknown, the next write uses the old version, and gets a Conflict if this
-            # one was stored.
+            # If this write times out, the next write still uses the old version. If this write was stored after all,
+            # the next write fails with a Conflict.
             changed = msgspec.structs.replace(journal, entries=entries)
             self._cache.load(self._journal.write(changed, deadline.timeout()))
         except Conflict:
@@ -223,8 +221,8 @@ class Allocator:
         return True
 
     def _forget_deleted(self) -> None:
-        # The watch never reports a pod that was created and deleted during a gap. So a pod that the watch has not shown
-        # at two calls in a row is read.
+        # The watch does not report a pod that was created and deleted while the watch was interrupted. So a pod that
+        # the watch has not reported by the second call in a row is read from the API server.
         unshown = {
             entry.uid: entry
             for _, entry in self._cache.entries()
@@ -234,8 +232,8 @@ class Allocator:
             entry = unshown[uid]
             try:
                 self._read(entry)
-            except (VcudaError, *UNDECODABLE) as error:  # the next call reads the pod again
-                self._log.info("placed pod cannot be read", pod=f"{entry.namespace}/{entry.name}", error=str(error))
+            except (VcudaError, *UNDECODABLE) as error:  # the next call of `tidy` reads the pod again
+                self._log.info("pod could not be read", pod=f"{entry.namespace}/{entry.name}", error=str(error))
         self._unshown = frozenset(unshown)
 
     def _has_expired(self, entry: JournalEntry) -> bool:
@@ -247,7 +245,7 @@ class Allocator:
         return not entry.may_be_bound(pod.version)
 
     def _read(self, asked: JournalEntry | protocol.BindingArgs, timeout: float = TIMEOUT) -> Pod:
-        # The pod is read from the API server, not from the watch, because a binding must have the stored version.
+        # The pod is read from the API server, not from the watch, because a binding must have the newest version.
         message = "the pod was deleted"
         try:
             pod = _POD.decode(self._kube.get(_path_of(asked), timeout=timeout))
@@ -256,7 +254,7 @@ class Allocator:
             message = "the pod was deleted, and another pod has its name"
         except NotFound:
             pass
-        # Only for an entry of the journal, because a caller could combine any uid with any name.
+        # Forget the pod only if its uid is from the journal. A caller of `bind` could send the uid of another pod.
         if isinstance(asked, JournalEntry):
             self._cache.forget(asked.uid)
         raise NotPlaced(message)
@@ -264,10 +262,8 @@ class Allocator:
     def _seconds(self) -> int:
         return self._now() // 10**9
 
-    # Placing
-
     def _would_fit(self, pod: Pod, request: CardRequest, node: str, victims: protocol.Victims) -> bool:
-        # The pod itself does not count either, because an earlier call may have placed it on this node.
+        # Count the cards of the pod itself as free, too, because an earlier call may have placed it on this node.
         found = self._cache.node_without(node, (*victims.uids, pod.metadata.uid))
         if not isinstance(found, Cards) or found.scheme is not request.scheme:
             return False
@@ -281,7 +277,7 @@ class Allocator:
         for _ in range(MAX_ATTEMPTS):
             before = self._cache.entries_of(uid)
             for node in names:
-                # A binding with annotations for these cards may still land, so the cards must not change.
+                # The API server may still store a binding that names these cards, so the pod must keep them.
                 if node in before and before[node].may_be_bound(version):
                     return node
             found = self._choose(request, names, self._cache.without(uid), before)
@@ -306,9 +302,9 @@ class Allocator:
     def _choose(
         self, request: CardRequest, names: tuple[str, ...], nodes: NodeCards, before: Mapping[str, JournalEntry]
     ) -> Placement | Mapping[str, Unplaceable]:
-        # The node of an earlier placement comes first, if the pod still fits there. Its cards are chosen again, because
-        # gpu-manager uses the fullest card that fits when the container starts. It rejects a share if the annotation
-        # names another card.
+        # Prefer the node of an earlier placement if the pod still fits there. Choose its cards again: when the
+        # container starts, gpu-manager looks for the fullest card with enough room, and rejects the container if the
+        # annotation names another card.
         for node in sorted(before.keys() & {*names}, key=lambda node: before[node].placed, reverse=True):
             found = strategy.bin_pack(request, (node,), nodes)
             if isinstance(found, Placement):
@@ -316,20 +312,18 @@ class Allocator:
         return strategy.bin_pack(request, names, nodes)
 
     def _leave(self, uid: str, version: str, node: str, deadline: Deadline) -> None:
-        # Remove the pod's placements on other nodes. An entry whose binding may still land stays until the watch shows
-        # the outcome or the entry expires.
+        # Remove the pod's placements on other nodes. If the API server may still store a binding to such a node, keep
+        # the placement until the watch reports the outcome or the placement expires.
         for other, entry in self._cache.entries_of(uid).items():
             if other == node or entry.may_be_bound(version):
                 continue
             try:
                 self._write(other, deadline, without={uid})
             except VcudaError as error:
-                self._log.info("an earlier placement still counts", pod=entry.name, node=other, error=str(error))
-
-    # Binding
+                self._log.info("earlier placement not removed yet", pod=entry.name, node=other, error=str(error))
 
     def _binding_landed(self, pod: Pod, args: protocol.BindingArgs, deadline: Deadline) -> bool:
-        # Return False if the pod or the journal was changed since it was read.
+        # Return False if the pod or the journal has changed after it was read. The caller then tries again.
         request, annotations = cards.read_card_request(pod), {}
         if isinstance(request, Unplaceable):
             raise NotPlaced(request.text)
@@ -344,17 +338,17 @@ class Allocator:
             self._send_binding(pod, args, annotations, deadline.timeout())
         except Conflict:
             return False
-        except Unavailable as error:  # the binding may still land, at this version of the pod
+        except Unavailable as error:  # the API server may have stored the binding
             if not _is_bound(self._read(args, deadline.timeout()), args.node):
                 raise NotPlaced(f"the outcome of the binding is unknown: {error}") from error
         return True
 
     def _promise(self, pod: Pod, args: protocol.BindingArgs, deadline: Deadline) -> JournalEntry | None:
-        """Record in the journal that this version of the pod is being bound; None if another process wrote it."""
+        """Write into the journal that this version of the pod is being bound. Return None after a write conflict."""
         with self._alone():
             entry = self._cache.entries_of(args.uid).get(args.node)
             if entry is None:
-                with suppress(NotFound):  # another leader may have placed it
+                with suppress(NotFound):  # another leader may have placed the pod
                     self._cache.load(self._journal.read(args.node, deadline.timeout()))
                 entry = self._cache.entries_of(args.uid).get(args.node)
             if entry is None:
@@ -380,7 +374,7 @@ class Allocator:
 
 
 def _is_bound(pod: Pod, node: str) -> bool:
-    """Return whether the pod is already bound to this node. Raises NotPlaced if it is bound to another one."""
+    """Return True if the pod is already bound to this node. Raises NotPlaced if it is bound to another node."""
     if pod.spec.node_name and pod.spec.node_name != node:
         raise NotPlaced(f"the pod is bound to {pod.spec.node_name} already")
     return bool(pod.spec.node_name)

@@ -1,4 +1,4 @@
-"""The free cards of every node, from the journals and from the watch of the pods in them."""
+"""Computes the free cards of every node from the journals (the stored placements of pods) and from the pod watch."""
 
 import threading
 import time
@@ -20,10 +20,11 @@ class CardCache:
     """The cards of all nodes as of the last read or write of the journals. Thread-safe.
 
     ``now``: returns Unix seconds.
-    ``max_terminating``: the most seconds for which a pod that was deleted while it ran keeps its cards.
+    ``max_terminating``: the most seconds for which a pod keeps its cards after it was deleted while it ran.
 
-    An entry counts until the watch shows that its pod has ended, was deleted, or is bound to another node. None of
-    these can be undone, so a watch that is behind can only count too much.
+    A journal entry (the placement of one pod) counts until the watch reports that the pod has ended, was deleted, or is
+    bound to another node. A pod cannot undo any of these changes. So if the watch is behind, too many cards may count
+    as used, but never too few.
     """
 
     def __init__(self, now: Callable[[], float] = time.time, max_terminating: float = 600.0) -> None:
@@ -32,10 +33,10 @@ class CardCache:
         self._lock = threading.Lock()
         self._unused: dict[str, Cards | Unplaceable] = {}
         self._cards: dict[str, Cards | Unplaceable] = {}
-        # The entries that count, by node and pod uid. The journal of a node that is not here was not read yet.
+        # The journal entries that count, by node and by pod uid. A node is missing if its journal was not read yet.
         self._entries: dict[str, dict[str, JournalEntry]] = {}
         self._versions: dict[str, str] = {}
-        # Nodes whose stored journals have entries that no longer count.
+        # The nodes whose stored journals still contain entries that no longer count.
         self._outdated: set[str] = set()
         self._nodes_of: dict[str, set[str]] = {}
         self._pods: dict[str, StoredPod] = {}
@@ -70,10 +71,10 @@ class CardCache:
                     self._drop(node, new.uid)
 
     def load(self, journal: NodeJournal) -> None:
-        """Use this journal for its node, unless a newer version was loaded before."""
+        """Use this journal for its node from now on, unless a newer version of the journal was loaded before."""
         with self._lock:
             node = journal.node
-            if is_older(journal.version, self._versions.get(node, "")):  # another thread has loaded a newer one
+            if is_older(journal.version, self._versions.get(node, "")):  # another thread loaded a newer version
                 return
             for uid in self._entries.get(node, ()):
                 self._unlink(node, uid)
@@ -98,7 +99,7 @@ class CardCache:
             self._forget(uid)
 
     def journal(self, node: str) -> NodeJournal | None:
-        """Return a node's journal with only the entries that count; None if it was not read yet."""
+        """Return a node's journal without entries of pods that have ended; None if the journal was not read yet."""
         with self._lock:
             entries = self._entries.get(node)
             return None if entries is None else NodeJournal(node, self._versions[node], dict(entries))
@@ -108,11 +109,10 @@ class CardCache:
             return {node: self._entries[node][uid] for node in sorted(self._nodes_of.get(uid, ()))}
 
     def pod(self, uid: str) -> StoredPod | None:
-        """Return a pod as the watch last showed it."""
+        """Return the state of a pod that the watch has reported last; None if the watch has not reported the pod."""
         return self._pods.get(uid)
 
     def bound_to(self, node: str) -> tuple[StoredPod, ...]:
-        """Return the vcuda pods that are bound to a node."""
         with self._lock:
             return tuple(self._bound.get(node, {}).values())
 
@@ -122,17 +122,17 @@ class CardCache:
             return frozenset(n for n, cards in self._unused.items() if isinstance(cards, Cards)) - self._entries.keys()
 
     def abandoned(self) -> frozenset[str]:
-        """Return the deleted nodes without entries."""
+        """Return the deleted nodes whose journals have no entries."""
         with self._lock:
             return frozenset(n for n, entries in self._entries.items() if not entries and n not in self._unused)
 
     def outdated(self) -> frozenset[str]:
-        """Return the nodes whose stored journals have entries that no longer count."""
+        """Return the nodes whose stored journals contain entries of pods that no longer use the cards."""
         with self._lock:
             return frozenset(self._outdated)
 
     def entries(self) -> list[tuple[str, JournalEntry]]:
-        """Return pairs of node and entry, for all entries that count."""
+        """Return all journal entries that count, each with the name of its node."""
         with self._lock:
             return [(node, entry) for node, entries in self._entries.items() for entry in entries.values()]
 
@@ -141,7 +141,7 @@ class CardCache:
             return dict(self._cards)
 
     def without(self, uid: str) -> NodeCards:
-        """Return the cards of all nodes without this pod's own shares, to place it again."""
+        """Return the cards of all nodes as if this pod used no card, so that the pod can be placed again."""
         with self._lock:
             return {**self._cards, **{node: self._without(node, (uid,)) for node in self._nodes_of.get(uid, ())}}
 
@@ -202,5 +202,5 @@ class CardCache:
 
 
 def _is_over(node: str, pod: StoredPod) -> bool:
-    """Return whether a pod's entry on a node no longer counts."""
+    """Return True if a pod uses no card of this node: the pod has ended or is bound to another node."""
     return not pod.live or bool(pod.node and pod.node != node)

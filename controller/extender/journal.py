@@ -1,12 +1,14 @@
-"""The journals: the extender's only record of which pod has which cards, in one ConfigMap per node.
+"""The journals: one ConfigMap per node, in which the extender records which pod has which cards of the node.
 
-Tenants can patch the annotations of pods. So the extender writes annotations for the device plugin, and does not read
-them. A placement is stored in the ConfigMap of its node before the scheduler gets the answer. It stays until the pod
-has ended, was deleted, or is bound to another node. Every write is a compare-and-swap on the version of the decision.
-So two replicas never assign the same share, even if both assume to be the leader. This does not depend on clocks.
+Tenants can patch the annotations of pods. So the extender writes annotations for the device plugin, but trusts only the
+journals. A placement (the node and the cards of one pod) is stored in the journal of the node before the scheduler gets
+the answer. The placement stays there until the pod has ended, was deleted, or is bound to another node.
 
-The ConfigMap is created when the node is first seen. Only then the shares of the pods bound to the node are taken from
-their annotations.
+Every write is a compare-and-swap on the version by which the extender decided. So two replicas never assign the same
+part of a card, even if both of them act as the leader. This does not depend on clocks.
+
+The ConfigMap is created when the extender first sees the node. Only then the extender reads the annotations of the pods
+that are already bound to the node.
 """
 
 import hashlib
@@ -25,10 +27,10 @@ KEY = "placements"
 LABELS = {"app.kubernetes.io/managed-by": "vcuda-quota", "app.kubernetes.io/component": "gpu-placements"}
 SELECTOR = "app.kubernetes.io/component=gpu-placements"
 TIMEOUT = 3.0
-"""Seconds for one call to the API server."""
+"""The timeout of one call to the API server, in seconds."""
 
 MAX_PLACEMENTS = 1000
-"""The most placements on one node. The ConfigMap stays under 1 MiB, the limit of the API server."""
+"""The most placements on one node. With this many, the ConfigMap is smaller than the API server's limit of 1 MiB."""
 
 _MAX_NAME = 253
 
@@ -36,11 +38,11 @@ _MAX_NAME = 253
 class JournalEntry(msgspec.Struct, frozen=True):
     """The placement of one pod on one node.
 
-    ``shares``: the shares of cards, by the index of the container.
+    ``shares``: the shares (parts of cards) of each container, by the index of the container.
     ``placed``: the Unix time of the placement.
-    ``binding``: the resourceVersion of the pod for which a binding was sent; empty if none was. The binding can land
-    only at that version.
-    ``ends``: the Unix time until which the containers may run, for a pod that was deleted while it ran.
+    ``binding``: the pod's resourceVersion in the binding that was sent; empty if no binding was sent. The API server
+    stores the binding only if the pod still has this version.
+    ``ends``: the Unix time until which the containers of a deleted pod may still run; None if the pod exists.
     """
 
     uid: str
@@ -55,12 +57,12 @@ class JournalEntry(msgspec.Struct, frozen=True):
         return tuple(share for shares in self.shares.values() for share in shares)
 
     def may_be_bound(self, version: str) -> bool:
-        """Return whether a sent binding may still land. The pod is unbound, and is at ``version`` at least."""
+        """Return True if the API server may still store a sent binding. The pod must be unbound at ``version``."""
         return bool(self.binding) and not is_older(self.binding, version)
 
 
 class NodeJournal(msgspec.Struct, frozen=True):
-    """The entries of one node by pod uid. ``version``: their resourceVersion; empty if they are not stored yet."""
+    """The journal of one node: its placements by pod uid. ``version``: its resourceVersion; empty if not stored yet."""
 
     node: str
     version: str = ""
@@ -68,7 +70,7 @@ class NodeJournal(msgspec.Struct, frozen=True):
 
 
 class _Written(msgspec.Struct, frozen=True):
-    """The text in a ConfigMap. ``format``: the version of the format, for later releases."""
+    """The JSON that the ConfigMap of one node contains. ``format``: the version of the format, for later releases."""
 
     node: str
     placements: tuple[JournalEntry, ...]
@@ -80,7 +82,7 @@ _WRITTEN = msgspec.json.Decoder(_Written)
 
 
 class Journal:
-    """Reads and writes the ConfigMaps, which are in the system namespace."""
+    """Reads and writes the journals of all nodes, as ConfigMaps in ``namespace``."""
 
     def __init__(self, api: kube.Kube, namespace: str) -> None:
         self._kube = api
@@ -99,24 +101,24 @@ class Journal:
         return self._decoded(self._kube.get(self._path(node), timeout=timeout))
 
     def write(self, journal: NodeJournal, timeout: float = TIMEOUT) -> NodeJournal:
-        """Store a journal; return it with its new version.
+        """Store a journal, and return the journal with its new version.
 
         Raises Conflict if another version is stored, NotPlaced if the journal would become too large, and Unavailable
         if the outcome is unknown.
         """
         if len(journal.entries) > MAX_PLACEMENTS:
-            raise errors.NotPlaced(f"{journal.node} has {MAX_PLACEMENTS} placements already")
+            raise errors.NotPlaced(f"node {journal.node} already has {MAX_PLACEMENTS} pods with cards, the maximum")
         if journal.version:
             try:
                 answer = self._kube.put(self._path(journal.node), self._manifest(journal), timeout=timeout)
-            except errors.NotFound:  # it was deleted: create it again, as its entries are known here
+            except errors.NotFound:  # somebody deleted the ConfigMap; create it again
                 return self.write(msgspec.structs.replace(journal, version=""), timeout)
         else:
             answer = self._kube.post(self._collection, self._manifest(journal), timeout=timeout)
         return msgspec.structs.replace(journal, version=_CONFIG_MAP.decode(answer).metadata.resource_version)
 
     def delete(self, journal: NodeJournal) -> None:
-        """Delete the journal of a deleted node, if the stored version is still this one."""
+        """Delete the journal of a deleted node. Raises Conflict if another version of the journal is stored."""
         options = {"preconditions": {"resourceVersion": journal.version}}
         self._kube.delete(self._path(journal.node), msgspec.json.encode(options), timeout=TIMEOUT)
 
@@ -140,7 +142,7 @@ class Journal:
             "namespace": self._namespace,
             "labels": LABELS,
             "managedFields": kube.NOT_TRACKED,
-            # With the resourceVersion a PUT is a compare-and-swap. Without it the API server overwrites any version.
+            # With a resourceVersion, the PUT is a compare-and-swap. Otherwise the API server overwrites any version.
             **({"resourceVersion": journal.version} if journal.version else {}),
         }
         text = msgspec.json.encode(_Written(journal.node, tuple(journal.entries.values()))).decode()
@@ -148,7 +150,7 @@ class Journal:
 
 
 def name_of(node: str) -> str:
-    """Return the name of a node's ConfigMap. It ends in the node's name, or in a hash if that is too long."""
+    """Return the name of a node's ConfigMap. The name ends with the node's name, or with a hash if it is too long."""
     if len(PREFIX + node) <= _MAX_NAME:
         return PREFIX + node
     return PREFIX + hashlib.sha256(node.encode()).hexdigest()

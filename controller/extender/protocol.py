@@ -1,6 +1,7 @@
-"""The requests of kube-scheduler to an extender, and the responses (k8s.io/kube-scheduler ``extender/v1``).
+"""Decodes the requests of kube-scheduler to an extender, and encodes the responses.
 
-Their Go types have no JSON tags, so their keys begin with a capital letter. Keys of the pods and nodes do not.
+The format is that of k8s.io/kube-scheduler ``extender/v1``. The Go types of this package have no JSON tags, so their
+JSON keys begin with a capital letter. The keys inside pods and nodes begin with a small letter, as usual.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,9 +15,10 @@ from vcuda.allocations.cards import Unplaceable
 
 
 class ExtenderArgs(msgspec.Struct, frozen=True):
-    """A pod, and the nodes that are possible according to the scheduler.
+    """The pod to schedule, and the nodes on which it can run according to the scheduler's own filters.
 
-    ``nodes``: the nodes in JSON, by name; None unless the scheduler sends them (``nodeCacheCapable: false``).
+    ``names``: the names of these nodes.
+    ``nodes``: these nodes as JSON, by name; None if the scheduler sends only names (``nodeCacheCapable: true``).
     """
 
     pod: k8s_types.Pod
@@ -24,15 +26,15 @@ class ExtenderArgs(msgspec.Struct, frozen=True):
     nodes: Mapping[str, msgspec.Raw] | None = None
 
     def passing(self, names: Iterable[str]) -> bytes:
-        """Return the answer that these nodes can take the pod."""
+        """Return an ExtenderFilterResult: the pod can run on these nodes."""
         return self._result(names, {}, "")
 
     def failing(self, reasons: Mapping[str, Unplaceable]) -> bytes:
-        """Return the answer that no node can take the pod. Nodes with a final reason are listed as unresolvable."""
+        """Return an ExtenderFilterResult: the pod fits on no node. Preemption skips nodes whose reason is final."""
         return self._result((), reasons, "")
 
     def failed(self, message: str) -> bytes:
-        """Return an error as the answer. The scheduler retries the pod."""
+        """Return an ExtenderFilterResult with an error. The scheduler then retries the pod."""
         return self._result((), {}, _plain(message))
 
     def _result(self, names: Iterable[str], reasons: Mapping[str, Unplaceable], error: str) -> bytes:
@@ -56,14 +58,14 @@ class Victims(msgspec.Struct, frozen=True):
 
 
 class PreemptionArgs(msgspec.Struct, frozen=True):
-    """A pod that fits on no node, and the pods on each node that the scheduler would evict for it."""
+    """A pod that fits on no node, and for each node the pods that the scheduler would evict to make room."""
 
     pod: k8s_types.Pod
     victims: Mapping[str, Victims]
 
 
 class BindingArgs(msgspec.Struct, frozen=True):
-    """A pod that the scheduler wants to be bound to a node."""
+    """The scheduler's request to bind a pod to ``node``."""
 
     namespace: str
     name: str
@@ -77,7 +79,7 @@ _NAMES = msgspec.json.Decoder(tuple[str, ...] | None)
 _STRING = msgspec.json.Decoder(str)
 _IDENTIFIED = msgspec.json.Decoder(k8s_types.K8sObject)
 _POD = msgspec.json.Decoder(k8s_types.Pod)
-_ABSENT = msgspec.Raw(b"null")  # as Go writes a nil list or map
+_ABSENT = msgspec.Raw(b"null")  # Go encodes a nil list or map as null
 
 
 @contextmanager
@@ -85,11 +87,11 @@ def _reading(type_name: str) -> Iterator[None]:
     try:
         yield
     except (KeyError, *k8s_types.UNDECODABLE) as error:
-        raise errors.BadInput(f"no {type_name}: {error}") from error
+        raise errors.BadInput(f"the body must be {type_name} in JSON: {error}") from error
 
 
 def read_extender_args(body: bytes) -> ExtenderArgs:
-    """Read ExtenderArgs; raises BadInput."""
+    """Return the ExtenderArgs in a request body. Raises BadInput if the body is invalid."""
     with _reading("ExtenderArgs"):
         fields = _OBJECT.decode(body)
         pod = _POD.decode(fields["Pod"])
@@ -98,13 +100,13 @@ def read_extender_args(body: bytes) -> ExtenderArgs:
             return ExtenderArgs(pod, names)
         listed = fields.get("Nodes", _ABSENT)
         items = _OBJECT.decode(listed).get("items", _ABSENT) if listed != _ABSENT else _ABSENT
-        # The nodes are not decoded, because with ``nodeCacheCapable: false`` the answer must contain them unchanged.
+        # Keep the nodes as undecoded JSON. With ``nodeCacheCapable: false`` the response must contain them unchanged.
         nodes = {_IDENTIFIED.decode(raw).metadata.name: raw for raw in _RAWS.decode(items) or ()}
         return ExtenderArgs(pod, tuple(nodes), nodes)
 
 
 def read_preemption_args(body: bytes) -> PreemptionArgs:
-    """Read ExtenderPreemptionArgs; raises BadInput."""
+    """Return the ExtenderPreemptionArgs in a request body. Raises BadInput if the body is invalid."""
     with _reading("ExtenderPreemptionArgs"):
         fields = _OBJECT.decode(body)
         pod = _POD.decode(fields["Pod"])
@@ -121,7 +123,7 @@ def _victims(raw: msgspec.Raw) -> Victims:
 
 
 def _uid(raw: msgspec.Raw) -> str:
-    # MetaVictims contain MetaPods, which have only a UID. Victims contain complete pods.
+    # The scheduler sends either MetaVictims, whose pods have only a UID, or Victims, which contain complete pods.
     fields = _OBJECT.decode(raw)
     if "metadata" in fields:
         return _IDENTIFIED.decode(raw).metadata.uid
@@ -129,14 +131,14 @@ def _uid(raw: msgspec.Raw) -> str:
 
 
 def read_binding_args(body: bytes) -> BindingArgs:
-    """Read ExtenderBindingArgs; raises BadInput."""
+    """Return the ExtenderBindingArgs in a request body. Raises BadInput if the body is invalid."""
     with _reading("ExtenderBindingArgs"):
         fields = _OBJECT.decode(body)
         return BindingArgs(*(_STRING.decode(fields[key]) for key in ("PodNamespace", "PodName", "PodUID", "Node")))
 
 
 def write_preemption(victims: Mapping[str, Victims]) -> bytes:
-    """Return the ExtenderPreemptionResult with these nodes and the pods to evict from each."""
+    """Return an ExtenderPreemptionResult with these nodes and the pods to evict from each node."""
     nodes = {
         node: {"Pods": [{"UID": uid} for uid in each.uids], "NumPDBViolations": each.violations}
         for node, each in victims.items()
@@ -145,15 +147,15 @@ def write_preemption(victims: Mapping[str, Victims]) -> bytes:
 
 
 def write_binding(error: str) -> bytes:
-    """Return the ExtenderBindingResult; without an error the pod is bound."""
+    """Return an ExtenderBindingResult. ``error``: why the pod was not bound; empty if the pod is bound."""
     return msgspec.json.encode({"Error": _plain(error)})
 
 
 def write_priorities(scores: Mapping[str, int]) -> bytes:
-    """Return a HostPriorityList; scores are from 0 to 10."""
+    """Return a HostPriorityList with the score of each node. Scores must be from 0 to 10."""
     return msgspec.json.encode([{"Host": name, "Score": score} for name, score in scores.items()])
 
 
 def _plain(message: str) -> str:
-    # The scheduler uses the text as a format of ``fmt.Errorf``, so it must not contain percent signs.
+    # The scheduler passes the text to ``fmt.Errorf`` as the format, so the text must not contain percent signs.
     return message.replace("%", " percent")

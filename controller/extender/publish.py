@@ -1,4 +1,4 @@
-"""Publishes the free cards for the webhook, and the extender's metrics."""
+"""Publishes the free cards (GPUs) in a ConfigMap for the webhook, and provides the extender's metrics."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -16,19 +16,19 @@ from vcuda.placement.free_cards import CARDS_CONFIG_MAP, CARDS_KEY, FreeCards, F
 from vcuda.placement.nodes import Nodes
 
 MIN_INTERVAL_SECONDS = 3.0
-"""The least time between two writes."""
+"""The least number of seconds between two writes of the ConfigMap with the free cards."""
 
-# The API server does not store a patch that changes nothing, so a repeated write causes no events.
+# A repeated write is cheap: the API server does not store a patch that changes nothing, and sends no watch event.
 REPEAT_SECONDS = 60.0
-"""The time after which unchanged figures are written again, in case they were deleted or edited."""
+"""The seconds after which unchanged figures are written again, in case somebody has deleted or edited them."""
 
 _LABELS = {"app.kubernetes.io/managed-by": "vcuda-quota"}
 
 
 class CardsPublisher:
-    """Writes the free cards when they have changed. ``clock`` is monotonic, in seconds."""
+    """Writes the numbers of free cards into a ConfigMap when they have changed. ``clock``: returns seconds."""
 
-    # The figures may be some seconds old, because the webhook uses them only to choose which model to try first.
+    # The published figures may be some seconds old. The webhook uses them only to choose the model to try first.
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class CardsPublisher:
         self._repeat_at = 0.0
 
     def publish(self) -> None:
-        """Write the free cards, unless the same were written recently. Raises VcudaError."""
+        """Write the free cards, unless the same figures were written in the last minute. Raises VcudaError."""
         text, now = write_free_cards(self._free_cards()), self._clock()
         if text == self._written and now < self._repeat_at:
             return
@@ -56,8 +56,8 @@ class CardsPublisher:
 
 
 def delete_published(kube: Kube, namespace: str) -> None:
-    """Delete the free cards that an earlier leader has published; a failure is logged."""
-    # Without an extender to update them, these figures would mislead the webhook.
+    """Delete the ConfigMap with the free cards, which an earlier leader has published. A failure is logged."""
+    # Without an extender nothing updates these figures, and outdated figures would mislead the webhook.
     log = structlog.get_logger()
     try:
         kube.delete(f"{_collection(namespace)}/{CARDS_CONFIG_MAP}")
@@ -74,7 +74,7 @@ def _collection(namespace: str) -> str:
 
 
 def count_free(node_cards: NodeCards, nodes: Nodes) -> FreeCardsByPool:
-    """Return the free cards by model and pool. Nodes without a model do not count."""
+    """Return the free cards by GPU model and node pool. The cards of nodes without a model label are left out."""
     found: dict[tuple[str, str], FreeCards] = {}
     for name, cards in node_cards.items():
         model = nodes.model_of(name)
@@ -87,7 +87,7 @@ def count_free(node_cards: NodeCards, nodes: Nodes) -> FreeCardsByPool:
 
 
 class ExtenderMetrics:
-    """Metrics of the scheduler's calls: seconds by verb, placements and bindings by outcome."""
+    """The metrics of the scheduler's requests: their duration by verb, and placements and bindings by outcome."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.seconds = Histogram(
@@ -121,11 +121,11 @@ _GAUGES = (
         "Free cores on partly used cards, which pods for whole cards cannot use.",
     ),
 )
-"""Fields of `FreeCards`, and the metric of each."""
+"""For each metric: the field of `FreeCards` with the value, the metric's name, and its help text."""
 
 
 class CardsCollector(Collector):
-    """The metrics of the nodes' cards, by model and pool."""
+    """Collects the numbers of cards, free cards and free cores, by GPU model and node pool."""
 
     def __init__(self, free_cards: Callable[[], FreeCardsByPool]) -> None:
         self._free_cards = free_cards

@@ -1,4 +1,4 @@
-"""The extender as a service of the leader, with its HTTP API. It listens after all pods and nodes have been listed."""
+"""Runs the scheduler extender in the leading controller, and serves the extender's HTTP API."""
 
 import io
 import threading
@@ -22,28 +22,28 @@ from vcuda.kube import Kube, NodeInformer
 from vcuda.placement.free_cards import FreeCardsByPool
 
 SERVICE = "vcuda-extender"
-"""The Service by which kube-scheduler finds the leader."""
+"""The Service through which kube-scheduler reaches the extender of the leader."""
 
 MAX_ATTEMPTS = 3
 TIDY_SECONDS = 15.0
-"""Seconds between two searches for expired placements and for nodes without a journal."""
+"""Seconds between two passes that remove expired placements and create missing journals of nodes."""
 
 NOT_TIDIED = "expired placements could not be removed"
 
 MAX_BODY = 128 * 2**20
-"""The most bytes of a request: about 8,000 nodes if the scheduler sends them in full."""
+"""The most bytes of a request body. If the scheduler sends complete nodes, a body has room for about 8,000 nodes."""
 
 LARGE_BODY = 2**20
-"""The bytes above which only one body is read at a time. Requests with only node names are far smaller."""
+"""Request bodies with more bytes than this are read one at a time. Bodies with only node names are far smaller."""
 
 ANSWER_PART = 8 * 2**20
 
 Verb = Callable[[bytes], bytes]
-"""Answers the body of one kind of request. Raises BadInput if the body is not of that kind."""
+"""A function for one kind of request: turns the request body into the response body. Raises BadInput."""
 
 
 def verbs_of(allocator: Allocator) -> Mapping[str, Verb]:
-    """Return the verbs by their path."""
+    """Return the functions that answer the scheduler's requests, by the path of the URL."""
 
     def scores(body: bytes) -> bytes:
         return protocol.write_priorities(allocator.scores(protocol.read_extender_args(body)))
@@ -54,14 +54,14 @@ def verbs_of(allocator: Allocator) -> Mapping[str, Verb]:
     return {
         "/scheduler/predicates": lambda body: allocator.filter(protocol.read_extender_args(body)),
         "/scheduler/prioritize": scores,
-        "/scheduler/priorities": scores,  # gpu-admission's own name for it
+        "/scheduler/priorities": scores,  # the path that gpu-admission uses
         "/scheduler/bind": lambda body: protocol.write_binding(allocator.bind(protocol.read_binding_args(body))),
         "/scheduler/preempt": preempt,
     }
 
 
 def create_application(verbs: Mapping[str, Verb], metrics: publish.ExtenderMetrics) -> WSGIApplication:
-    """Return the application that answers POST by verb, and GET /version."""
+    """Return the WSGI application. It answers POST requests for the paths in ``verbs``, and GET /version."""
 
     large = threading.Lock()
 
@@ -70,16 +70,17 @@ def create_application(verbs: Mapping[str, Verb], metrics: publish.ExtenderMetri
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         verb = verbs.get(path) if method == "POST" else None
         length = environ.get("CONTENT_LENGTH") or ("" if method == "POST" else "0")
-        # A chunked body has no known length. A body for an unknown path is read too, to find the next request.
+        # A chunked body has no known length. The body for an unknown path must be read too, because the next request
+        # follows on the same connection.
         unbounded = "HTTP_TRANSFER_ENCODING" in environ or not length.isdigit()
         if unbounded or int(length) > (MAX_BODY if verb else LARGE_BODY):
-            # The unread body could be mistaken for the next request, so cheroot closes the connection.
+            # Do not read this body. cheroot closes the connection, so that the body is not taken for the next request.
             message = f"the body must have a Content-Length of at most {MAX_BODY} bytes"
             yield from httpd.reply(start_response, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
         elif method == "GET" and path == "/version":
             yield from httpd.reply(start_response, HTTPStatus.OK, __version__)
         else:
-            # The lock is held until the answer is sent, because it may be as large as the body.
+            # Hold the lock until the answer is sent, because the answer may be as large as the body.
             with large if int(length) > LARGE_BODY else nullcontext():
                 body = _read(environ)
                 if verb is None:
@@ -90,15 +91,15 @@ def create_application(verbs: Mapping[str, Verb], metrics: publish.ExtenderMetri
                 metrics.seconds.labels(path.rpartition("/")[2]).observe(time.perf_counter() - started)
                 content_type = "application/json" if status == HTTPStatus.OK else ""
                 [data] = httpd.reply(start_response, status, answer, content_type)
-                # cheroot makes two copies of each part.
+                # cheroot copies each part twice, so send a large answer in parts.
                 yield from (data[begin : begin + ANSWER_PART] for begin in range(0, len(data), ANSWER_PART))
 
     return application
 
 
 def _read(environ: WSGIEnvironment) -> bytes:
-    # Read the body in parts: for one large read, cheroot clears a buffer of the whole size with every packet. Write the
-    # parts into one buffer, because Python keeps the memory of many small parts for each thread.
+    # Read the body in parts, because during one large read cheroot clears a buffer of the whole size for each packet.
+    # Collect the parts in one buffer, because Python would not return the memory of many small parts.
     body = io.BytesIO()
     while part := environ["wsgi.input"].read(2**16):
         body.write(part)
@@ -110,17 +111,18 @@ def _answer(verb: Verb, body: bytes) -> tuple[HTTPStatus, str | bytes]:
         return HTTPStatus.OK, verb(body)
     except errors.BadInput as error:
         return HTTPStatus.BAD_REQUEST, str(error)
-    except Exception:  # noqa: BLE001  # logged; the scheduler retries the pod
-        structlog.get_logger().exception("request not answered")
-        return HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; see the log"
+    except Exception:  # noqa: BLE001  # the error is logged, and the scheduler retries the pod
+        structlog.get_logger().exception("request of the scheduler failed")
+        return HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; see the controller's log"
 
 
 class Listening(msgspec.Struct, frozen=True):
     """The settings of the extender's server.
 
     ``address``: the host and port to listen on.
-    ``advertised``: the IP address and port to publish in the EndpointSlice, if any.
-    ``client_name``: the required common name of kube-scheduler's certificate; empty for any from the client CA.
+    ``advertised``: the IP address and port to publish in the EndpointSlice; None to publish no address.
+    ``client_name``: the common name that kube-scheduler's certificate must have. If it is empty, every certificate
+    from the client CA is accepted.
     """
 
     address: tuple[str, int]
@@ -130,23 +132,23 @@ class Listening(msgspec.Struct, frozen=True):
 
 
 def serve(listening: Listening, application: WSGIApplication) -> httpd.Server:
-    """Serve the extender. Raises OSError if the server cannot listen on the address."""
+    """Start the extender's server in threads, and return it. Raises OSError if it cannot listen on the address."""
     return httpd.Server(
         listening.address,
         application,
-        threads=32,  # the scheduler places one pod at a time, and binds several in parallel
+        threads=32,  # the scheduler binds several pods in parallel
         tls=listening.certificate.current,
-        idle_seconds=300.0,  # more than Go's client, which closes a connection after 90
+        idle_seconds=300.0,  # longer than Go's client, which closes an idle connection after 90 s
         max_body=MAX_BODY,
         client_name=listening.client_name,
     ).in_threads()
 
 
 class Extender:
-    """The extender of the leader.
+    """The scheduler extender, with its server and its background loops.
 
-    ``unbound_seconds``: the time for which an unbound pod keeps its cards.
-    ``max_terminating``: the most seconds for which a pod that was deleted while it ran keeps its cards.
+    ``unbound_seconds``: the seconds for which a pod keeps its cards before it is bound to a node.
+    ``max_terminating``: the most seconds for which a pod keeps its cards after it was deleted while it ran.
     ``on_fault``: called if the extender cannot start, or if one of its loops fails.
     """
 
@@ -186,21 +188,22 @@ class Extender:
 
     @property
     def serving(self) -> bool:
-        """Whether the extender answers the scheduler and updates the published free cards."""
+        """True if the extender answers the scheduler and updates the published numbers of free cards."""
         return self._server is not None
 
     def free_cards(self) -> FreeCardsByPool:
         return publish.count_free(self._cache.cards(), self._nodes.current())
 
     def serve(self) -> None:
-        """Read the journals, start the server, and publish its address. The caller must have listed pods and nodes.
+        """Read the journals (stored placements), start the server, and publish the server's address.
 
-        ``on_fault`` is called if the journals cannot be read. Raises OSError if the server cannot listen.
+        The caller must have listed all pods and nodes. If the journals cannot be read, ``on_fault`` is called. Raises
+        OSError if the server cannot listen.
         """
-        if not any(self._attempt(self._allocator.load, "journals not read") for _ in range(MAX_ATTEMPTS)):
+        if not any(self._attempt(self._allocator.load, "the journals could not be read") for _ in range(MAX_ATTEMPTS)):
             self._on_fault()
             return
-        # `tidy` reads a pod that the watch does not show only at the second call in a row.
+        # Call `tidy` twice, because only the second call reads the pods that the watch has not reported.
         for _ in range(2):
             self._attempt(self._allocator.tidy, NOT_TIDIED)
         self._repeat("placements", self._allocator.tidy, TIDY_SECONDS, NOT_TIDIED)
@@ -209,7 +212,7 @@ class Extender:
         certificate = self._listening.certificate
         workqueue.spawn("certificate", lambda: tls.watch(certificate, self._stopping), self._on_fault)
         publisher = publish.CardsPublisher(self._kube, self._namespace, self.free_cards)
-        self._repeat("cards", publisher.publish, publish.MIN_INTERVAL_SECONDS, "free cards not published")
+        self._repeat("cards", publisher.publish, publish.MIN_INTERVAL_SECONDS, "the free cards could not be published")
         if self._listening.advertised:
             advertiser = Advertiser(self._kube, self._namespace, SERVICE, self._listening.advertised, "https")
             workqueue.spawn("endpointslice", lambda: advertiser.run(self._stopping), self._on_fault)
@@ -233,7 +236,7 @@ class Extender:
         except (
             errors.VcudaError,
             *k8s_types.UNDECODABLE,
-        ) as error:  # undecodable: another user may have edited the object
+        ) as error:  # somebody may have edited the object so that it cannot be decoded
             self._log.warning(failing, error=str(error))
             return False
         return True

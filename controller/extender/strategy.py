@@ -1,9 +1,11 @@
 """Chooses the node of a pod, and the cards on that node.
 
-The choice of cards must be the same as gpu-admission's (``pkg/algorithm``). gpu-manager repeats that choice when the
-container starts, and rejects a share if the annotation names another card. A share gets the card with the fewest free
-cores on which it fits, then the least free memory, then the lowest index. Whole cards are the free ones with the lowest
-indexes. The containers of a pod are placed one after the other.
+The cards must be those that gpu-admission, tkestack's extender, would choose (``pkg/algorithm``). tkestack's device
+plugin gpu-manager repeats that choice when the container starts. It rejects the container if the annotation of the pod
+names another card. The containers of a pod get their cards one after the other. A container that requests whole cards
+gets the unused cards with the lowest indexes. A container that requests a share (part of a card) gets the card with the
+fewest free cores that has enough room. If several cards have equally few free cores, the least free memory decides, and
+then the lowest index.
 
 Nodes are tried in gpu-admission's order: fewest free cores, then least free memory, then name. In addition, `bin_pack`
 prefers a node where the share fits on an already shared card. This keeps whole cards free for pods that need them.
@@ -21,7 +23,7 @@ from vcuda.quota.model import CORES_PER_CARD
 
 
 class Assignment(NamedTuple):
-    """The shares of a pod's containers on one node, by index, and the number of whole cards that become shared."""
+    """The cards that a pod gets on one node, by container index. ``breaks``: how many unused cards become shared."""
 
     shares: Mapping[int, tuple[Share, ...]]
     breaks: int
@@ -31,20 +33,20 @@ class Assignment(NamedTuple):
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """The node and the cards of a pod."""
+    """The node and the cards that were chosen for a pod."""
 
     node: str
     assignment: Assignment
 
 
 NodeCards = Mapping[str, Cards | Unplaceable]
-"""By node name: the cards, or the reason why no pod can be placed there."""
+"""For each node name: the cards of the node, or the reason why no pod can be placed there."""
 
 UNSEEN = Unplaceable("the node is not known yet", final=False)
 
 
 def bin_pack(request: CardRequest, names: Iterable[str], nodes: NodeCards) -> Placement | Mapping[str, Unplaceable]:
-    """Return the node where the fewest whole cards become shared, preferring less free ones; or each node's reason."""
+    """Return the placement that makes the fewest unused cards shared. If no node fits, return each node's reason."""
     fitting, reasons = _offering(request, names, nodes)
     best: Placement | None = None
     for name, cards in fitting:
@@ -59,7 +61,7 @@ def bin_pack(request: CardRequest, names: Iterable[str], nodes: NodeCards) -> Pl
 
 
 def assign(cards: Cards, containers: Iterable[ContainerRequest]) -> Assignment | Unplaceable:
-    """Return the shares of each container on these cards, or the reason why a container does not fit."""
+    """Choose cards for each container among these cards of a node. If a container does not fit, return the reason."""
     shares: dict[int, tuple[Share, ...]] = {}
     breaks = 0
     for container in containers:
@@ -80,7 +82,7 @@ def assign(cards: Cards, containers: Iterable[ContainerRequest]) -> Assignment |
 def _offering(
     request: CardRequest, names: Iterable[str], nodes: NodeCards
 ) -> tuple[list[tuple[str, Cards]], dict[str, Unplaceable]]:
-    """Return the nodes with cards of the scheme, the least free first, and the reasons of the other nodes."""
+    """Return the nodes with the requested kind of cards, fewest free cores first, and why other nodes do not fit."""
     offering: list[tuple[int, int, str, Cards]] = []
     reasons: dict[str, Unplaceable] = {}
     for name in dict.fromkeys(names):
@@ -91,7 +93,7 @@ def _offering(
             reasons[name] = Unplaceable(f"no {request.scheme.cores}")
         else:
             offering.append((cards.free_cores, cards.free_memory, name, cards))
-    offering.sort()  # the names are unique, so the cards are never compared
+    offering.sort()  # no two names are equal, so `Cards` are never compared
     return [(name, cards) for _, _, name, cards in offering], reasons
 
 
@@ -121,5 +123,5 @@ def _too_few(needed: int, whole: int, cards: int) -> Unplaceable:
 @functools.lru_cache(maxsize=1024)
 def _no_fitting_card(cores: int, memory: int, card_memory: int) -> Unplaceable:
     if memory > card_memory:
-        return Unplaceable(f"{memory} MiB needed, a card has {card_memory}")
+        return Unplaceable(f"{memory} MiB of one card needed, each has {card_memory} MiB")
     return Unplaceable(f"no card with {cores} cores and {memory} MiB free", final=False)

@@ -1,1 +1,1 @@
-"""The kubectl plugin `kubectl gpuquota`: `cli` is the command, `explain` tests whether a manifest is admitted."""
+"""The kubectl plugin `kubectl gpuquota`. `cli` defines the commands, and `kubectl` sends their requests."""

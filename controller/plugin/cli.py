@@ -25,22 +25,22 @@ from vcuda.quota.terms import NO_NAMESPACE, USAGE_KEY, USAGE_LABELS, USAGE_NAME,
 from vcuda.workloads import NO_PODS, Unread, Workload, check_shape, workloads_in
 
 RESERVED = 8
-"""The position of the column RESERVED, the first that is left out if it is empty."""
+"""The position of the column RESERVED. This column and the later ones are left out if they are empty."""
 
 WATCH_SECONDS = 2.0
-"""Seconds between two looks of ``--watch``."""
+"""With ``--watch``, the seconds between two reads of the published usage."""
 
 WIDE = "wide"
 OUTPUTS = click.Choice(["table", WIDE, "json", "yaml"])
 
 
 class SpoiltReport(errors.VcudaError):
-    """A published report that somebody edited, so that it cannot be read or belongs to another namespace."""
+    """Somebody edited the usage report of a namespace: it is invalid, or it is the report of another namespace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The flags before the subcommand: the cluster, the namespace (``named``) and the output format."""
+    """The flags before the subcommand. ``named``: the namespace, or None if there was no such flag."""
 
     kubeconfig: Path | None
     context: str | None
@@ -48,14 +48,14 @@ class Target:
     output: str
 
     def namespace(self, named: str | None = None) -> str:
-        """Return ``named``, else the namespace before the subcommand, else the context's. Exit with 2 if invalid."""
+        """Return the namespace: ``named``, or else that of these flags or of the context. Exit with 2 if invalid."""
         namespace = named or self.named or self.connect().namespace()
         if not is_namespace_name(namespace):
             cli.fail(f"{namespace!r} {NO_NAMESPACE}")
         return namespace
 
     def connect(self) -> Kubectl:
-        """Return the cluster of kubectl. Exits with status 2 if there is no kubectl."""
+        """Return the client, which runs kubectl. If kubectl is not installed, exit with status 2."""
         try:
             return Kubectl.find(self.kubeconfig, self.context)
         except errors.BadInput as error:
@@ -64,13 +64,13 @@ class Target:
 
 @click.group(invoke_without_command=True, context_settings=cli.HELP)
 @click.version_option(__version__, prog_name="kubectl gpuquota", message="%(prog)s %(version)s")
-@click.option("-n", "--namespace", help="Namespace.  [default: that of the context]")
+@click.option("-n", "--namespace", help="Namespace.  [default: the namespace of the context]")
 @click.option("-A", "--all-namespaces", is_flag=True, help="Every limited namespace.")
 @click.option("-w", "--watch", is_flag=True, help="Show the figures again whenever they change, until Ctrl-C.")
 @click.option(
     "--kubeconfig",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Path of the kubeconfig.  [default: that of kubectl]",
+    help="Path of the kubeconfig.  [default: the kubeconfig that kubectl uses]",
 )
 @click.option("--context", "context_name", help="Context of the kubeconfig.")
 @click.option(
@@ -94,12 +94,12 @@ def main(
 ) -> None:
     """Show a namespace's GPU quota: used, limit and pending cards of each model.
 
-    While many pods are created, the webhook may hold some cards as RESERVED, to admit the next pods faster. USED does
-    not include reserved cards. The webhook releases unused ones within seconds. GRANTED shows the parts of a limit that
-    end, and when.
+    While many pods are created, the webhook may reserve some cards in advance, to admit the next pods faster. RESERVED
+    shows these cards, which USED does not include. Unused reserved cards are released within seconds. GRANTED shows
+    the temporary parts of a limit, and when each part ends.
 
-    With -A, the rows `total` add up each model over the namespaces. FREE is the rest of a limit, and at least 0. So the
-    total of FREE may be more than the nodes have.
+    FREE is the unused part of a limit, never less than 0. With -A, the rows `total` add up each model over all
+    namespaces. Limits may add up to more cards than the nodes have, and so may FREE.
 
     \b
     Examples:
@@ -114,11 +114,11 @@ def main(
       kubectl gpuquota refusals
           lists the workloads that were rejected, and why
       kubectl gpuquota why deployment/train
-          shows why a workload gets no pods, and what has to end first
+          shows why a workload gets no pods, and how much quota it needs
       kubectl gpuquota nodes
           lists the GPU nodes with their models and free cards
 
-    Exit status: 0 shown, 1 the cluster did not answer or the namespace has no quota, 2 bad input.
+    Exit status: 0 success, 1 the cluster did not answer or the namespace has no quota, 2 bad input.
     """
     context.obj = target = Target(kubeconfig, context_name, namespace, output)
     if context.invoked_subcommand is None:
@@ -137,7 +137,7 @@ def main(
 
 
 def _looks(look: Callable[[], list[NamespaceUse]]) -> Iterator[list[NamespaceUse]]:
-    """Yield the reports whenever they differ from the last ones, until Ctrl-C."""
+    """Read the reports again and again until Ctrl-C. Yield them the first time and after each change."""
     shown: list[NamespaceUse] | None = None
     try:
         while True:
@@ -152,29 +152,29 @@ def _looks(look: Callable[[], list[NamespaceUse]]) -> Iterator[list[NamespaceUse
 def _show_uses(uses: list[NamespaceUse], output: str) -> None:
     heading = ("NAMESPACE", "MODEL", "USED", "FREE", "LIMIT", "", "PENDING", "MEMORY MiB", "RESERVED", "GRANTED")
     rows = [*(row for use in uses for row in use_rows(use)), *total_rows(uses)]
-    # The last columns are left out while nothing is reserved, and while no grant ends: the normal state.
+    # Normally nothing is reserved and no limit is temporary. The last two columns are then empty, and are left out.
     shown = [at for at in range(len(heading)) if at < RESERVED or any(row[at] not in ("", "0") for row in rows)]
     _show(uses, output, *(tuple(row[at] for at in shown) for row in (heading, *rows)))
     if output == WIDE:
         click.echo()
         holders = (row for use in uses for row in holder_rows(use))
         _show(uses, output, ("NAMESPACE", "MODEL", "HELD BY", "NAME", "CARDS", "MEMORY MiB"), *holders)
-    # Many namespaces have the same warning.
+    # Many namespaces may have the same warning. Print each warning once.
     told = (text for use in uses for text in use.warnings) if output in ("table", WIDE) else ()
     for text in dict.fromkeys(told):
         _warn(text)
 
 
 @main.command()
-@click.option("-n", "--namespace", help="Namespace; also before the command.")
+@click.option("-n", "--namespace", help="Namespace. Also allowed before the command.")
 @click.option("-A", "--all-namespaces", is_flag=True, help="All namespaces.")
-@click.option("-o", "--output", type=OUTPUTS, help="Output format; also before the command.  [default: table]")
+@click.option("-o", "--output", type=OUTPUTS, help="Output format. Also allowed before the command.  [default: table]")
 @click.pass_obj
 def refusals(target: Target, *, namespace: str | None, all_namespaces: bool, output: str | None) -> None:
     """Show the workloads whose pods or ResourceClaims were rejected: how often, when last, and the newest reason.
 
-    They are read from Events, which the API server keeps for an hour. A pod that somebody created without a workload
-    has no Event: only its author saw the rejection.
+    The rejections are read from Events, which the API server keeps for an hour. If a user created a pod directly,
+    without a workload, there is no Event. Only that user saw the rejection.
 
     \b
     Examples:
@@ -182,7 +182,7 @@ def refusals(target: Target, *, namespace: str | None, all_namespaces: bool, out
       kubectl gpuquota refusals -n team-a -o json
       kubectl gpuquota refusals -A
 
-    Exit status: 0 shown, also if there is none, 1 the cluster did not answer, 2 bad input.
+    Exit status: 0 success, even if nothing was rejected, 1 the cluster did not answer, 2 bad input.
     """
     try:
         found = read_refusals(target.connect(), None if all_namespaces else target.namespace(namespace))
@@ -197,29 +197,29 @@ def refusals(target: Target, *, namespace: str | None, all_namespaces: bool, out
 @cli.quota_configmap_option
 @cli.quota_key_option
 @cli.model_label_option
-@click.option("-o", "--output", type=OUTPUTS, help="Also before the command.  [default: table]")
+@click.option("-o", "--output", type=OUTPUTS, help="Output format. Also allowed before the command.  [default: table]")
 @click.pass_obj
 def nodes(
     target: Target, *, quota_configmap: tuple[str, str], quota_key: str, model_label: str, output: str | None
 ) -> None:
-    """Show the GPU nodes: their models, cards and memory of a card, and how many cards are free.
+    """Show the GPU nodes: the models of their cards, the number of cards, the memory of a card, and the free cards.
 
-    SOURCE names what the model is read from: `label` is the model label that an operator wrote; the others are the
-    sources by which the controller writes that label. SCHEME names the device plugins and DRA drivers that serve the
-    node. What no source says is shown as `?`. What is in doubt about a model is printed on standard error, and so is a
-    model of the quota that no node has.
+    SOURCE is the source of the model: `label` if an operator wrote the model label, otherwise the source from which the
+    controller writes the label. SCHEME lists the device plugins and DRA drivers that serve the node. If no source
+    reports a figure, `?` is shown. Doubts about a model are printed on standard error. A warning about each model of
+    the quota that no node has is printed there too.
 
-    This needs the packages of the extra `server`: `pip install vcuda-quota[server]`. The release's single file does not
-    have them.
+    This command needs the packages of the extra `server`: `pip install vcuda-quota[server]`. The single file of the
+    release does not contain these packages.
 
-    You need the right to list nodes, pods and ResourceClaims in all namespaces, and to read the quota ConfigMap.
+    You need permission to list nodes, pods and ResourceClaims in all namespaces, and to read the quota ConfigMap.
 
     \b
     Examples:
       kubectl gpuquota nodes
       kubectl gpuquota nodes -o json
 
-    Exit status: 0 shown, 1 the cluster did not answer or you may not list these, 2 bad input.
+    Exit status: 0 success, 1 the cluster did not answer or a permission is missing, 2 bad input.
     """
     shown, reader = output or target.output, programs.load("controller.plugin.nodes", "kubectl gpuquota nodes")
     try:
@@ -243,19 +243,19 @@ def nodes(
     type=click.Path(exists=True, dir_okay=False, allow_dash=True),
     help="Manifest file, or - for standard input; repeatable.",
 )
-@click.option("-n", "--namespace", help="Namespace; also before the command.")
-@click.option("-o", "--output", type=OUTPUTS, help="Output format; also before the command.  [default: table]")
+@click.option("-n", "--namespace", help="Namespace. Also allowed before the command.")
+@click.option("-o", "--output", type=OUTPUTS, help="Output format. Also allowed before the command.  [default: table]")
 @click.pass_obj
 def explain(target: Target, *, filenames: tuple[str, ...], namespace: str | None, output: str | None) -> None:
-    """Show whether the objects of a manifest would be admitted now, by server-side dry runs that create nothing.
+    """Show whether the objects of a manifest would be admitted now. The command uses dry runs, which create nothing.
 
-    Every kind is read that has pod templates. The command tries one pod of each template, and the claims that
-    Kubernetes would create for the pod from templates in the manifest or in the cluster. Kubernetes' own objects
-    without pods are left out; others without a pod template are not asked about. Warnings of the cluster are printed on
-    standard error.
+    The manifest may contain every kind that has pod templates. The command tries one pod of each template, and the
+    claims that Kubernetes would create for this pod. Built-in kinds without pods, such as Service, are skipped. A
+    custom resource without a pod template is shown as `not asked`. Warnings of the cluster are printed on standard
+    error.
 
-    A pod that HAMi-DRA's webhook may create a ResourceClaim for is not tried: that webhook creates the claim even in a
-    dry run, and does not delete it.
+    If HAMi-DRA's webhook may create a ResourceClaim for a pod, the pod is not tried. That webhook creates the claim
+    even in a dry run, and does not delete it.
 
     \b
     Examples:
@@ -263,7 +263,7 @@ def explain(target: Target, *, filenames: tuple[str, ...], namespace: str | None
       kubectl gpuquota explain -n team-a -f deployment.yaml -o json
       kubectl gpuquota explain -f claim-template.yaml -f pod.yaml
 
-    Exit status: 0 all would be admitted, 1 some would not, or the cluster did not answer, 2 bad input.
+    Exit status: 0 everything would be admitted, 1 something would not, or the cluster did not answer, 2 bad input.
     """
     api = target.connect()
     home = target.namespace(namespace)
@@ -288,14 +288,15 @@ def explain(target: Target, *, filenames: tuple[str, ...], namespace: str | None
 
 @main.command()
 @click.argument("named", metavar="KIND/NAME")
-@click.option("-n", "--namespace", help="Namespace; also before the command.")
-@click.option("-o", "--output", type=OUTPUTS, help="Output format; also before the command.  [default: table]")
+@click.option("-n", "--namespace", help="Namespace. Also allowed before the command.")
+@click.option("-o", "--output", type=OUTPUTS, help="Output format. Also allowed before the command.  [default: table]")
 @click.pass_obj
 def why(target: Target, *, named: str, namespace: str | None, output: str | None) -> None:
-    """Show why a stored workload gets no pods: the last rejections, the decision now, and what has to end first.
+    """Show why a workload gets no pods: the recent rejections, and whether a pod would be admitted now.
 
-    The rejections are read from Events, which the API server keeps for an hour. The decision is that of a server-side
-    dry run of one of its pods, which creates nothing. A stored pod has been admitted; then its state is shown.
+    The rejections are read from Events, which the API server keeps for an hour. The command then tries one pod of the
+    workload in a server-side dry run, which creates nothing. If quota is missing, the command shows how much must
+    become free, and which pods use it. If you name a pod that exists, the pod was admitted, and its state is shown.
 
     \b
     Examples:
@@ -303,7 +304,7 @@ def why(target: Target, *, named: str, namespace: str | None, output: str | None
       kubectl gpuquota why job/eval -n team-a -o json
       kubectl gpuquota why pod/train-0
 
-    Exit status: 0 it would be admitted now, 1 it would not, or the cluster did not answer, 2 bad input.
+    Exit status: 0 a pod would be admitted now, 1 it would not, or the cluster did not answer, 2 bad input.
     """
     try:
         kind, name = parse_object(named)
@@ -339,13 +340,13 @@ def _published(api: Api, namespace: str) -> Iterator[NamespaceUse]:
 
 
 def _all(api: Api) -> Iterator[NamespaceUse]:
-    # A policy allows only the controller to write ConfigMaps of this name, and the controller deletes unknown ones.
+    # A policy allows only the controller to write ConfigMaps of this name. The controller deletes unexpected ones.
     labels = ",".join(f"{key}={value}" for key, value in USAGE_LABELS.items())
     own = {"fieldSelector": f"metadata.name={USAGE_NAME}", "labelSelector": labels}
     for config_map in objects_in(api, "/api/v1/configmaps", own):
         try:
             yield _read(config_map)
-        except SpoiltReport as error:  # an edited report must not hide those of other namespaces
+        except SpoiltReport as error:  # still show the reports of other namespaces
             _warn(str(error))
 
 
@@ -357,7 +358,7 @@ def _read(config_map: dict[str, Any]) -> NamespaceUse:
     except (ValueError, RecursionError) as error:
         raise SpoiltReport(f"{where} cannot be read: {error}") from error
     if use.namespace != namespace:
-        raise SpoiltReport(f"{where} is for another namespace")
+        raise SpoiltReport(f"{where} contains the report of another namespace")
     return use
 
 
@@ -370,7 +371,7 @@ def _warn(text: str) -> None:
 
 
 def _show(values: object, output: str, *table: tuple[str, ...]) -> None:
-    """Print the values as JSON or YAML, or else the table."""
+    """Print ``values`` if the output format is JSON or YAML, otherwise print the table."""
     if output == "json":
         click.echo(json.dumps(to_plain(values), indent=2))
     elif output == "yaml":

@@ -1,6 +1,7 @@
-"""Shell completion of ``kubectl gpuquota``: kubectl runs ``kubectl_complete-gpuquota`` with the words so far.
+"""Shell completion of ``kubectl gpuquota``. kubectl runs ``kubectl_complete-gpuquota`` with the words typed so far.
 
-kubectl expects the answer of a cobra command: one suggestion a line, with its help after a tab, then a directive.
+The output must be that of a cobra command. Each line has a suggestion, a tab and the suggestion's help. The last line
+is a directive: a number that tells the shell whether to suggest file names.
 """
 
 import sys
@@ -11,7 +12,7 @@ from click.shell_completion import ShellComplete
 from controller.plugin import cli
 
 NO_FILES, FILES = ":4", ":0"
-"""The directives of cobra (ShellCompDirectiveNoFileComp, ShellCompDirectiveDefault)."""
+"""The directives without and with file names (cobra's ShellCompDirectiveNoFileComp, ShellCompDirectiveDefault)."""
 
 
 def main() -> None:

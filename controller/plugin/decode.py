@@ -1,6 +1,6 @@
-"""Decodes JSON into the frozen dataclasses of a published report, and turns them into plain values.
+"""Converts JSON into the dataclasses of a published usage report, and dataclasses into dictionaries and lists.
 
-The plugin is shipped without binary packages, and so without msgspec, which does this elsewhere.
+Other parts of the project use msgspec for this. The plugin is shipped without binary packages such as msgspec.
 """
 
 import dataclasses
@@ -14,9 +14,9 @@ T = TypeVar("T")
 
 
 def decode(kind: type[T], value: object, path: str = "$") -> T:
-    """Return the value as ``kind``: a dataclass, a tuple, a union with None, or a type of JSON.
+    """Convert a JSON value into ``kind``: a dataclass, a tuple, a union with None, or a plain type such as int.
 
-    Unknown keys are left out. Raises ValueError with the path of a value that has another type or is missing.
+    Unknown keys are ignored. If a value is missing or has the wrong type, raise ValueError with the value's path.
     """
     decoded: T = _decode(kind, value, path)
     return decoded
@@ -53,7 +53,7 @@ def _kinds_of(kind: Any) -> Mapping[str, Any]:
 
 
 def _expect(kind: Any, value: object, path: str) -> Any:
-    # A bool is an int for isinstance, but not in JSON.
+    # isinstance would accept a bool as an int, although JSON distinguishes these types.
     if type(value) is not kind:
         raise ValueError(f"{path} must be a {kind.__name__}")
     return value

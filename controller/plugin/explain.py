@@ -1,4 +1,4 @@
-"""Explains whether pods and claims would be admitted by a cluster now, by dry runs that store nothing."""
+"""Finds out by server-side dry runs whether a cluster would admit pods and claims now. Dry runs store nothing."""
 
 import json
 import re
@@ -17,9 +17,10 @@ from vcuda.workloads import Manifest, Unread, Workload, entries, made_claims
 ADMITTED, REFUSED, NOT_ASKED = "admitted", "refused", "not asked"
 
 PROBE = "_gpuquota-explain"
-"""An invalid name, because it begins with ``_``: neither a pod nor a claim can have it."""
+"""An invalid name, because it begins with ``_``. So no pod and no claim with this name can be created."""
 
-# HAMi-DRA names its claim NAMESPACE-POD-CONTAINER, and cuts the name off after 54 characters.
+# HAMi-DRA names a pod's claim NAMESPACE-POD-CONTAINER, and cuts the name off after 54 characters. With a longer
+# namespace, the invalid part (`PROBE`) could be cut off, and the claim would be created.
 MOST_OF_NAMESPACE = 50
 
 MAKES_A_CLAIM = (
@@ -37,7 +38,7 @@ _FORECAST = re.compile(f"{would_be_pinned('')}([^ :]+)(?:: |$)")
 
 @dataclass(frozen=True, slots=True)
 class ExplainedObject:
-    """The outcome for a pod or a claim. ``reason`` and ``warnings`` are mostly quoted from the cluster's answer."""
+    """The decision about one pod or claim. ``reason`` and ``warnings`` are mostly quoted from the cluster's answer."""
 
     object: str
     namespace: str
@@ -48,7 +49,7 @@ class ExplainedObject:
 
 
 def ask_about(api: Api, workloads: Sequence[Workload | Unread]) -> Iterator[ExplainedObject]:
-    """Yield the outcome for one pod of each workload and the claims created for it, and for each claim or template.
+    """Yield the decision about one pod of each workload, the claims of this pod, and each other claim or template.
 
     Raises VcudaError if the cluster does not answer or rejects the credentials.
     """
@@ -75,7 +76,7 @@ def _explain_made(
         try:
             spec = templates.get((namespace, template)) or _read_template(api, namespace, template)
         except errors.ApiError as error:
-            reason = f"its {TEMPLATE} {template} cannot be read: {error}"
+            reason = f"{TEMPLATE} {template} of this claim cannot be read: {error}"
             yield ExplainedObject(f"{CLAIM}/{name}", namespace, NOT_ASKED, "", reason)
         else:
             yield _explain_claim(api, f"{CLAIM}/{name}", {**claim, "spec": spec})
@@ -91,14 +92,15 @@ def _read_template(api: Api, namespace: str, name: str) -> Manifest:
 def _explain_pod(api: Api, name: str, pod: Manifest) -> ExplainedObject:
     namespace = pod["metadata"]["namespace"]
     path = f"/api/v1/namespaces/{segment(namespace)}/pods"
-    # HAMi-DRA reads the limits of ordinary containers. Its resource names are configurable, so any could be one.
+    # HAMi-DRA may create a claim if a container has a GPU limit. Its resource names are configurable, so every name
+    # with a slash may be a GPU.
     if any("/" in resource for each in entries(pod["spec"], "containers") for resource in _limits(each)):
         if len(namespace) > MOST_OF_NAMESPACE:
             return ExplainedObject(name, namespace, NOT_ASKED, "", TOO_LONG)
         if refusal := _probe(api, path, pod):
             if _names_a_claim(refusal):
                 return ExplainedObject(name, namespace, NOT_ASKED, "", MAKES_A_CLAIM)
-            # The probe was refused before its name was validated, so the pod would be refused too.
+            # The invalid name is not the reason of this refusal, so the pod would be refused under its own name, too.
             given = pod["metadata"].get("name") or pod["metadata"].get("generateName", "")
             return ExplainedObject(name, namespace, REFUSED, "", refusal.replace(PROBE, given))
     answer = _dry_run(api, path, pod)
@@ -106,20 +108,20 @@ def _explain_pod(api: Api, name: str, pod: Manifest) -> ExplainedObject:
         return ExplainedObject(name, namespace, REFUSED, "", str(answer))
     chosen = (json.loads(answer.body)["metadata"].get("annotations") or {}).get(MODEL_ANNOTATION, "")
     claims = entries(pod["spec"], "resourceClaims")
-    otherwise = "only its claims count against a GPU quota" if claims else "no GPU quota applies"
+    otherwise = "only the pod's claims count against a GPU quota" if claims else "no GPU quota applies"
     return _admitted(name, namespace, chosen, answer.warnings, otherwise)
 
 
 def _probe(api: Api, path: str, pod: Manifest) -> str | None:
-    """Return why this pod is refused before its name is validated; None if it is not refused.
+    """Create the pod under an invalid name, in a dry run. Return why it is refused, unless the name is the reason.
 
-    The probe has an invalid name, so no pod can be created, and no claim that a webhook names after the pod. The API
-    server validates names only after the mutating webhooks.
+    The API server calls the mutating webhooks before it validates the name. A webhook that creates a claim for the pod
+    then fails, because the claim's name would contain the invalid name.
     """
     try:
         answer = _dry_run(api, path, {**pod, "metadata": {**pod["metadata"], "name": PROBE}})
     except errors.Unavailable as error:
-        if _names_a_claim(str(error)):  # HAMi-DRA answers 500
+        if _names_a_claim(str(error)):  # HAMi-DRA's webhook answers with status 500
             return str(error)
         raise
     if not isinstance(answer, errors.ApiError):
@@ -130,28 +132,28 @@ def _probe(api: Api, path: str, pod: Manifest) -> str | None:
 
 
 def _names_a_claim(refusal: str) -> bool:
-    """Return whether a refusal is from HAMi-DRA's webhook, which could not create a claim for the probe."""
+    """Return True if HAMi-DRA's webhook refused the pod because it could not create a claim for the pod."""
     return "mutate.hami.io" in refusal or (PROBE in refusal and "resourceclaim" in refusal.lower())
 
 
 def _explain_claim(api: Api, name: str, claim: Manifest) -> ExplainedObject:
-    """Return the outcome for a ResourceClaim or a ResourceClaimTemplate."""
     namespace, is_template = claim["metadata"]["namespace"], claim["kind"] == TEMPLATE
     collection = "resourceclaimtemplates" if is_template else "resourceclaims"
     answer = _dry_run(api, f"{API_PATH}/namespaces/{segment(namespace)}/{collection}", claim)
     if isinstance(answer, errors.ApiError):
-        # The API server also answers 404 if the namespace does not exist.
+        # A 404 may mean that the API is not served, or that the namespace does not exist.
         unserved = isinstance(answer, errors.NotFound) and not _is_served(api)
         return ExplainedObject(name, namespace, REFUSED, "", NOT_SERVED if unserved else str(answer))
     if is_template:
-        return _admitted(name, namespace, "", answer.warnings, "only claims created from it count against a GPU quota")
+        return _admitted(name, namespace, "", answer.warnings, "only this template's claims count against a GPU quota")
     forecasts = filter(None, map(_FORECAST.match, answer.warnings))
     chosen = next((found[1] for found in forecasts), None) or _held_to(answer.body)
     return _admitted(name, namespace, chosen, answer.warnings, "no GPU quota applies")
 
 
 def _held_to(body: bytes) -> str:
-    # A quota in mode audit sends no warning. The first pattern of a pin is the model in lower case.
+    # A quota in mode audit sends no warning. So read the model from the CEL selector that pins the claim. The first
+    # pattern in the selector is the model in lower case.
     devices = json.loads(body)["spec"].get("devices") or {}
     requests = [
         entry
@@ -170,7 +172,7 @@ def _limits(container: Manifest) -> Mapping[str, Any]:
 
 
 def _is_served(api: Api) -> bool:
-    """Return whether the API server has ResourceClaims. Raises VcudaError if it does not answer."""
+    """Return True if the API server serves ResourceClaims. Raises VcudaError if it does not answer."""
     try:
         api.get(API_PATH)
     except errors.NotFound:
@@ -187,7 +189,7 @@ def _admitted(name: str, namespace: str, model: str, warnings: Sequence[str], ot
 
 
 def _dry_run(api: Api, path: str, manifest: Manifest) -> Answer | errors.ApiError:
-    """Return the answer to a create with dryRun. Any refusal is returned as ApiError, also a missing permission."""
+    """Create an object with dryRun. Return the answer, or the ApiError with which the API server refuses the object."""
     try:
         return api.post_heard(path, json.dumps(manifest).encode(), {"dryRun": "All"})
     except errors.ApiError as error:

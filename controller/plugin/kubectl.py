@@ -1,6 +1,6 @@
-"""Requests to the API server by kubectl: with its kubeconfig, its credentials and its proxy.
+"""Sends requests to the API server by running kubectl, which has the user's kubeconfig, credentials and proxy.
 
-A kubectl plugin has kubectl at hand. So it needs no client of its own, which would need binary packages.
+So the plugin needs no HTTP client of its own. Such a client would need binary packages.
 """
 
 import json
@@ -18,30 +18,30 @@ from urllib.parse import quote, urlencode
 from vcuda import errors
 
 Params = Mapping[str, str | int]
-"""Query parameters by Kubernetes' own names."""
+"""The query parameters of a request, by their names in the Kubernetes API."""
 
 MOST_BYTES = 16 * 2**20
-"""Bytes that are read of one answer. etcd stores objects of up to 1.5 MiB, which JSON may write as 9 MiB."""
+"""The most bytes of one answer. An object of 1.5 MiB, the largest in etcd, may have 9 MiB as JSON."""
 
 PAGE = 200
-"""Objects of the first page of a LIST. A page that is too large is requested again with a quarter of them."""
+"""The number of objects on the first page of a LIST. A page that is too large is repeated with a quarter of them."""
 
 SECONDS = 30
-"""Seconds for one request."""
+"""The timeout of one request, in seconds."""
 
 DEFAULT_NAMESPACE = "default"
 
 
 class Answer(Protocol):
-    """An answer: its body, and the warnings of the API server and its webhooks."""
+    """The answer to a request, with the warnings of the API server and of its webhooks."""
 
     @property
     def body(self) -> bytes:
-        """The body, as JSON."""
+        """The body of the answer, as JSON."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The warnings, in order."""
+        """The warnings, in the order in which they were sent."""
 
 
 class PageOfObjects(Protocol):
@@ -49,54 +49,53 @@ class PageOfObjects(Protocol):
 
     @property
     def items(self) -> Sequence[Any]:
-        """The objects: JSON as bytes, or decoded."""
+        """The objects of the page, each as JSON text in bytes or as a dictionary."""
 
 
 class Api(Protocol):
-    """The part of an API server's client that the plugin needs. Every failure is an exception of `vcuda.errors`."""
+    """The methods of an API client that the plugin needs. If a method fails, it raises an error of `vcuda.errors`."""
 
     def get(self, path: str, params: Params | None = None) -> bytes:
         """Read one object."""
 
     def post_heard(self, path: str, body: bytes, params: Params | None = None) -> Answer:
-        """Create the object in ``body`` (JSON), and return it with the warnings."""
+        """Create the object in ``body`` (JSON). Return the created object and the warnings."""
 
     def list_pages(self, path: str, params: Params | None = None) -> Iterator[PageOfObjects]:
         """Yield the pages of a LIST."""
 
 
 def objects_in(api: Api, path: str, params: Params | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a LIST."""
     for page in api.list_pages(path, params):
         for item in page.items:
             yield item if isinstance(item, dict) else json.loads(bytes(item))
 
 
 class DecodedPage(NamedTuple):
-    """One page of a LIST, decoded."""
+    """One page of a LIST, with each object as a dictionary."""
 
     items: Sequence[dict[str, Any]]
 
 
 class Reply(NamedTuple):
-    """A body with warnings."""
+    """The answer to a request: the body, and the warnings that kubectl printed."""
 
     body: bytes
     warnings: tuple[str, ...] = ()
 
 
 class KubectlRun(NamedTuple):
-    """The end of a run of kubectl."""
+    """The result of running kubectl: the exit status and the output."""
 
     status: int
     output: bytes
     told: str
-    """The text on standard error."""
+    """The text that kubectl wrote on standard error."""
 
 
 def segment(name: str) -> str:
-    """Return a name as one segment of a path. Raises BadInput for a name that no object can have."""
-    # kubectl decodes a path before it sends it, so a slash in a name cannot be escaped.
+    """Return a name as one segment of a URL path. If no object can have this name, raise BadInput."""
+    # kubectl decodes the path before it sends the request. So a slash in a name cannot be escaped.
     if quote(name, safe="") != name or name in ("", ".", ".."):
         raise errors.BadInput(f"{name!r} cannot be the name of an object")
     return name
@@ -104,21 +103,21 @@ def segment(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Kubectl:
-    """The API server of a kubectl program, whose flags name the kubeconfig and the context."""
+    """An API client that runs kubectl. ``command``: the program and its flags for the kubeconfig and the context."""
 
     command: tuple[str, ...]
 
     @classmethod
     def find(cls, kubeconfig: Path | None = None, context: str | None = None) -> "Kubectl":
-        """Return the kubectl on PATH. Without ``kubeconfig`` and ``context`` it uses its own. Raises BadInput."""
+        """Return a client that runs the kubectl on PATH with these flags. Raises BadInput if there is no kubectl."""
         program = shutil.which("kubectl")
         if program is None:
-            raise errors.BadInput("kubectl is not on PATH; kubectl gpuquota reaches the cluster by it")
+            raise errors.BadInput("kubectl is not on PATH; kubectl gpuquota needs kubectl to reach the cluster")
         flags = (("--kubeconfig", kubeconfig), ("--context", context))
         return cls((program, *(f"{flag}={value}" for flag, value in flags if value)))
 
     def namespace(self) -> str:
-        """Return the namespace of the current context; ``default`` if it has none, or if there is no context."""
+        """Return the namespace of the current context. If there is no context or no namespace, return ``default``."""
         done = self._run("config", "view", "--minify", "--output=jsonpath={.contexts[0].context.namespace}")
         return (done.output.decode(errors="replace") if done.status == 0 else "") or DEFAULT_NAMESPACE
 
@@ -127,11 +126,11 @@ class Kubectl:
         return self._send("get", path, params).body
 
     def post_heard(self, path: str, body: bytes, params: Params | None = None) -> Reply:
-        """Create the object in ``body``, and return it with the warnings. Raises as `get` does."""
+        """Create the object in ``body``. Return this object and the warnings. Raises the same errors as `get`."""
         return self._send("create", path, params, "--filename=-", body=body)
 
     def list_pages(self, path: str, params: Params | None = None) -> Iterator[DecodedPage]:
-        """Yield the pages of one LIST. Raises as `get` does, and TooLarge for an object that is too large."""
+        """Yield the pages of a LIST. Raises the same errors as `get`, and TooLarge if one object is too large."""
         objects, token = PAGE, ""
         while True:
             query = {**(params or {}), "limit": objects, **({"continue": token} if token else {})}
@@ -158,12 +157,12 @@ class Kubectl:
         return Reply(done.output, warnings)
 
     def _run(self, *arguments: str, body: bytes | None = None) -> KubectlRun:
-        # Files cannot fill up as pipes can, so that neither side waits for the other.
+        # Use files for input and errors. With pipes, kubectl and the plugin could block each other when one is full.
         with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as told:
             given.write(body or b"")
             given.seek(0)
             command = (*self.command, *arguments)
-            with subprocess.Popen(command, stdin=given, stdout=subprocess.PIPE, stderr=told) as running:  # noqa: S603  # kubectl, by its path
+            with subprocess.Popen(command, stdin=given, stdout=subprocess.PIPE, stderr=told) as running:  # noqa: S603  # runs kubectl
                 output = running.stdout.read(MOST_BYTES + 1) if running.stdout else b""
                 if len(output) > MOST_BYTES:
                     running.kill()
@@ -175,11 +174,11 @@ _WARNING = re.compile(r"^Warning: (.*)\n?", re.MULTILINE)
 
 
 def split_warnings(told: str) -> tuple[tuple[str, ...], str]:
-    """Return the warnings that kubectl printed, and the rest of its text."""
+    """Return the warnings in kubectl's text on standard error, and the rest of the text."""
     return tuple(_WARNING.findall(told)), _WARNING.sub("", told).strip()
 
 
-# `StandardErrorMessage` and `checkErr` in k8s.io/kubectl (pkg/cmd/util/helpers.go) write these.
+# kubectl's texts for errors, from `StandardErrorMessage` and `checkErr` in k8s.io/kubectl (pkg/cmd/util/helpers.go).
 _REFUSED = re.compile(r"Error from server(?: \((?P<reason>\w+)\))?: (?P<message>.*)", re.DOTALL)
 _INVALID = re.compile(r"The (?:request|\w+ \"[^\"]*\") is invalid.*", re.DOTALL)
 _BY_REASON: Mapping[str, tuple[type[errors.ApiError], HTTPStatus]] = {
@@ -195,16 +194,17 @@ _NO_LOGIN = "error: You must be logged in to the server"
 
 
 class PlainRefusal(errors.ApiError):
-    """A refusal whose HTTP status kubectl does not print: that of a webhook that gives no reason, for example."""
+    """A refusal whose HTTP status kubectl does not print, for example because a webhook stated no reason."""
 
     def __str__(self) -> str:
         return self.message
 
 
 def failure(told: str) -> errors.VcudaError:
-    """Return the error that kubectl's text says.
+    """Return the error for kubectl's text on standard error.
 
-    A refusal of the API server is an ApiError, a wrong flag or kubeconfig is BadInput, and everything else Unavailable.
+    The result is an ApiError if the API server refused the request, BadInput if a flag or the kubeconfig is wrong, and
+    Unavailable otherwise.
     """
     if found := _REFUSED.fullmatch(told):
         reason, message = found["reason"] or "", found["message"]

@@ -1,7 +1,7 @@
-"""The GPU nodes of a cluster: their models and cards, which source names them, and which cards are free.
+"""The command ``kubectl gpuquota nodes``: lists the GPU nodes with their models, cards and free cards.
 
-It is computed from lists of nodes, pods, ResourceClaims and ResourceSlices, by the functions by which the controller
-labels nodes and charges pods. So this module, alone in the plugin, needs the packages of the extra `server`.
+The command lists nodes, pods, ResourceClaims and ResourceSlices, and calls the same functions with which the controller
+labels nodes and charges pods. So this module needs the packages of the extra `server`. The rest of the plugin does not.
 """
 
 import os
@@ -40,26 +40,26 @@ _CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
 
 @dataclass(frozen=True, slots=True)
 class GpuNode:
-    """A node with GPUs. A figure is None if no source says it."""
+    """A node with GPUs. A figure is None if it is unknown."""
 
     node: str
     models: tuple[str, ...]
-    """The model that counts, then the models of its other cards. Empty if the node has no model label."""
+    """The model by which the quota counts the node, then the models of other cards. Empty without a model label."""
     cards: float | None
     memory: int | None
-    """MiB of one card, the smallest."""
+    """The MiB of one card."""
     source: str
-    """The source of the model, or of the model that the label would have."""
+    """The source of the model label. Without a label, the source of the model that was found; empty if none was."""
     scheme: str
-    """The device plugins and DRA drivers that serve the node."""
+    """The names of the device plugins and DRA drivers that serve the node."""
     free: float | None
-    """Cards that no pod and no ResourceClaim uses."""
+    """The number of cards that no pod and no ResourceClaim uses."""
     doubts: tuple[str, ...] = ()
-    """The doubts about the model."""
+    """Messages about why the model is in doubt."""
 
 
 class ClusterNodes(NamedTuple):
-    """The GPU nodes, by name, and warnings about the quota."""
+    """The GPU nodes, sorted by name, and warnings about the quota."""
 
     nodes: tuple[GpuNode, ...]
     warnings: tuple[str, ...]
@@ -78,9 +78,9 @@ OWN_KUBECONFIG = Path("~/.kube/config")
 
 
 def connect(kubeconfig: Path | None, context: str | None) -> Kube:
-    """Return a client for kubectl's cluster. Raises BadInput if the kubeconfig cannot be read.
+    """Return a client for the cluster that kubectl uses. Raises BadInput if the kubeconfig cannot be read.
 
-    As in client-go, the user's own kubeconfig has precedence over the service account of the pod.
+    As in client-go, a kubeconfig has precedence over the service account of the pod in which the command runs.
     """
     named = kubeconfig or os.environ.get("KUBECONFIG")
     return Kube.connect(Path(named) if named else _own_kubeconfig(), context)
@@ -95,17 +95,17 @@ def _own_kubeconfig() -> Path | None:
     try:
         config = yaml.safe_load(path.read_bytes())
     except (OSError, yaml.YAMLError):
-        return OWN_KUBECONFIG  # the caller reads it again and reports the error
+        return OWN_KUBECONFIG  # the caller reads the file again and reports the error
     return OWN_KUBECONFIG if isinstance(config, dict) and config.get("current-context") else None
 
 
 def read(kubeconfig: Path | None, context: str | None, model_label: str, place: tuple[str, str, str]) -> "ClusterNodes":
-    """Return the GPU nodes of kubectl's cluster. ``place``: the quota ConfigMap and its key. Raises VcudaError."""
+    """Return the GPU nodes of the cluster. ``place``: namespace, name and key of the quota ConfigMap."""
     return read_cluster(connect(kubeconfig, context), NodeLabels(model_label), QuotaPlace(*place))
 
 
 def read_cluster(kube: Kube, keys: NodeLabels, place: QuotaPlace) -> ClusterNodes:
-    """Return the GPU nodes of the cluster. Raises VcudaError, also if the user may not list one of the resources."""
+    """Return the GPU nodes of the cluster. Raises VcudaError, for example if the user lacks a permission."""
     config, faults = _config(kube, place)
     known = config.resources
     read = list(_each(kube, "/api/v1/nodes", _NODE.decode))
@@ -127,11 +127,11 @@ def _config(kube: Kube, place: QuotaPlace) -> tuple[QuotaConfig, tuple[str, ...]
     except errors.NotFound:
         return QuotaConfig(), ()
     except errors.QuotaFault as fault:
-        return QuotaConfig(), (f"the quota document is malformed, and is not read here: {fault}",)
+        return QuotaConfig(), (f"the quota document is malformed and was ignored: {fault}",)
 
 
 def _each(kube: Kube, path: str, decode: Callable[[bytes], T | None]) -> Iterator[T]:
-    """Yield the objects of all pages. An object that cannot be decoded is left out."""
+    """Yield the objects of all pages of a LIST. An object that cannot be decoded is left out."""
     for page in kube.list_pages(path):
         for raw in page.items:
             try:
@@ -193,7 +193,7 @@ def _cards(seen: _Seen, known: GpuResources, model: str) -> float | None:
 def _used(
     kube: Kube, keys: NodeLabels, config: QuotaConfig, nodes: Nodes, slices: list[devices.PoolSlice]
 ) -> Mapping[str, int]:
-    """Return the cores that pods and claims use, by node."""
+    """Return the cores (hundredths of a card) that pods and claims use on each node, by the node's name."""
     known, used = config.resources, dict[str, int]()
     pods: dict[str, list[StoredPod]] = {}
     for pod in _each(kube, "/api/v1/pods", lambda raw: read_stored(_POD.decode(raw), keys, known)):
@@ -217,7 +217,7 @@ def _used_by_claims(
         each.metadata.name: devices.read_class(each) for each in _each(kube, f"{API_PATH}/deviceclasses", _CLASS.decode)
     }
     found = devices.Devices.of(slices, classes)
-    # The claim that the scheduler makes for a pod is charged with the pod.
+    # The scheduler makes a claim for a pod's extended resources. Leave out this claim, because the pod is charged.
     extended = {namespace: charged_by_pods(within, nodes) for namespace, within in pods.items()}
     price = ClaimCounter(charges.ClaimPolicy.of(found, nodes.model_of, config.quota, config.resources))
     for claim in _each(kube, f"{API_PATH}/resourceclaims", ClaimReader().read):
@@ -230,7 +230,6 @@ def _used_by_claims(
 
 
 def node_row(node: GpuNode) -> tuple[str, ...]:
-    """Return the row of a table."""
     figures = ["?" if each is None else f"{each:g}" for each in (node.cards, node.memory, node.free)]
     cards, memory, free = figures
     return (node.node, ", ".join(node.models) or "none", cards, memory, node.source or "none", node.scheme, free)

@@ -1,4 +1,4 @@
-"""The command ``kubectl gpuquota refusals``: the workloads whose pods or claims were rejected, from their Events."""
+"""The command ``kubectl gpuquota refusals``: finds in Events which workloads had pods or claims rejected."""
 
 import datetime
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from controller.refusals import CLAIM_REASON, REASON, RefusedWorkload, last_occu
 
 
 class SeenEvent(NamedTuple):
-    """The fields of an Event that are read."""
+    """The fields of an Event that `controller.refusals` needs."""
 
     namespace: str
     kind: str
@@ -19,10 +19,10 @@ class SeenEvent(NamedTuple):
 
 
 def read_refusals(api: Api, namespace: str | None) -> Sequence[RefusedWorkload]:
-    """Return the refused workloads of a namespace, or of all namespaces, newest first. Raises VcudaError."""
+    """Return the refused workloads, newest first. ``namespace``: None for all namespaces. Raises VcudaError."""
     path = "/api/v1/events" if namespace is None else f"/api/v1/namespaces/{segment(namespace)}/events"
     now = datetime.datetime.now(datetime.UTC)
-    # By uid, since an Event may be on two pages of a list that changes.
+    # Keep the refusals by the uid of the Event, because an Event may be on two pages of a list that changes.
     found: dict[str, RefusedWorkload] = {}
     for reason in (REASON, CLAIM_REASON):
         for event in objects_in(api, path, {"fieldSelector": f"reason={reason}"}):
@@ -39,7 +39,7 @@ def _read(event: Mapping[str, Any]) -> SeenEvent:
 
 
 def _last(event: Mapping[str, Any], now: datetime.datetime) -> str:
-    # client-go's recorders set lastTimestamp for core/v1, and eventTime and a series for events.k8s.io.
+    # For core/v1 Events, client-go sets lastTimestamp. For events.k8s.io it sets eventTime and a series.
     series = event.get("series") or {}
     written = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or ""
     return last_occurrence(event["metadata"].get("creationTimestamp") or "", written, now)

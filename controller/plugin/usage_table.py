@@ -1,4 +1,4 @@
-"""The rows of the tables that ``kubectl gpuquota`` prints of the published usage."""
+"""The rows of the tables in which ``kubectl gpuquota`` prints the published usage."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ BAR = 20
 
 
 def use_rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each model, or one row if there is no model. The first column also has the notes."""
+    """Yield a row for each model of a namespace, at least one. The first column also has notes, such as the mode."""
     found = {
         use.mode: use.mode != Mode.ENFORCE,
         "taking effect": use.taking_effect,
@@ -40,11 +40,11 @@ def use_rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
 
 
 def total_rows(uses: Sequence[NamespaceUse]) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each model of several namespaces. Different models are not added up."""
+    """Yield a row with the total of each model that several namespaces have."""
     by_model = sorted((each for use in uses for each in use.models), key=lambda each: each.model)
     for name, group in itertools.groupby(by_model, key=lambda each: each.model):
         found = list(group)
-        # The sum over limits of which one is on memory alone would be too small.
+        # If a namespace limits only the memory of the model, the total of the limits in cards would be too small.
         if len(found) > 1 and all(each.limit is not None for each in found):
             used, pending = sum(each.used for each in found), sum(each.pending for each in found)
             free, limit = sum(each.available or 0 for each in found), sum(each.limit or 0 for each in found)
@@ -54,7 +54,7 @@ def total_rows(uses: Sequence[NamespaceUse]) -> Iterator[tuple[str, ...]]:
 
 
 def holder_rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each pod and claim that holds cards, and one with the number that the report leaves out."""
+    """Yield a row for each pod and claim that has cards. A last row has the number of those not in the report."""
     for each in use.models:
         for holder in each.pods:
             kind, number = ("claim" if holder.claim else "pod"), f"{holder.cores / CORES_PER_CARD:g}"
@@ -66,16 +66,16 @@ def holder_rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
 def bar(used: float, limit: float, reserved: float = 0) -> str:
     """Return a bar such as ``[######++----]``, with ``#`` for used and ``+`` for reserved cards.
 
-    It is empty only if nothing is used, and full only if the limit is reached.
+    The bar is empty only if nothing is used or reserved, and full only if the limit is reached.
     """
     used_to, taken_to = _filled(used, limit), _filled(used + reserved, limit)
-    # A small reservation is shown too, if the bar has a free place.
+    # Show even a small reservation as one ``+``, if the bar has a free place.
     taken_to = max(taken_to, min(used_to + 1, BAR - 1)) if reserved else taken_to
     return f"[{'#' * used_to}{'+' * (taken_to - used_to)}{'-' * (BAR - taken_to)}]"
 
 
 def _filled(used: float, limit: float) -> int:
-    # A limit of 0, for example a lowered one, counts as full if anything is used.
+    # If the limit is 0, the bar is full as soon as anything is used.
     share = used / limit if limit else float(used > 0)
     filled = round(share * BAR) if share < 1 else BAR
     return min(max(filled, 1), BAR - 1) if 0 < share < 1 else filled

@@ -1,4 +1,4 @@
-"""The command ``kubectl gpuquota why``: why a workload has no pods, and what has to end before it gets them."""
+"""The command ``kubectl gpuquota why``: shows why a workload has no pods, and how much quota must become free."""
 
 import json
 import re
@@ -19,7 +19,7 @@ Json = dict[str, Any]
 
 
 class ReadKind(NamedTuple):
-    """A kind that can be named: its API, its plural, and the plural of the objects that it makes pods by, if any."""
+    """A kind of workload. ``children``: the plural of the kind through which it creates pods; empty if none."""
 
     kind: str
     api: str
@@ -44,9 +44,9 @@ KINDS: Mapping[str, ReadKind] = {
     **{name: each for each in _KINDS for name in (each.kind.lower(), each.plural)},
     **{short: each for each in _KINDS for short, kind in {**_SHORT, **_SHORTER}.items() if kind == each.kind},
 }
-"""The kinds by every name that kubectl has for them, in lower case."""
+"""The kinds of workloads by the names that kubectl accepts (singular, plural, short), in lower case."""
 
-# The sentence of `vcuda.quota.model.Shortage`.
+# Matches the text of `vcuda.quota.model.Shortage` in a refusal.
 _SHORTAGE = re.compile(
     r"(?P<memory>memory of )?(?P<model>[^ ;]+) in namespace [^ ]+, requested: [^;]*?"
     r"(?:(?P<needed>[0-9.]+) more needed|(?P<never>can never fit))"
@@ -55,10 +55,10 @@ _SHORTAGE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """What a rejection says is missing of one model.
+    """The quota of one model that a rejected pod or claim lacks.
 
-    ``needed``: in cards, or in MiB if ``of_memory``; None if the request is larger than the limit. ``held_by``: the
-    pods and claims that hold the model in the namespace, the largest first.
+    ``needed``: the number of cards, or of MiB if ``of_memory``; None if the request is larger than the limit.
+    ``held_by``: the pods and claims of the namespace that are charged for the model, the largest first.
     """
 
     model: str
@@ -67,16 +67,15 @@ class Missing:
     held_by: tuple[PodUse, ...]
 
     def sentence(self) -> str:
-        """Return what has to happen before the request fits."""
         if self.needed is None:
-            return f"{self.model}: no end of a pod helps, because the request is larger than the limit"
+            return f"{self.model}: the request is larger than the limit, so it never fits, even if other pods end"
         amount = mebibytes(round(self.needed)) if self.of_memory else cards(round(self.needed * CORES_PER_CARD))
         return f"{self.model}: {amount} more must become free"
 
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """The answer. ``rejected``: the rejections of the last hour, the newest first. ``missing``: before it fits now."""
+    """Why a workload has no pods. ``rejected``: newest first. ``now``: the results of a dry run, or the pod's state."""
 
     object: str
     namespace: str
@@ -86,24 +85,24 @@ class Why:
 
     @property
     def is_admitted(self) -> bool:
-        """Whether everything would be admitted now, or is."""
+        """True if the named pod exists, or if everything in the dry run was admitted."""
         return bool(self.now) and all(each.decision == ADMITTED for each in self.now)
 
 
 def parse_object(text: str) -> tuple[ReadKind, str]:
-    """Return the kind and the name of KIND/NAME. Raises BadInput."""
+    """Return the kind and the name in a text such as ``job/train``. Raises BadInput if the text is invalid."""
     kind, slash, name = text.partition("/")
     found = KINDS.get(kind.lower())
     if not (found and slash and name):
         kinds = ", ".join(each.kind.lower() for each in _KINDS)
-        raise errors.BadInput(f"{text!r} is not KIND/NAME with one of these kinds: {kinds}")
+        raise errors.BadInput(f"must be KIND/NAME, for example job/train; got {text!r}; supported kinds: {kinds}")
     return found, name
 
 
 def explain_why(api: Api, kind: ReadKind, name: str, namespace: str, usage: Callable[[], NamespaceUse | None]) -> Why:
-    """Return why an object is rejected, or that it is not. ``usage``: reads the published usage of the namespace.
+    """Return why the pods of a workload are rejected. ``usage``: reads the published usage of the namespace.
 
-    Raises NotFound if there is no such object, or another VcudaError if the cluster does not answer.
+    Raises NotFound if the workload does not exist, or another VcudaError if the cluster does not answer.
     """
     stored = _read(api, kind, name, namespace)
     family = {(kind.kind, name), *_children(api, kind, stored, namespace)}
@@ -122,14 +121,14 @@ def _read(api: Api, kind: ReadKind, name: str, namespace: str) -> Json:
     try:
         found: Json = json.loads(api.get(path))
     except errors.NotFound as error:
-        hint = "; a pod that was rejected is not stored: name its workload" if kind.kind == "Pod" else ""
+        hint = "; rejected pods are not stored, so name the pod's workload" if kind.kind == "Pod" else ""
         text = f"{kind.kind}/{name} does not exist in namespace {namespace}{hint}"
         raise errors.NotFound(error.status, text) from error
     return found
 
 
 def _children(api: Api, kind: ReadKind, stored: Json, namespace: str) -> Iterator[tuple[str, str]]:
-    """Yield the kind and the name of each object that this one has made to make pods."""
+    """Yield the kind and the name of each object through which ``stored`` creates pods, such as its ReplicaSets."""
     if not kind.children:
         return
     child, uid = KINDS[kind.children], stored["metadata"]["uid"]
@@ -139,7 +138,7 @@ def _children(api: Api, kind: ReadKind, stored: Json, namespace: str) -> Iterato
 
 
 def _is_of(refusal: RefusedWorkload, family: set[tuple[str, str]]) -> bool:
-    # The Event of a claim that could not be made is on the pod, which has the name of its owner and a random part.
+    # The Event about a rejected claim is on the claim's pod. The name of the pod begins with the name of its owner.
     own = (refusal.kind, refusal.name) in family
     return own or (refusal.kind == "Pod" and any(refusal.name.startswith(f"{name}-") for _, name in family))
 
@@ -150,7 +149,7 @@ def _asked(api: Api, stored: Json, namespace: str) -> tuple[ExplainedObject, ...
 
 
 def _stored_pod(stored: Json, name: str, namespace: str) -> ExplainedObject:
-    """Return the outcome of a pod that exists: it was admitted. The reason says where it stands."""
+    """Return the decision about a pod that exists: it was admitted. The reason is the state of the pod."""
     model = (stored["metadata"].get("annotations") or {}).get(MODEL_ANNOTATION, "")
     status = stored.get("status") or {}
     waits = [
@@ -159,7 +158,7 @@ def _stored_pod(stored: Json, name: str, namespace: str) -> ExplainedObject:
         if each.get("type") == "PodScheduled" and each.get("status") == "False"
     ]
     pinned = f"pinned to {model}" if model else "pinned to no model"
-    reason = "; ".join([f"it is stored, {pinned}, {status.get('phase', 'Pending')}", *waits])
+    reason = "; ".join([f"the pod exists, {pinned}, phase {status.get('phase', 'Pending')}", *waits])
     return ExplainedObject(f"Pod/{name}", namespace, ADMITTED, model, reason)
 
 

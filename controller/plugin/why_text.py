@@ -8,14 +8,14 @@ from vcuda.quota.terms import CORES_PER_CARD
 
 
 def why_lines(why: Why) -> Iterator[str]:
-    """Yield the lines: what was rejected, what would be decided now, and what has to end first."""
+    """Yield the lines: the rejections, the decision now, and the quota that must become free."""
     yield f"{why.object} in namespace {why.namespace}"
     yield ""
     yield "Rejected in the last hour:" if why.rejected else "No rejection in the last hour."
     for each in why.rejected:
         yield f"  {each.at}  {each.kind}/{each.name}, {each.count} times: {each.message}"
     yield ""
-    yield "Now:" if why.now else "Now: it makes no pods."
+    yield "Now:" if why.now else "Now: the workload creates no pods."
     for verdict in why.now:
         yield f"  {verdict.object} {verdict.decision}: {verdict.reason}"
     for missing in why.missing:

@@ -1,1 +1,1 @@
-"""The usage page: a read-only web page of the GPU usage by namespace and model."""
+"""The usage page: a read-only web page that shows the GPU usage by namespace and GPU model."""

@@ -1,12 +1,12 @@
-"""The routes of the page, and the headers of every answer.
+"""The routes of the usage page, and the HTTP headers of every response.
 
-Only the leader has figures. A standby answers 503 with a page that names the leader and reloads itself, because the
-next connection through a Service may reach the leader. A redirect would not work, because browsers outside the cluster
-cannot reach the leader's address. All replicas serve the same styles and scripts. ``/leading`` answers 200 on the
-leader and 503 on standbys, for load balancers.
+Every replica of the controller serves the page, but only the leader has figures. A standby answers 503 with a page that
+names the leader. The standby's page reloads itself, because the next connection through a Service may reach the leader.
+A redirect would not work, because browsers outside the cluster cannot reach the leader's address. For load balancers,
+``/leading`` answers 200 on the leader and 503 on standbys.
 
-The page has no authentication. A foreign web page could read it through a user's browser by DNS rebinding, that is, by
-resolving its own name to this page's address. So the page is served only under known names.
+The page has no authentication. By DNS rebinding, a hostile web site could read the page through a user's browser: the
+site would resolve its own name to the address of this page. So the page is served only under known host names.
 """
 
 import gzip
@@ -38,31 +38,31 @@ HEADERS: Mapping[str, str] = {
 }
 
 MAX_ROWS = 500
-"""The most rows of one page. A search finds the others."""
+"""The most table rows on one page. A search finds the rows that are left out."""
 
 MIN_ZIPPED_BYTES = 1024
-"""The least bytes of an answer to be compressed."""
+"""A response with fewer bytes is not compressed."""
 
 ZIPPED = ("text/html", "text/css", "text/javascript", "image/svg+xml", "text/csv", "application/json")
 
 MOST_CARDS_FIRST = model.TableQuery(sort="cards", descending=True)
-"""The order of pods and claims by default."""
+"""The default order of the table of pods and claims."""
 
 COME_AGAIN = {"Retry-After": "2"}
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """The state of a replica: ``feed`` if it leads and is ready, else ``reason`` for the standby page."""
+    """The state of this replica: ``feed`` if it leads and is ready, otherwise the ``reason`` that the page shows."""
 
     feed: Feed | None
     reason: str
 
 
 def create_app(standing: Callable[[], Standing], views: Views, hosts: Collection[str] = ()) -> flask.Flask:
-    """Return the WSGI application. ``standing``: called for each request. ``hosts``: further names of the page."""
+    """Return the WSGI application. ``standing``: returns this replica's state. ``hosts``: additional host names."""
     app = flask.Flask(__name__, static_folder=None, template_folder=None)
     assets = read_assets()
-    app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # Flask's own answer to OPTIONS lacks our headers
+    app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # Flask's answer to OPTIONS would lack `HEADERS`
 
     def led(view: Callable[..., flask.Response]) -> Callable[..., flask.Response]:
         def answer(**values: str) -> flask.Response:
@@ -94,12 +94,12 @@ def _overview(feed: Feed, views: Views) -> flask.Response:
     return _answer(views.render("overview.html", **given, root=""))
 
 
-def _usage(feed: Feed, views: Views, kind: str) -> flask.Response:  # noqa: ARG001  # every view is called the same way
+def _usage(feed: Feed, views: Views, kind: str) -> flask.Response:  # noqa: ARG001  # shared signature of all views
     picture = feed.picture()
     return _file(kind, export.UsageRecord, [*export.usage_records(picture.uses.values())], picture.updated)
 
 
-def _pods(feed: Feed, views: Views, name: str, kind: str) -> flask.Response:  # noqa: ARG001  # as above
+def _pods(feed: Feed, views: Views, name: str, kind: str) -> flask.Response:  # noqa: ARG001  # shared signature
     picture = feed.picture()
     pods = model.ordered_holders(_holders(feed, picture, name), MOST_CARDS_FIRST)
     shown = [export.holder_record(pod) for pod in pods[: export.MAX_HOLDERS]]
@@ -121,7 +121,7 @@ def _file(
 
 
 def _holders(feed: Feed, picture: snapshot.Picture, name: str) -> Sequence[model.HolderRow]:
-    """Return the pods and claims of a namespace. Answers 404 if it has none, and no quota."""
+    """Return the pods and claims of a namespace. Answers 404 if the namespace has neither these nor a quota."""
     pods = tuple(feed.source.pods(name))
     if name not in picture.uses and not pods:
         flask.abort(
@@ -159,10 +159,10 @@ def _namespace(feed: Feed, views: Views, name: str) -> flask.Response:
     return _answer(html)
 
 
-def _updates(feed: Feed, views: Views) -> flask.Response:  # noqa: ARG001  # every view is called the same way
-    # X-Accel-Buffering keeps nginx from buffering the events.
+def _updates(feed: Feed, views: Views) -> flask.Response:  # noqa: ARG001  # shared signature of all views
+    # With X-Accel-Buffering, nginx does not buffer the stream of events.
     headers = {"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
-    if flask.request.method == "HEAD":  # does not count as a listener
+    if flask.request.method == "HEAD":  # a HEAD request opens no stream
         return flask.Response(headers=headers)
     since = flask.request.headers.get("Last-Event-ID") or flask.request.args.get("since", "")
     try:
@@ -178,14 +178,14 @@ def _asset(assets: "Mapping[str, Asset]", name: str) -> flask.Response:
     if asset is None:
         flask.abort(HTTPStatus.NOT_FOUND)
     response = flask.Response(asset.body, content_type=asset.content_type)
-    response.set_etag(asset.tag, weak=True)  # weak, because it is the same with and without compression
+    response.set_etag(asset.tag, weak=True)  # weak: compressed and plain bodies have the same tag
     response.make_conditional(flask.request)
     return response
 
 
 def is_own(host: str | None, names: Collection[str]) -> bool:
-    """Return whether a Host header is safe from rebinding: an IP address, ``localhost`` or one of ``names``."""
-    if host is None:  # HTTP/1.0 probes send none, but every browser does
+    """Return True if a Host header cannot come from DNS rebinding: an IP address, localhost or one of ``names``."""
+    if host is None:  # every browser sends a Host header, but HTTP/1.0 probes do not
         return True
     try:
         name = urlsplit(f"//{host}").hostname or ""
@@ -198,7 +198,7 @@ def is_own(host: str | None, names: Collection[str]) -> bool:
 
 
 def _misdirected(views: Views) -> flask.Response:
-    said = "This page is not served under this host name. Add the name to the controller with the flag --ui-host."
+    said = "This page is not served under this host name. To allow the name, start the controller with --ui-host."
     html = views.render("error.html", status=HTTPStatus.MISDIRECTED_REQUEST, said=said, root=_root())
     return _answer(html, HTTPStatus.MISDIRECTED_REQUEST)
 
@@ -210,7 +210,7 @@ def _standby(views: Views, reason: str) -> flask.Response:
 
 def _error(views: Views, error: HTTPException) -> flask.Response:
     status = HTTPStatus(error.code or HTTPStatus.INTERNAL_SERVER_ERROR)
-    # Our description of a 404 names the missing object. Flask's default one would only mention typing errors.
+    # For a 404, our own description names the missing object. Flask's description only suggests a typing error.
     said = error.description if status == HTTPStatus.NOT_FOUND and flask.request.url_rule else None
     said = said or f"{status.description or status.phrase}."
     allowed = {"Allow": "GET, HEAD"} if status == HTTPStatus.METHOD_NOT_ALLOWED else None
@@ -218,7 +218,7 @@ def _error(views: Views, error: HTTPException) -> flask.Response:
 
 
 def _root() -> str:
-    # The path to the overview is relative, so that a proxy may add any prefix.
+    # The path to the overview is relative, so that the page also works behind a proxy that adds a prefix.
     return "../" * (flask.request.path.count("/") - 1)
 
 
@@ -229,7 +229,7 @@ def _answer(
 
 
 def _finish(response: flask.Response) -> flask.Response:
-    # An event stream is not compressed, because a compressor would buffer the events.
+    # Do not compress the stream of events, because a compressor would delay events until its buffer is full.
     response.headers.update(HEADERS)
     is_static = flask.request.endpoint == "static"
     response.headers["Cache-Control"] = "no-cache" if is_static else "no-store"
@@ -243,11 +243,11 @@ def _finish(response: flask.Response) -> flask.Response:
 
 
 TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
-"""Content types by the suffix of the file name."""
+"""The content type of each kind of static file, by the suffix of the file name."""
 
 
 class Asset(msgspec.Struct, frozen=True):
-    """A static file. ``tag``: its entity tag, a hash of the content."""
+    """A static file of the page. ``tag``: the ETag, a hash of the content."""
 
     body: bytes
     content_type: str
@@ -255,7 +255,6 @@ class Asset(msgspec.Struct, frozen=True):
 
 
 def read_assets() -> Mapping[str, Asset]:
-    """Return the assets by file name."""
     found = {}
     for file in resources.files("controller.ui").joinpath("static").iterdir():
         body, kind = file.read_bytes(), file.name.rpartition(".")[2]

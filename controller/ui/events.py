@@ -1,4 +1,4 @@
-"""Follows the Events about refusals of pods (`controller.refusals`) and about removals of stale allocations."""
+"""Watches the Kubernetes Events about refused pods and about removals of stale GPU allocations, for the usage page."""
 
 import datetime
 import threading
@@ -13,10 +13,10 @@ from vcuda.k8s_types import K8sStruct, ObjectMeta
 from vcuda.kube import Kube, Reflector
 
 MAX_EVENTS = 500
-"""The most Events of one kind that are kept, the newest ones. Each has a few hundred bytes."""
+"""The most Events of one kind that are kept in memory. Older Events are dropped. Each has a few hundred bytes."""
 
 MAX_EVENTS_A_NAMESPACE = 20
-"""The most Events of one namespace that are kept, so that a tenant's Events cannot replace those of others."""
+"""The most Events of one namespace that are kept, so that one tenant's Events cannot displace those of others."""
 
 
 class EventObject(K8sStruct, frozen=True, gc=False):
@@ -28,14 +28,14 @@ class EventObject(K8sStruct, frozen=True, gc=False):
 
 
 class Series(K8sStruct, frozen=True, gc=False):
-    """The number of occurrences and the last time, as writers of events.k8s.io set them."""
+    """The ``series`` of an Event of events.k8s.io: the number of occurrences, and the time of the last one."""
 
     count: int = 0
     last_observed_time: str | None = None
 
 
 class StoredEvent(K8sStruct, frozen=True, gc=False):
-    """The fields of an Event that are read. Different writers set different time fields."""
+    """The fields of an Event that the page needs. Which time fields are set depends on the writer of the Event."""
 
     metadata: ObjectMeta = ObjectMeta()
     involved_object: EventObject = EventObject()
@@ -46,9 +46,9 @@ class StoredEvent(K8sStruct, frozen=True, gc=False):
     series: Series | None = None
 
     def last(self, now: datetime.datetime) -> str:
-        """Return the time of the last occurrence (RFC 3339), or the creation time if that one is impossible."""
+        """Return the time of the last occurrence (RFC 3339). If that time is impossible, return the creation time."""
         stored = self.metadata.creation_timestamp or ""
-        # client-go's recorders set lastTimestamp for core/v1, and eventTime and a series for events.k8s.io.
+        # For core/v1 Events, client-go sets lastTimestamp. For events.k8s.io it sets eventTime and a series.
         written = (self.series and self.series.last_observed_time) or self.last_timestamp or self.event_time or ""
         return last_occurrence(stored, written, now)
 
@@ -79,7 +79,7 @@ def read_removal(event: StoredEvent, at: str) -> RemovedAllocation:
 
 
 class Newest(Generic[T]):
-    """The newest entries by the uid of their Event: at most ``most``, and ``most_of_one`` per namespace."""
+    """The newest entries, each made from an Event: at most ``most`` in all, and ``most_of_one`` per namespace."""
 
     def __init__(self, most: int = MAX_EVENTS, most_of_one: int = MAX_EVENTS_A_NAMESPACE) -> None:
         self._most = most
@@ -88,13 +88,13 @@ class Newest(Generic[T]):
         self._by_namespace: dict[str, dict[str, T]] = {}
 
     def add(self, namespace: str, uid: str, told: T) -> None:
-        """Keep an entry, or replace the earlier one of this Event. Drop the oldest entry if there are too many."""
+        """Keep an entry in place of an earlier entry of the same Event. If there are too many, drop an old entry."""
         with self._lock:
             self._by_namespace.setdefault(namespace, {})[uid] = told
             if len(self._by_namespace[namespace]) > self._most_of_one:
                 self._forget_oldest_of(namespace)
-            # Many refusals, for example after a quota was lowered, must not fill the leader's memory. The namespace
-            # with the most entries loses one, so that the only refusal of another namespace is kept.
+            # Many refusals, for example after a quota was lowered, must not fill the leader's memory. Drop an entry of
+            # the namespace with the most entries, so that a namespace with only one refusal keeps it.
             if sum(map(len, self._by_namespace.values())) > self._most:
                 self._forget_oldest_of(max(self._by_namespace, key=lambda name: len(self._by_namespace[name])))
 
@@ -111,12 +111,12 @@ class Newest(Generic[T]):
 
 
 class EventInformer(Generic[T]):
-    """Watches the Events of one reason in all namespaces, and keeps the newest for which ``read`` returns an entry."""
+    """Watches the Events with one reason in all namespaces. Keeps the newest entries that ``read`` makes from them."""
 
     def __init__(self, kube: Kube, reason: str, read: Callable[[StoredEvent, str], T | None]) -> None:
         self._read: Callable[[StoredEvent, str], T | None] = read
         self._newest: Newest[T] = Newest()
-        # The reflector's own store stays empty, because it is not bounded. `Newest` recognizes repeated Events by uid.
+        # `_decode` returns None, so that the reflector stores nothing: its store has no bound, but `Newest` has one.
         self.reflector: Reflector[None] = Reflector(
             kube, "/api/v1/events", self._decode, params={"fieldSelector": f"reason={reason}"}
         )

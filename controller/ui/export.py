@@ -1,4 +1,4 @@
-"""The figures of the page as CSV, for spreadsheets, and as JSON, for scripts."""
+"""Exports the figures of the usage page as CSV (for spreadsheets) and as JSON (for scripts)."""
 
 import csv
 import io
@@ -11,14 +11,14 @@ from vcuda.ledger.report import NamespaceUse
 from vcuda.quota.model import CORES_PER_CARD
 
 MAX_HOLDERS = 5000
-"""The most pods and claims in one file. Each has less than a kilobyte."""
+"""The most pods and claims in one exported file. Each of them has less than a kilobyte."""
 
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""The beginnings of cells that a spreadsheet may execute (OWASP, CSV Injection)."""
+"""A spreadsheet may execute a cell that begins with one of these characters (OWASP, CSV Injection)."""
 
 
 class UsageRecord(msgspec.Struct, frozen=True):
-    """The usage of one model by one namespace. Figures without a unit are cards; None if the part is not limited."""
+    """The usage of one model by one namespace, in cards or in MiB. A figure is None if it does not apply."""
 
     namespace: str
     mode: str
@@ -35,7 +35,7 @@ class UsageRecord(msgspec.Struct, frozen=True):
 
 
 class HolderRecord(msgspec.Struct, frozen=True):
-    """A pod or a claim that holds cards. ``model``: None if it is pinned to no model. ``created``: RFC 3339."""
+    """A pod or a claim that is charged for cards. ``model``: None if no model is known. ``created``: RFC 3339."""
 
     kind: str
     name: str
@@ -50,7 +50,7 @@ Records = Sequence[UsageRecord] | Sequence[HolderRecord]
 
 
 def usage_records(uses: Iterable[NamespaceUse]) -> Iterator[UsageRecord]:
-    """Yield one record for each model of each namespace, and one for a namespace without a model."""
+    """Yield one record for each model of each namespace. A namespace without a model has one record, too."""
     for use in sorted(uses, key=lambda use: use.namespace):
         for each in use.models:
             yield UsageRecord(
@@ -76,7 +76,7 @@ def as_csv(kind: type[UsageRecord] | type[HolderRecord], records: Records) -> st
 
 
 def as_json(records: Records, updated: str, left_out: int = 0) -> bytes:
-    """Return the records as JSON. ``left_out``: the number of further records."""
+    """Return the records as JSON. ``left_out``: the number of records that were left out."""
     return msgspec.json.encode({"updated": updated, "left_out": left_out, "items": records})
 
 
@@ -85,5 +85,5 @@ def _cell(value: str | float | None) -> str:
         return ""
     if not isinstance(value, str):
         return number(value)
-    # With an apostrophe in front, a spreadsheet takes the cell for text.
+    # A spreadsheet does not execute a cell that begins with an apostrophe.
     return f"'{value}" if value.startswith(FORMULA_STARTS) else value

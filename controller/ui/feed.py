@@ -1,7 +1,8 @@
-"""Updates the picture while browsers show the page, and sends them the changes.
+"""Reads the figures of the usage page while browsers show the page, and sends the changes to the browsers.
 
-Any thread that needs a picture takes it, at most one a second. Only pictures read the leader's data. Each listener
-reads the changes at its own speed, so a slow one does not delay others. A listener that is too late reloads the page.
+A *picture* is a copy of all figures at one time. A thread that needs a picture takes a new one if the last picture is
+older than a second. A *listener* is the stream of changes to one browser. Each listener has its own position in the
+changes, so a slow browser does not delay the others. A browser that is too late for the kept changes reloads the page.
 """
 
 import secrets
@@ -16,24 +17,24 @@ import structlog
 from controller.ui import model, page, snapshot
 
 MIN_INTERVAL_SECONDS = 1.0
-"""The least seconds between two pictures."""
+"""The least number of seconds between two pictures (copies of all figures)."""
 
 HEARTBEAT_SECONDS = 10.0
-"""The seconds without changes after which a listener gets a heartbeat."""
+"""If nothing changes for so many seconds, each browser is sent a heartbeat."""
 
 MAX_LISTENERS = 64
-"""The most listeners. Each occupies a thread of the server."""
+"""The most browsers that can listen for changes at the same time. Each of them occupies a thread of the server."""
 
 MAX_KEPT_CHANGES = 60
-"""The most changes that are kept for late listeners."""
+"""The most changes that are kept for slow browsers."""
 
 
 class TooManyListeners(Exception):
-    """The number of listeners is at its limit."""
+    """`MAX_LISTENERS` browsers are already listening for changes."""
 
 
 class Feed:
-    """Takes the pictures of one leader's source. ``clock`` is monotonic, in seconds."""
+    """Reads the page's figures from ``source``, and keeps the changes for browsers. ``clock``: returns seconds."""
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class Feed:
         self.source = source
         self._views = views
         self._clock = clock
-        # The epoch distinguishes our versions from those of other leaders, and of earlier terms of this replica.
+        # Each version begins with this random text. So a version from another leader or an earlier feed is unknown.
         self._epoch = secrets.token_hex(4)
         self._number = 0
         self._taking = threading.Lock()
@@ -59,17 +60,17 @@ class Feed:
         self._log = structlog.get_logger()
 
     def start(self) -> None:
-        """Start the thread that takes pictures while there are listeners."""
+        """Start the thread that reads the figures while browsers listen."""
         threading.Thread(target=self._run, name="page feed", daemon=True).start()
 
     def close(self) -> None:
-        """End the thread, and every listener's stream."""
+        """End the thread, and the stream of changes to each browser."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def picture(self) -> snapshot.Picture:
-        """Return a picture that is at most `MIN_INTERVAL_SECONDS` old."""
+        """Return a picture (all figures) that is at most `MIN_INTERVAL_SECONDS` old."""
         with self._taking:
             if self._picture is None or self._clock() >= self._taken + MIN_INTERVAL_SECONDS:
                 self._picture = self._take(self._picture)
@@ -94,13 +95,13 @@ class Feed:
 
     @property
     def updated(self) -> str:
-        """The time of the last picture (RFC 3339); empty before the first one."""
+        """The time at which the figures were read last (RFC 3339); empty before the first time."""
         return self._picture.updated if self._picture else ""
 
     def after(self, position: int) -> tuple[int, bytes] | None:
-        """Return the new position and the messages after a position; None if there are none for a heartbeat.
+        """Wait for messages after ``position``. Return the position of the last message, and the messages.
 
-        Raises EOFError when closed.
+        Return None if no message arrives within `HEARTBEAT_SECONDS`. Raises EOFError when the feed is closed.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._number > position, HEARTBEAT_SECONDS)
@@ -108,14 +109,15 @@ class Feed:
                 raise EOFError
             if self._number <= position:
                 return None
-            # A browser behind a buffering proxy may be minutes late. If changes that it missed are dropped, it reloads.
+            # A browser behind a buffering proxy may be minutes late. If it missed a change that is no longer kept, tell
+            # it to reload the page.
             missed = [message for number, message in self._messages if number > position]
             if len(missed) < self._number - position:
                 return self._number, _reset(f"{self._epoch}-{self._number}")
             return self._number, b"".join(missed)
 
     def position(self, version: str) -> int:
-        """Return the position of a version; -1 for an unknown version, for example another leader's."""
+        """Return the position of a version in the changes. Return -1 for an unknown version or another leader's."""
         epoch, _, number = version.partition("-")
         known = epoch == self._epoch and number.isdecimal() and len(number) < len(str(2**53))
         return int(number) if known and int(number) <= self._number else -1
@@ -128,12 +130,12 @@ class Feed:
                     return
             try:
                 self.picture()
-            except Exception:  # noqa: BLE001  # a fault of the page must not end the leader; logged and retried
+            except Exception:  # noqa: BLE001  # an error of the page must not end the leader
                 self._log.exception("usage page not updated")
             time.sleep(MIN_INTERVAL_SECONDS)
 
     def _take(self, before: snapshot.Picture | None) -> snapshot.Picture:
-        # If nothing has changed, the old data and its version stay, and listeners get no message but the heartbeat.
+        # If no figure has changed, keep the version and send no message. Browsers then get only heartbeats.
         after = snapshot.take(self.source, self._views, before, f"{self._epoch}-{self._number + 1}")
         self._taken = self._clock()
         moved = self._moved()
@@ -147,8 +149,8 @@ class Feed:
         return after
 
     def _moved(self) -> list[str]:
-        # Return the namespaces on display whose pods have changed. For example, a binding changes no figure of the
-        # namespace.
+        # Return the namespaces that a browser shows and whose pods have changed. The figures of a namespace may stay
+        # the same, for example when a pod is bound.
         with self._changed:
             names = [name for name in self._looked_at if name]
         pods: dict[str, Sequence[model.HolderRow]] = {name: tuple(self.source.pods(name)) for name in names}
@@ -163,7 +165,7 @@ class Feed:
 
 
 class Listener:
-    """A stream of server-sent events for one browser. The caller must call ``close``."""
+    """The stream of server-sent events to one browser. The caller must call ``close`` at the end."""
 
     def __init__(self, feed: Feed, since: str, namespace: str) -> None:
         self._feed = feed
@@ -172,7 +174,6 @@ class Listener:
         self._open = True
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield changes and heartbeats."""
         yield b"retry: 2000\n\n"
         while self._open:
             try:
@@ -183,14 +184,14 @@ class Listener:
             yield text
 
     def close(self) -> None:
-        """Leave the feed. A second call does nothing."""
+        """End the stream, so that it no longer counts as a listener. A second call has no effect."""
         if self._open:
             self._open = False
             self._feed.leave(self._namespace)
 
 
 def _message(change: snapshot.Change) -> bytes:
-    # JSON has no line breaks. A line break would end the event, and the rest could forge another one.
+    # A line break in the data would end the event, and the rest could forge another event. JSON has no line breaks.
     return b"id: %s\nevent: change\ndata: %s\n\n" % (change.version.encode(), msgspec.json.encode(change))
 
 

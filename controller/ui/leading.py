@@ -1,4 +1,4 @@
-"""The usage page of one replica: a standby page, and the figures while this replica leads."""
+"""Serves the usage page of one replica: the figures while this replica leads, otherwise a standby page."""
 
 import itertools
 import threading
@@ -26,15 +26,15 @@ from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import CORES_PER_CARD, Charge, Limit, NamespaceQuota
 
 SERVICE = "vcuda-page"
-"""The Service by which a proxy finds the leader."""
+"""The Service through which a proxy reaches the usage page of the leader."""
 
 
 class UsagePage:
-    """Serves the page.
+    """Serves the usage page of this replica.
 
     ``holder``: returns the identity of the last known leader, or an empty string.
-    ``hosts``: the names of the page, in addition to localhost and IP addresses.
-    ``links``: the other pages to link to.
+    ``hosts``: the host names of the page, in addition to localhost and IP addresses.
+    ``links``: the addresses of documentation and dashboard to link to.
     """
 
     def __init__(self, holder: Callable[[], str], hosts: Collection[str] = (), links: page.Links | None = None) -> None:
@@ -50,22 +50,22 @@ class UsagePage:
         return serve(address, app.create_app(self.standing, self._views, self._hosts))
 
     def show(self, source: snapshot.Source, ready: Callable[[], bool]) -> None:
-        """Show this source from now on, as soon as it is ``ready``."""
+        """Show the figures of ``source`` as soon as ``ready`` returns True. To be called when this replica leads."""
         with self._lock:
-            # Each term as leader gets a new feed, so that browsers reload after another leader's term.
+            # Each time this replica becomes the leader, it has a new feed. Browsers of an older feed then reload.
             self._ready = ready
             self._feed = feed.Feed(source, self._views)
             self._feed.start()
 
     def close(self) -> None:
-        """Show the standby page, and end every listener's stream."""
+        """Show the standby page from now on, and end the stream of changes to each browser."""
         with self._lock:
             shown, self._feed = self._feed, None
         if shown:
             shown.close()
 
     def standing(self) -> app.Standing:
-        """Return the feed if this replica leads and has listed everything, else the reason why there is none."""
+        """Return the feed of figures if this replica leads and has listed all objects, otherwise why there is none."""
         with self._lock:
             shown, ready = self._feed, self._ready
         if shown is None:
@@ -79,32 +79,32 @@ class UsagePage:
 
 
 def serve(address: tuple[str, int], application: flask.Flask) -> httpd.Server:
-    """Serve the page with one request per connection, because the next one may need another replica.
+    """Serve the page in threads. Raises OSError if the server cannot listen on the address.
 
-    Raises OSError if the server cannot listen on the address.
+    Each connection serves one request, because the next request may have to go to another replica.
     """
-    # Each listener occupies a thread. Half as many threads are left for other requests.
+    # Each browser that listens for changes occupies a thread. Add half as many threads for other requests.
     return httpd.Server(address, application, threads=feed.MAX_LISTENERS * 3 // 2).in_threads()
 
 
 @contextmanager
 def advertising(kube: Kube, namespace: str, address: tuple[str, int]) -> Iterator[None]:
-    """Route Service `SERVICE` to this IP address and port within this context."""
+    """Within this context, route Service `SERVICE` to this IP address and port."""
     stopping = threading.Event()
     advertiser = Advertiser(kube, namespace, SERVICE, address, "http")
-    # A fault of the page must not end the leader.
+    # If the loop fails, the leader must go on, so `on_fault` does nothing.
     loop = workqueue.spawn("page endpointslice", lambda: advertiser.run(stopping), on_fault=lambda: None)
     try:
         yield
     finally:
         stopping.set()
-        # The next leader must be the only writer.
+        # Wait for the end of the loop, so that it does not overwrite the address of the next leader.
         loop.join(manager.STOP_TIMEOUT_SECONDS)
 
 
 @contextmanager
 def showing(shown: UsagePage, kube: Kube, labels: affinity.NodeLabels, leader: manager.Leader) -> Iterator[None]:
-    """Show the leader's figures on the page within this context, and run the watches that only the page needs."""
+    """Within this context, show the leader's figures on the page, and run the watches that only the page needs."""
     source = LeaderSource(kube, labels, leader)
     for reflector in source.reflectors:
         reflector.start()
@@ -118,17 +118,16 @@ def showing(shown: UsagePage, kube: Kube, labels: affinity.NodeLabels, leader: m
 
 
 class LeaderSource:
-    """The figures of the leader, and the watches that only the page needs."""
+    """Collects the figures of the page from the leader, and has the watches that only the page needs."""
 
     def __init__(self, kube: Kube, labels: affinity.NodeLabels, leader: manager.Leader) -> None:
         self._leader = leader
         reasons = (refusals.REASON, refusals.CLAIM_REASON)
         self._refusals = [events.EventInformer(kube, reason, refusals.read_refusal) for reason in reasons]
-        # The Events include the removals by earlier leaders.
+        # Read removals from Events, because earlier leaders may have removed allocations, too.
         self._removals = events.EventInformer(kube, stale_gc.REASON, events.read_removal)
         self._capacity = CapacityInformer(kube, labels)
-        # Readiness does not depend on these watches. If a permission is missing, the page shows less, but the leader
-        # still works.
+        # The page does not wait for these watches. If the permission for a watch is missing, the page shows less.
         self.reflectors: Sequence[Reflector[Any]] = [
             *(each.reflector for each in self._refusals),
             self._removals.reflector,
@@ -136,7 +135,6 @@ class LeaderSource:
         ]
 
     def source(self) -> snapshot.Source:
-        """Return the callables for the page."""
         return snapshot.Source(
             uses=self._leader.publisher.reports,
             pods=self._pods,
@@ -157,14 +155,15 @@ class LeaderSource:
 
     def _cluster(self) -> Sequence[snapshot.ModelCards]:
         uses, pods = self._leader.publisher.reports(), self._leader.settler.pods
-        # Limited namespaces are counted by their reports rather than by their pods, because reports include pending.
+        # A namespace with limits is counted by its report, because the report also includes admitted pods that are not
+        # stored yet. Other namespaces have no report, so their stored pods and claims are counted.
         nodes, claims = self._leader.nodes.current(), self._leader.settler.claims
         unlimited = {*pods.namespaces(), *claims.namespaces()} - uses.keys()
         taken = [each for name in unlimited for each in charges_of(pods.pods(name), nodes)]
         claimed = (found for name in unlimited for _, found in self._leader.charged_claims(name))
         taken += [each for found in claimed for each in found.charges.items()]
         models = cluster_cards(self._capacity.totals(nodes.named), uses, taken)
-        # Only the extender knows the card of each share. Without it the fragmented capacity is not known.
+        # Only the extender knows which pod uses which card. Without the extender, the fragmented capacity is unknown.
         extender = self._leader.extender
         fragments = fragmented(extender.free_cards()) if extender else {}
         return [msgspec.structs.replace(model, fragmented=fragments.get(model.model)) for model in models]
@@ -189,7 +188,7 @@ class LeaderSource:
 
 
 def fragmented(free_cards: FreeCardsByPool) -> Mapping[str, float]:
-    """Return the cards of each model that are free only as shares of cards in use."""
+    """Return for each model the free parts of partly used cards, as a number of cards."""
     models = free_by_model(free_cards, ()).items()
     return {model: free.fragmented_cores / CORES_PER_CARD for model, free in models}
 
@@ -200,7 +199,7 @@ def certificate_row(shown: certificates.ServedCertificate) -> snapshot.Certifica
 
 
 def holder_rows(pods: Iterable[StoredPod], quota: NamespaceQuota | None, nodes: Nodes) -> Sequence[HolderRow]:
-    """Return the pods that hold cards, each with its charge under the limits of its namespace."""
+    """Return a row for each pod that has cards, with the pod's charge under the limits of its namespace."""
     limits = quota.limits if quota else {}
     rows = []
     for pod in (pod for pod in pods if pod.live):
@@ -214,7 +213,7 @@ def holder_rows(pods: Iterable[StoredPod], quota: NamespaceQuota | None, nodes: 
 def claim_rows(
     claims: Iterable[tuple[StoredClaim, ClaimCharge]], quota: NamespaceQuota | None, devices: Devices
 ) -> Iterator[HolderRow]:
-    """Yield one row for each claim and model, with the node of the claim's first device."""
+    """Yield one row for each claim and model. The node of the row is the node of the claim's first device."""
     limits = quota.limits if quota else {}
     for claim, taken in claims:
         found = (devices.by_name.get((each.driver, each.pool, each.device)) for each in claim.allocated)
@@ -234,9 +233,10 @@ def _cards_of(use: ModelUse) -> float:
 def cluster_cards(
     cards: Mapping[str, float | None], uses: Mapping[str, NamespaceUse], unlimited: Iterable[tuple[str, Charge]]
 ) -> Sequence[snapshot.ModelCards]:
-    """Return the cards of each model that a node has, a limit names, or a pod uses.
+    """Return one entry for each GPU model that a node has, a limit names, or a pod uses.
 
-    ``unlimited``: the charges of pods and claims in namespaces without a report.
+    ``cards``: the cards of each model on all nodes. ``uses``: the report of each limited namespace.
+    ``unlimited``: the charges of pods and claims in all other namespaces, each with the model.
     """
     used: dict[str, float] = dict.fromkeys(cards, 0.0)
     promised: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""The rows of the page's tables, their order, the text of figures, and the cards of the cluster's nodes."""
+"""The rows of the usage page's tables, their order, the format of figures, and the number of cards of each node."""
 
 import datetime
 import math
@@ -18,50 +18,50 @@ from vcuda.requests.resources import NO_ROWS, PLAIN_CARDS, CardModels, CardWorth
 from vcuda.requests.schemes import SCHEMES
 
 FULL = 10
-"""The step of a limit that is reached."""
+"""The step on the scale of colours for usage that has reached the limit."""
 
 OVER = 11
-"""The step of a limit that is exceeded, because it was lowered or only warns."""
+"""The step on the scale of colours for usage above the limit, for example after the limit was lowered."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRow(ModelUse):
-    """The usage of one model, or of all models, by a namespace, without the list of its pods."""
+    """A namespace's usage of one GPU model, or of all models together, without the list of pods."""
 
     @property
     def fullness(self) -> float:
-        """The used share of the limit, of cores or memory, whichever is larger. More than 1 is over the limit."""
+        """The used part of the limit: 1 is the whole limit. If memory is limited as well, the larger part counts."""
         cores = 0.0 if self.limit is None else _share(self.used, self.limit)
         return max(cores, _share(self.memory_used or 0, self.memory_limit)) if self.memory_limit else cores
 
     @property
     def step(self) -> int:
-        """The step on the scale of colours: 0 unused, 1 to 9 by tenths of the limit, `FULL`, `OVER`."""
+        """The step on the scale of colours: 0 if unused, 1 to 9 for tenths of the limit, then `FULL` and `OVER`."""
         if self.fullness > 1:
             return OVER
-        # Any use is at least step 1. The small term corrects floats: seven tenths would otherwise be 6.99.
+        # Even small usage has step 1. The tiny summand corrects rounding errors, for example 6.99 instead of 7.
         return max(int(self.fullness * FULL + 1e-9), 1) if self.fullness > 0 else 0
 
     @property
     def share(self) -> str:
-        """The used share of the limit as text: 94 %; ``over`` if the limit is 0."""
-        # A share below the whole limit is never shown as 100 %.
+        """The used part of the limit as text, for example ``94 %``; ``over`` if the limit is 0."""
+        # Round down, so that only a limit that is reached is shown as 100 %.
         return f"{math.floor(self.fullness * 100 + 1e-9)} %" if self.limit or self.memory_limit else "over"
 
     @property
     def blocked(self) -> bool:
-        """Whether the limit is 0 and nothing is used."""
+        """True if the limit is 0 and nothing is used."""
         return self.limit == 0 and not self.used
 
 
 def _share(used: float, limit: float) -> float:
     if limit:
         return used / limit
-    return 2.0 if used else 0.0  # any use of a blocked model is over the limit
+    return 2.0 if used else 0.0  # with a limit of 0, any usage is over the limit
 
 
 class NamespaceRow(msgspec.Struct, frozen=True):
-    """The row of one namespace: its models with a limit or usage, and their total, which adds up different models."""
+    """The table row of a namespace, with its usage by GPU model. ``unpinned``: its pods without a known model."""
 
     namespace: str
     mode: str
@@ -73,13 +73,12 @@ class NamespaceRow(msgspec.Struct, frozen=True):
 
     @property
     def fullest(self) -> ModelRow | None:
-        """The model of which the largest share of its limit is used; None if the namespace has no model."""
+        """The model whose limit is used up the most; None if the namespace has no model."""
         return max(self.amounts.values(), key=lambda amount: (amount.fullness, amount.used), default=None)
 
 
 def row_of(use: NamespaceUse) -> NamespaceRow:
-    """Return a namespace's row."""
-    # The row excludes the pods. So it is not rendered again if only the pods change and the usage stays the same.
+    # The row does not contain the pods. So it is rendered again only if a figure changes.
     rows = {
         each.model: ModelRow(
             *(each.model, each.limit, each.used, each.pending, each.available, each.memory_limit, each.memory_used),
@@ -101,13 +100,13 @@ def row_of(use: NamespaceUse) -> NamespaceRow:
 
 
 class HolderRow(msgspec.Struct, frozen=True):
-    """A pod or a claim that holds cards.
+    """The table row of a pod or claim that is charged for cards.
 
-    ``model``: None if it is pinned to no model and uses no device of a known model.
-    ``cores``: in hundredths of a card.
-    ``memory``: in MiB.
+    ``model``: the GPU model; None if no model is known for the pod or claim.
+    ``cores``: the charge in hundredths of a card.
+    ``memory``: the charge in MiB.
     ``node``: empty until the pod is bound or the claim is allocated.
-    ``created``: RFC 3339.
+    ``created``: the time of creation (RFC 3339).
     """
 
     name: str
@@ -124,18 +123,18 @@ class HolderRow(msgspec.Struct, frozen=True):
 
 
 def rounded(cards: Iterable[float]) -> float:
-    """Return a sum of cards, exact to hundredths of a card."""
-    # As a sum of floats, three times 0.1 would be 0.30000000000000004.
+    """Return the sum of numbers of cards, rounded to hundredths of a card."""
+    # Without rounding, the sum of three times 0.1 would be 0.30000000000000004.
     return round(sum(cards) * CORES_PER_CARD) / CORES_PER_CARD
 
 
 def number(cards: float) -> str:
-    """Render a number of cards: 8, 2.5, 0.05."""
+    """Return a number of cards as text, for example 8, 2.5 or 0.05."""
     return f"{cards:.2f}".rstrip("0").rstrip(".")
 
 
 def local(time: str) -> str:
-    """Render a time of RFC 3339 as it is at its offset: 2026-12-02 00:00+01:00."""
+    """Return a time of RFC 3339 without seconds and in its own time zone, for example 2026-12-02 00:00+01:00."""
     return datetime.datetime.fromisoformat(time).isoformat(sep=" ", timespec="minutes")
 
 
@@ -150,7 +149,7 @@ def memory(mebibytes: int) -> str:
 
 
 def span(seconds: float) -> str:
-    """Render a time span in its largest unit: 3 d, 5 h, 12 min, 40 s."""
+    """Return a time span in its largest unit, for example 3 d, 5 h, 12 min or 40 s."""
     whole = max(int(seconds), 0)
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if whole >= size:
@@ -161,13 +160,13 @@ def span(seconds: float) -> str:
 NAME = "name"
 FULLEST = "fullest"
 MODEL = "model."
-"""The prefix of a sort by a model, so that a model named ``fullest`` is not confused with `FULLEST`."""
+"""The prefix of a sort key that names a model, so that a model named ``fullest`` differs from `FULLEST`."""
 
 TEXTS = (NAME, "kind", "model", "node")
-"""The sorts by text. A click sorts these from a to z, and figures from the largest to the smallest."""
+"""The columns with text. A click sorts texts from a to z, and figures from the largest to the smallest."""
 
 MAX_SEARCH_LENGTH = 100
-"""The most characters of a search. Further ones are ignored."""
+"""The most characters of a search text. The rest is ignored."""
 
 
 class TableQuery(msgspec.Struct, frozen=True):
@@ -178,25 +177,25 @@ class TableQuery(msgspec.Struct, frozen=True):
     descending: bool = False
 
     def toggled(self, sort: str) -> "TableQuery":
-        """Return the order after a click on a column header: largest first, texts from a to z, or reversed."""
+        """Return the order after a click on the header of column ``sort``. A second click reverses the order."""
         turned = not self.descending if sort == self.sort else sort not in TEXTS
         return TableQuery(self.search, sort, turned)
 
     def query(self) -> str:
-        """Return the query string for this order; empty for the default."""
+        """Return the query string of the URL for this search and order; empty for the default."""
         fields = {"q": self.search, "sort": self.sort, "order": "desc" if self.descending else ""}
         defaults = {"q": "", "sort": NAME, "order": ""}
         return urlencode({key: value for key, value in fields.items() if value != defaults[key]})
 
     def aria(self, sort: str) -> str:
-        """Return the value of a column header's ``aria-sort``."""
+        """Return the value of the attribute ``aria-sort`` for the header of column ``sort``."""
         if sort != self.sort:
             return "none"
         return "descending" if self.descending else "ascending"
 
 
 def read_table_query(query: Mapping[str, str], sorts: Iterable[str]) -> TableQuery:
-    """Return the order of a query string. An unknown sort is ignored."""
+    """Return the search and the order in a query string. A column that does not exist is ignored."""
     search, sort = query.get("q", "").strip()[:MAX_SEARCH_LENGTH], query.get("sort", NAME)
     # A bookmark may name a model that no longer exists.
     return TableQuery(search, sort, query.get("order") == "desc") if sort in sorts else TableQuery(search)
@@ -207,16 +206,17 @@ def sorts_of(models: Iterable[str]) -> list[str]:
 
 
 def matches(search: str, name: str) -> bool:
-    """Return whether a name contains every word of a search, ignoring case."""
+    """Return True if a name contains every word of the search, ignoring case."""
     return all(word in name.casefold() for word in search.casefold().split())
 
 
 def ordered(rows: Iterable[NamespaceRow], order: TableQuery) -> list[NamespaceRow]:
-    """Return the matching rows in order: by name, by the cards used of a model, or by the share of the fullest limit.
+    """Return the rows that match the search, in order.
 
-    If sorted by a model, rows without that model come last.
+    The order is by name, by the used cards of one model, or by how full the fullest limit is. In the order by a model,
+    rows without this model come last.
     """
-    # Sorting is stable, so rows with equal figures stay sorted by name.
+    # First sort by name. The later sort is stable, so rows with equal figures stay in the order of their names.
     found = sorted((row for row in rows if matches(order.search, row.namespace)), key=lambda row: row.namespace)
     if order.sort == NAME:
         return found[::-1] if order.descending else found
@@ -230,7 +230,7 @@ def _amount(row: NamespaceRow, sort: str) -> ModelRow | None:
 
 
 def _figures(amount: ModelRow, sort: str) -> tuple[float, float]:
-    # The first figure is the one that the cell shows first.
+    # Sort by the figure that the table cell shows first, then by the other figure.
     return (amount.fullness, amount.used) if sort == FULLEST else (amount.used, amount.fullness)
 
 
@@ -248,7 +248,7 @@ HOLDER_SORTS: Mapping[str, Callable[[HolderRow], str | float]] = {
     "node": lambda holder: holder.node,
     "age": _age,
 }
-"""The possible sorts of pods and claims, with the key of each."""
+"""The columns by which pods and claims can be sorted, each with the sort key of a row."""
 
 
 def ordered_holders(holders: Iterable[HolderRow], order: TableQuery) -> Sequence[HolderRow]:
@@ -257,15 +257,15 @@ def ordered_holders(holders: Iterable[HolderRow], order: TableQuery) -> Sequence
 
 
 MAX_DEVICES = 1024
-"""The most cards of one node. A larger number is taken for an error."""
+"""The most cards of one node. A larger number is ignored as a mistake."""
 
 
 class ModelNode(msgspec.Struct, frozen=True):
     """The GPU model and the cards of a node.
 
     ``model``: the value of the node's model label.
-    ``cards``: None if the node does not report the number.
-    ``plain``: the cards are devices of NVIDIA's own plugin.
+    ``cards``: the number of cards; None if the node does not report the number.
+    ``plain``: True if NVIDIA's own device plugin runs on the node.
     """
 
     model: str
@@ -278,7 +278,7 @@ _REGISTERS = tuple(scheme.register for scheme in SCHEMES if scheme.register and 
 
 
 def read_node(raw: bytes, model_label: str) -> ModelNode | None:
-    """Return the model and the cards of a node; None if it has no model."""
+    """Return the model and the number of cards of a node; None if the node has no model label."""
     node = _NODE.decode(raw)
     model = node.labels.get(model_label)
     if not model:
@@ -290,14 +290,14 @@ def read_node(raw: bytes, model_label: str) -> ModelNode | None:
 
 
 def cards_of(offered: Mapping[str, Quantity], register: str | None = None) -> float | None:
-    """Return the number of cards by a node's allocatable resources; None if these do not show it.
+    """Return the number of a node's cards; None if the allocatable resources do not show the number.
 
-    A resource of cores has 100 per card. ``nvidia.com/gpu`` is the number of cards if NVIDIA's own plugin runs. With
-    HAMi it is the number of shares, so the entries of HAMi's ``register`` annotation are counted instead.
+    If the node has a resource of cores, a card is 100 cores. With NVIDIA's own plugin, ``nvidia.com/gpu`` is the number
+    of cards. With HAMi, it is the number of shares, so the entries of HAMi's ``register`` annotation are counted.
     """
     for scheme in SCHEMES:
         cores = _whole(offered.get(scheme.cores))
-        # After a plugin was turned off, kubelet's device manager leaves its resource at 0.
+        # After a device plugin has ended, kubelet keeps the plugin's resource with the value 0. Ignore this resource.
         if cores:
             return cores / CORES_PER_CARD
     if register is not None:
@@ -306,13 +306,13 @@ def cards_of(offered: Mapping[str, Quantity], register: str | None = None) -> fl
 
 
 def total_cards(nodes: Iterable[ModelNode], named: CardModels = NO_ROWS) -> Mapping[str, float | None]:
-    """Return the cards of each model; None if one of its nodes does not report the number."""
+    """Return the number of cards of each model; None if a node of the model does not report its number."""
     found: dict[str, list[float | None]] = {}
     for node in nodes:
         model = named.model_of(node.model)
         cores = named.worths.get(model, CardWorth()).cores if node.plain else CORES_PER_CARD
         found.setdefault(model, []).append(node.cards and node.cards * cores / CORES_PER_CARD)
-    # A sum that leaves out a node would be wrong.
+    # If the number of one node is unknown, the sum is unknown.
     return {model: None if None in counts else math.fsum(filter(None, counts)) for model, counts in found.items()}
 
 
@@ -327,7 +327,7 @@ def _whole(quantity: Quantity | None) -> int | None:
 
 
 def _listed(devices: str) -> int | None:
-    # HAMi up to 2.4 separates the entries by colons. Later versions write a JSON list.
+    # HAMi up to version 2.4 writes entries separated by colons. Later versions write a JSON list.
     if not devices.lstrip().startswith("["):
         return sum(bool(entry.strip()) for entry in devices.split(":"))
     try:
@@ -337,11 +337,11 @@ def _listed(devices: str) -> int | None:
 
 
 class CapacityInformer:
-    """Watches the nodes for their number of cards."""
+    """Watches the nodes, and counts the cards of each model."""
 
     def __init__(self, kube: Kube, labels: NodeLabels) -> None:
         self.reflector = Reflector(kube, "/api/v1/nodes", lambda raw: read_node(raw, labels.model))
 
     def totals(self, named: CardModels) -> Mapping[str, float | None]:
-        """Return the cards of each model; empty until the nodes have been listed once."""
+        """Return the number of cards of each model; empty until the nodes have been listed once."""
         return total_cards(self.reflector.snapshot().values(), named)

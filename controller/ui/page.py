@@ -1,4 +1,4 @@
-"""Renders values as HTML. Everything is escaped, because tenants choose the names of namespaces and workloads."""
+"""Renders the usage page as HTML. Every value is escaped, because tenants choose names and messages."""
 
 import datetime
 from collections.abc import Callable
@@ -13,34 +13,34 @@ from controller import refusals
 from controller.ui import model
 
 Clock = Callable[[], datetime.datetime]
-"""Returns the current time with its time zone."""
+"""A function that returns the current time with its time zone."""
 
 
 class Links(msgspec.Struct, frozen=True):
-    """The addresses of other pages to link to; empty for none."""
+    """The URLs to which the usage page links. An empty URL is not linked."""
 
     docs: str = ""
-    """The documentation for users."""
+    """The URL of the documentation for users."""
     grafana: str = ""
-    """The dashboard of Grafana."""
+    """The URL of the Grafana dashboard."""
 
     def grafana_of(self, namespace: str) -> str:
-        """Return the address of the dashboard for one namespace, by its variable ``namespace``."""
+        """Return the URL of the dashboard for one namespace, which sets the dashboard's variable ``namespace``."""
         return f"{self.grafana}{'&' if '?' in self.grafana else '?'}var-namespace={quote(namespace, safe='')}"
 
 
 class Views:
-    """The templates of the page. ``links``: the links in the head of every page."""
+    """Renders the templates of the page. ``links``: the links at the top of every page."""
 
     def __init__(self, clock: Clock = lambda: datetime.datetime.now(datetime.UTC), links: Links | None = None) -> None:
         self._clock = clock
         self._templates = jinja2.Environment(
             loader=jinja2.PackageLoader("controller.ui"),
             autoescape=True,
-            undefined=jinja2.StrictUndefined,  # a missing value is an error
+            undefined=jinja2.StrictUndefined,  # a missing value raises an error
             trim_blocks=True,
             lstrip_blocks=True,
-            auto_reload=False,  # otherwise each rendering would check the files
+            auto_reload=False,  # do not check the template files at each rendering
         )
         self._templates.filters |= {
             "number": model.number,
@@ -65,7 +65,7 @@ class Views:
         return f"{self._clock().astimezone(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"
 
     def time(self, text: str) -> Markup:
-        """Return the age of an RFC 3339 time, in an HTML element with the time as attribute."""
+        """Return an HTML element that shows the age of a time (RFC 3339). Its attribute has the time itself."""
         at = refusals.moment(text)
         if at is None:
             return Markup("<span>{}</span>").format(text or "unknown")
@@ -74,7 +74,7 @@ class Views:
         )
 
     def until(self, text: str) -> tuple[str, str]:
-        """Return the remaining time as text, and its state: ``ended``, ``soon``, ``later`` or ``unknown``."""
+        """Return the time until ``text`` (RFC 3339), and its state: ``ended``, ``soon``, ``later`` or ``unknown``."""
         at = refusals.moment(text)
         if at is None:
             return "end not known", "unknown"
@@ -85,4 +85,4 @@ class Views:
 
 
 SOON = 14 * 86400
-"""Seconds before its end from which a certificate is marked. They leave time to repair a failed rotation."""
+"""If a certificate ends in fewer seconds, it is marked. This leaves time to repair a failed rotation."""

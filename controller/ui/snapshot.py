@@ -1,7 +1,7 @@
-"""The data of the usage page, and their sources.
+"""The data of the usage page, and the functions from which the page reads its data.
 
-The page does not depend on watches and loops. `Source` has one callable for each part of the page. Only one thread at a
-time calls it, at most once a second, and only while a browser shows the page.
+The page does not use the controller's watches and loops itself. `Source` has one function for each part of the page.
+These functions are called by one thread at a time, at most once a second, and only while a browser shows the page.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +18,10 @@ from vcuda.ledger.report import NamespaceUse
 class ModelCards(msgspec.Struct, frozen=True):
     """The cards of one model in the whole cluster.
 
-    ``cards``: the cards of all nodes; None if a node does not report the number.
+    ``cards``: the number of cards of all nodes; None if a node does not report its number.
     ``used``: the cards charged to pods and claims of all namespaces, including pods that are not bound yet.
-    ``promised``: the sum of the limits.
-    ``fragmented``: the free parts of partly used cards, which pods for whole cards cannot use; None if not known.
+    ``promised``: the sum of all limits.
+    ``fragmented``: the free parts of partly used cards, which pods for whole cards cannot use; None if unknown.
     """
 
     model: str
@@ -32,12 +32,12 @@ class ModelCards(msgspec.Struct, frozen=True):
 
     @property
     def free(self) -> float | None:
-        """The cards that are not used, at least 0; None if the number of cards is not known."""
+        """The number of unused cards, never less than 0; None if the number of cards is unknown."""
         return None if self.cards is None else max(self.cards - self.used, 0.0)
 
 
 class RemovedAllocation(msgspec.Struct, frozen=True):
-    """A stale allocation that was removed from an object. ``what``: the object's kind. ``at``: RFC 3339."""
+    """A stale GPU allocation that the controller has removed. ``what``: the kind of the object. ``at``: RFC 3339."""
 
     namespace: str
     name: str
@@ -50,7 +50,7 @@ T = TypeVar("T", RefusedWorkload, RemovedAllocation)
 
 
 class Certificate(msgspec.Struct, frozen=True):
-    """A certificate of this system. ``not_after``: RFC 3339. ``problem``: a fault, or empty."""
+    """A certificate of the webhook. ``not_after``: its end (RFC 3339). ``problem``: empty if there is no problem."""
 
     name: str
     not_after: str
@@ -58,7 +58,7 @@ class Certificate(msgspec.Struct, frozen=True):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """A pod or claim that the quota would not admit. ``at``: the time since when (RFC 3339)."""
+    """A stored pod or claim that the quota would not admit. ``at``: when this was found first (RFC 3339)."""
 
     namespace: str
     kind: str
@@ -68,13 +68,13 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """The source of each part of the page. A callable returns None if the part is not known yet, or not shown.
+    """The functions that return the data of each part of the page.
 
-    ``uses``: returns the report of every limited namespace.
-    ``pods``: returns the pods and claims of any namespace.
-    ``cluster``: returns one entry per model.
-    ``refusals``, ``removals``: return the newest entry first.
-    ``certificates``, ``findings``: not on the page if None, like ``removals``.
+    ``uses``: returns the usage report of every limited namespace, by the namespace.
+    ``pods``: returns the pods and claims of a namespace that are charged for GPUs.
+    ``cluster``: returns one entry for each GPU model.
+    ``refusals``: returns the refusals, newest first; None if they are not known yet.
+    ``removals``, ``certificates``, ``findings``: return the entries; None if the page must not show this part.
     """
 
     uses: Callable[[], Mapping[str, NamespaceUse]]
@@ -87,23 +87,23 @@ class Source(msgspec.Struct, frozen=True):
 
 
 PARTS = ("summary", "cluster", "free", "refusals", "removals", "certificates", "findings")
-"""The parts of the overview that are replaced as a whole. Each has a template."""
+"""The parts of the overview that a change replaces as a whole. Each part has its own template."""
 
 MAX_LISTED = 50
-"""The most entries of a list on the page."""
+"""The most entries of each list on the page, for example of refusals."""
 
 
 class Line(msgspec.Struct, frozen=True):
-    """A namespace's row, and its HTML."""
+    """The table row of a namespace, as data and as HTML."""
 
     row: NamespaceRow
     html: str
 
 
 class Picture(msgspec.Struct, frozen=True):
-    """All data of the page at one time, except the pods, which are read for one namespace at a time.
+    """All data of the page at one time. The pods are not included: they are read only for the namespace on display.
 
-    ``updated``: the time at which the data was read last (RFC 3339). ``version``: changes only with the data.
+    ``updated``: when the data was read last (RFC 3339). ``version``: stays the same as long as the data is the same.
     """
 
     version: str
@@ -123,12 +123,12 @@ class Picture(msgspec.Struct, frozen=True):
 
     @property
     def counted(self) -> Sequence[ModelCards]:
-        """The models that `total` adds up: those with a known number of cards, or all if no number is known."""
+        """The models in `total`: the models whose number of cards is known. If no number is known, all models."""
         return [model for model in self.cluster if model.cards is not None] or self.cluster
 
     @property
     def total(self) -> ModelCards:
-        """The sum over `counted`, which adds up different models."""
+        """The sum over the models in `counted`, although their cards differ in speed and memory."""
         known = [model.cards for model in self.counted if model.cards is not None]
         used = rounded(model.used for model in self.counted)
         promised = rounded(model.promised for model in self.cluster)
@@ -136,10 +136,11 @@ class Picture(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """The changes between two pictures, for browsers.
+    """The changes from one picture of the page's data to the next, as they are sent to browsers.
 
-    ``version``, ``updated``: those of the new picture.
-    ``rows``, ``parts``: the changed rows and parts as HTML, by name.
+    ``version``, ``updated``: the version and the time of the new picture.
+    ``rows``: the changed table rows as HTML, by namespace.
+    ``parts``: the changed parts of the page as HTML, by name.
     ``touched``: the namespaces whose pods or usage have changed.
     ``refused``: the namespaces with new refusals.
     """
@@ -153,10 +154,10 @@ class Change(msgspec.Struct, frozen=True):
 
 
 def take(source: Source, views: Views, before: Picture | None, version: str) -> Picture:
-    """Return a new picture from the source. Unchanged rows are not rendered again."""
+    """Read all data from ``source``, and return it as a new picture. Unchanged rows are not rendered again."""
     uses = source.uses()
     cluster = tuple(source.cluster())
-    # Models with a quota, and models of nodes. A model with a quota may have no node.
+    # The table has a column for each model with a quota or with a node.
     models = {model.model for use in uses.values() for model in use.models} | {model.model for model in cluster}
     columns = tuple(sorted(models, key=lambda model: (model.casefold(), model)))
     lines = {name: _line(use, columns, views, before) for name, use in uses.items()}
@@ -166,7 +167,7 @@ def take(source: Source, views: Views, before: Picture | None, version: str) -> 
 
 def _line(use: NamespaceUse, columns: tuple[str, ...], views: Views, before: Picture | None) -> Line:
     row = row_of(use)
-    # Rendering is the most expensive part of a picture. `change_of` also relies on the identity of unchanged lines.
+    # Return the old line if nothing has changed, because rendering is expensive. `change_of` needs the same object.
     known = before.lines.get(use.namespace) if before and before.columns == columns else None
     if known and known.row == row:
         return known
@@ -178,14 +179,15 @@ def same(before: Picture, after: Picture) -> bool:
 
 
 def has_other_rows(before: Picture, after: Picture) -> bool:
-    """Return whether a column or a namespace was added or removed, so that the whole table must be replaced."""
+    """Return True if a column or a namespace was added or removed, so that the whole table must be replaced."""
     return before.columns != after.columns or before.lines.keys() != after.lines.keys()
 
 
 def change_of(before: Picture, after: Picture, views: Views) -> Change:
-    """Return the changes. The caller must ensure that `has_other_rows` is false."""
+    """Return the changes between two pictures. The caller must ensure that `has_other_rows` returns False for them."""
     lines = {name: line for name, line in after.lines.items() if before.lines[name] is not line}
-    # The page of a namespace lists its pods. So it changes with the report, even if the row in the overview does not.
+    # The page of a namespace also shows the pods in the report. So any change of the report changes that page, even if
+    # the row in the overview stays the same.
     touched = [name for name, use in after.uses.items() if before.uses[name] != use]
     refused = {each.namespace for each in after.refusals or () if each not in (before.refusals or ())}
     rows = {name: line.html for name, line in lines.items()}
@@ -194,14 +196,14 @@ def change_of(before: Picture, after: Picture, views: Views) -> Change:
 
 
 def render_part(part: str, picture: Picture, views: Views, root: str) -> str:
-    """Return one part of the page as HTML. ``root``: the relative URL of the overview."""
+    """Return one part of the overview as HTML. ``root``: the relative URL of the overview, for links."""
     given = {"refusals": choose(picture.refusals or ()), "removals": choose(picture.removals or ())}
     return views.render(f"_{part}.html", picture=picture, full=full(picture), most=MAX_LISTED, listed=given, root=root)
 
 
 def choose(entries: Sequence[T], most: int = MAX_LISTED) -> Sequence[T]:
-    """Return at most ``most`` entries, newest first, taking the newest of each namespace before any second one."""
-    # If age alone counted, a tenant could fill the list by writing many Events.
+    """Return at most ``most`` entries, newest first. The newest entry of each namespace is chosen before older ones."""
+    # If age alone decided, a tenant could fill the whole list by writing many Events.
     earlier: dict[str, int] = {}
     ranks = []
     for each in entries:
@@ -217,7 +219,7 @@ def _other_parts(before: Picture, after: Picture) -> list[str]:
 
 
 def _shown(part: str, picture: Picture) -> object:
-    # Return the data of a part. Ages are not included, because the browser updates them.
+    # Return the data that a part shows. The ages in the part are left out, because the browser updates them.
     match part:
         case "summary":
             return picture.cluster, len(picture.lines), full(picture)
@@ -227,6 +229,6 @@ def _shown(part: str, picture: Picture) -> object:
 
 
 def full(picture: Picture) -> list[str]:
-    """Return the namespaces that have reached the limit of a model."""
+    """Return the namespaces in which the limit of at least one model is reached."""
     amounts = {name: line.row.amounts.values() for name, line in picture.lines.items()}
     return sorted(name for name, each in amounts.items() if any(one.used and one.fullness >= 1 for one in each))

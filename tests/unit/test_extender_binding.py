@@ -197,7 +197,7 @@ def test_binding_a_pod_that_others_change_continuously_fails(api: ApiDouble, lea
 
     leader.place("train", "n1")
     api.deliver = busy
-    assert leader.bind("train", "n1") == "the pod was changed during each try to bind it"
+    assert leader.bind("train", "n1") == "the pod was changed during every attempt to bind it"
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_a_deleted_journal_is_restored_from_memory(api: ApiDouble) -> None:
 def test_the_size_of_a_journal_is_bounded(api: ApiDouble, journal: Journal) -> None:
     """The largest journal of a node with eight cards is far smaller than the API server's limit."""
     entries = {f"{number:036}": ENTRY for number in range(MAX_PLACEMENTS + 1)}
-    with pytest.raises(NotPlaced, match="n1 has 1000 placements already"):
+    with pytest.raises(NotPlaced, match="node n1 already has 1000 pods with cards"):
         journal.write(NodeJournal("n1", "", entries))
     entries.popitem()
     journal.write(NodeJournal("n1", "", entries))

@@ -63,7 +63,7 @@ BODIES = (b"", b"{", b"[]", b"{}", b'{"Pod": 3}', b"\xff")
     ],
 )
 def test_invalid_arguments_are_bad_input(read_args: Callable[[bytes], object], wanted: str, body: bytes) -> None:
-    with pytest.raises(BadInput, match=f"no {wanted}"):
+    with pytest.raises(BadInput, match=f"the body must be {wanted} in JSON"):
         read_args(body)
 
 

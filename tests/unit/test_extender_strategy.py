@@ -51,7 +51,7 @@ def test_a_pod_gets_the_best_cards_of_a_node(
     [
         (node(10, 80), (30, GIB), None),
         (node(80, 80), (30, GIB), Unplaceable("no card with 30 cores and 1024 MiB free", final=False)),
-        (node(0), (30, 17 * GIB), Unplaceable("17408 MiB needed, a card has 16384", final=True)),
+        (node(0), (30, 17 * GIB), Unplaceable("17408 MiB of one card needed, each has 16384 MiB", final=True)),
         (node(0, 10, 0), (300, 0), Unplaceable("3 whole vcuda cards needed, 2 free", final=False)),
         (node(0), (200, 0), Unplaceable("2 whole vcuda cards needed, 1 free", final=True)),
     ],

@@ -201,7 +201,7 @@ def test_a_report_of_another_namespace_is_not_shown(cluster: Cluster) -> None:
     cluster.publish("team-a", text=json.dumps({"namespace": "team-b", "mode": "enforce", "models": [M40]}))
     result = run("-A")
     assert (result.exit_code, len(result.stdout.splitlines())) == (0, 1)
-    told = "ConfigMap gpu-quota-usage in namespace team-a is for another namespace"
+    told = "ConfigMap gpu-quota-usage in namespace team-a contains the report of another namespace"
     assert result.stderr == f"Warning: {told}\n"
     assert run("-n", "team-a").stderr == f"Error: {told}\n"
 

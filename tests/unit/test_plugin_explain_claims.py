@@ -77,7 +77,7 @@ def test_a_template_is_sent_as_a_template(cluster: Cluster, manifest: Path) -> N
     (row,) = told(manifest, NAMED)
     assert (row["object"], row["decision"], row["model"]) == ("ResourceClaimTemplate/one", "admitted", "")
     assert (row["reason"], row["warnings"]) == (
-        "only claims created from it count against a GPU quota",
+        "only this template's claims count against a GPU quota",
         ["its claim waits"],
     )
     assert [path for path, _, _ in cluster.asked] == [TEMPLATES]
@@ -94,7 +94,7 @@ def test_the_claims_of_a_pod_are_sent_after_it(cluster: Cluster, manifest: Path,
         ("Pod/train-0", "admitted", ""),
         ("ResourceClaim/train-0-gpu-*", "admitted", "M40"),
     ]
-    assert rows[0]["reason"] == "only its claims count against a GPU quota"
+    assert rows[0]["reason"] == "only the pod's claims count against a GPU quota"
     path, _, asked = cluster.asked[1]
     assert (path, asked["spec"], asked["metadata"]["generateName"]) == (CLAIMS, spec(entry()), "train-0-gpu-")
 
@@ -103,7 +103,7 @@ def test_an_unreadable_template_is_reported_and_no_admission(cluster: Cluster, m
     result = explain(manifest, CLAIMING)
     _, row = json.loads(result.stdout)
     assert (row["decision"], result.exit_code) == ("not asked", 1)
-    assert row["reason"].startswith("its ResourceClaimTemplate one cannot be read: ")
+    assert row["reason"].startswith("ResourceClaimTemplate one of this claim cannot be read: ")
     assert len(cluster.asked) == 1
 
 

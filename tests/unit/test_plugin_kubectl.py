@@ -72,7 +72,7 @@ def test_without_kubectl_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -
         Kubectl.find()
     done = run("-n", "team-a")
     assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr == "Error: kubectl is not on PATH; kubectl gpuquota reaches the cluster by it\n"
+    assert done.stderr == "Error: kubectl is not on PATH; kubectl gpuquota needs kubectl to reach the cluster\n"
 
 
 def test_a_report_is_read_as_it_was_written() -> None:

@@ -95,7 +95,7 @@ def test_a_rejected_deployment_shows_the_present_decision_and_the_pods_that_use_
         shortage("L40S", Charge(900, 0), Charge(), Limit(800, None)),
         None,
         False,
-        "L40S: no end of a pod helps, because the request is larger than the limit",
+        "L40S: the request is larger than the limit, so it never fits, even if other pods end",
     ),
 )
 def test_the_missing_amount_is_read_from_every_sentence_of_a_rejection(
@@ -129,7 +129,7 @@ def test_the_state_of_a_stored_pod_shows_what_it_waits_for(cluster: Cluster) -> 
     pod(cluster, phase="Pending", conditions=[condition])
     status, found = why("pod/train-0")
     assert status == 0
-    reason = "it is stored, pinned to M40, Pending; not scheduled: 0/3 nodes are available: 3 Insufficient gpu."
+    reason = "the pod exists, pinned to M40, phase Pending; not scheduled: 0/3 nodes are available: 3 Insufficient gpu."
     assert found["now"][0]["reason"] == reason
     assert cluster.asked == []
 
@@ -147,7 +147,7 @@ def test_the_event_of_a_pods_claim_is_shown_for_the_pod_and_its_workload(cluster
 @pytest.mark.usefixtures("cluster")
 def test_a_pod_that_was_rejected_is_not_stored() -> None:
     done = run("-n", "team-a", "why", "pod/train-7")
-    hint = "Pod/train-7 does not exist in namespace team-a; a pod that was rejected is not stored: name its workload"
+    hint = "Pod/train-7 does not exist in namespace team-a; rejected pods are not stored, so name the pod's workload"
     assert (done.exit_code, hint in done.stderr) == (1, True)
 
 
@@ -155,7 +155,7 @@ def test_a_pod_that_was_rejected_is_not_stored() -> None:
 @pytest.mark.usefixtures("cluster")
 def test_an_argument_that_names_no_workload_is_bad_input(named: str) -> None:
     done = run("-n", "team-a", "why", named)
-    assert (done.exit_code, "is not KIND/NAME" in done.stderr) == (2, True)
+    assert (done.exit_code, "must be KIND/NAME, for example job/train; got " in done.stderr) == (2, True)
 
 
 def test_kinds_are_named_as_kubectl_names_them() -> None:

@@ -353,7 +353,7 @@ NOTHING_YET = ("No namespace has a GPU quota yet", "No node has a GPU model yet"
         (Sample(removals=()), "No stale allocation was removed"),
         (Sample(certificates=()), "No certificate was found"),
         (Sample(findings=()), "Every pod and claim is within its quota"),
-        (Sample(cluster=(ModelCards("M40", None, 3, 4),)), "number of cards not reported"),
+        (Sample(cluster=(ModelCards("M40", None, 3, 4),)), "the nodes do not report the number of cards"),
     ],
 )
 def test_empty_tables_say_so(sample: Sample, said: str) -> None:

@@ -1,9 +1,10 @@
-// Updates the page with the changes on the leader, and filters rows without a request. The page works without it too.
+// Updates the page with the changes that the leader sends, and filters rows without a request. The page also works
+// without this script.
 "use strict";
 
-const BEAT = 35000; // ms without an event after which the connection counts as lost; the server sends one every 10 s
-const AGAIN = 2000; // ms until the next try
-const LONGEST = 30000; // the most ms between two tries
+const BEAT = 35000; // after so many ms without an event the connection counts as lost; the server sends one every 10 s
+const AGAIN = 2000; // ms until the first new attempt to connect
+const LONGEST = 30000; // the most ms between two attempts to connect
 const BETWEEN = 8000; // the least ms between two announcements to a screen reader
 
 const body = document.body;
@@ -12,7 +13,7 @@ const said = document.getElementById("said");
 const search = document.getElementById("q");
 const byId = (id) => document.getElementById(id);
 
-// Age
+// The ages in the page
 
 const SPANS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
 
@@ -39,7 +40,7 @@ function update(at) {
   updated.textContent = today ? time.toLocaleTimeString() : time.toLocaleString();
 }
 
-// Announcements to screen readers: politely, rarely, and only the newest
+// Announcements to screen readers: only the newest, and not too often
 
 let announced = 0;
 let announcing = 0;
@@ -58,7 +59,7 @@ function listed(names) {
   return names.length > 3 ? `${some} and ${names.length - 3} more` : some;
 }
 
-// Search: hide rows at once if the page has all of them, else ask the server
+// Search: if the page has all rows, hide the rows that do not match; otherwise request the matching rows
 
 let searching = 0;
 const total = () => Number(byId("part-table").dataset.all);
@@ -108,7 +109,7 @@ function find() {
   }
 }
 
-// Load another state of the page in place: replace its parts with those of the answer
+// Load the page for another search or order: replace the parts of this page with those of the response
 
 let loading = 0;
 
@@ -123,7 +124,7 @@ async function load(url, kept) {
     replace(fresh);
   } catch {
     if (mine !== loading) return;
-    // The page itself redirects nowhere. A redirect is from a proxy whose session has ended: the reader has to log in
+    // The page never redirects. A redirect is from a proxy whose session has ended, so that the user must log in
     if (answer && (answer.status === 404 || answer.type === "opaqueredirect")) location.reload();
     else setTimeout(() => mine === loading && load(url, kept), AGAIN);
     return;
@@ -170,7 +171,7 @@ async function sort(event) {
   }
 }
 
-// Changes
+// The stream of changes
 
 function apply(change) {
   for (const [part, html] of Object.entries(change.parts)) {
@@ -217,7 +218,7 @@ function show(name, text, told) {
   if (before !== "none") announce(told, true);
 }
 
-// A hidden tab does not listen, because browsers allow few connections and the leader few listeners
+// A hidden tab closes the stream, because a browser allows few connections and the leader few listeners
 function follow() {
   source?.close();
   if (document.hidden) return;
@@ -245,7 +246,7 @@ function follow() {
   heard = Date.now();
 }
 
-// If the stream cannot be opened, reload the page from time to time instead
+// If the stream cannot be opened, reload the page from time to time
 function lost() {
   source.close();
   show("late", "Connecting again…", "Connection lost: the figures may be out of date");

@@ -1,4 +1,4 @@
-// Reloads the page as soon as this address shows figures, and not before: a reload moves the focus, and a screen
+// Reloads the page as soon as the leader answers at this address. Earlier reloads would move the focus, and a screen
 // reader would read the page from the start each time.
 "use strict";
 
