@@ -281,7 +281,10 @@ class Cluster:
         return self.set_pod_status(namespace, name, {"phase": phase})
 
     def delete_pod(self, namespace: str, name: str) -> None:
-        """End and delete the pod as kubelet would do, and wait until the pod is gone. A missing pod is no error."""
+        """End and delete the pod as kubelet would do, and wait until the pod no longer exists.
+
+        A missing pod is no error.
+        """
         answer = self.rest.send("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")
         if answer.status == HTTPStatus.OK and is_bound(answer.body) and not has_ended(answer.body):
             self.finish_pod(namespace, name)

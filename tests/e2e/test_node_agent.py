@@ -162,7 +162,7 @@ def test_a_tenants_annotation_keeps_no_directory_of_a_static_pod(
 ) -> None:
     """A tenant's pod has kubelet's annotation for mirror pods, with the uid of a static pod that no longer exists.
 
-    The annotation does not keep the directory. The agent removes it when kubelet's own directory of that pod is gone.
+    The annotation does not keep the directory. The agent removes it after kubelet has removed its own directory.
     """
     for name in (own, pods.make(STATIC)):
         (pods.kubelet / name).mkdir()
