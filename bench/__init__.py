@@ -1,1 +1,4 @@
-"""Measurements of the whole system and of its parts; ``python -m bench --help`` lists them. They assert nothing."""
+"""Measurements of the whole system and of its parts. They print figures and assert nothing.
+
+``python -m bench --help`` lists the measurements.
+"""

@@ -1,4 +1,4 @@
-"""``python -m bench``: the usual measurements, one table each, or a single one of them."""
+"""The command ``python -m bench``: runs the usual measurements, or a single one, and prints a table for each."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def main(context: click.Context) -> None:
     """Measure this system. The figures are for a person to read, and no test asserts them.
 
     Without a command: all except scale and large-pods, one table each, in about half an hour. `make bench` and `make
-    scale` set KUBEBUILDER_ASSETS, the directory of etcd and kube-apiserver. stale, events, discover, sweep, mutate and
-    large-pods do not need it.
+    scale` set KUBEBUILDER_ASSETS, the directory of etcd and kube-apiserver. The commands stale, events, discover,
+    sweep, mutate and large-pods do not need it.
     """
     if context.invoked_subcommand is None:
         for measurement in (stale, events, discover, sweep, mutate, extender):
@@ -66,7 +66,7 @@ def _sweep() -> None:
 
 @main.command("large-pods")
 def _large_pods() -> None:
-    """How long the largest pods delay others."""
+    """How long reviews of the largest pods delay other reviews."""
     large_pods.main()
 
 

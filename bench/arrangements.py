@@ -1,8 +1,9 @@
-"""The compared ways to admit pods. Each of them is measured by itself.
+"""The arrangements (ways to admit pods) that the bench compares. Each arrangement is measured by itself.
 
-During a measurement the others do not run, and their webhooks are not registered: fourteen webhooks whose selectors
-match no pod cost the API server a fifth more per pod. Only with our webhook the controller runs and our policies are in
-effect. So the figures of the others include neither the controller's work nor its cost for the API server.
+While one arrangement is measured, the webhooks of the other arrangements are neither running nor registered. If
+fourteen such webhooks were registered, each pod would cost the API server a fifth more, even if their selectors match
+no pod. The controller runs, and our policies are in effect, only if our webhook is measured. So the figures of the
+other arrangements include neither the CPU of the controller nor the load that it puts on the API server.
 """
 
 from __future__ import annotations
@@ -22,27 +23,30 @@ NONE, QUOTA, GO_IDLE, GO_PIN, FLASK_PIN = "none", "resourcequota", "go-idle", "g
 CLAIMS_NONE, CLAIMS_OURS, OURS_1 = "claims-none", "claims-ours-1", "ours-1"
 TIGHT = ("tight-ours-1", "tight-ours-3")
 OURS: Mapping[str, int] = {OURS_1: 1, "ours-3": 3, "tight-ours-1": 1, "tight-ours-3": 3, CLAIMS_OURS: 1}
-"""Our arrangements by the number of replicas."""
+"""The arrangements with our webhook, and the number of its replicas in each."""
 
 EVERY = (NONE, QUOTA, GO_IDLE, GO_PIN, FLASK_PIN, *OURS, CLAIMS_NONE)
 OF_CLAIMS = (CLAIMS_NONE, CLAIMS_OURS)
 IN_GO = (GO_IDLE, GO_PIN)
 
 LIMIT = {"quota": {"M40": 100_000, "P100": 100_000, "A100": 100_000}}
-"""A limit that is never reached."""
+"""A quota that no measurement uses up."""
 
 TIGHT_LIMIT = {"quota": {"M40": 6}}
-"""Room for 60 pods of the bench."""
+"""A quota for 60 pods of the bench."""
 
 STORED_OF_TIGHT = 48
-"""The maximum number of stored pods of these 60, so that an exact count rejects none."""
+"""The maximum number of stored pods with `TIGHT_LIMIT`. The number is below 60, so an exact count rejects no pod."""
 
 
 class Arranged(NamedTuple):
-    """An arrangement that is in effect: the processes to measure by name, and whether a controller settles ledgers.
+    """An arrangement that is in effect.
 
-    ``claims``: ResourceClaims are created instead of pods. ``most``: the number of stored pods per namespace from which
-    the oldest is deleted for each new one; None if none is deleted.
+    ``processes``: process ids of the processes to measure, by program.
+    ``settles``: True if a controller runs, which counts the stored pods into the ledgers.
+    ``claims``: True if ResourceClaims are created instead of pods.
+    ``most``: maximum number of stored pods per namespace. Beyond it, each new pod replaces the oldest. None if no pod
+    is deleted.
     """
 
     processes: Mapping[str, Sequence[int]]
@@ -57,7 +61,7 @@ def namespaces(name: str, spread: int) -> list[str]:
 
 
 def prepare(plane: Plane, names: Sequence[str], most: int) -> None:
-    """Create so many namespaces for each arrangement, with its quota."""
+    """Create the namespaces of each arrangement, and set their quota."""
     limits = {name: TIGHT_LIMIT if name in TIGHT else LIMIT for name in names if name in OURS}
     quota = {namespace: limit for name, limit in limits.items() for namespace in namespaces(name, most)}
     write_quota(plane.cluster, quota)
@@ -73,7 +77,9 @@ def prepare(plane: Plane, names: Sequence[str], most: int) -> None:
 
 
 def limit(plane: Plane, namespace: str) -> None:
-    """Create a ResourceQuota that is never reached. Its controller, which would set its status, does not run."""
+    """Create a ResourceQuota that is never used up, with its status. The controller of ResourceQuotas does not run
+    here.
+    """
     hard = {"requests.tencent.com/vcuda-core": "1000000000"}
     path = f"/api/v1/namespaces/{namespace}/resourcequotas"
     metadata = {"name": "cores"}
@@ -85,8 +91,9 @@ def limit(plane: Plane, namespace: str) -> None:
 
 @contextmanager
 def arranged(plane: Plane, name: str, program: Path | None) -> Iterator[Arranged]:
-    """Put the arrangement into effect for its namespaces during the ``with`` statement. ``program`` is the webhook in
-    Go.
+    """Run the processes of the arrangement and register its webhooks during the ``with`` statement.
+
+    ``program``: the webhook in Go; None if the arrangement does not use it.
     """
     with ExitStack() as stack:
         running = [stack.enter_context(server) for server in webhooks(plane, name, program)]
@@ -107,7 +114,9 @@ def arranged(plane: Plane, name: str, program: Path | None) -> Iterator[Arranged
 
 
 def webhooks(plane: Plane, name: str, program: Path | None) -> list[AbstractContextManager[Server]]:
-    """Return the servers of the arrangement's webhooks, which the caller starts; none if it has no webhook."""
+    """Return the servers of the arrangement's webhooks, or an empty list if it has no webhook. The caller starts the
+    servers.
+    """
     if name in IN_GO:
         assert program
         return [go.serving(program, plane.certificates, pins=name == GO_PIN)]

@@ -14,20 +14,20 @@ def seconds_of(stat: str) -> float:
 
     The time of children that have ended is included, for example of a worker that was replaced.
     """
-    # The program's name is in parentheses and may contain spaces and parentheses, so fields are counted from the last
-    # one.
+    # The program's name is in parentheses, and may itself contain spaces and parentheses. So the fields are counted
+    # from the last closing parenthesis.
     fields = stat.rpartition(")")[2].split()
     user, system, children_user, children_system = map(int, fields[11:15])
     return (user + system + children_user + children_system) / TICKS_A_SECOND
 
 
 def seconds(pid: int) -> float:
-    """Return the CPU seconds of this process. Raises FileNotFoundError if it does not exist."""
+    """Return the CPU seconds of this process. Raises FileNotFoundError if the process does not exist."""
     return seconds_of(Path(f"/proc/{pid}/stat").read_text())
 
 
 def family(pid: int) -> Iterator[int]:
-    """Yield this process, its children, and theirs. Raises FileNotFoundError if it has ended."""
+    """Yield the ids of this process and all its descendants. Raises FileNotFoundError if this process has ended."""
     yield pid
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():
@@ -35,5 +35,5 @@ def family(pid: int) -> Iterator[int]:
 
 
 def by_name(processes: Mapping[str, Sequence[int]]) -> dict[str, float]:
-    """Return the CPU seconds so far of the processes of each name, with all their children."""
+    """Return, for each name, the CPU seconds that its processes and all their descendants have used so far."""
     return {name: sum(seconds(one) for pid in pids for one in family(pid)) for name, pids in processes.items()}

@@ -51,13 +51,14 @@ def main(
       none           no webhook and no quota
       resourcequota  a Kubernetes ResourceQuota over vcuda cores
       go-idle        two webhooks in Go, mutating and validating, that allow everything
-      go-pin         the same, but the mutating one returns a constant pin: the minimum cost of ours
+      go-pin         go-idle, but /mutate returns a constant patch: the minimum cost of ours
       flask-pin      go-pin in Flask, on gunicorn's gthread worker
       ours-1         our webhook, one replica, and the controller
       ours-3         our webhook, three replicas, and the controller
       tight-ours-1   ours-1 with quota for 60 pods per namespace. At most 48 are stored; then each new pod replaces
-                     the oldest. An exact count admits all. A 429 means that a release is awaited
-      tight-ours-3   the same with three replicas
+                     the oldest. An exact count admits all. A 429 means that the charge of a deleted pod
+                     is not released yet
+      tight-ours-3   tight-ours-1 with three replicas
       claims-ours-1  ours-1 with ResourceClaims for the same request (Kubernetes 1.34 or later)
       claims-none    none with ResourceClaims
 
@@ -87,8 +88,8 @@ def say(line: str) -> None:
 
 
 def chosen(only: Sequence[str]) -> list[str]:
-    """Return the arrangements to measure, in the order of the output, without those that this machine does not
-    support.
+    """Return the arrangements to measure, in the order of the output. Without Go, the arrangements that need it are
+    left out.
     """
     names = [name for name in EVERY if not only or name in only]
     if go.installed() or not (skipped := [name for name in names if name in IN_GO]):
@@ -103,7 +104,7 @@ def chosen(only: Sequence[str]) -> list[str]:
 def run(
     names: Sequence[str], spreads: Sequence[int], rounds: int, seconds: float, seed: int
 ) -> dict[Case, list[Figures]]:
-    """Measure these arrangements. Return the rounds of each case."""
+    """Measure these arrangements, and return the figures of each round by case."""
     with tempfile.TemporaryDirectory() as scratch, running_plane() as plane:
         if not served(plane.cluster):
             names = [name for name in names if name not in OF_CLAIMS]

@@ -1,5 +1,6 @@
-"""CPU time to find the models of 5,000 nodes: at the start of the leader, and while HAMi continuously changes each
-node.
+"""CPU time of the controller to find the GPU models of 5,000 nodes.
+
+The time is measured when the leader starts, and while HAMi's annotations continuously change every node.
 
 ``python -m bench discover`` prints the figures and their target, and asserts nothing.
 """
@@ -24,7 +25,8 @@ from vcuda.requests.resources import BUILT_IN
 
 NODES, CARDS, ROUNDS, REPEATS = 5_000, 8, 7, 2_000
 EVENTS_PER_SECOND = NODES * 2 / 30
-"""HAMi's scheduler asks each device plugin, and the plugin answers, every 30 s. Each is a change of the node."""
+"""Node events per second. Every 30 s, HAMi's scheduler and HAMi's device plugin each write an annotation on every node.
+"""
 LABELS = {f"feature.node.kubernetes.io/cpu-{number}": "true" for number in range(40)}
 
 
@@ -50,21 +52,21 @@ def main() -> None:
     rows = (
         ("what", "CPU", "target"),
         (f"{NODES} nodes with HAMi, {EVENTS_PER_SECOND:.0f} events a second", f"{share:.2%} of a core", "under 1 %"),
-        ("the facts of a node in one event", f"{event:.1f} µs", ""),
-        ("a look at a node that has changed", f"{look:.1f} µs", ""),
-        (f"the first look at {NODES} nodes", f"{look * NODES / 1e6:.2f} s", ""),
-        (f"{NODES} ResourceSlices by node, after one has changed", f"{index / 1e3:.0f} ms", ""),
+        ("reading the facts of a node from one event", f"{event:.1f} µs", ""),
+        ("the model of a changed node", f"{look:.1f} µs", ""),
+        (f"the models of {NODES} nodes at the start", f"{look * NODES / 1e6:.2f} s", ""),
+        (f"{NODES} ResourceSlices, grouped by node after a change", f"{index / 1e3:.0f} ms", ""),
     )
     print("\n".join(aligned(rows)))
 
 
 def microseconds(work: Callable[[], object], repeats: int) -> float:
-    """Return the median CPU time of the work in microseconds, over several rounds."""
+    """Return the CPU time of one run of ``work`` in microseconds, as the median of several rounds."""
     return statistics.median(timed(work, repeats) for _ in range(ROUNDS)) / repeats * 1e6
 
 
 def timed(work: Callable[[], object], repeats: int) -> float:
-    """Return the CPU seconds of so many runs."""
+    """Return the CPU seconds of all these runs of ``work``."""
     started = time.process_time()
     for _ in range(repeats):
         work()

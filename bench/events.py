@@ -1,4 +1,4 @@
-"""CPU time to decode an event of a pod, as the controller's watch does: 25 µs at most.
+"""CPU time to decode an event of a pod, as the controller's watch does. The target is at most 25 µs.
 
 ``python -m bench events`` prints the figures with their target, and asserts nothing.
 """
@@ -32,27 +32,27 @@ def main() -> None:
 
 
 def reading(informer: PodInformer, line: bytes) -> Callable[[], object]:
-    """Return a function that does the work of one event."""
+    """Return a function that decodes this line of a watch."""
     return lambda: informer.decode(read_event(line, "watch").raw)
 
 
 def lines() -> dict[str, bytes]:
-    """Return lines of a watch by what they report: realistic pods, with managed fields."""
+    """Return lines of a watch, each with its heading in the table. Their pods are realistic and have managed fields."""
     gpu, plain = {"tencent.com/vcuda-core": "10", "tencent.com/vcuda-memory": "4"}, {"cpu": "2", "memory": "4Gi"}
     return {
-        "just created, asks for a share": line("ADDED", running(gpu, bound=False)),
+        "just created, requests a share": line("ADDED", running(gpu, bound=False)),
         "runs, placed by gpu-manager": line("MODIFIED", running(gpu, bound=True)),
-        "runs, asks for no GPU": line("MODIFIED", running(plain, bound=True)),
+        "runs, requests no GPU": line("MODIFIED", running(plain, bound=True)),
     }
 
 
 def line(kind: str, pod: Json) -> bytes:
-    """Return one line of a watch."""
+    """Return the line of a watch that reports this event of the pod."""
     return msgspec.json.encode({"type": kind, "object": pod})
 
 
 def running(limits: Json, *, bound: bool) -> Json:
-    """Return a pod as the API server sends it."""
+    """Return a pod with these limits, with all the fields that an API server sends. A bound pod also runs."""
     predicate = {"tencent.com/predicate-time": "1700000000000000000", "tencent.com/predicate-node": "gpu-7"}
     given = {**predicate, "tencent.com/predicate-gpu-idx-0": "3", "tencent.com/gpu-assigned": "true"}
     token = {"name": "kube-api-access-x7k2p", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"}
@@ -105,7 +105,7 @@ def _fields(manager: str) -> Json:
 
 
 def microseconds(work: Callable[[], object]) -> float:
-    """Return the CPU time of the work: the median of several rounds."""
+    """Return the CPU time of one run of ``work`` in microseconds, as the median of several rounds."""
     return statistics.median(_timed(work) for _ in range(ROUNDS)) * 1e6
 
 

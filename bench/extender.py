@@ -1,8 +1,8 @@
-"""The cost of a placement for the scheduler: 1,000 nodes of eight cards, 20,000 stored pods, and only names sent.
+"""The cost of placing a pod by the scheduler extender, with 1,000 nodes of eight cards and 20,000 stored pods.
 
-``python -m bench.extender`` prints the figures with their target, and asserts nothing. The pods to be placed are stored
-in a real API server, and placed as in a cluster, with one write each. The other pods are only added to the extender's
-cache. On a busy machine only the CPU figures are reliable.
+``python -m bench.extender`` prints the figures with their target, and asserts nothing. The scheduler sends only the
+names of the nodes. The pods to be placed are stored in a real API server, and each placement is one write, as in a
+cluster. The other pods are only added to the extender's cache. On a busy machine only the CPU figures are reliable.
 """
 
 from __future__ import annotations
@@ -44,17 +44,21 @@ TARGET = "p99 under 20 ms"
 SHARE = {CORES: "25", MEMORY: "16"}
 WHOLE = {CORES: "100"}
 NOWHERE = {CORES: "800"}
-"""A request for all eight cards of a node, while no node has all cards free."""
+"""A request for all eight cards of a node. No node fits, because each node has pods on some of its cards."""
 
 
 class Named(msgspec.Struct, rename="pascal"):
-    """The pod in the request of a filter."""
+    """The part of a filter request that this bench reads: the pod to place."""
 
     pod: Pod
 
 
 class Taken(NamedTuple):
-    """Milliseconds of one call: elapsed, and CPU of this process, which is both extender and caller."""
+    """The milliseconds of one filter call.
+
+    ``wall``: the elapsed time.
+    ``cpu``: the CPU time of this process, which runs both the extender and its caller.
+    """
 
     wall: float
     cpu: float
@@ -67,12 +71,12 @@ def gpu_pod(name: str, limits: dict[str, str]) -> Json:
 
 
 def filled() -> tuple[CardCache, list[str]]:
-    """Return a cache of all the nodes with their pods, and the names of the nodes."""
+    """Return the extender's cache, filled with all nodes and their pods, and the names of the nodes."""
     cache, names = CardCache(), [f"gpu-node-{number:04}.example.internal" for number in range(NODES)]
     capacity = {CORES: str(CARDS * 100), MEMORY: str(CARDS * CARD_MEMORY)}
     for name in names:
         cache.node_changed(None, Node(ObjectMeta(name=name), NodeStatus(capacity)))
-    rng = random.Random(3)  # noqa: S311  # the same pods each time, nothing secret
+    rng = random.Random(3)  # noqa: S311  # a fixed seed, so each run has equal pods
     for name in names:
         cache.load(NodeJournal(name))
     for number in range(PODS):
@@ -101,9 +105,9 @@ def placed(manifest: Json, node: str, cache: CardCache) -> JournalEntry:
 
 @contextmanager
 def extending(plane: Plane, cache: CardCache) -> Iterator[Callable[[bytes], Taken]]:
-    """Yield a function that sends the body of a filter over a kept connection, and returns the time until the answer.
+    """Run the extender, and yield a function that sends it one filter request and returns the times of the call.
 
-    After the measured call, the cache sees the stored pod.
+    The connection is kept between the calls. After each call the stored pod is added to the cache, as a watch would do.
     """
     kube = Kube.connect(plane.cluster.kubeconfig)
     metrics = ExtenderMetrics(CollectorRegistry())
@@ -135,7 +139,7 @@ def extending(plane: Plane, cache: CardCache) -> Iterator[Callable[[bytes], Take
 
 
 def bodies(plane: Plane, kind: str, limits: dict[str, str], names: list[str]) -> Iterator[bytes]:
-    """Yield the requests for stored pods, as the scheduler sends them."""
+    """Create pods with these limits, and yield the filter request for each pod as the scheduler sends it."""
     for number in range(CALLS):
         manifest = gpu_pod(f"{kind}-{number}", limits)
         metadata = {"name": f"{kind}-{number}", "namespace": "default"}

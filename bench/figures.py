@@ -12,20 +12,25 @@ from bench import load
 from vcuda.cli import aligned
 
 PROCESSES = ("kube-apiserver", "etcd", "webhook", "controller")
-"""The processes whose CPU is counted. The webhook is all its replicas with their workers."""
+"""The programs whose CPU is counted. "webhook" includes all replicas with their workers."""
 
 
 class Case(NamedTuple):
-    """A measured case: an arrangement, and the number of namespaces over which its pods are spread."""
+    """A case to measure: an arrangement, and the number of namespaces over which its pods are spread."""
 
     arrangement: str
     namespaces: int
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """CPU milliseconds per stored pod; stored pods per second; milliseconds of a create; rejected creates.
+    """The figures of one load.
 
-    ``retry_later``: how many of the rejected creates got a 429. ``by_process``: the CPU for each of `PROCESSES`.
+    ``cpu_ms_per_pod``: CPU milliseconds of all `PROCESSES` per stored pod.
+    ``pods_per_second``: stored pods per second.
+    ``p50_ms``, ``p99_ms``: percentiles of the latency of a create in milliseconds.
+    ``refused``: number of rejected creates.
+    ``by_process``: CPU milliseconds per stored pod, for each of `PROCESSES`.
+    ``retry_later``: number of rejected creates whose answer was 429.
     """
 
     cpu_ms_per_pod: float
@@ -38,20 +43,20 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 Results = Mapping[Case, Sequence[Figures]]
-"""The rounds of each case, in the order of the output."""
+"""The figures of each round, by case. The cases are in the order of the output."""
 
 
 def figures_of(result: load.Result, cpu_seconds: Mapping[str, float]) -> Figures:
-    """Return the figures of this load with its CPU seconds. A missing process counts as zero."""
+    """Return the figures of a load. ``cpu_seconds``: the CPU seconds by program; a missing program counts as zero."""
     by_process = {name: cpu_seconds.get(name, 0.0) * 1000 / result.wanted for name in PROCESSES}
     cpu_ms = sum(by_process.values())
     return Figures(cpu_ms, result.rate, result.p50, result.p99, result.refused, by_process, result.retry_later)
 
 
 def medians(rounds: Sequence[Figures]) -> Figures:
-    """Return the median of each figure separately, and the sum of all rejections, so that a single one shows.
+    """Return the median of each figure. Rejected creates are added up instead, so that a single rejection is visible.
 
-    So the medians of the processes need not add up to the median of their sum.
+    The median of each process is computed separately. So these medians need not add up to ``cpu_ms_per_pod``.
     """
 
     def median(values: Iterator[float]) -> float:

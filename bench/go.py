@@ -14,7 +14,7 @@ SOURCE = Path(__file__).with_name("webhook.go")
 
 
 class BuildFailed(Exception):
-    """Go is installed but cannot build the webhook. The message is its output."""
+    """Go is installed but cannot build the webhook. The message is the output of ``go build``."""
 
 
 def installed() -> bool:
@@ -25,7 +25,7 @@ def installed() -> bool:
 def build(directory: Path) -> Path:
     """Build the webhook into this directory, and return the program. Raises BuildFailed."""
     program = directory / "webhook"
-    # Built outside of this project and with the installed Go, so that nothing is downloaded.
+    # The build runs outside of this project and with the installed Go, so that Go downloads nothing.
     command = ("env", "GOTOOLCHAIN=local", "GOFLAGS=", "GOWORK=off", "go", "build", "-o", str(program), str(SOURCE))
     done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -1,6 +1,7 @@
 """The webhooks that a measurement registers: two simple ones, or ours as the manifests install them.
 
-Ours are registered with their policies, because every installation has these, and the API server evaluates each.
+Our webhooks are registered together with our ValidatingAdmissionPolicies. Every installation has these policies, and
+the API server evaluates them for every request.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ PROBED, PROBE = "in-effect.quota.vcuda.io", "gpu-quota-probe"
 MUTATING, VALIDATING = "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"
 
 Webhooks = Mapping[str, Sequence[Json]]
-"""Items of `webhooks`, by the kind of the configuration."""
+"""The items of the field `webhooks`, by the kind of the webhook configuration."""
 
 
 def simple(url: str, ca: Path) -> Webhooks:
-    """Return a webhook of each kind at ``url`` for every new pod. ``ca``: the file of the CA of the server."""
+    """Return a mutating and a validating webhook at ``url`` for every new pod. ``ca``: the file of the server's CA."""
     return {
         MUTATING: [_asked_about_pods(f"{url}/mutate", ca)],
         VALIDATING: [_asked_about_pods(f"{url}/validate", ca)],
@@ -46,7 +47,7 @@ def _asked_about_pods(url: str, ca: Path) -> Json:
 
 
 def installed(url: str, ca: Path, registration: Path = REGISTRATION) -> Webhooks:
-    """Return all our webhooks with their rules, selectors and conditions, but called at ``url``."""
+    """Return all our webhooks with their rules, selectors and conditions, with ``url`` in place of the Service."""
     webhooks: dict[str, list[Json]] = {MUTATING: [], VALIDATING: []}
     for document in yaml.safe_load_all(registration.read_text()):
         for webhook in yaml.safe_load(document["metadata"]["annotations"]["quota.vcuda.io/webhooks"]):
@@ -60,7 +61,7 @@ def _client_config(url: str, ca: Path) -> Json:
 
 
 def policies() -> list[Json]:
-    """Return all our policies and their bindings. The last one shows whether they are in effect."""
+    """Return all our policies and their bindings. The probe, which shows that all are in effect, is last."""
     return sorted(manifests(*POLICIES), key=lambda each: each["metadata"]["name"] == PROBED)
 
 
@@ -70,7 +71,7 @@ def policies_in_effect(cluster: Cluster, namespace: str) -> Iterator[None]:
     stored = policies()
     for manifest in stored:
         cluster.create(manifest)
-    # The API server reads them in this order, and puts them into effect together with the last.
+    # The API server reads the policies in this order, and puts all of them into effect together with the last.
     eventually(lambda: PROBED in _refusal(cluster, namespace))
     yield
     for manifest in stored:

@@ -1,9 +1,10 @@
-"""How long the largest pods block the event loop: the webhook decides one while a small one arrives every millisecond.
+"""How long the reviews of the largest pods block the webhook's event loop.
 
-For each kind of large pod the table has the bytes of its review, the time of its answer, and the time of the small ones
-meanwhile. The last column is the CPU time of the process, which other programs on the machine do not affect. "CPU ms a
-MiB" is the cost of one such review by itself. The last table is the CPU time of one review by its size, on the loop, by
-which `LARGE_REVIEW` was chosen.
+The webhook decides a large review while a review of a small pod arrives every millisecond. For each kind of large pod
+the table has the size of the review, the time until its answer, and the time until the answers of the small reviews
+meanwhile. The last column is the maximum CPU time during a small review, which other programs on the machine do not
+affect. "CPU ms a MiB" is the cost of one large review by itself. The last table has the CPU time of one review in the
+event loop, by its size. `LARGE_REVIEW`, the size from which a review is decided in a thread, was chosen by that table.
 """
 
 from __future__ import annotations
@@ -37,7 +38,12 @@ SMALL = pod(container(CARD), metadata={"namespace": "team-a", "uid": "small"})
 
 
 class Measured(NamedTuple):
-    """Seconds of the large reviews, and of the small ones that were answered meanwhile, elapsed and by CPU."""
+    """The times of one measurement, in seconds.
+
+    ``large``: elapsed time until all large reviews were answered.
+    ``small``: elapsed time of each small review that was answered meanwhile.
+    ``cpu``: CPU time of the process during each of these small reviews.
+    """
 
     large: float
     small: list[float]
@@ -45,7 +51,7 @@ class Measured(NamedTuple):
 
 
 def service() -> admission.Service:
-    """Return a webhook without a cluster, with a quota that is never reached."""
+    """Return a webhook that uses no cluster, with a quota that is never used up."""
     labels = NodeLabels()
     by_name = {f"node-{n}": {labels.model: f"M{n % 20}", HOST: f"node-{n}", RANK: str(n)} for n in range(1000)}
     quota = NamespaceQuota({f"M{n}": Limit(10**9) for n in range(20)})
@@ -55,7 +61,7 @@ def service() -> admission.Service:
 
 
 def large_pods() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield pods that fill a review of the maximum size, each with another part.
+    """Yield pods that fill a review of the maximum size. In each pod another field is large.
 
     The API server rejects more than 256 KiB of annotations, but only after /mutate.
     """
@@ -63,9 +69,9 @@ def large_pods() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "one annotation", _with("metadata", "annotations", {"note": "x" * most})
     yield "annotations", _with("metadata", "annotations", {f"a.example.com/{n}": "x" * 20 for n in range(most // 46)})
     names = ({**container(CARD), "name": f"c{n}"} for n in range(most // 110))
-    yield "containers that ask for cards", _with("spec", "containers", list(names))
+    yield "containers that request cards", _with("spec", "containers", list(names))
     plain = [container(CARD), *({"name": f"c{n}", "image": "i"} for n in range(most // 30))]
-    yield "containers that ask for none", _with("spec", "containers", plain)
+    yield "containers that request no cards", _with("spec", "containers", plain)
     env = [{"name": f"E{n}", "value": "x"} for n in range(most // 30)]
     yield "environment", _with("spec", "containers", [{**container(CARD), "env": env}])
     volumes = [{"name": f"v{n}", "emptyDir": {}} for n in range(most // 35)]
@@ -74,7 +80,8 @@ def large_pods() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _node_selections(most: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    # Selections that a tenant would write to slow the webhook down. Each of them once took seconds or minutes.
+    # Node selections that a tenant could write to slow the webhook down. In older versions each of them took seconds or
+    # minutes.
     above = [requirement("k", "Gt", str(n)) for n in range(most // 50)]
     yield "490 Gt and one Lt", _with("spec", "affinity", required(term(*above[:490], requirement("k", "Lt", "0"))))
     yield "Gt and one Lt", _with("spec", "affinity", required(term(*above, requirement("k", "Lt", "0"))))
@@ -108,14 +115,14 @@ def review(manifest: dict[str, Any]) -> bytes:
 
 
 async def measure(webhook: admission.Service, path: str, large: bytes, at_once: int) -> Measured:
-    """Answer some large reviews at once, and small ones until these are done."""
+    """Answer ``at_once`` large reviews concurrently, and meanwhile small reviews one after the other."""
     small, took, cpu = review(SMALL), [], []
     started = time.perf_counter()
     work = [asyncio.create_task(webhook.answer(path, large, ReviewDeadline.after(10))) for _ in range(at_once)]
     done = asyncio.gather(*work)
     while not done.done():
         before, used = time.perf_counter(), time.process_time()
-        await asyncio.sleep(0.001)  # while the loop is blocked, this takes longer
+        await asyncio.sleep(0.001)  # takes longer while the event loop is blocked
         await webhook.answer("/mutate", small, ReviewDeadline.after(10))
         took.append(time.perf_counter() - before)
         cpu.append(time.process_time() - used)
@@ -126,7 +133,7 @@ async def measure(webhook: admission.Service, path: str, large: bytes, at_once: 
 def main() -> None:
     """Print the table."""
     heads = (
-        "the large pod is of",
+        "the large pod is full of",
         "path",
         "at once",
         "KiB",
@@ -138,9 +145,9 @@ def main() -> None:
     )
     rows: list[tuple[str, ...]] = [heads]
     webhook = service()
-    # the manifests are released, because the server has none either
+    # The manifests are not kept, because the server keeps none either.
     bodies = {name: review(manifest) for name, manifest in large_pods()}
-    gc.freeze()  # as the server does
+    gc.freeze()  # the server also calls this when it starts
     for name, body in bodies.items():
         for path, at_once in (("/mutate", 1), ("/validate", 1), ("/mutate", 8)):
             rounds = [asyncio.run(measure(webhook, path, body, at_once)) for _ in range(ROUNDS)]
@@ -155,7 +162,8 @@ def main() -> None:
 
 
 def _cpu(webhook: admission.Service, path: str, body: bytes) -> float:
-    # Only this review is answered. The minimum of several runs is used, because other programs add to it.
+    # No other review is answered meanwhile. The minimum of several runs is used, because other programs can make a run
+    # slower.
     took = []
     for _ in range(ROUNDS):
         started = time.process_time()

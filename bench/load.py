@@ -1,4 +1,4 @@
-"""Creates load over kept TLS connections with as little work as possible, so that the server is what is measured."""
+"""Creates load over kept TLS connections. The client does little work, so that the server limits the rate."""
 
 from __future__ import annotations
 
@@ -26,9 +26,12 @@ END_OF_CHUNKS = b"\r\n0\r\n\r\n"
 class Result(NamedTuple):
     """The result of a load.
 
-    ``rate``: wanted answers per second. ``p50``, ``p99``: percentiles of their latency in milliseconds. ``wanted``:
-    their number. ``refused``: the number of other answers. ``retry_later``: how many of those were 429. ``deleted``:
-    the number of objects deleted during the load.
+    ``rate``: answers with the wanted status per second.
+    ``p50``, ``p99``: percentiles of the latency of these answers in milliseconds.
+    ``wanted``: number of these answers.
+    ``refused``: number of answers with another status.
+    ``retry_later``: number of answers with the status 429, which ``refused`` includes.
+    ``deleted``: number of objects deleted during the load.
     """
 
     rate: float
@@ -41,11 +44,12 @@ class Result(NamedTuple):
 
 
 class Life(NamedTuple):
-    """The objects of one connection.
+    """How one connection creates and deletes its objects.
 
-    ``create``: the request that creates one. ``delete``: returns the request that deletes the object of this name.
-    ``most``: the maximum number of stored objects; then the oldest is deleted. ``pause``: seconds to wait after a
-    create that failed.
+    ``create``: the request that creates an object.
+    ``delete``: returns the request that deletes the object with this name.
+    ``most``: maximum number of stored objects. When it is reached, the oldest object is deleted.
+    ``pause``: seconds to wait after a create that failed.
     """
 
     create: bytes
@@ -66,14 +70,14 @@ def post(url: str, body: bytes, headers: Mapping[str, str] | None = None, method
 def run(
     server: str, ca: Path, requests: Sequence[bytes], *, seconds: float, wanted: HTTPStatus = HTTPStatus.OK
 ) -> Result:
-    """Send each request repeatedly to the server with this URL, each on its own connection, all concurrently."""
+    """Send each request repeatedly to the server with this URL. Each request has its own connection and thread."""
     with connected(server, ca, len(requests)) as connections:
         return run_over(connections, [[request] for request in requests], seconds=seconds, wanted=wanted)
 
 
 @contextmanager
 def connected(server: str, ca: Path, count: int) -> Iterator[list[ssl.SSLSocket]]:
-    """Yield so many connections to the server with this URL."""
+    """Yield ``count`` connections to the server with this URL."""
     with ExitStack() as stack:
         yield [stack.enter_context(_connect(server, ca)) for _ in range(count)]
 
@@ -81,7 +85,7 @@ def connected(server: str, ca: Path, count: int) -> Iterator[list[ssl.SSLSocket]
 def run_over(
     connections: Sequence[ssl.SSLSocket], requests: Sequence[Sequence[bytes]], *, seconds: float, wanted: HTTPStatus
 ) -> Result:
-    """Send the requests of each connection repeatedly in turn, all connections concurrently."""
+    """Send requests for so many seconds. Each connection sends its own requests in turn, all concurrently."""
     with _logged(wanted, seconds) as log:
         _in_threads([partial(_send, *each, log) for each in zip(connections, requests, strict=True)])
     refused = len(log.refusals)
@@ -91,14 +95,14 @@ def run_over(
 
 
 def run_ending(connections: Sequence[ssl.SSLSocket], lives: Sequence[Life], *, seconds: float) -> Result:
-    """Create and delete objects on each connection for so many seconds, by its `Life`, all concurrently."""
+    """Create and delete objects for so many seconds. Each connection follows its `Life`, all concurrently."""
     with _logged(HTTPStatus.CREATED, seconds) as log:
         _in_threads([partial(_live, *each, log) for each in zip(connections, lives, strict=True)])
     return _result(log)
 
 
 def send_each(server: str, ca: Path, requests: Iterable[bytes], *, connections: int, wanted: HTTPStatus) -> None:
-    """Send every request once, over so many connections. Raises RuntimeError for an answer with another status."""
+    """Send every request once, over ``connections`` connections. Raises RuntimeError if a status is not ``wanted``."""
     left, taking = iter(requests), threading.Lock()
 
     def work() -> None:
@@ -117,10 +121,13 @@ def send_each(server: str, ca: Path, requests: Iterable[bytes], *, connections: 
 
 @dataclass
 class _Log:
-    """The shared state of the connections.
+    """The shared state of all connections of a load.
 
-    ``wanted``: the status that is counted. ``started``, ``deadline``, ``ended``: seconds of `time.perf_counter`.
-    ``times``: seconds until each wanted answer. ``refusals``: the other answers. ``deleted``: one item for each object.
+    ``wanted``: the status of a successful answer.
+    ``started``, ``deadline``, ``ended``: seconds of `time.perf_counter`.
+    ``times``: seconds until each answer with that status.
+    ``refusals``: the answers with another status.
+    ``deleted``: one item for each deleted object.
     """
 
     wanted: int
@@ -204,7 +211,7 @@ def _connect(server: str, ca: Path) -> ssl.SSLSocket:
 
 
 def _read_answer(connection: ssl.SSLSocket) -> bytes:
-    """Read one answer, sent whole or in chunks."""
+    """Read one answer, which has a Content-Length or is sent in chunks."""
     data = b""
     while b"\r\n\r\n" not in data:
         data += _more(connection)

@@ -1,14 +1,14 @@
-"""One measurement of an arrangement: the load, the work that follows from it, and the cleanup.
+"""Measures one arrangement (a way to admit pods): loads it, waits for the work that the load causes, and cleans up.
 
-CPU is counted from the start of the load until its work is done, for the API server, etcd, and the processes of the
-arrangement: its webhooks with their workers and, with ours, the controller. The load comes from this process, which is
-not counted. After the load the controller counts the new pods into the ledgers and publishes the usage. That is part of
-the cost of the pods, so counting continues until every pod is committed, and at least for `SETTLE_SECONDS`. The time is
-equal for all arrangements, so all figures include the idle work of the API server. The fewer pods a round stores, the
-larger its share per pod. Deleting the pods is not counted.
+The measured CPU is that of the API server, of etcd, and of the processes of the arrangement: its webhooks with their
+workers, and the controller if the webhook is ours. This process creates the load and is not measured. After the load,
+the controller counts the new pods into the ledgers and publishes the usage. That work is part of the cost of the pods.
+So the measurement ends when every pod is committed, but at least `SETTLE_SECONDS` after the load. All arrangements wait
+for that time, so all figures include the idle work of the API server. The fewer pods a round stores, the larger is the
+share of the idle work in the figure per pod. The deletion of the pods is not measured.
 
-Before the load, dry runs use the same connections, so that those to the webhooks are open too, and the work of earlier
-rounds is awaited.
+Before the load, dry runs on the same connections open the API server's connections to the webhooks. Then the
+measurement waits until the work of earlier rounds has ended.
 """
 
 from __future__ import annotations
@@ -33,22 +33,24 @@ from vcuda.ledger.text import read_ledger
 CONNECTIONS = 16
 WARM_UP_SECONDS = 0.3
 SETTLE_SECONDS = 1.5
-"""The controller settles a ledger and publishes a namespace's usage within a second each, usually both within one."""
+"""Seconds in which the controller counts the new pods into a ledger and publishes the usage of its namespace."""
 
 PATIENCE = 60.0
 """Seconds within which ledgers must count all pods, or release all charges."""
 
 QUIET_SECONDS, QUIET_SHARE, QUIET_WITHIN = 0.25, 0.2, 10.0
-"""Processes are quiet if they take less than this share of one CPU for so long; and the maximum wait for that."""
+"""Processes are quiet if they use less than `QUIET_SHARE` of one CPU for `QUIET_SECONDS`. `QUIET_WITHIN`: seconds to
+wait for that.
+"""
 
 PAUSE_SECONDS = 0.05
-"""Seconds until a rejected pod is created again."""
+"""Seconds that a connection waits after a rejected create."""
 
 CORES = int(GPU_POD["tencent.com/vcuda-core"])
 
 
 def measure(plane: Plane, arranged: Arranged, namespaces: Sequence[str], seconds: float) -> Figures:
-    """Load these namespaces for so many seconds, and delete everything.
+    """Create pods in these namespaces for so many seconds, delete all of them, and return the figures.
 
     Raises TimeoutError if the ledgers do not count all pods in time, or do not release all charges.
     """
@@ -81,7 +83,7 @@ def put(
     *,
     claims: bool = False,
 ) -> load.Result:
-    """Create pods, or claims, continuously, over connections that are spread evenly over the namespaces.
+    """Create pods, or claims, for so many seconds. The connections are spread evenly over the namespaces.
 
     If there are more namespaces than connections, each connection uses several in turn.
     """
@@ -99,7 +101,7 @@ def put(
 def put_ending(
     connections: Sequence[ssl.SSLSocket], plane: Plane, namespaces: Sequence[str], seconds: float, most: int
 ) -> load.Result:
-    """Create pods continuously, and delete the oldest of a namespace if more than ``most`` are stored.
+    """Create pods for so many seconds. If a namespace has ``most`` stored pods, each new pod replaces the oldest.
 
     There must not be more namespaces than connections.
     """
@@ -131,14 +133,14 @@ def await_quiet(processes: Mapping[str, Sequence[int]]) -> None:
 
 
 def shares(processes: Mapping[str, Sequence[int]]) -> float:
-    """Return the share of one CPU that these processes take together, over a short time."""
+    """Return the CPU that these processes use together for a short time, as a share of one CPU."""
     before = sum(cpu.by_name(processes).values())
     time.sleep(QUIET_SECONDS)
     return (sum(cpu.by_name(processes).values()) - before) / QUIET_SECONDS
 
 
 def await_ledgers(plane: Plane, namespaces: Sequence[str], wanted: Callable[[list[Ledger]], bool]) -> None:
-    """Return when the ledgers of these namespaces are as wanted. They are watched, because polling would cost CPU."""
+    """Return when ``wanted`` is true for the ledgers of these namespaces. This watches, because polling costs CPU."""
     path = f"/api/v1/namespaces/{LEDGER_NAMESPACE}/configmaps"
     owners = f"quota.vcuda.io/ledger-of in ({','.join(namespaces)})"
     plane.cluster.await_collection(
@@ -157,7 +159,7 @@ def committed(ledger: Ledger) -> int:
 
 
 def settled(ledgers: Sequence[Ledger]) -> bool:
-    """Return whether no charge is pending."""
+    """Return whether these ledgers have no pending charge."""
     return not any(ledger.pending for ledger in ledgers)
 
 

@@ -1,4 +1,7 @@
-"""Compares requests per second of /mutate with a webhook that does nothing, in turn, with equal settings in one run."""
+"""Compares the requests per second of /mutate with those of a webhook that does nothing, with equal settings.
+
+Both servers are loaded in turn in one run.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +97,7 @@ def main() -> None:
 
 
 def _compare(name: str, idle: str, ours: str, ca: Path, body: bytes) -> list[tuple[str, ...]]:
-    """Load the two in turn. The ratio is the median of the ratios of the rounds, so that a slow minute affects both."""
+    """Load both servers in each round, and return the median of the rounds' ratios. A slow minute affects both."""
 
     def measure(url: str) -> load.Result:
         request = load.post(f"{url}/mutate?timeout=10s", body)

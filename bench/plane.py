@@ -1,4 +1,4 @@
-"""A control plane to measure: only etcd and the API server, with data on disk, and our system installed on it."""
+"""A control plane to measure: etcd and the API server, with their data on disk, and the manifests of this system."""
 
 from __future__ import annotations
 
@@ -65,13 +65,11 @@ class Plane(NamedTuple):
         return {component.name: [component.pid] for component in (plane.etcd, plane.apiserver)}
 
     def kubeconfig(self, account: str) -> Path:
-        """Return a kubeconfig of one of our ServiceAccounts, because policies and API priority depend on the
-        account.
-        """
+        """Return a kubeconfig of one of our ServiceAccounts. Policies and API priority depend on the account."""
         return self.cluster.kubeconfig_for_token(self.cluster.service_account_token(SYSTEM_NAMESPACE, account))
 
     def our_service(self) -> MakeService:
-        """Return the function that creates the webhook's service on this cluster."""
+        """Return the function that creates the webhook's `admission.Service` (it decides reviews) for this cluster."""
         return OnCluster(self.kubeconfig("vcuda-webhook"), PLACE, SYSTEM_NAMESPACE, Hints()).make_service
 
     def ledger(self, namespace: str) -> tuple[Ledger, int]:
@@ -89,7 +87,7 @@ class Plane(NamedTuple):
 def running_plane() -> Iterator[Plane]:
     """Run the binaries of KUBEBUILDER_ASSETS in a temporary directory.
 
-    There is no scheduler and no controller manager, which would use a part of the machine.
+    No scheduler and no controller manager run, because they would use a part of the CPU.
     """
     assets = os.environ.get("KUBEBUILDER_ASSETS")
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
@@ -119,7 +117,7 @@ def running_plane() -> Iterator[Plane]:
 
 
 def manifests(*files: str) -> Iterator[Json]:
-    """Yield the objects in these files of the base."""
+    """Yield the objects in these files of manifests/base."""
     for file in files:
         yield from yaml.safe_load_all((MANIFESTS / file).read_text())
 
@@ -139,10 +137,10 @@ def create_nodes(cluster: Cluster, models: Sequence[str], each: int) -> None:
 
 
 def running_controller(plane: Plane) -> ControllerProcess:
-    """Start `vcuda-controller run`. It leads soon, because its predecessor has released the Lease.
+    """Run `vcuda-controller run`. It becomes the leader soon, because the controller before it has released the Lease.
 
-    A pod whose generated name is taken is charged and never stored with that uid. So the wait for an empty ledger
-    includes the wait for the release of that charge.
+    If a generated pod name is already in use, the pod is charged but never stored with that uid. So a test that waits
+    for an empty ledger also waits until the controller releases that charge.
     """
     return ControllerProcess(
         *("--kubeconfig", plane.kubeconfig("vcuda-controller"), "--status-address", "127.0.0.1:0"),
@@ -156,7 +154,7 @@ def await_ready(plane: Plane, url: str) -> None:
     deadline = time.monotonic() + READY_SECONDS
     while True:
         try:
-            urllib.request.urlopen(f"{url}/readyz", context=context).close()  # noqa: S310  # our own URL, https
+            urllib.request.urlopen(f"{url}/readyz", context=context).close()  # noqa: S310  # an https URL of this bench
         except urllib.error.HTTPError:
             if time.monotonic() > deadline:
                 raise

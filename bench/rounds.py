@@ -1,4 +1,4 @@
-"""The order in which the cases of a bench are measured, and its progress."""
+"""The random order in which a bench measures its cases, and the report of its progress."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ T = TypeVar("T")
 
 
 def orders(cases: Sequence[T], rounds: int, seed: int) -> list[list[T]]:
-    """Return the order of each round: all cases, shuffled; the same for the same seed.
+    """Return all cases in a random order for each round. An equal seed returns equal orders.
 
-    In a fixed order, leftover work of one case always affects the same next case. Once that made a webhook look 1.6
-    times too expensive.
+    In a fixed order, unfinished work of one case would always be measured as part of the same next case. Once that made
+    a webhook appear 1.6 times as expensive as it is.
     """
-    rng = random.Random(seed)  # noqa: S311  # an order that can be had again, nothing secret
+    rng = random.Random(seed)  # noqa: S311  # a seed makes the order repeatable
     return [rng.sample(cases, len(cases)) for _ in range(rounds)]
 
 

@@ -38,7 +38,7 @@ from vcuda.cli import FiniteRange, aligned
 T = TypeVar("T")
 
 OF_PODS = 10
-"""One pod of so many requests vcuda."""
+"""One of every `OF_PODS` pods requests vcuda."""
 
 CONNECTIONS, BURST_SECONDS = 16, 10.0
 SYNCED_SECONDS = 300.0
@@ -46,7 +46,10 @@ ENDS, EVENTS, EVENT_SECONDS, POLL_SECONDS = 5, 1_000, 10.0, 0.02
 
 
 class Sizes(NamedTuple):
-    """The numbers of stored objects. ``events``: how many claims are deleted in turn, and how many slices change."""
+    """The numbers of objects to store.
+
+    ``events``: how many claims are deleted, and how many ResourceSlices are changed, one after the other.
+    """
 
     namespaces: int
     pods: int
@@ -56,16 +59,21 @@ class Sizes(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """Return the namespaces."""
+        """Return the names of the namespaces."""
         return [f"team-{number}" for number in range(self.namespaces)]
 
     def home(self, claim: int) -> str:
-        """Return the namespace of a claim."""
+        """Return the namespace of the claim with this number."""
         return f"team-{claim % self.namespaces}"
 
 
 class Row(NamedTuple):
-    """One figure. It may have a target."""
+    """One figure of the output.
+
+    ``key``: its name in the JSON output.
+    ``what``: its name in the table.
+    ``target``: the wanted value as a text; empty if the figure has no target.
+    """
 
     key: str
     what: str
@@ -75,7 +83,12 @@ class Row(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """The resources that a process has used: CPU seconds, and MiB at present and at most."""
+    """The resources that a process has used.
+
+    ``cpu``: CPU seconds.
+    ``memory``: MiB in use now.
+    ``peak``: MiB that the process has used at most.
+    """
 
     cpu: float
     memory: float
@@ -100,8 +113,8 @@ def cost(pid: int) -> Cost:
 def main(*, namespaces: int, pods: int, claims: int, slices: int, events: int, seconds: float, output: str) -> None:
     """Measure the controller and the webhook with 50,000 stored pods, 50,000 claims and 5,000 slices.
 
-    Claims, slices and nodes are written into etcd. Kubernetes up to 1.33 serves no claims, so they are left out there.
-    It takes about five minutes on two CPUs; progress goes to standard error.
+    Claims, slices and nodes are written into etcd. Kubernetes up to 1.33 serves no claims, so claims and slices are
+    left out there. The measurement takes about five minutes on two CPUs. Progress goes to standard error.
     """
     rows = measure(Sizes(namespaces, pods, claims, slices, min(events, claims)), seconds)
     if output == "json":
@@ -166,7 +179,7 @@ def measure(sizes: Sizes, seconds: float) -> list[Row]:
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Do the work, and return the seconds that it took."""
+    """Run ``work``, and return the elapsed seconds."""
     started = time.monotonic()
     work()
     return time.monotonic() - started
@@ -186,7 +199,9 @@ def store(plane: Plane, sizes: Sizes) -> None:
 
 
 def store_pods(plane: Plane, sizes: Sizes) -> None:
-    """Create the pods. No webhook is registered yet, so those for vcuda are pinned to their model as by /mutate."""
+    """Create the pods. No webhook is registered yet, so the pods that request vcuda are created with the pin of
+    /mutate.
+    """
     gpu, plain = gpu_pod(), gpu_pod()
     gpu["spec"]["affinity"] = held_to("M40")
     del plain["spec"]["containers"][0]["resources"]
@@ -194,7 +209,7 @@ def store_pods(plane: Plane, sizes: Sizes) -> None:
     def requests() -> Iterator[bytes]:
         for number in range(sizes.pods):
             pod = gpu if number % OF_PODS == 0 else plain
-            # The bench names them: of so many generated names, some would be equal.
+            # The bench chooses the names. If the API server generated so many names, some would be equal.
             named = {**pod, "metadata": {"name": f"stored-{number}"}}
             yield request(plane, sizes.names[number // OF_PODS % sizes.namespaces], named)
 
@@ -225,13 +240,13 @@ def await_settled(plane: Plane, sizes: Sizes) -> None:
 
 
 def counted(plane: Plane, namespace: str) -> int:
-    """Return the cores of stored pods and claims in a ledger."""
+    """Return the cores that the ledger of the namespace counts for stored pods and claims."""
     ledger = plane.ledger(namespace)[0]
     return sum(each.cores for each in (*ledger.committed.values(), *ledger.claimed.values()))
 
 
 def await_count(plane: Plane, namespace: str, cores: int, poll: float = POLL_SECONDS) -> None:
-    """Return when the ledger counts so many cores."""
+    """Return when the ledger of the namespace counts ``cores`` cores."""
     deadline = time.monotonic() + SYNCED_SECONDS
     while counted(plane, namespace) != cores:
         if time.monotonic() > deadline:
@@ -240,46 +255,47 @@ def await_count(plane: Plane, namespace: str, cores: int, poll: float = POLL_SEC
 
 
 def ends(plane: Plane, sizes: Sizes) -> Iterator[Row]:
-    """Yield the median seconds from the end of a pod, and of a claim, until its ledger no longer counts it."""
+    """Yield the median seconds from the deletion of a pod, and of a claim, until the ledger releases the charge."""
     homes = sizes.names[1:][:ENDS]
     pods = {name: f"/api/v1/namespaces/{name}/pods/stored-{number * OF_PODS}" for number, name in enumerate(homes, 1)}
     claims = {name: f"{claims_path(name)}/claim-{number}" for number, name in enumerate(homes, 1)}
     if homes and sizes.pods > ENDS * OF_PODS:
         taken = [after_end(plane, name, path, 10) for name, path in pods.items()]
-        yield Row("pod_end_seconds", "a pod's end until its ledger says so", statistics.median(taken), "s", "under 2 s")
+        yield Row("pod_end_seconds", "from a pod's deletion to its release", statistics.median(taken), "s", "under 2 s")
     if homes and sizes.claims > ENDS:
         cores = [seed.Offered.by(number % sizes.slices).cores for number in range(1, len(homes) + 1)]
         taken = [after_end(plane, name, path, each) for (name, path), each in zip(claims.items(), cores, strict=True)]
         yield Row(
-            "claim_end_seconds", "a claim's end until its ledger says so", statistics.median(taken), "s", "under 2 s"
+            "claim_end_seconds", "from a claim's deletion to its release", statistics.median(taken), "s", "under 2 s"
         )
 
 
 def after_end(plane: Plane, namespace: str, path: str, cores: int) -> float:
-    """Delete an object that uses so many cores. Return the seconds until the ledger no longer counts them."""
+    """Delete an object that uses ``cores`` cores. Return the seconds until the ledger no longer counts these cores."""
     before = counted(plane, namespace)
     plane.cluster.rest.send("DELETE", path, {"gracePeriodSeconds": 0}).ok()
     return timed(lambda: await_count(plane, namespace, before - cores))
 
 
 def events(plane: Plane, sizes: Sizes, controller: int, webhook: int) -> Iterator[Row]:
-    """Yield the CPU cost of the end of a claim for the controller, and of a changed slice for both, spread over some
-    time.
+    """Yield the CPU milliseconds for one deleted claim and for one changed ResourceSlice.
+
+    A deleted claim is measured in the controller, and a changed slice in the controller and in the webhook.
     """
     if not sizes.events:
         return
     last = range(sizes.claims - sizes.events, sizes.claims)
     keys = [f"resourceclaims/{sizes.home(number)}/claim-{number}" for number in last]
     taken = paced(lambda key: seed.remove(plane, [key]), keys, controller, webhook)
-    yield Row("claim_event_ms", "controller: CPU a claim that goes", taken[0], "ms")
+    yield Row("claim_event_ms", "controller: CPU per deleted claim", taken[0], "ms")
     slices = [number % sizes.slices for number in range(min(sizes.events, sizes.slices))]
     taken = paced(lambda number: seed.write(plane, [seed.resource_slice(number, 2)]), slices, controller, webhook)
-    yield Row("slice_event_ms", "controller: CPU a slice that changes", taken[0], "ms")
-    yield Row("webhook_slice_event_ms", "webhook: CPU a slice that changes", taken[1], "ms")
+    yield Row("slice_event_ms", "controller: CPU per changed slice", taken[0], "ms")
+    yield Row("webhook_slice_event_ms", "webhook: CPU per changed slice", taken[1], "ms")
 
 
 def paced(work: Callable[[T], None], items: Sequence[T], *pids: int) -> list[float]:
-    """Process the items over `EVENT_SECONDS`. Return the CPU milliseconds per item of these processes."""
+    """Process the items, evenly spread over `EVENT_SECONDS`. Return the CPU milliseconds per item for each process."""
     before = [cpu.seconds(pid) for pid in pids]
     started = time.monotonic()
     for number, item in enumerate(items, 1):
@@ -290,9 +306,7 @@ def paced(work: Callable[[T], None], items: Sequence[T], *pids: int) -> list[flo
 
 
 def burst(plane: Plane, namespace: str, url: str, seconds: float) -> tuple[int, float]:
-    """Create pods in one namespace through the webhook. Return the largest size of the ledger in bytes, and the
-    pods/s.
-    """
+    """Create pods in one namespace through the webhook. Return the ledger's maximum bytes, and the pods per second."""
     hooks = installed(url, plane.ca)
     creation = request(plane, namespace, gpu_pod())
     with (
@@ -311,7 +325,7 @@ def burst(plane: Plane, namespace: str, url: str, seconds: float) -> tuple[int, 
 
 @contextmanager
 def largest_ledger(plane: Plane, namespace: str) -> Iterator[list[int]]:
-    """Measure the size of the ledger repeatedly during the ``with`` statement."""
+    """Yield a list. A thread appends the ledger's size in bytes repeatedly during the ``with`` statement."""
     sizes: list[int] = []
     stop = threading.Event()
 

@@ -1,7 +1,7 @@
-"""Writes objects by the hundred thousand directly into etcd, as the API server would store them.
+"""Writes up to hundreds of thousands of objects directly into etcd, in the form in which the API server stores them.
 
-Through the API server each object would need a create, and a claim also a write of its status: several minutes of two
-CPUs.
+Through the API server each object would need a create, and each claim also a write of its status. That would take
+several minutes on two CPUs.
 """
 
 from __future__ import annotations
@@ -25,16 +25,22 @@ A_TRANSACTION = 100
 """Objects per transaction. etcd accepts at most 128 operations."""
 
 SHARED = 1
-"""The number of a slice whose cards are shared."""
+"""The number of a ResourceSlice whose cards can be shared by several claims."""
 
 CARDS = 8
 SHARE = {"cores": "25", "memory": "1Gi"}
 DRIVERS = ((NVIDIA, NVIDIA, "gpu"), (HAMI, HAMI, "hami-gpu"), (VGPU_MANAGER, "vgpu-manager", "vgpu"))
-"""Drivers with a class and the type of their devices."""
+"""The DRA drivers, each with a device class and the type of its devices."""
 
 
 class Offered(NamedTuple):
-    """The content of the slice with this number: driver, class, type and model."""
+    """The devices of one ResourceSlice.
+
+    ``driver``: the DRA driver that publishes them.
+    ``device_class``: the DeviceClass that selects them.
+    ``kind``: the value of their attribute `type`.
+    ``model``: the GPU model.
+    """
 
     driver: str
     device_class: str
@@ -43,25 +49,25 @@ class Offered(NamedTuple):
 
     @classmethod
     def by(cls, number: int) -> Offered:
-        """Return the driver and model in turn."""
+        """Return the devices of the slice with this number. Drivers and models alternate."""
         models = tuple(PRODUCTS)
         return cls(*DRIVERS[number % len(DRIVERS)], models[number // len(DRIVERS) % len(models)])
 
     @property
     def cores(self) -> int:
-        """Return the cores that a claim uses of it."""
+        """Return the cores that one claim for these devices uses, where 100 cores are a whole card."""
         return 100 if self.driver == NVIDIA else int(SHARE["cores"])
 
 
 def node(number: int) -> tuple[str, Json]:
-    """Return the node of the slice with this number."""
+    """Return the etcd key and the node for the slice with this number."""
     labels = {MODEL: Offered.by(number).model, LABELS.pool: "public"}
     metadata = {"name": f"node-{number}", "labels": labels}
     return f"minions/node-{number}", {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
 
 
 def resource_slice(number: int, generation: int = 1) -> tuple[str, Json]:
-    """Return eight cards of one driver on one node."""
+    """Return the etcd key and the ResourceSlice with this number: eight cards of one driver on one node."""
     offered = Offered.by(number)
     if offered.driver == NVIDIA:
         cards = [card(each, offered.model, offered.kind) for each in range(CARDS)]
@@ -73,7 +79,7 @@ def resource_slice(number: int, generation: int = 1) -> tuple[str, Json]:
 
 
 def claim(number: int, namespace: str, slices: int) -> tuple[str, Json]:
-    """Return a claim that is pinned to its model as by /mutate, and allocated as by the scheduler."""
+    """Return the etcd key and an allocated claim. It has the pin of /mutate and a scheduler's allocation."""
     home = number % slices
     offered, name = Offered.by(home), f"claim-{number}"
     pin = write_pin(ClaimPin(offered.driver, (fold(offered.model), fold(PRODUCTS[offered.model]))))
@@ -97,7 +103,7 @@ def claim(number: int, namespace: str, slices: int) -> tuple[str, Json]:
 
 
 def write(plane: Plane, objects: Iterable[tuple[str, Json]]) -> None:
-    """Store objects, each with the end of its key."""
+    """Store these objects in etcd. Each object comes with its key below the API server's prefix."""
     _send(plane, ({"requestPut": {"key": _key(key), "value": _text(_stored(found))}} for key, found in objects))
 
 

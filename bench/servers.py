@@ -1,4 +1,8 @@
-"""Webhooks in Python: ours, one on the same server that does nothing, and one on Flask and gunicorn that only pins."""
+"""The webhooks in Python that a bench runs, as processes.
+
+They are our webhook, a webhook on the same server that does nothing, and a webhook on Flask and gunicorn that only
+returns a constant pin.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +38,11 @@ STARTED = 20.0
 
 
 class Server(NamedTuple):
-    """A running server: its URL and its process. For gunicorn that is the arbiter, whose child does the work.
+    """A running webhook.
 
-    ``called`` is the URL for the API server. Several replicas share it.
+    ``url``: the address of this replica alone.
+    ``pid``: its process. With gunicorn this is the arbiter, and a child process (the worker) answers requests.
+    ``called``: the URL that is registered in the API server. Several replicas share it.
     """
 
     url: str
@@ -45,7 +51,7 @@ class Server(NamedTuple):
 
     @property
     def worker(self) -> int:
-        """Return the process id of its only worker."""
+        """Return the process id of this server's only worker."""
         _, worker = family(self.pid)
         return worker
 
@@ -60,7 +66,7 @@ PIN = json.dumps(
 
 
 class IdleServer(WebhookServer):
-    """The same server with an application that parses the review for its uid, and allows it."""
+    """Our HTTP server with an application that only parses the uid of a review, and allows every review."""
 
     def load(self) -> Any:
         """Return the ASGI application."""
@@ -134,7 +140,8 @@ def _allowing(review: dict[str, Any], **fields: str) -> dict[str, Any]:
 class Replica(WebhookServer):
     """Our webhook, which listens at its own address and at a port that replicas share.
 
-    The kernel gives each new connection to one of them, like a Service, without a proxy that would use CPU.
+    The kernel distributes new connections to that port over the replicas. A Service does the same, but its proxy would
+    use CPU.
     """
 
     def __init__(self, port: int, *arguments: Any) -> None:
@@ -142,7 +149,7 @@ class Replica(WebhookServer):
         super().__init__(*arguments)
 
     def load_config(self) -> None:
-        """Listen at both addresses."""
+        """Listen at the replica's own address and at the shared port."""
         super().load_config()
         self.cfg.set("bind", [self.settings.bind, f"127.0.0.1:{self._port}"])
         self.cfg.set("reuse_port", True)
@@ -150,7 +157,7 @@ class Replica(WebhookServer):
 
 @contextmanager
 def ours(certificates: Path, make_service: MakeService, shared_port: int) -> Iterator[Server]:
-    """Run our webhook with this service at a port that further replicas may share."""
+    """Run a replica of our webhook, whose reviews this service decides. Other replicas may share the port."""
 
     def serve(urls: Queue[str]) -> None:
         Replica(shared_port, _settings(certificates), make_service, urls.put).run()
@@ -161,7 +168,7 @@ def ours(certificates: Path, make_service: MakeService, shared_port: int) -> Ite
 
 @contextmanager
 def alone(certificates: Path, make_service: MakeService) -> Iterator[Server]:
-    """Run our webhook with this service at one address."""
+    """Run our webhook as a single replica, whose reviews this service decides."""
 
     def serve(urls: Queue[str]) -> None:
         WebhookServer(_settings(certificates), make_service, urls.put).run()
@@ -210,15 +217,15 @@ def _running(serve: Callable[[Queue[str]], None]) -> Iterator[Server]:
         url = urls.get(timeout=STARTED)
         yield Server(url, process.pid, url)
     finally:
-        # The processes are killed, the arbiter first, because it would replace its worker. A graceful stop would wait
-        # as long as the API server keeps its connections.
+        # The processes are killed, because a graceful stop would wait as long as the API server keeps its connections.
+        # The arbiter is killed first, because it would replace its worker.
         for pid in [*family(process.pid)] if process.is_alive() else ():
             os.kill(pid, signal.SIGKILL)
         process.join()
 
 
 def _quietly(serve: Callable[[Queue[str]], None], urls: Queue[str]) -> None:
-    """Serve, with the log written as in production, but to /dev/null."""
+    """Run the server. Its log is written as in production, but to /dev/null."""
     with Path("/dev/null").open("w") as nowhere:
         sys.stdout = nowhere
         configure_batched("info")

@@ -1,4 +1,4 @@
-"""CPU time to find the stale allocations of 20,000 pods, and the memory of the kept pods.
+"""CPU time to find the stale GPU allocations of 20,000 pods, and the memory in which the controller keeps these pods.
 
 ``python -m bench.stale`` prints the figures with their targets, and asserts nothing.
 """
@@ -24,7 +24,7 @@ from vcuda.requests.schemes import SCHEMES
 PODS, NODES, ROUNDS = 20_000, 1_000, 7
 START, TIMEOUT = 1_700_000_000.0, 300.0
 NOW = START + TIMEOUT / 2
-"""The time at which half of the unbound allocations are stale."""
+"""A time at which half of the allocations of unbound pods are stale."""
 
 
 def main() -> None:
@@ -44,8 +44,8 @@ def main() -> None:
 
     rows = (
         ("what", "figure", "target"),
-        (f"deciding over {PODS} pods, {decide()} stale", f"{seconds(decide):.3f} s", "under 0.5 s"),
-        (f"when each is due, {look()} are", f"{seconds(look):.3f} s", "under 0.5 s"),
+        (f"whether each of {PODS} pods is stale: {decide()} are", f"{seconds(decide):.3f} s", "under 0.5 s"),
+        (f"when each becomes stale: {look()} will", f"{seconds(look):.3f} s", "under 0.5 s"),
         (f"{PODS} pods kept, with their allocations", f"{memory / 2**20:.0f} MiB", ""),
     )
     print("\n".join(aligned(rows)))
@@ -63,7 +63,7 @@ def bodies() -> Iterator[bytes]:
 
 
 def kept(raw: list[bytes]) -> Iterator[StoredPod]:
-    """Yield the kept parts of each pod."""
+    """Yield the parts of each pod that the controller keeps in memory."""
     decoder = msgspec.json.Decoder(Pod)
     for body in raw:
         pod = read_stored(decoder.decode(body), LABELS, whole_keys=True)

@@ -22,7 +22,9 @@ def cpu_seconds(sweep: Callable[[], object]) -> float:
 
 
 def rounds(disk: Disk) -> dict[str, float]:
-    """Return the CPU time of each sweep in the life of a thousand directories whose pods were deleted."""
+    """Return the CPU seconds of each sweep, from the first sweep that finds a thousand deleted pods to the removal of
+    their directories.
+    """
     for number in range(LIVE, DIRECTORIES):
         disk.make(uid(number))
     agent = Agent(disk)
@@ -35,9 +37,9 @@ def rounds(disk: Disk) -> dict[str, float]:
     if len(disk.names()) != LIVE or disk.trash():
         raise RuntimeError("the sweeps did not do their work")
     return {
-        "sees them first": first,
+        "finds the 1,000 first": first,
         "moves the 1,000 to the trash": moves,
-        "leaves them there": rest,
+        "leaves the 1,000 in the trash": rest,
         "deletes the 1,000": deletes,
     }
 

@@ -1,7 +1,7 @@
 // A webhook that does nothing: it allows every pod, at any path. With -pin, /mutate answers with that JSON Patch.
 //
-// Our webhook is compared with it: it shows the API server's own cost of two webhooks, and of a patch. Like ours it uses
-// HTTP/1.1 with kept connections. It parses only the part of a review that it needs for the answer.
+// The bench compares our webhook with this one, which shows the API server's own cost of two webhooks, and of a patch.
+// Like our webhook, it uses HTTP/1.1 and keeps connections open. It parses only the part of a review that it needs.
 package main
 
 import (
@@ -28,7 +28,7 @@ type response struct {
 	UID       string `json:"uid"`
 	Allowed   bool   `json:"allowed"`
 	PatchType string `json:"patchType,omitempty"`
-	Patch     []byte `json:"patch,omitempty"` // encoding/json writes it in Base64, as a review holds it
+	Patch     []byte `json:"patch,omitempty"` // encoding/json encodes it in Base64, as a review requires
 }
 
 // answer allows the request, with this patch if it is not empty.

@@ -1,4 +1,7 @@
-"""Example pods with the allocations of each vendor's scheduler and device plugin, created from the table of schemes."""
+"""Example pods with GPU allocations: the annotations and labels that each vendor's scheduler and device plugin write.
+
+They are created from `SCHEMES`, the table of the vendors' resources and annotations.
+"""
 
 import datetime
 from typing import Any
@@ -6,7 +9,7 @@ from typing import Any
 from vcuda.requests.schemes import SCHEMES, SECONDS, Scheme
 
 NODE = "gpu-1"
-"""The node of the allocations."""
+"""The node on which the example pods have allocated cards."""
 
 RECORDED = tuple(each for each in SCHEMES if each.predicate_node and each.predicate_times and each.phase)
 """The schemes whose vendor records allocations on pods."""
@@ -23,7 +26,10 @@ def share_of(scheme: Scheme) -> dict[str, int]:
 
 
 def _cards(scheme: Scheme) -> dict[str, str]:
-    """Return the annotations of an allocation, without its node, times and phase."""
+    """Return the annotations of an allocation that name its cards.
+
+    Those with its node, times and phase are left out.
+    """
     judged = {scheme.predicate_node, *scheme.predicate_times, scheme.phase and scheme.phase.key}
     return {
         f"{key}0" if key.endswith("-") else key: "3" if key.endswith("-") else "GPU-1,NVIDIA,1000,30:;"
@@ -57,8 +63,12 @@ def marks(
 def allocated_pod(scheme: Scheme, at: float, *, created: float | None = None, **fields: Any) -> dict[str, Any]:
     """Return a stored pod allocated at ``at``, and created at ``created``, by default the same time.
 
-    ``fields``: ``node`` and ``phase`` as in ``marks``; ``status`` is the pod's phase, ``bound`` the node that it is
-    bound to, ``annotations`` and ``labels`` are its owner's own; all others belong to its metadata.
+    ``fields`` may have these keys. Every other key is a field of the pod's metadata.
+
+    ``node``, ``phase``: of the allocation, as in `marks`.
+    ``status``: the pod's phase.
+    ``bound``: the node that the pod is bound to.
+    ``annotations``, ``labels``: further annotations and labels of the pod.
     """
     annotations, labels = marks(scheme, at, **{key: fields.pop(key) for key in ("node", "phase") if key in fields})
     status, bound = fields.pop("status", "Pending"), fields.pop("bound", None)

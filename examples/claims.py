@@ -1,4 +1,4 @@
-"""Example claims, and the devices and classes of three DRA drivers, as in their charts and slices."""
+"""Example ResourceClaims, and the devices and DeviceClasses that three DRA drivers publish."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -25,7 +25,7 @@ MEMORY = {M40: "24Gi", A100: "40Gi"}
 
 
 def device(product: str, kind: str = "gpu", profile: str = "", name: str = "gpu-0", **fields: Any) -> Manifest:
-    """Return a card that is allocated whole, or a MIG partition of one."""
+    """Return a device: a card that is allocated as a whole, or a MIG partition of a card."""
     texts = {"type": kind, "productName": product, **({"profile": profile} if profile else {})}
     attributes: Manifest = {key: {"string": text} for key, text in texts.items()}
     attributes["cudaComputeCapability"] = {"version": "8.0.0"}
@@ -33,7 +33,7 @@ def device(product: str, kind: str = "gpu", profile: str = "", name: str = "gpu-
 
 
 def shared(product: str, kind: str, cores: str = "100", **fields: Any) -> Manifest:
-    """Return a card of which each claim uses a part."""
+    """Return a card that several claims share."""
     memory = MEMORY[product]
     capacity = {
         "cores": {
@@ -49,14 +49,14 @@ def shared(product: str, kind: str, cores: str = "100", **fields: Any) -> Manife
 
 
 def slice_of(driver: str, node: str, *devices: Manifest, generation: int = 1) -> ResourceSlice:
-    """Return the slice that a driver publishes on a node."""
+    """Return the ResourceSlice that a driver publishes for a node."""
     pool = {"name": node, "generation": generation, "resourceSliceCount": 1}
     spec = {"driver": driver, "nodeName": node, "pool": pool, "devices": list(devices)}
     return msgspec.convert({"metadata": {"name": f"{node}-{driver}-{generation}"}, "spec": spec}, ResourceSlice)
 
 
 def device_class(*expressions: str, extended: str | None = None) -> DeviceClass:
-    """Return a class with these selectors."""
+    """Return a DeviceClass with these CEL selectors."""
     selectors = [{"cel": {"expression": expression}} for expression in expressions]
     return msgspec.convert({"spec": {"selectors": selectors, "extendedResourceName": extended}}, DeviceClass)
 
@@ -66,7 +66,7 @@ CLASSES = {
     for driver in DRIVERS
     for name, kind in driver.classes.items()
 }
-"""The drivers' own classes."""
+"""The DeviceClasses that the drivers install."""
 
 SLICES = (
     slice_of(NVIDIA, "old", device(M40)),
@@ -88,7 +88,7 @@ def claim_policy(
     nodes: Nodes = NODES,
     rows: Mapping[str, tuple[str, ...]] = {},
 ) -> ClaimPolicy:
-    """Return the policy for claims with these devices and classes."""
+    """Return the policy by which the webhook decides claims: these devices, DeviceClasses, quota and nodes."""
     facts = {name: read_class(each) for name, each in classes.items()}
     models = CardModels({model: ProductRow(products) for model, products in rows.items()})
     known = msgspec.structs.replace(resources, models=models) if rows else resources
@@ -96,18 +96,18 @@ def claim_policy(
 
 
 def selector(expression: str) -> Manifest:
-    """Return one selector of a request."""
+    """Return a CEL selector for a request."""
     return {"cel": {"expression": expression}}
 
 
 def entry(device_class: str = NVIDIA, *expressions: str, **fields: Any) -> Manifest:
-    """Return one request for exactly this, or one entry of ``firstAvailable``."""
+    """Return the content of ``exactly``, or an entry of ``firstAvailable``, in a request of a claim."""
     selectors = {"selectors": [selector(each) for each in expressions]} if expressions else {}
     return {"deviceClassName": device_class, **selectors, **fields}
 
 
 def share(device_class: str = HAMI, **amounts: str) -> Manifest:
-    """Return a request of a share with these capacities."""
+    """Return a request for a share of a card with these capacities."""
     return entry(device_class, **({"capacity": {"requests": amounts}} if amounts else {}))
 
 
@@ -117,7 +117,7 @@ def first_of(*entries: Manifest) -> Manifest:
 
 
 def spec(*requests: Manifest) -> Manifest:
-    """Return the spec of a claim. A single entry becomes an exact request."""
+    """Return the spec of a claim. A request without ``firstAvailable`` becomes a request with ``exactly``."""
     listed = [each if "firstAvailable" in each else {"exactly": each} for each in requests]
     return {"devices": {"requests": [{"name": f"r{index}", **each} for index, each in enumerate(listed)]}}
 
@@ -139,7 +139,7 @@ def template(*requests: Manifest) -> Manifest:
 
 
 def view(manifest: Manifest) -> ClaimDigest:
-    """Return the digest of a claim's spec."""
+    """Return the digest of a claim's spec: the parts that the quota depends on."""
     return digest_of(msgspec.convert(manifest["spec"], ClaimSpec))
 
 

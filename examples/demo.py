@@ -1,7 +1,7 @@
 """The demo: a webhook on this machine, example pods sent through it, and a table of the outcomes.
 
-Run as ``python -m examples.demo``. Unlike `vcuda-webhook check` it uses a server. It acts as the API server: it sends
-AdmissionReviews over TLS, first to /mutate, then to /validate with the patched pod.
+Run as ``python -m examples.demo``. Unlike `vcuda-webhook check`, the demo starts a webhook server and acts as its API
+server. It sends AdmissionReviews over TLS, first to /mutate, and then to /validate with the patched pod.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ def serving(quota: Path, nodes: Path) -> Iterator[http.client.HTTPSConnection]:
     program = Path(sysconfig.get_path("scripts"), "vcuda-webhook")
     files = ["--quota", str(quota), "--nodes", str(nodes)]
     command = [str(program), "serve", "--standalone", *files, "--bind", "127.0.0.1:0", "--drain-seconds", "0"]
-    # A variable of the caller would change the server's configuration.
+    # Environment variables of the caller must not change the server's configuration.
     env = {name: value for name, value in os.environ.items() if not name.startswith("VCUDA_")}
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE) as process:  # noqa: S603  # ours
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE) as process:  # noqa: S603  # our own program
         try:
             with closing(_connect(process.stdout)) as connection:
                 yield connection
@@ -118,7 +118,7 @@ def _connect(log: IO[bytes] | None) -> http.client.HTTPSConnection:
     for line in log or ():
         told |= {key: str(value) for key, value in msgspec.json.decode(line, type=Json).items()}
         if "url" in told:
-            # The rest is read and dropped, because a full pipe would block the server.
+            # The rest of the log is read and dropped, because a full pipe would block the server.
             threading.Thread(target=deque, args=(log, 0), daemon=True).start()
             trust = ssl.create_default_context(cafile=told["ca"])
             host = urllib.parse.urlsplit(told["url"]).netloc
@@ -141,7 +141,8 @@ def _ask(
         raise Misbehaved(f"{path}: HTTP {reply.status}: {answer}")
     response: Json = answer["response"]
     told = response.get("auditAnnotations", {})
-    # The outcome is for logs and metrics, and not part of the answer. An ignored object shows only by itself.
+    # The answer does not contain the outcome, which is only in logs and metrics. For an object that the webhook left
+    # unchanged, the demo derives the outcome from the object.
     touched = told or response.get("patch") or not response["allowed"]
     return AdmissionResponse(
         outcome="" if touched else _untouched(request, policy),
@@ -155,7 +156,7 @@ def _ask(
 
 
 def _untouched(request: AdmissionRequest, policy: PolicySnapshot) -> str:
-    """Return the outcome of an object that is admitted unchanged."""
+    """Return the outcome of an object that is admitted unchanged, for example "ignored" if it requests no GPU."""
     if request.kind.kind == "Pod":
         pod = msgspec.json.decode(request.object, type=Pod)
         if not (asks_for_vcuda(pod, policy.resources) or pod.spec.resource_claims):
@@ -164,7 +165,7 @@ def _untouched(request: AdmissionRequest, policy: PolicySnapshot) -> str:
 
 
 def _table(rows: list[Row]) -> Iterator[str]:
-    """Yield a line for each row, and the reason below it."""
+    """Yield the lines of the table. The reason of a row is below its line."""
     names = [f"{row.namespace}/{row.object.partition('/')[2]}" for row in rows]
     cells = [(name, row.charge_text, row.decision, row.model) for name, row in zip(names, rows, strict=True)]
     heading, *lines = aligned([("NAME", "ASKS FOR", "DECISION", "MODEL"), *cells])
@@ -183,7 +184,7 @@ def _allowance(entry: NamespaceQuota) -> str:
 
 
 def _short(path: Path) -> str:
-    """Return the path relative to the current directory, if it is below it."""
+    """Return the path, relative to the current directory if that contains the file."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 

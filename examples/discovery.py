@@ -1,4 +1,7 @@
-"""Nodes as device plugins, DRA drivers and GPU feature discovery describe them, and the model found for each."""
+"""Example nodes with the labels, annotations and resources that report their GPUs, and the GPU model found for them.
+
+Device plugins and GPU feature discovery write these fields. DRA drivers publish ResourceSlices instead.
+"""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -29,7 +32,7 @@ REPORTED, REQUESTING, DELETED = "Reported 2026-01-02 15:04:05", "Requesting_2026
 def node(
     *parts: Mapping[str, Mapping[str, str]], labels: Mapping[str, str] | None = None, name: str = NAME
 ) -> Manifest:
-    """Return a node that these sources describe. Each source has labels, annotations and allocatable resources."""
+    """Return a node with the fields of all these sources: labels, annotations and allocatable resources."""
     found: dict[str, dict[str, str]] = {"labels": dict(labels or {}), "annotations": {}, "allocatable": {}}
     for part in parts:
         for key, values in part.items():
@@ -65,22 +68,24 @@ def features(product: str, count: str = "1", memory: str = "15360", offered: str
 
 
 def labelled(model: str, *, by: str = "") -> Manifest:
-    """Return the model label: the operator's, or ours if it was found ``by`` a source."""
+    """Return the fields of a node with a model label. If ``by`` is given, the controller found the model by that
+    source.
+    """
     return {"labels": {MODEL: model}, "annotations": {DISCOVERED: f"{model} from {by}"} if by else {}}
 
 
 def rows(text: str) -> CardModels:
-    """Return these rows of ``gpu_models``."""
+    """Return the parsed rows of ``gpu_models``, a key of the quota ConfigMap."""
     return card_models.parse_models(text) if text else NO_ROWS
 
 
 def known_by(text: str = "", schemes: tuple[Scheme, ...] = SCHEMES) -> GpuResources:
-    """Return the resources of a quota ConfigMap with these rows of ``gpu_models``."""
+    """Return the GPU resources that a quota ConfigMap with these rows of ``gpu_models`` defines."""
     return msgspec.structs.replace(BUILT_IN, models=rows(text), schemes=schemes)
 
 
 def found_on(manifest: Manifest, slices: Iterable[ResourceSlice] = (), known: GpuResources = BUILT_IN) -> Found:
-    """Return the result of the discovery for a node."""
+    """Return the model that the controller finds for this node."""
     read = msgspec.convert(manifest, Node)
     registers = read_registers(read.annotations, lambda *_: None)
     published = published_cards(map(read_slice, slices)).get(read.metadata.name, ())

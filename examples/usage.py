@@ -1,4 +1,4 @@
-"""Example usage of a cluster: of a medium company, and of the maximum number of namespaces for the usage page."""
+"""Example data for the usage page: a company with 14 namespaces, and a cluster with very many."""
 
 import datetime
 import random
@@ -27,7 +27,7 @@ def model_use(
     *,
     reserved: float = 0,
 ) -> ModelUse:
-    """Return the use of one model by a namespace. ``memory`` is used and limit, in MiB."""
+    """Return how much of one model a namespace uses. ``memory``: the used memory and its limit, in MiB."""
     memory_used, memory_limit = memory or (None, None)
     available = max(limit - used - reserved, 0)
     return ModelUse(model, limit, used, pending, available, memory_limit, memory_used, reserved=reserved)
@@ -39,7 +39,7 @@ def namespace_use(name: str, *models: ModelUse, mode: str = "enforce", unpinned:
 
 @dataclass
 class Sample:
-    """A source that can be changed between two pictures."""
+    """The data of a usage page. A test or a program for pictures can change the data between two renderings."""
 
     uses: dict[str, NamespaceUse] = field(default_factory=dict)
     pods: dict[str, Sequence[HolderRow]] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Sample:
     findings: Sequence[Finding] | None = None
 
     def report(self, *uses: NamespaceUse) -> None:
-        """Set the reports of these namespaces, in a new mapping like the controller's."""
+        """Replace the usage of these namespaces. Like the controller, this creates a new mapping."""
         self.uses = {**self.uses, **{use.namespace: use for use in uses}}
 
     def source(self) -> Source:
@@ -126,7 +126,7 @@ def company() -> Sample:
 
 
 def crowd(namespaces: int = 500, models: int = 8) -> Sample:
-    """Return as many namespaces as the page is for, each with every model. The figures are always the same."""
+    """Return the maximum number of namespaces for the page, each with every model. Each call returns equal figures."""
     figures = random.Random(6)  # noqa: S311  # figures, no secrets
     names = [f"MODEL-{number}" for number in range(models)]
     sample = Sample()

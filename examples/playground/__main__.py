@@ -1,4 +1,7 @@
-"""The command: starts the parts one after the other, changes the teams' workloads, and stops everything at the end."""
+"""The command of the playground.
+
+It starts the parts one after the other, changes the teams' workloads, and stops everything at the end.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +31,11 @@ from vcuda.errors import VcudaError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 INTERRUPTED = 130
-"""The exit status if a signal arrived before the playground had done its part."""
+"""The exit status if a signal arrived before the playground was started, or before --seconds were over."""
 
 
 class Stopped(BaseException):
-    """A signal asks the playground to end."""
+    """Raised when a signal, for example by Ctrl-C, must end the playground."""
 
 
 class NothingShown(Exception):
@@ -46,9 +49,9 @@ FAILURES = (Unusable, NotInstalled, PartEnded, NothingShown, StartupError, Vcuda
 class Playground:
     """A playground that is ready.
 
-    ``cluster``: its cluster.
-    ``system``: this system in that cluster.
-    ``parts``: all processes.
+    ``cluster``: the control plane with the simulated nodes.
+    ``system``: this system, installed in that cluster.
+    ``parts``: all processes of the playground.
     """
 
     cluster: Cluster
@@ -95,7 +98,7 @@ def main(seconds: float | None, seed: int) -> None:
 
 
 def start(directory: Path, stack: ExitStack) -> Playground:
-    """Start every part, and print how to use them. ``stack`` stops the parts again.
+    """Start every part, and print how to use the playground. ``stack`` stops the parts again.
 
     Raises one of `FAILURES` if a part does not start.
     """
@@ -124,7 +127,7 @@ def start(directory: Path, stack: ExitStack) -> Playground:
 
 
 def run(playground: Playground, seed: int, seconds: float | None) -> None:
-    """Change the workloads until Ctrl-C, or for so many seconds.
+    """Change the workloads for so many seconds, or until Ctrl-C if ``seconds`` is None.
 
     Raises PartEnded if a part ends. After ``seconds`` raises NothingShown if nothing was admitted or rejected.
     """
@@ -144,7 +147,7 @@ def run(playground: Playground, seed: int, seconds: float | None) -> None:
 
 @contextmanager
 def step(what: str) -> Iterator[None]:
-    """Print the step of the block, and afterwards how long it took."""
+    """Print the name of a step before the ``with`` statement, and how long the step took afterwards."""
     click.echo(f"{what} … ", nl=False)
     began = time.monotonic()
     try:

@@ -1,6 +1,4 @@
-"""The cluster of the playground: a real control plane, a scheduler that replaces HAMi's, and nodes that kwok
-simulates.
-"""
+"""The cluster of the playground: a real control plane, a substitute for HAMi's scheduler, and simulated nodes."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -27,7 +25,7 @@ START_SECONDS = 60.0
 MACHINE = {"cpu": "64", "memory": "256Gi", "pods": "250"}
 CARDS_PER_NODE = 4
 SHARES_PER_CARD = 2
-"""The number of pods that share a card here."""
+"""The number of pods that can share one card in the playground."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +44,11 @@ class Cluster:
 
 @contextmanager
 def running_cluster(programs: Programs, directory: Path) -> Iterator[Cluster]:
-    """Start etcd, kube-apiserver and the two controllers, with their files in ``directory``. There is no node yet.
+    """Start a control plane without nodes: etcd, kube-apiserver, kube-scheduler and kube-controller-manager.
 
-    Raises StartupError if one of them does not start.
+    ``directory``: the directory of their files.
+
+    Raises StartupError if a program does not start.
     """
     # The API server calls the webhook's Service by its external name, which resolves to this machine.
     flags = ("--enable-aggregator-routing=false",)
@@ -61,9 +61,10 @@ def running_cluster(programs: Programs, directory: Path) -> Iterator[Cluster]:
 
 
 def hami_scheduler(cluster: Cluster) -> Component:
-    """Return a kube-scheduler that binds the pods that name HAMi's scheduler.
+    """Return a kube-scheduler that binds the pods whose `schedulerName` is that of HAMi's scheduler.
 
-    It counts only the number of a pod's vGPUs. So a node must not offer more of them than its cards have room for.
+    This scheduler counts the vGPUs of a pod, but not their cores and memory. So a node must offer only as many vGPUs as
+    its cards have room for.
     """
     directory, [port] = cluster.plane.directory, free_ports(1)
     shares = {"ignoredResources": [name for name in HAMI.resources if name != HAMI.main_resource]}
@@ -123,13 +124,14 @@ def create_nodes(kube: Kube, manifests: Sequence[Json]) -> None:
     """Create the nodes, and remove their taints so that the schedulers use them."""
     for manifest in manifests:
         kube.post("/api/v1/nodes", msgspec.json.encode(manifest))
-        # Admission taints every new node, and the controller that removes the taint judges by a kubelet's Leases.
+        # The API server taints every new node. The controller that removes the taint needs a kubelet's Lease, which is
+        # missing here.
         untainted = msgspec.json.encode({"spec": {"taints": None}})
         kube.patch(f"/api/v1/nodes/{manifest['metadata']['name']}", untainted, MERGE_PATCH)
 
 
 def read_json(kube: Kube, path: str) -> Json | None:
-    """Return an object of the API server; None if there is none."""
+    """Return the object at this path of the API server; None if it does not exist."""
     try:
         return msgspec.json.decode(kube.get(path), type=Json)
     except NotFound:

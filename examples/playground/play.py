@@ -19,17 +19,17 @@ NAMESPACES = frozenset(team.namespace for team in TEAMS)
 
 
 class PartEnded(Exception):
-    """A part of the playground ended by itself. The message has the end of its log."""
+    """A process of the playground ended by itself. The message has the last lines of its log."""
 
 
 def play(kube: Kube, parts: Sequence[Component], seed: int, seconds: float | None) -> None:
-    """Change the workloads for so many seconds, or without end if ``seconds`` is None.
+    """Change the workloads for so many seconds, or forever if ``seconds`` is None.
 
-    Raises PartEnded if a part ends meanwhile.
+    Raises PartEnded if a process of the playground ends.
     """
     deadline = None if seconds is None else time.monotonic() + seconds
     for change in changes(seed):
-        # The reader may have deleted the Deployment or the namespace. The next change is then another one.
+        # The user may have deleted the Deployment or the namespace. Such a failed change is not retried.
         with contextlib.suppress(VcudaError):
             make(kube, change)
         left = CHANGE_SECONDS if deadline is None else deadline - time.monotonic()
@@ -56,7 +56,7 @@ def check_running(parts: Iterable[Component]) -> None:
 
 
 def count_running(kube: Kube) -> int:
-    """Return how many pods of the teams run."""
+    """Return the number of the teams' running pods."""
     pages = (
         page
         for namespace in NAMESPACES
@@ -66,5 +66,5 @@ def count_running(kube: Kube) -> int:
 
 
 def count_rejected(kube: Kube) -> int:
-    """Return how many workloads of the teams had a pod rejected."""
+    """Return the number of the teams' workloads of which a pod was rejected."""
     return sum(refused.namespace in NAMESPACES for refused in read_refusals(kube, None))

@@ -15,14 +15,14 @@ from tools.control_plane import CONTROLLER_MANAGER, SCHEDULER
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES, ETCD, KWOK = "v1.37.2", "v3.6.16", "v0.8.0"
-"""The versions that the build scripts build."""
+"""The versions of etcd and Kubernetes that the build scripts build."""
 
 STAGES = "stages"
 """The directory next to kwok with the stages by which it simulates nodes and pods."""
 
 BUILD_TOOLS = "tests/e2e/build-tools"
 BUILDS = (("tests/e2e/build-control-plane",), (BUILD_TOOLS, "kwok"))
-"""The build commands. Each prints the directory of its programs, and builds them first if necessary."""
+"""The build commands. Each command builds its programs if necessary, and prints their directory."""
 
 PLUGIN = "kubectl-gpuquota"
 
@@ -35,7 +35,8 @@ class Unusable(Exception):
 class Program:
     """A program that the playground runs.
 
-    ``name``: its file. ``source``: where users without Go get it.
+    ``name``: the name of its file.
+    ``source``: how users without Go get the program.
     """
 
     name: str
@@ -59,10 +60,10 @@ NOT_BUILT = {"setpriv"}
 
 @dataclass(frozen=True)
 class Programs:
-    """The programs as they were found.
+    """The programs that were built or found.
 
-    ``directory``: has a link to each of `PROGRAMS`.
-    ``stages``: the files of kwok's stages.
+    ``directory``: a directory with a link to each of `PROGRAMS`.
+    ``stages``: the files with kwok's stages, which say how kwok simulates nodes and pods.
     """
 
     directory: Path
@@ -73,9 +74,9 @@ class Programs:
 
 
 def provide(directory: Path, env: Mapping[str, str]) -> Programs:
-    """Build the programs that were never built, and link all of them in ``directory``, which must not exist.
+    """Build the programs that were not built before, and link all programs in ``directory``, which must not exist.
 
-    ``env`` has PATH, and may have KUBEBUILDER_ASSETS.
+    ``env``: the environment, with PATH and perhaps KUBEBUILDER_ASSETS.
 
     Raises Unusable if a build fails, or if programs are missing and cannot be built.
     """
@@ -92,14 +93,14 @@ def provide(directory: Path, env: Mapping[str, str]) -> Programs:
 
 
 def find(path: Sequence[str]) -> dict[str, Path]:
-    """Return the file of each program that is in a directory of ``path``. kwok counts only with its stages."""
+    """Return the file of each program that is in a directory of ``path``. kwok without its stages is left out."""
     files = {program.name: shutil.which(program.name, path=os.pathsep.join(path)) for program in PROGRAMS}
     found = {name: Path(file).resolve() for name, file in files.items() if file}
     return {name: file for name, file in found.items() if name != "kwok" or (file.parent / STAGES).is_dir()}
 
 
 def missing_text(missing: Sequence[Program], *, has_go: bool, assets: str | None) -> str:
-    """Return what to do about missing programs: one line for all of them, then one line for each."""
+    """Return the message about missing programs: one line of advice, then one line per program on how to get it."""
     build = "then `make playground` builds them in about 6 minutes."
     if {each.name for each in missing} <= NOT_BUILT:
         advice = "Provide each:"
@@ -118,8 +119,8 @@ def link_commands(directory: Path, programs: Programs) -> None:
 
 
 def _built(command: Sequence[str], env: Mapping[str, str], *, has_go: bool) -> str | None:
-    """Return the directory that a build prints, or None if it was never built and there is no Go to build it."""
-    # The build has its own process group, so that its end also ends the compilers.
+    """Return the directory that the build command prints. None if Go is missing and nothing was built before."""
+    # The build has its own process group, so that a signal to the group also ends the compilers.
     build = subprocess.Popen(
         (str(ROOT / command[0]), *command[1:]),
         env={**env},

@@ -1,4 +1,4 @@
-"""This system in the playground: the manifests as they are installed, and our programs as processes."""
+"""This system in the playground: our manifests are applied to the cluster, and our programs run as local processes."""
 
 import base64
 import json
@@ -30,7 +30,7 @@ OVERLAY = ROOT / "manifests" / "overlays" / "hami"
 NAMESPACE = "vcuda-quota"
 WEBHOOK, CONTROLLER, CERTIFICATES = "vcuda-webhook", "vcuda-controller", "vcuda-certs-first"
 DECLARED = "quota.vcuda.io/webhooks"
-"""The annotation that declares the webhooks of a configuration, which vcuda-certs registers."""
+"""The annotation of a webhook configuration with the webhooks that vcuda-certs is to register."""
 
 USAGE = "gpu-quota-usage"
 """The ConfigMap in which the controller publishes a namespace's usage."""
@@ -46,12 +46,12 @@ class NotInstalled(Exception):
 
 @dataclass(frozen=True)
 class System:
-    """The applied manifests.
+    """This system, installed in a cluster.
 
-    ``cluster``: the cluster that they are applied to.
-    ``manifests``: all objects as kustomize renders them, also the workloads, which are not applied.
-    ``directory``: for kubeconfigs, certificates and logs.
-    ``webhook_port``, ``page_port``: where the webhook and the usage page listen on 127.0.0.1.
+    ``cluster``: the cluster to which the manifests are applied.
+    ``manifests``: all objects as kustomize renders them. They include the workloads, which are not applied.
+    ``directory``: the directory of kubeconfigs, certificates and logs.
+    ``webhook_port``, ``page_port``: the ports of the webhook and of the usage page on 127.0.0.1.
     """
 
     cluster: Cluster
@@ -70,7 +70,10 @@ class System:
         return self.directory / "certificates"
 
     def issue_certificates(self) -> None:
-        """Run the Job of the certificates without waiting for a replica, and write the files that a replica mounts."""
+        """Run the command of the certificates' Job, and write the certificate files that a webhook replica mounts.
+
+        The command does not wait for a replica, because none runs yet.
+        """
         self._rotate("--timeout=0s", "--ip=127.0.0.1")
         secret = read_json(self.cluster.kube, f"/api/v1/namespaces/{NAMESPACE}/secrets/vcuda-webhook-tls")
         if secret is None:
@@ -80,7 +83,7 @@ class System:
             (self._certificates / name).write_bytes(base64.b64decode(text))
 
     def register(self) -> None:
-        """Run that Job again, which registers the webhooks after the replica has answered."""
+        """Run the command of the certificates' Job again. It registers the webhooks after the replica has answered."""
         self._rotate("--timeout=60s", f"--endpoint=127.0.0.1:{self.webhook_port}")
 
     def webhook(self) -> Component:
@@ -99,7 +102,7 @@ class System:
         return self._component(CONTROLLER, command, Probe(status_port, "/readyz"))
 
     def await_admission(self) -> None:
-        """Return when the webhooks are in effect, and they know the quota and the models of the nodes."""
+        """Return when the webhooks are in effect and have read the quota and the nodes' models."""
 
         def checked() -> bool:
             return is_rejected(self.cluster, malformed_quota()) and is_pinned(self.cluster, YOURS)
@@ -122,7 +125,9 @@ class System:
             raise NotInstalled(f"vcuda-certs rotate: exit status {done.returncode}: {done.stdout}{done.stderr}")
 
     def _command(self, kind: str, name: str, *flags: str) -> tuple[str, ...]:
-        """Return the command of a workload with its own rights. If a flag is given twice, the last one is used."""
+        """Return the command of a workload, with the rights of its ServiceAccount. ``flags`` override the workload's
+        flags.
+        """
         [workload] = (each for each in self.manifests if each["kind"] == kind and each["metadata"]["name"] == name)
         spec = workload["spec"]["template"]["spec"]
         [container] = spec["containers"]
@@ -161,7 +166,7 @@ def apply_system(cluster: Cluster, directory: Path) -> System:
 
 
 def reachable(manifests: Sequence[Json], port: int) -> list[Json]:
-    """Return the objects such that the API server calls the webhook at a port of this machine.
+    """Return the objects, changed so that the API server calls the webhook at a port of this machine.
 
     The API server calls a Service of type ExternalName at its name, and still verifies the name of the Service in the
     certificate.
@@ -187,7 +192,7 @@ def apply(cluster: Cluster, manifests: Sequence[Json]) -> None:
 
 
 def kubectl(cluster: Cluster, *arguments: str, stdin: str = "") -> str:
-    """Return what kubectl prints. Raises NotInstalled with its message if it fails."""
+    """Return the output of kubectl. Raises NotInstalled with kubectl's message if the command fails."""
     cache = cluster.plane.directory / "kubectl-cache"
     options = (f"--kubeconfig={cluster.plane.kubeconfig}", f"--cache-dir={cache}")
     command = (str(cluster.programs.path_of("kubectl")), *options, *arguments)
@@ -225,7 +230,7 @@ def is_pinned(cluster: Cluster, team: Team) -> bool:
 
 def await_true(holds: Callable[[], bool], otherwise: str) -> None:
     """Return when ``holds`` is true. Raises NotInstalled with ``otherwise`` if it takes too long."""
-    # No watch shows when an API server uses a registration. So the question is repeated.
+    # No watch reports when an API server begins to call a registered webhook. So ``holds`` is polled.
     deadline = time.monotonic() + START_SECONDS
     while not holds():
         if time.monotonic() > deadline:

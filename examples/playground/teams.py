@@ -1,4 +1,7 @@
-"""The teams of the playground: their quotas, their workloads, and how these change. This module sends no request."""
+"""The teams of the playground: their quotas, their workloads, and the changes of the workloads.
+
+This module sends no request.
+"""
 
 import itertools
 import random
@@ -15,7 +18,7 @@ COMPLETES_AFTER = tuple(f"pod-complete.stage.kwok.x-k8s.io/{bound}" for bound in
 """The annotations with the shortest and the longest time that kwok lets a pod of a Job run."""
 
 GRACE_SECONDS = 2
-"""The grace period of each pod. The cards of a deleted pod are charged until it is over."""
+"""The grace period of each pod in seconds. The cards of a deleted pod stay charged until the period is over."""
 
 WAIT_SECONDS = 90
 """Seconds after which a Job without pods has failed. This bounds the number of waiting Jobs."""
@@ -28,10 +31,10 @@ KEEP_SECONDS = 20
 class Pods:
     """The pods of a workload.
 
-    ``name``: the Deployment, or the first part of the names of Jobs.
-    ``limits``: what each pod requests.
-    ``size``: the same in words.
-    ``most``: the most pods at a time, which may be more than the quota admits.
+    ``name``: the name of the Deployment, or the first part of the names of Jobs.
+    ``limits``: the resource limits of each pod.
+    ``size``: the limits in words.
+    ``most``: maximum number of pods at a time. The quota may admit fewer pods.
     """
 
     name: str
@@ -44,8 +47,10 @@ class Pods:
 class Team:
     """A namespace with a quota.
 
-    ``quota``: cards by model. ``deployment``: scaled between 0 and its ``most`` pods. ``first``: the initial number of
-    pods of the Deployment. ``job``: the Jobs that are created; None for a team whose workloads only the reader changes.
+    ``quota``: number of cards by model.
+    ``deployment``: the pods of its Deployment, which is scaled between 0 and ``most`` pods.
+    ``first``: initial number of pods of the Deployment.
+    ``job``: the pods of its Jobs. None for the user's team, whose workloads the playground does not change.
     """
 
     namespace: str
@@ -56,7 +61,7 @@ class Team:
 
 
 TEAMS = (
-    # The first Deployment exceeds its quota, so there is a rejection from the start.
+    # The Deployment of this team exceeds its quota from the start, so that a pod is rejected soon.
     Team("team-vision", {"A100": 5}, Pods("detector", CARD, "1 card", 7), 6, Pods("label", CARD, "1 card", 2)),
     Team(
         "team-speech",
@@ -74,7 +79,7 @@ TEAMS = (
     ),
 )
 YOURS = Team("your-team", {"T4": 2}, Pods("app", HALF_CARD, "half a T4 card", 1), 1, None)
-"""The team whose workloads only the reader changes."""
+"""The team of the user. The playground does not change its workloads."""
 
 ALL = (*TEAMS, YOURS)
 
@@ -90,9 +95,9 @@ class Scale:
 
 @dataclass(frozen=True)
 class RunJob:
-    """A new Job.
+    """Create a Job.
 
-    ``pods``: the pods that it runs at a time.
+    ``pods``: number of pods that the Job runs at a time.
     ``seconds``: how long each pod runs.
     """
 
@@ -114,8 +119,8 @@ def changes(seed: int) -> Iterator[Change]:
 
 
 def next_change(team: Team, number: int, figures: random.Random) -> Change:
-    """Return the change of a team: another size of its Deployment, or a new Job, whose name has the ``number``."""
-    if team.job is None or figures.random() < 0.5:  # noqa: PLR2004  # as often the one as the other
+    """Return a random change of a team: a new size of its Deployment, or a new Job with ``number`` in its name."""
+    if team.job is None or figures.random() < 0.5:  # noqa: PLR2004  # both changes are equally likely
         return Scale(team.namespace, team.deployment.name, figures.randint(0, team.deployment.most))
     name, pods = f"{team.job.name}-{number}", figures.randint(1, team.job.most)
     return RunJob(team.namespace, name, team.job.limits, pods, figures.randint(10, 40))
@@ -175,7 +180,7 @@ def job_manifest(job: RunJob) -> Json:
 
 
 def bare_pod(team: Team) -> Json:
-    """Return a pod of the team's Deployment without the Deployment."""
+    """Return a pod like those of the team's Deployment, but without an owner."""
     metadata = {"namespace": team.namespace, "generateName": "trial-"}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _pod_spec(team.deployment.limits)}
 

@@ -9,7 +9,7 @@ from vcuda.cli import aligned
 
 
 class Command(NamedTuple):
-    """A command to try, and what it shows."""
+    """A command that the user can try, with a text that says what the command shows."""
 
     shows: str
     typed: str
@@ -35,8 +35,9 @@ COMMANDS = (
 def welcome(directory: Path, commands: Path, page: str) -> str:
     """Return what a person needs to use the playground.
 
-    ``directory``: has the file kubeconfig. ``commands``: the directory of kubectl and its plugin. ``page``: the address
-    of the usage page.
+    ``directory``: the directory with the file kubeconfig.
+    ``commands``: the directory with kubectl and its plugin.
+    ``page``: the address of the usage page.
     """
     cache = directory / "kubectl-cache"
     return "\n".join(
@@ -73,9 +74,10 @@ def _jobs(team: Team) -> str:
 
 
 def verdict(running: int, rejected: int) -> str | None:
-    """Return what the playground has not shown, or None if it has shown everything.
+    """Return what the playground failed to show, or None if a pod was admitted and another pod was rejected.
 
-    ``running``: pods of the teams that were admitted and run. ``rejected``: workloads of the teams with a rejected pod.
+    ``running``: number of the teams' running pods.
+    ``rejected``: number of the teams' workloads of which a pod was rejected.
     """
     if not running:
         return "no pod of a team was admitted"

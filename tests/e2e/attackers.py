@@ -1,4 +1,7 @@
-"""Tenants that try to exceed the quota while faults hit every part. Counts the answer to each attack."""
+"""Attacks of tenants who try to exceed the quota, while faults affect every part of the system.
+
+The answers to each attack are counted.
+"""
 
 import itertools
 import json
@@ -36,14 +39,14 @@ FORGED = {
 }
 FPGA = "example.com/fpga"
 PROTECTION = "resource.kubernetes.io/delete-protection"
-CLEAN = "stored without what was forged"
-DIRTY = "STORED WITH WHAT WAS FORGED"
-TORN = "bound, and torn away"
-GONE = "gone before"
+CLEAN = "stored without the forged fields"
+DIRTY = "STORED WITH FORGED FIELDS"
+TORN = "bound, then deleted by force"
+GONE = "deleted before"
 ALLOWED, HUNG_UP = "allowed", "not answered"
 NO_RIGHT = "refused by RBAC"
-"""This also occurs for a while after the API server has restarted: it does not know all rights yet, including those of
-the webhook.
+"""Shortly after a restart, the API server rejects permitted requests with this outcome too, because it has not read all
+roles yet. This includes requests of the webhook.
 """
 NOT_ALLOWED = frozenset({"403", "429", "503", NO_RIGHT, HUNG_UP})
 INVENTED = "invented"
@@ -65,23 +68,23 @@ ATTACKS: Mapping[str, frozenset[str]] = {
     "binding of a stored pod": frozenset({NO_RIGHT, API_AWAY}),
     "force-deletion of a bound pod": REFUSED | {TORN, GONE},
     "label enforced=false": frozenset({"refused by policy", NO_RIGHT, API_AWAY}),
-    "label enforced taken off": frozenset({"200", NO_RIGHT, API_AWAY}),
+    "label enforced removed": frozenset({"200", NO_RIGHT, API_AWAY}),
     "refused by ResourceQuota after the charge": REFUSED | {"refused by ResourceQuota"},
     "forged review of an existing namespace": frozenset({ALLOWED, *NOT_ALLOWED}),
     "forged review of an invented namespace": NOT_ALLOWED | {"400"},
     "review of 2.8 MiB": frozenset({ALLOWED, *NOT_ALLOWED}),
-    "half a body, and silence": frozenset({HUNG_UP}),
+    "half a body, then silence": frozenset({HUNG_UP}),
 }
-"""Each attack with all answers that are permitted."""
+"""The answers that are permitted, by the name of the attack."""
 
 CLAIM_ATTACKS: Mapping[str, frozenset[str]] = {
     "claim pinned to a model by hand, marked as the scheduler's": REFUSED | {STORED, "no GPU model"},
     "finalizer of a claim": REFUSED | {"refused by policy", GONE},
 }
-"""The attacks that need ResourceClaims."""
+"""The permitted answers to the attacks that need ResourceClaims."""
 
 FEW_CORES = {"tencent.com/vcuda-core": 5, "tencent.com/vcuda-memory": 1}
-"""A small request for pods that stay charged although they are never stored, so that room is left for others."""
+"""The request of pods that are charged but never stored. It is small, so that the other pods have room meanwhile."""
 
 SELECTIONS = (
     required(term(*(requirement("rank", "Gt", str(n)) for n in range(490)), requirement("rank", "Lt", "0"))),
@@ -94,7 +97,7 @@ PAUSE = 0.8
 
 
 def outcome(answer: Answer) -> str:
-    """Return the answer to a tenant as one word, or the whole answer if no attack is known to receive it."""
+    """Return the name of the answer's kind, or the whole answer if no kind is known for it."""
     named = (name for name, status, text in KINDS if answer.status == status and text in answer.message)
     told = next(named, "") or (str(answer.status) if answer.status == HTTPStatus.OK else reason(answer))
     return API_AWAY if told not in REASONS and answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR else told
@@ -102,9 +105,15 @@ def outcome(answer: Answer) -> str:
 
 @dataclass(frozen=True)
 class Siege:
-    """Attacks by tenants with ClusterRole `edit`, each in the last namespace of the callers' present group.
+    """Attacks by a tenant with ClusterRole `edit`, in the last namespace of each group of `callers`.
 
-    ``tenant`` may edit these namespaces. ``admin`` acts as the scheduler. ``counts`` are the answers by attack.
+    ``callers``: the usual load, which chooses the group of namespaces in use.
+    ``admin``: a client that acts as the scheduler.
+    ``tenant``: a client with the rights of the tenant.
+    ``replicas``: the webhook replicas that are attacked directly.
+    ``ghosts``: gets the pods that were deleted by force while bound.
+    ``counts``: the number of answers by attack and answer.
+    ``numbers``: the numbers for the names of objects.
     """
 
     callers: Callers
@@ -116,7 +125,7 @@ class Siege:
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def attackers(self) -> list[Callable[[threading.Event], None]]:
-        """Return the attackers, one for each thread of `in_threads`."""
+        """Return the functions that attack until they are stopped, for `in_threads`."""
         does = dict(
             zip(
                 ATTACKS,
@@ -133,8 +142,8 @@ class Siege:
 
         def repeat(name: str, once: Callable[[], str]) -> Callable[[threading.Event], None]:
             def attack(stop: threading.Event) -> None:
-                while not stop.wait(random.uniform(0, 2 * PAUSE)):  # noqa: S311  # a load
-                    with suppress(*AWAY):  # the API server is away
+                while not stop.wait(random.uniform(0, 2 * PAUSE)):  # noqa: S311  # random load
+                    with suppress(*AWAY):  # the API server does not run
                         self.counts[name][once()] += 1
 
             return attack
@@ -146,7 +155,7 @@ class Siege:
         return self.callers.present()[-1]
 
     def _pod(self, limits: Json = GPU_REQUESTS[0], **metadata: object) -> Json:
-        """Return a pod for the next replica in turn."""
+        """Return a pod whose label selects the next replica in turn."""
         number = next(self.numbers)
         return gpu_pod(f"attack-{number}", self._namespace, limits, labels=self.callers.labels(number), **metadata)
 
@@ -156,7 +165,7 @@ class Siege:
 
     def _selection(self) -> str:
         pod = self._pod()
-        answer, _ = self._create(pod, affinity=random.choice(SELECTIONS))  # noqa: S311  # a load
+        answer, _ = self._create(pod, affinity=random.choice(SELECTIONS))  # noqa: S311  # random load
         self._delete(pod)
         return answer
 
@@ -199,9 +208,9 @@ class Siege:
         return self.tenant.send("DELETE", path, {"gracePeriodSeconds": 0}).status == HTTPStatus.OK
 
     def _planted(self) -> str:
-        """Create a claim that is pinned as by /mutate, with the annotation of a claim that the scheduler created."""
+        """Create a claim with a forged pin, and with the annotation of claims that the scheduler creates."""
         entry = CLAIM_REQUESTS[1]["exactly"]
-        expression = write_pin(ClaimPin(NVIDIA, (random.choice([*PRODUCTS]).lower(),)))  # noqa: S311  # a load
+        expression = write_pin(ClaimPin(NVIDIA, (random.choice([*PRODUCTS]).lower(),)))  # noqa: S311  # random load
         asked = {"name": "gpu", "exactly": {**entry, "selectors": [{"cel": {"expression": expression}}]}}
         answer, made = self._claim(asked, annotations={"resource.kubernetes.io/extended-resource-claim": "true"})
         self._delete(made)
@@ -216,7 +225,7 @@ class Siege:
         return patched
 
     def _claim(self, asked: Json, **metadata: object) -> tuple[str, Json]:
-        """Create a claim at the next replica in turn. Return the outcome and the claim."""
+        """Create a claim whose label selects the next replica in turn. Return the outcome and the claim."""
         number = next(self.numbers)
         made = claim(self._namespace, f"attack-{number}", asked)
         made["metadata"] |= {"labels": self.callers.labels(number), **metadata}
@@ -250,8 +259,8 @@ class Siege:
         return self._review(pod, dryRun=True)
 
     def _replica(self) -> WebhookProcess:
-        """Return a replica. A new process may have taken its place, at the same address."""
-        return random.choice(self.replicas)  # noqa: S311  # a load
+        """Return a random replica. A new process may listen at its address if the replica was killed."""
+        return random.choice(self.replicas)  # noqa: S311  # random load
 
     def _review(self, pod: Json, **fields: object) -> str:
         try:
@@ -267,7 +276,7 @@ class Siege:
         return ALLOWED if response["allowed"] else str(response["status"]["code"])
 
     def _silence(self) -> str:
-        """Open so many connections at a time. Some send half of a large body, some send nothing."""
+        """Open `SILENT` connections at a time. Half of them send a part of a large body, and the others nothing."""
         with ExitStack() as held, suppress(OSError):
             for number in range(SILENT):
                 connection = held.enter_context(connected(self._replica()))
@@ -288,7 +297,7 @@ def binding(pod: Json) -> tuple[str, Json]:
 
 @contextmanager
 def connected(replica: WebhookProcess) -> Iterator[ssl.SSLSocket]:
-    """Yield a connection with a timeout, which closes as soon as it cannot send."""
+    """Yield a TLS connection to the replica, with a timeout."""
     parts = urlsplit(replica.url)
     with (
         socket.create_connection((parts.hostname, parts.port or 0), timeout=SILENT_SECONDS) as raw,
@@ -298,8 +307,9 @@ def connected(replica: WebhookProcess) -> Iterator[ssl.SSLSocket]:
 
 
 def prepare(cluster: Cluster, namespaces: Sequence[str]) -> None:
-    """Give user `tenant` the right to edit the namespaces and their labels. A ResourceQuota rejects pods that request
-    FPGAs.
+    """Give user `tenant` the right to edit these namespaces and their labels, and create a node.
+
+    Create a ResourceQuota in each namespace, which rejects pods that request FPGAs.
     """
     rbac = {"apiVersion": "rbac.authorization.k8s.io/v1"}
     rule = {"apiGroups": [""], "resources": ["namespaces"], "verbs": ["get", "patch"]}
@@ -309,7 +319,7 @@ def prepare(cluster: Cluster, namespaces: Sequence[str]) -> None:
         metadata = {"namespace": namespace, "name": NODE}
         hard = {"hard": {f"requests.{FPGA}": "0"}}
         cluster.create({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": hard})
-        # The controller manager also writes this status, but later.
+        # The API server enforces the ResourceQuota when it has a status. The controller manager would write it later.
         path = f"/api/v1/namespaces/{namespace}/resourcequotas/{NODE}/status"
         cluster.rest.merge_patch(path, {"status": {**hard, "used": {f"requests.{FPGA}": "0"}}})
         for role in ("edit", NODE):

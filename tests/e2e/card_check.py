@@ -1,6 +1,6 @@
-"""Computes from annotations which part of each node's cards the stored pods use.
+"""Computes from annotations how much of each node's cards the stored pods use.
 
-This is an independent oracle: it shares nothing with the code under test, and prefers simple code.
+The tests compare the extender with these results. So this module shares no code with the extender.
 """
 
 from collections import Counter
@@ -12,11 +12,11 @@ CORES, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
 INDEX = "tencent.com/predicate-gpu-idx-"
 
 Taken = dict[tuple[str, int], tuple[int, int]]
-"""The cores and blocks of memory in use, by node and card."""
+"""The cores and the blocks of memory (256 MiB each) in use, by node and card."""
 
 
 def taken(pods: Iterable[Json], card_memory: int) -> Taken:
-    """Return the use of each card by pods that are bound, or for which a node is chosen."""
+    """Return the use of each card. Pods count if they are bound, or if an annotation names their node."""
     cores: Counter[tuple[str, int]] = Counter()
     memory: Counter[tuple[str, int]] = Counter()
     for pod in pods:
@@ -40,7 +40,7 @@ def wanted(container: Json) -> tuple[int, int]:
 
 
 def over(used: Taken, nodes: Iterable[str], cards: int, card_memory: int) -> list[str]:
-    """Return the errors: each card whose cores or memory are exceeded, and each card that does not exist."""
+    """Return a text for each card that is over-allocated in cores or memory, and for each card that does not exist."""
     known = {(node, card) for node in nodes for card in range(cards)}
     return [
         f"{node} card {card}: {cores} cores, {memory} blocks"
@@ -50,7 +50,7 @@ def over(used: Taken, nodes: Iterable[str], cards: int, card_memory: int) -> lis
 
 
 def fits_somewhere(pod: Json, used: Taken, nodes: Iterable[str], cards: int, card_memory: int) -> bool:
-    """Return whether a pod could be placed, each container on the fullest card that has room."""
+    """Return whether the pod fits on a node, if each container gets the fullest card that has room for it."""
     return any(_fits(pod, [used.get((node, card), (0, 0)) for card in range(cards)], card_memory) for node in nodes)
 
 

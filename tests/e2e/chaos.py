@@ -1,4 +1,7 @@
-"""Many callers that create pods and claims, delete them again, and count the answers."""
+"""The load of the chaos test: many callers create and delete pods and claims, and count the answers.
+
+Replicas and controllers that can be killed are in this module too.
+"""
 
 import itertools
 import os
@@ -30,15 +33,15 @@ from tests.integration.reviews import gpu_pod
 from tests.processes import PATIENCE, ControllerProcess, Fields, OwnProcess, WebhookProcess
 
 ASKS = "e2e.vcuda.io/policy"
-"""The label of the pods that another webhook reviews, within SLOWEST seconds."""
+"""The label of the pods that a second, slow webhook also reviews. It answers within SLOWEST seconds."""
 
 REFUSAL = "refused by another policy"
 SLOWEST, REFUSED_PART = 1.5, 0.1
 
 STORED = "stored"
 OVER_QUOTA = "over quota"
-LEDGER_LOST = "ledger lost, or killed while it was made (429)"
-BUSY = "busy, come again (429)"
+LEDGER_LOST = "ledger lost, or replica killed while it created the ledger (429)"
+BUSY = "busy, retry later (429)"
 NOT_PINNED = "not pinned to a model: /mutate was not reached"
 WEBHOOK_AWAY = "webhook not reached"
 POLICY = "refused by another policy, after it was charged"
@@ -48,11 +51,11 @@ _REASONS = (
     (OVER_QUOTA, {403, 429}, r"exceeded GPU quota: \w+ in namespace \S+, requested: .* limited: "),
     (NOT_PINNED, {403}, r"held to (the products of )?one GPU model that namespace \S+ may use"),
     (POLICY, {403}, rf"{REFUSAL}$"),
-    # The webhook never answers 429 to a claim.
+    # For claims the webhook answers 403 instead of 429.
     (LEDGER_LOST, {403, 429}, r"ledger of namespace \S+ was lost; pods that were charged in it may still be stored"),
     (BUSY, {403, 429}, r"try again (in 1 s|later)$"),
     (WEBHOOK_AWAY, {500}, r"failed calling webhook \"validate(-claims)?(-\d)?\.quota\.vcuda\.io\""),
-    (API_AWAY, {504}, ""),  # The replica is ending, and need not give a reason
+    (API_AWAY, {504}, ""),  # a replica that ends may answer without a reason
     (API_AWAY, {500, 503}, r"etcd|rpc error|did not complete|context (deadline|canceled)|shut ?down|timed? ?out"),
 )
 
@@ -67,30 +70,30 @@ CLAIM_REQUESTS: Sequence[Json] = (
     request(HAMI, capacity={"requests": {"cores": "50", "memory": "4Gi"}}),
 )
 SLOW_PART, CLAIM_PART, TEMPLATE_PART = 0.1, 0.3, 0.05
-"""The fractions of created objects that the slow webhook reviews, that are claims, and that are pods with a template of
-a claim.
+"""Fractions of the created objects: objects that the slow webhook reviews, claims, and pods with a claim template.
 """
 
 ROOMY_PART = 0.75
-"""The fraction of objects that is created in the namespace with room for hundreds. Replicas reserve there."""
+"""The fraction of objects that are created in the roomy namespace, whose quota is so large that replicas reserve there.
+"""
 
 LEADING, REAPED = "leading", "releasing the reservation of a replica that has ended"
 INTERNAL, NOT_ANSWERED = "internal error", "not answered"
 TOLD = (LEADING, REAPED, INTERNAL, NOT_ANSWERED)
-"""The events that a run reports."""
+"""The log events that the test reports."""
 
 SAMPLE_PAUSE = 0.5
 GRANTED = re.compile(rb"^vcuda_ledger_granted_total (\S+)", re.MULTILINE)
 HOLD, PAUSE = 0.3, 0.2
-"""The maximum time for which a pod is kept, and the pause between two attempts of one caller, in seconds."""
+"""Maximum seconds for which a pod is kept, and maximum seconds between two creates of one caller."""
 
 ROOMY_HOLD = 4.0
-"""Seconds for which a pod is kept in the namespace with room."""
+"""Seconds for which a pod is kept in the roomy namespace (the one with a large quota)."""
 
 
 def reason(answer: Answer) -> str:
-    """Return the reason of a rejection as one word, or that there was none. An unknown reason is returned as the whole
-    answer.
+    """Return the name of the reason of a rejection, `STORED` if the object was created, or an unknown answer as a
+    whole.
     """
     if answer.status == HTTPStatus.CREATED:
         return STORED
@@ -105,11 +108,18 @@ REASONS = frozenset({STORED, API_AWAY, *(name for name, _, _ in _REASONS)})
 
 @dataclass(frozen=True)
 class Callers:
-    """Callers, each with one replica and one API server. ``counts`` are the answers to them.
+    """Callers that create and delete objects. Each caller uses one replica and one API server.
 
-    They share the namespaces of one group, and move to the next group every ``stay`` seconds. They create most objects
-    in the first namespace of a group. While ``keep`` is set, they delete nothing there, so that it fills up soon.
-    ``claims``: they also create ResourceClaims, and pods with a claim from a template of `templates`.
+    All callers use the namespaces of one group, and change to the next group every ``stay`` seconds. They create most
+    objects in the first namespace of the group, which is the roomy one.
+
+    ``rests``: a client for each API server.
+    ``groups``: the groups of namespaces.
+    ``replicas``: the number of webhook replicas.
+    ``claims``: True if the callers also create ResourceClaims, and pods with a template of `templates`.
+    ``started``: seconds of the monotonic clock.
+    ``counts``, ``claim_counts``: the number of answers by reason, for pods and for claims.
+    ``keep``: while it is set, nothing in the roomy namespace is deleted, so that its quota is soon used up.
     """
 
     rests: Sequence[Rest]
@@ -133,7 +143,7 @@ class Callers:
         kept: deque[tuple[float, Json]] = deque()
         for turn in itertools.count():
             roomy, *others = self.present()
-            namespace = roomy if random.random() < ROOMY_PART else random.choice(others)  # noqa: S311  # a load
+            namespace = roomy if random.random() < ROOMY_PART else random.choice(others)  # noqa: S311  # random load
             made = self._manifest(f"train-{number}-{turn}", namespace, labels)
             answer = created(rest, made)
             with self.lock:
@@ -142,33 +152,33 @@ class Callers:
                 if namespace == roomy:
                     kept.append((time.monotonic() + ROOMY_HOLD, made))
                 else:
-                    stop.wait(random.uniform(0, HOLD))  # noqa: S311  # a load
+                    stop.wait(random.uniform(0, HOLD))  # noqa: S311  # random load
                     delete(rest, made, stop)
             while kept and kept[0][0] < time.monotonic() and not self.keep.is_set():
                 delete(rest, kept.popleft()[1], stop)
-            if stop.wait(random.uniform(0, PAUSE)):  # noqa: S311  # a load
+            if stop.wait(random.uniform(0, PAUSE)):  # noqa: S311  # random load
                 return
 
     def present(self) -> Sequence[str]:
-        """Return the namespaces of the present group."""
+        """Return the namespaces of the group that is in use now."""
         return self.groups[int((time.monotonic() - self.started) / self.stay) % len(self.groups)]
 
     def labels(self, number: int) -> Mapping[str, str]:
-        """Return the labels of an object that a replica reviews."""
+        """Return the labels of the caller with this number, which select the replica for its objects."""
         return {REPLICA: str(number % self.replicas)}
 
     def _manifest(self, name: str, namespace: str, labels: Mapping[str, str]) -> Json:
-        kind = random.random() if self.claims else 1  # noqa: S311  # a load
+        kind = random.random() if self.claims else 1  # noqa: S311  # random load
         if kind < TEMPLATE_PART:
             return labelled(claiming(namespace, name, resourceClaimTemplateName=f"gpu-{labels[REPLICA]}"), labels)
-        asks = {ASKS: "true"} if random.random() < SLOW_PART else {}  # noqa: S311  # a load
+        asks = {ASKS: "true"} if random.random() < SLOW_PART else {}  # noqa: S311  # random load
         if kind < TEMPLATE_PART + CLAIM_PART:
-            return labelled(claim(namespace, name, random.choice(CLAIM_REQUESTS)), {**labels, **asks})  # noqa: S311  # a load
-        return gpu_pod(name, namespace, random.choice(GPU_REQUESTS), labels={**labels, **asks})  # noqa: S311  # a load
+            return labelled(claim(namespace, name, random.choice(CLAIM_REQUESTS)), {**labels, **asks})  # noqa: S311  # random load
+        return gpu_pod(name, namespace, random.choice(GPU_REQUESTS), labels={**labels, **asks})  # noqa: S311  # random load
 
 
 def created(rest: Rest, made: Json) -> str:
-    """Return the outcome of a creation as one word."""
+    """Create the object, and return the name of the outcome."""
     try:
         return reason(rest.send("POST", path_of(made), made))
     except HTTPError:
@@ -176,7 +186,9 @@ def created(rest: Rest, made: Json) -> str:
 
 
 def delete(rest: Rest, made: Json, stop: threading.Event) -> None:
-    """Delete the pod or claim, which may not be stored, until the API server confirms the deletion."""
+    """Repeat the deletion of a pod or claim until the API server confirms it, or reports that the object does not
+    exist.
+    """
     path = f"{path_of(made)}/{made['metadata']['name']}"
     while not stop.is_set():
         try:
@@ -198,23 +210,26 @@ def path_of(made: Json) -> str:
 
 
 def templates(namespace: str, replicas: int) -> list[Json]:
-    """Return one webhook for each replica, which reviews claims too. The last one also has the slow webhook."""
+    """Return a ResourceClaimTemplate for each replica. Claims from the last template are also reviewed by the slow
+    webhook.
+    """
     every = [{REPLICA: str(number)} for number in range(replicas)]
     every[-1][ASKS] = "true"
     return [template(namespace, f"gpu-{labels[REPLICA]}", labels=labels) for labels in every]
 
 
 def think(_path: str, review: Json) -> Json:
-    """Answer a review after a delay, and reject some."""
-    time.sleep(random.uniform(0, SLOWEST))  # noqa: S311  # a load
-    allowed = random.random() > REFUSED_PART  # noqa: S311  # a load
+    """Answer a review after a random delay, and reject some objects."""
+    time.sleep(random.uniform(0, SLOWEST))  # noqa: S311  # random load
+    allowed = random.random() > REFUSED_PART  # noqa: S311  # random load
     return reviewed(review, allowed=allowed, status={"code": 403, "message": REFUSAL})
 
 
 @contextmanager
 def policy(directory: Path, timeout: int) -> Iterator[Json]:
-    """Run the slow webhook, and return its item of a configuration. ``directory`` has its certificate and
-    ``ca.crt``.
+    """Run the slow webhook, and yield its item for a webhook configuration.
+
+    ``directory``: the directory with the webhook's certificate and ``ca.crt``.
     """
     with answering(think, directory) as url:
         about = {"rules": [*webhook("")["rules"], CLAIM_RULE], "sideEffects": "None", "timeoutSeconds": timeout}
@@ -225,7 +240,7 @@ P = TypeVar("P", bound=OwnProcess)
 
 
 class Victim(Generic[P]):
-    """A process of a Deployment. If it ends, ``start`` makes another one in the background."""
+    """A process that a test kills. After each kill, ``start`` is called in the background to replace it."""
 
     def __init__(self, start: Callable[[], P], threads: ThreadPoolExecutor, first: P | None = None) -> None:
         self.kills = 0
@@ -245,7 +260,7 @@ class Victim(Generic[P]):
         return self.current()
 
     def kill(self, *, counted: bool = True) -> None:
-        """Kill the process with SIGKILL. Another one takes its place."""
+        """Kill the process with SIGKILL, and start its replacement in the background."""
         self.kills += counted
         ended = self.current()
         ended.kill()
@@ -253,16 +268,16 @@ class Victim(Generic[P]):
         self._running = self._threads.submit(self._start)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the arbiter and the worker."""
+        """Send a signal to all processes of the replica: the arbiter and the worker."""
         os.killpg(self.current().process.pid, number)
 
     @property
     def has_ended(self) -> bool:
-        """Return whether the process has ended by itself."""
+        """Return whether the process has ended without a kill."""
         return self._running.done() and self.serving() is None
 
     def history(self, event: str) -> list[Fields]:
-        """Return the log lines of this event, one of `TOLD`, by this process and by its predecessors."""
+        """Return the log lines with this event, one of `TOLD`. The lines of killed processes are included."""
         return [line for line in (*self._told, *lines_of(self.current())) if line["event"] == event]
 
 
@@ -271,12 +286,12 @@ def lines_of(process: OwnProcess) -> list[Fields]:
 
 
 Make = Callable[..., WebhookProcess]
-"""Starts a replica of the installation with further flags."""
+"""A function that starts a replica of the webhook with additional flags."""
 
 
 @contextmanager
 def replicas(makes: Sequence[Make]) -> Iterator[Sequence[Victim[WebhookProcess]]]:
-    """Run replicas that can be killed. A new one listens at the address of the old one."""
+    """Run replicas that a test can kill. A replacement listens at the address of the killed replica."""
 
     def victim(make: Make, first: WebhookProcess) -> Victim[WebhookProcess]:
         return Victim(partial(make, "--bind", urlsplit(first.url).netloc), threads, first)
@@ -292,9 +307,12 @@ def replicas(makes: Sequence[Make]) -> Iterator[Sequence[Victim[WebhookProcess]]
 
 @dataclass
 class Figures:
-    """The maximum memory of a replica in MiB: of its worker, and of all its processes together.
+    """The measured figures of all replicas.
 
-    ``grants``: the number of charges that each process admitted from its reservation, by its last log line.
+    ``worker``: maximum memory of a replica's worker in MiB.
+    ``replica``: maximum memory of all processes of a replica together, in MiB.
+    ``samples``: number of samples.
+    ``grants``: number of charges that were admitted from reservations, by the process id of the worker.
     """
 
     worker: int = 0
@@ -303,7 +321,7 @@ class Figures:
     grants: dict[int, float] = field(default_factory=dict)
 
     def sample(self, victim: Victim[WebhookProcess], stop: threading.Event) -> None:
-        """Read the figures until ``stop`` is set. The kernel keeps the maximum of a process."""
+        """Read the figures of a replica repeatedly until ``stop`` is set."""
         while not stop.wait(SAMPLE_PAUSE):
             if process := victim.serving():
                 # The process may have ended, or may have no worker yet.
@@ -318,7 +336,7 @@ class Figures:
 
 
 def kernel_says(pid: int, file: str, field_name: str) -> int:
-    """Return a figure of a process, in MiB."""
+    """Return a memory figure in MiB from a file in /proc/PID."""
     found = re.search(rf"^{field_name}:\s+(\d+) kB", Path(f"/proc/{pid}/{file}").read_text(), re.MULTILINE)
     if not found:
         raise ProcessLookupError(pid)
@@ -327,12 +345,12 @@ def kernel_says(pid: int, file: str, field_name: str) -> int:
 
 @dataclass
 class Controllers:
-    """Candidates for one Lease."""
+    """Controllers that compete for one Lease."""
 
     candidates: Sequence[Victim[ControllerProcess]]
 
     def kill_leader(self) -> bool:
-        """Kill the leader with SIGKILL, if there is one."""
+        """Kill the leader with SIGKILL. Return False if no controller is the leader."""
         for candidate in self.candidates:
             process = candidate.serving()
             if process and process.logs(LEADING):
@@ -341,19 +359,19 @@ class Controllers:
         return False
 
     def mend(self) -> None:
-        """Replace the candidates that have ended by themselves."""
+        """Replace the controllers that have ended by themselves."""
         for candidate in self.candidates:
             if candidate.has_ended:
                 candidate.kill(counted=False)
 
     def history(self, event: str) -> list[Fields]:
-        """Return the log lines of this event by all candidates."""
+        """Return the log lines with this event, of all controllers."""
         return [line for candidate in self.candidates for line in candidate.history(event)]
 
 
 @contextmanager
 def controllers(makes: Sequence[Callable[[], ControllerProcess]]) -> Iterator[Controllers]:
-    """Start one controller for each of these."""
+    """Run the controllers that these functions start."""
     with ThreadPoolExecutor() as threads:
         every = [Victim(make, threads) for make in makes]
         try:

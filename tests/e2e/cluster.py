@@ -1,8 +1,9 @@
-"""Actions of end-to-end tests on a cluster: create objects, await states, and do the kubelet's part by hand.
+"""Actions of end-to-end tests on a cluster: they create objects, await states, and do the work of the kubelet.
 
-A webhook configuration takes effect up to seconds after it is stored, without any sign by the API server. So each
-configuration gets one more webhook without a server, for ConfigMaps with a label that nothing else has. A dry run of
-such a ConfigMap fails while the configuration is in effect. A configuration takes effect as a whole.
+A webhook configuration takes effect up to some seconds after it is stored, and the API server does not report when. So
+each configuration gets an additional webhook without a server, the sentinel. It is called for ConfigMaps with a unique
+label. While the configuration is in effect, a dry run of such a ConfigMap fails. A configuration takes effect as a
+whole, so the sentinel shows the state of all its webhooks.
 """
 
 import json
@@ -27,7 +28,7 @@ from vcuda.kube import Kube
 Json = dict[str, Any]
 Labels = Mapping[str, str]
 Predicate = Callable[[list[Json]], bool]
-"""A condition on all objects of a collection together."""
+"""A condition on the list of all objects of a collection."""
 
 TIMEOUT = 60.0
 NODE_CAPACITY = {"cpu": "64", "memory": "256Gi", "pods": "250"}
@@ -35,11 +36,11 @@ NOT_READY = "node.kubernetes.io/not-ready"
 
 
 class Cluster:
-    """The API server of ``control_plane``, as the user of ``token``; by default the admin.
+    """A client of the API server of ``control_plane``, with the user of ``token``; by default the admin.
 
-    ``api`` is the official client for typed calls. ``rest`` uses the same connections for plain JSON. Timeouts are
-    seconds. If an awaited state does not occur in time, TimeoutError is raised with the last state. A rejected request
-    raises kubernetes' ApiException, unless the method returns an Answer.
+    ``api`` is the official client for typed calls, and ``rest`` sends plain JSON over the same connections. Timeouts
+    are in seconds. A method that awaits a state raises TimeoutError with the last state if the state does not occur in
+    time. If a request is rejected, the method raises kubernetes' ApiException, unless it returns an Answer.
     """
 
     def __init__(self, control_plane: ControlPlane, token: str | None = None) -> None:
@@ -73,7 +74,7 @@ class Cluster:
 
     @cached_property
     def kubectl_program(self) -> str:
-        """Return the kubectl of the binaries, otherwise the one on PATH. Raises FileNotFoundError if there is none."""
+        """Return the kubectl next to the API server's binary, or else the kubectl on PATH. Raises FileNotFoundError."""
         assets = self.control_plane.assets
         found = shutil.which("kubectl", path=f"{assets}{os.pathsep}{os.environ.get('PATH', os.defpath)}")
         if found is None:
@@ -108,7 +109,9 @@ class Cluster:
         return self.try_create(manifest).ok()
 
     def try_create(self, manifest: Json, **query: str) -> Answer:
-        """Return the answer to a POST of ``manifest``, also if it is rejected. ``query``: for example dryRun="All"."""
+        """Send a POST of ``manifest``, and return the answer, even if it is a rejection. ``query``: for example
+        dryRun="All".
+        """
         return self.rest.send("POST", self.path_of(manifest), manifest, **query)
 
     def path_of(self, manifest: Json) -> str:
@@ -125,10 +128,12 @@ class Cluster:
     def await_collection(
         self, path: str, predicate: Predicate, timeout: float = TIMEOUT, **selectors: str
     ) -> list[Json]:
-        """Return the objects of collection ``path`` as soon as ``predicate`` holds for them.
+        """Return the objects of collection ``path`` as soon as ``predicate`` is true for all of them together.
 
-        ``selectors``: labelSelector, fieldSelector. The predicate is called after the LIST and after each watch event.
-        After ``timeout`` seconds TimeoutError is raised, with the last objects.
+        The predicate is called after the LIST and after each watch event. After ``timeout`` seconds TimeoutError is
+        raised with the last objects.
+
+        ``selectors``: labelSelector, fieldSelector.
         """
         last: list[Json] = []
         with closing(states(self.rest, path, time.monotonic() + timeout, selectors)) as every:
@@ -138,7 +143,7 @@ class Cluster:
         raise TimeoutError(f"{path} {selectors or ''} not as awaited; last seen:\n{json.dumps(last, indent=1)}")
 
     def await_object(self, path: str, name: str, predicate: Callable[[Json], bool], timeout: float = TIMEOUT) -> Json:
-        """Return the object ``name`` of the collection ``path`` as soon as it exists and ``predicate`` holds for it."""
+        """Return the object ``name`` of collection ``path`` as soon as it exists and ``predicate`` is true for it."""
         named = {"fieldSelector": f"metadata.name={name}"}
         return self.await_collection(path, lambda objects: any(map(predicate, objects)), timeout, **named)[0]
 
@@ -149,10 +154,11 @@ class Cluster:
     def register_webhooks(
         self, *, mutating: Sequence[Json] = (), validating: Sequence[Json] = (), timeout: float = TIMEOUT
     ) -> Iterator[None]:
-        """Register the webhooks during the ``with`` statement. They are items of a configuration's `webhooks`.
+        """Register the webhooks, items of a configuration's `webhooks`, during the ``with`` statement.
 
-        They are in effect inside, and no longer in effect after it. Both configurations are stored, or deleted, before
-        either is awaited, so the delays overlap. Raises TimeoutError if one takes too long.
+        The webhooks are in effect inside the statement, and no longer in effect after it. Both configurations are
+        written at once, and awaited afterwards, so their delays overlap. Raises TimeoutError if a configuration takes
+        too long.
         """
         kinds = {"MutatingWebhookConfiguration": mutating, "ValidatingWebhookConfiguration": validating}
         stored: dict[str, str] = {}
@@ -176,13 +182,15 @@ class Cluster:
         return items
 
     def await_events(self, namespace: str, selector: str = "", predicate: Predicate = bool) -> list[Json]:
-        """Return the Events in ``namespace`` that a field selector chooses, as soon as ``predicate`` holds; by default,
-        if there are any.
+        """Return the Events in ``namespace`` that the field selector matches, as soon as ``predicate`` is true for
+        them.
+
+        By default this returns as soon as an Event exists.
         """
         return self.await_collection(f"/api/v1/namespaces/{namespace}/events", predicate, fieldSelector=selector)
 
     def delete(self, path: str) -> None:
-        """Delete an object that may not exist."""
+        """Delete an object. A missing object is no error."""
         answer = self.rest.send("DELETE", path, {"gracePeriodSeconds": 0})
         if answer.status != HTTPStatus.NOT_FOUND:
             answer.ok()
@@ -197,7 +205,7 @@ class Cluster:
 
     @contextmanager
     def fresh_namespace(self, labels: Labels | None = None, name: str | None = None) -> Iterator[str]:
-        """Create a namespace with these labels. It is deleted with its pods at the end."""
+        """Create a namespace with these labels, and delete it with its pods after the ``with`` statement."""
         name = self.create_namespace(name, labels)
         try:
             yield name
@@ -205,13 +213,17 @@ class Cluster:
             self.delete_namespace(name)
 
     def delete_namespace(self, name: str) -> None:
-        """Delete ``name`` and its pods at once. The work of the controller manager that follows is not awaited."""
+        """Delete the namespace and its pods.
+
+        This does not wait until the controller manager has removed the namespace.
+        """
         self.rest.send("DELETE", f"/api/v1/namespaces/{name}").ok()
         self.rest.send("DELETE", f"/api/v1/namespaces/{name}/pods", {"gracePeriodSeconds": 0}).ok()
 
     def create_node(self, name: str, labels: Labels | None = None, capacity: Mapping[str, str] | None = None) -> Json:
-        """Create a Ready node that the scheduler uses. ``capacity`` adds to, or replaces, the resources of a large
-        machine.
+        """Create a Ready node that the scheduler uses.
+
+        ``capacity``: further resources of the node, or other amounts of the default resources.
         """
         metadata = {"name": name, "labels": {"kubernetes.io/hostname": name, **(labels or {})}}
         self.create({"apiVersion": "v1", "kind": "Node", "metadata": metadata})
@@ -219,7 +231,7 @@ class Cluster:
         ready = [{"type": "Ready", "status": "True", "reason": "Harness", "message": "no kubelet runs here"}]
         status = {"capacity": quantities, "allocatable": quantities, "conditions": ready}
         node = self.rest.merge_patch(f"/api/v1/nodes/{name}/status", {"status": status})
-        # Admission taints every new node. The controller that removes the taint needs kubelet's heartbeats.
+        # The API server taints every new node. Its removal by a controller needs a kubelet's Lease.
         taints = [taint for taint in node["spec"].get("taints", []) if taint["key"] != NOT_READY]
         return self.rest.merge_patch(f"/api/v1/nodes/{name}", {"spec": {"taints": taints}})
 
@@ -236,14 +248,14 @@ class Cluster:
         return self.rest.get(f"/api/v1/namespaces/{namespace}/pods/{name}")
 
     def await_pods(self, namespace: str, predicate: Predicate, timeout: float = TIMEOUT) -> list[Json]:
-        """Return all pods in ``namespace`` as soon as ``predicate`` holds for them together."""
+        """Return all pods in ``namespace`` as soon as ``predicate`` is true for all of them together."""
         return self.await_collection(f"/api/v1/namespaces/{namespace}/pods", predicate, timeout)
 
     def await_bound(self, namespace: str, name: str = "train", timeout: float = TIMEOUT) -> Json:
         return self.wait_pod(namespace, name, is_bound, timeout)
 
     def bind(self, pod: Json, node: str) -> None:
-        """Create the pod and bind it to the node, as a scheduler would. The cluster's own scheduler ignores it."""
+        """Create the pod and bind it to the node, as a scheduler would do. The cluster's own scheduler ignores it."""
         self.create({**pod, "spec": {**pod["spec"], "schedulerName": "by-hand"}})
         name, target = pod["metadata"]["name"], {"apiVersion": "v1", "kind": "Node", "name": node}
         binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
@@ -251,11 +263,11 @@ class Cluster:
         self.rest.send("POST", path, binding).ok()
 
     def wait_pod(self, namespace: str, name: str, predicate: Callable[[Json], bool], timeout: float = TIMEOUT) -> Json:
-        """Return the pod as soon as it exists and ``predicate`` holds for it."""
+        """Return the pod as soon as it exists and ``predicate`` is true for it."""
         return self.await_object(f"/api/v1/namespaces/{namespace}/pods", name, predicate, timeout)
 
     def set_pod_status(self, namespace: str, name: str, status: Json) -> Json:
-        """Merge ``status`` into the pod's status, as its kubelet would."""
+        """Merge ``status`` into the status of the pod, as kubelet would do."""
         return self.rest.merge_patch(f"/api/v1/namespaces/{namespace}/pods/{name}/status", {"status": status})
 
     def run_pod(self, namespace: str, name: str) -> Json:
@@ -269,8 +281,9 @@ class Cluster:
         return self.set_pod_status(namespace, name, {"phase": phase})
 
     def delete_pod(self, namespace: str, name: str) -> None:
-        """End and delete the pod, as its kubelet would. On return it no longer exists. It may not exist at the
-        start.
+        """End and delete the pod as kubelet would do, and wait until the pod no longer exists.
+
+        A missing pod is no error.
         """
         answer = self.rest.send("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")
         if answer.status == HTTPStatus.OK and is_bound(answer.body) and not has_ended(answer.body):
@@ -278,9 +291,7 @@ class Cluster:
         self.delete_by_force(namespace, name)
 
     def delete_by_force(self, namespace: str, name: str) -> None:
-        """Delete the pod at once, even if its containers run. On return it no longer exists. It may not exist at the
-        start.
-        """
+        """Delete the pod with a grace period of 0, even if its containers run. A missing pod is no error."""
         self.delete(f"/api/v1/namespaces/{namespace}/pods/{name}")
 
 
@@ -291,13 +302,14 @@ RESOURCES = {
 }
 SENTINEL_LABEL = "e2e.vcuda.io/sentinel"
 NOBODY = "https://127.0.0.1:1/"
-"""An address at which nothing listens."""
+"""A URL at whose address nothing listens."""
 
 
 @contextmanager
 def administering(control_plane: ControlPlane) -> Iterator[Cluster]:
-    """Connect to the control plane's API as admin, when its own namespaces exist and the ClusterRoles of tenants are
-    aggregated.
+    """Yield a client of the control plane with the rights of the admin.
+
+    Before that, wait until the default namespaces exist and the ClusterRoles of tenants are aggregated.
     """
     with closing(Cluster(control_plane)) as admin:
         for name in ("default", "kube-system"):
@@ -322,9 +334,12 @@ def configuration(kind: str, name: str, webhooks: Sequence[Json]) -> Json:
 
 
 def webhook(name: str, url: str = NOBODY, ca: str = "", resource: str = "pods", /, **fields: object) -> Json:
-    """Return a webhook as an item of a configuration. It is called for new objects, and a failed call rejects them.
+    """Return a webhook as an item of a configuration. By default a failed call rejects the object.
 
-    ``ca``: the caBundle. ``fields`` replace the defaults. The default URL has no server.
+    ``url``: by default, no server listens there.
+    ``resource``: the webhook is called for new objects of this resource.
+    ``ca``: the caBundle.
+    ``fields``: fields of the webhook that replace the defaults.
     """
     return {
         "name": name,
@@ -344,14 +359,19 @@ def sentinel(name: str) -> Json:
 
 
 def await_effect(rest: Rest, name: str, timeout: float, *, wanted: bool) -> None:
-    """Return when configuration ``name`` is in effect, or no longer in effect. This polls, because the API server gives
-    no sign.
+    """Return when the configuration with sentinel ``name`` is in effect, or if not ``wanted``, no longer in effect.
+
+    This polls, because the API server does not report that.
     """
-    eventually(lambda: in_effect(rest, name) is wanted, lambda: f"webhooks {name}: in effect is not {wanted}", timeout)
+    eventually(
+        lambda: in_effect(rest, name) is wanted,
+        lambda: f"webhooks {name} did not change their state in time; wanted in effect: {wanted}",
+        timeout,
+    )
 
 
 def in_effect(rest: Rest, name: str) -> bool:
-    """Return whether the sentinel of configuration ``name`` rejects a dry run."""
+    """Return whether the sentinel ``name`` rejects a dry run."""
     labelled = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "labels": {SENTINEL_LABEL: name}}}
     answer = rest.send("POST", "/api/v1/namespaces/default/configmaps", labelled, dryRun="All")
     if answer.status == HTTPStatus.INTERNAL_SERVER_ERROR and "sentinel.e2e.vcuda.io" in answer.message:

@@ -1,4 +1,4 @@
-"""Has etcd forget old versions at once, as the API server does every five minutes."""
+"""Compacts old versions in etcd at once. The API server does this only every five minutes."""
 
 import base64
 import json
@@ -20,11 +20,12 @@ def token_of(page: bytes) -> str:
 
 
 def expire(control_plane: ControlPlane, cluster: Cluster, path: str, query: Mapping[str, str | int]) -> None:
-    """Expire the continue token in ``query``. Its version must not be the newest any more.
+    """Expire the continue token in ``query``. The caller must have written a newer version before.
 
-    For a token whose version was compacted, an API server from 1.34 continues from a snapshot of its cache. Within 15 s
-    it reads the compacted version from a key in etcd, and drops older snapshots. This function writes that key, as
-    another API server of the same etcd would. It then polls, because the API server gives no sign.
+    If the version of a token was compacted, an API server from 1.34 on still serves the list from a snapshot of its
+    cache. Every 15 s it reads from a key in etcd which version was compacted last, and drops older snapshots. This
+    function writes that key, as another API server with the same etcd would do. Then it polls until the token has
+    expired.
     """
     version = int(cluster.rest.get("/api/v1/namespaces")["metadata"]["resourceVersion"])
     call_etcd(control_plane, "put", {"key": encoded(COMPACT_REVISION), "value": encoded(str(version))})

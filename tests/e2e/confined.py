@@ -1,4 +1,4 @@
-"""Runs processes with the memory limit that kubelet gives their containers, if this machine permits it."""
+"""Runs processes with the memory limit that their containers have in a cluster, if this machine permits cgroups."""
 
 import re
 import secrets
@@ -17,7 +17,7 @@ UNITS: Mapping[str, int] = {"Mi": 1, "Gi": 1024}
 
 
 class Version(NamedTuple):
-    """The directory of the memory controller in a version of cgroups, and its files."""
+    """A version of cgroups: the directory of its memory controller, and the names of the files in a cgroup."""
 
     parent: Path
     limit: str
@@ -33,7 +33,12 @@ VERSIONS = (
 
 @dataclass(frozen=True)
 class MemoryGroup:
-    """A cgroup for one of our programs, or none. ``missing`` says why there is none. ``limit`` is in MiB."""
+    """A cgroup for one of our programs. If this machine does not permit cgroups, there is no cgroup and no limit.
+
+    ``limit``: the memory limit in MiB.
+    ``version``: the version of the cgroup; None without a cgroup.
+    ``missing``: the reason why there is no cgroup.
+    """
 
     limit: int
     version: Version | None = None
@@ -41,19 +46,19 @@ class MemoryGroup:
     missing: str = ""
 
     def command(self, *program: str | Path) -> Sequence[str | Path]:
-        """Return the command that runs a program in this group."""
+        """Return the command that runs a program in this cgroup."""
         if self.version is None:
             return program
         return ("/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', self.directory / "cgroup.procs", *program)
 
     @property
     def peak(self) -> int | None:
-        """Return the maximum memory of the group in MiB, including page cache; None without a group."""
+        """Return the maximum memory of the cgroup in MiB, including page cache; None without a cgroup."""
         return int(self._read(self.version.peak)) // 2**20 if self.version else None
 
     @property
     def kills(self) -> int:
-        """Return how many processes the kernel has killed because the group exceeded its limit."""
+        """Return the number of processes that the kernel has killed because the cgroup exceeded its limit."""
         found = re.search(r"^oom_kill (\d+)", self._read(self.version.events), re.MULTILINE) if self.version else None
         return int(found[1]) if found else 0
 
@@ -91,7 +96,7 @@ def _made(version: Version, limit: int) -> Path:
 
 
 def memory_limit(manifest: str) -> int:
-    """Return the memory limit in MiB of the only container of a Deployment in the base."""
+    """Return the memory limit in MiB of the only container of a Deployment in manifests/base."""
     documents = yaml.safe_load_all((MANIFESTS / manifest).read_text())
     [deployment] = [each for each in documents if each["kind"] == "Deployment"]
     [container] = deployment["spec"]["template"]["spec"]["containers"]

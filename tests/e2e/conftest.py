@@ -1,4 +1,4 @@
-"""One control plane for the whole run, a fresh namespace for each test."""
+"""The fixtures of the e2e tests: one control plane for the whole run, and a new namespace for each test."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ from vcuda.kube import Kube
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the slow files, so that no worker is left with one of them at the end."""
+    """Run the slow files first, so that no worker still runs a slow file when all others have finished."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
@@ -35,21 +35,21 @@ def control_plane(assets: Path | None, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="session")
 def cluster(control_plane: ControlPlane) -> Iterator[Cluster]:
-    """Connect to the control plane's API as admin."""
+    """A client of the control plane with the rights of the admin."""
     with administering(control_plane) as admin:
         yield admin
 
 
 @pytest.fixture
 def namespace(cluster: Cluster) -> Iterator[str]:
-    """Create a namespace. It is deleted with its pods at the end."""
+    """Create a namespace, and delete it with its pods after the test."""
     with cluster.fresh_namespace() as name:
         yield name
 
 
 @pytest.fixture
 def kube(cluster: Cluster) -> Iterator[Kube]:
-    """Our client, with the admin's rights."""
+    """The client of our programs (`vcuda.kube`), with the rights of the admin."""
     with closing(Kube.connect(cluster.kubeconfig)) as kube:
         yield kube
 
@@ -62,16 +62,14 @@ def path(namespace: str) -> str:
 
 @pytest.fixture(scope="session")
 def installation(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """Run one replica of the webhook, shared by all tests that do not break it."""
+    """Run one replica of the webhook. All tests share it, except those that would break it."""
     with installed(cluster, tmp_path_factory.mktemp("installation")) as running:
         yield running
 
 
 @pytest.fixture
 def team(installation: Installation) -> Iterator[Callable[[Json], str]]:
-    """Return a function that creates an enforced namespace with an entry in the quota. The entry lasts until the test
-    ends.
-    """
+    """Return a function that creates a namespace with a quota entry. The entry is removed after the test."""
     with ExitStack() as teardown:
         yield lambda entry: teardown.enter_context(installation.team(entry))
 
@@ -84,7 +82,7 @@ def controller(installation: Installation) -> Iterator[ControllerProcess]:
 
 @pytest.fixture
 def led_team(installation: Installation, controller: ControllerProcess) -> Iterator[Callable[[Json], str]]:
-    """Return ``team`` for an installation whose controller has labelled the namespace and settles its ledger."""
+    """Return a function like ``team``, but a controller runs. It has labelled the namespace, and settles its ledger."""
     assert controller.process.poll() is None
     with ExitStack() as teardown:
         yield lambda entry: teardown.enter_context(limited_team(installation, entry))
@@ -92,28 +90,28 @@ def led_team(installation: Installation, controller: ControllerProcess) -> Itera
 
 @pytest.fixture(scope="module")
 def account(cluster: Cluster) -> Iterator[Cluster]:
-    """Connect to the API as the controller's ServiceAccount, with the rights of the manifest."""
+    """A client with the controller's ServiceAccount and the rights of the manifest."""
     with account_of(cluster, "controller-rbac.yaml", "vcuda-controller") as account:
         yield account
 
 
 @pytest.fixture
 def tenant(cluster: Cluster) -> Iterator[Callable[[str], Cluster]]:
-    """Return a function that connects to the API as a user with only ClusterRole edit in a namespace."""
+    """Return a function that returns a client whose user only has ClusterRole `edit` in a namespace."""
     with ExitStack() as teardown:
         yield lambda namespace: teardown.enter_context(tenant_of(cluster, namespace))
 
 
 @pytest.fixture(scope="module")
 def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """Run the webhook with the quota ConfigMap that the manifest names. Its edits are not checked."""
+    """Run the webhook with the quota ConfigMap that the manifest names. Edits are not checked."""
     with installed(cluster, tmp_path_factory.mktemp("own"), quota=named_quota(cluster)) as installation:
         yield installation
 
 
 @pytest.fixture
 def create_node(cluster: Cluster) -> Iterator[Callable[..., str]]:
-    """Return ``Cluster.create_node``, but it returns the name, and the nodes are deleted after the test."""
+    """Return a function like `Cluster.create_node` that returns the node's name. Nodes are deleted after the test."""
     with ExitStack() as teardown:
 
         def create(name: str, labels: dict[str, str] | None = None, capacity: dict[str, str] | None = None) -> str:
@@ -126,17 +124,17 @@ def create_node(cluster: Cluster) -> Iterator[Callable[..., str]]:
 
 @pytest.fixture
 def scheduler(control_plane: ControlPlane) -> None:
-    """Skip the test if there is no scheduler."""
+    """Skip the test if the binaries include no scheduler."""
     require(control_plane, "kube-scheduler")
 
 
 @pytest.fixture
 def controller_manager(control_plane: ControlPlane) -> None:
-    """Skip the test if there is no controller manager."""
+    """Skip the test if the binaries include no controller manager."""
     require(control_plane, "kube-controller-manager")
 
 
 def require(control_plane: ControlPlane, program: str) -> None:
-    """Skip the test, with a message, if the binaries have no ``program``."""
+    """Skip the test if the binaries do not include ``program``."""
     if program in control_plane.missing:
         pytest.skip(f"no {program} in KUBEBUILDER_ASSETS={control_plane.assets}")

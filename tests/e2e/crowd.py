@@ -19,10 +19,10 @@ PAUSE_SECONDS = 0.05
 
 
 class Crowd:
-    """Creates pods with unique names in one namespace, through the replicas in service in turn.
+    """Creates pods with unique names in one namespace. The replicas in ``in_service`` review the pods in turn.
 
-    ``answers``: the number of answers with each status. ``failures``: the messages of answers that are neither an
-    admission nor 429.
+    ``answers``: the number of answers with each HTTP status.
+    ``failures``: the messages of the answers other than an admission and a 429.
     """
 
     def __init__(self, cluster: Cluster, namespace: str, replicas: Iterable[int]) -> None:
@@ -50,7 +50,7 @@ class Crowd:
             self.create()
 
     def create_until_refused(self, cards: int = 1) -> None:
-        """Create pods until one is rejected for lack of room. A 429 is retried."""
+        """Create pods until a pod is rejected with 403. After a 429 the create is retried."""
 
         def refused() -> bool:
             while (status := self.create(cards).status) == HTTPStatus.CREATED:

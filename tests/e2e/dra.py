@@ -1,4 +1,4 @@
-"""GPUs by Dynamic Resource Allocation: objects that drivers publish, written by hand, and claims that people write."""
+"""GPUs by Dynamic Resource Allocation (DRA): objects as DRA drivers publish them, and claims as users write them."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,7 +11,9 @@ from tests.e2e.cluster import Cluster, Json
 
 VERSION = "resource.k8s.io/v1"
 FROM_MINOR, FEATURES_FROM_MINOR = 34, 36
-"""The first Kubernetes in which the API is served, and the one in which the feature gates are on by default."""
+"""The first minor version of Kubernetes that serves the API, and the first in which the feature gates are on by
+default.
+"""
 
 NVIDIA, HAMI, VGPU_MANAGER = "gpu.nvidia.com", "hami-core-gpu.project-hami.io", "manager.nvidia.com"
 PRODUCTS = {
@@ -30,7 +32,8 @@ CLASSES = {
     HAMI: (HAMI, "hami-gpu", None),
     "vgpu-manager": (VGPU_MANAGER, "vgpu", None),
 }
-"""The driver, the type of its devices, and the extended resource of each class, as the vendors' charts install them."""
+"""The DeviceClasses that the vendors' charts install: driver, type of the devices, and extended resource of each class.
+"""
 
 
 class Published(NamedTuple):
@@ -84,9 +87,9 @@ def partition(number: int, model: str, profile: str) -> Json:
 
 @contextmanager
 def published(cluster: Cluster, *slices: Published) -> Iterator[None]:
-    """Publish the drivers' classes, and nodes with these devices, during the ``with`` statement.
+    """Create the drivers' DeviceClasses, and nodes with these devices, during the ``with`` statement.
 
-    Each node has the model of its first device.
+    The model label of each node is the model of its first device.
     """
     nodes: set[str] = set()
     with ExitStack() as teardown:
@@ -109,7 +112,7 @@ def published(cluster: Cluster, *slices: Published) -> Iterator[None]:
 
 
 def request(device_class: str = NVIDIA, name: str = "gpu", **fields: object) -> Json:
-    """Return a request for exactly one device of a class. ``fields`` are added to the class."""
+    """Return a request, in a claim, for one device of a DeviceClass. ``fields``: further fields of the request."""
     return {"name": name, "exactly": {"deviceClassName": device_class, **fields}}
 
 
@@ -119,13 +122,13 @@ def claim(namespace: str, name: str, *requests: Json) -> Json:
 
 
 def template(namespace: str, name: str, *requests: Json, **metadata: object) -> Json:
-    """Return a template. ``metadata`` is for the claims that are created from it."""
+    """Return a ResourceClaimTemplate. ``metadata``: the metadata of the claims that are created from the template."""
     spec = {"metadata": metadata, "spec": claim(namespace, name, *requests)["spec"]}
     return {**about("ResourceClaimTemplate", name, namespace), "spec": spec}
 
 
 def claiming(namespace: str, name: str, **source: str) -> Json:
-    """Return a pod whose container uses a claim, by resourceClaimName or by resourceClaimTemplateName."""
+    """Return a pod whose container uses a claim. ``source``: resourceClaimName or resourceClaimTemplateName."""
     uses = container(name="main", resources={"claims": [{"name": "gpu"}]})
     claims = [{"name": "gpu", **source}]
     metadata = {"name": name, "namespace": namespace}
@@ -153,9 +156,10 @@ def served(cluster: Cluster) -> bool:
 
 
 EXTENDED_RESOURCE, CONSUMABLE_CAPACITY = "DRAExtendedResource", "DRAConsumableCapacity"
-"""Feature gates. With the first the scheduler claims devices for an extended resource of a DeviceClass (KEP-5004).
+"""Two feature gates.
 
-Without the second the API server drops the capacity of a request, so that a share becomes a whole card.
+With EXTENDED_RESOURCE, the scheduler creates a claim for an extended resource of a DeviceClass (KEP-5004). Without the
+other gate, the API server drops the capacity in a request, so the request is for a whole card instead of a share.
 """
 
 

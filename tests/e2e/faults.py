@@ -1,4 +1,7 @@
-"""A schedule of faults of an installation and its control plane under load, repeated in cycles of ticks."""
+"""The faults of the chaos test: a schedule in ticks (periods of `TICK` seconds), which is repeated in cycles.
+
+The faults affect our programs and the control plane.
+"""
 
 import itertools
 import json
@@ -25,13 +28,13 @@ from tools.control_plane import ControlPlane
 
 TICK = 2.0
 CYCLE = 38
-"""Ticks of a cycle. The next cycle repeats all faults in other namespaces."""
+"""The number of ticks of a cycle. The next cycle repeats all faults in other namespaces."""
 
 STOPPED, STOPS = 20, range(11, 13)
-"""The number of ticks for which a replica is suspended, and the ticks at which that begins.
+"""The number of ticks for which a replica is suspended, and the ticks at which suspensions begin.
 
-The suspension is long enough for its reservation to be reaped. Only a leader that lives that long can reap it, so no
-leader is killed meanwhile.
+A suspension is long enough for the leader to reap (remove) the replica's reservation. Only a leader that runs for the
+whole time can do that, so no leader is killed meanwhile.
 """
 
 LEADER_DIES = (2, 7, 36)
@@ -40,20 +43,27 @@ REPLICA_DIES = range(1, CYCLE, 3)
 LEDGERS_GO = (5, 10, 33, 34)
 EDITS = range(1, CYCLE, 6)
 SWEEPS = (10, 20, 35)
-"""The ticks at which everything in the roomy namespace is deleted."""
+"""The ticks at which all objects in the roomy namespace (the one with a large quota) are deleted."""
 
 FULL = (26, 35)
-"""Between these ticks nothing is deleted there, so that a resumed replica finds no room."""
+"""Between these two ticks no object in the roomy namespace is deleted. So its quota is used up when replicas resume.
+"""
 
 LESS = 0.7
-"""The factor by which an edit lowers the limits for a while."""
+"""The factor by which an edit of the quota lowers all limits for a while."""
 
 
 @dataclass(frozen=True)
 class Havoc:
-    """All faults, and how often each occurred. ``killable`` and ``stoppable`` are replicas.
+    """Causes all faults, and counts them.
 
-    The last one of ``stoppable`` uses ``clock``, which stops with it and is corrected late.
+    ``planes``: the API servers.
+    ``killable``, ``stoppable``: the replicas that are killed, and the replicas that are suspended.
+    ``clock``: the clock of the last replica in ``stoppable``. It stops with that replica, and is corrected late.
+    ``managers``: the controllers.
+    ``callers``: the load.
+    ``quota``: the quota ConfigMap, whose entries are ``entries``.
+    ``done``: how often each fault occurred.
     """
 
     planes: Sequence[ControlPlane]
@@ -80,7 +90,7 @@ class Havoc:
         return self.quota.rest
 
     def wreak(self, over: Callable[[float], bool]) -> None:
-        """Tick until ``over`` is true for the elapsed seconds. Then resume everything."""
+        """Cause faults until ``over`` is true for the elapsed seconds. Then resume all processes."""
         started = time.monotonic()
         for tick in itertools.count():
             time.sleep(max(started + tick * TICK - time.monotonic(), 0))
@@ -99,9 +109,7 @@ class Havoc:
         self.threads.shutdown()
 
     def _schedule(self) -> Iterator[tuple[str, Sequence[int], Callable[[int], object]]]:
-        """Yield every fault, the ticks of a cycle at which it occurs, and the function that causes it in a
-        given tick.
-        """
+        """Yield each fault with the ticks of a cycle at which it occurs, and the function that causes it."""
         yield "replica killed", REPLICA_DIES, lambda tick: self.killable[tick // 3 % len(self.killable)].kill()
         yield "leader killed", LEADER_DIES, lambda _: self.managers.kill_leader()
         for first, victim in zip(STOPS, self.stoppable, strict=True):
@@ -126,8 +134,9 @@ class Havoc:
         victim.signal(signal.SIGSTOP)
 
     def _resume(self, victim: Victim[WebhookProcess], tick: int) -> None:
-        """Resume a replica. The arbiter of the one with the stopped clock is resumed later, because it would kill a
-        silent worker.
+        """Resume a replica. Of the replica with the stopped clock, only the worker is resumed now.
+
+        Its arbiter is resumed later, because an arbiter kills a worker that was silent for too long.
         """
         if victim is self.stoppable[-1]:
             os.kill(victim.current().worker(), signal.SIGCONT)
@@ -138,14 +147,16 @@ class Havoc:
         victim.signal(signal.SIGCONT)
 
     def _delete_ledger(self, tick: int) -> bool:
-        """Delete a ledger as the admin can, bypassing the finalizer. The ledger of the roomy namespace is the last."""
+        """Delete a ledger together with its finalizer, as an admin can. The ledger of the roomy namespace is deleted
+        last.
+        """
         present = self.callers.present()
         path = ledger_path(present[-1 - LEDGERS_GO.index(tick % CYCLE) % len(present)])
         self._rest.merge_patch(path, {"metadata": {"finalizers": None}})
         return bool(self._rest.send("DELETE", path).ok())
 
     def _edit(self, part: float) -> bool:
-        """Scale all limits. The API server rejects the edit if no replica is up to check it."""
+        """Scale all limits by ``part``. The API server rejects the edit if no replica runs that can check it."""
         entries = {name: {**entry, "quota": scaled(entry["quota"], part)} for name, entry in self.entries.items()}
         return bool(self.quota.write(json.dumps(entries)).ok())
 
@@ -161,6 +172,6 @@ def scaled(limits: Mapping[str, float], part: float) -> dict[str, float]:
 
 
 def restart(component: Component, _tick: int) -> None:
-    """Send SIGKILL, and start the component without waiting until it is ready."""
+    """Kill the component with SIGKILL and start it again, without waiting until it is ready."""
     component.kill()
     component.launch()

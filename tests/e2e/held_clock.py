@@ -1,7 +1,8 @@
-"""Runs the webhook as on a machine that is suspended together with its clocks, for example a paused virtual machine.
+"""Runs the webhook as on a virtual machine that is paused together with its clocks.
 
-Linux has a clock that includes suspension, and leases use it. Here a test can stop this clock while the process works.
-So the process acts like a replica that was just resumed and does not yet know how much time has passed.
+The leases of reservations use a clock of Linux that includes the time of a suspension. Here a test can stop this clock
+while the process runs. So the process acts like a replica that was resumed just now, and whose clock does not include
+the pause yet.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ HELD_AT = "HELD_AT"
 
 
 class HeldClock:
-    """Returns the seconds since boot, or the seconds in the file while the file exists."""
+    """A clock that returns the seconds since boot. While a file exists, it returns the seconds in that file instead."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -34,7 +35,7 @@ class HeldClock:
             return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     async def sleep(self, seconds: float) -> None:
-        """Sleep by this clock. A retry every few milliseconds uses the real clock."""
+        """Sleep for so many seconds of this clock. A sleep of milliseconds, before a retry, uses the real clock."""
         if seconds < namespace_ledger.FLUSH_SECONDS:
             await asyncio.sleep(seconds)
             return
@@ -43,18 +44,18 @@ class HeldClock:
             await asyncio.sleep(seconds / 4)
 
     def hold(self) -> None:
-        """Stop the clock in every process that uses it, until `release`."""
+        """Stop the clock in every process that uses the file, until `release`."""
         whole = self._file.with_suffix(".new")
         whole.write_text(str(time.clock_gettime(time.CLOCK_BOOTTIME)))
         whole.replace(self._file)
 
     def release(self) -> None:
-        """Remove the file, so that the clock shows the true time again."""
+        """Remove the file, so that the clock returns the true time again."""
         self._file.unlink(missing_ok=True)
 
 
 class SuspendedWebhook(WebhookProcess):
-    """A replica whose leases and flushes use a clock that this process can stop."""
+    """A replica of the webhook whose leases and flushes (writes of its charges) use a clock that the test can stop."""
 
     def __init__(self, flags: Sequence[str | Path], ca: Path, file: Path) -> None:
         self.held = HeldClock(file)
@@ -63,7 +64,7 @@ class SuspendedWebhook(WebhookProcess):
 
 
 def main() -> None:
-    """Run `vcuda-webhook` with that clock."""
+    """Run `vcuda-webhook` with a `HeldClock`."""
     clock = HeldClock(Path(os.environ[HELD_AT]))
     ledgers = functools.partial(cluster_ledgers.ClusterLedgers, boot_clock=clock, sleep=clock.sleep)
     with mock.patch.object(cluster_ledgers, "ClusterLedgers", ledgers):

@@ -1,4 +1,4 @@
-"""Installs the webhook and its controllers: certificates, registration and quota. Awaits their states."""
+"""Installs the webhook and controllers for a test, with certificates, registration and quota, and awaits states."""
 
 import base64
 import json
@@ -30,10 +30,10 @@ SYSTEM_NAMESPACE, LEDGER_NAMESPACE = "vcuda-quota", "vcuda-quota-ledgers"
 ENFORCED = "quota.vcuda.io/enforced"
 NOT_EXEMPT = {"key": ENFORCED, "operator": "NotIn", "values": ["false"]}
 SERVED_BY = "e2e.vcuda.io/served-by"
-"""A label of namespaces and quota ConfigMaps: the installation that reviews them. It keeps tests apart."""
+"""A label of namespaces and quota ConfigMaps, which names their installation. So tests do not affect each other."""
 
 REPLICA = "e2e.vcuda.io/replica"
-"""A label of pods: the number of the replica that reviews the pod. Without it the first replica does."""
+"""A label of pods: the number of the replica that reviews the pod. The first replica reviews pods without the label."""
 
 MOST_REPLICAS = 5
 Flag = str | Path
@@ -49,10 +49,13 @@ CONFIG_MAP = {"group": "", "version": "v1", "kind": "ConfigMap"}
 
 @dataclass(frozen=True)
 class Installation:
-    """Replicas of the webhook that serve the namespaces labelled with ``label``, by the quota in ``quota``.
+    """The replicas of a webhook with their own namespaces and quota.
 
-    ``flags`` are the flags of the replicas. ``ca`` is the file of the CA of their certificates. ``patience``: seconds
-    after which the API server ends a call.
+    ``label``: the label value of the namespaces that the replicas serve.
+    ``quota``: the quota ConfigMap.
+    ``flags``: the flags of the replicas.
+    ``ca``: the file of the CA of their certificates.
+    ``patience``: seconds after which the API server ends a call.
     """
 
     cluster: Cluster
@@ -65,23 +68,23 @@ class Installation:
 
     @property
     def replica(self) -> WebhookProcess:
-        """Return the first replica, which is called unless a pod's label names another."""
+        """Return the first replica, which reviews all pods without the label `REPLICA`."""
         return self.replicas[0]
 
     @contextmanager
     def team(self, entry: Json) -> Iterator[str]:
-        """Create a namespace whose entry is in the quota before the namespace exists. It is deleted at the end."""
+        """Add a quota entry, create its namespace, and delete the namespace after the ``with`` statement."""
         name = f"e2e-{secrets.token_hex(4)}"
         self.quota.limit(**{name: entry})
         with self.cluster.fresh_namespace({SERVED_BY: self.label}, name):
             yield name
 
     def free_team(self) -> AbstractContextManager[str]:
-        """Create a namespace without an entry in the quota."""
+        """Create a namespace without a quota entry, and delete it after the ``with`` statement."""
         return self.cluster.fresh_namespace({SERVED_BY: self.label})
 
     def ledger(self, namespace: str) -> Ledger:
-        """Return the stored ledger of ``namespace``, or an empty one if there is none."""
+        """Return the stored ledger of ``namespace``, or an empty ledger if none is stored."""
         answer = self.cluster.rest.send("GET", ledger_path(namespace))
         if answer.status == HTTPStatus.NOT_FOUND:
             return Ledger()
@@ -99,7 +102,7 @@ class Installation:
         return self._ask_about_pods("validate", "Fail", {SERVED_BY: self.label})
 
     def checking_quota(self) -> Json:
-        """Return the webhook that checks edits of quota ConfigMaps with the label."""
+        """Return the webhook that checks edits of the quota ConfigMaps of this installation."""
         rule = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["configmaps"]}
         return self._webhook(
             "config.quota.vcuda.io",
@@ -138,7 +141,7 @@ def ledger_path(namespace: str) -> str:
 
 @contextmanager
 def installed(cluster: Cluster, directory: Path, **fields: Any) -> Iterator[Installation]:
-    """Run an installation as `running` does, with all its webhooks in effect."""
+    """Run an installation like `running`, and register all its webhooks."""
     with running(cluster, directory, **fields) as installation:
         await_ready(installation)
         with registered(installation):
@@ -156,10 +159,11 @@ def running(
     patience: int = 10,
     flags: Sequence[Flag] = (),
 ) -> Iterator[Installation]:
-    """Run replicas that listen. They may not be ready, and no webhook is registered yet.
+    """Run replicas of the webhook without registering them. They listen, but may not be ready yet.
 
-    ``directory`` (fresh) gets their certificates. ``kubeconfig``: their rights, by default the admin's. ``quota``:
-    their quota ConfigMap, by default a new one.
+    ``directory``: a new directory for their certificates.
+    ``kubeconfig``: their kubeconfig, by default that of the admin.
+    ``quota``: their quota ConfigMap, by default a new one.
     """
     label = f"e2e-{secrets.token_hex(4)}"
     document = quota or QuotaConfigMap(cluster.rest, "kube-system", f"gpuquota-{label}", {**CONFIG, SERVED_BY: label})
@@ -178,8 +182,9 @@ def running(
 
 @contextmanager
 def started_again(installation: Installation) -> Iterator[Installation]:
-    """Start a new replica at the address of the first one, which has ended. Yield the installation with only that
-    replica, when it is ready.
+    """Start a new replica at the address of the first replica, which must have ended.
+
+    Yield the installation with only the new replica, when that replica is ready.
     """
     address = urlsplit(installation.replica.url).netloc
     with serving(*installation.flags, "--bind", address, ca=installation.ca) as replica:
@@ -198,9 +203,10 @@ CLIENT, CLIENT_NAME = "client", "vcuda-scheduler"
 
 
 def make_certificates(directory: Path, at: datetime | None = None) -> None:
-    """Write a CA and a certificate for 127.0.0.1 as `vcuda-certs issue` does; issued now, or ``at`` another time.
+    """Write a CA and a certificate for 127.0.0.1, as `vcuda-certs issue` does. They are issued now, or ``at`` another
+    time.
 
-    A separate directory gets a client certificate of the same CA.
+    A client certificate of the same CA is written to another directory.
     """
     at = at or datetime.now(UTC)
     authority = make_authority(at)
@@ -217,11 +223,11 @@ def create_system_namespace(cluster: Cluster) -> None:
 
 
 POLICIES = ("exempt.quota.vcuda.io", "in-effect.quota.vcuda.io")
-"""The policies of the base that every installation needs."""
+"""The ValidatingAdmissionPolicies of manifests/base that every installation needs."""
 
 
 def policies(*names: str) -> list[Json]:
-    """Return the policies of the base with these names, and their bindings."""
+    """Return the ValidatingAdmissionPolicies of manifests/base with these names, and their bindings."""
     found = yaml.safe_load_all((MANIFESTS / "policies.yaml").read_text())
     return [each for each in found if each["metadata"]["name"] in names]
 
@@ -232,7 +238,7 @@ def await_ready(installation: Installation) -> None:
 
 
 def await_nodes(installation: Installation, *nodes: Mapping[str, str]) -> None:
-    """Return when every replica has seen nodes with these models and pools. Until then /quota warns."""
+    """Return when every replica knows nodes with these models and pools. Until then /quota warns."""
     entry = {"quota": {labels[MODEL]: 1 for labels in nodes}, "pool": sorted({labels[POOL] for labels in nodes})}
     manifest = installation.quota.manifest(json.dumps({"anybody": entry}))
 
@@ -249,7 +255,7 @@ MANIFESTS = Path(__file__).parents[2] / "manifests" / "base"
 
 @contextmanager
 def account_of(cluster: Cluster, manifest: str, name: str, namespace: str = SYSTEM_NAMESPACE) -> Iterator[Cluster]:
-    """Connect to the API as this ServiceAccount, with the rights of the manifest. They are removed at the end."""
+    """Yield a client with this ServiceAccount. Apply the rights in the manifest before, and remove them afterwards."""
     path = str(MANIFESTS / manifest)
     for each in (namespace, LEDGER_NAMESPACE):
         cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": each}})
@@ -261,20 +267,20 @@ def account_of(cluster: Cluster, manifest: str, name: str, namespace: str = SYST
 
 @contextmanager
 def tenant_of(cluster: Cluster, namespace: str) -> Iterator[Cluster]:
-    """Connect to the API as a user with only ClusterRole `edit` in this namespace."""
+    """Yield a client whose user only has ClusterRole `edit` in this namespace."""
     about = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding"}
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "edit"}
     subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "tenant"}
     metadata = {"namespace": namespace, "name": "tenant"}
     cluster.create({**about, "metadata": metadata, "roleRef": role, "subjects": [subject]})
     with closing(Cluster(cluster.control_plane, cluster.control_plane.tokens["tenant"])) as tenant:
-        # A binding takes effect when the API server's own watch has delivered it.
+        # A role binding takes effect when the API server's own watch has delivered it.
         eventually(lambda: tenant.rest.send("GET", f"/api/v1/namespaces/{namespace}/pods").status == HTTPStatus.OK)
         yield tenant
 
 
 def may(account: Cluster, verb: str, resource: str, namespace: str) -> bool:
-    """Return whether the account may do this. ``resource`` is RESOURCE.GROUP/NAME; group and name are optional."""
+    """Return whether the account has this right. ``resource``: RESOURCE.GROUP/NAME. Group and name are optional."""
     answer = account.kubectl("auth", "can-i", verb, resource, "-n", namespace, check=False).stdout.strip()
     if answer not in ("yes", "no"):
         raise RuntimeError(f"kubectl auth can-i {verb} {resource}: {answer!r}")
@@ -286,35 +292,37 @@ LEASE = "vcuda-controller"
 USAGE = "gpu-quota-usage"
 
 STORABLE = 3
-"""Seconds, in these tests, within which an admitted pod can be stored."""
+"""The flag --storable-seconds in these tests: an admitted pod is stored within so many seconds, or never."""
 
 PROMPTLY = 2.0
-"""Seconds within which a charge is released, and a waiting claim is admitted."""
+"""Maximum seconds until a charge is released, and until a waiting claim is admitted after that."""
 
 
 def flags_of(installation: Installation, *more: Flag, kubeconfig: Path | None = None) -> list[Flag]:
-    """Return the flags of a controller that uses the installation's quota, by default with the admin's rights.
+    """Return the flags of a controller that uses the installation's quota. By default it has the rights of the admin.
 
-    The last occurrence of a flag counts, so ``more`` may override these.
+    ``more``: further flags, which may override the others.
     """
     quota = f"{installation.quota.namespace}/{installation.quota.name}"
     return [
         *("--kubeconfig", kubeconfig or installation.cluster.kubeconfig, "--status-address", "127.0.0.1:0"),
         *("--quota-configmap", quota, "--system-namespace", SYSTEM_NAMESPACE),
         *("--lease-seconds", "15", "--storable-seconds", str(STORABLE)),
-        *("--max-terminating-seconds", "0"),  # no kubelet runs here, so a bound pod has ended when it is deleted
+        *("--max-terminating-seconds", "0"),  # no kubelet reports the end of a deleted pod here
         *more,
     ]
 
 
 def candidate(installation: Installation, *more: Flag, kubeconfig: Path | None = None) -> ControllerProcess:
-    """Return a controller that serves its status, as leader or standby. It is stopped at the end of the block."""
+    """Return a controller, which becomes the leader or a standby. It is stopped after its ``with`` statement."""
     return ControllerProcess(*flags_of(installation, *more, kubeconfig=kubeconfig))
 
 
 @contextmanager
 def controlling(installation: Installation, *more: Flag, kubeconfig: Path | None = None) -> Iterator[ControllerProcess]:
-    """Run a controller that leads and has listed everything. It does not wait for the lease of an earlier one."""
+    """Run a controller, and wait until it is the leader and has listed all objects. A Lease of an earlier one is
+    deleted.
+    """
     drop_lease(installation.cluster)
     with candidate(installation, *more, kubeconfig=kubeconfig) as process:
         process.await_synced()
@@ -323,7 +331,7 @@ def controlling(installation: Installation, *more: Flag, kubeconfig: Path | None
 
 @contextmanager
 def two_candidates(installation: Installation, seconds: int) -> Iterator[tuple[ControllerProcess, ControllerProcess]]:
-    """Run a controller `first`, which leads, and a standby `second`. ``seconds``: the length of the lease."""
+    """Run a leader with the identity `first`, and a standby `second`. ``seconds``: the duration of the Lease."""
     flags = ("--lease-seconds", str(seconds), "--identity")
     with controlling(installation, *flags, "first") as first, candidate(installation, *flags, "second") as second:
         yield first, second
@@ -331,7 +339,7 @@ def two_candidates(installation: Installation, seconds: int) -> Iterator[tuple[C
 
 
 def drop_lease(cluster: Cluster) -> None:
-    """Delete the Lease of a killed controller, if there is one."""
+    """Delete the Lease that a killed controller may have left."""
     cluster.delete(f"{LEASES}/{LEASE}")
 
 
@@ -341,7 +349,7 @@ def lease_spec(cluster: Cluster) -> Json:
 
 @contextmanager
 def limited_team(installation: Installation, entry: Json) -> Iterator[str]:
-    """Create a namespace with this entry in the quota. The entry is removed before the namespace is deleted."""
+    """Create a namespace with this quota entry. Afterwards remove the entry, and then delete the namespace."""
     with installation.team(entry) as namespace:
         try:
             yield namespace
@@ -350,7 +358,7 @@ def limited_team(installation: Installation, entry: Json) -> Iterator[str]:
 
 
 def await_enforced(cluster: Cluster, namespace: str, *, enforced: bool = True) -> None:
-    """Return when the controller has labelled the namespace as enforced, or as not enforced."""
+    """Return when the controller has labelled the namespace as enforced, or if not ``enforced``, as exempt."""
 
     def is_labelled(found: Json) -> bool:
         return bool(found["metadata"].get("labels", {}).get(ENFORCED) == (None if enforced else "false"))
@@ -361,7 +369,7 @@ def await_enforced(cluster: Cluster, namespace: str, *, enforced: bool = True) -
 def await_ledger(
     installation: Installation, namespace: str, wanted: Callable[[Ledger], bool], timeout: float = TIMEOUT
 ) -> Ledger:
-    """Return the ledger of ``namespace`` when ``wanted`` holds for it. Raises TimeoutError with the last ledger."""
+    """Return the ledger of ``namespace`` when ``wanted`` is true for it. Raises TimeoutError with the last ledger."""
     collection, _, name = ledger_path(namespace).rpartition("/")
     await_collection, named = installation.cluster.await_collection, {"fieldSelector": f"metadata.name={name}"}
     return ledger_in(await_collection(collection, lambda found: wanted(ledger_in(found)), timeout, **named))
@@ -372,7 +380,7 @@ def ledger_in(objects: list[Json]) -> Ledger:
 
 
 def await_committed(installation: Installation, namespace: str, timeout: float = TIMEOUT, **cores: int) -> Ledger:
-    """Return the ledger when it has these cores by model, all of them committed."""
+    """Return the ledger when exactly these cores are committed, by model, and no charge is pending."""
 
     def wanted(ledger: Ledger) -> bool:
         return committed(ledger) == cores and not ledger.pending
@@ -381,7 +389,7 @@ def await_committed(installation: Installation, namespace: str, timeout: float =
 
 
 def charged(ledger: Ledger) -> dict[str, int]:
-    """Return all charged cores by model, including reserved ones."""
+    """Return all charged cores by model. Reserved cores are included."""
     return {model: usage.used.cores for model, usage in ledger.usages().items()}
 
 
@@ -391,7 +399,7 @@ def committed(ledger: Ledger) -> dict[str, int]:
 
 
 def await_published(cluster: Cluster, namespace: str, wanted: Callable[[Json], bool] = bool) -> Json:
-    """Return the published usage of the namespace when ``wanted`` holds for it."""
+    """Return the published usage of the namespace when ``wanted`` is true for it."""
     path = f"/api/v1/namespaces/{namespace}/configmaps"
     found = cluster.await_object(path, USAGE, lambda found: wanted(json.loads(found["data"]["usage.json"])))
     return dict(json.loads(found["data"]["usage.json"]))
@@ -402,15 +410,16 @@ def await_unpublished(cluster: Cluster, namespace: str) -> None:
 
 
 def pass_by(cluster: Cluster, namespace: str) -> None:
-    """Create and delete a pod without a GPU, so that the controller's view of pods is newer than all earlier
-    changes.
+    """Create and delete a pod without a GPU.
+
+    Its events follow those of all earlier changes in the controller's watch.
     """
     cluster.create(gpu_pod("passer-by", namespace, {"cpu": "1"}))
     cluster.delete_pod(namespace, "passer-by")
 
 
 def await_ledger_gone(cluster: Cluster, namespace: str) -> None:
-    """Return when the ledger and its mark have been deleted."""
+    """Return when the ledger is deleted, and the ConfigMap that marks it as opened."""
     collection, _, name = ledger_path(namespace).rpartition("/")
     for each in (name, f"gpu-ledger-opened.{namespace}"):
         cluster.await_gone(collection, each)

@@ -1,4 +1,4 @@
-"""A server that answers each POST of JSON with JSON. It acts as webhooks and extenders of other projects."""
+"""A server that answers each POST of JSON with JSON. Tests use it as a webhook or an extender of another project."""
 
 import base64
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.e2e.cluster import Json, webhook
 
 Answer = Callable[[str, Json], Json]
-"""Returns the answer to a body that was sent to a path. It is called in a separate thread for each connection."""
+"""A function (path, body) that returns the answer. It is called in the thread of the connection."""
 
 
 class Server(ThreadingHTTPServer):
@@ -27,7 +27,9 @@ class Server(ThreadingHTTPServer):
 
 @contextmanager
 def answering(answer: Answer, certificates: Path | None = None) -> Iterator[str]:
-    """Serve ``answer`` on a free port, and yield the URL. With ``certificates``, use TLS with tls.crt and tls.key."""
+    """Serve ``answer`` on a free port, and yield the URL. With a directory ``certificates``, use its tls.crt and
+    tls.key.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -42,11 +44,11 @@ def answering(answer: Answer, certificates: Path | None = None) -> Iterator[str]
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Log nothing, since these requests are not under test."""
+            """Log nothing, because tests do not check these requests by the log."""
 
     with Server(("127.0.0.1", 0), Handler) as server:
         if certificates:
-            # The thread of each connection does the handshake, so that a silent client delays no other.
+            # The thread of each connection does the handshake, so that a silent client does not delay other clients.
             context = tls(certificates)
             server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         thread = threading.Thread(target=server.serve_forever, name="json server")
@@ -78,7 +80,7 @@ def ca_bundle(certificates: Path) -> str:
 def asks_about_pods(name: str, url: str, certificates: Path, label: str, **fields: object) -> Json:
     """Return a webhook, as an item of a configuration, for new pods with ``label``. A failed call rejects the pod.
 
-    ``certificates`` has the ca.crt that its caller trusts.
+    ``certificates``: a directory with the ca.crt that the API server trusts.
     """
     selected = {"objectSelector": {"matchExpressions": [{"key": label, "operator": "Exists"}]}}
     return webhook(name, url, ca_bundle(certificates), **selected, **fields)

@@ -1,4 +1,4 @@
-"""Tenants that store objects as large as etcd accepts, and cause reviews as large as the API server sends."""
+"""Attacks by a tenant with objects of the maximum size in etcd, and with reviews of the maximum size."""
 
 import random
 import threading
@@ -21,10 +21,12 @@ from tests.integration.reviews import card_pod, gpu_pod
 from vcuda.quota.model import OVER_QUOTA as SAID
 
 KEPT = 60
-"""The number of objects of 1.2 MB that one attacker keeps stored."""
+"""The number of objects of 1.2 MB that one attacker stores at a time."""
 
 PAUSE = 1.5
-"""Average number of seconds between two objects of one attacker: etcd keeps deleted objects until it compacts."""
+"""Average seconds between two creates of one attacker. The rate is limited because etcd keeps deleted objects for a
+while.
+"""
 
 LARGE = {"env": [{"name": f"SETTING_{number}", "value": "x" * 100_000} for number in range(12)]}
 ESCAPED = {"env": [{"name": f"SETTING_{number}", "value": "&" * 100_000} for number in range(6)]}
@@ -37,33 +39,37 @@ HEAVY = {
 }
 
 NAMED = "large-0"
-"""The template that pods name."""
+"""The ResourceClaimTemplate that pods name."""
 
 TOO_LARGE = "too large to be reviewed"
 GIVEN_UP = frozenset({API_AWAY, WEBHOOK_AWAY, NOT_PINNED, BUSY})
-"""The answers to a caller that waits for a second only, or is one of too many."""
+"""The permitted answers if the caller waits for only one second, or if too many large reviews wait."""
 
 ATTACKS: Mapping[str, frozenset[str]] = {
     "large pods without GPUs": frozenset({STORED}),
     "GPU pods meanwhile": frozenset({STORED, OVER_QUOTA, BUSY}),
     "large Events": frozenset({STORED}),
     "dry runs of heavy pods": GIVEN_UP | {STORED, OVER_QUOTA},
-    "pods that grow when they are escaped": GIVEN_UP | {TOO_LARGE},
+    "pods that become larger when encoded": GIVEN_UP | {TOO_LARGE},
 }
-"""Each attack with all answers that are permitted."""
+"""The answers that are permitted, by the name of the attack."""
 
 CLAIM_ATTACKS: Mapping[str, frozenset[str]] = {
     "large templates": frozenset({STORED}),
-    "dry runs that name one a hundred times": GIVEN_UP | {STORED},
+    "dry runs that name a template a hundred times": GIVEN_UP | {STORED},
     "large claims": frozenset({STORED, OVER_QUOTA}),
 }
 
 
 @dataclass(frozen=True)
 class LargeSiege:
-    """Attacks by a tenant who may edit two namespaces: ``limited`` has a quota, ``unlimited`` has none.
+    """Attacks by a tenant who may edit two namespaces.
 
-    ``counts`` are the answers by attack.
+    ``tenant``: a client with the rights of the tenant.
+    ``limited``: the namespace with a quota.
+    ``unlimited``: the namespace without a quota.
+    ``claims``: True if the API server serves ResourceClaims.
+    ``counts``: the number of answers by attack and answer.
     """
 
     tenant: Rest
@@ -73,7 +79,7 @@ class LargeSiege:
     counts: Mapping[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
 
     def attackers(self) -> list[Callable[[threading.Event], None]]:
-        """Return the attackers, one for each thread of `in_threads`."""
+        """Return the functions that attack until they are stopped, for `in_threads`."""
         creates: dict[str, Callable[[int], Json]] = {
             "large pods without GPUs": partial(large_pod, self.limited),
             "GPU pods meanwhile": lambda number: card_pod(f"card-{number}", self.limited),
@@ -81,13 +87,13 @@ class LargeSiege:
         }
         dry_runs: dict[str, Callable[[int], Json]] = {
             "dry runs of heavy pods": self._heavy,
-            "pods that grow when they are escaped": self._escaped,
+            "pods that become larger when encoded": self._escaped,
         }
         if self.claims:
             creates["large templates"] = partial(large_template, self.unlimited)
             creates["large claims"] = partial(large_claim, self.limited)
             self.tenant.send("POST", *addressed(large_template(self.limited, 0))).ok()
-            dry_runs["dry runs that name one a hundred times"] = self._naming
+            dry_runs["dry runs that name a template a hundred times"] = self._naming
         kept = {"GPU pods meanwhile": 1, "large claims": 2}
         return [
             *(partial(self._store, name, make, kept.get(name, KEPT)) for name, make in creates.items()),
@@ -95,10 +101,10 @@ class LargeSiege:
         ]
 
     def _store(self, name: str, make: Callable[[int], Json], kept: int, stop: threading.Event) -> None:
-        """Create objects. Delete the oldest if there are more than ``kept``."""
+        """Create objects until ``stop`` is set. If more than ``kept`` are stored, delete the oldest."""
         stored: deque[str] = deque()
         for number in count():
-            if stop.wait(random.uniform(0, 2 * PAUSE)):  # noqa: S311  # a load
+            if stop.wait(random.uniform(0, 2 * PAUSE)):  # noqa: S311  # random load
                 return
             with suppress(*AWAY):
                 path, made = addressed(make(number))
@@ -110,9 +116,9 @@ class LargeSiege:
                     self.tenant.send("DELETE", stored.popleft(), {"gracePeriodSeconds": 0})
 
     def _try(self, name: str, make: Callable[[int], Json], stop: threading.Event) -> None:
-        """Create objects by dry runs. The caller waits for a second for each."""
+        """Create objects in dry runs until ``stop`` is set. Each request has a timeout of one second."""
         for number in count():
-            if stop.wait(random.uniform(0, PAUSE / 2)):  # noqa: S311  # a load
+            if stop.wait(random.uniform(0, PAUSE / 2)):  # noqa: S311  # random load
                 return
             try:
                 answer = self.tenant.send("POST", *addressed(make(number)), dryRun="All", timeout="1s")
@@ -150,7 +156,7 @@ def large_pod(namespace: str, number: int) -> Json:
 
 
 def large_claim(namespace: str, number: int) -> Json:
-    """Return a claim whose digest no other claim has."""
+    """Return a large claim. Its digest (the parts that the quota depends on) differs from those of all other claims."""
     return claim(namespace, f"large-{number}", *requests(f"gpu-{number}"))
 
 
@@ -163,7 +169,7 @@ def large_template(namespace: str, number: int) -> Json:
 
 
 def large_event(namespace: str, number: int) -> Json:
-    """Return an Event. When quota is released, the controller reads Events to find rejected workloads."""
+    """Return a large Event. The controller reads such Events to find rejected workloads when quota is released."""
     about = {"kind": "ReplicaSet", "name": f"train-{number}", "namespace": namespace, "uid": f"u-{number}"}
     return {
         "apiVersion": "v1",

@@ -1,6 +1,4 @@
-"""A proxy between a client and the real API server. It relays everything except the replies that a test chooses to
-lose.
-"""
+"""A proxy between a client and the real API server. It drops the replies that a test chooses."""
 
 import http.server
 import random
@@ -23,7 +21,12 @@ CHUNK = 65536
 
 @dataclass
 class Losses:
-    """The replies to lose, in order. Each (method, part of the path) is lost once, for the first matching request."""
+    """The replies that the proxy drops, in this order.
+
+    ``wanted``: pairs (method, part of the path). The reply to the first matching request is dropped, and its pair is
+    removed.
+    ``lost``: pairs (method, path) of the dropped replies.
+    """
 
     wanted: list[tuple[str, str]] = field(default_factory=list)
     lost: list[tuple[str, str]] = field(default_factory=list)
@@ -36,8 +39,8 @@ class Losses:
                 self.lost.append(self.wanted.pop(0))
             return hit
 
-    def delays(self, method: str, path: str) -> tuple[float, float]:  # noqa: ARG002  # for those that delay some
-        """Return for how many seconds to delay a request, and its reply."""
+    def delays(self, method: str, path: str) -> tuple[float, float]:  # noqa: ARG002  # subclasses use them
+        """Return the seconds by which to delay the request, and those by which to delay its reply."""
         return 0, 0
 
 
@@ -46,22 +49,24 @@ LOST_PART, LATE_PART, LATEST = 0.15, 0.1, 8.0
 
 @dataclass
 class RandomLosses(Losses):
-    """Loses some replies to ledger writes, and delays some requests and some replies.
+    """Drops some replies to ledger writes at random, and delays some requests and replies.
 
-    A delay is at most ``LATEST`` seconds: long after the client has given up the call and sent others.
+    A delay is at most ``LATEST`` seconds. By then the client has given up the call, and has sent other requests.
+
+    ``late``: the number of delays.
     """
 
     late: int = 0
 
     def takes(self, method: str, path: str) -> bool:
-        hit = self._concerns(method, path) and random.random() < LOST_PART  # noqa: S311  # a load
+        hit = self._concerns(method, path) and random.random() < LOST_PART  # noqa: S311  # random load
         if hit:
             self.lost.append((method, path))
         return hit
 
     def delays(self, method: str, path: str) -> tuple[float, float]:
-        kind = random.random() if self._concerns(method, path) else 1  # noqa: S311  # a load
-        seconds = random.uniform(0, LATEST)  # noqa: S311  # a load
+        kind = random.random() if self._concerns(method, path) else 1  # noqa: S311  # random load
+        seconds = random.uniform(0, LATEST)  # noqa: S311  # random load
         self.late += kind < 2 * LATE_PART
         return (seconds if kind < LATE_PART else 0), (seconds if LATE_PART <= kind < 2 * LATE_PART else 0)
 
@@ -71,7 +76,11 @@ class RandomLosses(Losses):
 
 @dataclass(frozen=True)
 class LossyProxy:
-    """``kubeconfig`` connects through the proxy. A test adds to ``losses``."""
+    """A running proxy.
+
+    ``kubeconfig``: a kubeconfig whose requests go through the proxy.
+    ``losses``: the replies to drop. A test adds replies.
+    """
 
     kubeconfig: Path
     losses: Losses
@@ -79,12 +88,12 @@ class LossyProxy:
 
 @contextmanager
 def lossy_proxy(cluster: Cluster, directory: Path, losses: Losses | None = None) -> Iterator[LossyProxy]:
-    """Run a proxy to the API server of ``cluster``, for its user. ``directory`` (fresh) gets its certificates."""
+    """Run a proxy to the API server of ``cluster``, for its user. ``directory``: a new directory for certificates."""
     losses = losses or Losses()
     with urllib3.PoolManager(ca_certs=str(cluster.ca_file), maxsize=64) as upstream:
         server = Server(cluster.server, upstream, losses)
         make_certificates(directory)
-        # The thread of each connection does the handshake, so that a killed client delays no other.
+        # The thread of each connection does the handshake, so that a killed client does not delay other clients.
         server.socket = tls(directory).wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         kubeconfig = directory / "kubeconfig"
         write_kubeconfig(kubeconfig, f"https://127.0.0.1:{server.server_port}", directory / "ca.crt", cluster.token)
@@ -99,7 +108,7 @@ def lossy_proxy(cluster: Cluster, directory: Path, losses: Losses | None = None)
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """A server that ends its relayed watches when it is closed."""
+    """A server that ends the watches that it relays when it is closed."""
 
     block_on_close = True
     daemon_threads = False
@@ -124,7 +133,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     server: Server
 
     def relay(self) -> None:
-        """Relay one request and its reply. A lost reply is cut off after the API server has answered in full."""
+        """Relay one request and its reply. To drop a reply, close the connection after the API server has answered."""
         body = self.rfile.read(int(self.headers["Content-Length"] or 0))
         held, held_back = self.server.losses.delays(self.command, self.path)
         self.server.closing.wait(held)
@@ -138,7 +147,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 retries=False,
             )
         except urllib3.exceptions.HTTPError:
-            self.close_connection = True  # the API server is away
+            self.close_connection = True  # the API server does not run
             return
         self.server.open.add(reply)
         try:
@@ -149,14 +158,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 self.server.closing.wait(held_back)
                 self.pass_back(reply)
         except (urllib3.exceptions.HTTPError, OSError):
-            self.close_connection = True  # one side ended in the middle: closing the connection informs the other
+            self.close_connection = True  # one side has closed the connection, so the other connection is closed too
         finally:
             self.server.open.discard(reply)
             reply.release_conn()
 
     def pass_back(self, reply: urllib3.BaseHTTPResponse) -> None:
         """Relay the reply in chunks as they arrive, because a watch does not end by itself."""
-        # `send_response` would add the current time as Date, but leases end by the API server's Date.
+        # `send_response` would add the proxy's time as Date. The leases of reservations depend on the API server's
+        # Date.
         self.send_response_only(reply.status)
         for name in ("Date", "Content-Type", "Retry-After"):
             if name in reply.headers:
@@ -167,7 +177,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
         self.wfile.write(b"0\r\n\r\n")
 
-    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = relay  # noqa: N815  # the names http.server calls
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = relay  # noqa: N815  # http.server calls these names
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # http.server's name
-        """Log nothing: only the logs of the webhook matter."""
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # http.server defines this name
+        """Log nothing, because tests only check the logs of the webhook."""

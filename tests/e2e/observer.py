@@ -1,4 +1,4 @@
-"""Observes the cores of each GPU model that stored pods and claims use, at every moment that LISTs and watches show."""
+"""Computes, from LISTs and watches, how many cores of each GPU model the stored pods and claims use at each moment."""
 
 import json
 import threading
@@ -26,11 +26,11 @@ LOOK_PAUSE = 0.1
 WATCH_SECONDS = 5.0
 MOST_KEPT = 10_000
 AWAY = (ApiException, HTTPError, json.JSONDecodeError)
-"""The errors of the client if the API server is down, or stops within an answer."""
+"""The errors of the client if the API server is down, or stops in the middle of an answer."""
 
 
 def held(objects: Sequence[Json]) -> Counter[str]:
-    """Return the cores of each model that pods and claims use. This shares nothing with the code under test."""
+    """Return the cores of each model that these pods and claims use. The function shares no code with the webhook."""
     cores: Counter[str] = Counter()
     for each in objects:
         cores.update(held_by_claim(each) if "devices" in each["spec"] else held_by_pod(each))
@@ -38,7 +38,7 @@ def held(objects: Sequence[Json]) -> Counter[str]:
 
 
 def held_by_pod(pod: Json) -> dict[str, int]:
-    # If the pod uses claims, its devices are counted for the claims.
+    # The devices of a pod with claims are counted for its claims.
     if pod["status"].get("phase") in ("Succeeded", "Failed") or pod["spec"].get("resourceClaims"):
         return {}
     cores = sum(int(container["resources"]["limits"].get(CORES, 0)) for container in pod["spec"]["containers"])
@@ -46,13 +46,13 @@ def held_by_pod(pod: Json) -> dict[str, int]:
 
 
 def held_by_claim(claim: Json) -> Counter[str]:
-    """Return a whole card for each device, or the requested part of a shared one."""
+    """Return the cores of each model that a claim uses: 100 per device, or the requested cores of a shared device."""
     cores: Counter[str] = Counter()
     for request in claim["spec"]["devices"]["requests"]:
         asked = request["exactly"]
         share = asked.get("capacity", {}).get("requests", {}).get("cores", 100)
-        # A tenant may add a selector for products that do not exist. The webhook's selector is the last one. No device
-        # matches both.
+        # The webhook's selector is the last one. A tenant may have added a selector before it, for products that do not
+        # exist.
         cores[model_in(json.dumps(asked["selectors"][-1]))] += asked["count"] * int(share)
     return cores
 
@@ -76,26 +76,36 @@ def model_in(selector: str) -> str:
 
 
 class Ghosts:
-    """Bound pods that were deleted by force. Their containers may still run, so their charges stay for a while."""
+    """Bound pods that were deleted by force, so their containers may still run. They stay charged for ``seconds``
+    seconds.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._found: dict[str, tuple[float, str, str, int]] = {}
 
     def add(self, pod: Json, deleted: float) -> None:
-        """Remember a pod whose deletion was requested at this moment, or later."""
+        """Add a pod. ``deleted``: a time at or before the request of its deletion."""
         [(model, cores)] = held([pod]).items()
         self._found[pod["metadata"]["uid"]] = (deleted + self._seconds, pod["metadata"]["namespace"], model, cores)
 
     def among(self, known: Set[str], there: Set[str], now: float) -> Iterator[tuple[str, str, int]]:
-        """Yield namespace, model and cores of the known pods that are deleted and may still run."""
+        """Yield namespace, model and cores of those pods that existed, are deleted, and may still run.
+
+        ``known``: the uids of all objects that ever existed. ``there``: the uids of the objects that exist now.
+        """
         for uid, (until, namespace, model, cores) in list(self._found.items()):
             if uid in known and uid not in there and now < until:
                 yield namespace, model, cores
 
 
 class Change(NamedTuple):
-    """An event of a watch, and the time at which it arrived."""
+    """An event of a watch.
+
+    ``version``: its resourceVersion.
+    ``heard``: the monotonic time at which it arrived.
+    ``event``: the event itself.
+    """
 
     version: int
     heard: float
@@ -103,12 +113,12 @@ class Change(NamedTuple):
 
 
 class Stored:
-    """The content of several collections at one version of the store, and then after each change."""
+    """The objects of several collections. They are listed at one resourceVersion, and then updated by watches."""
 
     def __init__(self, rest: Rest, paths: Sequence[str]) -> None:
         self._rest = rest
         self._paths = paths
-        # A LIST without a resourceVersion is a quorum read. The other LISTs read the state of that moment.
+        # The first LIST has no resourceVersion, so it is a quorum read. The other LISTs read the same resourceVersion.
         first = rest.get(paths[0])
         version = str(first["metadata"]["resourceVersion"])
         others = [rest.get(path, resourceVersion=version, resourceVersionMatch="Exact") for path in paths[1:]]
@@ -120,14 +130,14 @@ class Stored:
         return list(self._objects.values())
 
     def follow(self, threads: ThreadPoolExecutor, seconds: float) -> Iterator[tuple[list[Json], float]]:
-        """Yield the state after each change within ``seconds``, after all watches have delivered it.
+        """Watch for ``seconds`` seconds. Then yield the objects after each change that all watches have covered.
 
-        Raises the error of a broken watch, after every state that the watches had delivered before.
+        If a watch failed, its error is raised after these states.
         """
         logs: list[list[Change]] = [[] for _ in self._paths]
         ends = [threads.submit(self._record, *each, seconds) for each in zip(self._paths, logs, strict=True)]
         broken = [error for end in ends if (error := end.exception())]
-        # All watches have delivered their events up to this version. Beyond it only one watch might have.
+        # All watches have delivered all their events up to this version. Of later events, some may be missing.
         until = min(log[-1].version if log else self._version for log in logs)
         for change in sorted(chain.from_iterable(logs), key=lambda change: change.version):
             if change.version <= until and change.event["type"] != "BOOKMARK":
@@ -154,11 +164,15 @@ class Stored:
 
 @dataclass
 class Observer:
-    """The figures of some namespaces.
+    """Observes some namespaces, and keeps the maxima.
 
-    ``most``: the maximum cores of each model, by namespace. ``looks``: the number of observations. ``lost``: the number
-    of failed observations. ``claims``: the maximum number of claims at once. ``known``: the uids of all objects that
-    existed.
+    ``most``: the maximum cores of each model, by namespace.
+    ``ghosts``: pods that were deleted by force and still count.
+    ``paths``: the observed collections.
+    ``looks``: number of observations.
+    ``lost``: number of failed observations.
+    ``claims``: maximum number of claims at a time.
+    ``known``: the uids of all objects that ever existed.
     """
 
     most: Mapping[str, dict[str, int]]
@@ -171,7 +185,7 @@ class Observer:
     _held: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
 
     def see(self, objects: Sequence[Json], now: float) -> None:
-        """Record the cores of the pods and claims of one moment, and of the pods that were deleted by force before."""
+        """Record the cores that these objects of one moment use. Pods deleted by force before are included."""
         self.looks += 1
         self.claims = max(self.claims, sum("devices" in each["spec"] for each in objects))
         by_namespace = {namespace: Counter[str]() for namespace in self.most}
@@ -187,9 +201,7 @@ class Observer:
             most.update({model: max(most.get(model, 0), cores) for model, cores in counts.items()})
 
     def _held_by(self, each: Json) -> Counter[str]:
-        """Return the cores of one object. The result is cached, because every change is an observation of all
-        objects.
-        """
+        """Return the cores of one object. Results are cached, because each change is an observation of all objects."""
         version = each["metadata"]["uid"], each["metadata"]["resourceVersion"]
         if version not in self._held:
             if len(self._held) >= MOST_KEPT:
@@ -198,7 +210,7 @@ class Observer:
         return self._held[version]
 
     def list(self, rest: Rest, stop: threading.Event) -> None:
-        """LIST until ``stop`` is set."""
+        """Observe by repeated LISTs until ``stop`` is set."""
         while not stop.wait(LOOK_PAUSE):
             try:
                 self.see(Stored(rest, self.paths).objects(), time.monotonic())
@@ -206,7 +218,7 @@ class Observer:
                 self.lost += 1
 
     def follow(self, rest: Rest, stop: threading.Event) -> None:
-        """Observe after every single change until ``stop`` is set. LIST again if a watch ends or breaks."""
+        """Observe by watches, after every single change, until ``stop`` is set. After an error, LIST again."""
         start = partial(Stored, rest, self.paths)
         stored: Stored | None = None
         with ThreadPoolExecutor(len(self.paths)) as threads:

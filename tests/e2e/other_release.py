@@ -1,4 +1,4 @@
-"""Runs `vcuda-webhook` as another release: with another version, and another format of ledgers."""
+"""Runs `vcuda-webhook` as if it were another release, with another version and another ledger format."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ COMMAND = (sys.executable, "-m", "tests.e2e.other_release")
 
 
 def of_release(flags: Sequence[str | Path], ca: Path, ledger_format: int = text.FORMAT) -> WebhookProcess:
-    """Return a replica of the other release. It is stopped at the end of the block."""
+    """Return a replica of the other release. It is stopped after its ``with`` statement."""
     return WebhookProcess(flags, ca, {FORMAT: str(ledger_format)}, (*COMMAND, "serve"))
 
 
@@ -25,7 +25,7 @@ def main() -> None:
         mock.patch.object(vcuda, "__version__", "0.2.0"),
         mock.patch.object(text, "FORMAT", int(os.environ.get(FORMAT, text.FORMAT))),
     ):
-        from webhook import cli  # noqa: PLC0415  # it takes the version as it is read
+        from webhook import cli  # noqa: PLC0415  # the import reads the version
 
         cli.main()
 

@@ -1,4 +1,4 @@
-"""The quota ConfigMap of a test. After each edit the test waits until every replica uses it."""
+"""The quota ConfigMap of a test. Each edit waits until every replica uses the new quota."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,14 +12,16 @@ from tests.processes import WebhookProcess
 
 KEY = "gpu_quota"
 CONFIG = {"quota.vcuda.io/config": "true"}
-"""The label by which the API server calls /quota for an edit."""
+"""The label of ConfigMaps for whose edits the API server calls /quota."""
 
 
 @dataclass(frozen=True)
 class QuotaConfigMap:
-    """The ConfigMap ``name`` in ``namespace``, created with ``labels``. ``readers`` are the replicas that watch it.
+    """A quota ConfigMap in a cluster.
 
-    ``further`` are keys in addition to the quota.
+    ``namespace``, ``name``, ``labels``: its metadata.
+    ``readers``: the replicas that use it.
+    ``further``: further keys of the ConfigMap, with their texts.
     """
 
     rest: Rest
@@ -38,7 +40,7 @@ class QuotaConfigMap:
         return f"{self.collection}/{self.name}"
 
     def document(self) -> Json:
-        """The stored quota by namespace. It is empty if there is no ConfigMap."""
+        """Return the stored quota entries by namespace. Empty if the ConfigMap does not exist."""
         found = self.rest.send("GET", self.path)
         if found.status == HTTPStatus.NOT_FOUND:
             return {}
@@ -46,7 +48,7 @@ class QuotaConfigMap:
         return document
 
     def limit(self, **entries: Json) -> None:
-        """Add these entries, or replace them. Return when every replica uses them."""
+        """Add these entries, or replace existing entries. Return when every replica uses them."""
         self.limit_anew(**{**self.document(), **entries})
 
     def limit_anew(self, **entries: Json) -> None:
@@ -59,7 +61,7 @@ class QuotaConfigMap:
 
     @contextmanager
     def limited(self, **entries: Json) -> Iterator[None]:
-        """Add the entries during the ``with`` statement."""
+        """Add the entries, and remove them after the ``with`` statement."""
         self.limit(**entries)
         try:
             yield
@@ -73,18 +75,18 @@ class QuotaConfigMap:
         return self.rest.send("PUT", self.path, self.manifest(text)) if replacing else answer
 
     def await_read(self, version: str) -> None:
-        """Return when every replica uses the document of ``version``, or of a later one."""
+        """Return when every replica uses the ConfigMap with this resourceVersion, or a later version."""
         for reader in self.readers:
             reader.await_log("quota read", lambda line: int(line["version"]) >= int(version))
 
     def manifest(self, text: str) -> Json:
-        """Return the ConfigMap as a person writes it, with ``text`` as the document."""
+        """Return the manifest of the ConfigMap, with ``text`` as the quota document."""
         metadata = {"namespace": self.namespace, "name": self.name, "labels": dict(self.labels)}
         return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {KEY: text, **self.further}}
 
 
 def named_quota(cluster: Cluster) -> QuotaConfigMap:
-    """The quota ConfigMap that the manifests name. It is empty, and its edits are not checked."""
+    """Write the quota ConfigMap that the manifests name, without entries. The webhook does not check edits of it."""
     quota = QuotaConfigMap(cluster.rest, "kube-system", "gpuquota", labels={})
     quota.write("{}").ok()
     return quota

@@ -1,4 +1,4 @@
-"""Calls the API server with plain JSON: single requests, watches, and the states of a collection."""
+"""A client of the API server for plain JSON: single requests, watches, and the states of a collection."""
 
 import json
 import time
@@ -23,9 +23,7 @@ REQUEST_SECONDS = 60
 
 
 def api_client(server: str, ca_file: Path, token: str) -> ApiClient:
-    """Return the official client for the bearer of ``token``, with enough connections for many threads. The caller must
-    close it.
-    """
+    """Return the official client with this bearer token, for many threads. The caller must close the client."""
     configuration = Configuration(host=server, connection_pool_maxsize=64)
     configuration.ssl_ca_cert = str(ca_file)
     configuration.proxy = None
@@ -34,8 +32,9 @@ def api_client(server: str, ca_file: Path, token: str) -> ApiClient:
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer of the API server: an object or list with status 2xx, otherwise a `Status`.
+    """An answer of the API server.
 
+    ``body``: an object or a list if the status is 2xx, and a `Status` otherwise.
     ``warnings``: the texts of the Warning headers, as kubectl prints them.
     """
 
@@ -50,14 +49,15 @@ class Answer:
 
     @property
     def is_over_quota(self) -> bool:
-        """Return whether the request was rejected for lack of quota. The status is 429 if the missing quota is only
-        pending.
+        """Return whether the request was rejected because it exceeds the quota.
+
+        The status is 403, or 429 if pending charges use up the quota.
         """
         return self.status in (HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS) and OVER_QUOTA in self.message
 
     def ok(self) -> Json:
-        """Return the body of a success. Otherwise raise ApiException with the status, the `Status` message and its JSON
-        as ``body``.
+        """Return the body if the request succeeded. Otherwise raise ApiException with the status, its message and its
+        JSON.
         """
         if HTTPStatus.OK <= self.status < HTTPStatus.MULTIPLE_CHOICES:
             return self.body
@@ -65,22 +65,20 @@ class Answer:
 
 
 def warning_text(header: str) -> str:
-    """Return the text of `299 - "text"`: a quoted-string (RFC 7230), whose escapes are valid in JSON."""
+    """Return the text of a Warning header such as `299 - "text"`. Its escapes (RFC 7230) are also valid in JSON."""
     return str(json.loads(header.removeprefix("299 - ")))
 
 
 @dataclass(frozen=True)
 class Rest:
-    """JSON requests as the user of ``api``."""
+    """Sends JSON requests with the connections and the user of ``api``."""
 
     api: ApiClient
 
     def send(
         self, method: str, path: str, body: object = None, *, content_type: str = "application/json", **query: str
     ) -> Answer:
-        """Send one request, and return the answer with any status. Raises urllib3's HTTPError if there was no
-        answer.
-        """
+        """Send one request, and return the answer with any status. Raises urllib3's HTTPError if no answer arrives."""
         headers = {**self.api.default_headers, "Content-Type": content_type}
         url = self._url(path, query)
         response = self.api.call_api(method, url, headers, body=body, _request_timeout=REQUEST_SECONDS)
@@ -91,11 +89,11 @@ class Rest:
         return self.send("GET", path, **query).ok()
 
     def merge_patch(self, path: str, patch: Json) -> Json:
-        """Return the object after a JSON merge patch. Raises ApiException if it is rejected."""
+        """Apply a JSON merge patch, and return the object. Raises ApiException if the patch is rejected."""
         return self.send("PATCH", path, patch, content_type=MERGE_PATCH).ok()
 
     def watch(self, path: str, seconds: float, **query: str) -> Generator[Json]:
-        """Yield watch events as they arrive, until the server ends the watch after ``seconds``, rounded up."""
+        """Yield watch events as they arrive. The server ends the watch after ``seconds`` seconds, rounded up."""
         whole = int(seconds) + 1
         query = {**query, "watch": "true", "timeoutSeconds": str(whole)}
         timeout = (CONNECT_SECONDS, whole + CONNECT_SECONDS)
@@ -110,8 +108,9 @@ class Rest:
 
 
 def states(rest: Rest, path: str, deadline: float, selectors: dict[str, str]) -> Generator[list[Json]]:
-    """Yield the collection after each change, until ``deadline`` of the monotonic clock. A watch that ends is
-    restarted.
+    """Yield all objects of the collection after each change, until ``deadline`` of the monotonic clock.
+
+    A watch that ends is restarted.
     """
     while (left := deadline - time.monotonic()) > 0:
         listing = rest.get(path, **selectors)
@@ -123,7 +122,7 @@ def states(rest: Rest, path: str, deadline: float, selectors: dict[str, str]) ->
                 if event["type"] == "ERROR":
                     if event["object"].get("code") != HTTPStatus.GONE:
                         raise RuntimeError(f"the watch ended with {event['object']}")
-                    break  # the version was compacted in etcd, so a new LIST is needed
+                    break  # etcd has compacted the version of the watch, so a new LIST is needed
                 objects.pop(uid := event["object"]["metadata"]["uid"], None)
                 if event["type"] != "DELETED":
                     objects[uid] = event["object"]

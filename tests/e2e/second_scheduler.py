@@ -1,4 +1,4 @@
-"""Runs a second kube-scheduler: that of the manifests, or one with an extender that acts like gpu-admission."""
+"""Runs a second kube-scheduler. It is that of the manifests, or one whose extender acts like gpu-admission."""
 
 import json
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from vcuda.tls import LEAF_CERTIFICATE, LEAF_KEY
 
 NAME = "vcuda-scheduler"
 PREDICATING = "predicating"
-"""The schedulerName of pods for which the extender is called. It rejects pods that have an allocation."""
+"""The schedulerName of the pods of the scheduler whose extender acts like gpu-admission."""
 
 REFUSAL = "had been predicated!"
 MARKS = ("predicate-time", "gpu-assigned", "predicate-gpu-idx-")
@@ -26,7 +26,7 @@ COMPONENT = Path(__file__).parents[2] / "manifests" / "components" / "scheduler"
 
 
 class Credentials(NamedTuple):
-    """The files with which the scheduler verifies the extender, and with which it authenticates itself."""
+    """Files of the scheduler: the CA of the extender's certificate, and its own client certificate with the key."""
 
     ca: Path
     certificate: Path
@@ -41,9 +41,10 @@ class Credentials(NamedTuple):
 def config_file(
     control_plane: ControlPlane, url: str, credentials: Credentials, directory: Path, **fields: object
 ) -> Path:
-    """Write the manifest's KubeSchedulerConfiguration with this test's API server, extender and files. Return its path.
+    """Write the manifest's KubeSchedulerConfiguration with the API server and the extender of this test. Return its
+    path.
 
-    ``fields`` are added to the extender.
+    ``fields``: fields to add to the extender.
     """
     config: Json = yaml.safe_load((COMPONENT / "scheduler-config.yaml").read_text())
     [extender] = config["extenders"]
@@ -56,7 +57,7 @@ def config_file(
 
 
 def written(control_plane: ControlPlane, config: Json, directory: Path) -> Path:
-    """Write the configuration with this test's API server, and return the path."""
+    """Write a scheduler configuration with the API server of this test, and return its path."""
     own = {"clientConnection": {"kubeconfig": str(control_plane.kubeconfig)}, "leaderElection": {"leaderElect": False}}
     kind = {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration"}
     path = directory / "scheduler-config.json"
@@ -66,7 +67,7 @@ def written(control_plane: ControlPlane, config: Json, directory: Path) -> Path:
 
 @contextmanager
 def scheduling(control_plane: ControlPlane, *flags: str) -> Iterator[Component]:
-    """Run a kube-scheduler with these flags. It is stopped at the end of the block."""
+    """Run a kube-scheduler with these flags during the ``with`` statement."""
     [port] = free_ports(1)
     certs = control_plane.directory / "certs-vcuda-scheduler"
     common = ("--bind-address=127.0.0.1", f"--secure-port={port}", f"--cert-dir={certs}")
@@ -79,9 +80,9 @@ def scheduling(control_plane: ControlPlane, *flags: str) -> Iterator[Component]:
 
 
 def decide(pod: Json, nodes: Json) -> Json:
-    """Return an ExtenderFilterResult (k8s.io/kube-scheduler ``extender/v1``).
+    """Return an ExtenderFilterResult (k8s.io/kube-scheduler ``extender/v1``) like gpu-admission.
 
-    A pod with gpu-admission's annotations gets no node, any other pod the first of its nodes.
+    A pod that already has gpu-admission's annotations gets no node. Any other pod gets the first of its nodes.
     """
     if any(mark in key for key in pod["metadata"].get("annotations", {}) for mark in MARKS):
         return {"Error": f"pod {pod['metadata']['name']} {REFUSAL}"}
@@ -90,9 +91,7 @@ def decide(pod: Json, nodes: Json) -> Json:
 
 @contextmanager
 def predicating_scheduler(control_plane: ControlPlane, directory: Path) -> Iterator[None]:
-    """Run a scheduler for the pods that name it, in addition to the cluster's own. ``directory`` (fresh) gets its
-    files.
-    """
+    """Run a second scheduler for the pods that name it. ``directory``: a new directory for its files."""
     with answering(lambda _, asked: decide(asked["Pod"], asked["Nodes"])) as url:
         extenders = [{"urlPrefix": url, "filterVerb": "filter"}]
         profile = {"profiles": [{"schedulerName": PREDICATING}], "extenders": extenders}

@@ -1,4 +1,7 @@
-"""A real API server. A test decides when the calls of its processes arrive, are answered, or get lost."""
+"""A real API server behind the interface of the tests' API double.
+
+A test decides when the calls of its simulated processes arrive, are answered, or are lost.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -19,8 +22,8 @@ AT_ONCE = json.dumps({"gracePeriodSeconds": 0}).encode()
 class ServedApi(Handle):
     """Implements `tests.api_double.Api` with a real API server.
 
-    ``date`` replaces the server's clock, because tests let hours pass. The server gives every object a uid. In lists
-    this is replaced by the name, which the test used as uid before the object was stored.
+    ``date`` replaces the dates of the server, because simulated hours pass in the tests. The server gives every object
+    a new uid, but the tests use an object's name as its uid. So lists have the name in place of the uid.
     """
 
     def __init__(self, kube: Kube) -> None:
@@ -44,7 +47,7 @@ class ServedApi(Handle):
             self._served.patch(path, b'{"metadata": {"finalizers": null}}', MERGE_PATCH)
 
     def clear(self, collection: str) -> None:
-        """Delete all objects of a collection, except those that every namespace has."""
+        """Delete all objects of a collection, except the ConfigMap that Kubernetes creates in every namespace."""
         for page in self._served.list_pages(collection):
             names = {msgspec.json.decode(each)["metadata"]["name"] for each in page.items}
             for name in names - {"kube-root-ca.crt"}:
@@ -106,7 +109,7 @@ class ServedApi(Handle):
 
 
 class Objects(Mapping[str, Mapping[str, Any]]):
-    """The stored objects by path. It cannot be iterated. It reads an object again after a write."""
+    """The stored objects by path. The mapping caches objects until the next write. It cannot be iterated."""
 
     def __init__(self, kube: Kube) -> None:
         self._kube = kube

@@ -1,4 +1,7 @@
-"""Runs the webhook as it is installed: called through its Service, with its Secret mounted, and failing closed."""
+"""Runs the webhook as in a real installation.
+
+The API server calls it through its Service, the certificate is a mounted Secret, and a failed call rejects the pod.
+"""
 
 import base64
 import secrets
@@ -45,8 +48,13 @@ PATHS = {kind: f"{GROUP}/{resource}/{CONFIGURATION}" for kind, resource in RESOU
 
 @dataclass
 class Stage:
-    """The installed webhook. ``label`` marks the served namespaces. ``flags`` precede those of each `vcuda-certs`
-    command.
+    """A webhook that is installed as in a cluster.
+
+    ``label``: the label value of the namespaces that it serves.
+    ``host``: the IP address of the replicas.
+    ``flags``: flags for each `vcuda-certs rotate`.
+    ``kubeconfig``: the kubeconfig of `vcuda-certs`.
+    ``replicas``: the running replicas.
     """
 
     cluster: Cluster
@@ -57,7 +65,7 @@ class Stage:
     replicas: Sequence[WebhookProcess] = ()
 
     def command(self, *arguments: str, kubeconfig: Path | None = None) -> list[str]:
-        """Return a command line of `vcuda-certs`, with this stage's flags after the first argument."""
+        """Return a command line of `vcuda-certs`, with the flags of this stage after the name of the command."""
         name, *rest = arguments
         own = ("--kubeconfig", str(kubeconfig or self.kubeconfig), "--ip", self.host, *self.flags)
         return [str(SCRIPTS / "vcuda-certs"), name, *(own if name == "rotate" else own[:4]), *rest]
@@ -74,11 +82,10 @@ class Stage:
         return [urlsplit(replica.url).netloc for replica in self.replicas]
 
     def set_endpoints(self, *, ready: bool = True) -> None:
-        """Make all replicas endpoints of the Service, or none. Return when its EndpointSlices show that.
+        """Set all replicas' pods to ready, or to not ready. Return when the Service's EndpointSlices have followed.
 
-        The replicas are pods that its selector matches, and the controller manager does the rest, as in a real
-        installation. The API server of 1.30 calls a Service by its Endpoints, and 1.36 by its EndpointSlices. Both
-        follow pods.
+        The Service's selector matches these pods, and the controller manager writes the endpoints as in a real cluster.
+        The API server of 1.30 uses the Endpoints of a Service, and that of 1.36 uses its EndpointSlices.
         """
         conditions = [{"type": "Ready", "status": str(ready)}]
         status = {"phase": "Running", "podIP": self.host, "podIPs": [{"ip": self.host}], "conditions": conditions}
@@ -92,9 +99,10 @@ class Stage:
         self.cluster.await_collection(SLICES, are_told, labelSelector=OF_THE_SERVICE)
 
     def await_answered(self, namespace: str) -> None:
-        """Return when a pod can be created in ``namespace``: the API server knows endpoints, and trusts them.
+        """Return when a pod can be created in ``namespace``. The API server then knows endpoints and trusts their
+        certificate.
 
-        This polls. The API server uses its own watches of Services, endpoints and caBundles, and gives no sign.
+        This polls, because the API server does not report what its own watches have delivered.
         """
 
         def refusal() -> str:
@@ -130,7 +138,7 @@ class Stage:
 
     @contextmanager
     def team(self, quota: QuotaConfigMap) -> Iterator[str]:
-        """Create a served namespace with a huge quota. Return when its pods are reviewed. It is deleted at the end."""
+        """Yield a new namespace with a large quota when its pods are reviewed. Delete it afterwards."""
         name = self.cluster.create_namespace(labels={SERVED_BY: self.label})
         try:
             with quota.limited(**{name: {"quota": {"M40": 10_000}}}):
@@ -145,10 +153,10 @@ class Stage:
 def staged(
     cluster: Cluster, directory: Path, delays: Sequence[Delay], kubeconfig: Path, *flags: str
 ) -> Iterator[tuple[Stage, QuotaConfigMap]]:
-    """Run a stage with one replica for each delay, whose volume follows the Secret after so many seconds. All of it is
-    in effect.
+    """Run a stage with one replica for each of ``delays``, and register its webhooks.
 
-    ``kubeconfig``: the rights with which certificates are rotated.
+    ``delays``: functions that return the seconds after which a replica's volume follows a change of the Secret.
+    ``kubeconfig``: the kubeconfig of the rotation of certificates.
     """
     stage = Stage(cluster, f"e2e-{secrets.token_hex(4)}", own_address(), flags, kubeconfig)
     quota = QuotaConfigMap(cluster.rest, "kube-system", f"gpuquota-{stage.label}", {})
@@ -175,8 +183,9 @@ def staged(
 
 @contextmanager
 def unnoticed(stage: Stage, namespace: str) -> Iterator[Creates]:
-    """Create pods in ``namespace`` and make new connections continuously during the ``with`` statement. None
-    may fail.
+    """Create pods in ``namespace`` and open connections continuously during the ``with`` statement.
+
+    Afterwards assert that no create and no connection has failed.
     """
     path = PATHS["ValidatingWebhookConfiguration"]
     connects = connecting(stage.cluster, path, stage.addresses, SERVER_NAME)
@@ -187,7 +196,7 @@ def unnoticed(stage: Stage, namespace: str) -> Iterator[Creates]:
 
 @contextmanager
 def replica(stage: Stage, directory: Path, delay: Delay, quota: QuotaConfigMap) -> Iterator[WebhookProcess]:
-    """Run one webhook, whose certificate directory is a volume of the serving Secret."""
+    """Run one replica. Its certificate directory follows the serving Secret like a mounted volume."""
     directory.mkdir(parents=True)
     flags = (
         *("--cert-dir", directory, "--kubeconfig", stage.cluster.kubeconfig, "--bind", f"{stage.host}:0"),
@@ -205,7 +214,7 @@ def service() -> Json:
 
 
 def node() -> Json:
-    """Return the node of the replicas' pods. None of the thousands of pods that tests create is scheduled there."""
+    """Return the node of the replicas' pods. The scheduler places no other pods on this node."""
     return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}, "spec": {"unschedulable": True}}
 
 
@@ -217,8 +226,9 @@ def pod_of(number: int, address: str) -> Json:
 
 
 def clear(stage: Stage) -> None:
-    """Delete the objects that a stage stores under the names of a real installation. The Service's endpoints are
-    deleted with it.
+    """Delete the objects of a stage whose names are those of a real installation.
+
+    Kubernetes deletes the Service's endpoints together with the Service.
     """
     stage.unregister()
     selector = ",".join(f"{key}={value}" for key, value in PODS.items())
@@ -229,8 +239,9 @@ def clear(stage: Stage) -> None:
 
 
 def delete_pods(cluster: Cluster, namespace: str, **selector: str) -> None:
-    """Delete the pods at once, some hundreds per request: the deletion of thousands would exceed the request
-    timeout.
+    """Delete the pods with a grace period of 0, some hundreds per request.
+
+    The deletion of thousands of pods in one request would exceed the request timeout.
     """
     deleted = PAGE
     while deleted == PAGE:
@@ -240,22 +251,20 @@ def delete_pods(cluster: Cluster, namespace: str, **selector: str) -> None:
 
 
 def own_address() -> str:
-    """Return an IPv4 address of this machine that is not a loopback address, which the API server accepts as an
-    endpoint.
-    """
+    """Return an IPv4 address of this machine. The API server accepts no loopback address as an endpoint."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing, but chooses the own address
+            probe.connect(("192.0.2.1", 9))  # sends nothing, but lets the kernel choose the source address
             address = str(probe.getsockname()[0])
         except OSError:
             address = "127.0.0.1"
     if address.startswith("127."):
-        pytest.skip("this machine has no address but loopback, and the API server takes none of those as an endpoint")
+        pytest.skip("this machine has only loopback addresses, which the API server rejects as endpoints")
     return address
 
 
 def utc_now() -> str:
-    """Return the time in the format of --issued-before."""
+    """Return the present time in the format of --issued-before."""
     return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
@@ -264,9 +273,10 @@ MODES = {"tls.key": 0o600}
 
 
 class Volume:
-    """``directory`` has the Secret at ``path`` as it was ``delay()`` seconds ago. After a deletion the files stay.
+    """A directory with the files of the Secret at ``path``, as kubelet would mount it.
 
-    kubelet also replaces all files of a volume in one step, and keeps them while their Secret does not exist.
+    A change of the Secret reaches the files after ``delay()`` seconds. Like kubelet, this replaces all files in one
+    step, and keeps the files after the Secret is deleted.
     """
 
     def __init__(self, rest: Rest, path: str, directory: Path, delay: Delay) -> None:
@@ -281,7 +291,7 @@ class Volume:
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Have the directory follow the Secret during the ``with`` statement, beginning with the present Secret."""
+        """Write the present Secret to the directory, and then each change of it during the ``with`` statement."""
         self._read(0)
         self._swap()
         self._thread.start()

@@ -1,4 +1,4 @@
-"""Pods and nodes with the annotations of vendors' schedulers in a real cluster."""
+"""Pods of a real cluster with the annotations and labels of an allocation, as vendors' schedulers write them."""
 
 import time
 from collections.abc import Mapping
@@ -16,7 +16,16 @@ BY_HAND = "by-hand"
 
 @dataclass(frozen=True)
 class Allocated:
-    """A pod that a scheme has just allocated on ``node``. ``bound`` and ``status`` are its later progress."""
+    """A pod with a new allocation.
+
+    ``scheme``: the vendor's annotations, labels and resources.
+    ``node``: the node of the allocation; None if it names no node.
+    ``phase``: the phase of the allocation.
+    ``bound``: the node that the pod is bound to; None if it is not bound.
+    ``status``: the pod's phase, for example Running; None if it is not changed.
+    ``own``: further annotations of the pod.
+    ``scheduler``: its schedulerName.
+    """
 
     name: str
     scheme: Scheme

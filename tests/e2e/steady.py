@@ -1,4 +1,4 @@
-"""Creates pods and makes new connections continuously. A rotation must not make any of them fail."""
+"""Creates pods and opens connections continuously, for tests in which none of them may fail."""
 
 import base64
 import socket
@@ -16,15 +16,19 @@ from tests.integration.reviews import card_pod
 
 PODS_PER_SECOND = 20
 CARDS_EVERY = 20
-"""One of so many pods requests a card and is charged. The webhook is called for the others too.
+"""One of every `CARDS_EVERY` pods requests a card and is charged. The webhook is called for the other pods too.
 
-No controller settles the charges. A namespace may have 512 pending charges, enough for eight minutes.
+No controller settles the charges. A namespace may have 512 pending charges, which is enough for eight minutes.
 """
 
 
 @dataclass
 class Creates:
-    """The outcomes: how many pods were created, and the error for each pod that was not."""
+    """The outcomes of creates.
+
+    ``created``: number of created pods.
+    ``failures``: the error of each failed create.
+    """
 
     created: int = 0
     failures: list[str] = field(default_factory=list)
@@ -34,10 +38,11 @@ class Creates:
 def creating(
     cluster: Cluster, namespace: str, make: Callable[[int, str], Json] | None = None, pace: float = PODS_PER_SECOND
 ) -> Iterator[Creates]:
-    """Create so many pods a second in ``namespace`` during the ``with`` statement, each once, on a fixed schedule.
+    """Create ``pace`` pods per second in ``namespace`` during the ``with`` statement. No create is retried.
 
-    At most four are created at once. If the machine is too slow for the schedule, pods do not pile up. ``make`` returns
-    the pod of a number.
+    At most four creates run concurrently, even if the machine is too slow for the pace.
+
+    ``make``: returns the pod with a number.
     """
     creates, lock = Creates(), threading.Lock()
     numbers = count()
@@ -61,7 +66,7 @@ def creating(
 
 
 def some_with_cards(number: int, namespace: str) -> Json:
-    """Return a pod. One of `CARDS_EVERY` requests a card."""
+    """Return the pod with this number. One of every `CARDS_EVERY` pods requests a card."""
     return card_pod(f"card-{number}", namespace) if number % CARDS_EVERY == 0 else plain(number, namespace)
 
 
@@ -73,7 +78,11 @@ def plain(number: int, namespace: str) -> Json:
 
 @dataclass
 class Handshakes:
-    """The outcomes: how many connections succeeded, and the error of each that did not."""
+    """The outcomes of connections.
+
+    ``made``: number of successful TLS handshakes.
+    ``failures``: the error of each failed handshake.
+    """
 
     made: int = 0
     failures: list[str] = field(default_factory=list)
@@ -81,10 +90,10 @@ class Handshakes:
 
 @contextmanager
 def connecting(cluster: Cluster, path: str, addresses: Callable[[], Sequence[str]], name: str) -> Iterator[Handshakes]:
-    """Connect to every address repeatedly as ``name`` during the ``with`` statement, trusting the caBundles at
-    ``path``.
+    """Connect to every address repeatedly during the ``with`` statement, with ``name`` as the expected server name.
 
-    The API server reuses its connections. These are new, and trust the stored caBundle.
+    The connections trust the caBundles of the webhook configuration at ``path``. The API server reuses its connections,
+    so only new connections show that every caBundle and certificate match.
     """
     handshakes = Handshakes()
 
@@ -104,15 +113,13 @@ def connecting(cluster: Cluster, path: str, addresses: Callable[[], Sequence[str
 
 
 def ours(configuration: Json, name: str) -> list[Json]:
-    """Return the webhooks that call the Service ``name``, as in NAME.NAMESPACE.svc."""
+    """Return the webhooks that call the Service with this DNS name, NAME.NAMESPACE.svc."""
     services = [(hook, hook["clientConfig"].get("service", {})) for hook in configuration["webhooks"]]
     return [hook for hook, service in services if f"{service.get('name')}.{service.get('namespace')}.svc" == name]
 
 
 def shake(address: str, bundle: bytes, name: str) -> bytes:
-    """Return the leaf (DER) that ``address`` presents to a client that trusts ``bundle``. Raises OSError if it is not
-    trusted.
-    """
+    """Return the leaf certificate (DER) of the server at ``address``. Raises OSError if ``bundle`` rejects it."""
     context = ssl.create_default_context(cadata=bundle.decode())
     host, _, port = address.rpartition(":")
     with (
@@ -124,9 +131,7 @@ def shake(address: str, bundle: bytes, name: str) -> bytes:
 
 @contextmanager
 def in_threads(works: Sequence[Callable[[threading.Event], None]]) -> Iterator[None]:
-    """Run each function in its own thread during the ``with`` statement. At the end they are stopped, and their errors
-    are raised.
-    """
+    """Run each function in its own thread during the ``with`` statement. Then stop them, and raise their errors."""
     stop = threading.Event()
     with ThreadPoolExecutor(len(works)) as threads:
         running = [threads.submit(work, stop) for work in works]

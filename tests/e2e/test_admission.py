@@ -1,4 +1,7 @@
-"""Pods that people create with kubectl, on a real API server and scheduler: pinned, rejected, or unchanged."""
+"""Users create pods with kubectl, on a real API server and scheduler.
+
+The pods are pinned, rejected, or left unchanged.
+"""
 
 import json
 import subprocess
@@ -19,7 +22,7 @@ NODES = {
     "gpu-p100": {MODEL: "P100", POOL: "public"},
     "gpu-mixed": {MODEL: "M40", POOL: "mixed"},
 }
-"""The labels of the nodes by name. The third node belongs to a pool that the other teams may not use."""
+"""The labels of the nodes, by name. The third node is in a pool that most teams may not use."""
 
 SHARES = {
     scheme.name: {
@@ -29,7 +32,7 @@ SHARES = {
     }
     for scheme in SCHEMES
 }
-"""Half a card and 4 GiB of its memory, as each scheme requests it."""
+"""Limits of half a card with 4 GiB of memory, in the resources of each scheme (the resource names of one vendor)."""
 
 M40 = "exceeded GPU quota: M40 in namespace {}"
 NO_MODEL = "this pod may use no GPU model in namespace {}: M40 is excluded by"
@@ -57,7 +60,7 @@ def nodes(cluster: Cluster, installation: Installation) -> Iterator[None]:
 
 
 def kubectl_create(cluster: Cluster, *pods: Json, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """Create pods as a person does. Return the result of kubectl, which may show rejections."""
+    """Create pods by `kubectl create`. Return the result of the command, which may contain rejections."""
     manifest = {"apiVersion": "v1", "kind": "List", "items": pods}
     return cluster.kubectl("create", "-f", "-", "-o", "json", *options, stdin=json.dumps(manifest), check=False)
 
@@ -71,8 +74,9 @@ def with_spec(pod: Json, **fields: object) -> Json:
 def test_a_pod_of_every_scheme_lands_on_a_node_of_its_teams_model_and_pool(
     cluster: Cluster, team: Team, limits: Json
 ) -> None:
-    """The teams may use M40 in the public pool, P100 in the public pool, and M40 in the mixed pool. Each can use one
-    node.
+    """One team may use M40 in the public pool, one P100 in the public pool, and one M40 in the mixed pool.
+
+    Each team's pod must be bound to the only node with that model and pool.
     """
     targets = {team({"pool": [labels[POOL]], "quota": {labels[MODEL]: 1}}): node for node, labels in NODES.items()}
     created = kubectl_create(cluster, *(gpu_pod("train", namespace, limits) for namespace in targets))
@@ -133,7 +137,7 @@ def test_a_pod_without_vcuda_is_unchanged_in_an_enforced_namespace(
 
 
 def test_forged_allocations_are_removed_and_the_users_own_annotations_kept(cluster: Cluster, team: Team) -> None:
-    """gpu-admission always rejects a pod that already has a predicate-time when it is scheduled."""
+    """/mutate must remove a forged predicate-time, because gpu-admission never schedules a pod that already has one."""
     namespace = team({"quota": {"M40": 1}})
     pod = card_pod("train", namespace)
     pod["metadata"] |= {
@@ -147,7 +151,9 @@ def test_forged_allocations_are_removed_and_the_users_own_annotations_kept(clust
 
 
 @pytest.mark.usefixtures("scheduler")
-def test_a_preset_node_name_is_moved_so_that_the_scheduler_binds_the_pod_there(cluster: Cluster, team: Team) -> None:
+def test_a_preset_node_name_becomes_an_affinity_and_the_scheduler_binds_the_pod_there(
+    cluster: Cluster, team: Team
+) -> None:
     namespace = team({"quota": {"P100": 1, "M40": 1}})
     created = kubectl_create(cluster, with_spec(card_pod("train", namespace), nodeName="gpu-mixed"))
     assert "nodeName" not in json.loads(created.stdout)["spec"]
@@ -187,8 +193,9 @@ def test_pods_with_generated_names_are_charged_under_the_uid_they_are_stored_wit
 def test_a_manifest_copied_from_a_running_pod_is_admitted_charged_and_scheduled(
     cluster: Cluster, installation: Installation, team: Team
 ) -> None:
-    """As after `kubectl get -o json`, an edit of the name, and `kubectl apply`: the manifest still has nodeName, uid
-    and allocations.
+    """A user runs `kubectl get -o json` for a running pod, edits the name, and applies the manifest.
+
+    The manifest still has the nodeName, the uid and the allocation of the first pod.
     """
     namespace = team({"pool": ["public"], "quota": {"M40": 2}})
     cluster.create(card_pod("train", namespace))

@@ -1,4 +1,7 @@
-"""Stale allocations are removed from pods and stale locks from nodes. Pods that are alive do not change."""
+"""The controller removes stale allocations (annotations and labels) from pods, and stale locks from nodes.
+
+Pods with a valid allocation do not change.
+"""
 
 import time
 from collections.abc import Callable, Iterator
@@ -35,7 +38,7 @@ STALE = [
     ),
     *(Allocated(f"{scheme.name}.allocating", scheme, NODE, "allocating") for scheme in (HAMI, VGPU_MANAGER)),
 ]
-"""One pod for every rule of every scheme. The name of the pod is the rule."""
+"""A pod for every rule by which an allocation is stale, for every scheme. The name of the pod contains the rule."""
 
 ALIVE = [
     *(Allocated(f"{scheme.name}.running", scheme, NODE, "done", bound=NODE, status="Running") for scheme in RECORDED),
@@ -46,7 +49,8 @@ ALIVE = [
     ),
     Allocated("hami.binding", HAMI, NODE, "allocating", bound=NODE),
 ]
-"""Pods that are bound where they were allocated, or that a device plugin confirmed."""
+"""Pods with a valid allocation. They are bound to the allocated node, or a device plugin has confirmed the allocation.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +64,7 @@ def nodes(cluster: Cluster) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def collector(installation: Installation, nodes: None) -> Iterator[ControllerProcess]:
-    """A leader for which an allocation is stale after seconds."""
+    """A leader that treats the allocation of an unbound pod as stale after some seconds."""
     assert nodes is None
     with controlling(installation, "--allocation-timeout", str(TIMEOUT)) as running:
         yield running
@@ -68,7 +72,7 @@ def collector(installation: Installation, nodes: None) -> Iterator[ControllerPro
 
 @pytest.fixture(scope="module")
 def littered(cluster: Cluster, collector: ControllerProcess) -> Iterator[tuple[str, list[Json]]]:
-    """A namespace with all those pods, and the live ones among them as they were stored."""
+    """A namespace with the pods of `STALE` and `ALIVE`, and the stored pods of `ALIVE`."""
     assert collector.process.poll() is None
     namespace = cluster.create_namespace()
     alive = [pod.create(cluster, namespace) for pod in ALIVE]
@@ -93,7 +97,7 @@ def test_every_rule_of_every_scheme_clears_its_pod_and_writes_an_event(
     assert collector.metric("vcuda_gc_annotations_total", scheme=pod.scheme.name, rule=rule) >= 1
 
 
-def test_no_live_pod_is_written(cluster: Cluster, littered: tuple[str, list[Json]]) -> None:
+def test_pods_with_a_valid_allocation_are_not_written(cluster: Cluster, littered: tuple[str, list[Json]]) -> None:
     namespace, alive = littered
     for pod in STALE:
         await_freed(cluster, namespace, pod)
@@ -101,7 +105,7 @@ def test_no_live_pod_is_written(cluster: Cluster, littered: tuple[str, list[Json
 
 
 def as_stored(cluster: Cluster, namespace: str, pods: list[Json]) -> list[Json]:
-    """Return the metadata of these pods now. An equal resourceVersion proves that they were not written."""
+    """Return the present metadata of these pods. An unchanged resourceVersion proves that a pod was not written."""
     stored = {found["metadata"]["name"]: found["metadata"] for found in cluster.pods(namespace)}
     return [stored[pod["metadata"]["name"]] for pod in pods]
 
@@ -110,7 +114,10 @@ def as_stored(cluster: Cluster, namespace: str, pods: list[Json]) -> list[Json]:
 def test_a_pod_that_gpu_admission_always_rejects_is_cleared_and_scheduled(
     cluster: Cluster, control_plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
-    """gpu-admission wrote the annotations and never bound the pod. From then on it answers "had been predicated!"."""
+    """gpu-admission has written annotations but not bound the pod. It then rejects the pod with "had been predicated!".
+
+    The controller removes the annotations, so the pod is scheduled.
+    """
     pod = Allocated("stranded", GPU_MANAGER, NODE, own={"a/b": "stays"}, scheduler=PREDICATING)
     with predicating_scheduler(control_plane, tmp_path):
         pod.create(cluster, namespace)
@@ -148,11 +155,13 @@ def test_stale_locks_are_removed_and_others_stay(
     assert held["metadata"]["annotations"][LOCK] == taken["gc-held"]
 
 
-# These run in the test process, against the API server
+# In the next tests, the code under test runs in the process of the test, with the real API server.
 
 
 @pytest.mark.usefixtures("nodes")
-def test_a_removal_applies_only_to_the_version_that_was_judged(cluster: Cluster, kube: Kube, namespace: str) -> None:
+def test_an_allocation_is_removed_only_from_the_version_that_was_checked(
+    cluster: Cluster, kube: Kube, namespace: str
+) -> None:
     pod = Allocated("changed", NVIDIA_VCUDA, NODE, bound=NODE)
     judged = pod.create(cluster, namespace)["metadata"]
     path = f"/api/v1/namespaces/{namespace}/pods/changed"

@@ -1,6 +1,4 @@
-"""Stale allocations and leaders: the leader removes them, the next one continues after a crash, a dry run only
-reports.
-"""
+"""A controller with `--dry-run` reports stale allocations, and does not remove them."""
 
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,4 +1,4 @@
-"""Pods that the quota would not admit are reported, and evicted if that is enabled, on a real API server."""
+"""The controller reports stored pods that are beyond the quota, and evicts them if that is enabled."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -26,7 +26,7 @@ NODE = "audit-m40"
 
 @pytest.fixture(scope="module")
 def account(cluster: Cluster, account: Cluster) -> Iterator[Cluster]:
-    """Connect as the controller's account, with the right that the component adds."""
+    """A client with the controller's account, which also has the rights of the component enforce-audit."""
     cluster.kubectl("apply", "-f", str(COMPONENTS / "enforce-audit" / "rbac.yaml"))
     yield account
     cluster.kubectl("delete", "-f", str(COMPONENTS / "enforce-audit" / "rbac.yaml"))
@@ -40,14 +40,14 @@ def node(cluster: Cluster) -> Iterator[str]:
 
 
 def team_of_three(cluster: Cluster, own: Installation, namespace: str) -> None:
-    """Three running pods of a card each, created at different seconds."""
+    """Create three running pods with a card each, and wait until they are counted."""
     for name in ("a-oldest", "b-middle", "c-newest"):
         start(cluster, namespace, name)
     await_committed(own, namespace, M40=300)
 
 
 def start(cluster: Cluster, namespace: str, name: str) -> None:
-    """Start a pod of one card. Its name orders it among pods of the same second."""
+    """Create a running pod with one card. Pods that are created in the same second are ordered by name."""
     pod = card_pod(name, namespace)
     pod["metadata"]["labels"] = {"app": name}
     cluster.bind(pod, NODE)
@@ -62,9 +62,7 @@ def await_events(cluster: Cluster, namespace: str, reason: str, *names: str) -> 
 
 
 def going(cluster: Cluster, namespace: str) -> set[str]:
-    """Return the names of the pods that terminate. No kubelet runs here, so they keep terminating, and keep their
-    cards.
-    """
+    """Return the names of the terminating pods. No kubelet runs here, so these pods stay and use their cards."""
     return {pod["metadata"]["name"] for pod in cluster.pods(namespace) if "deletionTimestamp" in pod["metadata"]}
 
 
@@ -76,12 +74,12 @@ def budget_of(namespace: str, app: str) -> Json:
 
 @pytest.mark.usefixtures("node")
 class TestByDefault:
-    """The controller runs without the flag."""
+    """The controller runs without --enforce-audit, so it only reports."""
 
     @pytest.fixture(scope="class")
     @classmethod
     def controller(cls, own: Installation, account: Cluster) -> Iterator[ControllerProcess]:
-        """A leader that only reports, and checks again soon."""
+        """A leader that only reports, and checks the pods every few seconds."""
         with controlling(own, "--audit-period", str(PERIOD), kubeconfig=account.kubeconfig) as running:
             yield running
 
@@ -104,7 +102,9 @@ class TestByDefault:
     def test_a_pod_that_was_never_pinned_is_reported(
         self, cluster: Cluster, own: Installation, controller: ControllerProcess
     ) -> None:
-        """Of two pods that are not pinned, one waits. The other runs, is charged by the model of its node, and fits."""
+        """Two pods are not pinned. The waiting pod is reported. The running pod is charged to its node's model, and
+        fits.
+        """
         with own.free_team() as namespace:
             waiting = card_pod("waiting", namespace)
             cluster.create({**waiting, "spec": {**waiting["spec"], "schedulerName": "by-hand"}})
@@ -118,7 +118,7 @@ class TestByDefault:
 
 @pytest.mark.usefixtures("node")
 class TestEnforced:
-    """The controller runs with the flag, and with the rights of the manifests."""
+    """The controller runs with --enforce-audit and with the rights of the manifests, so it evicts pods."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -147,7 +147,7 @@ class TestEnforced:
     def test_a_disruption_budget_is_respected_and_the_eviction_is_retried(
         self, cluster: Cluster, own: Installation, controller: ControllerProcess
     ) -> None:
-        """The pod that the budget protects stays. The next newest pod is evicted."""
+        """The newest pod has a PodDisruptionBudget, so it stays. The second newest pod is evicted instead."""
         with limited_team(own, {"quota": {"M40": 3}}) as namespace:
             team_of_three(cluster, own, namespace)
             budget = budget_of(namespace, "c-newest")
@@ -169,8 +169,10 @@ class TestEnforced:
 def test_a_tenants_own_budget_does_not_keep_a_pod_beyond_the_quota_forever(
     cluster: Cluster, own: Installation, account: Cluster, tenant: Callable[[str], Cluster]
 ) -> None:
-    """With the flag and the right to delete, the second attempt deletes the pod. A pod without a budget is evicted as
-    usual.
+    """A tenant protects a pod by a PodDisruptionBudget, so its eviction fails.
+
+    With --delete-after-evictions 2 and the right to delete pods, the controller deletes the pod at the second attempt.
+    A pod without a budget is evicted.
     """
     flags = ("--enforce-audit", "--audit-period", str(PERIOD), "--delete-after-evictions", "2")
     cluster.kubectl("apply", "-f", str(COMPONENTS / "delete-beyond-budget" / "rbac.yaml"))
@@ -193,8 +195,8 @@ def test_a_tenants_own_budget_does_not_keep_a_pod_beyond_the_quota_forever(
     cluster.kubectl("delete", "-f", str(COMPONENTS / "delete-beyond-budget" / "rbac.yaml"))
 
 
-def test_an_eviction_names_the_uid_of_the_pod_that_was_judged(cluster: Cluster, namespace: str) -> None:
-    """The API server rejects an eviction if another pod now has the name."""
+def test_an_eviction_has_the_uid_of_the_pod_that_was_checked(cluster: Cluster, namespace: str) -> None:
+    """If another pod has the name by now, its uid differs, so the API server rejects the eviction."""
     kube = Kube.connect(cluster.kubeconfig)
     nodes, quota = NodeInformer(kube, LABELS), QuotaInformer(kube, QuotaPlace(), frozenset())
     metrics = EvictionMetrics(CollectorRegistry())

@@ -1,4 +1,8 @@
-"""Models defined by products: a device of a shared model is a part of a card, and a claim for a model needs no node."""
+"""Models that the key `gpu_models` of the quota ConfigMap defines by their products.
+
+A device of a shared model is charged as a part of a card. A claim for such a model is pinned even before a node has the
+model.
+"""
 
 import json
 from collections.abc import Callable, Iterator
@@ -31,7 +35,7 @@ GPU = "nvidia.com/gpu"
 
 @pytest.fixture(scope="module")
 def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """An installation whose models are defined in gpu_models."""
+    """An installation whose quota ConfigMap has `gpu_models`, with a controller."""
     with installed(cluster, tmp_path_factory.mktemp("own")) as found:
         installation = worth(found, "0.25")
         with controlling(installation):
@@ -39,15 +43,17 @@ def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def worth(installation: Installation, cards: str) -> Installation:
-    """Return the installation with the value of a shared device set to so many cards, from the next edit of its
-    quota.
+    """Return the installation with another value, in cards, of a shared device. The next edit of its quota writes the
+    value.
     """
     return replace(installation, quota=replace(installation.quota, further={"gpu_models": ROWS % cards}))
 
 
 @pytest.fixture
 def shared_node(create_node: Callable[..., str]) -> str:
-    """A node with one card of which NVIDIA's device plugin makes four by time slicing, labelled with its product."""
+    """A node with one card, which NVIDIA's device plugin offers as four by time slicing. Its label is the card's
+    product.
+    """
     return create_node("shared", labels={MODEL: SHARED}, capacity={GPU: "4"})
 
 
@@ -58,7 +64,10 @@ def asking(namespace: str, name: str, devices: int = 1) -> Json:
 def test_a_shared_card_admits_as_many_pods_as_it_is_split_into(
     cluster: Cluster, own: Installation, shared_node: str
 ) -> None:
-    """The pods are pinned to the product in the node's label. Stored pods are charged again after an edit."""
+    """The pods are pinned to the product in the node's label.
+
+    After the value is edited, stored pods are charged by it.
+    """
     with limited_team(own, {"quota": {"A100-shared": 1}}) as team:
         for number in range(4):
             cluster.create(asking(team, f"train-{number}"))
@@ -74,8 +83,10 @@ def test_a_shared_card_admits_as_many_pods_as_it_is_split_into(
         assert "requested: 0.5 cards, used: 2" in cluster.try_create(asking(team, "train-4")).message
 
 
-def test_a_resource_that_may_also_be_a_whole_device_is_charged_as_one(cluster: Cluster, own: Installation) -> None:
-    """A DeviceClass with the same resource name counts as whole devices, also for stored pods, until it is deleted."""
+def test_a_resource_that_a_device_class_also_uses_is_charged_as_a_whole_card(
+    cluster: Cluster, own: Installation
+) -> None:
+    """While a DeviceClass has the same resource name, each device is charged as a whole card, also for stored pods."""
     require_feature(cluster, EXTENDED_RESOURCE)
     with limited_team(own, {"quota": {"A100-shared": 1}}) as team:
         cluster.create(asking(team, "train"))
@@ -92,7 +103,10 @@ def test_a_resource_that_may_also_be_a_whole_device_is_charged_as_one(cluster: C
 def test_a_claim_for_a_model_without_a_node_is_charged_and_allocated_when_a_node_joins(
     cluster: Cluster, own: Installation, create_node: Callable[..., str]
 ) -> None:
-    """The claim is pinned by the patterns of the model's row, because no product of the model has been seen."""
+    """No node has published a product of the model.
+
+    So the claim is pinned by the product patterns in the model's row.
+    """
     require_dra(cluster)
     nodes = {model: Published(NVIDIA, f"{model.lower()}-later", [card(0, model)]) for model in ("H100", "A100")}
     with published(cluster), limited_team(own, {"quota": {"A100": 1}}) as team, ExitStack() as teardown:

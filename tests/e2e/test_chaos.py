@@ -1,4 +1,4 @@
-"""The quota is exact under full load while every part crashes, stops and lags, calls get lost, and tenants attack."""
+"""The quota stays exact under full load, while parts crash, stop or are slow, calls are lost, and tenants attack."""
 
 import gc
 import logging
@@ -61,49 +61,52 @@ from tools.control_plane import ControlPlane, Settings, running_control_plane, s
 LEDGERS = f"/api/v1/namespaces/{LEDGER_NAMESPACE}/configmaps"
 SECONDS = float(os.environ.get("CHAOS_SECONDS") or CYCLE * TICK)
 CREATES = int(os.environ.get("CHAOS_CREATES") or 0)
-"""The test ends when its time is over and so many objects were tried."""
+"""The test ends when SECONDS have passed and CREATES creates were sent."""
 
 MIN_RATE = 20
-"""Minimum number of creations per second."""
+"""The minimum expected number of creates per second, for the timeout of the test."""
 
 CALLERS = 64
 REPLICAS, KILLED = 5, 3
-"""The number of replicas, and how many of them are killed. The others are suspended and resumed."""
+"""The number of replicas, and the number of replicas that are killed. The other replicas are suspended and resumed."""
 
 FILLERS = 4
 
 REQUEST_TIMEOUT = 12
 WEBHOOK_TIMEOUT = 5
 STORABLE = 20
-"""Seconds after which a pod that was charged and is not stored never will be. The API server ends a request after
-REQUEST_TIMEOUT, including both webhooks. etcd ends its part some 7 s later.
+"""The flag --storable-seconds: an admitted pod is stored within so many seconds, or never.
+
+The API server ends a request, with its calls of webhooks, after REQUEST_TIMEOUT. A request to etcd may last 7 s longer.
 """
 
 MAX_TERMINATING = 5
-"""Seconds for which every leader keeps the charge of a bound pod that was deleted by force."""
+"""The flag --max-terminating-seconds: a bound pod that was deleted by force stays charged for so many seconds."""
 
 ROOMY: Mapping[str, float] = {"P100": 1200}
-"""The limit in cards of the roomy namespace. The callers do not fill it for most of a cycle, so replicas reserve. No
-node has the model, so a deleted pod releases its charge at once.
+"""The limit of the roomy namespace in cards.
+
+The callers do not use it up during most of a cycle, so the replicas hold reservations there. No node has the model, so
+no pod is bound, and the charge of a deleted pod is released at once.
 """
 
 QUOTAS: Sequence[Mapping[str, float]] = ({"M40": 6, "P100": 3}, {"V100": 2.5}, {"M40": 8})
-"""The limit of each namespace in cards. The tenants of the last namespace attack it."""
+"""The limits in cards of the other namespaces of a group. The last one is the namespace that is attacked."""
 
 MOST_MEMORY = 200
-"""Maximum memory of a webhook replica in MiB, all its processes together."""
+"""Maximum memory of a webhook replica in MiB, added up over its processes."""
 
 STAYS = 6
 STAY = CYCLE * TICK / STAYS
-"""Seconds for which the callers use a group of namespaces. They use the roomy one for a whole cycle.
+"""Seconds for which the callers use a group of namespaces. Only the roomy namespace is used for a whole cycle.
 
-A new leader cannot know of a pod that was created and deleted between two leaders. Its charge stays until no such pod
-can be stored any more, and few leaders here live that long. So the usable quota of a namespace shrinks with each of
-them.
+If a pod is created and deleted while no controller is the leader, the next leader cannot know of it. Such a charge is
+released when no such pod can be stored any more, but few leaders in this test run that long. So the usable quota of a
+namespace becomes smaller with each such pod, and other namespaces must be used.
 """
 
 CYCLES = min(max(round(SECONDS / (CYCLE * TICK)), 1), 8)
-"""The number of cycles for which there are namespaces. Later cycles use them again."""
+"""The number of cycles that have their own namespaces. Later cycles use the same namespaces again."""
 
 GRANTED_PART = 0.1
 """Minimum fraction of the stored objects that replicas must admit from reservations."""
@@ -120,12 +123,12 @@ SLICES = [
         Published(HAMI, f"dra-{model.lower()}", [shared_card(number, model, "hami-gpu") for number in range(CARDS)]),
     )
 ]
-"""The devices for claims, if the API server serves claims."""
+"""The devices that are published if the API server serves claims."""
 
 
 @pytest.fixture(scope="module")
 def own_plane(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A control plane that a test may kill. Its request timeout is short."""
+    """A control plane with a short request timeout, whose processes the test kills."""
     flags = (f"--request-timeout={REQUEST_TIMEOUT}s",)
     settings = Settings(apiserver_flags=flags, startup_timeout=240)
     with running_control_plane(assets, tmp_path_factory.mktemp("chaos"), settings) as running_plane:
@@ -142,19 +145,17 @@ def own_cluster(own_plane: ControlPlane) -> Iterator[Cluster]:
 # urllib3 does not close the socket of a TLS handshake that the dying API server breaks off.
 @pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")
 @pytest.mark.timeout(SECONDS * 1.2 + CREATES / MIN_RATE + 600)
-def test_no_fault_and_no_attack_admits_more_than_the_quota_or_loses_any_of_it(
+def test_the_quota_is_exact_despite_faults_and_attacks(
     own_plane: ControlPlane, own_cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """64 callers and 14 attackers act, with a fault about every second. Then everything is released, and exactly the
-    quota fits.
+    """64 callers and 14 attackers act concurrently, while a fault occurs about every second. No quota is ever exceeded.
 
-    The callers create pods. If the API server serves claims, they also create claims, and pods with a claim from a
-    template. In some namespaces replicas admit from reservations, in others they decide each charge by itself.
+    Then all objects are deleted, and new pods use up exactly the quota. The callers create pods, claims and pods with a
+    claim template, as far as the API server serves claims. In the roomy namespace the replicas admit from reservations,
+    and in the others they write each charge.
     """
     claiming = served(own_cluster)
-    caplog.set_level(
-        logging.ERROR, "urllib3"
-    )  # The counts show lost connections, so the warnings about them are not needed
+    caplog.set_level(logging.ERROR, "urllib3")  # the test counts lost connections, so urllib3 need not log them
     with staged(own_plane, own_cluster, tmp_path) as stage, closing(stage.tenant()) as tenant:
         own, teams, victims = stage.own, stage.teams, stage.victims
         callers = Callers(stage.rests, stage.groups, REPLICAS, STAY, claiming)
@@ -170,17 +171,17 @@ def test_no_fault_and_no_attack_admits_more_than_the_quota_or_loses_any_of_it(
             many = [partial(callers.call, number) for number in range(CALLERS)]
             with in_threads([*samples, *siege.attackers(), *many]):
                 havoc.wreak(lambda seconds: seconds >= SECONDS and callers.creates >= CREATES)
-            # Wait for the replicas that exist now
+            # Wait until the replicas that run now use the original quota.
             replace(own.quota, readers=[victim.current() for victim in victims]).limit_anew(**havoc.entries)
             await_settled(own, stage.managers, teams)
             with ThreadPoolExecutor(FILLERS) as threads:
                 cores = threads.map(partial(fill, own_cluster), teams, teams.values())
                 filled = dict(zip(teams, cores, strict=True))
-        gc.collect()  # These warnings are expected here
+        gc.collect()  # raises the expected warnings about unclosed sockets here
         report(callers, havoc, observers, teams)
         leading, reaped = (stage.managers.history(event) for event in (LEADING, REAPED))
         print(*(f"{line['timestamp']} {line['event']}" for line in (*leading, *reaped)), sep="\n")
-        print(f"{len(leading)} leaders took {len(reaped)} reservations from replicas that wrote no more")
+        print(f"{len(leading)} leaders released {len(reaped)} reservations of ended replicas")
         tell_attacks(siege, figures, stage.losses)
         unanswered, faults = (
             [line for each in victims for line in each.history(event)] for event in (NOT_ANSWERED, INTERNAL)
@@ -199,7 +200,7 @@ def test_no_fault_and_no_attack_admits_more_than_the_quota_or_loses_any_of_it(
         assert sum(figures.grants.values()) > GRANTED_PART * stored
         assert bool(callers.claim_counts[STORED] and listing.claims and watching.claims) is claiming
         assert {name for name, count in havoc.done.items() if count and name} == havoc.faults
-        # In the first cycle the ledger with reservations may be deleted before any reservation is reaped.
+        # In one cycle, the ledger may be deleted before the leader reaps (removes) a reservation of an ended replica.
         assert reaped or CYCLES == 1
         assert stage.losses.lost
         assert stage.losses.late
@@ -212,9 +213,15 @@ def test_no_fault_and_no_attack_admits_more_than_the_quota_or_loses_any_of_it(
 
 @dataclass(frozen=True)
 class Stage:
-    """Two API servers on one etcd, replicas and controllers of both, and groups of namespaces with quotas in cores.
+    """The running system.
 
-    The last of the ``victims`` uses ``clock``, and one victim uses a proxy with ``losses``.
+    ``planes``: two API servers with one etcd.
+    ``rests``: a client for each API server.
+    ``own``: the installation with the first replicas.
+    ``victims``: the replicas. One replica uses a proxy with ``losses``, and the last replica uses ``clock``.
+    ``managers``: a controller for each API server.
+    ``groups``: the groups of namespaces. The first namespace of each group is the roomy one.
+    ``teams``: for each namespace, its limits in cores by model.
     """
 
     planes: tuple[ControlPlane, ControlPlane]
@@ -228,13 +235,13 @@ class Stage:
     losses: RandomLosses
 
     def tenant(self) -> Cluster:
-        """The API as a tenant."""
+        """Return a client with the user of the tenant."""
         return Cluster(self.planes[0], self.planes[0].tokens["tenant"])
 
 
 @contextmanager
 def staged(plane: ControlPlane, cluster: Cluster, directory: Path) -> Iterator[Stage]:
-    """Run the whole system, with our webhooks in effect at both API servers, and a slow webhook in addition."""
+    """Run the whole system. Our webhooks and a slow webhook are in effect at both API servers."""
     claiming = served(cluster)
     with ExitStack() as stack:
         if claiming:
@@ -257,17 +264,19 @@ def staged(plane: ControlPlane, cluster: Cluster, directory: Path) -> Iterator[S
         cluster.apply(*policies("allocations.quota.vcuda.io", "claims.quota.vcuda.io"))
         for manifest in [each for team in teams for each in (templates(team, REPLICAS) if claiming else ())]:
             cluster.create(manifest)
-        own.quota.limit(**{"*": {"quota": {"M40": 1}}})  # Invented objects have a limit too
+        own.quota.limit(**{"*": {"quota": {"M40": 1}}})  # so that invented namespaces have a limit
         stack.enter_context(registered(own))
         slow = stack.enter_context(policy(certificates, WEBHOOK_TIMEOUT))
-        # The other API server sees webhooks in the order of their creation, so ours are in effect there too.
+        # The watch of the other API server delivers webhooks in the order of their creation. So ours are in effect
+        # there too.
         stack.enter_context(other.register_webhooks(validating=[slow]))
         leading = (*storable, "--max-terminating-seconds", str(MAX_TERMINATING), "--lease-seconds", "8")
         both = (cluster.kubeconfig, other.kubeconfig)
         managing = [partial(ControllerProcess, *flags_of(own, *leading, kubeconfig=way)) for way in both]
         managers = stack.enter_context(controllers(managing))
         prepare(cluster, [group[-1] for group in groups])
-        # A replica that is killed while it creates a ledger leaves a ledger that counts as lost for a while.
+        # If a replica is killed while it creates a ledger, that ledger counts as lost for a while. So the ledgers are
+        # created now.
         for roomy in dict.fromkeys(group[0] for group in groups):
             cluster.create(gpu_pod("first", roomy, HALF))
         planes, rests = (plane, other_plane), (cluster.rest, other.rest)
@@ -275,7 +284,10 @@ def staged(plane: ControlPlane, cluster: Cluster, directory: Path) -> Iterator[S
 
 
 def grouped(own: Installation, stack: ExitStack) -> Iterator[list[str]]:
-    """Create the namespaces of one cycle in their groups. All groups share the first namespace, which has room."""
+    """Create the namespaces of one cycle, and yield their groups.
+
+    The first namespace of all groups is the roomy one.
+    """
     roomy = stack.enter_context(own.team({"quota": ROOMY}))
     for _ in range(STAYS):
         yield [roomy, *(stack.enter_context(own.team({"quota": quota})) for quota in QUOTAS)]
@@ -288,7 +300,7 @@ def maker(installation: Installation, kubeconfig: Path) -> Make:
 
 
 def suspended(installation: Installation, file: Path, *more: Flag) -> WebhookProcess:
-    """Start a replica that takes its clock from the file."""
+    """Start a replica whose clock a test can stop by this file."""
     return SuspendedWebhook((*installation.flags, *more), installation.ca, file)
 
 
@@ -298,7 +310,9 @@ def in_cores(quota: Mapping[str, float]) -> dict[str, int]:
 
 @contextmanager
 def observed(cluster: Cluster, observers: tuple[Observer, Observer]) -> Iterator[None]:
-    """Have the first observer LIST and the second one watch during the ``with`` statement, on their own connections."""
+    """Run both observers during the ``with`` statement. The first observer uses LISTs, and the second observer uses
+    watches.
+    """
     listing, watching = observers
     with (
         closing(Cluster(cluster.control_plane)) as admin,
@@ -315,7 +329,7 @@ def exceeded(observer: Observer, teams: Mapping[str, Mapping[str, int]]) -> Iter
 
 
 def await_settled(own: Installation, managers: Controllers, teams: Mapping[str, Mapping[str, int]]) -> None:
-    """Delete everything that is left. Return when no ledger has a charge or a reservation."""
+    """Delete all objects in the namespaces, and return when no ledger has a charge or a reservation."""
 
     def all_released() -> bool:
         managers.mend()
@@ -330,7 +344,10 @@ def await_settled(own: Installation, managers: Controllers, teams: Mapping[str, 
 
 
 def released(own: Installation, namespace: str) -> bool:
-    """Delete all stored objects. Use a lost ledger meanwhile, so that it is opened in time."""
+    """Delete all objects in the namespace, and return whether its ledger is empty.
+
+    If the ledger is missing, create a pod instead, so that a replica recreates the ledger.
+    """
     rest = own.cluster.rest
     if rest.send("GET", ledger_path(namespace)).status == HTTPStatus.NOT_FOUND:
         own.cluster.try_create(
@@ -344,7 +361,7 @@ def released(own: Installation, namespace: str) -> bool:
 
 
 def fill(cluster: Cluster, namespace: str, quota: Mapping[str, int]) -> Counter[str]:
-    """Create smaller and smaller pods, and claims in between, until nothing fits. Return the cores by model."""
+    """Create pods, from large to small, and small claims, until none fits. Return the used cores by model."""
     claiming = served(cluster)
     for cores in (800, 100, 50):
         limits = {"tencent.com/vcuda-core": cores} if cores >= 100 else HALF
@@ -361,7 +378,10 @@ def fill(cluster: Cluster, namespace: str, quota: Mapping[str, int]) -> Counter[
 
 
 def decided(cluster: Cluster, made: Json) -> Answer | None:
-    """Return the answer to a creation, or None if it asks for a retry because other replicas hold reservations."""
+    """Create the object, and return the answer.
+
+    None if the answer is a 429, for example because of other reservations.
+    """
     answer = cluster.try_create(made)
     return answer if reason(answer) in (STORED, OVER_QUOTA) and answer.status != HTTPStatus.TOO_MANY_REQUESTS else None
 
@@ -369,7 +389,7 @@ def decided(cluster: Cluster, made: Json) -> Answer | None:
 def report(
     callers: Callers, havoc: Havoc, observers: tuple[Observer, Observer], teams: Mapping[str, dict[str, int]]
 ) -> None:
-    """Print the counts. They are shown by `pytest -s`, or in the report of a failure."""
+    """Print the counts. pytest shows them with `-s`, or in the report of a failure."""
     print(f"\n{callers.creates} creations by {CALLERS} callers:")
     for name, count in callers.counts.most_common():
         print(f"  {count:6d} {name}")
@@ -377,7 +397,7 @@ def report(
         print(f"  {count:6d} {name} (claims)")
     print("; ".join(f"{name} {count} times" for name, count in havoc.done.most_common() if name))
     for how, observer in zip(("listed", "watched"), observers, strict=True):
-        seen_in = f"{observer.looks} states {how}, {observer.lost} times in vain, {observer.claims} claims at most"
+        seen_in = f"{observer.looks} states {how}, {observer.lost} failed attempts, at most {observer.claims} claims"
         print(f"{seen_in}; the most cores of each namespace:")
         seen = Counter(f"{most} of {quota}" for most, quota in zip(observer.most.values(), teams.values(), strict=True))
         for told, count in seen.items():
@@ -389,5 +409,7 @@ def tell_attacks(siege: Siege, figures: Figures, losses: RandomLosses) -> None:
     for name, counts in siege.counts.items():
         print(f"{name}: {', '.join(f'{count} {told}' for told, count in counts.most_common())}")
     print(f"webhook, {figures.samples} samples: worker at most {figures.worker} MiB, a replica {figures.replica} MiB")
-    print(f"{sum(figures.grants.values()):g} charges granted from reservations")
-    print(f"the lossy proxy lost {len(losses.lost)} replies to writes, and was late with {losses.late}")
+    print(f"{sum(figures.grants.values()):g} charges admitted from reservations")
+    print(
+        f"the lossy proxy dropped {len(losses.lost)} replies to writes, and delayed {losses.late} requests or replies"
+    )

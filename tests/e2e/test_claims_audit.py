@@ -1,6 +1,6 @@
-"""Claims that bypassed the webhook, and devices of another model than was charged, are reported and charged.
+"""The controller reports and charges claims that bypassed the webhook, and devices of another model than was charged.
 
-The real scheduler allocates the devices. No webhook is registered, so every claim here bypasses it.
+The real scheduler allocates the devices. Most tests register no webhook, so their claims bypass it.
 """
 
 from collections.abc import Iterator
@@ -67,14 +67,14 @@ def controller(installation: Installation, account: Cluster) -> Iterator[Control
 
 
 def of(model: str, **fields: str) -> Json:
-    """Return a request that only cards of this model match, by a selector that a person would write."""
+    """Return a request whose selector matches only cards of this model, as a user would write it."""
     expression = f'device.attributes["{NVIDIA}"].productName == "{PRODUCTS[model]}"'
     found = request(NVIDIA, selectors=[{"cel": {"expression": expression}}])
     return {**found, "exactly": {**found["exactly"], **fields}}
 
 
 def told(cluster: Cluster, team: str, reason: str, name: str = "") -> Json:
-    """Return the Event of this reason on a claim whose name begins with ``name``."""
+    """Wait for an Event with this reason on a claim whose name begins with ``name``, and return it."""
 
     def about(event: Json) -> bool:
         return bool(event["involvedObject"]["name"].startswith(name))
@@ -103,7 +103,7 @@ def test_a_claim_that_bypassed_the_webhook_is_reported_and_charged_when_it_is_al
 def test_claims_of_a_template_and_for_all_devices_that_bypassed_the_webhook_exceed_the_quota(
     cluster: Cluster, installation: Installation, controller: ControllerProcess
 ) -> None:
-    """Each claim is charged the devices that were allocated to it."""
+    """The claims bypassed the webhook, so each claim is charged the devices that the scheduler has allocated to it."""
     with limited_team(installation, {"quota": {"A100": 1}}) as team:
         cluster.create(template(team, "gpu", of("H100")))
         cluster.create(claiming(team, "train", resourceClaimTemplateName="gpu"))
@@ -120,7 +120,9 @@ def test_claims_of_a_template_and_for_all_devices_that_bypassed_the_webhook_exce
 def test_a_device_of_another_model_than_was_charged_is_reported_and_charged(
     cluster: Cluster, installation: Installation, controller: ControllerProcess
 ) -> None:
-    """The card proves to be another model than the driver published when the claim was pinned and allocated."""
+    """After the claim was allocated, the driver publishes another model for the allocated card. Both models are
+    charged.
+    """
     with limited_team(installation, {"quota": {"A100": 2, "H100": 1}}) as team:
         with registered(installation):
             cluster.create(claim(team, "gpu", of("A100")))
@@ -140,12 +142,12 @@ def test_a_device_of_another_model_than_was_charged_is_reported_and_charged(
 
 
 def called(product: str, device: Json) -> Json:
-    """Return the device with this product. The name of the model stays."""
+    """Return the device with another product name. Its other attributes do not change."""
     return {**device, "attributes": {**device["attributes"], "productName": {"string": product}}}
 
 
 def exchange(cluster: Cluster, published: Published, devices: list[Json]) -> None:
-    """Have the driver of a node publish other devices."""
+    """Replace the devices in the node's ResourceSlice, as a driver would do."""
     manifest = published._replace(devices=devices).manifest()
     path = f"/apis/{VERSION}/resourceslices/{manifest['metadata']['name']}"
     pool = cluster.rest.get(path)["spec"]["pool"]

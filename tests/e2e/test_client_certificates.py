@@ -1,4 +1,7 @@
-"""The API server presents the client certificate of `vcuda-certs client`. No call is rejected while it is replaced."""
+"""The API server presents the client certificate that `vcuda-certs client` issues.
+
+The webhook rejects no call while the certificate is replaced.
+"""
 
 import base64
 import json
@@ -41,12 +44,17 @@ CLIENT_CAS = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps/vcuda-client-ca"
 REFUSED = (ssl.SSLError, ConnectionResetError)
 EXPIRED = re.compile("TLS handshake with .* failed: .* certificate has expired")
 REREAD_SECONDS = 400
-"""Seconds within which the API server reads the certificate again, which it does every five minutes."""
+"""Maximum seconds until the API server reads the certificate again. It does so every five minutes."""
 
 
 class Requiring(Server):
-    """A webhook that allows everything to clients with a certificate of the CAs in the ConfigMap. It reads the CAs for
-    each call.
+    """A webhook that requires a client certificate of a CA in the ConfigMap, and allows every review.
+
+    It reads the ConfigMap for each connection.
+
+    ``presented``: the certificate of each call.
+    ``connections``: the certificate of each connection, by the client's address.
+    ``hung_up``: set when a connection has ended.
     """
 
     def __init__(self, cluster: Cluster, certificates: Path, port: int) -> None:
@@ -66,7 +74,7 @@ class Requiring(Server):
 
 
 class Allowing(BaseHTTPRequestHandler):
-    """Records each client, and the certificate with which each connection was opened."""
+    """Allows each review, and records the client certificate of its connection."""
 
     server: Requiring
 
@@ -82,11 +90,11 @@ class Allowing(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Log nothing, since only the recorded clients matter."""
+        """Log nothing, because the tests only check the recorded certificates."""
 
 
 class Keeping(Allowing):
-    """Keeps each connection open for the next call, as our webhook does."""
+    """Like `Allowing`, but keeps each connection open for the next call, as our webhook does."""
 
     protocol_version = "HTTP/1.1"
 
@@ -101,7 +109,7 @@ def published(cluster: Cluster) -> str:
 
 
 class Presenting:
-    """A cluster whose API server presents the certificate in ``directory`` to a webhook that requires it."""
+    """A cluster whose API server presents the certificate in ``directory`` to webhooks at ``port``."""
 
     def __init__(self, cluster: Cluster, account: Cluster, directory: Path, port: int) -> None:
         self.cluster = cluster
@@ -122,7 +130,7 @@ class Presenting:
         certs(self.cluster, "files", "--dir", str(self.directory), "--server", self.address, "--write")
 
     def install_expired(self) -> None:
-        """Give the API server a certificate of the CA that expired minutes ago."""
+        """Install a certificate of the CA that expired some minutes ago."""
         secret = self.cluster.rest.get(f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets/vcuda-client-ca")["data"]
         certificate, key = (base64.b64decode(secret[key]) for key in ("ca.crt", "ca.key"))
         authority = read_authority(certificate, key, "the CA")
@@ -133,7 +141,7 @@ class Presenting:
 
     @contextmanager
     def asking(self, path: str) -> Iterator[None]:
-        """Register the webhook for each pod of the namespace during the ``with`` statement."""
+        """Register a webhook at this path for the pods of the namespace during the ``with`` statement."""
         ca = base64.b64encode((self.certificates / "ca.crt").read_bytes()).decode()
         selected = {"namespaceSelector": {"matchLabels": {"test": "client"}}}
         hook = webhook("requiring.e2e.vcuda.io", f"https://{self.address}{path}", ca, **selected)
@@ -141,12 +149,12 @@ class Presenting:
             yield
 
     def copy(self, name: str) -> Path:
-        """Return a copy of the installed certificate."""
+        """Copy the installed certificate, and return the directory of the copy."""
         return Path(shutil.copytree(self.directory, self.directory.with_name(name)))
 
     def shake(self, pair: Path | None) -> None:
-        """Call the webhook as the API server does, with this certificate or with none. Raises OSError if it closes the
-        connection.
+        """Call the webhook with this client certificate, or without one if ``pair`` is None. Raises OSError if it is
+        rejected.
         """
         context = ssl.create_default_context(cafile=self.certificates / "ca.crt")
         if pair:
@@ -155,7 +163,7 @@ class Presenting:
             socket.create_connection(("127.0.0.1", self.port)) as plain_socket,
             context.wrap_socket(plain_socket, server_hostname="127.0.0.1") as connection,
         ):
-            # With TLS 1.3 a client learns of its rejection only when it reads.
+            # With TLS 1.3, the client gets the error of a rejected certificate only when it reads.
             connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
             if not connection.recv(1):
                 raise ConnectionResetError("reset")
@@ -168,12 +176,12 @@ class Presenting:
         self.cluster.control_plane.apiserver.start()
 
     def refusal(self) -> str:
-        """Create a pod, and return why it was rejected, or an empty text if it was created."""
+        """Create a pod, and return the reason for its rejection, or an empty text if it was created."""
         self.created += 1
         return self.cluster.try_create(plain(self.created, self.namespace)).message
 
     def presented(self) -> x509.Certificate:
-        """Create a pod, which must not be rejected, and return the certificate that was presented for it."""
+        """Create a pod, which must be admitted. Return the client certificate of the call that reviewed it."""
         assert self.refusal() == ""
         return self.server.presented[-1]
 
@@ -190,9 +198,9 @@ def certs(cluster: Cluster, name: str, *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def presenting(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Presenting]:
-    """Install the first certificate as docs/operations.md says.
+    """A cluster with the first client certificate, installed as in docs/operations.md.
 
-    The rotation has the rights that the manifests give it.
+    The account that rotates certificates has the rights of the manifests.
     """
     base, [port] = tmp_path_factory.mktemp("client"), free_ports(1)
     directory = base / "files"
@@ -216,7 +224,7 @@ def presenting(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 def required(presenting: Presenting) -> Iterator[Presenting]:
-    """Register a webhook for pods that requires the certificate."""
+    """Run a webhook that requires the client certificate, and register it for pods."""
     with (
         Requiring(presenting.cluster, presenting.certificates, presenting.port) as server,
         in_threads([lambda _stop: server.serve_forever()]),
@@ -228,7 +236,9 @@ def required(presenting: Presenting) -> Iterator[Presenting]:
 
 
 def test_a_client_without_a_certificate_of_the_ca_is_rejected(required: Presenting, tmp_path: Path) -> None:
-    """The API server is accepted with its certificate, under its name."""
+    """The webhook accepts the API server's certificate. It rejects clients without a certificate or with one of another
+    CA.
+    """
     assert common_name(required.presented()) == "vcuda-quota-apiserver"
     assert required.server.presented[-1] == required.installed()
     make_certificates(tmp_path)
@@ -239,11 +249,9 @@ def test_a_client_without_a_certificate_of_the_ca_is_rejected(required: Presenti
 
 
 def test_no_call_is_rejected_while_the_client_certificate_and_its_ca_are_replaced(required: Presenting) -> None:
-    """Calls succeed before and after the API server has the new certificate. The old one is rejected after
-    `--installed`.
-    """
+    """Calls succeed with the old and with the new certificate. After `--installed`, the old certificate is rejected."""
     old, [ca] = required.presented(), required.authorities()
-    time.sleep(1.1)  # certificates count whole seconds, so the new one must be issued in a later second
+    time.sleep(1.1)  # times in certificates have whole seconds, so the new one must be issued in a later second
     assert "has not been given the new pair" in required.rotate("--issued-before", utc_now())
     assert (required.presented(), required.authorities()[0]) == (old, ca)
     kept = required.copy("kept")
@@ -261,23 +269,23 @@ def test_no_call_is_rejected_while_the_client_certificate_and_its_ca_are_replace
 @pytest.mark.reread
 @pytest.mark.timeout(2 * REREAD_SECONDS)
 def test_the_api_server_reads_a_new_client_certificate_by_itself(required: Presenting) -> None:
-    """Every five minutes the API server closes connections with the old certificate. Only a call in progress may fail.
+    """Every five minutes the API server reads its certificate, and closes connections that use an older certificate.
 
-    For a new connection it reads the files at once. So this test keeps one connection in use, and only its end brings
-    the new certificate.
+    Only a call in progress may fail then. For a new connection, the API server reads the files at once. So this test
+    uses one connection all the time, and the new certificate is used only after the end of that connection.
     """
     server = required.server
     server.RequestHandlerClass = Keeping
     server.connections.clear()
     old = required.presented()
-    time.sleep(1.1)  # as above
+    time.sleep(1.1)  # the new certificate must be issued in a later second
     required.rotate("--issued-before", utc_now())
     required.install()
 
     def is_hung_up() -> bool:
         refusal = required.refusal()
         assert refusal == "" or "use of closed network connection" in refusal
-        return server.hung_up.wait(1)  # one call a second, since a connection that is idle for 90 s is closed
+        return server.hung_up.wait(1)  # one call per second, because an idle connection is closed after 90 s
 
     assert required.presented() == old
     eventually(is_hung_up, timeout=REREAD_SECONDS)
@@ -287,7 +295,7 @@ def test_the_api_server_reads_a_new_client_certificate_by_itself(required: Prese
 
 @pytest.fixture
 def guarded(presenting: Presenting, tmp_path: Path) -> Iterator[WebhookProcess]:
-    """Run our webhook for pods. It accepts only the API server."""
+    """Run our webhook, and register it for pods. It accepts only the API server's certificate."""
     (tmp_path / "ca.crt").write_text(published(presenting.cluster))
     ours = ("--cert-dir", presenting.certificates, "--kubeconfig", presenting.cluster.kubeconfig)
     theirs = ("--client-ca", tmp_path / "ca.crt", "--client-name", "vcuda-quota-apiserver")
@@ -308,14 +316,14 @@ def test_our_webhook_answers_only_clients_with_the_api_servers_certificate(
 def test_an_expired_client_certificate_on_an_api_servers_machine_is_replaced_as_operations_says(
     presenting: Presenting, guarded: WebhookProcess
 ) -> None:
-    """The expired certificate was not replaced by a copy. The one in the Secret is valid."""
+    """Nobody copied the renewed certificate to the API server's machine. The certificate in the Secret is valid."""
     presenting.install_expired()
     presenting.restart()
     assert "failed calling webhook" in presenting.refusal()
     eventually(lambda: EXPIRED.search(guarded.output()), guarded.output)
     began = time.monotonic()
     command = commands("The certificate has expired")[2].split()
-    # Paths of an API server's machine, and where the tests have these files.
+    # The paths of files on an API server's machine, and the paths of the same files in this test.
     here = {"/etc/kubernetes/admin.conf": presenting.cluster.kubeconfig, "/etc/kubernetes/vcuda": presenting.directory}
     typed = [str(here.get(word, word)) for word in command]
     subprocess.run((SCRIPTS / typed[0], *typed[1:], "--server", presenting.address), check=True, timeout=60)

@@ -1,4 +1,4 @@
-"""Many large reviews at once: other tenants are served, late reviews are dropped, and a denial has the reason."""
+"""A review that is too large is denied with the reason."""
 
 from collections.abc import Callable
 from http import HTTPStatus
@@ -9,10 +9,10 @@ from tests.e2e.large_attackers import ESCAPED
 from tests.integration.reviews import card_pod
 
 
-def test_a_pod_that_grows_beyond_the_bound_when_it_is_escaped_is_denied_with_the_reason(
+def test_a_pod_whose_review_is_too_large_after_encoding_is_denied_with_the_reason(
     cluster: Cluster, team: Callable[[Json], str]
 ) -> None:
-    """Go writes each & as six bytes: the API server accepts 600 KB of them, and sends 3.6 MB."""
+    """The API server accepts a pod with 600 KB of `&`. Go encodes each `&` in six bytes, so the review has 3.6 MB."""
     namespace = team({"quota": {"M40": 50}})
     pod = card_pod("escaped", namespace)
     pod["spec"]["containers"][0] |= ESCAPED

@@ -1,5 +1,6 @@
-"""GPUs by claims, with the real scheduler and claim controller: allocated devices are charged, and never exceed a
-quota.
+"""GPUs by ResourceClaims, with the real scheduler and claim controller.
+
+Allocated devices are charged, and never exceed the quota.
 """
 
 from collections import Counter
@@ -57,7 +58,7 @@ SLICES = (
 
 @pytest.fixture(scope="module")
 def cluster(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A control plane whose scheduler and controllers have their users of a real cluster."""
+    """A control plane whose scheduler and controller manager have the same users and rights as in a real cluster."""
     directory = tmp_path_factory.mktemp("dra") / "control-plane"
     settings = Settings(own_identities=True)
     with running_control_plane(assets, directory, settings) as running, administering(running) as admin:
@@ -100,14 +101,17 @@ PLAIN: dict[str, tuple[Callable[[str], list[Json]], str]] = {
         f"{VGPU_MANAGER}/vgpu-1/gpu-0",
     ),
 }
-"""Manifests that a person creates, and the name of the device that the pod gets without our webhook."""
+"""Functions that return manifests, and the name of the device that their pod gets without our webhook."""
 
 
 @pytest.mark.parametrize(("manifests", "device"), PLAIN.values(), ids=PLAIN.keys())
-def test_kubernetes_by_itself_gives_the_devices_that_the_drivers_publish(
+def test_kubernetes_without_our_webhook_allocates_the_devices_that_the_drivers_publish(
     cluster: Cluster, namespace: str, manifests: Callable[[str], list[Json]], device: str
 ) -> None:
-    """The other tests rely on this: the real claim controller and scheduler work with slices written by hand."""
+    """The real claim controller and scheduler work with the ResourceSlices of this file.
+
+    The other tests rely on this.
+    """
     if manifests is by_extended_resource:
         require_feature(cluster, EXTENDED_RESOURCE)
     for manifest in manifests(namespace):
@@ -137,15 +141,16 @@ def controller(installation: Installation) -> Iterator[ControllerProcess]:
 
 @pytest.fixture
 def team(installation: Installation, controller: ControllerProcess) -> Iterator[str]:
-    """A namespace that may use five A100 and three H100, with a controller that counts its pods and claims."""
+    """A namespace with a quota of five A100 and three H100. A controller counts its pods and claims."""
     assert controller.process.poll() is None
     with limited_team(installation, {"quota": QUOTA}) as name:
         yield name
 
 
 def asking(number: int, team: str, *, extended: bool) -> list[Json]:
-    """Return the objects of one of many users: a claim and its pod, a pod with a template, or one with an extended
-    resource.
+    """Return the objects that one of many users creates.
+
+    By turns these are a claim and its pod, a pod with a claim template, or a pod with an extended resource.
     """
     name, labels = f"train-{number}", {REPLICA: str(number % REPLICAS)}
     made = [
@@ -157,7 +162,7 @@ def asking(number: int, team: str, *, extended: bool) -> list[Json]:
 
 
 def given(found: list[Json]) -> dict[str, int]:
-    """Return how many devices of each model are allocated to claims."""
+    """Return the number of devices of each model that are allocated to these claims."""
     nodes = [device.split("/")[1] for each in found for device in devices_of(each)]
     return dict(Counter(node.partition("-")[0].upper() for node in nodes))
 
@@ -165,8 +170,9 @@ def given(found: list[Json]) -> dict[str, int]:
 def test_claims_and_pods_that_race_never_get_more_devices_than_the_quota(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """There are three replicas. A watch of the claims shows that the quota is never exceeded, and is used up in the
-    end.
+    """200 users create claims and pods through three replicas. A watch of the claims checks every state.
+
+    The quota is never exceeded, and is used up in the end.
     """
     cluster.create(template(team, "gpu"))
     extended = has_features(cluster)
@@ -189,7 +195,7 @@ def test_claims_and_pods_that_race_never_get_more_devices_than_the_quota(
 
 
 REFUSALS = 8
-"""The number of rejections after which the claim controller's own back-off exceeds ten seconds."""
+"""The number of rejections after which the back-off of Kubernetes' claim controller is longer than ten seconds."""
 
 
 def tries(told: list[Json]) -> int:
@@ -199,7 +205,9 @@ def tries(told: list[Json]) -> int:
 def test_a_deployment_of_a_template_waits_and_starts_as_soon_as_quota_is_free(
     cluster: Cluster, installation: Installation, controller: ControllerProcess
 ) -> None:
-    """The back-off of the claim controller has grown with every rejection, so our controller makes it retry."""
+    """The back-off of Kubernetes' claim controller has become long. When quota is released, our controller makes it
+    retry.
+    """
     with limited_team(installation, {"quota": {"A100": 1}}) as team:
         for manifest in (template(team, "gpu"), claiming(team, "holder", resourceClaimTemplateName="gpu")):
             cluster.create(manifest)

@@ -39,13 +39,18 @@ from tools.ports import free_ports
 NODES, CARDS, CARD_MEMORY = 5, 8, 64
 PODS = 200
 PATIENCE = 150.0
-"""Seconds. The scheduler retries a pod that failed with an error after up to 90."""
+"""Seconds to wait for the scheduler. It retries a pod after an error within 90 seconds."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("scheduler"), pytest.mark.timeout(400)]
 
 
 class Site(NamedTuple):
-    """The address of the extender, the flags with which a controller serves it, and the credentials of its caller."""
+    """How the extender of a test is served and called.
+
+    ``url``: its address.
+    ``flags``: the flags of a controller that serves it.
+    ``credentials``: the certificates of the calling scheduler.
+    """
 
     url: str
     flags: tuple[str | Path, ...]
@@ -62,7 +67,7 @@ def site(installation: Installation) -> Site:
 
 @pytest.fixture
 def gpu_nodes(create_node: Callable[..., str]) -> list[str]:
-    """Create nodes with eight cards of 16 GiB."""
+    """Create the nodes. Each node has eight cards of 16 GiB."""
     capacity = {CORES: str(CARDS * 100), MEMORY: str(CARDS * CARD_MEMORY)}
     return [create_node(f"cards-{number}", capacity=capacity) for number in range(NODES)]
 
@@ -76,7 +81,7 @@ def extended(control_plane: ControlPlane, site: Site, tmp_path: Path) -> Iterato
 
 @contextmanager
 def leading(installation: Installation, site: Site) -> Iterator[ControllerProcess]:
-    """Run a controller that leads, and serves the extender."""
+    """Run a controller, and wait until it is the leader and serves the extender."""
     with controlling(installation, *site.flags) as leader:
         leader.await_log("serving extender")
         yield leader
@@ -94,13 +99,13 @@ def limited(name: str, cores: int, blocks: int) -> Json:
 
 
 def share(cores: int, blocks: int, name: str, scheduler: str = NAME) -> Json:
-    """Return a pod of one container."""
+    """Return a pod with one container, which requests these cores and blocks of memory."""
     return pod(limited("main", cores, blocks), metadata={"name": name}, schedulerName=scheduler)
 
 
 def mixed(seed: int, count: int) -> list[Json]:
-    """Return pods of one to three containers: shares, whole cards, and some without a request."""
-    rng = random.Random(seed)  # noqa: S311  # the same pods each time, nothing secret
+    """Return random pods with one to three containers. A container requests a share, whole cards, or no card."""
+    rng = random.Random(seed)  # noqa: S311  # a fixed seed, so each run has equal pods
     shapes = [(5, 2), (10, 4), (25, 16), (30, 8), (50, 40), (75, 30), (90, 60), (100, 0), (200, 0), (300, 0), (0, 0)]
     weights = [4, 4, 4, 4, 3, 3, 2, 4, 2, 1, 1]
     asked = [rng.choices(shapes, weights, k=rng.choice((1, 1, 1, 2, 3))) for _ in range(count)]
@@ -123,7 +128,7 @@ def create_all(cluster: Cluster, namespace: str, pods: list[Json]) -> None:
 
 
 def bound_with_cards(stored: list[Json]) -> list[Json]:
-    """Return the bound pods that request cards. Each must have an annotation with its node."""
+    """Return the bound pods that request cards. Asserts that the annotation of each pod names its node."""
     with_cards = [
         each for each in stored if is_bound(each) and any(wanted(one)[0] for one in each["spec"]["containers"])
     ]
@@ -133,13 +138,13 @@ def bound_with_cards(stored: list[Json]) -> list[Json]:
 
 
 def why_not(stored: Json) -> str:
-    """Return why the pod is not scheduled by its own status, or an empty text if it has no reason."""
+    """Return the reason in the pod's status why it is not scheduled, or an empty text if the status has no reason."""
     conditions = stored["status"].get("conditions", [])
     return next((each["message"] for each in conditions if each["type"] == "PodScheduled" and "message" in each), "")
 
 
 def unsettled(stored: list[Json], nodes: list[str]) -> dict[str, str]:
-    """Return the status message of each pod that is not bound although it could be, or that has no reason."""
+    """Return the status message of each unbound pod that would fit on a node, or whose status has no reason."""
     used = taken(stored, CARD_MEMORY)
     return {
         each["metadata"]["name"]: why_not(each)
@@ -150,8 +155,9 @@ def unsettled(stored: list[Json], nodes: list[str]) -> dict[str, str]:
 
 
 def settle(cluster: Cluster, namespace: str, nodes: list[str], count: int) -> list[Json]:
-    """Return the pods when each of them is bound or has a reason. No card may be over-allocated in any state
-    meanwhile.
+    """Return the pods when each pod is bound, or has a reason why it is not.
+
+    Asserts that no card is over-allocated in any state meanwhile.
     """
     left: dict[str, str] = {}
 
@@ -168,7 +174,7 @@ def settle(cluster: Cluster, namespace: str, nodes: list[str], count: int) -> li
 
 
 def wake(cluster: Cluster, node: str) -> None:
-    """Have the scheduler retry all pods, as it does when a node changes."""
+    """Change a label of the node, so that the scheduler retries all pods."""
     cluster.rest.merge_patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": {"e2e.vcuda.io/changed": "true"}}})
 
 
@@ -180,7 +186,10 @@ MIXED, SHARES = mixed(7, PODS), [share(20, 12, f"share-{each}") for each in rang
 def test_200_pods_at_once_are_bound_if_they_fit_and_the_rest_show_the_reason(
     cluster: Cluster, serving: ControllerProcess, gpu_nodes: list[str], namespace: str, manifests: list[Json]
 ) -> None:
-    """The pods are mixed, and then shares that fill every card."""
+    """In one case the pods are mixed and do not all fit.
+
+    In the other case they are equal shares that fill every card.
+    """
     create_all(cluster, namespace, manifests)
     stored = settle(cluster, namespace, gpu_nodes, PODS)
     bound = len(bound_with_cards(stored))
@@ -213,7 +222,7 @@ def ask(site: Site, verb: str, asked: Json) -> Json:
     context = ssl.create_default_context(cafile=str(ca))
     context.load_cert_chain(certificate, key)
     request = urllib.request.Request(f"{site.url}/scheduler/{verb}", json.dumps(asked).encode())  # noqa: S310  # https
-    with urllib.request.urlopen(request, context=context, timeout=30) as answer:  # noqa: S310  # the same
+    with urllib.request.urlopen(request, context=context, timeout=30) as answer:  # noqa: S310  # https
         return dict(json.load(answer))
 
 
@@ -224,7 +233,7 @@ def binding_of(stored: Json, node: str) -> Json:
 
 
 @pytest.mark.usefixtures("serving")
-def test_a_moved_pod_is_bound_only_where_it_is_placed_and_with_its_cards(
+def test_a_pod_is_bound_only_to_the_node_where_it_was_placed_last(
     cluster: Cluster, site: Site, gpu_nodes: list[str], namespace: str
 ) -> None:
     [first, second, *_] = gpu_nodes
@@ -244,7 +253,11 @@ def test_a_moved_pod_is_bound_only_where_it_is_placed_and_with_its_cards(
 def test_a_binding_is_for_one_version_of_one_pod_and_brings_its_annotations_with_it(
     cluster: Cluster, namespace: str
 ) -> None:
-    """The extender relies on this: a late binding is rejected, and no binding is stored without its cards."""
+    """The API server rejects a binding for an older version of the pod, or for another pod of that name.
+
+    It stores the annotations of a binding, which name the cards, together with the binding. The extender relies on
+    both.
+    """
     create_all(cluster, namespace, [share(60, 8, "late", "nobody")])
     path = f"/api/v1/namespaces/{namespace}/pods/late"
     old = cluster.pod(namespace, "late")
@@ -272,7 +285,10 @@ def as_sent(placed: Json, node: str) -> Json:
 def test_annotations_by_tenants_neither_free_nor_block_a_card(
     cluster: Cluster, installation: Installation, site: Site, namespace: str, create_node: Callable[..., str]
 ) -> None:
-    """Before, annotations of tiny pods could block a node, and annotations of a running pod could free its card."""
+    """A tenant forges annotations of small pods to block cards, and edits those of a running pod to free its card.
+
+    In an earlier version both attacks succeeded.
+    """
     node = create_node("tenant-0", capacity={CORES: "800", MEMORY: "512"})
     pods, index = f"/api/v1/namespaces/{namespace}/pods", f"{INDEX}0"
     forged = {"tencent.com/predicate-time": "9" * 19, "tencent.com/predicate-node": node}
@@ -294,20 +310,20 @@ def test_annotations_by_tenants_neither_free_nor_block_a_card(
             cluster.await_object(pods, "waits", lambda found: "no card with 30 cores" in why_not(found))
             tenant.rest.send("DELETE", f"{pods}/mine", {"gracePeriodSeconds": 0}).ok()
             journals = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps"
-            # The card is not free at once, because kubelet might let the pod run for its grace period.
+            # The card is not free at once, because the containers may run until the grace period has passed.
             cluster.await_object(journals, name_of(node), lambda one: '"mine"' not in one["data"][KEY], PATIENCE)
             wake(cluster, node)
             assert cards_of(cluster.await_bound(namespace, "waits", timeout=PATIENCE)) == [card]
 
 
 def cards_of(bound: Json) -> list[int]:
-    """Return the cards in the annotations of a pod of one container."""
+    """Return the numbers of the cards in the annotations of a pod with one container."""
     return [int(index) for index in bound["metadata"]["annotations"][f"{INDEX}0"].split(",")]
 
 
 @pytest.fixture
 def extender_account(cluster: Cluster, account: Cluster) -> Iterator[Cluster]:
-    """Connect as the controller's account, with the rights that the component adds for the extender."""
+    """A client with the controller's account, which also has the rights of the extender's component."""
     cluster.kubectl("apply", "-f", str(COMPONENT / "rbac.yaml"))
     yield account
     cluster.kubectl("delete", "-f", str(COMPONENT / "rbac.yaml"))
@@ -317,7 +333,7 @@ def extender_account(cluster: Cluster, account: Cluster) -> Iterator[Cluster]:
 def test_the_rights_of_the_manifests_suffice_to_place_pods_serve_and_publish(
     cluster: Cluster, installation: Installation, site: Site, extender_account: Cluster, create_node: Callable[..., str]
 ) -> None:
-    """The webhook, with its own rights or the admin's, then knows which cards are free."""
+    """The controller also publishes which cards are free, for example in the ConfigMap gpu-cards."""
     node = create_node("rights-0", {MODEL: "M40", POOL: "public"}, {CORES: "200", MEMORY: "128"})
     quota = ("--quota-configmap", "kube-system/gpuquota", "--extender-advertise", "10.1.2.3:10443")
     with (
@@ -341,13 +357,13 @@ def test_the_rights_of_the_manifests_suffice_to_place_pods_serve_and_publish(
         before = cluster.rest.get(f"{published}/gpu-cards")
         again = cluster.rest.merge_patch(f"{published}/gpu-cards", {"data": before["data"]})
         assert again["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"], (
-            "written although it is the same"
+            "an unchanged ConfigMap was written"
         )
     with controlling(installation, *quota[:2], kubeconfig=extender_account.kubeconfig):
         cluster.await_gone(published, "gpu-cards")
 
 
-def test_the_scheduler_takes_the_time_for_volumes_from_the_manifest(
+def test_the_scheduler_uses_the_bind_timeout_for_volumes_in_the_manifest(
     control_plane: ControlPlane, site: Site, tmp_path: Path
 ) -> None:
     config, written = config_file(control_plane, site.url, site.credentials, tmp_path), tmp_path / "written.yaml"
@@ -360,7 +376,7 @@ def test_the_scheduler_takes_the_time_for_volumes_from_the_manifest(
 
 @pytest.fixture
 def extended_by_nodes(control_plane: ControlPlane, site: Site, tmp_path: Path) -> Iterator[Component]:
-    """Run a scheduler that sends whole nodes to the extender, not only their names."""
+    """Run a scheduler that sends whole node objects to the extender, instead of only their names."""
     config = config_file(control_plane, site.url, site.credentials, tmp_path, nodeCacheCapable=False)
     with scheduling(control_plane, f"--config={config}") as scheduler:
         yield scheduler

@@ -1,4 +1,4 @@
-"""The EndpointSlice by which callers reach the extender, as a real API server stores it."""
+"""The EndpointSlice of the extender's Service, which routes to the leader, on a real API server."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -19,7 +19,7 @@ Lead = Callable[[str], Advertiser]
 
 @pytest.fixture
 def lead(cluster: Cluster) -> Iterator[Lead]:
-    """Return a function that points the Service to an IP address."""
+    """Return a function that acts like a new leader: it writes this IP address into the EndpointSlice."""
     create_system_namespace(cluster)
     kube = Kube.connect(cluster.kubeconfig)
 
@@ -41,8 +41,11 @@ def led_to(cluster: Cluster) -> list[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize(("later", "family"), [("10.1.2.4", "IPv4"), ("fd00::4", "IPv6")])
-def test_one_slice_points_to_the_newest_leader(cluster: Cluster, lead: Lead, later: str, family: str) -> None:
-    """A late write by an earlier leader is corrected. A slice cannot change its address family."""
+def test_the_slice_routes_only_to_the_newest_leader(cluster: Cluster, lead: Lead, later: str, family: str) -> None:
+    """The new leader corrects a late write of an earlier leader.
+
+    For another address family the slice is created again.
+    """
     first, second = lead("10.1.2.3"), lead(later)
     for _ in range(2):
         assert led_to(cluster) == [(family, [later])]
@@ -52,8 +55,8 @@ def test_one_slice_points_to_the_newest_leader(cluster: Cluster, lead: Lead, lat
 
 
 @pytest.mark.parametrize("ip", ["10.1.2.3", "fd00::3"])
-def test_a_slice_that_already_points_here_is_not_written_again(cluster: Cluster, lead: Lead, ip: str) -> None:
-    """The API server has added fields to the slice."""
+def test_a_slice_that_already_routes_to_this_leader_is_not_written_again(cluster: Cluster, lead: Lead, ip: str) -> None:
+    """The API server has added fields to the stored slice, so it differs from the written slice."""
     advertiser = lead(ip)
     before = cluster.rest.get(f"{SLICES}/{SERVICE}")
     advertiser.advertise()

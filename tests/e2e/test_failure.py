@@ -1,4 +1,4 @@
-"""Failures are safe: nothing is admitted because something failed, and everything recovers by itself."""
+"""A failure never leads to the admission of a pod beyond the quota, and the system recovers by itself."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ Team = Callable[[Json], str]
 def test_a_pod_that_bypassed_mutate_is_stored_only_if_it_is_pinned_to_an_allowed_model(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """A failure of /mutate is ignored. /validate decides from the pod alone."""
+    """The API server ignores a failure of /mutate. /validate decides by the stored fields of the pod."""
     with running(cluster, tmp_path) as own, own.team({"quota": {"M40": 1}}) as namespace:
         await_ready(own)
         with cluster.register_webhooks(validating=own.validating()):
@@ -40,7 +40,7 @@ def test_a_pod_that_bypassed_mutate_is_stored_only_if_it_is_pinned_to_an_allowed
 
 
 def forged(namespace: str, **fields: Json) -> Json:
-    """Return a pod that its user pinned to a model, with fields that /mutate would remove."""
+    """Return a pod that its user has pinned to a model, with further fields that /mutate would remove."""
     pod = pinned(card_pod("forged", namespace))
     return {**pod, **{part: {**pod[part], **more} for part, more in fields.items()}}
 
@@ -53,7 +53,9 @@ def told_why(events: list[Json]) -> bool:
 def test_no_pod_bypasses_mutate_while_it_is_down_and_workloads_continue_afterwards(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """The failurePolicy of /mutate is Ignore, and a tenant can make it time out."""
+    """The failurePolicy of /mutate is Ignore, and a tenant can cause its timeout. /validate rejects such pods, which
+    bypassed /mutate.
+    """
     with (
         running(cluster, tmp_path) as own,
         own.team({"quota": {"M40": 8}}) as namespace,
@@ -93,7 +95,9 @@ def test_a_webhook_recovers_by_itself_after_its_api_server_was_down(
     cluster.create(card_pod("after", namespace))
     assert cluster.try_create(card_pod("over", namespace)).is_over_quota
     assert installation.charged(namespace) == {"M40": 200}
-    installation.quota.limit(**{namespace: {"quota": {"M40": 3}}})  # returns when the watch has delivered it
+    installation.quota.limit(
+        **{namespace: {"quota": {"M40": 3}}}
+    )  # returns when the webhook's watch has delivered the edit
     cluster.create(card_pod("over", namespace))
 
 
@@ -113,7 +117,10 @@ def test_a_charge_whose_reply_was_lost_is_found_again_and_counts_once(
         registered(own),
         own.team({"quota": {"M40": 2}}) as namespace,
     ):
-        opening = [("POST", "/configmaps"), ("POST", "/configmaps")]  # the ledger, and its mark
+        opening = [
+            ("POST", "/configmaps"),
+            ("POST", "/configmaps"),
+        ]  # the ledger, and the ConfigMap that marks it as opened
         written = [("PUT", f"/gpu-ledger-{namespace}")]
         for pod, lost in (("first", [*opening, *written]), ("second", written)):
             proxy.losses.wanted.extend(lost)
@@ -126,7 +133,7 @@ def test_a_charge_whose_reply_was_lost_is_found_again_and_counts_once(
 def test_a_charge_of_unknown_outcome_gets_a_429_that_says_when_to_retry(
     cluster: Cluster, proxy: LossyProxy, tmp_path: Path
 ) -> None:
-    """The pod is not stored, but its charge may be. Until the ledger is settled it counts too much, never too
+    """The pod is not stored, but its charge may be stored. A ledger may count too much for a while, but never too
     little.
     """
     with (

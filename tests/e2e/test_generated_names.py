@@ -1,4 +1,7 @@
-"""generateName: each generated name that is already taken leaves a charge, until the charge is proven unused."""
+"""Creates with generateName.
+
+If a generated name is already in use, the charge of that attempt stays until the controller releases it.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,15 +16,19 @@ from tests.integration.reviews import card_pod, gpu_pod
 
 TAKEN = 2
 FIRST_MINOR_THAT_RETRIES = 31
-"""The first minor version of Kubernetes that tries a create with generateName up to eight times, each with a new name
-and uid.
+"""The first minor version of Kubernetes that repeats a create with generateName up to eight times.
+
+Each attempt has a new name and uid.
 """
 
 
-def test_each_taken_generated_name_leaves_a_charge_until_it_is_proven_unused(
+def test_a_generated_name_in_use_leaves_a_charge_until_the_controller_releases_it(
     cluster: Cluster, installation: Installation, team: Callable[[Json], str]
 ) -> None:
-    """Meanwhile a rejection says how much of the usage is pending. Without a controller nothing is released."""
+    """Until a controller runs, the charges stay.
+
+    The message of a rejection then contains the number of pending cards.
+    """
     retries = cluster.control_plane.minor >= FIRST_MINOR_THAT_RETRIES
     namespace = team({"quota": {"M40": 4}})
     generated = {"namespace": namespace, "generateName": "train-", "labels": {LABEL: "true"}}
@@ -32,7 +39,7 @@ def test_each_taken_generated_name_leaves_a_charge_until_it_is_proven_unused(
     assert len(set(squatter.uids)) == len(squatter.uids) == tries
     assert installation.ledger(namespace).pending.keys() == set(squatter.uids)
 
-    # The remaining room is for one card less.
+    # This request exceeds the rest of the quota by one card.
     cards = 4 - retries
     refused = cluster.try_create(card_pod("next", namespace, cards=cards))
     assert (refused.status, "Retry-After" in refused.headers) == (HTTPStatus.TOO_MANY_REQUESTS, False)
@@ -42,20 +49,23 @@ def test_each_taken_generated_name_leaves_a_charge_until_it_is_proven_unused(
     with controlling(installation) as controller:
         await_committed(installation, namespace, **({"M40": 100} if retries else {}))
         told = controller.logs("releasing the charge of an unstored pod")
-        # The controller also settles the ledgers of other tests.
+        # The log also has lines about the ledgers of other tests.
         vain = {line["uid"] for line in told if line["namespace"] == namespace}
         assert vain == set(squatter.uids[:TAKEN])
     assert cluster.try_create(card_pod("next", namespace, cards=3)).status == HTTPStatus.CREATED
 
 
 LABEL = "e2e.vcuda.io/squatted"
-"""The label of the pods whose names are taken."""
+"""The label of the pods that the squatter reviews."""
 
 
 @dataclass
 class Squatter:
-    """A webhook that takes the names of the first ``limit`` pods that it reviews. ``uids`` are those of all reviewed
-    pods in order.
+    """A webhook that creates other pods with the names of the first ``limit`` pods that it reviews.
+
+    So these names are in use when the API server wants to store the reviewed pods.
+
+    ``uids``: the uids of all reviewed pods, in order.
     """
 
     cluster: Cluster
@@ -72,7 +82,10 @@ class Squatter:
 
 @contextmanager
 def squatting(cluster: Cluster, certificates: Path, limit: int) -> Iterator[Squatter]:
-    """Run a squatter that reviews every pod with the label. ``certificates`` has ca.crt, tls.crt and tls.key."""
+    """Run a squatter that reviews pods with the label.
+
+    ``certificates``: the directory of ca.crt, tls.crt and tls.key.
+    """
     squatter = Squatter(cluster, limit)
     with answering(squatter.answer, certificates) as url:
         hook = asks_about_pods("squatter.example.com", url, certificates, LABEL)

@@ -1,4 +1,7 @@
-"""A grant on a real cluster: when it begins, a rejected workload runs; when it ends, no further pod is admitted."""
+"""A grant (additional quota for a limited time) on a real cluster.
+
+When the grant begins, a rejected workload runs. When the grant ends, no further pod is admitted.
+"""
 
 import datetime
 import json
@@ -21,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("controller_manager")]
 
 ZONE = "Asia/Tokyo"
 BEGINS_AFTER, LASTS = 12, 20
-"""Seconds until the grant begins, and its length in seconds."""
+"""Seconds until the grant begins, and the duration of the grant in seconds."""
 
 
 def local_time(moment: float) -> str:
@@ -31,13 +34,13 @@ def local_time(moment: float) -> str:
 
 
 def dated(begin: float) -> Json:
-    """Return an entry for one card, and for two more during a grant."""
+    """Return a quota entry for one card, with a grant of two more cards."""
     grant = {"M40": 2, "from": local_time(begin), "until": local_time(begin + LASTS), "why": "e2e"}
     return {"quota": {"M40": 1}, "time_zone": ZONE, "grants": [grant]}
 
 
 def await_usage(cluster: Cluster, namespace: str, limit: float) -> Json:
-    """Return the published usage of M40 once its limit is this."""
+    """Return the published usage of M40 when its limit is ``limit``."""
 
     def m40_of(found: Json) -> Json:
         [m40] = [model for model in json.loads(found["data"]["usage.json"])["models"] if model["model"] == "M40"]
@@ -76,7 +79,7 @@ def test_a_rejected_deployment_runs_during_a_grant_and_nothing_is_admitted_after
         cluster.await_events(namespace, "reason=FailedCreate")
         assert time.time() < begin
 
-        # When the grant begins, the controller has the ReplicaSet retry, and the webhook admits the pod.
+        # When the grant begins, the controller makes the ReplicaSet retry, and the webhook admits the pod.
         during = await_usage(cluster, namespace, 3)
         [train] = [pod for pod in cluster.await_pods(namespace, holds_two) if pod["metadata"]["name"] != "holder"]
         assert begin <= created(train) < begin + LASTS

@@ -1,4 +1,7 @@
-"""Our client with a real API server: the semantics that ledgers and patches rely on, and the credentials of a pod."""
+"""Our client (`vcuda.kube`) with a real API server.
+
+The tests check how writes, patches and lists behave, on which the ledger relies, and the credentials in a pod.
+"""
 
 from contextlib import closing
 from pathlib import Path
@@ -22,8 +25,8 @@ def manifest(value: str, **metadata: str) -> bytes:
     return msgspec.json.encode({"metadata": {"name": "ledger", **metadata}, "data": {"value": value}})
 
 
-def test_a_put_with_an_old_version_is_a_conflict_and_changes_nothing(kube: Kube, path: str) -> None:
-    """Every ledger relies on this compare-and-swap."""
+def test_a_put_with_an_old_version_raises_conflict_and_changes_nothing(kube: Kube, path: str) -> None:
+    """All writes of ledgers rely on this compare-and-swap."""
     first = read(kube.post(path, manifest("first")))
     read(kube.put(f"{path}/ledger", manifest("second", resourceVersion=first["metadata"]["resourceVersion"])))
     with pytest.raises(Conflict, match="please apply your changes to the latest version"):
@@ -31,19 +34,19 @@ def test_a_put_with_an_old_version_is_a_conflict_and_changes_nothing(kube: Kube,
     assert read(kube.get(f"{path}/ledger"))["data"] == {"value": "second"}
 
 
-def test_a_name_that_is_taken_is_a_conflict(kube: Kube, path: str) -> None:
+def test_a_create_with_a_name_in_use_raises_conflict(kube: Kube, path: str) -> None:
     kube.post(path, manifest("first"))
     with pytest.raises(Conflict, match='configmaps "ledger" already exists'):
         kube.post(path, manifest("second"))
 
 
-def test_an_absent_object_is_not_found(kube: Kube, path: str) -> None:
+def test_a_read_of_a_missing_object_raises_not_found(kube: Kube, path: str) -> None:
     with pytest.raises(NotFound, match='configmaps "ledger" not found'):
         kube.get(f"{path}/ledger")
 
 
 def test_patches_are_applied_by_their_content_type(kube: Kube, path: str) -> None:
-    """A JSON Patch in bytes must not arrive as a strategic merge patch."""
+    """The client must not send a JSON Patch with the content type of a strategic merge patch."""
     kube.post(path, manifest("first"))
     kube.patch(f"{path}/ledger", b'[{"op": "add", "path": "/data/a.b", "value": "x"}]', JSON_PATCH)
     kube.patch(f"{path}/ledger", '{"data": {"value": null, "c": "é"}}'.encode(), MERGE_PATCH)
@@ -57,7 +60,7 @@ def test_a_json_patch_whose_test_fails_is_refused(kube: Kube, path: str) -> None
     assert caught.value.status == 422
 
 
-def test_a_delete_is_bound_to_the_uid_it_names(kube: Kube, path: str) -> None:
+def test_a_delete_with_another_uid_raises_conflict(kube: Kube, path: str) -> None:
     stored = read(kube.post(path, manifest("first")))
     with pytest.raises(Conflict):
         kube.delete(f"{path}/ledger", b'{"preconditions": {"uid": "another"}}')
@@ -81,8 +84,9 @@ def test_an_invalid_continue_token_is_not_mistaken_for_an_expired_one(kube: Kube
 def test_in_a_pod_the_mounted_token_is_used_and_read_again_after_a_401(
     cluster: Cluster, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """kubelet replaces the file before the token expires. A client that is too late gets a 401, reads the file, and
-    retries.
+    """kubelet replaces the token file before the token expires.
+
+    If a client still uses an expired token, it gets a 401. The client then reads the file again for the next request.
     """
     address = urlsplit(cluster.server)
     token = tmp_path / "token"
@@ -102,7 +106,7 @@ def test_in_a_pod_the_mounted_token_is_used_and_read_again_after_a_401(
 def test_a_terminating_namespace_accepts_no_object_and_the_rejection_says_why(
     cluster: Cluster, kube: Kube, namespace: str, path: str
 ) -> None:
-    """The finalizer of a ConfigMap keeps the namespace from being deleted at once."""
+    """A ConfigMap with a finalizer delays the deletion of the namespace, so it stays in the state Terminating."""
     held = {"metadata": {"name": "held", "finalizers": ["e2e.vcuda.io/held"]}}
     kube.post(path, msgspec.json.encode(held))
     cluster.delete_namespace(namespace)
@@ -124,8 +128,9 @@ def names(page: Page) -> list[str]:
 
 
 def test_a_list_contains_every_object_whose_creation_was_confirmed_before_it(kube: Kube, path: str) -> None:
-    """This is repeated a hundred times, because the API server lists from its cache. The ledger counts pods by such
-    lists.
+    """The ledger counts pods by such lists. The API server serves them from its cache.
+
+    A hundred objects are created, because an outdated list would be rare.
     """
     for number in range(100):
         name = f"cm-{number:04}"
@@ -133,7 +138,7 @@ def test_a_list_contains_every_object_whose_creation_was_confirmed_before_it(kub
         assert name in [found for page in kube.list_pages(path, limit=40) for found in names(page)]
 
 
-def test_all_pages_of_a_list_show_the_version_of_the_first(kube: Kube, path: str) -> None:
+def test_all_pages_of_a_list_have_the_version_of_the_first_page(kube: Kube, path: str) -> None:
     for name in "abcdef":
         kube.post(path, msgspec.json.encode({"metadata": {"name": name, "labels": {"test": "pages"}}}))
     pages = kube.list_pages(path, {"labelSelector": "test=pages"}, limit=2)

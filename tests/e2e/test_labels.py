@@ -1,5 +1,6 @@
-"""The API server calls the webhook for all namespaces, except those without a limit, which the controller labels as
-exempt.
+"""The API server calls the webhook for all namespaces except exempt ones.
+
+The controller labels the namespaces without a limit as exempt.
 """
 
 import secrets
@@ -45,7 +46,7 @@ def labelling(value: str | None) -> Json:
 
 
 def await_exempt(cluster: Cluster, limited: set[str]) -> None:
-    """Return when exactly the other namespaces, except terminating ones, are labelled as exempt."""
+    """Return when all namespaces except ``limited`` are labelled as exempt. Terminating namespaces are ignored."""
 
     def just_these(namespaces: list[Json]) -> bool:
         staying = [each for each in namespaces if each["status"]["phase"] == "Active"]
@@ -60,8 +61,9 @@ def await_exempt(cluster: Cluster, limited: set[str]) -> None:
 def test_no_pod_of_a_new_namespace_is_stored_without_a_charge(
     cluster: Cluster, installation: Installation, led: bool
 ) -> None:
-    """A thousand namespaces are created and used at once. In each, one card may be used, and the next pod is
-    rejected.
+    """A thousand new namespaces are used immediately. By the entry for "*", each has a quota of one card.
+
+    In each namespace the first pod is admitted and charged, and the second pod is rejected.
     """
     own = f"star-{secrets.token_hex(4)}"
 
@@ -71,7 +73,7 @@ def test_no_pod_of_a_new_namespace_is_stored_without_a_charge(
         return first.status, second.is_over_quota, installation.charged(name)
 
     def clear(number: int) -> None:
-        """Delete what the controller of another test would process. No controller finalizes these namespaces here."""
+        """Delete the namespace, its ledger and its usage. A controller of another test need not process them then."""
         name = f"{own}-{number}"
         cluster.delete_namespace(name)
         cluster.rest.send("PATCH", ledger_path(name), {"metadata": {"finalizers": None}}, content_type=MERGE_PATCH)
@@ -90,7 +92,7 @@ def test_no_pod_of_a_new_namespace_is_stored_without_a_charge(
 
 @pytest.mark.usefixtures("controller")
 class TestLabelled:
-    """A controller leads, and labels namespaces."""
+    """A controller is the leader, and labels namespaces."""
 
     def test_exactly_the_namespaces_without_a_limit_are_labelled_exempt(
         self, cluster: Cluster, installation: Installation
@@ -105,7 +107,7 @@ class TestLabelled:
             await_exempt(cluster, {first, second, "kube-public"})
             installation.quota.lift(first, second, "kube-public")
 
-    def test_a_star_limits_all_namespaces_but_the_systems_own(
+    def test_the_entry_for_star_limits_all_namespaces_except_those_of_the_system(
         self, cluster: Cluster, installation: Installation
     ) -> None:
         await_exempt(cluster, set())
@@ -127,7 +129,7 @@ class TestLabelled:
     def test_usage_shows_a_quota_in_effect_only_after_the_label_is_set(
         self, cluster: Cluster, installation: Installation
     ) -> None:
-        """The controller must not write that label too early, so it waits."""
+        """Our policies are not in effect yet, so the controller must wait before it writes the label."""
         [policy, binding] = policies("in-effect.quota.vcuda.io")
         with installation.free_team() as namespace, limited_team(installation, CARD) as asked, ExitStack() as stack:
             await_enforced(cluster, namespace, enforced=False)
@@ -148,14 +150,14 @@ class TestLabelled:
 
 @pytest.fixture
 def namespace(installation: Installation) -> Iterator[str]:
-    """A namespace with a limit, which no controller labels as exempt."""
+    """A namespace with a limit. No controller labels it as exempt."""
     with limited_team(installation, CARD) as limited:
         yield limited
 
 
 @pytest.fixture
 def owner(cluster: Cluster, namespace: str, tenant: Callable[[str], Cluster]) -> Iterator[Cluster]:
-    """A tenant who may edit its namespace object, and create other namespaces."""
+    """A client of a tenant who may edit the object of its namespace, and may create other namespaces."""
     named = f"owner-of-{namespace}"
     verbs = "--verb=get,create,update,patch"
     cluster.kubectl("create", "clusterrole", named, verbs, "--resource=namespaces,namespaces/status")
@@ -169,7 +171,9 @@ def owner(cluster: Cluster, namespace: str, tenant: Callable[[str], Cluster]) ->
 def test_only_the_controller_and_editors_of_webhooks_can_exempt_a_namespace(
     cluster: Cluster, namespace: str, owner: Cluster, account: Cluster
 ) -> None:
-    """Any user who may edit the namespace may remove the label, or change another label."""
+    """A user who may edit the namespace cannot label it as exempt. The user may remove the label, and change other
+    labels.
+    """
     path = f"{NAMESPACES}/{namespace}"
 
     def status_of_labelling(subresource: str = "") -> int:

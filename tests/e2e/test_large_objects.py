@@ -1,4 +1,4 @@
-"""A tenant stores hundreds of objects as large as etcd accepts. No process of ours comes near its memory limit."""
+"""A tenant stores hundreds of objects of the maximum size in etcd. Our processes stay far below their memory limits."""
 
 import re
 import threading
@@ -32,7 +32,8 @@ from tests.processes import ControllerProcess, eventually
 from tools.control_plane import running_control_plane
 
 MOST_OF_REPLICA, MOST_OF_CONTROLLER = 256, 256
-"""Maximum memory of a replica and of a controller in MiB: half and a quarter of their limits."""
+"""Maximum memory in these tests in MiB: for a replica half of its limit, and for a controller a quarter of its limit.
+"""
 
 GATED_PODS, TEMPLATES, CLAIMS, EVENTS = 200, 60, 30, 120
 NODE = "large-a100"
@@ -40,7 +41,10 @@ NODE = "large-a100"
 
 @pytest.fixture(scope="module")
 def cluster(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A control plane that no other test has filled, with cards of a driver if the API server serves claims."""
+    """A control plane without objects of other tests.
+
+    If the API server serves claims, cards of a driver are published.
+    """
     with (
         running_control_plane(assets, tmp_path_factory.mktemp("large") / "control-plane") as running,
         administering(running) as admin,
@@ -55,13 +59,13 @@ def cluster(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture
 def installation(cluster: Cluster, tmp_path: Path) -> Iterator[Installation]:
-    """A new replica, so that its peak memory is that of this test."""
+    """A new replica for each test, so that its peak memory was reached in this test."""
     with installed(cluster, tmp_path) as running:
         yield running
 
 
 def memory(pid: int, field: str = "VmHWM") -> int:
-    """Return a memory figure of a process in MiB, by default its peak."""
+    """Return a figure of /proc/PID/status in MiB, by default the peak memory of the process."""
     return kernel_says(pid, "status", field)
 
 
@@ -74,8 +78,9 @@ def create_all(tenant: Cluster, manifests: list[Json]) -> None:
 def test_hundreds_of_large_pods_without_gpus_keep_a_replica_within_its_memory_at_the_first_gpu_pod(
     cluster: Cluster, installation: Installation
 ) -> None:
-    """For the first GPU pod the replica lists all pods of its namespace. Meanwhile pods of other namespaces are
-    created.
+    """Before it admits the first GPU pod, the replica lists all pods of the namespace, which are large.
+
+    Meanwhile pods of another namespace are created.
     """
     entry = {"quota": {"A100": 8}}
     with installation.team(entry) as namespace, installation.team(entry) as other:
@@ -92,7 +97,7 @@ def test_hundreds_of_large_pods_without_gpus_keep_a_replica_within_its_memory_at
 
 
 def await_created(tenant: Cluster, pod: Json) -> Json:
-    """Create a pod as its controller would: retry while the answer is 429."""
+    """Create a pod, and retry while the answer is 429, as the pod's controller would do."""
     answers: list[Answer] = []
 
     def created() -> bool:
@@ -106,7 +111,7 @@ def await_created(tenant: Cluster, pod: Json) -> Json:
 def test_large_templates_keep_replicas_within_their_memory_and_disturb_no_other_tenant(
     cluster: Cluster, installation: Installation
 ) -> None:
-    """Each template has 1.2 MB of CEL. Small pods name one template a hundred times, in dry runs."""
+    """Each claim template has 1.2 MB of CEL. In dry runs, small pods name one template a hundred times."""
     require_dra(cluster)
     entry = {"quota": {"A100": 8}}
     before = memory(installation.replica.worker(), "VmRSS")
@@ -165,7 +170,7 @@ def test_large_claims_and_events_keep_the_controller_within_its_memory(
                 await_committed(installation, namespace, A100=400 * CLAIMS)
             create_all(tenant, [large_event(namespace, number) for number in range(EVENTS)])
             charged = {"A100": 100 + (400 * CLAIMS if served(cluster) else 0)}
-            # The controller begins to look again when the first time has ended.
+            # After the second release, the controller lists Events again when the first listing has ended.
             for _ in range(2):
                 tenant.create(card_pod("held", namespace))
                 await_committed(installation, namespace, **charged)
@@ -176,7 +181,7 @@ def test_large_claims_and_events_keep_the_controller_within_its_memory(
 
 
 def listed_events(cluster: Cluster) -> float:
-    """Return how many Events the API server has returned in LISTs, to all clients."""
+    """Return the number of Events that the API server has returned in LISTs to all clients."""
     text = cluster.kubectl("get", "--raw", "/metrics").stdout
     counted = r'^apiserver_storage_list_returned_objects_total\{.*resource="events".*\} (\S+)'
     return sum(map(float, re.findall(counted, text, re.MULTILINE)))

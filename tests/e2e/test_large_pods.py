@@ -1,4 +1,6 @@
-"""A tenant writes node selections as long as the API server accepts. They are decided, and delay no other tenant."""
+"""A tenant creates pods with node selections of the maximum size. The webhook decides them without delay for other
+tenants.
+"""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +12,7 @@ from tests.e2e.installation import Installation, await_ledger, charged, tenant_o
 from tests.integration.reviews import card_pod
 
 BOUNDS = required(term(*(requirement("rank", "Gt", str(n)) for n in range(490)), requirement("rank", "Lt", "0")))
-"""No node can match this selection. To prove that once took minutes."""
+"""A node selection that no node can match. In an earlier version the webhook needed minutes to prove that."""
 SELECTOR = {f"key-{n}": "v" for n in range(40_000)}
 TERMS = required(*(term(requirement(f"key-{n}", "Exists")) for n in range(50)))
 MANY_TERMS = required(*(term(requirement(f"key-{n}", "Exists")) for n in range(5000)))
@@ -37,6 +39,6 @@ def test_what_takes_long_to_write_is_decided_at_once_while_others_create_their_p
             assert f"this pod may use no GPU model in namespace {namespace}" in answer.message
         stored = [each.result() for each in (*created, *beside)]
     assert {pod["metadata"]["annotations"]["quota.vcuda.io/model"] for pod in stored} == {"M40"}
-    # Wait until the replica releases its reservation.
+    # The charge includes reserved cores until the replica releases its reservation.
     await_ledger(installation, namespace, lambda ledger: charged(ledger) == {"M40": 600})
     await_ledger(installation, other, lambda ledger: charged(ledger) == {"M40": 2000})

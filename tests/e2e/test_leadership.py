@@ -1,4 +1,7 @@
-"""One controller leads. A standby takes over when it crashes or stops, and an outdated view does no harm."""
+"""One controller is the leader. When it crashes or stops, a standby becomes the leader.
+
+A leader with an outdated list of pods releases no charge of a stored pod.
+"""
 
 import time
 from collections.abc import Iterator
@@ -44,7 +47,7 @@ Pair = tuple[ControllerProcess, ControllerProcess]
 ENTRY = {"quota": {"M40": 4}}
 LEASE_SECONDS = 8
 AWAY = 10.0
-"""Seconds for which the API server is down."""
+"""Seconds for which the API server is down in the test of an outage."""
 
 
 @pytest.fixture
@@ -74,7 +77,7 @@ def test_one_controller_leads_and_the_standby_only_waits(
     assert lease_spec(cluster)["holderIdentity"] == "first", "a standby that stops must leave the Lease unchanged"
 
 
-def test_the_standby_leads_after_the_lease_of_a_killed_leader(
+def test_the_standby_becomes_leader_when_the_lease_of_a_killed_leader_expires(
     cluster: Cluster, installation: Installation, pair: Pair
 ) -> None:
     leader, successor = pair
@@ -93,7 +96,7 @@ def test_the_standby_leads_after_the_lease_of_a_killed_leader(
 
 
 def test_a_leader_that_stops_releases_its_lease_at_once(cluster: Cluster, installation: Installation) -> None:
-    """The lease would last for ten minutes. The standby checks it every two seconds."""
+    """The Lease would expire after ten minutes. The standby reads it every two seconds."""
     with (
         controlling(installation, "--identity", "first", "--lease-seconds", "600") as leader,
         candidate(installation, "--identity", "second", "--lease-seconds", "600") as successor,
@@ -104,7 +107,7 @@ def test_a_leader_that_stops_releases_its_lease_at_once(cluster: Cluster, instal
         successor.await_synced()
 
 
-def test_an_api_server_that_is_down_for_ten_seconds_costs_neither_leadership_nor_correctness(
+def test_the_leader_stays_leader_while_the_api_server_is_down_for_ten_seconds(
     cluster: Cluster, control_plane: ControlPlane, installation: Installation
 ) -> None:
     with controlling(installation, "--lease-seconds", "60") as leader, limited_team(installation, ENTRY) as namespace:
@@ -112,14 +115,14 @@ def test_an_api_server_that_is_down_for_ten_seconds_costs_neither_leadership_nor
             cluster.create(card_pod(name, namespace))
         await_committed(installation, namespace, M40=200)
         before = lease_spec(cluster)
-        # The leader gives up when it could not renew its lease for two thirds of the lease. On a busy machine the API
-        # server takes as long again to start as it is down.
+        # The leader stops leading if it cannot renew its Lease for two thirds of the duration. So the duration must be
+        # long: on a busy machine the start of the API server takes as long as the outage.
         with control_plane.apiserver.away(control_plane.apiserver.kill):
-            time.sleep(AWAY)  # the test is about an API server that is down for so long
+            time.sleep(AWAY)  # the duration of the outage under test
 
         cluster.finish_pod(namespace, "ends")
         await_committed(installation, namespace, M40=100)
-        # If the watch was not restored yet, it missed the end of the pod, and the charge stays terminating for a
+        # If the leader's watch was not restored yet, it missed the end of the pod. Then the charge is terminating for a
         # moment.
         await_ledger(installation, namespace, lambda ledger: not ledger.terminating)
         cluster.create(card_pod("new", namespace, cards=3))
@@ -135,7 +138,7 @@ def test_an_api_server_that_is_down_for_ten_seconds_costs_neither_leadership_nor
 def test_the_next_leader_removes_the_objects_of_a_namespace_without_a_limit(
     cluster: Cluster, installation: Installation
 ) -> None:
-    """The ledger, the label and the usage are deleted. A ConfigMap of that name that belongs to somebody else stays."""
+    """The ledger, the label and the usage are deleted. A ConfigMap of another owner with the same name stays."""
     with installation.free_team() as strange, installation.free_team() as former:
         cluster.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": strange, "name": USAGE}})
         with controlling(installation) as leader, installation.quota.limited(**{former: ENTRY}):
@@ -148,12 +151,12 @@ def test_the_next_leader_removes_the_objects_of_a_namespace_without_a_limit(
 
 @dataclass(frozen=True)
 class StaleKube(Kube):
-    """A client that lists pods at an exact old version, and whose watch of pods fails."""
+    """A client that lists pods at the old resourceVersion ``version``, and that cannot watch pods."""
 
     version: str = field(default="", kw_only=True)
 
     def get(self, path: str, params: Params | None = None, timeout: float = 10, most: int = 2**20) -> bytes:
-        """Return the pods of the old version."""
+        """For the first page of pods, request the old resourceVersion."""
         if path == "/api/v1/pods" and "continue" not in (params or {}):
             params = {**(params or {}), "resourceVersion": self.version, "resourceVersionMatch": "Exact"}
         return super().get(path, params, timeout, most)
@@ -161,11 +164,11 @@ class StaleKube(Kube):
     def stream(
         self, path: str, params: Params | None = None, *, connect_timeout: float = 10, read_timeout: float
     ) -> Stream:
-        """Reject the watch of pods, and a streamed list of them."""
+        """Raise an error for a watch of pods, and for a streamed list of pods."""
         if path == "/api/v1/pods" and "sendInitialEvents" in (params or {}):
             raise ApiError(HTTPStatus.UNPROCESSABLE_ENTITY, "this server streams no lists")
         if path == "/api/v1/pods":
-            raise Unavailable("this watch never comes about")
+            raise Unavailable("this test allows no watch of pods")
         return super().stream(path, params, connect_timeout=connect_timeout, read_timeout=read_timeout)
 
 
@@ -177,7 +180,7 @@ def stale_leader(installation: Installation, version: str) -> Iterator[Leader]:
     place = QuotaPlace(installation.quota.namespace, installation.quota.name)
     faults: list[str] = []
     registry, on_fault = CollectorRegistry(), partial(faults.append, "a loop")
-    timing = SettleTiming(pending_ttl=1.0, max_terminating=0)  # no kubelet runs here
+    timing = SettleTiming(pending_ttl=1.0, max_terminating=0)  # no kubelet reports the end of a deleted pod here
     leader = Leader(kube, place, SYSTEM_NAMESPACE, NodeLabels(), registry, on_fault=on_fault, timing=timing)
     leader.start()
     try:
@@ -190,10 +193,12 @@ def stale_leader(installation: Installation, version: str) -> Iterator[Leader]:
     assert faults == []
 
 
-def test_a_leader_with_a_stale_view_lowers_nothing_and_reads_etcd(cluster: Cluster, installation: Installation) -> None:
-    """Its pods are from a real LIST at an old resourceVersion, which has one of the four present pods.
+def test_a_leader_with_an_outdated_list_of_pods_keeps_the_charges_of_all_stored_pods(
+    cluster: Cluster, installation: Installation
+) -> None:
+    """The leader lists pods at an old resourceVersion, at which only one of the four present pods existed.
 
-    It still releases a charge that was proven never to have been stored.
+    It must not release the charges of the other pods. It still releases the charge of a pod that was never stored.
     """
     with installation.team({"quota": {"M40": 5}}) as namespace:
         with controlling(installation):

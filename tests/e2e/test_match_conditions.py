@@ -1,8 +1,8 @@
-"""The base's matchConditions on a real API server: for which pods the webhook is called, and what a failing condition
-does.
+"""The matchConditions of the webhooks on a real API server: which pods the webhook is called for, and failing
+conditions.
 
-The webhooks of the base, as `kubectl kustomize` renders them, are registered for one namespace, with a server that
-records each call. Only their URLs and namespace selectors are changed.
+The tests register the webhooks of manifests/base, as `kubectl kustomize` renders them, with two changes: their URL is
+that of a server that records each call, and their namespace selector selects the namespace of the test.
 """
 
 import base64
@@ -30,9 +30,11 @@ LABEL, APART = "e2e.vcuda.io/match-conditions", "e2e.vcuda.io/own-match-conditio
 
 @dataclass
 class Recorder:
-    """A server at ``url`` that records the request of each review. Callers trust it by ``ca_bundle``.
+    """A webhook that records the request of each review.
 
-    ``patches``: the JSON Patch that it answers at a path. Without one it changes nothing.
+    ``ca_bundle``: the CA of its certificate.
+    ``url``: its address.
+    ``patches``: the JSON Patches that it returns, by path. At other paths it returns no patch.
     """
 
     ca_bundle: str
@@ -41,7 +43,7 @@ class Recorder:
     _asked: list[tuple[str, Json]] = field(default_factory=list)
 
     def take(self) -> list[tuple[str, Json]]:
-        """Return the path and the request of every review since the last call."""
+        """Return the path and the request of each review since the last call of this method."""
         asked, self._asked = self._asked, []
         return asked
 
@@ -72,14 +74,14 @@ def recorder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorder]:
 
 @pytest.fixture
 def asked(recorder: Recorder) -> Recorder:
-    """The recorder, without the reviews of earlier tests."""
+    """The recorder, after the reviews and patches of earlier tests were removed."""
     recorder.take()
     recorder.patches.clear()
     return recorder
 
 
 def hook(recorder: Recorder, name: str, label: str = LABEL) -> Json:
-    """Return a webhook of the base that calls the recorder for namespaces with this label."""
+    """Return a webhook of manifests/base, changed so that the recorder is called for namespaces with this label."""
     found = webhooks(rendered(BASE))[f"{name}.quota.vcuda.io"]
     return {
         **found,
@@ -109,9 +111,7 @@ def apart(cluster: Cluster) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def runtime_class(cluster: Cluster) -> Iterator[None]:
-    """Create the runtime class that one of the pods names. Without it the API server rejects that pod before any
-    webhook.
-    """
+    """Create the RuntimeClass of one of the pods. The API server rejects a pod with a missing RuntimeClass."""
     metadata = {"name": RUNTIME_CLASS}
     manifest = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": metadata, "handler": RUNTIME_CLASS}
     cluster.create(manifest)
@@ -131,10 +131,10 @@ def calls(recorder: Recorder) -> list[str]:
 
 
 @pytest.mark.usefixtures("registered")
-def test_ordinary_pods_cause_no_call_for_any_creator(cluster: Cluster, asked: Recorder, watched: str) -> None:
+def test_ordinary_pods_cause_no_call_of_the_webhook(cluster: Cluster, asked: Recorder, watched: str) -> None:
     pods = [in_namespace(each, watched, f"p-{number}") for number, each in enumerate(ORDINARY.values())]
     listed = {"apiVersion": "v1", "kind": "List", "items": pods}
-    # Not validated, because 1.30 knows no resources of a pod.
+    # kubectl does not validate the pods, because Kubernetes 1.30 does not know the field `resources` of a pod.
     cluster.kubectl("create", "--validate=ignore", "-f", "-", stdin=json.dumps(listed))
     assert {each["metadata"]["name"] for each in cluster.pods(watched)} == {each["metadata"]["name"] for each in pods}
     assert calls(asked) == []
@@ -147,14 +147,16 @@ def test_ordinary_pods_cause_no_call_for_any_creator(cluster: Cluster, asked: Re
 def test_a_pod_that_may_request_a_gpu_causes_one_call_to_each_webhook(
     cluster: Cluster, asked: Recorder, watched: str, manifest: Json
 ) -> None:
-    """If the API server does not serve claims yet, it drops the claim of a pod before /validate."""
+    """If the API server does not serve claims, it drops the claims of a pod before /validate. So /validate is not
+    called.
+    """
     stored = cluster.create(in_namespace(manifest, watched))
     dropped = "resourceClaims" in manifest["spec"] and "resourceClaims" not in stored["spec"]
     assert calls(asked) == ([MUTATE] if dropped else [MUTATE, VALIDATE])
 
 
 def test_only_a_claim_that_may_be_for_a_gpu_causes_a_call(cluster: Cluster, asked: Recorder, apart: str) -> None:
-    """The API server stores a claim without requests with requests: null."""
+    """A claim that cannot be for a GPU causes no call, for example one that is stored with `requests: null`."""
     require_dra(cluster)
     hooks = {name: [hook(asked, f"{name}-claims", APART)] for name in ("mutate", "validate")}
     domain = request("compute-domain-daemon.nvidia.com")
@@ -174,7 +176,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "ephemeral containers": (pod(PLAIN, ephemeralContainers=[container(name="debug")]), "cannot be set on create"),
 }
-"""Pods that the API server itself rejects, so that the condition need not check for them."""
+"""Pods that the API server itself rejects. So the matchCondition need not match them."""
 
 
 @pytest.mark.usefixtures("registered")
@@ -190,8 +192,9 @@ def test_the_api_server_itself_rejects_pods_that_the_condition_ignores(
 def test_a_request_that_a_later_webhook_adds_bypasses_mutate_but_not_validate(
     cluster: Cluster, asked: Recorder, apart: str
 ) -> None:
-    """No condition could foresee this change. /validate rejects a pod that is not pinned, so nothing is admitted
-    uncharged.
+    """When the API server evaluates the condition of /mutate, the pod does not request a GPU yet.
+
+    /validate is called after all changes. It rejects a pod that is not pinned, so no pod is admitted without a charge.
     """
     asked.patches["/vendor"] = [
         {"op": "add", "path": "/spec/containers/0/resources/limits/nvidia.com~1gpu", "value": "1"},
@@ -212,21 +215,24 @@ def test_a_request_that_a_later_webhook_adds_bypasses_mutate_but_not_validate(
 
 
 VARIABLES = [{"name": "NVIDIA_MI_CUDA_VISIBLE_DEVICE", "value": ""}] * 300
-"""The condition must compare this whole name, because it has the prefix of a searched name."""
+"""Variables whose name has the prefix of a name that the condition searches for, so that the whole name is compared."""
 
 LARGEST = pod(
     *[container(name=f"c{n}", env=VARIABLES) for n in range(50)],
     init=[container(name=f"i{n}", env=VARIABLES) for n in range(50)],
     annotations={f"{n:0>250}/{n:0>63}": "" for n in range(200)},
 )
-"""The maximum of every list that is still searched: the most expensive pod to evaluate."""
+"""The pod that is most expensive to evaluate. Each of its lists has the maximum length that the condition searches."""
 
 
 @pytest.mark.usefixtures("registered")
 def test_the_largest_pod_that_is_searched_costs_less_than_the_api_server_allows(
     cluster: Cluster, asked: Recorder, watched: str
 ) -> None:
-    """An evaluation that exceeds the cost budget fails, and /validate's failurePolicy would reject the pod."""
+    """If an evaluation exceeds the cost budget, it fails.
+
+    Then the pod is rejected by the failurePolicy of /validate.
+    """
     created = cluster.try_create(in_namespace(LARGEST, watched), dryRun="All")
     assert created.status == HTTPStatus.CREATED, created.message
     assert calls(asked) == []
@@ -241,7 +247,7 @@ def test_the_largest_pod_that_is_searched_costs_less_than_the_api_server_allows(
         pytest.param(pod(PLAIN, annotations={f"a{number}": "" for number in range(20_000)}), id="annotations"),
     ],
 )
-def test_the_webhook_is_called_for_a_pod_of_unusual_size_without_a_search(
+def test_the_webhook_is_called_for_every_pod_that_is_too_large_to_be_searched(
     cluster: Cluster, asked: Recorder, watched: str, manifest: Json
 ) -> None:
     created = cluster.try_create(in_namespace(manifest, watched), dryRun="All")
@@ -253,7 +259,7 @@ def test_the_webhook_is_called_for_a_pod_of_unusual_size_without_a_search(
 
 
 def with_failing(cluster: Cluster, recorder: Recorder, name: str) -> AbstractContextManager[None]:
-    """Register both webhooks during the ``with`` statement. The named one has a condition that fails."""
+    """Register both webhooks during the ``with`` statement. The matchCondition of webhook ``name`` fails."""
     hooks = {each: hook(recorder, each, APART) for each in ("mutate", "validate")}
     hooks[name]["matchConditions"] = [{"name": "failing", "expression": FAILING}]
     return cluster.register_webhooks(mutating=[hooks["mutate"]], validating=[hooks["validate"]])
@@ -262,14 +268,19 @@ def with_failing(cluster: Cluster, recorder: Recorder, name: str) -> AbstractCon
 def test_a_failing_condition_of_mutate_leaves_the_pod_to_validate(
     cluster: Cluster, asked: Recorder, apart: str
 ) -> None:
-    """With failurePolicy Ignore /mutate is not called, and /validate rejects a pod that is not pinned."""
+    """The failurePolicy of /mutate is Ignore, so it is not called. /validate is called, and would reject an unpinned
+    pod.
+    """
     with with_failing(cluster, asked, "mutate"):
         cluster.create(in_namespace(ASKING["a container"], apart))
     assert calls(asked) == [VALIDATE]
 
 
 def test_a_failing_condition_of_validate_rejects_every_pod(cluster: Cluster, asked: Recorder, apart: str) -> None:
-    """With failurePolicy Fail the API server reports the expression, and calls no webhook."""
+    """The failurePolicy of /validate is Fail.
+
+    The API server rejects the pod with the expression, and calls no webhook.
+    """
     with with_failing(cluster, asked, "validate"):
         refused = cluster.try_create(in_namespace(ORDINARY["cpu and memory"], apart))
     assert (refused.status, refused.body["reason"]) == (HTTPStatus.FORBIDDEN, "Forbidden")

@@ -1,8 +1,9 @@
-"""HAMi runs on some nodes, and NVIDIA's device plugin on the others. Each pod is bound where its scheduler can serve
-it.
+"""HAMi runs on some nodes, and NVIDIA's device plugin on the others. Each pod is bound to a node that its scheduler
+serves.
 
-A kube-scheduler with an extender replaces HAMi's scheduler. Like the original it skips each node without a register
-(HAMi 2.10 pkg/scheduler/scheduler.go, `getNodesUsage`: "node unregistered"), and counts nvidia.com/gpu by itself.
+Here a kube-scheduler with an extender replaces HAMi's scheduler. Like HAMi's scheduler it skips every node without
+HAMi's annotation, the register of the node's cards (HAMi 2.10 pkg/scheduler/scheduler.go, `getNodesUsage`: "node
+unregistered"). It also counts nvidia.com/gpu itself.
 """
 
 import json
@@ -37,18 +38,27 @@ MIG = {"nvidia.com/mig-1g.10gb": "1"}
 IGNORED = {"hami.io/webhook": "ignore"}
 
 NODES = {"h1": "A100", "p1": "T4", "h2": "H100", "p2": "H100", "left": "L40S"}
-"""The model of each node. HAMi runs on h1 and h2, so that H100 has nodes of both kinds. It ran on the node ``left``."""
+"""The model of each node. HAMi runs on h1 and h2, and NVIDIA's device plugin on the others. So H100 has nodes of both
+kinds.
+
+HAMi ran earlier on the node ``left``, which still has its annotations.
+"""
 
 pytestmark = pytest.mark.usefixtures("scheduler")
 
 
 def is_registered(annotations: Json) -> bool:
-    """HAMi drops a node whose plugin does not answer its handshake (``RegisterFromNodeAnnotations``)."""
+    """Return whether HAMi's scheduler uses a node with these annotations.
+
+    HAMi skips a node whose device plugin no longer answers the handshake (``RegisterFromNodeAnnotations``).
+    """
     return REGISTER in annotations and not annotations.get(HANDSHAKE, "").startswith("Deleted")
 
 
 def decide(asked: Json) -> Json:
-    """The ExtenderFilterResult (k8s.io/kube-scheduler ``extender/v1``): the nodes with a register."""
+    """Return the ExtenderFilterResult (k8s.io/kube-scheduler ``extender/v1``) with the nodes that HAMi's scheduler
+    uses.
+    """
     nodes = asked["Nodes"]["items"]
     registered = [node for node in nodes if is_registered(node["metadata"].get("annotations", {}))]
     others = {node["metadata"]["name"]: "node unregistered" for node in nodes if node not in registered}
@@ -69,7 +79,7 @@ def hami_scheduler(control_plane: ControlPlane, directory: Path) -> Iterator[Non
 def mixed(
     cluster: Cluster, control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Installation]:
-    """Run the webhook as component hami configures it, with HAMi's scheduler and the nodes."""
+    """Create the nodes, run HAMi's scheduler, and run the webhook with the flags of the component hami."""
     labels = {name: {MODEL: model, POOL: "mixed-cluster"} for name, model in NODES.items()}
     for name, own in labels.items():
         cluster.create_node(name, own, {"nvidia.com/gpu": "8", "nvidia.com/mig-1g.10gb": "7"})
@@ -154,7 +164,7 @@ def test_the_commands_of_the_page_show_the_models_and_the_fate_of_a_pod(
 
 
 def typed(cluster: Cluster, script: str, directory: Path) -> str:
-    """Return what these commands print when the admin types them in this directory."""
+    """Run these commands in this directory as the administrator, and return their output."""
     path = f"{SCRIPTS}{os.pathsep}{cluster.control_plane.assets}{os.pathsep}{os.environ['PATH']}"
     env = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig), "PATH": path}
     done = subprocess.run(

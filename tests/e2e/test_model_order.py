@@ -1,4 +1,4 @@
-"""The GPU model of a pod follows a stated order, with the real scheduler, controller manager and audit log."""
+"""The webhook chooses a pod's GPU model in the order that the quota or the pod states. The scheduler is a real one."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ WISH = "quota.vcuda.io/models"
 
 @pytest.fixture
 def nodes(create_node: Callable[..., str]) -> dict[str, str]:
-    """Create a node of each model. Return the models by node name."""
+    """Create a node of each model. Return the models by the names of the nodes."""
     capacity = {"tencent.com/vcuda-core": "1600"}
     return {create_node(f"gpu-{model}".lower(), {MODEL: model}, capacity): model for model in ("H100", "A100", "T4")}
 

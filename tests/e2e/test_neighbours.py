@@ -1,4 +1,6 @@
-"""The pages about neighbours are right about Kueue, HPA and other projects' manifests, on a real control plane."""
+"""Checks on a real control plane what the docs say about other projects: Kueue, autoscalers and kinds with pod
+templates.
+"""
 
 import json
 import os
@@ -29,9 +31,9 @@ CRDS = {
     "sigs.k8s.io/karpenter@v1.14.0": "pkg/apis/crds",
     "sigs.k8s.io/kueue@v0.17.0": "config/components/crd/bases",
 }
-"""The directories of the schemas, by Go module. A module without one publishes none."""
+"""The directories with CustomResourceDefinitions, by Go module."""
 WITHOUT_SCHEMA = {"Kustomization", "HelmRelease", "Notebook"}
-"""The documented kinds whose schemas no Go module has."""
+"""The kinds in the docs for which no Go module has a CustomResourceDefinition."""
 
 
 @pytest.fixture
@@ -43,7 +45,7 @@ def team(led_team: Callable[[Json], str]) -> str:
 def test_a_suspended_job_is_not_charged_until_it_resumes(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """Kueue suspends the jobs that wait, so that they leave their quota to others."""
+    """Kueue suspends waiting Jobs. Their quota stays free for other pods."""
     waiting = workload("Job", team, "waiting")
     waiting["spec"]["suspend"] = True
     cluster.create(waiting)
@@ -53,7 +55,7 @@ def test_a_suspended_job_is_not_charged_until_it_resumes(
     cluster.create(card_pod("other", team))
     cluster.delete_pod(team, "other")
     pass_by(cluster, team)
-    # Kueue writes the flavor's label into the job before it resumes it.
+    # Kueue writes the label of the chosen flavor into the Job before it resumes the Job.
     flavor = {"template": {"spec": {"nodeSelector": {MODEL: "M40"}}}}
     cluster.rest.merge_patch(f"{jobs}/waiting", {"spec": flavor})
     cluster.rest.merge_patch(f"{jobs}/waiting", {"spec": {"suspend": False}})
@@ -64,7 +66,7 @@ def test_a_suspended_job_is_not_charged_until_it_resumes(
 def test_a_pod_that_kueue_gates_takes_quota_and_the_removal_of_the_gate_is_admitted(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """Kueue adds the flavor's label to the node selector when it removes the gate."""
+    """When Kueue removes the scheduling gate, it adds the label of the chosen flavor to the pod's node selector."""
     gated = card_pod("gated", team)
     gated["spec"]["schedulingGates"] = [KUEUE]
     cluster.create(gated)
@@ -103,7 +105,7 @@ def failure_of(deployment: Json) -> Json | None:
 
 @pytest.fixture(scope="module")
 def schemas() -> list[Json]:
-    """The CustomResourceDefinitions of the documented kinds, from the Go modules of their projects."""
+    """The CustomResourceDefinitions of the kinds in the docs, from the Go modules of their projects."""
     program = shutil.which("go")
     if program is None:
         pytest.skip("no go on PATH, which downloads the schemas")
@@ -130,7 +132,7 @@ def is_schema(found: Json | None, kinds: set[str]) -> bool:
 
 @pytest.fixture
 def served(cluster: Cluster, schemas: list[Json]) -> Iterator[set[str]]:
-    """The documented kinds that the API server knows while the test runs."""
+    """Create the CustomResourceDefinitions of the kinds in the docs, and delete them after the test."""
     definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
     with ExitStack() as stack:
         for schema in schemas:
@@ -146,7 +148,7 @@ def served(cluster: Cluster, schemas: list[Json]) -> Iterator[set[str]]:
 def test_every_documented_manifest_is_valid_for_the_schema_of_its_project(
     cluster: Cluster, installation: Installation, served: set[str]
 ) -> None:
-    """An unknown field is an error."""
+    """The API server rejects unknown fields here."""
     kinds = {each["kind"] for each in documented_objects()}
     assert kinds - served == WITHOUT_SCHEMA
     with limited_team(installation, {"quota": {"A100": 8}}) as team:

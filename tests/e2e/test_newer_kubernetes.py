@@ -1,4 +1,4 @@
-"""Newer features of Kubernetes do not bypass a charge: sidecars, resize, scheduling gates and others."""
+"""Pods that use newer features of Kubernetes are charged correctly: sidecars, resize, scheduling gates and others."""
 
 import json
 import os
@@ -21,18 +21,18 @@ HOLD = {"name": "example.com/hold"}
 
 @pytest.fixture
 def team(led_team: Callable[[Json], str]) -> str:
-    """A namespace that may use eight M40, with a controller that counts its pods."""
+    """A namespace with a quota of eight M40. A controller counts its pods."""
     return led_team(QUOTA)
 
 
 def since(cluster: Cluster, minor: int, feature: str) -> None:
-    """Skip the test if the API server is older than the version that has the feature on by default."""
+    """Skip the test if the API server is older than Kubernetes 1.``minor``, which enables the feature by default."""
     if cluster.control_plane.minor < minor:
         pytest.skip(f"{feature}: on from Kubernetes 1.{minor}, this is 1.{cluster.control_plane.minor}")
 
 
 def patch(cluster: Cluster, namespace: str, change: Json, subresource: str = "", name: str = "train") -> Answer:
-    """Return the answer to a strategic merge patch of the pod, or of a subresource, as kubectl sends it."""
+    """Send a strategic merge patch of the pod, or of its subresource, as kubectl does. Return the answer."""
     path = f"/api/v1/namespaces/{namespace}/pods/{name}{subresource}"
     return cluster.rest.send("PATCH", path, change, content_type="application/strategic-merge-patch+json")
 
@@ -56,7 +56,7 @@ INIT_CONTAINERS = {
         5,
     ),
 }
-"""Init containers of a pod with a container of one card, and the cards that the pod is charged."""
+"""Init containers that are added to a pod whose container requests one card, and the cards that this pod is charged."""
 
 
 @pytest.mark.usefixtures("controller_manager")
@@ -64,7 +64,7 @@ INIT_CONTAINERS = {
 def test_sidecars_and_init_containers_are_charged_as_a_resource_quota_counts_them(
     cluster: Cluster, installation: Installation, team: str, init: list[Json], taken: int
 ) -> None:
-    """A ResourceQuota in the same namespace gives the expected result."""
+    """The charge must equal the use that a ResourceQuota in the same namespace reports."""
     resource = f"requests.{CARD}"
     judge = {"metadata": {"name": "judge", "namespace": team}, "spec": {"hard": {resource: "10k"}}}
     cluster.create({"apiVersion": "v1", "kind": "ResourceQuota", **judge})
@@ -78,7 +78,7 @@ def test_sidecars_and_init_containers_are_charged_as_a_resource_quota_counts_the
 def test_a_resize_of_cpu_and_memory_in_place_leaves_charge_and_pin_and_no_card_can_be_added(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """The API server ensures this without a call of a webhook."""
+    """The API server rejects the additional card itself. It calls no webhook for a resize."""
     since(cluster, 33, "pods/resize")
     cluster.create(gpu_pod("train", team, {CARD: "100", "cpu": "1", "memory": "1Gi"}))
     ledger = await_committed(installation, team, M40=100)
@@ -98,9 +98,7 @@ def test_a_resize_of_cpu_and_memory_in_place_leaves_charge_and_pin_and_no_card_c
     assert await_committed(installation, team, M40=100).committed == ledger.committed
 
 
-def test_resources_of_the_whole_pod_change_nothing_of_its_charge(
-    cluster: Cluster, installation: Installation, team: str
-) -> None:
+def test_pod_level_resources_do_not_change_the_charge(cluster: Cluster, installation: Installation, team: str) -> None:
     since(cluster, 34, "spec.resources")
     pod_of_two = card_pod("train", team, cards=2)
     pod_of_two["spec"]["resources"] = {"requests": {"cpu": "2"}, "limits": {"cpu": "4", "memory": "8Gi"}}
@@ -110,10 +108,10 @@ def test_resources_of_the_whole_pod_change_nothing_of_its_charge(
     await_committed(installation, team, M40=200)
 
 
-def test_resources_of_the_whole_pod_cannot_request_a_card(
-    cluster: Cluster, installation: Installation, team: str
-) -> None:
-    """Before Kubernetes had resources of a pod, it drops them, and the pod gets no card. Since then it rejects them."""
+def test_pod_level_resources_cannot_request_a_card(cluster: Cluster, installation: Installation, team: str) -> None:
+    """Kubernetes before 1.34 drops the field `spec.resources`, so the pod gets no card. Later versions reject cards in
+    it.
+    """
     asking = gpu_pod("train", team, {"cpu": "1"})
     asking["spec"]["resources"] = {"limits": {CARD: "100"}, "requests": {CARD: "100"}}
     answer = cluster.try_create(asking)
@@ -172,7 +170,7 @@ WIDER = {
 def test_the_pin_of_a_gated_pod_can_be_narrowed_but_not_widened(
     cluster: Cluster, installation: Installation, team: str, affinity: Json | None
 ) -> None:
-    """The API server permits a change of a gated pod's node selection only if it becomes narrower."""
+    """The API server rejects a change of a gated pod's node selection if the new selection allows further nodes."""
     gated = card_pod("train", team)
     gated["spec"]["schedulingGates"] = [HOLD]
     cluster.create(gated)
@@ -187,7 +185,7 @@ def test_the_pin_of_a_gated_pod_can_be_narrowed_but_not_widened(
 
 
 def test_kubectl_of_this_version_finds_the_plugin(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plugin is on PATH, as people install it. Its output with the same kubectl is tested in test_usage.py."""
+    """The plugin is on PATH, as in an installation. test_usage.py tests its output with the same kubectl."""
     scripts = sysconfig.get_path("scripts")
     monkeypatch.setenv("PATH", f"{scripts}{os.pathsep}{os.environ['PATH']}")
     versions = json.loads(cluster.kubectl("version", "-o", "json").stdout)

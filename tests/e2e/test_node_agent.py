@@ -1,6 +1,7 @@
-"""The node agent with a real API server: which pods keep their directories. Nothing is removed without a current view.
+"""The node agent, which removes the directories of deleted pods, with a real API server.
 
-There is no kubelet. The tests write its directories and its part of the API.
+The agent removes nothing while its list of pods may be outdated. No kubelet runs here. The tests create the directories
+of the kubelet, and set the status of pods.
 """
 
 import os
@@ -28,7 +29,7 @@ PERIOD, GRACE = 0.5, 2.0
 
 
 def sweeping(cluster: Cluster, disk: Disk, node: str, *more: str | Path) -> NodeProcess:
-    """Run an agent with the rights of ``cluster``'s user. ``more`` may override flags."""
+    """Run an agent with the rights of ``cluster``'s user. ``more``: further flags, which override the usual ones."""
     return NodeProcess(
         *("--scheme", disk.scheme, "--root", disk.root, "--node", node, "--kubeconfig", cluster.kubeconfig),
         *("--status-address", "127.0.0.1:0", "--period", str(PERIOD), "--grace", str(GRACE)),
@@ -38,7 +39,7 @@ def sweeping(cluster: Cluster, disk: Disk, node: str, *more: str | Path) -> Node
 
 @pytest.fixture
 def disk() -> Iterator[Disk]:
-    """The disk of a node. Files outside the root must be unchanged at the end."""
+    """The disk of a node. At the end, the files outside of the agent's directory must be unchanged."""
     with tempfile.TemporaryDirectory(prefix="vm-directories-") as base:
         disk = Disk(Path(base))
         disk.furnish()
@@ -53,7 +54,7 @@ def node(create_node: Callable[..., str]) -> str:
 
 
 class Pods:
-    """Pods of one node and their directories."""
+    """The pods of one node, and their directories on its disk."""
 
     def __init__(self, cluster: Cluster, namespace: str, node: str, disk: Disk) -> None:
         self.cluster = cluster
@@ -130,7 +131,10 @@ def test_a_recreated_pod_with_the_same_name_has_another_directory(pods: Pods, ag
 def test_a_static_pods_directories_stay_under_both_its_uids(
     pods: Pods, cluster: Cluster, disk: Disk, node: str, own: str
 ) -> None:
-    """The mirror pod in the API has another uid, and may be replaced while the static pod runs."""
+    """A static pod has one uid on the node, and its mirror pod in the API has another uid.
+
+    The mirror pod may be replaced while the static pod runs.
+    """
     annotations = {"kubernetes.io/config.mirror": STATIC, "kubernetes.io/config.hash": STATIC}
     mirror = pods.start("static-gpu-7", annotations=annotations)
     pods.make(STATIC)
@@ -156,8 +160,9 @@ def test_a_static_pods_directories_stay_under_both_its_uids(
 def test_a_tenants_annotation_keeps_no_directory_of_a_static_pod(
     pods: Pods, cluster: Cluster, disk: Disk, node: str, own: str
 ) -> None:
-    """The annotation names a static pod that no longer exists. Only kubelet writes it on the mirror of a
-    running one.
+    """A tenant's pod has kubelet's annotation for mirror pods, with the uid of a static pod that no longer exists.
+
+    The annotation does not keep the directory. The agent removes it after kubelet has removed its own directory.
     """
     for name in (own, pods.make(STATIC)):
         (pods.kubelet / name).mkdir()
@@ -184,7 +189,10 @@ def test_the_end_of_a_pod_triggers_a_sweep_before_the_period_is_over(
 def test_nothing_is_removed_while_the_api_server_is_down_and_a_starting_agent_waits(
     control_plane: ControlPlane, pods: Pods, cluster: Cluster, *, disk: Disk, node: str, own: str
 ) -> None:
-    """This covers an agent with a view that is still fresh, and an agent that starts with an empty cache."""
+    """The API server is stopped.
+
+    An agent with a recent list of pods and an agent that has just started remove nothing.
+    """
     alive, gone = pods.start("alive"), pods.make(uid(1))
     with sweeping(cluster, disk, node, "--pod-uid", own) as agent:
         agent.await_sweeps(1)
@@ -214,7 +222,7 @@ def test_the_agent_serves_health_and_metrics_and_stops_on_sigterm(agent: NodePro
 
 @pytest.fixture(scope="module")
 def account(cluster: Cluster) -> Iterator[Cluster]:
-    """Connect to the API as the agent's ServiceAccount, with the rights of the manifest."""
+    """A client with the agent's ServiceAccount and the rights of the manifest."""
     with account_of(cluster, "../node-agent/common/rbac.yaml", "vcuda-node", SYSTEM) as account:
         yield account
 
@@ -228,7 +236,9 @@ def test_the_rights_of_the_manifest_suffice_for_the_agent(
 
 
 @pytest.mark.parametrize("from_file", [True, False], ids=["as kubectl prints them", "of the API server"])
-def test_once_reads_the_pods(cluster: Cluster, disk: Disk, node: str, own: str, pods: Pods, *, from_file: bool) -> None:
+def test_the_agent_with_once_sweeps_by_the_current_pods(
+    cluster: Cluster, disk: Disk, node: str, own: str, pods: Pods, *, from_file: bool
+) -> None:
     pods.make(uid(1))
     where = ("--pods", "-") if from_file else ("--kubeconfig", cluster.kubeconfig)
     printed = cluster.kubectl("get", "pods", "--all-namespaces", "-o", "json").stdout

@@ -1,4 +1,4 @@
-"""Attempts by a user of ClusterRole `edit` to bypass the quota that need a whole control plane."""
+"""Attempts to bypass the quota by a user with ClusterRole `edit`. These attempts need a whole control plane."""
 
 from collections.abc import Callable
 from http import HTTPStatus
@@ -41,11 +41,12 @@ def patch(user: Cluster, namespace: str, name: str, change: Json) -> int:
 
 
 @pytest.mark.usefixtures("scheduler")
-def test_gated_pods_from_before_the_limit_are_counted_by_their_node_selection_or_their_node(
+def test_gated_pods_created_before_the_limit_are_counted_by_their_node_selection_or_node(
     cluster: Cluster, installation: Installation, controller: ControllerProcess, m40: str
 ) -> None:
-    """The pods are stored, and no webhook is called when a gate is removed. Every running pod is counted, and new pods
-    are rejected.
+    """Pods with scheduling gates exist before their namespace gets a quota. Then the gates are removed.
+
+    No webhook is called for such an update. Every pod that runs is counted all the same, and new pods are rejected.
     """
     with installation.free_team() as team, tenant_of(cluster, team) as tenant:
         await_enforced(cluster, team, enforced=False)
@@ -68,7 +69,7 @@ def test_gated_pods_from_before_the_limit_are_counted_by_their_node_selection_or
 def test_a_charged_pod_cannot_change_its_model_by_scheduling_gates(
     cluster: Cluster, team: Callable[[Json], str]
 ) -> None:
-    """The API server lets the user of a gated pod only narrow its node selection."""
+    """The API server rejects any change of a gated pod's node selection that allows further nodes."""
     namespace = team({"quota": {"M40": 1}})
     with tenant_of(cluster, namespace) as tenant:
         tenant.create(gated("train", namespace))
@@ -81,9 +82,7 @@ def test_a_charged_pod_cannot_change_its_model_by_scheduling_gates(
 def test_a_pods_own_deadline_or_grace_period_releases_no_quota_while_it_runs(
     cluster: Cluster, installation: Installation, led_team: Callable[[Json], str], m40: str
 ) -> None:
-    """A pod ends when its kubelet says so. A pod that is deleted with a grace period of a year still exists, and
-    counts.
-    """
+    """Only the kubelet reports the end of a pod. A pod that is deleted with a grace period of a year stays charged."""
     namespace = led_team({"quota": {"M40": 1}})
     cluster.bind(with_spec(card_pod("train", namespace), terminationGracePeriodSeconds=YEAR), m40)
     with tenant_of(cluster, namespace) as tenant:
@@ -91,7 +90,9 @@ def test_a_pods_own_deadline_or_grace_period_releases_no_quota_while_it_runs(
         failed = {"status": {"phase": "Failed"}}
         status = tenant.rest.send("PATCH", f"{path}/status", failed, content_type=MERGE_PATCH)
         assert (status.status, "pods/status" in status.message) == (HTTPStatus.FORBIDDEN, True)
-        patch(tenant, namespace, "train", failed)  # changes of the status are ignored outside the subresource
+        patch(
+            tenant, namespace, "train", failed
+        )  # the API server ignores changes of the status outside of the subresource
         assert patch(tenant, namespace, "train", {"spec": {"activeDeadlineSeconds": 1}}) == HTTPStatus.OK
         tenant.rest.send("DELETE", path, {"gracePeriodSeconds": YEAR}).ok()
         going = cluster.pod(namespace)

@@ -1,4 +1,6 @@
-"""The component of the usage page on a real API server: the Service follows the leader, and viewers see all usage."""
+"""The component "page" on a real API server: the Service of the usage page routes to the leader, and viewers read all
+usage.
+"""
 
 import http.client
 import json
@@ -35,7 +37,7 @@ ENTRY = {"quota": {"M40": 4}}
 
 @pytest.fixture(scope="module")
 def with_page(cluster: Cluster, account: Cluster) -> Iterator[Cluster]:
-    """The API as the controller's account, with the rights of the component."""
+    """A client with the controller's account, which also has the rights of the component."""
     cluster.kubectl("apply", "-f", str(RBAC))
     yield account
     cluster.kubectl("delete", "-f", str(RBAC))
@@ -44,13 +46,13 @@ def with_page(cluster: Cluster, account: Cluster) -> Iterator[Cluster]:
 
 
 def flags_of(identity: str, address: str) -> tuple[str, ...]:
-    """The flags of a replica that serves the page at this address."""
+    """Return the flags of a controller replica that serves the page at this address."""
     own = ("--identity", identity, "--lease-seconds", str(LEASE_SECONDS))
     return (*own, "--ui-address", address, "--ui-advertise", address)
 
 
 def routes(found: list[Json]) -> list[str]:
-    """The addresses to which the Service routes."""
+    """Return the addresses in these EndpointSlices."""
     return [
         f"{ip}:{port['port']}"
         for each in found
@@ -61,7 +63,7 @@ def routes(found: list[Json]) -> list[str]:
 
 
 def await_routed(cluster: Cluster, address: str) -> Json:
-    """Return the only EndpointSlice of the Service when it routes to this address alone."""
+    """Wait until the Service routes only to this address. Return its only EndpointSlice."""
     selector = f"{SERVICE_NAME}={SERVICE}"
     [found] = cluster.await_collection(SLICES, lambda slices: routes(slices) == [address], labelSelector=selector)
     return dict(found)
@@ -74,7 +76,7 @@ def status_of(address: str) -> int:
 
 
 @pytest.mark.parametrize("end", [ControllerProcess.terminate, ControllerProcess.kill], ids=["leaves", "is-killed"])
-def test_the_service_of_the_page_routes_to_the_next_leader_when_the_leader(
+def test_the_service_of_the_page_routes_to_the_next_leader_after_the_end_of_the_leader(
     cluster: Cluster, own: Installation, with_page: Cluster, end: Callable[[ControllerProcess], object]
 ) -> None:
     first, second = (f"{own_address()}:{port}" for port in free_ports(2))
@@ -98,7 +100,7 @@ def test_the_service_of_the_page_routes_to_the_next_leader_when_the_leader(
 def test_a_viewer_sees_the_usage_of_every_namespace_and_no_other_configmap(
     cluster: Cluster, own: Installation, with_page: Cluster
 ) -> None:
-    """By `kubectl gpuquota -A`, as a ServiceAccount to which an administrator has bound the role."""
+    """The viewer is a ServiceAccount to which an administrator has bound the role. It runs `kubectl gpuquota -A`."""
     with controlling(own, kubeconfig=with_page.kubeconfig), limited_team(own, ENTRY) as team:
         await_published(cluster, team)
         cluster.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"namespace": team, "name": "viewer"}})

@@ -1,6 +1,6 @@
-"""The API server's own validation accepts every patched pod that it accepts unpatched.
+"""If the API server's own validation accepts a pod, it also accepts the pod with the patch of /mutate.
 
-All requests are dry runs, so nothing is stored, and no webhook takes part.
+All requests are dry runs, so nothing is stored. No webhook is registered for these pods. The tests apply the patches.
 """
 
 import asyncio
@@ -31,7 +31,10 @@ ROOMY = NamespaceQuota({model: Limit(10_000) for model in strategies.MODELS}, po
 
 CASES = Path(__file__).parent.parent / "data" / "patches"
 REFUSED_AS_SENT = {"escaped-keys"}
-"""The API server rejects `~` in keys. The case is for versions that may accept it, and for `check`."""
+"""The cases whose pod the API server rejects even without the patch, because of `~` in keys.
+
+These cases are kept for `vcuda-webhook check`, and for later versions of Kubernetes that may accept such keys.
+"""
 
 
 def dry_run(cluster: Cluster, pod: Manifest, namespace: str) -> Answer:
@@ -40,7 +43,7 @@ def dry_run(cluster: Cluster, pod: Manifest, namespace: str) -> Answer:
 
 
 def pinned(pod: Manifest, namespace: str) -> Manifest | None:
-    """Return the pod as /mutate leaves it if every model has room, or None if it gets no model."""
+    """Return the pod with the patch that /mutate returns if every model has room. None if the pod gets no model."""
     policy = PolicySnapshot(Quota({namespace: ROOMY}), nodes(), Hints(scheduler="gpu-scheduler"))
     answer = asyncio.run(mutate(Creation(review(pod, namespace), policy, MemoryLedgers())))
     if answer.outcome != "pinned":
@@ -68,7 +71,7 @@ def test_a_generated_pod_that_is_accepted_is_also_accepted_when_patched(cluster:
 
 
 def judge(cluster: Cluster, pod: Manifest, namespace: str) -> str:
-    """Return the outcome for a pod. Raises AssertionError if it is accepted as sent, but not when patched."""
+    """Return the outcome for a pod. Raises AssertionError if only the unpatched pod is accepted."""
     as_sent = dry_run(cluster, pod, namespace)
     if as_sent.status != HTTPStatus.CREATED:
         return "refused as sent"

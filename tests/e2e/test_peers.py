@@ -1,5 +1,7 @@
-"""HAMi and vgpu-manager in the same cluster: their webhooks' recorded patches, before and after ours, and their
-registers.
+"""This system in one cluster with HAMi or vgpu-manager.
+
+The recorded patches of their webhooks are applied before and after our patch. Our webhook also reads their registers,
+which are annotations of nodes that list the cards.
 """
 
 import base64
@@ -24,7 +26,7 @@ RECORDED = {
     row["name"]: row for row in json.loads((Path(__file__).parents[1] / "data" / "peers" / "webhooks.json").read_text())
 }
 LABEL = "e2e.vcuda.io/peer"
-"""The label of the pods that the other webhook reviews. Its value is the recorded case to apply."""
+"""The label of the pods that the other webhook reviews. The label's value names the recorded patch to apply."""
 USE, NOT_USE = "nvidia.com/use-gputype", "nvidia.com/nouse-gputype"
 REGISTER = [
     {"id": "GPU-a10", "count": 10, "devmem": 23028, "devcore": 100, "type": "NVIDIA A10", "mode": "hami-core"},
@@ -34,7 +36,7 @@ REGISTER = [
 
 @pytest.fixture(scope="module")
 def unasked(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """An installation that is ready, and whose webhooks are not registered."""
+    """A running webhook that is ready but not registered. The test registers it in different orders."""
     with running(cluster, tmp_path_factory.mktemp("peers")) as own:
         await_ready(own)
         yield own
@@ -71,7 +73,11 @@ def test_a_pod_is_charged_the_same_in_either_order_of_the_webhooks(
 def test_a_new_register_takes_effect_and_a_pod_on_a_card_of_another_model_is_reported(
     cluster: Cluster, installation: Installation
 ) -> None:
-    """The node has cards of two types. Its label names one of them."""
+    """The node has cards of two models, and its label names one of these models.
+
+    After HAMi's register is written, a pod may only use cards of the labelled model. An Event reports a pod on another
+    card.
+    """
     node = "peers-a10"
     share = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1000", "nvidia.com/gpucores": "10"}
     cluster.create_node(node, {MODEL: "A10"}, share)
@@ -79,7 +85,7 @@ def test_a_new_register_takes_effect_and_a_pod_on_a_card_of_another_model_is_rep
         with installation.team({"quota": {"A10": 8}}) as namespace:
 
             def told() -> dict[str, str]:
-                # It is rejected while the two calls for it see different registers.
+                # The pod is rejected if /mutate and /validate read different registers.
                 answer = cluster.try_create(gpu_pod("next", namespace, share), dryRun="All")
                 if answer.message:
                     return {"refused": answer.message}

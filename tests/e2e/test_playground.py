@@ -1,5 +1,6 @@
-"""``make playground`` on this machine: its printed commands are typed, it is stopped in every way, and it leaves
-nothing.
+"""Runs the playground on this machine, runs the commands that it prints, and stops it in every way.
+
+After its end neither files nor processes may remain.
 """
 
 import os
@@ -24,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.one_version, pytest.mark.timeout(400
 
 
 class PlaygroundProcess(OwnProcess):
-    """A playground with its files in ``scratch`` that has printed the line that begins with ``until``."""
+    """A playground, started until it has printed a line that begins with ``until``. Its files are in ``scratch``."""
 
     def __init__(self, scratch: Path, until: str, *flags: str, **env: str) -> None:
         self._until = until
@@ -33,7 +34,7 @@ class PlaygroundProcess(OwnProcess):
         super().__init__(command, {**kept, "TMPDIR": str(scratch), "PYTHONPATH": str(ROOT), **env})
 
     def await_start(self) -> None:
-        # each line is awaited separately, because each has its own timeout
+        # The lines are awaited one by one, because each wait has its own timeout.
         for begin in (*STEPS, "The teams are busy"):
             self._await_line(begin)
             if begin == self._until:
@@ -63,12 +64,12 @@ def scratch(assets: Path | None, tmp_path: Path) -> Iterator[Path]:
 
 
 def processes_in(directory: Path) -> list[str]:
-    """Return the command lines of the processes that name a file below the directory."""
+    """Return the command lines of all processes whose command line names a file below the directory."""
     found = []
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             command = file.read_bytes().replace(b"\0", b" ").decode()
-        except OSError:  # the process has just ended
+        except OSError:  # the process has ended meanwhile
             continue
         if f"{directory}/" in command:
             found.append(command)
@@ -76,7 +77,7 @@ def processes_in(directory: Path) -> list[str]:
 
 
 def printed_commands(output: str) -> tuple[str, list[str]]:
-    """Return the lines that set the environment, and the commands to try."""
+    """Return, from the output, the lines that set the environment, and the commands to try."""
     indented = [line.strip() for line in output.splitlines() if line.startswith("    ")]
     exports = "\n".join(line for line in indented if line.startswith("export "))
     return exports, [line for line in indented if line.startswith("kubectl ")]
@@ -99,17 +100,17 @@ def test_the_printed_commands_work_and_ctrl_c_leaves_nothing(scratch: Path, tmp_
         assert {line.split()[0] for line in type_in(usage).splitlines()} >= {team.namespace for team in ALL}
         eventually(lambda: "exceeded GPU quota: A100 in namespace team-vision" in type_in(refusals))
         assert "deployment.apps/app scaled" in type_in(scale)
-        # The decision is the present one. The Events follow a moment later.
+        # The decision is already current, but the Events are written a moment later.
         eventually(lambda: "T4: 0.5 cards more must become free" in type_in(why))
         eventually(lambda: "Rejected in the last hour" in type_in(why))
         assert "configmap/gpuquota edited" in type_in(edit)
         started = "kubectl -n your-team wait --for=jsonpath='{.status.readyReplicas}'=6 deployment/app --timeout=50s"
         assert "condition met" in type_in(started)
         [page] = [line.strip() for line in output.splitlines() if line.startswith("    http://")]
-        with urllib.request.urlopen(page) as answer:  # noqa: S310  # ours, http
+        with urllib.request.urlopen(page) as answer:  # noqa: S310  # our own page
             assert b"team-vision" in answer.read()
         assert not (tmp_path / ".kube").exists()
-        assert len(processes_in(scratch)) >= 8  # the fixture checks that none of them is left
+        assert len(processes_in(scratch)) >= 8  # the fixture checks that these processes end
         assert playground.stop(signal.SIGINT) == 0
 
 

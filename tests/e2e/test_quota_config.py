@@ -1,4 +1,4 @@
-"""Edits of the quota ConfigMap are checked, take effect at once, and never replace a valid quota by a malformed one."""
+"""Edits of the quota ConfigMap are checked and take effect at once. A malformed edit does not replace a valid quota."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ PATHS = ("team-a.quota.M40", "team-a.quota.P100", "team-b.quotas", "team-b.pool"
 
 @pytest.fixture(scope="module")
 def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """An installation with its own quota ConfigMap."""
+    """An installation (a webhook with its registration) that has its own quota ConfigMap."""
     with installed(cluster, tmp_path_factory.mktemp("own")) as installation:
         yield installation
 
@@ -30,7 +30,7 @@ def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def test_a_malformed_edit_is_refused_and_kubectl_shows_the_path_of_every_fault(
     cluster: Cluster, own: Installation
 ) -> None:
-    """kubectl shows nothing else, except its own warning about a ConfigMap that it has not created."""
+    """kubectl prints nothing else, except its warning about a ConfigMap that `kubectl apply` did not create."""
     with own.team({"quota": {"M40": 1}}):
         before = own.quota.document()
         manifest = json.dumps(own.quota.manifest(MALFORMED))
@@ -43,7 +43,7 @@ def test_a_malformed_edit_is_refused_and_kubectl_shows_the_path_of_every_fault(
 
 
 def test_an_edit_that_removes_the_label_of_the_check_is_still_checked(cluster: Cluster, own: Installation) -> None:
-    """The API server also matches the label of the object before the edit."""
+    """The API server calls the webhook because the ConfigMap had the label before the edit."""
     own.quota.limit(anybody={"quota": {"M40": 1}})
     unlabelled = {"metadata": {"labels": None}, "data": {KEY: MALFORMED}}
     path, merge = own.quota.path, "application/merge-patch+json"
@@ -53,7 +53,10 @@ def test_an_edit_that_removes_the_label_of_the_check_is_still_checked(cluster: C
 def test_a_deleted_quota_limits_no_namespace_and_a_new_one_counts_running_pods(
     cluster: Cluster, own: Installation
 ) -> None:
-    """This includes pods that were admitted in between. No controller runs here that would delete the ledger."""
+    """The quota is deleted and written again. Pods that were admitted meanwhile are counted too.
+
+    No controller runs here, because it would delete the ledger.
+    """
     with own.team({"quota": {"M40": 1}}) as namespace:
         cluster.create(card_pod("within", namespace))
         assert cluster.try_create(card_pod("over", namespace)).is_over_quota
@@ -68,7 +71,7 @@ def test_a_deleted_quota_limits_no_namespace_and_a_new_one_counts_running_pods(
         assert cluster.try_create(card_pod("too-many", namespace)).is_over_quota
 
 
-def test_an_edit_warns_of_a_missing_namespace_and_an_event_reports_that_it_is_in_force(
+def test_an_edit_warns_of_a_missing_namespace_and_an_event_reports_that_the_edit_is_in_force(
     cluster: Cluster, installation: Installation, team: Callable[[Json], str]
 ) -> None:
     namespace = team({"quota": {"M40": 1}})
@@ -92,7 +95,7 @@ def unchecked(cluster: Cluster) -> QuotaConfigMap:
 def test_the_last_valid_quota_stays_in_force_when_a_malformed_one_is_stored(
     cluster: Cluster, unchecked: QuotaConfigMap, tmp_path: Path
 ) -> None:
-    """The metric, the log, and an Event on the ConfigMap report it."""
+    """A metric, the log, and an Event on the ConfigMap report the malformed quota."""
     unchecked.write("{}").ok()
     with installed(cluster, tmp_path, quota=unchecked) as own, own.team({"quota": {"M40": 1}}) as namespace:
         stored = own.quota.write(MALFORMED).ok()
@@ -123,8 +126,8 @@ def test_a_webhook_started_with_a_malformed_quota_waits_and_admits_pods_without_
         namespace = stack.enter_context(own.free_team())
         own.replica.await_log("quota document malformed")
         assert own.replica.get("/readyz").status == HTTPStatus.SERVICE_UNAVAILABLE
-        # The webhook is called because of the annotation's name. A pod with any resource with a slash waits, because it
-        # may be a unit.
+        # The webhook is called for this pod because of the annotation's name, and admits the pod. A pod with a resource
+        # name that has a slash is not admitted yet, because the quota may define that resource as a GPU unit.
         cluster.create(gpu_pod("web", namespace, {"cpu": "1"}, annotations={"example.com/gpu": "none"}))
         refused = cluster.try_create(card_pod("train", namespace))
         assert refused.status == HTTPStatus.INTERNAL_SERVER_ERROR

@@ -1,4 +1,7 @@
-"""The reflector with a real API server: its view equals the store after any disturbance."""
+"""The reflector, a cache of objects that is kept current by a watch, with a real API server.
+
+After any disturbance the cache equals the stored objects.
+"""
 
 import itertools
 import queue
@@ -24,7 +27,7 @@ from vcuda.kube.watch import INITIAL_EVENTS, Watches
 TIMEOUT = 60  # seconds
 ATTEMPTS = 20
 OBJECTS = 1000
-OURS = {"labelSelector": "test=reflector"}  # every namespace has a ConfigMap of a controller
+OURS = {"labelSelector": "test=reflector"}  # excludes the ConfigMap that Kubernetes creates in every namespace
 
 
 Item = dict[str, Any]
@@ -47,8 +50,9 @@ def manifest(name: str, value: str) -> bytes:
 
 @contextmanager
 def following(kube: Kube, path: str, **settings: Any) -> Iterator[tuple[Reflector[Item], queue.SimpleQueue[Seen]]]:
-    """Yield a synced reflector and its events. The watch ends with the block, because a silent watch would last for
-    minutes.
+    """Yield a synced reflector and the queue of its events. Stop the reflector after the ``with`` statement.
+
+    Without the stop, an idle watch would last for minutes.
     """
     seen: queue.SimpleQueue[Seen] = queue.SimpleQueue()
     settings = {"params": OURS, **settings}
@@ -73,7 +77,7 @@ class Writer:
     written: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
     def life(self, number: int) -> None:
-        """Create object ``number``. Change every second one. Delete every third one."""
+        """Create the object with this number. Every second object is then changed, and every third is deleted."""
         name = f"cm-{number:04}"
         one = f"{self.path}/{name}"
         self._insist(lambda: self.kube.post(self.path, manifest(name, "first")), Conflict)
@@ -84,7 +88,7 @@ class Writer:
             self._insist(lambda: self.kube.delete(one), NotFound)
 
     def _insist(self, write: Callable[[], object], landed: type[ApiError]) -> None:
-        """Repeat until it is answered. ``landed`` is the error that shows that an earlier attempt succeeded."""
+        """Repeat the write until the API server answers. ``landed``: the error if an earlier attempt has succeeded."""
         for _ in range(ATTEMPTS):
             assert self.up.wait(TIMEOUT)
             with suppress(Unavailable):
@@ -95,11 +99,12 @@ class Writer:
         pytest.fail("the API server did not come back")
 
 
-def test_the_view_equals_the_store_after_a_thousand_objects_and_two_restarts(
+def test_the_cache_equals_the_store_after_a_thousand_objects_and_two_restarts(
     kube: Kube, control_plane: ControlPlane, path: str
 ) -> None:
-    """The events, applied one after another, lead to the same view: each begins with the state that the one before
-    left.
+    """The reflector's events, applied one after another, also lead to the stored objects.
+
+    The old object of each event must be the new object of the previous event with the same name.
     """
     writer = Writer(kube, path)
     writer.up.set()
@@ -124,10 +129,10 @@ def test_the_view_equals_the_store_after_a_thousand_objects_and_two_restarts(
 
 
 @pytest.mark.parametrize("collection", ["configmaps", "events"])
-def test_a_list_is_streamed_if_the_api_server_can_and_continues_as_the_watch(
+def test_a_list_is_streamed_if_the_api_server_supports_it_and_continues_as_a_watch(
     kube: Kube, namespace: str, collection: str
 ) -> None:
-    """The API server does not cache Events. It streams them from etcd itself."""
+    """The API server has no watch cache for Events. It streams a list of Events from etcd."""
     path = f"/api/v1/namespaces/{namespace}/{collection}"
     told: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     reflector = Reflector(kube, path, named, params=OURS, on_event=lambda _old, new: told.put(new))
@@ -152,8 +157,9 @@ def named(raw: bytes) -> str:
 
 
 def test_a_streamed_list_contains_every_object_whose_creation_was_confirmed_before_it(kube: Kube, path: str) -> None:
-    """This is repeated a hundred times, because the API server streams from its cache. The view must be as new as a
-    quorum read.
+    """The API server streams a list from its watch cache, but the list must be as new as a quorum read.
+
+    A hundred objects are created, because an outdated list would be rare.
     """
     if not streams_lists(kube):
         pytest.skip("the API server does not stream lists")
@@ -167,7 +173,7 @@ def test_a_streamed_list_contains_every_object_whose_creation_was_confirmed_befo
 
 
 class InPages(Kube):
-    """A client for which lists are not streamed. The token of the first list expires after the first page."""
+    """A client whose lists are not streamed, but read in pages."""
 
     def stream(
         self, path: str, params: Params | None = None, *, connect_timeout: float = 10, read_timeout: float
@@ -201,7 +207,10 @@ def test_a_paged_list_whose_token_expires_restarts_and_shows_no_partial_result(
 
 
 def replayed(seen: queue.SimpleQueue[Seen], until: str) -> dict[str, Item]:
-    """Apply the events up to the arrival of ``until``. Each must start from the state that the last one left."""
+    """Return the objects after all events up to the creation of ``until``.
+
+    Asserts that the old object of each event is the new object of the previous event with the same name.
+    """
     state: dict[str, Item] = {}
     while until not in state:
         old, new = seen.get(timeout=TIMEOUT)
@@ -215,13 +224,13 @@ def replayed(seen: queue.SimpleQueue[Seen], until: str) -> dict[str, Item]:
 def test_events_missed_while_the_api_server_was_down_are_reported_after_a_410(
     kube: Kube, control_plane: ControlPlane, path: str
 ) -> None:
-    """The watch cache of a restarted API server is empty at first, so an earlier version gets a real 410."""
+    """A restarted API server has an empty watch cache. It answers 410 to a watch from an earlier version."""
     kube.post(path, manifest("changed", "first"))
     kube.post(path, manifest("gone", "first"))
     pause = Gate()
     with following(kube, path, wait=pause) as (reflector, seen):
         assert [seen.get(timeout=TIMEOUT)[0] for _ in range(2)] == [None, None]
-        # This increases the newest version of the store.
+        # This write makes the newest resourceVersion newer than that of the watch.
         kube.post(path, msgspec.json.encode({"metadata": {"name": "unselected"}}))
         control_plane.apiserver.kill()
         assert pause.reached.wait(TIMEOUT)
@@ -238,7 +247,7 @@ def test_events_missed_while_the_api_server_was_down_are_reported_after_a_410(
 
 
 class Gate:
-    """A wait between attempts that lasts until the test opens it."""
+    """A wait between two attempts of the reflector. The wait lasts until the test sets ``open``."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
@@ -249,8 +258,8 @@ class Gate:
         return not self.open.wait(TIMEOUT)
 
 
-def test_a_selected_object_is_followed_from_before_it_exists(kube: Kube, path: str) -> None:
-    """The quota ConfigMap is followed like this: by name, and absent at first."""
+def test_an_object_selected_by_name_is_watched_before_it_exists(kube: Kube, path: str) -> None:
+    """The webhook watches the quota ConfigMap in this way: by its name, even before it exists."""
     with following(kube, path, params={"fieldSelector": "metadata.name=gpuquota"}) as (reflector, seen):
         assert dict(reflector.snapshot()) == {}
         kube.post(path, manifest("other", "x"))

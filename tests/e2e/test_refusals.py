@@ -1,4 +1,7 @@
-"""A 403 is decided by stored objects. If only the ledger has no room, the answer is 429 and the room is released."""
+"""The answer is 403 only if the stored objects use up the quota.
+
+If the ledger still counts deleted pods, the answer is 429, and the room is released soon.
+"""
 
 from collections.abc import Callable
 from http import HTTPStatus

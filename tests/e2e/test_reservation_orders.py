@@ -1,4 +1,7 @@
-"""Reservations in many orders of calls, as in tests/unit, but with a real API server and etcd."""
+"""Runs random orders of calls against reservations (quota that a replica holds in advance).
+
+tests/unit does the same with a test double. Here the API server and etcd are real.
+"""
 
 import os
 from collections.abc import Callable, Iterator
@@ -25,7 +28,7 @@ pytestmark = pytest.mark.timeout(120 + 30 * EXAMPLES)
 
 @pytest.fixture(scope="module")
 def make_world(cluster: Cluster) -> Iterator[Callable[[], ReservationWorld]]:
-    """Return a function that creates a world without any objects."""
+    """Return a function that deletes all objects, and returns a new `ReservationWorld`."""
     claims = served(cluster)
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": LEDGERS}})
     collections = [f"/api/v1/namespaces/{TEAM}/pods", f"/api/v1/namespaces/{LEDGERS}/configmaps"]
@@ -46,7 +49,9 @@ def make_world(cluster: Cluster) -> Iterator[Callable[[], ReservationWorld]]:
         api.remove(QUOTA)
 
 
-def test_no_order_of_calls_to_a_real_api_server_admits_too_much(make_world: Callable[[], ReservationWorld]) -> None:
+def test_no_order_of_calls_to_a_real_api_server_admits_more_than_the_quota(
+    make_world: Callable[[], ReservationWorld],
+) -> None:
     class OnThisApiServer(ReservationMachine):
         def __init__(self) -> None:
             super().__init__(make_world)
@@ -57,14 +62,14 @@ def test_no_order_of_calls_to_a_real_api_server_admits_too_much(make_world: Call
             max_examples=EXAMPLES,
             stateful_step_count=40,
             deadline=None,
-            phases=[Phase.reuse, Phase.generate],  # no shrinking, which takes minutes here
+            phases=[Phase.reuse, Phase.generate],  # without shrinking failures, which would take minutes
             suppress_health_check=list(HealthCheck),
         ),
     )
 
 
 @pytest.mark.parametrize("scenario", scenarios.ALL, ids=lambda scenario: scenario.__name__)
-def test_each_scenario_that_a_broken_rule_fails_succeeds(
+def test_every_scenario_of_the_reservation_rules_succeeds(
     make_world: Callable[[], ReservationWorld], scenario: scenarios.Scenario
 ) -> None:
     scenarios.play(scenario, make_world())

@@ -1,4 +1,7 @@
-"""Replicas admit from reservations. They release what is left, and no reservation keeps a card unusable."""
+"""Webhook replicas admit pods from reservations (quota that a replica holds in advance).
+
+When a replica stops or is killed, the unused part of its reservation is released.
+"""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,7 +33,7 @@ def leader(own: Installation) -> Iterator[ControllerProcess]:
 
 @pytest.fixture
 def namespace(own: Installation, leader: ControllerProcess) -> Iterator[str]:
-    """A namespace with room for hundreds of cards."""
+    """A namespace with a quota of `CARDS` cards, which is enough for reservations."""
     assert leader.process.poll() is None
     with own.team({"quota": {"M40": CARDS}}) as namespace:
         yield namespace
@@ -54,7 +57,7 @@ def test_replicas_that_admit_from_reservations_fill_a_namespace_exactly(
 
 
 def reserve(cluster: Cluster, own: Installation, namespace: str, end: Callable[[WebhookProcess], int]) -> int:
-    """Have the last replica reserve, and end it while it has a reservation. Return its exit status."""
+    """Create pods until the last replica has a reservation, and then end that replica. Return its exit status."""
     last = REPLICAS - 1
     with in_threads([Crowd(cluster, namespace, [last]).create_many] * CALLERS):
         own.replicas[last].await_metric(GRANTED, 5)
@@ -77,7 +80,7 @@ def test_the_reservation_of_a_killed_replica_can_be_used_again(
 def test_a_replica_that_stops_releases_its_reservation(
     cluster: Cluster, own: Installation, leader: ControllerProcess, namespace: str
 ) -> None:
-    """The replica has also written the charges that it admitted, so no other must wait."""
+    """The stopped replica has also written its admitted charges, so other replicas can use the rest at once."""
     assert reserve(cluster, own, namespace, WebhookProcess.terminate) == 0
     assert own.ledger(namespace).reserved == {}
     crowd = Crowd(cluster, namespace, range(REPLICAS - 1))

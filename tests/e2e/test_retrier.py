@@ -1,6 +1,4 @@
-"""A rejected workload gets its pods as soon as quota is released, before its back-off ends. No other workload is
-patched.
-"""
+"""The controller patches a rejected workload when quota is released, so its pods need not wait for the back-off."""
 
 import datetime
 import json
@@ -26,11 +24,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("controller_manager")]
 NODE = "retry-m40"
 ONE = {"quota": {"M40": 1}}
 WITHIN = 14.0
-"""Maximum seconds from the release of quota to the stored pod: fewer than until the owner would retry by itself."""
+"""Maximum seconds from the release of quota to the stored pod. The owner itself would retry later than that."""
 
 CASES = {"Job": 5, "Deployment": 13, "Deployment, limit raised": 13, "StatefulSet": 13, "DaemonSet": 13}
-"""The number of rejections after which quota is released. The owner's next retry is then 20 s away, as its back-off
-doubles from 5 ms; 16 s for a Job, from 1 s. The cases are in the order in which they get there.
+"""The number of rejections after which quota is released, by case, in the order in which the cases reach that number.
+
+The owner's own next retry is then 20 s away, because its back-off doubles from 5 ms. For a Job it is 16 s away, because
+the back-off doubles from 1 s.
 """
 
 CROWD = 500
@@ -39,7 +39,11 @@ FREED = 3
 
 @dataclass(frozen=True)
 class Waiting:
-    """A workload that was rejected in ``namespace``. Its pod has room since ``freed`` (Unix seconds)."""
+    """A workload in ``namespace`` whose pod was rejected.
+
+    ``kind``: the kind of the pod's owner.
+    ``freed``: the time when quota for the pod was released, in Unix seconds.
+    """
 
     namespace: str
     kind: str
@@ -50,7 +54,7 @@ class Waiting:
 def waiting(
     cluster: Cluster, control_plane: ControlPlane, installation: Installation, controller: ControllerProcess
 ) -> Iterator[dict[str, Waiting]]:
-    """One workload of every case, with a long back-off when quota is released. They are rejected concurrently."""
+    """A rejected workload for every case. Quota is released when the workload's back-off has become long."""
     require(control_plane, "kube-controller-manager")
     assert controller.port
     with ExitStack() as stack:
@@ -66,7 +70,7 @@ def waiting(
 
 
 def free(installation: Installation, case: str, namespace: str) -> Waiting:
-    """Release a card after the workload was rejected often enough."""
+    """Wait until the workload was rejected as often as its case requires. Then release a card."""
     await_refusals(installation.replica, namespace, CASES[case])
     installation.cluster.await_events(namespace, "reason=FailedCreate")
     freed = time.time()
@@ -79,7 +83,7 @@ def free(installation: Installation, case: str, namespace: str) -> Waiting:
 
 
 def await_refusals(webhook: WebhookProcess, namespace: str, count: int) -> None:
-    """Return when the webhook has rejected so many pods of ``namespace``."""
+    """Return when the webhook has rejected ``count`` pods of the namespace."""
     refused = set()
 
     def is_last(line: Json) -> bool:
@@ -94,7 +98,7 @@ def await_refusals(webhook: WebhookProcess, namespace: str, count: int) -> None:
 def test_a_rejected_workload_gets_its_pod_before_its_backoff_ends(
     cluster: Cluster, waiting: dict[str, Waiting], case: str
 ) -> None:
-    """The owner gets its pod before its back-off ends. This includes owners that report a rejection only by Events."""
+    """The pod is stored before its owner would retry. Some owners report a rejection only by Events."""
     namespace = waiting[case].namespace
     pods = cluster.await_pods(namespace, lambda found: any(is_own(pod) for pod in found))
     [created] = [pod["metadata"]["creationTimestamp"] for pod in pods if is_own(pod)]
@@ -111,7 +115,7 @@ def is_own(pod: Json) -> bool:
 
 @pytest.fixture
 def hasty(control_plane: ControlPlane) -> Iterator[Component]:
-    """The controller manager without its limit of 20 requests a second, which would delay a crowd."""
+    """A controller manager without its limit of 20 requests per second, which would delay so many Deployments."""
     usual = control_plane.controller_manager
     assert usual is not None
     hasty = replace(usual, command=(*usual.command, "--kube-api-qps=1000", "--kube-api-burst=2000"))
@@ -125,7 +129,7 @@ def hasty(control_plane: ControlPlane) -> Iterator[Component]:
 def test_rejected_deployments_do_not_retry_all_at_once(
     cluster: Cluster, installation: Installation, controller: ControllerProcess, hasty: Component
 ) -> None:
-    """Quota for three pods is released, and three owners are made to retry: those that were rejected first."""
+    """Quota for three pods is released. The controller makes only three of the 500 rejected owners retry."""
     with limited_team(installation, {"quota": {"M40": FREED}}) as namespace:
         replica_sets = f"/apis/apps/v1/namespaces/{namespace}/replicasets"
         for number in range(FREED):
@@ -136,7 +140,7 @@ def test_rejected_deployments_do_not_retry_all_at_once(
         cluster.await_collection(
             replica_sets, lambda owners: len(owners) == CROWD and all(map(was_refused, owners)), 90
         )
-        # The owners' own retries would use the quota first, especially on a busy machine.
+        # The controller manager is stopped meanwhile, because the owners' own retries could use the quota first.
         with hasty.away():
             for number in range(FREED):
                 cluster.delete_pod(namespace, f"holder-{number}")

@@ -1,5 +1,6 @@
-"""Replicas are replaced by those of another release while pods are created. With the same ledger format no create
-fails.
+"""Webhook replicas are replaced by replicas of another release while pods are created.
+
+No create fails if both releases use the same ledger format.
 """
 
 from collections.abc import Iterator
@@ -23,12 +24,12 @@ pytestmark = pytest.mark.one_version
 REPLICAS, CALLERS = 3, 3
 CARDS = 4000
 ROOM_FOR = (500, 50, 5, 1)
-"""The cards of the pods that use up the rest in the end."""
+"""The sizes in cards of the last pods, which use up the rest of the quota."""
 
 
 @pytest.fixture
 def own(cluster: Cluster, tmp_path: Path) -> Iterator[Installation]:
-    """Replicas that serve for a while after SIGTERM, because endpoints in a cluster follow late."""
+    """Replicas that answer for a while after SIGTERM, because a cluster removes endpoints with a delay."""
     with running(cluster, tmp_path, replicas=REPLICAS, flags=("--drain-seconds", "1")) as own:
         await_ready(own)
         with registered(own), controlling(own):
@@ -36,7 +37,7 @@ def own(cluster: Cluster, tmp_path: Path) -> Iterator[Installation]:
 
 
 def in_place_of(replica: WebhookProcess, own: Installation, **fields: int) -> WebhookProcess:
-    """Start a replica of the other release at the address of one that has ended."""
+    """Start a replica of the other release at the address of a replica that has ended."""
     return of_release([*own.flags, "--bind", urlsplit(replica.url).netloc], own.ca, **fields)
 
 

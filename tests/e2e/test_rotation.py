@@ -24,17 +24,19 @@ SHORT = ("--overlap", "3s", "--retention", "3s", "--timeout", "200s")
 
 @pytest.fixture(scope="module")
 def rotator(cluster: Cluster) -> Iterator[Path]:
-    """Return a kubeconfig with the rights that the manifest gives the rotation."""
+    """A kubeconfig of the account that rotates certificates, with the rights of the manifest."""
     with account_of(cluster, "certs-rbac.yaml", "vcuda-certs") as account:
         yield account.kubeconfig
 
 
 @pytest.mark.timeout(400)
-def test_a_whole_rotation_with_secrets_up_to_90_s_late_and_not_one_create_fails(
+def test_no_create_fails_in_a_rotation_whose_secrets_arrive_up_to_90_s_late(
     cluster: Cluster, rotator: Path, tmp_path: Path
 ) -> None:
-    """Afterwards no caBundle has the old CA, no replica serves the old leaf, and OpenSSL accepts the chain."""
-    delays = (lambda: 0.0, lambda: random.uniform(0, 90), lambda: 90.0)  # noqa: S311  # no secret
+    """The replicas get new Secrets with different delays. After the rotation, no caBundle has the old CA, no replica
+    serves the old leaf certificate, and OpenSSL accepts the chain.
+    """
+    delays = (lambda: 0.0, lambda: random.uniform(0, 90), lambda: 90.0)  # noqa: S311  # only a delay
     with staged(cluster, tmp_path, delays, rotator, *SHORT) as (stage, quota), stage.team(quota) as namespace:
         old_bundles, old_leaf = set(stage.bundles()), served(stage)
         before = answered(stage, stage.bundles()[0])
@@ -56,7 +58,7 @@ def served(stage: Stage) -> set[bytes]:
 
 
 def verified_by_openssl(leaf: bytes, bundle: str, directory: Path) -> bool:
-    """Return whether OpenSSL verifies the leaf as the Service's server, with the caBundle."""
+    """Return whether OpenSSL accepts the leaf certificate for the Service's name, with the caBundle as trusted CA."""
     (directory / "leaf.pem").write_text(ssl.DER_cert_to_PEM_cert(leaf))
     (directory / "bundle.pem").write_bytes(base64.b64decode(bundle))
     command = ("openssl", "verify", "-purpose", "sslserver", "-x509_strict", "-verify_hostname", SERVER_NAME)
@@ -65,7 +67,7 @@ def verified_by_openssl(leaf: bytes, bundle: str, directory: Path) -> bool:
 
 
 def answered(stage: Stage, bundle: str) -> float:
-    """Return how many calls the replicas have answered in total: each create makes one call to each webhook."""
+    """Return the number of calls that all replicas together have answered. A create makes one call to each webhook."""
     for replica in stage.replicas:
         replica.tls = ssl.create_default_context(cadata=base64.b64decode(bundle).decode())
     return sum(replica.metric("vcuda_admissions_total") for replica in stage.replicas)

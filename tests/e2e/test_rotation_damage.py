@@ -1,4 +1,4 @@
-"""`vcuda-certs rotate` repairs any damage to the certificates, or says what to run."""
+"""`vcuda-certs rotate` repairs any damage to the certificates, or prints the command that a person must run."""
 
 import base64
 import json
@@ -29,7 +29,9 @@ Damage = Callable[[Stage], None]
 
 @pytest.fixture(scope="module")
 def served(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, str]]:
-    """A stage that all tests of this file damage, and a namespace whose pods it reviews."""
+    """Running replicas with their certificates, which all tests of this file damage, and a namespace whose pods are
+    reviewed.
+    """
     directory = tmp_path_factory.mktemp("damage")
     with (
         staged(cluster, directory, [lambda: 0.0], cluster.kubeconfig, *SHORT) as (stage, quota),
@@ -40,7 +42,7 @@ def served(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 def stage(served: tuple[Stage, str]) -> Stage:
-    """The stage when its rotation has nothing left to do."""
+    """The running replicas, after a rotation has repaired all damage of earlier tests."""
     assert "Done" in served[0].rotate()
     return served[0]
 
@@ -60,7 +62,7 @@ def pair(name: str, signed: Signed) -> dict[str, str]:
 
 
 def age(stage: Stage, *, authority_life: timedelta) -> None:
-    """Make all certificates three hours old, and serve a leaf that was valid for one hour then."""
+    """Make all certificates three hours old. The served leaf certificate was valid for one hour, so it has expired."""
     then = datetime.now(UTC) - timedelta(hours=3)
     authority = make_authority(then, authority_life)
     leaf = make_leaf(authority, service_names(SERVICE, SYSTEM_NAMESPACE), then, timedelta(hours=1))
@@ -72,7 +74,7 @@ def age(stage: Stage, *, authority_life: timedelta) -> None:
 
 
 def await_served(stage: Stage, leaf: Signed) -> None:
-    """Return when the replicas present ``leaf``, trusted or not. They read their files every few seconds."""
+    """Return when all replicas present ``leaf``, even if nobody trusts it. They read their files every few seconds."""
     wanted = leaf.certificate.public_bytes(Encoding.DER)
     eventually(lambda: {shown(address) for address in stage.addresses()} == {wanted})
 
@@ -143,7 +145,7 @@ def test_a_secret_that_must_not_be_written_is_unchanged(stage: Stage, change: Js
 
 
 def test_a_configuration_that_lost_its_label_is_reported_and_keeps_working(stage: Stage, namespace: str) -> None:
-    """The CA is not changed until a person has restored the label."""
+    """vcuda-certs does not change the CA until a person has restored the label."""
     path = PATHS["ValidatingWebhookConfiguration"]
     stage.cluster.rest.merge_patch(path, {"metadata": {"labels": None}})
     before = stage.cluster.rest.get(path)
@@ -158,7 +160,7 @@ def test_a_configuration_that_lost_its_label_is_reported_and_keeps_working(stage
     assert_at_rest(stage, namespace)
 
 
-def test_a_dry_run_reports_every_step_and_takes_none(stage: Stage) -> None:
+def test_a_dry_run_reports_every_step_and_changes_nothing(stage: Stage) -> None:
     before = versions(stage)
     told = stage.rotate("--dry-run", "-o", "json", "--issued-before", later())
     steps = [step["step"] for step in json.loads(told)["steps"] if step["step"] != "Wait"]
@@ -188,19 +190,20 @@ def checked(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def later() -> str:
-    """Return a time that is later than all certificates, which count whole seconds."""
+    """Return a time after the start of all certificates. These times have whole seconds, so this waits for a second."""
     time.sleep(1.1)
     return utc_now()
 
 
 def do_as_told(stage: Stage, refused: subprocess.CompletedProcess[str]) -> None:
-    """Run the kubectl command that the message suggests."""
+    """Run the kubectl command that the message of a failed rotation suggests."""
     stage.cluster.kubectl(*refused.stdout.partition("Run: ")[2].strip().removeprefix("kubectl ").split())
 
 
 def assert_at_rest(stage: Stage, namespace: str) -> None:
-    """Assert that pods are reviewed, that every caBundle has one CA, which issued every leaf, and that status finds no
-    fault.
+    """Assert that pods are reviewed, that all caBundles have the same single CA, and that it issued every served leaf.
+
+    `vcuda-certs status` must find no fault.
     """
     stage.await_answered(namespace)
     assert len(set(stage.bundles())) == 1

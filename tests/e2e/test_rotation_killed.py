@@ -1,4 +1,4 @@
-"""A rotation that is killed repeatedly ends like one that is not, and exposes no private key."""
+"""A rotation of certificates that is killed repeatedly ends like an undisturbed rotation. It exposes no private key."""
 
 import base64
 import json
@@ -21,14 +21,19 @@ from tests.e2e.stage import CA_SECRET, SERVING_SECRET, staged, unnoticed, utc_no
 pytestmark = [pytest.mark.slow, pytest.mark.one_version]
 
 READS_BEFORE_A_WRITE = 5
-"""Both Secrets, both kinds of webhook configuration, and the EndpointSlices."""
+"""A run reads both Secrets, both kinds of webhook configuration, and the EndpointSlices before each write."""
 
 SHORT = ("--overlap", "1s", "--retention", "1s", "--timeout", "60s")
 
 
 @dataclass(frozen=True)
 class Life:
-    """A run that has ended: its output, and what any local user could read about it while it ran."""
+    """A run of the rotation that has ended.
+
+    ``status``: its exit status.
+    ``printed``: its output.
+    ``visible``: the command line and environment of its process.
+    """
 
     status: int
     printed: str
@@ -40,9 +45,10 @@ READS = frozenset({"GET"})
 
 @dataclass
 class Fatal(Losses):
-    """Counts the requests of process ``victim``. At the fatal request the answer is lost, and the process is killed.
+    """Kills the process ``victim`` at one of its requests. The answer to that request is lost.
 
-    ``read``: the number of the read that kills, from 1; if 0, the first write kills.
+    ``read``: the number of the fatal read, from 1. If ``read`` is 0, the first write is fatal.
+    ``reads``: the number of reads so far.
     """
 
     victim: int = 0
@@ -50,11 +56,11 @@ class Fatal(Losses):
     reads: int = 0
 
     def aim(self, read: int) -> None:
-        """Begin to count for a new process. The caller sets ``victim`` when it has started."""
+        """Reset the counter for a new process. The caller must set ``victim`` when the process has started."""
         self.victim, self.read, self.reads = 0, read, 0
 
     def takes(self, method: str, path: str) -> bool:
-        """Kill at the fatal answer. Writes that the API server has made stay."""
+        """Kill the process at the fatal answer, and return True. The API server has already stored a write by then."""
         with self._lock:
             self.reads += method in READS
             if (self.reads != self.read) if self.read else (method in READS):
@@ -65,10 +71,13 @@ class Fatal(Losses):
 
 
 @pytest.mark.timeout(400)
-def test_killed_after_every_request_in_turn_the_end_is_the_same_and_no_create_fails(
+def test_a_rotation_killed_at_each_request_in_turn_still_completes_and_fails_no_create(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """No process exposes a private key in its output, command line, environment or files."""
+    """Each run is killed at another request, until a run ends by itself. No create fails meanwhile.
+
+    No process exposes a private key in its output, command line, environment or files.
+    """
     fatal = Fatal()
     shown: list[str] = []
     delays = (lambda: 0.0, lambda: 2.0)
@@ -99,9 +108,10 @@ def test_killed_after_every_request_in_turn_the_end_is_the_same_and_no_create_fa
 
 
 def lives(command: list[str], fatal: Fatal, home: Path) -> Iterator[Life]:
-    """Yield runs, the last of which ends by itself. The others are killed at a read before a write, and at that write.
+    """Yield runs until one ends by itself. Every run before is killed: in turn at a read, and at the first write.
 
-    A read changes nothing, so all reads before one write are equivalent. Each of them is used in turn.
+    A read changes nothing, so it does not matter which read is fatal. The number of the fatal read changes from run to
+    run.
     """
     for number in count():
         at_write = number % 2
@@ -114,7 +124,7 @@ def lives(command: list[str], fatal: Fatal, home: Path) -> Iterator[Life]:
 
 
 def live(command: list[str], fatal: Fatal, home: Path) -> Life:
-    """Return one run, whose environment contains only HOME."""
+    """Run the command with a small environment and an empty home directory, and return the ended run."""
     own = {"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
     with subprocess.Popen(
         command, cwd=home, env=own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -126,7 +136,7 @@ def live(command: list[str], fatal: Fatal, home: Path) -> Life:
 
 
 def private_keys(cluster: Cluster) -> Iterator[str]:
-    """Yield a distinctive line of every private key in the two Secrets."""
+    """Yield one line of every private key in the two Secrets. The line identifies the key."""
     for path in (CA_SECRET, SERVING_SECRET):
         for name, text in data_of(cluster, path).items():
             if name.endswith(".key"):

@@ -1,5 +1,6 @@
-"""The ledger follows the stored pods. The charges of ended pods and of pods that were never stored are released, no
-others.
+"""The controller keeps the ledger equal to the stored pods.
+
+It releases the charges of ended pods, and of pods that were never stored. It releases no other charges.
 """
 
 from collections.abc import Callable
@@ -43,7 +44,7 @@ ENDS: dict[str, Callable[[Cluster, str, str], object]] = {
 
 
 def test_a_ledger_has_no_managed_fields(cluster: Cluster, installation: Installation, team: str) -> None:
-    """The charge is released with the first update that shows it, by any writer."""
+    """Neither the webhook nor the controller leaves `metadata.managedFields` in a ledger that it writes."""
     cluster.create(card_pod("train", team))
     await_committed(installation, team, M40=100)
     assert "managedFields" not in cluster.rest.get(ledger_path(team))["metadata"]
@@ -65,9 +66,10 @@ def test_a_charge_is_released_within_two_seconds_of_its_pods_end(
 def test_a_terminating_pod_is_charged_until_it_is_deleted(
     cluster: Cluster, installation: Installation, team: str, gpu_node: str
 ) -> None:
-    """The containers may run for the whole grace period, and keep their cards.
+    """The containers of a terminating pod may run for the whole grace period, and use their cards until then.
 
-    The second pod exists because a count that contains it was made after the first pod began to terminate.
+    The test creates a second pod after the first pod began to terminate. A ledger that counts the second pod was
+    counted after that time.
     """
     cluster.bind(card_pod("slow", team, cards=3), gpu_node)
     await_committed(installation, team, M40=300)
@@ -104,7 +106,7 @@ def test_the_charge_of_a_pod_is_released_when_it_can_no_longer_be_stored(
     team: str,
     charge_in_vain: Callable[[Cluster, str], None],
 ) -> None:
-    """The stored pod becomes committed."""
+    """A pod is charged but never stored. Its charge is released, and the charge of the stored pod is kept."""
     cluster.create(card_pod("stays", team))
     await_committed(installation, team, M40=100)
     charge_in_vain(cluster, team)
@@ -117,7 +119,10 @@ def test_the_charge_of_a_pod_is_released_when_it_can_no_longer_be_stored(
 def test_the_first_quota_of_a_namespace_counts_the_running_pods(
     cluster: Cluster, installation: Installation, controller: ControllerProcess, gpu_node: str
 ) -> None:
-    """No webhook pinned the pods, so their nodes say their model. An ended pod does not count."""
+    """The pods were created before the quota, so they are not pinned. Their nodes determine their models.
+
+    An ended pod is not counted.
+    """
     assert controller.process.poll() is None
     with installation.free_team() as namespace:
         await_enforced(cluster, namespace, enforced=False)
@@ -134,14 +139,17 @@ def test_the_first_quota_of_a_namespace_counts_the_running_pods(
 def test_a_removed_quota_removes_all_its_objects_and_may_be_restored(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """The webhook still remembers the ledger that it wrote last, and charges again nevertheless."""
+    """The webhook remembers the ledger that it wrote last.
+
+    After the quota is restored, the webhook must read the ledger again.
+    """
     cluster.create(card_pod("train", team))
     await_published(cluster, team)
     installation.quota.lift(team)
     await_enforced(cluster, team, enforced=False)
     await_ledger_gone(cluster, team)
     await_unpublished(cluster, team)
-    cluster.create(card_pod("unlimited", team, cards=3))  # Not charged, and without a model
+    cluster.create(card_pod("unlimited", team, cards=3))  # not charged, and not pinned to a model
 
     installation.quota.limit(**{team: {"quota": {"M40": 2}}})
     await_enforced(cluster, team)
@@ -157,7 +165,10 @@ def is_another(uid: str, found: Json) -> bool:
 def test_a_deleted_ledger_is_removed_when_nothing_is_pending_and_then_recreated(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """A damaged ledger is also replaced, after no pod that was charged in it can be stored."""
+    """A ledger is deleted while a charge is pending, and once more after it was damaged.
+
+    Both times the ledger is created again when no pod that was charged in the old ledger can still be stored.
+    """
     cluster.create(card_pod("stays", team))
     await_committed(installation, team, M40=100)
     collection, _, name = ledger_path(team).rpartition("/")

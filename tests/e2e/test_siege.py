@@ -1,4 +1,7 @@
-"""Tenants with large objects and many attacks stop no other tenant, and no program of ours exceeds its memory limit."""
+"""Some tenants attack with large objects and many requests. The pods of other tenants are still admitted.
+
+None of our programs exceeds its memory limit.
+"""
 
 import statistics
 import threading
@@ -34,10 +37,10 @@ Attack = Callable[[threading.Event], None]
 REPLICAS = 2
 BESIEGED: Mapping[str, float] = {"M40": 8}
 LIMITED: Mapping[str, float] = {"M40": 30, "P100": 30, "V100": 30}
-"""The quota of the namespace with the large objects. It has room for the cards of some large claims."""
+"""The quota of the namespace with the large objects. It admits some of the large claims."""
 
 OTHERS: Sequence[Mapping[str, float]] = ({"M40": 40}, {"P100": 40}, {"M40": 1})
-"""The quotas of other tenants. The last one is repeatedly full."""
+"""The quotas of the other tenants. The last quota is small, so it is used up repeatedly."""
 
 CALM_SECONDS = 8.0
 """Seconds for which the other tenants create pods before the attacks begin."""
@@ -47,7 +50,7 @@ CREATE_PAUSE = 0.15
 
 @pytest.fixture(scope="module")
 def own_cluster(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A control plane to fill. etcd soon compacts deleted objects."""
+    """A separate control plane, because this test fills it with objects. etcd compacts its history every minute."""
     settings = Settings(apiserver_flags=("--etcd-compaction-interval=1m",))
     with (
         running_control_plane(assets, tmp_path_factory.mktemp("siege") / "control-plane", settings) as plane,
@@ -61,14 +64,19 @@ def own_cluster(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -
 
 @dataclass
 class Creates:
-    """The answers to another tenant, and the duration of each. ``named`` is the prefix of its pods' names."""
+    """The creates of one of the other tenants.
+
+    ``named``: the prefix of the names of the pods.
+    ``counts``: the number of answers by their reason.
+    ``seconds``: the duration of each create.
+    """
 
     named: str
     counts: Counter[str] = field(default_factory=Counter)
     seconds: list[float] = field(default_factory=list)
 
     def create(self, rest: Rest, namespace: str, stop: threading.Event) -> None:
-        """Create and delete pods repeatedly. Every second pod is kept until the next one is created."""
+        """Create pods until ``stop`` is set. After every second create, the last two pods are deleted."""
         pods = f"/api/v1/namespaces/{namespace}/pods"
         for number in count():
             if stop.wait(CREATE_PAUSE):
@@ -88,7 +96,7 @@ class Creates:
 
 @dataclass(frozen=True)
 class Part:
-    """A program of ours, and the group that limits its memory."""
+    """One of our programs, and the control group that limits its memory."""
 
     name: str
     process: OwnProcess
@@ -96,7 +104,7 @@ class Part:
     pids: Sequence[int]
 
     def resident(self) -> int:
-        """Return the sum of the peak resident memory of its processes in MiB."""
+        """Return the peak resident memory in MiB, added up over the processes of the program."""
         return sum(kernel_says(pid, "status", "VmHWM") for pid in self.pids)
 
     def told(self) -> str:
@@ -106,7 +114,15 @@ class Part:
 
 @dataclass(frozen=True)
 class Stage:
-    """The namespaces by their users, their limits in cores, and our programs."""
+    """The namespaces of the test, and our programs.
+
+    ``own``: the installation with the webhook's replicas.
+    ``besieged``: the namespace of the usual attacks.
+    ``limited``, ``unlimited``: the namespaces of the large objects, with and without a quota.
+    ``others``: the namespaces of the other tenants.
+    ``teams``: for each limited namespace, its limits in cores by model.
+    ``parts``: our programs.
+    """
 
     own: Installation
     besieged: str
@@ -154,10 +170,10 @@ def staged(cluster: Cluster, directory: Path) -> Iterator[Stage]:
 
 @pytest.mark.chaos
 @pytest.mark.timeout(SECONDS * 1.2 + 600)
-def test_large_objects_and_reviews_refuse_no_other_tenant_and_kill_no_program_of_ours(
+def test_attacks_with_large_objects_affect_no_other_tenant_and_kill_no_program(
     own_cluster: Cluster, tmp_path: Path
 ) -> None:
-    """All attackers act at once, while three other tenants create pods."""
+    """All attackers act concurrently, while three other tenants create pods."""
     claiming = served(own_cluster)
     plane = own_cluster.control_plane
     with staged(own_cluster, tmp_path) as stage, closing(Cluster(plane, plane.tokens["tenant"])) as tenant:
@@ -186,7 +202,7 @@ def test_large_objects_and_reviews_refuse_no_other_tenant_and_kill_no_program_of
             assert part.resident() < part.group.limit, part
             assert part.process.process.poll() is None, part.process.output()
         assert [replica.worker() for replica in stage.own.replicas] == [part.pids[1] for part in stage.parts[:REPLICAS]]
-        # Without an entry for `*`, a namespace that does not exist is unlimited.
+        # The quota has no entry for `*`, so a namespace that does not exist is unlimited.
         invented = {name: attackers.ATTACKS[name] | {ALLOWED} for name in attackers.ATTACKS if "invented" in name}
         known = {**attackers.ATTACKS, **invented, **large_attackers.ATTACKS}
         if claiming:
@@ -207,7 +223,7 @@ def create(
     attacks: Sequence[Attack],
     seconds: float,
 ) -> None:
-    """Have the other tenants create pods for so many seconds, while the attackers attack."""
+    """Run the other tenants' creates and these attacks concurrently for so many seconds."""
     with closing(Cluster(cluster.control_plane)) as admin:
         works = [
             partial(each.create, admin.rest, namespace) for each, namespace in zip(creates, stage.others, strict=True)
@@ -217,13 +233,13 @@ def create(
 
 
 def tell(stage: Stage, observer: Observer, calm: Sequence[Creates], during: Sequence[Creates]) -> None:
-    """Print the figures. They are shown by `pytest -s`, or in the report of a failure."""
+    """Print the figures. pytest shows them with `-s`, or in the report of a failure."""
     print()
     for when, every in (("before the attacks", calm), ("during the attacks", during)):
         for namespace, creates in zip(stage.others, every, strict=True):
             print(f"tenant with {stage.teams[namespace]}, {when}: {creates.told()}")
     for part in stage.parts:
         print(part.told())
-    print(f"{observer.looks} states watched, {observer.lost} times in vain; the most cores of each namespace:")
+    print(f"{observer.looks} states watched, {observer.lost} failed attempts; the most cores of each namespace:")
     for team, quota in stage.teams.items():
         print(f"  {observer.most[team]} of {quota}")

@@ -1,4 +1,7 @@
-"""An API server that has just started refuses what its roles allow. Calls are retried until it has read the roles."""
+"""An API server that has just started rejects calls with 403, because it has not read the RBAC roles yet.
+
+Our programs treat such a 403 as temporary for a grace period.
+"""
 
 import json
 import threading
@@ -22,19 +25,21 @@ pytestmark = pytest.mark.timeout(180)
 
 JUST_STARTED = "this passes if the API server has just started"
 STARTS = 5
-"""Starts of the API server, of which one at least must show a refusal."""
+"""The maximum number of starts of the API server. At least one start must lead to such a 403."""
 
 
 @pytest.fixture
 def account(cluster: Cluster) -> Iterator[Cluster]:
-    """The API as the webhook, with the rights of the manifests."""
+    """A client with the webhook's account and the rights of the manifests."""
     with account_of(cluster, "webhook-rbac.yaml", "vcuda-webhook") as account:
         yield account
 
 
 @contextmanager
 def repeating(call: Callable[[], str]) -> Iterator[list[str]]:
-    """Make the call again and again in a thread. The results are added to the list."""
+    """Repeat the call in a thread during the ``with`` statement. Yield the list to which the thread appends the
+    results.
+    """
     found: list[str] = []
     stop = threading.Event()
 
@@ -52,7 +57,7 @@ def repeating(call: Callable[[], str]) -> Iterator[list[str]]:
 
 
 def start_until(control_plane: ControlPlane, found: list[str], wanted: str) -> None:
-    """Kill the API server and start it again, until a result has this text."""
+    """Kill and start the API server repeatedly until a result contains the text ``wanted``."""
     for _ in range(STARTS):
         with control_plane.apiserver.away(control_plane.apiserver.kill):
             pass
@@ -61,7 +66,7 @@ def start_until(control_plane: ControlPlane, found: list[str], wanted: str) -> N
     pytest.fail(f"no start of the API server has shown {wanted!r}: {set(found)}")
 
 
-def test_a_call_that_an_api_server_refuses_while_it_starts_is_worth_a_retry(
+def test_a_call_that_a_starting_api_server_refuses_can_be_retried(
     account: Cluster, control_plane: ControlPlane
 ) -> None:
     with closing(Kube.connect(account.kubeconfig, grace=AuthorizerGrace())) as kube:
@@ -79,7 +84,7 @@ def test_a_call_that_an_api_server_refuses_while_it_starts_is_worth_a_retry(
     assert {each.partition(" ")[0] for each in found} <= {"answered", Unavailable.__name__, "TimedOut"}
 
 
-def test_a_right_that_is_really_missing_is_named_after_the_grace(account: Cluster) -> None:
+def test_a_missing_right_is_reported_after_the_grace_period(account: Cluster) -> None:
     now = [0.0]
     with closing(Kube.connect(account.kubeconfig, grace=AuthorizerGrace(lambda: now[0]))) as kube:
         with pytest.raises(Unavailable, match="cannot list resource"):

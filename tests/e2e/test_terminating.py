@@ -1,4 +1,7 @@
-"""A deleted pod that may still run stays charged under every leader. A deleted namespace leaves nothing."""
+"""A pod that was deleted but may still run stays charged, even if the leader changes.
+
+After the deletion of a namespace, none of its data remains.
+"""
 
 from collections.abc import Iterator
 from http import HTTPStatus
@@ -43,7 +46,9 @@ def team(installation: Installation) -> Iterator[str]:
 def test_a_pod_deleted_by_force_stays_charged_for_its_grace_period_under_every_leader(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """The containers may run for a year. The flag of each leader limits how long the quota is charged for that."""
+    """The containers of the pod may run for a year. --max-terminating-seconds of the leader limits how long it is
+    charged.
+    """
     long = card_pod("long", team, cards=4)
     long["spec"]["terminationGracePeriodSeconds"] = YEAR
     with tenant_of(cluster, team) as tenant:
@@ -69,7 +74,7 @@ def test_a_pod_deleted_by_force_stays_charged_for_its_grace_period_under_every_l
 
 @pytest.mark.usefixtures("controller_manager")
 def test_a_deleted_namespace_leaves_no_ledger_report_or_series(cluster: Cluster, installation: Installation) -> None:
-    """The entry "*" would limit a namespace of that name."""
+    """The quota has an entry for "*", which would limit a new namespace with the same name."""
     with controlling(installation) as controller, installation.quota.limited(**{"*": {"quota": {"M40": 4}}}):
         with installation.free_team() as namespace:
             await_enforced(cluster, namespace)

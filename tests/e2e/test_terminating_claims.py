@@ -1,5 +1,6 @@
-"""A pod that is deleted by force keeps running with the devices of its claim. They stay charged for its grace
-period.
+"""A pod with a claim is deleted by force, so its containers may still use the devices of the claim.
+
+The devices stay charged for the grace period of the pod.
 """
 
 from collections.abc import Iterator
@@ -42,7 +43,7 @@ ONE = Charge(100, 0, 100)
 
 @pytest.fixture(scope="module")
 def cluster(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A control plane whose scheduler and controllers have their users of a real cluster."""
+    """A control plane whose scheduler and controller manager have the same users and rights as in a real cluster."""
     directory = tmp_path_factory.mktemp("claims") / "control-plane"
     settings = Settings(own_identities=True)
     with running_control_plane(assets, directory, settings) as running, administering(running) as admin:
@@ -59,7 +60,7 @@ def installation(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture
 def team(installation: Installation) -> Iterator[str]:
-    """A namespace that may use one A100."""
+    """A namespace with a quota of one A100."""
     with limited_team(installation, {"quota": {"A100": 1}}) as name:
         yield name
 
@@ -71,7 +72,7 @@ def training(team: str, name: str, grace: int = GRACE) -> Json:
 
 
 def start(cluster: Cluster, installation: Installation, pod: Json) -> None:
-    """Create a pod, which gets a device by its claim, and is bound."""
+    """Create a pod, and wait until a device is allocated to its claim, the pod is bound and the device is charged."""
     namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
     cluster.create(pod)
     cluster.await_bound(namespace, name)
@@ -80,7 +81,7 @@ def start(cluster: Cluster, installation: Installation, pod: Json) -> None:
 
 
 def delete_by_force(cluster: Cluster, tenant: Cluster, namespace: str, name: str) -> None:
-    """Delete a running pod at once. Its claim is deleted too."""
+    """Delete a running pod with a grace period of 0, and wait until Kubernetes has deleted the pod's claim too."""
     [held] = claims(cluster, namespace)
     tenant.delete_by_force(namespace, name)
     cluster.await_gone(claims_path(namespace), held["metadata"]["name"])
@@ -98,8 +99,9 @@ def held(ledger: Ledger) -> list[Terminating]:
 def test_a_tenant_that_deletes_running_pods_by_force_gets_no_second_card(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """The tenant gets no second card, neither at once nor later, under any leader. The flag limits how long the quota
-    is charged.
+    """The card stays charged after the forced deletion, also when another controller becomes the leader.
+
+    The flag --max-terminating-seconds of the leader limits how long the card stays charged.
     """
     with tenant_of(cluster, team) as tenant:
         tenant.create(template(team, "gpu"))
@@ -135,7 +137,7 @@ def test_a_pod_deleted_by_force_without_a_leader_stays_charged_for_the_recorded_
 def test_a_pod_created_and_deleted_without_a_leader_stays_charged(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """Its claim is pending in the ledger, and no LIST will ever contain it."""
+    """The claim of the pod is still pending in the ledger, and no LIST of the next leader contains the claim."""
     with tenant_of(cluster, team) as tenant:
         tenant.create(template(team, "gpu"))
         start_unseen(cluster, tenant, team)
@@ -152,7 +154,7 @@ def start_unseen(cluster: Cluster, tenant: Cluster, team: str) -> None:
     delete_by_force(cluster, tenant, team, "one")
 
 
-def test_an_ended_pod_releases_its_card_and_one_without_a_grace_period_after_some_seconds(
+def test_the_card_of_an_ended_pod_is_released_at_once_and_after_a_forced_deletion_later(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
     with tenant_of(cluster, team) as tenant, controlling(installation, *BOUND):

@@ -1,4 +1,4 @@
-"""The usage page of a real controller in a browser shows the changes of a real control plane."""
+"""Opens the usage page of a real controller in a browser. The page shows changes of a real control plane."""
 
 from collections.abc import Iterator
 from http import HTTPStatus
@@ -21,7 +21,7 @@ ENTRY = {"quota": {"M40": {"cards": 4, "memory": "40Gi"}, "P100": 2.5}}
 FAR = "9999-12-31T23:59:59Z"
 FLAGS = ("--ui-address", "127.0.0.1:0")
 SOON = 20000
-"""Milliseconds within which a change must show on a busy machine. Usually it takes a second or two."""
+"""Milliseconds within which the page must show a change on a busy machine. Usually a change takes a second or two."""
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def leader(own: Installation, account: Cluster) -> Iterator[ControllerProcess]:
-    """A controller that leads and serves the page, with the rights of the manifest."""
+    """A controller that is the leader and serves the page, with the rights of the manifest."""
     with controlling(own, *FLAGS, kubeconfig=account.kubeconfig) as running:
         yield running
 
@@ -61,7 +61,7 @@ def row_of(page: Page, namespace: str) -> Locator:
     return page.locator(f'#rows > tr[data-ns="{namespace}"]')
 
 
-def test_the_creation_and_the_end_of_a_pod_show_live(cluster: Cluster, opened: Tab, team: str) -> None:
+def test_the_page_shows_the_creation_and_the_end_of_a_pod(cluster: Cluster, opened: Tab, team: str) -> None:
     page = opened.page
     expect(row_of(page, team)).to_contain_text("0 of 4")
     page.evaluate("window.untouched = true")
@@ -79,7 +79,7 @@ def test_the_creation_and_the_end_of_a_pod_show_live(cluster: Cluster, opened: T
 
 
 @pytest.mark.usefixtures("controller_manager")
-def test_a_rejected_deployment_shows_with_the_reason(cluster: Cluster, opened: Tab, team: str) -> None:
+def test_the_page_shows_a_rejected_deployment_with_the_reason(cluster: Cluster, opened: Tab, team: str) -> None:
     page = opened.page
     cluster.create(workload("Deployment", team, "greedy", pod=card_pod("", team, cards=5)))
     refusals = page.get_by_role("region", name="Recent refusals").get_by_role("listitem").filter(has_text=team)
@@ -100,8 +100,10 @@ def test_a_rejected_pod_without_an_owner_is_not_shown(cluster: Cluster, opened: 
 def test_events_by_a_tenant_do_not_displace_another_tenants_rejection(
     cluster: Cluster, own: Installation, opened: Tab, team: str
 ) -> None:
-    """The dates of the Events do not matter. There are more of them than the page lists, and than are kept for a
-    namespace.
+    """A tenant writes more Events than the page lists, with dates in the future. The page still shows the other
+    rejection.
+
+    The page keeps only a limited number of Events for each namespace.
     """
     with limited_team(own, ENTRY) as greedy, tenant_of(cluster, greedy) as tenant:
         for number in range(MAX_LISTED + 10):

@@ -1,4 +1,4 @@
-"""Every way to request a GPU is counted or rejected, tried as a tenant with ClusterRole edit in its namespace."""
+"""Every way to request a GPU is charged or rejected. A tenant with ClusterRole `edit` in its namespace tries all."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -23,9 +23,9 @@ ALL: Json = {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}
 
 @pytest.fixture(scope="module")
 def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """An installation with the units of this module."""
+    """An installation whose quota ConfigMap has the `gpu_units` (values of GPU resources) of this module."""
     with installed(cluster, tmp_path_factory.mktemp("own")) as installation:
-        # The webhook may be ready before it has listed the runtime classes.
+        # The webhook may be ready before it has listed the RuntimeClasses.
         installation.replica.await_log("listed", lambda line: line["resource"] == RUNTIME_CLASSES)
         yield installation
 
@@ -36,7 +36,7 @@ HANDLERS = {"nvidia": "nvidia", "nvidia-cdi": "nvidia-cdi", "kata-qemu-nvidia-gp
 
 @pytest.fixture(scope="module", autouse=True)
 def runtime_classes(cluster: Cluster) -> Iterator[None]:
-    """Create the runtime classes. Without them the API server rejects a pod that names one before any webhook."""
+    """Create the RuntimeClasses. The API server rejects a pod with a missing RuntimeClass before it calls webhooks."""
     manifest = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass"}
     for name, handler in HANDLERS.items():
         cluster.create({**manifest, "metadata": {"name": name}, "handler": handler})
@@ -47,7 +47,7 @@ def runtime_classes(cluster: Cluster) -> Iterator[None]:
 
 @pytest.fixture
 def join(own: Installation, tenant: Callable[[str], Cluster]) -> Iterator[Callable[..., tuple[str, Cluster]]]:
-    """Return a function that creates a namespace with an entry of the quota, and connects to the API as its tenant."""
+    """Return a function that creates a namespace with a quota entry, and returns it with a client of its tenant."""
     teams = []
 
     def enter(**entry: object) -> tuple[str, Cluster]:
@@ -63,7 +63,7 @@ def join(own: Installation, tenant: Callable[[str], Cluster]) -> Iterator[Callab
 
 
 def say_worth(own: Installation, cards: str) -> None:
-    """Set the value of one shared card. On return every replica uses it."""
+    """Set the value of one shared card, and return when every replica uses the value."""
     manifest = own.quota.manifest(json.dumps(own.quota.document()))
     manifest["data"]["gpu_units"] = UNITS % cards
     stored = own.cluster.rest.send("PUT", own.quota.path, manifest).ok()
@@ -88,7 +88,7 @@ def named(manifest: Json, namespace: str, name: str = "train") -> Json:
 def test_every_resource_of_the_tables_is_charged_and_pinned(
     own: Installation, join: Callable[..., tuple[str, Cluster]], limits: Json, cores: int
 ) -> None:
-    """Pods are admitted up to the limit, and the next one is rejected."""
+    """A pod is admitted, charged and pinned. Nine times the amount exceeds the limit, so that pod is rejected."""
     namespace, tenant = join()
     stored = tenant.create(named(vcuda_pod(limits), namespace))
     assert stored["metadata"]["annotations"]["quota.vcuda.io/model"] == "M40"
@@ -225,7 +225,9 @@ def test_a_field_that_gives_no_more_than_is_charged_is_admitted(
 def test_a_pod_with_a_claim_is_rejected_if_claims_are_not_counted(
     own: Installation, cluster: Cluster, join: Callable[..., tuple[str, Cluster]]
 ) -> None:
-    """If the API server serves claims, they are charged themselves. An older one drops the field of the pod."""
+    """A pod with a claim is admitted if the API server serves claims, because the claim itself is charged. An older API
+    server drops the field of the pod.
+    """
     namespace, tenant = join()
     claims = [{"name": "gpu", "resourceClaimName": "mine"}]
     answer = tenant.try_create(named(pod(container(), resourceClaims=claims), namespace))
@@ -237,7 +239,9 @@ def test_a_pod_with_a_claim_is_rejected_if_claims_are_not_counted(
 def test_an_edit_of_the_units_takes_effect_and_stored_pods_are_counted_again(
     own: Installation, cluster: Cluster, join: Callable[..., tuple[str, Cluster]]
 ) -> None:
-    """The replicas use the edit at once, for the next pod. The controller does not need a pod."""
+    """The replicas use the new value for the next pod. The controller counts the stored pods again even without a new
+    pod.
+    """
     namespace, tenant = join()
     tenant.create(named(vcuda_pod({"nvidia.com/gpu.shared": "4"}), namespace))
     assert own.charged(namespace) == {"M40": 100}

@@ -1,4 +1,4 @@
-"""Views of a quota: ConfigMap gpu-quota-usage, the metrics, and `kubectl gpuquota` run by a real kubectl."""
+"""The reports of a namespace's usage: ConfigMap gpu-quota-usage, metrics, and `kubectl gpuquota` by a real kubectl."""
 
 import json
 import os
@@ -38,7 +38,7 @@ from vcuda.quota.terms import USAGE_LABELS
 
 SHARE = {"nvidia.com/vcuda-core": "50", "nvidia.com/vcuda-memory": "2048"}
 NO_NODE_HAS_A_MODEL = "no node has a GPU model, so pods that request GPUs stay pending"
-"""These tests need no node, so the report may have this warning."""
+"""Most of these tests create no node, so the report may have this warning."""
 
 ENTRY = {"quota": {"M40": {"cards": 4, "memory": "40Gi"}, "P100": 2.5}}
 
@@ -53,7 +53,9 @@ Plugin = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def gpuquota(cluster: Cluster, tmp_path: Path) -> Plugin:
-    """Run `kubectl gpuquota …` in a shell whose PATH has the plugin, and whose context has no namespace."""
+    """Return a function that runs `kubectl gpuquota …`. PATH has the plugin, and the kubeconfig's context has no
+    namespace.
+    """
     assert shutil.which("kubectl-gpuquota", path=sysconfig.get_path("scripts"))
     environment = {
         "PATH": f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}",
@@ -78,7 +80,7 @@ def is_filled(report: Json) -> bool:
 
 
 def fill(cluster: Cluster, installation: Installation, namespace: str) -> None:
-    """Create three pods on M40, of half a card, two cards and one card. Wait until they are counted."""
+    """Create three pods on M40 with half a card, two cards and one card. Wait until the pods are counted."""
     for pod in (gpu_pod("half", namespace, SHARE), card_pod("two", namespace, cards=2), card_pod("one", namespace)):
         cluster.create(on_m40(pod))
     await_committed(installation, namespace, M40=350)
@@ -136,11 +138,12 @@ def test_nothing_is_reserved_when_only_three_pods_are_created(
     assert controller.metric("vcuda_quota_reserved_cores", namespace=team) == 0
 
 
-def test_pods_from_before_the_label_are_reported_and_charged_when_their_model_is_known(
+def test_pods_created_before_the_quota_are_reported_and_charged_when_their_model_is_known(
     cluster: Cluster, installation: Installation, controller: ControllerProcess, create_node: Callable[..., str]
 ) -> None:
-    """Of two pods that were not charged, one runs on a node, which determines its model. The other waits without a
-    model.
+    """Two pods were created before the quota, and were not charged. One pod runs on a node, which determines its model.
+
+    The other pod is not bound and has no model.
     """
     node = create_node("slipped-m40", {MODEL: "M40"}, {"tencent.com/vcuda-core": "1600"})
     with installation.free_team() as namespace:
@@ -163,7 +166,9 @@ def test_pods_from_before_the_label_are_reported_and_charged_when_their_model_is
 def test_a_pod_that_is_not_pinned_is_charged_by_its_node(
     cluster: Cluster, installation: Installation, create_node: Callable[..., str]
 ) -> None:
-    """The pod is charged as soon as its node gets a model, and to another model when that changes."""
+    """The pod is charged when its node gets a model label. When that label changes, the charge changes to the new
+    model.
+    """
     node = create_node("late-m40", {}, {"tencent.com/vcuda-core": "1600"})
     with installation.free_team() as namespace:
         pod = card_pod("bound", namespace)
@@ -177,7 +182,7 @@ def test_a_pod_that_is_not_pinned_is_charged_by_its_node(
 
 @pytest.fixture
 def guarded(cluster: Cluster, namespace: str) -> Iterator[str]:
-    """A namespace in a cluster with the policy of the manifests."""
+    """A namespace in a cluster in which the policy that protects usage reports is in effect."""
     manifest = str(MANIFESTS / "usage-policy.yaml")
     cluster.kubectl("apply", "-f", manifest)
     probe = report_of(namespace, "")
@@ -188,7 +193,7 @@ def guarded(cluster: Cluster, namespace: str) -> Iterator[str]:
 
 
 def report_of(namespace: str, told: str) -> Json:
-    """Return a report that a tenant forges, with the labels of the controller."""
+    """Return a forged usage report of a tenant, with the labels that the controller sets."""
     metadata = {"namespace": namespace, "name": USAGE, "labels": USAGE_LABELS}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"usage.json": told}}
 
@@ -232,7 +237,7 @@ def test_the_plugin_shows_all_namespaces(
     with limited_team(installation, ENTRY) as other:
         reports = {namespace: await_published(cluster, namespace) for namespace in (team, other)}
         shown = gpuquota("-A", "-o", "json")
-        # There may also be a namespace of an earlier test, whose report is about to be deleted.
+        # The output may also have a namespace of an earlier test, whose report will be deleted soon.
         assert {report["namespace"]: report for report in json.loads(shown.stdout)}.items() >= reports.items()
 
 
@@ -240,7 +245,10 @@ def test_the_plugin_shows_all_namespaces(
 def test_a_real_kubectl_runs_the_single_file_of_a_release(
     cluster: Cluster, team: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """By a Python without other packages. kubectl finds it on PATH, and it finds that kubectl."""
+    """The single file of a release runs in a Python without other packages.
+
+    kubectl finds the plugin on PATH, and the plugin calls the same kubectl.
+    """
     await_published(cluster, team)
     write_plugin(tmp_path, tmp_path_factory.mktemp("source"))
     write_python(tmp_path)
@@ -259,8 +267,10 @@ def test_a_real_kubectl_runs_the_single_file_of_a_release(
 
 @pytest.mark.usefixtures("controller_manager")
 def test_why_shows_what_a_rejected_deployment_waits_for(cluster: Cluster, team: str, gpuquota: Plugin) -> None:
-    """The output has its last rejection, that it would be rejected now too, and the pod that has to end. Then it may
-    continue.
+    """`kubectl gpuquota why` prints the last rejection of a Deployment, the present decision, and the pod that must
+    end.
+
+    After that pod has ended, the command succeeds.
     """
     cluster.create(on_m40(card_pod("holder", team, cards=3)))
     await_published(cluster, team, lambda use: used(use)["M40"] == 3)
@@ -302,7 +312,7 @@ def test_explain_shows_the_decision_and_reason_for_each_pod_and_creates_nothing(
 def test_explain_covers_claims_templates_and_the_claims_a_pod_would_get(
     cluster: Cluster, team: str, gpuquota: Plugin, tmp_path: Path
 ) -> None:
-    """Before Kubernetes 1.34 there are no claims. They are rejected with the reason, and the command does not fail."""
+    """Kubernetes before 1.34 does not serve claims. The command then reports each object as refused, and why."""
     file = tmp_path / "claims.yaml"
     made = [
         dra.claim(team, "fits"),
@@ -337,7 +347,7 @@ def test_explain_covers_claims_templates_and_the_claims_a_pod_would_get(
 def test_explain_does_not_send_a_pod_for_which_another_webhook_would_create_a_claim(
     cluster: Cluster, installation: Installation, team: str, gpuquota: Plugin, tmp_path: Path
 ) -> None:
-    """HAMi-DRA's webhook is such a webhook: it creates the claim even in a dry run, with a name made from the pod's."""
+    """HAMi-DRA's webhook creates a claim even in a dry run. The name of the claim is made from the name of the pod."""
     dra.require_dra(cluster)
 
     def make_claim(_path: str, review: Json) -> Json:

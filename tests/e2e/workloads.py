@@ -1,4 +1,4 @@
-"""Workloads whose controllers create pods: all their pods are rejected, and later retried."""
+"""Workloads whose controllers create pods, for tests in which these pods are rejected and later retried."""
 
 import itertools
 import threading
@@ -15,11 +15,11 @@ HUNDREDTH = {"nvidia.com/vcuda-core": "1", "nvidia.com/vcuda-memory": "1"}
 RETRIED = "quota.vcuda.io/retried-at"
 API_VERSIONS = {"ReplicationController": "v1", "Job": "batch/v1"}
 KINDS = ("ReplicaSet", "ReplicationController", "StatefulSet", "DaemonSet", "Job")
-"""The kinds that own rejected pods. The pods of a Deployment belong to its ReplicaSet."""
+"""The kinds that can own a rejected pod. A pod of a Deployment is owned by a ReplicaSet."""
 
 
 def workload(kind: str, namespace: str, name: str = "train", *, replicas: int = 1, pod: Json | None = None) -> Json:
-    """Return a workload with so many pods, by default of one card each."""
+    """Return a workload with ``replicas`` pods. By default each pod requests one card."""
     labels = {"app": name}
     template = {"metadata": {"labels": labels}, "spec": (pod or card_pod("", namespace))["spec"]}
     spec: Json = {"selector": {"matchLabels": labels}, "replicas": replicas, "template": template}
@@ -36,8 +36,9 @@ def workload(kind: str, namespace: str, name: str = "train", *, replicas: int = 
 
 
 def creating(cluster: Cluster, namespace: str) -> AbstractContextManager[None]:
-    """Create at most twenty pods a second on M40 during the ``with`` statement, each of a hundredth of a card. A 429 is
-    no failure.
+    """Create pods on M40 during the ``with`` statement, at most twenty per second, each with a hundredth of a card.
+
+    A 429 does not count as a failure.
     """
 
     def create(stop: threading.Event) -> None:
@@ -51,11 +52,13 @@ def creating(cluster: Cluster, namespace: str) -> AbstractContextManager[None]:
 
 
 def check_retried(cluster: Cluster, manager: Component | None, namespace: str, free: Callable[[], None]) -> None:
-    """Assert that one workload of every kind is rejected, and retried when ``free`` has released quota."""
+    """Create a workload of every kind, and assert that it is rejected. Assert that it is retried after ``free``
+    releases quota.
+    """
     assert manager is not None
     created = [cluster.create(workload(kind, namespace, kind.lower())) for kind in KINDS]
     await_refused(cluster, namespace)
-    # Otherwise the controller manager might retry by itself.
+    # The controller manager is stopped meanwhile, because it might retry by itself.
     with manager.away():
         free()
         for each in created:
@@ -63,12 +66,12 @@ def check_retried(cluster: Cluster, manager: Component | None, namespace: str, f
 
 
 def await_refused(cluster: Cluster, namespace: str) -> None:
-    """Return when a workload of every kind in ``namespace`` shows that its pod was rejected."""
+    """Return when a workload of every kind in the namespace has reported that its pod was rejected."""
     cluster.await_events(namespace, "reason=FailedCreate", lambda events: kinds_told(events) >= {*KINDS})
     for kind in ("ReplicaSet", "ReplicationController"):
         path = cluster.path_of(workload(kind, namespace))
         cluster.await_collection(path, lambda found: all("conditions" in each["status"] for each in found))
-    # A DaemonSet's Event is written before its status, which alone shows that a pod is missing.
+    # A DaemonSet's Event is written before its status. Only the status shows that a pod is missing.
     path = cluster.path_of(workload("DaemonSet", namespace))
     cluster.await_collection(path, lambda found: all(each["status"]["desiredNumberScheduled"] for each in found))
 

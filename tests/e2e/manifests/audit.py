@@ -1,4 +1,4 @@
-"""Compares the requests that accounts made to the API server with the rules of their roles."""
+"""Compares the requests in the API server's audit log with the RBAC rules of the accounts that made them."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from tests.processes import eventually
 
 @dataclass(frozen=True)
 class Asked:
-    """A kind of request. ``namespace`` and ``name`` are empty if it is not limited to one."""
+    """A kind of request. ``namespace`` is empty for all namespaces, and ``name`` is empty for all objects."""
 
     verb: str
     group: str
@@ -30,9 +30,13 @@ class Asked:
 
 @dataclass(frozen=True)
 class Permission:
-    """A rule of a Role in its namespace, or of a ClusterRole, for which ``namespace`` is empty.
+    """One rule of a Role or ClusterRole that is bound to a ServiceAccount.
 
-    ``account`` is the name of the ServiceAccount that it is bound to.
+    ``account``: the name of the ServiceAccount.
+    ``kind``, ``namespace``, ``role``: the kind, namespace and name of the role. The namespace of a ClusterRole is
+    empty.
+    ``index``: the number of the rule in the role.
+    ``rule``: the rule itself.
     """
 
     account: str
@@ -75,7 +79,7 @@ class AuditLog:
     file: Path
 
     def requests(self, user: str) -> set[Asked]:
-        """Return every kind of request that ``user`` made and was authorized to make, with any result."""
+        """Return every kind of request that ``user`` made and was authorized to make. The requests may have failed."""
         return {asked_in(event) for event in self._events() if event["user"]["username"] == user and was_allowed(event)}
 
     def refused(self, user: str) -> set[Asked]:
@@ -101,9 +105,7 @@ def asked_in(event: Json) -> Asked:
 
 
 def permissions(objects: Sequence[Json], account: str) -> list[Permission]:
-    """Return every rule that the manifests bind to the ServiceAccount of this name, except the rules of Kubernetes' own
-    roles.
-    """
+    """Return every rule that the manifests bind to this ServiceAccount. Rules of Kubernetes' own roles are left out."""
     roles = {
         (each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"]): each["rules"]
         for each in objects
@@ -123,24 +125,23 @@ REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 
 def lists_in_pages(requests: set[Asked]) -> set[Asked]:
-    """Return the LISTs that an API server without streamed lists gets in place of these watches.
+    """Return the LISTs that our programs would send in place of these watches.
 
-    They are made after a stream was cut short, and if lists are not streamed, as on Kubernetes 1.30.
+    They send such a LIST if the API server does not stream lists, as on Kubernetes 1.30, or if the stream was cut
+    short.
     """
     return {replace(each, verb="list") for each in requests if each.verb == "watch"}
 
 
 def needing(permission: Permission, requests: set[Asked], rules: Sequence[Permission]) -> dict[tuple[str, str], Asked]:
-    """For each verb and resource of the rule, return a request that this rule permits and no other rule of the
-    account.
-    """
+    """Return a request for each verb and resource of the rule. No other rule of the account permits these requests."""
     others = [each for each in rules if each.account == permission.account and each != permission]
     needed = {each for each in requests if permission.allows(each) and not any(other.allows(each) for other in others)}
     return {(each.verb, each.resource): each for each in sorted(needed, key=str)}
 
 
 def spare(permission: Permission, requests: set[Asked], rules: Sequence[Permission]) -> set[tuple[str, str]]:
-    """Return the verbs and resources of the rule that no request needed."""
+    """Return the pairs of a verb and a resource that the rule permits, and for which no request needed the rule."""
     rule = permission.rule
     held = {(verb, resource) for verb in rule["verbs"] for resource in rule["resources"]}
     return held - needing(permission, requests, rules).keys()
@@ -149,7 +150,7 @@ def spare(permission: Permission, requests: set[Asked], rules: Sequence[Permissi
 def check_refused_without(
     cluster: Cluster, user: str, permission: Permission, requests: set[Asked], rules: Sequence[Permission]
 ) -> None:
-    """Assert that the API server rejects the requests that need the rule while the role lacks it."""
+    """Remove the rule from its role, and assert that the API server then denies the requests that need the rule."""
     needed = needing(permission, requests, rules)
     assert needed
     for request in needed.values():

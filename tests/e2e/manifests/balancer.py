@@ -1,6 +1,6 @@
-"""Acts as kube-proxy for a Service: accepts connections at one address, and hands each to one of the endpoints.
+"""Acts as kube-proxy for a Service: accepts connections at one address, and forwards each to one of the endpoints.
 
-A connection stays with its endpoint, even if that is removed.
+A connection stays with its endpoint, even if the endpoint is removed.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ CHUNK = 2**16
 
 
 class Balancer:
-    """Listens at ``port`` of 127.0.0.1. A test adds and removes the local ports that are endpoints."""
+    """A proxy that listens at ``port`` of 127.0.0.1. Its endpoints are local ports, which a test adds and removes."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
@@ -29,12 +29,12 @@ class Balancer:
             self._endpoints.append(port)
 
     def remove(self, port: int) -> None:
-        """Send no more new connections to this port, which may be no endpoint."""
+        """Remove this port from the endpoints, if it is one of them. New connections then go to other endpoints."""
         with self._changed:
             self._endpoints = [each for each in self._endpoints if each != port]
 
     def endpoints(self) -> list[int]:
-        """Return the endpoints that get new connections."""
+        """Return the ports to which new connections are forwarded."""
         with self._changed:
             return list(self._endpoints)
 
@@ -57,7 +57,9 @@ class Balancer:
             self._hand_over(client)
 
     def _hand_over(self, client: socket.socket) -> None:
-        """Connect a client to an endpoint. Without an endpoint, or if it no longer listens, close the connection."""
+        """Connect a client to an endpoint. Close the connection if no endpoint exists, or if the chosen endpoint is
+        down.
+        """
         endpoints = self.endpoints()
         try:
             if not endpoints:
@@ -72,7 +74,7 @@ class Balancer:
             threading.Thread(target=self._pump, args=(one, other), name="connection", daemon=True).start()
 
     def _pump(self, one: socket.socket, other: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # either side may close at any time, and the other learns of it below
+        with contextlib.suppress(OSError):  # if one side has closed, the other side is closed below
             while data := one.recv(CHUNK):
                 other.sendall(data)
         for each in (one, other):
@@ -82,7 +84,7 @@ class Balancer:
 
 
 def end(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # the other direction has closed it
+    with contextlib.suppress(OSError):  # the thread of the other direction may have closed it
         connection.shutdown(socket.SHUT_RDWR)
     connection.close()
 

@@ -1,4 +1,7 @@
-"""A separate control plane for tests that apply the manifests, because their webhooks apply to the whole cluster."""
+"""A separate control plane for the tests that apply the manifests.
+
+The webhooks in the manifests are called for the whole cluster, so they would affect other tests.
+"""
 
 import json
 from collections.abc import Iterator
@@ -37,7 +40,8 @@ def plane(assets: Path | None, audit_log: AuditLog, tmp_path_factory: pytest.Tem
     policy.write_text(json.dumps(POLICY))
     flags = (
         *(f"--audit-policy-file={policy}", f"--audit-log-path={audit_log.file}", "--audit-log-mode=blocking"),
-        "--enable-aggregator-routing=false",  # a Service is called by its name, which can resolve to this machine
+        # With this flag the API server calls a Service by its name, which can resolve to this machine.
+        "--enable-aggregator-routing=false",
     )
     settings = Settings(apiserver_flags=flags, own_identities=True)
     with running_control_plane(assets, directory / "control-plane", settings) as running:

@@ -1,4 +1,4 @@
-"""Runs the commands of docs/ exactly as the pages have them, against a system."""
+"""Runs the commands in the pages of docs/, exactly as they are written there, against an installed system."""
 
 import os
 import re
@@ -22,7 +22,7 @@ REGISTERED = "mutatingwebhookconfigurations,validatingwebhookconfigurations"
 
 
 def commands(heading: str) -> list[str]:
-    """Return the code blocks under this heading of any page, without those of subsections."""
+    """Return the code blocks below this heading of any page. Code blocks in subsections are left out."""
     pages = (page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("*.md")))
     found = [re.split(rf"^##+ {heading}\n", page, flags=re.MULTILINE)[1:] for page in pages]
     [section] = [section for sections in found for section in sections]
@@ -31,21 +31,23 @@ def commands(heading: str) -> list[str]:
 
 
 def run(system: System, script: str) -> str:
-    """Run the commands in a shell, with the applied directory as manifests/base. Return their output."""
+    """Run the commands in a shell, with the directory of the applied manifests in place of manifests/base. Return the
+    output.
+    """
     done = _typed(system, script)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
 def refused_run(system: System, script: str) -> str:
-    """Run commands the last of which must fail. Return their error output."""
+    """Run commands, of which one must fail. Return the error output."""
     done = _typed(system, script)
     assert done.returncode != 0, done.stdout
     return done.stderr
 
 
 def _typed(system: System, script: str) -> subprocess.CompletedProcess[str]:
-    program = Path(kubectl())  # without a kubectl the test is skipped
+    program = Path(kubectl())  # skips the test if kubectl is missing
     system.directory.mkdir(exist_ok=True)
     home = {"HOME": str(system.directory), "KUBECONFIG": str(system.cluster.kubeconfig)}
     typed = script.replace("manifests/base", str(system.kustomization))
@@ -62,9 +64,9 @@ def _typed(system: System, script: str) -> subprocess.CompletedProcess[str]:
 
 @contextmanager
 def installed(admin: Cluster, directory: Path, *components: str) -> Iterator[tuple[System, ControllerProcess]]:
-    """Run the applied system, with the example's quota in force in a fresh namespace."""
+    """Apply and run the system. The example quota is in force in the new namespace `TEAM`."""
     directory.mkdir()
-    # The webhooks have the CA of an earlier system. Its components may have roles that this system does not delete.
+    # Delete what this apply would not replace: webhooks with the CA of an earlier system, and roles of its components.
     admin.kubectl(
         "delete", f"{REGISTERED},clusterrolebindings,clusterroles", "-l", "app.kubernetes.io/part-of=vcuda-quota"
     )

@@ -1,6 +1,4 @@
-"""Scenes that together make the controller do everything that it does: each one uses rights that no other scene
-uses.
-"""
+"""Scenes that together make the controller use all its rights. Each scene needs rights that no other scene needs."""
 
 import time
 from collections.abc import Iterator
@@ -43,7 +41,10 @@ def quota_of(cluster: Cluster, webhook: WebhookProcess) -> QuotaConfigMap:
 
 @contextmanager
 def limited(cluster: Cluster, quota: QuotaConfigMap, entry: Json) -> Iterator[str]:
-    """Create a namespace, wait until the controller labels it as exempt, then add this entry."""
+    """Create a namespace that has this quota entry during the ``with`` statement, and delete the namespace afterwards.
+
+    The entry is added only after the controller has labelled the namespace as exempt.
+    """
     namespace = cluster.create_namespace()
     installation.await_enforced(cluster, namespace, enforced=False)
     with quota.limited(**{namespace: entry}):
@@ -57,8 +58,10 @@ def limited(cluster: Cluster, quota: QuotaConfigMap, entry: Json) -> Iterator[st
 
 
 def a_namespace_is_led_through_its_life(cluster: Cluster, quota: QuotaConfigMap) -> None:
-    """A namespace is labelled, charged and settled, a charge without a pod is released, usage is published, and all is
-    removed.
+    """The controller does its work for a namespace, from the first label to the removal of the ledger.
+
+    The namespace is labelled. A pod is charged and settled. A charge whose pod was never stored is released. The usage
+    is published. At last the ledger and the usage are removed.
     """
     with limited(cluster, quota, {"quota": {"M40": 2}}) as namespace:
         collection, _, name = installation.ledger_path(namespace).rpartition("/")
@@ -72,12 +75,15 @@ def a_namespace_is_led_through_its_life(cluster: Cluster, quota: QuotaConfigMap)
 
 
 def pending(ledger: Json) -> bool:
-    """Return whether a stored ledger has pending charges."""
+    """Return whether this ConfigMap, a ledger, has pending charges."""
     return bool(read_ledger(ledger["data"]["ledger"]).pending)
 
 
 def a_pod_from_before_the_quota_is_told_that_it_is_not_counted(cluster: Cluster, quota: QuotaConfigMap) -> None:
-    """An Event on the pod reports it. A running pod is counted, and opens the ledger of its namespace."""
+    """A quota is added to a namespace with two pods. An Event reports that the pod without a node is not counted.
+
+    The running pod is counted, so a ledger is written for the namespace.
+    """
     namespace = cluster.create_namespace()
     running = card_pod("runs", namespace)
     cluster.create({**running, "spec": {**running["spec"], "nodeName": NODE}})
@@ -90,7 +96,10 @@ def a_pod_from_before_the_quota_is_told_that_it_is_not_counted(cluster: Cluster,
 
 
 def stale_allocations_are_removed(cluster: Cluster) -> None:
-    """An allocation is removed from a pod that was never bound, and HAMi's lock from a node. Each has an Event."""
+    """The controller removes an allocation from a pod that was never bound, and HAMi's lock from a node.
+
+    An Event reports each removal.
+    """
     namespace = cluster.create_namespace()
     pod = Allocated("stale", GPU_MANAGER, "gone-node")
     pod.create(cluster, namespace)
@@ -103,14 +112,17 @@ def stale_allocations_are_removed(cluster: Cluster) -> None:
 
 
 def every_kind_of_workload_tries_again(cluster: Cluster, plane: ControlPlane, quota: QuotaConfigMap) -> None:
-    """Each workload is patched when quota is released."""
+    """The controller patches each kind of workload when quota is released, so that its pods are created again."""
     with limited(cluster, quota, {"quota": {"M40": 5}}) as namespace:
         cluster.create(card_pod("holder", namespace, cards=5))
         check_retried(cluster, plane.controller_manager, namespace, lambda: cluster.delete_pod(namespace, "holder"))
 
 
 def a_malformed_quota_is_reported(cluster: Cluster, quota: QuotaConfigMap) -> None:
-    """Each part that reads the quota reports it. The ConfigMap has no label, so the edit is not checked."""
+    """Each part that reads the quota reports a malformed document by an Event.
+
+    The ConfigMap has no label here, so the webhook does not check the edit.
+    """
     good = quota.document()
     cluster.rest.send("DELETE", quota.path).ok()
     bad = QuotaConfigMap(cluster.rest, quota.namespace, quota.name, labels={})
@@ -126,7 +138,10 @@ def nodes_have_models(cluster: Cluster) -> None:
 def a_damaged_journal_is_made_anew_once_it_is_deleted_and_goes_with_its_node(
     cluster: Cluster, controller: ControllerProcess
 ) -> None:
-    """The journal was damaged before this controller led, by `damage_a_journal`."""
+    """The controller recreates a damaged journal of a node after its deletion, and deletes the journal with the node.
+
+    `damage_a_journal` must have damaged the journal before this controller became the leader.
+    """
     controller.await_log("placements of a node cannot be read")
     cluster.rest.send("DELETE", f"{CORE}/configmaps/{JOURNAL}").ok()
     cluster.await_object(f"{CORE}/configmaps", JOURNAL, lambda made: made["data"]["placements"] != "{")
@@ -135,15 +150,15 @@ def a_damaged_journal_is_made_anew_once_it_is_deleted_and_goes_with_its_node(
 
 
 def damage_a_journal(cluster: Cluster) -> None:
-    """Damage the journal of a node that is removed later. An earlier controller has created the journal."""
+    """Damage the journal of a node: the ConfigMap with the extender's placements on that node. It must exist."""
     cluster.rest.merge_patch(f"{CORE}/configmaps/{JOURNAL}", {"data": {"placements": "{"}})
 
 
 def a_certificate_that_nobody_renewed_is_told(system: System) -> None:
-    """An Event on the Service reports it. One of the Service's endpoints serves an expired leaf."""
+    """An endpoint of the webhook's Service serves an expired certificate. An Event on the Service reports that."""
     with showing_an_old_leaf(system.directory / "old-leaf") as address:
         system.cluster.create(endpoint_slice(address))
-        with system.controller():  # the controller checks as soon as it leads
+        with system.controller():  # the controller checks the certificates as soon as it is the leader
             system.cluster.await_events(installation.SYSTEM_NAMESPACE, f"reason={REASON}")
     system.cluster.rest.send("DELETE", f"{SLICES}/{SERVICE}").ok()
 
@@ -162,7 +177,7 @@ def endpoint_slice(address: str) -> Json:
 
 
 def a_pod_is_placed_on_a_card(cluster: Cluster, quota: QuotaConfigMap) -> None:
-    """The second scheduler places the pod. The extender, which it calls, writes the card on the pod."""
+    """The second scheduler places the pod. Its extender writes the chosen card into the annotations of the pod."""
     with limited(cluster, quota, {"quota": {"M40": 1}}) as namespace:
         placed = place(cluster, namespace, "placed")
         assert placed["spec"]["schedulerName"] == SCHEDULER
@@ -175,7 +190,7 @@ def place(cluster: Cluster, namespace: str, name: str) -> Json:
 
 
 def a_pod_beyond_a_lowered_quota_is_evicted(cluster: Cluster, quota: QuotaConfigMap) -> None:
-    """The newer of two pods is evicted. No kubelet runs here, so it keeps terminating."""
+    """The newer of two pods is evicted. No kubelet runs here, so the evicted pod stays in the state Terminating."""
     with limited(cluster, quota, {"quota": {"M40": 2}}) as namespace:
         for name in ("a-older", "b-newer"):
             place(cluster, namespace, name)
@@ -186,7 +201,10 @@ def a_pod_beyond_a_lowered_quota_is_evicted(cluster: Cluster, quota: QuotaConfig
 
 
 def the_extenders_certificate_is_renewed(system: System) -> None:
-    """It gets one more name while the extender serves. The extender presents it when kubelet has updated the volume."""
+    """The extender's certificate gets another DNS name while the extender runs.
+
+    The extender serves the new certificate after kubelet has updated the mounted Secret.
+    """
     done = system.rotate(EXTENDER_JOB, dns="extender.example.com", timeout="1s")
     assert "IssueLeaf" in done.stdout, done.stdout + done.stderr
     system.mount_extender_certificates()
@@ -195,7 +213,10 @@ def the_extenders_certificate_is_renewed(system: System) -> None:
 
 
 def the_schedulers_certificate_is_renewed(system: System) -> None:
-    """It is replaced with its CA, as after a leak: the extender trusts the new CA first, and drops the old one last."""
+    """The scheduler's certificate and its CA are replaced, as after a leak of the key.
+
+    The extender first trusts the new CA in addition to the old CA. It stops trusting the old CA last.
+    """
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     spans = {"overlap": "1s", "retention": "1s", "timeout": "20s"}
     done = system.rotate(SCHEDULER_JOB, issued_before=now, **spans)

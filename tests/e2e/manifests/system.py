@@ -1,4 +1,4 @@
-"""Runs the whole system as processes: every workload of the manifests, with its flags and its account's token."""
+"""Runs the whole system as processes: every workload of the manifests, with its flags and with its account's token."""
 
 import base64
 import json
@@ -47,12 +47,19 @@ LEFT_BEHIND = (
     "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/00-vcuda-quota",
     "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/vcuda-quota",
 )
-"""Objects that would affect the next system: those with certificates or a leader of an earlier one."""
+"""Objects of an earlier system that would affect the next one, for example its certificates and the Lease of its
+leader.
+"""
 
 
 @dataclass(frozen=True)
 class System:
-    """The applied manifests. Their parts are started one by one. ``directory`` has their files."""
+    """The system whose manifests are applied to a cluster. A test starts its parts one by one.
+
+    ``balancer``: acts as the webhook's Service.
+    ``kustomization``: the applied directory.
+    ``directory``: the directory for certificates and other files of the parts.
+    """
 
     cluster: Cluster
     balancer: Balancer
@@ -75,14 +82,16 @@ class System:
         return one(self.objects, kind, name)
 
     def rotate(self, name: str = CERTIFICATES, **flags: str) -> subprocess.CompletedProcess[str]:
-        """Run the Job that issues the first certificates. The flags are added to its own."""
+        """Run the command of this Job, which issues certificates. ``flags`` override the flags of the Job."""
         job = self.workload("Job", name)
         changed: dict[str, str | Path] = {f"--{name.replace('_', '-')}": value for name, value in flags.items()}
         changed["--kubeconfig"] = account_of(self.cluster, job)
         return self._run(command_of(job, changed))
 
     def certs(self, command: str, **flags: str) -> subprocess.CompletedProcess[str]:
-        """Run a command of vcuda-certs as an administrator, with the names of the Job."""
+        """Run a command of vcuda-certs as an administrator, with those flags of the certificates' Job that name
+        objects.
+        """
         job = self.workload("Job", CERTIFICATES)
         changed: dict[str, str | Path] = {f"--{name}": value for name, value in flags.items()}
         [program, _, *names] = command_of(job, {**changed, "--kubeconfig": self.cluster.kubeconfig})
@@ -94,7 +103,7 @@ class System:
         )
 
     def webhook(self) -> WebhookProcess:
-        """Run a replica of the webhook, which is no endpoint yet."""
+        """Run a replica of the webhook. The replica does not become an endpoint of the Service."""
         deployment = self.workload("Deployment", "vcuda-webhook")
         certificates = self.directory / "certificates"
         mount_secret(self.cluster, deployment, certificates)
@@ -106,11 +115,11 @@ class System:
         program, command, *rest = command_of(deployment, flags)
         assert (program, command) == ("vcuda-webhook", "serve")
         process = WebhookProcess(rest, certificates / "ca.crt", {})
-        process.tls.check_hostname = False  # it is called by its address here, as by kubelet's probes
+        process.tls.check_hostname = False  # the test calls the replica by its address, as kubelet's probes do
         return process
 
     def controller(self, **flags: str) -> ControllerProcess:
-        """Run a controller, as leader or standby. The flags are added to its own."""
+        """Run a controller, which becomes the leader or a standby. ``flags`` override the flags of the Deployment."""
         deployment = self.workload("Deployment", "vcuda-controller")
         changed: dict[str, str | Path] = {
             "--status-address": "127.0.0.1:0",
@@ -124,9 +133,7 @@ class System:
         return ControllerProcess(*rest)
 
     def _extender_flags(self, deployment: Json) -> dict[str, str | Path]:
-        """Return the flags for the extender's address and mounted certificates, or none if the manifests have no
-        extender.
-        """
+        """Return the flags for the extender's address and certificates; empty if the manifests have no extender."""
         if "volumes" not in pod_spec(deployment):
             return {}
         address = f"{own_address()}:{free_ports(1)[0]}"
@@ -144,7 +151,7 @@ class System:
 
     @contextmanager
     def scheduler(self, extender: str) -> Iterator[Component]:
-        """Run the second scheduler, which leads by its Lease, and calls the extender at this address (IP:PORT)."""
+        """Run the second scheduler with its Lease. It calls the extender at this address (IP:PORT)."""
         deployment = self.workload("Deployment", SCHEDULER)
         account = account_of(self.cluster, deployment)
         mounted = self.directory / "scheduler"
@@ -167,7 +174,7 @@ class System:
         return config
 
     def node_agent(self) -> NodeProcess:
-        """Run the agent of the node `NODE`, with its own directories. Its pod is stored."""
+        """Run the agent of the node `NODE`, with directories of this test. The agent's own pod is also created."""
         daemon_set = self.workload("DaemonSet", "vcuda-node-gpu-manager")
         kubelet_pods, root = self.directory / "kubelet-pods", self.directory / "vm"
         for each in (kubelet_pods, root):
@@ -183,7 +190,9 @@ class System:
         return NodeProcess(*rest)
 
     def _agents_pod(self, daemon_set: Json) -> Json:
-        """Return the agent's own pod, running on the node, as the DaemonSet's controller and kubelet would have it."""
+        """Create the agent's own pod, running on the node, as the DaemonSet controller and kubelet would do. Return the
+        pod.
+        """
         namespace, name = daemon_set["metadata"]["namespace"], f"vcuda-node-{uuid.uuid4().hex[:5]}"
         metadata = {"namespace": namespace, "name": name}
         spec = {"nodeName": NODE, "containers": [{"name": "node", "image": "vcuda-quota"}]}
@@ -192,13 +201,14 @@ class System:
 
     @contextmanager
     def serving(self, replicas: int) -> Iterator[list[WebhookProcess]]:
-        """Issue all first certificates, and run so many replicas that are ready, endpoints of the Service, and
-        registered.
+        """Issue all first certificates, run replicas of the webhook, and register the webhooks.
+
+        When this returns, the replicas are ready and are endpoints of the Service.
         """
         for job in (each for each in self.objects if each["kind"] == "Job"):
             name = job["metadata"]["name"]
-            # No replica answers yet, so the Job of the webhook's certificates would wait for one. No process has loaded
-            # the scheduler's CA yet, so no process needs time to load a new one.
+            # No replica answers yet, so the Job of the webhook's certificates must not wait for a replica. No process
+            # has loaded the scheduler's CA yet, so no process needs time to load a new CA.
             changed = {"overlap": "1s"} if name.startswith("vcuda-scheduler") else {}
             done = self.rotate(name, **({"timeout": "0s"} if name == CERTIFICATES else changed))
             assert done.returncode == 0, done.stdout + done.stderr
@@ -212,8 +222,8 @@ class System:
             yield processes
 
     def renew(self) -> subprocess.CompletedProcess[str]:
-        """Run the Job of the webhook's certificates again. The replicas may still serve the certificate of before."""
-        # The Service has no endpoints here, because it is a name for this machine.
+        """Run the Job of the webhook's certificates again. The replicas may still serve the earlier certificate."""
+        # The Service has no endpoints here, because its type is ExternalName.
         done = self.rotate(timeout="60s", endpoint=f"127.0.0.1:{self.balancer.port}")
         assert done.returncode == 0, done.stdout + done.stderr
         return done
@@ -227,7 +237,7 @@ class System:
         )
 
     def _try_wrong_quota(self) -> Answer:
-        """Ask for a quota that the webhook rejects. Nothing is stored."""
+        """Create, in a dry run, a quota that the webhook rejects. Return the answer."""
         namespace, name = self.quota_config_map
         metadata = {"namespace": namespace, "name": name, "labels": {"quota.vcuda.io/config": "true"}}
         wrong = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"gpu_quota": "{team-a: 8}"}}
@@ -240,7 +250,7 @@ def port_of(process: WebhookProcess) -> int:
 
 @contextmanager
 def applied(cluster: Cluster, directory: Path, *components: str) -> Iterator[System]:
-    """Apply the base and these components for this API server, after removing the objects of an earlier system."""
+    """Remove the objects of an earlier system, then apply the base and these components to this API server."""
     remove_left_behind(cluster)
     with balancing() as balancer:
         kustomization = reachable(directory, components, balancer.port)
@@ -250,7 +260,7 @@ def applied(cluster: Cluster, directory: Path, *components: str) -> Iterator[Sys
 
 
 def remove_left_behind(cluster: Cluster) -> None:
-    """Delete the objects of an earlier system that another one does not replace."""
+    """Delete those objects of an earlier system that an apply of the next system does not replace."""
     for path in LEFT_BEHIND:
         answer = cluster.rest.send("DELETE", path)
         assert answer.status in (HTTPStatus.OK, HTTPStatus.NOT_FOUND)
@@ -260,9 +270,9 @@ TIMEOUT = 120
 
 
 def reachable(directory: Path, components: Sequence[str], port: int) -> Path:
-    """Write a kustomization of the base and these components whose webhooks are called at ``port`` of this machine.
+    """Write a kustomization of the base and these components. Its webhooks are called at ``port`` of this machine.
 
-    The API server resolves a Service of type ExternalName to its name, and still expects the certificate of
+    The API server connects to the external name of a Service of type ExternalName. It still expects a certificate for
     NAME.NAMESPACE.svc.
     """
     target = composed(directory, components)
@@ -294,8 +304,9 @@ def apply(cluster: Cluster, directory: Path, *flags: str) -> str:
 def command_of(workload: Json, changed: Mapping[str, str | Path], **fields: str) -> list[str]:
     """Return the program of a workload with its arguments.
 
-    ``changed``: flags with their values here. A flag of the manifest is changed in place, any other is added at the
-    end. ``fields``: values of the downward API.
+    ``changed``: flags with new values. A flag of the manifest is changed in place, and any other flag is added at the
+    end.
+    ``fields``: the values of environment variables that the downward API sets.
     """
     given = container(workload)["args"]
     left = dict(changed)
@@ -321,12 +332,12 @@ def account_of(cluster: Cluster, workload: Json) -> Path:
 
 
 def user_of(workload: Json) -> str:
-    """Return the user name of that account."""
+    """Return the user name of the workload's ServiceAccount."""
     return f"system:serviceaccount:{workload['metadata']['namespace']}:{pod_spec(workload)['serviceAccountName']}"
 
 
 def mount_secret(cluster: Cluster, workload: Json, directory: Path) -> None:
-    """Write the keys of the workload's Secrets to files, either all or those that its volumes name, as kubelet does."""
+    """Write the workload's Secrets to files, as kubelet does. If a volume lists keys, only these keys are written."""
     directory.mkdir(exist_ok=True)
     for secret in (volume["secret"] for volume in pod_spec(workload)["volumes"] if "secret" in volume):
         path = f"/api/v1/namespaces/{workload['metadata']['namespace']}/secrets/{secret['secretName']}"

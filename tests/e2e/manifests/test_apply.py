@@ -1,4 +1,4 @@
-"""The manifests are applied to a real API server, and applied again as an upgrade."""
+"""Applies the manifests to a real API server, and applies them again as an upgrade."""
 
 import base64
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ WAYS = pytest.mark.parametrize("flags", [("--server-side",), ()], ids=["server-s
 
 
 def define_kinds_of_others(cluster: Cluster, objects: Sequence[Json]) -> None:
-    """Create the CustomResourceDefinitions that other projects install, without a schema, and their namespace."""
+    """Create the CustomResourceDefinitions that other projects install, and their namespace, without schemas."""
     for kind, api_version in {(each["kind"], each["apiVersion"]) for each in objects}:
         group, _, version = api_version.partition("/")
         if group in OTHERS:
@@ -49,7 +49,7 @@ def established(kind: str) -> Callable[[list[Json]], bool]:
 
     def holds(definitions: list[Json]) -> bool:
         [found] = [each for each in definitions if each["spec"]["names"]["kind"] == kind]
-        conditions = found.get("status", {}).get("conditions") or []  # null at first
+        conditions = found.get("status", {}).get("conditions") or []  # the field is null before the first apply
         return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)
 
     return holds
@@ -68,7 +68,7 @@ def test_every_overlay_applies(admin: Cluster, overlay: Path) -> None:
 @WAYS
 def test_an_upgrade_keeps_the_ca_bundles_and_all_equal_objects(admin: Cluster, flags: tuple[str, ...]) -> None:
     remove_left_behind(admin)
-    # Other managers may have fields of objects that earlier tests left behind.
+    # Objects of earlier tests may have fields that belong to other field managers.
     forced = ("--force-conflicts",) if flags else ()
     apply(admin, BASE, *flags, *forced)
     for path in ("mutatingwebhookconfigurations/00-vcuda-quota", "validatingwebhookconfigurations/vcuda-quota"):
@@ -85,7 +85,7 @@ def test_an_upgrade_keeps_the_ca_bundles_and_all_equal_objects(admin: Cluster, f
 
 
 def write_bundles(cluster: Cluster, path: str) -> None:
-    """Register the webhooks that the configuration declares, with a caBundle, as vcuda-certs does."""
+    """Write the webhooks that the configuration's annotation declares, with a caBundle, as vcuda-certs does."""
     declared = yaml.safe_load(cluster.rest.get(path)["metadata"]["annotations"][ANNOTATION])
     for hook in declared:
         hook["clientConfig"]["caBundle"] = BUNDLE
@@ -94,7 +94,7 @@ def write_bundles(cluster: Cluster, path: str) -> None:
 
 
 def stored(cluster: Cluster, objects: Sequence[Json]) -> dict[str, Json]:
-    """Return the stored objects except workloads, whose controllers write a status."""
+    """Return the stored objects. Workloads are left out, because Kubernetes' controllers write their status."""
     settled = [each for each in objects if each["kind"] not in ("Deployment", "DaemonSet", "Job", "CronJob")]
     return {
         f"{each['metadata'].get('namespace', '')} {label(each)}": cluster.rest.get(
@@ -107,7 +107,10 @@ def stored(cluster: Cluster, objects: Sequence[Json]) -> dict[str, Json]:
 
 @pytest.mark.parametrize("account", ["vcuda-webhook", "vcuda-controller"])
 def test_requests_for_ledgers_have_a_priority_level_of_their_own(admin: Cluster, account: str) -> None:
-    """The API server reports the priority level in its answer. Other requests of the same account have another one."""
+    """Each answer of the API server names the priority level of the request.
+
+    Requests of the same account for other objects have another level.
+    """
     apply(admin, BASE, "--server-side", "--force-conflicts")
     schema = admin.rest.get("/apis/flowcontrol.apiserver.k8s.io/v1/flowschemas/vcuda-quota")
     with closing(Cluster(admin.control_plane, admin.service_account_token(SYSTEM_NAMESPACE, account))) as own:

@@ -1,4 +1,4 @@
-"""The bad night of docs/troubleshooting.md: each failure is caused, and the commands of the page are typed exactly."""
+"""Causes each failure of "The bad night" in docs/troubleshooting.md, and repairs it by the page's exact commands."""
 
 import base64
 import socket
@@ -31,7 +31,7 @@ Night = tuple[System, ControllerProcess]
 
 @pytest.fixture(scope="module")
 def night(admin: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Night]:
-    """A system that all tests of this file break and repair."""
+    """One system, which all tests of this file break and repair."""
     with installed(admin, tmp_path_factory.mktemp("night") / "system") as (system, controller):
         first = system.balancer.endpoints()
         yield system, controller
@@ -39,7 +39,7 @@ def night(admin: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def tell(what: str, began: float) -> None:
-    """Print the seconds since ``began``, for docs/troubleshooting.md."""
+    """Print the seconds since ``began``. docs/troubleshooting.md quotes such times."""
     print(f"bad night: {what}: {time.monotonic() - began:.1f} s")
 
 
@@ -51,12 +51,12 @@ def told(what: str) -> Iterator[None]:
 
 
 def refusal(cluster: Cluster, pod: Json) -> str:
-    """Return why the pod is rejected, or an empty text if it would be stored. A dry run charges nothing."""
+    """Return the reason why the pod is rejected, or an empty text if it is admitted. A dry run charges nothing."""
     return cluster.try_create(pod, dryRun="All").message
 
 
 def await_refusal(cluster: Cluster, pod: Json, words: str, before: Callable[[], None] = lambda: None) -> None:
-    """Return when the pod is rejected with these words. ``before`` is called before each attempt."""
+    """Create the pod in dry runs until the rejection contains ``words``. ``before`` is called before each attempt."""
     seen: list[str] = []
 
     def refused() -> bool:
@@ -72,7 +72,7 @@ def await_created(cluster: Cluster, pod: Json) -> None:
 
 
 def serve_from(system: System, *ports: int) -> None:
-    """Make these the endpoints of the webhook's Service. Close the API server's connections to others."""
+    """Make these ports the endpoints of the webhook's Service, and close the API server's connections to others."""
     for port in system.balancer.endpoints():
         system.balancer.remove(port)
     for port in ports:
@@ -82,7 +82,7 @@ def serve_from(system: System, *ports: int) -> None:
 
 @contextmanager
 def another_replica(system: System, what: str) -> Iterator[None]:
-    """During the ``with`` statement only a new replica serves, as the Deployment would start it."""
+    """Start a new replica, as the Deployment would do. It is the only endpoint during the ``with`` statement."""
     began = time.monotonic()
     with system.webhook() as replica:
         replica.await_ready()
@@ -92,10 +92,10 @@ def another_replica(system: System, what: str) -> Iterator[None]:
 
 
 def test_pods_are_created_while_a_webhook_that_is_down_is_restored(admin: Cluster, night: Night) -> None:
-    """Pods are not charged meanwhile, but counted when they are on a node. New pods are charged when the webhook is
-    back.
+    """While the failure policy is Ignore, pods are not charged, but they are counted when they are bound to a node.
 
-    Pods without a GPU, in unlimited namespaces, or of the system are not delayed.
+    When the webhook works again, new pods are charged. Some pods are created even while the webhook is down and nothing
+    is changed: pods without a GPU, pods in unlimited namespaces, and pods of the system.
     """
     system, _ = night
     ignore, fail = commands("The bad night")
@@ -127,7 +127,9 @@ def test_pods_are_created_while_a_webhook_that_is_down_is_restored(admin: Cluste
 
 
 def restricted(pod: Json) -> Json:
-    """Return the pod, of one container, with what our namespace's Pod Security Standard requires."""
+    """Return the pod, which has one container, with the fields that the Pod Security Standard of our namespace
+    requires.
+    """
     [container] = pod["spec"]["containers"]
     of_pod = {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}}
     of_container = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
@@ -143,14 +145,14 @@ QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
 
 @pytest.fixture
 def served(night: Night) -> Iterator[System]:
-    """The system with a separate replica."""
+    """The system, with a new replica of the webhook as its only endpoint."""
     with another_replica(night[0], "a replica ready"):
         yield night[0]
 
 
 @pytest.fixture
 def other_team(admin: Cluster) -> Iterator[str]:
-    """The second namespace of the example's quota."""
+    """The namespace team-b, which the example quota also limits."""
     with admin.fresh_namespace(name="team-b") as name:
         yield name
     admin.await_gone("/api/v1/namespaces", name)
@@ -160,7 +162,11 @@ def other_team(admin: Cluster) -> Iterator[str]:
 def test_a_lost_ledger_is_opened_by_itself_and_a_damaged_one_after_its_deletion(
     admin: Cluster, served: System, other_team: str
 ) -> None:
-    """Both are opened when no pod that was charged in them can be stored any more. Stored pods are counted."""
+    """One ledger is lost (deleted by force). Another ledger is damaged, and deleted by the command of the page.
+
+    Both are created again. They are opened, so that pods are admitted again, when no pod that was charged in the
+    earlier ledger can still be stored. Stored pods are counted.
+    """
     unbind, (apply,), (delete,) = (*map(commands, ("A wrong quota or policy", "A lost ledger", "A damaged ledger")),)
     here, other = card_pod("train", TEAM, cards=2), memory_pod(other_team)
     admin.create(card_pod("first", TEAM))
@@ -184,12 +190,12 @@ def test_a_lost_ledger_is_opened_by_itself_and_a_damaged_one_after_its_deletion(
 
 
 def patched(cluster: Cluster, namespace: str, patch: Json) -> int:
-    """Return the status of a patch of the ledger: 403 while the policy that protects it is in effect."""
+    """Patch the ledger and return the HTTP status, which is 403 while the policy that protects ledgers is in effect."""
     return cluster.rest.send("PATCH", ledger_path(namespace), patch, content_type=MERGE_PATCH).status
 
 
 def memory_pod(namespace: str, name: str = "train") -> Json:
-    """Return a pod with a share of a card. The example's quota of team-b limits its memory too."""
+    """Return a pod with a share of a card. The example quota also limits the GPU memory of team-b."""
     return gpu_pod(name, namespace, {"tencent.com/vcuda-core": "10", "tencent.com/vcuda-memory": "4"})
 
 
@@ -207,8 +213,9 @@ def test_a_quota_that_rejects_every_pod_is_replaced_or_deleted(admin: Cluster, s
 
 
 def test_a_policy_that_rejects_everything_is_disabled_and_an_apply_restores_it(admin: Cluster, served: System) -> None:
-    """The apply also restores the registration. Quotas that could not be proven to be in effect meanwhile are
-    included.
+    """One apply restores the policy and the registration of the webhooks.
+
+    It also brings a quota into effect that took no effect while the registration was missing.
     """
     replace, delete, unbind, apply = commands("A wrong quota or policy")
     wrong = [{"expression": "false", "message": "nobody"}]
@@ -268,7 +275,7 @@ def test_the_commands_of_the_pages_name_the_pod_of_the_leader(night: Night, head
 
 
 def serve_expired(system: System) -> None:
-    """Store an expired leaf of the present CA in the Secret, and have the replica serve it."""
+    """Store an expired certificate of the present CA in the Secret. The replica serves it."""
     data = {key: base64.b64decode(text) for key, text in system.cluster.rest.get(CA_SECRET)["data"].items()}
     authority = read_authority(data["ca.crt"], data["ca.key"], "the CA")
     then = authority.certificate.not_valid_before_utc
@@ -281,7 +288,7 @@ def serve_expired(system: System) -> None:
 
 
 def run_job(system: System, name: str) -> None:
-    """Act as the kubelet of the Job's pod: run its command, and set its status to succeeded."""
+    """Act as the kubelet of the Job's pod: run the command of the pod, and set the status of the pod to succeeded."""
     path, selector = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/pods", f"batch.kubernetes.io/job-name={name}"
     [pod] = system.cluster.await_collection(path, lambda pods: len(pods) == 1, labelSelector=selector)
     assert pod["spec"]["containers"][0]["args"] == container(system.workload("CronJob", "vcuda-certs"))["args"]

@@ -1,6 +1,4 @@
-"""The life of a Helm release: it is upgraded and rolled back while pods are created, and its uninstall leaves
-nothing.
-"""
+"""Installs, upgrades, rolls back and uninstalls a Helm release. Pods are created meanwhile, and no object remains."""
 
 import json
 import os
@@ -41,8 +39,8 @@ MORE = 2 * PACE
 
 @pytest.fixture
 def admin(assets: Path | None, tmp_path: Path) -> Iterator[Cluster]:
-    """An empty cluster, since helm does not adopt objects that it did not create."""
-    # A Service is called by its name, which can resolve to this machine.
+    """An empty cluster, because helm does not adopt objects that it did not create."""
+    # The API server then calls a Service by its name, which can resolve to this machine.
     settings = Settings(apiserver_flags=("--enable-aggregator-routing=false",), own_identities=True)
     with running_control_plane(assets, tmp_path / "plane", settings) as plane, administering(plane) as cluster:
         yield cluster
@@ -86,7 +84,7 @@ class Release:
 
 
 def reachable(directory: Path, port: int) -> Path:
-    """Return a copy of the chart whose webhooks are called at ``port``, as `tests.e2e.manifests.system` does it."""
+    """Return a copy of the chart whose webhooks are called at ``port``. See `tests.e2e.manifests.system.reachable`."""
     chart = Path(shutil.copytree(CHART, directory / "chart"))
     registration, workloads = (chart / "templates" / f"{name}.yaml" for name in ("registration", "workloads"))
     registration.write_text(registration.read_text().replace("port: 443", f"port: {port}"))
@@ -108,7 +106,7 @@ def share(number: int, namespace: str) -> Json:
 def test_no_create_fails_during_the_life_of_a_release_and_its_uninstall_leaves_nothing(
     admin: Cluster, tmp_path: Path, name: str
 ) -> None:
-    """No pod is admitted without the webhook either: each one gets the annotation that only /mutate sets."""
+    """Each created pod has the annotation that only /mutate sets. So no pod was admitted without the webhook."""
     admin.create_node(NODE, {MODEL: "M40"})
     with balancing() as balancer:
         release = Release(admin, balancer, tmp_path, name)
@@ -153,7 +151,7 @@ def bundles_of(admin: Cluster) -> list[str]:
 
 
 def uninstall(admin: Cluster, release: Release, namespaces: Sequence[str] = NAMESPACES) -> None:
-    """Type what the page says, be the kubelet of the hook's Job meanwhile, and type the page's check."""
+    """Run the page's command, and meanwhile act as the kubelet of the hook's Job. Then run the page's check."""
     command, _, check = commands("Uninstall")
     assert command == "helm uninstall vcuda-quota --namespace kube-system\n"
     with ThreadPoolExecutor(1) as pool:
@@ -161,7 +159,7 @@ def uninstall(admin: Cluster, release: Release, namespaces: Sequence[str] = NAME
         run_hook(admin, release.system, namespaces[0])
         typed.result()
     for namespace in namespaces:
-        # As kubelet would.
+        # Without a kubelet, nothing else ends the pods.
         admin.kubectl("delete", "pods", "--all", f"--namespace={namespace}", "--grace-period=0", "--force")
         admin.await_gone("/api/v1/namespaces", namespace)
     for line in check.splitlines():
@@ -169,7 +167,7 @@ def uninstall(admin: Cluster, release: Release, namespaces: Sequence[str] = NAME
 
 
 def run_hook(admin: Cluster, system: System, namespace: str) -> None:
-    """Run the command of the Job with its account, and let its pod have ended well."""
+    """Run the Job's command with the rights of its account, and set the status of its pod to succeeded."""
     path, selector = f"/api/v1/namespaces/{namespace}/pods", "batch.kubernetes.io/job-name=vcuda-uninstall"
     [pod] = admin.await_collection(path, lambda pods: len(pods) == 1, labelSelector=selector)
     account = admin.kubeconfig_for_token(admin.service_account_token(namespace, "vcuda-uninstall"))
@@ -202,7 +200,7 @@ def test_a_release_whose_namespaces_and_quota_are_named_differently_limits_pods_
             await_published(admin, TEAM)
             ledgers = admin.rest.get("/api/v1/namespaces/gpu-books/configmaps")["items"]
             assert f"gpu-ledger-{TEAM}" in {each["metadata"]["name"] for each in ledgers}
-            # The entry for all other namespaces is not for those of the parts.
+            # The quota entry for all other namespaces does not limit the namespaces of this system.
             assert not {f"gpu-ledger-{name}" for name in own} & {each["metadata"]["name"] for each in ledgers}
         found = {each["metadata"]["name"] for each in admin.rest.get("/api/v1/namespaces")["items"]}
         assert found & {*own, *NAMESPACES} == {*own}

@@ -1,5 +1,6 @@
-"""A cluster in which only GPU feature discovery describes the nodes works after `apply`, without a label set by
-hand.
+"""A cluster in which only GPU feature discovery describes the nodes.
+
+The system works after `kubectl apply`, although nobody has set a model label.
 """
 
 import json
@@ -41,7 +42,7 @@ CONTROLLER = "system:serviceaccount:vcuda-quota:vcuda-controller"
 
 @pytest.fixture(scope="module")
 def system(admin: Cluster, plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    """The applied base, with nodes that only GPU feature discovery and NVIDIA's device plugin describe."""
+    """The applied base. Only GPU feature discovery and NVIDIA's device plugin describe the nodes."""
     require(plane, "kube-scheduler")
     for name, product, count in (("d-a100", A100_PRODUCT, "1"), ("d-t4", "Tesla-T4", "2")):
         admin.create_node(name, features(product, count)["labels"], {GPU: count})
@@ -92,7 +93,8 @@ def test_nodes_are_labelled_with_their_product_or_with_the_model_of_the_quotas_r
     labelled = admin.await_object("/api/v1/nodes", "d-t4", lambda node: label_of(node) is not None)
     assert label_of(labelled) == T4_PRODUCT
     assert labelled["metadata"]["annotations"][DISCOVERED] == f"{T4_PRODUCT} from gpu-feature-discovery"
-    # The node may have been labelled before the quota named a row. By that row both values are the model A100.
+    # The controller may have labelled the node before the quota had a row for the product. With the row, both label
+    # values mean the model A100.
     assert label_of(admin.await_object("/api/v1/nodes", "d-a100", lambda node: label_of(node) is not None)) in (
         A100_PRODUCT,
         "A100",

@@ -1,4 +1,4 @@
-"""docs/first-rejection.md, typed exactly: from an empty cluster to the first rejection."""
+"""Runs the exact commands of docs/first-rejection.md, from an empty cluster to the first rejection."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,7 @@ PAGE = (DOCS / "first-rejection.md").read_text(encoding="utf-8")
 
 @pytest.fixture
 def system(admin: Cluster, plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    """Run the nodes of the page, HAMi's scheduler, and the overlay as the page applies it."""
+    """Create the page's nodes, run a scheduler with the name of HAMi's, and apply and run the page's overlay."""
     require(plane, "kube-scheduler")
     directory = tmp_path_factory.mktemp("first-rejection")
     shares, cards = hami("NVIDIA L40S"), features("Tesla-T4", "2")

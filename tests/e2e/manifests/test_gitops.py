@@ -1,7 +1,7 @@
-"""GitOps tools find no drift: what our Jobs and the controller write into applied objects is no change for them.
+"""GitOps tools report no drift, although our Jobs and the controller write into applied objects.
 
-Flux applies on the server by force, and compares the live object with a dry run (`github.com/fluxcd/pkg/ssa`,
-`ResourceManager.Diff`). Argo CD merges three ways, as `kubectl diff` does.
+Flux uses server-side apply with force, and compares the stored object with the result of a dry run
+(`github.com/fluxcd/pkg/ssa`, `ResourceManager.Diff`). Argo CD uses a three-way merge, as `kubectl diff` does.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ def system(admin: Cluster, tmp_path: Path) -> Iterator[System]:
 
 
 def manifests(system: System) -> list[Json]:
-    """The objects as the tool reads them from its repository."""
+    """Return the objects that the GitOps tool would read from its repository."""
     return list(yaml.safe_load_all(kubectl_k(system.cluster, "kustomize", system.kustomization).stdout))
 
 
@@ -62,7 +62,7 @@ def test_flux_finds_no_drift_before_and_after_the_webhooks_are_registered(admin:
     assert drifted(admin, objects) == []
     with system.serving(1), system.controller() as controller:
         controller.await_synced()
-        await_enforced(admin, SYSTEM_NAMESPACE, enforced=False)  # the label that the controller writes
+        await_enforced(admin, SYSTEM_NAMESPACE, enforced=False)  # waits for a label that the controller writes
         assert drifted(admin, objects) == []
 
 

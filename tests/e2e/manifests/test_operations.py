@@ -1,4 +1,4 @@
-"""The commands of docs/install.md, upgrade.md and operations.md, typed exactly."""
+"""Runs the exact commands of docs/install.md, docs/upgrade.md and docs/operations.md."""
 
 from http import HTTPStatus
 from pathlib import Path
@@ -38,9 +38,10 @@ def test_deleted_ledgers_are_rebuilt_from_the_pods_and_enforce_the_quota(admin: 
 def test_an_upgrade_and_a_rollback_work_while_the_first_jobs_wait_for_their_image(
     admin: Cluster, tmp_path: Path
 ) -> None:
-    """No kubelet runs here, so the pods never end, and `rollout status`, the last command, would wait forever.
+    """The commands of the page are run except the last one, `rollout status`. It would wait forever without a kubelet.
 
-    The controller removes the finalizers of the deleted ledgers, also of those that earlier tests have left behind.
+    The rollback deletes the ledgers. The controller removes their finalizers, including those of earlier tests'
+    ledgers.
     """
     [upgrade], rollback = commands("Upgrade"), commands("Roll back")
     deletion, application, status = upgrade.replace("\\\n", "").splitlines()
@@ -54,14 +55,14 @@ def test_an_upgrade_and_a_rollback_work_while_the_first_jobs_wait_for_their_imag
         run(system, f"{deletion}\n{application}")
         for name in FIRST_JOBS:
             assert container(admin.rest.get(f"{JOBS}/{name}"))["image"] == "vcuda-quota:another"
-        # Roll back, to the image that the checkout of the earlier commit would name.
+        # Roll back. In place of the checkout of an earlier commit, the test writes the earlier image.
         ledgers, (checkout, *again) = rollback[0], rollback[1].replace("\\\n", "").splitlines()
         assert (checkout, again) == ("git checkout COMMIT", [deletion, application, status])
         file.write_text(file.read_text().replace("newTag: another", "newTag: 0.1.0"))
         run(system, f"{ledgers}\n{deletion}\n{application}")
         for name in FIRST_JOBS:
             assert container(admin.rest.get(f"{JOBS}/{name}"))["image"] == "vcuda-quota:0.1.0"
-        run(system, deletion)  # with this image they would block the next apply
+        run(system, deletion)  # the next apply could not change the image of these Jobs
 
 
 _, UNINSTALL, CHECK = commands("Uninstall")
@@ -77,16 +78,16 @@ PREPARE, DELETE = UNINSTALL.splitlines()
     ids=["the command first", "without Python", "the objects first"],
 )
 def test_the_uninstall_blocks_no_pod_and_leaves_nothing(admin: Cluster, tmp_path: Path, order: tuple[str, ...]) -> None:
-    """After the first command, no webhook is needed to create a pod.
+    """After the first command, pods can be created although no webhook runs.
 
-    The components create objects outside our own namespaces. The page's check must find these too.
+    The components also create objects outside our namespaces. The page's check must include such objects.
     """
     first, *others = order
     with installed(admin, tmp_path / "system", "scheduler", "enforce-audit") as (system, controller):
         admin.create(card_pod("charged", TEAM))
         await_published(admin, TEAM)
         run(system, first)
-        # Its pod is deleted with the other objects.
+        # The first command also deletes the pod of the controller.
         assert controller.terminate() == 0, controller.output()
         for port in system.balancer.endpoints():
             system.balancer.remove(port)

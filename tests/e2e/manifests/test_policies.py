@@ -1,7 +1,6 @@
-"""The base's ValidatingAdmissionPolicies on a real API server: which requests each one rejects, and which still
-succeed.
+"""The ValidatingAdmissionPolicies of manifests/base on a real API server: which requests they reject and permit.
 
-tests/integration/test_manifests_policies.py evaluates the expressions by themselves, for every name.
+tests/integration/test_manifests_policies.py evaluates the expressions without an API server, for every annotation.
 """
 
 from collections.abc import Callable, Iterator
@@ -42,7 +41,9 @@ Accounts = Callable[..., Cluster]
 
 @pytest.fixture(scope="module", autouse=True)
 def in_force(admin: Cluster) -> None:
-    """Wait until the policies are in effect. They take effect together, some time after the last is stored."""
+    """Wait until the policies are in effect. All of them take effect together, some time after the last policy is
+    stored.
+    """
     apply(admin, BASE, "--server-side", "--force-conflicts")
     with admin.fresh_namespace() as namespace:
         account = controller_account(admin)
@@ -75,8 +76,8 @@ def tenant(admin: Cluster, team: str) -> Iterator[Cluster]:
 
 @pytest.fixture
 def account(admin: Cluster, team: str) -> Iterator[Accounts]:
-    """Return a function that creates an account with a ClusterRole, or with rules (verbs, resources), in all
-    namespaces.
+    """Return a function that creates an account with rights in all namespaces: a ClusterRole, or pairs (verbs,
+    resources).
     """
     with ExitStack() as teardown:
 
@@ -165,7 +166,7 @@ def test_an_account_that_may_bind_pods_or_patch_nodes_may_write_allocations(
 def test_a_binding_may_carry_an_allocation_if_the_account_may_bind_pods(
     admin: Cluster, team: str, account: Accounts, resource: str, *, admitted: bool
 ) -> None:
-    """The older resource needs another right, which no scheduler uses any more."""
+    """The older resource `bindings` needs another right, which no scheduler uses today."""
     binder = account("binder", ("create", resource))
     path = f"{pod_path(team)}/binding" if admitted else f"/api/v1/namespaces/{team}/bindings"
     binding = {"apiVersion": "v1", "kind": "Binding", "target": {"kind": "Node", "name": "gpu-1"}}
@@ -188,9 +189,10 @@ def test_allocations_may_be_written_in_an_exempt_namespace(admin: Cluster, tenan
 def test_a_tenant_cannot_unprotect_or_disown_a_claim_and_kubernetes_still_can(
     admin: Cluster, tenant: Cluster, team: str
 ) -> None:
-    """The real scheduler and claim controller, with their own rights, allocate, protect and delete the claim."""
+    """The real scheduler and the real claim controller can still allocate, protect and delete the claim."""
     dra.require_dra(admin)
-    for kind in ("mutating", "validating"):  # they have no server here, and would be called for this pod
+    # No server answers for these webhooks here, but the API server would call them for this pod.
+    for kind in ("mutating", "validating"):
         admin.delete(f"/apis/admissionregistration.k8s.io/v1/{kind}webhookconfigurations/vcuda-quota")
     using = dra.claiming(team, "uses", resourceClaimTemplateName="gpu")
     with dra.published(admin, dra.Published(dra.NVIDIA, f"{team}-node", [dra.card(0, "A100")])):
@@ -219,9 +221,7 @@ def test_a_tenant_cannot_unprotect_or_disown_a_claim_and_kubernetes_still_can(
 def test_a_tenant_cannot_delete_a_running_pod_at_once_if_it_uses_a_claim_by_name(
     admin: Cluster, tenant: Cluster, team: str, way: str
 ) -> None:
-    """If the pod could be deleted at once, its containers would keep running, and the next pod could get other
-    devices.
-    """
+    """After a forced deletion the containers would keep running, while the claim could be allocated again elsewhere."""
     dra.require_dra(admin)
     admin.create(dra.claim(team, "mine"))
     using = dra.claiming(team, "uses", resourceClaimName="mine")

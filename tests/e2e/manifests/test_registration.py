@@ -1,4 +1,4 @@
-"""The webhooks are registered after a replica has answered, and restored if somebody changes them."""
+"""vcuda-certs registers the webhooks only after a replica has answered, and restores them if somebody changes them."""
 
 import base64
 import subprocess
@@ -56,7 +56,7 @@ def privileged_pod(namespace: str) -> Json:
 
 
 def test_no_pod_is_rejected_before_a_replica_has_answered(admin: Cluster, directory: Path) -> None:
-    """Neither an image that does not exist nor a failing Job for certificates blocks any namespace, old or new."""
+    """No pod is blocked, in old or new namespaces, if the image does not exist or if the Job for certificates fails."""
     with applied(admin, directory) as system, admin.fresh_namespace() as team:
         for after_certificates in (False, True):
             if after_certificates:
@@ -75,7 +75,7 @@ def test_an_apply_keeps_the_registered_webhooks_and_a_replace_removes_them_until
     admin: Cluster, directory: Path, flags: tuple[str, ...]
 ) -> None:
     with applied(admin, directory) as system, system.serving(1):
-        # The first apply of one way may take over fields from the other way.
+        # The first client-side apply takes over fields from server-side apply, and the other way round.
         apply(admin, system.kustomization, *flags, *(("--force-conflicts",) if flags else ()))
         before = {path: admin.rest.get(path) for path in NAMES}
         apply(admin, system.kustomization, *flags)
@@ -196,7 +196,7 @@ def test_with_cert_manager_the_webhooks_are_registered_with_its_ca_and_nothing_i
 
 @contextmanager
 def issued_by_cert_manager(cluster: Cluster) -> Iterator[str]:
-    """Write the serving Secret as cert-manager does. Yield its CA as a caBundle."""
+    """Write the serving Secret as cert-manager does, and yield its CA in the form of a caBundle."""
     now = datetime.now(UTC)
     authority = make_authority(now)
     leaf = make_leaf(authority, service_names("vcuda-webhook", SYSTEM_NAMESPACE), now)

@@ -1,6 +1,7 @@
-"""The rights in the manifests: every part can do all its work with them, and every right is needed.
+"""Checks the RBAC rules of the manifests: they are enough for all the work of every part, and each rule is needed.
 
-`tests.e2e.manifests.audit` explains how. The base is judged by itself, and then what components add to it.
+The tests compare the rules with the requests in the audit log (`tests.e2e.manifests.audit`). The base is checked by
+itself, and then the rules that components add.
 """
 
 import time
@@ -22,7 +23,7 @@ from tools.control_plane import ControlPlane
 from tools.ports import free_ports
 from vcuda.kube import Kube
 
-# The first test waits for two whole lives of the system.
+# The fixture of the first test runs the whole system several times.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 
 WITH_AGENT = MANIFESTS / "overlays" / "gpu-manager"
@@ -35,12 +36,11 @@ def rbac_of(*components: str) -> list[Json]:
 
 
 ADDED, OF_THE_PAGE = rbac_of(*COMPONENTS), rbac_of("page")
-# No kubelet runs here, so a bound pod has ended when it is deleted.
+# No kubelet reports the end of a deleted pod here, so max_terminating_seconds must release its charge at once.
 FASTER = {"storable_seconds": "2", "full_pass_seconds": "4", "allocation_timeout": "1", "max_terminating_seconds": "0"}
 
 KUBERNETES_OWN = {"system:kube-scheduler", "system:volume-scheduler", "extension-apiserver-authentication-reader"}
-"""The roles that the API server itself creates, for the second scheduler as for the first. Their rules are not
-judged.
+"""Roles that the API server itself creates. The second scheduler uses them too. The tests do not check their rules.
 """
 
 
@@ -70,12 +70,12 @@ def the_components_live(system: System, plane: ControlPlane) -> None:
     cluster.create_node(scenes.LEAVING, capacity=scenes.CARDS)
     address = f"{own_address()}:{free_ports(1)[0]}"
     with system.serving(1) as [webhook]:
-        # The second address has another family, so the slice is created again.
+        # The second address has another IP family, so the EndpointSlice must be created again.
         for advertised in ("[fd00::1]:10443", "192.0.2.1:10443"):
             with system.controller(extender_advertise=advertised) as earlier:
                 earlier.await_log("the Service routes to this replica")
         scenes.damage_a_journal(cluster)
-        # With the default the ledger would stay a minute and a half longer than its limit.
+        # With the default of 75 s, the ledger would remain for a minute and a half after its quota entry is removed.
         served = {"extender_address": address, "extender_advertise": address, "storable_seconds": "2"}
         with (
             system.controller(audit_period="1", **served) as controller,
@@ -92,14 +92,25 @@ def the_components_live(system: System, plane: ControlPlane) -> None:
 
 
 def the_page_lives(system: System, _plane: ControlPlane) -> None:
-    for advertised in ("192.0.2.1:8088", "192.0.2.2:8088", "[fd00::1]:8088"):  # the last one needs another slice
+    for advertised in (
+        "192.0.2.1:8088",
+        "192.0.2.2:8088",
+        "[fd00::1]:8088",
+    ):  # the last address needs another EndpointSlice
         with system.controller(ui_advertise=advertised) as controller:
             controller.await_log("the Service routes to this replica")
 
 
 @dataclass(frozen=True)
 class Judged:
-    """The accounts that are judged together: their user names by their names, the judged rules, and all their rules."""
+    """A set of accounts whose rules are checked together.
+
+    ``users``: the user name of each account, by the name of its ServiceAccount.
+    ``rules``: the rules to check.
+    ``all_rules``: all rules of these accounts.
+    ``live``: makes the system do all work that needs the rules.
+    ``components``: the components that are applied with the base.
+    """
 
     users: dict[str, str]
     rules: list[audit.Permission]
@@ -122,7 +133,8 @@ GIVEN, PAGE = accounts_of(ADDED), accounts_of(OF_THE_PAGE)
 OF_THE_BASE, OF_COMPONENTS = rules_of(rendered(WITH_AGENT), [*OURS]), rules_of(ADDED, [*GIVEN])
 PAGE_RULES = rules_of(OF_THE_PAGE, [*PAGE])
 JUDGED = {
-    # The extender's account may create slices too, so the rights of the page are judged without the extender.
+    # The extender's rules also permit to create EndpointSlices. So the rules of the page are checked without the
+    # extender.
     "page": Judged(PAGE, PAGE_RULES, [*OF_THE_BASE, *PAGE_RULES], the_page_lives, ("page",)),
     "base": Judged(OURS, OF_THE_BASE, OF_THE_BASE, the_base_lives, ("node-agent-gpu-manager",)),
     "components": Judged(GIVEN, OF_COMPONENTS, [*OF_THE_BASE, *OF_COMPONENTS], the_components_live, COMPONENTS),
@@ -130,7 +142,8 @@ JUDGED = {
 ACCOUNTS = [(name, account) for name, judged in JUDGED.items() for account in judged.users]
 RULES = [(name, rule) for name, judged in JUDGED.items() for rule in judged.rules]
 EVERY = [*OF_THE_BASE, *OF_COMPONENTS, *PAGE_RULES]
-# The base needs this right, and a component extends it: the extender deletes any ConfigMap, not only gpu-cards.
+# Rules that no wider rule covers. An example of a covered rule: the base may delete the ConfigMap gpu-cards, and the
+# extender may delete any ConfigMap.
 REFUSED_WITHOUT = [
     (name, rule) for name, rule in RULES if not any(each != rule and each.covers(rule) for each in EVERY)
 ]
@@ -140,7 +153,7 @@ REFUSED_WITHOUT = [
 def asked(
     plane: ControlPlane, admin: Cluster, audit_log: audit.AuditLog, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, set[audit.Asked]]]:
-    """Return the requests of every account during a whole life of the system, by judged set and by account."""
+    """Return the requests that each account made while the system did all its work, by set and by account."""
     if plane.controller_manager is None:
         pytest.skip(f"no kube-controller-manager in {plane.assets}")
     streams = streams_lists(Kube.connect(admin.kubeconfig))
@@ -179,13 +192,13 @@ def test_every_verb_of_every_rule_is_needed_by_a_request(
 def test_without_the_rule_the_api_server_rejects_the_requests_that_need_it(
     admin: Cluster, asked: dict[str, dict[str, set[audit.Asked]]], name: str, permission: audit.Permission
 ) -> None:
-    """The manifests of all judged sets have been applied."""
+    """The roles of all three sets exist at this time. So only rules that no other rule covers are tested."""
     require_served(admin.control_plane, permission)
     user, requests = JUDGED[name].users[permission.account], asked[name][permission.account]
     audit.check_refused_without(admin, user, permission, requests, EVERY)
 
 
-def test_every_rule_of_the_manifests_is_judged_except_those_of_kubernetes_own_roles(tmp_path: Path) -> None:
+def test_every_rule_of_the_manifests_is_checked_except_those_of_kubernetes_own_roles(tmp_path: Path) -> None:
     """The manifests are rendered with all components together."""
     objects = rendered(composed(tmp_path, (*COMPONENTS, "page", "node-agent-gpu-manager")))
     accounts = [each["metadata"]["name"] for each in objects if each["kind"] == "ServiceAccount"]

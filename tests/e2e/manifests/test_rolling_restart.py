@@ -1,4 +1,4 @@
-"""A rolling restart of the webhook under load, with the manifests' probes, preStop and times, fails no create."""
+"""A rolling restart of the webhook under load fails no create, with the probes, preStop and times of the manifests."""
 
 import http.client
 import signal
@@ -28,7 +28,7 @@ PACE = 20
 """The number of pods that are created per second."""
 
 MORE = 2 * PACE
-"""The number of pods that only the new replicas review, after every old one has ended."""
+"""The number of pods that are created after every old replica has ended."""
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_no_create_fails_while_every_replica_is_replaced(admin: Cluster, system:
         assert not before & {port_of(each) for each in after}
         told = sum(each.metric("vcuda_admissions_total", path="/validate", outcome="charged") for each in after)
         assert told >= MORE
-        print(f"\n{creates.created} pods created while {len(after)} replicas were replaced, {told:g} by the new ones")
+        print(f"\n{creates.created} pods created while {len(after)} replicas were replaced, {told:g} by new replicas")
 
 
 def share(number: int, namespace: str) -> Json:
@@ -73,11 +73,11 @@ def share(number: int, namespace: str) -> Json:
 
 
 LEARNED = 4.0
-"""Seconds until the endpoints of a Service, and their clients, have followed a change: slow, but seen in practice."""
+"""Seconds until a change of the endpoints of a Service has reached all clients. It is a slow but realistic case."""
 
 
 class Replica:
-    """A pod of the webhook. It is an endpoint of the Service while it is ready and is not being deleted."""
+    """A pod of the webhook. The pod is an endpoint of the Service while it is ready and not being deleted."""
 
     def __init__(self, system: System, deployment: Json) -> None:
         self.process: WebhookProcess = system.webhook()
@@ -90,9 +90,10 @@ class Replica:
         self._prober.start()
 
     def go(self) -> None:
-        """Delete the pod: it leaves the endpoints, while preStop, SIGTERM and the grace period proceed.
+        """Delete the pod as kubelet does: run preStop, send SIGTERM, and wait for at most the grace period.
 
-        Raises AssertionError if the pod must be killed, or exits with an error.
+        The pod is removed from the endpoints some time after the deletion. Raises an error if the process fails or does
+        not end in time.
         """
         started = time.monotonic()
         self._going.set()
@@ -112,8 +113,9 @@ class Replica:
         self.process.kill()
 
     def _probe(self) -> None:
-        """Run the startup probe until its first success, then the readiness probe, which fails after several failures
-        in a row.
+        """Run the startup probe until its first success, then the readiness probe.
+
+        After `failureThreshold` failures in a row, the pod is removed from the endpoints.
         """
         self._await_startup(self._container["startupProbe"])
         probe, failures = self._container["readinessProbe"], 0
@@ -150,7 +152,7 @@ class Replica:
 
 
 class Rollout:
-    """A Deployment with the replicas of the manifest, restarted one by one by its strategy."""
+    """The webhook's Deployment, with the manifest's number of replicas. A restart follows the manifest's strategy."""
 
     def __init__(self, system: System) -> None:
         self._system = system
@@ -166,8 +168,8 @@ class Rollout:
     def restart(self) -> None:
         """Act as `kubectl rollout restart`, and return when the last old replica has ended.
 
-        With maxUnavailable 0 and maxSurge 1, one new replica at a time is started, and is available for minReadySeconds
-        before an old one is deleted. The controller does not wait for the end of the old one.
+        With maxUnavailable 0 and maxSurge 1, one new replica at a time is started. An old replica is deleted when the
+        new one has been ready for minReadySeconds. The next replica is started before the old replica has ended.
         """
         strategy = self._deployment["spec"]["strategy"]["rollingUpdate"]
         assert (strategy["maxSurge"], strategy["maxUnavailable"]) == (1, 0)

@@ -1,4 +1,4 @@
-"""The applied manifests, with every part run as a process with their flags and tokens: the first steps of a user."""
+"""The first steps of a user with the applied manifests. Every part runs as a process with its flags and tokens."""
 
 import http.client
 import json
@@ -61,7 +61,7 @@ def agent(system: System, node: str) -> Iterator[NodeProcess]:
 
 @pytest.fixture(scope="module")
 def quota(admin: Cluster, controller: ControllerProcess) -> Iterator[None]:
-    """Apply the example quota as the README says. It is in force in the namespace that it limits."""
+    """Apply the example quota as in the README, and wait until it is in force in its namespace."""
     assert controller.port
     path = str(MANIFESTS / "examples" / "gpuquota.yaml")
     admin.create_namespace(TEAM)
@@ -74,7 +74,9 @@ def quota(admin: Cluster, controller: ControllerProcess) -> Iterator[None]:
 
 
 def test_the_first_certificates_are_made_before_any_webhook_runs(admin: Cluster, system: System) -> None:
-    """The first Job issues them with the rights of its account. It succeeds although no replica serves yet."""
+    """The first Job issues the certificates with the rights of its account. It succeeds although no webhook replica
+    runs yet.
+    """
     done = system.rotate(timeout="0s")
     assert done.returncode == 0, done.stdout + done.stderr
     assert admin.rest.get(f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets/vcuda-webhook-tls")["type"] == (
@@ -121,8 +123,8 @@ def test_an_edit_of_the_quota_is_checked_and_other_configmaps_are_not(admin: Clu
 
 @contextmanager
 def without_endpoints(system: System) -> Iterator[None]:
-    """During the ``with`` statement the webhook's Service has no endpoint, and the API server no open connection to
-    one.
+    """Remove all endpoints of the webhook's Service during the ``with`` statement. Also close the open connections to
+    them.
     """
     ports = system.balancer.endpoints()
     for port in ports:
@@ -149,7 +151,7 @@ def test_only_users_who_may_forward_ports_reach_the_usage_page(controller: Contr
 def test_every_metric_that_alerts_and_dashboard_name_is_exported(
     admin: Cluster, system: System, webhook: WebhookProcess, controller: ControllerProcess, agent: NodeProcess
 ) -> None:
-    """One of the running parts, or the API server, exports it."""
+    """The metric is exported by one of our running parts or by the API server."""
     with without_endpoints(system):
         assert admin.try_create(card_pod("waits", TEAM)).status == HTTPStatus.INTERNAL_SERVER_ERROR
     exported = families(webhook.get("/metrics").body) | families(controller.get("/metrics").body)
@@ -162,7 +164,7 @@ def test_every_metric_that_alerts_and_dashboard_name_is_exported(
 
 
 def families(text: bytes) -> set[str]:
-    """Return the names of all samples that these metrics in Prometheus' text format can have."""
+    """Return all names of samples that these metrics, in Prometheus' text format, can have."""
     suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
     return {
         f"{family.name}{suffix}"
