@@ -1,4 +1,6 @@
-"""The ASGI application without a server: how bodies are read, and what happens to bodies that do not arrive."""
+"""Tests of the webhook's ASGI application without a server: reading request bodies, and bodies that never arrive
+completely.
+"""
 
 import asyncio
 import json
@@ -26,8 +28,8 @@ JSON = [(b"content-type", b"application/json")]
 
 
 class Client:
-    """A request: its body in parts, and the messages sent back. After the last part the client is silent, or
-    disconnects.
+    """A client that sends one request body in parts and records the response messages. After the last part, the client
+    either sends nothing more or disconnects.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class Client:
 
 @pytest.fixture
 def service() -> mock.Mock:
-    """A service that answers each review."""
+    """Return a mock of the admission service that answers each review."""
     log = structlog.wrap_logger(structlog.ReturnLogger(), processors=[])
     real = Service(lambda: None, MemoryLedgers(), Metrics(), Gate(), log)
     made = mock.Mock(wraps=real, log=log, metrics=real.metrics)
@@ -83,14 +85,14 @@ def hurry() -> Iterator[None]:
 
 
 def dropped(service: mock.Mock) -> dict[str, float]:
-    """Return how many reviews were dropped so far, by reason."""
+    """Return the number of reviews that were dropped so far, by reason."""
     families = text_string_to_metric_families(service.metrics.render().decode())
     samples = [each for family in families for each in family.samples]
     return {each.labels["reason"]: each.value for each in samples if each.name == "vcuda_reviews_dropped_total"}
 
 
 def serve(service: mock.Mock, *clients: Client) -> None:
-    """Serve all clients at once."""
+    """Serve the requests of all clients concurrently."""
 
     async def run() -> None:
         application = Application(service)
@@ -147,8 +149,8 @@ def of(namespace: str) -> bytes:
 
 
 def test_reviews_of_one_namespace_leave_places_for_the_others_and_small_ones_need_none(service: mock.Mock) -> None:
-    """The other callers get an answer that asks them to repeat the call, preferably at another replica, so their
-    connection ends.
+    """A review that gets no place in time is answered 503. The answer asks the API server to retry and closes the
+    connection, so that the retry may reach another replica.
     """
     done = asyncio.Event()
 
@@ -184,7 +186,9 @@ def test_who_sends_a_large_body_slowly_makes_room_for_others(service: mock.Mock)
 
 @pytest.mark.parametrize(("size", "path"), [(2, "/validate"), (2, "/quota"), (2 * LARGE_BODY, "/validate")])
 def test_a_review_that_was_received_too_long_ago_is_not_decided(size: int, path: str) -> None:
-    """The replica was suspended or overloaded for longer than the API server waits."""
+    """The replica was suspended or overloaded for longer than the API server waits for an answer, so the review is
+    dropped.
+    """
     policy = mock.Mock()
     webhook = mock.Mock(wraps=Service(policy, MemoryLedgers(), Metrics(), Gate(), mock.Mock()), log=mock.Mock())
     client = Client(b" " * size)

@@ -1,4 +1,6 @@
-"""The order of a rotation's steps, the condition of each step, and the states that need a person."""
+"""Tests of the certificate rotation's plan: the order of its steps, the condition of each step, and the states that
+need a person.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +21,7 @@ BOTH = [SetBundles] * 2
 
 
 def refused(decision: object) -> tuple[Problem, ...]:
-    """Return the problems that a person must fix."""
+    """Return the problems in this decision that a person must fix."""
     assert isinstance(decision, StepRefused)
     return decision.problems
 
@@ -65,7 +67,9 @@ def test_a_leaf_is_renewed_by_the_same_authority_if_only_the_leaf_is_due() -> No
     ],
 )
 def test_a_clock_that_jumps_ahead_does_not_shorten(step: type[steps.Decision], span: str, seen: str) -> None:
-    """A run uses only what it has seen itself for ten seconds."""
+    """A run of the rotation trusts a state only after it has observed that state itself for ten seconds, whatever the
+    clock says.
+    """
     world = rotated(Wait if step is Promote else NoteServed)
     if step is Forget:
         world.take()
@@ -77,7 +81,9 @@ def test_a_clock_that_jumps_ahead_does_not_shorten(step: type[steps.Decision], s
 
 
 def test_a_note_from_the_future_is_replaced() -> None:
-    """The clock was wrong. The note would make the rotation wait for years, or not at all."""
+    """The clock was wrong when a time was recorded. A recorded time in the future would delay the rotation for years,
+    or skip a wait.
+    """
     world = rotated(Wait)
     there = world.state.authorities
     assert there.trusted
@@ -86,7 +92,7 @@ def test_a_note_from_the_future_is_replaced() -> None:
 
 
 def test_the_old_authority_stays_while_even_an_unready_endpoint_presents_its_leaf() -> None:
-    """The endpoint may become ready at any time."""
+    """An endpoint that is not ready still presents the old CA's leaf certificate, and may become ready at any time."""
     world = rotated(IssueLeaf)
     straggler, old_leaf = world.pods[0], world.pods[0].leaf
     world.take()
@@ -131,7 +137,9 @@ def test_an_endpoint_has_time_to_follow_before_a_problem_is_reported() -> None:
 
 
 def test_a_broken_leaf_is_replaced_at_once_if_no_call_succeeds_anyway() -> None:
-    """The caBundles are still written first."""
+    """No API server call can succeed with the broken leaf, so the rotation need not wait. It still writes the caBundles
+    first.
+    """
     assert isinstance(healthy(NOW, since=91 * DAY).decide(POLICY, UNSEEN), IssueLeaf)
 
 
@@ -159,12 +167,16 @@ def test_an_unusable_leaf_is_replaced(serving: Callable[..., Serving]) -> None:
 
 
 def test_a_first_run_creates_everything_without_waiting() -> None:
-    """There may be no configuration and no endpoint yet, because the webhook needs its Secret to start."""
+    """On a first installation there may be no webhook configuration and no endpoint, because the webhook needs its
+    Secret to start.
+    """
     assert World().go_on(Done, POLICY, UNSEEN)[0] == [MakeAuthority, Promote, IssueLeaf]
 
 
 def test_missing_configurations_or_endpoints_are_reported_after_a_while() -> None:
-    """The certificates are correct, and no call succeeds."""
+    """All certificates are valid, but no call can succeed without a webhook configuration. After ten minutes a problem
+    is reported.
+    """
     world = World()
     world.go_on(Done, POLICY, UNSEEN)
     world.time += 9 * MINUTE
@@ -174,7 +186,7 @@ def test_missing_configurations_or_endpoints_are_reported_after_a_while() -> Non
 
 
 def test_a_missing_configuration_is_no_problem_if_none_is_required() -> None:
-    """The extender has no configuration, because the scheduler that calls it has the CA from a file."""
+    """The scheduler extender has no webhook configuration. Its caller, the scheduler, reads the CA from a file."""
     world = healthy(since=HOUR)
     world.put(configurations=())
     assert isinstance(world.decide(POLICY), StepRefused)
@@ -182,7 +194,7 @@ def test_a_missing_configuration_is_no_problem_if_none_is_required() -> None:
 
 
 def test_without_configurations_the_problem_says_how_to_replace_the_authority() -> None:
-    """The extender is an example: its callers read the CA from a file only once."""
+    """The extender has no webhook configuration, and its callers read the CA from a file only at their start."""
     world = healthy(since=MINUTE)
     world.put(configurations=())
     policy = replace(NEW, registered=False)
@@ -196,7 +208,9 @@ def test_without_configurations_the_problem_says_how_to_replace_the_authority() 
 
 
 def test_without_a_configuration_a_valid_authority_is_not_replaced() -> None:
-    """A mistyped label must not count as trust everywhere."""
+    """The configuration's label is mistyped, so the rotation does not find the configuration. That must not count as if
+    every configuration trusted the new CA.
+    """
     world = healthy(NOW, since=MINUTE)
     world.put(configurations=())
     world.take()
@@ -204,7 +218,9 @@ def test_without_a_configuration_a_valid_authority_is_not_replaced() -> None:
 
 
 def waiting_for_the_next_authority(policy: steps.RotationPolicy = NEW) -> World:
-    """Return a world in its overlap, whose leaf must be renewed meanwhile."""
+    """Return a world in which both CAs are trusted for an overlap. The leaf certificate must be renewed during that
+    overlap.
+    """
     world = rotated(Wait, policy)
     leaf = make_leaf(world.current, NAMES, START, timedelta(seconds=80))
     world.put(serving=replace(world.state.serving, leaf=leaf))
@@ -213,7 +229,7 @@ def waiting_for_the_next_authority(policy: steps.RotationPolicy = NEW) -> World:
 
 
 def test_while_the_next_authority_waits_a_leaf_that_is_due_is_renewed_by_the_current_one() -> None:
-    """The overlap may be longer than the rest of the leaf's life."""
+    """The overlap, in which both CAs are trusted, may last longer than the leaf certificate is still valid."""
     policy = replace(NEW, overlap=30 * DAY)
     world = waiting_for_the_next_authority(policy)
     assert isinstance(world.decide(policy, replace(SEEN_LONG, current=NOW)), Wait)
@@ -224,7 +240,7 @@ def test_while_the_next_authority_waits_a_leaf_that_is_due_is_renewed_by_the_cur
 
 
 def test_a_leaf_that_is_due_is_renewed_although_the_next_authority_cannot_be_trusted_yet() -> None:
-    """It may take long until a person restores the label of the configurations."""
+    """The next CA is not trusted until a person restores the label of the configurations, which may take long."""
     world = waiting_for_the_next_authority()
     world.put(configurations=())
     assert isinstance(world.take(), IssueLeaf)
@@ -240,7 +256,9 @@ def test_a_leaf_that_expires_with_its_authority_is_not_renewed_repeatedly() -> N
 
 
 def test_an_authority_that_is_only_in_a_cabundle_is_removed_like_a_retired_one() -> None:
-    """It is trusted until every endpoint has presented another leaf for the retention. No other caBundle gets it."""
+    """The CA stays trusted until every endpoint has presented a leaf of another CA for the retention period. The CA is
+    not copied to other caBundles.
+    """
     world = healthy(NOW)
     world.put_hooks(0, bundle=(make_authority(START - HOUR).certificate, world.current.certificate))
     assert isinstance(world.take(POLICY), NoteServed)
@@ -269,7 +287,9 @@ def test_a_lost_authority_stays_trusted_until_its_leaves_are_replaced() -> None:
 
 
 def test_an_issue_time_in_the_future_replaces_nothing() -> None:
-    """Otherwise each new certificate would be replaced again."""
+    """The option requests replacing all certificates that were issued before a time. If that time is in the future,
+    each new certificate would be replaced again.
+    """
     assert isinstance(healthy().decide(replace(POLICY, issued_before=START + LONG)), Done)
 
 
@@ -311,7 +331,9 @@ def test_an_authority_that_a_locked_configuration_does_not_trust_is_not_promoted
 
 @pytest.mark.parametrize("restored", [False, True], ids=["both Secrets deleted", "the CA Secret from a backup"])
 def test_a_broken_leaf_that_a_locked_configuration_trusts_is_not_replaced(restored: bool) -> None:
-    """The pods serve what it trusts. Another leaf would break its calls until a person has unlocked it."""
+    """The configuration is locked: another tool manages it. It trusts the leaf that the pods serve, so another leaf
+    would break its calls until a person unlocks it.
+    """
     world = locked(healthy(NOW, since=MINUTE))
     world.put(authorities=Authorities(current=make_authority(START - 2 * DAY)) if restored else Authorities())
     world.put(serving=world.state.serving if restored else Serving())
@@ -334,7 +356,9 @@ def test_a_locked_configuration_that_may_trust_an_unreachable_endpoint_keeps_wor
 
 
 def test_a_locked_configuration_that_never_trusted_the_served_leaf_blocks_no_rotation() -> None:
-    """It is a leftover with another caBundle or none, whose calls fail anyway."""
+    """The locked configuration is left over from an earlier installation. Its caBundle never trusted the served leaf,
+    so its calls fail anyway.
+    """
     world = healthy(NOW, since=MINUTE)
     *_, last = world.state.configurations
     hooks = tuple(replace(hook, name=f"old-{hook.name}", bundle=()) for hook in last.hooks)

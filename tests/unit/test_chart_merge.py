@@ -1,4 +1,4 @@
-"""The tree of an object's variants gives each variant back."""
+"""The chart merges the variants of an object into one tree. Rendering that tree must return each variant unchanged."""
 
 from typing import Any
 
@@ -29,7 +29,9 @@ def holds(condition: Condition, component: str) -> bool:
 
 
 def resolved(tree: Tree | None, component: str) -> Any:
-    """Return the value of a component, or of the base for the component ``""``, as the template gives it."""
+    """Return the value that the chart's template renders for a component, or for the base if the component is
+    ``""``.
+    """
     match tree:
         case Leaf(value):
             return value
@@ -43,7 +45,7 @@ def resolved(tree: Tree | None, component: str) -> Any:
 
 
 def filled(value: Any) -> Any:
-    """Return a value without the mappings and lists of which only the other variants have parts."""
+    """Return a copy of the value, made of plain mappings and lists."""
     if isinstance(value, dict):
         return {key: filled(each) for key, each in value.items()}
     return [filled(each) for each in value] if isinstance(value, list) else value

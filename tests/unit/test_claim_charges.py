@@ -1,4 +1,6 @@
-"""The charges of claims for the devices that three drivers publish, and all malformed requests."""
+"""Tests of the charges of ResourceClaims for the devices that three DRA drivers publish, and of all malformed
+requests.
+"""
 
 import pytest
 
@@ -54,7 +56,7 @@ PROFILE = 'device.attributes["gpu.nvidia.com"].profile'
 
 
 def charged(*requests: Manifest, model: str = "A100", policy: ClaimPolicy = POLICY) -> Charge:
-    """Return the charge of a claim with these requests for a model. The claim must have no fault."""
+    """Return what a claim with these requests is charged for a model. The caller must pass valid requests."""
     found = read_claim(view(claim(*requests)), policy)
     assert found.faults == ()
     return found.charge(model)

@@ -1,4 +1,6 @@
-"""The selector that pins a claim to one model: it is written, parsed again, and trusted only if it still holds."""
+"""Tests of the selector that pins a claim to one model: /mutate writes the selector, /validate parses it, and trusts it
+only if it still holds.
+"""
 
 import re
 import string
@@ -104,7 +106,7 @@ def test_a_pin_of_undecided_partitions_names_the_profiles_that_are_charged() -> 
     assert written.endswith('.?profile.orValue("") in ["1g.5gb", "3g.20gb"]')
     narrowed = write_pin(ClaimPin(NVIDIA, ("a100",), ("1g.5gb",)))
     assert held(entry("mig.nvidia.com", narrowed)).charge("A100").cores == 14
-    # Without profiles the partition may be of any profile, even one that does not exist yet.
+    # Without a list of profiles, the MIG partition may have any profile, even a profile that does not exist yet.
     assert held(entry("mig.nvidia.com", pinned("a100"))).charge("A100").cores == 100
 
 

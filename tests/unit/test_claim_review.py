@@ -1,4 +1,4 @@
-"""The answers of /mutate and /validate for ResourceClaims, their templates, and the pods that name them."""
+"""Tests of the answers of /mutate and /validate for ResourceClaims, ResourceClaimTemplates, and pods that name them."""
 
 import asyncio
 import copy
@@ -42,14 +42,14 @@ SCHEDULER = UserInfo("system:kube-scheduler")
 
 
 class Busy(MemoryLedgers):
-    """Ledgers that never answer in time."""
+    """Ledgers whose answers always come too late."""
 
     async def charge(self, request: ChargeRequest) -> Decision:
         return RetryLater(f"too many pods of {request.namespace} are being created at once", soon=True)
 
 
 class Server:
-    """Calls both webhooks for objects in namespace team-a."""
+    """Calls both /mutate and /validate for objects in namespace team-a."""
 
     def __init__(self, quota: NamespaceQuota = QUOTA, *, served: bool = True, **templates: Manifest) -> None:
         whole = Quota({"team-a": quota}, version="41")
@@ -76,7 +76,7 @@ class Server:
         return asyncio.run(decide(Creation(request, self.policy, self.ledgers, self.choices)))
 
     def create(self, manifest: Manifest, uid: str = "u-1") -> AdmissionResponse:
-        """Send an object through both calls, as the API server does."""
+        """Send a new object through /mutate and then /validate, as the API server does."""
         proposed = self.mutate(manifest)
         return self.validate(patched(manifest, proposed), uid) if proposed.allowed else proposed
 
@@ -95,7 +95,7 @@ def patched(manifest: Manifest, answer: AdmissionResponse) -> Manifest:
 
 
 def held(model: str, device_class: str = NVIDIA) -> Manifest:
-    """Return a request that is pinned to a model, as /mutate writes it."""
+    """Return a claim request that is pinned to a model in the way /mutate pins it."""
     return entry(device_class, write_pin(ClaimPin(device_class, (model.lower(),))))
 
 
@@ -196,7 +196,9 @@ def test_an_annotation_decides_nothing() -> None:
 def test_a_share_by_a_claim_keeps_its_limit_unless_the_quota_allows_otherwise(
     create: Callable[..., Manifest], asked: Manifest, value: str, *, refused: bool
 ) -> None:
-    """vgpu-manager reads the annotation from the claim. The claims of a template get the template's annotations."""
+    """vgpu-manager reads the limit of a share from an annotation of the claim. A claim made from a template has the
+    template's annotations.
+    """
     key = "example.com/vgpu-compute-policy"
     manifest = create(asked)
     about = manifest if create is claim else manifest["spec"]

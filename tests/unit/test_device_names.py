@@ -1,4 +1,4 @@
-"""Devices are found by their name in the status of a claim, in any slice of their pool."""
+"""Tests that find a device by its name in a claim's status. The device may be in any ResourceSlice of its pool."""
 
 import pytest
 
