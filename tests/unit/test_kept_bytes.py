@@ -1,4 +1,4 @@
-"""The controller and the node agent keep only small parts of a tenant's large objects in memory."""
+"""Tests that the controller and the node agent keep only small parts of a tenant's large objects in memory."""
 
 import json
 import tracemalloc
@@ -39,7 +39,7 @@ EVENTS = "/api/v1/namespaces/team-a/events"
 
 @contextmanager
 def keeping_at_most(most: int) -> Iterator[None]:
-    """Fail if the block leaves more bytes in memory than this."""
+    """Fail if the block leaves more than ``most`` bytes in memory."""
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
@@ -50,7 +50,7 @@ def keeping_at_most(most: int) -> Iterator[None]:
     assert after - before <= most
 
 
-# Events
+# Tests of Events
 
 
 def store_event(api: ApiDouble, name: str, /, **about: str) -> None:
@@ -108,7 +108,7 @@ def test_a_message_of_a_megabyte_is_not_kept_by_the_page(api: ApiDouble) -> None
     assert len(informer.newest() or ()) == 10
 
 
-# Owners
+# Tests of owners (the controllers of pods)
 
 
 def refused_owner(name: str) -> RefusedOwner:
@@ -172,7 +172,7 @@ def test_a_namespace_whose_workloads_cannot_be_listed_in_time_rests(api: ApiDoub
     assert retried.queue.next() == "team-a"
 
 
-# Watched objects
+# Tests of watched objects
 
 
 def labels(api: ApiDouble) -> NamespaceLabels:

@@ -1,4 +1,4 @@
-"""How the client handles names, bytes and headers: paths, streams of lines, warnings."""
+"""Tests of the Kubernetes client: paths, response bodies and their lines, and warning headers."""
 
 import itertools
 import time
@@ -31,7 +31,7 @@ IN_IT = f"/api/v1/namespaces/{QUOTED}/"
 
 
 class Asked:
-    """A client that records the path of each call, and finds nothing."""
+    """A client double that records the path of each call. It has no objects."""
 
     def __init__(self) -> None:
         self.paths: list[str] = []
@@ -94,7 +94,7 @@ def test_lines_are_complete_however_the_stream_is_cut(lines: list[bytes], cuts: 
 
 
 def test_a_line_is_returned_as_soon_as_it_is_complete() -> None:
-    """A watch may be silent for a minute. Its last event must not wait for the next."""
+    """A watch may be silent for a minute, so its last event must be returned before the next line arrives."""
     lines = split_lines(itertools.chain([b"fir", b"st\nsec"], iter(pytest.fail, None)))
     assert next(lines) == b"first"
 
@@ -110,7 +110,7 @@ def test_a_stream_that_ends_inside_a_line_is_torn(chunks: list[bytes]) -> None:
 
 
 def test_each_read_of_a_body_has_only_the_rest_of_the_timeout() -> None:
-    """A server that sends single bytes does not delay the deadline."""
+    """A server that sends its answer byte by byte must not extend the timeout."""
     response = Mock()
     response.read1.side_effect = [b"a", b"b", b"c", b""]
     assert read_body(response, time.monotonic() + 60, 100) == b"abc"
@@ -130,7 +130,9 @@ def test_past_the_deadline_nothing_is_read_and_the_connection_is_not_used_again(
 
 
 def test_a_body_is_read_although_its_connection_was_released() -> None:
-    """The connection is already released if the server has announced that it will close it."""
+    """If the server announces that it will close the connection, the connection is already released when the body is
+    read.
+    """
     response = Mock(connection=None)
     response.read1.side_effect = [b"a", b""]
     assert read_body(response, time.monotonic() + 60, 100) == b"a"

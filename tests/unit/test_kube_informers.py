@@ -1,4 +1,4 @@
-"""Which changes of nodes the watch reports: not heartbeats, which are most events."""
+"""Tests of which changes of a node the watch reports. Heartbeats, which are most events, are not reported."""
 
 from typing import Any
 
@@ -37,8 +37,8 @@ def node(labels: dict[str, str], annotations: dict[str, str] = OTHER, **fields: 
 def test_only_relevant_changes_of_a_node_are_reported(
     api: ApiDouble, before: dict[str, Any] | None, after: dict[str, Any] | None, told: bool, model_changes: bool
 ) -> None:
-    """Each change is reported once: to those that follow nodes, and, with the present model, to those that follow
-    models.
+    """Each relevant change is reported once to the followers of nodes. A change of the model is also reported to the
+    followers of models, which then read the new model.
     """
     changes: list[tuple[bool, bool]] = []
     models: list[str | None] = []

@@ -1,4 +1,4 @@
-"""The endpoints of a Service, by its EndpointSlices."""
+"""Tests of reading the endpoints of a Service from its EndpointSlices."""
 
 import json
 

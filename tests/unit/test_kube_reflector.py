@@ -1,4 +1,4 @@
-"""Delays between attempts, in seconds."""
+"""Tests of the delays between a reflector's attempts, in seconds."""
 
 import pytest
 from hypothesis import given, strategies as st

@@ -1,4 +1,4 @@
-"""LISTs take turns: tenants with large objects delay each other, and no other tenant."""
+"""Tests of the turns of LISTs: a tenant with large objects may delay its own LISTs, and no other tenant's."""
 
 import asyncio
 import threading
@@ -24,7 +24,7 @@ def few_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Lists:
-    """LISTs of namespaces that each take so many seconds of the test's clock, with their turns."""
+    """LISTs that each take a given number of seconds on the test's clock, with the turns under test."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -32,7 +32,7 @@ class Lists:
         self.made: list[tuple[str, float]] = []
 
     def make(self, namespace: str, takes: float) -> str:
-        """List a namespace, which takes so long."""
+        """LIST a namespace. The LIST takes ``takes`` seconds."""
 
         def listed(seconds: float) -> str:
             self.made.append((namespace, seconds))
@@ -99,7 +99,7 @@ def test_slow_namespaces_are_remembered_within_a_bound(lists: Lists, monkeypatch
 
 
 class Held:
-    """LISTs in threads that continue until the test ends them."""
+    """LISTs that run in threads until the test ends them."""
 
     def __init__(self, made: ListTurns) -> None:
         self.turns = made
@@ -150,11 +150,11 @@ def test_no_more_lists_are_made_at_once_than_there_are_turns() -> None:
     assert held.most == 2
 
 
-# A webhook replica with namespaces that cannot be listed
+# Tests of a webhook replica with namespaces whose LIST takes too long
 
 
 class Uncountable:
-    """An API server that never lists the pods of namespaces named large-… in time."""
+    """An API server that never completes a LIST of pods in time for namespaces named large-…"""
 
     def __init__(self, api: ApiDouble) -> None:
         self.lists: list[str] = []
@@ -206,7 +206,9 @@ def _overdue(*_: object, **__: object) -> object:
 
 
 def test_many_readers_of_one_namespaces_usage_share_its_reads(api: ApiDouble, replica: Replica) -> None:
-    """Without an open ledger each read lists the pods, so dry runs alone could occupy every thread."""
+    """Without an open ledger, each read of the usage LISTs the pods. If reads did not share a LIST, dry runs alone
+    could occupy every thread.
+    """
     api.store(POD, stored_pod(ONE_CARD))
     reading, opened = threading.Event(), threading.Event()
 

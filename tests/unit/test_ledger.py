@@ -1,4 +1,6 @@
-"""The ledger of a namespace: the decision about a charge, and settling."""
+"""Tests of the ledger of a namespace: whether a charge fits, and settling (recounting the ledger from the stored
+objects).
+"""
 
 import msgspec
 import pytest
@@ -26,7 +28,7 @@ SHARE = Pending("A100", Charge(20, 300))
 
 
 def held(number: int, pending: Pending = CARD) -> Ledger:
-    """Return a ledger with so many pending charges of this kind."""
+    """Return a ledger with ``number`` equal pending charges."""
     return Ledger(pending={f"uid-{index}": pending for index in range(number)})
 
 
@@ -54,7 +56,7 @@ def test_a_charge_is_added_to_the_pending_charges() -> None:
     ],
 )
 def test_a_charged_uid_is_admitted_again_and_charged_once(ledger: Ledger) -> None:
-    """The API server repeats calls. The second one is admitted by the same record."""
+    """The API server may repeat a call. The repeated call is admitted by the pending charge of the first call."""
     decision = granted(ledger, uid="uid-0")
     assert decision.ledger is ledger
     assert decision.usage == ledger.usage("M40")
@@ -146,7 +148,7 @@ def test_a_limit_is_nearly_full_from_nine_tenths(limit: Limit, used: Charge, nea
 
 
 def test_reservations_do_not_make_a_limit_nearly_full() -> None:
-    """It is not used, so it must cause no warning."""
+    """Reserved quota is not used, so it must not cause the warning that a limit is nearly used up."""
     usage = Usage(Charge(800), reserved=Charge(200))
     assert not Admitted(Ledger(), usage, Limit(800)).nearly_full
 
@@ -233,7 +235,9 @@ def test_a_deleted_pod_that_may_still_run_stays_charged(
 
 
 def test_at_most_512_vanished_pods_are_kept_by_uid_and_the_others_stay_committed() -> None:
-    """Under a quota that only warns, nothing else limits their number."""
+    """Under a quota that only warns, no limit bounds the number of pods that may vanish. The ledger lists at most 512
+    of them by uid.
+    """
     vanished = {f"uid-{number}": RAN for number in range(MOST_TERMINATING + 3)}
     settled = settle(Ledger({}, "5"), ObservedPods("7", ONE, vanished.keys(), vanished))
     assert len(settled.terminating) == MOST_TERMINATING
@@ -283,12 +287,14 @@ def test_a_count_is_as_old_as_the_older_of_its_parts(ledger: Ledger, *, before: 
     ],
 )
 def test_without_changes_nothing_is_written(ledger: Ledger, view: ObservedPods) -> None:
-    """A leader that was suspended still knows deleted pods, and does not know new ones."""
+    """The leader may have been suspended: its view may have pods that were deleted, and lack new pods."""
     assert settle(ledger, view, Expired({"z"})) is ledger
 
 
 def test_a_count_from_before_an_edit_of_the_quota_is_renewed_even_if_it_is_equal() -> None:
-    """Otherwise every webhook would count by itself repeatedly."""
+    """The count must carry the new version of the quota. Otherwise every webhook replica would count the pods by
+    itself, again and again.
+    """
     ledger, view = Ledger(ONE, "5", A), ObservedPods("7", ONE, ())
     assert settle(ledger, view, counted_since="6") == Ledger(ONE, "7", A)
     assert settle(ledger, view, counted_since="5") is ledger
@@ -322,7 +328,7 @@ VIEWS = st.builds(ObservedPods, VERSIONS, COMMITTED, SOME, TERMINATING, VERSIONS
 def test_a_charge_that_is_neither_seen_nor_proven_absent_stays(
     ledger: Ledger, view: ObservedPods, absent: frozenset[str]
 ) -> None:
-    """Objects that were seen are counted once: they are no longer pending when they are in the count."""
+    """Stored objects are counted once: a settled ledger has them in its count, and no longer as pending."""
     settled = settle(ledger, view, Expired(absent))
     stale = view.is_older(ledger)
     claims = view.claims or ObservedClaims("", ledger.claimed, ())
@@ -344,7 +350,9 @@ def test_the_count_never_reverts_to_an_older_version(ledger: Ledger, views: list
 
 @given(ledger=LEDGERS, view=VIEWS, absent=SOME)
 def test_settling_twice_equals_settling_once(ledger: Ledger, view: ObservedPods, absent: frozenset[str]) -> None:
-    """Otherwise two leaders would write forever. The ledger that was read must not change."""
+    """If a second settling changed the ledger again, two leaders would write forever. The ledger that was passed in
+    must not change.
+    """
     before = msgspec.json.encode(ledger)
     once = settle(ledger, view, Expired(absent))
     assert settle(once, view, Expired(absent)) is once

@@ -1,4 +1,4 @@
-"""The ledgers that replicas share when others write first, when calls are lost, and when time runs out."""
+"""Tests of shared ledgers with faults: other replicas write first, API calls are lost, or a deadline passes."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ from vcuda.quota.model import Charge
 from webhook.ledger.ledgers import Decision, PutOff
 from webhook.ledger.namespace_ledger import TOO_MANY, UNSURE
 
-# Other writers
+# Tests with other writers
 
 
 def test_a_conflict_reads_and_decides_again(api: ApiDouble, replica: Replica, other: Replica) -> None:
@@ -31,7 +31,7 @@ def test_a_conflict_reads_and_decides_again(api: ApiDouble, replica: Replica, ot
 def test_two_replicas_that_open_the_ledger_at_once_both_charge(
     api: ApiDouble, replica: Replica, other: Replica
 ) -> None:
-    """Both list the pods. One creates the ledger, and the other reads it."""
+    """Both replicas LIST the pods. One replica creates the ledger, and the other replica reads it."""
 
     def overtaken(_method: str, _timeout: float, effect: Effect) -> bytes:
         assert isinstance(other.charge("x", charge=Charge(400, 0, 400)), Admitted)
@@ -59,7 +59,7 @@ def test_a_deadline_in_the_past_is_busy_without_a_call(api: ApiDouble, replica: 
     assert api.calls == []
 
 
-# Lost calls
+# Tests with lost calls
 
 
 @pytest.mark.parametrize("opened", [False, True], ids=["creating", "replacing"])
@@ -89,7 +89,7 @@ def test_a_write_without_an_answer_is_found_by_uid(
 
 
 def landing(late: Late) -> Delivery:
-    """Deliver a late write just before a call."""
+    """Return a network that delivers a delayed write just before the given call."""
 
     def overtaken(_method: str, _timeout: float, effect: Effect) -> bytes:
         late.land()
@@ -121,7 +121,9 @@ def test_a_write_that_lands_late_after_another_was_made_changes_nothing(api: Api
 
 
 def test_the_last_card_is_not_refused_to_the_pod_that_has_it(api: ApiDouble, replica: Replica) -> None:
-    """The write that took it got no answer. When the ledger is read again, it is full, and contains this uid."""
+    """The write that charged the last card got no answer. The replica reads the ledger again: it is full, but already
+    has this uid.
+    """
     replica.charge("x", charge=Charge(300, 0, 300))
     api.deliver = Script(lost_reply)
     assert isinstance(replica.charge("a"), Admitted)
@@ -139,7 +141,7 @@ def test_if_a_write_cannot_be_checked_the_answer_is_neither_yes_nor_no(
 
 
 def test_an_unknown_outcome_stays_unknown_after_a_conflict(api: ApiDouble, replica: Replica) -> None:
-    """The write that got no answer may be the one that came first."""
+    """The write that caused the conflict may be this replica's own earlier write, which got no answer."""
     late = Late()
     replica.charge("x")
     api.deliver = failing(Script(late, landing(late)), Script(delivered, lost_request, methods=("GET",)))
@@ -156,7 +158,7 @@ def test_a_write_whose_outcome_stays_unknown_is_no_answer(api: ApiDouble, replic
 def test_an_unreachable_api_server_is_an_error_if_no_own_write_may_land(
     api: ApiDouble, replica: Replica, other: Replica, method: str
 ) -> None:
-    """A write that lost to another is known not to have landed."""
+    """The replica's write failed with a conflict, so it certainly changed nothing."""
     if method == "GET after a conflict":
         replica.charge("x")
         other.charge("y")
@@ -179,14 +181,14 @@ def test_an_unreadable_ledger_is_never_used(api: ApiDouble, replica: Replica, te
             replica.charge("b")
 
 
-# Callers that leave
+# Tests with callers that give up
 
 
 def test_a_caller_cancelled_during_the_write_of_its_group_does_not_affect_the_others(
     api: ApiDouble, replica: Replica
 ) -> None:
-    """The cancelled caller's charge is written with the others. When the API server repeats the call, it is admitted by
-    it.
+    """The charge of the cancelled caller is still written. If the API server repeats the call, that charge admits the
+    pod.
     """
 
     async def leave() -> list[Decision]:

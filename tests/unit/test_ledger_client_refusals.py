@@ -1,4 +1,6 @@
-"""A 403 is decided by a LIST that began after the request. Any other shortage is a 429."""
+"""Tests of refusals. Only a LIST that began after the request can lead to a 403. Any other shortage of quota is
+answered 429.
+"""
 
 import asyncio
 import threading
@@ -24,18 +26,18 @@ TERMINATING = {"gone": Terminating("M40", TWO, 30)}
 
 
 class Namespace:
-    """A ledger and pods that a test sets, with a replica that is asked for one more card, and its clock."""
+    """A namespace whose ledger and pods the test sets, with a clock and one replica that is asked for one more card."""
 
     def __init__(self, api: ApiDouble) -> None:
         self.api, self.clock = api, Clock()
         self.replica = Replica(api, self.clock)
 
     def ledger(self, **fields: Any) -> None:
-        """Replace the ledger."""
+        """Replace the stored ledger."""
         self.replica.store.write("team-a", Ledger(**fields), self.replica.store.open("team-a"))
 
     def pods(self, number: int, **fields: Any) -> None:
-        """Store so many pods of one card, and no others."""
+        """Store ``number`` pods with one card each. All other pods are deleted."""
         for path in [path for path in self.api.objects if "/pods/" in path]:
             self.api.remove(path)
         for each in range(number):
@@ -57,7 +59,7 @@ def pending(number: int, *, prefix: str = "pending") -> dict[str, Pending]:
     return {f"{prefix}-{each}": Pending("M40", CARD) for each in range(number)}
 
 
-# Which it is
+# Tests of the choice between 403 and 429
 
 DEAD = {"gone": Reservation({"M40": CARD}, 1)}
 
@@ -142,11 +144,13 @@ def test_a_dry_run_gets_the_same_answer_and_writes_nothing(namespace: Namespace)
     }
 
 
-# Reservations of a dead replica
+# Tests with the reservation of a dead replica
 
 
 def test_after_two_seconds_a_reservation_is_no_longer_announced_as_ending_soon(namespace: Namespace) -> None:
-    """A live replica gives way at once. A controller's worker must not wait for a dead one."""
+    """A live replica releases its reservation within two seconds. For a dead replica the answer must not promise that,
+    because the caller would wait in a worker of kube-controller-manager.
+    """
     namespace.ledger(committed={"M40": CARD + TWO}, reserved=DEAD)
     told = []
     for _ in range(4):
@@ -158,11 +162,11 @@ def test_after_two_seconds_a_reservation_is_no_longer_announced_as_ending_soon(n
     assert namespace.lists() == 0
 
 
-# One LIST for all that wait
+# Tests of one LIST that all waiting callers share
 
 
 class ListGate:
-    """Blocks the first LIST until the test releases it."""
+    """Blocks the first LIST until the test opens the gate."""
 
     def __init__(self, api: ApiDouble) -> None:
         self.arrived, self.opened = threading.Event(), threading.Event()
@@ -196,7 +200,7 @@ def test_all_waiting_calls_share_one_list_and_the_next_list_waits_half_a_second(
 
 
 def test_a_call_during_a_list_waits_for_the_next_list(namespace: Namespace) -> None:
-    """The pods in that LIST may be older than the request."""
+    """The running LIST began before the second request, so it may lack pods that were created before that request."""
     namespace.ledger(committed={"M40": FULL})
     namespace.pods(4)
 
@@ -207,7 +211,7 @@ def test_a_call_during_a_list_waits_for_the_next_list(namespace: Namespace) -> N
         first = asyncio.create_task(namespace.replica.ledgers.charge(asked("first", deadline=deadline)))
         assert await asyncio.to_thread(gate.arrived.wait, PATIENT)
         second = asyncio.create_task(namespace.replica.ledgers.charge(asked("second", deadline=deadline)))
-        await asyncio.sleep(0)  # the second call is waiting
+        await asyncio.sleep(0)  # lets the second call begin to wait
         gate.opened.set()
         return [await first, await second]
 
@@ -216,7 +220,7 @@ def test_a_call_during_a_list_waits_for_the_next_list(namespace: Namespace) -> N
 
 
 def test_a_list_that_takes_long_is_followed_by_a_rest(namespace: Namespace) -> None:
-    """The namespace is large. Counting its pods may take only a part of the time."""
+    """In a large namespace, LISTs of its pods may take only a part of the time."""
     namespace.ledger(committed={"M40": FULL})
     namespace.pods(4)
 
@@ -257,7 +261,7 @@ def test_a_replica_with_an_older_quota_than_the_ledger_refuses_no_pod(namespace:
     assert not decision.counted
 
 
-# Without a settling leader
+# Tests without a leader that settles
 
 
 def test_room_that_was_released_while_a_call_waited_is_used(namespace: Namespace) -> None:
@@ -275,7 +279,9 @@ def test_room_that_was_released_while_a_call_waited_is_used(namespace: Namespace
 
 
 def test_without_a_controller_a_deleted_pod_is_released_when_it_can_no_longer_run(namespace: Namespace) -> None:
-    """No watch saw whether it ran. It stays terminating for its grace period, as after a change of leader."""
+    """No watch saw whether the deleted pod ran, so its charge stays for the longest grace period, as after a change of
+    leader.
+    """
     namespace.ledger(
         committed={"M40": FULL}, pod_resource_version="90", terminating={"t": Terminating("P100", CARD, 9)}
     )

@@ -1,4 +1,4 @@
-"""/mutate: which model a pod gets, which pods are rejected, and that nothing is written."""
+"""Tests of /mutate: which model a pod gets, which pods are rejected, and that no ledger is written."""
 
 import asyncio
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ DEADLINE = 5.0
 
 
 def in_time() -> ReviewDeadline:
-    """Return a deadline in five seconds, with a stopped clock."""
+    """Return a deadline five seconds ahead. Its clock is stopped."""
     return ReviewDeadline(DEADLINE, lambda: 0.0)
 
 
@@ -29,7 +29,7 @@ FORGED = {"tencent.com/gpu-assigned": "true"}
 
 
 class Ledgers(MemoryLedgers):
-    """Ledgers with the given usage. A charge fails the test."""
+    """Ledgers with the given usage. The test fails if a charge is made."""
 
     def __init__(self, now: Mapping[str, int], a_moment_ago: Mapping[str, int] | None = None) -> None:
         super().__init__()
@@ -54,12 +54,12 @@ def mutated(
     quota: NamespaceQuota = QUOTA,
     **fields: Any,
 ) -> AdmissionResponse:
-    """Return the answer for one pod with so many cores of each model in use."""
+    """Return the answer for one pod while ``used`` cores of each model are in use."""
     given = policy_for(replace(quota, mode=mode))
     return asyncio.run(mutate(Creation(review(manifest, **fields), given, Ledgers(used or {}), deadline=in_time())))
 
 
-# Pinned
+# Tests of pods that are pinned
 
 
 def test_a_pod_is_pinned_to_the_first_model_with_room() -> None:
@@ -87,7 +87,7 @@ def test_pools_are_required_too() -> None:
     assert answer.patch[0] == {"op": "add", "path": "/spec/affinity", "value": held_to("M40", "public", "lab")}
 
 
-# Refused
+# Tests of pods that are refused
 
 
 def refusal(answer: AdmissionResponse) -> tuple[str, HTTPStatus, str]:
@@ -105,7 +105,7 @@ def test_no_room_in_any_model_names_them_all() -> None:
 
 
 class Counted(Ledgers):
-    """Ledgers whose LIST returns the stored usage, or None if it could not be counted in time."""
+    """Ledgers whose LIST of the pods returns the given usage, or None if the LIST took too long."""
 
     def __init__(self, now: Mapping[str, int], stored: Mapping[str, int] | None) -> None:
         super().__init__(now)
@@ -162,7 +162,7 @@ def test_a_pod_without_a_possible_model_is_rejected(fields: Manifest, why: str) 
     assert refused == ("not-allowed", HTTPStatus.FORBIDDEN, message)
 
 
-# Quotas that are not enforced
+# Tests of quotas that are not enforced
 
 
 @pytest.mark.parametrize("mode", [Mode.WARN, Mode.AUDIT])
@@ -174,7 +174,9 @@ def test_over_a_quota_that_does_not_enforce_a_pod_is_pinned_to_the_first_model(m
 
 @pytest.mark.parametrize("mode", [Mode.WARN, Mode.AUDIT])
 def test_a_pod_without_a_model_is_still_cleaned_and_gets_the_scheduler(mode: Mode) -> None:
-    """The pod uses a card like any other. Without its scheduler, that card would also be given to another pod."""
+    """The quota does not enforce, so a pod without a suitable model is admitted. It still uses a card, so it needs the
+    scheduler that tracks cards.
+    """
     manifest = vcuda_pod(nodeSelector={MODEL: "A100"}, nodeName="n1", annotations=FORGED)
     given = replace(policy_for(replace(QUOTA, mode=mode)), hints=Hints(scheduler="gpu-scheduler"))
     answer = asyncio.run(mutate(Creation(review(manifest), given, Ledgers({}), deadline=in_time())))
@@ -188,7 +190,7 @@ def test_a_pod_without_a_model_is_still_cleaned_and_gets_the_scheduler(mode: Mod
     ]
 
 
-# The inputs of the choice
+# Tests of what the choice depends on
 
 
 def test_a_rejection_is_never_based_on_cached_usage() -> None:
@@ -200,7 +202,9 @@ def test_a_rejection_is_never_based_on_cached_usage() -> None:
 
 
 def models_of_a_burst(limits: dict[str, Limit], **fields: Any) -> list[str]:
-    """Return the models of four pods of one card, created one after another with nothing charged yet."""
+    """Return the models of four pods of one card that are created in quick succession, before any of them is
+    charged.
+    """
     choices, given = RecentChoices(), policy_for(NamespaceQuota(limits))
     return [
         asyncio.run(mutate(Creation(review(vcuda_pod(), **fields), given, Ledgers({}), choices, in_time()))).model

@@ -1,4 +1,6 @@
-"""The memory for namespaces that callers name: only existing ones, a bounded number, for a bounded time."""
+"""Tests of the memory of the namespaces that callers name: it has only existing namespaces, a bounded number, and for a
+limited time.
+"""
 
 import asyncio
 from unittest import mock
@@ -21,7 +23,7 @@ from webhook.review.namespaces import FOUND_SECONDS, MISSING_SECONDS, ExistingNa
 
 
 class Clock:
-    """A clock that changes only when it is set."""
+    """A clock that changes only when the test sets it."""
 
     now = 0.0
 
@@ -40,7 +42,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def cluster() -> mock.Mock:
-    """A client of a cluster in which team-a exists."""
+    """A client of a cluster in which only namespace team-a exists."""
 
     def get(path: str, timeout: float) -> bytes:
         assert timeout

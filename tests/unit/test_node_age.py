@@ -1,4 +1,4 @@
-"""How long a directory must be observed before it is removed, for any change of the clocks."""
+"""Tests of how long a directory must be observed before it is removed, however the clocks change."""
 
 from collections.abc import Callable
 
@@ -15,12 +15,12 @@ FAILED = Keep(KeepReason.ERROR, "Device or resource busy")
 
 
 def at(seconds: float, *, wall: float | None = None) -> Now:
-    """Return the moment so many seconds after the start. ``wall`` replaces the wall clock."""
+    """Return the moment ``seconds`` after the start. If ``wall`` is given, the wall clock shows that time instead."""
     return Now(WALL + seconds if wall is None else wall, 1000 + seconds)
 
 
 def seen(patience: AgePolicy, *moments: Now, inode: int = 1, stamp: float = OLD) -> list[Keep | None]:
-    """Return the results for one directory in sweeps at these moments."""
+    """Return the result for one directory in a sweep at each of these moments."""
     said = []
     for moment in moments:
         patience.begin(moment)
@@ -67,7 +67,7 @@ def test_a_directory_changed_within_the_grace_period_stays(
 
 
 def test_a_directory_missing_in_a_sweep_starts_over(watched: ObservedAge) -> None:
-    """It had vanished, or its pod had returned."""
+    """The directory had vanished, or its pod had returned, so its age counts from the next sweep."""
     seen(watched, at(0), at(60))
     watched.begin(at(120))
     assert seen(watched, at(400), at(460)) == [ONCE, YOUNG]

@@ -1,4 +1,4 @@
-"""The loop of the node agent: when it sweeps, what it logs, and when it is healthy."""
+"""Tests of the node agent's loop: when it sweeps, what it logs, and when it is healthy."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -36,7 +36,9 @@ Script = list[tuple[list[DirectoryOutcome], Keep | BaseException | None]]
 
 @dataclass
 class Sweeps:
-    """Doubles of sweeps with the given outcomes and ends. The last one is repeated."""
+    """Replaces the sweeps. Each sweep reports its outcomes and then returns or raises its result. The last sweep is
+    repeated.
+    """
 
     script: Script
 
@@ -62,7 +64,7 @@ def logs() -> Iterator[list[Any]]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The monotonic clock, as the only element of a list."""
+    """The monotonic clock: a list whose only element is the time."""
     now = [1000.0]
     monkeypatch.setattr("controller.garbage.node.agent.time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
     return now
@@ -189,7 +191,7 @@ def test_a_sweep_is_signalled_when_the_agent_stops_and_when_its_period_is_over(
 
 
 def waited(wakeup: Wakeup, interval: SweepInterval) -> float:
-    """Return how long the wait takes, in seconds."""
+    """Return how long the loop waits, in seconds."""
     began = time.monotonic()
     wakeup.wait(interval)
     return time.monotonic() - began

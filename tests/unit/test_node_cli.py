@@ -1,4 +1,4 @@
-"""Input that ``vcuda-controller node`` rejects before it does anything."""
+"""Tests of input that ``vcuda-controller node`` rejects before it changes anything."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ STAY = ["--scheme", "gpu-manager", "--node", "gpu-7"]
 
 @pytest.fixture
 def no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a kubeconfig that is invalid. The command reads it only after every check of its input."""
+    """Return an invalid kubeconfig. The command reads the kubeconfig only after it has checked all other input."""
     monkeypatch.setattr("controller.garbage.node.in_use.sees_host", lambda: False)
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text("")

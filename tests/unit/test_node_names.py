@@ -1,4 +1,4 @@
-"""How vendors name the directories of pods, and which pods keep a directory."""
+"""Tests of how vendors name the directories of pods, and of which pods still need a directory."""
 
 import pytest
 
@@ -116,7 +116,7 @@ def test_a_directory_stays_by_its_name_and_the_existing_pods(
 def test_a_static_pods_directory_is_removed_only_if_kubelet_confirms(
     kubelet: frozenset[str] | None, expected: Keep | None
 ) -> None:
-    """The API may have no mirror of it while it runs, for example if its namespace does not exist."""
+    """The API server may have no mirror pod of a running static pod, for example if its namespace does not exist."""
     assert keep_in_root(GPU_MANAGER, STATIC, FileKind.DIRECTORY, PodPresence(kubelet=kubelet)) == expected
 
 

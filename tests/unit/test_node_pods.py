@@ -1,4 +1,6 @@
-"""Pods from a file: a list that may be incomplete is rejected, because a missing pod would lose its directory."""
+"""Tests of the list of pods in a file. A list that may be incomplete is rejected, because a missing pod would lose its
+directory.
+"""
 
 import json
 from typing import Any
@@ -24,7 +26,7 @@ def listed(*pods: Json, kind: str = "List", **metadata: object) -> bytes:
 
 
 def without_kind(found: Json) -> Json:
-    """Return a pod as an item of a PodList."""
+    """Return the pod as an item of a PodList, which has no kind."""
     return {"metadata": found["metadata"], "spec": found["spec"], "status": {"phase": "Failed"}}
 
 
