@@ -1,4 +1,4 @@
-"""The playground's plans: the printed texts, the missing programs, and the changes of its teams."""
+"""Tests of the playground: the texts that it prints, the check for missing programs, and the actions of its teams."""
 
 import itertools
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The views and events of the pods that the watch has delivered."""
+"""Tests of the controller's watch of pods: its views, and the events that it reports."""
 
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from vcuda.quota.model import Charge
 
 
 class Busy:
-    """A reflector that stores one more pod of a card at each access."""
+    """A reflector whose store gets one more pod of one card at each access."""
 
     _version = 0
     listed_version = "0"
@@ -34,9 +34,10 @@ class Busy:
 
 
 def test_a_view_counts_exactly_the_pods_of_its_version_during_changes(api: ApiDouble) -> None:
-    """A count that claims to be newer than it is would permanently omit the charge of a pod in between.
+    """A view is the pods of a namespace at one resourceVersion. If the view's version were too new, the charge of a pod
+    stored in between would never be counted.
 
-    If it claimed to be older, a leader with exactly that view would remove the charge again.
+    If the version were too old, a leader with exactly that view would remove the charge again.
     """
     watch = PodInformer(api.kube, LABELS, lambda _: None)
     watch.reflector = cast("Reflector[KeptPod]", Busy())
@@ -80,7 +81,7 @@ def test_a_bound_pod_deleted_before_its_end_is_reported_for_as_long_as_it_may_ru
 
 
 def test_a_pod_is_reported_as_vanished_before_its_event(api: ApiDouble) -> None:
-    """Otherwise its charge would be counted nowhere for a moment."""
+    """Otherwise the charge of the deleted pod would be counted nowhere for a moment."""
     manifest = stored_pod(CARD, "uid-1", **BOUND)
     api.store(POD, {**manifest, "metadata": {**manifest["metadata"], "namespace": "team-a"}})
     watch = PodInformer(api.kube, LABELS, lambda _: None)
@@ -90,7 +91,7 @@ def test_a_pod_is_reported_as_vanished_before_its_event(api: ApiDouble) -> None:
 
 
 class Empty:
-    """A reflector whose store has lost everything."""
+    """A reflector whose store has lost all objects."""
 
     listed_version = "1000"
 
@@ -127,7 +128,7 @@ def test_only_changes_that_may_release_quota_are_reported(
             api.store(POD, {**manifest, **state, "spec": manifest["spec"], "metadata": metadata})
         watch.reflector.relist()
         if watch.pods("team-a"):
-            heard.pop()  # after a list, every namespace with pods is looked at
+            heard.pop()  # after a LIST, every namespace with pods is checked
     assert heard == told
 
 

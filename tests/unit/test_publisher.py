@@ -1,4 +1,4 @@
-"""When a report is published, and what happens if that fails."""
+"""Tests of publishing usage reports: when a report is written, and what happens if the write fails."""
 
 from dataclasses import replace
 from typing import Any
@@ -35,7 +35,7 @@ def publisher(api: ApiDouble) -> Publisher:
 
 
 def publish(publisher: Publisher, times: int = 1) -> list[str]:
-    """Publish in team-a so many times. Return the logged warnings."""
+    """Publish a report in team-a ``times`` times. Return the logged warnings."""
     with structlog.testing.capture_logs() as logs:
         for _ in range(times):
             publisher.reconciler.turn("team-a")
@@ -47,7 +47,7 @@ def published_in(api: ApiDouble) -> list[str]:
 
 
 def refused(error: VcudaError) -> Delivery:
-    """Return a network whose API server rejects every creation."""
+    """Return a network whose API server rejects every creation with this error."""
 
     def deliver(method: str, _timeout: float, effect: Effect) -> bytes:
         if method == "POST":
@@ -74,7 +74,7 @@ def test_any_other_error_is_logged_and_retried(api: ApiDouble, publisher: Publis
 
 
 def test_a_write_without_an_answer_is_repeated(api: ApiDouble, publisher: Publisher) -> None:
-    """The second attempt finds what the first one has stored."""
+    """The second attempt finds the report that the first attempt has stored."""
     api.deliver = Script(lost_reply, methods=("POST",))
     assert publish(publisher, times=2) == ["usage not published"]
     assert (published_in(api), api.calls) == (["team-a"], ["PATCH", "POST", "PATCH"])
@@ -164,7 +164,9 @@ def test_a_report_equal_to_the_outdated_watch_still_replaces_the_newer_one(api: 
 
 
 def test_reserved_cards_have_their_own_metrics() -> None:
-    """Its age has a metric too, but not the age of a reservation that was deleted with its ledger."""
+    """The age of a reservation has a metric too. If the reservation was deleted together with its ledger, this metric
+    is absent.
+    """
     reserving = use_of(used=2.0, available=5.0, reserved=3.0)
     at_rest = replace(use_of(), namespace="team-b")
     registry = CollectorRegistry()

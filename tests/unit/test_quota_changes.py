@@ -1,4 +1,6 @@
-"""Edits of the quota as changes: the warnings for the author, and the log lines."""
+"""Tests of changes between two versions of the quota document: the warnings for the author of an edit, and the log
+lines.
+"""
 
 import pytest
 from hypothesis import given, strategies as st

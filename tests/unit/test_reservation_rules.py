@@ -1,6 +1,6 @@
-"""Each rule of reservations is needed: if it is broken, a scenario fails.
+"""Tests that each rule of reservations is needed: with that rule broken, a scenario must fail.
 
-A broken rule is a named part of the product, replaced by one that does less.
+To break a rule, the test replaces one function or class of the product with a version that does less.
 """
 
 import functools
@@ -31,11 +31,11 @@ def test_nothing_admits_too_much_and_nothing_stays_charged(scenario: scenarios.S
     scenarios.play(scenario, ReservationWorld())
 
 
-# Reservations with a broken rule
+# Reservation classes with one broken rule each
 
 
 class GrantsWithoutRoom(ReservationLease):
-    """Admits a charge that is larger than the rest of the reservation."""
+    """Broken: admits a charge that is larger than the rest of the reservation."""
 
     def grant(self, uid: str, asked: Pending, created: float) -> bool:
         self._left[asked.model] = asked.charge
@@ -43,7 +43,7 @@ class GrantsWithoutRoom(ReservationLease):
 
 
 class LeasedFromTheAnswer(ReservationLease):
-    """Counts the lease from the answer to the write."""
+    """Broken: counts the lease from the answer to a write, not from the time when the write was sent."""
 
     def confirmed(self, answered: float) -> None:
         super().confirmed(answered)
@@ -51,7 +51,7 @@ class LeasedFromTheAnswer(ReservationLease):
 
 
 class GrantsFromTheNext(ReservationLease):
-    """Admits from the reservation that a write is about to set, although the write may fail."""
+    """Broken: admits charges from the next reservation while its write may still fail."""
 
     def send(self, ledger: Ledger, charges: Mapping[str, Charge], *terms: Any) -> Ledger:
         sent = super().send(ledger, charges, *terms)
@@ -60,7 +60,7 @@ class GrantsFromTheNext(ReservationLease):
 
 
 class GrantsFromTheOld(ReservationLease):
-    """Admits from the reservation that a write is about to replace."""
+    """Broken: during a write, admits charges from the old reservation, which this write replaces."""
 
     def send(self, ledger: Ledger, charges: Mapping[str, Charge], *terms: Any) -> Ledger:
         left = {**self._left}
@@ -70,14 +70,14 @@ class GrantsFromTheOld(ReservationLease):
 
 
 class WritesNoGranted(ReservationLease):
-    """Writes the next reservation without the charges that were admitted from the last one."""
+    """Broken: writes the next reservation, but not the charges that were admitted from the last reservation."""
 
     def flushed(self, ledger: Ledger) -> Ledger:
         return msgspec.structs.replace(super().flushed(ledger), pending=ledger.pending)
 
 
 class ForgetsLaterGrants(ReservationLease):
-    """Drops the charges that it admitted during a write."""
+    """Broken: forgets the charges that were admitted during a write."""
 
     def confirmed(self, answered: float) -> None:
         self.granted = {}
@@ -85,14 +85,14 @@ class ForgetsLaterGrants(ReservationLease):
 
 
 class GrantsTwice(ReservationLease):
-    """Counts the admitted charges as free."""
+    """Broken: does not subtract admitted charges from the reservation, so its room is used twice."""
 
     def _remaining(self) -> dict[str, Charge]:
         return {**self._reserved}
 
 
 class KeepsReaped(ReservationLease):
-    """Keeps a reservation that the ledger no longer has."""
+    """Broken: keeps using a reservation that was removed from the ledger."""
 
     def observe(self, ledger: Ledger) -> None:
         missing = {} if self.holder in ledger.reserved else {self.holder: Reservation({}, -1)}
@@ -100,14 +100,14 @@ class KeepsReaped(ReservationLease):
 
 
 class SameHolder(ReservationLease):
-    """Uses the same id as every other replica."""
+    """Broken: uses the same id as every other replica."""
 
     def __init__(self, *clock: Any) -> None:
         super().__init__(*clock)
         self.holder = "the same"
 
 
-# Functions of a replica and of the leader with a broken rule
+# Functions of a replica and of the leader with one broken rule each
 
 
 def planned_without_others(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Plan:
@@ -139,7 +139,9 @@ reservations = ChargeAges.reservations
 
 
 def reservations_as(**changed: float) -> Callable[..., Overdue]:
-    """Return the expired reservations, as if each reservation had these values."""
+    """Return a version of ``reservations`` that computes which reservations have expired as if each had these
+    values.
+    """
 
     def expired(ages: ChargeAges, namespace: str, ledger: Ledger, *now: Any) -> Overdue:
         reserved = {replica: msgspec.structs.replace(each, **changed) for replica, each in ledger.reserved.items()}
@@ -164,7 +166,9 @@ def nothing_expired(*_: object) -> Overdue:
 
 
 class Broken(NamedTuple):
-    """One broken rule: ``where.name`` is replaced by ``value``. The scenario then fails with this fault."""
+    """A broken rule. The attribute ``name`` of ``where`` is replaced by ``value``. Then ``scenario`` must fail with the
+    fault ``wrong``.
+    """
 
     rule: str
     where: object

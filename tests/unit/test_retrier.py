@@ -1,5 +1,5 @@
-"""The owners whose pods were rejected for quota, and those that are made to retry: the oldest first, and no more than
-fit.
+"""Tests of the retry of rejected workloads: which owners (controllers of pods) were rejected, and which may retry. The
+oldest rejections come first, and no more retry than fit.
 """
 
 import json
@@ -26,7 +26,9 @@ NODES = Nodes(LABELS)
 
 
 def owner(limits: Mapping[str, int] = ONE, missing: int = 1, **spec: Any) -> Owner:
-    """Return a ReplicaSet that misses pods of one container. ``spec`` has further fields of its template."""
+    """Return a ReplicaSet that still has to create ``missing`` pods of one container. ``spec`` has further fields of
+    its pod template.
+    """
     template = {"spec": {"containers": [container(limits)], **spec}}
     return read({"spec": {"replicas": missing + 3, "template": template}, "status": {"replicas": 3}})
 
@@ -36,18 +38,18 @@ def read(manifest: Mapping[str, Any]) -> Owner:
 
 
 def rooms(free: Mapping[str, int | FreeQuota]) -> dict[str, FreeQuota]:
-    """Return the free quota. A number means cores without a limit on memory."""
+    """Return the free quota of each model. A plain number means that many cores, with unlimited memory."""
     return {model: FreeQuota(room) if isinstance(room, int) else room for model, room in free.items()}
 
 
 def chosen(free: Mapping[str, int | FreeQuota], *owners: Owner, quota: NamespaceQuota = QUOTA) -> list[int]:
-    """Return which of the owners, rejected in this order, may retry."""
+    """Return the indexes of the owners that may retry. The owners were rejected in the given order."""
     refused = [RefusedOwner(str(index), f"2026-01-01T00:00:0{index}Z", each) for index, each in enumerate(owners)]
     in_order = retries.oldest_first(reversed(refused))
     return [int(each.path) for each in retries.select_retries(in_order, quota, rooms(free), NODES)]
 
 
-# How many pods are missing
+# Tests of the number of missing pods
 
 
 def condition(type_: str, status: str) -> Mapping[str, Any]:
@@ -85,7 +87,7 @@ def test_a_terminating_owner_misses_no_pods() -> None:
     assert read({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}, "spec": {"replicas": 3}}).missing == 0
 
 
-# Since when
+# Tests of the time of a rejection
 
 
 def failure(**fields: str | None) -> dict[str, str | None]:
@@ -113,7 +115,7 @@ def test_an_owner_is_rejected_since_the_time_of_its_condition(
     assert read({"status": {"conditions": conditions}}).refused_since() == since
 
 
-# Owners that may retry
+# Tests of which owners may retry
 
 
 HELD_M40, HELD_P100 = owner(affinity=held_to("M40")), owner(affinity=held_to("P100"))
@@ -156,7 +158,7 @@ def test_with_prefer_most_free_a_flexible_owner_leaves_the_model_with_little_roo
 
 
 def test_rejections_at_the_same_time_are_ordered_by_path() -> None:
-    """Otherwise each look could choose another owner."""
+    """Without a fixed order, each pass could choose another owner."""
     same = [RefusedOwner(path, "2026-01-01T00:00:00Z", owner()) for path in ("c", "a", "b")]
     assert [each.path for each in retries.oldest_first(same)] == ["a", "b", "c"]
 
@@ -179,7 +181,8 @@ SHARE = {"nvidia.com/vcuda-core": 50, "nvidia.com/vcuda-memory": 600}
         pytest.param(Limit(800, 8000), FreeQuota(800, 1000), [owner(TWO), owner()], [1], id="a smaller takes the rest"),
         pytest.param(Limit(800), FreeQuota(800), [owner(SHARE)] * 3, [0, 1, 2], id="memory that is not limited"),
         pytest.param(Limit(800, 0), FreeQuota(800, 0), [owner(SHARE)], [], id="memory that may not be used"),
-        # A card's memory is 14 and two sevenths MiB: six of seven use 85.7 MiB of 100, reported as 86.
+        # One card is 1/7 of 100 MiB, that is 14 2/7 MiB. Six cards use 85.7 MiB, reported as 86. So 14 MiB are reported
+        # as free, but the last card still fits.
         pytest.param(Limit(700, 100), FreeQuota(100, 14), [owner()], [0], id="a last card, in spite of rounding"),
     ],
 )
@@ -202,11 +205,11 @@ def test_there_is_more_room_if_any_model_has_more(room: FreeQuota, other: FreeQu
     assert room.exceeds(other) is more
 
 
-# Owners whose pods were rejected
+# Tests of owners whose pods were rejected
 
 
 def store_event(api: ApiDouble, name: str, kind: str = "Job") -> None:
-    """Store an Event about the rejected pod of a Job, or of another owner."""
+    """Store an Event about a rejected pod. The Event is on the pod's owner, by default a Job."""
     event = {"involvedObject": {"kind": kind, "name": name}, "message": f"{OVER_QUOTA}: M40"}
     path = f"/api/v1/namespaces/team-a/events/{len(api.objects)}"
     api.store(path, {**event, "metadata": {"name": path.rpartition("/")[2]}})
@@ -226,7 +229,9 @@ JOB = {"metadata": {"name": "train"}, "spec": {"parallelism": 1}, "status": {}}
     ],
 )
 def test_an_event_leads_to_an_owner_in_its_namespace_or_to_none(api: ApiDouble, name: str, found: list[str]) -> None:
-    """Tenants also write Events, and the leader reads the owners with its own rights."""
+    """Tenants can write Events, and the leader reads owners with its own rights. So an Event must not lead outside its
+    namespace.
+    """
     for namespace in ("team-a", "team-b"):
         api.store(f"/apis/batch/v1/namespaces/{namespace}/jobs/train", JOB)
     store_event(api, name)
@@ -243,7 +248,9 @@ REFUSED = {"spec": {"replicas": 1}, "status": {"conditions": [failure()]}}
     "bad", [{"spec": {"replicas": "many"}}, {"status": [1]}, {"metadata": {"name": "bad", "labels": 3}}]
 )
 def test_a_workload_that_cannot_be_decoded_affects_no_other(bad: Mapping[str, Any], api: ApiDouble) -> None:
-    """Two good workloads are stored too. One has a condition with the rejection, the other an Event."""
+    """Two valid workloads are stored too. The rejection of one is in its condition, and the rejection of the other is
+    in an Event.
+    """
     collections = (REPLICA_SETS.format("team-a"), REFUSED), ("/apis/batch/v1/namespaces/team-a/jobs", JOB)
     for collection, good in collections:
         api.store(f"{collection}/good", {**good, "metadata": {"name": "good"}})
@@ -257,7 +264,9 @@ def test_a_workload_that_cannot_be_decoded_affects_no_other(bad: Mapping[str, An
 
 
 class Retried:
-    """A retrier of team-a, which may use many cards and has rejected workloads. A test lets time pass."""
+    """A retrier for namespace team-a, which has much free quota and some rejected workloads. The test sets
+    its clock.
+    """
 
     def __init__(self, api: ApiDouble, owners: int, tick: float = 0.0) -> None:
         self.api, self.now, self.tick = api, 0.0, tick
@@ -275,7 +284,7 @@ class Retried:
         assert self.queue.next() == "team-a"
 
     def add_owner(self, name: str) -> None:
-        """Store a ReplicaSet whose condition has the rejection. There is no Event."""
+        """Store a ReplicaSet whose condition has the rejection. No Event is stored."""
         spec = {"replicas": 1, "template": {"spec": {"containers": [container(ONE)]}}}
         path = f"{REPLICA_SETS.format('team-a')}/{name}"
         self.api.store(path, {**REFUSED, "metadata": {"name": name}, "spec": spec})
@@ -290,7 +299,7 @@ class Retried:
 
 
 def test_an_owner_that_cannot_be_judged_in_time_is_judged_at_a_later_look(api: ApiDouble) -> None:
-    """Each reading of the clock costs a fifth of the time for a look."""
+    """In this test, each reading of the clock uses a fifth of the time for one pass over the namespace."""
     retried = Retried(api, owners=40, tick=BUDGET_SECONDS / 5)
     for _ in range(20):
         before = retried.told()
@@ -302,7 +311,7 @@ def test_an_owner_that_cannot_be_judged_in_time_is_judged_at_a_later_look(api: A
 def test_without_a_rejection_a_look_is_one_list_and_sometimes_finds_owners_without_events(
     api: ApiDouble,
 ) -> None:
-    """An Event may have expired, or was never written, while its ReplicaSet still has the condition."""
+    """A ReplicaSet may still have the condition after its Event has expired, or if its Event was never written."""
     retried = Retried(api, owners=0)
 
     def lists() -> int:
@@ -328,7 +337,7 @@ def test_an_event_of_a_replica_set_causes_a_list_of_replica_sets(api: ApiDouble)
 
 
 def test_a_look_that_takes_too_long_is_followed_by_a_rest(api: ApiDouble) -> None:
-    """The rest depends on the size of the list. Meanwhile other namespaces have their turns."""
+    """The rest is a multiple of the time that the LIST took. Meanwhile the other namespaces have their turns."""
     retried = Retried(api, owners=1)
 
     def slow(method: str, _timeout: float, effect: Effect) -> bytes:

@@ -1,4 +1,4 @@
-"""Forced deletions and the quota: the ledger counts a GPU until no container can use it any more."""
+"""Tests of forced deletions: the ledger must charge a GPU until no container can use that GPU any more."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -20,7 +20,9 @@ LONG = 600
 
 
 def running(world: RunningWorld, name: str, grace: int = 30, *, claimed: bool = False) -> TruePod:
-    """Return a running pod with one card, requested by itself or by a claim. The leader has settled it."""
+    """Return a running pod with one card. The pod requests the card itself or by a claim. The leader has settled the
+    charge.
+    """
     pod = TruePod(name, grace, f"{name}-claim" if claimed else "")
     assert world.admit(pod)
     world.store(pod)
@@ -35,13 +37,13 @@ def running(world: RunningWorld, name: str, grace: int = 30, *, claimed: bool = 
 
 
 def let_claim_go(world: RunningWorld, pod: TruePod) -> None:
-    """Have the claim controller release and delete the claim of a deleted pod."""
+    """Let the claim controller release and then delete the claim of a deleted pod."""
     claim = world.claims[pod.claim]
     world.leave(claim, pod)
     world.delete_claim(claim)
 
 
-# Scenarios: the world checks at each step that enough is counted.
+# Scenarios. At each step, the world checks that everything that may use a GPU is charged.
 
 
 def a_pod_is_deleted_by_force(world: RunningWorld) -> None:
@@ -54,7 +56,7 @@ def a_pod_is_deleted_by_force(world: RunningWorld) -> None:
 
 
 def a_pod_is_deleted_by_force_some_time_after_it_was_admitted(world: RunningWorld) -> None:
-    """Its charge was pending before. The terminating time counts from the deletion."""
+    """The charge was pending for a while before the deletion. Its terminating time must start at the deletion."""
     pod = running(world, "pod", 60)
     world.pass_by(70)
     world.delete(pod)
@@ -205,7 +207,9 @@ def two_pods_share_a_claim_and_the_first_is_deleted_by_force(world: RunningWorld
 
 
 def a_claim_loses_its_devices_and_is_used_again(world: RunningWorld) -> None:
-    """This happens when the pod of a lost node is removed. The scheduler may allocate other devices the next time."""
+    """A claim loses its devices if its pod is removed with a lost node. The scheduler may later allocate other devices
+    to the claim.
+    """
     first = running(world, "first", LONG, claimed=True)
     world.delete(first)
     world.leave(world.claims[first.claim], first)
@@ -220,8 +224,8 @@ def a_claim_loses_its_devices_and_is_used_again(world: RunningWorld) -> None:
 
 
 def a_pod_that_only_a_replica_has_counted_is_deleted_by_force(world: RunningWorld) -> None:
-    """In a quiet cluster the watch lags behind the LIST of a replica. The pod is then in neither this view nor the
-    next.
+    """In a quiet cluster, the watch lags behind a replica's LIST. Only that LIST has seen the pod, which is deleted
+    before the watch delivers it.
     """
     running(world, "other")
     pod = TruePod("pod", LONG)
@@ -269,7 +273,7 @@ def test_a_gpu_stays_charged_while_a_container_may_use_it_and_no_longer(scenario
 
 
 class Broken(NamedTuple):
-    """One broken rule: ``where.name`` is replaced by ``value``. The scenario then fails."""
+    """A broken rule. The attribute ``name`` of ``where`` is replaced by ``value``. Then ``scenario`` must fail."""
 
     rule: str
     where: object
@@ -396,7 +400,7 @@ def test_every_rule_is_needed(broken: Broken, monkeypatch: pytest.MonkeyPatch) -
         broken.scenario(RunningWorld())
 
 
-# Charges are not kept for longer than needed
+# Tests that no charge is kept for longer than needed
 
 
 @pytest.mark.parametrize("claimed", [False, True], ids=["its own card", "a claim"])
@@ -412,7 +416,9 @@ def test_a_pod_that_has_ended_releases_its_gpu_at_once(*, claimed: bool) -> None
 
 
 def test_a_claim_stays_in_the_count_until_the_watch_of_pods_shows_that_its_pod_has_ended() -> None:
-    """The watch of claims may be ahead. Nothing becomes terminating meanwhile, because that could not be reverted."""
+    """The watch of claims may be ahead of the watch of pods. Meanwhile nothing becomes terminating, because a
+    terminating charge cannot be removed early.
+    """
     world = RunningWorld()
     pod = running(world, "pod", LONG, claimed=True)
     world.end(pod)
@@ -467,7 +473,7 @@ def test_a_pod_that_uses_claims_and_may_run_for_long_is_recorded_before_it_is_ad
     assert world.used() == 0
 
 
-# Decreases that no watch saw, hidden by new pods
+# Tests of decreases that no watch saw, and that new pods hide
 
 
 @pytest.mark.parametrize(
@@ -480,7 +486,9 @@ def test_a_pod_that_uses_claims_and_may_run_for_long_is_recorded_before_it_is_ad
     ],
 )
 def test_charges_that_a_replica_may_have_admitted_hide_no_deletion(reserved: int, arrived: int, held: int) -> None:
-    """An admitted pod is counted before it is pending, which looks as if no pod was deleted."""
+    """A replica may admit pods from its reservation, so they are stored before they are pending. Such pods must not
+    hide a decrease of the count.
+    """
     reservations = {"replica": Reservation({MODEL: _cards(reserved)}, 1)} if reserved else {}
     counted = Ledger({MODEL: _cards(5)}, "100", reserved=reservations)
     observed = ObservedPods("200", {MODEL: _cards(3 + arrived)}, (), since="150")

@@ -1,4 +1,6 @@
-"""Shares that request memory without cores: with `default_cores: memory` their cores follow from their memory."""
+"""Tests of shares that request memory but no cores. With `default_cores: memory`, their cores are computed from their
+memory.
+"""
 
 import pytest
 from hypothesis import given, strategies as st

@@ -1,4 +1,6 @@
-"""Stored ResourceClaims: the charge of each, from a LIST and from the watch, and which are left out."""
+"""Tests of stored ResourceClaims: the charge of each claim, from a LIST and from the watch, and which claims are left
+out.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -33,7 +35,7 @@ OWN = "/apis/resource.k8s.io/v1/namespaces/team-a/resourceclaims/{}"
 
 
 def pinned(name: str, *requests: Manifest, **fields: Any) -> Manifest:
-    """Return a claim as it is stored: with its uid, and pinned to A100."""
+    """Return a claim as the API server stores it: with a uid, and pinned to A100 by /mutate."""
     bare = claim(*requests, name=name, uid=f"{name}-uid", namespace="team-a")
     patch = read_claim(view(bare), claim_policy()).patch("A100")
     return {**jsonpatch.apply_patch(bare, json.dumps(patch)), **fields}
@@ -107,11 +109,11 @@ def test_claims_of_one_spec_keep_one_digest() -> None:
     assert stored(pinned("a")).digest is stored(pinned("b")).digest
 
 
-# From a LIST
+# Tests of counting by a LIST
 
 
 def extended(name: str, **status: str) -> Manifest:
-    """Return a pod for whose extended resources the scheduler has created a claim."""
+    """Return a pod that requests extended resources, for which the scheduler has created a claim named ``name``."""
     pod = stored_pod({"nvidia.com/gpu": 1}, uid="pod-uid")
     return {**pod, "status": {**status, "extendedResourceClaimStatus": {"resourceClaimName": name}}}
 
@@ -158,7 +160,7 @@ def test_no_claims_are_counted_if_the_api_server_does_not_serve_them(api: ApiDou
     assert store.count_claims("team-a", ()) is None
 
 
-# From the watch
+# Tests of counting by the watch
 
 
 def test_a_claim_is_charged_until_it_is_deleted_and_its_pending_charge_counts_once(
@@ -197,7 +199,9 @@ def test_a_claim_is_charged_until_it_is_deleted_and_its_pending_charge_counts_on
 def test_while_the_watch_is_quiet_claims_are_listed_only_if_the_ledger_differs(
     api: ApiDouble, store: LedgerStore, counted: Charge, pending: tuple[str, ...], *, listed: bool
 ) -> None:
-    """Otherwise a namespace without claims would be listed at each settling, until the API server sends a bookmark."""
+    """Without this rule, each settling of a namespace without claims would LIST its claims until the API server sends a
+    bookmark.
+    """
     admitted = {f"{name}-uid": Pending("A100", CARD) for name in pending}
     ledger = Ledger(pending=admitted, claimed={"A100": counted}, claim_resource_version="999")
     informer = claim_informer(api, store)
@@ -230,7 +234,7 @@ def test_a_list_and_the_watch_count_a_claims_devices_alike_and_once(api: ApiDoub
 def test_while_a_class_is_deleted_a_claim_keeps_its_charge(
     api: ApiDouble, requests: list[Manifest], taken: Charge
 ) -> None:
-    """This holds as long as this leader knows it: a class that is deleted and recreated lowers no charge."""
+    """A DeviceClass is deleted. While this leader still remembers the claim's charge, the charge does not change."""
     own = {"mine": CLASSES["gpu.nvidia.com"]}
     with_class = ClaimCounter(claim_policy(classes={**CLASSES, **own}))
     known = claim(*requests, name="a", uid="a-uid", namespace="team-a")
@@ -245,11 +249,11 @@ def test_while_a_class_is_deleted_a_claim_keeps_its_charge(
     assert [each and each.committed for each in found] == [{"A100": taken}] * 2
 
 
-# Whether claims are served
+# Tests of whether the API server serves claims
 
 
 def test_watches_begin_when_the_api_server_serves_claims_and_delay_nothing(api: ApiDouble) -> None:
-    """An example is an upgrade of the cluster to 1.34 while the webhook runs."""
+    """The cluster may be upgraded to Kubernetes 1.34, which serves claims, while the webhook runs."""
     answers: list[Exception | None] = [Unavailable("away"), NotFound(404, "no such group"), None]
     waited: list[float] = []
 
@@ -269,7 +273,7 @@ def test_watches_begin_when_the_api_server_serves_claims_and_delay_nothing(api: 
     assert {*watches.running()} == {"resourceslices", "deviceclasses"}
 
 
-# Waking those that wait
+# Tests of waking pods that wait for their claims
 
 
 def report(used: float) -> NamespaceUse:
@@ -291,7 +295,7 @@ EVENTS, PODS = "/api/v1/namespaces/team-a/events", "/api/v1/namespaces/team-a/po
 
 
 def woken(api: ApiDouble) -> list[str]:
-    """Return the pods that were woken since the last call."""
+    """Return the names of the pods that were woken since the last call."""
     pods = [each for path, each in api.objects.items() if path.startswith(PODS) and each["metadata"].get("annotations")]
     return sorted(each["metadata"].pop("annotations") and each["metadata"]["name"] for each in pods)
 
@@ -344,7 +348,7 @@ def test_some_of_many_waiting_pods_are_woken_per_turn_and_none_without_served_cl
 
 
 def test_few_pods_of_forged_events_are_looked_up_per_turn(api: ApiDouble) -> None:
-    """A user who writes many Events must not delay other namespaces."""
+    """A user can write many Events about pods. These Events must not delay other namespaces."""
     for number in range(3 * MOST_AT_ONCE):
         api.store(f"{EVENTS}/a{number}.1", refused(f"a{number}"))
     retrier = ClaimRetrier(api.kube, lambda: True)

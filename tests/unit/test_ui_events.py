@@ -1,4 +1,4 @@
-"""Rejections and removals, by their Events."""
+"""Tests of the rejections and removals that the usage page finds in Events."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ DENIED = 'Error creating: admission webhook "validate.quota.vcuda.io" denied the
 
 
 def event(message: str | None, **fields: Any) -> StoredEvent:
-    """Return an Event of a ReplicaSet, as the API server has it."""
+    """Return an Event of a ReplicaSet as the API server stores it."""
     metadata = {"namespace": "team-a", "name": "train.17", "uid": "e1", "creationTimestamp": NEW_YEAR}
     involved = {"kind": "ReplicaSet", "namespace": "team-a", "name": "train-6d9"}
     stored = {"metadata": metadata, "involvedObject": involved, "message": message, **fields}
@@ -78,7 +78,9 @@ def test_every_writer_of_events_sets_other_times(fields: dict[str, Any], at: str
 @pytest.mark.parametrize("forged", ["9999-12-31T23:59:59Z", "2026-03-04T12:02:00Z", "1970-01-01T00:00:00Z", "soon"])
 @pytest.mark.parametrize("field", ["lastTimestamp", "eventTime", "series"])
 def test_an_impossible_time_is_ignored(field: str, forged: str) -> None:
-    """The time is before the Event was stored, or in the future. Then the API server's own time of storing is used."""
+    """A time that is in the future, or before the Event was stored, is impossible. The API server's time of storing is
+    used instead.
+    """
     written = {"lastObservedTime": forged} if field == "series" else forged
     assert event(DENIED + QUOTA, **{field: written}).last(NOW) == NEW_YEAR
 
@@ -100,7 +102,9 @@ def test_one_workload_is_shown_once_with_its_newest_reason_and_the_sum_of_all() 
 
 
 def remembered(*told: tuple[str, int], most: int = 9, most_of_one: int = 9) -> list[str]:
-    """Return the remembered rejections of these namespaces at these seconds, as NAMESPACE/SECOND, the newest first."""
+    """Add a rejection for each namespace and second. Return those that are remembered, the newest first, as
+    NAMESPACE/SECOND.
+    """
     newest: Newest[RefusedWorkload] = Newest(most, most_of_one)
     for namespace, at in told:
         newest.add(namespace, f"{namespace}/{at}", refusal(f"{namespace}/{at}", at))
@@ -112,7 +116,9 @@ def test_only_the_newest_are_remembered() -> None:
 
 
 def test_a_namespace_full_of_events_pushes_none_of_another_s_out() -> None:
-    """Several full namespaces do not either: the one with most entries loses one."""
+    """Even several full namespaces remove no Event of another namespace. The namespace with the most Events
+    loses one.
+    """
     storm = [(namespace, at) for at in range(20, 59) for namespace in ("x", "y")]
     assert "a/1" in remembered(("a", 1), *storm, most=5, most_of_one=3)
     assert remembered(("a", 1), ("b", 2), *storm, most=3).count("b/2") == 1

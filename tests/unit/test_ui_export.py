@@ -1,4 +1,6 @@
-"""The figures of the page as files: every row, the same in both formats, and nothing that a spreadsheet executes."""
+"""Tests of the files with the usage page's figures. Both formats have every row, and no cell is a formula that a
+spreadsheet would execute.
+"""
 
 import csv
 import json
@@ -39,7 +41,7 @@ def json_of(client: FlaskClient, path: str) -> dict[str, Any]:
 
 
 def as_text(value: str | float | None) -> str:
-    """The value as CSV has it: figures are exact to hundredths."""
+    """Return the value as CSV has it. Numbers are exact to two decimals."""
     return value if isinstance(value, str) else "" if value is None else f"{round(value, 2):.10g}"
 
 

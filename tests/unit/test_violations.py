@@ -1,4 +1,6 @@
-"""Pods beyond their quota: the newest are found, as few as suffice, each with its message."""
+"""Tests of finding pods that exceed their quota: the newest pods are found, only as many as needed, each with a
+message.
+"""
 
 from collections.abc import Sequence
 
@@ -17,14 +19,16 @@ FOUR = NamespaceQuota({"M40": Limit(400)})
 
 
 def pod(name: str, cores: int = 100, age: int = 1, **fields: object) -> StoredPod:
-    """Return a pod on M40, created ``age`` hours ago, with cores, and a whole card's memory for each card."""
+    """Return a pod on M40 that was created ``age`` hours ago, with ``cores``. It is charged the memory of
+    whole cards.
+    """
     given = {"model": "M40", "node": "", "live": True, "charge": Charge(cores, 0, cores), **fields}
     created = f"2026-01-01T{23 - age:02}:00:00Z"
     return StoredPod(uid=f"uid-{name}", namespace="team-a", name=name, created=created, **given)  # type: ignore[arg-type]  # the fields of a test
 
 
 def found(*pods: StoredPod, quota: NamespaceQuota = FOUR, at: Nodes = AT) -> list[tuple[str, str]]:
-    """Return the name of each found pod, and its violation."""
+    """Return the name and the kind of violation of each pod that is found."""
     return [(finding.holder.name, finding.kind.value) for finding in find_violations("team-a", quota, pods, at)]
 
 
@@ -139,14 +143,16 @@ def test_only_a_quota_that_enforces_evicts_and_only_pods_that_it_counts(mode: Mo
 
 
 def test_a_mirror_pod_is_reported_and_not_evicted() -> None:
-    """Its static pod would keep running, and its mirror would be recreated."""
+    """An eviction would only delete the mirror pod. The static pod would keep running, and kubelet would create the
+    mirror pod again.
+    """
     finding = one(pod("static", 500, node="gpu-1", mirror=True))
     assert not finding.evictable
     assert finding.message.endswith("; it mirrors a static pod: to end that, remove its manifest from node gpu-1")
 
 
 def named(pods: Sequence[StoredPod]) -> list[StoredPod]:
-    """Return the pods with unique names."""
+    """Return the pods after giving each a unique name."""
     return [msgspec.structs.replace(each, name=f"p{at}", uid=f"uid-p{at}") for at, each in enumerate(pods)]
 
 

@@ -1,4 +1,6 @@
-"""The queue: each key once, at its earliest time, with a minimum interval; and the loop that serves it."""
+"""Tests of the work queue (each key once, at its earliest time, with a minimum interval) and of the loop that serves
+its keys.
+"""
 
 import itertools
 import math
@@ -28,8 +30,8 @@ def queue(clock: Clock) -> WorkQueue:
 
 
 def due_now(queue: WorkQueue) -> list[str]:
-    """Take all keys that are due by now, in order. A key that is due last marks the end."""
-    end = f"end-{next(ENDS)}"  # a new name each time, so that no interval delays it
+    """Return all keys that are due now, in their order. A special key that is added last marks the end."""
+    end = f"end-{next(ENDS)}"  # a new name each time, so that the minimum interval does not delay this key
     queue.add(end)
     due = list(iter(lambda: str(queue.next()), end))
     queue.served(end)
@@ -51,8 +53,8 @@ def test_names_are_served_in_the_order_of_their_times(queue: WorkQueue, clock: C
 
 
 def due_after(queue: WorkQueue, clock: Clock, seconds: float) -> list[str]:
-    """Let time pass, and assert that nothing was due until its last tenth of a second. Return the keys that are due
-    then.
+    """Let ``seconds`` pass, and return the keys that are due then. Assert that no key was due a tenth of a second
+    earlier.
     """
     clock.now += seconds - 0.1
     assert due_now(queue) == []
@@ -70,7 +72,9 @@ def test_the_earliest_time_is_used(queue: WorkQueue, clock: Clock, delays: tuple
 
 
 def test_two_turns_of_a_name_are_an_interval_apart_and_delay_no_other(queue: WorkQueue, clock: Clock) -> None:
-    """An event during the turn of a name causes another turn, because the first one may not have seen its change."""
+    """The first turn may not have seen the change of an event that arrives during the turn. So this event causes
+    another turn.
+    """
     queue.add("a")
     assert due_now(queue) == ["a"]
     queue.add("b")
@@ -167,11 +171,11 @@ def test_the_lag_is_that_of_due_names_without_a_successful_turn(queue: WorkQueue
     assert queue.lag() == 0
 
 
-# The loop
+# Tests of the loop
 
 
 class Reconciled:
-    """A loop whose look at a key returns or raises its ``answers``. A first retry follows within 4 s."""
+    """A loop that returns or raises the answer in ``answers`` for each key. After an error, it retries within 4 s."""
 
     def __init__(self, clock: Clock) -> None:
         self.answers: dict[str, float | Exception | None] = {}
@@ -182,7 +186,7 @@ class Reconciled:
         )
 
     def serve(self, until: float = 0.0) -> list[Any]:
-        """Serve all keys that become due within so many seconds. Return what was logged."""
+        """Serve all keys that become due within ``until`` seconds. Return what was logged."""
         with structlog.testing.capture_logs() as logs:
             for _ in range(math.ceil(until * 10) + 1):
                 for key in due_now(self.loop.queue):
@@ -240,7 +244,7 @@ def test_a_failing_key_is_retried_less_and_less_often_until_it_succeeds(reconcil
 
 
 def test_an_internal_error_ends_the_loop(reconciled: Reconciled) -> None:
-    """The loop raises the error, and its caller ends the process."""
+    """The loop raises an unexpected error, and its caller then ends the process."""
     reconciled.answers["bad"] = KeyError("bug")
     reconciled.loop.queue.add("bad")
     with pytest.raises(KeyError):
