@@ -117,7 +117,7 @@ HEAD = KIND + b'"request":{"uid":"f-1","namespace":"team-a","object":"'
     [((HEAD + LARGE, LARGE), MAX_BODY + 1, 1), ((HEAD, *[b" " * 2**20] * 9), None, 4)],
     ids=["as it says", "as it turns out"],
 )
-def test_a_review_over_the_bound_is_denied_with_the_reason_and_read_no_further(
+def test_a_review_over_the_size_bound_is_denied_and_not_read_to_its_end(
     service: mock.Mock, parts: tuple[bytes, ...], length: int | None, read: int
 ) -> None:
     client = Client(*parts, length=length)
@@ -148,7 +148,7 @@ def of(namespace: str) -> bytes:
     return HEAD.replace(b"team-a", namespace.encode()) + LARGE
 
 
-def test_reviews_of_one_namespace_leave_places_for_the_others_and_small_ones_need_none(service: mock.Mock) -> None:
+def test_one_namespace_cannot_take_all_places_for_large_reviews(service: mock.Mock) -> None:
     """A review that gets no place in time is answered 503. The answer asks the API server to retry and closes the
     connection, so that the retry may reach another replica.
     """
@@ -175,7 +175,7 @@ def test_reviews_of_one_namespace_leave_places_for_the_others_and_small_ones_nee
     assert dropped(service) == {"late": 1}
 
 
-def test_who_sends_a_large_body_slowly_makes_room_for_others(service: mock.Mock) -> None:
+def test_a_large_body_that_arrives_too_slowly_is_dropped_and_others_are_served(service: mock.Mock) -> None:
     slow = [Client(of(f"team-{number % 4}"), whole=False) for number in range(PLACES.grants)]
     good = Client(of("team-0"), b"x")
     serve(service, *slow, good)

@@ -80,7 +80,7 @@ def test_vgpu_manager_gets_the_types_in_its_own_format() -> None:
     all_wanted_are_unwanted={USE: "M40", NOT_USE: "24GB,P100"},
     too_long_a_text={NOT_USE: "T4," * MAX_CHOICE},
 )
-def test_a_type_that_no_model_has_left_is_refused(annotations: Mapping[str, str]) -> None:
+def test_type_annotations_that_leave_no_model_or_are_too_long_are_rejected(annotations: Mapping[str, str]) -> None:
     answer = webhook(TESLA).mutate(vcuda_pod(SHARE, annotations=annotations))
     assert (answer.allowed, answer.outcome) == (False, "not-allowed")
 

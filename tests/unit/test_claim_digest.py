@@ -242,9 +242,7 @@ def pin_like(number: int) -> str:
     many_capacities=([share(**{f"c{number}": "1" for number in range(2000)})], "8192 bytes of requests and config"),
     many_pins=([entry(NVIDIA, *map(pin_like, range(20)))], "6144 characters of selectors"),
 )
-def test_a_spec_that_is_too_large_is_refused_with_the_bound_where_it_is_enforced(
-    asked: list[Manifest], bound: str
-) -> None:
+def test_a_claim_spec_that_is_too_large_is_rejected_with_the_bound(asked: list[Manifest], bound: str) -> None:
     for create, path in ((claim, "spec.devices"), (template, "spec.spec.devices")):
         manifest = create(*asked)
         answer = Server().validate(manifest)
@@ -315,7 +313,7 @@ def test_claims_that_differ_only_in_ignored_text_have_equal_digests() -> None:
 # Tests of pods that name templates
 
 
-def test_a_pod_is_judged_by_digests_alone_and_by_each_template_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pod_is_checked_by_digests_of_at_most_eight_different_templates(monkeypatch: pytest.MonkeyPatch) -> None:
     server, asked = Server(train=spec(entry(count=3, selectors=[selector(PRODUCT)]))), list[str]()
     find = server.policy.templates
     templates = lambda namespace, name: find(namespace, asked.append(name) or name)  # type: ignore[func-returns-value]  # noqa: E731
@@ -353,9 +351,7 @@ def found(known: TemplateInformer, *names: str) -> list[str]:
     return [name for name in names if known.find(*name.split("/"))]
 
 
-def test_templates_are_kept_within_bounds_for_each_namespace_and_for_all(
-    api: ApiDouble, known: TemplateInformer
-) -> None:
+def test_templates_are_kept_within_bounds_per_namespace_and_in_total(api: ApiDouble, known: TemplateInformer) -> None:
     for name in "abc":
         stored_template(api, "team-a", name)
     assert found(known, "team-a/a", "team-a/b", "team-a/c") == ["team-a/a", "team-a/b"]

@@ -85,7 +85,9 @@ def test_the_number_of_kept_objects_of_events_is_bounded(api: ApiDouble) -> None
     assert len(rest) == 50
 
 
-def test_the_uids_of_pods_that_were_looked_at_are_bounded(api: ApiDouble, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_pods_read_per_increase_of_free_quota_is_bounded(
+    api: ApiDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("controller.retry.claim_retrier.MOST_WOKEN", 30)
     for number in range(50):
         store_event(api, f"{number}", kind="Pod", name=f"train-{number}", uid=f"{number}")
@@ -115,7 +117,7 @@ def refused_owner(name: str) -> RefusedOwner:
     return RefusedOwner(name, "2026-01-01T00:00:00Z", Owner())
 
 
-def test_of_large_owners_as_many_are_kept_as_fit_and_each_has_its_turn() -> None:
+def test_large_owners_are_kept_within_the_bound_and_each_gets_a_turn() -> None:
     size = MOST_OWNER_BYTES // 3
     names = [f"train-{number}" for number in range(7)]
     judged = set[str]()
@@ -196,7 +198,7 @@ def labels(api: ApiDouble) -> NamespaceLabels:
         ),
     ],
 )
-def test_little_is_kept_of_a_large_object(
+def test_only_a_small_part_of_a_large_object_is_kept(
     api: ApiDouble, path: str, large: Manifest, watched: Callable[[ApiDouble], object]
 ) -> None:
     for number in range(10):
@@ -209,7 +211,7 @@ def test_little_is_kept_of_a_large_object(
     assert len(reflector.snapshot()) == 10  # type: ignore[attr-defined]
 
 
-def test_a_uid_that_a_pod_claims_is_not_kept_if_it_can_be_none() -> None:
+def test_an_annotation_that_cannot_be_a_uid_is_not_kept() -> None:
     mirrors = {"kubernetes.io/config.mirror": LARGE, "kubernetes.io/config.hash": "5f3b"}
     assert list(present_uids("own", mirrors)) == ["own", "5f3b"]
     assert len(json.dumps(mirrors)) > MIB

@@ -95,7 +95,7 @@ def _read_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(SIZES)
-def test_every_object_is_listed_once_and_no_more_bytes_are_read_at_once_than_the_bound(sizes: list[int]) -> None:
+def test_every_object_is_listed_once_and_no_page_exceeds_the_bound(sizes: list[int]) -> None:
     server = Server(*sizes)
     assert server.listed() == [*range(len(sizes))]
     of_several = [size for limit, size in zip(server.asked, server.read, strict=True) if limit > 1]

@@ -311,7 +311,7 @@ def test_the_first_look_at_a_node_knows_its_slices(labeller: Labeller) -> None:
 # Tests of bounds
 
 
-def test_labels_that_flap_every_second_cost_one_write_and_one_event_in_five_minutes(labeller: Labeller) -> None:
+def test_a_source_that_changes_every_second_causes_one_event_in_five_minutes(labeller: Labeller) -> None:
     seconds = int(EVENT_SECONDS) - 20
     for second in range(seconds):
         kind = (A100, T4)[second % 2]

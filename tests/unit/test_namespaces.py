@@ -109,7 +109,7 @@ def test_without_the_api_server_nothing_is_admitted(
         ask(ExistingNamespaces(charged, mock.Mock()), "team-a")
 
 
-def test_what_was_asked_for_longest_ago_goes_when_it_is_too_much_and_all_when_it_is_idle(clock: Clock) -> None:
+def test_the_least_recently_used_namespace_is_forgotten_at_the_bound_and_all_when_idle(clock: Clock) -> None:
     kept = ByNamespace(lambda namespace: [namespace], clock)
     first, second = kept["0"], kept["1"]
     for number in range(2, MOST_NAMESPACES):

@@ -221,7 +221,7 @@ ANNOTATIONS = sorted({name for scheme in SCHEMES for name in scheme.allocation_a
 
 @pytest.mark.parametrize("fill", ["x", "0,", "\U0001f4a9", ":", "9"], ids=["text", "cards", "wide", "colons", "digits"])
 @pytest.mark.parametrize("name", ANNOTATIONS)
-def test_of_huge_annotations_of_a_pod_no_more_is_kept_than_vendors_write(name: str, fill: str) -> None:
+def test_only_a_bounded_part_of_huge_pod_annotations_is_kept(name: str, fill: str) -> None:
     """Any user may write huge annotations if the user may create pods in a namespace whose quota is not enforced."""
     key = f"{name}0" if name.endswith("-") else name
     text = fill * (HUGE // len(fill.encode()))

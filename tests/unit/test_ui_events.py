@@ -115,7 +115,7 @@ def test_only_the_newest_are_remembered() -> None:
     assert remembered(("a", 5), ("a", 9), ("a", 7), most_of_one=2) == ["a/9", "a/7"]
 
 
-def test_a_namespace_full_of_events_pushes_none_of_another_s_out() -> None:
+def test_events_of_one_namespace_never_displace_those_of_another() -> None:
     """Even several full namespaces remove no Event of another namespace. The namespace with the most Events
     loses one.
     """

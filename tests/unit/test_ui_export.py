@@ -87,7 +87,7 @@ def test_the_files_of_a_namespace_that_is_not_known_are_not_found(kind: str) -> 
     assert client_of(company()).get(f"/namespaces/nobody/pods.{kind}").status_code == HTTPStatus.NOT_FOUND
 
 
-def test_a_file_of_pods_is_bounded_and_says_how_many_it_leaves_out() -> None:
+def test_a_file_of_pods_is_bounded_and_has_the_number_of_omitted_pods() -> None:
     pods = tuple(HolderRow(f"p{number}", "T4", number, 0, "", ago(hours=1)) for number in range(MAX_HOLDERS + 2))
     client = client_of(Sample({"a": namespace_use("a", model_use("T4", 9))}, {"a": pods}))
     found = json_of(client, "/namespaces/a/pods")
