@@ -42,7 +42,7 @@ def routed_to(api: ApiDouble) -> str:
     [
         pytest.param("10.0.0.1", "10.0.0.2", ["GET", "PATCH"], id="IPv4"),
         pytest.param("fd00::1", "fd00::2", ["GET", "PATCH"], id="IPv6"),
-        pytest.param("10.0.0.1", "fd00::2", ["GET", "DELETE", "POST"], id="another family, which is immutable"),
+        pytest.param("10.0.0.1", "fd00::2", ["GET", "DELETE", "POST"], id="another address family (immutable)"),
     ],
 )
 def test_the_service_routes_to_the_last_writer(api: ApiDouble, earlier: str, later: str, calls: list[str]) -> None:

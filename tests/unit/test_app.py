@@ -115,7 +115,7 @@ HEAD = KIND + b'"request":{"uid":"f-1","namespace":"team-a","object":"'
 @pytest.mark.parametrize(
     ("parts", "length", "read"),
     [((HEAD + LARGE, LARGE), MAX_BODY + 1, 1), ((HEAD, *[b" " * 2**20] * 9), None, 4)],
-    ids=["as it says", "as it turns out"],
+    ids=["by its Content-Length", "by the received bytes"],
 )
 def test_a_review_over_the_size_bound_is_denied_and_not_read_to_its_end(
     service: mock.Mock, parts: tuple[bytes, ...], length: int | None, read: int
@@ -214,7 +214,15 @@ def test_the_timeout_is_at_most_that_of_the_api_server() -> None:
         (b'{"request":{"uid":"u"},' + b" " * 5000 + b'"namespace":"n"', ("u", "")),
         (b"", ("", "")),
     ],
-    ids=["plain", "a name that looks like a field", "none", "too long", "in another order", "too late", "empty"],
+    ids=[
+        "plain",
+        "a name that looks like a field",
+        "none",
+        "too long",
+        "fields in another order",
+        "namespace too far behind",
+        "empty",
+    ],
 )
 def test_the_first_bytes_show_the_namespace_of_a_review(body: bytes, head: tuple[str, str]) -> None:
     assert ReviewHead.read(body) == head

@@ -114,7 +114,9 @@ async def test_callers_that_wait_together_are_one_batch_in_order_and_each_may_wa
 
 @pytest.mark.parametrize("how", ["its deadline comes", "it is cancelled"])
 @pytest.mark.parametrize(
-    ("in_work", "batches"), [(False, [["a"], ["c"]]), (True, [["a"], ["b", "c"]])], ids=["it waits", "it is in work"]
+    ("in_work", "batches"),
+    [(False, [["a"], ["c"]]), (True, [["a"], ["b", "c"]])],
+    ids=["its item waits", "its item is in a batch"],
 )
 @on_a_loop
 async def test_a_caller_that_leaves_does_not_affect_the_others(

@@ -142,7 +142,7 @@ CAS = make_authority(START, client=True).certificate_pem().decode()
 @pytest.mark.parametrize(
     ("config_map", "found"),
     [
-        pytest.param(None, (0, False, False), id="not there yet"),
+        pytest.param(None, (0, False, False), id="no ConfigMap yet"),
         pytest.param({"metadata": {}, "data": None}, (0, False, False), id="empty"),
         pytest.param(
             {"metadata": {"labels": {parsing.MANAGED_BY: parsing.OURS}}, "data": {"ca.crt": CAS}},
@@ -153,7 +153,7 @@ CAS = make_authority(START, client=True).certificate_pem().decode()
         pytest.param(
             {"metadata": {"labels": {parsing.MANAGED_BY: parsing.OURS}}, "data": {"ca.crt": f"{CAS}words"}},
             (1, True, False),
-            id="more than certificates",
+            id="other text besides certificates",
         ),
     ],
 )

@@ -41,7 +41,7 @@ def test_no_step_is_taken_until_a_third_of_a_life_is_left() -> None:
 @pytest.mark.parametrize(
     ("days", "step"),
     [
-        pytest.param(59, Done, id="leaf: not yet"),
+        pytest.param(59, Done, id="leaf: more than a third left"),
         pytest.param(61, IssueLeaf, id="leaf: a third left"),
         pytest.param(487, MakeAuthority, id="CA: a third left"),
     ],
@@ -119,8 +119,8 @@ def silence(world: World) -> None:
     ("change", "command"),
     [
         pytest.param(lambda world: world.pods.clear(), "get pods,endpointslices", id="no endpoint"),
-        pytest.param(unready, "get pods,endpointslices", id="none ready"),
-        pytest.param(silence, "rollout restart", id="one cannot be asked, for long"),
+        pytest.param(unready, "get pods,endpointslices", id="no endpoint is ready"),
+        pytest.param(silence, "rollout restart", id="an endpoint is unreachable for long"),
     ],
 )
 def test_each_problem_for_a_person_names_the_command(change: Callable[[World], None], command: str) -> None:
@@ -329,7 +329,7 @@ def test_an_authority_that_a_locked_configuration_does_not_trust_is_not_promoted
     assert taken == [MakeAuthority, SetBundles]
 
 
-@pytest.mark.parametrize("restored", [False, True], ids=["both Secrets deleted", "the CA Secret from a backup"])
+@pytest.mark.parametrize("restored", [False, True], ids=["both Secrets deleted", "CA Secret restored from a backup"])
 def test_a_broken_leaf_that_a_locked_configuration_trusts_is_not_replaced(restored: bool) -> None:
     """The configuration is locked: another tool manages it. It trusts the leaf that the pods serve, so another leaf
     would break its calls until a person unlocks it.

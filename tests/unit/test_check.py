@@ -205,7 +205,7 @@ def test_a_bad_quota_is_named_fault_by_fault(directory: Path) -> None:
         pytest.param(["check"], id="nothing"),
         pytest.param(["check", "--quota", "{quota}"], id="no manifest"),
         pytest.param(["check", "{quota}"], id="no quota"),
-        pytest.param(["check", "--quota", "{quota}", "missing.yaml"], id="a file that is not there"),
+        pytest.param(["check", "--quota", "{quota}", "missing.yaml"], id="a missing file"),
         pytest.param(["check", "--quota", "{quota}", "-o", "xml", "{quota}"], id="an unknown output"),
     ],
 )
@@ -240,15 +240,19 @@ def test_several_files_share_one_quota_and_options_may_be_environment_variables(
     [
         pytest.param(cards(1), "1 admitted M40", id="within quota"),
         pytest.param(cards(9), "1 refused M40", id="over quota"),
-        pytest.param(cards(1, nodeSelector={MODEL: "P100"}), "1 admitted P100", id="the model it selects"),
-        pytest.param(cards(1, nodeSelector={MODEL: "A100"}), "1 refused", id="a model that is not listed"),
+        pytest.param(cards(1, nodeSelector={MODEL: "P100"}), "1 admitted P100", id="the model that the pod selects"),
+        pytest.param(cards(1, nodeSelector={MODEL: "A100"}), "1 refused", id="a model that the quota does not list"),
         pytest.param(vcuda_pod({"tencent.com/vcuda-core": 150}), "1 refused", id="malformed"),
         pytest.param(pod(container()), "1 no GPU", id="no GPU"),
         pytest.param(cards(9, metadata={"namespace": "team-x"}), "1 not limited", id="not limited"),
         pytest.param(cards(9, metadata={"namespace": "team-w"}), "1 admitted M40", id="a quota that only warns"),
         pytest.param(cards(1, nodeName="gpu-1"), "1 unknown M40", id="a preset nodeName"),
-        pytest.param(cards(1, annotations={"tencent.com/gpu-assigned": ""}), "1 admitted M40", id="a forged claim"),
-        pytest.param(cards(9, annotations={"kubernetes.io/config.mirror": ""}), "1 refused M40", id="a forged mirror"),
+        pytest.param(
+            cards(1, annotations={"tencent.com/gpu-assigned": ""}), "1 admitted M40", id="a forged allocation"
+        ),
+        pytest.param(
+            cards(9, annotations={"kubernetes.io/config.mirror": ""}), "1 refused M40", id="a forged mirror pod"
+        ),
     ],
 )
 def test_a_pod_is_decided_as_the_webhook_decides_it(directory: Path, manifest: Manifest, decided: str) -> None:

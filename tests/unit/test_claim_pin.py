@@ -116,16 +116,20 @@ def test_a_pin_of_undecided_partitions_names_the_profiles_that_are_charged() -> 
         pytest.param([entry(NVIDIA, pinned("m40"))], "M40", id="by the model's own name"),
         pytest.param([entry(NVIDIA, "true", pinned("m40", fold(M40)))], "M40", id="in addition to other selectors"),
         pytest.param([entry(NVIDIA, pinned("nvidia-a100-*", fold(A100)))], "A100", id="by a pattern of the table"),
-        pytest.param([first_of(entry(NVIDIA, pinned("m40")), entry(NVIDIA, pinned("m40")))], "M40", id="every way"),
+        pytest.param(
+            [first_of(entry(NVIDIA, pinned("m40")), entry(NVIDIA, pinned("m40")))], "M40", id="every alternative"
+        ),
         pytest.param([entry()], None, id="no selector"),
         pytest.param([entry(NVIDIA, pinned("m40")), entry()], None, id="one of two requests"),
-        pytest.param([first_of(entry(NVIDIA, pinned("m40")), entry())], None, id="one of two ways"),
+        pytest.param([first_of(entry(NVIDIA, pinned("m40")), entry())], None, id="one of two alternatives"),
         pytest.param([entry(NVIDIA, pinned("m40")), entry(NVIDIA, pinned("a100"))], None, id="two models"),
-        pytest.param([entry(NVIDIA, pinned("m40", "nvidia-a100-*"))], None, id="products of two models in one"),
+        pytest.param(
+            [entry(NVIDIA, pinned("m40", "nvidia-a100-*"))], None, id="products of two models in one selector"
+        ),
         pytest.param([entry(NVIDIA, pinned("m40", "m*"))], None, id="a pattern that is in no table"),
         pytest.param([entry(NVIDIA, pinned("m40", "h100"))], None, id="an unknown product"),
-        pytest.param([entry(NVIDIA, pinned("m40", driver=HAMI))], None, id="the attribute of another driver"),
-        pytest.param([entry(NVIDIA, f"{pinned('m40')} || true")], None, id="an alternative behind it"),
+        pytest.param([entry(NVIDIA, pinned("m40", driver=HAMI))], None, id="an attribute of another driver"),
+        pytest.param([entry(NVIDIA, f"{pinned('m40')} || true")], None, id="the pin or something else"),
         pytest.param([entry(NVIDIA, pinned("m40").replace("^", ""))], None, id="another form"),
     ],
 )

@@ -162,11 +162,11 @@ def test_over_quota_is_403_without_retry_after_even_because_of_pending_charges()
     ("manifest", "sentence"),
     [
         pytest.param(claim(), "is held to none", id="/mutate was not called"),
-        pytest.param(claim(held("M40"), entry()), "is held to none", id="a request was added after it"),
+        pytest.param(claim(held("M40"), entry()), "is held to none", id="a request added after /mutate"),
         pytest.param(claim(held("M40"), held("A100")), "is held to none", id="two models"),
         pytest.param(claim(entry(NVIDIA, 'device.driver == "x"')), "is held to none", id="CEL that we did not write"),
         pytest.param(claim(held("H100")), "is held to none", id="a product that no node has"),
-        pytest.param(claim(first_of(held("M40"), entry())), "is held to none", id="one of two ways"),
+        pytest.param(claim(first_of(held("M40"), entry())), "is held to none", id="one of two alternatives"),
     ],
 )
 def test_a_claim_that_is_not_pinned_to_one_model_of_the_quota_is_rejected(manifest: Manifest, sentence: str) -> None:
@@ -188,8 +188,8 @@ def test_an_annotation_decides_nothing() -> None:
     ("asked", "value", "refused"),
     [
         pytest.param(share("vgpu-manager", cores="30"), "none", True, id="a share without a limit"),
-        pytest.param(share("vgpu-manager", cores="30"), "Balance", False, id="a limit that holds"),
-        pytest.param(first_of(entry(), share(cores="30")), "none", True, id="maybe a share"),
+        pytest.param(share("vgpu-manager", cores="30"), "Balance", False, id="a share with a limit"),
+        pytest.param(first_of(entry(), share(cores="30")), "none", True, id="a share as one alternative"),
         pytest.param(entry(), "none", False, id="a whole card"),
     ],
 )

@@ -211,7 +211,7 @@ def test_an_api_server_that_is_down_for_10_seconds_does_not_end_the_leadership(
 
 
 @pytest.mark.parametrize("lease_seconds", [5, 15, 30, 600])
-@pytest.mark.parametrize("part", [0.0, 0.3, 1.0], ids=["refused at once", "slow", "the whole timeout"])
+@pytest.mark.parametrize("part", [0.0, 0.3, 1.0], ids=["connection refused", "slow", "timeout"])
 def test_a_leader_that_cannot_renew_stops_before_others_take_over(
     api: ApiDouble, lease_seconds: int, part: float
 ) -> None:

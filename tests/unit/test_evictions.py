@@ -224,7 +224,7 @@ ALL_THREE = ["free", "new", "newest"]
     [
         pytest.param("enforce", False, frozenset(), ALL_THREE, id="without the flag"),
         pytest.param("warn", True, frozenset(), ALL_THREE, id="a quota that only warns"),
-        pytest.param("audit", True, frozenset(), [], id="one that only audits reports nothing either"),
+        pytest.param("audit", True, frozenset(), [], id="a quota that only audits, without reports"),
         # The webhook is not called in a system namespace, so a new pod would only replace the evicted pod.
         pytest.param("enforce", True, frozenset({"team-a"}), ALL_THREE, id="a system namespace"),
     ],
@@ -280,9 +280,11 @@ TWO = ("new", "newest")
     "change",
     [
         pytest.param(lambda api: [api.remove(f"{PODS}/{name}") for name in TWO], id="both are deleted"),
-        pytest.param(lambda api: [api.make_anew(name) for name in TWO], id="both have successors of their names"),
         pytest.param(
-            lambda api: [api.remove(f"{PODS}/oldest"), api.terminate("old")], id="the older are deleted or terminate"
+            lambda api: [api.make_anew(name) for name in TWO], id="both are replaced by pods of the same names"
+        ),
+        pytest.param(
+            lambda api: [api.remove(f"{PODS}/oldest"), api.terminate("old")], id="older pods are deleted or terminating"
         ),
         raise_limit,
         pytest.param(lambda api: api.limit({"quota": {"M40": "many"}}), id="the quota is malformed"),

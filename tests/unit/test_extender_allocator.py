@@ -295,7 +295,7 @@ FORGED = [
 ]
 
 
-@pytest.mark.parametrize("forged", FORGED, ids=["bound", "running", "not bound, in the future"])
+@pytest.mark.parametrize("forged", FORGED, ids=["bound", "running", "not bound, time in the future"])
 def test_annotations_that_the_extender_did_not_write_are_ignored(
     api: ApiDouble, leader: Leader, forged: dict[str, dict[str, str]]
 ) -> None:

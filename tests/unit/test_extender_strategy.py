@@ -32,12 +32,14 @@ def request(*demands: tuple[int, int]) -> CardRequest:
     ("cards", "demands", "wanted"),
     [
         pytest.param(node(0, 50, 20), [(30, GIB)], [[1]], id="the card with the fewest free cores"),
-        pytest.param(node(0, 80, 20), [(30, GIB)], [[2]], id="that it fits on"),
-        pytest.param(node(50, 20, memory=15 * GIB), [(30, 2 * GIB)], [], id="in memory too"),
+        pytest.param(node(0, 80, 20), [(30, GIB)], [[2]], id="the fullest card on which the share fits"),
+        pytest.param(node(50, 20, memory=15 * GIB), [(30, 2 * GIB)], [], id="no room in memory"),
         pytest.param(node(20, 20), [(30, GIB)], [[0]], id="the lowest number among equals"),
-        pytest.param(node(0, 10, 0, 0), [(200, 0)], [[0, 2]], id="whole cards that are unused"),
-        pytest.param(node(0).taken([Share(0, 0, 256)]), [(100, 0)], [], id="no memory either"),
-        pytest.param(node(0, 0), [(60, GIB), (60, GIB), (40, GIB)], [[0], [1], [0]], id="containers one by one"),
+        pytest.param(node(0, 10, 0, 0), [(200, 0)], [[0, 2]], id="unused whole cards"),
+        pytest.param(node(0).taken([Share(0, 0, 256)]), [(100, 0)], [], id="some memory is in use"),
+        pytest.param(
+            node(0, 0), [(60, GIB), (60, GIB), (40, GIB)], [[0], [1], [0]], id="containers are placed in order"
+        ),
         pytest.param(node(0, 0), [(60, GIB), (100, 0)], [[0], [1]], id="a share and a whole card"),
         pytest.param(node(0), [(60, GIB), (100, 0)], [], id="all containers or none"),
     ],

@@ -103,7 +103,9 @@ def test_blank_lines_are_left_out() -> None:
     assert list(split_lines([b"\na\n\n", b"\nb\n"])) == [b"a", b"b"]
 
 
-@pytest.mark.parametrize("chunks", [[b"a\nb"], [b"a", b"b"]], ids=["after a line", "in the first line"])
+@pytest.mark.parametrize(
+    "chunks", [[b"a\nb"], [b"a", b"b"]], ids=["deadline after a line", "deadline in the first line"]
+)
 def test_a_stream_that_ends_inside_a_line_is_torn(chunks: list[bytes]) -> None:
     with pytest.raises(Unavailable, match="inside a line"):
         list(split_lines(chunks))
@@ -143,8 +145,10 @@ def test_a_body_is_read_although_its_connection_was_released() -> None:
     [
         pytest.param([], (), id="none"),
         pytest.param(['299 - "nearly used up"'], ("nearly used up",), id="as Kubernetes sends it"),
-        pytest.param(['299 - "one"', '299 - "two"'], ("one", "two"), id="one header each"),
-        pytest.param(['299 - "one, and more", 299 - "two"'], ("one, and more", "two"), id="one header for all"),
+        pytest.param(['299 - "one"', '299 - "two"'], ("one", "two"), id="one header per warning"),
+        pytest.param(
+            ['299 - "one, and more", 299 - "two"'], ("one, and more", "two"), id="one header for several warnings"
+        ),
         pytest.param([r'299 - "a \"quoted\" word, C:\\x"'], ('a "quoted" word, C:\\x',), id="escapes"),
         pytest.param(['299 - "für M40"'.encode().decode("latin-1")], ("für M40",), id="UTF-8, decoded as Latin-1"),
         pytest.param(['110 proxy:80 "stale" "Sat, 25 Aug 2012 23:34:45 GMT"'], ("stale",), id="agent and date"),

@@ -51,15 +51,15 @@ class Labelled(ApiDouble):
 @pytest.mark.parametrize(
     ("document", "label", "asks", "becomes"),
     [
-        pytest.param(LIMITED, None, False, None, id="limited from the first: nothing to be done"),
-        pytest.param(LIMITED, "false", False, "taking-effect", id="limited since lately"),
-        pytest.param(LIMITED, "taking-effect", False, "taking-effect", id="not obeyed yet"),
-        pytest.param(LIMITED, "taking-effect", True, None, id="obeyed"),
-        pytest.param(LIMITED, "true", True, None, id="by hand"),
-        pytest.param({"*": {"quota": {}}}, "false", True, "taking-effect", id="by a star"),
+        pytest.param(LIMITED, None, False, None, id="limited, never labelled"),
+        pytest.param(LIMITED, "false", False, "taking-effect", id="newly limited"),
+        pytest.param(LIMITED, "taking-effect", False, "taking-effect", id="limit not in effect yet"),
+        pytest.param(LIMITED, "taking-effect", True, None, id="limit in effect"),
+        pytest.param(LIMITED, "true", True, None, id="limited, label set by hand"),
+        pytest.param({"*": {"quota": {}}}, "false", True, "taking-effect", id="limited by the default entry"),
         pytest.param(FREE, None, True, "false", id="without a limit"),
-        pytest.param(FREE, "taking-effect", True, "false", id="without a limit any more"),
-        pytest.param(FREE, "true", True, "false", id="without a limit, by hand"),
+        pytest.param(FREE, "taking-effect", True, "false", id="limit removed"),
+        pytest.param(FREE, "true", True, "false", id="without a limit, label set by hand"),
     ],
 )
 def test_the_label_follows_the_quota(document: Any, label: str | None, asks: bool, becomes: str | None) -> None:

@@ -48,12 +48,12 @@ def demand(seconds: float = 2.0, **grants: Sequence[Charge]) -> Demand:
     ("limit", "used", "beside", "grants", "reserved"),
     [
         pytest.param(1000, 0, 0, 12, 30, id="five seconds of the demand"),
-        pytest.param(1000, 0, 0, LEAST_GRANTS - 3, 0, id="nothing by so little demand"),
-        pytest.param(100, 40, 0, 12, 6, id="a tenth of the room at most"),
-        pytest.param(100, 40, 3, 12, 3, id="and a quarter together with other replicas"),
+        pytest.param(1000, 0, 0, LEAST_GRANTS - 3, 0, id="little demand: nothing"),
+        pytest.param(100, 40, 0, 12, 6, id="at most a tenth of the room"),
+        pytest.param(100, 40, 3, 12, 3, id="at most a quarter with the other replicas"),
         pytest.param(60, 40, 0, 12, 2, id="room for 20 is enough"),
-        pytest.param(60, 41, 0, 12, 0, id="nothing near the limit"),
-        pytest.param(60, 80, 0, 12, 0, id="nothing over a limit that was lowered"),
+        pytest.param(60, 41, 0, 12, 0, id="near the limit: nothing"),
+        pytest.param(60, 80, 0, 12, 0, id="over a lowered limit: nothing"),
     ],
 )
 def test_a_reservation_is_the_demand_of_five_seconds_within_a_part_of_the_room(
@@ -128,12 +128,12 @@ def test_demand_is_the_charges_of_the_last_four_seconds() -> None:
 @pytest.mark.parametrize(
     ("reserved", "granted", "seconds", "due"),
     [
-        pytest.param(400, 1, 0.5, False, id="few charges are new"),
+        pytest.param(400, 1, 0.5, False, id="few new charges"),
         pytest.param(400, 1, WRITE_SECONDS, True, id="a second after the last write"),
-        pytest.param(400, 0, WRITE_SECONDS, True, id="the same without new charges, to learn whether another waits"),
+        pytest.param(400, 0, WRITE_SECONDS, True, id="without new charges, to read the mark of waiting replicas"),
         pytest.param(10, 7, 0.5, False, id="more than a quarter is left"),
         pytest.param(10, 8, 0.5, True, id="less than a quarter is left"),
-        pytest.param(400, MOST_GRANTED, 0.5, True, id="many charges are new"),
+        pytest.param(400, MOST_GRANTED, 0.5, True, id="many new charges"),
     ],
 )
 def test_admitted_charges_are_written_when_a_write_is_due(
@@ -151,9 +151,9 @@ def test_admitted_charges_are_written_when_a_write_is_due(
 @pytest.mark.parametrize(
     ("room", "replicas", "seconds"),
     [
-        pytest.param(10_000, 3, MOST_WRITE_SECONDS, id="for a long time"),
-        pytest.param(96, 1, 2.0, id="for 16 s"),
-        pytest.param(96, 2, WRITE_SECONDS, id="for 8 s, since two replicas take it"),
+        pytest.param(10_000, 3, MOST_WRITE_SECONDS, id="enough for a long time"),
+        pytest.param(96, 1, 2.0, id="enough for 16 s"),
+        pytest.param(96, 2, WRITE_SECONDS, id="enough for 8 s, with two replicas"),
         pytest.param(0, 1, WRITE_SECONDS, id="for none"),
     ],
 )

@@ -148,7 +148,7 @@ def test_a_deleted_ledger_is_recreated_at_once(api: ApiDouble, replica: Replica)
     assert replica.uids() == ["b"]
 
 
-@pytest.mark.parametrize("remembers", [True, False], ids=["a replica that has written it", "one that has not"])
+@pytest.mark.parametrize("remembers", [True, False], ids=["a replica that wrote the ledger", "a replica that has not"])
 def test_pods_from_the_time_without_a_quota_count_even_if_the_ledger_stayed(
     api: ApiDouble, replica: Replica, other: Replica, remembers: bool
 ) -> None:

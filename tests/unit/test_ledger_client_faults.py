@@ -70,7 +70,7 @@ def test_a_deadline_in_the_past_is_busy_without_a_call(api: ApiDouble, replica: 
         ([lost_request], ["WRITE", "GET", "WRITE"]),
         ([lost_request, lost_reply], ["WRITE", "GET", "WRITE", "GET"]),
     ],
-    ids=["the reply was lost", "the request was lost", "both, one after the other"],
+    ids=["the reply was lost", "the request was lost", "request lost, then reply lost"],
 )
 def test_a_write_without_an_answer_is_found_by_uid(
     api: ApiDouble, replica: Replica, deliveries: list[Callable[..., bytes]], calls: list[str], opened: bool
@@ -171,7 +171,7 @@ def test_an_unreachable_api_server_is_an_error_if_no_own_write_may_land(
 @pytest.mark.parametrize(
     ("text", "advice"),
     [("{", "delete it to have it rebuilt"), ('{"format": 2}', "have all parts run one release")],
-    ids=["damaged", "of another release"],
+    ids=["damaged", "written by another release"],
 )
 def test_an_unreadable_ledger_is_never_used(api: ApiDouble, replica: Replica, text: str, advice: str) -> None:
     replica.charge("a")

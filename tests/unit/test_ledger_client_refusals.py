@@ -67,19 +67,27 @@ DEAD = {"gone": Reservation({"M40": CARD}, 1)}
 @pytest.mark.parametrize(
     ("ledger", "pods", "outcome", "soon"),
     [
-        pytest.param({"committed": {"M40": FULL}}, 4, Refused, None, id="all is stored"),
-        pytest.param({"pending": pending(4, prefix="stored")}, 4, Refused, None, id="what is pending is stored by now"),
-        pytest.param({"committed": {"M40": TWO}, "pending": pending(2)}, 2, PutOff, False, id="pending, never stored"),
-        pytest.param({"committed": {"M40": FULL}}, 3, PutOff, True, id="one was deleted since it was settled"),
+        pytest.param({"committed": {"M40": FULL}}, 4, Refused, None, id="all charges are of stored pods"),
+        pytest.param({"pending": pending(4, prefix="stored")}, 4, Refused, None, id="pending pods are stored by now"),
+        pytest.param(
+            {"committed": {"M40": TWO}, "pending": pending(2)}, 2, PutOff, False, id="pending pods never stored"
+        ),
+        pytest.param({"committed": {"M40": FULL}}, 3, PutOff, True, id="a pod deleted after settling"),
         pytest.param(
             {"committed": {"M40": TWO}, "terminating": TERMINATING}, 2, Refused, None, id="stored and terminating"
         ),
         pytest.param(
-            {"committed": {"M40": FULL}, "terminating": TERMINATING}, 1, PutOff, True, id="terminating, and gone since"
+            {"committed": {"M40": FULL}, "terminating": TERMINATING},
+            1,
+            PutOff,
+            True,
+            id="terminating and a deleted pod",
         ),
-        pytest.param({"committed": {"M40": CARD + TWO}, "reserved": DEAD}, 3, PutOff, True, id="reserved"),
         pytest.param(
-            {"committed": {"M40": FULL}, "reserved": DEAD}, 4, Refused, None, id="stored, and others reserved"
+            {"committed": {"M40": CARD + TWO}, "reserved": DEAD}, 3, PutOff, True, id="reserved by a dead replica"
+        ),
+        pytest.param(
+            {"committed": {"M40": FULL}, "reserved": DEAD}, 4, Refused, None, id="all stored, and also reserved"
         ),
     ],
 )

@@ -41,7 +41,7 @@ def test_a_uid_is_read_back_literally(made: uuid.UUID) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shapes", "bytes_"), [pytest.param(1, 12_000, id="alike"), pytest.param(20, 13_000, id="of 20 shapes")]
+    ("shapes", "bytes_"), [pytest.param(1, 12_000, id="alike"), pytest.param(20, 13_000, id="charges of 20 sizes")]
 )
 def test_a_ledger_stays_small_with_as_many_pending_as_there_may_be(shapes: int, bytes_: int) -> None:
     """The sizes are bytes of the ConfigMap's JSON, in which every quote is escaped. Writes become slow from
@@ -64,11 +64,11 @@ COUNTED = '{"format": 1, "committed": {}, "podResourceVersion": "", "pending": {
         pytest.param("[]", id="no object"),
         pytest.param('{"committed": {}, "podResourceVersion": "", "pending": {}}', id="no format"),
         pytest.param("{", id="cut off"),
-        pytest.param('{"format": 2}', id="of a later release"),
-        pytest.param('{"format": "1"}', id="a format that is no number"),
-        pytest.param('{"format": 1}', id="without what belongs in it"),
+        pytest.param('{"format": 2}', id="a later release's format"),
+        pytest.param('{"format": "1"}', id="a format that is not a number"),
+        pytest.param('{"format": 1}', id="a missing field"),
         pytest.param(COUNTED % "1, 0", id="short"),
-        pytest.param(COUNTED % '1, 0, 0, "abc"', id="a uid cut off"),
+        pytest.param(COUNTED % '1, 0, 0, "abc"', id="a uid without its end"),
         pytest.param(COUNTED % f'1, 0, 0, "{"!" * 22}"', id="no Base64"),
     ],
 )

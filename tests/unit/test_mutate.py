@@ -124,10 +124,10 @@ FULL = {"M40": 800, "P100": 200}
 @pytest.mark.parametrize(
     ("stored", "outcome", "status"),
     [
-        pytest.param(FULL, "over-quota", 403, id="what is stored leaves no room either"),
-        pytest.param({**FULL, "P100": 100}, "pinned", 200, id="for another model it does; /validate decides"),
-        pytest.param({}, "pinned", 200, id="nothing is stored"),
-        pytest.param(None, "over-quota-uncounted", 429, id="it is not known in time"),
+        pytest.param(FULL, "over-quota", 403, id="stored pods leave no room"),
+        pytest.param({**FULL, "P100": 100}, "pinned", 200, id="stored pods leave room for one model"),
+        pytest.param({}, "pinned", 200, id="no stored pod"),
+        pytest.param(None, "over-quota-uncounted", 429, id="not counted in time"),
     ],
 )
 def test_only_stored_objects_cause_a_rejection(stored: Mapping[str, int] | None, outcome: str, status: int) -> None:
@@ -233,7 +233,7 @@ FORECAST = "would be pinned to M40: the only model it may use, 2 cards of 2 card
     [
         pytest.param(True, Mode.ENFORCE, [FORECAST], id="a dry run"),
         pytest.param(True, Mode.AUDIT, [], id="a quota that only audits sends no warning"),
-        pytest.param(False, Mode.ENFORCE, [], id="no dry run: it is in the audit log"),
+        pytest.param(False, Mode.ENFORCE, [], id="not a dry run: only in the audit log"),
     ],
 )
 def test_a_dry_run_gets_the_reason_for_its_model(dry_run: bool, mode: Mode, warnings: list[str]) -> None:

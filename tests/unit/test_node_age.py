@@ -37,10 +37,10 @@ def watched() -> ObservedAge:
     ("moments", "last"),
     [
         pytest.param([at(0)], ONCE, id="seen once"),
-        pytest.param([at(0), at(1)], YOUNG, id="twice, at once"),
-        pytest.param([at(0), at(299)], YOUNG, id="not for long enough"),
-        pytest.param([at(0), at(300)], None, id="for long enough"),
-        pytest.param([at(0), at(60), at(120), at(300)], None, id="again and again"),
+        pytest.param([at(0), at(1)], YOUNG, id="seen twice within a second"),
+        pytest.param([at(0), at(299)], YOUNG, id="seen twice, not for long enough"),
+        pytest.param([at(0), at(300)], None, id="seen twice, for long enough"),
+        pytest.param([at(0), at(60), at(120), at(300)], None, id="seen several times"),
         pytest.param([at(0), at(1, wall=WALL + 1e9)], YOUNG, id="the clock jumps forward"),
         pytest.param([at(0), at(300, wall=OLD - 1e6)], None, id="the clock jumps back to before the stamp"),
         pytest.param([at(0), at(300, wall=OLD + 10)], YOUNG, id="the clock jumps back to just after the stamp"),
@@ -55,9 +55,9 @@ def test_a_directory_must_be_seen_twice_and_for_the_whole_grace_period(
 @pytest.mark.parametrize(
     ("stamp", "last"),
     [
-        pytest.param(WALL + 1, YOUNG, id="touched lately"),
-        pytest.param(WALL, None, id="touched long ago"),
-        pytest.param(WALL + 1e9, None, id="touched in the future: made while the clock was ahead"),
+        pytest.param(WALL + 1, YOUNG, id="changed lately"),
+        pytest.param(WALL, None, id="changed long ago"),
+        pytest.param(WALL + 1e9, None, id="changed in the future, by a clock that was ahead"),
     ],
 )
 def test_a_directory_changed_within_the_grace_period_stays(

@@ -108,7 +108,7 @@ def test_a_sweep_sets_the_metrics(registry: CollectorRegistry) -> None:
     ("result", "name", "healthy"),
     [
         pytest.param(None, "complete", True, id="complete"),
-        pytest.param(UNKNOWN, "blocked", True, id="blocked: a new agent would know no more"),
+        pytest.param(UNKNOWN, "blocked", True, id="blocked, so a restart would not help"),
         pytest.param(OutOfTime(), "unfinished", True, id="unfinished"),
         pytest.param(PermissionError(13, "Permission denied"), "failed", False, id="failed"),
     ],

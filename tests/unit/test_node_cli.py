@@ -25,20 +25,20 @@ def no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         pytest.param([], "--scheme", id="no scheme"),
         pytest.param(STAY[:2], "--node", id="no node"),
-        pytest.param(STAY, "to verify that the listed pods are this node's", id="nothing that tells the node"),
+        pytest.param(STAY, "to verify that the listed pods are this node's", id="no pod uid and no kubelet directory"),
         pytest.param(
-            [*STAY, "--pod-uid", "u", "--pods", "-"], "--pods requires --once", id="a file for one that stays"
+            [*STAY, "--pod-uid", "u", "--pods", "-"], "--pods requires --once", id="a file of pods without --once"
         ),
         pytest.param(
             [*STAY, "--pod-uid", "u", "--host-pid"],
             "--host-pid requires hostPID: true",
-            id="host PID that is not there",
+            id="host PID without hostPID: true",
         ),
         pytest.param([*STAY, "--pod-uid", "u", "--status-address", "here:http"], "is not HOST:PORT", id="no address"),
         pytest.param([*STAY, "--pod-uid", "u", "--disk-pressure", "101"], "--disk-pressure", id="over 100 %"),
         pytest.param([*STAY, "--pod-uid", "u", "--period", "0"], "--period", id="no period"),
         pytest.param([*STAY, "--pod-uid", "u"], "No usable kubeconfig", id="no cluster"),
-        pytest.param([*STAY, "--kubelet-pods", "/"], "No usable kubeconfig", id="no cluster, with kubelet's word"),
+        pytest.param([*STAY, "--kubelet-pods", "/"], "No usable kubeconfig", id="no cluster, with kubelet's pods"),
     ],
 )
 def test_bad_input_is_exit_status_2(no_cluster: Path, flags: list[str], says: str) -> None:

@@ -37,7 +37,7 @@ PINNED = "would be pinned to M40"
         ({"warnings": (Choice("M40", ROOM).forecast,)}, (0, "admitted", "M40", f"{PINNED}: {ROOM}", [])),
         ({"warnings": (NEARLY,)}, (0, "admitted", "M40", PINNED, [NEARLY])),
     ],
-    ids=["no quota applies", "refused", "the reason of the choice", "another warning is in the data"],
+    ids=["no quota applies", "refused", "the reason for the model", "another warning"],
 )
 def test_the_answer_of_the_cluster_is_in_the_data(
     cluster: Cluster, manifest: Path, answer: dict[str, Any], verdict: tuple[object, ...]

@@ -108,7 +108,7 @@ def test_another_kind_is_rejected_as_a_mistake_of_the_configuration(kind: GroupV
         pytest.param(b"[]", id="a list"),
         pytest.param(b'{"spec": {"containers": [{"resources": {"limits": []}}]}}', id="limits are a list"),
         pytest.param(b'{"spec": {"nodeName": "\xff"}}', id="no UTF-8"),
-        pytest.param(b'{"spec": {"containers": ' + b"[" * 100_000, id="nested without end"),
+        pytest.param(b'{"spec": {"containers": ' + b"[" * 100_000, id="nested very deeply"),
     ],
 )
 def test_an_object_that_is_no_pod_is_rejected(raw: bytes) -> None:
@@ -127,8 +127,8 @@ def test_an_object_that_is_no_pod_is_rejected(raw: bytes) -> None:
         pytest.param(Quota(), "team-a", False, id="no quota at all"),
         pytest.param(Quota({"team-b": QUOTA}), "team-a", False, id="no entry"),
         pytest.param(Quota({}, default=QUOTA), "team-a", True, id="the default"),
-        pytest.param(Quota({}, default=QUOTA), "kube-system", False, id="the default spares the system"),
-        pytest.param(Quota({"kube-system": QUOTA}), "kube-system", True, id="its own entry"),
+        pytest.param(Quota({}, default=QUOTA), "kube-system", False, id="the default excludes system namespaces"),
+        pytest.param(Quota({"kube-system": QUOTA}), "kube-system", True, id="a system namespace's own entry"),
         pytest.param(Quota({"team-a": NamespaceQuota({})}), "team-a", True, id="an entry without a model"),
     ],
 )
@@ -149,8 +149,10 @@ def test_the_mirror_pod_that_a_kubelet_creates_is_exempt() -> None:
     ("annotations", "user"),
     [
         pytest.param(MIRROR, UserInfo("alice", ("system:authenticated",)), id="forged by a user"),
-        pytest.param(MIRROR, UserInfo("system:nodes", None), id="a user of the group's name"),
-        pytest.param(MIRROR, UserInfo("x", ("system:nodes:fake", "system:node", "nodes")), id="a group like it"),
+        pytest.param(MIRROR, UserInfo("system:nodes", None), id="a user with the name of the group"),
+        pytest.param(
+            MIRROR, UserInfo("x", ("system:nodes:fake", "system:node", "nodes")), id="a group with a similar name"
+        ),
         pytest.param({}, NODE, id="a node's other pods"),
         pytest.param({"kubernetes.io/config.source": "file"}, NODE, id="another annotation"),
     ],

@@ -54,12 +54,18 @@ BOUND = {"nodeName": "gpu-1"}
     [
         pytest.param(BOUND, "Running", {}, 30, id="Kubernetes' own default"),
         pytest.param({**BOUND, "terminationGracePeriodSeconds": 45}, "Running", {}, 45, id="its own"),
-        pytest.param({**BOUND, "terminationGracePeriodSeconds": 31_536_000}, "Running", {}, 100, id="at most so long"),
-        pytest.param(BOUND, "Running", {"deletionGracePeriodSeconds": 90}, 90, id="its deletion gave more"),
-        pytest.param(BOUND, "Pending", {}, 30, id="it was about to start"),
-        pytest.param({**BOUND, "terminationGracePeriodSeconds": 0}, "Running", {}, 5, id="it asked for none"),
-        pytest.param(BOUND, "Succeeded", {}, None, id="it had ended"),
-        pytest.param({}, "Pending", {}, None, id="it was never bound"),
+        pytest.param(
+            {**BOUND, "terminationGracePeriodSeconds": 31_536_000},
+            "Running",
+            {},
+            100,
+            id="at most --max-terminating-seconds",
+        ),
+        pytest.param(BOUND, "Running", {"deletionGracePeriodSeconds": 90}, 90, id="a deletion with a longer period"),
+        pytest.param(BOUND, "Pending", {}, 30, id="a pending bound pod"),
+        pytest.param({**BOUND, "terminationGracePeriodSeconds": 0}, "Running", {}, 5, id="a grace period of 0"),
+        pytest.param(BOUND, "Succeeded", {}, None, id="a pod that had ended"),
+        pytest.param({}, "Pending", {}, None, id="a pod that was never bound"),
     ],
 )
 def test_a_bound_pod_deleted_before_its_end_is_reported_for_as_long_as_it_may_run(
@@ -105,12 +111,12 @@ ENDED = {"status": {"phase": "Succeeded"}}
 @pytest.mark.parametrize(
     ("before", "after", "told"),
     [
-        pytest.param(None, {}, ["grown"], id="it came"),
-        pytest.param({}, {"metadata": {"annotations": {"a": "b"}}}, [], id="nothing that counts"),
-        pytest.param({}, {"spec": {"nodeName": "gpu-1"}}, ["grown"], id="it was bound"),
-        pytest.param({}, ENDED, ["freed"], id="it ended"),
-        pytest.param(ENDED, {**ENDED, "metadata": {"annotations": {"a": "b"}}}, [], id="nothing more after that"),
-        pytest.param({}, None, ["freed"], id="it was deleted"),
+        pytest.param(None, {}, ["grown"], id="a new pod"),
+        pytest.param({}, {"metadata": {"annotations": {"a": "b"}}}, [], id="only an annotation changed"),
+        pytest.param({}, {"spec": {"nodeName": "gpu-1"}}, ["grown"], id="bound to a node"),
+        pytest.param({}, ENDED, ["freed"], id="the pod ended"),
+        pytest.param(ENDED, {**ENDED, "metadata": {"annotations": {"a": "b"}}}, [], id="a change after its end"),
+        pytest.param({}, None, ["freed"], id="deleted"),
     ],
 )
 def test_only_changes_that_may_release_quota_are_reported(

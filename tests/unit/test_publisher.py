@@ -90,15 +90,21 @@ def use_of(**fields: Any) -> NamespaceUse:
     [
         pytest.param({}, True, id="most is free"),
         pytest.param({"available": 1.0}, True, id="a tenth is free"),
-        pytest.param({"available": 0.9}, False, id="less than a tenth"),
+        pytest.param({"available": 0.9}, False, id="less than a tenth is free"),
         pytest.param({"limit": 0.0, "available": 0.0}, True, id="a model whose limit is zero"),
-        pytest.param({"available": 2.0, "pods": (PodUse("a", 200, 0),)}, True, id="as much as the largest pod has"),
-        pytest.param({"available": 2.0, "pods": (PodUse("a", 250, 0),)}, False, id="less than the largest pod has"),
-        pytest.param({"memory_limit": 100, "memory_used": 90}, True, id="a tenth of the memory"),
-        pytest.param({"memory_limit": 100, "memory_used": 91}, False, id="less of the memory"),
-        pytest.param({"memory_limit": 100, "memory_used": 50, "memory_reserved": 41}, False, id="some is reserved"),
         pytest.param(
-            {"memory_limit": 100, "memory_used": 50, "pods": (PodUse("a", 10, 51),)}, False, id="of the largest too"
+            {"available": 2.0, "pods": (PodUse("a", 200, 0),)}, True, id="as much is free as the largest pod has"
+        ),
+        pytest.param(
+            {"available": 2.0, "pods": (PodUse("a", 250, 0),)}, False, id="less is free than the largest pod has"
+        ),
+        pytest.param({"memory_limit": 100, "memory_used": 90}, True, id="a tenth of the memory is free"),
+        pytest.param({"memory_limit": 100, "memory_used": 91}, False, id="less than a tenth of the memory is free"),
+        pytest.param({"memory_limit": 100, "memory_used": 50, "memory_reserved": 41}, False, id="memory is reserved"),
+        pytest.param(
+            {"memory_limit": 100, "memory_used": 50, "pods": (PodUse("a", 10, 51),)},
+            False,
+            id="less memory than the largest pod has",
         ),
     ],
 )
@@ -110,10 +116,10 @@ def test_there_is_room_if_no_pod_like_the_stored_ones_could_be_rejected(fields: 
     ("second", "waits"),
     [
         pytest.param(use_of(used=3.0, available=7.0), 5, id="there is room"),
-        pytest.param(use_of(used=9.5, available=0.5), 1, id="there is hardly any"),
+        pytest.param(use_of(used=9.5, available=0.5), 1, id="there is hardly any room"),
         pytest.param(use_of(limit=20.0, available=18.0), 1, id="another limit"),
         pytest.param(replace(use_of(), mode="warn"), 1, id="another mode"),
-        pytest.param(None, 1, id="no limit any more"),
+        pytest.param(None, 1, id="limit removed"),
     ],
 )
 def test_reports_are_five_seconds_apart_if_no_pod_could_be_rejected_and_otherwise_one(

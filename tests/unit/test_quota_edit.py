@@ -168,7 +168,7 @@ NO_NODE = f"no node has this model in label {MODEL}"
         ("'*': {quota: {V100: 1}}", [f"*.quota.V100: {NO_NODE} (known: M40, P100)"]),
         ("{}", []),
     ],
-    ids=["known", "a model that no node has", "a pool that no node has", "in the default", "an empty document"],
+    ids=["known", "a model that no node has", "a pool that no node has", "in the default entry", "an empty document"],
 )
 def test_names_that_no_node_has_give_a_warning(document: str, told: list[str]) -> None:
     assert warnings(document) == told
@@ -189,7 +189,7 @@ MEMORY = "M40: {cards: 8, memory: 1Gi}"
         pytest.param("M40: 8", Charge(800), [], id="as much as the limit"),
         pytest.param("M40: 7.5", Charge(800), [f"8 cards in use, limit 7.5 cards; {TAIL}"], id="cards"),
         pytest.param("M40: 0", Charge(1), [f"0.01 cards in use, limit 0 cards; {TAIL}"], id="blocked"),
-        pytest.param("P100: 1", Charge(100), [f"1 card in use, limit 0 cards; {TAIL}"], id="no longer listed"),
+        pytest.param("P100: 1", Charge(100), [f"1 card in use, limit 0 cards; {TAIL}"], id="a model no longer listed"),
         pytest.param(MEMORY, Charge(10, 1024), [], id="as much memory as the limit"),
         pytest.param(
             MEMORY, Charge(10, 1025), [f"0.1 cards, 1025 MiB in use, limit 8 cards, 1024 MiB; {TAIL}"], id="memory"

@@ -105,7 +105,7 @@ def landed(world: ReservationWorld) -> None:
         (overtaken, HTTPStatus.CONFLICT),
         (ReservationWorld.lose, HTTPStatus.NOT_FOUND),
     ],
-    ids=["it lands", "it had landed", "others wrote first", "the ledger was deleted"],
+    ids=["it lands", "the write had landed", "others wrote first", "the ledger was deleted"],
 )
 def test_a_write_without_an_answer_is_repeated_unchanged_until_its_outcome_is_known(
     world: ReservationWorld,

@@ -60,14 +60,16 @@ def condition(type_: str, status: str) -> Mapping[str, Any]:
     ("spec", "status", "missing"),
     [
         pytest.param({"replicas": 3}, {"replicas": 1}, 2, id="a ReplicaSet or StatefulSet"),
-        pytest.param({"replicas": 3}, {}, 3, id="without any pod"),
+        pytest.param({"replicas": 3}, {}, 3, id="no pod yet"),
         pytest.param({"replicas": 0}, {}, 0, id="scaled to zero"),
-        pytest.param({"replicas": 1}, {"replicas": 3}, 0, id="scaled down, pods still there"),
+        pytest.param({"replicas": 1}, {"replicas": 3}, 0, id="scaled down, pods not deleted yet"),
         pytest.param({}, {"desiredNumberScheduled": 4, "currentNumberScheduled": 1}, 3, id="a DaemonSet"),
         pytest.param({}, {"desiredNumberScheduled": 4, "currentNumberScheduled": 4}, 0, id="a DaemonSet at rest"),
         pytest.param({}, {"desiredNumberScheduled": 0}, 0, id="a DaemonSet without nodes"),
         pytest.param({"parallelism": 3}, {"active": 1}, 2, id="a Job"),
-        pytest.param({"parallelism": 3}, {"active": 1, "succeeded": 1}, 0, id="a work queue that is empty"),
+        pytest.param(
+            {"parallelism": 3}, {"active": 1, "succeeded": 1}, 0, id="a work queue Job that has finished pods"
+        ),
         pytest.param({"parallelism": 5, "completions": 3}, {}, 3, id="a Job with few completions"),
         pytest.param({"parallelism": 5, "completions": 8}, {"active": 1, "succeeded": 6}, 1, id="a Job near its end"),
         pytest.param({"parallelism": 1, "completions": 1}, {"succeeded": 1}, 0, id="a Job that has succeeded"),
@@ -99,12 +101,14 @@ def failure(**fields: str | None) -> dict[str, str | None]:
     ("conditions", "since"),
     [
         pytest.param([failure()], "2026-01-01T00:00:00Z", id="refused for quota"),
-        pytest.param([failure(type="Available"), failure()], "2026-01-01T00:00:00Z", id="with another condition"),
-        pytest.param([failure(message=NOT_MUTATED)], "2026-01-01T00:00:00Z", id="not pinned, while /mutate was away"),
-        pytest.param([failure(message="exceeded quota: compute")], None, id="refused by somebody else"),
-        pytest.param([failure(status="False")], None, id="no more"),
-        pytest.param([failure(type="Progressing")], None, id="another condition that quotes it"),
-        pytest.param([failure(lastTransitionTime=None)], "", id="refused at a time that is not told"),
+        pytest.param([failure(type="Available"), failure()], "2026-01-01T00:00:00Z", id="among other conditions"),
+        pytest.param(
+            [failure(message=NOT_MUTATED)], "2026-01-01T00:00:00Z", id="not pinned while /mutate was unavailable"
+        ),
+        pytest.param([failure(message="exceeded quota: compute")], None, id="refused by another quota"),
+        pytest.param([failure(status="False")], None, id="the condition has ended"),
+        pytest.param([failure(type="Progressing")], None, id="another condition with the same text"),
+        pytest.param([failure(lastTransitionTime=None)], "", id="without a time"),
         pytest.param([], None, id="no condition"),
         pytest.param(None, None, id="null"),
     ],
@@ -127,21 +131,21 @@ SELECTS_P100 = owner(nodeSelector={MODEL: "P100"})
     [
         pytest.param({"M40": 300}, [owner()] * 5, [0, 1, 2], id="the oldest first, and no more than fit"),
         pytest.param({"M40": 0}, [owner()], [], id="nothing is free"),
-        pytest.param({}, [owner()], [], id="nothing is known to be free"),
-        pytest.param({"M40": 300}, [owner(missing=2), owner(), owner()], [0, 1], id="by the pods they miss"),
-        pytest.param({"M40": 200}, [owner(missing=500), owner()], [0], id="one that takes all there is"),
-        pytest.param({"M40": 100}, [owner(TWO), owner()], [1], id="one that is too large delays no other"),
-        pytest.param({"M40": 250}, [owner(TWO), owner(TWO), owner(HALF)], [0, 2], id="a smaller one takes the rest"),
-        pytest.param({"M40": 300}, [owner(missing=0), owner()], [1], id="one without missing pods"),
-        pytest.param({"V100": 300}, [owner()], [], id="free on a model that is not in the quota"),
-        pytest.param({"M40": 300}, [owner({})], [], id="one that asks for no vcuda"),
-        pytest.param({"M40": 200, "P100": 100}, [owner()] * 5, [0, 1, 2], id="flexible ones spread over the models"),
-        pytest.param({"M40": 100, "P100": 100}, [owner(missing=2), owner()], [0], id="one takes of both models"),
-        pytest.param({"M40": 100, "P100": 200}, [owner(), HELD_M40], [0], id="a flexible one takes its first model"),
-        pytest.param({"M40": 800}, [HELD_P100, owner()], [1], id="one pinned to a model waits for it"),
-        pytest.param({"M40": 0, "P100": 100}, [HELD_P100, owner()], [0], id="and takes that, where it is"),
-        pytest.param({"M40": 800}, [SELECTS_P100, owner()], [1], id="held by a nodeSelector"),
-        pytest.param({"M40": 0, "P100": 100}, [SELECTS_P100, owner()], [0], id="and served"),
+        pytest.param({}, [owner()], [], id="free quota unknown"),
+        pytest.param({"M40": 300}, [owner(missing=2), owner(), owner()], [0, 1], id="by the number of missing pods"),
+        pytest.param({"M40": 200}, [owner(missing=500), owner()], [0], id="an owner that needs more than all"),
+        pytest.param({"M40": 100}, [owner(TWO), owner()], [1], id="a too large owner delays no other"),
+        pytest.param({"M40": 250}, [owner(TWO), owner(TWO), owner(HALF)], [0, 2], id="a smaller owner uses the rest"),
+        pytest.param({"M40": 300}, [owner(missing=0), owner()], [1], id="an owner without missing pods"),
+        pytest.param({"V100": 300}, [owner()], [], id="free quota of an unlisted model"),
+        pytest.param({"M40": 300}, [owner({})], [], id="an owner without a GPU request"),
+        pytest.param({"M40": 200, "P100": 100}, [owner()] * 5, [0, 1, 2], id="flexible owners use all models"),
+        pytest.param({"M40": 100, "P100": 100}, [owner(missing=2), owner()], [0], id="one owner uses both models"),
+        pytest.param({"M40": 100, "P100": 200}, [owner(), HELD_M40], [0], id="a flexible owner uses its first model"),
+        pytest.param({"M40": 800}, [HELD_P100, owner()], [1], id="a pinned owner waits for its model"),
+        pytest.param({"M40": 0, "P100": 100}, [HELD_P100, owner()], [0], id="a pinned owner uses its model"),
+        pytest.param({"M40": 800}, [SELECTS_P100, owner()], [1], id="pinned by nodeSelector, no room"),
+        pytest.param({"M40": 0, "P100": 100}, [SELECTS_P100, owner()], [0], id="pinned by nodeSelector, with room"),
     ],
 )
 def test_the_oldest_owners_retry_first_and_no_more_than_fit(
@@ -175,15 +179,23 @@ SHARE = {"nvidia.com/vcuda-core": 50, "nvidia.com/vcuda-memory": 600}
 @pytest.mark.parametrize(
     ("limit", "room", "owners", "tries"),
     [
-        pytest.param(Limit(800, 8000), FreeQuota(800, 1300), [owner(SHARE)] * 3, [0, 1], id="no more than fit"),
+        pytest.param(Limit(800, 8000), FreeQuota(800, 1300), [owner(SHARE)] * 3, [0, 1], id="only as many as fit"),
         pytest.param(Limit(800, 8000), FreeQuota(800, 599), [owner(SHARE), owner()], [], id="none fits"),
-        pytest.param(Limit(800, 8000), FreeQuota(800, 1000), [owner(SHARE), owner()], [0], id="cards by their share"),
-        pytest.param(Limit(800, 8000), FreeQuota(800, 1000), [owner(TWO), owner()], [1], id="a smaller takes the rest"),
-        pytest.param(Limit(800), FreeQuota(800), [owner(SHARE)] * 3, [0, 1, 2], id="memory that is not limited"),
-        pytest.param(Limit(800, 0), FreeQuota(800, 0), [owner(SHARE)], [], id="memory that may not be used"),
+        pytest.param(
+            Limit(800, 8000),
+            FreeQuota(800, 1000),
+            [owner(SHARE), owner()],
+            [0],
+            id="whole cards by their share of memory",
+        ),
+        pytest.param(
+            Limit(800, 8000), FreeQuota(800, 1000), [owner(TWO), owner()], [1], id="a smaller owner uses the rest"
+        ),
+        pytest.param(Limit(800), FreeQuota(800), [owner(SHARE)] * 3, [0, 1, 2], id="memory is not limited"),
+        pytest.param(Limit(800, 0), FreeQuota(800, 0), [owner(SHARE)], [], id="a memory limit of 0"),
         # One card is 1/7 of 100 MiB, that is 14 2/7 MiB. Six cards use 85.7 MiB, reported as 86. So 14 MiB are reported
         # as free, but the last card still fits.
-        pytest.param(Limit(700, 100), FreeQuota(100, 14), [owner()], [0], id="a last card, in spite of rounding"),
+        pytest.param(Limit(700, 100), FreeQuota(100, 14), [owner()], [0], id="the last card despite rounding"),
     ],
 )
 def test_no_more_owners_retry_than_fit_in_memory(
@@ -222,9 +234,9 @@ JOB = {"metadata": {"name": "train"}, "spec": {"parallelism": 1}, "status": {}}
     ("name", "found"),
     [
         pytest.param("train", ["/apis/batch/v1/namespaces/team-a/jobs/train"], id="its own"),
-        pytest.param("gone", [], id="a deleted one"),
-        pytest.param("../../team-b/jobs/train", [], id="a way to another namespace"),
-        pytest.param("..", [], id="a way up"),
+        pytest.param("gone", [], id="a deleted owner"),
+        pytest.param("../../team-b/jobs/train", [], id="a path to another namespace"),
+        pytest.param("..", [], id="a path to the parent"),
         pytest.param("", [], id="none"),
     ],
 )

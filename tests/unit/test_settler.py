@@ -141,13 +141,11 @@ def told_by(pending_bytes: int) -> str:
 @pytest.mark.parametrize(
     ("written", "told"),
     [
-        pytest.param(Ledger({"M40": ONE}, "7", CHARGED), ["charged"], id="a replica has charged"),
-        pytest.param(
-            Ledger({"M40": TWO}, "7", CHARGED), ["changed"], id="a replica has charged, and the count has changed"
-        ),
-        pytest.param(Ledger({"M40": ONE}, "8"), ["changed"], id="it was counted again"),
-        pytest.param(Ledger({"M40": ONE}, "7", CROWD), ["charged by many"], id="much is pending"),
-        pytest.param(None, ["changed"], id="it was deleted"),
+        pytest.param(Ledger({"M40": ONE}, "7", CHARGED), ["charged"], id="a replica added a charge"),
+        pytest.param(Ledger({"M40": TWO}, "7", CHARGED), ["changed"], id="a replica added a charge and counted"),
+        pytest.param(Ledger({"M40": ONE}, "8"), ["changed"], id="counted again"),
+        pytest.param(Ledger({"M40": ONE}, "7", CROWD), ["charged by many"], id="many pending charges"),
+        pytest.param(None, ["changed"], id="ledger deleted"),
     ],
 )
 def test_charges_that_replicas_add_are_distinguished_from_other_writes(
@@ -335,7 +333,7 @@ def test_ledgers_without_a_limit_have_their_own_turns(api: ApiDouble, replica: R
         assert (LEDGER in api.objects) is there
 
 
-@pytest.mark.parametrize("gone", [True, False], ids=["the namespace was deleted", "its limit is"])
+@pytest.mark.parametrize("gone", [True, False], ids=["namespace deleted", "limit deleted"])
 def test_an_empty_ledger_is_deleted_without_a_list_even_if_it_is_newer_than_the_watches(
     api: ApiDouble, replica: Replica, gone: bool
 ) -> None:

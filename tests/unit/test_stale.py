@@ -171,7 +171,7 @@ def test_an_allocation_that_names_no_node_waits_for_its_time(scheme: Scheme) -> 
 @EACH
 @pytest.mark.parametrize("status", ["Pending", "Running", "Unknown", ""])
 @pytest.mark.parametrize("phase", [None, "allocating", "done"])
-@pytest.mark.parametrize("nodes", [(NODE,), ("other",)], ids=["its node is there", "its node was deleted"])
+@pytest.mark.parametrize("nodes", [(NODE,), ("other",)], ids=["its node exists", "its node was deleted"])
 def test_an_allocation_is_never_stale_on_the_node_of_its_pod(
     scheme: Scheme, status: str, phase: str | None, nodes: tuple[str, ...]
 ) -> None:
@@ -190,7 +190,9 @@ def test_an_allocation_without_a_node_is_never_stale_on_a_bound_pod(scheme: Sche
 
 @EACH
 @pytest.mark.parametrize("status", ["Pending", "Running"])
-@pytest.mark.parametrize("nodes", [(NODE, "gpu-2"), ("gpu-2",)], ids=["that node is there", "that node was deleted"])
+@pytest.mark.parametrize(
+    "nodes", [(NODE, "gpu-2"), ("gpu-2",)], ids=["the other node exists", "the other node was deleted"]
+)
 def test_an_allocation_for_another_node_than_the_pods_is_stale_after_its_time(
     scheme: Scheme, status: str, nodes: tuple[str, ...]
 ) -> None:

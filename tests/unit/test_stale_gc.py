@@ -108,7 +108,7 @@ def test_a_removed_allocation_is_not_checked_again_while_the_watch_lags(past: Cl
     assert past.removed("unbound") == 1
 
 
-@pytest.mark.parametrize("between", [False, True], ids=["before the look", "between the look and the patch"])
+@pytest.mark.parametrize("between", [False, True], ids=["before the loop reads the pod", "between read and patch"])
 def test_a_pod_that_is_bound_before_the_watch_has_seen_it_keeps_its_allocation(past: Cleaner, between: bool) -> None:
     """The patch requires the resourceVersion that was checked. A pod that was bound meanwhile has a newer version, so
     the patch fails.
@@ -181,7 +181,7 @@ def test_an_event_that_cannot_be_written_is_only_logged(past: Cleaner) -> None:
     assert (past.serve(), past.removed("unbound")) == ([], 1)
 
 
-@pytest.mark.parametrize("between", [False, True], ids=["before the look", "between the look and the patch"])
+@pytest.mark.parametrize("between", [False, True], ids=["before the loop reads the pod", "between read and patch"])
 def test_a_deleted_pod_is_no_lasting_error(past: Cleaner, between: bool) -> None:
     past.api.deliver = before("PATCH" if between else "GET", lambda: past.api.remove(POD))
     assert len(past.serve()) == between

@@ -128,8 +128,8 @@ def store(api: ApiDouble) -> LedgerStore:
     [
         pytest.param(extended("b"), {"A100": ONE}, id="its pod is charged"),
         pytest.param(extended("b", phase="Succeeded"), {"A100": TWO}, id="its pod has ended"),
-        pytest.param(extended("other"), {"A100": TWO}, id="of another name"),
-        pytest.param({**extended("b"), "spec": {"containers": []}}, {"A100": TWO}, id="its pod asks for nothing"),
+        pytest.param(extended("other"), {"A100": TWO}, id="the status names another claim"),
+        pytest.param({**extended("b"), "spec": {"containers": []}}, {"A100": TWO}, id="its pod has no GPU request"),
     ],
 )
 def test_a_claim_is_left_out_only_if_a_charged_pods_status_names_it(
@@ -304,9 +304,9 @@ def woken(api: ApiDouble) -> list[str]:
     ("pod", "event", "is_woken"),
     [
         pytest.param(waiting("a"), refused("a"), True, id="refused for quota"),
-        pytest.param(waiting("a", "gpu"), refused("a"), False, id="it has its claim by now"),
-        pytest.param(waiting("a"), refused("a", "no such template"), False, id="refused for something else"),
-        pytest.param(waiting("a"), refused("a", uid="of-another"), False, id="another pod of its name was"),
+        pytest.param(waiting("a", "gpu"), refused("a"), False, id="its claim exists by now"),
+        pytest.param(waiting("a"), refused("a", "no such template"), False, id="refused for another reason"),
+        pytest.param(waiting("a"), refused("a", uid="of-another"), False, id="another pod of this name was refused"),
         pytest.param(waiting("b"), refused("a"), False, id="gone"),
         pytest.param(waiting("a"), refused("../../x", uid="a-uid"), False, id="no name"),
     ],

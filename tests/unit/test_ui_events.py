@@ -28,12 +28,16 @@ def event(message: str | None, **fields: Any) -> StoredEvent:
     ("message", "reason"),
     [
         pytest.param(DENIED + QUOTA, QUOTA, id="over quota"),
-        pytest.param(f"create Pod train-0 in StatefulSet failed: {DENIED}{QUOTA}", QUOTA, id="another owner's words"),
+        pytest.param(
+            f"create Pod train-0 in StatefulSet failed: {DENIED}{QUOTA}", QUOTA, id="with the text of another owner"
+        ),
         pytest.param(DENIED + "malformed GPU request: spec: 150", "malformed GPU request: spec: 150", id="malformed"),
-        pytest.param(DENIED + "namespace a may use no GPU model", "namespace a may use no GPU model", id="any of ours"),
-        pytest.param(QUOTA, QUOTA, id="by its own words, whatever the webhook is called"),
-        pytest.param(DENIED + "two\nlines", "two\nlines", id="more than a line"),
-        pytest.param(DENIED + "x" * 5000, "x" * MAX_MESSAGE_LENGTH, id="long, so it is cut"),
+        pytest.param(
+            DENIED + "namespace a may use no GPU model", "namespace a may use no GPU model", id="any of our messages"
+        ),
+        pytest.param(QUOTA, QUOTA, id="by its text, without the webhook's name"),
+        pytest.param(DENIED + "two\nlines", "two\nlines", id="more than one line"),
+        pytest.param(DENIED + "x" * 5000, "x" * MAX_MESSAGE_LENGTH, id="a long message is cut"),
     ],
 )
 def test_our_rejection_is_recognized_by_the_webhook_or_its_text(message: str, reason: str) -> None:

@@ -21,17 +21,17 @@ def row(used: float, limit: float, memory: tuple[int, int] | None = None) -> Mod
     ("used", "limit", "expected"),
     [
         pytest.param(0, 8, 0, id="unused"),
-        pytest.param(0.01, 8, 1, id="a hundredth of a card shows"),
+        pytest.param(0.01, 8, 1, id="a hundredth of a card is visible"),
         pytest.param(0.79, 8, 1, id="under a tenth"),
         pytest.param(0.8, 8, 1, id="a tenth"),
-        pytest.param(5.6, 8, 7, id="seven tenths, which floats make 6.99"),
-        pytest.param(0.3, 1, 3, id="three tenths, which floats make 3.0"),
-        pytest.param(0.01, 0.05, 2, id="two tenths, which floats make 1.99"),
+        pytest.param(5.6, 8, 7, id="seven tenths (6.99 in floats)"),
+        pytest.param(0.3, 1, 3, id="three tenths (3.0 in floats)"),
+        pytest.param(0.01, 0.05, 2, id="two tenths (1.99 in floats)"),
         pytest.param(7.99, 8, 9, id="nearly full"),
         pytest.param(8, 8, 10, id="full"),
         pytest.param(8.01, 8, OVER, id="over the limit"),
-        pytest.param(1, 0, OVER, id="usage of a blocked model"),
-        pytest.param(0, 0, 0, id="no usage of a blocked model"),
+        pytest.param(1, 0, OVER, id="a limit of 0, in use"),
+        pytest.param(0, 0, 0, id="a limit of 0, unused"),
     ],
 )
 def test_the_step_of_the_heat_follows_the_usage(used: float, limit: float, expected: int) -> None:
@@ -209,17 +209,19 @@ TWO_DEVICES = "GPU-1,10,32768,100,NVIDIA-V100,0,true:GPU-2,10,32768,100,NVIDIA-V
     ("offered", "devices", "cards"),
     [
         pytest.param({"tencent.com/vcuda-core": "800"}, None, 8, id="gpu-manager"),
-        pytest.param({"nvidia.com/vcuda-core": 250}, None, 2.5, id="its fork, a card half broken"),
+        pytest.param({"nvidia.com/vcuda-core": 250}, None, 2.5, id="gpu-manager's fork, 2.5 cards"),
         pytest.param({"nvidia.com/vgpu-cores": "400", "nvidia.com/vgpu-number": "40"}, None, 4, id="vgpu-manager"),
         pytest.param({"nvidia.com/gpu": "4"}, None, 4, id="NVIDIA's own plugin"),
-        pytest.param({"nvidia.com/gpu": "20"}, TWO_DEVICES, 2, id="HAMi: parts of cards, so its list counts"),
+        pytest.param({"nvidia.com/gpu": "20"}, TWO_DEVICES, 2, id="HAMi: cards from its register"),
         pytest.param({"nvidia.com/gpu": "20"}, '[{"id":"GPU-1"},{"id":"GPU-2"}]', 2, id="HAMi, JSON"),
         pytest.param({"nvidia.com/gpu": "20"}, "[not JSON", None, id="HAMi, unreadable"),
         pytest.param({"nvidia.com/vgpu-number": "40"}, None, None, id="only a number of vGPUs"),
         pytest.param({"cpu": "64"}, None, None, id="none"),
         pytest.param({"tencent.com/vcuda-core": "many"}, None, None, id="no number"),
         pytest.param({"tencent.com/vcuda-core": "99999999"}, None, None, id="more than a node can have"),
-        pytest.param({"tencent.com/vcuda-core": "0", "nvidia.com/gpu": "1"}, None, 1, id="one of two plugins is off"),
+        pytest.param(
+            {"tencent.com/vcuda-core": "0", "nvidia.com/gpu": "1"}, None, 1, id="one of two plugins offers nothing"
+        ),
     ],
 )
 def test_the_cards_of_a_node_are_counted_by_its_resources(

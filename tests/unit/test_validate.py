@@ -119,7 +119,7 @@ def test_a_pinned_pod_within_its_quota_is_charged() -> None:
         pytest.param(QUOTA, {"affinity": required(term(M40), {})}, id="a term that matches nothing"),
         pytest.param(QUOTA, {"affinity": required(term(M40), term(M40, P100))}, id="a term that no node can match"),
         pytest.param(QUOTA, {"affinity": required(term(EITHER, M40))}, id="an intersection"),
-        pytest.param(QUOTA, {"affinity": required(term(EITHER, NO_P100))}, id="all others taken away"),
+        pytest.param(QUOTA, {"affinity": required(term(EITHER, NO_P100))}, id="every other model excluded"),
         pytest.param(POOLED, {"affinity": held_to("M40", "public")}, id="a pool"),
         pytest.param(POOLED, {"affinity": held_to("M40", "lab", "public")}, id="all pools"),
         pytest.param(POOLED, {"nodeSelector": {POOL: "lab"}}, id="a pool by nodeSelector"),
@@ -190,12 +190,12 @@ def test_a_pod_over_quota_is_rejected_with_the_figures() -> None:
 @pytest.mark.parametrize(
     ("placed", "allows"),
     [
-        pytest.param({"affinity": None}, "any", id="nothing said"),
+        pytest.param({"affinity": None}, "any", id="no node selection"),
         pytest.param({"affinity": {"nodeAffinity": {}}}, "any", id="no required affinity"),
         pytest.param({"affinity": {"nodeAffinity": PREFERRED}}, "any", id="only preferred"),
-        pytest.param({"affinity": required(term(M40), term(PUBLIC))}, "any", id="one term leaves it open"),
+        pytest.param({"affinity": required(term(M40), term(PUBLIC))}, "any", id="one term without the pin"),
         pytest.param({"affinity": required(term(requirement(MODEL, "Exists")))}, "any", id="any model"),
-        pytest.param({"affinity": required(term(NO_P100))}, "any", id="all but one"),
+        pytest.param({"affinity": required(term(NO_P100))}, "any", id="all models but one"),
         pytest.param({"affinity": required(term(requirement(f"{MODEL}x", "In", "M40")))}, "any", id="another label"),
         pytest.param({"affinity": required(term(M40), term(P100))}, "M40, P100", id="two terms"),
         pytest.param({"affinity": required(term(EITHER))}, "M40, P100", id="two values"),
@@ -229,8 +229,8 @@ def test_a_pod_of_a_namespace_without_models_is_rejected(quota: NamespaceQuota) 
     [
         pytest.param(held_to("M40"), id="no pool"),
         pytest.param(held_to("M40", "private"), id="another pool"),
-        pytest.param(held_to("M40", "public", "private"), id="one of ours among others"),
-        pytest.param(required(term(M40, PUBLIC), term(M40)), id="one term leaves it open"),
+        pytest.param(held_to("M40", "public", "private"), id="an allowed pool among others"),
+        pytest.param(required(term(M40, PUBLIC), term(M40)), id="one term without the pin"),
         pytest.param(required(term(M40, requirement(POOL, "Exists"))), id="any pool"),
     ],
 )

@@ -80,7 +80,7 @@ WHOLE_AND_SHARE = [pod("a", 300, 2), pod("b", charge=Charge(50, 1000))]
 @pytest.mark.parametrize(
     ("limit", "pods", "expected"),
     [
-        pytest.param(Limit(0), [pod("a", 1)], over("a"), id="a hard block"),
+        pytest.param(Limit(0), [pod("a", 1)], over("a"), id="a limit of 0"),
         pytest.param(Limit(400, 4000), SHARES, over("b"), id="memory"),
         pytest.param(Limit(400, 4000), WHOLE_AND_SHARE, [], id="memory of whole cards is their share of the limit"),
     ],
