@@ -78,7 +78,9 @@ def test_an_operator_has_the_meaning_that_kubernetes_defines(
 
 @given(strategies.odd_requirements(), strategies.label_sets())
 def test_a_requirement_that_the_api_server_rejects_selects_no_node(line: Manifest, labels: dict[str, str]) -> None:
-    """For such a requirement, the scheduler logs a parse error, and the term selects no node."""
+    """If the API server would reject a requirement, the scheduler only logs a parse error, and the requirement's term
+    selects no node.
+    """
     assert not allows(vcuda_pod(affinity=required(term(line))), "node-a", labels)
 
 
@@ -154,8 +156,8 @@ RANK = "example.com/rank"
 @example(term(requirement(RANK, "Gt", "3"), requirement(RANK, "Lt", "5"), requirement(RANK, "NotIn", "4")), ())
 @example(term(requirement(RANK, "Gt", str(2**63 - 2)), requirement(RANK, "NotIn", str(2**63 - 1))), ())
 def test_a_model_is_reached_exactly_if_there_could_be_a_node_for_it(manifest: Manifest, pools: tuple[str, ...]) -> None:
-    """The expected result is found by building a matching node label by label, because requirements on different labels
-    are independent.
+    """To find the expected result, the test builds a matching node label by label. This is possible because
+    requirements on different labels are independent.
     """
     found = reached(vcuda_pod(affinity=required(manifest)), *MODELS, pools=pools)
     for model in MODELS:

@@ -186,8 +186,8 @@ def test_a_large_body_that_arrives_too_slowly_is_dropped_and_others_are_served(s
 
 @pytest.mark.parametrize(("size", "path"), [(2, "/validate"), (2, "/quota"), (2 * LARGE_BODY, "/validate")])
 def test_a_review_that_was_received_too_long_ago_is_not_decided(size: int, path: str) -> None:
-    """The replica was suspended or overloaded for longer than the API server waits for an answer, so the review is
-    dropped.
+    """The replica was suspended or overloaded for longer than the API server waits for an answer. So the review is
+    dropped without a decision.
     """
     policy = mock.Mock()
     webhook = mock.Mock(wraps=Service(policy, MemoryLedgers(), Metrics(), Gate(), mock.Mock()), log=mock.Mock())

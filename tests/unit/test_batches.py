@@ -122,7 +122,7 @@ async def test_callers_that_wait_together_are_one_batch_in_order_and_each_may_wa
 async def test_a_caller_that_leaves_does_not_affect_the_others(
     how: str, in_work: bool, batches: list[list[str]]
 ) -> None:
-    """The caller gave up. If its item is still queued, the item is dropped. If the item is already in a batch, the
+    """A caller gives up. If its item is still queued, the item is dropped. If the item is already in a batch, the
     result is dropped.
     """
     gated = Gated()

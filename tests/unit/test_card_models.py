@@ -216,8 +216,8 @@ PIECES = st.lists(st.sampled_from([*"aKs.+(){}|^$/:#&~ -", "*", "?", "\u212a", "
 
 @given(PIECES.map("".join) | ANY, st.data())
 def test_cel_matches_the_same_products_as_the_row(pattern: str, data: st.DataObject) -> None:
-    """The CEL expression in a pinned claim is compared with the row's own matcher. Python's `re` stands in for RE2,
-    which treats these patterns alike except for case folding.
+    """A CEL expression in a pinned claim must match the same products as the row in `gpu_models`. Python's `re` stands
+    in for RE2. Both treat these patterns alike, except for case folding.
     """
     name = data.draw(PIECES.map("".join) | ANY | st.just(pattern).map(lambda text: text.replace("*", "x").swapcase()))
     written = re.search(r'matches\("(.*)"\)$', write_pin(ClaimPin("driver", (fold(pattern),))))
@@ -237,7 +237,9 @@ def test_patterns_overlap_if_a_product_matches_both(one: str, other: str, name: 
 
 
 def test_a_pattern_of_many_wildcards_is_matched_in_linear_time() -> None:
-    """The pattern has 30 wildcards. With naive backtracking, one match would take days."""
+    """A pattern with 30 wildcards must be matched in linear time. With naive backtracking, one match would
+    take days.
+    """
     assert not matcher([f"{'*a' * 30}*b"])("a" * 64)
     assert common_product(f"{'*a' * 30}b", f"{'a*' * 31}c") is None
 
@@ -343,7 +345,7 @@ def test_an_edit_of_the_rows_causes_pods_and_nodes_to_be_read_again(api: ApiDoub
     edit(ROWS)
     assert pods.observed("team-a", nodes.current()).committed == {"A100-shared": WHOLE}
     assert pods.config_version == before != quota.resources().version
-    pods.reflector.relist()  # this has the effect of `list_again`
+    pods.reflector.relist()  # an edit of the quota causes this LIST by `list_again`
     after = pods.observed("team-a", nodes.current())
     assert (after.committed, after.config_version) == (
         {"A100-shared": Charge(25, 0, 25)},

@@ -189,8 +189,8 @@ def test_text_that_is_no_card_number_is_skipped(text: str, cards: list[int]) -> 
 
 @pytest.mark.parametrize(("cores", "count"), [(30, 1), (99, 1), (100, 1), (199, 1), (7000, 70), (10**9, 1024)])
 def test_as_many_cards_are_read_as_the_container_requests(cores: int, count: int) -> None:
-    """Any further card numbers in the annotation are ignored. Otherwise the owner of a running pod could claim all
-    cards of its node.
+    """Only as many card numbers are read as the container requests cards. Otherwise the owner of a running pod could
+    claim all cards of its node.
     """
     limits = {f"{T}/vcuda-core": cores, f"{T}/vcuda-memory": 4}
     text = {f"{T}/predicate-gpu-idx-0": ",".join(map(str, range(2000)))}

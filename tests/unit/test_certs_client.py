@@ -158,8 +158,8 @@ CAS = make_authority(START, client=True).certificate_pem().decode()
     ],
 )
 def test_the_cas_of_a_config_map_are_read(config_map: dict[str, Any] | None, found: tuple[int, bool, bool]) -> None:
-    """The expected values are the number of CAs, whether the ConfigMap needs a repair, and whether somebody else
-    manages the ConfigMap.
+    """For each ConfigMap, the test expects the number of CAs, whether the ConfigMap needs a repair, and whether
+    somebody else manages it.
     """
     read = parsing.read_client_cas(config_map, "vcuda-client-ca", "vcuda-quota")
     [hook] = read.hooks

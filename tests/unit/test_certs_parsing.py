@@ -163,8 +163,8 @@ def test_a_certificate_with_a_subject_that_cannot_be_read_is_not_ours() -> None:
 
 
 def test_an_authority_with_text_after_its_certificate_still_signs() -> None:
-    """Other programs ignore text after a certificate. If it were an error, a new CA and a whole rotation would be
-    needed.
+    """Other programs ignore text after a certificate. If the rotation treated such text as an error, it would need a
+    new CA.
     """
     assert read_authority(CA.certificate_pem() + NO_CERTIFICATE, CA.key_pem(), "ca").certificate == CA.certificate
 

@@ -67,8 +67,8 @@ def test_a_leaf_is_renewed_by_the_same_authority_if_only_the_leaf_is_due() -> No
     ],
 )
 def test_a_clock_that_jumps_ahead_does_not_shorten(step: type[steps.Decision], span: str, seen: str) -> None:
-    """A run of the rotation trusts a state only after it has observed that state itself for ten seconds, whatever the
-    clock says.
+    """A run of the rotation trusts a state only after it has observed that state for ten seconds itself. A jump of the
+    clock does not shorten this time.
     """
     world = rotated(Wait if step is Promote else NoteServed)
     if step is Forget:
@@ -137,8 +137,8 @@ def test_an_endpoint_has_time_to_follow_before_a_problem_is_reported() -> None:
 
 
 def test_a_broken_leaf_is_replaced_at_once_if_no_call_succeeds_anyway() -> None:
-    """No API server call can succeed with the broken leaf, so the rotation need not wait. It still writes the caBundles
-    first.
+    """The broken leaf certificate lets no call of an API server succeed, so replacing it at once does no harm. The
+    caBundles are still written first.
     """
     assert isinstance(healthy(NOW, since=91 * DAY).decide(POLICY, UNSEEN), IssueLeaf)
 
@@ -186,7 +186,7 @@ def test_missing_configurations_or_endpoints_are_reported_after_a_while() -> Non
 
 
 def test_a_missing_configuration_is_no_problem_if_none_is_required() -> None:
-    """The scheduler extender has no webhook configuration. Its caller, the scheduler, reads the CA from a file."""
+    """The scheduler extender has no webhook configuration. Its caller, kube-scheduler, reads the CA from a file."""
     world = healthy(since=HOUR)
     world.put(configurations=())
     assert isinstance(world.decide(POLICY), StepRefused)
@@ -256,8 +256,8 @@ def test_a_leaf_that_expires_with_its_authority_is_not_renewed_repeatedly() -> N
 
 
 def test_an_authority_that_is_only_in_a_cabundle_is_removed_like_a_retired_one() -> None:
-    """The CA stays trusted until every endpoint has presented a leaf of another CA for the retention period. The CA is
-    not copied to other caBundles.
+    """A CA that is in no Secret and in only one caBundle stays trusted until every endpoint has presented a leaf of
+    another CA for the retention period. This CA is not copied to other caBundles.
     """
     world = healthy(NOW)
     world.put_hooks(0, bundle=(make_authority(START - HOUR).certificate, world.current.certificate))
@@ -287,8 +287,8 @@ def test_a_lost_authority_stays_trusted_until_its_leaves_are_replaced() -> None:
 
 
 def test_an_issue_time_in_the_future_replaces_nothing() -> None:
-    """The option requests replacing all certificates that were issued before a time. If that time is in the future,
-    each new certificate would be replaced again.
+    """`--issued-before` replaces all certificates that were issued before a time. A time in the future is ignored.
+    Otherwise each new certificate would be replaced again.
     """
     assert isinstance(healthy().decide(replace(POLICY, issued_before=START + LONG)), Done)
 
@@ -331,8 +331,8 @@ def test_an_authority_that_a_locked_configuration_does_not_trust_is_not_promoted
 
 @pytest.mark.parametrize("restored", [False, True], ids=["both Secrets deleted", "CA Secret restored from a backup"])
 def test_a_broken_leaf_that_a_locked_configuration_trusts_is_not_replaced(restored: bool) -> None:
-    """The configuration is locked: another tool manages it. It trusts the leaf that the pods serve, so another leaf
-    would break its calls until a person unlocks it.
+    """Another tool manages the configuration, so the rotation must not write it. The configuration trusts the leaf that
+    the pods serve. Another leaf would break its calls until a person unlocks it.
     """
     world = locked(healthy(NOW, since=MINUTE))
     world.put(authorities=Authorities(current=make_authority(START - 2 * DAY)) if restored else Authorities())
@@ -356,8 +356,8 @@ def test_a_locked_configuration_that_may_trust_an_unreachable_endpoint_keeps_wor
 
 
 def test_a_locked_configuration_that_never_trusted_the_served_leaf_blocks_no_rotation() -> None:
-    """The locked configuration is left over from an earlier installation. Its caBundle never trusted the served leaf,
-    so its calls fail anyway.
+    """The rotation may not write this configuration, which is left over from an earlier installation. Its caBundle
+    never trusted the served leaf, so its calls fail anyway.
     """
     world = healthy(NOW, since=MINUTE)
     *_, last = world.state.configurations

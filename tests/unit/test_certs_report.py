@@ -58,8 +58,8 @@ NOBODY = {
 def test_missing_callers_or_endpoints_are_a_problem_for_a_person(
     change: Callable[[World], None], text: str, command: str
 ) -> None:
-    """No pod can be created although all certificates may be valid. The problem is reported after ten minutes, so that
-    a first installation has time.
+    """Without a webhook configuration or an endpoint, no pod can be created, although all certificates are valid. The
+    problem is reported after ten minutes, so that a first installation has time.
     """
     world = healthy()
     change(world)
@@ -121,7 +121,9 @@ def foreign(name: str, issuer: str, key: ec.EllipticCurvePrivateKey) -> Signed:
 
 
 def test_a_chain_with_an_intermediate_ca_is_unknown_and_no_problem() -> None:
-    """The endpoint also sends the intermediate CA, but Python's ssl module returns only the leaf certificate."""
+    """The endpoint also sends an intermediate CA, but Python's ssl module returns only the leaf certificate. So the
+    report cannot tell whether the leaf is trusted.
+    """
     world, key = healthy(), ec.generate_private_key(ec.SECP256R1())
     root = foreign("root", "root", key)
     middle = foreign("middle", "root", key)

@@ -63,7 +63,7 @@ DAMAGES: dict[str, Damage] = {
     "times forgotten": lambda world: note(world, trusted=None, served=None),
     "what was written down is of the future": set_the_clock_back,
     "an old serving Secret, of an unknown CA, restored": restore_an_old_leaf,
-    # The newer CAs are then only in the caBundles.
+    # After this damage, the newer CAs are only in the caBundles.
     "an old CA Secret restored": restore_an_old_authority,
     "retired.crt is garbage": lambda world: note(world, retired=(), faults=("garbage",)),
     "slept through the leaf": lambda world: world.sleep(91 * DAY.total_seconds()),
@@ -200,8 +200,8 @@ def test_runs_converge_after_any_damage_and_never_remove_trust(
 def test_no_leaf_expires_while_it_is_served_for_any_lives(
     lags: list[timedelta], authority_hours: int, leaf_minutes: int, overlap: float, retention: float, *, read_only: bool
 ) -> None:
-    """The test includes overlaps that are longer than the remaining life of a leaf, and configurations that cannot be
-    written for a time.
+    """The test includes times with two trusted CAs that are longer than the remaining life of a leaf. It also includes
+    a configuration that cannot be written for a time.
     """
     life = timedelta(hours=authority_hours)
     policy = RotationPolicy(NAMES, life, timedelta(minutes=leaf_minutes), life * overlap, life * retention)

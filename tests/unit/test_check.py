@@ -60,7 +60,7 @@ def deployment(replicas: int, limits: dict[str, int], name: str = "train") -> Ma
     return {"kind": "Deployment", "metadata": {"name": name}, "spec": {"replicas": replicas, "template": template}}
 
 
-# The exit status. The tests of decisions check the exit status too.
+# Tests of the exit status, which is also checked by the tests of decisions
 
 
 def test_nothing_to_check_is_no_failure(directory: Path) -> None:

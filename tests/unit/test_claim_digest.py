@@ -221,7 +221,7 @@ def test_a_claim_with_too_many_own_pins_is_rejected_with_the_bound() -> None:
     assert "must not have more than 6144 characters together" in answer.message
 
 
-# Tests of bounds
+# Tests of the bounds of a digest
 
 
 def requests(number: int, **fields: Any) -> list[Manifest]:

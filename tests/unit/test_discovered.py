@@ -152,7 +152,7 @@ def test_cards_that_two_drivers_publish_count_once() -> None:
     assert (seen.cards, seen.memory) == ({A100_PRODUCT: 4}, 40960)
 
 
-# Tests of the figures of a node
+# Tests of the number and the memory of a node's cards
 
 
 @cases(
@@ -174,7 +174,7 @@ def test_cards_and_the_memory_of_the_smallest_are_as_the_source_says(part: Any, 
     assert (seen.cards, seen.memory) == (cards, memory)
 
 
-# Tests of doubts about a model
+# Tests of models that are in doubt
 
 INVALID_MIG = (
     f"label nvidia.com/gpu.product is {A100_PRODUCT}-MIG-INVALID, which names no product: the MIG devices of the node "
@@ -258,7 +258,7 @@ def test_sources_that_name_the_same_cards_agree(manifest: Manifest) -> None:
     assert found_on(manifest, known=ROWS).doubts == {}
 
 
-# Tests of the owner of the label
+# Tests of whether the operator or the controller owns a node's model label
 
 
 @cases(

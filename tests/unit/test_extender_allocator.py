@@ -73,8 +73,8 @@ def test_a_pod_that_no_node_can_serve_has_a_reason_for_each_node(api: ApiDouble,
 
 
 def test_a_pod_that_was_placed_and_not_bound_is_placed_again_on_its_node(api: ApiDouble) -> None:
-    """The pod's own placement, or a fuller node, must not prevent the new placement. gpu-admission always rejects such
-    a pod.
+    """A pod that was placed and not bound is placed again on its node, even if another node is fuller. gpu-admission
+    always rejects such a pod.
     """
     leader = Leader(api, cards={"n1": 1, "n2": 2}).leads()
     pod = store_pod(api, "train", 100)
@@ -337,7 +337,9 @@ def test_the_cards_of_pods_bound_earlier_are_adopted_once(api: ApiDouble) -> Non
 
 
 def test_victims_that_make_no_room_on_a_single_card_are_not_preempted(api: ApiDouble) -> None:
-    """The scheduler only adds up the victims' cores: half of one card and half of another do not make a whole card."""
+    """The scheduler only adds up the free cores. Half of one card and half of another do not make the whole card that a
+    pod needs.
+    """
     leader = Leader(api, cards={"n1": 2, "n2": 1}).leads()
     for name, node, cores in (("a", "n1", 60), ("b", "n1", 60), ("c", "n1", 30), ("d", "n2", 30)):
         leader.place(name, node, cores)

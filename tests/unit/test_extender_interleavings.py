@@ -1,5 +1,5 @@
-"""A state machine that checks the extender: no card is over-allocated, whatever calls fail, leaders change, and tenants
-write into annotations.
+"""A state machine for the extender. No card is over-allocated, whichever calls fail, however often the leader changes,
+and whatever tenants write into annotations.
 
 No pod is ever bound with other cards than those in the journal of its node.
 """

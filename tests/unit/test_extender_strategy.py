@@ -70,7 +70,7 @@ def test_the_reason_is_short_and_says_whether_it_can_pass(
 
 
 def chosen(strategy: Strategy, asked: CardRequest, **nodes: Cards | Unplaceable) -> str:
-    choice = strategy(asked, [*nodes, *nodes], nodes)  # the list names each node twice; the node must still count once
+    choice = strategy(asked, [*nodes, *nodes], nodes)  # each node is named twice in the list, and must count once
     assert isinstance(choice, Placement), choice
     return choice.node
 

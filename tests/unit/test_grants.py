@@ -85,7 +85,9 @@ def test_a_grant_adds_to_the_limit_while_all_its_conditions_hold(moment: str, ca
 
 
 def test_a_model_that_only_grants_name_is_always_listed() -> None:
-    """The models that a pod may use, and the messages about models, must not depend on the time."""
+    """A model that occurs only in grants is always listed, so that the models that a pod may use do not depend on the
+    time.
+    """
     written = entry("quota: {A100: 4}, grants: [{T4: 8, weekly: Sat}], order: [T4, A100]")
     assert cards_at(written, None) == {"A100": 4, "T4": 0}
     assert Quota({"team-a": written}).models == {"A100", "T4"}

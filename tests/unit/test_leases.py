@@ -83,8 +83,8 @@ def test_a_model_with_little_demand_is_reserved_together_with_others() -> None:
 
 
 def test_a_replica_reserves_with_its_first_charge_if_others_have_charges_pending() -> None:
-    """Otherwise each of many replicas would make four separate writes in each namespace before its first
-    reservation.
+    """A replica reserves with its first charge if others have pending charges. Otherwise each of many replicas would
+    make four writes before its first reservation.
     """
     own, limits = Demand(lambda: 0.0), NamespaceQuota({"M40": Limit(100_000)})
     own.add("own", "M40", CARD)
@@ -188,7 +188,9 @@ def test_without_the_time_of_creation_or_of_the_answer_nothing_is_admitted_from_
 def test_an_object_created_too_long_after_the_last_write_is_not_admitted_from_a_reservation(
     seconds: int, *, granted: bool
 ) -> None:
-    """The API server sets both times. The difference shows that this machine was suspended together with its clocks."""
+    """The API server sets both the creation time of the object and the time of the last write. A large difference shows
+    that this machine was suspended together with its clocks.
+    """
     lease = ReservationLease(lambda: 0.0)
     lease.send(Ledger(), {"M40": cards(10)})
     lease.confirmed(answered=1_000_000.0)

@@ -301,13 +301,15 @@ def test_a_count_is_as_old_as_the_older_of_its_parts(ledger: Ledger, *, before: 
     ],
 )
 def test_without_changes_nothing_is_written(ledger: Ledger, view: ObservedPods) -> None:
-    """The leader may have been suspended: its view may have pods that were deleted, and lack new pods."""
+    """A replica that acts as leader may have been suspended. Its view still has deleted pods and lacks new pods.
+    Without a change of the count, nothing is written.
+    """
     assert settle(ledger, view, Expired({"z"})) is ledger
 
 
 def test_a_count_from_before_an_edit_of_the_quota_is_renewed_even_if_it_is_equal() -> None:
-    """The count must carry the new version of the quota. Otherwise every webhook replica would count the pods by
-    itself, again and again.
+    """The ledger was counted before an edit of the quota. Even if a new count is equal, it is written with the quota's
+    new version. Otherwise every replica would count the pods by itself.
     """
     ledger, view = Ledger(ONE, "5", A), ObservedPods("7", ONE, ())
     assert settle(ledger, view, counted_since="6") == Ledger(ONE, "7", A)
@@ -342,7 +344,9 @@ VIEWS = st.builds(ObservedPods, VERSIONS, COMMITTED, SOME, TERMINATING, VERSIONS
 def test_a_charge_that_is_neither_seen_nor_proven_absent_stays(
     ledger: Ledger, view: ObservedPods, absent: frozenset[str]
 ) -> None:
-    """Stored objects are counted once: a settled ledger has them in its count, and no longer as pending."""
+    """Stored objects are counted once. A settled ledger has their charges in its count, and no longer among the pending
+    charges.
+    """
     settled = settle(ledger, view, Expired(absent))
     stale = view.is_older(ledger)
     claims = view.claims or ObservedClaims("", ledger.claimed, ())

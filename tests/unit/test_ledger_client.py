@@ -94,7 +94,9 @@ def test_a_call_that_is_repeated_after_its_charge_was_released_is_charged_again(
 
 
 def test_a_refusal_is_confirmed_by_one_fresh_read(api: ApiDouble, replica: Replica) -> None:
-    """The remembered ledger is full, but the controller may have released everything since."""
+    """The remembered ledger is full, but the controller may have released charges since. So the replica reads the
+    ledger before it refuses a pod.
+    """
     for uid in "abcd":
         replica.charge(uid)
     api.forget_calls()
@@ -139,7 +141,7 @@ def test_a_ledger_that_does_not_exist_yet_is_not_remembered(api: ApiDouble, repl
 
 def test_a_deleted_ledger_is_recreated_at_once(api: ApiDouble, replica: Replica) -> None:
     """The quota was removed, the controller deleted the ledger, and the quota was restored. Pods that were created in
-    between count.
+    between are charged.
     """
     replica.charge("a")
     replica.store.drop("team-a", str(replica.store.read("team-a").version))
@@ -153,7 +155,7 @@ def test_pods_from_the_time_without_a_quota_count_even_if_the_ledger_stayed(
     api: ApiDouble, replica: Replica, other: Replica, remembers: bool
 ) -> None:
     """The quota was removed and restored, and no leader deleted the ledger meanwhile. Pods that were created in between
-    count.
+    are charged.
     """
     replica.charge("a")
     api.store(POD, stored_pod({"tencent.com/vcuda-core": 300}))

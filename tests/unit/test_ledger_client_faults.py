@@ -158,7 +158,9 @@ def test_a_write_whose_outcome_stays_unknown_is_no_answer(api: ApiDouble, replic
 def test_an_unreachable_api_server_is_an_error_if_no_own_write_may_land(
     api: ApiDouble, replica: Replica, other: Replica, method: str
 ) -> None:
-    """The replica's write failed with a conflict, so it certainly changed nothing."""
+    """The replica's write failed with a conflict. So its charge is certainly not stored, and the error can be
+    reported.
+    """
     if method == "GET after a conflict":
         replica.charge("x")
         other.charge("y")

@@ -156,8 +156,8 @@ def test_a_dry_run_gets_the_same_answer_and_writes_nothing(namespace: Namespace)
 
 
 def test_after_two_seconds_a_reservation_is_no_longer_announced_as_ending_soon(namespace: Namespace) -> None:
-    """A live replica releases its reservation within two seconds. For a dead replica the answer must not promise that,
-    because the caller would wait in a worker of kube-controller-manager.
+    """A live replica releases its reservation within two seconds. A dead replica does not. So after two seconds the
+    answer no longer has a time after which to retry.
     """
     namespace.ledger(committed={"M40": CARD + TWO}, reserved=DEAD)
     told = []
@@ -219,7 +219,7 @@ def test_a_call_during_a_list_waits_for_the_next_list(namespace: Namespace) -> N
         first = asyncio.create_task(namespace.replica.ledgers.charge(asked("first", deadline=deadline)))
         assert await asyncio.to_thread(gate.arrived.wait, PATIENT)
         second = asyncio.create_task(namespace.replica.ledgers.charge(asked("second", deadline=deadline)))
-        await asyncio.sleep(0)  # lets the second call begin to wait
+        await asyncio.sleep(0)  # the second call begins to wait
         gate.opened.set()
         return [await first, await second]
 
@@ -228,7 +228,9 @@ def test_a_call_during_a_list_waits_for_the_next_list(namespace: Namespace) -> N
 
 
 def test_a_list_that_takes_long_is_followed_by_a_rest(namespace: Namespace) -> None:
-    """In a large namespace, LISTs of its pods may take only a part of the time."""
+    """After a slow LIST of a large namespace, the replica waits before the next LIST. So LISTs take only a part of the
+    time.
+    """
     namespace.ledger(committed={"M40": FULL})
     namespace.pods(4)
 

@@ -101,8 +101,8 @@ def test_a_missing_ledger_is_also_detected_in_a_recreated_namespace(
 
 
 def test_a_read_closes_a_namespace_whose_ledger_is_lost(api: ApiDouble, replica: Replica, clock: Clock) -> None:
-    """The wait begins when the closed ledger is written. If /mutate only answered 429 and wrote nothing, the wait would
-    never begin.
+    """A read of a lost ledger writes the closed ledger, and the wait begins then. If /mutate only answered 429 and
+    wrote nothing, the wait would never begin.
     """
     replica.charge("a", deadline=clock.now + 1)
     api.remove(LEDGER)
@@ -239,7 +239,9 @@ def test_a_restored_ledger_stays_lost_when_a_write_gets_no_answer(
 def test_a_replica_that_saw_a_newer_version_long_ago_does_not_report_a_loss(
     api: ApiDouble, replica: Replica, other: Replica, clock: Clock
 ) -> None:
-    """Without this time limit, each replica would close the ledger once more when it first uses it."""
+    """A replica forgets the versions that it saw long ago. Otherwise each replica would close the restored ledger once
+    more at its first use.
+    """
     other.charge("a", deadline=clock.now + 1)
     restore = api.backup()
     replica.charge("b", deadline=clock.now + 5)
@@ -248,7 +250,7 @@ def test_a_replica_that_saw_a_newer_version_long_ago_does_not_report_a_loss(
     assert isinstance(replica.charge("c", deadline=clock.now + 5), Admitted)
 
 
-# Tests of the leader
+# Tests of the leader's part
 
 
 def test_the_leader_recreates_a_lost_ledger_if_there_are_pods(api: ApiDouble, replica: Replica, clock: Clock) -> None:

@@ -204,7 +204,7 @@ def test_a_mark_that_could_not_be_deleted_is_deleted_later(api: ApiDouble, repli
     assert MARK not in api.objects
 
 
-# Tests of the leader
+# Tests of the leader's part
 
 
 def closed(api: ApiDouble, replica: Replica) -> Settling:

@@ -89,7 +89,7 @@ def test_memory_of_whole_cards_is_their_share_of_the_limit() -> None:
 
 
 def test_over_the_limit_nothing_is_available() -> None:
-    """Usage exceeds the limit after the limit was lowered, or if the quota only warns."""
+    """The quota only warns, or its limit was lowered below the usage. Then nothing is available."""
     assert used(Ledger({"M40": Charge(900)})).models[0].available == 0
 
 

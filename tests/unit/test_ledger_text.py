@@ -44,8 +44,8 @@ def test_a_uid_is_read_back_literally(made: uuid.UUID) -> None:
     ("shapes", "bytes_"), [pytest.param(1, 12_000, id="alike"), pytest.param(20, 13_000, id="charges of 20 sizes")]
 )
 def test_a_ledger_stays_small_with_as_many_pending_as_there_may_be(shapes: int, bytes_: int) -> None:
-    """The sizes are bytes of the ConfigMap's JSON, in which every quote is escaped. Writes become slow from
-    20 kB on.
+    """The expected sizes are bytes of the ConfigMap's JSON, in which every quote is escaped. Writes become slow from 20
+    kB on.
     """
     pending = {
         str(uuid.uuid4()): Pending("M40", Charge(100 + number % shapes, 512, 0)) for number in range(MOST_PENDING)

@@ -171,8 +171,8 @@ CHOICES = st.tuples(
 def test_a_charge_removes_the_oldest_equal_choice(
     steps: list[tuple[str, str, Charge, float]],
 ) -> None:
-    """The result is compared with a plain list. Releasing a choice that does not exist, or that has expired, changes
-    nothing.
+    """The recent choices are compared with a plain list. Releasing a choice that does not exist, or that has expired,
+    changes nothing.
     """
     clock = Clock()
     choices = RecentChoices(clock.monotonic)

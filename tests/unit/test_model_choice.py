@@ -30,7 +30,7 @@ def used(**cores: int) -> dict[str, Usage]:
 def chosen(
     candidates: Candidates,
     asked: Charge = CARD,
-    usage: Mapping[str, Usage] = {},  # the default is never changed
+    usage: Mapping[str, Usage] = {},  # the default is only read
     quota: NamespaceQuota = QUOTA,
 ) -> tuple[str, str] | tuple[Shortage, ...]:
     """Return the chosen model and the reason for it, or the shortages if no model has room."""
@@ -117,7 +117,9 @@ def test_with_prefer_most_free_the_model_with_the_most_free_cards_is_chosen_if_t
 
 
 def test_cards_of_pending_pods_do_not_count_as_free() -> None:
-    """The published figures are some seconds old. The pods of a burst must not all be pinned to the same model."""
+    """The published numbers of free cards are some seconds old. The pods of a burst must not all be pinned to the same
+    model.
+    """
     free = {"M40": FreeCards(8, 3, 300), "P100": FreeCards(8, 2, 200)}
     candidates = Candidates(("M40", "P100"), frozenset(("M40", "P100")), {}, Rule.MOST_FREE, free)
     assert chosen(candidates, usage={"M40": Usage(Charge(200), Charge(200))}) == (

@@ -196,7 +196,7 @@ def test_a_label_of_gpu_feature_discovery_is_not_changed(api: ApiDouble) -> None
     assert {*api.calls} == {"LIST"}
 
 
-# Tests of sources that change
+# Tests of sources that change the model of a node
 
 
 def test_a_lost_source_changes_nothing(labeller: Labeller) -> None:
@@ -308,7 +308,7 @@ def test_the_first_look_at_a_node_knows_its_slices(labeller: Labeller) -> None:
     assert labeller.metadata["annotations"][DISCOVERED] == f"{A100_PRODUCT} from resourceslices"
 
 
-# Tests of bounds
+# Tests of bounds for nodes that change all the time
 
 
 def test_a_source_that_changes_every_second_causes_one_event_in_five_minutes(labeller: Labeller) -> None:
@@ -352,7 +352,7 @@ def test_a_lasting_doubt_is_reported_once_an_hour(labeller: Labeller) -> None:
 
 
 def test_a_forbidden_write_is_not_repeated_on_every_node(labeller: Labeller) -> None:
-    """The policy forbids every write of the label, because it protects another label than --model-label names."""
+    """The policy rejects every write, because it permits another label than the label in --model-label."""
 
     def forbid(method: str, _timeout: float, effect: Effect) -> bytes:
         if method == "PATCH":

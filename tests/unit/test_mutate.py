@@ -174,8 +174,8 @@ def test_over_a_quota_that_does_not_enforce_a_pod_is_pinned_to_the_first_model(m
 
 @pytest.mark.parametrize("mode", [Mode.WARN, Mode.AUDIT])
 def test_a_pod_without_a_model_is_still_cleaned_and_gets_the_scheduler(mode: Mode) -> None:
-    """The quota does not enforce, so a pod without a suitable model is admitted. It still uses a card, so it needs the
-    scheduler that tracks cards.
+    """A quota that does not enforce admits a pod without a suitable model. The pod still uses a card, so it needs the
+    scheduler that keeps track of the cards.
     """
     manifest = vcuda_pod(nodeSelector={MODEL: "A100"}, nodeName="n1", annotations=FORGED)
     given = replace(policy_for(replace(QUOTA, mode=mode)), hints=Hints(scheduler="gpu-scheduler"))
@@ -190,7 +190,7 @@ def test_a_pod_without_a_model_is_still_cleaned_and_gets_the_scheduler(mode: Mod
     ]
 
 
-# Tests of what the choice depends on
+# Tests of what the choice of a model depends on
 
 
 def test_a_rejection_is_never_based_on_cached_usage() -> None:

@@ -217,8 +217,8 @@ def test_the_users_own_terms_are_only_extended(case: Admitted) -> None:
 
 @for_every_admitted_pod
 def test_without_a_register_no_type_of_card_is_written(case: Admitted) -> None:
-    """The annotation names a card type. HAMi-DRA compares this type with a device's product name, which differs from
-    the model.
+    """An annotation can name the card type that a pod may use. HAMi-DRA compares this type with a device's product
+    name, which differs from the model.
     """
     annotations = case.patched["metadata"]["annotations"]
     before = case.sent["metadata"].get("annotations") or {}

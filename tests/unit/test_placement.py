@@ -216,8 +216,8 @@ def test_a_model_with_a_node_for_the_pod_is_a_candidate(pod: Manifest, quota: Na
 def test_the_model_of_a_future_node_is_a_candidate_too(
     pod: Manifest, quota: NamespaceQuota, cluster: Nodes, data: st.DataObject
 ) -> None:
-    """Placement looks at the known nodes only if the pod selects nodes by name. For any other pod, a suitable node may
-    still be added.
+    """If a pod does not select nodes by name, a new node may still suit it. So a model is a candidate even if no known
+    node suits the pod.
     """
     labels = data.draw(strategies.label_sets())
     later = Nodes.of({**cluster.labels, "node-new": labels}, LABELS)
@@ -358,7 +358,7 @@ def steps(pod: bytes, cluster: Nodes) -> int:
     depend on the machine.
     """
     read, quota = msgspec.json.decode(pod, type=Pod), quota_of(*ALL, pools=("lab", "spare"))
-    find_candidates(read, PodRequest(Charge(), ()), quota, cluster)  # this first call fills the caches of the nodes
+    find_candidates(read, PodRequest(Charge(), ()), quota, cluster)  # fill the caches of the nodes
     counted = itertools.count()
     sys.setprofile(lambda *_: next(counted) and None)
     try:

@@ -165,7 +165,7 @@ def test_every_namespace_is_listed_with_its_mode_if_it_does_not_enforce(cluster:
 
 @pytest.mark.parametrize(("output", "read"), [("json", json.loads), ("yaml", yaml.safe_load)])
 def test_data_have_every_field_even_at_its_default(cluster: Cluster, output: str, read: Any) -> None:
-    """The JSON and YAML output is a list even for one namespace. Each field is present even if it has its default
+    """JSON and YAML output is a list even for one namespace. It has every field, even if the field has its default
     value.
     """
     cluster.publish("team-a", M40)

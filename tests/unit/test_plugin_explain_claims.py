@@ -165,8 +165,8 @@ def test_an_earlier_rejection_of_the_probe_is_the_answer(cluster: Cluster, manif
 
 
 def test_nothing_is_sent_if_the_name_of_the_claim_would_be_cut(cluster: Cluster, manifest: Path) -> None:
-    """The probe's claim gets a name that is invalid on purpose. HAMi-DRA shortens long names, which would make the name
-    valid.
+    """The plugin sends a claim whose name is invalid on purpose. HAMi-DRA shortens long names, which would make the
+    name valid. So nothing is sent for a long name.
     """
     (row,) = told(manifest, vcuda_pod(metadata={"name": "a", "namespace": "n" * 51}))
     assert (row["decision"], row["reason"]) == ("not asked", TOO_LONG)

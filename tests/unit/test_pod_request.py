@@ -206,7 +206,7 @@ def refusals(manifest: Manifest) -> list[str]:
     return [str(fault) for fault in read_request(view(manifest)).faults]
 
 
-# Tests of amounts
+# Tests of amounts in a request
 
 
 @pytest.mark.parametrize("resource", [name for scheme in SCHEMES for name in scheme.resources])
@@ -220,7 +220,7 @@ def refusals(manifest: Manifest) -> list[str]:
     absurd=("1e30", "1e30 is larger than any cluster"),
 )
 def test_an_amount_that_is_no_whole_number_is_rejected(resource: str, amount: str, why: str) -> None:
-    """Other faults may only follow from this amount, so only this fault is reported."""
+    """If an amount is not a whole number, only this fault is reported, because other faults may follow from it."""
     assert refusals(vcuda_pod({resource: amount})) == [f"{LIMITS}[{resource}]: {why}; write a whole number from 0 up"]
 
 

@@ -93,8 +93,8 @@ def test_only_creation_is_decided_and_no_subresource(fields: dict[str, str]) -> 
     ],
 )
 def test_another_kind_is_rejected_as_a_mistake_of_the_configuration(kind: GroupVersionKind, named: str) -> None:
-    """Admitting such an object would hide that the rules of the webhook configuration are wrong, and pods might be
-    unlimited.
+    """If the webhook is called for another kind of object, the rules that call it are wrong. Admitting the object would
+    hide this mistake.
     """
     message = f"this webhook answers for pods, not for {named}; correct the rules that call it"
     answer = AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)

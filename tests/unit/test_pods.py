@@ -87,7 +87,9 @@ def test_a_bound_pod_deleted_before_its_end_is_reported_for_as_long_as_it_may_ru
 
 
 def test_a_pod_is_reported_as_vanished_before_its_event(api: ApiDouble) -> None:
-    """Otherwise the charge of the deleted pod would be counted nowhere for a moment."""
+    """The charge of a deleted pod moves from committed to terminating. The pod is reported as vanished before its event
+    arrives, so its charge is counted at every moment.
+    """
     manifest = stored_pod(CARD, "uid-1", **BOUND)
     api.store(POD, {**manifest, "metadata": {**manifest["metadata"], "namespace": "team-a"}})
     watch = PodInformer(api.kube, LABELS, lambda _: None)

@@ -253,8 +253,8 @@ def test_an_edit_whose_usage_cannot_be_compared_in_time_is_accepted_with_a_warni
 
 
 def test_warnings_about_nodes_use_the_edited_rows_of_models() -> None:
-    """The edit also changes the rows of models. A node's product now belongs to a model of the quota, so it needs no
-    warning. A row's setting has no effect because of a DeviceClass, so the warning names this setting.
+    """An edit changes rows in `gpu_models`. Warnings use the new rows: a product of a node now belongs to a model of
+    the quota. The setting of one row has no effect because of a DeviceClass, so a warning names it.
     """
     whole = Devices(classes={"gpu.nvidia.com": ClassFacts(extended_resource="nvidia.com/gpu")})
     claims = ClaimPolicy.of(whole, NODES.model_of, Quota(), BUILT_IN)

@@ -98,7 +98,9 @@ def test_a_whole_card_takes_its_part_of_a_limit_of_memory(charge: Charge, limit:
 
 @given(CHARGES, LIMITS)
 def test_a_cards_memory_is_never_counted_too_low(charge: Charge, limit: Limit) -> None:
-    """The memory of all whole cards of a model is rounded up once, so by less than 1 MiB in total."""
+    """The memory of all whole cards of a model is rounded up once. So a charge is at most 1 MiB too high, and never too
+    low.
+    """
     if limit.memory is None or limit.cores == 0:
         return
     exact = charge.memory + Fraction(charge.card_memory * limit.memory, limit.cores)
@@ -114,7 +116,7 @@ def test_as_many_exclusive_cards_fit_as_the_limit_has(count: int, memory: int) -
     assert not fits(limit, used + card, Charge(1))
 
 
-# Tests of what fits
+# Tests of whether a charge fits
 
 
 @cases(

@@ -46,7 +46,7 @@ OF_USERS = (
     *("vcuda.claims.request", "vcuda.claims.charges", "vcuda.claims.digest", "vcuda.kube.turns"),
     "controller.garbage.stale_gc",
 )
-"""The modules whose texts reach users. Their log lines are exceptions."""
+"""The modules whose texts reach users, except for the texts of log lines."""
 
 LEAVES = tuple(flags.leaves())
 
@@ -67,7 +67,7 @@ def test_the_page_equals_the_generated_one(rendered: str) -> None:
 
 @pytest.mark.parametrize("leaf", LEAVES, ids=[leaf.name for leaf in LEAVES])
 def test_every_flag_that_help_shows_is_in_the_page_with_its_variable(leaf: flags.Leaf, rendered: str) -> None:
-    """The page is compared with the printed --help, not with the data from which the page is generated."""
+    """The page is compared with the printed --help, because the page itself is generated from other data."""
     section = rendered.partition(f"### {leaf.name}\n")[2].partition("\n### ")[0]
     shown = CliRunner().invoke(leaf.command, ["--help"])
     options = shown.output.partition("\nOptions:\n")[2]

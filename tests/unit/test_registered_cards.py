@@ -88,8 +88,8 @@ def test_without_the_setting_a_share_is_charged_all_cores_of_its_card() -> None:
     a_stated_memory=configured("{T4: {memory: 8Gi}}", "{hami: {default_cores: memory}}"),
 )
 def test_registers_that_change_no_charge_leave_the_resources_as_they_are(known: GpuResources) -> None:
-    """A changed resources object causes a LIST of all pods, so a new node whose register changes no charge must not
-    change the object.
+    """If the resources object changes, all pods are listed again. So a new node whose register changes no charge must
+    leave the object unchanged.
     """
     assert known.with_registered(nodes_with(SMALL).registered_cards) is known
 

@@ -46,7 +46,7 @@ def test_a_replica_that_stops_writes_its_charges_and_releases_the_rest(world: Re
 
 
 def test_a_replica_that_stops_reserves_nothing_any_more(world: ReservationWorld) -> None:
-    """Calls that still reach the stopping replica are answered, each by a write."""
+    """A replica that stops still answers calls, but it reserves nothing any more."""
     world.close(A)
     world.ask(A, 20)
     world.go_on()
@@ -60,7 +60,9 @@ def test_a_replica_that_stops_reserves_nothing_any_more(world: ReservationWorld)
 def test_a_reservation_is_reaped_when_none_of_its_pods_can_be_stored_any_more(
     world: ReservationWorld, leader: int, rate: float
 ) -> None:
-    """The leader measures the time on its own clock, from when it first saw the reservation."""
+    """The leader removes the reservation of a replica that has crashed. It measures the time on its own clock, from
+    when it first saw the reservation.
+    """
     world.crash(A)
     world.settle(leader)
     [holder] = world.ledger().reserved

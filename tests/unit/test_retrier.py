@@ -162,7 +162,9 @@ def test_with_prefer_most_free_a_flexible_owner_leaves_the_model_with_little_roo
 
 
 def test_rejections_at_the_same_time_are_ordered_by_path() -> None:
-    """Without a fixed order, each pass could choose another owner."""
+    """Owners that were rejected at the same time are ordered by path. Otherwise each pass could choose
+    another owner.
+    """
     same = [RefusedOwner(path, "2026-01-01T00:00:00Z", owner()) for path in ("c", "a", "b")]
     assert [each.path for each in retries.oldest_first(same)] == ["a", "b", "c"]
 
@@ -260,8 +262,8 @@ REFUSED = {"spec": {"replicas": 1}, "status": {"conditions": [failure()]}}
     "bad", [{"spec": {"replicas": "many"}}, {"status": [1]}, {"metadata": {"name": "bad", "labels": 3}}]
 )
 def test_a_workload_that_cannot_be_decoded_affects_no_other(bad: Mapping[str, Any], api: ApiDouble) -> None:
-    """Two valid workloads are stored too. The rejection of one is in its condition, and the rejection of the other is
-    in an Event.
+    """A workload that cannot be decoded must not affect others. Two valid workloads are stored too: the rejection of
+    one is in its condition, and the rejection of the other is in an Event.
     """
     collections = (REPLICA_SETS.format("team-a"), REFUSED), ("/apis/batch/v1/namespaces/team-a/jobs", JOB)
     for collection, good in collections:
@@ -349,7 +351,9 @@ def test_an_event_of_a_replica_set_causes_a_list_of_replica_sets(api: ApiDouble)
 
 
 def test_a_look_that_takes_too_long_is_followed_by_a_rest(api: ApiDouble) -> None:
-    """The rest is a multiple of the time that the LIST took. Meanwhile the other namespaces have their turns."""
+    """After a slow LIST, the namespace rests for a multiple of the LIST's time. Meanwhile other namespaces have their
+    turns.
+    """
     retried = Retried(api, owners=1)
 
     def slow(method: str, _timeout: float, effect: Effect) -> bytes:

@@ -56,7 +56,7 @@ def a_pod_is_deleted_by_force(world: RunningWorld) -> None:
 
 
 def a_pod_is_deleted_by_force_some_time_after_it_was_admitted(world: RunningWorld) -> None:
-    """The charge was pending for a while before the deletion. Its terminating time must start at the deletion."""
+    """The pod's charge was pending for a while before the deletion. Its terminating time must start at the deletion."""
     pod = running(world, "pod", 60)
     world.pass_by(70)
     world.delete(pod)
@@ -473,7 +473,7 @@ def test_a_pod_that_uses_claims_and_may_run_for_long_is_recorded_before_it_is_ad
     assert world.used() == 0
 
 
-# Tests of decreases that no watch saw, and that new pods hide
+# Tests of decreases of the count that no watch saw and that new pods hide
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ BOUND = 5
 
 
 class RunningMachine(RuleBasedStateMachine):
-    """A state machine in which each rule is one step of one process."""
+    """A state machine for deleted pods. Each rule is one step of one process."""
 
     @initialize(graces=st.lists(GRACES, min_size=2, max_size=4))
     def start(self, graces: list[int]) -> None:

@@ -151,8 +151,8 @@ def test_a_pod_that_neither_opts_out_nor_names_a_scheduler_uses_hami_on_a_mixed_
 
 @pytest.mark.parametrize("fields", [IGNORED, {"schedulerName": "volcano"}], ids=["opted out", "its own scheduler"])
 def test_a_pod_whose_narrowing_was_undone_is_rejected(fields: dict[str, Any]) -> None:
-    """The pod does not use HAMi's scheduler, and a later change let it run on a HAMi node. HAMi's device plugin serves
-    only pods of HAMi's scheduler.
+    """A pod that does not use HAMi's scheduler was restricted to nodes without HAMi. A later change removed this
+    restriction. HAMi's device plugin would not serve the pod.
     """
     answer = webhook(MIXED, "A100").validate(vcuda_pod(WHOLE, affinity=held_to("A100"), **fields))
     assert "its node selection allows nodes that its scheduler must not choose" in answer.message

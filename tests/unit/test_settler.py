@@ -59,8 +59,8 @@ def test_a_correct_ledger_is_not_written(api: ApiDouble, replica: Replica, ledge
 
 
 def test_a_ledger_that_is_about_to_be_settled_is_no_drift(api: ApiDouble, replica: Replica) -> None:
-    """The ledger differs from the stored objects because of an event. Settling is already queued, so this is
-    not drift.
+    """The ledger differs from the stored objects because of a recent event. Settling is already queued, so the
+    difference is not reported as drift.
     """
     settling = Settling(api, replica, Ledger({"M40": TWO}, COUNTED), stored_pod(CARD))
     settling.settler.queue.add("team-a")
@@ -111,8 +111,8 @@ def overtake(api: ApiDouble, replica: Replica, times: int) -> list[str]:
 def test_settling_after_a_conflict_is_retried_at_once_and_then_gives_others_a_turn(
     api: ApiDouble, replica: Replica, other: Replica, settling: Settling, times: int
 ) -> None:
-    """The charges that replicas added during the conflicts stay. The charges of deleted pods are released in the
-    namespace's next turn.
+    """Charges that replicas add during the conflicts stay in the ledger. The charges of deleted pods are released in
+    the namespace's next turn.
     """
     uids = overtake(api, other, times)
     settling.run()
@@ -263,8 +263,8 @@ def test_a_ledger_without_a_limit_stays_while_a_pod_may_still_be_stored(api: Api
 def test_charges_are_settled_even_if_the_document_was_malformed_from_the_start(
     api: ApiDouble, replica: Replica
 ) -> None:
-    """The document is malformed for the controller, but replicas may still use an earlier valid document and charge
-    pods by it.
+    """The controller has only seen a malformed quota document. Replicas may still use an earlier valid document and
+    charge pods by it, so the ledger is settled.
     """
     ledger = Ledger({"M40": Charge(400, 0, 400)}, COUNTED, {"uid-1": Pending("M40", ONE)})
     Settling(api, replica, ledger, stored_pod(CARD, "uid-1"), document=MALFORMED).settle()
@@ -279,7 +279,9 @@ def test_with_a_malformed_document_no_ledger_is_created_or_deleted(api: ApiDoubl
 
 
 def test_a_count_is_no_newer_than_the_list_that_it_was_made_from(api: ApiDouble) -> None:
-    """With a newer version, a pod that is stored after the LIST would count as seen, and its charge would be lost."""
+    """A count has the version of its LIST. With a newer version, a pod that is stored after the LIST would count as
+    seen, and its charge would be lost.
+    """
     api.store(POD, stored_pod(CARD))
     [page] = api.list_pages("/api/v1/namespaces/team-a/pods")
     view = LedgerStore(api.kube, "vcuda-quota", lambda: Nodes(LABELS)).count_pods("team-a")
@@ -291,7 +293,9 @@ BOUND = stored_pod(CARD, "uid-1", nodeName="gpu-1", terminationGracePeriodSecond
 
 
 def test_a_pod_deleted_by_force_stays_charged_through_a_change_of_leader(api: ApiDouble, replica: Replica) -> None:
-    """The next leader has never seen the pod. It measures the terminating time by its own clock."""
+    """A pod was deleted by force before a change of leader. The next leader has never seen this pod, and measures its
+    terminating time on its own clock.
+    """
     first = Settling(api, replica, Ledger({"M40": ONE}, COUNTED), BOUND)
     first.settle()
     api.remove(POD)
@@ -358,7 +362,9 @@ def test_a_limit_that_is_restored_in_time_keeps_the_ledger(api: ApiDouble, repli
 
 
 def test_a_ledger_with_charges_is_counted_by_a_list_before_its_deletion(api: ApiDouble, replica: Replica) -> None:
-    """A pod that no watch saw may still run, and the limit may be restored later."""
+    """Before a ledger with charges is deleted, the pods are listed. A pod that no watch saw may still run, and the
+    limit may be restored later.
+    """
     settling = Settling(api, replica, Ledger({"M40": ONE}, LISTED), document=NOBODY)
     for name in ("some", "other"):
         api.store(f"/api/v1/namespaces/team-b/pods/{name}", {"metadata": {"name": name}})
@@ -369,7 +375,9 @@ def test_a_ledger_with_charges_is_counted_by_a_list_before_its_deletion(api: Api
 def test_the_ledger_of_a_deleted_namespace_is_deleted_when_nothing_is_pending_or_may_run(
     api: ApiDouble, replica: Replica
 ) -> None:
-    """A watch of namespaces that is late also lacks the namespace. A pod in that namespace may then still be stored."""
+    """If the watch of namespaces is late, it lacks a namespace that exists. So the ledger stays until no pod can still
+    be stored.
+    """
     settling = Settling(api, replica, Ledger({}, COUNTED, {"uid-1": Pending("M40", ONE)}, {"uid-2": RAN}), gone=True)
     settling.settle()
     settling.later(500)

@@ -196,8 +196,8 @@ def test_an_allocation_without_a_node_is_never_stale_on_a_bound_pod(scheme: Sche
 def test_an_allocation_for_another_node_than_the_pods_is_stale_after_its_time(
     scheme: Scheme, status: str, nodes: tuple[str, ...]
 ) -> None:
-    """Until that time, kubelet and the device plugin may still be starting the pod, so its status may be out
-    of date.
+    """An allocation names another node than the node of its pod. The pod may still be starting, so the allocation is
+    stale only after its time.
     """
     pod = stored(scheme, status=status, bound="gpu-2")
     assert rules(pod, LATE - 1, *nodes) == []

@@ -199,7 +199,7 @@ def test_a_pod_that_cannot_be_read_delays_no_other(past: Cleaner) -> None:
 
 
 def test_a_pod_that_no_longer_requests_vcuda_is_not_changed(past: Cleaner) -> None:
-    """The pod was deleted, and another pod was created with the same name."""
+    """The pod was deleted, and another pod without a GPU request was created with the same name."""
     past.api.store(POD, {**past.api.objects[POD], "spec": {"containers": [{"name": "main"}]}})
     assert past.serve() == []
     assert marks_on(past.api)
@@ -252,8 +252,8 @@ def test_nothing_is_removed_while_the_existence_of_a_node_is_unknown(orphaned: C
 
 @pytest.mark.parametrize("node", ["a/b", "../x", "..", "gpu-1?watch=1", "GPU-1", "gpu 1", "a" * 254, "gpu-1\n"])
 def test_an_invalid_node_name_is_not_looked_up_and_names_no_node(cleaner: Cleaner, node: str) -> None:
-    """A node name with a slash would be sent as GET nodes/a%2Fb. The API server would treat this as a subresource and
-    always answer 403.
+    """A node name with a slash is invalid, so such a node does not exist. The API server would read the path
+    nodes/a%2Fb as a subresource and always answer 403.
     """
     store(cleaner, node=node)
     cleaner.api.forget_calls()
@@ -327,7 +327,7 @@ def test_a_lock_that_is_released_in_time_costs_no_request(cleaner: Cleaner) -> N
 
 
 def test_a_lock_on_a_node_that_another_client_writes_first_is_judged_again(cleaner: Cleaner) -> None:
-    """The kubelet of the node writes the Node object regularly, so the patch may meet a conflict."""
+    """The kubelet of the node writes the Node object regularly, so the patch may fail with a conflict."""
     lock(cleaner, rfc3339(START))
     cleaner.api.deliver = before("PATCH", lambda: cleaner.api.store(LOCKED, cleaner.api.objects[LOCKED]))
     cleaner.now = START + TIMEOUT
@@ -390,7 +390,9 @@ def test_a_dry_run_writes_nothing_and_reports_once_until_the_pod_changes(api: Ap
 
 @pytest.mark.parametrize("failing", [False, True])
 def test_the_loop_is_stuck_when_no_turn_has_ended_for_five_periods(cleaner: Cleaner, failing: bool) -> None:
-    """A failed turn counts as ended: if the API server does not answer, a restart would not help."""
+    """The loop is stuck if no turn has ended for five periods. A turn that failed has ended too: if the API server does
+    not answer, a restart would not help.
+    """
     assert not cleaner.gc.is_stuck(), "the loop has not started"
     store(cleaner, status="Failed")
     seen: list[bool] = []

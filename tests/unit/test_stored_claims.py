@@ -199,8 +199,8 @@ def test_a_claim_is_charged_until_it_is_deleted_and_its_pending_charge_counts_on
 def test_while_the_watch_is_quiet_claims_are_listed_only_if_the_ledger_differs(
     api: ApiDouble, store: LedgerStore, counted: Charge, pending: tuple[str, ...], *, listed: bool
 ) -> None:
-    """Without this rule, each settling of a namespace without claims would LIST its claims until the API server sends a
-    bookmark.
+    """A quiet watch does not learn newer versions. If the ledger agrees with the watch, the claims are not listed.
+    Otherwise each settling would LIST them.
     """
     admitted = {f"{name}-uid": Pending("A100", CARD) for name in pending}
     ledger = Ledger(pending=admitted, claimed={"A100": counted}, claim_resource_version="999")
@@ -253,7 +253,9 @@ def test_while_a_class_is_deleted_a_claim_keeps_its_charge(
 
 
 def test_watches_begin_when_the_api_server_serves_claims_and_delay_nothing(api: ApiDouble) -> None:
-    """The cluster may be upgraded to Kubernetes 1.34, which serves claims, while the webhook runs."""
+    """The watches of claims begin when the API server serves claims, for example after an upgrade of the cluster to
+    Kubernetes 1.34.
+    """
     answers: list[Exception | None] = [Unavailable("away"), NotFound(404, "no such group"), None]
     waited: list[float] = []
 

@@ -107,7 +107,7 @@ def test_a_pod_is_charged_for_the_model_of_its_node_selection(spec: dict[str, An
 
 
 def test_an_annotation_does_not_determine_the_model() -> None:
-    """Any user may edit an annotation of a stored pod."""
+    """Any user may edit the annotations of a stored pod, so they do not determine its model."""
     assert kept(stored(annotations={"quota.vcuda.io/model": "M40"})).model is None
 
 
@@ -125,7 +125,9 @@ def allocation_on(manifest: builders.Manifest) -> Allocation | None:
 
 @EACH
 def test_every_key_that_the_rules_read_is_part_of_the_allocation(scheme: Scheme) -> None:
-    """Every such key must be removed together with the allocation. A key that stays would be read again."""
+    """Every key that the rules read must be removed together with the allocation. Otherwise the key would be read
+    again.
+    """
     assert scheme.predicate_node
     assert scheme.predicate_times
     assert scheme.phase
@@ -164,8 +166,8 @@ def test_a_key_of_two_vendors_belongs_to_the_one_that_the_pod_requests(scheme: S
 
 
 def test_a_pod_may_also_have_records_of_another_scheme() -> None:
-    """The pod was copied with its records, or it requests GPUs by both schemes. Each record belongs to its own
-    scheme.
+    """A pod can have the records of two schemes, for example if its manifest was copied. Each record is judged by its
+    own scheme.
     """
     foreign, _ = marks(HAMI, 1000)
     found = allocation_on(allocated_pod(GPU_MANAGER, 1000, annotations=foreign))
@@ -200,7 +202,7 @@ def test_the_request_of_equal_pods_is_parsed_once_and_never_confused() -> None:
         assert read_stored(pod, builders.LABELS, BUILT_IN, cache) == read_stored(pod, builders.LABELS)
 
 
-# Tests of bounds
+# Tests of the bounds for what is kept of a pod
 
 
 HUGE = 250_000
@@ -280,8 +282,8 @@ def test_a_pod_with_more_cards_than_a_node_can_have_keeps_the_first_and_is_marke
 
 
 def test_a_longer_text_than_a_label_can_have_is_no_model() -> None:
-    """No node can have such a label, so the pod can run on no node. The API server of Kubernetes 1.30 stores such a
-    pod.
+    """A model name that is longer than a label can be is ignored, because no node can have it. The API server of
+    Kubernetes 1.30 stores such a pod.
     """
     assert kept(stored(affinity=builders.held_to("M" * MAX_PRODUCT))).model == "M" * MAX_PRODUCT
     assert kept(stored(affinity=builders.held_to("M" * HUGE))).model is None

@@ -140,7 +140,7 @@ def test_every_answer_carries_the_policy(page: str) -> None:
 
 def test_hostile_names_are_shown_as_text() -> None:
     markup = Markup(html_of(client_of(hostile()), "/"))
-    # the namespace occurs twice, the finding once, the model three times, and there are the texts
+    # the namespace occurs twice, the finding once, the model three times, and other texts the rest
     assert markup.text.count(HOSTILE) >= 10
     assert {"data-ns": HOSTILE, "role": "row"} in markup.all("tr")
     assert sum(cell.get("data-m") == HOSTILE for cell in markup.all("td")) == 2

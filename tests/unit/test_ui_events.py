@@ -106,8 +106,8 @@ def test_one_workload_is_shown_once_with_its_newest_reason_and_the_sum_of_all() 
 
 
 def remembered(*told: tuple[str, int], most: int = 9, most_of_one: int = 9) -> list[str]:
-    """Add a rejection for each namespace and second. Return those that are remembered, the newest first, as
-    NAMESPACE/SECOND.
+    """Add a rejection for each given namespace and second. Return the rejections that are remembered as
+    NAMESPACE/SECOND, the newest first.
     """
     newest: Newest[RefusedWorkload] = Newest(most, most_of_one)
     for namespace, at in told:

@@ -147,7 +147,9 @@ def test_a_new_namespace_or_model_reloads_the_page(feed: Feed, sample: Sample, c
 
 
 def test_a_moved_pod_updates_the_page_of_its_namespace(feed: Feed, sample: Sample, clock: Clock) -> None:
-    """The pod was bound to a node. The figures of the namespace did not change."""
+    """A pod was bound to a node. The figures of its namespace did not change, but the namespace's page must be
+    updated.
+    """
     version = feed.picture().version
     _, looker = listen(feed, version, "team-a")
     look(feed, clock)
@@ -187,7 +189,9 @@ def test_a_listener_that_is_too_late_loads_the_page_again(feed: Feed, sample: Sa
 
 @pytest.mark.parametrize("since", ["", "another-1", "1", "x-y", "-", "²", "{epoch}-99"])
 def test_a_version_of_another_leader_reloads_the_page(feed: Feed, since: str) -> None:
-    """The version is from another leader, from the future, or malformed."""
+    """A browser has a version of the page that is from another leader, from the future, or malformed. It must load the
+    page again.
+    """
     epoch = feed.picture().version.partition("-")[0]
     _, stream = listen(feed, since.format(epoch=epoch))
     assert b"event: reset" in next(stream)
@@ -219,7 +223,9 @@ def test_closing_ends_every_stream(feed: Feed) -> None:
 
 
 def test_a_message_is_one_line_with_any_content(feed: Feed, sample: Sample, clock: Clock) -> None:
-    """A line break would end the message. The rest of the text could then pretend to be another message."""
+    """A message is one line. A line break would end the message, and a tenant's text could pretend to be another
+    message.
+    """
     _, stream = listen(feed, feed.picture().version)
     forged = "a\n\nevent: reset\ndata: forged\r\n\r\n"
     sample.refusals = (replace(REFUSAL, message=forged),)

@@ -244,13 +244,13 @@ def test_a_node_is_read_by_its_label_and_its_allocatable_resources() -> None:
 
 
 def test_the_cards_of_a_model_are_unknown_if_one_of_its_nodes_does_not_report_them() -> None:
-    """The sum would be wrong without the cards of that node, so no number is shown."""
+    """If a node does not report its cards, the sum for its model would be too low. So no number is shown."""
     nodes = [ModelNode("M40", 8), ModelNode("M40", 4), ModelNode("P100", 2), ModelNode("P100", None)]
     assert model.total_cards(nodes) == {"M40": 12, "P100": None}
 
 
 def test_devices_that_are_parts_of_cards_are_counted_as_parts() -> None:
-    """Only devices of NVIDIA's own device plugin are parts of cards."""
+    """Only a device of NVIDIA's own device plugin may be a part of a card. Other resources count whole cards."""
     models = CardModels({"T4-shared": ProductRow(("Tesla-T4-*",), 25)})
     plugin = model.read_node(node({MODEL: "Tesla-T4-SHARED"}, status={"allocatable": {"nvidia.com/gpu": "4"}}), MODEL)
     cores = model.read_node(

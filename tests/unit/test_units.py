@@ -205,7 +205,7 @@ def test_an_edit_of_only_the_units_lists_and_charges_the_pods_again(api: ApiDoub
     assert (before.committed, before.config_version) == ({}, world.quota.resources().version)
     world.edit("{nvidia.com/gpu.shared: {cards: 0.25}}")
     assert world.observed().config_version == before.config_version != world.quota.resources().version
-    world.pods.reflector.relist()  # this has the effect of `list_again`
+    world.pods.reflector.relist()  # an edit of the quota causes this LIST by `list_again`
     after = world.observed()
     assert (after.committed, after.config_version) == ({"M40": Charge(50, 0, 50)}, world.quota.resources().version)
     world.edit("{nvidia.com/gpu.shared: {cards: 0.25}}\n")  # this edit does not change the meaning, so no LIST is made
@@ -221,8 +221,8 @@ def test_a_count_by_older_units_lowers_no_ledger_and_a_newer_one_always_counts()
 
 
 def test_a_replica_counts_a_ledger_again_that_was_counted_by_older_units(api: ApiDouble) -> None:
-    """The replica must count the pods again however new the ledger's count is, because the replica that counted did not
-    know the edit.
+    """A ledger that was counted by older values of units must be counted again, even if its count of the pods
+    is new.
     """
     world, replica = World(api), Replica(api)
     world.edit("{nvidia.com/gpu.shared: {cards: 2}}")

@@ -1,4 +1,4 @@
-"""Tests of /validate. Only /validate admits pods finally, so every kind of pod is tried here."""
+"""Tests of /validate. Only /validate admits pods, so every kind of pod is tried here."""
 
 import asyncio
 import json
@@ -267,8 +267,8 @@ def of_indices(count: int) -> dict[str, str]:
 def test_a_pod_that_mutate_would_still_change_is_rejected_or_gets_a_warning(
     fields: Manifest, what: str, mode: Mode
 ) -> None:
-    """The failurePolicy of /mutate is Ignore. So a tenant who makes /mutate time out could create pods that /mutate
-    never changed.
+    """/mutate has failurePolicy Ignore. A tenant who makes /mutate time out could create a pod without the changes of
+    /mutate, so /validate checks for them.
     """
     hints = Hints(scheduler="gpu-scheduler")
     policy = replace(builders.policy_for(replace(QUOTA, mode=mode)), hints=hints)
@@ -294,7 +294,9 @@ def test_every_pod_that_mutate_returns_is_admitted(fields: Manifest) -> None:
 
 @pytest.mark.parametrize("decision", [TOO_MANY, CROWDED])
 def test_retry_after_is_set_only_for_a_retry_within_two_seconds(decision: RetryLater) -> None:
-    """kube-controller-manager waits for that time in one of its few workers."""
+    """kube-controller-manager would wait for retryAfterSeconds in one of its few workers. So the answer has this field
+    only if a retry within two seconds may succeed.
+    """
     busy = mock.Mock(charge=mock.AsyncMock(return_value=decision))
     answer = validated(pod_of_cores(100), busy)
     assert (answer.status, answer.retry_after) == (HTTPStatus.TOO_MANY_REQUESTS, 1 if decision.soon else None)
@@ -361,7 +363,7 @@ def test_a_quota_that_is_nearly_used_up_gives_a_warning(
 def test_pods_that_a_quota_without_enforcement_admits_are_charged(
     cores: int, affinity: Manifest | None, models: list[str], mode: Mode
 ) -> None:
-    """The pods are charged so that the reported usage includes them."""
+    """If a quota does not enforce, its pods are still charged, so that the reported usage includes them."""
     ledgers = MemoryLedgers()
     assert validated(pod_of_cores(cores, affinity=affinity), ledgers, replace(POOLED, mode=mode)).allowed
     assert used(ledgers) == {model: Charge(cores, 0, cores) for model in models}

@@ -212,7 +212,9 @@ def test_yaml_without_a_json_equivalent_is_rejected(text: str) -> None:
 
 
 def test_built_in_objects_that_create_no_pods_are_skipped() -> None:
-    """Skipping these objects permits checking a whole bundle, for example the output of kustomize."""
+    """Objects that create no pods are skipped, so that a whole bundle can be checked, for example the output of
+    kustomize.
+    """
     bundle = read(
         {"apiVersion": "v1", "kind": "Service", "spec": {"ports": []}},
         {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole"},

@@ -72,8 +72,8 @@ def test_the_earliest_time_is_used(queue: WorkQueue, clock: Clock, delays: tuple
 
 
 def test_two_turns_of_a_name_are_an_interval_apart_and_delay_no_other(queue: WorkQueue, clock: Clock) -> None:
-    """The first turn may not have seen the change of an event that arrives during the turn. So this event causes
-    another turn.
+    """An event arrives during the turn of its key. The turn may have missed the event's change, so another turn follows
+    after the minimum interval.
     """
     queue.add("a")
     assert due_now(queue) == ["a"]
@@ -186,7 +186,7 @@ class Reconciled:
         )
 
     def serve(self, until: float = 0.0) -> list[Any]:
-        """Serve all keys that become due within ``until`` seconds. Return what was logged."""
+        """Serve all keys that become due within ``until`` seconds. Return the logged lines."""
         with structlog.testing.capture_logs() as logs:
             for _ in range(math.ceil(until * 10) + 1):
                 for key in due_now(self.loop.queue):
@@ -244,7 +244,7 @@ def test_a_failing_key_is_retried_less_and_less_often_until_it_succeeds(reconcil
 
 
 def test_an_internal_error_ends_the_loop(reconciled: Reconciled) -> None:
-    """The loop raises an unexpected error, and its caller then ends the process."""
+    """If a turn raises an unexpected error, the loop raises it too. The loop's caller then ends the process."""
     reconciled.answers["bad"] = KeyError("bug")
     reconciled.loop.queue.add("bad")
     with pytest.raises(KeyError):

@@ -115,7 +115,9 @@ def test_authority_and_leaf_share_no_key(authority: Signed, leaf: Signed) -> Non
 
 @pytest.mark.parametrize(("signed", "days"), [("authority", 730), ("leaf", 90)], indirect=["signed"])
 def test_validity_starts_five_minutes_before_now_and_lasts_its_life_from_now(signed: Signed, days: int) -> None:
-    """Certificates have times in whole seconds, so the times are rounded down."""
+    """Validity starts five minutes before now. Certificates have times in whole seconds, so the times are
+    rounded down.
+    """
     assert signed.certificate.not_valid_before_utc == START
     assert signed.expires == NOW.replace(microsecond=0) + timedelta(days=days)
 
@@ -206,7 +208,7 @@ def test_a_leaf_that_no_client_could_accept_is_not_issued(
 
 
 def test_a_time_without_zone_is_rejected() -> None:
-    """The time might be a local time. Read as UTC, it would be wrong by hours."""
+    """A time without a zone might be local time. If it were read as UTC, it could be wrong by hours."""
     with pytest.raises(ValueError, match="needs a time zone"):
         make_authority(NOW.replace(tzinfo=None))
 
@@ -275,7 +277,7 @@ def test_invalid_addresses_are_rejected(text: str, sentence: str) -> None:
 
 @given(text=st.text(string.ascii_letters + string.digits + "-._ ", max_size=70))
 def test_a_label_is_a_valid_name_of_a_namespace(text: str) -> None:
-    """By RFC 1123, the name has 1 to 63 lower-case letters, digits and '-', and does not begin or end with '-'."""
+    """By RFC 1123, a label has 1 to 63 lower-case letters, digits and '-', and does not begin or end with '-'."""
     allowed = set(string.ascii_lowercase + string.digits + "-")
     if 1 <= len(text) <= 63 and set(text) <= allowed and text.strip("-") == text:
         assert parse_label(text) == text
