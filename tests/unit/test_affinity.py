@@ -107,7 +107,7 @@ def test_any_other_field_selects_nothing() -> None:
 
 @given(strategies.pods(), strategies.clusters())
 @settings(max_examples=300)
-def test_all_nodes_at_once_agree_with_brute_force(pod: Manifest, cluster: Nodes) -> None:
+def test_the_node_index_agrees_with_a_check_of_every_node(pod: Manifest, cluster: Nodes) -> None:
     """The node index is compared with a check of every node. A pod may combine nodeName, nodeSelector and required node
     affinity.
     """

@@ -104,7 +104,7 @@ def test_released_shares_become_free_and_the_sums_match_the_cards(kept: list[Sha
 SHARE = {CORES: 30, MEMORY: 4}
 
 
-def test_containers_want_one_after_the_other_and_others_keep_their_number() -> None:
+def test_container_requests_are_read_in_order_with_the_numbers_of_their_containers() -> None:
     manifest = pod(container(SHARE), container(), container({CORES: "200", MEMORY: "1"}))
     assert read_card_request(view(manifest)) == CardRequest(
         GPU_MANAGER, (ContainerRequest(0, 30, 1024), ContainerRequest(2, 200, 256))

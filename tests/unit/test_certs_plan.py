@@ -66,7 +66,7 @@ def test_a_leaf_is_renewed_by_the_same_authority_if_only_the_leaf_is_due() -> No
         pytest.param(Forget, "retention", "served", id="the retention"),
     ],
 )
-def test_a_clock_that_jumps_ahead_does_not_shorten(step: type[steps.Decision], span: str, seen: str) -> None:
+def test_a_clock_that_jumps_ahead_does_not_shorten_a_wait(step: type[steps.Decision], span: str, seen: str) -> None:
     """A run of the rotation trusts a state only after it has observed that state for ten seconds itself. A jump of the
     clock does not shorten this time.
     """

@@ -52,7 +52,7 @@ def filled(value: Any) -> Any:
 
 
 @given(trees(3), trees(3), trees(3))
-def test_each_variant_comes_out_of_the_tree_as_it_went_in(base: Any, one: Any, other: Any) -> None:
+def test_the_tree_renders_each_variant_unchanged(base: Any, one: Any, other: Any) -> None:
     variants = dict(zip(NAMES, (one, other), strict=True))
     tree = merge(base, variants)
     assert filled(resolved(tree, "")) == base
@@ -66,5 +66,5 @@ def test_each_variant_comes_out_of_the_tree_as_it_went_in(base: Any, one: Any, o
     removed=({"a": 1}, {"hami": ABSENT, "prometheus": {"a": 1}}, Condition(True, ("hami",))),
     added=(ABSENT, {"hami": {"a": 1}, "prometheus": ABSENT}, Condition(False, ("hami",))),
 )
-def test_a_part_says_of_which_components_it_is(base: Any, variants: dict[str, Any], condition: Condition) -> None:
+def test_each_part_names_its_components(base: Any, variants: dict[str, Any], condition: Condition) -> None:
     assert condition_of(base, variants) == condition

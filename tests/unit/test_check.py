@@ -63,7 +63,7 @@ def deployment(replicas: int, limits: dict[str, int], name: str = "train") -> Ma
 # Tests of the exit status, which is also checked by the tests of decisions
 
 
-def test_nothing_to_check_is_no_failure(directory: Path) -> None:
+def test_a_manifest_without_pods_is_no_failure(directory: Path) -> None:
     """The command prints a message, because an empty table would look as if all pods were admitted."""
     result = check(directory, text="{apiVersion: v1, kind: Service}")
     assert (result.exit_code, result.stdout.split()[0], result.stderr) == (0, "OBJECT", "no pods found\n")
@@ -118,7 +118,7 @@ def test_an_object_with_missing_information_fails_only_a_strict_check(
     assert check(directory, manifest, options=("--strict",)).exit_code == 1
 
 
-def test_the_nodes_make_a_decision_known(directory: Path) -> None:
+def test_with_nodes_an_unknown_decision_becomes_known(directory: Path) -> None:
     nodes = directory / "nodes.yaml"
     nodes.write_text(
         yaml.safe_dump({"kind": "Node", "metadata": {"name": "a", "labels": {MODEL: "M40", "disk": "ssd"}}})
@@ -190,7 +190,7 @@ def test_an_empty_quota_file_is_an_error(directory: Path, text: str) -> None:
     assert result.stderr.endswith("is empty; write {} if no namespace is to be limited\n")
 
 
-def test_a_bad_quota_is_named_fault_by_fault(directory: Path) -> None:
+def test_every_fault_of_a_bad_quota_is_printed(directory: Path) -> None:
     (directory / "quota.yaml").write_text("team-a: {quota: {M40: -1}, pools: [x]}")
     result = check(directory, cards(1))
     assert (result.exit_code, result.stdout) == (2, "")

@@ -146,7 +146,7 @@ def test_a_product_that_the_claim_demands_decides_the_model(product: str) -> Non
     assert Server().mutate(claim(asked)).model == {M40: "M40", A100: "A100"}[product]
 
 
-def test_over_quota_is_403_without_retry_after_even_because_of_pending_charges() -> None:
+def test_a_claim_over_quota_gets_403_without_retry_after() -> None:
     server = Server()
     for uid in ("u-1", "u-2"):
         assert server.create(claim(held("M40")), uid).allowed

@@ -74,7 +74,7 @@ BOTH = NamespaceQuota({"M40": Limit(200), "P100": Limit(100)})
     asked_for_in_a_way_that_is_refused=([claim("a", fault=FAULT)], TWO, [("a", "not-allowed")]),
     worth_nothing=([claim("a", charges={}, held=None)], TWO, []),
 )
-def test_claims_are_found_that_the_quota_would_not_admit(
+def test_claims_that_the_quota_would_not_admit_are_found(
     holders: list[StoredPod | PricedClaim], quota: NamespaceQuota, expected: list[tuple[str, str]]
 ) -> None:
     assert [(each.holder.name, each.kind.value) for each in found(*holders, quota=quota)] == expected

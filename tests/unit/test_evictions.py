@@ -241,7 +241,7 @@ def test_a_pod_that_is_not_evicted_is_still_counted(
     assert watched.counted("pods", namespace="team-a", finding="over-quota") == 2
 
 
-def test_the_newest_is_evicted_after_a_period_and_one_at_each_look(api: Cluster, watched: Watched) -> None:
+def test_the_newest_pod_is_evicted_after_a_period_and_one_pod_per_check(api: Cluster, watched: Watched) -> None:
     watched.look(PERIOD - 1)
     assert api.evicted() == []
     watched.look(1)
@@ -260,7 +260,7 @@ WARNS: Manifest = {"quota": {"M40": 2}, "mode": "warn"}
 
 
 @pytest.mark.parametrize("between", [{"quota": {"M40": 4}}, WARNS], ids=["fits", "warns"])
-def test_a_look_that_finds_no_pod_to_evict_restarts_the_period(
+def test_a_check_that_finds_no_pod_to_evict_restarts_the_period(
     api: Cluster, watched: Watched, between: Manifest
 ) -> None:
     for entry in (between, {"quota": {"M40": 2}}):
@@ -305,7 +305,7 @@ CAUSE = {"reason": "DisruptionBudget", "message": "The disruption budget pdb nee
 STATUS = {"message": "Cannot evict pod: it would violate the disruption budget.", "details": {"causes": [CAUSE]}}
 
 
-def test_a_budget_is_reported_delays_no_other_pod_and_the_eviction_is_retried(api: Cluster, watched: Watched) -> None:
+def test_an_eviction_that_a_budget_refuses_is_reported_and_retried(api: Cluster, watched: Watched) -> None:
     api.refusal = refusal("POST /eviction", 429, json.dumps(STATUS).encode())
     for after in (PERIOD, 0.0, 0.0):
         watched.look(after)
@@ -395,7 +395,7 @@ def test_a_rejected_event_is_not_retried_and_delays_nothing(api: Cluster) -> Non
 
 
 @pytest.mark.parametrize("lost", [lost_request, lost_reply])
-def test_a_look_that_fails_is_retried(api: Cluster, lost: Delivery) -> None:
+def test_a_failed_check_of_a_namespace_is_retried(api: Cluster, lost: Delivery) -> None:
     """The check fails after some Events may have been written. The retry writes the missing Events, and each Event only
     once.
     """
@@ -409,7 +409,7 @@ def test_a_look_that_fails_is_retried(api: Cluster, lost: Delivery) -> None:
     assert [name for name, _ in api.told()] == ["new", "newest"]
 
 
-def test_after_a_report_and_while_something_is_wrong_a_namespace_falls_due_each_period(api: Cluster) -> None:
+def test_a_namespace_is_checked_after_a_report_and_each_period_while_pods_exceed_the_quota(api: Cluster) -> None:
     watched = Watched(api, enforce=False)
     watched.watcher.report("team-a", None)
     watched.clock.now += 1.0

@@ -197,7 +197,7 @@ def test_a_late_journal_write_is_rejected_or_counted(api: ApiDouble, leader: Lea
     assert [len(shares(api, name)) for name in ("late", "next", "last")] == [0, 1, 1]
 
 
-def test_a_pod_created_and_deleted_unseen_is_removed_at_the_second_look(api: ApiDouble, leader: Leader) -> None:
+def test_a_pod_created_and_deleted_unseen_is_removed_at_the_second_check(api: ApiDouble, leader: Leader) -> None:
     for name in ("gone", "stays"):
         leader.filter(store_pod(api, name, 100))
     api.remove(pod_path("gone"))

@@ -179,7 +179,7 @@ def test_the_limit_is_the_base_plus_each_grant_in_force(written: NamespaceQuota,
 
 
 @given(entries(), MOMENTS, MOMENTS)
-def test_the_limits_of_a_moment_do_not_depend_on_an_earlier_look(
+def test_the_limits_of_a_moment_do_not_depend_on_an_earlier_call(
     written: NamespaceQuota, first: float, second: float
 ) -> None:
     assert written.at(first).at(second) == written.at(second)

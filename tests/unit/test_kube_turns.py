@@ -186,12 +186,14 @@ def test_a_pod_of_a_namespace_that_cannot_be_counted_gets_429_with_the_reason_an
     assert isinstance(replica.charge("a"), Admitted)
 
 
-def test_the_usage_of_such_a_namespace_is_the_last_that_was_read(replica: Replica, uncountable: Uncountable) -> None:
+def test_the_usage_of_a_namespace_that_cannot_be_counted_is_the_last_known_one(
+    replica: Replica, uncountable: Uncountable
+) -> None:
     assert replica.usage("large") == {}
     assert uncountable.lists
 
 
-def test_a_pod_over_quota_is_to_retry_later_while_nothing_can_be_counted(api: ApiDouble, clock: Clock) -> None:
+def test_a_pod_over_quota_gets_429_while_its_namespace_cannot_be_counted(api: ApiDouble, clock: Clock) -> None:
     replica = Replica(api, clock)
     for number in range(4):
         assert isinstance(replica.charge(f"a{number}"), Admitted)

@@ -42,7 +42,7 @@ def test_two_replicas_that_open_the_ledger_at_once_both_charge(
     assert replica.uids() == ["x"]
 
 
-def test_conflicts_without_end_are_busy_at_the_deadline(api: ApiDouble, replica: Replica, clock: Clock) -> None:
+def test_endless_conflicts_are_answered_busy_at_the_deadline(api: ApiDouble, replica: Replica, clock: Clock) -> None:
     def overtaken(method: str, _timeout: float, effect: Effect) -> bytes:
         if method == "PUT":
             api.store(LEDGER, api.objects[LEDGER])
@@ -54,7 +54,9 @@ def test_conflicts_without_end_are_busy_at_the_deadline(api: ApiDouble, replica:
     assert replica.uids() == ["a"]
 
 
-def test_a_deadline_in_the_past_is_busy_without_a_call(api: ApiDouble, replica: Replica, clock: Clock) -> None:
+def test_a_call_past_its_deadline_is_answered_busy_without_an_api_call(
+    api: ApiDouble, replica: Replica, clock: Clock
+) -> None:
     assert replica.charge("a", deadline=clock.now) == TOO_MANY
     assert api.calls == []
 
@@ -130,7 +132,7 @@ def test_the_last_card_is_not_refused_to_the_pod_that_has_it(api: ApiDouble, rep
 
 
 @pytest.mark.parametrize("delivery", [lost_reply, lost_request])
-def test_if_a_write_cannot_be_checked_the_answer_is_neither_yes_nor_no(
+def test_a_write_that_cannot_be_checked_admits_and_refuses_nothing(
     api: ApiDouble, replica: Replica, delivery: Callable[..., bytes]
 ) -> None:
     replica.charge("x")
@@ -148,7 +150,7 @@ def test_an_unknown_outcome_stays_unknown_after_a_conflict(api: ApiDouble, repli
     assert replica.charge("a") == UNSURE
 
 
-def test_a_write_whose_outcome_stays_unknown_is_no_answer(api: ApiDouble, replica: Replica, clock: Clock) -> None:
+def test_a_write_whose_outcome_stays_unknown_decides_nothing(api: ApiDouble, replica: Replica, clock: Clock) -> None:
     replica.charge("x", deadline=clock.now + 1)
     api.deliver = Script(*[lost_request] * 10_000)
     assert replica.charge("a", deadline=clock.now + 1) == UNSURE

@@ -91,7 +91,7 @@ DEAD = {"gone": Reservation({"M40": CARD}, 1)}
         ),
     ],
 )
-def test_only_stored_objects_cause_a_403_and_all_else_a_429(
+def test_only_stored_objects_cause_a_403_and_any_other_shortage_is_a_429(
     namespace: Namespace, ledger: dict[str, Any], pods: int, outcome: type[Decision], soon: bool | None
 ) -> None:
     namespace.ledger(**ledger)
@@ -334,7 +334,7 @@ def test_a_count_from_before_etcd_was_restored_settles_nothing(
     assert namespace.replica.store.read("team-a").ledger.committed == {"M40": FULL}
 
 
-def test_a_replica_that_has_not_looked_for_long_starts_over(namespace: Namespace) -> None:
+def test_a_replica_that_has_not_counted_for_long_starts_over(namespace: Namespace) -> None:
     namespace.ledger(committed={"M40": FULL}, pod_resource_version="90")
     namespace.pods(3)
     for seconds in (0, 3 * SETTLE_SECONDS, SETTLE_SECONDS - 1):

@@ -300,7 +300,7 @@ def test_a_slice_that_is_published_later_gives_its_node_a_model(labeller: Labell
     assert labeller.metadata["annotations"][DISCOVERED] == f"{A100_PRODUCT} from resourceslices"
 
 
-def test_the_first_look_at_a_node_knows_its_slices(labeller: Labeller) -> None:
+def test_the_first_check_of_a_node_uses_its_slices(labeller: Labeller) -> None:
     publish(labeller)
     labeller.api.store(PATH, node(features("Tesla-T4")))
     labeller.nodes.reflector.relist()

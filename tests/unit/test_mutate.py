@@ -96,7 +96,7 @@ def refusal(answer: AdmissionResponse) -> tuple[str, HTTPStatus, str]:
     return answer.outcome, answer.status, answer.message
 
 
-def test_no_room_in_any_model_names_them_all() -> None:
+def test_a_rejection_names_all_models_if_none_has_room() -> None:
     answer = mutated(vcuda_pod({"tencent.com/vcuda-core": 300}), {"M40": 700, "P100": 100})
     m40 = "M40 in namespace team-a, requested: 3 cards, used: 7 (0 pending), limited: 8, 2 more needed"
     p100 = "P100 in namespace team-a, requested: 3 cards, used: 1 (0 pending), limited: 2, can never fit"

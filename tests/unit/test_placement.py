@@ -178,7 +178,7 @@ def test_the_message_for_a_quota_without_models_says_so() -> None:
     none_that_the_pod_may_use=({"nodeSelector": {"zone": "x"}}, (), set()),
     only_candidates=({"nodeSelector": {MODEL: "M40"}}, (), {"M40"}),
 )
-def test_present_are_the_models_of_nodes_that_the_pod_may_use_now(
+def test_present_models_are_those_of_nodes_that_the_pod_may_use_now(
     spec: Manifest, pools: tuple[str, ...], present: set[str]
 ) -> None:
     quota = quota_of("M40", "P100", "A100", pools=pools)

@@ -312,7 +312,7 @@ class Retried:
         return sum(RETRY_ANNOTATION in annotations for annotations in found)
 
 
-def test_an_owner_that_cannot_be_judged_in_time_is_judged_at_a_later_look(api: ApiDouble) -> None:
+def test_an_owner_that_cannot_be_judged_in_time_is_judged_in_a_later_pass(api: ApiDouble) -> None:
     """In this test, each reading of the clock uses a fifth of the time for one pass over the namespace."""
     retried = Retried(api, owners=40, tick=BUDGET_SECONDS / 5)
     for _ in range(20):
@@ -322,7 +322,7 @@ def test_an_owner_that_cannot_be_judged_in_time_is_judged_at_a_later_look(api: A
     assert retried.told() == 40
 
 
-def test_without_a_rejection_a_look_is_one_list_and_sometimes_finds_owners_without_events(
+def test_a_pass_without_rejections_is_one_list_and_sometimes_finds_owners_without_events(
     api: ApiDouble,
 ) -> None:
     """A ReplicaSet may still have the condition after its Event has expired, or if its Event was never written."""
@@ -350,7 +350,7 @@ def test_an_event_of_a_replica_set_causes_a_list_of_replica_sets(api: ApiDouble)
     assert retried.told() == 1
 
 
-def test_a_look_that_takes_too_long_is_followed_by_a_rest(api: ApiDouble) -> None:
+def test_a_pass_that_takes_too_long_is_followed_by_a_rest(api: ApiDouble) -> None:
     """After a slow LIST, the namespace rests for a multiple of the LIST's time. Meanwhile other namespaces have their
     turns.
     """

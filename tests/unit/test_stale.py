@@ -360,7 +360,7 @@ def test_a_lock_is_parsed(value: str, taken: float | None, holder: tuple[str, st
     assert (lock.scheme.name, lock.value, lock.taken, lock.holder) == ("hami", value, taken, holder)
 
 
-def test_a_node_without_one_is_not_locked() -> None:
+def test_a_node_without_a_lock_is_not_locked() -> None:
     assert locks(None) == []
     assert list(read_locks(Node())) == []
 

@@ -163,7 +163,7 @@ def test_a_patch_that_is_always_rejected_is_retried_later(past: Cleaner, refusal
 
 
 @pytest.mark.parametrize("loss", [lost_request, lost_reply])
-def test_a_patch_whose_answer_is_lost_is_followed_by_another_look(past: Cleaner, loss: Any) -> None:
+def test_a_patch_whose_answer_is_lost_is_followed_by_another_check(past: Cleaner, loss: Any) -> None:
     """The loop reads the pod again to find out whether the patch took effect. If it did, nothing is left to remove."""
     past.api.deliver = Script(loss, methods=("PATCH",))
     [line] = past.serve()

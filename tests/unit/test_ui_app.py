@@ -159,7 +159,7 @@ def test_hostile_names_are_text_on_a_namespace_s_page() -> None:
     assert name in markup.text
 
 
-def test_a_hostile_change_is_text_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_names_in_a_change_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     """The browser inserts the changes that it receives into the page without escaping them."""
     monkeypatch.setattr("controller.ui.feed.MIN_INTERVAL_SECONDS", 0)
     sample = hostile()

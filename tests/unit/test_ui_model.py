@@ -250,7 +250,9 @@ def test_the_cards_of_a_model_are_unknown_if_one_of_its_nodes_does_not_report_th
 
 
 def test_devices_that_are_parts_of_cards_are_counted_as_parts() -> None:
-    """Only a device of NVIDIA's own device plugin may be a part of a card. Other resources count whole cards."""
+    """With NVIDIA's own device plugin, a device may be a part of a card, here a quarter. Other figures stay as
+    they are.
+    """
     models = CardModels({"T4-shared": ProductRow(("Tesla-T4-*",), 25)})
     plugin = model.read_node(node({MODEL: "Tesla-T4-SHARED"}, status={"allocatable": {"nvidia.com/gpu": "4"}}), MODEL)
     cores = model.read_node(

@@ -47,7 +47,7 @@ def uninstall(api: ApiDouble, clock: Clock) -> list[str]:
     return [line.partition(" ")[0] for line in lines]
 
 
-def test_what_rejects_is_deleted_first_then_the_rights_to_write_then_what_was_written(
+def test_webhooks_are_deleted_first_then_write_permissions_then_stored_data(
     installed: ApiDouble,
 ) -> None:
     removed = uninstall(installed, Clock())

@@ -64,7 +64,7 @@ FOUND: dict[str, tuple[list[StoredPod], list[tuple[str, str]]]] = {
 
 
 @pytest.mark.parametrize(("pods", "expected"), FOUND.values(), ids=FOUND)
-def test_pods_are_found_that_the_quota_would_not_admit(pods: list[StoredPod], expected: list[tuple[str, str]]) -> None:
+def test_pods_that_the_quota_would_not_admit_are_found(pods: list[StoredPod], expected: list[tuple[str, str]]) -> None:
     assert found(*pods) == expected
 
 
