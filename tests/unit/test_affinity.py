@@ -73,7 +73,7 @@ def test_an_operator_has_the_meaning_that_kubernetes_defines(
     node = {"zone": label} if label is not None else {}
     line = requirement("zone", operator, *values)
     assert allows(vcuda_pod(affinity=required(term(line))), "node-a", node) is holds
-    assert line_holds(line, node) is holds, "the oracle of the tests"
+    assert line_holds(line, node) is holds, "the reference implementation of the tests"
 
 
 @given(strategies.odd_requirements(), strategies.label_sets())

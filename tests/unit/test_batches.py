@@ -109,7 +109,7 @@ async def test_callers_that_wait_together_are_one_batch_in_order_and_each_may_wa
     assert gated.batches == [["a"], ["b", "c", "d", "e"]]
     assert [await gated.committer.serve(item, math.inf) for item in "fg"] == ["F", "G"]
     assert gated.batches[2:] == [["f"], ["g"]]
-    assert gated.batches_before == [0, 1, 4, 1], "each sees the number of items before it"
+    assert gated.batches_before == [0, 1, 4, 1], "each batch is told the number of items before it"
 
 
 @pytest.mark.parametrize("how", ["its deadline comes", "it is cancelled"])
@@ -233,7 +233,7 @@ class Crowd:
             return type(result).__name__
         if result == LATE:
             return "late" if kind == 0 else "lost"
-        assert result == item.upper(), "a caller got another's result"
+        assert result == item.upper(), "a caller got the result of another caller"
         return "served"
 
 
@@ -247,4 +247,4 @@ async def test_no_caller_is_forgotten_and_nothing_is_served_twice(seed: int) -> 
     assert len(set(crowd.served)) == len(crowd.served) >= crowd.outcomes["served"] > 0
     for name in range(12):
         own = [int(item.rpartition("-")[2]) for item in crowd.served if item.startswith(f"caller-{name}-")]
-        assert own == sorted(own), "each caller's items are in order"
+        assert own == sorted(own), "the items of each caller must be in order"

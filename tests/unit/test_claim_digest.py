@@ -302,7 +302,9 @@ def test_expressions_beyond_the_bound_of_a_claim_are_ignored() -> None:
     before = [f'"{number}" != "{"x" * 1000}"' for number in range(5)]
     assert read_claim(view(claim(entry(NVIDIA, *before, PRODUCT))), POLICY).excludes("A100") is None
     assert read_claim(view(claim(entry(NVIDIA, PRODUCT, *before))), POLICY).excludes("A100")
-    assert read_claim(view(claim(*[entry(NVIDIA, *before[:3], PRODUCT)] * 8)), POLICY).excludes("A100"), "each once"
+    assert read_claim(view(claim(*[entry(NVIDIA, *before[:3], PRODUCT)] * 8)), POLICY).excludes("A100"), (
+        "equal expressions must count once"
+    )
 
 
 def test_claims_that_differ_only_in_ignored_text_have_equal_digests() -> None:

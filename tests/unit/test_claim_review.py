@@ -108,7 +108,7 @@ def test_a_claim_is_pinned_to_the_first_model_with_room_and_charged_by_its_uid()
     charged = server.validate(stored, "claim-1")
     assert (charged.outcome, charged.model) == ("charged", "A100")
     server.validate(stored, "claim-1")
-    assert server.used() == {"A100": Charge(200, 0, 200)}, "charged once for any number of calls"
+    assert server.used() == {"A100": Charge(200, 0, 200)}, "repeated calls must be charged once"
 
 
 RECORDED = {
@@ -117,7 +117,7 @@ RECORDED = {
         entry("mig.nvidia.com", f"device.attributes['{NVIDIA}'].profile == '3g.20gb'"),
         Charge(42, 20480),
     ),
-    "HAMi-DRA: its webhook's claim of a pod": (
+    "a claim by HAMi-DRA's webhook": (
         {
             **share(cores="50", memory="10737418240"),
             "selectors": [
@@ -129,7 +129,7 @@ RECORDED = {
         },
         Charge(50, 10240),
     ),
-    "vgpu-manager: its webhook's conversion": (share("vgpu-manager", cores="30", memory="4000Mi"), Charge(30, 4000)),
+    "a claim by vgpu-manager's webhook": (share("vgpu-manager", cores="30", memory="4000Mi"), Charge(30, 4000)),
 }
 
 

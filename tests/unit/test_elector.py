@@ -227,7 +227,7 @@ def test_a_leader_that_cannot_renew_stops_before_others_take_over(
     api.deliver = noted
     assert not leader.holds_for(10_000)
     assert timing.renew_deadline < leader.now - renewed < timing.lease_duration
-    assert begun[-1] <= timing.renew_deadline, "a later call could be answered too late"
+    assert begun[-1] <= timing.renew_deadline, "a later call might be answered after the lease has expired"
 
 
 def test_a_leader_counts_its_lease_from_before_the_call(api: ApiDouble) -> None:

@@ -182,7 +182,7 @@ def test_a_pod_of_a_namespace_that_cannot_be_counted_gets_429_with_the_reason_an
     assert isinstance(again, RetryLater)
     for reason in (decision.reason, again.reason):
         assert "could not be listed within 8 s" in reason
-    assert len(uncountable.lists) == 2, "the quick list and the slow list, and none during the rest"
+    assert len(uncountable.lists) == 2, "expected the quick and the slow LIST, and none while the namespace rests"
     assert isinstance(replica.charge("a"), Admitted)
 
 
@@ -228,4 +228,4 @@ def test_many_readers_of_one_namespaces_usage_share_its_reads(api: ApiDouble, re
 
     usages = asyncio.run(many())
     assert len({str(usage) for usage in usages}) == 1
-    assert api.calls.count("LIST") <= 4, "two reads, each with a LIST of pods and one of claims"
+    assert api.calls.count("LIST") <= 4, "expected two reads, each with a LIST of pods and a LIST of claims"

@@ -34,7 +34,7 @@ class Labelled(ApiDouble):
         self.store(QUOTA, {"metadata": metadata, "data": {"gpu_quota": json.dumps(document)}})
 
     def post(self, path: str, body: bytes, params: Any = None, timeout: float = 10) -> bytes:
-        assert (path, params) == (f"{TEAM}/configmaps", {"dryRun": "All"}), "nothing is stored"
+        assert (path, params) == (f"{TEAM}/configmaps", {"dryRun": "All"}), "the probe must be a dry run"
         assert json.loads(body)["metadata"]["name"] == PROBE
         if self.asks:
             raise ApiError(403, f"ValidatingAdmissionPolicy '{PROBE_POLICY}' denied request")

@@ -301,8 +301,8 @@ def test_a_count_is_as_old_as_the_older_of_its_parts(ledger: Ledger, *, before: 
     ],
 )
 def test_without_changes_nothing_is_written(ledger: Ledger, view: ObservedPods) -> None:
-    """A replica that acts as leader may have been suspended. Its view still has deleted pods and lacks new pods.
-    Without a change of the count, nothing is written.
+    """The leader may have been suspended, so its view may have deleted pods and lack new pods. If its count does not
+    change the ledger, nothing is written.
     """
     assert settle(ledger, view, Expired({"z"})) is ledger
 

@@ -30,7 +30,7 @@ def test_a_group_is_one_write(api: ApiDouble, replica: Replica) -> None:
     assert kinds(decisions) == ["Admitted"] * 4
     assert replica.uids() == ["a", "b", "c", "d"]
     assert [call for call in api.calls if call in ("POST", "PUT")] == ["POST", "POST", "PUT", "PUT"], (
-        "the ledger, its mark, the first charge, and the group"
+        "expected writes of the ledger, its mark, the first charge and the group"
     )
     assert replica.counted("batch_charges_sum") == 4
     assert replica.counted("batch_charges_count") == 2
@@ -101,7 +101,9 @@ def test_a_refusal_is_confirmed_by_one_fresh_read(api: ApiDouble, replica: Repli
         replica.charge(uid)
     api.forget_calls()
     assert isinstance(replica.charge("e"), PutOff)
-    assert api.calls == ["GET", "LIST", "LIST", "GET"], "read, count the stored objects, and read again"
+    assert api.calls == ["GET", "LIST", "LIST", "GET"], (
+        "expected a read, a count of the stored objects, and a second read"
+    )
     replica.store.write("team-a", Ledger({}, "7"), replica.store.open("team-a"))
     api.forget_calls()
     assert isinstance(replica.charge("e"), Admitted)
@@ -164,10 +166,12 @@ def test_pods_from_the_time_without_a_quota_count_even_if_the_ledger_stayed(
     assert isinstance(asked.charge("b", counted_since=edited, dry_run=True), PutOff)
     assert api.objects[LEDGER] is before
     assert isinstance(asked.charge("b", counted_since=edited), PutOff)
-    assert asked.store.read("team-a").ledger.committed == {"M40": Charge(300, 0, 300)}, "kept for the next decision"
+    assert asked.store.read("team-a").ledger.committed == {"M40": Charge(300, 0, 300)}, (
+        "the read ledger must be kept for the next decision"
+    )
     api.forget_calls()
     assert isinstance(asked.charge("c", counted_since=edited), PutOff)
-    assert api.calls == ["GET", "LIST", "LIST", "GET"], "listed before the refusal, and not for another count"
+    assert api.calls == ["GET", "LIST", "LIST", "GET"], "expected LISTs for the refusal only"
 
 
 def test_nothing_is_decided_while_a_due_count_fails(api: ApiDouble, replica: Replica) -> None:

@@ -307,7 +307,7 @@ def test_without_a_controller_a_deleted_pod_is_released_when_it_can_no_longer_ru
     assert isinstance(namespace.charge(), Admitted)
     ledger = namespace.replica.store.read("team-a").ledger
     assert (ledger.committed, list(ledger.pending), list(ledger.terminating)) == ({"M40": CARD + TWO}, ["asked"], ["t"])
-    assert isinstance(namespace.charge("one more"), PutOff), "pending objects are not stored yet"
+    assert isinstance(namespace.charge("one more"), PutOff), "pending objects must still count"
 
 
 def test_a_pod_deleted_after_the_count_stays_charged_for_its_own_time(namespace: Namespace) -> None:

@@ -94,7 +94,9 @@ def test_a_missing_ledger_is_also_detected_in_a_recreated_namespace(
     """
     replica.charge("a", deadline=clock.now + 1)
     api.store(TEAM, {"metadata": {"name": "team-a", "uid": "uid-of-another"}})
-    assert isinstance(replica.charge("b", deadline=clock.now + 5), Admitted), "no wait: its ledger exists"
+    assert isinstance(replica.charge("b", deadline=clock.now + 5), Admitted), (
+        "there must be no wait, because the ledger exists"
+    )
     api.remove(LEDGER)
     with pytest.raises(LedgerLost):
         replica.charge("c", deadline=clock.now + 5)

@@ -61,7 +61,7 @@ def test_a_lost_call_does_not_close_the_ledger_for_long(
     try:
         assert isinstance(replica.charge("a", deadline=clock.now + 5), Admitted)
     except Unavailable:
-        assert OPENING[number] in {"GET", "LIST"}, "the outcome of a write is checked"
+        assert OPENING[number] in {"GET", "LIST"}, "the outcome of the write must be checked by a read"
     assert isinstance(replica.charge("a", deadline=clock.now + 5), Admitted)
     assert replica.uids() == ["a"]
     assert clock.now < before + 1

@@ -126,7 +126,7 @@ def test_the_number_of_namespaces_with_choices_is_bounded() -> None:
     choices = RecentChoices(clock=lambda: 0.0)
     for number in range(MOST_NAMESPACES + 1):
         choices.add(f"team-{number}", "M40", Charge(100))
-    assert choices.on_top_of({}, "team-0") == {}, "it only influences the choice"
+    assert choices.on_top_of({}, "team-0") == {}, "a forgotten choice may only influence later choices"
     assert choices.on_top_of({}, "team-9")
 
 

@@ -206,7 +206,7 @@ def test_many_ended_pods_trigger_one_sweep_after_the_spacing() -> None:
     for _ in range(1000):
         wakeup.wake()
     assert waited(wakeup, SweepInterval(60, 0.2)) >= 0.2
-    assert waited(wakeup, SweepInterval(0.3, 0.1)) >= 0.3, "no notification is left"
+    assert waited(wakeup, SweepInterval(0.3, 0.1)) >= 0.3, "no wake-up may be left over"
 
 
 def test_stopping_ends_any_wait(registry: CollectorRegistry) -> None:

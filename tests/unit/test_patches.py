@@ -242,7 +242,7 @@ def test_the_scheduler_is_that_of_the_flag_unless_the_user_named_one(case: Admit
 
 
 def check_scheduler(case: Admitted, *, keeps: bool = False) -> None:
-    assert not case.patched["spec"].get("nodeName"), "with a nodeName the scheduler would never see the pod"
+    assert not case.patched["spec"].get("nodeName"), "the scheduler ignores a pod that has a nodeName"
     asked, hint = case.sent["spec"].get("schedulerName", ""), case.webhook.policy.hints.scheduler
     expected = hint if hint and not keeps and asked in ("", "default-scheduler") else asked
     assert case.patched["spec"].get("schedulerName", "") == expected

@@ -63,18 +63,18 @@ WITH_A_NAME = {
         f"{FIRST}.env[1]",
         Allowance.VISIBLE_DEVICES,
     ),
-    "all devices with a share": (
+    "a listed device with a share": (
         pod(container(SHARE, **env("NVIDIA_VISIBLE_DEVICES", value="0"))),
         f"{FIRST}.env[1]",
         Allowance.VISIBLE_DEVICES,
     ),
-    "devices from elsewhere": (
+    "devices from a ConfigMap": (
         pod(container(), init=[container(**env("NVIDIA_VISIBLE_DEVICES", valueFrom={"configMapKeyRef": {}}))]),
         "spec.initContainers[0].env[1]",
         Allowance.VISIBLE_DEVICES,
     ),
     "a runtime class": (pod(container(), runtimeClassName="nvidia"), "spec.runtimeClassName", Allowance.RUNTIME_CLASS),
-    "no control": (
+    "control of shares disabled": (
         pod(container(CARD, **env("CUDA_DISABLE_CONTROL", value="false"))),
         f"{FIRST}.env[1]",
         Allowance.DISABLE_CONTROL,
@@ -84,7 +84,7 @@ WITH_A_NAME = {
         f"{FIRST}.env[1]",
         Allowance.CORE_POLICY,
     ),
-    "a limit from elsewhere": (
+    "a limit from another object": (
         pod(container(SHARE, **env("GPU_CORE_UTILIZATION_POLICY", valueFrom={}))),
         f"{FIRST}.env[1]",
         Allowance.CORE_POLICY,
@@ -109,7 +109,7 @@ WITH_A_NAME = {
         f"{FIRST}.env[1]",
         Allowance.VISIBLE_DEVICES,
     ),
-    "no control of vgpu-manager": (
+    "control of vgpu-manager disabled": (
         pod(container(CARD, **env("DISABLE_VGPU_CONTROL", value="true"))),
         f"{FIRST}.env[1]",
         Allowance.DISABLE_CONTROL,
@@ -124,7 +124,7 @@ WITH_A_NAME = {
         f"{FIRST}.env[1]",
         Allowance.CORE_LIMIT,
     ),
-    "its own cache": (
+    "another cache file": (
         pod(container(HAMI_SHARE, **env("CUDA_DEVICE_MEMORY_SHARED_CACHE", value="/data/mine"))),
         f"{FIRST}.env[1]",
         Allowance.LIMIT_LIBRARY,

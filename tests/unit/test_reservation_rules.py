@@ -186,33 +186,37 @@ OVER, LOST, STAYS = "and the limit is", "and the ledger counts", "more is charge
 
 MUTANTS = (
     Broken(
-        "others' reservations count as used",
+        "reservations of other replicas count as used",
         Ledger,
         "reserved_of",
         uncounted,
         scenarios.others_take_all_that_is_left,
         OVER,
     ),
-    lease("a grant fits the rest of the reservation", GrantsWithoutRoom, scenarios.others_take_all_that_is_left, OVER),
-    Broken("a lease ends", leases, "LEASE_SECONDS", math.inf, scenarios.granted_past_its_time, LOST),
     lease(
-        "a lease counts from before the write",
+        "a charge must fit the rest of the reservation", GrantsWithoutRoom, scenarios.others_take_all_that_is_left, OVER
+    ),
+    Broken("a lease expires", leases, "LEASE_SECONDS", math.inf, scenarios.granted_past_its_time, LOST),
+    lease(
+        "a lease counts from when its write was sent",
         LeasedFromTheAnswer,
         scenarios.its_time_counts_from_before_the_write,
         LOST,
     ),
     Broken(
-        "an object that was created later is not granted",
+        "an object created after the lease is not admitted",
         leases,
         "CREATED_SECONDS",
         math.inf,
         scenarios.clocks_that_stood_still,
         LOST,
     ),
-    lease("a write may fail", GrantsFromTheNext, scenarios.the_next_reservation_is_larger_and_that_write_is_lost, LOST),
+    lease(
+        "a write may be lost", GrantsFromTheNext, scenarios.the_next_reservation_is_larger_and_that_write_is_lost, LOST
+    ),
     lease("a write may land", GrantsFromTheOld, scenarios.the_next_reservation_is_smaller, LOST),
     Broken(
-        "a reservation grants under its own quota only",
+        "a reservation admits only under the limits that sized it",
         ReservationLease,
         "is_by",
         lambda *_: True,
@@ -220,23 +224,25 @@ MUTANTS = (
         OVER,
     ),
     Broken(
-        "a reservation that was not written grants nothing",
+        "a reservation that was not written admits nothing",
         ReservationLease,
         "is_by",
         lambda *_: True,
         scenarios.the_limit_is_lowered_while_another_replica_writes_first,
         OVER,
     ),
-    lease("a flush writes the granted charges", WritesNoGranted, scenarios.what_was_granted_is_in_the_next_write, LOST),
     lease(
-        "a flush keeps what was granted meanwhile",
+        "a flush writes the admitted charges", WritesNoGranted, scenarios.what_was_granted_is_in_the_next_write, LOST
+    ),
+    lease(
+        "a flush keeps the charges that were admitted during it",
         ForgetsLaterGrants,
         scenarios.created_while_a_write_is_under_way,
         LOST,
     ),
-    lease("a granted charge is not granted again", GrantsTwice, scenarios.others_write_first, LOST),
+    lease("an admitted charge uses up its room", GrantsTwice, scenarios.others_write_first, LOST),
     Broken(
-        "a reservation fits the limit",
+        "a reservation is within the limit",
         leases,
         "_room",
         lambda *_: 1000,
@@ -244,7 +250,7 @@ MUTANTS = (
         OVER,
     ),
     Broken(
-        "a reservation fits together with the others",
+        "all reservations together are within the limit",
         namespace_ledger,
         "plan",
         planned_without_others,
@@ -260,7 +266,7 @@ MUTANTS = (
         LOST,
     ),
     Broken(
-        "the counter shows which write has landed",
+        "the counter shows whether a write has landed",
         leases,
         "Reservation",
         lambda charges, _: Reservation(charges, 0),
@@ -268,14 +274,14 @@ MUTANTS = (
         OVER,
     ),
     lease(
-        "a replica forgets a reservation that was removed",
+        "a replica stops using a removed reservation",
         KeepsReaped,
         scenarios.its_reservation_was_reaped,
         "counted twice",
     ),
     lease("each start of a process is a new replica", SameHolder, scenarios.another_process_has_another_id, LOST),
     Broken(
-        "a stored pod is not pending",
+        "a stored pod is no longer pending",
         settler,
         "settle",
         settled_without_seen,
@@ -292,7 +298,7 @@ MUTANTS = (
         LOST,
     ),
     Broken(
-        "a LIST shows that a pod is absent",
+        "only a LIST proves a pod absent",
         LedgerStore,
         "stored_uids",
         lambda *_: set(),
@@ -300,7 +306,7 @@ MUTANTS = (
         LOST,
     ),
     Broken(
-        "a replica gives way to one that waits",
+        "a replica reserves nothing while another one waits",
         leases,
         "GIVE_WAY_SECONDS",
         0,
@@ -308,7 +314,7 @@ MUTANTS = (
         "never gets room",
     ),
     Broken(
-        "a replica that waits says so",
+        "a waiting replica sets a mark",
         LedgerStore,
         "write",
         written_without_mark,
@@ -316,7 +322,7 @@ MUTANTS = (
         "never gets room",
     ),
     Broken(
-        "a reservation is reaped after its lease",
+        "a reservation is reaped only after its lease",
         ChargeAges,
         "reservations",
         reservations_as(seconds=0),
@@ -324,7 +330,7 @@ MUTANTS = (
         LOST,
     ),
     Broken(
-        "a reservation is reaped after the storable time",
+        "a reservation is reaped only after the storable time",
         charge_ages,
         "MARGIN_SECONDS",
         -STORABLE_SECONDS,
@@ -332,7 +338,7 @@ MUTANTS = (
         LOST,
     ),
     Broken(
-        "a reservation is reaped after a margin",
+        "a reservation is reaped only after a margin",
         charge_ages,
         "MARGIN_SECONDS",
         0,
@@ -348,7 +354,7 @@ MUTANTS = (
         LOST,
     ),
     Broken(
-        "a reservation is reaped by a later LIST",
+        "a reservation is reaped only by a later LIST",
         ObservedPods,
         "after",
         lambda _, watched, __: watched,

@@ -338,7 +338,7 @@ def test_a_pass_without_rejections_is_one_list_and_sometimes_finds_owners_withou
     assert (lists(), retried.told()) == (1, 0)
     retried.now += retries.LISTED_EVERY_SECONDS
     assert (lists(), retried.told()) == (3, 1)
-    assert lists() == 2, "as long as a workload is rejected"
+    assert lists() == 2, "expected LISTs while a workload is rejected"
 
 
 def test_an_event_of_a_replica_set_causes_a_list_of_replica_sets(api: ApiDouble) -> None:

@@ -299,28 +299,28 @@ def unused_unless_known(
 
 MUTANTS = (
     Broken(
-        "a forced deletion holds the pod's charge",
+        "a forced deletion keeps the pod's charge",
         pods.PodInformer,
         "seconds_of",
         lambda *_: 0,
         a_pod_is_deleted_by_force,
     ),
     Broken(
-        "a forced deletion holds the claim's charge",
+        "a forced deletion keeps the claim's charge",
         claim_holds,
         "hold_by_pod",
         lambda *_: Hold(0),
         a_pod_is_deleted_by_force_and_its_claim_goes,
     ),
     Broken(
-        "every container gets some seconds to end",
+        "every deleted pod stays charged for some seconds",
         pods,
         "LEAST_TERMINATING_SECONDS",
         0,
         a_pod_with_no_grace_period_is_deleted_by_force,
     ),
     Broken(
-        "a pod that no watch saw may run",
+        "a pod that no watch saw may still run",
         claim_holds,
         "hold_by_pod",
         unused_unless_known,
@@ -333,16 +333,18 @@ MUTANTS = (
         lambda *_: (),
         a_claim_lost_its_devices_while_nobody_led_and_goes_later,
     ),
-    Broken("an unseen decrease of pods is held", settling, "_unseen_pods", nothing, a_pod_goes_while_nobody_leads),
     Broken(
-        "an unseen decrease of claims is held",
+        "an unseen decrease of pods stays charged", settling, "_unseen_pods", nothing, a_pod_goes_while_nobody_leads
+    ),
+    Broken(
+        "an unseen decrease of claims stays charged",
         settling,
         "_unseen_claims",
         nothing,
         a_pod_and_its_claim_go_while_nobody_leads,
     ),
     Broken(
-        "an unseen decrease is held for the longest grace period",
+        "an unseen decrease stays charged for the longest grace period",
         settling,
         "_unseen",
         held_by_default,
@@ -363,14 +365,14 @@ MUTANTS = (
         a_pod_and_its_claim_go_while_nobody_leads,
     ),
     Broken(
-        "a pending charge is held if its pod may have come and gone before the watch began",
+        "a pending charge stays if its pod may have been stored and deleted before the watch",
         Watch,
         "is_of",
         lambda *_: True,
         a_pod_comes_and_goes_while_nobody_leads,
     ),
     Broken(
-        "a pending claim is held for as long as the pod that uses it may run",
+        "a pending claim stays charged for as long as its pod may run",
         Ledger,
         "longest_claim_grace",
         0,
@@ -384,7 +386,7 @@ MUTANTS = (
         two_pods_share_a_claim_and_the_first_is_deleted_by_force,
     ),
     Broken(
-        "a LIST shows no departures that an older watch has not seen",
+        "a LIST does not replace deletions that the watch has not delivered",
         settling,
         "_seen_since",
         lambda _listed, watched, _counted: watched.since,

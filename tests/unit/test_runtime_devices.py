@@ -123,12 +123,12 @@ REQUESTS: dict[str, Mapping[str, int]] = {
     "gpu-manager's share": {"tencent.com/vcuda-core": 20, "tencent.com/vcuda-memory": 10},
     "gpu-manager's cards": {"tencent.com/vcuda-core": 200},
     "nvidia-vcuda's share": {"nvidia.com/vcuda-core": 20, "nvidia.com/vcuda-memory": 100},
-    "a card of NVIDIA's plugin, or a vGPU of HAMi's": {"nvidia.com/gpu": 1},
+    "a card of NVIDIA's plugin or a vGPU of HAMi": {"nvidia.com/gpu": 1},
     "HAMi's share": {"nvidia.com/gpu": 1, "nvidia.com/gpucores": 10, "nvidia.com/gpumem": 100},
     "vgpu-manager's share": {"nvidia.com/vgpu-number": 1, "nvidia.com/vgpu-cores": 10, "nvidia.com/vgpu-memory": 100},
     "a MIG partition": MIG,
     "a time slice": {"nvidia.com/gpu.shared": 1},
-    "a device of a class": {f"{CLASS}gpu.nvidia.com": 1},
+    "a device of a DeviceClass": {f"{CLASS}gpu.nvidia.com": 1},
 }
 """The requests for which a device plugin or a CDI specification sets NVIDIA_VISIBLE_DEVICES in the container."""
 

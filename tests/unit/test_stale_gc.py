@@ -259,7 +259,7 @@ def test_an_invalid_node_name_is_not_looked_up_and_names_no_node(cleaner: Cleane
     cleaner.api.forget_calls()
     [line] = cleaner.serve()
     assert (line["rule"], marks_on(cleaner.api)) == ("node-gone", {})
-    assert cleaner.api.calls == ["GET", "PATCH", "POST"], "only the pod was read"
+    assert cleaner.api.calls == ["GET", "PATCH", "POST"], "only the pod may be read"
 
 
 def test_without_the_right_to_read_nodes_pods_are_still_cleared_in_time(orphaned: Cleaner) -> None:
@@ -314,7 +314,7 @@ def test_an_invalid_pod_name_is_not_looked_up_and_names_no_pod(cleaner: Cleaner,
     cleaner.now = START + 10
     cleaner.api.forget_calls()
     assert [line["rule"] for line in cleaner.serve()] == ["lock-holder-gone"]
-    assert cleaner.api.calls == ["GET", "PATCH", "POST"], "only the node was read"
+    assert cleaner.api.calls == ["GET", "PATCH", "POST"], "only the node may be read"
 
 
 def test_a_lock_that_is_released_in_time_costs_no_request(cleaner: Cleaner) -> None:
@@ -393,7 +393,7 @@ def test_the_loop_is_stuck_when_no_turn_has_ended_for_five_periods(cleaner: Clea
     """The loop is stuck if no turn has ended for five periods. A turn that failed has ended too: if the API server does
     not answer, a restart would not help.
     """
-    assert not cleaner.gc.is_stuck(), "the loop has not started"
+    assert not cleaner.gc.is_stuck(), "a loop that has not started is not stuck"
     store(cleaner, status="Failed")
     seen: list[bool] = []
 

@@ -214,7 +214,7 @@ def size_of(pod: StoredPod) -> int:
     found, cards = pod.allocation, pod.cards
     texts = [pod.model or "", pod.node, pod.extended_claim, cards.node if cards else ""]
     texts += [text for kept in (found.annotations, found.labels) for text in (*kept, *kept.values())] if found else []
-    assert all(map(str.isascii, texts)), "Python then keeps one byte for each character"
+    assert all(map(str.isascii, texts)), "Python keeps one byte per character only for ASCII texts"
     return sum(map(len, texts)) + 100 * len(cards.shares if cards else ())
 
 

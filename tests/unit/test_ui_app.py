@@ -372,7 +372,9 @@ def test_a_standby_names_the_leader_and_says_when_to_retry(path: str) -> None:
     answer = standby("This replica of the controller is a standby. The leader is pod-7.").get(path)
     assert answer.status_code == HTTPStatus.SERVICE_UNAVAILABLE
     assert answer.headers["Retry-After"] == "2"
-    assert "Refresh" not in answer.headers, "it would take the focus, and everything would be read out again"
+    assert "Refresh" not in answer.headers, (
+        "a refresh would move the focus, and screen readers would read the page again"
+    )
     assert "The leader is pod-7" in answer.get_data(as_text=True)
 
 

@@ -129,7 +129,7 @@ def test_parts_are_sent_when_their_content_changed(feed: Feed, sample: Sample, c
     sample.refusals = (replace(REFUSAL, namespace="team-a"), REFUSAL)
     look(feed, clock)
     [change] = changes(next(stream))
-    assert change["refused"] == ["team-a"], "the other listener was informed before"
+    assert change["refused"] == ["team-a"], "the other listener must already have the change"
     sample.cluster = (ModelCards("M40", 17, 0, 16),)
     look(feed, clock)
     [change] = changes(next(stream))

@@ -38,28 +38,31 @@ def over(*names: str) -> list[tuple[str, str]]:
 
 FOUND: dict[str, tuple[list[StoredPod], list[tuple[str, str]]]] = {
     "none": ([], []),
-    "full, and within": ([pod("a", 200, 2), pod("b", 200, 1)], []),
+    "exactly at the limit": ([pod("a", 200, 2), pod("b", 200, 1)], []),
     "the newest": ([pod("a", 200, 3), pod("b", 200, 2), pod("c", 100, 1)], over("c")),
     "in any order": ([pod("c", 300, 1), pod("b", 200, 2), pod("a", 200, 3)], over("c")),
     "the two newest": ([pod("a", 300, 3), pod("b", 200, 2), pod("c", 200, 1)], over("c", "b")),
-    "a bigger one that is older stays": ([pod("big", 400, 2), pod("small", 1, 1)], over("small")),
-    "a newer one that fits stays": ([pod("a", 300, 3), pod("b", 200, 2), pod("c", 100, 1)], over("b")),
+    "an older, larger pod stays": ([pod("big", 400, 2), pod("small", 1, 1)], over("small")),
+    "a newer pod that fits stays": ([pod("a", 300, 3), pod("b", 200, 2), pod("c", 100, 1)], over("b")),
     "alone beyond the limit": ([pod("big", 500, 2), pod("small", 100, 1)], over("big")),
-    "a finished one counts for nothing": ([pod("a", 400, 2), pod("b", 400, 1, live=False)], []),
-    "the newest goes already": ([pod("a", 400, 2), pod("b", 100, 1, terminating=True)], []),
-    "an older one goes already": ([pod("a", 100, 2, terminating=True), pod("b", 400, 1)], []),
-    "one goes of two": ([pod("a", 400, 3), pod("b", 100, 2), pod("c", 100, 1, terminating=True)], over("b")),
+    "a pod that has ended": ([pod("a", 400, 2), pod("b", 400, 1, live=False)], []),
+    "the newest pod is terminating": ([pod("a", 400, 2), pod("b", 100, 1, terminating=True)], []),
+    "an older pod is terminating": ([pod("a", 100, 2, terminating=True), pod("b", 400, 1)], []),
+    "one of two pods is terminating": (
+        [pod("a", 400, 3), pod("b", 100, 2), pod("c", 100, 1, terminating=True)],
+        over("b"),
+    ),
     "the model of its node is not allowed": (
         [pod("held", 300, 2), pod("runs", 200, 1, model=None, node="gpu-1")],
         [("runs", "not-allowed")],
     ),
     "the model it is pinned to is not allowed": ([pod("a", model="A100")], [("a", "not-allowed")]),
-    "not allowed, and goes already": ([pod("a", model="A100", terminating=True)], []),
+    "not allowed, and terminating": ([pod("a", model="A100", terminating=True)], []),
     "not pinned and on no node with a model": (
         [pod("a", 900, model=None), pod("b", model=None, node="gone", age=2), pod("c", 400)],
         [("a", "unpinned"), ("b", "unpinned")],
     ),
-    "none, ended": ([pod("a", model=None, terminating=True), pod("b", model=None, live=False)], []),
+    "not pinned, ended": ([pod("a", model=None, terminating=True), pod("b", model=None, live=False)], []),
 }
 
 

@@ -68,7 +68,7 @@ def test_the_earliest_time_is_used(queue: WorkQueue, clock: Clock, delays: tuple
         queue.add("a", delay)
     assert due_after(queue, clock, 2.0) == ["a"]
     clock.now += 100
-    assert due_now(queue) == [], "the turn must clear the later time"
+    assert due_now(queue) == [], "the turn must clear the key's later time"
 
 
 def test_two_turns_of_a_name_are_an_interval_apart_and_delay_no_other(queue: WorkQueue, clock: Clock) -> None:
@@ -89,7 +89,7 @@ def test_a_name_that_is_not_urgent_waits_longer_after_a_turn_and_delays_no_other
     queue: WorkQueue, clock: Clock
 ) -> None:
     queue.add("a", interval=3 * INTERVAL)
-    assert due_now(queue) == ["a"], "the first turn is at once"
+    assert due_now(queue) == ["a"], "the first turn must be at once"
     queue.add("a", interval=3 * INTERVAL)
     assert due_after(queue, clock, 3 * INTERVAL) == ["a"]
     queue.add("a", interval=3 * INTERVAL)
@@ -144,7 +144,9 @@ def test_every_event_is_followed_by_a_turn_and_turns_are_apart(events: list[tupl
         serve()
         clock.now += pause
         serve()
-        assert all(at + INTERVAL > clock.now for at in wanted.values()), "late by more than the minimum interval"
+        assert all(at + INTERVAL > clock.now for at in wanted.values()), (
+            "the turn is late by more than the minimum interval"
+        )
     clock.now += 60
     serve()
     assert not wanted
@@ -240,7 +242,7 @@ def test_a_failing_key_is_retried_less_and_less_often_until_it_succeeds(reconcil
     reconciled.answers["bad"] = Unavailable("timed out")
     reconciled.loop.queue.add("bad")
     reconciled.serve(5)
-    assert len(reconciled.turns) == 2, "it must restart with the short delay"
+    assert len(reconciled.turns) == 2, "the delay must restart at its shortest value"
 
 
 def test_an_internal_error_ends_the_loop(reconciled: Reconciled) -> None:
