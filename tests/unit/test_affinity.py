@@ -190,7 +190,9 @@ LIKELY = (
     *(f"0{number}" for number in NUMBERS),
     str(2**63 - 2),
 )
-"""Values for the node search. If a set of test requirements can be met at all, one of these values meets them."""
+"""Label values that are enough for the search of a node. If any values meet a set of test requirements, some of these
+values do.
+"""
 
 
 @given(strategies.pods(), st.sampled_from((*NODE_NAMES, UNKNOWN_NODE)), strategies.label_sets(), strategies.KEYS)

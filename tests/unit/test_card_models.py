@@ -191,8 +191,8 @@ VALUES = ["A100-shared", SHARED]
 def test_a_pod_is_pinned_to_the_labels_of_the_nodes_of_its_model_and_to_those_it_names(
     manifest: Manifest, values: list[list[str]]
 ) -> None:
-    """/mutate pins a pod to the node labels of its model. A second /mutate call changes nothing, even if a node with
-    another label was seen in between.
+    """/mutate restricts a pod to the node labels of its model. A second /mutate call changes nothing, even if a node
+    with another label was seen in between.
     """
     patch = patch_for(view(manifest), "A100-shared", (), {}, Hints(), nodes=NODES)
     found = re.findall(r'"operator":"In","values":(\[[^]]*\])', msgspec.json.encode(patch).decode())

@@ -1,4 +1,6 @@
-"""Tests of the card types that HAMi and vgpu-manager may allocate to a pod, on nodes with a register of their cards."""
+"""Tests of the card types that HAMi and vgpu-manager may allocate to a pod, on nodes whose annotations list their
+cards.
+"""
 
 from collections.abc import Mapping
 
@@ -96,7 +98,7 @@ def test_type_annotations_that_leave_no_model_or_are_too_long_are_rejected(annot
 def test_a_pod_that_bypassed_mutate_and_could_get_another_models_card_is_rejected(
     annotations: Mapping[str, str],
 ) -> None:
-    """The node has cards of two types. The owner pinned the pod to this node while /mutate was unavailable."""
+    """The node has cards of two types. The owner restricted the pod to this node while /mutate was unavailable."""
     stored: Manifest = vcuda_pod(SHARE, annotations=annotations, affinity=held_to("A10"))
     answer = webhook(MIXED).validate(stored)
     assert (answer.allowed, "which is not of model A10" in answer.message) == (False, True)

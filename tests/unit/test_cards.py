@@ -76,8 +76,8 @@ def test_a_share_of_a_card_that_the_node_does_not_have_is_ignored(card: int) -> 
 
 
 def test_an_overcommitted_card_has_nothing_free_until_all_shares_end() -> None:
-    """gpu-admission leaves out a share that does not fit, so it believes that an overcommitted card is free as soon as
-    another share ends.
+    """gpu-admission leaves out a pod whose share of a card does not fit. So it believes that an overcommitted card is
+    free as soon as another pod ends.
     """
     over = [Share(0, 80, 16000), Share(0, 50, 1000)]
     cards = four().taken(over)

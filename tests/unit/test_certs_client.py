@@ -24,7 +24,7 @@ NEW = replace(POLICY, issued_before=START + timedelta(seconds=30))
 
 class ClientWorld(World):
     """A test world whose pods are API servers. Each API server presents the last certificate that it received. The
-    rotation cannot see which one that is.
+    rotation cannot see which certificate an API server presents.
     """
 
     def read(self, now: Callable[[], Any]) -> state.State:

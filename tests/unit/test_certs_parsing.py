@@ -97,8 +97,8 @@ def test_a_leaf_with_a_wrong_key_is_dropped_but_its_authorities_are_read() -> No
 
 
 def taken(certificate: bytes, directory: Path) -> tuple[bool, bool]:
-    """Return two values: whether the rotation accepts this certificate with the leaf's key, and whether the webhook
-    accepts it.
+    """Return whether the rotation accepts this serving certificate with its key, and whether the webhook
+    accepts them.
     """
     (directory / "tls.crt").write_bytes(certificate)
     (directory / "tls.key").write_bytes(LEAF.key_pem())

@@ -92,7 +92,9 @@ def test_a_note_from_the_future_is_replaced() -> None:
 
 
 def test_the_old_authority_stays_while_even_an_unready_endpoint_presents_its_leaf() -> None:
-    """An endpoint that is not ready still presents the old CA's leaf certificate, and may become ready at any time."""
+    """A pod that is not ready still presents the serving certificate of the old CA. The pod may become ready at any
+    time, so the old CA stays.
+    """
     world = rotated(IssueLeaf)
     straggler, old_leaf = world.pods[0], world.pods[0].leaf
     world.take()
@@ -137,8 +139,8 @@ def test_an_endpoint_has_time_to_follow_before_a_problem_is_reported() -> None:
 
 
 def test_a_broken_leaf_is_replaced_at_once_if_no_call_succeeds_anyway() -> None:
-    """The broken leaf certificate lets no call of an API server succeed, so replacing it at once does no harm. The
-    caBundles are still written first.
+    """With the broken serving certificate, every call of an API server fails anyway. So the certificate is replaced at
+    once, after the caBundles are written.
     """
     assert isinstance(healthy(NOW, since=91 * DAY).decide(POLICY, UNSEEN), IssueLeaf)
 
@@ -218,8 +220,8 @@ def test_without_a_configuration_a_valid_authority_is_not_replaced() -> None:
 
 
 def waiting_for_the_next_authority(policy: steps.RotationPolicy = NEW) -> World:
-    """Return a world in which both CAs are trusted for an overlap. The leaf certificate must be renewed during that
-    overlap.
+    """Return a world in which the old and the new CA are both trusted for a time. The serving certificate must be
+    renewed in that time.
     """
     world = rotated(Wait, policy)
     leaf = make_leaf(world.current, NAMES, START, timedelta(seconds=80))
@@ -229,7 +231,9 @@ def waiting_for_the_next_authority(policy: steps.RotationPolicy = NEW) -> World:
 
 
 def test_while_the_next_authority_waits_a_leaf_that_is_due_is_renewed_by_the_current_one() -> None:
-    """The overlap, in which both CAs are trusted, may last longer than the leaf certificate is still valid."""
+    """For a time (`--overlap`), the old and the new CA are both trusted. The serving certificate may expire before the
+    end of that time.
+    """
     policy = replace(NEW, overlap=30 * DAY)
     world = waiting_for_the_next_authority(policy)
     assert isinstance(world.decide(policy, replace(SEEN_LONG, current=NOW)), Wait)
@@ -256,8 +260,8 @@ def test_a_leaf_that_expires_with_its_authority_is_not_renewed_repeatedly() -> N
 
 
 def test_an_authority_that_is_only_in_a_cabundle_is_removed_like_a_retired_one() -> None:
-    """A CA that is in no Secret and in only one caBundle stays trusted until every endpoint has presented a leaf of
-    another CA for the retention period. This CA is not copied to other caBundles.
+    """A CA that exists only in one caBundle stays trusted until every endpoint has presented a certificate of another
+    CA for the retention period. This CA is not copied to other caBundles.
     """
     world = healthy(NOW)
     world.put_hooks(0, bundle=(make_authority(START - HOUR).certificate, world.current.certificate))
@@ -331,8 +335,8 @@ def test_an_authority_that_a_locked_configuration_does_not_trust_is_not_promoted
 
 @pytest.mark.parametrize("restored", [False, True], ids=["both Secrets deleted", "CA Secret restored from a backup"])
 def test_a_broken_leaf_that_a_locked_configuration_trusts_is_not_replaced(restored: bool) -> None:
-    """Another tool manages the configuration, so the rotation must not write it. The configuration trusts the leaf that
-    the pods serve. Another leaf would break its calls until a person unlocks it.
+    """Another tool manages the webhook configuration, so the rotation must not write it. The configuration trusts the
+    certificate that the pods serve. Another certificate would break its calls.
     """
     world = locked(healthy(NOW, since=MINUTE))
     world.put(authorities=Authorities(current=make_authority(START - 2 * DAY)) if restored else Authorities())
@@ -356,8 +360,8 @@ def test_a_locked_configuration_that_may_trust_an_unreachable_endpoint_keeps_wor
 
 
 def test_a_locked_configuration_that_never_trusted_the_served_leaf_blocks_no_rotation() -> None:
-    """The rotation may not write this configuration, which is left over from an earlier installation. Its caBundle
-    never trusted the served leaf, so its calls fail anyway.
+    """A webhook configuration that the rotation must not write is left over from an earlier installation. Its caBundle
+    never trusted the serving certificate, so its calls fail anyway.
     """
     world = healthy(NOW, since=MINUTE)
     *_, last = world.state.configurations

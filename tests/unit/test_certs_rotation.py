@@ -101,8 +101,8 @@ def run_daily(world: World, policy: RotationPolicy, deaths: list[int], budget: t
 
 
 def assert_at_rest(world: World) -> None:
-    """Assert that every caBundle contains our one CA and otherwise only CAs of other tools, and that every pod serves a
-    leaf of our CA.
+    """Assert that every caBundle contains our one CA and otherwise only CAs of other tools. Assert that every pod
+    serves a certificate of our CA.
     """
     current, there = world.current, world.state.authorities
     assert (there.next_ca, there.retired) == (None, ())
@@ -200,8 +200,8 @@ def test_runs_converge_after_any_damage_and_never_remove_trust(
 def test_no_leaf_expires_while_it_is_served_for_any_lives(
     lags: list[timedelta], authority_hours: int, leaf_minutes: int, overlap: float, retention: float, *, read_only: bool
 ) -> None:
-    """The test includes times with two trusted CAs that are longer than the remaining life of a leaf. It also includes
-    a configuration that cannot be written for a time.
+    """Two CAs may be trusted for longer than a serving certificate is still valid. A webhook configuration may be
+    read-only for a time.
     """
     life = timedelta(hours=authority_hours)
     policy = RotationPolicy(NAMES, life, timedelta(minutes=leaf_minutes), life * overlap, life * retention)

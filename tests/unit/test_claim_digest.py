@@ -1,5 +1,5 @@
-"""Tests of the digest of a claim's spec. The digest must have the meaning of the spec, be small, and be computed within
-bounds.
+"""Tests of the digest (a short form) of a ResourceClaim's spec. A digest has the meaning of the spec, is small, and is
+computed within bounds.
 """
 
 import itertools
@@ -221,7 +221,7 @@ def test_a_claim_with_too_many_own_pins_is_rejected_with_the_bound() -> None:
     assert "must not have more than 6144 characters together" in answer.message
 
 
-# Tests of the bounds of a digest
+# Tests of the bounds for a digest (the short form of a claim's spec)
 
 
 def requests(number: int, **fields: Any) -> list[Manifest]:

@@ -1,5 +1,5 @@
-"""Tests of the selector that pins a claim to one model: /mutate writes the selector, /validate parses it, and trusts it
-only if it still holds.
+"""Tests of the CEL selector that restricts a claim to one GPU model. /mutate writes the selector. /validate parses the
+selector, and checks that it still matches only that model.
 """
 
 import re

@@ -95,7 +95,7 @@ def patched(manifest: Manifest, answer: AdmissionResponse) -> Manifest:
 
 
 def held(model: str, device_class: str = NVIDIA) -> Manifest:
-    """Return a claim request that is pinned to a model in the way /mutate pins it."""
+    """Return a request of a claim, restricted to a model by the selector that /mutate writes."""
     return entry(device_class, write_pin(ClaimPin(device_class, (model.lower(),))))
 
 
@@ -196,8 +196,8 @@ def test_an_annotation_decides_nothing() -> None:
 def test_a_share_by_a_claim_keeps_its_limit_unless_the_quota_allows_otherwise(
     create: Callable[..., Manifest], asked: Manifest, value: str, *, refused: bool
 ) -> None:
-    """vgpu-manager reads the limit of a share from an annotation of the claim. A claim made from a template has the
-    template's annotations.
+    """vgpu-manager reads the limit of a share of a card from an annotation of the claim. A claim made from a template
+    has the template's annotations.
     """
     key = "example.com/vgpu-compute-policy"
     manifest = create(asked)

@@ -258,7 +258,7 @@ def test_sources_that_name_the_same_cards_agree(manifest: Manifest) -> None:
     assert found_on(manifest, known=ROWS).doubts == {}
 
 
-# Tests of whether the operator or the controller owns a node's model label
+# Tests of node labels that the operator or the controller wrote
 
 
 @cases(
@@ -304,8 +304,8 @@ def test_any_text_in_our_annotation_is_a_record_or_none(text: str) -> None:
 
 
 def test_a_label_by_the_products_name_stays_when_a_row_names_it() -> None:
-    """The quota names a model by a row with product names. The controller labelled the node by the product name before
-    the row existed. Pods may be pinned to that value, so the label stays.
+    """The controller labelled the node with the name of its product. Later the quota got a row that maps this product
+    to a model. Pods may be restricted to the old label value, so it stays.
     """
     manifest = node(hami(A100), labelled(A100_PRODUCT, by="hami"))
     assert not found_on(manifest).differs(NO_ROWS)

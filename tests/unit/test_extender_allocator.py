@@ -51,7 +51,9 @@ def test_a_pod_is_placed_and_journaled_before_the_answer(api: ApiDouble, leader:
 
 
 def test_pods_placed_in_quick_succession_never_get_the_same_share(api: ApiDouble, leader: Leader) -> None:
-    """The watch delivers no event between the placements, so only the journal shows what is already allocated."""
+    """The watch delivers no event between the placements. So only the journal (a ConfigMap with the placements) shows
+    which cards are allocated.
+    """
     pods = [store_pod(api, f"pod-{number}", 60) for number in range(3)]
     answers = [leader.filter(pod) for pod in pods]
     assert [answer["NodeNames"] for answer in answers] == [["n1"], ["n1"], []]
@@ -178,7 +180,7 @@ def test_the_scheduler_waits_longer_than_an_answer_takes() -> None:
 
 
 def test_two_processes_that_both_believe_they_lead_see_each_others_placements(api: ApiDouble, leader: Leader) -> None:
-    """Each journal is written by compare-and-swap. Neither process learns of the other's placements before its own
+    """The journal of placements is written by compare-and-swap. A process learns of the other's placements when its own
     write fails.
     """
     other = Leader(api).leads()

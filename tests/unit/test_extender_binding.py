@@ -1,5 +1,5 @@
-"""Tests of bindings by the extender: a pod is bound only with the cards of a placement in the journal. A late binding
-never allocates a share twice.
+"""Tests of bindings by the scheduler extender. A pod is bound only with the cards that the journal (the ConfigMap of
+placements) has for it. A late binding never allocates the same cards twice.
 """
 
 import json
@@ -41,7 +41,9 @@ def node_of(api: ApiDouble, name: str) -> str | None:
 
 
 def binding_at(api: ApiDouble) -> list[str]:
-    """Return the resourceVersion of the pod for each binding to node n1 that the journal records as sent."""
+    """The journal records each binding to node n1 that was sent. Return the pod's resourceVersion of each such
+    binding.
+    """
     return [entry["binding"] for entry in json.loads(api.objects[JOURNAL]["data"]["placements"])["placements"]]
 
 
@@ -170,7 +172,9 @@ def test_a_pod_keeps_the_cards_of_a_binding_that_may_land(api: ApiDouble) -> Non
 
 
 def test_bindings_of_unknown_outcome_do_not_fill_the_journal(api: ApiDouble, leader: Leader) -> None:
-    """The scheduler retries a binding for as long as the pod exists. All attempts share one entry of the journal."""
+    """The scheduler retries a binding for as long as the pod exists. All attempts use one entry of the journal of
+    placements.
+    """
     leader.place("train", "n1")
     for _ in range(5):
         api.deliver = Script(lost_request, methods=("POST",))

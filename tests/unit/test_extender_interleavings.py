@@ -141,7 +141,7 @@ class Placements(RuleBasedStateMachine):
 
     @rule(who=WHICH, seconds=st.sampled_from([0, UNBOUND_SECONDS]))
     def tidy(self, who: int, seconds: int) -> None:
-        """Some time passes. Then one leader removes expired entries from the journals."""
+        """Some time passes. Then one leader removes expired placements from the journals."""
         leader = self.leaders[who % len(self.leaders)]
         leader.seconds += seconds
         leader.allocator.tidy()
@@ -180,7 +180,7 @@ class Placements(RuleBasedStateMachine):
         assert all(used <= CARD_BLOCKS * 256 for used in memory.values()), taken
 
     def entries(self) -> list[tuple[str, str, Shares]]:
-        """Return the entries of the journals by node and by the uid of the pod."""
+        """Return all placements in the journals by node and by the uid of the pod."""
         texts = (stored["data"]["placements"] for path, stored in self.api.objects.items() if "/configmaps/" in path)
         return [
             (node["node"], entry["uid"], [share for shares in entry["shares"].values() for share in shares])
@@ -209,7 +209,7 @@ class Placements(RuleBasedStateMachine):
         return self.leaders[-min(who, len(self.leaders))]
 
     def placed(self) -> dict[str, str]:
-        """Return the node of each pod that has a placement and is not bound yet."""
+        """Return the node of each pod that was placed on a node and is not bound yet."""
         given = {uid.removeprefix("uid-"): node for node, uid, _ in self.entries()}
         return {
             name: node

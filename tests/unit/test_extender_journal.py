@@ -62,7 +62,9 @@ def test_a_deleted_journal_is_restored_from_memory(api: ApiDouble) -> None:
 
 
 def test_the_size_of_a_journal_is_bounded(api: ApiDouble, journal: Journal) -> None:
-    """Even the largest possible journal of a node with eight cards is far below the API server's size limit."""
+    """A journal has the placements on one node. The largest possible journal of a node with eight cards is far below
+    the API server's size limit.
+    """
     entries = {f"{number:036}": ENTRY for number in range(MAX_PLACEMENTS + 1)}
     with pytest.raises(NotPlaced, match="node n1 already has 1000 pods with cards"):
         journal.write(NodeJournal("n1", "", entries))

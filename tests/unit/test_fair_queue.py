@@ -110,8 +110,8 @@ def test_if_too_many_wait_the_newest_of_the_longest_line_is_dropped_for_another_
 
 
 def test_further_keys_share_a_line() -> None:
-    """Keys beyond a limit share one line. So a tenant that invents a new key for each entry occupies only a
-    few lines.
+    """Beyond a number of different keys, all further keys share one line of the queue. So a tenant that invents a new
+    key for each entry cannot fill the queue.
     """
     line = queue(FEW)
     for key in "abcd":

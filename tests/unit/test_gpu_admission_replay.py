@@ -30,8 +30,8 @@ ELSEWHERE = {
     "1005/10": "30 cores join a share on n2; gpu-admission breaks up the last whole card of n3",
     "1007/6": "20 cores join a share on n2; gpu-admission breaks up the last whole card of n0",
 }
-"""The cases in which the extender places a share on another node than gpu-admission, so that one more card
-stays whole.
+"""The cases in which the extender places a pod on another node than gpu-admission does. As a result, one more card
+stays completely free.
 """
 
 

@@ -364,11 +364,13 @@ def test_the_report_has_the_parts_that_end_and_the_excess_after_that() -> None:
     assert (after.limit, after.used, after.available, after.grants) == (1, 2, 0, ())
 
 
-# Tests of the leader's clock, which settles namespaces when a grant begins or ends
+# Tests of the leader, which settles a namespace (recounts its ledger) when a grant begins or ends
 
 
 class Followed:
-    """A follower of grants with an API server double. The test sets its clock."""
+    """The leader's follower of grants, with an API server double. It settles namespaces when grants begin or end. The
+    test sets its clock.
+    """
 
     def __init__(self, document: str, moment: float) -> None:
         api = ApiDouble()
@@ -384,8 +386,8 @@ class Followed:
         self._follower = GrantFollower(quota, lambda: ["team-a", "team-b", "other"], self.settled.append)
 
     def look(self, moment: float) -> tuple[list[str], float | None]:
-        """Set the clock and run the follower once. Return the settled namespaces, and the seconds until its
-        next run.
+        """Set the clock, and let the follower check the grants once. Return the settled namespaces, and the seconds
+        until the next check.
         """
         self.moment = moment
         self.settled.clear()

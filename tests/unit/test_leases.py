@@ -68,8 +68,8 @@ def test_a_reservation_is_the_demand_of_five_seconds_within_a_part_of_the_room(
 
 @pytest.mark.parametrize(("seconds", "reserved"), [(2.0, 30), (1.5, 40), (0.1, 600), (0.0, 600)])
 def test_demand_that_has_just_begun_is_a_rate_too(seconds: float, reserved: int) -> None:
-    """A burst that began only moments ago is also measured as a rate. Otherwise a replica would size its reservation as
-    if the burst were already over.
+    """The rate of a burst is measured from the beginning of the burst. Otherwise a replica would reserve far too little
+    quota in the first seconds of a burst.
     """
     quota = NamespaceQuota({"M40": Limit(1_000_000)})
     assert plan(Ledger(), quota, demand(seconds, M40=[CARD] * 12)).charges == {"M40": cards(reserved)}

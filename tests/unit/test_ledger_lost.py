@@ -133,8 +133,8 @@ def test_a_write_without_an_answer_at_the_end_of_the_wait_is_repeated(
 
 
 def test_a_ledger_that_another_replica_is_creating_is_awaited_and_not_lost(api: ApiDouble, replica: Replica) -> None:
-    """A replica creates the mark of a namespace before its ledger, so a mark without a ledger may only mean that the
-    creation is in progress.
+    """A replica first creates the mark (a ConfigMap that records that there is a ledger) and then the ledger. So a mark
+    without a ledger may mean that the ledger is being created.
     """
     replica.charge("a")
     made, slept = api.objects.pop(LEDGER), []

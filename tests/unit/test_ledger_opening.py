@@ -1,5 +1,5 @@
-"""Tests of the first ledger of a namespace. A replica creates the ledger closed, creates its mark, and opens it at
-once. No other replica may open it at once.
+"""Tests of the first ledger of a namespace. A replica creates the ledger closed, creates a mark ConfigMap, and opens
+the ledger at once. Other replicas must wait.
 """
 
 import contextlib
@@ -18,8 +18,8 @@ from vcuda.ledger.ledger import Admitted, Ledger
 from vcuda.quota.model import Charge
 
 OPENING = ["GET", "POST", "POST", "LIST", "LIST", "PUT"]
-"""The API calls that open a ledger: read the ledger, create it closed, create its mark, LIST pods and claims, write the
-open ledger with the first charge.
+"""The API calls that open a ledger: read the ledger, create it closed, create its mark ConfigMap, LIST pods and claims,
+write the open ledger with the first charge.
 """
 
 FOUR = Charge(400, 0, 400)
@@ -133,14 +133,16 @@ def test_a_replica_suspended_while_it_opens_a_ledger_admits_nothing_by_its_old_v
 def test_two_replicas_that_open_a_ledger_at_once_both_charge_without_a_wait(
     api: ApiDouble, replica: Replica, other: Replica, clock: Clock, number: int
 ) -> None:
-    """One replica creates the mark and opens the ledger. The other replica reads the ledger until it is open."""
+    """One replica creates the mark ConfigMap and opens the ledger. The other replica reads the ledger until it
+    is open.
+    """
     seen: list[str] = []
 
     def beside(_method: str, _timeout: float, effect: Effect) -> bytes:
         api.deliver = delivered
         try:
             seen.append(kinds([other.charge("b", deadline=clock.now + 5)])[0])
-        except LedgerLost:  # the replica that created the mark is suspended
+        except LedgerLost:  # the replica that created the mark ConfigMap is suspended
             seen.append("lost")
         return effect()
 
@@ -172,7 +174,9 @@ def test_a_replica_opens_only_the_version_that_it_marked(
 def test_a_suspended_deletion_leaves_the_mark_of_a_newer_ledger(
     api: ApiDouble, replica: Replica, other: Replica, clock: Clock
 ) -> None:
-    """The mark must stay. Without the mark, nobody could tell that the newer ledger is lost when it is missing."""
+    """The mark ConfigMap must stay. Without it, a process that finds no ledger could not tell that the newer ledger was
+    lost.
+    """
     replica.charge("a")
     version = str(replica.store.read("team-a").version)
 

@@ -74,8 +74,8 @@ def test_without_an_open_ledger_all_unused_cards_are_reserved() -> None:
 
 
 def test_used_and_reserved_memory_add_up_to_the_charge() -> None:
-    """The memory of whole cards is a share of the limit. It must be rounded up once, for used and reserved cards
-    together.
+    """The memory of whole cards is a part of the memory limit. This part must be rounded up once, for used and reserved
+    cards together.
     """
     quota = NamespaceQuota({"P100": Limit(300, 1000)})
     ledger = Ledger({"P100": Charge(100, 0, 100)}, reserved={"replica": Reservation({"P100": Charge(100, 0, 100)}, 1)})

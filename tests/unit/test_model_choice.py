@@ -167,7 +167,9 @@ IN_M40 = ("M40", "the first in the namespace's quota, 8 cards of 8 cards free")
 def test_a_model_without_a_card_with_room_for_a_container_is_tried_last(
     containers: list[tuple[int, int]], halves: FreeCards, expected: tuple[str, str]
 ) -> None:
-    """A pinned pod cannot change its model, and it cannot combine free parts of several cards."""
+    """A pod is restricted to one model and cannot change it later. A container cannot combine the free parts of several
+    cards.
+    """
     limits = [{"tencent.com/vcuda-core": cores, "tencent.com/vcuda-memory": memory} for cores, memory in containers]
     asking = view(pod(*(container(each) for each in limits)))
     request, quota = read_request(asking), NamespaceQuota({"M40": Limit(800), "P100": Limit(800)})
@@ -198,8 +200,8 @@ def test_a_model_needs_room_in_memory_too(memory: int | None, model: str) -> Non
 
 
 def test_whole_cards_take_their_share_of_the_memory() -> None:
-    """Two of four cards take half of the memory. A share that needs more memory than the other half gets
-    another model.
+    """Two of four cards take half of the memory. A pod that needs more than the other half of the memory gets another
+    model.
     """
     quota = NamespaceQuota({"M40": Limit(400, 4096), "P100": Limit(50)})
     usage = {"M40": Usage(Charge(200, card_memory=200))}

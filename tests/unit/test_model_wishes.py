@@ -136,7 +136,9 @@ def test_a_quota_that_only_warns_admits_with_the_reason(make: Any, wish: str) ->
 
 
 def test_validate_never_reads_the_annotation() -> None:
-    """/validate uses only the pod's pin, so an edit of the annotation after /mutate does not change the charge."""
+    """/validate reads the pod's model from its node selection. So an edit of the annotation after /mutate does not
+    change the charge.
+    """
     for wish in ("A10O", "T4", ",,,"):
         stored = pod(wish, affinity=held_to("A100"))
         stored["metadata"]["uid"] = "one"

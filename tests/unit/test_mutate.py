@@ -59,7 +59,7 @@ def mutated(
     return asyncio.run(mutate(Creation(review(manifest, **fields), given, Ledgers(used or {}), deadline=in_time())))
 
 
-# Tests of pods that are pinned
+# Tests of pods that are pinned (restricted to nodes of one model)
 
 
 def test_a_pod_is_pinned_to_the_first_model_with_room() -> None:
@@ -105,7 +105,7 @@ def test_a_rejection_names_all_models_if_none_has_room() -> None:
 
 
 class Counted(Ledgers):
-    """Ledgers whose LIST of the pods returns the given usage, or None if the LIST took too long."""
+    """Ledgers that have the given usage when the stored pods are counted. With None, the count takes too long."""
 
     def __init__(self, now: Mapping[str, int], stored: Mapping[str, int] | None) -> None:
         super().__init__(now)

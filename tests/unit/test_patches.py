@@ -116,8 +116,8 @@ def test_a_patched_pod_runs_on_exactly_the_selected_nodes_of_its_model_and_pools
 
 @for_every_admitted_pod
 def test_every_term_is_pinned_and_empty_ones_stay_empty(case: Admitted) -> None:
-    """A pod runs on a node if any one of its terms matches. So a single term without the pin would leave the pod
-    unpinned.
+    """A pod runs on a node if any one of its node selector terms matches. So the patch must restrict every term to the
+    model.
     """
     before = required_terms_of(case.sent)
     after = required_terms_of(case.patched)
@@ -228,8 +228,8 @@ def test_without_a_register_no_type_of_card_is_written(case: Admitted) -> None:
 
 
 def counts_cards(case: Admitted) -> bool:
-    """Return whether the pod requests a plain number of cards. Such a pod keeps its scheduler on nodes without a
-    register of their cards.
+    """Return whether the pod requests a plain number of cards. Such a pod keeps its scheduler on nodes where HAMi does
+    not run.
     """
     request = read_request(view(case.sent))
     return not request.registered and all(scheme.register for scheme in request.schemes)
@@ -272,8 +272,8 @@ def test_a_pod_admitted_without_a_model_gets_the_scheduler_and_keeps_its_node_se
 
 @st.composite
 def nearly_pinned(draw: st.DrawFn) -> Manifest:
-    """Draw a pod whose owner tries to make it look pinned: some terms are pinned, and others allow further models or
-    pools.
+    """Draw a pod whose owner tries to make it look restricted to one model: some terms are, and others allow further
+    models or pools.
     """
     model, pool = draw(st.sampled_from(MODELS)), draw(st.sampled_from(POOLS))
     held = [requirement(MODEL, "In", model), requirement(POOL, "In", pool)]

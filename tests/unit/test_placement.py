@@ -1,5 +1,5 @@
 """Tests of placement: the models that a pod may use, the message if there is no such model, and the constraints that
-pin the pod.
+restrict the pod to one model.
 """
 
 import itertools
@@ -237,8 +237,8 @@ def takers(pod: Manifest, model: str, quota: NamespaceQuota, cluster: Nodes) -> 
 
 
 def wanted(pod: Mapping[str, Any], model: str) -> bool:
-    """Return whether the pod's annotations permit the model. Only the annotations of the schemes that its containers
-    use count.
+    """Return whether the pod's annotations permit the model. Only the annotations of the vendors whose resources its
+    containers request count.
     """
     resources = " ".join(name for one in pod["spec"]["containers"] for name in one["resources"]["limits"])
     annotations = pod["metadata"].get("annotations") or {}
@@ -354,8 +354,8 @@ def nodes_of(count: int) -> Nodes:
 
 
 def steps(pod: bytes, cluster: Nodes) -> int:
-    """Return the number of function calls that it takes to find the candidates and read the pin. Measured time would
-    depend on the machine.
+    """Return the number of function calls that it takes to find the candidate models and to read the pod's model.
+    Measured time would depend on the machine.
     """
     read, quota = msgspec.json.decode(pod, type=Pod), quota_of(*ALL, pools=("lab", "spare"))
     find_candidates(read, PodRequest(Charge(), ()), quota, cluster)  # fill the caches of the nodes

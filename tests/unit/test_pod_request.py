@@ -322,7 +322,7 @@ def test_more_than_all_memory_of_a_card_is_rejected() -> None:
     assert refusals(vcuda_pod(limits)) == [f"{LIMITS}[nvidia.com/gpumem-percentage]: 101 is over 100 percent"]
 
 
-# Tests of pods that use two schemes
+# Tests of pods that request GPUs by the resources of two vendors
 
 
 @cases(

@@ -42,7 +42,9 @@ def test_a_vcuda_pod_in_a_limited_namespace_is_decided() -> None:
 
 
 def test_two_schemes_are_named_once_each_for_any_number_of_containers() -> None:
-    """The schemes of a pod become a label of metrics. Pods with many containers must not create more label values."""
+    """The vendors' schemes that a pod uses become a label of metrics. Pods with many containers must not create more
+    label values.
+    """
     both = pod(*[container({"nvidia.com/gpu": 1}), container({"tencent.com/vcuda-core": 100})] * 50)
     assert limited(review(both)).scheme == "nvidia.com/gpu,gpu-manager"
 

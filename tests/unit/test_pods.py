@@ -34,8 +34,8 @@ class Busy:
 
 
 def test_a_view_counts_exactly_the_pods_of_its_version_during_changes(api: ApiDouble) -> None:
-    """A view is the pods of a namespace at one resourceVersion. If the view's version were too new, the charge of a pod
-    stored in between would never be counted.
+    """A view is the pods of a namespace at one resourceVersion. If the version of a view were too new, the charge of a
+    pod that is stored in between would never be counted.
 
     If the version were too old, a leader with exactly that view would remove the charge again.
     """

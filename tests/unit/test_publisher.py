@@ -172,8 +172,8 @@ def test_a_report_equal_to_the_outdated_watch_still_replaces_the_newer_one(api: 
 
 
 def test_reserved_cards_have_their_own_metrics() -> None:
-    """The age of a reservation has a metric too. If the reservation was deleted together with its ledger, this metric
-    is absent.
+    """The age of a reservation (quota that a replica holds in advance) has its own metric. After the reservation was
+    deleted with its ledger, the metric is absent.
     """
     reserving = use_of(used=2.0, available=5.0, reserved=3.0)
     at_rest = replace(use_of(), namespace="team-b")

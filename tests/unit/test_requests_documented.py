@@ -63,8 +63,8 @@ PROOF = {
     "a ResourceClaimTemplate": ("test_templates_and_the_pods_that_name_them_are_checked_and_not_charged",),
     "parameters for the driver of a share": ("test_parameters_for_the_driver_of_a_share_are_refused",),
 }
-"""The key is the beginning of a row. The values are the test functions or files in tests/unit that prove the row's
-promise.
+"""The key is the beginning of a row in docs/requests.md. The values are the test functions or files in tests/unit that
+prove the row's promise.
 """
 
 

@@ -1,5 +1,5 @@
-"""Tests of how a reservation ends: released, reaped, or deleted together with its ledger. Also tests of writes whose
-outcome is unknown.
+"""Tests of how a reservation (quota that a replica holds in advance) ends: the replica or the leader releases it, or
+its ledger is deleted. Also tests of writes whose outcome is unknown.
 """
 
 from collections.abc import Callable, Iterator

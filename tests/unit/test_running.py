@@ -20,8 +20,8 @@ LONG = 600
 
 
 def running(world: RunningWorld, name: str, grace: int = 30, *, claimed: bool = False) -> TruePod:
-    """Return a running pod with one card. The pod requests the card itself or by a claim. The leader has settled the
-    charge.
+    """Return a running pod with one card, which the pod requests itself or by a claim. The leader has already counted
+    the pod.
     """
     pod = TruePod(name, grace, f"{name}-claim" if claimed else "")
     assert world.admit(pod)
@@ -418,8 +418,8 @@ def test_a_pod_that_has_ended_releases_its_gpu_at_once(*, claimed: bool) -> None
 
 
 def test_a_claim_stays_in_the_count_until_the_watch_of_pods_shows_that_its_pod_has_ended() -> None:
-    """The watch of claims may be ahead of the watch of pods. Meanwhile nothing becomes terminating, because a
-    terminating charge cannot be removed early.
+    """The watch of claims may be ahead of the watch of pods. Meanwhile the claim's charge must not become terminating,
+    because a terminating charge stays for a fixed time.
     """
     world = RunningWorld()
     pod = running(world, "pod", LONG, claimed=True)

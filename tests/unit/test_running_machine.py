@@ -29,7 +29,7 @@ class RunningMachine(RuleBasedStateMachine):
 
     @initialize(graces=st.lists(GRACES, min_size=2, max_size=4))
     def start(self, graces: list[int]) -> None:
-        """Start with some running pods that the leader has settled."""
+        """Start with some running pods that the leader has already counted."""
         self.world = RunningWorld()
         self.number = 0
         for number, grace in enumerate(graces):

@@ -1,4 +1,5 @@
-"""Tests of a cluster's settings for schemes, and of pods that the webhooks of HAMi and vgpu-manager change too.
+"""Tests of a cluster's settings for schemes (vendors' ways to request GPUs), and of pods that the webhooks of HAMi and
+vgpu-manager change too.
 
 A row of ``tests/data/peers/webhooks.json`` has a pod's limits, key ``gpu_schemes``, the JSON Patch of the vendor's
 webhook, and the expected charge (cores, MiB and hundredths of card memory) and scheduler.

@@ -20,14 +20,18 @@ EACH = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name
 
 
 def test_no_resource_belongs_to_two_schemes() -> None:
-    """The resources that a container requests determine its scheme, so a resource must not be in two schemes."""
+    """The resources that a container requests determine its scheme (a vendor's way to request GPUs). So no resource may
+    be in two schemes.
+    """
     counted = Counter(resource for scheme in SCHEMES for resource in scheme.resources)
     assert [resource for resource, times in counted.items() if times > 1] == []
     assert BUILT_IN.scheme_of.keys() == counted.keys()
 
 
 def test_every_resource_of_a_request_is_in_the_table() -> None:
-    """A resource that is missing in its scheme's row could be requested without a charge."""
+    """Each scheme lists the resources by which a vendor's GPUs are requested. A resource that is missing there could be
+    used without a charge.
+    """
     resources = {scheme.name: set(scheme.resources) for scheme in SCHEMES}
     assert len(resources) == len(SCHEMES)
     assert (
@@ -48,8 +52,8 @@ def test_a_resource_leads_back_to_its_scheme(scheme: Scheme) -> None:
 
 @EACH
 def test_another_resource_of_a_vendors_domain_is_refused(scheme: Scheme) -> None:
-    """Each scheme has a pattern for its vendor's resources. The pattern must match the resources in the row, and also a
-    resource that the row lacks.
+    """Each scheme has a pattern for the names of its vendor's resources. The pattern must also match a resource that
+    the scheme's list lacks, so that such a resource is refused.
     """
     assert all(GpuResources((scheme,)).vendors.match(resource) for resource in scheme.resources)
     domain, _, part = scheme.vendor_domain.partition("/")
@@ -82,7 +86,9 @@ def test_a_scheme_with_wanted_models_has_unwanted_ones(scheme: Scheme) -> None:
 
 @EACH
 def test_a_users_annotation_is_never_an_allocation_record(scheme: Scheme) -> None:
-    """The records of an allocation are removed from every pod, so a user's own annotation must not be such a record."""
+    """The records of an allocation are removed from every pod. So an annotation that users may write must not be such a
+    record.
+    """
     written = {*scheme.resources, *filter(None, (scheme.core_limit, scheme.wanted_models, scheme.unwanted_models))}
     for other in SCHEMES:
         for key in written:
@@ -115,7 +121,9 @@ def test_a_key_of_a_scheme_is_complete_or_a_prefix(key: str) -> None:
 
 
 def test_the_policy_guards_exactly_the_annotations_and_labels_of_the_schemes() -> None:
-    """If this test fails, add the key of the new scheme to the policy, or remove the unused key from the policy."""
+    """If this test fails, add the annotations and labels of a new scheme to the policy, or remove unused ones from the
+    policy.
+    """
     documents = yaml.safe_load_all(POLICIES.read_text())
     [policy] = [
         each["spec"]

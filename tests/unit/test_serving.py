@@ -23,7 +23,9 @@ VGPU = {"vgpu-manager": Register.of(Card("GPU-1", "Tesla V100"))}
 
 
 def cluster(**nodes: tuple[str, dict[str, Register]]) -> Nodes:
-    """Return a cluster of these nodes. Each node is given by its name, its model and its registers of cards."""
+    """Return a cluster of these nodes. Each node is given by its name, its model and the cards that its annotations
+    list.
+    """
     labels = {name: {MODEL: model, HOSTNAME: f"host-{name}"} for name, (model, _) in nodes.items()}
     return Nodes.of(labels, LABELS, {name: register for name, (_, register) in nodes.items() if register})
 

@@ -341,8 +341,8 @@ def test_ledgers_without_a_limit_have_their_own_turns(api: ApiDouble, replica: R
 def test_an_empty_ledger_is_deleted_without_a_list_even_if_it_is_newer_than_the_watches(
     api: ApiDouble, replica: Replica, gone: bool
 ) -> None:
-    """Thousands of ledgers may be deleted at once, so each deletion must be cheap. The mark of the namespace is deleted
-    too.
+    """Thousands of ledgers may be deleted at once, so each deletion must be cheap. The mark ConfigMap of each namespace
+    is deleted too.
     """
     settling = Settling(api, replica, Ledger({}, FAR), document=NOBODY, gone=gone)
     settling.settle()

@@ -53,8 +53,8 @@ SET: dict[str, tuple[str, ...]] = {
         "VGPU_POD_NAME",
     ),
 }
-"""For each scheme, the variables that its device plugin sets or its library reads. For a new vendor, take them from its
-row in the table of limits.
+"""For each vendor's scheme, the variables that its device plugin sets or its library reads. For a new vendor, take the
+variables from the table in vcuda/requests/share_limits.py.
 """
 
 CLAIM = {"name": "gpu", "resourceClaimName": "train"}

@@ -1,5 +1,5 @@
-"""Tests of shares that request memory but no cores. With `default_cores: memory`, their cores are computed from their
-memory.
+"""Tests of pods that request a part of a card by its memory alone. With `default_cores: memory`, the charged cores are
+computed from the memory.
 """
 
 import pytest

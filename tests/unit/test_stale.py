@@ -1,4 +1,6 @@
-"""Tests of which allocations on pods are stale, by each rule and for each scheme, and of expired locks on nodes."""
+"""Tests of which allocations of cards to pods are stale, by each rule and for each vendor, and of expired locks on
+nodes.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -143,8 +145,8 @@ def test_a_bind_that_never_finished_has_its_own_reason(scheme: Scheme) -> None:
 
 @EACH
 def test_a_success_mark_does_not_keep_the_allocation_of_an_unbound_pod(scheme: Scheme) -> None:
-    """The success mark was copied together with the pod's manifest. A device plugin only serves bound pods, so it
-    cannot have set the mark.
+    """The annotation that says "success" was copied together with the pod's manifest. A device plugin only serves bound
+    pods, so it cannot have written this annotation.
     """
     assert rules(stored(scheme, phase="done"), LATE) == ["unbound"]
 
@@ -239,7 +241,7 @@ def test_a_pod_that_is_being_deleted_is_judged_like_any_other(scheme: Scheme) ->
     assert rules(stored(scheme, **gone), LATE) == ["unbound"]
 
 
-# Tests of pods with several schemes
+# Tests of pods with the allocation records of several vendors
 
 
 def test_the_allocations_of_two_schemes_are_judged_separately() -> None:

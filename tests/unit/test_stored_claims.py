@@ -109,7 +109,7 @@ def test_claims_of_one_spec_keep_one_digest() -> None:
     assert stored(pinned("a")).digest is stored(pinned("b")).digest
 
 
-# Tests of counting by a LIST
+# Tests of counting claims by a LIST
 
 
 def extended(name: str, **status: str) -> Manifest:
@@ -160,7 +160,7 @@ def test_no_claims_are_counted_if_the_api_server_does_not_serve_them(api: ApiDou
     assert store.count_claims("team-a", ()) is None
 
 
-# Tests of counting by the watch
+# Tests of counting claims by the watch
 
 
 def test_a_claim_is_charged_until_it_is_deleted_and_its_pending_charge_counts_once(

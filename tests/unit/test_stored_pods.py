@@ -166,8 +166,8 @@ def test_a_key_of_two_vendors_belongs_to_the_one_that_the_pod_requests(scheme: S
 
 
 def test_a_pod_may_also_have_records_of_another_scheme() -> None:
-    """A pod can have the records of two schemes, for example if its manifest was copied. Each record is judged by its
-    own scheme.
+    """A pod can have the allocation records of two vendors, for example if its manifest was copied. Each record is
+    judged by the rules of its own vendor.
     """
     foreign, _ = marks(HAMI, 1000)
     found = allocation_on(allocated_pod(GPU_MANAGER, 1000, annotations=foreign))
@@ -265,7 +265,9 @@ def test_one_of_thousands_of_keys_with_a_schemes_prefix_is_kept_and_all_are_remo
     ],
 )
 def test_a_pod_with_cut_records_is_marked(annotations: dict[str, str], *, cut: bool) -> None:
-    """A record of an allocation that was cut off is marked. Text that no rule reads may be dropped without a mark."""
+    """If a record of an allocation is cut off, the pod is marked. Text that no rule reads may be dropped without a
+    mark.
+    """
     limits = {"tencent.com/vcuda-core": 100 * MOST_CARDS}
     found = kept(stored(limits, nodeName="gpu-1", annotations=annotations))
     assert found.is_cut is cut

@@ -1,5 +1,5 @@
-"""Tests of units: a unit of a resource without a scheme has a value in cores and memory, from the built-in rows or from
-the operator.
+"""Tests of units. A unit of a resource that belongs to no vendor's scheme has a value in cores and memory, from the
+built-in rows or from the operator.
 """
 
 import json
@@ -175,8 +175,8 @@ def test_a_possible_gpu_that_is_in_no_table_is_found(name: str, unknown: bool) -
 
 
 class World:
-    """An API server with the quota, and with a pod in team-a that requests two shared cards. The test sets the value of
-    a unit.
+    """An API server with the quota, and with a pod in team-a that requests two units of a shared card. The test sets
+    the value of a unit.
     """
 
     def __init__(self, api: ApiDouble) -> None:

@@ -184,7 +184,7 @@ def test_a_pod_over_quota_is_rejected_with_the_figures() -> None:
     assert used(ledgers) == {"M40": Charge(700, 0, 700)}
 
 
-# Tests of pods that are not pinned to one allowed model
+# Tests of pods that are not restricted to one allowed model
 
 
 @pytest.mark.parametrize(
