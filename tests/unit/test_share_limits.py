@@ -53,8 +53,8 @@ SET: dict[str, tuple[str, ...]] = {
         "VGPU_POD_NAME",
     ),
 }
-"""For each vendor's scheme, the variables that its device plugin sets or its library reads. For a new vendor, take the
-variables from the table in vcuda/requests/share_limits.py.
+"""For each scheme (a vendor's way to request GPUs), the variables that its device plugin sets or its library reads. For
+any other scheme, the tests use the variables in the scheme's own table.
 """
 
 CLAIM = {"name": "gpu", "resourceClaimName": "train"}
