@@ -149,8 +149,8 @@ def of(namespace: str) -> bytes:
 
 
 def test_one_namespace_cannot_take_all_places_for_large_reviews(service: mock.Mock) -> None:
-    """A review that gets no place in time is answered 503. The answer asks the API server to retry and closes the
-    connection, so that the retry may reach another replica.
+    """A review that does not get a place in time is answered with 503. The answer also closes the connection, so that
+    the API server's retry may reach another replica.
     """
     done = asyncio.Event()
 

@@ -81,8 +81,8 @@ def test_a_clock_that_jumps_ahead_does_not_shorten_a_wait(step: type[steps.Decis
 
 
 def test_a_note_from_the_future_is_replaced() -> None:
-    """The clock was wrong when a time was recorded. A recorded time in the future would delay the rotation for years,
-    or skip a wait.
+    """A time was recorded while the clock was ahead. Such a time in the future would delay the rotation for years, or
+    end a wait too early.
     """
     world = rotated(Wait)
     there = world.state.authorities
@@ -176,8 +176,8 @@ def test_a_first_run_creates_everything_without_waiting() -> None:
 
 
 def test_missing_configurations_or_endpoints_are_reported_after_a_while() -> None:
-    """All certificates are valid, but no call can succeed without a webhook configuration. After ten minutes a problem
-    is reported.
+    """All certificates are valid. But without a webhook configuration, the API server cannot call the webhook. After
+    ten minutes this is reported.
     """
     world = World()
     world.go_on(Done, POLICY, UNSEEN)

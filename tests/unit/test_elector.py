@@ -82,7 +82,7 @@ def test_a_missing_lease_is_created(api: ApiDouble, us: Candidate) -> None:
     assert spec["acquireTime"] == spec["renewTime"]
 
 
-# If the Lease names this candidate as holder, the attempt that took the Lease got no answer.
+# The Lease may already name this candidate: an earlier attempt took the Lease, and its answer was lost.
 @pytest.mark.parametrize(("holder", "transitions"), [("", 5), (None, 5), ("us", 4)], ids=["free", "never", "its own"])
 def test_a_lease_without_another_holder_is_taken(
     api: ApiDouble, us: Candidate, holder: str | None, transitions: int
@@ -306,7 +306,7 @@ def test_a_release_that_fails_is_no_error(api: ApiDouble, leader: Candidate, del
     assert api.objects == {}, "there must be no Lease to release"
 
 
-# Tests of the logs
+# Tests of what is logged
 
 
 def warnings_within(candidate: Candidate, api: ApiDouble, seconds: float) -> list[float]:

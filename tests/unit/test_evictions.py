@@ -39,7 +39,7 @@ class Cluster(ApiDouble):
         self.refusal: VcudaError | None = None
 
     def post(self, path: str, body: bytes, params: object = None, timeout: float = 10) -> bytes:
-        """Create an object. A POST to a pod's eviction path creates nothing and starts an eviction."""
+        """Create an object. A POST to the eviction path of a pod stores no object; it starts the eviction."""
         if not path.endswith("/eviction"):
             return super().post(path, body, params, timeout)
         self.evictions.append(json.loads(body))

@@ -112,7 +112,9 @@ class Placements(RuleBasedStateMachine):
     @rule(which=WHICH, nodes=NODES)
     @precondition(lambda self: self.placed())
     def move(self, which: int, nodes: list[str]) -> None:
-        """The predecessor's binding of a pod arrives late. Meanwhile the newest leader places the pod again."""
+        """A former leader binds a pod, and its call arrives late. Meanwhile the newest leader places the same pod
+        again.
+        """
         name = sorted(self.placed())[which % len(self.placed())]
         self.bind(which, "late", "delivered", 1, None)
         self.leaders[-1].filter(as_stored(self.api, name), nodes)

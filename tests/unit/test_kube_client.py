@@ -132,7 +132,7 @@ def test_past_the_deadline_nothing_is_read_and_the_connection_is_not_used_again(
 
 
 def test_a_body_is_read_although_its_connection_was_released() -> None:
-    """If the server announces that it will close the connection, the connection is already released when the body is
+    """If the server announces that it will close the connection, Python releases the connection before the body is
     read.
     """
     response = Mock(connection=None)

@@ -32,7 +32,7 @@ def total(charges: list[Charge]) -> Charge:
 
 
 def within(charge: Charge, limit: Limit | None) -> bool:
-    """Return whether a total is within a limit, in exact arithmetic. A model without a limit has the limit 0."""
+    """Return whether the total of all charges is within the limit, in exact arithmetic. A missing limit counts as 0."""
     limit = limit or Limit(0)
     if limit.memory is None:
         return charge.cores <= limit.most_cores

@@ -88,7 +88,7 @@ HINTS = st.builds(Hints, st.just(LABELS), st.sampled_from([None, SCHEDULER, "def
 
 @st.composite
 def admitted(draw: st.DrawFn) -> Admitted:
-    """Draw any pod under any quota, with or without nodes, for which the webhook chooses a model."""
+    """Draw any pod, quota and cluster for which the webhook chooses a model. The cluster may have no nodes."""
     pod, quota = draw(strategies.pods()), draw(strategies.quotas())
     quota = msgspec.structs.replace(quota, mode=draw(st.sampled_from([Mode.ENFORCE, Mode.WARN])))
     webhook = Webhook(PolicySnapshot(Quota({"team-a": quota}), draw(strategies.clusters()), draw(HINTS)))

@@ -79,8 +79,8 @@ def test_cores_and_memory_of_each_vgpu_are_charged(
     none_said_is_all=({"gpu": 1, "gpumem": 0, "gpumem-percentage": 0}, Charge(100, 0, 100)),
 )
 def test_memory_in_percent_is_that_share_of_a_card(asked: dict[str, int], charge: Charge) -> None:
-    """A request of HAMi for a percentage of memory is charged as this part of a card's memory, whatever the size of the
-    card.
+    """If a pod requests a percentage of memory from HAMi, it is charged this percentage of a card's memory, for cards
+    of any size.
     """
     assert charge_of(vcuda_pod({f"nvidia.com/{name}": amount for name, amount in asked.items()})) == charge
 

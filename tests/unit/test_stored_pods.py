@@ -210,7 +210,9 @@ HUGE = 250_000
 
 
 def size_of(pod: StoredPod) -> int:
-    """Return how many bytes that a tenant can write are kept. Each share of a card counts as 100 bytes."""
+    """Return the number of bytes that are kept of texts that a tenant can write. Each share of a card counts as 100
+    bytes.
+    """
     found, cards = pod.allocation, pod.cards
     texts = [pod.model or "", pod.node, pod.extended_claim, cards.node if cards else ""]
     texts += [text for kept in (found.annotations, found.labels) for text in (*kept, *kept.values())] if found else []

@@ -41,7 +41,7 @@ def json_of(client: FlaskClient, path: str) -> dict[str, Any]:
 
 
 def as_text(value: str | float | None) -> str:
-    """Return the value as CSV has it. Numbers are exact to two decimals."""
+    """Return the text that the CSV file has for this value. Numbers are rounded to two decimals."""
     return value if isinstance(value, str) else "" if value is None else f"{round(value, 2):.10g}"
 
 
