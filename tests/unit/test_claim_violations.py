@@ -1,4 +1,4 @@
-"""Claims that exceed their namespace's quota are found together with pods. Such claims are reported, and never
+"""Tests of finding claims and pods that exceed the quota of their namespace. Such claims are reported, and never
 deleted.
 """
 

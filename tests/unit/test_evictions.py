@@ -1,4 +1,4 @@
-"""Tests of the watcher of pods beyond their quota: each pod is reported once, and under a flag the newest are
+"""Tests of the watcher that finds pods beyond their quota. Each pod is reported once. With a flag, the newest pods are
 evicted.
 """
 

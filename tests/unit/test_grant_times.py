@@ -54,7 +54,9 @@ def clock_at(moment: float, zone: ZoneInfo) -> datetime.datetime:
 
 @st.composite
 def moments_and_times(draw: st.DrawFn) -> tuple[float, Times]:
-    """Draw a moment near a clock change, and the times of a grant, whose bounds are often near that moment."""
+    """Draw the times of a grant and a moment to test. The moment is near a change of the clock, and often near the
+    beginning or end of the grant.
+    """
     zone, day = draw(CHANGES)
     middle = moment_of(datetime.date.fromisoformat(day), zone)
     moment = middle + 60 * draw(st.integers(-2 * MINUTES_PER_DAY, 2 * MINUTES_PER_DAY))

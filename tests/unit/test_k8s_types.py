@@ -60,7 +60,7 @@ def test_a_whole_number_is_the_same_in_every_notation(number: int) -> None:
 
 @given(st.text("0123456789+-.eEnumkKMGTPi _", max_size=8))
 def test_any_text_is_read_or_rejected_with_a_message(written: str) -> None:
-    """Every text either raises ValueError or gives an exact, finite number."""
+    """For any text, the parser either raises ValueError or returns an exact, finite number."""
     try:
         number = parse_quantity(written)
     except ValueError:

@@ -32,7 +32,7 @@ class Lists:
         self.made: list[tuple[str, float]] = []
 
     def make(self, namespace: str, takes: float) -> str:
-        """LIST a namespace. The LIST takes ``takes`` seconds."""
+        """LIST a namespace. The LIST lasts ``takes`` seconds on the test's clock."""
 
         def listed(seconds: float) -> str:
             self.made.append((namespace, seconds))

@@ -156,7 +156,9 @@ def test_two_replicas_that_open_a_ledger_at_once_both_charge_without_a_wait(
 def test_a_replica_opens_only_the_version_that_it_marked(
     api: ApiDouble, replica: Replica, other: Replica, clock: Clock
 ) -> None:
-    """After the replica read the closed ledger, others may have opened the ledger, and it may have been lost again."""
+    """A replica reads the closed ledger and is suspended. Meanwhile others may open the ledger, and it may be lost
+    again. So the replica opens only the version that it read.
+    """
 
     def changed(_method: str, _timeout: float, effect: Effect) -> bytes:
         api.store(LEDGER, api.objects[LEDGER])

@@ -41,7 +41,7 @@ NAMES = sorted({path.name.split(".")[0] for path in CASES.iterdir()})
 
 @pytest.mark.parametrize("case", NAMES)
 def test_the_patch_is_the_expected_one(case: str) -> None:
-    """Each example pod is pinned to M40 in the pools public and lab. In the cases named scheduler-…, a flag sets a
+    """/mutate pins each example pod to M40 in the pools public and lab. For the cases named scheduler-…, a flag names a
     scheduler.
     """
     pod = view(yaml.safe_load((CASES / f"{case}.pod.yaml").read_text()))

@@ -288,7 +288,9 @@ PARTS_OF_PATHS = ["team-a/../team-b", "..", "TEAM", "-", "*", "team a", "a" * 64
     ],
 )
 def test_an_invalid_namespace_name_is_bad_input(cluster: Cluster, manifest: Path, given: str, name: Any) -> None:
-    """The name becomes a part of an API path. A name that contains a slash could lead to another namespace."""
+    """The name of a namespace becomes a part of an API path. A name that contains a slash could lead to another
+    namespace.
+    """
     cluster.publish("team-b", M40)
     in_manifest = given == "of the manifest"
     manifest.write_text(yaml.safe_dump(vcuda_pod(metadata={"namespace": name} if in_manifest else {})))

@@ -265,6 +265,8 @@ def test_an_unknown_name_is_a_fault(allow: str, fault: str) -> None:
 
 
 def test_a_pod_with_very_many_resources_is_checked_in_linear_time() -> None:
-    """The resources must be compared in one pass. Comparing each resource with all others would take a minute here."""
+    """A pod's resources must be compared in one pass. Comparing each resource with all others would take a
+    minute here.
+    """
     answer = refused(vcuda_pod({"nvidia.com/gpumem": 1, **{f"nvidia.com/x{number}": 1 for number in range(20_000)}}))
     assert (answer.outcome, len(answer.faults)) == ("malformed", MOST_FAULTS + 1)
