@@ -23,7 +23,7 @@ def of_tenant(name: str, namespace: str, **spec: object) -> Json:
     return {**pod, "spec": {**pod["spec"], **spec}}
 
 
-def test_what_takes_long_to_write_is_decided_at_once_while_others_create_their_pods(
+def test_pods_with_a_huge_node_selection_do_not_delay_other_pods(
     cluster: Cluster, installation: Installation, team: Callable[[Json], str]
 ) -> None:
     namespace, other = team({"quota": {"M40": 50, "P100": 1}}), team({"quota": {"M40": 50}})

@@ -83,7 +83,7 @@ def largest(end: bytes) -> Iterator[bytes]:
         (CLIENT, ("GET", "/version"), b"", False, FEW, CAUTIOUS),
     ],
 )
-def test_of_the_largest_bodies_at_once_one_is_held_and_none_of_a_stranger(  # noqa: PLR0917  # the columns of the table
+def test_only_one_of_the_largest_bodies_is_held_at_once_and_only_from_the_scheduler(  # noqa: PLR0917  # the columns of the table
     extender: Extender,
     tmp_path: Path,
     shown: str,

@@ -134,7 +134,7 @@ def trickle(connection: ssl.SSLSocket) -> bytes:
         return b""
 
 
-def test_what_all_clients_together_have_begun_to_send_is_bounded(target: Target, crowd: ExitStack) -> None:
+def test_incomplete_bodies_of_all_clients_together_are_bounded(target: Target, crowd: ExitStack) -> None:
     """The oldest are closed first. A good request is complete as soon as it begins."""
     before = target.note_memory("before halves of bodies")
     many = 2 * CROWD
@@ -153,7 +153,7 @@ def read_beneath(connection: socket.socket) -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", [silent, unused], ids=lambda kind: kind.__name__)
-def test_ten_thousand_idle_connections_keep_nobody_out(
+def test_ten_thousand_idle_connections_do_not_block_new_clients(
     target: Target, crowd: ExitStack, kind: Callable[[Target], socket.socket]
 ) -> None:
     """Beyond the maximum, the oldest idle connections are reset. A connection in use is not."""

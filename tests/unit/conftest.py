@@ -1,4 +1,4 @@
-"""Fixtures with one API server double, which all replicas share."""
+"""Fixtures of the unit tests. All replicas of a test share one API server double."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from vcuda.kube import Kube
 
 @pytest.fixture
 def api() -> ApiDouble:
-    """Return an API server without objects."""
+    """Return an API server double that stores no objects."""
     return ApiDouble()
 
 
@@ -26,7 +26,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def replica(api: ApiDouble, request: pytest.FixtureRequest) -> Replica:
-    """Return one webhook replica. It uses the test's clock, if the test has one."""
+    """Return one webhook replica. The replica uses the test's clock if the test has a clock."""
     return _replica(api, request)
 
 
@@ -42,7 +42,7 @@ def _replica(api: ApiDouble, request: pytest.FixtureRequest) -> Replica:
 
 @pytest.fixture
 def cleaner(api: ApiDouble) -> Cleaner:
-    """Return the loop that removes stale allocations, before its watches have listed anything."""
+    """Return the loop that removes stale allocations. Its watches have not listed anything yet."""
     return Cleaner(api)
 
 
@@ -57,7 +57,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def cluster(home: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """Return a cluster to which every kubeconfig connects."""
+    """Return a test cluster to which every kubeconfig connects."""
     cluster = Cluster()
     monkeypatch.setattr(Kubectl, "find", lambda *_: cluster)
     monkeypatch.setattr(Kube, "connect", lambda *_: cluster.kube)

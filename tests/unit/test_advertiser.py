@@ -1,4 +1,4 @@
-"""The EndpointSlice by which a Service routes to the leader."""
+"""Tests of the EndpointSlice through which a Service routes to the leader of the controller."""
 
 import threading
 
@@ -23,7 +23,9 @@ def advertiser(api: ApiDouble, ip: str) -> Advertiser:
 
 
 def routed_to(api: ApiDouble) -> str:
-    """The only address of the only slice of the Service, which must be valid for Kubernetes."""
+    """Return the address in the Service's EndpointSlice. Assert that this slice is valid, is the only one, and has one
+    address.
+    """
     assert [path for path in api.objects if "/endpointslices/" in path] == [SLICE]
     found = api.objects[SLICE]
     assert found["metadata"]["labels"].items() >= LABELS.items()
@@ -40,11 +42,13 @@ def routed_to(api: ApiDouble) -> str:
     [
         pytest.param("10.0.0.1", "10.0.0.2", ["GET", "PATCH"], id="IPv4"),
         pytest.param("fd00::1", "fd00::2", ["GET", "PATCH"], id="IPv6"),
-        pytest.param("10.0.0.1", "fd00::2", ["GET", "DELETE", "POST"], id="another family, which is immutable"),
+        pytest.param("10.0.0.1", "fd00::2", ["GET", "DELETE", "POST"], id="another address family (immutable)"),
     ],
 )
 def test_the_service_routes_to_the_last_writer(api: ApiDouble, earlier: str, later: str, calls: list[str]) -> None:
-    """A late write of an earlier leader is corrected, and a correct slice is not written again."""
+    """If a former leader writes the EndpointSlice late, the leader corrects it. A correct slice is not written
+    again.
+    """
     first, second = advertiser(api, earlier), advertiser(api, later)
     first.advertise()
     assert routed_to(api) == earlier
@@ -66,7 +70,9 @@ def test_a_slice_that_lost_a_label_gets_it_again(api: ApiDouble, label: str, tex
 
 
 def test_a_slice_that_another_writer_deletes_first_is_created_again(api: ApiDouble) -> None:
-    """The deletion happens between the read of a slice of the other family and our own deletion."""
+    """The leader's address changes from IPv6 to IPv4. Between the leader's read and its deletion of the IPv6 slice,
+    another writer deletes the slice.
+    """
     advertiser(api, "fd00::1").advertise()
 
     def between(method: str, _timeout: float, effect: Effect) -> bytes:

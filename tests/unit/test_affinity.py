@@ -1,4 +1,4 @@
-"""The algebra of node selection: each operator as Kubernetes defines it, and whole terms."""
+"""Tests of node selection: each operator as Kubernetes defines it, and whole node selector terms."""
 
 from collections.abc import Mapping
 
@@ -24,14 +24,14 @@ def spec_of(manifest: Manifest) -> PodSpec:
 
 
 def allows(pod: Manifest, name: str, labels: Mapping[str, str]) -> bool:
-    """Return whether a pod's node selection permits a node, by an index of nodes as placement uses it."""
+    """Return whether a pod's node selection permits a node, computed with the node index that placement uses."""
     index, selection = NodeIndex({"another": {}, name: labels}), NodeSelection.of(spec_of(pod))
     selected = index.selected(selection.selector)
     return bool(sum(index.matching(term, selected) & NAMED for term in selection.terms))
 
 
 NAMED = 2
-"""The bit of the second node of an index."""
+"""The bit that stands for the second node in the bit masks of a node index."""
 
 
 @cases(
@@ -73,12 +73,14 @@ def test_an_operator_has_the_meaning_that_kubernetes_defines(
     node = {"zone": label} if label is not None else {}
     line = requirement("zone", operator, *values)
     assert allows(vcuda_pod(affinity=required(term(line))), "node-a", node) is holds
-    assert line_holds(line, node) is holds, "the oracle of the tests"
+    assert line_holds(line, node) is holds, "the reference implementation of the tests"
 
 
 @given(strategies.odd_requirements(), strategies.label_sets())
 def test_a_requirement_that_the_api_server_rejects_selects_no_node(line: Manifest, labels: dict[str, str]) -> None:
-    """The scheduler logs a parse error for such a requirement, and the term selects no node."""
+    """If the API server would reject a requirement, the scheduler only logs a parse error, and the requirement's term
+    selects no node.
+    """
     assert not allows(vcuda_pod(affinity=required(term(line))), "node-a", labels)
 
 
@@ -105,8 +107,10 @@ def test_any_other_field_selects_nothing() -> None:
 
 @given(strategies.pods(), strategies.clusters())
 @settings(max_examples=300)
-def test_all_nodes_at_once_agree_with_brute_force(pod: Manifest, cluster: Nodes) -> None:
-    """nodeName, nodeSelector and required node affinity are combined, and any part of them may be missing."""
+def test_the_node_index_agrees_with_a_check_of_every_node(pod: Manifest, cluster: Nodes) -> None:
+    """The node index is compared with a check of every node. A pod may combine nodeName, nodeSelector and required node
+    affinity.
+    """
     index, selection = NodeIndex(cluster.labels), NodeSelection.of(spec_of(pod))
     matching = [index.matching(term, index.selected(selection.selector)) for term in selection.terms]
     for bit, (name, labels) in enumerate(cluster.labels.items()):
@@ -139,7 +143,7 @@ def test_a_term_is_reachable_only_if_some_node_could_match(
 
 
 def reached(pod: Manifest, *models: str, pools: tuple[str, ...] = (), keys: NodeLabels = LABELS) -> tuple[str, ...]:
-    """Return the models that the pod could get in a cluster that has no nodes yet."""
+    """Return the models that the pod could get in a cluster that does not have any nodes yet."""
     quota = NamespaceQuota({model: Limit(800) for model in models}, pools)
     return find_candidates(view(pod), PodRequest(Charge(), ()), quota, Nodes(keys)).models
 
@@ -152,7 +156,9 @@ RANK = "example.com/rank"
 @example(term(requirement(RANK, "Gt", "3"), requirement(RANK, "Lt", "5"), requirement(RANK, "NotIn", "4")), ())
 @example(term(requirement(RANK, "Gt", str(2**63 - 2)), requirement(RANK, "NotIn", str(2**63 - 1))), ())
 def test_a_model_is_reached_exactly_if_there_could_be_a_node_for_it(manifest: Manifest, pools: tuple[str, ...]) -> None:
-    """A matching node is constructed key by key, because requirements on different keys are independent."""
+    """To find the expected result, the test builds a matching node label by label. This is possible because
+    requirements on different labels are independent.
+    """
     found = reached(vcuda_pod(affinity=required(manifest)), *MODELS, pools=pools)
     for model in MODELS:
         node = witness(manifest, {MODEL: (model,), **({POOL: pools} if pools else {})})
@@ -160,7 +166,9 @@ def test_a_model_is_reached_exactly_if_there_could_be_a_node_for_it(manifest: Ma
 
 
 def witness(manifest: Manifest, given: Mapping[str, tuple[str, ...]]) -> tuple[str, dict[str, str]] | None:
-    """Return a node for the term whose labels have ``given`` values, or None if the search finds none."""
+    """Return the name and labels of a node that matches the term. The labels have the ``given`` values. None if the
+    search finds no such node.
+    """
     lines = manifest.get("matchExpressions") or []
     fields = manifest.get("matchFields") or []
     names = [n for n in (*NODE_NAMES, UNKNOWN_NODE) if all(line_holds(line, {NAME_FIELD: n}) for line in fields)]
@@ -182,7 +190,9 @@ LIKELY = (
     *(f"0{number}" for number in NUMBERS),
     str(2**63 - 2),
 )
-"""Enough values: if requirements over this alphabet can be met, one of these values meets them."""
+"""Label values that are enough for the search of a node. If any values meet a set of test requirements, some of these
+values do.
+"""
 
 
 @given(strategies.pods(), st.sampled_from((*NODE_NAMES, UNKNOWN_NODE)), strategies.label_sets(), strategies.KEYS)
@@ -190,7 +200,9 @@ LIKELY = (
 def test_limited_values_leave_out_no_value_of_a_matching_node(
     pod: Manifest, name: str, labels: dict[str, str], key: str
 ) -> None:
-    """The charge of a pod depends on this: a node outside the limited values can never run the pod."""
+    """``limited_values`` must include every value that a node may have if the pod may run there, because the pod's
+    charge depends on it.
+    """
     assume(may_run_on(pod, name, labels))
     limited = limited_values(spec_of(pod), key)
     assert limited is None or labels.get(key) in limited
@@ -200,7 +212,7 @@ NINE = "0000000000000000000000009"
 
 
 def held(*lines: tuple[str, ...]) -> Manifest:
-    """Return a node affinity of one term, whose requirements are all for the label ``m``."""
+    """Return a node affinity with one term. All of the term's requirements are on the label ``m``."""
     return required(term(*(requirement("m", operator, *values) for operator, *values in lines)))
 
 

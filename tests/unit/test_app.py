@@ -1,4 +1,6 @@
-"""The ASGI application without a server: how bodies are read, and what happens to bodies that do not arrive."""
+"""Tests of the webhook's ASGI application without a server: reading request bodies, and bodies that never arrive
+completely.
+"""
 
 import asyncio
 import json
@@ -26,8 +28,8 @@ JSON = [(b"content-type", b"application/json")]
 
 
 class Client:
-    """A request: its body in parts, and the messages sent back. After the last part the client is silent, or
-    disconnects.
+    """A client that sends one request body in parts and records the response messages. After the last part, the client
+    either sends nothing more or disconnects.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class Client:
 
 @pytest.fixture
 def service() -> mock.Mock:
-    """A service that answers each review."""
+    """Return a mock of the admission service that answers each review."""
     log = structlog.wrap_logger(structlog.ReturnLogger(), processors=[])
     real = Service(lambda: None, MemoryLedgers(), Metrics(), Gate(), log)
     made = mock.Mock(wraps=real, log=log, metrics=real.metrics)
@@ -83,14 +85,14 @@ def hurry() -> Iterator[None]:
 
 
 def dropped(service: mock.Mock) -> dict[str, float]:
-    """Return how many reviews were dropped so far, by reason."""
+    """Return the number of reviews that were dropped so far, by reason."""
     families = text_string_to_metric_families(service.metrics.render().decode())
     samples = [each for family in families for each in family.samples]
     return {each.labels["reason"]: each.value for each in samples if each.name == "vcuda_reviews_dropped_total"}
 
 
 def serve(service: mock.Mock, *clients: Client) -> None:
-    """Serve all clients at once."""
+    """Serve the requests of all clients concurrently."""
 
     async def run() -> None:
         application = Application(service)
@@ -113,9 +115,9 @@ HEAD = KIND + b'"request":{"uid":"f-1","namespace":"team-a","object":"'
 @pytest.mark.parametrize(
     ("parts", "length", "read"),
     [((HEAD + LARGE, LARGE), MAX_BODY + 1, 1), ((HEAD, *[b" " * 2**20] * 9), None, 4)],
-    ids=["as it says", "as it turns out"],
+    ids=["by its Content-Length", "by the received bytes"],
 )
-def test_a_review_over_the_bound_is_denied_with_the_reason_and_read_no_further(
+def test_a_review_over_the_size_bound_is_denied_and_not_read_to_its_end(
     service: mock.Mock, parts: tuple[bytes, ...], length: int | None, read: int
 ) -> None:
     client = Client(*parts, length=length)
@@ -146,9 +148,9 @@ def of(namespace: str) -> bytes:
     return HEAD.replace(b"team-a", namespace.encode()) + LARGE
 
 
-def test_reviews_of_one_namespace_leave_places_for_the_others_and_small_ones_need_none(service: mock.Mock) -> None:
-    """The other callers get an answer that asks them to repeat the call, preferably at another replica, so their
-    connection ends.
+def test_one_namespace_cannot_take_all_places_for_large_reviews(service: mock.Mock) -> None:
+    """A review that does not get a place in time is answered with 503. The answer also closes the connection, so that
+    the API server's retry may reach another replica.
     """
     done = asyncio.Event()
 
@@ -173,7 +175,7 @@ def test_reviews_of_one_namespace_leave_places_for_the_others_and_small_ones_nee
     assert dropped(service) == {"late": 1}
 
 
-def test_who_sends_a_large_body_slowly_makes_room_for_others(service: mock.Mock) -> None:
+def test_a_large_body_that_arrives_too_slowly_is_dropped_and_others_are_served(service: mock.Mock) -> None:
     slow = [Client(of(f"team-{number % 4}"), whole=False) for number in range(PLACES.grants)]
     good = Client(of("team-0"), b"x")
     serve(service, *slow, good)
@@ -184,7 +186,9 @@ def test_who_sends_a_large_body_slowly_makes_room_for_others(service: mock.Mock)
 
 @pytest.mark.parametrize(("size", "path"), [(2, "/validate"), (2, "/quota"), (2 * LARGE_BODY, "/validate")])
 def test_a_review_that_was_received_too_long_ago_is_not_decided(size: int, path: str) -> None:
-    """The replica was suspended or overloaded for longer than the API server waits."""
+    """The replica was suspended or overloaded for longer than the API server waits for an answer. So the review is
+    dropped without a decision.
+    """
     policy = mock.Mock()
     webhook = mock.Mock(wraps=Service(policy, MemoryLedgers(), Metrics(), Gate(), mock.Mock()), log=mock.Mock())
     client = Client(b" " * size)
@@ -210,7 +214,15 @@ def test_the_timeout_is_at_most_that_of_the_api_server() -> None:
         (b'{"request":{"uid":"u"},' + b" " * 5000 + b'"namespace":"n"', ("u", "")),
         (b"", ("", "")),
     ],
-    ids=["plain", "a name that looks like a field", "none", "too long", "in another order", "too late", "empty"],
+    ids=[
+        "plain",
+        "a name that looks like a field",
+        "none",
+        "too long",
+        "fields in another order",
+        "namespace too far behind",
+        "empty",
+    ],
 )
 def test_the_first_bytes_show_the_namespace_of_a_review(body: bytes, head: tuple[str, str]) -> None:
     assert ReviewHead.read(body) == head

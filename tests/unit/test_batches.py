@@ -1,4 +1,6 @@
-"""Callers that arrive together are served together: in order, each once, and no caller waits forever."""
+"""Tests of the batch committer: callers that arrive together are served together, in order, each once, and no caller
+waits forever.
+"""
 
 import asyncio
 import functools
@@ -25,11 +27,13 @@ async def capitals(batch: Batch) -> None:
 
 
 class BrokenError(Exception):
-    """The error of the work."""
+    """The error that the test's work function raises."""
 
 
 class Gated:
-    """A committer whose work stops at a gate: each batch waits until the test releases it."""
+    """A batch committer whose work function stops at a gate. Each batch waits there until the test releases the
+    batch.
+    """
 
     def __init__(self) -> None:
         self.work: Callable[[Batch], Awaitable[None]] = capitals
@@ -47,7 +51,9 @@ class Gated:
         await self.work(batch)
 
     async def calls(self, items: str, deadline: float = math.inf) -> list[asyncio.Task[str]]:
-        """Start a caller for each letter. Return when they are queued, and a batch is at the gate."""
+        """Start one caller per letter of ``items``. Return when all callers are queued, or when their batch has reached
+        the gate.
+        """
         callers = [asyncio.create_task(self.committer.serve(item, deadline)) for item in items]
         await settled()
         return callers
@@ -59,13 +65,13 @@ class Gated:
 
 
 async def settled() -> None:
-    """Run every task until it waits."""
+    """Let the event loop run until every task waits for something."""
     for _ in range(20):
         await asyncio.sleep(0)
 
 
 def on_a_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Run a test on a new event loop, with the timeout of tests."""
+    """Run an async test on a new event loop, with the usual timeout of tests."""
 
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -103,18 +109,22 @@ async def test_callers_that_wait_together_are_one_batch_in_order_and_each_may_wa
     assert gated.batches == [["a"], ["b", "c", "d", "e"]]
     assert [await gated.committer.serve(item, math.inf) for item in "fg"] == ["F", "G"]
     assert gated.batches[2:] == [["f"], ["g"]]
-    assert gated.batches_before == [0, 1, 4, 1], "each sees the number of items before it"
+    assert gated.batches_before == [0, 1, 4, 1], "each batch is told the number of items before it"
 
 
 @pytest.mark.parametrize("how", ["its deadline comes", "it is cancelled"])
 @pytest.mark.parametrize(
-    ("in_work", "batches"), [(False, [["a"], ["c"]]), (True, [["a"], ["b", "c"]])], ids=["it waits", "it is in work"]
+    ("in_work", "batches"),
+    [(False, [["a"], ["c"]]), (True, [["a"], ["b", "c"]])],
+    ids=["its item waits", "its item is in a batch"],
 )
 @on_a_loop
 async def test_a_caller_that_leaves_does_not_affect_the_others(
     how: str, in_work: bool, batches: list[list[str]]
 ) -> None:
-    """A waiting caller's item is dropped. The result of an item in work is dropped."""
+    """A caller gives up. If its item is still queued, the item is dropped. If the item is already in a batch, the
+    result is dropped.
+    """
     gated = Gated()
     first = await gated.calls("a")
     [late] = await gated.calls("b", time.monotonic() + 0.5 if how == "its deadline comes" else math.inf)
@@ -181,13 +191,15 @@ async def test_an_item_that_the_work_skips_is_answered_as_late() -> None:
 
 
 class Crowd:
-    """Many callers that return repeatedly. Some have no time, some are cancelled, and sometimes the work fails."""
+    """Many callers that call the committer repeatedly. Some calls have no time left, some are cancelled, and sometimes
+    the work fails.
+    """
 
     def __init__(self, seed: int) -> None:
         self.served: list[str] = []
         self.outcomes: Counter[str] = Counter()
         self._committer: BatchCommitter[str, str] = BatchCommitter(self._work, LATE, lambda _last: asyncio.sleep(0))
-        self._random = random.Random(seed)  # noqa: S311  # chooses the interleavings of a test
+        self._random = random.Random(seed)  # noqa: S311  # noqa: S311  # chooses the interleavings of a test
         self._working = False
 
     async def run(self, callers: int, calls: int) -> None:
@@ -221,7 +233,7 @@ class Crowd:
             return type(result).__name__
         if result == LATE:
             return "late" if kind == 0 else "lost"
-        assert result == item.upper(), "a caller got another's result"
+        assert result == item.upper(), "a caller got the result of another caller"
         return "served"
 
 
@@ -235,4 +247,4 @@ async def test_no_caller_is_forgotten_and_nothing_is_served_twice(seed: int) -> 
     assert len(set(crowd.served)) == len(crowd.served) >= crowd.outcomes["served"] > 0
     for name in range(12):
         own = [int(item.rpartition("-")[2]) for item in crowd.served if item.startswith(f"caller-{name}-")]
-        assert own == sorted(own), "each caller's items are in order"
+        assert own == sorted(own), "the items of each caller must be in order"

@@ -1,4 +1,6 @@
-"""Each row of the table of bounds in docs/security.md names an existing constant of the code, and an existing test."""
+"""Each row of the table of bounds in docs/security.md must name an existing constant of the code and an
+existing test.
+"""
 
 import importlib
 import re

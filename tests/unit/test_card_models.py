@@ -1,4 +1,6 @@
-"""Key `gpu_models`: the products of each model, and the value of one whole device on its nodes."""
+"""Tests of key `gpu_models` of the quota ConfigMap: the GPU products of each model, and the value of one whole
+device.
+"""
 
 import fnmatch
 import json
@@ -189,7 +191,9 @@ VALUES = ["A100-shared", SHARED]
 def test_a_pod_is_pinned_to_the_labels_of_the_nodes_of_its_model_and_to_those_it_names(
     manifest: Manifest, values: list[list[str]]
 ) -> None:
-    """A second call changes nothing, even if another label was seen meanwhile. The pin is that of the model."""
+    """/mutate restricts a pod to the node labels of its model. A second /mutate call changes nothing, even if a node
+    with another label was seen in between.
+    """
     patch = patch_for(view(manifest), "A100-shared", (), {}, Hints(), nodes=NODES)
     found = re.findall(r'"operator":"In","values":(\[[^]]*\])', msgspec.json.encode(patch).decode())
     assert [json.loads(each) for each in found] == values
@@ -212,7 +216,9 @@ PIECES = st.lists(st.sampled_from([*"aKs.+(){}|^$/:#&~ -", "*", "?", "\u212a", "
 
 @given(PIECES.map("".join) | ANY, st.data())
 def test_cel_matches_the_same_products_as_the_row(pattern: str, data: st.DataObject) -> None:
-    """Python's `re` replaces RE2. Our patterns mean the same in both, except for case folding."""
+    """A CEL expression in a pinned claim must match the same products as the row in `gpu_models`. Python's `re` stands
+    in for RE2. Both treat these patterns alike, except for case folding.
+    """
     name = data.draw(PIECES.map("".join) | ANY | st.just(pattern).map(lambda text: text.replace("*", "x").swapcase()))
     written = re.search(r'matches\("(.*)"\)$', write_pin(ClaimPin("driver", (fold(pattern),))))
     assert written
@@ -231,7 +237,9 @@ def test_patterns_overlap_if_a_product_matches_both(one: str, other: str, name: 
 
 
 def test_a_pattern_of_many_wildcards_is_matched_in_linear_time() -> None:
-    """Pods may have long names. With naive backtracking, this match would take days."""
+    """A pattern with 30 wildcards must be matched in linear time. With naive backtracking, one match would
+    take days.
+    """
     assert not matcher([f"{'*a' * 30}*b"])("a" * 64)
     assert common_product(f"{'*a' * 30}b", f"{'a*' * 31}c") is None
 
@@ -315,7 +323,7 @@ def test_an_empty_key_changes_nothing() -> None:
 
 
 def test_an_edit_of_the_rows_causes_pods_and_nodes_to_be_read_again(api: ApiDouble) -> None:
-    """Pods and nodes that were read before the edit must not be charged by the new rows without being read again."""
+    """Pods and nodes that were read before the edit keep their old charges until they are read again."""
     quota = QuotaInformer(api.kube, QuotaPlace(), frozenset())
     nodes = NodeInformer(api.kube, LABELS, resources=quota.resources)
     pods = PodInformer(api.kube, LABELS, lambda _: None, resources=quota.resources)
@@ -337,7 +345,7 @@ def test_an_edit_of_the_rows_causes_pods_and_nodes_to_be_read_again(api: ApiDoub
     edit(ROWS)
     assert pods.observed("team-a", nodes.current()).committed == {"A100-shared": WHOLE}
     assert pods.config_version == before != quota.resources().version
-    pods.reflector.relist()  # the effect of `list_again`
+    pods.reflector.relist()  # an edit of the quota causes this LIST by `list_again`
     after = pods.observed("team-a", nodes.current())
     assert (after.committed, after.config_version) == (
         {"A100-shared": Charge(25, 0, 25)},

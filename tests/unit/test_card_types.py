@@ -1,4 +1,6 @@
-"""Which cards HAMi and vgpu-manager may allocate to a pod, on nodes with a register of their cards."""
+"""Tests of the card types that HAMi and vgpu-manager may allocate to a pod, on nodes whose annotations list their
+cards.
+"""
 
 from collections.abc import Mapping
 
@@ -19,7 +21,9 @@ VGPU = {"nvidia.com/vgpu-number": 1}
 
 
 def cluster(scheme: str, /, **types: tuple[str, ...]) -> Nodes:
-    """Return one node of each model with cards of these types. ``_`` in a name becomes ``-`` in the model."""
+    """Return a cluster with one node per model, whose cards have the given types. In a model's name, ``_`` becomes
+    ``-``.
+    """
     models = {model.replace("_", "-"): kinds for model, kinds in types.items()}
     cards = {model: tuple(Card(f"GPU-{kind}", kind) for kind in kinds) for model, kinds in models.items()}
     registers = {model: {scheme: Register.of(*cards[model])} for model, kinds in models.items()}
@@ -78,7 +82,7 @@ def test_vgpu_manager_gets_the_types_in_its_own_format() -> None:
     all_wanted_are_unwanted={USE: "M40", NOT_USE: "24GB,P100"},
     too_long_a_text={NOT_USE: "T4," * MAX_CHOICE},
 )
-def test_a_type_that_no_model_has_left_is_refused(annotations: Mapping[str, str]) -> None:
+def test_type_annotations_that_leave_no_model_or_are_too_long_are_rejected(annotations: Mapping[str, str]) -> None:
     answer = webhook(TESLA).mutate(vcuda_pod(SHARE, annotations=annotations))
     assert (answer.allowed, answer.outcome) == (False, "not-allowed")
 
@@ -94,7 +98,7 @@ def test_a_type_that_no_model_has_left_is_refused(annotations: Mapping[str, str]
 def test_a_pod_that_bypassed_mutate_and_could_get_another_models_card_is_rejected(
     annotations: Mapping[str, str],
 ) -> None:
-    """The node has two types. The owner pinned the pod while /mutate was not called."""
+    """The node has cards of two types. The owner restricted the pod to this node while /mutate was unavailable."""
     stored: Manifest = vcuda_pod(SHARE, annotations=annotations, affinity=held_to("A10"))
     answer = webhook(MIXED).validate(stored)
     assert (answer.allowed, "which is not of model A10" in answer.message) == (False, True)
@@ -103,7 +107,7 @@ def test_a_pod_that_bypassed_mutate_and_could_get_another_models_card_is_rejecte
 
 
 def sliced(*mig: bool) -> Nodes:
-    """Return a node with a card of HAMi for each value: whether it is in MIG mode."""
+    """Return one node with a HAMi card per value. A value is True if the card is in MIG mode."""
     cards = tuple(Card(f"GPU-{number}", "NVIDIA A100", mode) for number, mode in enumerate(mig))
     return Nodes.of({"a": {MODEL: "A100"}}, LABELS, {"a": {"hami": Register.of(*cards)}})
 
@@ -125,8 +129,8 @@ ANY_SLICE = "a share may get a free slice of any size there; use a model whose c
 def test_a_share_never_gets_a_card_in_mig_mode(
     nodes: Nodes, limits: Mapping[str, int], mode: str | None, written: str | None, told: str
 ) -> None:
-    """HAMi gave slices of 14, 42, 100 and 100 cores to four pods charged one core each. The size is not known in
-    advance.
+    """On a card in MIG mode, HAMi chooses the size of the slice: four pods that were charged one core each got 14, 42,
+    100 and 100 cores. The webhook cannot know the size in advance.
     """
     sent = vcuda_pod(limits, annotations={MODE: mode} if mode else {})
     asked = webhook(nodes)
@@ -176,7 +180,7 @@ WANTS = st.dictionaries(
 
 
 def as_hami_chooses(kind: str, annotations: Mapping[str, str]) -> bool:
-    """Return HAMi's decision, implemented again here: `checkGPUtype` in pkg/device/nvidia."""
+    """Return HAMi's decision about a card. This repeats the algorithm of HAMi's `checkGPUtype` in pkg/device/nvidia."""
     use, nouse = annotations.get(USE), annotations.get(NOT_USE)
     wanted = use is None or any(text.upper() in kind.upper() for text in use.split(","))
     return wanted and not (nouse is not None and any(text.upper() in kind.upper() for text in nouse.split(",")))

@@ -1,4 +1,4 @@
-"""The cards of a node, the cards that pods request, and the use of cards by allocations."""
+"""Tests of the GPU cards of a node, the cards that pods request, and the cards that allocations use."""
 
 from typing import Any
 
@@ -76,7 +76,9 @@ def test_a_share_of_a_card_that_the_node_does_not_have_is_ignored(card: int) -> 
 
 
 def test_an_overcommitted_card_has_nothing_free_until_all_shares_end() -> None:
-    """gpu-admission drops a share that does not fit, so its card looks free as soon as another share ends."""
+    """gpu-admission leaves out a pod whose share of a card does not fit. So it believes that an overcommitted card is
+    free as soon as another pod ends.
+    """
     over = [Share(0, 80, 16000), Share(0, 50, 1000)]
     cards = four().taken(over)
     assert (cards.free_of(0), cards.free_cores, cards.free_memory) == ((0, 0), 300, 3 * 16384)
@@ -102,7 +104,7 @@ def test_released_shares_become_free_and_the_sums_match_the_cards(kept: list[Sha
 SHARE = {CORES: 30, MEMORY: 4}
 
 
-def test_containers_want_one_after_the_other_and_others_keep_their_number() -> None:
+def test_container_requests_are_read_in_order_with_the_numbers_of_their_containers() -> None:
     manifest = pod(container(SHARE), container(), container({CORES: "200", MEMORY: "1"}))
     assert read_card_request(view(manifest)) == CardRequest(
         GPU_MANAGER, (ContainerRequest(0, 30, 1024), ContainerRequest(2, 200, 256))
@@ -180,14 +182,16 @@ TEXTS = {"1, 2": [1, 2], "-1,2": [2], "x,2": [2], "2,\u0663": [2], "9" * 5000: [
 
 @pytest.mark.parametrize(("text", "cards"), TEXTS.items())
 def test_text_that_is_no_card_number_is_skipped(text: str, cards: list[int]) -> None:
-    """gpu-admission crashes on a negative number."""
+    """A text in a pod's annotation that is not a card number is skipped. gpu-admission crashes on a negative number."""
     found = cards_by({f"{T}/predicate-gpu-idx-2": text}, nodeName="n1")
     assert [share.card for share in found.shares] == cards if found else cards == []
 
 
 @pytest.mark.parametrize(("cores", "count"), [(30, 1), (99, 1), (100, 1), (199, 1), (7000, 70), (10**9, 1024)])
 def test_as_many_cards_are_read_as_the_container_requests(cores: int, count: int) -> None:
-    """Otherwise the owner of a running pod could claim all cards of its node by an annotation, and block them."""
+    """Only as many card numbers are read as the container requests cards. Otherwise the owner of a running pod could
+    claim all cards of its node.
+    """
     limits = {f"{T}/vcuda-core": cores, f"{T}/vcuda-memory": 4}
     text = {f"{T}/predicate-gpu-idx-0": ",".join(map(str, range(2000)))}
     found = read_pod_cards(view(pod(container(limits), annotations=text, nodeName="n1")))
@@ -196,7 +200,9 @@ def test_as_many_cards_are_read_as_the_container_requests(cores: int, count: int
 
 
 def test_containers_with_equal_annotations_each_get_their_own_request() -> None:
-    """The parsed text of an annotation is cached."""
+    """Two containers have the same annotation text but different requests. The cache of parsed annotations must not mix
+    their requests.
+    """
     words = {f"{T}/predicate-gpu-idx-{number}": "3" for number in range(2)}
     less = {f"{T}/vcuda-core": 10, f"{T}/vcuda-memory": 1}
     for first, second in ((SHARE, less), (less, SHARE)):

@@ -1,5 +1,5 @@
-"""The client certificate of the API servers. The rotation cannot see what they present, so every certificate that may
-be in use stays trusted.
+"""Tests of the client certificate of the API servers. The rotation cannot see which certificate the API servers
+present. So every certificate that may be in use stays trusted.
 """
 
 from collections.abc import Callable
@@ -23,8 +23,8 @@ NEW = replace(POLICY, issued_before=START + timedelta(seconds=30))
 
 
 class ClientWorld(World):
-    """A world whose pods are API servers. They present the certificate that they got last, and the rotation cannot ask
-    them.
+    """A test world whose pods are API servers. Each API server presents the last certificate that it received. The
+    rotation cannot see which certificate an API server presents.
     """
 
     def read(self, now: Callable[[], Any]) -> state.State:
@@ -34,8 +34,8 @@ class ClientWorld(World):
 
 
 def issued(*lags: timedelta, policy: steps.RotationPolicy = POLICY) -> ClientWorld:
-    """Return a world with a first client certificate. There is one API server for each lag, which gets each new
-    certificate so much later.
+    """Return a world with a first client certificate and one API server per lag. An API server receives each new
+    certificate after its lag.
     """
     config_map = state.Configuration("ConfigMap", "vcuda-client-ca", "", (state.Hook(0, "ca.crt", ()),))
     world = ClientWorld(state.State(configurations=(config_map,)))
@@ -60,7 +60,9 @@ def test_a_client_certificate_with_another_name_is_replaced() -> None:
 
 
 def test_no_api_server_is_rejected_that_gets_each_certificate_before_the_last_one_expires() -> None:
-    """The runs are days apart, for three years. The CA is replaced, and finally the first one is no longer trusted."""
+    """The rotation runs every four days for three years. The CA is replaced, and in the end the first CA is no longer
+    trusted.
+    """
     world = issued(timedelta(), 12 * DAY, 24 * DAY)
     first = world.current.certificate
     while world.time < START + 1000 * DAY:
@@ -72,7 +74,9 @@ def test_no_api_server_is_rejected_that_gets_each_certificate_before_the_last_on
 
 
 def replaced(policy: steps.RotationPolicy = NEW) -> ClientWorld:
-    """Return a world with a new CA and a client certificate of it, which no API server has yet."""
+    """Return a world with a new CA and a client certificate that it signed. No API server has received that certificate
+    yet.
+    """
     world = issued(LONG)
     while not isinstance(world.decide(policy), steps.Wait) or world.state.authorities.next_ca:
         world.go_on(steps.IssueLeaf, policy) if world.state.authorities.next_ca else world.take(policy)
@@ -88,7 +92,9 @@ def test_a_retired_ca_stays_trusted_until_no_leaf_of_it_can_be_valid() -> None:
 
 
 def test_a_retired_ca_is_removed_after_the_retention_when_the_new_certificate_is_confirmed() -> None:
-    """The confirmation is recorded, so later runs need no flag."""
+    """The administrator confirms once that the API servers use the new certificate. The confirmation is recorded, so
+    later runs need no flag.
+    """
     world = replaced()
     [old] = world.state.authorities.retired
     assert isinstance(world.take(replace(NEW, installed=True)), steps.NoteServed)
@@ -101,8 +107,8 @@ def test_a_retired_ca_is_removed_after_the_retention_when_the_new_certificate_is
 
 
 def test_a_ca_that_is_only_in_the_config_map_stays_despite_an_earlier_confirmation() -> None:
-    """The CA Secret was restored from a backup, and the API servers may present a certificate of the CA that was
-    created since.
+    """The CA Secret was restored from a backup. The API servers may present a certificate of the newer CA, which now
+    exists only in the ConfigMap.
     """
     world = issued(LONG)
     newer = make_authority(START, client=True)
@@ -116,8 +122,8 @@ def test_a_ca_that_is_only_in_the_config_map_stays_despite_an_earlier_confirmati
 
 
 def test_a_new_ca_waits_until_mounted_config_maps_have_it() -> None:
-    """If the Secret and the CA were deleted, the new CA must reach the mounted ConfigMaps before a certificate is
-    issued.
+    """The Secrets of the CA and of the certificate were deleted. The new CA must reach the mounted ConfigMaps before a
+    certificate is issued.
     """
     world = issued(LONG)
     world.put(authorities=state.Authorities(), serving=state.Serving())
@@ -136,7 +142,7 @@ CAS = make_authority(START, client=True).certificate_pem().decode()
 @pytest.mark.parametrize(
     ("config_map", "found"),
     [
-        pytest.param(None, (0, False, False), id="not there yet"),
+        pytest.param(None, (0, False, False), id="no ConfigMap yet"),
         pytest.param({"metadata": {}, "data": None}, (0, False, False), id="empty"),
         pytest.param(
             {"metadata": {"labels": {parsing.MANAGED_BY: parsing.OURS}}, "data": {"ca.crt": CAS}},
@@ -147,13 +153,13 @@ CAS = make_authority(START, client=True).certificate_pem().decode()
         pytest.param(
             {"metadata": {"labels": {parsing.MANAGED_BY: parsing.OURS}}, "data": {"ca.crt": f"{CAS}words"}},
             (1, True, False),
-            id="more than certificates",
+            id="other text besides certificates",
         ),
     ],
 )
 def test_the_cas_of_a_config_map_are_read(config_map: dict[str, Any] | None, found: tuple[int, bool, bool]) -> None:
-    """The expected values: the number of CAs, whether the ConfigMap needs a repair, and whether it belongs to somebody
-    else.
+    """For each ConfigMap, the test expects the number of CAs, whether the ConfigMap needs a repair, and whether
+    somebody else manages it.
     """
     read = parsing.read_client_cas(config_map, "vcuda-client-ca", "vcuda-quota")
     [hook] = read.hooks

@@ -1,4 +1,4 @@
-"""Reading Secrets and webhook configurations that any user may have edited."""
+"""Tests of parsing Secrets and webhook configurations that any user may have edited."""
 
 import base64
 from datetime import UTC, datetime, timedelta
@@ -31,7 +31,7 @@ SECRETS = [line for pair in (CA, NEXT, LEAF) for line in pair.key_pem().decode()
 
 
 def secret(annotations: dict[str, str] | None = None, **data: bytes) -> dict[str, Any]:
-    """Return a Secret of ours. ``ca_crt`` is its key ca.crt."""
+    """Return a Secret of this project. ``ca_crt`` is the value of its key ca.crt."""
     metadata = {"name": "vcuda-webhook-tls", "resourceVersion": "7", "labels": {parsing.MANAGED_BY: parsing.OURS}}
     texts = {name.replace("_", "."): base64.b64encode(text).decode() for name, text in data.items()}
     return {"metadata": {**metadata, "annotations": annotations}, "type": TLS_TYPE, "data": texts}
@@ -97,7 +97,9 @@ def test_a_leaf_with_a_wrong_key_is_dropped_but_its_authorities_are_read() -> No
 
 
 def taken(certificate: bytes, directory: Path) -> tuple[bool, bool]:
-    """Return whether the rotation, and the webhook, accept this certificate with the leaf's key."""
+    """Return whether the rotation accepts this serving certificate with its key, and whether the webhook
+    accepts them.
+    """
     (directory / "tls.crt").write_bytes(certificate)
     (directory / "tls.key").write_bytes(LEAF.key_pem())
     try:
@@ -121,12 +123,14 @@ AFTER_THE_LEAF = {
 def test_the_rotation_accepts_exactly_the_pairs_that_the_webhook_serves(
     tmp_path: Path, rest: bytes, *, good: bool
 ) -> None:
-    """Otherwise the rotation would find nothing to repair while no replica can start."""
+    """If only the webhook rejected a certificate, the rotation would see nothing to repair while no replica could
+    start.
+    """
     assert taken(LEAF.certificate_pem() + rest, tmp_path) == (good, good)
 
 
 def unusual(subject: x509.Name, names: bytes) -> Signed:
-    """Return a self-signed certificate whose alternative names are these bytes."""
+    """Return a self-signed certificate whose subject alternative names are these bytes."""
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = (
         x509.CertificateBuilder()
@@ -143,7 +147,9 @@ def unusual(subject: x509.Name, names: bytes) -> Signed:
 
 
 def test_a_certificate_with_names_that_cannot_be_read_has_none_and_is_no_authority() -> None:
-    """It has an ediPartyName, which the library does not support."""
+    """The certificate has an ediPartyName, which the cryptography library does not support. It counts as a certificate
+    without names.
+    """
     odd = unusual(x509.Name([]), bytes.fromhex("3006a504a1020c00"))
     assert names_of(odd.certificate) == frozenset()
     assert not parsing.is_authority(odd.certificate)
@@ -157,7 +163,9 @@ def test_a_certificate_with_a_subject_that_cannot_be_read_is_not_ours() -> None:
 
 
 def test_an_authority_with_text_after_its_certificate_still_signs() -> None:
-    """Other readers ignore that text, and a new authority would need a whole rotation."""
+    """Other programs ignore text after a certificate. If the rotation treated such text as an error, it would need a
+    new CA.
+    """
     assert read_authority(CA.certificate_pem() + NO_CERTIFICATE, CA.key_pem(), "ca").certificate == CA.certificate
 
 

@@ -1,4 +1,6 @@
-"""The order of a rotation's steps, the condition of each step, and the states that need a person."""
+"""Tests of the certificate rotation's plan: the order of its steps, the condition of each step, and the states that
+need a person.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +21,7 @@ BOTH = [SetBundles] * 2
 
 
 def refused(decision: object) -> tuple[Problem, ...]:
-    """Return the problems that a person must fix."""
+    """Return the problems in this decision that a person must fix."""
     assert isinstance(decision, StepRefused)
     return decision.problems
 
@@ -39,7 +41,7 @@ def test_no_step_is_taken_until_a_third_of_a_life_is_left() -> None:
 @pytest.mark.parametrize(
     ("days", "step"),
     [
-        pytest.param(59, Done, id="leaf: not yet"),
+        pytest.param(59, Done, id="leaf: more than a third left"),
         pytest.param(61, IssueLeaf, id="leaf: a third left"),
         pytest.param(487, MakeAuthority, id="CA: a third left"),
     ],
@@ -64,8 +66,10 @@ def test_a_leaf_is_renewed_by_the_same_authority_if_only_the_leaf_is_due() -> No
         pytest.param(Forget, "retention", "served", id="the retention"),
     ],
 )
-def test_a_clock_that_jumps_ahead_does_not_shorten(step: type[steps.Decision], span: str, seen: str) -> None:
-    """A run uses only what it has seen itself for ten seconds."""
+def test_a_clock_that_jumps_ahead_does_not_shorten_a_wait(step: type[steps.Decision], span: str, seen: str) -> None:
+    """A run of the rotation trusts a state only after it has observed that state for ten seconds itself. A jump of the
+    clock does not shorten this time.
+    """
     world = rotated(Wait if step is Promote else NoteServed)
     if step is Forget:
         world.take()
@@ -77,7 +81,9 @@ def test_a_clock_that_jumps_ahead_does_not_shorten(step: type[steps.Decision], s
 
 
 def test_a_note_from_the_future_is_replaced() -> None:
-    """The clock was wrong. The note would make the rotation wait for years, or not at all."""
+    """A time was recorded while the clock was ahead. Such a time in the future would delay the rotation for years, or
+    end a wait too early.
+    """
     world = rotated(Wait)
     there = world.state.authorities
     assert there.trusted
@@ -86,7 +92,9 @@ def test_a_note_from_the_future_is_replaced() -> None:
 
 
 def test_the_old_authority_stays_while_even_an_unready_endpoint_presents_its_leaf() -> None:
-    """The endpoint may become ready at any time."""
+    """A pod that is not ready still presents the serving certificate of the old CA. The pod may become ready at any
+    time, so the old CA stays.
+    """
     world = rotated(IssueLeaf)
     straggler, old_leaf = world.pods[0], world.pods[0].leaf
     world.take()
@@ -113,8 +121,8 @@ def silence(world: World) -> None:
     ("change", "command"),
     [
         pytest.param(lambda world: world.pods.clear(), "get pods,endpointslices", id="no endpoint"),
-        pytest.param(unready, "get pods,endpointslices", id="none ready"),
-        pytest.param(silence, "rollout restart", id="one cannot be asked, for long"),
+        pytest.param(unready, "get pods,endpointslices", id="no endpoint is ready"),
+        pytest.param(silence, "rollout restart", id="an endpoint is unreachable for long"),
     ],
 )
 def test_each_problem_for_a_person_names_the_command(change: Callable[[World], None], command: str) -> None:
@@ -131,7 +139,9 @@ def test_an_endpoint_has_time_to_follow_before_a_problem_is_reported() -> None:
 
 
 def test_a_broken_leaf_is_replaced_at_once_if_no_call_succeeds_anyway() -> None:
-    """The caBundles are still written first."""
+    """With the broken serving certificate, every call of an API server fails anyway. So the certificate is replaced at
+    once, after the caBundles are written.
+    """
     assert isinstance(healthy(NOW, since=91 * DAY).decide(POLICY, UNSEEN), IssueLeaf)
 
 
@@ -159,12 +169,16 @@ def test_an_unusable_leaf_is_replaced(serving: Callable[..., Serving]) -> None:
 
 
 def test_a_first_run_creates_everything_without_waiting() -> None:
-    """There may be no configuration and no endpoint yet, because the webhook needs its Secret to start."""
+    """On a first installation there may be no webhook configuration and no endpoint, because the webhook needs its
+    Secret to start.
+    """
     assert World().go_on(Done, POLICY, UNSEEN)[0] == [MakeAuthority, Promote, IssueLeaf]
 
 
 def test_missing_configurations_or_endpoints_are_reported_after_a_while() -> None:
-    """The certificates are correct, and no call succeeds."""
+    """All certificates are valid. But without a webhook configuration, the API server cannot call the webhook. After
+    ten minutes this is reported.
+    """
     world = World()
     world.go_on(Done, POLICY, UNSEEN)
     world.time += 9 * MINUTE
@@ -174,7 +188,7 @@ def test_missing_configurations_or_endpoints_are_reported_after_a_while() -> Non
 
 
 def test_a_missing_configuration_is_no_problem_if_none_is_required() -> None:
-    """The extender has no configuration, because the scheduler that calls it has the CA from a file."""
+    """The scheduler extender has no webhook configuration. Its caller, kube-scheduler, reads the CA from a file."""
     world = healthy(since=HOUR)
     world.put(configurations=())
     assert isinstance(world.decide(POLICY), StepRefused)
@@ -182,7 +196,7 @@ def test_a_missing_configuration_is_no_problem_if_none_is_required() -> None:
 
 
 def test_without_configurations_the_problem_says_how_to_replace_the_authority() -> None:
-    """The extender is an example: its callers read the CA from a file only once."""
+    """The extender has no webhook configuration, and its callers read the CA from a file only at their start."""
     world = healthy(since=MINUTE)
     world.put(configurations=())
     policy = replace(NEW, registered=False)
@@ -196,7 +210,9 @@ def test_without_configurations_the_problem_says_how_to_replace_the_authority() 
 
 
 def test_without_a_configuration_a_valid_authority_is_not_replaced() -> None:
-    """A mistyped label must not count as trust everywhere."""
+    """The configuration's label is mistyped, so the rotation does not find the configuration. That must not count as if
+    every configuration trusted the new CA.
+    """
     world = healthy(NOW, since=MINUTE)
     world.put(configurations=())
     world.take()
@@ -204,7 +220,9 @@ def test_without_a_configuration_a_valid_authority_is_not_replaced() -> None:
 
 
 def waiting_for_the_next_authority(policy: steps.RotationPolicy = NEW) -> World:
-    """Return a world in its overlap, whose leaf must be renewed meanwhile."""
+    """Return a world in which the old and the new CA are both trusted for a time. The serving certificate must be
+    renewed in that time.
+    """
     world = rotated(Wait, policy)
     leaf = make_leaf(world.current, NAMES, START, timedelta(seconds=80))
     world.put(serving=replace(world.state.serving, leaf=leaf))
@@ -213,7 +231,9 @@ def waiting_for_the_next_authority(policy: steps.RotationPolicy = NEW) -> World:
 
 
 def test_while_the_next_authority_waits_a_leaf_that_is_due_is_renewed_by_the_current_one() -> None:
-    """The overlap may be longer than the rest of the leaf's life."""
+    """For a time (`--overlap`), the old and the new CA are both trusted. The serving certificate may expire before the
+    end of that time.
+    """
     policy = replace(NEW, overlap=30 * DAY)
     world = waiting_for_the_next_authority(policy)
     assert isinstance(world.decide(policy, replace(SEEN_LONG, current=NOW)), Wait)
@@ -224,7 +244,7 @@ def test_while_the_next_authority_waits_a_leaf_that_is_due_is_renewed_by_the_cur
 
 
 def test_a_leaf_that_is_due_is_renewed_although_the_next_authority_cannot_be_trusted_yet() -> None:
-    """It may take long until a person restores the label of the configurations."""
+    """The next CA is not trusted until a person restores the label of the configurations, which may take long."""
     world = waiting_for_the_next_authority()
     world.put(configurations=())
     assert isinstance(world.take(), IssueLeaf)
@@ -240,7 +260,9 @@ def test_a_leaf_that_expires_with_its_authority_is_not_renewed_repeatedly() -> N
 
 
 def test_an_authority_that_is_only_in_a_cabundle_is_removed_like_a_retired_one() -> None:
-    """It is trusted until every endpoint has presented another leaf for the retention. No other caBundle gets it."""
+    """A CA that exists only in one caBundle stays trusted until every endpoint has presented a certificate of another
+    CA for the retention period. This CA is not copied to other caBundles.
+    """
     world = healthy(NOW)
     world.put_hooks(0, bundle=(make_authority(START - HOUR).certificate, world.current.certificate))
     assert isinstance(world.take(POLICY), NoteServed)
@@ -269,7 +291,9 @@ def test_a_lost_authority_stays_trusted_until_its_leaves_are_replaced() -> None:
 
 
 def test_an_issue_time_in_the_future_replaces_nothing() -> None:
-    """Otherwise each new certificate would be replaced again."""
+    """`--issued-before` replaces all certificates that were issued before a time. A time in the future is ignored.
+    Otherwise each new certificate would be replaced again.
+    """
     assert isinstance(healthy().decide(replace(POLICY, issued_before=START + LONG)), Done)
 
 
@@ -309,9 +333,11 @@ def test_an_authority_that_a_locked_configuration_does_not_trust_is_not_promoted
     assert taken == [MakeAuthority, SetBundles]
 
 
-@pytest.mark.parametrize("restored", [False, True], ids=["both Secrets deleted", "the CA Secret from a backup"])
+@pytest.mark.parametrize("restored", [False, True], ids=["both Secrets deleted", "CA Secret restored from a backup"])
 def test_a_broken_leaf_that_a_locked_configuration_trusts_is_not_replaced(restored: bool) -> None:
-    """The pods serve what it trusts. Another leaf would break its calls until a person has unlocked it."""
+    """Another tool manages the webhook configuration, so the rotation must not write it. The configuration trusts the
+    certificate that the pods serve. Another certificate would break its calls.
+    """
     world = locked(healthy(NOW, since=MINUTE))
     world.put(authorities=Authorities(current=make_authority(START - 2 * DAY)) if restored else Authorities())
     world.put(serving=world.state.serving if restored else Serving())
@@ -334,7 +360,9 @@ def test_a_locked_configuration_that_may_trust_an_unreachable_endpoint_keeps_wor
 
 
 def test_a_locked_configuration_that_never_trusted_the_served_leaf_blocks_no_rotation() -> None:
-    """It is a leftover with another caBundle or none, whose calls fail anyway."""
+    """A webhook configuration that the rotation must not write is left over from an earlier installation. Its caBundle
+    never trusted the serving certificate, so its calls fail anyway.
+    """
     world = healthy(NOW, since=MINUTE)
     *_, last = world.state.configurations
     hooks = tuple(replace(hook, name=f"old-{hook.name}", bundle=()) for hook in last.hooks)

@@ -1,4 +1,4 @@
-"""When webhooks are registered, with which CAs, and which declarations are valid."""
+"""Tests of the registration of webhooks: when it happens, with which CAs, and which declarations are valid."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -26,13 +26,15 @@ def webhook(name: str = "validate.quota.vcuda.io", **fields: Any) -> dict[str, A
 
 
 def unregistered(kind: str = "ValidatingWebhookConfiguration", name: str = "validate") -> Configuration:
-    """Return a configuration that declares one webhook, and has no registered webhooks."""
+    """Return a configuration that declares one webhook, which is not registered yet."""
     declared = Declared((webhook(name),), (Hook(0, name, ()),), "no webhook is registered yet")
     return Configuration(kind, "vcuda-quota", "1", (), declared=declared)
 
 
 def first_start() -> World:
-    """Return an installation in which nothing has run yet. Its first pod is ready 20 s after it has a certificate."""
+    """Return a new installation in which nothing has run yet. The first pod becomes ready 20 s after it has a
+    certificate.
+    """
     configurations = (unregistered("MutatingWebhookConfiguration", "mutate"), unregistered())
     pod = Pod("10.0.0.1:8443", timedelta(seconds=20), ready=False)
     return World(State(configurations=configurations), [pod])
@@ -72,7 +74,9 @@ def test_nothing_is_registered_for_a_replica_that_cannot_be_called(ready: bool) 
 
 
 def test_webhooks_that_differ_keep_the_cas_that_they_trust_and_are_registered_again() -> None:
-    """A CA of another tool, which only they have, is not removed by a repair."""
+    """Only some webhooks of a configuration trust a CA of another tool. When the configuration is repaired, that CA is
+    kept.
+    """
     stranger = healthy().current.certificate
     world = healthy(timedelta())
     [mutating, validating] = world.state.configurations
@@ -111,7 +115,7 @@ def test_if_another_tool_issues_certificates_a_run_waits_for_the_first_one() -> 
     assert isinstance(world.decide(REGISTERING), Wait)
 
 
-# Declarations
+# Tests of annotations that declare the webhooks of a configuration
 
 
 def item(text: object, webhooks: list[dict[str, Any]] | None = None) -> dict[str, Any]:

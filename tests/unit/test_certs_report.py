@@ -1,4 +1,4 @@
-"""The report of `vcuda-certs status`, and the problems for which it needs a person."""
+"""Tests of the report of `vcuda-certs status`, including the problems that a person must fix."""
 
 import json
 from collections.abc import Callable
@@ -58,7 +58,9 @@ NOBODY = {
 def test_missing_callers_or_endpoints_are_a_problem_for_a_person(
     change: Callable[[World], None], text: str, command: str
 ) -> None:
-    """All certificates may be valid although no pod can be created. A first installation gets some time."""
+    """Without a webhook configuration or an endpoint, no pod can be created, although all certificates are valid. The
+    problem is reported after ten minutes, so that a first installation has time.
+    """
     world = healthy()
     change(world)
     assert report(world).problems == ()
@@ -71,7 +73,7 @@ def test_missing_callers_or_endpoints_are_a_problem_for_a_person(
 
 
 def of_another_tool(world: World, root: Signed) -> None:
-    """Have another tool manage everything: every caBundle contains only its root."""
+    """Change the world so that another tool manages everything: every caBundle contains only that tool's root CA."""
     world.put_hooks(bundle=(root.certificate,))
     world.put(tool="cert-manager", authorities=Authorities(), serving=Serving())
 
@@ -100,7 +102,7 @@ def test_a_leaf_is_trusted_only_for_the_requested_name(dns: tuple[str, ...], *, 
 
 
 def foreign(name: str, issuer: str, key: ec.EllipticCurvePrivateKey) -> Signed:
-    """Return a certificate of a CA that is not ours, self-signed or by an intermediate."""
+    """Return a certificate of a CA of another tool. The CA is self-signed, or signed by an intermediate CA."""
     own = ec.generate_private_key(ec.SECP256R1()) if name != issuer else key
     subject, issued_by = (x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, one)]) for one in (name, issuer))
     certificate = (
@@ -119,7 +121,9 @@ def foreign(name: str, issuer: str, key: ec.EllipticCurvePrivateKey) -> Signed:
 
 
 def test_a_chain_with_an_intermediate_ca_is_unknown_and_no_problem() -> None:
-    """The endpoint also sends the intermediate, but Python reads only the leaf."""
+    """The endpoint also sends an intermediate CA, but Python's ssl module returns only the leaf certificate. So the
+    report cannot tell whether the leaf is trusted.
+    """
     world, key = healthy(), ec.generate_private_key(ec.SECP256R1())
     root = foreign("root", "root", key)
     middle = foreign("middle", "root", key)

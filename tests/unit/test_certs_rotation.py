@@ -1,4 +1,6 @@
-"""From any state, with any damage and killed anywhere, runs converge, and no step removes trust that is needed."""
+"""Property tests of the rotation: runs that start in any state and may be killed at any point reach the goal, and never
+remove trust that is needed.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -52,20 +54,20 @@ def note(world: World, **fields: Any) -> None:
 
 DAMAGES: dict[str, Damage] = {
     "CA Secret lost": lambda world: world.put(authorities=Authorities()),
-    "key of the CA is garbage or another's": lose_the_key,
+    "CA key is garbage or of another CA": lose_the_key,
     "serving Secret lost": lambda world: world.put(serving=Serving()),
     "leaf is garbage": lambda world: world.put(serving=replace(world.state.serving, leaf=None, fault="garbage")),
     "caBundles emptied": lambda world: world.put_hooks(bundle=()),
     "one caBundle emptied": lambda world: world.put_hooks(0, bundle=(), faulty=True),
     "a configuration recreated": recreate_a_configuration,
-    "times forgotten": lambda world: note(world, trusted=None, served=None),
-    "what was written down is of the future": set_the_clock_back,
-    "an old serving Secret, of an unknown CA, restored": restore_an_old_leaf,
-    # Newer CAs are only in the caBundles.
-    "an old CA Secret restored": restore_an_old_authority,
+    "recorded times lost": lambda world: note(world, trusted=None, served=None),
+    "recorded times are in the future": set_the_clock_back,
+    "old serving Secret of an unknown CA restored": restore_an_old_leaf,
+    # After this damage, the newer CAs are only in the caBundles.
+    "old CA Secret restored": restore_an_old_authority,
     "retired.crt is garbage": lambda world: note(world, retired=(), faults=("garbage",)),
-    "slept through the leaf": lambda world: world.sleep(91 * DAY.total_seconds()),
-    "slept through everything": lambda world: world.sleep(731 * DAY.total_seconds()),
+    "no run until the leaf expired": lambda world: world.sleep(91 * DAY.total_seconds()),
+    "no run until the CA expired": lambda world: world.sleep(731 * DAY.total_seconds()),
 }
 
 lags = st.lists(st.integers(0, 90).map(lambda seconds: timedelta(seconds=seconds)), min_size=1, max_size=3)
@@ -75,7 +77,7 @@ budgets = st.sampled_from([timedelta(seconds=15), timedelta(seconds=30), timedel
 
 
 def run(world: World, policy: RotationPolicy, budget: timedelta, dies_after: int | None = None) -> object:
-    """Return the end of one run, or None if it was killed."""
+    """Return the result of one run of the rotation, or None if the run was killed."""
     world.lives_after = dies_after
     try:
         return Rotation(world, policy, budget, world, lambda _: None, longest_sleep=1800).run()
@@ -86,7 +88,9 @@ def run(world: World, policy: RotationPolicy, budget: timedelta, dies_after: int
 
 
 def run_daily(world: World, policy: RotationPolicy, deaths: list[int], budget: timedelta) -> object:
-    """Return the end of the last of several runs a day apart, the first of which are killed."""
+    """Run the rotation once a day, and return the result of the last run. The first runs are killed after the given
+    numbers of writes.
+    """
     ended: object = None
     for dies_after in [*deaths, *[None] * 12]:
         ended = run(world, policy, budget, dies_after)
@@ -97,7 +101,9 @@ def run_daily(world: World, policy: RotationPolicy, deaths: list[int], budget: t
 
 
 def assert_at_rest(world: World) -> None:
-    """Assert that every caBundle has the one authority and only CAs of others, and that every pod has a leaf of it."""
+    """Assert that every caBundle contains our one CA and otherwise only CAs of other tools. Assert that every pod
+    serves a certificate of our CA.
+    """
     current, there = world.current, world.state.authorities
     assert (there.next_ca, there.retired) == (None, ())
     assert {hook.bundle for hook in world.state.hooks()} <= {(current.certificate,), (FOREIGN, current.certificate)}
@@ -122,7 +128,7 @@ def test_a_rotation_killed_anywhere_ends_the_same_and_never_removes_trust(
 
 @pytest.mark.parametrize("hooks", [1, 2])
 def test_runs_that_are_each_killed_at_their_first_write_finally_finish(hooks: int) -> None:
-    """No run undoes the work of an earlier run."""
+    """A run must not undo the work of an earlier run, or the runs would never finish."""
     world = healthy()
     world.put(configurations=world.state.configurations[:hooks])
     world.sleep(60)
@@ -146,12 +152,12 @@ def test_runs_that_are_each_killed_at_their_first_write_finally_finish(hooks: in
     lags=[timedelta(), SECOND],
     late=[],
     progress=0,
-    damages=["CA Secret lost", "caBundles emptied", "an old serving Secret, of an unknown CA, restored"],
+    damages=["CA Secret lost", "caBundles emptied", "old serving Secret of an unknown CA restored"],
     deaths=[],
     budget=15 * SECOND,
 )
 @example(lags=[90 * SECOND], late=[], progress=6, damages=["retired.crt is garbage"], deaths=[], budget=15 * SECOND)
-@example(lags=[90 * SECOND], late=[], progress=10, damages=["an old CA Secret restored"], deaths=[], budget=2 * DAY)
+@example(lags=[90 * SECOND], late=[], progress=10, damages=["old CA Secret restored"], deaths=[], budget=2 * DAY)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_runs_converge_after_any_damage_and_never_remove_trust(
     lags: list[timedelta],
@@ -194,8 +200,8 @@ def test_runs_converge_after_any_damage_and_never_remove_trust(
 def test_no_leaf_expires_while_it_is_served_for_any_lives(
     lags: list[timedelta], authority_hours: int, leaf_minutes: int, overlap: float, retention: float, *, read_only: bool
 ) -> None:
-    """This holds even if the overlap exceeds the remaining life of a leaf, or a configuration cannot be written for a
-    time.
+    """Two CAs may be trusted for longer than a serving certificate is still valid. A webhook configuration may be
+    read-only for a time.
     """
     life = timedelta(hours=authority_hours)
     policy = RotationPolicy(NAMES, life, timedelta(minutes=leaf_minutes), life * overlap, life * retention)
@@ -215,8 +221,8 @@ def test_no_leaf_expires_while_it_is_served_for_any_lives(
 def test_two_runs_at_once_do_no_harm(
     lags: list[timedelta], late: list[tuple[timedelta, timedelta]], turns: list[tuple[int, bool]]
 ) -> None:
-    """The runs alternate. Each reads and decides, or makes a write that it decided earlier, with the version as
-    precondition.
+    """Two runs take alternating steps. In a step, a run reads and decides, or writes an earlier decision with the
+    resourceVersion as precondition.
     """
     world = with_stragglers(healthy(*lags), late)
     world.sleep(60)

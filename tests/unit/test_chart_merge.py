@@ -1,4 +1,4 @@
-"""The tree of an object's variants gives each variant back."""
+"""The chart merges the variants of an object into one tree. Rendering that tree must return each variant unchanged."""
 
 from typing import Any
 
@@ -29,7 +29,9 @@ def holds(condition: Condition, component: str) -> bool:
 
 
 def resolved(tree: Tree | None, component: str) -> Any:
-    """Return the value of a component, or of the base for the component ``""``, as the template gives it."""
+    """Return the value that the chart's template renders for a component, or for the base if the component is
+    ``""``.
+    """
     match tree:
         case Leaf(value):
             return value
@@ -43,14 +45,14 @@ def resolved(tree: Tree | None, component: str) -> Any:
 
 
 def filled(value: Any) -> Any:
-    """Return a value without the mappings and lists of which only the other variants have parts."""
+    """Return a copy of the value, made of plain mappings and lists."""
     if isinstance(value, dict):
         return {key: filled(each) for key, each in value.items()}
     return [filled(each) for each in value] if isinstance(value, list) else value
 
 
 @given(trees(3), trees(3), trees(3))
-def test_each_variant_comes_out_of_the_tree_as_it_went_in(base: Any, one: Any, other: Any) -> None:
+def test_the_tree_renders_each_variant_unchanged(base: Any, one: Any, other: Any) -> None:
     variants = dict(zip(NAMES, (one, other), strict=True))
     tree = merge(base, variants)
     assert filled(resolved(tree, "")) == base
@@ -64,5 +66,5 @@ def test_each_variant_comes_out_of_the_tree_as_it_went_in(base: Any, one: Any, o
     removed=({"a": 1}, {"hami": ABSENT, "prometheus": {"a": 1}}, Condition(True, ("hami",))),
     added=(ABSENT, {"hami": {"a": 1}, "prometheus": ABSENT}, Condition(False, ("hami",))),
 )
-def test_a_part_says_of_which_components_it_is(base: Any, variants: dict[str, Any], condition: Condition) -> None:
+def test_each_part_names_its_components(base: Any, variants: dict[str, Any], condition: Condition) -> None:
     assert condition_of(base, variants) == condition

@@ -1,4 +1,6 @@
-"""The command `check`: the webhook's decisions for manifests, its table, its JSON and its exit status."""
+"""Tests of the command `check`, which predicts the webhook's decisions for manifests: its decisions, table, JSON and
+exit status.
+"""
 
 import json
 from pathlib import Path
@@ -23,13 +25,13 @@ team-w: {mode: warn, quota: {M40: 1}}
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """Return a directory with the quota in quota.yaml."""
+    """Return a directory that contains a quota in quota.yaml."""
     (tmp_path / "quota.yaml").write_text(QUOTA)
     return tmp_path
 
 
 def check(directory: Path, *manifests: Manifest, options: tuple[str, ...] = (), text: str | None = None) -> Result:
-    """Run the command for namespace team-a on manifests in a file, or on the given text."""
+    """Run `check` for namespace team-a on the manifests in a file or in the given text."""
     path = directory / "pods.yaml"
     path.write_text(yaml.safe_dump_all(manifests) if text is None else text)
     quota = str(directory / "quota.yaml")
@@ -58,11 +60,11 @@ def deployment(replicas: int, limits: dict[str, int], name: str = "train") -> Ma
     return {"kind": "Deployment", "metadata": {"name": name}, "spec": {"replicas": replicas, "template": template}}
 
 
-# Exit status; tests of decisions check it too
+# Tests of the exit status, which is also checked by the tests of decisions
 
 
-def test_nothing_to_check_is_no_failure(directory: Path) -> None:
-    """A message says so, because an empty table looks as if everything were fine."""
+def test_a_manifest_without_pods_is_no_failure(directory: Path) -> None:
+    """The command prints a message, because an empty table would look as if all pods were admitted."""
     result = check(directory, text="{apiVersion: v1, kind: Service}")
     assert (result.exit_code, result.stdout.split()[0], result.stderr) == (0, "OBJECT", "no pods found\n")
     assert check(directory, cards(1)).stderr == ""
@@ -116,7 +118,7 @@ def test_an_object_with_missing_information_fails_only_a_strict_check(
     assert check(directory, manifest, options=("--strict",)).exit_code == 1
 
 
-def test_the_nodes_make_a_decision_known(directory: Path) -> None:
+def test_with_nodes_an_unknown_decision_becomes_known(directory: Path) -> None:
     nodes = directory / "nodes.yaml"
     nodes.write_text(
         yaml.safe_dump({"kind": "Node", "metadata": {"name": "a", "labels": {MODEL: "M40", "disk": "ssd"}}})
@@ -143,7 +145,7 @@ def test_a_template_without_a_count_is_decided_once_and_the_output_says_so(direc
     assert row["reason"].endswith("the object does not say how many of these pods there are; one is decided")
 
 
-# Edits of the quota
+# Tests of edits of the quota
 
 
 def compare(directory: Path, old: str, *options: str) -> Result:
@@ -188,7 +190,7 @@ def test_an_empty_quota_file_is_an_error(directory: Path, text: str) -> None:
     assert result.stderr.endswith("is empty; write {} if no namespace is to be limited\n")
 
 
-def test_a_bad_quota_is_named_fault_by_fault(directory: Path) -> None:
+def test_every_fault_of_a_bad_quota_is_printed(directory: Path) -> None:
     (directory / "quota.yaml").write_text("team-a: {quota: {M40: -1}, pools: [x]}")
     result = check(directory, cards(1))
     assert (result.exit_code, result.stdout) == (2, "")
@@ -203,7 +205,7 @@ def test_a_bad_quota_is_named_fault_by_fault(directory: Path) -> None:
         pytest.param(["check"], id="nothing"),
         pytest.param(["check", "--quota", "{quota}"], id="no manifest"),
         pytest.param(["check", "{quota}"], id="no quota"),
-        pytest.param(["check", "--quota", "{quota}", "missing.yaml"], id="a file that is not there"),
+        pytest.param(["check", "--quota", "{quota}", "missing.yaml"], id="a missing file"),
         pytest.param(["check", "--quota", "{quota}", "-o", "xml", "{quota}"], id="an unknown output"),
     ],
 )
@@ -213,7 +215,7 @@ def test_a_bad_argument_is_exit_status_2(directory: Path, arguments: list[str]) 
     assert result.exit_code == 2
 
 
-# Input
+# Tests of the command's input
 
 
 def test_manifests_are_read_from_standard_input(directory: Path) -> None:
@@ -230,7 +232,7 @@ def test_several_files_share_one_quota_and_options_may_be_environment_variables(
     assert [row["decision"] for row in rows(result)] == ["admitted"] * 5 + ["refused"]
 
 
-# Decisions
+# Tests of decisions
 
 
 @pytest.mark.parametrize(
@@ -238,15 +240,19 @@ def test_several_files_share_one_quota_and_options_may_be_environment_variables(
     [
         pytest.param(cards(1), "1 admitted M40", id="within quota"),
         pytest.param(cards(9), "1 refused M40", id="over quota"),
-        pytest.param(cards(1, nodeSelector={MODEL: "P100"}), "1 admitted P100", id="the model it selects"),
-        pytest.param(cards(1, nodeSelector={MODEL: "A100"}), "1 refused", id="a model that is not listed"),
+        pytest.param(cards(1, nodeSelector={MODEL: "P100"}), "1 admitted P100", id="the model that the pod selects"),
+        pytest.param(cards(1, nodeSelector={MODEL: "A100"}), "1 refused", id="a model that the quota does not list"),
         pytest.param(vcuda_pod({"tencent.com/vcuda-core": 150}), "1 refused", id="malformed"),
         pytest.param(pod(container()), "1 no GPU", id="no GPU"),
         pytest.param(cards(9, metadata={"namespace": "team-x"}), "1 not limited", id="not limited"),
         pytest.param(cards(9, metadata={"namespace": "team-w"}), "1 admitted M40", id="a quota that only warns"),
         pytest.param(cards(1, nodeName="gpu-1"), "1 unknown M40", id="a preset nodeName"),
-        pytest.param(cards(1, annotations={"tencent.com/gpu-assigned": ""}), "1 admitted M40", id="a forged claim"),
-        pytest.param(cards(9, annotations={"kubernetes.io/config.mirror": ""}), "1 refused M40", id="a forged mirror"),
+        pytest.param(
+            cards(1, annotations={"tencent.com/gpu-assigned": ""}), "1 admitted M40", id="a forged allocation"
+        ),
+        pytest.param(
+            cards(9, annotations={"kubernetes.io/config.mirror": ""}), "1 refused M40", id="a forged mirror pod"
+        ),
     ],
 )
 def test_a_pod_is_decided_as_the_webhook_decides_it(directory: Path, manifest: Manifest, decided: str) -> None:
@@ -254,7 +260,9 @@ def test_a_pod_is_decided_as_the_webhook_decides_it(directory: Path, manifest: M
 
 
 def test_replicas_with_equal_decisions_share_a_row(directory: Path) -> None:
-    """The eighth card of eight is admitted with a warning."""
+    """The quota is eight cards. Seven replicas share one row. The eighth has its own row, because it is admitted with a
+    warning.
+    """
     (directory / "quota.yaml").write_text("team-a: {quota: {M40: 8}}")
     result = check(directory, deployment(12, ONE_CARD), options=("-o", "json"))
     only = "the only model it may use"
@@ -273,7 +281,9 @@ def test_replicas_fill_one_model_after_the_other(directory: Path) -> None:
 
 
 def test_many_more_replicas_than_may_be_pending_at_once(directory: Path) -> None:
-    """Nothing stays pending here, because there is no API server that has yet to store a pod."""
+    """The webhook limits the number of pending charges. `check` does not, because no API server has to store
+    the pods.
+    """
     (directory / "quota.yaml").write_text("team-a: {quota: {M40: 6}}")
     found = decisions(directory, deployment(700, {"nvidia.com/vcuda-core": 1, "nvidia.com/vcuda-memory": 1}))
     counts = {"admitted": 0, "refused": 0}
@@ -289,7 +299,7 @@ def test_workloads_are_decided_together_with_those_before_them(directory: Path) 
 
 
 def test_a_model_with_a_node_is_preferred_to_one_without(directory: Path) -> None:
-    """Among models with room, one that has a node comes first."""
+    """Two models have room. The pod gets the model that has a node."""
     nodes = directory / "nodes.yaml"
     nodes.write_text(yaml.safe_dump({"kind": "Node", "metadata": {"name": "a", "labels": {MODEL: "P100"}}}))
     assert decisions(directory, cards(1), options=("--nodes", str(nodes))) == ["1 admitted P100"]
@@ -303,7 +313,7 @@ def test_the_labels_and_the_scheduler_can_be_set(directory: Path) -> None:
     assert "scheduler set to gpu-scheduler" in row["reason"]
 
 
-# Output
+# Tests of the command's output
 
 
 def test_json_has_every_field_of_a_row(directory: Path) -> None:
@@ -382,7 +392,9 @@ def test_a_quota_that_only_audits_prints_no_warning(directory: Path) -> None:
 @pytest.mark.parametrize("namespace", sorted(UNASKED_NAMESPACES))
 @pytest.mark.parametrize("core", [100, 150, 900])
 def test_pods_of_a_system_namespace_are_counted_and_never_rejected(directory: Path, namespace: str, core: int) -> None:
-    """This includes malformed pods, because the API server does not call the webhook."""
+    """The API server does not call the webhook for pods of a system namespace. So even malformed pods are admitted
+    there.
+    """
     (directory / "quota.yaml").write_text(f"{namespace}: {{quota: {{M40: 1}}}}")
     replicas = deployment(3, {"tencent.com/vcuda-core": core})
     result = check(directory, replicas, options=("-n", namespace, "-o", "json"))

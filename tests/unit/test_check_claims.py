@@ -1,4 +1,4 @@
-"""The command `check` for ResourceClaims, their templates, and the pods that name them."""
+"""Tests of the command `check` for ResourceClaims, ResourceClaimTemplates, and the pods that name them."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ Rows = list[dict[str, Any]]
 
 
 def check(directory: Path, *manifests: Manifest, stored: tuple[Manifest, ...] = (), quota: str = QUOTA) -> Rows:
-    """Run the command for namespace team-a of a cluster with one M40 and one A100, and return its rows."""
+    """Run `check` for namespace team-a in a cluster with one M40 and one A100. Return the rows of its table."""
     files = {name: directory / name for name in ("quota", "nodes", "manifests")}
     files["quota"].write_text(quota)
     files["nodes"].write_text(yaml.safe_dump(published(*stored)))
@@ -38,7 +38,7 @@ def check(directory: Path, *manifests: Manifest, stored: tuple[Manifest, ...] = 
 
 
 def charge_of(row: dict[str, Any]) -> str:
-    """Return the charge as a table shows it."""
+    """Return the charge as the table of `check` shows it."""
     return str(Charge(round(row["cards"] * 100), row["memory_mib"])) if row["cards"] else ""
 
 
@@ -57,7 +57,7 @@ def template(*requests: Manifest, name: str = "gpus", **metadata: str) -> Manife
 
 
 def claiming(*templates: str, **metadata: Any) -> Manifest:
-    """Return a pod with claims from these templates."""
+    """Return a pod that uses claims made from these templates."""
     named = [{"name": f"c{index}", "resourceClaimTemplateName": each} for index, each in enumerate(templates)]
     return pod(container(), resourceClaims=named, metadata={"name": "train", **metadata})
 
@@ -107,7 +107,9 @@ def test_claims_are_decided_together_with_pods_and_claims_before_them(tmp_path: 
 
 
 def test_the_claims_of_a_pod_follow_it_in_the_table(tmp_path: Path) -> None:
-    """The template may also follow the pod, because Kubernetes creates the claims when the template exists."""
+    """In the table, the claims of a pod follow the pod. In the manifest, the template may follow the pod, because
+    Kubernetes creates the claims later.
+    """
     rows = check(tmp_path, claiming("gpus", "big"), template(), template(of_product(M40), name="big"))
     assert short(rows)[:3] == [
         "Pod/train: 1 admitted",
@@ -118,7 +120,7 @@ def test_the_claims_of_a_pod_follow_it_in_the_table(tmp_path: Path) -> None:
 
 
 def test_each_replica_has_its_own_claim(tmp_path: Path) -> None:
-    """A pod whose claim finds no quota is still stored, and waits for the claim."""
+    """If the quota has no room for a pod's claim, the pod is still stored and waits for the claim."""
     rows = check(tmp_path, deployment(7, claiming("gpus")), stored=(template(namespace="team-a"),))
     assert short(rows) == [
         "Deployment/web: 5 admitted",

@@ -1,4 +1,6 @@
-"""The charges of claims for the devices that three drivers publish, and all malformed requests."""
+"""Tests of the charges of ResourceClaims for the devices that three DRA drivers publish, and of all malformed
+requests.
+"""
 
 import pytest
 
@@ -54,7 +56,7 @@ PROFILE = 'device.attributes["gpu.nvidia.com"].profile'
 
 
 def charged(*requests: Manifest, model: str = "A100", policy: ClaimPolicy = POLICY) -> Charge:
-    """Return the charge of a claim with these requests for a model. The claim must have no fault."""
+    """Return what a claim with these requests is charged for a model. The caller must pass valid requests."""
     found = read_claim(view(claim(*requests)), policy)
     assert found.faults == ()
     return found.charge(model)
@@ -64,14 +66,14 @@ def charged(*requests: Manifest, model: str = "A100", policy: ClaimPolicy = POLI
     ("requests", "expected"),
     [
         pytest.param([entry()], CARD, id="a whole card"),
-        pytest.param([entry(count=3)], Charge(300, 0, 300), id="count times the worth"),
+        pytest.param([entry(count=3)], Charge(300, 0, 300), id="count times the value"),
         pytest.param([entry(), entry("vfio.gpu.nvidia.com", count=2)], Charge(300, 0, 300), id="the sum"),
         pytest.param([entry("gpu-manager")], CARD, id="vgpu-manager's whole card"),
         pytest.param([entry("big")], CARD, id="the operator's own class of a known driver"),
-        pytest.param([entry("any-type")], CARD, id="a class that leaves the type open: at most a card"),
+        pytest.param([entry("any-type")], CARD, id="a class for cards and partitions"),
         pytest.param([entry("half.example.com", count=3)], Charge(150, 0, 150), id="a class in the units table"),
         pytest.param([entry(), entry("rdma.example.com", count=8)], CARD, id="a class without a value in addition"),
-        pytest.param([first_of(share(cores="50", memory="1Gi"), entry())], Charge(100, 1024, 100), id="the dearest"),
+        pytest.param([first_of(share(cores="50", memory="1Gi"), entry())], Charge(100, 1024, 100), id="the maximum"),
         pytest.param([entry(capacity={"requests": {"memory": "20Gi"}})], CARD, id="a capacity that only filters"),
     ],
 )  # fmt: skip
@@ -84,15 +86,15 @@ def test_whole_cards_units_and_the_most_expensive_alternative_are_charged(
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        pytest.param(share(cores="30", memory="3000Mi"), Charge(30, 3000), id="as asked"),
+        pytest.param(share(cores="30", memory="3000Mi"), Charge(30, 3000), id="as requested"),
         pytest.param(share(cores="0.5", memory="1500000"), Charge(1, 2), id="rounded up by the steps of the slices"),
-        pytest.param(share(cores="30"), Charge(30, 0, 100), id="memory left out: all of the card's"),
-        pytest.param(share(memory="1Gi"), Charge(100, 1024), id="cores left out: the default, a whole card"),
-        pytest.param(share(), CARD, id="both left out"),
-        pytest.param(share(cores="0", memory="1Gi"), Charge(100, 1024), id="no cores: the drivers then limit none"),
-        pytest.param(share(cores="30", memory="0"), Charge(30, 1), id="no memory: the least that there is"),
+        pytest.param(share(cores="30"), Charge(30, 0, 100), id="no memory given: all of the card's"),
+        pytest.param(share(memory="1Gi"), Charge(100, 1024), id="no cores given: a whole card"),
+        pytest.param(share(), CARD, id="neither cores nor memory given"),
+        pytest.param(share(cores="0", memory="1Gi"), Charge(100, 1024), id="0 cores: drivers then do not limit cores"),
+        pytest.param(share(cores="30", memory="0"), Charge(30, 1), id="0 memory: the smallest amount"),
         pytest.param(share("vgpu-manager", cores="150", memory="1Gi"), Charge(150, 1024), id="oversold cores"),
-        pytest.param(share("vgpu-manager"), CARD, id="the default of an oversold card"),
+        pytest.param(share("vgpu-manager"), CARD, id="the default of a card with oversold cores"),
     ],
 )
 def test_shares_are_charged_as_the_scheduler_counts_them(asked: Manifest, expected: Charge) -> None:
@@ -102,12 +104,12 @@ def test_shares_are_charged_as_the_scheduler_counts_them(asked: Manifest, expect
 @pytest.mark.parametrize(
     ("slices", "expected"),
     [
-        pytest.param([], Charge(30, 0, 100), id="no device yet: nothing that is left out is less than all"),
-        pytest.param([slice_of(HAMI, "new", device(A100, "hami-gpu"))], CARD, id="not shared: the card is taken whole"),
+        pytest.param([], Charge(30, 0, 100), id="no device yet: all memory"),
+        pytest.param([slice_of(HAMI, "new", device(A100, "hami-gpu"))], CARD, id="not a shared device: a whole card"),
         pytest.param(
             [slice_of(HAMI, "old", device(M40, "hami-gpu")), slice_of(HAMI, "new", shared(A100, "hami-gpu"))],
             Charge(30, 0, 100),
-            id="by the devices of the model, not by others",
+            id="only devices of the model count",
         ),
         pytest.param(
             [
@@ -115,7 +117,7 @@ def test_shares_are_charged_as_the_scheduler_counts_them(asked: Manifest, expect
                 slice_of(HAMI, "new", shared(A100, "hami-gpu"), generation=2),
             ],
             Charge(30, 0, 100),
-            id="slices that contradict each other: the newest generation",
+            id="contradicting slices: the newest generation",
         ),
     ],
 )
@@ -126,14 +128,22 @@ def test_a_share_is_charged_by_the_published_devices_of_its_model(slices: list[o
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        pytest.param(entry(MIG), Charge(42, 20 * 1024), id="the dearest profile that is offered"),
-        pytest.param(entry(MIG, f"{PROFILE} == '1g.5gb'"), Charge(14, 5 * 1024), id="the profile that it demands"),
-        pytest.param(entry(MIG, f'x && {PROFILE} == "1g.5gb"', count=2), Charge(28, 10 * 1024), id="among others"),
+        pytest.param(entry(MIG), Charge(42, 20 * 1024), id="the largest profile that is offered"),
+        pytest.param(
+            entry(MIG, f"{PROFILE} == '1g.5gb'"), Charge(14, 5 * 1024), id="the profile that the claim demands"
+        ),
+        pytest.param(
+            entry(MIG, f'x && {PROFILE} == "1g.5gb"', count=2),
+            Charge(28, 10 * 1024),
+            id="the profile among other conditions",
+        ),
         pytest.param(entry("small-mig"), Charge(14, 5 * 1024), id="the profile that its class demands"),
-        pytest.param(entry(MIG, f'{PROFILE} == "1g.5gb" || true'), Charge(42, 20 * 1024), id="not demanded, after all"),
-        pytest.param(entry(MIG, f'!({PROFILE} == "1g.5gb")'), Charge(42, 20 * 1024), id="just what is not wanted"),
-        pytest.param(entry(MIG, f'{PROFILE} == "odd"'), CARD, id="a profile that cannot be read"),
-        pytest.param(entry("mig-manager"), CARD, id="no partition is there yet: it could be any"),
+        pytest.param(
+            entry(MIG, f'{PROFILE} == "1g.5gb" || true'), Charge(42, 20 * 1024), id="the profile is not really demanded"
+        ),
+        pytest.param(entry(MIG, f'!({PROFILE} == "1g.5gb")'), Charge(42, 20 * 1024), id="the profile is excluded"),
+        pytest.param(entry(MIG, f'{PROFILE} == "odd"'), CARD, id="an unreadable profile"),
+        pytest.param(entry("mig-manager"), CARD, id="no partition published: any profile"),
     ],
 )
 def test_a_mig_partition_is_charged_by_its_profile(asked: Manifest, expected: Charge) -> None:
@@ -185,9 +195,9 @@ def test_every_malformed_request_is_reported_with_its_path(asked: Manifest, path
     [
         pytest.param(HAMI, None, True, id="all requests"),
         pytest.param(HAMI, ["r1"], True, id="the share"),
-        pytest.param(HAMI, ["r1/part"], True, id="a way to get it"),
+        pytest.param(HAMI, ["r1/part"], True, id="one alternative of the share"),
         pytest.param(HAMI, ["r0"], False, id="a whole card"),
-        pytest.param(NVIDIA, None, False, id="of another driver"),
+        pytest.param(NVIDIA, None, False, id="parameters of another driver"),
     ],
 )
 def test_parameters_for_the_driver_of_a_share_are_refused(
@@ -216,12 +226,12 @@ def test_compute_domains_are_no_gpus() -> None:
 @pytest.mark.parametrize(
     ("rows", "label", "product", "model"),
     [
-        pytest.param({}, "M40", M40, "M40", id="by the model of the nodes it is on"),
+        pytest.param({}, "M40", M40, "M40", id="by the model of the device's nodes"),
         pytest.param({}, "tesla-m40-24gb", M40, "tesla-m40-24gb", id="nodes of a model without a product"),
-        pytest.param({"A100": ("Tesla-M*",)}, "M40", M40, "A100", id="the quota's table counts more than nodes"),
+        pytest.param({"A100": ("Tesla-M*",)}, "M40", M40, "A100", id="the row of the quota precedes the nodes"),
         pytest.param({"A100": ("tesla m??*",), "M40": ("Tesla-M40*",)}, "M40", M40, None, id="rows that overlap"),
-        pytest.param({"X": ("TESLA-M40-24GB",)}, "M40", M40, "X", id="a space equals -, case does not matter"),
-        pytest.param({"Tesla-M40-24GB": ()}, "M40", M40, "Tesla-M40-24GB", id="by its own name"),
+        pytest.param({"X": ("TESLA-M40-24GB",)}, "M40", M40, "X", id="spaces count as dashes, case is ignored"),
+        pytest.param({"Tesla-M40-24GB": ()}, "M40", M40, "Tesla-M40-24GB", id="by the product's own name"),
     ],
 )
 def test_a_product_has_the_model_of_its_nodes(

@@ -1,4 +1,6 @@
-"""The digest of a claim's spec has the meaning of the spec, is small, and is computed within bounds."""
+"""Tests of the digest (a short form) of a ResourceClaim's spec. A digest has the meaning of the spec, is small, and is
+computed within bounds.
+"""
 
 import itertools
 import json
@@ -56,7 +58,7 @@ MIG = "mig.nvidia.com"
 ATTRIBUTE = f'device.attributes["{NVIDIA}"]'
 MOST_PACKED = 16 * 1024
 
-# Specs that are small enough to be read completely
+# Tests of specs that are small enough to be read completely
 
 PINS = st.builds(
     lambda driver, patterns, profiles: write_pin(ClaimPin(driver, patterns, profiles)),
@@ -105,7 +107,9 @@ _DEMAND = re.compile(r'device\.attributes\["([^"]*)"\]\.(productName|profile)(?:
 
 
 def conditions(expression: str) -> Iterator[str]:
-    """Yield the parts that must all hold, read token by token: a simple and slow algorithm."""
+    """Yield the parts of a CEL expression that are combined by `&&`. This is a simple, slow algorithm to compare with:
+    it reads token by token.
+    """
     parts: list[list[str]] = [[]]
     depth, before, at = 0, "", 0
     while at < len(expression):
@@ -126,7 +130,7 @@ def conditions(expression: str) -> Iterator[str]:
 
 
 def demands(expressions: Iterable[str]) -> Mapping[tuple[str, str], frozenset[str]]:
-    """Return the values that the attributes must have by all these expressions."""
+    """Return the values that each attribute may have if all of these expressions hold."""
     found: dict[tuple[str, str], frozenset[str]] = {}
     for match in (_DEMAND.fullmatch(each) for text in expressions for each in conditions(text)):
         if match:
@@ -136,7 +140,7 @@ def demands(expressions: Iterable[str]) -> Mapping[tuple[str, str], frozenset[st
 
 
 def entries_of(manifest: Manifest) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield each entry of a spec with its field path."""
+    """Yield each entry of a claim's spec, together with its field path."""
     for index, request in enumerate(manifest["devices"]["requests"]):
         path = f"spec.devices.requests[{index}]"
         if "exactly" in request:
@@ -174,7 +178,7 @@ def test_the_digest_of_a_spec_has_the_meaning_of_its_text(requests: list[Manifes
     }
 
 
-# Pins
+# Tests of selectors that pin a claim to a model
 
 MANY = tuple(f"NVIDIA A100 of make {number:03}" for number in range(200))
 CARD = device(A100)
@@ -217,7 +221,7 @@ def test_a_claim_with_too_many_own_pins_is_rejected_with_the_bound() -> None:
     assert "must not have more than 6144 characters together" in answer.message
 
 
-# Bounds
+# Tests of the bounds for a digest (the short form of a claim's spec)
 
 
 def requests(number: int, **fields: Any) -> list[Manifest]:
@@ -238,9 +242,7 @@ def pin_like(number: int) -> str:
     many_capacities=([share(**{f"c{number}": "1" for number in range(2000)})], "8192 bytes of requests and config"),
     many_pins=([entry(NVIDIA, *map(pin_like, range(20)))], "6144 characters of selectors"),
 )
-def test_a_spec_that_is_too_large_is_refused_with_the_bound_where_it_is_enforced(
-    asked: list[Manifest], bound: str
-) -> None:
+def test_a_claim_spec_that_is_too_large_is_rejected_with_the_bound(asked: list[Manifest], bound: str) -> None:
     for create, path in ((claim, "spec.devices"), (template, "spec.spec.devices")):
         manifest = create(*asked)
         answer = Server().validate(manifest)
@@ -300,7 +302,9 @@ def test_expressions_beyond_the_bound_of_a_claim_are_ignored() -> None:
     before = [f'"{number}" != "{"x" * 1000}"' for number in range(5)]
     assert read_claim(view(claim(entry(NVIDIA, *before, PRODUCT))), POLICY).excludes("A100") is None
     assert read_claim(view(claim(entry(NVIDIA, PRODUCT, *before))), POLICY).excludes("A100")
-    assert read_claim(view(claim(*[entry(NVIDIA, *before[:3], PRODUCT)] * 8)), POLICY).excludes("A100"), "each once"
+    assert read_claim(view(claim(*[entry(NVIDIA, *before[:3], PRODUCT)] * 8)), POLICY).excludes("A100"), (
+        "equal expressions must count once"
+    )
 
 
 def test_claims_that_differ_only_in_ignored_text_have_equal_digests() -> None:
@@ -308,10 +312,10 @@ def test_claims_that_differ_only_in_ignored_text_have_equal_digests() -> None:
     assert first == second
 
 
-# Pods that name templates
+# Tests of pods that name templates
 
 
-def test_a_pod_is_judged_by_digests_alone_and_by_each_template_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pod_is_checked_by_digests_of_at_most_eight_different_templates(monkeypatch: pytest.MonkeyPatch) -> None:
     server, asked = Server(train=spec(entry(count=3, selectors=[selector(PRODUCT)]))), list[str]()
     find = server.policy.templates
     templates = lambda namespace, name: find(namespace, asked.append(name) or name)  # type: ignore[func-returns-value]  # noqa: E731
@@ -324,7 +328,7 @@ def test_a_pod_is_judged_by_digests_alone_and_by_each_template_once(monkeypatch:
     assert len(asked) == MOST_TEMPLATES
 
 
-# Memory for all templates, and for stored claims
+# Tests of the memory for all templates and for stored claims
 
 TEMPLATES = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaimtemplates/{}"
 
@@ -336,7 +340,7 @@ def stored_template(api: ApiDouble, namespace: str, name: str, *asked: Manifest)
 
 @pytest.fixture
 def known(api: ApiDouble, monkeypatch: pytest.MonkeyPatch) -> TemplateInformer:
-    """Return an informer with room for two templates per namespace, and for three in total."""
+    """Return an informer that keeps at most two templates per namespace, and three in total."""
     size = ENTRY_BYTES + 100
     monkeypatch.setattr("vcuda.kube.dra.MOST_OF_NAMESPACE_BYTES", 2 * size)
     monkeypatch.setattr("vcuda.kube.dra.MOST_TEMPLATE_BYTES", 3 * size)
@@ -349,9 +353,7 @@ def found(known: TemplateInformer, *names: str) -> list[str]:
     return [name for name in names if known.find(*name.split("/"))]
 
 
-def test_templates_are_kept_within_bounds_for_each_namespace_and_for_all(
-    api: ApiDouble, known: TemplateInformer
-) -> None:
+def test_templates_are_kept_within_bounds_per_namespace_and_in_total(api: ApiDouble, known: TemplateInformer) -> None:
     for name in "abc":
         stored_template(api, "team-a", name)
     assert found(known, "team-a/a", "team-a/b", "team-a/c") == ["team-a/a", "team-a/b"]
@@ -389,7 +391,9 @@ def test_a_deleted_template_makes_room_for_another(api: ApiDouble, known: Templa
 
 
 def test_a_list_that_breaks_does_not_use_up_room_permanently(api: ApiDouble, known: TemplateInformer) -> None:
-    """Templates that it contained may be deleted before the next list."""
+    """A LIST of templates fails halfway. The templates that it returned may be deleted before the next LIST, so they
+    must not take up room.
+    """
     [reflector] = known.reflectors().values()
     listed = api.list_pages
 

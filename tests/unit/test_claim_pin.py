@@ -1,4 +1,6 @@
-"""The selector that pins a claim to one model: it is written, parsed again, and trusted only if it still holds."""
+"""Tests of the CEL selector that restricts a claim to one GPU model. /mutate writes the selector. /validate parses the
+selector, and checks that it still matches only that model.
+"""
 
 import re
 import string
@@ -104,7 +106,7 @@ def test_a_pin_of_undecided_partitions_names_the_profiles_that_are_charged() -> 
     assert written.endswith('.?profile.orValue("") in ["1g.5gb", "3g.20gb"]')
     narrowed = write_pin(ClaimPin(NVIDIA, ("a100",), ("1g.5gb",)))
     assert held(entry("mig.nvidia.com", narrowed)).charge("A100").cores == 14
-    # Without profiles the partition may be of any profile, even one that does not exist yet.
+    # Without a list of profiles, the MIG partition may have any profile, even a profile that does not exist yet.
     assert held(entry("mig.nvidia.com", pinned("a100"))).charge("A100").cores == 100
 
 
@@ -114,16 +116,20 @@ def test_a_pin_of_undecided_partitions_names_the_profiles_that_are_charged() -> 
         pytest.param([entry(NVIDIA, pinned("m40"))], "M40", id="by the model's own name"),
         pytest.param([entry(NVIDIA, "true", pinned("m40", fold(M40)))], "M40", id="in addition to other selectors"),
         pytest.param([entry(NVIDIA, pinned("nvidia-a100-*", fold(A100)))], "A100", id="by a pattern of the table"),
-        pytest.param([first_of(entry(NVIDIA, pinned("m40")), entry(NVIDIA, pinned("m40")))], "M40", id="every way"),
+        pytest.param(
+            [first_of(entry(NVIDIA, pinned("m40")), entry(NVIDIA, pinned("m40")))], "M40", id="every alternative"
+        ),
         pytest.param([entry()], None, id="no selector"),
         pytest.param([entry(NVIDIA, pinned("m40")), entry()], None, id="one of two requests"),
-        pytest.param([first_of(entry(NVIDIA, pinned("m40")), entry())], None, id="one of two ways"),
+        pytest.param([first_of(entry(NVIDIA, pinned("m40")), entry())], None, id="one of two alternatives"),
         pytest.param([entry(NVIDIA, pinned("m40")), entry(NVIDIA, pinned("a100"))], None, id="two models"),
-        pytest.param([entry(NVIDIA, pinned("m40", "nvidia-a100-*"))], None, id="products of two models in one"),
+        pytest.param(
+            [entry(NVIDIA, pinned("m40", "nvidia-a100-*"))], None, id="products of two models in one selector"
+        ),
         pytest.param([entry(NVIDIA, pinned("m40", "m*"))], None, id="a pattern that is in no table"),
         pytest.param([entry(NVIDIA, pinned("m40", "h100"))], None, id="an unknown product"),
-        pytest.param([entry(NVIDIA, pinned("m40", driver=HAMI))], None, id="the attribute of another driver"),
-        pytest.param([entry(NVIDIA, f"{pinned('m40')} || true")], None, id="an alternative behind it"),
+        pytest.param([entry(NVIDIA, pinned("m40", driver=HAMI))], None, id="an attribute of another driver"),
+        pytest.param([entry(NVIDIA, f"{pinned('m40')} || true")], None, id="the pin or something else"),
         pytest.param([entry(NVIDIA, pinned("m40").replace("^", ""))], None, id="another form"),
     ],
 )

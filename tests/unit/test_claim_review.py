@@ -1,4 +1,4 @@
-"""The answers of /mutate and /validate for ResourceClaims, their templates, and the pods that name them."""
+"""Tests of the answers of /mutate and /validate for ResourceClaims, ResourceClaimTemplates, and pods that name them."""
 
 import asyncio
 import copy
@@ -42,14 +42,14 @@ SCHEDULER = UserInfo("system:kube-scheduler")
 
 
 class Busy(MemoryLedgers):
-    """Ledgers that never answer in time."""
+    """Ledgers whose answers always come too late."""
 
     async def charge(self, request: ChargeRequest) -> Decision:
         return RetryLater(f"too many pods of {request.namespace} are being created at once", soon=True)
 
 
 class Server:
-    """Calls both webhooks for objects in namespace team-a."""
+    """Calls both /mutate and /validate for objects in namespace team-a."""
 
     def __init__(self, quota: NamespaceQuota = QUOTA, *, served: bool = True, **templates: Manifest) -> None:
         whole = Quota({"team-a": quota}, version="41")
@@ -76,7 +76,7 @@ class Server:
         return asyncio.run(decide(Creation(request, self.policy, self.ledgers, self.choices)))
 
     def create(self, manifest: Manifest, uid: str = "u-1") -> AdmissionResponse:
-        """Send an object through both calls, as the API server does."""
+        """Send a new object through /mutate and then /validate, as the API server does."""
         proposed = self.mutate(manifest)
         return self.validate(patched(manifest, proposed), uid) if proposed.allowed else proposed
 
@@ -95,7 +95,7 @@ def patched(manifest: Manifest, answer: AdmissionResponse) -> Manifest:
 
 
 def held(model: str, device_class: str = NVIDIA) -> Manifest:
-    """Return a request that is pinned to a model, as /mutate writes it."""
+    """Return a request of a claim, restricted to a model by the selector that /mutate writes."""
     return entry(device_class, write_pin(ClaimPin(device_class, (model.lower(),))))
 
 
@@ -108,7 +108,7 @@ def test_a_claim_is_pinned_to_the_first_model_with_room_and_charged_by_its_uid()
     charged = server.validate(stored, "claim-1")
     assert (charged.outcome, charged.model) == ("charged", "A100")
     server.validate(stored, "claim-1")
-    assert server.used() == {"A100": Charge(200, 0, 200)}, "charged once for any number of calls"
+    assert server.used() == {"A100": Charge(200, 0, 200)}, "repeated calls must be charged once"
 
 
 RECORDED = {
@@ -117,7 +117,7 @@ RECORDED = {
         entry("mig.nvidia.com", f"device.attributes['{NVIDIA}'].profile == '3g.20gb'"),
         Charge(42, 20480),
     ),
-    "HAMi-DRA: its webhook's claim of a pod": (
+    "a claim by HAMi-DRA's webhook": (
         {
             **share(cores="50", memory="10737418240"),
             "selectors": [
@@ -129,7 +129,7 @@ RECORDED = {
         },
         Charge(50, 10240),
     ),
-    "vgpu-manager: its webhook's conversion": (share("vgpu-manager", cores="30", memory="4000Mi"), Charge(30, 4000)),
+    "a claim by vgpu-manager's webhook": (share("vgpu-manager", cores="30", memory="4000Mi"), Charge(30, 4000)),
 }
 
 
@@ -146,7 +146,7 @@ def test_a_product_that_the_claim_demands_decides_the_model(product: str) -> Non
     assert Server().mutate(claim(asked)).model == {M40: "M40", A100: "A100"}[product]
 
 
-def test_over_quota_is_403_without_retry_after_even_because_of_pending_charges() -> None:
+def test_a_claim_over_quota_gets_403_without_retry_after() -> None:
     server = Server()
     for uid in ("u-1", "u-2"):
         assert server.create(claim(held("M40")), uid).allowed
@@ -162,11 +162,11 @@ def test_over_quota_is_403_without_retry_after_even_because_of_pending_charges()
     ("manifest", "sentence"),
     [
         pytest.param(claim(), "is held to none", id="/mutate was not called"),
-        pytest.param(claim(held("M40"), entry()), "is held to none", id="a request was added after it"),
+        pytest.param(claim(held("M40"), entry()), "is held to none", id="a request added after /mutate"),
         pytest.param(claim(held("M40"), held("A100")), "is held to none", id="two models"),
         pytest.param(claim(entry(NVIDIA, 'device.driver == "x"')), "is held to none", id="CEL that we did not write"),
         pytest.param(claim(held("H100")), "is held to none", id="a product that no node has"),
-        pytest.param(claim(first_of(held("M40"), entry())), "is held to none", id="one of two ways"),
+        pytest.param(claim(first_of(held("M40"), entry())), "is held to none", id="one of two alternatives"),
     ],
 )
 def test_a_claim_that_is_not_pinned_to_one_model_of_the_quota_is_rejected(manifest: Manifest, sentence: str) -> None:
@@ -188,15 +188,17 @@ def test_an_annotation_decides_nothing() -> None:
     ("asked", "value", "refused"),
     [
         pytest.param(share("vgpu-manager", cores="30"), "none", True, id="a share without a limit"),
-        pytest.param(share("vgpu-manager", cores="30"), "Balance", False, id="a limit that holds"),
-        pytest.param(first_of(entry(), share(cores="30")), "none", True, id="maybe a share"),
+        pytest.param(share("vgpu-manager", cores="30"), "Balance", False, id="a share with a limit"),
+        pytest.param(first_of(entry(), share(cores="30")), "none", True, id="a share as one alternative"),
         pytest.param(entry(), "none", False, id="a whole card"),
     ],
 )
 def test_a_share_by_a_claim_keeps_its_limit_unless_the_quota_allows_otherwise(
     create: Callable[..., Manifest], asked: Manifest, value: str, *, refused: bool
 ) -> None:
-    """vgpu-manager reads the annotation from the claim. The claims of a template get the template's annotations."""
+    """vgpu-manager reads the limit of a share of a card from an annotation of the claim. A claim made from a template
+    has the template's annotations.
+    """
     key = "example.com/vgpu-compute-policy"
     manifest = create(asked)
     about = manifest if create is claim else manifest["spec"]

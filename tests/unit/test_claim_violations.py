@@ -1,4 +1,6 @@
-"""Claims that their namespace's quota would not admit are found together with pods, reported, and never deleted."""
+"""Tests of finding claims and pods that exceed the quota of their namespace. Such claims are reported, and never
+deleted.
+"""
 
 import json
 from typing import Any
@@ -33,8 +35,8 @@ def pod(name: str, age: int, cards: int = 1, **fields: Any) -> StoredPod:
 
 
 def claim(name: str, age: int = 1, *, terminating: bool = False, given: int = 0, **taken: Any) -> PricedClaim:
-    """Return a claim created ``age`` hours ago, by default pinned to M40 for one card. ``given``: allocated cards of
-    P100.
+    """Return a claim that was created ``age`` hours ago. By default the claim is pinned to M40 and requests one card.
+    ``given`` is the number of P100 cards that are allocated to the claim.
     """
     created = f"2026-01-01T{23 - age:02}:00:00Z"
     stored = StoredClaim(f"uid-{name}", "team-a", name, pack(ClaimDigest()), (), created, terminating)
@@ -72,7 +74,7 @@ BOTH = NamespaceQuota({"M40": Limit(200), "P100": Limit(100)})
     asked_for_in_a_way_that_is_refused=([claim("a", fault=FAULT)], TWO, [("a", "not-allowed")]),
     worth_nothing=([claim("a", charges={}, held=None)], TWO, []),
 )
-def test_claims_are_found_that_the_quota_would_not_admit(
+def test_claims_that_the_quota_would_not_admit_are_found(
     holders: list[StoredPod | PricedClaim], quota: NamespaceQuota, expected: list[tuple[str, str]]
 ) -> None:
     assert [(each.holder.name, each.kind.value) for each in found(*holders, quota=quota)] == expected
@@ -112,7 +114,7 @@ def test_no_claim_is_ever_evicted(mode: Mode) -> None:
     assert [(each.holder.name, each.evictable) for each in violations] == [(name, False) for name in "cba"]
 
 
-# With an API server
+# Tests with an API server double
 
 PODS = "/api/v1/namespaces/team-a/pods"
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/team-a/resourceclaims"
@@ -159,7 +161,9 @@ def test_each_claim_is_reported_once_and_counted_with_the_pods(api: ApiDouble, m
 
 
 def test_a_pod_is_evicted_because_of_older_claims_only_if_these_are_known(api: ApiDouble) -> None:
-    """Claims in etcd are counted too."""
+    """A pod is evicted only after all older claims in the API server have been charged. While the charge of a claim is
+    unknown, nothing is evicted.
+    """
     limit(api, {"quota": {"M40": 2}})
     quota, registry = quota_of(api), CollectorRegistry()
     manifest = stored_pod({"tencent.com/vcuda-core": 100}, uid="uid-new", affinity=held_to("M40"))

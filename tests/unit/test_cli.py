@@ -1,4 +1,6 @@
-"""Addresses to listen on, and numeric flags: invalid values are rejected in flags and environment variables."""
+"""Tests of addresses to listen on and of numeric flags: invalid values are rejected in flags and in environment
+variables.
+"""
 
 from collections.abc import Iterator
 
@@ -15,7 +17,7 @@ from webhook.cli import main as webhook
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("0.0.0.0:8080", ("0.0.0.0", 8080)),  # noqa: S104  # nothing listens
+        ("0.0.0.0:8080", ("0.0.0.0", 8080)),  # noqa: S104  # noqa: S104  # no socket listens on this address
         ("[::1]:8080", ("::1", 8080)),
         ("[::]:0", ("::", 0)),
         ("::1:8080", ("::1", 8080)),

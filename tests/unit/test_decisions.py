@@ -1,4 +1,4 @@
-"""One table, from bytes to bytes: the answer of each path of the webhook to each fault, by the quota's mode."""
+"""One table of the webhook's answers on the wire: for each path, each fault of a pod and each mode of the quota."""
 
 import asyncio
 import base64
@@ -30,7 +30,9 @@ BOTH = (*MUTATE, *VALIDATE)
 
 
 class Ledgers(MemoryLedgers):
-    """Four M40 are used. ``fault`` is the outcome of each charge and of each read."""
+    """Ledgers of a namespace that already uses four M40. If ``fault`` is given, each charge and each read returns or
+    raises it.
+    """
 
     def __init__(self, fault: Decision | VcudaError | None = None) -> None:
         super().__init__()
@@ -55,7 +57,7 @@ class Ledgers(MemoryLedgers):
 
 
 class Refusal(NamedTuple):
-    """The answer of an enforced quota."""
+    """The expected answer if the quota is enforced."""
 
     outcome: str
     code: HTTPStatus
@@ -63,9 +65,9 @@ class Refusal(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A pod with a fault. ``lenient``, if given, is the outcome and the warning under a quota that does not enforce.
+    """A pod with a fault. ``lenient``, if given, holds the outcome and the warning under a quota that is not enforced.
 
-    The owner of the pod gets the warning under mode warn. Mode audit has no warning.
+    The owner of the pod gets the warning under mode warn. Under mode audit there is no warning.
     """
 
     name: str
@@ -109,7 +111,7 @@ LOST = Refusal("ledger-lost", HTTPStatus.TOO_MANY_REQUESTS, str(LedgerLost("team
 UNREADABLE = Refusal("unreadable-ledger", HTTPStatus.INTERNAL_SERVER_ERROR, DAMAGED)
 
 CASES = [
-    # Rejected by the quota, or a warning
+    # Pods that an enforced quota rejects. Other quotas give a warning.
     Case("malformed", BOTH, pod_of_cores(150, affinity=HELD), WRONG, ("", MALFORMED)),
     Case("no pod", BOTH, [], Refusal("malformed", BAD_REQUEST, UNREAD), ("malformed", UNREAD)),
     Case("over quota", MUTATE, MANY, OVER, ("pinned", "")),
@@ -119,14 +121,14 @@ CASES = [
     Case("no model", MUTATE, WANTS_A100, Refusal("not-allowed", FORBIDDEN, NO_MODEL), ("unpinned", "")),
     Case("not held to a model", VALIDATE, FLOATING, NO_PIN, ("unpinned", NOT_HELD)),
     Case("not held to the pools", VALIDATE, ELSEWHERE, NO_POOL, ("charged", NOT_IN_POOL)),
-    # Rejected in each mode
+    # Pods that are rejected in each mode of the quota
     Case("no uid", VALIDATE, vcuda_pod(metadata={}, affinity=HELD), Refusal("bad-request", BAD_REQUEST, NO_UID)),
     Case("another kind", BOTH, SOME, Refusal("bad-request", BAD_REQUEST, NO_PODS), fields=DEPLOYMENT),
     Case("too many charges", VALIDATE, SOME, BUSY, fault=TOO_MANY),
     Case("an unsure write", VALIDATE, SOME, MAYBE, fault=UNSURE),
     Case("a damaged ledger", BOTH, SOME, UNREADABLE, fault=UnreadableLedger(DAMAGED)),
     Case("a ledger that was lost just now", BOTH, SOME, LOST, fault=LedgerLost("team-a", 5, 70)),
-    # Admitted unchanged in each mode
+    # Pods that are admitted unchanged in each mode of the quota
     Case("no cards", BOTH, pod(container()), passes="ignored"),
     Case("an update", BOTH, pod_of_cores(150), passes="ignored", fields={"operation": "UPDATE"}),
     Case("a subresource", BOTH, pod_of_cores(150), passes="ignored", fields={"sub_resource": "binding"}),
@@ -136,7 +138,7 @@ CASES = [
 
 
 class Told(NamedTuple):
-    """An answer: the response on the wire, and the outcome that is counted and logged."""
+    """An answer of the webhook: the response on the wire, and the outcome that is counted and logged."""
 
     response: dict[str, Any]
     outcome: str
@@ -180,7 +182,7 @@ def test_the_answer_to_each_fault(case: Case, path: str, mode: Mode) -> None:
         assert not told.response["allowed"]
         assert told.refusal[:2] == case.enforced[:2]
         assert told.refusal.message.startswith(case.enforced.message)
-        assert {"patch", "warnings"}.isdisjoint(told.response), "a rejection has no patch and no warning"
+        assert {"patch", "warnings"}.isdisjoint(told.response), "a rejection must not have a patch or a warning"
     else:
         outcome, warning = case.lenient
         assert told.response["allowed"]
@@ -230,7 +232,7 @@ def test_an_admission_has_audit_annotations_and_the_patch() -> None:
     assert operation == {"op": "add", "path": "/spec/affinity", "value": HELD}
 
 
-# Reviews without an answer
+# Reviews that get no decision
 
 
 @pytest.mark.parametrize("path", BOTH)

@@ -1,4 +1,4 @@
-"""Devices are found by their name in the status of a claim, in any slice of their pool."""
+"""Tests that find a device by its name in a claim's status. The device may be in any ResourceSlice of its pool."""
 
 import pytest
 
@@ -13,12 +13,12 @@ FIRST, SECOND = (slice_of(NVIDIA, "gpu-1", device(A100, name=name)) for name in 
 @pytest.mark.parametrize(
     ("slices", "name", "product"),
     [
-        pytest.param([FIRST], "gpu-0", A100, id="its pool is one slice"),
-        pytest.param([FIRST, SECOND], "gpu-1", A100, id="its pool is several"),
-        pytest.param([NEW, OLD], "gpu-0", A100, id="of the newest generation"),
-        pytest.param([OLD, NEW], "gpu-0", A100, id="in whatever order they came"),
-        pytest.param([FIRST], "gpu-7", None, id="none of this name in the slice"),
-        pytest.param([FIRST, SECOND], "gpu-7", None, id="nor in any of several"),
+        pytest.param([FIRST], "gpu-0", A100, id="a pool of one slice"),
+        pytest.param([FIRST, SECOND], "gpu-1", A100, id="a pool of several slices"),
+        pytest.param([NEW, OLD], "gpu-0", A100, id="the newest generation"),
+        pytest.param([OLD, NEW], "gpu-0", A100, id="the newest generation, listed last"),
+        pytest.param([FIRST], "gpu-7", None, id="no such device in the slice"),
+        pytest.param([FIRST, SECOND], "gpu-7", None, id="no such device in several slices"),
         pytest.param([], "gpu-0", None, id="no such pool"),
     ],
 )

@@ -1,4 +1,6 @@
-"""Which source determines the model of a node, what is doubtful, and who owns the label."""
+"""Tests of how the model of a node is found: which source determines it, when it is in doubt, and who owns the node's
+label.
+"""
 
 from typing import Any
 
@@ -42,7 +44,7 @@ def wanted(found: Found) -> tuple[str, str] | None:
     return (found.wanted.model, found.wanted.source) if found.wanted else None
 
 
-# Sources
+# Tests of the sources of a node's model
 
 
 @cases(
@@ -102,7 +104,7 @@ def test_the_rows_of_the_quota_name_the_model_of_every_source() -> None:
     assert wanted(found_on(node(), [CARD], ROWS)) == ("M40", "resourceslices")
 
 
-# ResourceSlices
+# Tests of models from ResourceSlices
 
 
 def pool(generation: int, of: int, *devices: Manifest, number: int = 0) -> ResourceSlice:
@@ -150,7 +152,7 @@ def test_cards_that_two_drivers_publish_count_once() -> None:
     assert (seen.cards, seen.memory) == ({A100_PRODUCT: 4}, 40960)
 
 
-# Figures
+# Tests of the number and the memory of a node's cards
 
 
 @cases(
@@ -172,7 +174,7 @@ def test_cards_and_the_memory_of_the_smallest_are_as_the_source_says(part: Any, 
     assert (seen.cards, seen.memory) == (cards, memory)
 
 
-# Doubts
+# Tests of models that are in doubt
 
 INVALID_MIG = (
     f"label nvidia.com/gpu.product is {A100_PRODUCT}-MIG-INVALID, which names no product: the MIG devices of the node "
@@ -256,7 +258,7 @@ def test_sources_that_name_the_same_cards_agree(manifest: Manifest) -> None:
     assert found_on(manifest, known=ROWS).doubts == {}
 
 
-# Whose the label is
+# Tests of node labels that the operator or the controller wrote
 
 
 @cases(
@@ -302,7 +304,9 @@ def test_any_text_in_our_annotation_is_a_record_or_none(text: str) -> None:
 
 
 def test_a_label_by_the_products_name_stays_when_a_row_names_it() -> None:
-    """Pods may be pinned to that value of the label. By the rows both values are the same model."""
+    """The controller labelled the node with the name of its product. Later the quota got a row that maps this product
+    to a model. Pods may be restricted to the old label value, so it stays.
+    """
     manifest = node(hami(A100), labelled(A100_PRODUCT, by="hami"))
     assert not found_on(manifest).differs(NO_ROWS)
     assert not found_on(manifest, known=ROWS).differs(ROWS.models)

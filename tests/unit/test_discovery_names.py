@@ -1,4 +1,6 @@
-"""Every source names a product in its own form. All forms lead to one name, and to the model of the quota."""
+"""Each source names a GPU product in its own way. All of these names must lead to one product name, and to the model of
+the quota.
+"""
 
 import re
 

@@ -1,4 +1,6 @@
-"""README, CHANGELOG, CONTRIBUTING and docs/: links resolve, every page is in the site, lists and tables render."""
+"""Tests of README, CHANGELOG, CONTRIBUTING and docs/: links resolve, every page is on the site, lists and tables are
+rendered.
+"""
 
 import re
 from collections.abc import Iterator
@@ -27,7 +29,7 @@ pages_of_the_site = pytest.mark.parametrize("page", OF_THE_SITE, ids=name_of)
 
 
 def prose(page: Path) -> list[str]:
-    """Return the lines of the page. Lines of code blocks are empty."""
+    """Return the lines of the page. The lines of code blocks are replaced by empty lines."""
     lines, in_code = [], False
     for line in page.read_text(encoding="utf-8").splitlines():
         fence = FENCE.match(line) is not None
@@ -37,19 +39,19 @@ def prose(page: Path) -> list[str]:
 
 
 def slugs(heading: str) -> set[str]:
-    """Return the anchors that GitHub and mkdocs give to a heading. GitHub keeps several dashes in a row."""
+    """Return the two anchors that a heading gets, from GitHub and from mkdocs. GitHub keeps several dashes in a row."""
     github = re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
     return {github, re.sub(r"-+", "-", github)}
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the anchors of the page that are the same on GitHub and on the site."""
+    """Return the anchors of the page that are equal on GitHub and on the mkdocs site."""
     headings = [found[1] for line in prose(page) if (found := re.match(r"#+ (.+)", line))]
     return {min(of_heading) for heading in headings if len(of_heading := slugs(heading)) == 1}
 
 
 def relative_links(page: Path) -> Iterator[tuple[Path, str]]:
-    """Yield each file that the page links to, with the anchor."""
+    """Yield each file that the page links to, together with the anchor of the link."""
     for target in LINK.findall("\n".join(prose(page))):
         path, _, anchor = target.partition("#")
         if not re.match(r"[a-z]+:", target):
@@ -71,13 +73,15 @@ def test_every_relative_link_and_anchor_resolves(page: Path) -> None:
 
 @pages_of_the_site
 def test_a_page_of_the_site_links_to_nothing_outside_the_site(page: Path) -> None:
-    """`make docs` fails otherwise."""
+    """A page of the site must not link to files outside the site, or `make docs` fails."""
     assert [target for target, _ in relative_links(page) if not target.resolve().is_relative_to(DOCS)] == []
 
 
 @pages_of_the_site
 def test_every_list_and_every_table_begins_after_an_empty_line(page: Path) -> None:
-    """GitHub does not need the empty line. mkdocs would print the list as text of the paragraph before."""
+    """GitHub does not need the empty line before a list or table. Without it, mkdocs renders a list as text of the
+    paragraph before.
+    """
     lines = ["", *prose(page)]
     broken = [line for before, line in pairwise(lines) if BLOCK.match(line) and before and not OF_A_BLOCK.match(before)]
     assert broken == []
@@ -90,7 +94,7 @@ def test_every_page_of_docs_is_in_the_navigation_once() -> None:
 
 
 def pages_of(nav: object) -> Iterator[str]:
-    """Yield the paths at the leaves of mkdocs.yml's ``nav``."""
+    """Yield the file paths in the ``nav`` section of mkdocs.yml."""
     if isinstance(nav, str):
         yield nav
         return

@@ -1,4 +1,4 @@
-"""The Chinese pages say what the English ones say: the same headings, commands, tables and links to other projects."""
+"""The Chinese pages must match the English pages: the same headings, commands, tables, and links to other projects."""
 
 import re
 from pathlib import Path
@@ -22,7 +22,7 @@ def text_of(path: str) -> str:
 
 
 def code_of(path: str) -> list[tuple[str, str]]:
-    """The language and the lines of each block, without comments, which are translated."""
+    """Return the language and the lines of each code block. Comments are left out, because they are translated."""
     return [(language, COMMENT.sub("", code)) for _, language, code in BLOCK.findall(text_of(path))]
 
 
@@ -35,7 +35,7 @@ def levels_of(path: str) -> list[str]:
 
 
 def rows_of(path: str) -> list[tuple[int, list[str]]]:
-    """Of each row of a table the number of cells, and what stands in backticks in its first cell."""
+    """Return for each table row the number of cells and the words in backticks in its first cell."""
     rows = [line.strip("|").split("|") for line in prose_of(path) if line.startswith("|")]
     return [(len(cells), re.findall(r"`([^`]*)`", cells[0])) for cells in rows]
 

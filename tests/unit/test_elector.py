@@ -1,4 +1,4 @@
-"""The leader election: which candidate takes the Lease, and when a leader must stop."""
+"""Tests of the leader election: which candidate takes the Lease, and when a leader must stop."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -18,8 +18,8 @@ TIMING = LeaseTiming.of(30)
 
 
 class Candidate:
-    """An elector on a clock that advances only when it waits. ``meanwhile`` is called in every wait, and may
-    stop it.
+    """A candidate of the leader election. Its clock advances only when the candidate waits. ``meanwhile`` is called at
+    every wait, and stops the candidate if it returns True.
     """
 
     def __init__(self, api: ApiDouble, identity: str = "us", timing: LeaseTiming = TIMING) -> None:
@@ -29,7 +29,7 @@ class Candidate:
         self.elector = Elector(api.kube, place, identity, timing=timing, wait=self._wait, clock=lambda: self.now)
 
     def stops_after(self, seconds: float) -> None:
-        """Stop it after its last attempt within so many seconds from now."""
+        """Let the candidate make its attempts of the next ``seconds``, and then stop it."""
         until = self.now + seconds
         self.meanwhile = lambda: self.now > until
 
@@ -52,7 +52,7 @@ def us(api: ApiDouble) -> Candidate:
 
 
 def held_by(api: ApiDouble, holder: str, **spec: Any) -> None:
-    """Store the Lease as its holder has just renewed it."""
+    """Store the Lease as if this holder had just renewed it."""
     given = {"holderIdentity": holder, "leaseDurationSeconds": 30, "leaseTransitions": 4}
     api.store(LEASE, {"metadata": {"name": "vcuda-controller"}, "spec": {**given, **spec}})
 
@@ -63,7 +63,7 @@ def spec_of(api: ApiDouble) -> dict[str, Any]:
 
 
 def slow(candidate: Candidate, part: float = 1.0) -> Delivery:
-    """Return a network in which every call takes this part of its timeout, and then fails."""
+    """Return a network in which every call fails after the given part of its timeout."""
 
     def deliver(_method: str, timeout: float, _effect: Effect) -> bytes:
         candidate.now += timeout * part
@@ -72,7 +72,7 @@ def slow(candidate: Candidate, part: float = 1.0) -> Delivery:
     return deliver
 
 
-# Taking
+# Tests of taking the Lease
 
 
 def test_a_missing_lease_is_created(api: ApiDouble, us: Candidate) -> None:
@@ -82,7 +82,7 @@ def test_a_missing_lease_is_created(api: ApiDouble, us: Candidate) -> None:
     assert spec["acquireTime"] == spec["renewTime"]
 
 
-# If the Lease is its own, the attempt that took it got no answer.
+# The Lease may already name this candidate: an earlier attempt took the Lease, and its answer was lost.
 @pytest.mark.parametrize(("holder", "transitions"), [("", 5), (None, 5), ("us", 4)], ids=["free", "never", "its own"])
 def test_a_lease_without_another_holder_is_taken(
     api: ApiDouble, us: Candidate, holder: str | None, transitions: int
@@ -96,7 +96,7 @@ def test_a_lease_without_another_holder_is_taken(
 
 def test_a_lease_that_is_renewed_is_never_taken(api: ApiDouble, us: Candidate) -> None:
     def renewed() -> bool:
-        if us.now % 28 == 0:  # seldom, but within its duration
+        if us.now % 28 == 0:  # another holder renews the Lease seldom, but always before the Lease expires
             held_by(api, "them")
         return us.now > 2000
 
@@ -109,7 +109,7 @@ def test_a_lease_that_is_renewed_is_never_taken(api: ApiDouble, us: Candidate) -
 @pytest.mark.parametrize(
     ("spec", "waits"),
     [
-        # The time that another clock wrote is ignored.
+        # The renewal time in the Lease is ignored, because another clock wrote it.
         *(({"renewTime": at}, 30) for at in ("2001-01-01T00:00:00.000000Z", "2099-01-01T00:00:00.000000Z", None)),
         *(({"leaseDurationSeconds": declared}, waits) for declared, waits in ((60, 60), (10, 10), (None, 30), (0, 30))),
     ],
@@ -124,7 +124,9 @@ def test_a_lease_lasts_for_its_duration_since_it_was_seen(
 
 
 def test_a_candidate_that_saw_nothing_for_long_starts_to_count_again(api: ApiDouble, us: Candidate) -> None:
-    """The lease was renewed all the time, but this candidate did not see it."""
+    """The holder renewed the Lease all the time, but this candidate could not reach the API server and did not see
+    that.
+    """
     held_by(api, "them")
     assert not us.acquires_within(2)
     api.deliver = lost_request
@@ -136,7 +138,9 @@ def test_a_candidate_that_saw_nothing_for_long_starts_to_count_again(api: ApiDou
 
 
 def overtaken(api: ApiDouble, method: str) -> Delivery:
-    """Return a network in which another takes the Lease just before the first such call lands."""
+    """Return a network in which another candidate takes the Lease just before the first call with this method reaches
+    the API server.
+    """
 
     def take(_method: str, _timeout: float, effect: Effect) -> bytes:
         held_by(api, "them")
@@ -176,7 +180,7 @@ def test_a_stopped_candidate_does_not_take_the_lease(api: ApiDouble, us: Candida
     assert spec_of(api)["holderIdentity"] == ""
 
 
-# Holding
+# Tests of holding the Lease
 
 
 @pytest.fixture
@@ -207,7 +211,7 @@ def test_an_api_server_that_is_down_for_10_seconds_does_not_end_the_leadership(
 
 
 @pytest.mark.parametrize("lease_seconds", [5, 15, 30, 600])
-@pytest.mark.parametrize("part", [0.0, 0.3, 1.0], ids=["refused at once", "slow", "the whole timeout"])
+@pytest.mark.parametrize("part", [0.0, 0.3, 1.0], ids=["connection refused", "slow", "timeout"])
 def test_a_leader_that_cannot_renew_stops_before_others_take_over(
     api: ApiDouble, lease_seconds: int, part: float
 ) -> None:
@@ -223,11 +227,13 @@ def test_a_leader_that_cannot_renew_stops_before_others_take_over(
     api.deliver = noted
     assert not leader.holds_for(10_000)
     assert timing.renew_deadline < leader.now - renewed < timing.lease_duration
-    assert begun[-1] <= timing.renew_deadline, "a later call could be answered too late"
+    assert begun[-1] <= timing.renew_deadline, "a later call might be answered after the lease has expired"
 
 
 def test_a_leader_counts_its_lease_from_before_the_call(api: ApiDouble) -> None:
-    """The answer took long. Others count from the write of the Lease, which was earlier."""
+    """The API server stored the Lease, but its answer was slow. Other candidates count the Lease's duration from the
+    write, so the leader must not count from the answer.
+    """
     us = Candidate(api)
     written = 0.0
 
@@ -265,7 +271,7 @@ def test_a_deleted_lease_is_recreated(api: ApiDouble, leader: Candidate) -> None
     assert spec_of(api)["holderIdentity"] == "us"
 
 
-# Giving it up
+# Tests of releasing the Lease
 
 
 def test_another_candidate_takes_a_released_lease_at_once(api: ApiDouble, leader: Candidate) -> None:
@@ -300,11 +306,13 @@ def test_a_release_that_fails_is_no_error(api: ApiDouble, leader: Candidate, del
     assert api.objects == {}, "there must be no Lease to release"
 
 
-# Logs
+# Tests of what is logged
 
 
 def warnings_within(candidate: Candidate, api: ApiDouble, seconds: float) -> list[float]:
-    """The seconds of failure that each warning names, while the API server is away for so long."""
+    """Return the number of failed seconds in each warning that is logged while the API server is unreachable for
+    ``seconds``.
+    """
     api.deliver = slow(candidate)
     with structlog.testing.capture_logs() as logs:
         assert not candidate.acquires_within(seconds)

@@ -1,4 +1,6 @@
-"""The watcher with an API server double: each finding is reported once; which pods are evicted, and when."""
+"""Tests of the watcher that finds pods beyond their quota. Each pod is reported once. With a flag, the newest pods are
+evicted.
+"""
 
 import json
 from collections.abc import Callable
@@ -27,7 +29,9 @@ HOUR = 3600.0
 
 
 class Cluster(ApiDouble):
-    """An API server that evicts: the pod terminates, unless ``refusal`` is the reason for a rejection."""
+    """An API server double that accepts evictions: the pod then terminates. If ``refusal`` is set, an eviction is
+    rejected with it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +39,7 @@ class Cluster(ApiDouble):
         self.refusal: VcudaError | None = None
 
     def post(self, path: str, body: bytes, params: object = None, timeout: float = 10) -> bytes:
-        """Create an object. An eviction creates none."""
+        """Create an object. A POST to the eviction path of a pod stores no object; it starts the eviction."""
         if not path.endswith("/eviction"):
             return super().post(path, body, params, timeout)
         self.evictions.append(json.loads(body))
@@ -45,7 +49,7 @@ class Cluster(ApiDouble):
         return b"{}"
 
     def terminate(self, name: str) -> None:
-        """Accept the deletion of a pod, which still exists."""
+        """Mark a pod as being deleted. The pod still exists."""
         self._change(name, deletionTimestamp="now")
 
     def make_anew(self, name: str) -> None:
@@ -60,26 +64,26 @@ class Cluster(ApiDouble):
         self.store(QUOTA, {"metadata": metadata, "data": {"gpu_quota": json.dumps({"team-a": entry})}})
 
     def add(self, name: str, *, hour: int, cards: int = 1, **fields: Any) -> None:
-        """Store a pod of team-a that was created at this hour, by default pinned to M40."""
+        """Store a pod of team-a that was created at the given hour. By default the pod is pinned to M40."""
         at = {"creationTimestamp": f"2026-01-01T{hour:02}:00:00Z", "uid": f"uid-{name}"}
         pod = vcuda_pod({"tencent.com/vcuda-core": 100 * cards}, **{"affinity": held_to("M40"), **fields})
         self.store(f"{PODS}/{name}", {**pod, "metadata": {"name": name, "namespace": "team-a", **at}})
 
     def events(self, about: str = "") -> list[dict[str, Any]]:
-        """Return the Events, of one pod or of all, in the order of their names."""
+        """Return the Events of one pod or of all pods, sorted by their names."""
         return [found for path, found in sorted(self.objects.items()) if f"/events/{about}" in path]
 
     def told(self) -> list[tuple[str, str]]:
-        """Return the pod and the reason of each Event."""
+        """Return the pod's name and the reason of each Event."""
         return [(event["involvedObject"]["name"], event["reason"]) for event in self.events()]
 
     def evicted(self) -> list[str]:
-        """Return the names of the pods whose eviction was requested, once for each request."""
+        """Return the name of a pod for each request to evict it."""
         return [eviction["metadata"]["name"] for eviction in self.evictions]
 
 
 class Watched:
-    """A watcher with a stopped clock. A test delivers the stored objects to its watches."""
+    """A watcher with a stopped clock. The test itself delivers the stored objects to the watches."""
 
     def __init__(
         self,
@@ -115,7 +119,7 @@ class Watched:
         self.pods = [pod for pod in found if pod]
 
     def look(self, after: float = 0.0) -> list[Any]:
-        """Look once, so many seconds later. Return what was logged."""
+        """Advance the clock by ``after`` seconds and check namespace team-a once. Return the logged events."""
         self.clock.now += after
         with structlog.testing.capture_logs() as logs:
             self.watcher.reconcile("team-a")
@@ -127,7 +131,7 @@ class Watched:
 
 @pytest.fixture
 def api() -> Cluster:
-    """Return a cluster in which team-a may use two M40, and uses four. The two newest pods are beyond the quota."""
+    """Return an API server where team-a may use two M40 and uses four. So the two newest pods are beyond the quota."""
     cluster = Cluster()
     cluster.limit({"quota": {"M40": 2}})
     for hour, name in enumerate(("oldest", "old", "new", "newest")):
@@ -137,7 +141,7 @@ def api() -> Cluster:
 
 @pytest.fixture
 def watched(api: Cluster) -> Watched:
-    """Return a watcher that evicts, after its first look."""
+    """Return a watcher that may evict pods and has checked the namespace once."""
     watched = Watched(api)
     watched.look()
     return watched
@@ -220,8 +224,8 @@ ALL_THREE = ["free", "new", "newest"]
     [
         pytest.param("enforce", False, frozenset(), ALL_THREE, id="without the flag"),
         pytest.param("warn", True, frozenset(), ALL_THREE, id="a quota that only warns"),
-        pytest.param("audit", True, frozenset(), [], id="one that only audits reports nothing either"),
-        # The webhook is not called there, so another pod would only take the place of an evicted one.
+        pytest.param("audit", True, frozenset(), [], id="a quota that only audits, without reports"),
+        # The webhook is not called in a system namespace, so a new pod would only replace the evicted pod.
         pytest.param("enforce", True, frozenset({"team-a"}), ALL_THREE, id="a system namespace"),
     ],
 )
@@ -237,7 +241,7 @@ def test_a_pod_that_is_not_evicted_is_still_counted(
     assert watched.counted("pods", namespace="team-a", finding="over-quota") == 2
 
 
-def test_the_newest_is_evicted_after_a_period_and_one_at_each_look(api: Cluster, watched: Watched) -> None:
+def test_the_newest_pod_is_evicted_after_a_period_and_one_pod_per_check(api: Cluster, watched: Watched) -> None:
     watched.look(PERIOD - 1)
     assert api.evicted() == []
     watched.look(1)
@@ -256,7 +260,7 @@ WARNS: Manifest = {"quota": {"M40": 2}, "mode": "warn"}
 
 
 @pytest.mark.parametrize("between", [{"quota": {"M40": 4}}, WARNS], ids=["fits", "warns"])
-def test_a_look_that_finds_no_pod_to_evict_restarts_the_period(
+def test_a_check_that_finds_no_pod_to_evict_restarts_the_period(
     api: Cluster, watched: Watched, between: Manifest
 ) -> None:
     for entry in (between, {"quota": {"M40": 2}}):
@@ -276,9 +280,11 @@ TWO = ("new", "newest")
     "change",
     [
         pytest.param(lambda api: [api.remove(f"{PODS}/{name}") for name in TWO], id="both are deleted"),
-        pytest.param(lambda api: [api.make_anew(name) for name in TWO], id="both have successors of their names"),
         pytest.param(
-            lambda api: [api.remove(f"{PODS}/oldest"), api.terminate("old")], id="the older are deleted or terminate"
+            lambda api: [api.make_anew(name) for name in TWO], id="both are replaced by pods of the same names"
+        ),
+        pytest.param(
+            lambda api: [api.remove(f"{PODS}/oldest"), api.terminate("old")], id="older pods are deleted or terminating"
         ),
         raise_limit,
         pytest.param(lambda api: api.limit({"quota": {"M40": "many"}}), id="the quota is malformed"),
@@ -288,7 +294,7 @@ TWO = ("new", "newest")
 def test_the_stored_pods_decide_about_an_eviction(
     api: Cluster, watched: Watched, change: Callable[[Cluster], object]
 ) -> None:
-    """It does not matter what the watches have seen."""
+    """The stored pods decide about an eviction. The watches may be behind."""
     change(api)
     for _ in range(3):
         watched.look(PERIOD)
@@ -299,7 +305,7 @@ CAUSE = {"reason": "DisruptionBudget", "message": "The disruption budget pdb nee
 STATUS = {"message": "Cannot evict pod: it would violate the disruption budget.", "details": {"causes": [CAUSE]}}
 
 
-def test_a_budget_is_reported_delays_no_other_pod_and_the_eviction_is_retried(api: Cluster, watched: Watched) -> None:
+def test_an_eviction_that_a_budget_refuses_is_reported_and_retried(api: Cluster, watched: Watched) -> None:
     api.refusal = refusal("POST /eviction", 429, json.dumps(STATUS).encode())
     for after in (PERIOD, 0.0, 0.0):
         watched.look(after)
@@ -312,7 +318,9 @@ def test_a_budget_is_reported_delays_no_other_pod_and_the_eviction_is_retried(ap
 
 
 def test_a_pod_that_a_budget_keeps_is_deleted_at_the_last_attempt_and_reported(api: Cluster) -> None:
-    """The pod gets its grace period, and no other pod is deleted. No budget keeps a pod beyond the quota forever."""
+    """A PodDisruptionBudget refuses the eviction. At the last attempt the pod is deleted, with its grace period, and no
+    other pod is deleted.
+    """
     api.refusal = refusal("POST /eviction", 429, json.dumps(STATUS).encode())
     watched = Watched(api, delete_after=3)
     deleted: list[Any] = []
@@ -321,7 +329,8 @@ def test_a_pod_that_a_budget_keeps_is_deleted_at_the_last_attempt_and_reported(a
         deleted.append((path, json.loads(body or b"")))
         return b"{}"
 
-    api.delete = delete  # type: ignore[assignment,method-assign]  # here a deleted pod terminates
+    # type: ignore[assignment,method-assign]  # here a deleted pod terminates
+    api.delete = delete  # type: ignore[assignment,method-assign]
     watched.look()
     for _ in range(2):
         watched.look(PERIOD)
@@ -386,8 +395,10 @@ def test_a_rejected_event_is_not_retried_and_delays_nothing(api: Cluster) -> Non
 
 
 @pytest.mark.parametrize("lost", [lost_request, lost_reply])
-def test_a_look_that_fails_is_retried(api: Cluster, lost: Delivery) -> None:
-    """Events that may not have been written are still written only once."""
+def test_a_failed_check_of_a_namespace_is_retried(api: Cluster, lost: Delivery) -> None:
+    """The check fails after some Events may have been written. The retry writes the missing Events, and each Event only
+    once.
+    """
     watched = Watched(api, enforce=False)
     api.deliver = Script(lost, lost)
     with structlog.testing.capture_logs() as logs:
@@ -398,7 +409,7 @@ def test_a_look_that_fails_is_retried(api: Cluster, lost: Delivery) -> None:
     assert [name for name, _ in api.told()] == ["new", "newest"]
 
 
-def test_after_a_report_and_while_something_is_wrong_a_namespace_falls_due_each_period(api: Cluster) -> None:
+def test_a_namespace_is_checked_after_a_report_and_each_period_while_pods_exceed_the_quota(api: Cluster) -> None:
     watched = Watched(api, enforce=False)
     watched.watcher.report("team-a", None)
     watched.clock.now += 1.0
@@ -409,16 +420,16 @@ def test_after_a_report_and_while_something_is_wrong_a_namespace_falls_due_each_
         watched.clock.now += PERIOD
 
 
-# Grants that end
+# Tests of grants that end
 
 
 def grant(api: Cluster, *grants: Manifest, **fields: Any) -> None:
-    """Give team-a more than its two M40 for a time."""
+    """Add a grant, which gives team-a more than its two M40 for a time."""
     api.limit({"quota": {"M40": 2}, "grants": list(grants), **fields})
 
 
 ALL_FOUR = {"M40": 2, "until": "2026-11-26"}
-"""Ends at midnight, 36 hours after noon."""
+"""This grant ends at midnight, 36 hours after the tests' clock."""
 THEN = "a GPU grant ends at 2026-11-27 00:00 UTC; then this pod"
 
 

@@ -1,4 +1,6 @@
-"""Placements are decided by the journals, and written there before the answer. No share is allocated twice."""
+"""Tests of the extender's allocator: placements are decided by the journals and written there before the scheduler gets
+its answer. No share of a card is allocated twice.
+"""
 
 import itertools
 from collections.abc import Callable
@@ -49,7 +51,9 @@ def test_a_pod_is_placed_and_journaled_before_the_answer(api: ApiDouble, leader:
 
 
 def test_pods_placed_in_quick_succession_never_get_the_same_share(api: ApiDouble, leader: Leader) -> None:
-    """The watch delivers nothing between the placements."""
+    """The watch delivers no event between the placements. So only the journal (a ConfigMap with the placements) shows
+    which cards are allocated.
+    """
     pods = [store_pod(api, f"pod-{number}", 60) for number in range(3)]
     answers = [leader.filter(pod) for pod in pods]
     assert [answer["NodeNames"] for answer in answers] == [["n1"], ["n1"], []]
@@ -71,7 +75,9 @@ def test_a_pod_that_no_node_can_serve_has_a_reason_for_each_node(api: ApiDouble,
 
 
 def test_a_pod_that_was_placed_and_not_bound_is_placed_again_on_its_node(api: ApiDouble) -> None:
-    """gpu-admission always rejects such a pod. Its own share, or a fuller node, does not prevent the placement."""
+    """A pod that was placed and not bound is placed again on its node, even if another node is fuller. gpu-admission
+    always rejects such a pod.
+    """
     leader = Leader(api, cards={"n1": 1, "n2": 2}).leads()
     pod = store_pod(api, "train", 100)
     for names in (["n2"], ["n1", "n2"]):
@@ -104,7 +110,9 @@ def test_a_pod_that_is_bound_or_has_ended_is_not_placed(
 
 
 class Call(NamedTuple):
-    """A call of the scheduler for pod ``train``. ``ask`` returns the error, ``done`` whether the call took effect."""
+    """A call of the scheduler for pod ``train``. ``ask`` makes the call and returns its error. ``done`` returns whether
+    the call took effect.
+    """
 
     ask: Callable[[], str]
     done: Callable[[], bool]
@@ -124,7 +132,7 @@ def call(request: pytest.FixtureRequest, api: ApiDouble, leader: Leader) -> Call
 def test_the_scheduler_is_answered_before_its_timeout_even_if_the_api_server_is_slow(
     api: ApiDouble, leader: Leader, call: Call, slow: tuple[str, ...], answered: bool
 ) -> None:
-    """This also holds if others write the pod and the journal at the same time."""
+    """The scheduler gets its answer in time even if other writers change the pod and the journal during the call."""
 
     def deliver(method: str, timeout: float, effect: Effect) -> bytes:
         leader.seconds += timeout if method in slow else 0.0
@@ -163,15 +171,17 @@ def test_the_next_call_resolves_a_journal_write_of_unknown_outcome(
 
 
 def test_the_scheduler_waits_longer_than_an_answer_takes() -> None:
-    """The margin is one call, because a call with expired credentials is made twice."""
+    """An API call with expired credentials is made twice. So the scheduler's timeout must exceed the extender's
+    deadline by at least one API call.
+    """
     config = yaml.safe_load((COMPONENT / "scheduler-config.yaml").read_text())["extenders"]
     assert [each["httpTimeout"] for each in config] == ["15s"]
     assert DEADLINE_SECONDS + TIMEOUT <= 15
 
 
 def test_two_processes_that_both_believe_they_lead_see_each_others_placements(api: ApiDouble, leader: Leader) -> None:
-    """The journal is written by compare-and-swap. Neither process sees the other's placements before its own write
-    fails.
+    """The journal of placements is written by compare-and-swap. A process learns of the other's placements when its own
+    write fails.
     """
     other = Leader(api).leads()
     for name, who in zip(("a", "b", "c"), itertools.cycle((leader, other))):
@@ -189,7 +199,7 @@ def test_a_late_journal_write_is_rejected_or_counted(api: ApiDouble, leader: Lea
     assert [len(shares(api, name)) for name in ("late", "next", "last")] == [0, 1, 1]
 
 
-def test_a_pod_created_and_deleted_unseen_is_removed_at_the_second_look(api: ApiDouble, leader: Leader) -> None:
+def test_a_pod_created_and_deleted_unseen_is_removed_at_the_second_check(api: ApiDouble, leader: Leader) -> None:
     for name in ("gone", "stays"):
         leader.filter(store_pod(api, name, 100))
     api.remove(pod_path("gone"))
@@ -231,7 +241,7 @@ def test_a_pod_keeps_its_cards_until_it_ends_is_deleted_or_is_bound_elsewhere(
 def test_a_bound_pod_that_vanishes_keeps_its_cards_for_its_grace_period_under_any_leader(
     api: ApiDouble, leader: Leader
 ) -> None:
-    """After a forced deletion the pod may run for so long."""
+    """A pod that is deleted by force may keep running for its grace period."""
     leader.place("train", cores=200)
     leader.bind("train", "n1")
     leader.sees("train")
@@ -287,11 +297,11 @@ FORGED = [
 ]
 
 
-@pytest.mark.parametrize("forged", FORGED, ids=["bound", "running", "not bound, in the future"])
+@pytest.mark.parametrize("forged", FORGED, ids=["bound", "running", "not bound, time in the future"])
 def test_annotations_that_the_extender_did_not_write_are_ignored(
     api: ApiDouble, leader: Leader, forged: dict[str, dict[str, str]]
 ) -> None:
-    """The owner can write any annotation: eight tiny pods would block a node."""
+    """The owner of a pod can write any annotation. If such annotations counted, eight tiny pods could block a node."""
     made = store_pod(api, "forged", 5, annotations=forged["annotations"])
     api.store(pod_path("forged"), {**made, **forged, "spec": {**made["spec"], **forged["spec"]}})
     leader.sees("forged")
@@ -300,7 +310,7 @@ def test_annotations_that_the_extender_did_not_write_are_ignored(
 
 
 def test_cards_stay_allocated_after_any_edit_of_the_pod_by_its_owner(api: ApiDouble, leader: Leader) -> None:
-    """Otherwise an exclusive pod would get a card that is in use."""
+    """If an edited annotation released the cards, a pod that needs a whole card would get a card that is in use."""
     leader.place("mine", cores=60)
     leader.bind("mine", "n1")
     bound = as_stored(api, "mine")
@@ -329,7 +339,9 @@ def test_the_cards_of_pods_bound_earlier_are_adopted_once(api: ApiDouble) -> Non
 
 
 def test_victims_that_make_no_room_on_a_single_card_are_not_preempted(api: ApiDouble) -> None:
-    """The scheduler counts sums: half of two cards is no whole card."""
+    """The scheduler only adds up the free cores. Half of one card and half of another do not make the whole card that a
+    pod needs.
+    """
     leader = Leader(api, cards={"n1": 2, "n2": 1}).leads()
     for name, node, cores in (("a", "n1", 60), ("b", "n1", 60), ("c", "n1", 30), ("d", "n2", 30)):
         leader.place(name, node, cores)

@@ -1,4 +1,5 @@
-"""No card is ever over-allocated, for any failures, leaders, and annotations by tenants.
+"""A state machine for the extender. No card is over-allocated, whichever calls fail, however often the leader changes,
+and whatever tenants write into annotations.
 
 No pod is ever bound with other cards than those in the journal of its node.
 """
@@ -24,19 +25,21 @@ from tests.extended import CARD_BLOCKS, UNBOUND_SECONDS, Leader, as_stored, on_c
 CARDS = {"n1": 2, "n2": 1}
 DELIVERIES: dict[str, Delivery] = {"delivered": delivered, "lost request": lost_request, "lost reply": lost_reply}
 FAULTS = st.sampled_from(["delivered"] * 6 + ["lost request", "lost reply", "late"])
-"""Usually there is no fault, because pods must be placed before a card can be allocated twice."""
+"""The outcome of an API call. Most calls succeed, because many pods must be placed before a card could be allocated
+twice.
+"""
 LEADERS = st.sampled_from([1, 1, 1, 2])
-"""The newest leader, or its predecessor."""
+"""Which leader acts: 1 is the newest leader, and 2 is its predecessor."""
 SIZES = st.sampled_from([30, 60, 75, 100, 200])
 NODES = st.sampled_from([["n1"], ["n2"], ["n1", "n2"]])
 TARGETS = st.sampled_from([None, None, *CARDS])
 WHICH = st.integers(0, 5)
 Shares = Iterable[tuple[int, int, int]]
-"""Card, cores and memory."""
+"""The card, its cores and its memory."""
 
 
 class Placements(RuleBasedStateMachine):
-    """Successive leaders with one API server. Each of them believes that it still leads."""
+    """Successive leaders that share one API server. Each of them still believes that it leads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,12 +48,13 @@ class Placements(RuleBasedStateMachine):
         self.late = Late()
         self.shown: dict[tuple[int, str], Any] = {}
         self.created = 0
-        # The cards with which each pod was bound, and its node: what the device plugin gets.
+        # For each bound pod, the node and the cards in its annotations when it was bound. The device plugin gets these
+        # cards.
         self.bound: dict[str, tuple[str, str]] = {}
 
     @initialize(before=st.booleans())
     def first(self, before: bool) -> None:
-        """Some pods may have been bound before the extender existed."""
+        """Start the first leader. Some pods may have been bound before the extender was installed."""
         if before:
             store_pod(self.api, "before", 60, nodeName="n1", annotations=on_card(1))
         self.take_over()
@@ -58,7 +62,7 @@ class Placements(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: len(self.leaders) < 4)
     def take_over(self) -> None:
-        """Another process becomes the leader, and the last one does not notice."""
+        """Another process becomes the leader. The former leader does not notice this."""
         leader = Leader(self.api, CARDS)
         self.leaders.append(leader)
         for name in self.pods():
@@ -68,14 +72,14 @@ class Placements(RuleBasedStateMachine):
 
     @rule(cores=SIZES, nodes=NODES)
     def create(self, cores: int, nodes: list[str]) -> None:
-        """A pod is created, and the scheduler calls the extender for it."""
+        """Create a pod. The scheduler then calls the extender for this pod."""
         self.created += 1
         self.leaders[-1].filter(store_pod(self.api, f"pod-{self.created}", cores), nodes)
 
     @rule(which=WHICH, card=st.integers(0, 3), node=st.sampled_from(["n1", "n2", "n3"]), who=WHICH)
     @precondition(lambda self: self.pods())
     def forge(self, which: int, card: int, node: str, who: int) -> None:
-        """The owner of a pod writes any cards on it, and a leader sees that."""
+        """The owner of a pod writes forged cards into its annotations. The watch of a leader delivers the change."""
         name = self.pods()[which % len(self.pods())]
         pod = as_stored(self.api, name)
         forged = {**on_card(card, node=node), "tencent.com/predicate-time": "9" * 19}
@@ -85,8 +89,8 @@ class Placements(RuleBasedStateMachine):
     @rule(which=WHICH, put=FAULTS, who=LEADERS, nodes=NODES)
     @precondition(lambda self: self.pods())
     def schedule(self, which: int, put: str, who: int, nodes: list[str]) -> None:
-        """The scheduler calls a leader, the newest or its predecessor, for a pod. API calls get lost, or arrive
-        late.
+        """The scheduler asks the newest leader or its predecessor to place a pod. The leader's API calls may be lost or
+        arrive late.
         """
         name = self.pods()[which % len(self.pods())]
         self.api.deliver = self.faults(PUT=put)
@@ -96,7 +100,9 @@ class Placements(RuleBasedStateMachine):
     @rule(which=WHICH, post=FAULTS | st.just("late"), put=FAULTS, who=LEADERS, node=TARGETS)
     @precondition(lambda self: self.placed())
     def bind(self, which: int, post: str, put: str, who: int, node: str | None) -> None:
-        """The scheduler has a pod bound to its node, or to a node from which it may have moved."""
+        """The scheduler requests the binding of a pod to its node, or to a node where the pod may have been placed
+        earlier.
+        """
         placed = self.placed()
         name, last = sorted(placed.items())[which % len(placed)]
         self.api.deliver = self.faults(POST=post, PUT=put)
@@ -107,26 +113,28 @@ class Placements(RuleBasedStateMachine):
     @rule(which=WHICH, nodes=NODES)
     @precondition(lambda self: self.placed())
     def move(self, which: int, nodes: list[str]) -> None:
-        """The pod is placed again by the newest leader while it is being bound."""
+        """A former leader binds a pod, and its call arrives late. Meanwhile the newest leader places the same pod
+        again.
+        """
         name = sorted(self.placed())[which % len(self.placed())]
         self.bind(which, "late", "delivered", 1, None)
         self.leaders[-1].filter(as_stored(self.api, name), nodes)
 
     @rule()
     def land(self) -> None:
-        """Late calls arrive."""
+        """Deliver the API calls that were delayed."""
         self.late.land()
 
     @rule(which=WHICH, who=WHICH)
     @precondition(lambda self: self.pods())
     def watch(self, which: int, who: int) -> None:
-        """A leader sees one pod as it is stored."""
+        """The watch of a leader delivers the current state of one pod."""
         self.show(self.leaders[who % len(self.leaders)], self.pods()[which % len(self.pods())])
 
     @rule(which=WHICH, phase=st.sampled_from(["Running", "Succeeded", None]))
     @precondition(lambda self: self.pods())
     def change(self, which: int, phase: str | None) -> None:
-        """A pod runs on its node, ends, or is deleted."""
+        """Change one pod: it runs on its node, it ends, or it is deleted."""
         name = self.pods()[which % len(self.pods())]
         pod = as_stored(self.api, name)
         if phase is None:
@@ -136,7 +144,7 @@ class Placements(RuleBasedStateMachine):
 
     @rule(who=WHICH, seconds=st.sampled_from([0, UNBOUND_SECONDS]))
     def tidy(self, who: int, seconds: int) -> None:
-        """Time passes, and one leader tidies up."""
+        """Some time passes. Then one leader removes expired placements from the journals."""
         leader = self.leaders[who % len(self.leaders)]
         leader.seconds += seconds
         leader.allocator.tidy()
@@ -175,7 +183,7 @@ class Placements(RuleBasedStateMachine):
         assert all(used <= CARD_BLOCKS * 256 for used in memory.values()), taken
 
     def entries(self) -> list[tuple[str, str, Shares]]:
-        """Return the entries of the journals, by node and the uid of the pod."""
+        """Return all placements in the journals by node and by the uid of the pod."""
         texts = (stored["data"]["placements"] for path, stored in self.api.objects.items() if "/configmaps/" in path)
         return [
             (node["node"], entry["uid"], [share for shares in entry["shares"].values() for share in shares])
@@ -184,7 +192,7 @@ class Placements(RuleBasedStateMachine):
         ]
 
     def counts(self, node: str, uid: str) -> bool:
-        """Return whether the pod exists, and may in fact use something on the node."""
+        """Return whether the pod exists, has not ended, and may use cards of the node."""
         name = uid.removeprefix("uid-")
         if name not in self.pods():
             return False
@@ -200,11 +208,11 @@ class Placements(RuleBasedStateMachine):
         self.shown[id(leader), name] = as_stored(self.api, name)
 
     def leader(self, who: int) -> Leader:
-        """Return the newest leader, or its predecessor."""
+        """Return the newest leader for ``who`` = 1, and its predecessor for 2."""
         return self.leaders[-min(who, len(self.leaders))]
 
     def placed(self) -> dict[str, str]:
-        """Return the pods that have cards and are not bound, with their nodes."""
+        """Return the node of each pod that was placed on a node and is not bound yet."""
         given = {uid.removeprefix("uid-"): node for node, uid, _ in self.entries()}
         return {
             name: node
@@ -213,7 +221,9 @@ class Placements(RuleBasedStateMachine):
         }
 
     def faults(self, **by_method: str) -> Delivery:
-        """Deliver the next call of each of these methods as named, and all others normally."""
+        """Return a network. It delivers the next call of each named method with the given fault, and every other call
+        normally.
+        """
         known: dict[str, Delivery] = {**DELIVERIES, "late": self.late}
         scripts = {method: Script(known[fault], methods=(method,)) for method, fault in by_method.items()}
 

@@ -1,5 +1,5 @@
-"""The journals of placements: one ConfigMap per node, written by compare-and-swap, bounded, and deleted with their
-nodes.
+"""Tests of the journals of placements. A journal is one ConfigMap per node. It is written by compare-and-swap, bounded
+in size, and deleted with its node.
 """
 
 import json
@@ -62,7 +62,9 @@ def test_a_deleted_journal_is_restored_from_memory(api: ApiDouble) -> None:
 
 
 def test_the_size_of_a_journal_is_bounded(api: ApiDouble, journal: Journal) -> None:
-    """The largest journal of a node with eight cards is far smaller than the API server's limit."""
+    """A journal has the placements on one node. The largest possible journal of a node with eight cards is far below
+    the API server's size limit.
+    """
     entries = {f"{number:036}": ENTRY for number in range(MAX_PLACEMENTS + 1)}
     with pytest.raises(NotPlaced, match="node n1 already has 1000 pods with cards"):
         journal.write(NodeJournal("n1", "", entries))

@@ -1,4 +1,4 @@
-"""The requests of kube-scheduler to an extender, as its Go types encode them, and the answers."""
+"""Tests of the requests that kube-scheduler sends to an extender, as its Go types encode them, and of the answers."""
 
 import json
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def test_names_of_nodes_are_answered_with_names() -> None:
     assert (args.pod.metadata.name, args.names) == ("train-0", ("n1", "n2"))
     nothing: dict[str, Any] = {"Nodes": None, "FailedNodes": {}, "FailedAndUnresolvableNodes": {}, "Error": ""}
     assert json.loads(args.passing(["n2"])) == {**nothing, "NodeNames": ["n2"]}
-    # The scheduler uses the text as a format, in which a percent sign has a meaning.
+    # kube-scheduler uses the text as a format string, in which a percent sign is special.
     assert json.loads(args.failed("at 100%")) == {**nothing, "NodeNames": [], "Error": "at 100 percent"}
 
 

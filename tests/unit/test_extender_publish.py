@@ -1,4 +1,4 @@
-"""The free cards that the leader's extender publishes for the webhook."""
+"""Tests of the report of free cards, which the leader's extender publishes for the webhook."""
 
 from collections.abc import Mapping
 
@@ -52,7 +52,7 @@ def test_figures_that_are_no_longer_updated_are_withdrawn(api: ApiDouble) -> Non
 
 
 def test_fragments_are_counted_by_model_and_pool() -> None:
-    """A card in use has free cores that no pod for whole cards can use."""
+    """A fragment is the free part of a card that is in use. A pod that requests whole cards cannot use fragments."""
     two = Cards.unused(GPU_MANAGER, 2, 128)
     known: dict[str, Cards | Unplaceable] = {
         "a": two.taken([Share(0, 30, 256)]),

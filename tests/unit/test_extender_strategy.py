@@ -1,4 +1,6 @@
-"""Which node and cards a pod gets, and how many cards stay whole compared with gpu-admission's order."""
+"""Tests of the extender's choice of node and cards. The choice must keep more cards whole than
+gpu-admission's order.
+"""
 
 import heapq
 import random
@@ -15,7 +17,9 @@ GIB = 1024
 
 
 def node(*used: int, memory: int = 0) -> Cards:
-    """Return a node whose cards of 16 GiB have so many cores in use, each with so much memory."""
+    """Return the cards of a node, of 16 GiB each. ``used`` is the number of cores in use on each card, and ``memory``
+    the memory in use.
+    """
     cards = Cards.unused(GPU_MANAGER, len(used), len(used) * 64)
     return cards.taken(Share(card, cores, memory) for card, cores in enumerate(used) if cores)
 
@@ -28,12 +32,14 @@ def request(*demands: tuple[int, int]) -> CardRequest:
     ("cards", "demands", "wanted"),
     [
         pytest.param(node(0, 50, 20), [(30, GIB)], [[1]], id="the card with the fewest free cores"),
-        pytest.param(node(0, 80, 20), [(30, GIB)], [[2]], id="that it fits on"),
-        pytest.param(node(50, 20, memory=15 * GIB), [(30, 2 * GIB)], [], id="in memory too"),
+        pytest.param(node(0, 80, 20), [(30, GIB)], [[2]], id="the fullest card on which the share fits"),
+        pytest.param(node(50, 20, memory=15 * GIB), [(30, 2 * GIB)], [], id="no room in memory"),
         pytest.param(node(20, 20), [(30, GIB)], [[0]], id="the lowest number among equals"),
-        pytest.param(node(0, 10, 0, 0), [(200, 0)], [[0, 2]], id="whole cards that are unused"),
-        pytest.param(node(0).taken([Share(0, 0, 256)]), [(100, 0)], [], id="no memory either"),
-        pytest.param(node(0, 0), [(60, GIB), (60, GIB), (40, GIB)], [[0], [1], [0]], id="containers one by one"),
+        pytest.param(node(0, 10, 0, 0), [(200, 0)], [[0, 2]], id="unused whole cards"),
+        pytest.param(node(0).taken([Share(0, 0, 256)]), [(100, 0)], [], id="some memory is in use"),
+        pytest.param(
+            node(0, 0), [(60, GIB), (60, GIB), (40, GIB)], [[0], [1], [0]], id="containers are placed in order"
+        ),
         pytest.param(node(0, 0), [(60, GIB), (100, 0)], [[0], [1]], id="a share and a whole card"),
         pytest.param(node(0), [(60, GIB), (100, 0)], [], id="all containers or none"),
     ],
@@ -64,7 +70,7 @@ def test_the_reason_is_short_and_says_whether_it_can_pass(
 
 
 def chosen(strategy: Strategy, asked: CardRequest, **nodes: Cards | Unplaceable) -> str:
-    choice = strategy(asked, [*nodes, *nodes], nodes)  # a node that is named twice is one node
+    choice = strategy(asked, [*nodes, *nodes], nodes)  # each node is named twice in the list, and must count once
     assert isinstance(choice, Placement), choice
     return choice.node
 
@@ -113,16 +119,16 @@ def test_no_card_is_ever_over_allocated(pods: list[list[tuple[int, int]]], strat
 
 
 PODS, NODES, CARDS, LIFE = 2000, 40, 8, 150
-"""LIFE is the average number of pods that are created until one ends. More than half of the cards are in use, and every
-pod fits.
+"""LIFE is the average number of pods that are created during the life of one pod. With these numbers more than half of
+all cards are in use, and every pod fits.
 """
 
 REQUESTS = [found for found in (read_card_request(step.pod) for step in steps()) if isinstance(found, CardRequest)]
 
 
 def whole_share(strategy: Strategy, seed: int) -> float:
-    """Return the average share of cards that are entirely free, over all pods."""
-    rng = random.Random(seed)  # noqa: S311  # the same pods each time, nothing secret
+    """Return the average share of the cluster's cards that are completely free, measured after each pod is placed."""
+    rng = random.Random(seed)  # noqa: S311  # noqa: S311  # the same pods in each run, nothing secret
     known = {f"node-{number}": Cards.unused(GPU_MANAGER, CARDS, CARDS * 64) for number in range(NODES)}
     running: list[tuple[int, int, Placement]] = []
     whole = 0

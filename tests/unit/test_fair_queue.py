@@ -1,4 +1,6 @@
-"""The queue of large reviews: keys are served in turn, all bounds hold, and no entry waits without need."""
+"""Tests of the queue of large reviews. Keys (namespaces) are served in turn, all bounds hold, and no entry waits
+without need.
+"""
 
 import asyncio
 import math
@@ -18,7 +20,7 @@ FEW = Bounds(grants=4, size=100, key_grants=2, key_size=60, waiting=6, keys=3)
 
 
 class Clock:
-    """A clock that changes only when it is set."""
+    """A clock that changes only when the test sets it."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -36,7 +38,9 @@ def granted(entries: Sequence[QueueEntry]) -> list[QueueEntry]:
 
 
 def served(line: FairQueue, entries: Sequence[QueueEntry]) -> str:
-    """Return the keys of the entries in the order of their grants, if each leaves before the next."""
+    """Return the keys of the entries in the order in which they get a place. Each entry leaves before the next one gets
+    a place.
+    """
     order = ""
     while found := granted(entries):
         assert len(found) == 1
@@ -53,7 +57,9 @@ def test_keys_are_served_in_turn_and_the_entries_of_one_in_order() -> None:
 
 
 def test_a_new_key_waits_for_at_most_one_entry_of_each_other_key() -> None:
-    """It waits for the granted entry, and for one more of a key that is also waiting."""
+    """The entry of a new key waits for the entry that has a place, and for one entry of each other key that is
+    waiting.
+    """
     line = queue(ONE)
     flood = [line.enter("a", 0) for _ in range(20)]
     assert served(line, [*flood, line.enter("b", 0)])[:3] == "aba"
@@ -104,7 +110,9 @@ def test_if_too_many_wait_the_newest_of_the_longest_line_is_dropped_for_another_
 
 
 def test_further_keys_share_a_line() -> None:
-    """A tenant that invents a key for each entry occupies only a few lines."""
+    """Beyond a number of different keys, all further keys share one line of the queue. So a tenant that invents a new
+    key for each entry cannot fill the queue.
+    """
     line = queue(FEW)
     for key in "abcd":
         line.enter(key, 1)
@@ -113,7 +121,7 @@ def test_further_keys_share_a_line() -> None:
 
 
 def test_an_entry_is_never_granted_after_its_end() -> None:
-    """The process was suspended, and the timers of the waiting entries have not run yet."""
+    """The process was suspended, so the deadlines of the waiting entries passed before their timers could run."""
     clock = Clock()
     line = queue(ONE, clock)
     first, late, good = line.enter("a", 0), line.enter("b", 0, end=5), line.enter("c", 0, end=7)
@@ -136,7 +144,7 @@ def test_a_waiting_entry_is_woken_dropped_at_its_end_and_frees_its_place_when_ca
         late, gone, last = (asyncio.create_task(wait(line, key, end)) for key, end in (("b", 0.01), ("c", 9), ("d", 9)))
         with pytest.raises(Dropped, match="late"):
             await late
-        # It was granted, and is cancelled before it notices.
+        # This caller got its place, and is cancelled before its task resumes.
         line.leave(first)
         gone.cancel()
         assert await asyncio.wait_for(last, PATIENT) == "d"
@@ -147,7 +155,7 @@ def test_a_waiting_entry_is_woken_dropped_at_its_end_and_frees_its_place_when_ca
 
 
 class Machine(RuleBasedStateMachine):
-    """Entries arrive, leave and expire in any order."""
+    """A state machine in which entries arrive, leave and expire in any order."""
 
     entries = Bundle("entries")
 
@@ -193,7 +201,7 @@ class Machine(RuleBasedStateMachine):
     def nobody_waits_if_nothing_is_granted_and_no_key_alone(self) -> None:
         held, waiting = granted(self.all), [entry for entry in self.all if entry.state is EntryState.WAITING]
         assert held or not waiting
-        # A waiting entry follows a grant of its own key, or follows an entry for which there is no room.
+        # An entry may wait only if its key already has a place, or if there is no room for the entry.
         fits = [entry for entry in waiting if entry.key not in {each.key for each in held}]
         room = len(held) < FEW.grants and sum(entry.size for entry in held) + 120 <= FEW.size
         assert not (room and fits)

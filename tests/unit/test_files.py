@@ -1,4 +1,4 @@
-"""The files that describe a cluster: the quota, the nodes, their devices, and stored objects."""
+"""Tests of the files that describe a cluster to `check`: the quota, the nodes, their devices, and stored objects."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def cluster(path: Path, *stored: Manifest) -> OfflineCluster:
-    """Return a cluster with the devices of three drivers and these stored objects."""
+    """Return a cluster that has the devices of three DRA drivers and the given stored objects."""
     quota = path.with_name("quota.yaml")
     quota.write_text("{team-a: {quota: {M40: 8, A100: 8}}, team-b: {quota: {M40: 8}}}")
     path.write_text(yaml.safe_dump(published(*stored)))
@@ -46,7 +46,7 @@ def test_the_error_for_an_unreadable_file_names_it(content: bytes | None, path: 
             reading()
 
 
-# The quota
+# Tests of the quota file
 
 
 @cases(
@@ -88,7 +88,7 @@ def test_a_malformed_quota_file_is_refused(text: str, path: Path) -> None:
         read_quota(path)
 
 
-# Nodes and devices
+# Tests of files with nodes and devices
 
 
 def test_nodes_without_a_label_are_read_too(path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_malformed_object_is_reported_with_its_position(manifest: Manifest, me
     assert str(caught.value).startswith(f"{path}, document 2: {message}")
 
 
-# Stored objects
+# Tests of files with stored objects
 
 
 def test_devices_and_classes_are_read_as_drivers_publish_them(path: Path) -> None:

@@ -1,4 +1,6 @@
-"""Pods that got a card of another model than they are charged for, by the annotations of HAMi and vgpu-manager."""
+"""Tests that find pods which were charged for one model and got a card of another, by the annotations of HAMi and
+vgpu-manager.
+"""
 
 from collections.abc import Mapping
 from typing import Any

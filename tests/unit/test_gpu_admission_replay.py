@@ -1,4 +1,6 @@
-"""Every recorded decision of gpu-admission is replayed: the same nodes or none, and the same cards."""
+"""All recorded decisions of gpu-admission are replayed. The extender must choose the same nodes, or none, and the same
+cards.
+"""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -9,7 +11,9 @@ from vcuda.allocations.cards import CardRequest, annotations_for, read_card_requ
 
 
 class Answer(NamedTuple):
-    """The nodes that pass, the annotations without the time, and the number of whole cards that are broken up."""
+    """A decision: the nodes that pass the filter, the annotations without the time, and the number of whole cards that
+    the pod breaks up.
+    """
 
     passed: tuple[str, ...]
     written: Mapping[str, str]
@@ -26,7 +30,9 @@ ELSEWHERE = {
     "1005/10": "30 cores join a share on n2; gpu-admission breaks up the last whole card of n3",
     "1007/6": "20 cores join a share on n2; gpu-admission breaks up the last whole card of n0",
 }
-"""Cases in which a share gets another node than by gpu-admission, so that one more card stays whole."""
+"""The cases in which the extender places a pod on another node than gpu-admission does. As a result, one more card
+stays completely free.
+"""
 
 
 def answer(step: Step, strategy: Strategy) -> Answer:

@@ -1,4 +1,6 @@
-"""Replicas admit from reservations while a grant ends: no charge uses the earlier, larger limit."""
+"""Replicas admit from reservations while a grant (temporary quota) ends. No charge may use the larger limit
+after that.
+"""
 
 from collections.abc import Iterator
 
@@ -16,9 +18,10 @@ GRANT_SECONDS = 20.0
 
 @pytest.fixture
 def world() -> Iterator[ReservationWorld]:
-    """Return a world in which a grant doubles the limit, and more is stored than the limit without the grant.
+    """Return a world in which a grant doubles the limit and ends in one second. The stored pods exceed the limit
+    without the grant.
 
-    Replica A has reserved room for more. The grant ends a second later.
+    Replica A holds a reservation that was sized by the larger limit.
     """
     with ReservationWorld() as world:
         end = world.time.now + GRANT_SECONDS
@@ -35,13 +38,13 @@ def world() -> Iterator[ReservationWorld]:
 
 
 def end_grant(world: ReservationWorld, later: float = 0) -> None:
-    """Let the time pass until the grant ends, or until ``later`` seconds after."""
+    """Advance the time to ``later`` seconds after the end of the grant."""
     [grant] = world.grants
     world.pass_by(grant.times.end + later - world.time.now)
 
 
 def admitted_by(world: ReservationWorld, replica: int, number: int) -> int:
-    """Create some pods, and return how many were admitted."""
+    """Create pods until ``number`` are answered, and return how many of them were admitted."""
     before = len(world.storable())
     world.ask(replica, number)
     world.go_on()
@@ -89,7 +92,9 @@ def test_a_grant_that_begins_admits_at_once(world: ReservationWorld) -> None:
 def test_without_the_comparison_of_terms_the_reservation_would_admit_more(
     world: ReservationWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This shows that the first test can fail."""
+    """Here the check that the limits are unchanged is disabled. The replica then admits charges after the grant has
+    ended, so this check is needed.
+    """
     end_grant(world)
     monkeypatch.setattr(ReservationLease, "is_by", lambda *_: True)
     assert admitted_by(world, A, 3) > 0

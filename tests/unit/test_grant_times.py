@@ -1,4 +1,4 @@
-"""When a grant is in force: by the clocks of its time zone, also when these are set forward or back."""
+"""Tests of when a grant is in force: by the clock of its time zone, also when that clock is set forward or back."""
 
 import datetime
 import math
@@ -25,7 +25,8 @@ BERLIN = ZoneInfo("Europe/Berlin")
 DAY = 24 * 3600
 
 CLOCK_CHANGES = {
-    # Changes at 2:00 and 3:00, at midnight, by half an hour, back to the day before, and over a whole day.
+    # These zones change their clocks at 2:00 and 3:00, at midnight, by half an hour, back to the previous day, or by a
+    # whole day.
     "Europe/Berlin": ("2026-03-29", "2026-10-25"),
     "America/New_York": ("2026-03-08", "2026-11-01"),
     "America/Havana": ("2026-03-08", "2026-11-01"),
@@ -43,7 +44,7 @@ CHANGES = st.sampled_from([(ZoneInfo(zone), day) for zone, days in CLOCK_CHANGES
 
 
 def at(text: str, zone: ZoneInfo = BERLIN) -> float:
-    """Return the Unix time of a local time in a zone."""
+    """Return the Unix time of a local time in a time zone."""
     return moment_of(read_local_time(text), zone)
 
 
@@ -53,7 +54,9 @@ def clock_at(moment: float, zone: ZoneInfo) -> datetime.datetime:
 
 @st.composite
 def moments_and_times(draw: st.DrawFn) -> tuple[float, Times]:
-    """Draw a moment near a clock change, and times whose bounds are often near it."""
+    """Draw the times of a grant and a moment to test. The moment is near a change of the clock, and often near the
+    beginning or end of the grant.
+    """
     zone, day = draw(CHANGES)
     middle = moment_of(datetime.date.fromisoformat(day), zone)
     moment = middle + 60 * draw(st.integers(-2 * MINUTES_PER_DAY, 2 * MINUTES_PER_DAY))
@@ -67,7 +70,7 @@ def moments_and_times(draw: st.DrawFn) -> tuple[float, Times]:
 
 
 def by_the_clock(times: Times, moment: float) -> bool:
-    """Return whether the times hold, computed by a calendar and a wall clock."""
+    """Return whether the grant is in force, computed independently with a calendar and the zone's wall clock."""
     clock = clock_at(moment, times.zone)
     if not times.start <= moment < times.end or (times.days and clock.isoweekday() - 1 not in times.days):
         return False
@@ -146,7 +149,7 @@ def test_a_weekend_ends_with_sunday() -> None:
 def test_all_conditions_must_be_met() -> None:
     times = Times(BERLIN, end=at("2026-12-01"), days=read_days("Sat-Sun"), hours=read_hours("20:00-06:00"))
     assert times.holds(at("2026-11-29T20:00"))
-    assert not times.holds(at("2026-11-30T05:00"))  # the night of Sunday ends on Sunday
+    assert not times.holds(at("2026-11-30T05:00"))  # the night that begins on Sunday belongs to Sunday
     assert not times.holds(at("2026-12-05T20:00"))
 
 
@@ -160,13 +163,13 @@ def test_days_of_the_week_are_parsed(text: str, days: set[int]) -> None:
 
 @pytest.mark.parametrize("text", ["", "Mo", "monday", "Mon-", "-Mon", "Mon,,Tue", "1-5", "Mon Tue"])
 def test_invalid_days_of_the_week_are_rejected(text: str) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011  # the caller words it
+    with pytest.raises(ValueError):  # noqa: PT011  # noqa: PT011  # callers write the message
         read_days(text)
 
 
 @pytest.mark.parametrize("text", ["20:00", "20-06", "24:00-06:00", "20:60-06:00", "20:00-24:01", "20:00-20:00", "x"])
 def test_invalid_hours_are_rejected(text: str) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011  # the caller words it
+    with pytest.raises(ValueError):  # noqa: PT011  # noqa: PT011  # callers write the message
         read_hours(text)
 
 
@@ -184,7 +187,7 @@ def test_invalid_hours_are_rejected(text: str) -> None:
     ],
 )
 def test_invalid_days_and_times_are_rejected(text: str) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011  # the caller words it
+    with pytest.raises(ValueError):  # noqa: PT011  # noqa: PT011  # callers write the message
         read_local_time(text)
 
 

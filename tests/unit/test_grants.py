@@ -1,4 +1,6 @@
-"""Dated quotas: what may be written, which limits apply at a moment, and the messages about their end."""
+"""Tests of grants (quota that applies only at certain times): valid documents, the limits at a moment, and the messages
+about the end of a grant.
+"""
 
 import asyncio
 import datetime
@@ -42,7 +44,7 @@ team-a:
   time_zone: Europe/Berlin
   grants: [{A100: 4, until: 2026-12-01, why: "paper"}, {T4: 8, weekly: "Sat-Sun"}, {A100: 2, daily: "20:00-06:00"}]
 """
-"""A team with four A100, and at times more of them, or another model."""
+"""The quota of a team with four A100. At times its grants add more A100, or cards of another model."""
 
 
 def at(text: str, zone: ZoneInfo = BERLIN) -> float:
@@ -50,12 +52,12 @@ def at(text: str, zone: ZoneInfo = BERLIN) -> float:
 
 
 def entry(written: str, zone: ZoneInfo = UTC) -> NamespaceQuota:
-    """Return the entry of team-a, written in YAML's flow style."""
+    """Return the quota entry of team-a that is written in YAML's flow style."""
     return parse_quota(f"team-a: {{{written}}}", zone=zone).namespaces["team-a"]
 
 
 def many_times(number: int) -> str:
-    """Return a document with so many different times of grants."""
+    """Return a document whose grants have ``number`` different times."""
     hours = [f"{minute // 60:02}:{minute % 60:02}-24:00" for minute in range(number)]
     return json.dumps({f"n{at}": {"grants": [{"T4": 1, "daily": each}]} for at, each in enumerate(hours)})
 
@@ -64,7 +66,7 @@ def cards_at(written: NamespaceQuota, moment: float | None) -> dict[str, float]:
     return {model: limit.most_cores / 100 for model, limit in written.at(moment).limits.items()}
 
 
-# The limits of a moment
+# Tests of the limits at a moment
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,9 @@ def test_a_grant_adds_to_the_limit_while_all_its_conditions_hold(moment: str, ca
 
 
 def test_a_model_that_only_grants_name_is_always_listed() -> None:
-    """So the models that a pod may use, and the messages about them, do not depend on the time."""
+    """A model that occurs only in grants is always listed, so that the models that a pod may use do not depend on the
+    time.
+    """
     written = entry("quota: {A100: 4}, grants: [{T4: 8, weekly: Sat}], order: [T4, A100]")
     assert cards_at(written, None) == {"A100": 4, "T4": 0}
     assert Quota({"team-a": written}).models == {"A100", "T4"}
@@ -133,10 +137,10 @@ def test_an_entry_without_grants_is_the_same_object_at_every_moment() -> None:
     assert quota.at(at("2026-11-28")).for_namespace("team-a") is written
     without = Quota({"team-a": written})
     assert without.at(0) is without
-    assert QuotaClock(lambda: 1 / 0).now(without) is without  # the clock is not even read
+    assert QuotaClock(lambda: 1 / 0).now(without) is without  # without grants, the clock is not read
 
 
-# The limits are a pure function of the document and the time
+# Tests that the limits depend only on the document and the time
 
 LATE = at("2026-10-20")
 MOMENTS = st.integers(0, 40 * 24 * 60).map(lambda minutes: LATE + 60.0 * minutes)
@@ -144,7 +148,7 @@ MOMENTS = st.integers(0, 40 * 24 * 60).map(lambda minutes: LATE + 60.0 * minutes
 
 @st.composite
 def entries(draw: st.DrawFn) -> NamespaceQuota:
-    """Draw an entry whose grants begin and end around the end of summer time."""
+    """Draw a quota entry whose grants begin and end near the end of summer time."""
     model = st.sampled_from(["A100", "T4"])
     days = st.frozensets(st.integers(0, 6), max_size=6)
     hours = st.none() | st.sampled_from([(1200, 360), (60, 180), (0, 150), (120, 121)])
@@ -175,7 +179,7 @@ def test_the_limit_is_the_base_plus_each_grant_in_force(written: NamespaceQuota,
 
 
 @given(entries(), MOMENTS, MOMENTS)
-def test_the_limits_of_a_moment_do_not_depend_on_an_earlier_look(
+def test_the_limits_of_a_moment_do_not_depend_on_an_earlier_call(
     written: NamespaceQuota, first: float, second: float
 ) -> None:
     assert written.at(first).at(second) == written.at(second)
@@ -203,7 +207,7 @@ def test_the_cached_quota_is_the_same_object_until_its_next_change(written: Name
     assert clock.now(quota) is first
 
 
-# Grants that people may write
+# Tests of valid and invalid grants
 
 
 @cases(
@@ -265,7 +269,9 @@ def test_10000_grants_are_rejected_in_one_message() -> None:
 
 
 def test_a_document_has_few_enough_times_to_be_compared_with_the_clock() -> None:
-    """Any number of days, and of namespaces with the same hours, is permitted."""
+    """Weekly and daily times are limited to 1,000 different ones. Dated grants, and namespaces with equal times, do not
+    count towards that limit.
+    """
     assert quota_faults(many_times(MAX_RECURRING)) == ()
     [fault] = quota_faults(many_times(MAX_RECURRING + 1))
     assert str(fault).endswith("the grants have 1001 different weekly or daily times; at most 1000 are read")
@@ -292,7 +298,7 @@ def test_every_fault_of_all_grants_is_reported() -> None:
     assert [fault.path for fault in quota_faults(text)] == ["a.grants[1].T4", "a.grants[1].until", "b.grants"]
 
 
-# Warnings and usage
+# Tests of warnings and usage
 
 TEAM = entry("quota: {A100: 1}, time_zone: Europe/Berlin, grants: [{A100: 1, until: 2026-12-01, why: paper}]")
 TODAY, AFTER = at("2026-11-30T12:00"), at("2026-12-02")
@@ -304,7 +310,7 @@ ENDS = (
 
 
 def create(used: int, moment: float, quota: NamespaceQuota = TEAM, **fields: Any) -> AdmissionResponse:
-    """Return the answer to a pod of one card on A100."""
+    """Return the answer of /validate to a pod that requests one A100."""
     policy = PolicySnapshot(Quota({"team-a": quota}, version="41").at(moment), NODES)
     ledgers = MemoryLedgers({"team-a": {"A100": Charge(100 * used)}})
     asked = review(pod_of_cores(100, affinity=held_to("A100")), **fields)
@@ -358,11 +364,13 @@ def test_the_report_has_the_parts_that_end_and_the_excess_after_that() -> None:
     assert (after.limit, after.used, after.available, after.grants) == (1, 2, 0, ())
 
 
-# The leader follows the clock
+# Tests of the leader, which settles a namespace (recounts its ledger) when a grant begins or ends
 
 
 class Followed:
-    """A follower with an API server double, and a clock that a test sets."""
+    """The leader's follower of grants, with an API server double. It settles namespaces when grants begin or end. The
+    test sets its clock.
+    """
 
     def __init__(self, document: str, moment: float) -> None:
         api = ApiDouble()
@@ -378,7 +386,9 @@ class Followed:
         self._follower = GrantFollower(quota, lambda: ["team-a", "team-b", "other"], self.settled.append)
 
     def look(self, moment: float) -> tuple[list[str], float | None]:
-        """Return the namespaces that are settled at a moment, and the seconds until the next look."""
+        """Set the clock, and let the follower check the grants once. Return the settled namespaces, and the seconds
+        until the next check.
+        """
         self.moment = moment
         self.settled.clear()
         again = self._follower.reconcile("grants")

@@ -1,4 +1,4 @@
-"""The controller and the node agent keep only small parts of a tenant's large objects in memory."""
+"""Tests that the controller and the node agent keep only small parts of a tenant's large objects in memory."""
 
 import json
 import tracemalloc
@@ -39,7 +39,7 @@ EVENTS = "/api/v1/namespaces/team-a/events"
 
 @contextmanager
 def keeping_at_most(most: int) -> Iterator[None]:
-    """Fail if the block leaves more bytes in memory than this."""
+    """Fail if the block leaves more than ``most`` bytes in memory."""
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
@@ -50,7 +50,7 @@ def keeping_at_most(most: int) -> Iterator[None]:
     assert after - before <= most
 
 
-# Events
+# Tests of what is kept of Events
 
 
 def store_event(api: ApiDouble, name: str, /, **about: str) -> None:
@@ -85,7 +85,9 @@ def test_the_number_of_kept_objects_of_events_is_bounded(api: ApiDouble) -> None
     assert len(rest) == 50
 
 
-def test_the_uids_of_pods_that_were_looked_at_are_bounded(api: ApiDouble, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_pods_read_per_increase_of_free_quota_is_bounded(
+    api: ApiDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("controller.retry.claim_retrier.MOST_WOKEN", 30)
     for number in range(50):
         store_event(api, f"{number}", kind="Pod", name=f"train-{number}", uid=f"{number}")
@@ -108,14 +110,14 @@ def test_a_message_of_a_megabyte_is_not_kept_by_the_page(api: ApiDouble) -> None
     assert len(informer.newest() or ()) == 10
 
 
-# Owners
+# Tests of what is kept of owners (the controllers of pods)
 
 
 def refused_owner(name: str) -> RefusedOwner:
     return RefusedOwner(name, "2026-01-01T00:00:00Z", Owner())
 
 
-def test_of_large_owners_as_many_are_kept_as_fit_and_each_has_its_turn() -> None:
+def test_large_owners_are_kept_within_the_bound_and_each_gets_a_turn() -> None:
     size = MOST_OWNER_BYTES // 3
     names = [f"train-{number}" for number in range(7)]
     judged = set[str]()
@@ -172,7 +174,7 @@ def test_a_namespace_whose_workloads_cannot_be_listed_in_time_rests(api: ApiDoub
     assert retried.queue.next() == "team-a"
 
 
-# Watched objects
+# Tests of what is kept of watched objects
 
 
 def labels(api: ApiDouble) -> NamespaceLabels:
@@ -196,7 +198,7 @@ def labels(api: ApiDouble) -> NamespaceLabels:
         ),
     ],
 )
-def test_little_is_kept_of_a_large_object(
+def test_only_a_small_part_of_a_large_object_is_kept(
     api: ApiDouble, path: str, large: Manifest, watched: Callable[[ApiDouble], object]
 ) -> None:
     for number in range(10):
@@ -209,7 +211,7 @@ def test_little_is_kept_of_a_large_object(
     assert len(reflector.snapshot()) == 10  # type: ignore[attr-defined]
 
 
-def test_a_uid_that_a_pod_claims_is_not_kept_if_it_can_be_none() -> None:
+def test_an_annotation_that_cannot_be_a_uid_is_not_kept() -> None:
     mirrors = {"kubernetes.io/config.mirror": LARGE, "kubernetes.io/config.hash": "5f3b"}
     assert list(present_uids("own", mirrors)) == ["own", "5f3b"]
     assert len(json.dumps(mirrors)) > MIB

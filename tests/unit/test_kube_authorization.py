@@ -1,4 +1,6 @@
-"""A refusal of an authorizer may pass for some seconds after the API server's start, and a missing right does not."""
+"""After the API server starts, it may refuse permitted calls for some seconds. Such a refusal must be distinguished
+from a missing right.
+"""
 
 import pytest
 

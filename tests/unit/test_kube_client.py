@@ -1,4 +1,4 @@
-"""How the client handles names, bytes and headers: paths, streams of lines, warnings."""
+"""Tests of the Kubernetes client: paths, response bodies and their lines, and warning headers."""
 
 import itertools
 import time
@@ -31,7 +31,7 @@ IN_IT = f"/api/v1/namespaces/{QUOTED}/"
 
 
 class Asked:
-    """A client that records the path of each call, and finds nothing."""
+    """A client double that records the path of each call. It has no objects."""
 
     def __init__(self) -> None:
         self.paths: list[str] = []
@@ -94,7 +94,7 @@ def test_lines_are_complete_however_the_stream_is_cut(lines: list[bytes], cuts: 
 
 
 def test_a_line_is_returned_as_soon_as_it_is_complete() -> None:
-    """A watch may be silent for a minute. Its last event must not wait for the next."""
+    """A watch may be silent for a minute, so its last event must be returned before the next line arrives."""
     lines = split_lines(itertools.chain([b"fir", b"st\nsec"], iter(pytest.fail, None)))
     assert next(lines) == b"first"
 
@@ -103,14 +103,16 @@ def test_blank_lines_are_left_out() -> None:
     assert list(split_lines([b"\na\n\n", b"\nb\n"])) == [b"a", b"b"]
 
 
-@pytest.mark.parametrize("chunks", [[b"a\nb"], [b"a", b"b"]], ids=["after a line", "in the first line"])
+@pytest.mark.parametrize(
+    "chunks", [[b"a\nb"], [b"a", b"b"]], ids=["deadline after a line", "deadline in the first line"]
+)
 def test_a_stream_that_ends_inside_a_line_is_torn(chunks: list[bytes]) -> None:
     with pytest.raises(Unavailable, match="inside a line"):
         list(split_lines(chunks))
 
 
 def test_each_read_of_a_body_has_only_the_rest_of_the_timeout() -> None:
-    """A server that sends single bytes does not delay the deadline."""
+    """A server that sends its answer byte by byte must not extend the timeout."""
     response = Mock()
     response.read1.side_effect = [b"a", b"b", b"c", b""]
     assert read_body(response, time.monotonic() + 60, 100) == b"abc"
@@ -130,7 +132,9 @@ def test_past_the_deadline_nothing_is_read_and_the_connection_is_not_used_again(
 
 
 def test_a_body_is_read_although_its_connection_was_released() -> None:
-    """The connection is already released if the server has announced that it will close it."""
+    """If the server announces that it will close the connection, Python releases the connection before the body is
+    read.
+    """
     response = Mock(connection=None)
     response.read1.side_effect = [b"a", b""]
     assert read_body(response, time.monotonic() + 60, 100) == b"a"
@@ -141,8 +145,10 @@ def test_a_body_is_read_although_its_connection_was_released() -> None:
     [
         pytest.param([], (), id="none"),
         pytest.param(['299 - "nearly used up"'], ("nearly used up",), id="as Kubernetes sends it"),
-        pytest.param(['299 - "one"', '299 - "two"'], ("one", "two"), id="one header each"),
-        pytest.param(['299 - "one, and more", 299 - "two"'], ("one, and more", "two"), id="one header for all"),
+        pytest.param(['299 - "one"', '299 - "two"'], ("one", "two"), id="one header per warning"),
+        pytest.param(
+            ['299 - "one, and more", 299 - "two"'], ("one, and more", "two"), id="one header for several warnings"
+        ),
         pytest.param([r'299 - "a \"quoted\" word, C:\\x"'], ('a "quoted" word, C:\\x',), id="escapes"),
         pytest.param(['299 - "für M40"'.encode().decode("latin-1")], ("für M40",), id="UTF-8, decoded as Latin-1"),
         pytest.param(['110 proxy:80 "stale" "Sat, 25 Aug 2012 23:34:45 GMT"'], ("stale",), id="agent and date"),

@@ -1,4 +1,4 @@
-"""Which versions of Kubernetes are too old, and which are unknown."""
+"""Tests of the check of the API server's version: which versions are too old, and which are unknown."""
 
 import json
 from collections.abc import Callable
@@ -61,7 +61,7 @@ def test_an_older_version_is_rejected_in_one_message_with_both_versions(told: An
     [
         {},
         *map(info, ("", "v0.0.0-master+$Format:%H$", "our own build", "v1", "v1.x", "v99999999999.1")),
-        info("v１.２９"),  # noqa: RUF001  # digits, but not those of a version
+        info("v１.２９"),  # noqa: RUF001  # noqa: RUF001  # these digits are not ASCII
         info("", "one", "29"),
         {"message": "no JSON"},
         {"gitVersion": None, "major": 1, "minor": None},
@@ -80,7 +80,7 @@ def test_an_answer_that_is_no_version_is_a_warning(answer: bytes) -> None:
 
 
 class Told:
-    """A version check that records its warnings and errors."""
+    """Runs the version check, and records its warnings and errors."""
 
     def __init__(self) -> None:
         self.warnings: list[str] = []

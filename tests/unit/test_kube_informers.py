@@ -1,4 +1,4 @@
-"""Which changes of nodes the watch reports: not heartbeats, which are most events."""
+"""Tests of which changes of a node the watch reports. Heartbeats, which are most events, are not reported."""
 
 from typing import Any
 
@@ -22,12 +22,12 @@ def node(labels: dict[str, str], annotations: dict[str, str] = OTHER, **fields: 
     ("before", "after", "told", "model_changes"),
     [
         pytest.param(node(M40), node(M40, status={"conditions": [{"type": "Ready"}]}), False, False, id="a heartbeat"),
-        pytest.param(node(M40), node(M40, {"a/b": "d"}), False, False, id="somebody else's annotation"),
+        pytest.param(node(M40), node(M40, {"a/b": "d"}), False, False, id="an unrelated annotation"),
         pytest.param(node(M40), node(M40, LOCK), True, False, id="a lock"),
         pytest.param(node(M40), node({**M40, POOL: "public"}), True, False, id="another label"),
-        pytest.param(node({}), node(M40), True, True, id="it gets a model"),
-        pytest.param(node(M40), node({}), True, True, id="it loses its model"),
-        pytest.param(node(M40), node(P100), True, True, id="its model changes"),
+        pytest.param(node({}), node(M40), True, True, id="the node gets a model"),
+        pytest.param(node(M40), node({}), True, True, id="the node loses its model"),
+        pytest.param(node(M40), node(P100), True, True, id="the model changes"),
         pytest.param(None, node(M40), True, True, id="the node is created"),
         pytest.param(node(M40), None, True, True, id="the node is deleted"),
         pytest.param(None, node({}), True, False, id="a node without a GPU is created"),
@@ -37,8 +37,8 @@ def node(labels: dict[str, str], annotations: dict[str, str] = OTHER, **fields: 
 def test_only_relevant_changes_of_a_node_are_reported(
     api: ApiDouble, before: dict[str, Any] | None, after: dict[str, Any] | None, told: bool, model_changes: bool
 ) -> None:
-    """Each change is reported once: to those that follow nodes, and, with the present model, to those that follow
-    models.
+    """Each relevant change is reported once to the followers of nodes. A change of the model is also reported to the
+    followers of models, which then read the new model.
     """
     changes: list[tuple[bool, bool]] = []
     models: list[str | None] = []

@@ -1,4 +1,4 @@
-"""The endpoints of a Service, by its EndpointSlices."""
+"""Tests of reading the endpoints of a Service from its EndpointSlices."""
 
 import json
 
@@ -39,7 +39,7 @@ CASES: dict[str, tuple[list[Json], list[tuple[str, bool]]]] = {
     "no conditions": ([piece({"addresses": ["10.0.0.1"], "conditions": None})], AT_ONE),
     "not ready": ([piece(endpoint("10.0.0.1", ready=False))], [("10.0.0.1:8443", False)]),
     "terminating": ([piece(LEAVING)], [("10.0.0.1:8443", False)]),
-    "terminating and published all the same": (
+    "terminating, but published as ready": (
         [piece(endpoint("10.0.0.1", ready=True, serving=True, terminating=True))],
         AT_ONE,
     ),
@@ -50,11 +50,11 @@ CASES: dict[str, tuple[list[Json], list[tuple[str, bool]]]] = {
     "no address": ([piece(endpoint())], []),
     "no ports": ([piece(ONE, ports=None)], []),
     "one port without a name": ([piece(ONE, ports=[{"name": None, "port": 8443}])], AT_ONE),
-    "one port of another name": ([piece(ONE, ports=[{"name": "webhook", "port": 8443}])], AT_ONE),
-    "of several the named one": ([piece(ONE, ports=[METRICS, HTTPS])], AT_ONE),
-    "of several none that is named so": ([piece(ONE, ports=[METRICS, {"port": 1}])], []),
+    "a single port with another name": ([piece(ONE, ports=[{"name": "webhook", "port": 8443}])], AT_ONE),
+    "several ports, one with the name": ([piece(ONE, ports=[METRICS, HTTPS])], AT_ONE),
+    "several ports, none with the name": ([piece(ONE, ports=[METRICS, {"port": 1}])], []),
     "a port without a number": ([piece(ONE, ports=[{"name": "https", "port": None}])], []),
-    "another port in each slice": (
+    "a different port in each slice": (
         [piece(ONE), piece(ONE, ports=[{"name": "https", "port": 8444}])],
         [*AT_ONE, ("10.0.0.1:8444", True)],
     ),

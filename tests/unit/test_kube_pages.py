@@ -1,4 +1,4 @@
-"""Pages of a LIST stay small for objects of any size, and a LIST ends in time for any number of objects."""
+"""Tests of paged LISTs: pages stay small for objects of any size, and a LIST ends in time for any number of objects."""
 
 import json
 from collections.abc import Callable
@@ -28,8 +28,8 @@ SIZES = st.lists(
 
 
 class Server:
-    """A server with objects of these sizes, which writes pages of them. Its bodies are small, and only claim their
-    size.
+    """A server that returns pages of objects with the given sizes. The bodies are small and only pretend to have the
+    sizes of these objects.
     """
 
     def __init__(self, *sizes: int, seconds: Callable[[int], float] = lambda _: 0.0) -> None:
@@ -58,7 +58,7 @@ class Server:
         return Body.of(body, size)
 
     def listed(self, most: int = 500, *, timeout: float = 3.0, seconds: float = 8.0, skip: object = None) -> list[int]:
-        """Return the numbers of the objects on all pages."""
+        """Return the numbers of the objects on all pages, in their order."""
         pager = Pager(
             self.fetch,
             "LIST /pods",
@@ -73,7 +73,7 @@ class Server:
 
 
 class Body(bytes):
-    """A body that claims to have another size."""
+    """A response body that pretends to have another size."""
 
     size: int
 
@@ -89,13 +89,13 @@ class Body(bytes):
 
 @pytest.fixture(autouse=True)
 def _read_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decode the real bytes of a body."""
+    """Decode the body's real bytes."""
     read = pages.read_page
     monkeypatch.setattr(pages, "read_page", lambda body: read(memoryview(body).tobytes()))
 
 
 @given(SIZES)
-def test_every_object_is_listed_once_and_no_more_bytes_are_read_at_once_than_the_bound(sizes: list[int]) -> None:
+def test_every_object_is_listed_once_and_no_page_exceeds_the_bound(sizes: list[int]) -> None:
     server = Server(*sizes)
     assert server.listed() == [*range(len(sizes))]
     of_several = [size for limit, size in zip(server.asked, server.read, strict=True) if limit > 1]

@@ -1,4 +1,4 @@
-"""Delays between attempts, in seconds."""
+"""Tests of the delays between a reflector's attempts, in seconds."""
 
 import pytest
 from hypothesis import given, strategies as st
@@ -9,8 +9,8 @@ from vcuda.kube import Backoff
 @pytest.mark.parametrize(
     ("draw", "delays"),
     [
-        pytest.param(1.0, [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10, 10], id="the longest draw"),
-        pytest.param(0.0, [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 5], id="the shortest draw"),
+        pytest.param(1.0, [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10, 10], id="the longest random delay"),
+        pytest.param(0.0, [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 5], id="the shortest random delay"),
     ],
 )
 def test_delays_double_up_to_the_ceiling(draw: float, delays: list[float]) -> None:

@@ -1,4 +1,6 @@
-"""The store of a reflector returns for one namespace exactly its part of all objects, after any changes."""
+"""A reflector's store must return for one namespace exactly the objects of that namespace, after any sequence of
+changes.
+"""
 
 from hypothesis import given, strategies as st
 

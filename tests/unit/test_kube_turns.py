@@ -1,4 +1,4 @@
-"""LISTs take turns: tenants with large objects delay each other, and no other tenant."""
+"""Tests of the turns of LISTs: a tenant with large objects may delay its own LISTs, and no other tenant's."""
 
 import asyncio
 import threading
@@ -24,7 +24,7 @@ def few_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Lists:
-    """LISTs of namespaces that each take so many seconds of the test's clock, with their turns."""
+    """LISTs that each take a given number of seconds on the test's clock, with the turns under test."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -32,7 +32,7 @@ class Lists:
         self.made: list[tuple[str, float]] = []
 
     def make(self, namespace: str, takes: float) -> str:
-        """List a namespace, which takes so long."""
+        """LIST a namespace. The LIST lasts ``takes`` seconds on the test's clock."""
 
         def listed(seconds: float) -> str:
             self.made.append((namespace, seconds))
@@ -99,7 +99,7 @@ def test_slow_namespaces_are_remembered_within_a_bound(lists: Lists, monkeypatch
 
 
 class Held:
-    """LISTs in threads that continue until the test ends them."""
+    """LISTs that run in threads until the test ends them."""
 
     def __init__(self, made: ListTurns) -> None:
         self.turns = made
@@ -150,11 +150,11 @@ def test_no_more_lists_are_made_at_once_than_there_are_turns() -> None:
     assert held.most == 2
 
 
-# A webhook replica with namespaces that cannot be listed
+# Tests of a webhook replica with namespaces whose LIST takes too long
 
 
 class Uncountable:
-    """An API server that never lists the pods of namespaces named large-… in time."""
+    """An API server that never completes a LIST of pods in time for namespaces named large-…"""
 
     def __init__(self, api: ApiDouble) -> None:
         self.lists: list[str] = []
@@ -182,16 +182,18 @@ def test_a_pod_of_a_namespace_that_cannot_be_counted_gets_429_with_the_reason_an
     assert isinstance(again, RetryLater)
     for reason in (decision.reason, again.reason):
         assert "could not be listed within 8 s" in reason
-    assert len(uncountable.lists) == 2, "the quick list and the slow list, and none during the rest"
+    assert len(uncountable.lists) == 2, "expected the quick and the slow LIST, and none while the namespace rests"
     assert isinstance(replica.charge("a"), Admitted)
 
 
-def test_the_usage_of_such_a_namespace_is_the_last_that_was_read(replica: Replica, uncountable: Uncountable) -> None:
+def test_the_usage_of_a_namespace_that_cannot_be_counted_is_the_last_known_one(
+    replica: Replica, uncountable: Uncountable
+) -> None:
     assert replica.usage("large") == {}
     assert uncountable.lists
 
 
-def test_a_pod_over_quota_is_to_retry_later_while_nothing_can_be_counted(api: ApiDouble, clock: Clock) -> None:
+def test_a_pod_over_quota_gets_429_while_its_namespace_cannot_be_counted(api: ApiDouble, clock: Clock) -> None:
     replica = Replica(api, clock)
     for number in range(4):
         assert isinstance(replica.charge(f"a{number}"), Admitted)
@@ -206,7 +208,9 @@ def _overdue(*_: object, **__: object) -> object:
 
 
 def test_many_readers_of_one_namespaces_usage_share_its_reads(api: ApiDouble, replica: Replica) -> None:
-    """Without an open ledger each read lists the pods, so dry runs alone could occupy every thread."""
+    """Without an open ledger, each read of the usage LISTs the pods. If reads did not share a LIST, dry runs alone
+    could occupy every thread.
+    """
     api.store(POD, stored_pod(ONE_CARD))
     reading, opened = threading.Event(), threading.Event()
 
@@ -224,4 +228,4 @@ def test_many_readers_of_one_namespaces_usage_share_its_reads(api: ApiDouble, re
 
     usages = asyncio.run(many())
     assert len({str(usage) for usage in usages}) == 1
-    assert api.calls.count("LIST") <= 4, "two reads, each with a LIST of pods and one of claims"
+    assert api.calls.count("LIST") <= 4, "expected two reads, each with a LIST of pods and a LIST of claims"

@@ -1,4 +1,4 @@
-"""Lines of a watch: every notation of an event is decoded to the same event."""
+"""Every valid notation of a watch event must be decoded to the same event."""
 
 import json
 from typing import Any
@@ -44,6 +44,6 @@ def test_an_event_is_read_in_any_json_notation(
     ],
 )
 def test_a_line_that_cannot_be_read_loses_the_watch(line: bytes) -> None:
-    """The line could be about any object."""
+    """A line that cannot be decoded could be about any object, so the watch must start again."""
     with pytest.raises(WatchLost):
         read_event(line, "watch")

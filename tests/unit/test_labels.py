@@ -1,4 +1,4 @@
-"""The label of a namespace, by the document in etcd, and by the label that the API server already applies."""
+"""Tests of the label that exempts a namespace without a quota from the webhook."""
 
 import json
 from typing import Any
@@ -16,7 +16,9 @@ LIMITED, FREE = {"team-a": {"quota": {"M40": 1}}}, {"team-b": {"quota": {"M40": 
 
 
 class Labelled(ApiDouble):
-    """An API server with team-a. ``asks``: it already applies the namespace's label, as a dry run shows."""
+    """An API server with namespace team-a. ``asks`` is whether the API server already calls the webhook for team-a, as
+    a dry run shows.
+    """
 
     def __init__(self, document: Any, label: str | None, asks: bool = True) -> None:
         super().__init__()
@@ -32,14 +34,14 @@ class Labelled(ApiDouble):
         self.store(QUOTA, {"metadata": metadata, "data": {"gpu_quota": json.dumps(document)}})
 
     def post(self, path: str, body: bytes, params: Any = None, timeout: float = 10) -> bytes:
-        assert (path, params) == (f"{TEAM}/configmaps", {"dryRun": "All"}), "nothing is stored"
+        assert (path, params) == (f"{TEAM}/configmaps", {"dryRun": "All"}), "the probe must be a dry run"
         assert json.loads(body)["metadata"]["name"] == PROBE
         if self.asks:
             raise ApiError(403, f"ValidatingAdmissionPolicy '{PROBE_POLICY}' denied request")
         return self.get(TEAM, timeout=timeout)
 
     def labelled(self) -> str | None:
-        """Return the label after one turn of the loop."""
+        """Return the namespace's label after the loop has handled the namespace once."""
         self.labels.reflector.relist()
         self.labels.reconciler.turn("team-a")
         value: str | None = self.objects[TEAM]["metadata"]["labels"].get(ENFORCED_LABEL)
@@ -49,15 +51,15 @@ class Labelled(ApiDouble):
 @pytest.mark.parametrize(
     ("document", "label", "asks", "becomes"),
     [
-        pytest.param(LIMITED, None, False, None, id="limited from the first: nothing to be done"),
-        pytest.param(LIMITED, "false", False, "taking-effect", id="limited since lately"),
-        pytest.param(LIMITED, "taking-effect", False, "taking-effect", id="not obeyed yet"),
-        pytest.param(LIMITED, "taking-effect", True, None, id="obeyed"),
-        pytest.param(LIMITED, "true", True, None, id="by hand"),
-        pytest.param({"*": {"quota": {}}}, "false", True, "taking-effect", id="by a star"),
+        pytest.param(LIMITED, None, False, None, id="limited, never labelled"),
+        pytest.param(LIMITED, "false", False, "taking-effect", id="newly limited"),
+        pytest.param(LIMITED, "taking-effect", False, "taking-effect", id="limit not in effect yet"),
+        pytest.param(LIMITED, "taking-effect", True, None, id="limit in effect"),
+        pytest.param(LIMITED, "true", True, None, id="limited, label set by hand"),
+        pytest.param({"*": {"quota": {}}}, "false", True, "taking-effect", id="limited by the default entry"),
         pytest.param(FREE, None, True, "false", id="without a limit"),
-        pytest.param(FREE, "taking-effect", True, "false", id="without a limit any more"),
-        pytest.param(FREE, "true", True, "false", id="without a limit, by hand"),
+        pytest.param(FREE, "taking-effect", True, "false", id="limit removed"),
+        pytest.param(FREE, "true", True, "false", id="without a limit, label set by hand"),
     ],
 )
 def test_the_label_follows_the_quota(document: Any, label: str | None, asks: bool, becomes: str | None) -> None:
@@ -68,7 +70,9 @@ def test_the_label_follows_the_quota(document: Any, label: str | None, asks: boo
 
 @pytest.mark.parametrize("newer", [LIMITED, {"*": {"quota": {}}}, {"team-a": "malformed"}])
 def test_no_namespace_is_exempted_by_an_outdated_document(newer: Any) -> None:
-    """Otherwise the first pods of a namespace that was just limited would be stored without a charge."""
+    """The controller's copy of the quota document is outdated: team-a just got a limit. If team-a were exempted from
+    the webhook, its first pods would be stored without a charge.
+    """
     api = Labelled(FREE, None)
     api.limit(newer)
     assert api.labelled() is None

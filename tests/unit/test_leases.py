@@ -1,4 +1,6 @@
-"""How much a replica reserves, and when it writes the charges that it admitted from that."""
+"""Tests of reservations (quota that a replica holds in advance): their size, and when the charges admitted from one are
+written.
+"""
 
 import math
 from collections.abc import Sequence
@@ -27,8 +29,8 @@ def cards(number: int) -> Charge:
 
 
 def demand(seconds: float = 2.0, **grants: Sequence[Charge]) -> Demand:
-    """Return a demand that began so long ago: some charges of each model just now, and a third as many shortly
-    before.
+    """Return a demand that began ``seconds`` ago: two charges of V100 in the past, and the given charges of each model
+    just now.
     """
     now = 0.0
     demand = Demand(lambda: now)
@@ -46,12 +48,12 @@ def demand(seconds: float = 2.0, **grants: Sequence[Charge]) -> Demand:
     ("limit", "used", "beside", "grants", "reserved"),
     [
         pytest.param(1000, 0, 0, 12, 30, id="five seconds of the demand"),
-        pytest.param(1000, 0, 0, LEAST_GRANTS - 3, 0, id="nothing by so little demand"),
-        pytest.param(100, 40, 0, 12, 6, id="a tenth of the room at most"),
-        pytest.param(100, 40, 3, 12, 3, id="and a quarter together with other replicas"),
+        pytest.param(1000, 0, 0, LEAST_GRANTS - 3, 0, id="little demand: nothing"),
+        pytest.param(100, 40, 0, 12, 6, id="at most a tenth of the room"),
+        pytest.param(100, 40, 3, 12, 3, id="at most a quarter with the other replicas"),
         pytest.param(60, 40, 0, 12, 2, id="room for 20 is enough"),
-        pytest.param(60, 41, 0, 12, 0, id="nothing near the limit"),
-        pytest.param(60, 80, 0, 12, 0, id="nothing over a limit that was lowered"),
+        pytest.param(60, 41, 0, 12, 0, id="near the limit: nothing"),
+        pytest.param(60, 80, 0, 12, 0, id="over a lowered limit: nothing"),
     ],
 )
 def test_a_reservation_is_the_demand_of_five_seconds_within_a_part_of_the_room(
@@ -66,20 +68,24 @@ def test_a_reservation_is_the_demand_of_five_seconds_within_a_part_of_the_room(
 
 @pytest.mark.parametrize(("seconds", "reserved"), [(2.0, 30), (1.5, 40), (0.1, 600), (0.0, 600)])
 def test_demand_that_has_just_begun_is_a_rate_too(seconds: float, reserved: int) -> None:
-    """Otherwise a replica would reserve for the first seconds of a burst as if they were its end."""
+    """The rate of a burst is measured from the beginning of the burst. Otherwise a replica would reserve far too little
+    quota in the first seconds of a burst.
+    """
     quota = NamespaceQuota({"M40": Limit(1_000_000)})
     assert plan(Ledger(), quota, demand(seconds, M40=[CARD] * 12)).charges == {"M40": cards(reserved)}
 
 
 def test_a_model_with_little_demand_is_reserved_together_with_others() -> None:
-    """The pods of a namespace are spread over its models, so each replica may have few of many models."""
+    """The pods of a namespace are spread over its models, so a replica may get only a few pods of each model."""
     quota = NamespaceQuota({"M40": Limit(100_000), "P100": Limit(100_000)})
     reserved = plan(Ledger(), quota, demand(M40=[CARD] * 12, P100=[CARD])).charges
     assert reserved == {"M40": cards(30), "P100": cards(LEAST_GRANTS)}
 
 
 def test_a_replica_reserves_with_its_first_charge_if_others_have_charges_pending() -> None:
-    """Otherwise each of many replicas would make four writes to each namespace before it reserves."""
+    """A replica reserves with its first charge if others have pending charges. Otherwise each of many replicas would
+    make four writes before its first reservation.
+    """
     own, limits = Demand(lambda: 0.0), NamespaceQuota({"M40": Limit(100_000)})
     own.add("own", "M40", CARD)
     others = {str(number): Pending("M40", CARD) for number in range(LEAST_GRANTS - 1)}
@@ -122,12 +128,12 @@ def test_demand_is_the_charges_of_the_last_four_seconds() -> None:
 @pytest.mark.parametrize(
     ("reserved", "granted", "seconds", "due"),
     [
-        pytest.param(400, 1, 0.5, False, id="few charges are new"),
+        pytest.param(400, 1, 0.5, False, id="few new charges"),
         pytest.param(400, 1, WRITE_SECONDS, True, id="a second after the last write"),
-        pytest.param(400, 0, WRITE_SECONDS, True, id="the same without new charges, to learn whether another waits"),
+        pytest.param(400, 0, WRITE_SECONDS, True, id="without new charges, to read the mark of waiting replicas"),
         pytest.param(10, 7, 0.5, False, id="more than a quarter is left"),
         pytest.param(10, 8, 0.5, True, id="less than a quarter is left"),
-        pytest.param(400, MOST_GRANTED, 0.5, True, id="many charges are new"),
+        pytest.param(400, MOST_GRANTED, 0.5, True, id="many new charges"),
     ],
 )
 def test_admitted_charges_are_written_when_a_write_is_due(
@@ -145,14 +151,14 @@ def test_admitted_charges_are_written_when_a_write_is_due(
 @pytest.mark.parametrize(
     ("room", "replicas", "seconds"),
     [
-        pytest.param(10_000, 3, MOST_WRITE_SECONDS, id="for a long time"),
-        pytest.param(96, 1, 2.0, id="for 16 s"),
-        pytest.param(96, 2, WRITE_SECONDS, id="for 8 s, since two replicas take it"),
+        pytest.param(10_000, 3, MOST_WRITE_SECONDS, id="enough for a long time"),
+        pytest.param(96, 1, 2.0, id="enough for 16 s"),
+        pytest.param(96, 2, WRITE_SECONDS, id="enough for 8 s, with two replicas"),
         pytest.param(0, 1, WRITE_SECONDS, id="for none"),
     ],
 )
 def test_the_sooner_the_room_is_used_up_the_sooner_is_the_write(room: int, replicas: int, seconds: float) -> None:
-    """Six cards a second are admitted. The room lasts for these seconds:"""
+    """The test admits six cards a second. ``seconds`` is when the next write is due."""
     others = {str(number): Reservation({}, 1) for number in range(replicas - 1)}
     ledger = Ledger({"M40": cards(100)}, reserved=others)
     quota = NamespaceQuota({"M40": Limit(100 * (100 + room))})
@@ -182,7 +188,9 @@ def test_without_the_time_of_creation_or_of_the_answer_nothing_is_admitted_from_
 def test_an_object_created_too_long_after_the_last_write_is_not_admitted_from_a_reservation(
     seconds: int, *, granted: bool
 ) -> None:
-    """Both times are the API server's. They show that this machine was suspended together with its clocks."""
+    """The API server sets both the creation time of the object and the time of the last write. A large difference shows
+    that this machine was suspended together with its clocks.
+    """
     lease = ReservationLease(lambda: 0.0)
     lease.send(Ledger(), {"M40": cards(10)})
     lease.confirmed(answered=1_000_000.0)

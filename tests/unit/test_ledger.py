@@ -1,4 +1,6 @@
-"""The ledger of a namespace: the decision about a charge, and settling."""
+"""Tests of the ledger of a namespace: whether a charge fits, and settling (recounting the ledger from the stored
+objects).
+"""
 
 import msgspec
 import pytest
@@ -26,7 +28,7 @@ SHARE = Pending("A100", Charge(20, 300))
 
 
 def held(number: int, pending: Pending = CARD) -> Ledger:
-    """Return a ledger with so many pending charges of this kind."""
+    """Return a ledger with ``number`` equal pending charges."""
     return Ledger(pending={f"uid-{index}": pending for index in range(number)})
 
 
@@ -49,12 +51,14 @@ def test_a_charge_is_added_to_the_pending_charges() -> None:
     "ledger",
     [
         pytest.param(held(1), id="the quota has room"),
-        pytest.param(held(8), id="the quota has become full"),
-        pytest.param(held(MOST_PENDING, Pending("M40", Charge(1, 1))), id="the ledger has become crowded"),
+        pytest.param(held(8), id="the quota is full since"),
+        pytest.param(
+            held(MOST_PENDING, Pending("M40", Charge(1, 1))), id="the ledger has too many pending charges since"
+        ),
     ],
 )
 def test_a_charged_uid_is_admitted_again_and_charged_once(ledger: Ledger) -> None:
-    """The API server repeats calls. The second one is admitted by the same record."""
+    """The API server may repeat a call. The repeated call is admitted by the pending charge of the first call."""
     decision = granted(ledger, uid="uid-0")
     assert decision.ledger is ledger
     assert decision.usage == ledger.usage("M40")
@@ -75,11 +79,11 @@ def test_models_do_not_share_a_limit() -> None:
     [
         pytest.param(Ledger({"M40": Charge(701)}), CARD, Limit(800), id="one core over"),
         pytest.param(held(8), CARD, Limit(800), id="full of pending charges"),
-        pytest.param(Ledger(), Pending("P100", Charge(1, 1)), Limit(0), id="blocked by 0"),
-        pytest.param(Ledger(), Pending("V100", Charge(1, 1)), Limit(0), id="not listed"),
+        pytest.param(Ledger(), Pending("P100", Charge(1, 1)), Limit(0), id="a limit of 0"),
+        pytest.param(Ledger(), Pending("V100", Charge(1, 1)), Limit(0), id="a model that is not listed"),
         pytest.param(held(3, SHARE), Pending("A100", Charge(1, 101)), Limit(200, 1000), id="memory"),
         pytest.param(Ledger({"M40": Charge(10_000)}), CARD, Limit(800), id="the limit was lowered below what is used"),
-        pytest.param(held(MOST_PENDING), CARD, Limit(800), id="the ledger is crowded too, a retry would not help"),
+        pytest.param(held(MOST_PENDING), CARD, Limit(800), id="too many pending charges too"),
     ],
 )
 def test_a_rejection_has_every_figure(ledger: Ledger, asked: Pending, limit: Limit) -> None:
@@ -146,7 +150,7 @@ def test_a_limit_is_nearly_full_from_nine_tenths(limit: Limit, used: Charge, nea
 
 
 def test_reservations_do_not_make_a_limit_nearly_full() -> None:
-    """It is not used, so it must cause no warning."""
+    """Reserved quota is not used, so it must not cause the warning that a limit is nearly used up."""
     usage = Usage(Charge(800), reserved=Charge(200))
     assert not Admitted(Ledger(), usage, Limit(800)).nearly_full
 
@@ -170,21 +174,21 @@ OTHER = {"A100": Charge(9)}
 @pytest.mark.parametrize(
     ("ledger", "view", "absent", "settled"),
     [
-        pytest.param(Ledger({}, "5", A), ObservedPods("7", ONE, {"a"}), "", Ledger(ONE, "7"), id="it was stored"),
+        pytest.param(Ledger({}, "5", A), ObservedPods("7", ONE, {"a"}), "", Ledger(ONE, "7"), id="stored"),
+        pytest.param(Ledger({}, "5", A), ObservedPods("7", {}, {"a"}), "", Ledger({}, "7"), id="stored and deleted"),
+        pytest.param(Ledger(ONE, "5", A), ObservedPods("7", {}, ()), "", Ledger({}, "7", A), id="not stored yet"),
+        pytest.param(Ledger(ONE, "5"), ObservedPods("6", OTHER, ()), "", Ledger(OTHER, "6"), id="another model"),
         pytest.param(
-            Ledger({}, "5", A), ObservedPods("7", {}, {"a"}), "", Ledger({}, "7"), id="it was created and deleted"
+            Ledger(ONE, "5", BOTH), ObservedPods("7", TWO, {"a"}), "", Ledger(TWO, "7", B), id="one of two stored"
         ),
-        pytest.param(
-            Ledger(ONE, "5", A), ObservedPods("7", {}, ()), "", Ledger({}, "7", A), id="it is not observed yet"
-        ),
-        pytest.param(Ledger(ONE, "5"), ObservedPods("6", OTHER, ()), "", Ledger(OTHER, "6"), id="renamed"),
-        pytest.param(Ledger(ONE, "5", BOTH), ObservedPods("7", TWO, {"a"}), "", Ledger(TWO, "7", B), id="one of two"),
-        pytest.param(Ledger({}, "5", A), ObservedPods("7", {}, ()), "a", Ledger({}, "7"), id="it will never be stored"),
+        pytest.param(Ledger({}, "5", A), ObservedPods("7", {}, ()), "a", Ledger({}, "7"), id="proven absent"),
         pytest.param(
             *(Ledger(TWO, "100", BOTH), ObservedPods("99", ONE, {"a"}), "b", Ledger(TWO, "100", A)),
-            id="never to be stored, by an old view",
+            id="proven absent, with an old view",
         ),
-        pytest.param(Ledger(TWO, "5"), ObservedPods("5", ONE, ()), "", Ledger(ONE, "5"), id="as old as the count"),
+        pytest.param(
+            Ledger(TWO, "5"), ObservedPods("5", ONE, ()), "", Ledger(ONE, "5"), id="a view of the same version"
+        ),
         pytest.param(Ledger({}, ""), ObservedPods("1", ONE, ()), "", Ledger(ONE, "1"), id="never counted before"),
     ],
 )
@@ -202,11 +206,23 @@ TORN = Ledger({}, "7", {}, {"a": RAN})
 @pytest.mark.parametrize(
     ("ledger", "view", "ended", "settled"),
     [
-        pytest.param(Ledger(ONE, "5"), ObservedPods("7", {}, {"a"}, {"a": RAN}), "", TORN, id="from committed"),
-        pytest.param(Ledger({}, "5", A), ObservedPods("7", {}, {"a"}, {"a": RAN}), "", TORN, id="from pending"),
-        pytest.param(TORN, ObservedPods("9", ONE, "a", {"a": RAN}), "", Ledger(ONE, "9", {}, {"a": RAN}), id="once"),
-        pytest.param(TORN, ObservedPods("9", {}, "a", {"a": RAN}), "a", Ledger({}, "9"), id="its time is over"),
-        pytest.param(TORN, ObservedPods("6", ONE, ()), "a", Ledger({}, "7"), id="its time is over, by an old view"),
+        pytest.param(
+            Ledger(ONE, "5"), ObservedPods("7", {}, {"a"}, {"a": RAN}), "", TORN, id="its charge was committed"
+        ),
+        pytest.param(
+            Ledger({}, "5", A), ObservedPods("7", {}, {"a"}, {"a": RAN}), "", TORN, id="its charge was pending"
+        ),
+        pytest.param(
+            TORN,
+            ObservedPods("9", ONE, "a", {"a": RAN}),
+            "",
+            Ledger(ONE, "9", {}, {"a": RAN}),
+            id="deleted once, not charged twice",
+        ),
+        pytest.param(TORN, ObservedPods("9", {}, "a", {"a": RAN}), "a", Ledger({}, "9"), id="terminating time over"),
+        pytest.param(
+            TORN, ObservedPods("6", ONE, ()), "a", Ledger({}, "7"), id="terminating time over, with an old view"
+        ),
         pytest.param(
             *(Ledger(TWO, "5"), ObservedPods("7", ONE, (), since="6"), "", Ledger(ONE, "7", {}, {"M40@5": UNSEEN})),
             id="no watch saw the deletion",
@@ -218,10 +234,10 @@ TORN = Ledger({}, "7", {}, {"a": RAN})
         ),
         pytest.param(
             *(Ledger(ONE, "5"), ObservedPods("7", {}, "a", {"a": RAN}, since="6"), "", TORN),
-            id="its own time keeps the charge",
+            id="the deleted pod's own grace period",
         ),
         pytest.param(
-            Ledger(TWO, "5"), ObservedPods("7", ONE, "a", since="5"), "", Ledger(ONE, "7"), id="its end was observed"
+            Ledger(TWO, "5"), ObservedPods("7", ONE, "a", since="5"), "", Ledger(ONE, "7"), id="the pod had ended"
         ),
     ],
 )
@@ -233,7 +249,9 @@ def test_a_deleted_pod_that_may_still_run_stays_charged(
 
 
 def test_at_most_512_vanished_pods_are_kept_by_uid_and_the_others_stay_committed() -> None:
-    """Under a quota that only warns, nothing else limits their number."""
+    """Under a quota that only warns, no limit bounds the number of pods that may vanish. The ledger lists at most 512
+    of them by uid.
+    """
     vanished = {f"uid-{number}": RAN for number in range(MOST_TERMINATING + 3)}
     settled = settle(Ledger({}, "5"), ObservedPods("7", ONE, vanished.keys(), vanished))
     assert len(settled.terminating) == MOST_TERMINATING
@@ -250,11 +268,11 @@ CLAIMED = Ledger(ONE, "5", A, {}, "", TWO, "6")
         pytest.param(
             ObservedClaims("8", {}, ()),
             Ledger(ONE, "7", A, {}, "", {}, "8"),
-            id="one was deleted, one is not observed yet",
+            id="one deleted, one not stored yet",
         ),
         pytest.param(ObservedClaims("5", {}, {"a"}), CLAIMED, id="an older view changes neither count"),
         pytest.param(ObservedClaims("6", TWO, ()), CLAIMED, id="nothing new"),
-        pytest.param(None, CLAIMED, id="claims are unknown"),
+        pytest.param(None, CLAIMED, id="no view of claims"),
     ],
 )
 def test_claims_are_counted_at_their_own_version(claims: ObservedClaims | None, settled: Ledger) -> None:
@@ -277,18 +295,22 @@ def test_a_count_is_as_old_as_the_older_of_its_parts(ledger: Ledger, *, before: 
     ("ledger", "view"),
     [
         pytest.param(Ledger(ONE, "5", A), ObservedPods("7", ONE, ()), id="nothing new"),
-        pytest.param(Ledger(ONE, "5", A), ObservedPods("7", ONE, {"x", "y"}), id="other pods were observed"),
-        pytest.param(Ledger(TWO, "100", A), ObservedPods("99", ONE, ()), id="an old view lowers nothing"),
-        pytest.param(Ledger(TWO, "100", A), ObservedPods("99", ONE, {"a"}), id="an old view removes no pending charge"),
+        pytest.param(Ledger(ONE, "5", A), ObservedPods("7", ONE, {"x", "y"}), id="only other pods are new"),
+        pytest.param(Ledger(TWO, "100", A), ObservedPods("99", ONE, ()), id="an old view does not lower the count"),
+        pytest.param(Ledger(TWO, "100", A), ObservedPods("99", ONE, {"a"}), id="an old view keeps pending charges"),
     ],
 )
 def test_without_changes_nothing_is_written(ledger: Ledger, view: ObservedPods) -> None:
-    """A leader that was suspended still knows deleted pods, and does not know new ones."""
+    """The leader may have been suspended, so its view may have deleted pods and lack new pods. If its count does not
+    change the ledger, nothing is written.
+    """
     assert settle(ledger, view, Expired({"z"})) is ledger
 
 
 def test_a_count_from_before_an_edit_of_the_quota_is_renewed_even_if_it_is_equal() -> None:
-    """Otherwise every webhook would count by itself repeatedly."""
+    """The ledger was counted before an edit of the quota. Even if a new count is equal, it is written with the quota's
+    new version. Otherwise every replica would count the pods by itself.
+    """
     ledger, view = Ledger(ONE, "5", A), ObservedPods("7", ONE, ())
     assert settle(ledger, view, counted_since="6") == Ledger(ONE, "7", A)
     assert settle(ledger, view, counted_since="5") is ledger
@@ -322,7 +344,9 @@ VIEWS = st.builds(ObservedPods, VERSIONS, COMMITTED, SOME, TERMINATING, VERSIONS
 def test_a_charge_that_is_neither_seen_nor_proven_absent_stays(
     ledger: Ledger, view: ObservedPods, absent: frozenset[str]
 ) -> None:
-    """Objects that were seen are counted once: they are no longer pending when they are in the count."""
+    """Stored objects are counted once. A settled ledger has their charges in its count, and no longer among the pending
+    charges.
+    """
     settled = settle(ledger, view, Expired(absent))
     stale = view.is_older(ledger)
     claims = view.claims or ObservedClaims("", ledger.claimed, ())
@@ -344,7 +368,9 @@ def test_the_count_never_reverts_to_an_older_version(ledger: Ledger, views: list
 
 @given(ledger=LEDGERS, view=VIEWS, absent=SOME)
 def test_settling_twice_equals_settling_once(ledger: Ledger, view: ObservedPods, absent: frozenset[str]) -> None:
-    """Otherwise two leaders would write forever. The ledger that was read must not change."""
+    """If a second settling changed the ledger again, two leaders would write forever. The ledger that was passed in
+    must not change.
+    """
     before = msgspec.json.encode(ledger)
     once = settle(ledger, view, Expired(absent))
     assert settle(once, view, Expired(absent)) is once

@@ -1,4 +1,6 @@
-"""The ledgers that replicas share: charges are decided in groups, and a remembered ledger is confirmed by the write."""
+"""Tests of ledgers that replicas share. A replica decides charges in groups by its remembered ledger, and the write
+confirms that ledger.
+"""
 
 import asyncio
 import json
@@ -28,14 +30,14 @@ def test_a_group_is_one_write(api: ApiDouble, replica: Replica) -> None:
     assert kinds(decisions) == ["Admitted"] * 4
     assert replica.uids() == ["a", "b", "c", "d"]
     assert [call for call in api.calls if call in ("POST", "PUT")] == ["POST", "POST", "PUT", "PUT"], (
-        "the ledger, its mark, the first charge, and the group"
+        "expected writes of the ledger, its mark, the first charge and the group"
     )
     assert replica.counted("batch_charges_sum") == 4
     assert replica.counted("batch_charges_count") == 2
 
 
 def test_a_group_is_decided_in_order_each_charge_with_those_before_it(api: ApiDouble, replica: Replica) -> None:
-    """A refusal in the middle delays no other: a later charge may be smaller."""
+    """A charge that does not fit does not stop the group: a later, smaller charge is admitted."""
     rest = [asked("b", charge=CARD + CARD), asked("c", charge=CARD + CARD), asked("d"), asked("e")]
     decisions = together(api, replica, asked("a"), rest)
     assert kinds(decisions) == ["Admitted", "Admitted", "PutOff", "Admitted", "PutOff"]
@@ -63,7 +65,7 @@ def test_namespaces_have_separate_ledgers(replica: Replica) -> None:
 
 
 def test_after_a_write_the_next_group_needs_no_read(api: ApiDouble, replica: Replica) -> None:
-    """Usage that is read for /mutate meanwhile does not replace the remembered ledger."""
+    """A ledger that is read meanwhile for /mutate does not replace the remembered ledger."""
     replica.charge("a")
     replica.usage()
     api.forget_calls()
@@ -75,7 +77,9 @@ def test_after_a_write_the_next_group_needs_no_read(api: ApiDouble, replica: Rep
 def test_an_admission_without_a_write_is_confirmed_by_a_read(
     api: ApiDouble, replica: Replica, uid: str, dry_run: bool
 ) -> None:
-    """There is no compare-and-swap that would show that the remembered ledger is still current."""
+    """Without a write there is no compare-and-swap, so only a read can show that the remembered ledger is still
+    current.
+    """
     replica.charge("a")
     api.forget_calls()
     assert isinstance(replica.charge(uid, dry_run=dry_run), Admitted)
@@ -90,12 +94,16 @@ def test_a_call_that_is_repeated_after_its_charge_was_released_is_charged_again(
 
 
 def test_a_refusal_is_confirmed_by_one_fresh_read(api: ApiDouble, replica: Replica) -> None:
-    """The controller may have released everything while this replica still remembers a full ledger."""
+    """The remembered ledger is full, but the controller may have released charges since. So the replica reads the
+    ledger before it refuses a pod.
+    """
     for uid in "abcd":
         replica.charge(uid)
     api.forget_calls()
     assert isinstance(replica.charge("e"), PutOff)
-    assert api.calls == ["GET", "LIST", "LIST", "GET"], "read, count the stored objects, and read again"
+    assert api.calls == ["GET", "LIST", "LIST", "GET"], (
+        "expected a read, a count of the stored objects, and a second read"
+    )
     replica.store.write("team-a", Ledger({}, "7"), replica.store.open("team-a"))
     api.forget_calls()
     assert isinstance(replica.charge("e"), Admitted)
@@ -104,9 +112,7 @@ def test_a_refusal_is_confirmed_by_one_fresh_read(api: ApiDouble, replica: Repli
 
 
 def test_a_group_with_a_refusal_is_decided_again_as_a_whole(api: ApiDouble, replica: Replica, other: Replica) -> None:
-    """This includes charges that were admitted by the remembered ledger: they are decided again by the ledger that was
-    read.
-    """
+    """Charges that fit the remembered ledger are decided again too, by the ledger that was just read."""
     replica.charge("a")
     other.charge("x", charge=Charge(200, 0, 200))
     decisions = together(api, replica, asked("b"), [asked("c"), asked("d", charge=Charge(300, 0, 300))])
@@ -126,7 +132,9 @@ def test_too_many_pending_charges_are_busy_and_not_remembered(replica: Replica) 
 
 
 def test_a_ledger_that_does_not_exist_yet_is_not_remembered(api: ApiDouble, replica: Replica) -> None:
-    """It counts the pods of that moment. Pods that are created while the namespace has no limit change no version."""
+    """Without a ledger, a dry run counts the stored pods. Pods that are created later do not change a version, so a
+    replica must count again.
+    """
     assert isinstance(replica.charge("a", dry_run=True), Admitted)
     assert LEDGER not in api.objects
     api.store(POD, stored_pod({"tencent.com/vcuda-core": 400}))
@@ -134,7 +142,9 @@ def test_a_ledger_that_does_not_exist_yet_is_not_remembered(api: ApiDouble, repl
 
 
 def test_a_deleted_ledger_is_recreated_at_once(api: ApiDouble, replica: Replica) -> None:
-    """The quota was removed and restored. Pods that were created in between count."""
+    """The quota was removed, the controller deleted the ledger, and the quota was restored. Pods that were created in
+    between are charged.
+    """
     replica.charge("a")
     replica.store.drop("team-a", str(replica.store.read("team-a").version))
     api.store(POD, stored_pod({"tencent.com/vcuda-core": 300}))
@@ -142,11 +152,13 @@ def test_a_deleted_ledger_is_recreated_at_once(api: ApiDouble, replica: Replica)
     assert replica.uids() == ["b"]
 
 
-@pytest.mark.parametrize("remembers", [True, False], ids=["a replica that has written it", "one that has not"])
+@pytest.mark.parametrize("remembers", [True, False], ids=["a replica that wrote the ledger", "a replica that has not"])
 def test_pods_from_the_time_without_a_quota_count_even_if_the_ledger_stayed(
     api: ApiDouble, replica: Replica, other: Replica, remembers: bool
 ) -> None:
-    """The quota was removed and restored, and no leader deleted the ledger in between."""
+    """The quota was removed and restored, and no leader deleted the ledger meanwhile. Pods that were created in between
+    are charged.
+    """
     replica.charge("a")
     api.store(POD, stored_pod({"tencent.com/vcuda-core": 300}))
     edited = json.loads(api.store(QUOTA, {}))["metadata"]["resourceVersion"]
@@ -154,15 +166,17 @@ def test_pods_from_the_time_without_a_quota_count_even_if_the_ledger_stayed(
     assert isinstance(asked.charge("b", counted_since=edited, dry_run=True), PutOff)
     assert api.objects[LEDGER] is before
     assert isinstance(asked.charge("b", counted_since=edited), PutOff)
-    assert asked.store.read("team-a").ledger.committed == {"M40": Charge(300, 0, 300)}, "kept for the next decision"
+    assert asked.store.read("team-a").ledger.committed == {"M40": Charge(300, 0, 300)}, (
+        "the read ledger must be kept for the next decision"
+    )
     api.forget_calls()
     assert isinstance(asked.charge("c", counted_since=edited), PutOff)
-    assert api.calls == ["GET", "LIST", "LIST", "GET"], "listed before the refusal, and not for another count"
+    assert api.calls == ["GET", "LIST", "LIST", "GET"], "expected LISTs for the refusal only"
 
 
 def test_nothing_is_decided_while_a_due_count_fails(api: ApiDouble, replica: Replica) -> None:
-    """A replica that does not know the values of units yet must not lower a ledger, which then lacks pods of the time
-    without quota.
+    """The ledger was counted by a newer quota ConfigMap than this replica has read. The replica does not know the new
+    values of units, so it must not recount.
     """
     replica.charge("a")
     api.store(POD, stored_pod({"tencent.com/vcuda-core": 300}))

@@ -1,4 +1,4 @@
-"""The ledgers that replicas share when others write first, when calls are lost, and when time runs out."""
+"""Tests of shared ledgers with faults: other replicas write first, API calls are lost, or a deadline passes."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ from vcuda.quota.model import Charge
 from webhook.ledger.ledgers import Decision, PutOff
 from webhook.ledger.namespace_ledger import TOO_MANY, UNSURE
 
-# Other writers
+# Tests with other writers
 
 
 def test_a_conflict_reads_and_decides_again(api: ApiDouble, replica: Replica, other: Replica) -> None:
@@ -31,7 +31,7 @@ def test_a_conflict_reads_and_decides_again(api: ApiDouble, replica: Replica, ot
 def test_two_replicas_that_open_the_ledger_at_once_both_charge(
     api: ApiDouble, replica: Replica, other: Replica
 ) -> None:
-    """Both list the pods. One creates the ledger, and the other reads it."""
+    """Both replicas LIST the pods. One replica creates the ledger, and the other replica reads it."""
 
     def overtaken(_method: str, _timeout: float, effect: Effect) -> bytes:
         assert isinstance(other.charge("x", charge=Charge(400, 0, 400)), Admitted)
@@ -42,7 +42,7 @@ def test_two_replicas_that_open_the_ledger_at_once_both_charge(
     assert replica.uids() == ["x"]
 
 
-def test_conflicts_without_end_are_busy_at_the_deadline(api: ApiDouble, replica: Replica, clock: Clock) -> None:
+def test_endless_conflicts_are_answered_busy_at_the_deadline(api: ApiDouble, replica: Replica, clock: Clock) -> None:
     def overtaken(method: str, _timeout: float, effect: Effect) -> bytes:
         if method == "PUT":
             api.store(LEDGER, api.objects[LEDGER])
@@ -54,12 +54,14 @@ def test_conflicts_without_end_are_busy_at_the_deadline(api: ApiDouble, replica:
     assert replica.uids() == ["a"]
 
 
-def test_a_deadline_in_the_past_is_busy_without_a_call(api: ApiDouble, replica: Replica, clock: Clock) -> None:
+def test_a_call_past_its_deadline_is_answered_busy_without_an_api_call(
+    api: ApiDouble, replica: Replica, clock: Clock
+) -> None:
     assert replica.charge("a", deadline=clock.now) == TOO_MANY
     assert api.calls == []
 
 
-# Lost calls
+# Tests with lost calls
 
 
 @pytest.mark.parametrize("opened", [False, True], ids=["creating", "replacing"])
@@ -70,7 +72,7 @@ def test_a_deadline_in_the_past_is_busy_without_a_call(api: ApiDouble, replica: 
         ([lost_request], ["WRITE", "GET", "WRITE"]),
         ([lost_request, lost_reply], ["WRITE", "GET", "WRITE", "GET"]),
     ],
-    ids=["the reply was lost", "the request was lost", "both, one after the other"],
+    ids=["the reply was lost", "the request was lost", "request lost, then reply lost"],
 )
 def test_a_write_without_an_answer_is_found_by_uid(
     api: ApiDouble, replica: Replica, deliveries: list[Callable[..., bytes]], calls: list[str], opened: bool
@@ -89,7 +91,7 @@ def test_a_write_without_an_answer_is_found_by_uid(
 
 
 def landing(late: Late) -> Delivery:
-    """Deliver a late write just before a call."""
+    """Return a network that delivers a delayed write just before the given call."""
 
     def overtaken(_method: str, _timeout: float, effect: Effect) -> bytes:
         late.land()
@@ -121,14 +123,16 @@ def test_a_write_that_lands_late_after_another_was_made_changes_nothing(api: Api
 
 
 def test_the_last_card_is_not_refused_to_the_pod_that_has_it(api: ApiDouble, replica: Replica) -> None:
-    """The write that took it got no answer. When the ledger is read again, it is full, and contains this uid."""
+    """The write that charged the last card got no answer. The replica reads the ledger again: it is full, but already
+    has this uid.
+    """
     replica.charge("x", charge=Charge(300, 0, 300))
     api.deliver = Script(lost_reply)
     assert isinstance(replica.charge("a"), Admitted)
 
 
 @pytest.mark.parametrize("delivery", [lost_reply, lost_request])
-def test_if_a_write_cannot_be_checked_the_answer_is_neither_yes_nor_no(
+def test_a_write_that_cannot_be_checked_admits_and_refuses_nothing(
     api: ApiDouble, replica: Replica, delivery: Callable[..., bytes]
 ) -> None:
     replica.charge("x")
@@ -139,14 +143,14 @@ def test_if_a_write_cannot_be_checked_the_answer_is_neither_yes_nor_no(
 
 
 def test_an_unknown_outcome_stays_unknown_after_a_conflict(api: ApiDouble, replica: Replica) -> None:
-    """The write that got no answer may be the one that came first."""
+    """The write that caused the conflict may be this replica's own earlier write, which got no answer."""
     late = Late()
     replica.charge("x")
     api.deliver = failing(Script(late, landing(late)), Script(delivered, lost_request, methods=("GET",)))
     assert replica.charge("a") == UNSURE
 
 
-def test_a_write_whose_outcome_stays_unknown_is_no_answer(api: ApiDouble, replica: Replica, clock: Clock) -> None:
+def test_a_write_whose_outcome_stays_unknown_decides_nothing(api: ApiDouble, replica: Replica, clock: Clock) -> None:
     replica.charge("x", deadline=clock.now + 1)
     api.deliver = Script(*[lost_request] * 10_000)
     assert replica.charge("a", deadline=clock.now + 1) == UNSURE
@@ -156,7 +160,9 @@ def test_a_write_whose_outcome_stays_unknown_is_no_answer(api: ApiDouble, replic
 def test_an_unreachable_api_server_is_an_error_if_no_own_write_may_land(
     api: ApiDouble, replica: Replica, other: Replica, method: str
 ) -> None:
-    """A write that lost to another is known not to have landed."""
+    """The replica's write failed with a conflict. So its charge is certainly not stored, and the error can be
+    reported.
+    """
     if method == "GET after a conflict":
         replica.charge("x")
         other.charge("y")
@@ -169,7 +175,7 @@ def test_an_unreachable_api_server_is_an_error_if_no_own_write_may_land(
 @pytest.mark.parametrize(
     ("text", "advice"),
     [("{", "delete it to have it rebuilt"), ('{"format": 2}', "have all parts run one release")],
-    ids=["damaged", "of another release"],
+    ids=["damaged", "written by another release"],
 )
 def test_an_unreadable_ledger_is_never_used(api: ApiDouble, replica: Replica, text: str, advice: str) -> None:
     replica.charge("a")
@@ -179,14 +185,14 @@ def test_an_unreadable_ledger_is_never_used(api: ApiDouble, replica: Replica, te
             replica.charge("b")
 
 
-# Callers that leave
+# Tests with callers that give up
 
 
 def test_a_caller_cancelled_during_the_write_of_its_group_does_not_affect_the_others(
     api: ApiDouble, replica: Replica
 ) -> None:
-    """The cancelled caller's charge is written with the others. When the API server repeats the call, it is admitted by
-    it.
+    """The charge of the cancelled caller is still written. If the API server repeats the call, that charge admits the
+    pod.
     """
 
     async def leave() -> list[Decision]:

@@ -1,4 +1,6 @@
-"""A 403 is decided by a LIST that began after the request. Any other shortage is a 429."""
+"""Tests of refusals. Only a LIST that began after the request can lead to a 403. Any other shortage of quota is
+answered 429.
+"""
 
 import asyncio
 import threading
@@ -24,18 +26,18 @@ TERMINATING = {"gone": Terminating("M40", TWO, 30)}
 
 
 class Namespace:
-    """A ledger and pods that a test sets, with a replica that is asked for one more card, and its clock."""
+    """A namespace whose ledger and pods the test sets, with a clock and one replica that is asked for one more card."""
 
     def __init__(self, api: ApiDouble) -> None:
         self.api, self.clock = api, Clock()
         self.replica = Replica(api, self.clock)
 
     def ledger(self, **fields: Any) -> None:
-        """Replace the ledger."""
+        """Replace the stored ledger."""
         self.replica.store.write("team-a", Ledger(**fields), self.replica.store.open("team-a"))
 
     def pods(self, number: int, **fields: Any) -> None:
-        """Store so many pods of one card, and no others."""
+        """Store ``number`` pods with one card each. All other pods are deleted."""
         for path in [path for path in self.api.objects if "/pods/" in path]:
             self.api.remove(path)
         for each in range(number):
@@ -57,7 +59,7 @@ def pending(number: int, *, prefix: str = "pending") -> dict[str, Pending]:
     return {f"{prefix}-{each}": Pending("M40", CARD) for each in range(number)}
 
 
-# Which it is
+# Tests of the choice between 403 and 429
 
 DEAD = {"gone": Reservation({"M40": CARD}, 1)}
 
@@ -65,23 +67,31 @@ DEAD = {"gone": Reservation({"M40": CARD}, 1)}
 @pytest.mark.parametrize(
     ("ledger", "pods", "outcome", "soon"),
     [
-        pytest.param({"committed": {"M40": FULL}}, 4, Refused, None, id="all is stored"),
-        pytest.param({"pending": pending(4, prefix="stored")}, 4, Refused, None, id="what is pending is stored by now"),
-        pytest.param({"committed": {"M40": TWO}, "pending": pending(2)}, 2, PutOff, False, id="pending, never stored"),
-        pytest.param({"committed": {"M40": FULL}}, 3, PutOff, True, id="one was deleted since it was settled"),
+        pytest.param({"committed": {"M40": FULL}}, 4, Refused, None, id="all charges are of stored pods"),
+        pytest.param({"pending": pending(4, prefix="stored")}, 4, Refused, None, id="pending pods are stored by now"),
+        pytest.param(
+            {"committed": {"M40": TWO}, "pending": pending(2)}, 2, PutOff, False, id="pending pods never stored"
+        ),
+        pytest.param({"committed": {"M40": FULL}}, 3, PutOff, True, id="a pod deleted after settling"),
         pytest.param(
             {"committed": {"M40": TWO}, "terminating": TERMINATING}, 2, Refused, None, id="stored and terminating"
         ),
         pytest.param(
-            {"committed": {"M40": FULL}, "terminating": TERMINATING}, 1, PutOff, True, id="terminating, and gone since"
+            {"committed": {"M40": FULL}, "terminating": TERMINATING},
+            1,
+            PutOff,
+            True,
+            id="terminating and a deleted pod",
         ),
-        pytest.param({"committed": {"M40": CARD + TWO}, "reserved": DEAD}, 3, PutOff, True, id="reserved"),
         pytest.param(
-            {"committed": {"M40": FULL}, "reserved": DEAD}, 4, Refused, None, id="stored, and others reserved"
+            {"committed": {"M40": CARD + TWO}, "reserved": DEAD}, 3, PutOff, True, id="reserved by a dead replica"
+        ),
+        pytest.param(
+            {"committed": {"M40": FULL}, "reserved": DEAD}, 4, Refused, None, id="all stored, and also reserved"
         ),
     ],
 )
-def test_only_stored_objects_cause_a_403_and_all_else_a_429(
+def test_only_stored_objects_cause_a_403_and_any_other_shortage_is_a_429(
     namespace: Namespace, ledger: dict[str, Any], pods: int, outcome: type[Decision], soon: bool | None
 ) -> None:
     namespace.ledger(**ledger)
@@ -142,11 +152,13 @@ def test_a_dry_run_gets_the_same_answer_and_writes_nothing(namespace: Namespace)
     }
 
 
-# Reservations of a dead replica
+# Tests with the reservation of a dead replica
 
 
 def test_after_two_seconds_a_reservation_is_no_longer_announced_as_ending_soon(namespace: Namespace) -> None:
-    """A live replica gives way at once. A controller's worker must not wait for a dead one."""
+    """A live replica releases its reservation within two seconds. A dead replica does not. So after two seconds the
+    answer no longer has a time after which to retry.
+    """
     namespace.ledger(committed={"M40": CARD + TWO}, reserved=DEAD)
     told = []
     for _ in range(4):
@@ -158,11 +170,11 @@ def test_after_two_seconds_a_reservation_is_no_longer_announced_as_ending_soon(n
     assert namespace.lists() == 0
 
 
-# One LIST for all that wait
+# Tests of one LIST that all waiting callers share
 
 
 class ListGate:
-    """Blocks the first LIST until the test releases it."""
+    """Blocks the first LIST until the test opens the gate."""
 
     def __init__(self, api: ApiDouble) -> None:
         self.arrived, self.opened = threading.Event(), threading.Event()
@@ -196,7 +208,7 @@ def test_all_waiting_calls_share_one_list_and_the_next_list_waits_half_a_second(
 
 
 def test_a_call_during_a_list_waits_for_the_next_list(namespace: Namespace) -> None:
-    """The pods in that LIST may be older than the request."""
+    """The running LIST began before the second request, so it may lack pods that were created before that request."""
     namespace.ledger(committed={"M40": FULL})
     namespace.pods(4)
 
@@ -207,7 +219,7 @@ def test_a_call_during_a_list_waits_for_the_next_list(namespace: Namespace) -> N
         first = asyncio.create_task(namespace.replica.ledgers.charge(asked("first", deadline=deadline)))
         assert await asyncio.to_thread(gate.arrived.wait, PATIENT)
         second = asyncio.create_task(namespace.replica.ledgers.charge(asked("second", deadline=deadline)))
-        await asyncio.sleep(0)  # the second call is waiting
+        await asyncio.sleep(0)  # the second call begins to wait
         gate.opened.set()
         return [await first, await second]
 
@@ -216,7 +228,9 @@ def test_a_call_during_a_list_waits_for_the_next_list(namespace: Namespace) -> N
 
 
 def test_a_list_that_takes_long_is_followed_by_a_rest(namespace: Namespace) -> None:
-    """The namespace is large. Counting its pods may take only a part of the time."""
+    """After a slow LIST of a large namespace, the replica waits before the next LIST. So LISTs take only a part of the
+    time.
+    """
     namespace.ledger(committed={"M40": FULL})
     namespace.pods(4)
 
@@ -257,7 +271,7 @@ def test_a_replica_with_an_older_quota_than_the_ledger_refuses_no_pod(namespace:
     assert not decision.counted
 
 
-# Without a settling leader
+# Tests without a leader that settles
 
 
 def test_room_that_was_released_while_a_call_waited_is_used(namespace: Namespace) -> None:
@@ -275,7 +289,9 @@ def test_room_that_was_released_while_a_call_waited_is_used(namespace: Namespace
 
 
 def test_without_a_controller_a_deleted_pod_is_released_when_it_can_no_longer_run(namespace: Namespace) -> None:
-    """No watch saw whether it ran. It stays terminating for its grace period, as after a change of leader."""
+    """No watch saw whether the deleted pod ran, so its charge stays for the longest grace period, as after a change of
+    leader.
+    """
     namespace.ledger(
         committed={"M40": FULL}, pod_resource_version="90", terminating={"t": Terminating("P100", CARD, 9)}
     )
@@ -291,7 +307,7 @@ def test_without_a_controller_a_deleted_pod_is_released_when_it_can_no_longer_ru
     assert isinstance(namespace.charge(), Admitted)
     ledger = namespace.replica.store.read("team-a").ledger
     assert (ledger.committed, list(ledger.pending), list(ledger.terminating)) == ({"M40": CARD + TWO}, ["asked"], ["t"])
-    assert isinstance(namespace.charge("one more"), PutOff), "pending objects are not stored yet"
+    assert isinstance(namespace.charge("one more"), PutOff), "pending objects must still count"
 
 
 def test_a_pod_deleted_after_the_count_stays_charged_for_its_own_time(namespace: Namespace) -> None:
@@ -318,7 +334,7 @@ def test_a_count_from_before_etcd_was_restored_settles_nothing(
     assert namespace.replica.store.read("team-a").ledger.committed == {"M40": FULL}
 
 
-def test_a_replica_that_has_not_looked_for_long_starts_over(namespace: Namespace) -> None:
+def test_a_replica_that_has_not_counted_for_long_starts_over(namespace: Namespace) -> None:
     namespace.ledger(committed={"M40": FULL}, pod_resource_version="90")
     namespace.pods(3)
     for seconds in (0, 3 * SETTLE_SECONDS, SETTLE_SECONDS - 1):

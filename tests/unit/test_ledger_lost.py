@@ -1,4 +1,6 @@
-"""A lost ledger: nothing is charged until no pod that was charged in it can be stored any more."""
+"""Tests of a lost ledger: nothing is charged until every pod that was charged in the lost ledger is stored or can never
+be stored.
+"""
 
 import pytest
 
@@ -16,7 +18,9 @@ MARK = "/api/v1/namespaces/vcuda-quota/configmaps/gpu-ledger-opened.team-a"
 TEAM = "/api/v1/namespaces/team-a"
 
 LOST_SECONDS = STORABLE_SECONDS + LEASE_SECONDS + MARGIN_SECONDS
-"""A replica that does not know of the loss may admit from its reservation for one lease."""
+"""The time after which a lost ledger may open. It includes one lease, because a replica that does not know of the loss
+may still admit from its reservation.
+"""
 
 
 def test_a_lost_ledger_admits_nothing_for_a_stated_time_and_is_then_counted_from_the_pods(
@@ -42,7 +46,9 @@ def test_a_lost_ledger_admits_nothing_for_a_stated_time_and_is_then_counted_from
 def test_the_wait_is_measured_separately_for_each_loss(
     api: ApiDouble, replica: Replica, other: Replica, clock: Clock, replaced: str
 ) -> None:
-    """A replica that saw one loss, but not that the ledger was recreated, knows nothing of the next loss."""
+    """A replica saw the first loss, but not that the ledger was recreated and lost again. The wait for the second loss
+    starts anew.
+    """
     replica.charge("a", deadline=clock.now + 1)
     api.remove(LEDGER)
     with pytest.raises(LedgerLost):
@@ -83,17 +89,23 @@ def test_a_ledger_recreated_and_lost_again_unseen_is_a_new_loss(
 def test_a_missing_ledger_is_also_detected_in_a_recreated_namespace(
     api: ApiDouble, replica: Replica, clock: Clock
 ) -> None:
-    """A create that was in progress when the namespace was deleted may be stored in its successor."""
+    """The namespace was deleted and recreated. A pod whose creation was in progress may be stored in the new
+    namespace.
+    """
     replica.charge("a", deadline=clock.now + 1)
     api.store(TEAM, {"metadata": {"name": "team-a", "uid": "uid-of-another"}})
-    assert isinstance(replica.charge("b", deadline=clock.now + 5), Admitted), "no wait: its ledger exists"
+    assert isinstance(replica.charge("b", deadline=clock.now + 5), Admitted), (
+        "there must be no wait, because the ledger exists"
+    )
     api.remove(LEDGER)
     with pytest.raises(LedgerLost):
         replica.charge("c", deadline=clock.now + 5)
 
 
 def test_a_read_closes_a_namespace_whose_ledger_is_lost(api: ApiDouble, replica: Replica, clock: Clock) -> None:
-    """Otherwise the age of the loss would never be known if /mutate answers 429 to every pod."""
+    """A read of a lost ledger writes the closed ledger, and the wait begins then. If /mutate only answered 429 and
+    wrote nothing, the wait would never begin.
+    """
     replica.charge("a", deadline=clock.now + 1)
     api.remove(LEDGER)
     with pytest.raises(LedgerLost):
@@ -121,7 +133,9 @@ def test_a_write_without_an_answer_at_the_end_of_the_wait_is_repeated(
 
 
 def test_a_ledger_that_another_replica_is_creating_is_awaited_and_not_lost(api: ApiDouble, replica: Replica) -> None:
-    """The ledger is marked first, and then created."""
+    """A replica first creates the mark (a ConfigMap that records that there is a ledger) and then the ledger. So a mark
+    without a ledger may mean that the ledger is being created.
+    """
     replica.charge("a")
     made, slept = api.objects.pop(LEDGER), []
 
@@ -147,7 +161,7 @@ def test_a_ledger_that_another_replica_creates_first_is_read(api: ApiDouble, rep
     assert list(replica.store.read("team-a").ledger.pending) == ["a"]
 
 
-# etcd set back to an earlier state
+# Tests of an etcd that was restored to an earlier state
 
 
 def test_a_ledger_restored_to_an_older_version_is_lost(
@@ -227,7 +241,9 @@ def test_a_restored_ledger_stays_lost_when_a_write_gets_no_answer(
 def test_a_replica_that_saw_a_newer_version_long_ago_does_not_report_a_loss(
     api: ApiDouble, replica: Replica, other: Replica, clock: Clock
 ) -> None:
-    """Otherwise each replica would close it once more at its first use."""
+    """A replica forgets the versions that it saw long ago. Otherwise each replica would close the restored ledger once
+    more at its first use.
+    """
     other.charge("a", deadline=clock.now + 1)
     restore = api.backup()
     replica.charge("b", deadline=clock.now + 5)
@@ -236,7 +252,7 @@ def test_a_replica_that_saw_a_newer_version_long_ago_does_not_report_a_loss(
     assert isinstance(replica.charge("c", deadline=clock.now + 5), Admitted)
 
 
-# The leader
+# Tests of the leader's part
 
 
 def test_the_leader_recreates_a_lost_ledger_if_there_are_pods(api: ApiDouble, replica: Replica, clock: Clock) -> None:
@@ -267,7 +283,7 @@ def test_while_a_ledger_is_lost_the_report_has_the_usage_and_the_rest_as_reserve
     assert figures == [(True, 1, 3, 0), (False, 1, 0, 3)]
 
 
-# Deletions by hand
+# Tests of deletions by hand
 
 
 def asked_to_go(api: ApiDouble, settling: Settling) -> None:

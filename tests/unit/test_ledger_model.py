@@ -1,4 +1,6 @@
-"""The rules of the ledger, explored completely within small bounds. `python -m tests.model --full` uses larger ones."""
+"""The rules of the ledger as a model. The test explores every state within small bounds. `python -m tests.model --full`
+uses larger bounds.
+"""
 
 import pytest
 
@@ -15,8 +17,8 @@ def test_no_interleaving_exceeds_the_limit_or_leaves_a_charge_behind(bounds: Bou
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.rule}: {mutant.broken}")
 def test_every_rule_is_needed(mutant: Mutant) -> None:
-    """A broken rule leads to more than the limit, to a wrong 403, or to a charge that stays forever. The trace shows
-    how.
+    """With one rule broken, the model must find a fault: usage above the limit, a wrong 403, or a charge that stays
+    forever. Its trace has the steps.
     """
     explored = explore(mutant.broken_bounds, rest_every=mutant.rest_every)
     assert explored.fault

@@ -1,5 +1,5 @@
-"""The first ledger of a namespace is created closed, marked, and opened at once by the replica that marked it, and by
-no other.
+"""Tests of the first ledger of a namespace. A replica creates the ledger closed, creates a mark ConfigMap, and opens
+the ledger at once. Other replicas must wait.
 """
 
 import contextlib
@@ -18,8 +18,8 @@ from vcuda.ledger.ledger import Admitted, Ledger
 from vcuda.quota.model import Charge
 
 OPENING = ["GET", "POST", "POST", "LIST", "LIST", "PUT"]
-"""Read the ledger; create it closed; create its mark; list the pods and the claims; write the open ledger with the
-first charge.
+"""The API calls that open a ledger: read the ledger, create it closed, create its mark ConfigMap, LIST pods and claims,
+write the open ledger with the first charge.
 """
 
 FOUR = Charge(400, 0, 400)
@@ -48,7 +48,7 @@ def test_reads_and_dry_runs_create_no_ledger(api: ApiDouble, replica: Replica) -
 
 
 def at_call(number: int, *deliveries: Delivery) -> Delivery:
-    """Use these deliveries from the call with that number. All other calls are delivered."""
+    """Return a network that delivers all calls normally, except for the given deliveries from call ``number`` on."""
     return Script(*[delivered] * number, *deliveries, methods=("GET", "LIST", "POST", "PUT", "PATCH", "DELETE"))
 
 
@@ -61,7 +61,7 @@ def test_a_lost_call_does_not_close_the_ledger_for_long(
     try:
         assert isinstance(replica.charge("a", deadline=clock.now + 5), Admitted)
     except Unavailable:
-        assert OPENING[number] in {"GET", "LIST"}, "the outcome of a write is checked"
+        assert OPENING[number] in {"GET", "LIST"}, "the outcome of the write must be checked by a read"
     assert isinstance(replica.charge("a", deadline=clock.now + 5), Admitted)
     assert replica.uids() == ["a"]
     assert clock.now < before + 1
@@ -83,8 +83,8 @@ def test_a_write_that_lands_late_changes_nothing(
 
 
 def lives_on(api: ApiDouble, other: Replica, clock: Clock) -> None:
-    """Others act while one replica is suspended: wait, fill the namespace, empty it, delete its ledger, and fill it
-    again.
+    """While one replica is suspended, the others open the ledger, if needed after a wait, and fill the namespace with
+    one pod.
     """
     for attempt in range(3):
         try:
@@ -102,7 +102,7 @@ def drained(api: ApiDouble, other: Replica, clock: Clock) -> None:
 
 
 def filled_again(api: ApiDouble, other: Replica, clock: Clock) -> None:
-    """The first pod was deleted, and a pod that was admitted last is not stored yet."""
+    """The namespace was emptied, its first pod is deleted, and a second pod is admitted that is not stored yet."""
     drained(api, other, clock)
     api.remove(POD)
     assert isinstance(other.charge("y", charge=FOUR, deadline=clock.now + 5), Admitted)
@@ -133,14 +133,16 @@ def test_a_replica_suspended_while_it_opens_a_ledger_admits_nothing_by_its_old_v
 def test_two_replicas_that_open_a_ledger_at_once_both_charge_without_a_wait(
     api: ApiDouble, replica: Replica, other: Replica, clock: Clock, number: int
 ) -> None:
-    """One replica has the mark. The other looks again until the ledger is open."""
+    """One replica creates the mark ConfigMap and opens the ledger. The other replica reads the ledger until it
+    is open.
+    """
     seen: list[str] = []
 
     def beside(_method: str, _timeout: float, effect: Effect) -> bytes:
         api.deliver = delivered
         try:
             seen.append(kinds([other.charge("b", deadline=clock.now + 5)])[0])
-        except LedgerLost:  # the owner of the mark is suspended
+        except LedgerLost:  # the replica that created the mark ConfigMap is suspended
             seen.append("lost")
         return effect()
 
@@ -154,7 +156,9 @@ def test_two_replicas_that_open_a_ledger_at_once_both_charge_without_a_wait(
 def test_a_replica_opens_only_the_version_that_it_marked(
     api: ApiDouble, replica: Replica, other: Replica, clock: Clock
 ) -> None:
-    """Others may have opened it since, and it may have been lost again."""
+    """A replica reads the closed ledger and is suspended. Meanwhile others may open the ledger, and it may be lost
+    again. So the replica opens only the version that it read.
+    """
 
     def changed(_method: str, _timeout: float, effect: Effect) -> bytes:
         api.store(LEDGER, api.objects[LEDGER])
@@ -172,7 +176,9 @@ def test_a_replica_opens_only_the_version_that_it_marked(
 def test_a_suspended_deletion_leaves_the_mark_of_a_newer_ledger(
     api: ApiDouble, replica: Replica, other: Replica, clock: Clock
 ) -> None:
-    """Without the mark the next loss would not be known."""
+    """The mark ConfigMap must stay. Without it, a process that finds no ledger could not tell that the newer ledger was
+    lost.
+    """
     replica.charge("a")
     version = str(replica.store.read("team-a").version)
 
@@ -204,11 +210,11 @@ def test_a_mark_that_could_not_be_deleted_is_deleted_later(api: ApiDouble, repli
     assert MARK not in api.objects
 
 
-# The leader
+# Tests of the leader's part
 
 
 def closed(api: ApiDouble, replica: Replica) -> Settling:
-    """Return a leader of a namespace whose ledger was created and not opened."""
+    """Return a leader of a namespace whose ledger was created and never opened."""
     settling = Settling(api, replica, document='{"team-a": {"quota": {"M40": 4}}}')
     api.deliver = at_call(2, lost_request, lost_request, *[lost_request] * 1000)
     with pytest.raises(Unavailable):

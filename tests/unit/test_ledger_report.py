@@ -1,4 +1,6 @@
-"""The report of one namespace: its models in order, the usage of each by pod and claim, and the rest."""
+"""Tests of the usage report of a namespace: its models in order, the usage by pod and by claim, and the remaining
+quota.
+"""
 
 import msgspec
 import pytest
@@ -49,7 +51,9 @@ def test_used_includes_terminating_charges() -> None:
 
 
 def test_reserved_cards_are_neither_used_nor_available() -> None:
-    """It is the sum of all replicas. Charges that were admitted from it and written are pending, and used."""
+    """The reported reservation is the sum of all replicas. A charge that was admitted from a reservation and then
+    written is pending, so it counts as used.
+    """
     reserved = {
         "replica-1": Reservation({"M40": Charge(150), "P100": Charge(50, 300)}, 1),
         "replica-2": Reservation({"M40": Charge(50)}, 7),
@@ -70,7 +74,9 @@ def test_without_an_open_ledger_all_unused_cards_are_reserved() -> None:
 
 
 def test_used_and_reserved_memory_add_up_to_the_charge() -> None:
-    """A card's share of the limit is rounded up once."""
+    """The memory of whole cards is a part of the memory limit. This part must be rounded up once, for used and reserved
+    cards together.
+    """
     quota = NamespaceQuota({"P100": Limit(300, 1000)})
     ledger = Ledger({"P100": Charge(100, 0, 100)}, reserved={"replica": Reservation({"P100": Charge(100, 0, 100)}, 1)})
     [p100] = used(ledger, quota=quota).models
@@ -83,7 +89,7 @@ def test_memory_of_whole_cards_is_their_share_of_the_limit() -> None:
 
 
 def test_over_the_limit_nothing_is_available() -> None:
-    """The limit was lowered, or the quota only warns."""
+    """The quota only warns, or its limit was lowered below the usage. Then nothing is available."""
     assert used(Ledger({"M40": Charge(900)})).models[0].available == 0
 
 

@@ -1,4 +1,4 @@
-"""The text of a ledger: it is read back as written, it stays small, and damaged text is an error."""
+"""Tests of the text of a ledger: it is parsed back as written, it stays small, and a damaged text is an error."""
 
 import json
 import uuid
@@ -34,17 +34,19 @@ def test_a_ledger_is_read_back_as_it_was_written(ledger: Ledger) -> None:
 
 @given(st.uuids())
 def test_a_uid_is_read_back_literally(made: uuid.UUID) -> None:
-    """The API server compares uids literally, so capitals make another uid."""
+    """The API server compares uids literally, so a uid with capital letters is another uid."""
     uids = {str(made), str(made).upper(), made.hex}
     ledger = Ledger(pending={uid: Pending("M40", Charge(1)) for uid in uids})
     assert read_ledger(write_ledger(ledger)).pending.keys() == uids
 
 
 @pytest.mark.parametrize(
-    ("shapes", "bytes_"), [pytest.param(1, 12_000, id="alike"), pytest.param(20, 13_000, id="of 20 shapes")]
+    ("shapes", "bytes_"), [pytest.param(1, 12_000, id="alike"), pytest.param(20, 13_000, id="charges of 20 sizes")]
 )
 def test_a_ledger_stays_small_with_as_many_pending_as_there_may_be(shapes: int, bytes_: int) -> None:
-    """Bytes of the ConfigMap's JSON, in which every quote is escaped. Writes get slow from 20 kB."""
+    """The expected sizes are bytes of the ConfigMap's JSON, in which every quote is escaped. Writes become slow from 20
+    kB on.
+    """
     pending = {
         str(uuid.uuid4()): Pending("M40", Charge(100 + number % shapes, 512, 0)) for number in range(MOST_PENDING)
     }
@@ -62,11 +64,11 @@ COUNTED = '{"format": 1, "committed": {}, "podResourceVersion": "", "pending": {
         pytest.param("[]", id="no object"),
         pytest.param('{"committed": {}, "podResourceVersion": "", "pending": {}}', id="no format"),
         pytest.param("{", id="cut off"),
-        pytest.param('{"format": 2}', id="of a later release"),
-        pytest.param('{"format": "1"}', id="a format that is no number"),
-        pytest.param('{"format": 1}', id="without what belongs in it"),
+        pytest.param('{"format": 2}', id="a later release's format"),
+        pytest.param('{"format": "1"}', id="a format that is not a number"),
+        pytest.param('{"format": 1}', id="a missing field"),
         pytest.param(COUNTED % "1, 0", id="short"),
-        pytest.param(COUNTED % '1, 0, 0, "abc"', id="a uid cut off"),
+        pytest.param(COUNTED % '1, 0, 0, "abc"', id="a uid without its end"),
         pytest.param(COUNTED % f'1, 0, 0, "{"!" * 22}"', id="no Base64"),
     ],
 )

@@ -1,5 +1,5 @@
-"""Ledgers in memory admit no more than the quota in any order of events. Recent choices influence the model for a short
-while.
+"""Tests of ledgers in memory: no order of events admits more than the quota. Recent choices of a model influence the
+next choices for a short time.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ ROOMY = NamespaceQuota(dict.fromkeys(MODELS, Limit(1000)))
 
 
 def total(charges: list[Charge]) -> Charge:
-    """Return the sum. This is independent of the code under test."""
+    """Return the sum of the charges, computed without the code under test."""
     return Charge(
         sum(charge.cores for charge in charges),
         sum(charge.memory for charge in charges),
@@ -32,7 +32,7 @@ def total(charges: list[Charge]) -> Charge:
 
 
 def within(charge: Charge, limit: Limit | None) -> bool:
-    """Return whether a total is within a limit, in exact arithmetic. A model without a limit must not be used."""
+    """Return whether the total of all charges is within the limit, in exact arithmetic. A missing limit counts as 0."""
     limit = limit or Limit(0)
     if limit.memory is None:
         return charge.cores <= limit.most_cores
@@ -41,7 +41,9 @@ def within(charge: Charge, limit: Limit | None) -> bool:
 
 
 class Admissions(RuleBasedStateMachine):
-    """Any interleaving in one namespace, compared with a list of the admitted pods that still exist."""
+    """A state machine with any order of calls in one namespace. It compares the ledger with a list of the admitted pods
+    that still exist.
+    """
 
     demands = Bundle[ChargeRequest]("demands")
 
@@ -60,8 +62,8 @@ class Admissions(RuleBasedStateMachine):
         return [demand.charge for demand in self.admitted.values() if demand.model == model]
 
     def put(self, demand: ChargeRequest) -> None:
-        """Decide a request: an enforced quota admits only what fits the limit in force, any other quota admits
-        everything.
+        """Decide a request. An enforced quota must admit only what fits the limit. Any other quota must admit every
+        request.
         """
         limit = demand.quota.limits.get(demand.model)
         fits = within(total([*self.taken(demand.model), demand.charge]), limit)
@@ -89,7 +91,9 @@ class Admissions(RuleBasedStateMachine):
 
     @rule(demand=demands)
     def repeat(self, demand: ChargeRequest) -> None:
-        """A repeated call is admitted if the first one was, under any quota. Other calls are decided again."""
+        """Repeat a call. If the first call was admitted, so is the repeated call, under any quota. Otherwise the call
+        is decided again.
+        """
         if demand.uid in self.admitted:
             assert isinstance(self.decide(demand), Admitted)
         elif demand.uid not in self.finished:
@@ -119,7 +123,7 @@ def choices(clock: Clock) -> RecentChoices:
 
 
 def counted(choices: RecentChoices, namespace: str = "team-a") -> dict[str, Charge]:
-    """Return the charges that count as used, by model."""
+    """Return the charges that count as used, for each model."""
     return {model: usage.used for model, usage in choices.on_top_of({}, namespace).items()}
 
 
@@ -167,7 +171,9 @@ CHOICES = st.tuples(
 def test_a_charge_removes_the_oldest_equal_choice(
     steps: list[tuple[str, str, Charge, float]],
 ) -> None:
-    """The result is compared with a plain list. A release without a choice, or after its time, changes nothing."""
+    """The recent choices are compared with a plain list. Releasing a choice that does not exist, or that has expired,
+    changes nothing.
+    """
     clock = Clock()
     choices = RecentChoices(clock.monotonic)
     model_of: list[tuple[float, str, Charge]] = []

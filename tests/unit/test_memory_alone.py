@@ -1,4 +1,4 @@
-"""Limits on memory without cards: the price of a card, what fits, and figures without cards."""
+"""Tests of quotas that limit only memory: what a card is charged, what fits, and figures without cards."""
 
 import math
 
@@ -26,7 +26,7 @@ from webhook.ledger.leases import Demand, plan
 GIB = 1024
 CARD = Charge(100, 0, 100)
 A100 = Limit(None, 160 * GIB, 80 * GIB)
-"""160 GiB, with cards of 80 GiB."""
+"""A quota of 160 GiB, on cards of 80 GiB."""
 ROWS = "{A100: {memory: 80Gi}, T4: {memory: 15Gi}}"
 
 

@@ -1,4 +1,4 @@
-"""Which of the permitted models a pod gets."""
+"""Tests of which permitted model a pod gets."""
 
 import json
 from collections.abc import Mapping
@@ -23,17 +23,17 @@ BOTH = Candidates(("M40", "P100"), frozenset(), {})
 
 
 def used(**cores: int) -> dict[str, Usage]:
-    """Return the usage of each model, in cores."""
+    """Return the usage of each model, given in cores."""
     return {model: Usage(Charge(used)) for model, used in cores.items()}
 
 
 def chosen(
     candidates: Candidates,
     asked: Charge = CARD,
-    usage: Mapping[str, Usage] = {},  # read only
+    usage: Mapping[str, Usage] = {},  # the default is only read
     quota: NamespaceQuota = QUOTA,
 ) -> tuple[str, str] | tuple[Shortage, ...]:
-    """Return the chosen model and the reason, or the shortages."""
+    """Return the chosen model and the reason for it, or the shortages if no model has room."""
     choice = choose(candidates.options(quota, lambda _model: asked, usage), candidates.rule)
     return (choice.model, choice.reason) if isinstance(choice, Choice) else choice
 
@@ -69,7 +69,7 @@ def test_the_reason_names_the_place_of_the_order(rule: Rule) -> None:
 
 
 def test_pods_of_one_workload_stay_on_one_model_until_it_is_full() -> None:
-    """Twelve pods of a card each: the models fill up one after the other, in the order of the quota."""
+    """Twelve pods of one card each fill the models one after another, in the order of the quota."""
     quota = NamespaceQuota({model: Limit(400) for model in ALL})
     usage: dict[str, Usage] = {}
     got = []
@@ -117,7 +117,9 @@ def test_with_prefer_most_free_the_model_with_the_most_free_cards_is_chosen_if_t
 
 
 def test_cards_of_pending_pods_do_not_count_as_free() -> None:
-    """The figures are some seconds old. The pods of a burst must not all get one model."""
+    """The published numbers of free cards are some seconds old. The pods of a burst must not all be pinned to the same
+    model.
+    """
     free = {"M40": FreeCards(8, 3, 300), "P100": FreeCards(8, 2, 200)}
     candidates = Candidates(("M40", "P100"), frozenset(("M40", "P100")), {}, Rule.MOST_FREE, free)
     assert chosen(candidates, usage={"M40": Usage(Charge(200), Charge(200))}) == (
@@ -147,7 +149,7 @@ def test_figures_of_an_earlier_and_of_a_later_release_are_read() -> None:
 
 
 HALVES, WHOLE = FreeCards(8, 0, 400, 400, 50), FreeCards(1, 1, 100, 0, 100)
-"""Eight cards with a half in use, and one free card."""
+"""Free cards of two models: eight cards that are each half in use, and one card that is completely free."""
 
 
 IN_P100 = ("P100", "the next in the namespace's quota after M40 (no card with room), 8 cards of 8 cards free")
@@ -165,7 +167,9 @@ IN_M40 = ("M40", "the first in the namespace's quota, 8 cards of 8 cards free")
 def test_a_model_without_a_card_with_room_for_a_container_is_tried_last(
     containers: list[tuple[int, int]], halves: FreeCards, expected: tuple[str, str]
 ) -> None:
-    """A pod is pinned permanently. It cannot use the sum of free parts of many cards."""
+    """A pod is restricted to one model and cannot change it later. A container cannot combine the free parts of several
+    cards.
+    """
     limits = [{"tencent.com/vcuda-core": cores, "tencent.com/vcuda-memory": memory} for cores, memory in containers]
     asking = view(pod(*(container(each) for each in limits)))
     request, quota = read_request(asking), NamespaceQuota({"M40": Limit(800), "P100": Limit(800)})
@@ -196,7 +200,9 @@ def test_a_model_needs_room_in_memory_too(memory: int | None, model: str) -> Non
 
 
 def test_whole_cards_take_their_share_of_the_memory() -> None:
-    """Two of four cards are half of the memory, so a share that needs more than the other half gets another model."""
+    """Two of four cards take half of the memory. A pod that needs more than the other half of the memory gets another
+    model.
+    """
     quota = NamespaceQuota({"M40": Limit(400, 4096), "P100": Limit(50)})
     usage = {"M40": Usage(Charge(200, card_memory=200))}
     here = ("M40", "the first in the namespace's quota, 2 cards of 4 cards free")

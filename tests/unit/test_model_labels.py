@@ -1,4 +1,6 @@
-"""The leader writes the model label of nodes, but never over the operator's label, and not while pods use the node."""
+"""Tests of the leader's model label on nodes. The leader never overwrites the operator's label, and changes no label
+while pods use the node.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -38,7 +40,9 @@ NOTHING: Manifest = {}
 
 
 class Labeller:
-    """The duty with an API server double and a stopped clock. It looks when a test calls it."""
+    """The leader's labelling of nodes, with an API server double and a stopped clock. It checks nodes when the test
+    calls it.
+    """
 
     def __init__(self, api: ApiDouble, *, writes: bool = True, keys: NodeLabels = LABELS) -> None:
         self.api = api
@@ -60,7 +64,7 @@ class Labeller:
         self.duty.add_all()
 
     def write_quota(self, quota: str, models: str = "{}") -> None:
-        """Store the quota document, and deliver it to the watch."""
+        """Store the quota document and deliver it to the watch."""
         metadata = {"namespace": "kube-system", "name": "gpuquota"}
         data = {"gpu_quota": quota, "gpu_models": models}
         self.api.store("/api/v1/namespaces/kube-system/configmaps/gpuquota", {"metadata": metadata, "data": data})
@@ -70,7 +74,7 @@ class Labeller:
         self.duty.devices_changed()
 
     def store(self, manifest: Manifest, path: str = PATH) -> None:
-        """Store the node, with our earlier writes to it, and deliver it to the watches."""
+        """Store the node together with our earlier changes to it, and deliver it to the watches."""
         known = self.api.objects.get(path, NOTHING).get("metadata", NOTHING)
         metadata = {**manifest["metadata"]}
         for part, key in (("labels", MODEL), ("annotations", DISCOVERED)):
@@ -80,12 +84,14 @@ class Labeller:
         self.look(0)
 
     def change(self, manifest: Manifest) -> None:
-        """Store the node again, and look at it as soon as its interval permits."""
+        """Store a changed node, and check the node as soon as its interval permits."""
         self.store(manifest)
         self.look()
 
     def look(self, seconds: float = LOOK_SECONDS) -> list[Mapping[str, Any]]:
-        """Let time pass, deliver the stored objects to the watches, and serve all due keys. Return what was logged."""
+        """Let time pass, deliver the stored objects to the watches, and check all nodes that are due. Return
+        the log.
+        """
         self.now += seconds
         queue, served = self.duty.reconciler.queue, [END]
         with structlog.testing.capture_logs() as logs:
@@ -123,7 +129,7 @@ def labeller(api: ApiDouble) -> Labeller:
     return Labeller(api)
 
 
-# Whose label it is
+# Tests of who owns the label
 
 
 def test_a_node_without_a_label_gets_the_model_and_a_record_of_its_source(labeller: Labeller) -> None:
@@ -190,7 +196,7 @@ def test_a_label_of_gpu_feature_discovery_is_not_changed(api: ApiDouble) -> None
     assert {*api.calls} == {"LIST"}
 
 
-# Sources that change
+# Tests of sources that change the model of a node
 
 
 def test_a_lost_source_changes_nothing(labeller: Labeller) -> None:
@@ -277,7 +283,7 @@ def test_a_row_of_the_quota_with_our_labels_value_keeps_it(labeller: Labeller) -
 
 
 def publish(labeller: Labeller) -> None:
-    """Publish a card of the node by a DRA driver."""
+    """Publish one card of the node in a ResourceSlice, as a DRA driver does."""
     pool = {"name": NAME, "generation": 1, "resourceSliceCount": 1}
     cards = [claims.device(claims.A100)]
     spec = {"driver": claims.NVIDIA, "nodeName": NAME, "pool": pool, "devices": cards}
@@ -294,7 +300,7 @@ def test_a_slice_that_is_published_later_gives_its_node_a_model(labeller: Labell
     assert labeller.metadata["annotations"][DISCOVERED] == f"{A100_PRODUCT} from resourceslices"
 
 
-def test_the_first_look_at_a_node_knows_its_slices(labeller: Labeller) -> None:
+def test_the_first_check_of_a_node_uses_its_slices(labeller: Labeller) -> None:
     publish(labeller)
     labeller.api.store(PATH, node(features("Tesla-T4")))
     labeller.nodes.reflector.relist()
@@ -302,10 +308,10 @@ def test_the_first_look_at_a_node_knows_its_slices(labeller: Labeller) -> None:
     assert labeller.metadata["annotations"][DISCOVERED] == f"{A100_PRODUCT} from resourceslices"
 
 
-# Bounds
+# Tests of bounds for nodes that change all the time
 
 
-def test_labels_that_flap_every_second_cost_one_write_and_one_event_in_five_minutes(labeller: Labeller) -> None:
+def test_a_source_that_changes_every_second_causes_one_event_in_five_minutes(labeller: Labeller) -> None:
     seconds = int(EVENT_SECONDS) - 20
     for second in range(seconds):
         kind = (A100, T4)[second % 2]
@@ -327,7 +333,7 @@ def test_a_label_that_is_removed_every_second_is_written_once_a_minute(labeller:
     for _ in range(int(REWRITE_SECONDS) * 2):
         labeller.api.store(PATH, node(hami(A100)))
         labeller.look(0.5)
-        labeller.look(0.5)  # the watch also delivers our own write
+        labeller.look(0.5)  # the watch also delivers the change that we wrote
     assert labeller.api.calls.count("PATCH") in (2, 3)
 
 
@@ -346,7 +352,7 @@ def test_a_lasting_doubt_is_reported_once_an_hour(labeller: Labeller) -> None:
 
 
 def test_a_forbidden_write_is_not_repeated_on_every_node(labeller: Labeller) -> None:
-    """This is the case if the policy has another label than --model-label."""
+    """The policy rejects every write, because it permits another label than the label in --model-label."""
 
     def forbid(method: str, _timeout: float, effect: Effect) -> bytes:
         if method == "PATCH":
@@ -372,7 +378,7 @@ def test_nothing_is_kept_of_a_deleted_node(labeller: Labeller) -> None:
     assert labeller.duty.counts() == ({}, {})
 
 
-# Reasons why a quota cannot be used
+# Tests of messages about an unusable quota
 
 
 def test_a_cluster_without_any_model_is_reported_once_after_all_nodes_were_checked(labeller: Labeller) -> None:

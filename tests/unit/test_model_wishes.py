@@ -1,4 +1,6 @@
-"""The source of an object's model: its annotation, its namespace's quota, or the order in the quota document."""
+"""Tests of where an object's model preference comes from: its annotation, its namespace's quota, or the order in the
+quota document.
+"""
 
 import asyncio
 from collections.abc import Mapping
@@ -32,7 +34,7 @@ def wishing(text: str) -> Mapping[str, str]:
 
 
 def policy(quota: NamespaceQuota = QUOTA) -> PolicySnapshot:
-    """A cluster in which L40S is known from another namespace, and B200 from a node."""
+    """A cluster in which model L40S is known from another namespace, and B200 from a node."""
     whole = Quota({"team-a": quota, "team-b": OTHERS}, version="41")
     nodes = Nodes.of({"one": {MODEL: "B200"}}, LABELS)
     return PolicySnapshot(whole, nodes, claims=claim_policy(quota=whole))
@@ -41,7 +43,7 @@ def policy(quota: NamespaceQuota = QUOTA) -> PolicySnapshot:
 def mutated(
     manifest: Manifest, quota: NamespaceQuota = QUOTA, used: Mapping[str, int] | None = None
 ) -> AdmissionResponse:
-    """Return the answer of /mutate with so many cores of each model in use."""
+    """Return the answer of /mutate while ``used`` cores of each model are in use."""
     ledgers = MemoryLedgers()
     for model, cores in (used or {}).items():
         given = ChargeRequest("team-a", f"uid-{model}", model, Charge(cores), quota, 1e9)
@@ -134,7 +136,9 @@ def test_a_quota_that_only_warns_admits_with_the_reason(make: Any, wish: str) ->
 
 
 def test_validate_never_reads_the_annotation() -> None:
-    """The charge follows from the pin, so an edit of the annotation after /mutate changes nothing."""
+    """/validate reads the pod's model from its node selection. So an edit of the annotation after /mutate does not
+    change the charge.
+    """
     for wish in ("A10O", "T4", ",,,"):
         stored = pod(wish, affinity=held_to("A100"))
         stored["metadata"]["uid"] = "one"
@@ -182,7 +186,7 @@ def test_no_annotation_leads_to_a_model_that_the_quota_does_not_list(text: str) 
         assert (preference.rule is Rule.ANNOTATION) == named
 
 
-# Quotas that require one model
+# Tests of quotas that require one model
 
 ONE = replace(QUOTA, one_model=True)
 
@@ -221,7 +225,7 @@ def test_with_one_model_a_quota_that_only_warns_admits_with_the_reason() -> None
     assert ["requires one GPU model" in warning for warning in answer.warnings] == [True]
 
 
-# The entry in the quota document
+# Tests of the entry in the quota document
 
 
 def test_the_entry_sets_the_order_the_preference_and_whether_one_model_is_required() -> None:

@@ -1,4 +1,4 @@
-"""/mutate: which model a pod gets, which pods are rejected, and that nothing is written."""
+"""Tests of /mutate: which model a pod gets, which pods are rejected, and that no ledger is written."""
 
 import asyncio
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ DEADLINE = 5.0
 
 
 def in_time() -> ReviewDeadline:
-    """Return a deadline in five seconds, with a stopped clock."""
+    """Return a deadline five seconds ahead. Its clock is stopped."""
     return ReviewDeadline(DEADLINE, lambda: 0.0)
 
 
@@ -29,7 +29,7 @@ FORGED = {"tencent.com/gpu-assigned": "true"}
 
 
 class Ledgers(MemoryLedgers):
-    """Ledgers with the given usage. A charge fails the test."""
+    """Ledgers with the given usage. The test fails if a charge is made."""
 
     def __init__(self, now: Mapping[str, int], a_moment_ago: Mapping[str, int] | None = None) -> None:
         super().__init__()
@@ -54,12 +54,12 @@ def mutated(
     quota: NamespaceQuota = QUOTA,
     **fields: Any,
 ) -> AdmissionResponse:
-    """Return the answer for one pod with so many cores of each model in use."""
+    """Return the answer for one pod while ``used`` cores of each model are in use."""
     given = policy_for(replace(quota, mode=mode))
     return asyncio.run(mutate(Creation(review(manifest, **fields), given, Ledgers(used or {}), deadline=in_time())))
 
 
-# Pinned
+# Tests of pods that are pinned (restricted to nodes of one model)
 
 
 def test_a_pod_is_pinned_to_the_first_model_with_room() -> None:
@@ -87,7 +87,7 @@ def test_pools_are_required_too() -> None:
     assert answer.patch[0] == {"op": "add", "path": "/spec/affinity", "value": held_to("M40", "public", "lab")}
 
 
-# Refused
+# Tests of pods that are refused
 
 
 def refusal(answer: AdmissionResponse) -> tuple[str, HTTPStatus, str]:
@@ -96,7 +96,7 @@ def refusal(answer: AdmissionResponse) -> tuple[str, HTTPStatus, str]:
     return answer.outcome, answer.status, answer.message
 
 
-def test_no_room_in_any_model_names_them_all() -> None:
+def test_a_rejection_names_all_models_if_none_has_room() -> None:
     answer = mutated(vcuda_pod({"tencent.com/vcuda-core": 300}), {"M40": 700, "P100": 100})
     m40 = "M40 in namespace team-a, requested: 3 cards, used: 7 (0 pending), limited: 8, 2 more needed"
     p100 = "P100 in namespace team-a, requested: 3 cards, used: 1 (0 pending), limited: 2, can never fit"
@@ -105,7 +105,7 @@ def test_no_room_in_any_model_names_them_all() -> None:
 
 
 class Counted(Ledgers):
-    """Ledgers whose LIST returns the stored usage, or None if it could not be counted in time."""
+    """Ledgers that have the given usage when the stored pods are counted. With None, the count takes too long."""
 
     def __init__(self, now: Mapping[str, int], stored: Mapping[str, int] | None) -> None:
         super().__init__(now)
@@ -124,10 +124,10 @@ FULL = {"M40": 800, "P100": 200}
 @pytest.mark.parametrize(
     ("stored", "outcome", "status"),
     [
-        pytest.param(FULL, "over-quota", 403, id="what is stored leaves no room either"),
-        pytest.param({**FULL, "P100": 100}, "pinned", 200, id="for another model it does; /validate decides"),
-        pytest.param({}, "pinned", 200, id="nothing is stored"),
-        pytest.param(None, "over-quota-uncounted", 429, id="it is not known in time"),
+        pytest.param(FULL, "over-quota", 403, id="stored pods leave no room"),
+        pytest.param({**FULL, "P100": 100}, "pinned", 200, id="stored pods leave room for one model"),
+        pytest.param({}, "pinned", 200, id="no stored pod"),
+        pytest.param(None, "over-quota-uncounted", 429, id="not counted in time"),
     ],
 )
 def test_only_stored_objects_cause_a_rejection(stored: Mapping[str, int] | None, outcome: str, status: int) -> None:
@@ -162,7 +162,7 @@ def test_a_pod_without_a_possible_model_is_rejected(fields: Manifest, why: str) 
     assert refused == ("not-allowed", HTTPStatus.FORBIDDEN, message)
 
 
-# Quotas that are not enforced
+# Tests of quotas that are not enforced
 
 
 @pytest.mark.parametrize("mode", [Mode.WARN, Mode.AUDIT])
@@ -174,7 +174,9 @@ def test_over_a_quota_that_does_not_enforce_a_pod_is_pinned_to_the_first_model(m
 
 @pytest.mark.parametrize("mode", [Mode.WARN, Mode.AUDIT])
 def test_a_pod_without_a_model_is_still_cleaned_and_gets_the_scheduler(mode: Mode) -> None:
-    """The pod uses a card like any other. Without its scheduler, that card would also be given to another pod."""
+    """A quota that does not enforce admits a pod without a suitable model. The pod still uses a card, so it needs the
+    scheduler that keeps track of the cards.
+    """
     manifest = vcuda_pod(nodeSelector={MODEL: "A100"}, nodeName="n1", annotations=FORGED)
     given = replace(policy_for(replace(QUOTA, mode=mode)), hints=Hints(scheduler="gpu-scheduler"))
     answer = asyncio.run(mutate(Creation(review(manifest), given, Ledgers({}), deadline=in_time())))
@@ -188,7 +190,7 @@ def test_a_pod_without_a_model_is_still_cleaned_and_gets_the_scheduler(mode: Mod
     ]
 
 
-# The inputs of the choice
+# Tests of what the choice of a model depends on
 
 
 def test_a_rejection_is_never_based_on_cached_usage() -> None:
@@ -200,7 +202,9 @@ def test_a_rejection_is_never_based_on_cached_usage() -> None:
 
 
 def models_of_a_burst(limits: dict[str, Limit], **fields: Any) -> list[str]:
-    """Return the models of four pods of one card, created one after another with nothing charged yet."""
+    """Return the models of four pods of one card that are created in quick succession, before any of them is
+    charged.
+    """
     choices, given = RecentChoices(), policy_for(NamespaceQuota(limits))
     return [
         asyncio.run(mutate(Creation(review(vcuda_pod(), **fields), given, Ledgers({}), choices, in_time()))).model
@@ -229,7 +233,7 @@ FORECAST = "would be pinned to M40: the only model it may use, 2 cards of 2 card
     [
         pytest.param(True, Mode.ENFORCE, [FORECAST], id="a dry run"),
         pytest.param(True, Mode.AUDIT, [], id="a quota that only audits sends no warning"),
-        pytest.param(False, Mode.ENFORCE, [], id="no dry run: it is in the audit log"),
+        pytest.param(False, Mode.ENFORCE, [], id="not a dry run: only in the audit log"),
     ],
 )
 def test_a_dry_run_gets_the_reason_for_its_model(dry_run: bool, mode: Mode, warnings: list[str]) -> None:

@@ -1,4 +1,6 @@
-"""The memory for namespaces that callers name: only existing ones, a bounded number, for a bounded time."""
+"""Tests of the memory of the namespaces that callers name: it has only existing namespaces, a bounded number, and for a
+limited time.
+"""
 
 import asyncio
 from unittest import mock
@@ -21,7 +23,7 @@ from webhook.review.namespaces import FOUND_SECONDS, MISSING_SECONDS, ExistingNa
 
 
 class Clock:
-    """A clock that changes only when it is set."""
+    """A clock that changes only when the test sets it."""
 
     now = 0.0
 
@@ -40,7 +42,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def cluster() -> mock.Mock:
-    """A client of a cluster in which team-a exists."""
+    """A client of a cluster in which only namespace team-a exists."""
 
     def get(path: str, timeout: float) -> bytes:
         assert timeout
@@ -107,7 +109,7 @@ def test_without_the_api_server_nothing_is_admitted(
         ask(ExistingNamespaces(charged, mock.Mock()), "team-a")
 
 
-def test_what_was_asked_for_longest_ago_goes_when_it_is_too_much_and_all_when_it_is_idle(clock: Clock) -> None:
+def test_the_least_recently_used_namespace_is_forgotten_at_the_bound_and_all_when_idle(clock: Clock) -> None:
     kept = ByNamespace(lambda namespace: [namespace], clock)
     first, second = kept["0"], kept["1"]
     for number in range(2, MOST_NAMESPACES):
@@ -124,7 +126,7 @@ def test_the_number_of_namespaces_with_choices_is_bounded() -> None:
     choices = RecentChoices(clock=lambda: 0.0)
     for number in range(MOST_NAMESPACES + 1):
         choices.add(f"team-{number}", "M40", Charge(100))
-    assert choices.on_top_of({}, "team-0") == {}, "it only influences the choice"
+    assert choices.on_top_of({}, "team-0") == {}, "a forgotten choice may only influence later choices"
     assert choices.on_top_of({}, "team-9")
 
 

@@ -1,4 +1,6 @@
-"""The manifests in the pages about neighbours parse, and the webhook counts the pods that they make."""
+"""The manifests in the pages about other projects must be valid, and the webhook must count the pods that they
+create.
+"""
 
 import json
 from pathlib import Path
@@ -11,9 +13,9 @@ from tests.documented import documented, documented_objects
 from webhook.cli import main
 
 QUOTA = "team-a: {quota: {H100: 8, T4: 8, A100: 8}}"
-"""The annotations decide, not this order."""
+"""The order of models in this quota. It has no effect here, because each manifest has an annotation with its model."""
 COUNTED = {"Deployment": (1, "A100"), "Notebook": (1, "T4"), "PyTorchJob": (2, "A100"), "RayCluster": (2, "A100")}
-"""The number of pods with GPUs that each kind makes, and their model."""
+"""For each kind, the number of GPU pods that its manifest creates, and their model."""
 
 
 def test_every_manifest_of_the_pages_names_its_kind() -> None:

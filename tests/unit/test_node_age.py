@@ -1,4 +1,4 @@
-"""How long a directory must be observed before it is removed, for any change of the clocks."""
+"""Tests of how long a directory must be observed before it is removed, however the clocks change."""
 
 from collections.abc import Callable
 
@@ -15,12 +15,12 @@ FAILED = Keep(KeepReason.ERROR, "Device or resource busy")
 
 
 def at(seconds: float, *, wall: float | None = None) -> Now:
-    """Return the moment so many seconds after the start. ``wall`` replaces the wall clock."""
+    """Return the moment ``seconds`` after the start. If ``wall`` is given, the wall clock shows that time instead."""
     return Now(WALL + seconds if wall is None else wall, 1000 + seconds)
 
 
 def seen(patience: AgePolicy, *moments: Now, inode: int = 1, stamp: float = OLD) -> list[Keep | None]:
-    """Return the results for one directory in sweeps at these moments."""
+    """Return the result for one directory in a sweep at each of these moments."""
     said = []
     for moment in moments:
         patience.begin(moment)
@@ -37,10 +37,10 @@ def watched() -> ObservedAge:
     ("moments", "last"),
     [
         pytest.param([at(0)], ONCE, id="seen once"),
-        pytest.param([at(0), at(1)], YOUNG, id="twice, at once"),
-        pytest.param([at(0), at(299)], YOUNG, id="not for long enough"),
-        pytest.param([at(0), at(300)], None, id="for long enough"),
-        pytest.param([at(0), at(60), at(120), at(300)], None, id="again and again"),
+        pytest.param([at(0), at(1)], YOUNG, id="seen twice within a second"),
+        pytest.param([at(0), at(299)], YOUNG, id="seen twice, not for long enough"),
+        pytest.param([at(0), at(300)], None, id="seen twice, for long enough"),
+        pytest.param([at(0), at(60), at(120), at(300)], None, id="seen several times"),
         pytest.param([at(0), at(1, wall=WALL + 1e9)], YOUNG, id="the clock jumps forward"),
         pytest.param([at(0), at(300, wall=OLD - 1e6)], None, id="the clock jumps back to before the stamp"),
         pytest.param([at(0), at(300, wall=OLD + 10)], YOUNG, id="the clock jumps back to just after the stamp"),
@@ -55,9 +55,9 @@ def test_a_directory_must_be_seen_twice_and_for_the_whole_grace_period(
 @pytest.mark.parametrize(
     ("stamp", "last"),
     [
-        pytest.param(WALL + 1, YOUNG, id="touched lately"),
-        pytest.param(WALL, None, id="touched long ago"),
-        pytest.param(WALL + 1e9, None, id="touched in the future: made while the clock was ahead"),
+        pytest.param(WALL + 1, YOUNG, id="changed lately"),
+        pytest.param(WALL, None, id="changed long ago"),
+        pytest.param(WALL + 1e9, None, id="changed in the future, by a clock that was ahead"),
     ],
 )
 def test_a_directory_changed_within_the_grace_period_stays(
@@ -67,7 +67,7 @@ def test_a_directory_changed_within_the_grace_period_stays(
 
 
 def test_a_directory_missing_in_a_sweep_starts_over(watched: ObservedAge) -> None:
-    """It had vanished, or its pod had returned."""
+    """The directory had vanished, or its pod had returned, so its age counts from the next sweep."""
     seen(watched, at(0), at(60))
     watched.begin(at(120))
     assert seen(watched, at(400), at(460)) == [ONCE, YOUNG]

@@ -1,4 +1,4 @@
-"""The loop of the node agent: when it sweeps, what it logs, and when it is healthy."""
+"""Tests of the node agent's loop: when it sweeps, what it logs, and when it is healthy."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -36,7 +36,9 @@ Script = list[tuple[list[DirectoryOutcome], Keep | BaseException | None]]
 
 @dataclass
 class Sweeps:
-    """Doubles of sweeps with the given outcomes and ends. The last one is repeated."""
+    """Replaces the sweeps. Each sweep reports its outcomes and then returns or raises its result. The last sweep is
+    repeated.
+    """
 
     script: Script
 
@@ -62,7 +64,7 @@ def logs() -> Iterator[list[Any]]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The monotonic clock, as the only element of a list."""
+    """The monotonic clock: a list whose only element is the time."""
     now = [1000.0]
     monkeypatch.setattr("controller.garbage.node.agent.time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
     return now
@@ -106,7 +108,7 @@ def test_a_sweep_sets_the_metrics(registry: CollectorRegistry) -> None:
     ("result", "name", "healthy"),
     [
         pytest.param(None, "complete", True, id="complete"),
-        pytest.param(UNKNOWN, "blocked", True, id="blocked: a new agent would know no more"),
+        pytest.param(UNKNOWN, "blocked", True, id="blocked, so a restart would not help"),
         pytest.param(OutOfTime(), "unfinished", True, id="unfinished"),
         pytest.param(PermissionError(13, "Permission denied"), "failed", False, id="failed"),
     ],
@@ -189,7 +191,7 @@ def test_a_sweep_is_signalled_when_the_agent_stops_and_when_its_period_is_over(
 
 
 def waited(wakeup: Wakeup, interval: SweepInterval) -> float:
-    """Return how long the wait takes, in seconds."""
+    """Return how long the loop waits, in seconds."""
     began = time.monotonic()
     wakeup.wait(interval)
     return time.monotonic() - began
@@ -204,7 +206,7 @@ def test_many_ended_pods_trigger_one_sweep_after_the_spacing() -> None:
     for _ in range(1000):
         wakeup.wake()
     assert waited(wakeup, SweepInterval(60, 0.2)) >= 0.2
-    assert waited(wakeup, SweepInterval(0.3, 0.1)) >= 0.3, "no notification is left"
+    assert waited(wakeup, SweepInterval(0.3, 0.1)) >= 0.3, "no wake-up may be left over"
 
 
 def test_stopping_ends_any_wait(registry: CollectorRegistry) -> None:

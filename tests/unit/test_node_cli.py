@@ -1,4 +1,4 @@
-"""Input that ``vcuda-controller node`` rejects before it does anything."""
+"""Tests of input that ``vcuda-controller node`` rejects before it changes anything."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ STAY = ["--scheme", "gpu-manager", "--node", "gpu-7"]
 
 @pytest.fixture
 def no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a kubeconfig that is invalid. The command reads it only after every check of its input."""
+    """Return an invalid kubeconfig. The command reads the kubeconfig only after it has checked all other input."""
     monkeypatch.setattr("controller.garbage.node.in_use.sees_host", lambda: False)
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text("")
@@ -25,20 +25,20 @@ def no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         pytest.param([], "--scheme", id="no scheme"),
         pytest.param(STAY[:2], "--node", id="no node"),
-        pytest.param(STAY, "to verify that the listed pods are this node's", id="nothing that tells the node"),
+        pytest.param(STAY, "to verify that the listed pods are this node's", id="no pod uid and no kubelet directory"),
         pytest.param(
-            [*STAY, "--pod-uid", "u", "--pods", "-"], "--pods requires --once", id="a file for one that stays"
+            [*STAY, "--pod-uid", "u", "--pods", "-"], "--pods requires --once", id="a file of pods without --once"
         ),
         pytest.param(
             [*STAY, "--pod-uid", "u", "--host-pid"],
             "--host-pid requires hostPID: true",
-            id="host PID that is not there",
+            id="host PID without hostPID: true",
         ),
         pytest.param([*STAY, "--pod-uid", "u", "--status-address", "here:http"], "is not HOST:PORT", id="no address"),
         pytest.param([*STAY, "--pod-uid", "u", "--disk-pressure", "101"], "--disk-pressure", id="over 100 %"),
         pytest.param([*STAY, "--pod-uid", "u", "--period", "0"], "--period", id="no period"),
         pytest.param([*STAY, "--pod-uid", "u"], "No usable kubeconfig", id="no cluster"),
-        pytest.param([*STAY, "--kubelet-pods", "/"], "No usable kubeconfig", id="no cluster, with kubelet's word"),
+        pytest.param([*STAY, "--kubelet-pods", "/"], "No usable kubeconfig", id="no cluster, with kubelet's pods"),
     ],
 )
 def test_bad_input_is_exit_status_2(no_cluster: Path, flags: list[str], says: str) -> None:

@@ -1,4 +1,4 @@
-"""How vendors name the directories of pods, and which pods keep a directory."""
+"""Tests of how vendors name the directories of pods, and of which pods still need a directory."""
 
 import pytest
 
@@ -78,7 +78,7 @@ def test_any_other_name_is_foreign(scheme: str, name: str) -> None:
     ("kind", "presence", "expected"),
     [
         pytest.param(FileKind.DIRECTORY, PodPresence(ITS), Keep(KeepReason.POD), id="its pod is in the API"),
-        pytest.param(FileKind.DIRECTORY, PodPresence(kubelet=ITS), Keep(KeepReason.KUBELET), id="kubelet keeps it"),
+        pytest.param(FileKind.DIRECTORY, PodPresence(kubelet=ITS), Keep(KeepReason.KUBELET), id="kubelet has the pod"),
         pytest.param(
             FileKind.DIRECTORY, PodPresence(unknown=UNKNOWN), UNKNOWN, id="neither the API nor kubelet answers"
         ),
@@ -86,11 +86,11 @@ def test_any_other_name_is_foreign(scheme: str, name: str) -> None:
             FileKind.DIRECTORY,
             PodPresence(ITS, unknown=UNKNOWN),
             Keep(KeepReason.POD),
-            id="its pod is in the API, kubelet does not answer",
+            id="its pod is in the API, kubelet is silent",
         ),
         pytest.param(FileKind.DIRECTORY, PodPresence(), None, id="no pod has this UID"),
         pytest.param(FileKind.DIRECTORY, PodPresence(OTHERS, OTHERS), None, id="only another pod exists"),
-        pytest.param(FileKind.UNKNOWN, PodPresence(), None, id="of an unknown kind, without a pod"),
+        pytest.param(FileKind.UNKNOWN, PodPresence(), None, id="unknown kind of file, no pod"),
         pytest.param(FileKind.LINK, PodPresence(), Keep(KeepReason.LINK), id="a link"),
         pytest.param(FileKind.FILE, PodPresence(), Keep(KeepReason.NOT_A_DIRECTORY, "file"), id="a file"),
         pytest.param(FileKind.OTHER, PodPresence(), Keep(KeepReason.NOT_A_DIRECTORY, "other"), id="a FIFO"),
@@ -109,14 +109,14 @@ def test_a_directory_stays_by_its_name_and_the_existing_pods(
     ("kubelet", "expected"),
     [
         pytest.param(None, Keep(KeepReason.STATIC), id="kubelet was not asked"),
-        pytest.param(frozenset({STATIC}), Keep(KeepReason.KUBELET), id="kubelet has it"),
-        pytest.param(frozenset[str](), None, id="kubelet has it no more"),
+        pytest.param(frozenset({STATIC}), Keep(KeepReason.KUBELET), id="kubelet has the pod"),
+        pytest.param(frozenset[str](), None, id="kubelet no longer has the pod"),
     ],
 )
 def test_a_static_pods_directory_is_removed_only_if_kubelet_confirms(
     kubelet: frozenset[str] | None, expected: Keep | None
 ) -> None:
-    """The API may have no mirror of it while it runs, for example if its namespace does not exist."""
+    """The API server may have no mirror pod of a running static pod, for example if its namespace does not exist."""
     assert keep_in_root(GPU_MANAGER, STATIC, FileKind.DIRECTORY, PodPresence(kubelet=kubelet)) == expected
 
 

@@ -1,4 +1,6 @@
-"""Pods from a file: a list that may be incomplete is rejected, because a missing pod would lose its directory."""
+"""Tests of the list of pods in a file. A list that may be incomplete is rejected, because a missing pod would lose its
+directory.
+"""
 
 import json
 from typing import Any
@@ -24,16 +26,18 @@ def listed(*pods: Json, kind: str = "List", **metadata: object) -> bytes:
 
 
 def without_kind(found: Json) -> Json:
-    """Return a pod as an item of a PodList."""
+    """Return the pod as an item of a PodList, which has no kind."""
     return {"metadata": found["metadata"], "spec": found["spec"], "status": {"phase": "Failed"}}
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        pytest.param(listed(pod("a"), pod("b", "another"), pod("c", "")), id="by kubectl"),
-        pytest.param(listed(*map(without_kind, map(pod, "abc")), kind="PodList"), id="by the API server"),
-        pytest.param(listed(pod("a"), pod("b"), pod("c"), resourceVersion="7", selfLink=""), id="with a version"),
+        pytest.param(listed(pod("a"), pod("b", "another"), pod("c", "")), id="printed by kubectl"),
+        pytest.param(listed(*map(without_kind, map(pod, "abc")), kind="PodList"), id="printed by the API server"),
+        pytest.param(
+            listed(pod("a"), pod("b"), pod("c"), resourceVersion="7", selfLink=""), id="with a resourceVersion"
+        ),
     ],
 )
 def test_every_pod_counts_on_any_node_in_any_phase(text: bytes) -> None:
@@ -48,8 +52,8 @@ def test_a_mirror_pod_also_represents_its_static_pod() -> None:
 @pytest.mark.parametrize(
     ("pods", "warns"),
     [
-        pytest.param([pod("a"), pod("b", namespace="kube-system")], False, id="of two namespaces"),
-        pytest.param([pod("a"), pod("b")], True, id="of one namespace"),
+        pytest.param([pod("a"), pod("b", namespace="kube-system")], False, id="pods of two namespaces"),
+        pytest.param([pod("a"), pod("b")], True, id="pods of one namespace"),
     ],
 )
 def test_a_list_of_one_namespace_gives_a_warning(pods: list[Json], *, warns: bool) -> None:
@@ -59,16 +63,16 @@ def test_a_list_of_one_namespace_gives_a_warning(pods: list[Json], *, warns: boo
 NO_LISTS = [
     pytest.param(b"", id="empty"),
     pytest.param(listed(pod())[:-20], id="cut short"),
-    pytest.param(listed(pod()) + b"}", id="with more behind it"),
+    pytest.param(listed(pod()) + b"}", id="with more text after the list"),
     pytest.param(b"[]", id="an array"),
     pytest.param(json.dumps(pod()).encode(), id="one pod"),
     pytest.param(b'{"kind": "List"}', id="no items"),
     pytest.param(b'{"kind": "List", "items": null}', id="null items"),
     pytest.param(listed({"kind": "Pod", "metadata": {}, "spec": {}}), id="a pod without a uid"),
-    pytest.param(listed(pod(), {**pod(), "kind": "Node"}), id="other objects in it"),
-    pytest.param(listed(kind="NodeList"), id="a list of others"),
+    pytest.param(listed(pod(), {**pod(), "kind": "Node"}), id="other objects in the list"),
+    pytest.param(listed(kind="NodeList"), id="a list of other objects"),
     pytest.param(listed(pod())[:-5] + b"\xff\xff\xff\xff\xff", id="not UTF-8"),
-    pytest.param(b"[" * 100_000, id="nested without end"),
+    pytest.param(b"[" * 100_000, id="nested very deeply"),
 ]
 
 

@@ -1,4 +1,6 @@
-"""The patch that pins a pod: cases with the expected patch, and properties of every pod."""
+"""Tests of the JSON Patch that pins a pod to a GPU model: example pods with their expected patches, and properties of
+any pod.
+"""
 
 import asyncio
 import copy
@@ -32,12 +34,16 @@ SCHEDULER = "gpu-scheduler"
 
 
 NAMES = sorted({path.name.split(".")[0] for path in CASES.iterdir()})
-"""A case has the manifest of a pod, ``.pod.yaml``, and the expected patch, ``.patch.json``."""
+"""The names of the example cases. Each case has the manifest of a pod (``.pod.yaml``) and the expected patch
+(``.patch.json``).
+"""
 
 
 @pytest.mark.parametrize("case", NAMES)
 def test_the_patch_is_the_expected_one(case: str) -> None:
-    """Every pod gets M40 in pools public and lab. In cases about schedulers, the flag sets a scheduler."""
+    """/mutate pins each example pod to M40 in the pools public and lab. For the cases named scheduler-…, a flag names a
+    scheduler.
+    """
     pod = view(yaml.safe_load((CASES / f"{case}.pod.yaml").read_text()))
     hints = Hints(scheduler=SCHEDULER if case.startswith("scheduler-") else None)
     types = annotations_for(pod, read_request(pod).schemes, "M40", CardTypes(), has_share=False)
@@ -66,7 +72,9 @@ def test_a_pod_that_gets_no_model_is_still_cleaned() -> None:
 
 
 class Admitted(msgspec.Struct, frozen=True):
-    """A pod as it was sent and as /mutate returns it, with the answer, the quota and the webhook."""
+    """An admitted pod: the manifest that was sent, the manifest after the patch of /mutate, the answer, the quota and
+    the webhook.
+    """
 
     sent: Manifest
     patched: Manifest
@@ -80,7 +88,7 @@ HINTS = st.builds(Hints, st.just(LABELS), st.sampled_from([None, SCHEDULER, "def
 
 @st.composite
 def admitted(draw: st.DrawFn) -> Admitted:
-    """Any pod under any quota, with or without nodes, for which a model is chosen."""
+    """Draw any pod, quota and cluster for which the webhook chooses a model. The cluster may have no nodes."""
     pod, quota = draw(strategies.pods()), draw(strategies.quotas())
     quota = msgspec.structs.replace(quota, mode=draw(st.sampled_from([Mode.ENFORCE, Mode.WARN])))
     webhook = Webhook(PolicySnapshot(Quota({"team-a": quota}), draw(strategies.clusters()), draw(HINTS)))
@@ -90,14 +98,16 @@ def admitted(draw: st.DrawFn) -> Admitted:
 
 
 def for_every_admitted_pod(test: Any) -> Any:
-    """Run a test with pods for which a model is chosen. Generated pods without a model are skipped."""
+    """Return a version of the test that runs with many random pods for which the webhook chooses a model. Other pods
+    are skipped.
+    """
     quiet = [HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.data_too_large]
     return settings(max_examples=50, suppress_health_check=quiet, deadline=None)(given(admitted())(test))
 
 
 @for_every_admitted_pod
 def test_a_patched_pod_runs_on_exactly_the_selected_nodes_of_its_model_and_pools(case: Admitted) -> None:
-    """By brute force over every possible node: the patch excludes exactly the nodes of other models and pools."""
+    """The patch must exclude exactly the nodes of other models and pools. The test checks every possible node."""
     for name, labels in EVERY_NODE:
         in_pools = not case.quota.pools or labels.get(POOL) in case.quota.pools
         as_pinned = labels.get(MODEL) == case.answer.model and in_pools
@@ -106,7 +116,9 @@ def test_a_patched_pod_runs_on_exactly_the_selected_nodes_of_its_model_and_pools
 
 @for_every_admitted_pod
 def test_every_term_is_pinned_and_empty_ones_stay_empty(case: Admitted) -> None:
-    """Each term is checked by itself. Terms are ORed, so a single open term would leave the pod open."""
+    """A pod runs on a node if any one of its node selector terms matches. So the patch must restrict every term to the
+    model.
+    """
     before = required_terms_of(case.sent)
     after = required_terms_of(case.patched)
     assert after
@@ -122,7 +134,7 @@ def test_every_term_is_pinned_and_empty_ones_stay_empty(case: Admitted) -> None:
 
 
 def required_terms_of(pod: Mapping[str, Any]) -> list[Manifest]:
-    """Return the terms of the required node affinity, or none if a parent is missing."""
+    """Return the terms of the required node affinity. Return an empty list if a parent field is missing."""
     affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
     return (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or []
 
@@ -172,11 +184,13 @@ MAY_CHANGE = {
     "metadata.labels": {"nvidia.com/assigned-phase"},
     "spec": {"nodeName", "schedulerName"},
 }
-"""All that the patch may change, except what it adds to the terms of the required node affinity."""
+"""All fields that the patch may change. In addition, the patch may add to the terms of the required node affinity."""
 
 
 def users_own(pod: Manifest) -> Manifest:
-    """Return a pod without what the patch may change. A parent that is null or empty counts as absent."""
+    """Return the pod without the fields that the patch may change. A parent field that is null or empty counts as
+    absent.
+    """
     own = copy.deepcopy(pod)
     for path, keys in MAY_CHANGE.items():
         part = own
@@ -203,7 +217,9 @@ def test_the_users_own_terms_are_only_extended(case: Admitted) -> None:
 
 @for_every_admitted_pod
 def test_without_a_register_no_type_of_card_is_written(case: Admitted) -> None:
-    """HAMi-DRA compares the type with the product name of a device, which differs from the model."""
+    """An annotation can name the card type that a pod may use. HAMi-DRA compares this type with a device's product
+    name, which differs from the model.
+    """
     annotations = case.patched["metadata"]["annotations"]
     before = case.sent["metadata"].get("annotations") or {}
     for key in ("nvidia.com/use-gputype", "nvidia.com/include-gpu-type"):
@@ -212,7 +228,9 @@ def test_without_a_register_no_type_of_card_is_written(case: Admitted) -> None:
 
 
 def counts_cards(case: Admitted) -> bool:
-    """Return whether the pod requests a plain number of cards. It keeps its scheduler on nodes without a register."""
+    """Return whether the pod requests a plain number of cards. Such a pod keeps its scheduler on nodes where HAMi does
+    not run.
+    """
     request = read_request(view(case.sent))
     return not request.registered and all(scheme.register for scheme in request.schemes)
 
@@ -224,7 +242,7 @@ def test_the_scheduler_is_that_of_the_flag_unless_the_user_named_one(case: Admit
 
 
 def check_scheduler(case: Admitted, *, keeps: bool = False) -> None:
-    assert not case.patched["spec"].get("nodeName"), "with a nodeName the scheduler would never see the pod"
+    assert not case.patched["spec"].get("nodeName"), "the scheduler ignores a pod that has a nodeName"
     asked, hint = case.sent["spec"].get("schedulerName", ""), case.webhook.policy.hints.scheduler
     expected = hint if hint and not keeps and asked in ("", "default-scheduler") else asked
     assert case.patched["spec"].get("schedulerName", "") == expected
@@ -232,7 +250,7 @@ def check_scheduler(case: Admitted, *, keeps: bool = False) -> None:
 
 @st.composite
 def let_pass(draw: st.DrawFn) -> Admitted:
-    """Any pod under a quota that does not enforce, for which there is no model."""
+    """Draw any pod without a possible model, under a quota that does not enforce and so admits the pod."""
     pod, mode = draw(strategies.pods()), draw(st.sampled_from([Mode.WARN, Mode.AUDIT]))
     webhook = Webhook(PolicySnapshot(Quota({"team-a": NamespaceQuota({}, mode=mode)}), Nodes(), draw(HINTS)))
     answer = webhook.mutate(pod)
@@ -254,7 +272,9 @@ def test_a_pod_admitted_without_a_model_gets_the_scheduler_and_keeps_its_node_se
 
 @st.composite
 def nearly_pinned(draw: st.DrawFn) -> Manifest:
-    """A pod whose owner tries to make it look pinned: each term is pinned, or leaves something open."""
+    """Draw a pod whose owner tries to make it look restricted to one model: some terms are, and others allow further
+    models or pools.
+    """
     model, pool = draw(st.sampled_from(MODELS)), draw(st.sampled_from(POOLS))
     held = [requirement(MODEL, "In", model), requirement(POOL, "In", pool)]
     loose = [
@@ -275,7 +295,9 @@ def nearly_pinned(draw: st.DrawFn) -> Manifest:
 def test_a_pod_that_validate_accepts_cannot_leave_its_model_and_pools(
     pod: Manifest, quota: NamespaceQuota, cluster: Nodes
 ) -> None:
-    """This holds if /mutate was never called, or if another webhook changed the pod later."""
+    """The check of /validate must hold even if /mutate was never called, or if another webhook changed the
+    pod later.
+    """
     verdict = Webhook(PolicySnapshot(Quota({"team-a": quota}), cluster)).validate(pod)
     event(verdict.outcome)
     if verdict.allowed:

@@ -1,4 +1,6 @@
-"""docs/architecture.md lists the modules of a create and of a turn of the settler, in their order."""
+"""Tests that docs/architecture.md lists the modules that run for a create and for a turn of the settler, in the order
+of their calls.
+"""
 
 import asyncio
 import base64
@@ -30,13 +32,13 @@ POD: dict[str, Any] = {
 
 
 def documented(heading: str) -> list[str]:
-    """Return the modules of the numbered list under this heading."""
+    """Return the modules in the numbered list under this heading."""
     section = ARCHITECTURE.read_text().partition(f"### {heading}\n")[2].partition("\n#")[0]
     return [path.replace("/", ".") for path in re.findall(r"^\d+\. `([\w/]+)\.py`", section, re.MULTILINE)]
 
 
 def create(service: Service, uid: str) -> None:
-    """Call both webhooks for a new pod, as the API server does."""
+    """Send a new pod to /mutate and /validate, as the API server does."""
 
     def called(path: str, pod: dict[str, Any]) -> dict[str, Any]:
         kind = {"group": "", "version": "v1", "kind": "Pod"}
@@ -52,7 +54,9 @@ def create(service: Service, uid: str) -> None:
 
 
 def test_the_modules_of_a_create_are_documented_in_their_order(api: ApiDouble) -> None:
-    """The first pod creates the ledger. The second one takes the usual path, which is traced, in another replica."""
+    """The first pod creates the ledger. Then another replica admits a second pod, and only the modules of this usual
+    path are traced.
+    """
     policy = PolicySnapshot(
         Quota({"team-a": NamespaceQuota({"M40": Limit(400)})}, version="1"),
         Nodes.of({"node-1": {LABELS.model: "M40"}}, LABELS),

@@ -1,4 +1,6 @@
-"""The models that a pod may use, the message if there is none, and the constraints that pin it."""
+"""Tests of placement: the models that a pod may use, the message if there is no such model, and the constraints that
+restrict the pod to one model.
+"""
 
 import itertools
 import sys
@@ -32,7 +34,7 @@ CARDS = nodes(
 
 
 def quota_of(*models: str, pools: Iterable[str] = ()) -> NamespaceQuota:
-    """Return a quota of eight cards of each model."""
+    """Return a quota with eight cards of each model, in the given pools."""
     return NamespaceQuota({model: Limit(800) for model in models}, tuple(pools))
 
 
@@ -86,7 +88,7 @@ A_OR_NEW = required(*(term(fields=[requirement("metadata.name", "In", name)]) fo
 
 
 def selecting(key: str, operator: str, *values: str) -> Manifest:
-    """Return the part of a spec that requires this label, or this name, of the node."""
+    """Return the part of a pod's spec that selects nodes by this label, or by name if ``key`` is metadata.name."""
     line = requirement(key, operator, *values)
     return {"affinity": required(term(fields=[line]) if key == "metadata.name" else term(line))}
 
@@ -176,7 +178,7 @@ def test_the_message_for_a_quota_without_models_says_so() -> None:
     none_that_the_pod_may_use=({"nodeSelector": {"zone": "x"}}, (), set()),
     only_candidates=({"nodeSelector": {MODEL: "M40"}}, (), {"M40"}),
 )
-def test_present_are_the_models_of_nodes_that_the_pod_may_use_now(
+def test_present_models_are_those_of_nodes_that_the_pod_may_use_now(
     spec: Manifest, pools: tuple[str, ...], present: set[str]
 ) -> None:
     quota = quota_of("M40", "P100", "A100", pools=pools)
@@ -200,7 +202,7 @@ def test_a_node_without_a_model_has_none(name: str) -> None:
 @given(strategies.pods(), strategies.quotas(), strategies.clusters())
 @settings(max_examples=150)
 def test_a_model_with_a_node_for_the_pod_is_a_candidate(pod: Manifest, quota: NamespaceQuota, cluster: Nodes) -> None:
-    """By brute force over the nodes: a pod is never refused a model that has a node for it."""
+    """If a node of a model can run the pod, that model must be a candidate. The test checks every node."""
     found = find_candidates(view(pod), read_request(view(pod)), quota, cluster)
     usable = {model for model in quota.limits if wanted(pod, model) and takers(pod, model, quota, cluster)}
     assert found.present == usable
@@ -214,7 +216,9 @@ def test_a_model_with_a_node_for_the_pod_is_a_candidate(pod: Manifest, quota: Na
 def test_the_model_of_a_future_node_is_a_candidate_too(
     pod: Manifest, quota: NamespaceQuota, cluster: Nodes, data: st.DataObject
 ) -> None:
-    """Placement uses known nodes only if the pod names them. Any other model may still get a suitable node."""
+    """If a pod does not select nodes by name, a new node may still suit it. So a model is a candidate even if no known
+    node suits the pod.
+    """
     labels = data.draw(strategies.label_sets())
     later = Nodes.of({**cluster.labels, "node-new": labels}, LABELS)
     found = find_candidates(view(pod), read_request(view(pod)), quota, cluster)
@@ -222,7 +226,7 @@ def test_the_model_of_a_future_node_is_a_candidate_too(
 
 
 def takers(pod: Manifest, model: str, quota: NamespaceQuota, cluster: Nodes) -> list[str]:
-    """Return the nodes of the model that the pod may run on, in the quota's pools."""
+    """Return the nodes of the model and of the quota's pools on which the pod may run."""
     return [
         name
         for name, labels in cluster.labels.items()
@@ -233,7 +237,9 @@ def takers(pod: Manifest, model: str, quota: NamespaceQuota, cluster: Nodes) -> 
 
 
 def wanted(pod: Mapping[str, Any], model: str) -> bool:
-    """Return whether the pod's annotations permit a model, for the schemes that its containers use."""
+    """Return whether the pod's annotations permit the model. Only the annotations of the vendors whose resources its
+    containers request count.
+    """
     resources = " ".join(name for one in pod["spec"]["containers"] for name in one["resources"]["limits"])
     annotations = pod["metadata"].get("annotations") or {}
 
@@ -293,7 +299,9 @@ def test_without_pools_in_the_quota_only_the_model_counts(pin: Pin, within: bool
 
 
 def at_length(n: int, *lines: Manifest) -> Manifest:
-    """Return a pod with one term, which also has n different requirements for one key."""
+    """Return a pod with a single node selector term. The term has ``n`` different requirements for one key and the
+    given requirements.
+    """
     above = [requirement("example.com/rank", "Gt", str(number)) for number in range(n)]
     return vcuda_pod(affinity=required(term(*above, *lines)))
 
@@ -304,7 +312,9 @@ def by_model(n: int) -> Manifest:
 
 
 def by_many(n: int, terms: int) -> Manifest:
-    """Return a pod with n keys in its nodeSelector, and so many terms that contradict it."""
+    """Return a pod with ``n`` keys in its nodeSelector. Each of its ``terms`` node selector terms contradicts one of
+    these keys.
+    """
     alternatives = (term(requirement(f"key-{number}", "NotIn", "v")) for number in range(terms))
     return vcuda_pod(nodeSelector={f"key-{number}": "v" for number in range(n)}, affinity=required(*alternatives))
 
@@ -327,9 +337,10 @@ def by_terms(n: int, key: str, operator: str, *values: str) -> Manifest:
 def test_placement_takes_linear_time_in_the_pods_size_and_not_more_for_more_nodes(
     pod_of: Callable[[int], Manifest],
 ) -> None:
-    """Tenants write these terms. N bounds for one key once took N³ steps for each model, and stopped admission.
+    """Tenants write the node selector terms. With an earlier algorithm, N requirements for one key took N³ steps per
+    model, which stopped admission.
 
-    This includes stored pods: a tenant can add terms to a gated pod, and the leader reads all stored pods.
+    Stored pods count too: a tenant can add terms to a gated pod, and the leader reads all stored pods.
     """
     small, large = msgspec.json.encode(pod_of(200)), msgspec.json.encode(pod_of(800))
     growth = len(large) / len(small)
@@ -343,9 +354,11 @@ def nodes_of(count: int) -> Nodes:
 
 
 def steps(pod: bytes, cluster: Nodes) -> int:
-    """Return the number of calls to find candidates and pin. A test of the time would also fail for other reasons."""
+    """Return the number of function calls that it takes to find the candidate models and to read the pod's model.
+    Measured time would depend on the machine.
+    """
     read, quota = msgspec.json.decode(pod, type=Pod), quota_of(*ALL, pools=("lab", "spare"))
-    find_candidates(read, PodRequest(Charge(), ()), quota, cluster)  # caches of the nodes are filled once
+    find_candidates(read, PodRequest(Charge(), ()), quota, cluster)  # fill the caches of the nodes
     counted = itertools.count()
     sys.setprofile(lambda *_: next(counted) and None)
     try:

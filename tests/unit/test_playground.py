@@ -1,4 +1,4 @@
-"""The playground's plans: the printed texts, the missing programs, and the changes of its teams."""
+"""Tests of the playground: the texts that it prints, the check for missing programs, and the actions of its teams."""
 
 import itertools
 from collections import Counter
@@ -45,7 +45,9 @@ def test_the_welcome_has_the_page_the_environment_and_five_commands() -> None:
     ("has_go", "assets", "advice"),
     [
         pytest.param(False, None, "Install Go 1.26 or later (https://go.dev/dl)", id="without Go"),
-        pytest.param(True, "/opt/assets", "Unset KUBEBUILDER_ASSETS, which is /opt/assets", id="assets without them"),
+        pytest.param(
+            True, "/opt/assets", "Unset KUBEBUILDER_ASSETS, which is /opt/assets", id="a directory without the programs"
+        ),
     ],
 )
 def test_every_missing_program_has_one_line_that_says_how_to_provide_it(

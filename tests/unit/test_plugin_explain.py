@@ -1,4 +1,4 @@
-"""`kubectl gpuquota explain`: the decisions for the pods of a manifest."""
+"""Tests of `kubectl gpuquota explain`, which shows the decisions for the pods of a manifest."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ PINNED = "would be pinned to M40"
         ({"warnings": (Choice("M40", ROOM).forecast,)}, (0, "admitted", "M40", f"{PINNED}: {ROOM}", [])),
         ({"warnings": (NEARLY,)}, (0, "admitted", "M40", PINNED, [NEARLY])),
     ],
-    ids=["no quota applies", "refused", "the reason of the choice", "another warning is in the data"],
+    ids=["no quota applies", "refused", "the reason for the model", "another warning"],
 )
 def test_the_answer_of_the_cluster_is_in_the_data(
     cluster: Cluster, manifest: Path, answer: dict[str, Any], verdict: tuple[object, ...]
@@ -77,7 +77,7 @@ def test_warnings_of_the_cluster_are_printed_with_the_table(cluster: Cluster, ma
 def test_namespace_and_output_are_taken_before_and_after_the_command(
     cluster: Cluster, manifest: Path, before: list[str], after: list[str], namespace: str
 ) -> None:
-    """If a flag is given on both sides, the one after the command is used."""
+    """If a flag is given both before and after the command's name, the value after the name is used."""
     manifest.write_text(yaml.safe_dump(vcuda_pod()))
     (verdict,) = json.loads(run(*before, "explain", "-f", str(manifest), *after).stdout)
     assert verdict["namespace"] == namespace

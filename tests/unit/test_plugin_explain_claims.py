@@ -1,4 +1,6 @@
-"""`kubectl gpuquota explain` for ResourceClaims and templates, and together with a webhook that creates claims."""
+"""Tests of `kubectl gpuquota explain` for ResourceClaims and their templates, and together with a webhook that creates
+claims.
+"""
 
 import json
 from collections.abc import Callable
@@ -123,7 +125,8 @@ def test_claims_are_rejected_if_the_api_server_does_not_serve_them(
     assert (row["decision"], row["reason"]) == ("refused", reason)
 
 
-# HAMi-DRA: its webhook creates a claim for a pod even in a dry run, and the claim remains
+# Tests with HAMi-DRA. Its webhook creates a claim for a pod even in a dry run, and that claim is not deleted
+# afterwards.
 
 HAMI_DRA = (
     'admission webhook "mutate.hami.io" denied the request: failed to create ResourceClaim team-a/team-a-'
@@ -151,7 +154,9 @@ def test_no_dry_run_of_a_pod_is_sent_if_a_webhook_would_create_a_claim(
 
 
 def test_an_earlier_rejection_of_the_probe_is_the_answer(cluster: Cluster, manifest: Path) -> None:
-    """That webhook is called before HAMi-DRA's, and would reject the pod too. Nothing more is sent."""
+    """Our webhook is called before HAMi-DRA's and rejects the probe, so it would also reject the pod. The plugin sends
+    nothing more.
+    """
     cluster.webhook = Forbidden(403, f'admission webhook "mutate.quota.vcuda.io" denied pods "{PROBE}": {OVER}')
     (row,) = told(manifest, vcuda_pod())
     assert row["decision"] == "refused"
@@ -160,7 +165,9 @@ def test_an_earlier_rejection_of_the_probe_is_the_answer(cluster: Cluster, manif
 
 
 def test_nothing_is_sent_if_the_name_of_the_claim_would_be_cut(cluster: Cluster, manifest: Path) -> None:
-    """HAMi-DRA would cut the part of the name that makes it invalid."""
+    """The plugin sends a claim whose name is invalid on purpose. HAMi-DRA shortens long names, which would make the
+    name valid. So nothing is sent for a long name.
+    """
     (row,) = told(manifest, vcuda_pod(metadata={"name": "a", "namespace": "n" * 51}))
     assert (row["decision"], row["reason"]) == ("not asked", TOO_LONG)
     assert (cluster.asked, cluster.probes) == ([], [])

@@ -1,4 +1,4 @@
-"""How `kubectl gpuquota` reads the answers of kubectl, and the JSON of a published report."""
+"""Tests of how `kubectl gpuquota` reads the output of kubectl and the JSON of a published report."""
 
 import json
 

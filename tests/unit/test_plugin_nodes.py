@@ -1,4 +1,6 @@
-"""`kubectl gpuquota nodes`: the models and cards of nodes, the source of the model, and the free cards."""
+"""Tests of `kubectl gpuquota nodes`, which shows the models and cards of nodes, the source of each model, and the free
+cards.
+"""
 
 import json
 from collections.abc import Iterable

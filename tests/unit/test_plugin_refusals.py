@@ -1,4 +1,4 @@
-"""`kubectl gpuquota refusals`: the workloads that were rejected, by their Events."""
+"""Tests of `kubectl gpuquota refusals`, which lists the workloads that were rejected, by their Events."""
 
 import json
 from typing import Any

@@ -1,4 +1,6 @@
-"""`kubectl gpuquota why`: the last rejection, the present decision, and the pods that must end first."""
+"""Tests of `kubectl gpuquota why`, which shows a workload's last rejection, the present decision, and the pods that
+must end first.
+"""
 
 import json
 from typing import Any
@@ -18,7 +20,7 @@ TEMPLATE = {"metadata": {"labels": {"app": "train"}}, "spec": {"containers": [co
 
 
 def deployment(cluster: Cluster) -> None:
-    """A Deployment with its ReplicaSet, and one of another Deployment."""
+    """Store a Deployment with its ReplicaSet, and a ReplicaSet of another Deployment."""
     about = {"apiVersion": "apps/v1", "kind": "Deployment"}
     metadata = {"name": "train", "namespace": "team-a", "uid": "uid-train"}
     cluster.store(
@@ -101,7 +103,9 @@ def test_a_rejected_deployment_shows_the_present_decision_and_the_pods_that_use_
 def test_the_missing_amount_is_read_from_every_sentence_of_a_rejection(
     cluster: Cluster, short: Shortage, needed: float | None, of_memory: bool, sentence: str
 ) -> None:
-    """The product itself writes the rejection, after a sentence about another model."""
+    """The webhook's own code writes the rejection. Its first sentence is about model M40, and the second has the
+    shortage under test.
+    """
     deployment(cluster)
     cluster.refusal = ApiError(
         403, exceeded("team-a", shortage("M40", Charge(900, 0), Charge(), Limit(1, None)), short)

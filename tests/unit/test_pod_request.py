@@ -1,4 +1,4 @@
-"""The charge of a pod for every kind of request and every kind of container, and all malformed requests."""
+"""Tests of the charge of a pod for each kind of request and of container, and of all malformed requests."""
 
 from typing import Any
 
@@ -14,18 +14,18 @@ CORES, MEMORY = GPU_MANAGER.cores, GPU_MANAGER.memory
 
 
 def charge_of(manifest: Manifest) -> Charge:
-    """Return the charge of a pod without faults."""
+    """Return the charge of a pod. The pod must not have any faults."""
     request = read_request(view(manifest))
     assert request.faults == ()
     return request.charge
 
 
 def gpu_manager(cores: int, blocks: int = 0) -> dict[str, int]:
-    """Return a request to gpu-manager for cores and for blocks of 256 MiB."""
+    """Return a request in the resources of gpu-manager, for cores and for blocks of 256 MiB of memory."""
     return {CORES: cores, **({MEMORY: blocks} if blocks else {})}
 
 
-# One container
+# Tests of pods with one container
 
 
 @cases(
@@ -79,7 +79,9 @@ def test_cores_and_memory_of_each_vgpu_are_charged(
     none_said_is_all=({"gpu": 1, "gpumem": 0, "gpumem-percentage": 0}, Charge(100, 0, 100)),
 )
 def test_memory_in_percent_is_that_share_of_a_card(asked: dict[str, int], charge: Charge) -> None:
-    """HAMi's percentage is charged as that share of a card's memory, for cards of any size."""
+    """If a pod requests a percentage of memory from HAMi, it is charged this percentage of a card's memory, for cards
+    of any size.
+    """
     assert charge_of(vcuda_pod({f"nvidia.com/{name}": amount for name, amount in asked.items()})) == charge
 
 
@@ -93,7 +95,8 @@ def test_limits_are_charged_and_requests_only_without_them(resources: dict[str, 
     assert charge_of(pod(container(resources=resources))) == charge
 
 
-# Many containers: max(containers and sidecars, largest init container with the sidecars before it), as KEP-753 counts
+# Tests of pods with many containers. As in KEP-753, the charge is the larger of two amounts: all containers and
+# sidecars, or the largest init container with the sidecars before it.
 
 
 def asking(cores: int, blocks: int = 0, **fields: Any) -> Manifest:
@@ -135,7 +138,7 @@ def test_schemes_are_named_once_in_the_order_of_the_containers() -> None:
     assert read_request(view(manifest)).schemes == (VGPU_MANAGER, GPU_MANAGER, HAMI)
 
 
-# Pods without a request
+# Tests of pods without a request
 
 EACH = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
 
@@ -171,7 +174,7 @@ def test_a_pod_without_a_vcuda_request_is_charged_nothing(manifest: Manifest) ->
 @EACH
 @pytest.mark.parametrize("zero", [0, "0"])
 def test_zero_of_everything_is_no_request(scheme: Scheme, zero: str | int) -> None:
-    """Charts write ``nvidia.com/gpu: 0`` for their pods without a card."""
+    """Helm charts write ``nvidia.com/gpu: 0`` for pods that need no card."""
     manifest = vcuda_pod(dict.fromkeys(scheme.resources, zero))
     assert not asks_for_vcuda(view(manifest))
     request = read_request(view(manifest))
@@ -181,7 +184,9 @@ def test_zero_of_everything_is_no_request(scheme: Scheme, zero: str | int) -> No
 @EACH
 @pytest.mark.parametrize("amount", [1, "1", "-1", "0.5", "two", "1m", ""])
 def test_anything_but_zero_is_a_request(scheme: Scheme, amount: str | int) -> None:
-    """A request that cannot be parsed is still a request, and must not pass as none."""
+    """An amount that cannot be parsed still counts as a request. Otherwise the pod would be admitted without a
+    charge.
+    """
     for resource in scheme.resources:
         zeros = dict.fromkeys(scheme.resources, "0")
         assert asks_for_vcuda(view(vcuda_pod({**zeros, resource: amount})))
@@ -197,11 +202,11 @@ LIMITS = "spec.containers[0].resources.limits"
 
 
 def refusals(manifest: Manifest) -> list[str]:
-    """Return every fault as people read it."""
+    """Return the text of every fault of the pod."""
     return [str(fault) for fault in read_request(view(manifest)).faults]
 
 
-# Amounts
+# Tests of amounts in a request
 
 
 @pytest.mark.parametrize("resource", [name for scheme in SCHEMES for name in scheme.resources])
@@ -215,7 +220,7 @@ def refusals(manifest: Manifest) -> list[str]:
     absurd=("1e30", "1e30 is larger than any cluster"),
 )
 def test_an_amount_that_is_no_whole_number_is_rejected(resource: str, amount: str, why: str) -> None:
-    """It is the only reported fault, because other faults may follow from it."""
+    """If an amount is not a whole number, only this fault is reported, because other faults may follow from it."""
     assert refusals(vcuda_pod({resource: amount})) == [f"{LIMITS}[{resource}]: {why}; write a whole number from 0 up"]
 
 
@@ -228,14 +233,16 @@ WRONG_CORE_LIMITS = [
     *(("50", cores, f"{WITHIN}: 60 to 100") for cores in ((10, 60), (60, 10))),
     *((text, (200,), LEAVE_OUT) for text in ("100", "200", "x")),
 ]
-"""Texts of the annotation, the cores of each container of the pod, and the message. The limit applies to the container
-that requests most.
+"""Each row has the annotation's text, the cores that each container requests, and the expected message. The limit must
+suit the container that requests the most cores.
 """
 
 
 @pytest.mark.parametrize("scheme", [GPU_MANAGER, NVIDIA_VCUDA], ids=lambda scheme: scheme.name)
 class TestCoresOfTheContainer:
-    """gpu-manager and its nvidia.com fork: cores and memory are those of the container."""
+    """Tests of gpu-manager and its fork for nvidia.com: the cores and memory of a request are those of the whole
+    container.
+    """
 
     @pytest.mark.parametrize("memory", [0, 4])
     @pytest.mark.parametrize(
@@ -272,7 +279,9 @@ class TestCoresOfTheContainer:
 
 
 def core_limit_refusals(scheme: Scheme, text: str, *cores: int) -> list[str]:
-    """Return the faults of a pod with this core limit and one container for each number of cores."""
+    """Return the faults of a pod with this annotation as its core limit, and with one container per amount in
+    ``cores``.
+    """
     containers = [container({scheme.cores: number, scheme.memory: 4}) for number in cores]
     return refusals(pod(*containers, annotations={str(scheme.core_limit): text}))
 
@@ -286,14 +295,14 @@ def test_a_core_limit_of_another_scheme_is_not_read() -> None:
 @pytest.mark.parametrize("scheme", [HAMI, VGPU_MANAGER], ids=lambda scheme: scheme.name)
 @pytest.mark.parametrize("count", [0, 1, 2])
 class TestCoresOfEachVgpu:
-    """HAMi and vgpu-manager: a count, and the share of each vGPU."""
+    """Tests of HAMi and vgpu-manager: a request has a number of vGPUs, and the cores of each vGPU."""
 
     @pytest.mark.parametrize("memory", [0, 100])
     @pytest.mark.parametrize("cores", [101, 150, 200, 300])
     def test_more_than_the_card_of_a_vgpu_is_rejected(
         self, scheme: Scheme, count: int, cores: int, memory: int
     ) -> None:
-        """Whole cards are requested by the count, so 200 is as wrong here as 150."""
+        """Whole cards are requested by the number of vGPUs. So 200 cores per vGPU are as wrong as 150."""
         sentence = f"{LIMITS}[{scheme.cores}]: {cores} is more than one card; write at most 100, the share of each vGPU"
         limits = {str(scheme.count): count, scheme.cores: cores, scheme.memory: memory}
         assert refusals(vcuda_pod(limits)) == [sentence]
@@ -313,7 +322,7 @@ def test_more_than_all_memory_of_a_card_is_rejected() -> None:
     assert refusals(vcuda_pod(limits)) == [f"{LIMITS}[nvidia.com/gpumem-percentage]: 101 is over 100 percent"]
 
 
-# Two schemes
+# Tests of pods that request GPUs by the resources of two vendors
 
 
 @cases(
@@ -325,7 +334,7 @@ def test_more_than_all_memory_of_a_card_is_rejected() -> None:
     three=({"nvidia.com/gpu": 1, CORES: 100, "nvidia.com/vgpu-number": 1}, "hami and gpu-manager and vgpu-manager"),
 )
 def test_two_schemes_in_one_container_are_rejected(limits: dict[str, Any], names: str) -> None:
-    """The limits are in the order in which the API server writes them."""
+    """The message names the resources in the order in which the API server stores them."""
     sentence = f"{LIMITS}: requests resources of two schemes, {names}; request those of one"
     assert refusals(vcuda_pod(limits)) == [sentence]
 
@@ -340,7 +349,7 @@ def test_two_schemes_in_two_containers_are_admitted() -> None:
     assert refusals(pod(container({"nvidia.com/gpu": 1}), container({CORES: 100}))) == []
 
 
-# Paths and counts
+# Tests of field paths and of the number of faults
 
 
 @cases(

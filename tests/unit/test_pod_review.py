@@ -1,4 +1,4 @@
-"""Which reviews the quota applies to, the same for /mutate and /validate."""
+"""Tests of which reviews the quota applies to. The rules are the same for /mutate and /validate."""
 
 from http import HTTPStatus
 from typing import Any
@@ -21,7 +21,7 @@ NODE = UserInfo("system:node:gpu-1", ("system:nodes", "system:authenticated"))
 
 
 def outcome(request: AdmissionRequest, policy: PolicySnapshot = POLICY) -> str:
-    """Return the outcome of a review that the quota does not apply to."""
+    """Return the outcome of a review to which no quota applies. The pod must be admitted unchanged."""
     answer = review_of(request, policy)
     assert isinstance(answer, AdmissionResponse)
     assert answer == AdmissionResponse(answer.outcome), "admitted without a patch, a warning or a message"
@@ -42,7 +42,9 @@ def test_a_vcuda_pod_in_a_limited_namespace_is_decided() -> None:
 
 
 def test_two_schemes_are_named_once_each_for_any_number_of_containers() -> None:
-    """They are a label of metrics. Input of a caller creates no more values than there are schemes."""
+    """The vendors' schemes that a pod uses become a label of metrics. Pods with many containers must not create more
+    label values.
+    """
     both = pod(*[container({"nvidia.com/gpu": 1}), container({"tencent.com/vcuda-core": 100})] * 50)
     assert limited(review(both)).scheme == "nvidia.com/gpu,gpu-manager"
 
@@ -58,7 +60,7 @@ def test_metrics_name_hami_only_if_no_other_plugin_could_serve_the_request(limit
 
 
 def test_the_namespace_is_the_requests_own() -> None:
-    """In /mutate the pod may not have its namespace yet, so the pod's own field is ignored."""
+    """In /mutate the pod's own namespace field may still be empty, so only the namespace of the request counts."""
     elsewhere = vcuda_pod(metadata={"namespace": "team-b"})
     assert limited(review(elsewhere, "team-a")).namespace == "team-a"
     assert outcome(review(vcuda_pod(metadata={"namespace": "team-a"}), "team-b")) == "unlimited"
@@ -93,7 +95,9 @@ def test_only_creation_is_decided_and_no_subresource(fields: dict[str, str]) -> 
     ],
 )
 def test_another_kind_is_rejected_as_a_mistake_of_the_configuration(kind: GroupVersionKind, named: str) -> None:
-    """It is rejected. If it were admitted, no sign would show that the quota is not enforced."""
+    """If the webhook is called for another kind of object, the rules that call it are wrong. Admitting the object would
+    hide this mistake.
+    """
     message = f"this webhook answers for pods, not for {named}; correct the rules that call it"
     answer = AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
     assert review_of(review(vcuda_pod(), kind=kind), POLICY) == answer
@@ -106,7 +110,7 @@ def test_another_kind_is_rejected_as_a_mistake_of_the_configuration(kind: GroupV
         pytest.param(b"[]", id="a list"),
         pytest.param(b'{"spec": {"containers": [{"resources": {"limits": []}}]}}', id="limits are a list"),
         pytest.param(b'{"spec": {"nodeName": "\xff"}}', id="no UTF-8"),
-        pytest.param(b'{"spec": {"containers": ' + b"[" * 100_000, id="nested without end"),
+        pytest.param(b'{"spec": {"containers": ' + b"[" * 100_000, id="nested very deeply"),
     ],
 )
 def test_an_object_that_is_no_pod_is_rejected(raw: bytes) -> None:
@@ -116,7 +120,7 @@ def test_an_object_that_is_no_pod_is_rejected(raw: bytes) -> None:
     assert answer.message.startswith("the pod cannot be read: ")
 
 
-# Namespaces without a limit
+# Tests of namespaces without a limit
 
 
 @pytest.mark.parametrize(
@@ -125,8 +129,8 @@ def test_an_object_that_is_no_pod_is_rejected(raw: bytes) -> None:
         pytest.param(Quota(), "team-a", False, id="no quota at all"),
         pytest.param(Quota({"team-b": QUOTA}), "team-a", False, id="no entry"),
         pytest.param(Quota({}, default=QUOTA), "team-a", True, id="the default"),
-        pytest.param(Quota({}, default=QUOTA), "kube-system", False, id="the default spares the system"),
-        pytest.param(Quota({"kube-system": QUOTA}), "kube-system", True, id="its own entry"),
+        pytest.param(Quota({}, default=QUOTA), "kube-system", False, id="the default excludes system namespaces"),
+        pytest.param(Quota({"kube-system": QUOTA}), "kube-system", True, id="a system namespace's own entry"),
         pytest.param(Quota({"team-a": NamespaceQuota({})}), "team-a", True, id="an entry without a model"),
     ],
 )
@@ -136,7 +140,7 @@ def test_a_namespace_is_limited_if_it_has_a_quota(quota: Quota, namespace: str, 
     assert limited or found == AdmissionResponse("unlimited")
 
 
-# Mirror pods
+# Tests of mirror pods
 
 
 def test_the_mirror_pod_that_a_kubelet_creates_is_exempt() -> None:
@@ -147,8 +151,10 @@ def test_the_mirror_pod_that_a_kubelet_creates_is_exempt() -> None:
     ("annotations", "user"),
     [
         pytest.param(MIRROR, UserInfo("alice", ("system:authenticated",)), id="forged by a user"),
-        pytest.param(MIRROR, UserInfo("system:nodes", None), id="a user of the group's name"),
-        pytest.param(MIRROR, UserInfo("x", ("system:nodes:fake", "system:node", "nodes")), id="a group like it"),
+        pytest.param(MIRROR, UserInfo("system:nodes", None), id="a user with the name of the group"),
+        pytest.param(
+            MIRROR, UserInfo("x", ("system:nodes:fake", "system:node", "nodes")), id="a group with a similar name"
+        ),
         pytest.param({}, NODE, id="a node's other pods"),
         pytest.param({"kubernetes.io/config.source": "file"}, NODE, id="another annotation"),
     ],

@@ -1,4 +1,4 @@
-"""The views and events of the pods that the watch has delivered."""
+"""Tests of the controller's watch of pods: its views, and the events that it reports."""
 
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from vcuda.quota.model import Charge
 
 
 class Busy:
-    """A reflector that stores one more pod of a card at each access."""
+    """A reflector whose store gets one more pod of one card at each access."""
 
     _version = 0
     listed_version = "0"
@@ -34,9 +34,10 @@ class Busy:
 
 
 def test_a_view_counts_exactly_the_pods_of_its_version_during_changes(api: ApiDouble) -> None:
-    """A count that claims to be newer than it is would permanently omit the charge of a pod in between.
+    """A view is the pods of a namespace at one resourceVersion. If the version of a view were too new, the charge of a
+    pod that is stored in between would never be counted.
 
-    If it claimed to be older, a leader with exactly that view would remove the charge again.
+    If the version were too old, a leader with exactly that view would remove the charge again.
     """
     watch = PodInformer(api.kube, LABELS, lambda _: None)
     watch.reflector = cast("Reflector[KeptPod]", Busy())
@@ -53,12 +54,18 @@ BOUND = {"nodeName": "gpu-1"}
     [
         pytest.param(BOUND, "Running", {}, 30, id="Kubernetes' own default"),
         pytest.param({**BOUND, "terminationGracePeriodSeconds": 45}, "Running", {}, 45, id="its own"),
-        pytest.param({**BOUND, "terminationGracePeriodSeconds": 31_536_000}, "Running", {}, 100, id="at most so long"),
-        pytest.param(BOUND, "Running", {"deletionGracePeriodSeconds": 90}, 90, id="its deletion gave more"),
-        pytest.param(BOUND, "Pending", {}, 30, id="it was about to start"),
-        pytest.param({**BOUND, "terminationGracePeriodSeconds": 0}, "Running", {}, 5, id="it asked for none"),
-        pytest.param(BOUND, "Succeeded", {}, None, id="it had ended"),
-        pytest.param({}, "Pending", {}, None, id="it was never bound"),
+        pytest.param(
+            {**BOUND, "terminationGracePeriodSeconds": 31_536_000},
+            "Running",
+            {},
+            100,
+            id="at most --max-terminating-seconds",
+        ),
+        pytest.param(BOUND, "Running", {"deletionGracePeriodSeconds": 90}, 90, id="a deletion with a longer period"),
+        pytest.param(BOUND, "Pending", {}, 30, id="a pending bound pod"),
+        pytest.param({**BOUND, "terminationGracePeriodSeconds": 0}, "Running", {}, 5, id="a grace period of 0"),
+        pytest.param(BOUND, "Succeeded", {}, None, id="a pod that had ended"),
+        pytest.param({}, "Pending", {}, None, id="a pod that was never bound"),
     ],
 )
 def test_a_bound_pod_deleted_before_its_end_is_reported_for_as_long_as_it_may_run(
@@ -80,7 +87,9 @@ def test_a_bound_pod_deleted_before_its_end_is_reported_for_as_long_as_it_may_ru
 
 
 def test_a_pod_is_reported_as_vanished_before_its_event(api: ApiDouble) -> None:
-    """Otherwise its charge would be counted nowhere for a moment."""
+    """The charge of a deleted pod moves from committed to terminating. The pod is reported as vanished before its event
+    arrives, so its charge is counted at every moment.
+    """
     manifest = stored_pod(CARD, "uid-1", **BOUND)
     api.store(POD, {**manifest, "metadata": {**manifest["metadata"], "namespace": "team-a"}})
     watch = PodInformer(api.kube, LABELS, lambda _: None)
@@ -90,7 +99,7 @@ def test_a_pod_is_reported_as_vanished_before_its_event(api: ApiDouble) -> None:
 
 
 class Empty:
-    """A reflector whose store has lost everything."""
+    """A reflector whose store has lost all objects."""
 
     listed_version = "1000"
 
@@ -104,12 +113,12 @@ ENDED = {"status": {"phase": "Succeeded"}}
 @pytest.mark.parametrize(
     ("before", "after", "told"),
     [
-        pytest.param(None, {}, ["grown"], id="it came"),
-        pytest.param({}, {"metadata": {"annotations": {"a": "b"}}}, [], id="nothing that counts"),
-        pytest.param({}, {"spec": {"nodeName": "gpu-1"}}, ["grown"], id="it was bound"),
-        pytest.param({}, ENDED, ["freed"], id="it ended"),
-        pytest.param(ENDED, {**ENDED, "metadata": {"annotations": {"a": "b"}}}, [], id="nothing more after that"),
-        pytest.param({}, None, ["freed"], id="it was deleted"),
+        pytest.param(None, {}, ["grown"], id="a new pod"),
+        pytest.param({}, {"metadata": {"annotations": {"a": "b"}}}, [], id="only an annotation changed"),
+        pytest.param({}, {"spec": {"nodeName": "gpu-1"}}, ["grown"], id="bound to a node"),
+        pytest.param({}, ENDED, ["freed"], id="the pod ended"),
+        pytest.param(ENDED, {**ENDED, "metadata": {"annotations": {"a": "b"}}}, [], id="a change after its end"),
+        pytest.param({}, None, ["freed"], id="deleted"),
     ],
 )
 def test_only_changes_that_may_release_quota_are_reported(
@@ -127,7 +136,7 @@ def test_only_changes_that_may_release_quota_are_reported(
             api.store(POD, {**manifest, **state, "spec": manifest["spec"], "metadata": metadata})
         watch.reflector.relist()
         if watch.pods("team-a"):
-            heard.pop()  # after a list, every namespace with pods is looked at
+            heard.pop()  # after a LIST, every namespace with pods is checked
     assert heard == told
 
 

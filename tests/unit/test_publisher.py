@@ -1,4 +1,4 @@
-"""When a report is published, and what happens if that fails."""
+"""Tests of publishing usage reports: when a report is written, and what happens if the write fails."""
 
 from dataclasses import replace
 from typing import Any
@@ -35,7 +35,7 @@ def publisher(api: ApiDouble) -> Publisher:
 
 
 def publish(publisher: Publisher, times: int = 1) -> list[str]:
-    """Publish in team-a so many times. Return the logged warnings."""
+    """Publish a report in team-a ``times`` times. Return the logged warnings."""
     with structlog.testing.capture_logs() as logs:
         for _ in range(times):
             publisher.reconciler.turn("team-a")
@@ -47,7 +47,7 @@ def published_in(api: ApiDouble) -> list[str]:
 
 
 def refused(error: VcudaError) -> Delivery:
-    """Return a network whose API server rejects every creation."""
+    """Return a network whose API server rejects every creation with this error."""
 
     def deliver(method: str, _timeout: float, effect: Effect) -> bytes:
         if method == "POST":
@@ -74,7 +74,9 @@ def test_any_other_error_is_logged_and_retried(api: ApiDouble, publisher: Publis
 
 
 def test_a_write_without_an_answer_is_repeated(api: ApiDouble, publisher: Publisher) -> None:
-    """The second attempt finds what the first one has stored."""
+    """The first write got no answer but was stored. The second attempt finds the report that the first attempt has
+    stored.
+    """
     api.deliver = Script(lost_reply, methods=("POST",))
     assert publish(publisher, times=2) == ["usage not published"]
     assert (published_in(api), api.calls) == (["team-a"], ["PATCH", "POST", "PATCH"])
@@ -90,15 +92,21 @@ def use_of(**fields: Any) -> NamespaceUse:
     [
         pytest.param({}, True, id="most is free"),
         pytest.param({"available": 1.0}, True, id="a tenth is free"),
-        pytest.param({"available": 0.9}, False, id="less than a tenth"),
+        pytest.param({"available": 0.9}, False, id="less than a tenth is free"),
         pytest.param({"limit": 0.0, "available": 0.0}, True, id="a model whose limit is zero"),
-        pytest.param({"available": 2.0, "pods": (PodUse("a", 200, 0),)}, True, id="as much as the largest pod has"),
-        pytest.param({"available": 2.0, "pods": (PodUse("a", 250, 0),)}, False, id="less than the largest pod has"),
-        pytest.param({"memory_limit": 100, "memory_used": 90}, True, id="a tenth of the memory"),
-        pytest.param({"memory_limit": 100, "memory_used": 91}, False, id="less of the memory"),
-        pytest.param({"memory_limit": 100, "memory_used": 50, "memory_reserved": 41}, False, id="some is reserved"),
         pytest.param(
-            {"memory_limit": 100, "memory_used": 50, "pods": (PodUse("a", 10, 51),)}, False, id="of the largest too"
+            {"available": 2.0, "pods": (PodUse("a", 200, 0),)}, True, id="as much is free as the largest pod has"
+        ),
+        pytest.param(
+            {"available": 2.0, "pods": (PodUse("a", 250, 0),)}, False, id="less is free than the largest pod has"
+        ),
+        pytest.param({"memory_limit": 100, "memory_used": 90}, True, id="a tenth of the memory is free"),
+        pytest.param({"memory_limit": 100, "memory_used": 91}, False, id="less than a tenth of the memory is free"),
+        pytest.param({"memory_limit": 100, "memory_used": 50, "memory_reserved": 41}, False, id="memory is reserved"),
+        pytest.param(
+            {"memory_limit": 100, "memory_used": 50, "pods": (PodUse("a", 10, 51),)},
+            False,
+            id="less memory than the largest pod has",
         ),
     ],
 )
@@ -110,10 +118,10 @@ def test_there_is_room_if_no_pod_like_the_stored_ones_could_be_rejected(fields: 
     ("second", "waits"),
     [
         pytest.param(use_of(used=3.0, available=7.0), 5, id="there is room"),
-        pytest.param(use_of(used=9.5, available=0.5), 1, id="there is hardly any"),
+        pytest.param(use_of(used=9.5, available=0.5), 1, id="there is hardly any room"),
         pytest.param(use_of(limit=20.0, available=18.0), 1, id="another limit"),
         pytest.param(replace(use_of(), mode="warn"), 1, id="another mode"),
-        pytest.param(None, 1, id="no limit any more"),
+        pytest.param(None, 1, id="limit removed"),
     ],
 )
 def test_reports_are_five_seconds_apart_if_no_pod_could_be_rejected_and_otherwise_one(
@@ -164,7 +172,9 @@ def test_a_report_equal_to_the_outdated_watch_still_replaces_the_newer_one(api: 
 
 
 def test_reserved_cards_have_their_own_metrics() -> None:
-    """Its age has a metric too, but not the age of a reservation that was deleted with its ledger."""
+    """The age of a reservation (quota that a replica holds in advance) has its own metric. After the reservation was
+    deleted with its ledger, the metric is absent.
+    """
     reserving = use_of(used=2.0, available=5.0, reserved=3.0)
     at_rest = replace(use_of(), namespace="team-b")
     registry = CollectorRegistry()

@@ -1,4 +1,6 @@
-"""Edits of the quota as changes: the warnings for the author, and the log lines."""
+"""Tests of changes between two versions of the quota document: the warnings for the author of an edit, and the log
+lines.
+"""
 
 import pytest
 from hypothesis import given, strategies as st
@@ -87,7 +89,7 @@ def test_a_changed_grant_is_named_with_its_times() -> None:
         ("team-a: {mode: audit, quota: {}}\nteam-b: {mode: warn, quota: {}}", ["team-a.mode: was enforce, is audit"]),
         ("team-a: {quota: {}}\nteam-b: {quota: {}}", []),
     ],
-    ids=["a lost entry", "a default instead", "a softer mode", "a stricter mode"],
+    ids=["an entry removed", "the default entry instead", "a softer mode", "a stricter mode"],
 )
 def test_a_removed_or_softened_entry_is_a_warning(text: str, told: list[str]) -> None:
     assert list(weakened(OLD, parse_quota(text))) == told
@@ -110,7 +112,7 @@ def test_a_removed_or_softened_entry_is_a_warning(text: str, told: list[str]) ->
         ("team-a: {quota: {A100: 16}}", []),
         ("team-a: {quota: {T4: 100000}}", []),
     ],
-    ids=["one entry", "the sum", "all the cards", "a model of unknown size"],
+    ids=["one entry", "the sum", "as many cards as the nodes have", "a model of unknown size"],
 )
 def test_more_cards_than_the_nodes_have_are_a_warning(text: str, told: list[str]) -> None:
     assert list(beyond(OLD, parse_quota(text), NODES)) == told

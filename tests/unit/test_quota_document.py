@@ -1,4 +1,4 @@
-"""The quota document: valid documents and their meaning, and the message for each mistake."""
+"""Tests of the quota document: valid documents and their meaning, and the message for each mistake."""
 
 import pytest
 
@@ -11,16 +11,16 @@ GIB = 1024
 
 
 def faults(text: str) -> list[str]:
-    """Return every fault of ``text`` as people read it."""
+    """Return the text of every fault in the document ``text``."""
     return [str(fault) for fault in quota_faults(text)]
 
 
 def limits(written: str) -> dict[str, Limit]:
-    """Return the limits of one namespace whose quota is ``written`` in YAML's flow style."""
+    """Return the limits of a namespace whose quota is ``written`` in YAML's flow style."""
     return dict(parse_quota(f"team-a: {{quota: {{{written}}}}}").namespaces["team-a"].limits)
 
 
-# Valid documents
+# Tests of valid documents
 
 
 @pytest.mark.parametrize("text", ["", "  \n", "{}", "\ufeff{}", "# nobody yet\n", "---\n", "null"])
@@ -41,7 +41,9 @@ GPU_ADMISSION = """{
 
 @pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "with a byte order mark"])
 def test_gpu_admissions_json_works_unchanged(mark: str) -> None:
-    """gpu-admission's own tools write tabs and null pools. A namespace without a quota may use no model."""
+    """The tools of gpu-admission write tabs, and null for pools. A namespace that has pools but no quota may use no
+    model.
+    """
     assert parse_quota(mark + GPU_ADMISSION) == Quota(
         {
             "team-a": NamespaceQuota({"M40": Limit(200), "P100": Limit(300)}, ("public",)),
@@ -105,7 +107,7 @@ def test_memory_becomes_whole_mib(written: str, mib: int) -> None:
 
 
 def test_yaml_keys_stay_as_written() -> None:
-    """YAML 1.1 would read them as numbers, booleans and null."""
+    """These keys stay texts. YAML 1.1 would convert them to numbers, booleans or null."""
     quota = parse_quota("no: {quota: {4090: 1, 1e3: 1, 0x10: 1, 010: 1}}\n123: {}\non: {}\nnull: {}")
     assert list(quota.namespaces) == ["no", "123", "on", "null"]
     assert list(quota.namespaces["no"].limits) == ["4090", "1e3", "0x10", "010"]
@@ -120,7 +122,7 @@ def test_json_that_only_yaml_can_read_is_read_as_yaml() -> None:
 
 
 def test_anchors_and_merge_keys_may_be_used() -> None:
-    """Written keys override merged keys, and earlier merges override later ones."""
+    """A key that is written in a mapping overrides merged keys. Of several merged mappings, the earlier one wins."""
     quota = parse_quota(
         "a: &a {mode: warn, pool: &pools [public], quota: {M40: 1}}\n"
         "b: &b {mode: audit, quota: {M40: 2}}\n"
@@ -133,7 +135,7 @@ def test_anchors_and_merge_keys_may_be_used() -> None:
     assert quota.namespaces["e"] == NamespaceQuota({}, ("public",))
 
 
-# Mistakes in one value
+# Tests of mistakes in one value
 
 NO_LABEL = (
     "can never be a node label's value; write at most 63 letters, digits, `-`, `_` and `.`, "
@@ -206,7 +208,9 @@ def test_an_invalid_amount_of_memory_in_json_is_rejected() -> None:
 
 @pytest.mark.parametrize("name", ["A", "team_a", "-a", "a-", "a.b", "", "é", "a" * 64, "**", "a\\n"])
 def test_an_impossible_namespace_is_a_fault(name: str) -> None:
-    """Its entry would never apply, without any sign. gpu-admission's own example has such names."""
+    """An entry for an impossible namespace name would silently never apply. The example of gpu-admission has such
+    names.
+    """
     (fault,) = faults(f'"{name}": {{}}')
     assert fault.endswith(f": {NO_NAMESPACE}")
 
@@ -223,7 +227,7 @@ def test_a_model_and_pool_that_a_label_can_have_are_accepted(name: str) -> None:
     assert quota.namespaces["a"] == NamespaceQuota({name: Limit(100)}, (name,))
 
 
-# Mistakes in the shape
+# Tests of mistakes in the shape of the document
 
 WRITE_A_NAMESPACE = "write a mapping such as {quota: {M40: 8}}"
 WRITE_MODELS = "write the cards of each model, such as {M40: 8, P100: 2.5}"
@@ -317,12 +321,12 @@ def test_all_faults_are_reported_at_once_in_the_order_of_the_document() -> None:
     ]
 
 
-# Characters that are none
+# Tests of invalid characters
 
 
 @pytest.mark.parametrize("text", ['{"\\ud800": {}}', "\ud800: {}"], ids=["json", "unescaped"])
 def test_half_a_character_is_never_repeated_in_a_fault(text: str) -> None:
-    """A lone UTF-16 surrogate cannot be encoded, so the answer could not be sent."""
+    """A lone UTF-16 surrogate cannot be encoded in UTF-8, so an answer that quotes it could not be sent."""
     assert faults(text) == [f"[\ufffd]: {NO_NAMESPACE}"]
 
 

@@ -1,4 +1,4 @@
-"""/quota: the answers to edits of the quota ConfigMap."""
+"""Tests of /quota, the webhook's check of edits of the quota ConfigMap."""
 
 import asyncio
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ NOBODY = PolicySnapshot(Quota(), NODES)
 
 
 class Used(MemoryLedgers):
-    """Ledgers with the given usage in every namespace."""
+    """Ledgers in which each namespace has the given usage."""
 
     def __init__(self, **used: Charge | Usage | VcudaError) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def edited(
     namespaces: NamespaceNames | None = None,
     **fields: Any,
 ) -> AdmissionResponse:
-    """Return the answer to an edit after which the ConfigMap has this document."""
+    """Return the webhook's answer to an edit after which the quota ConfigMap contains this document."""
     data = {} if document is None else {"gpu_quota": document}
     manifest = {"kind": "ConfigMap", "metadata": {"name": "gpuquota"}, "data": data}
     given = {"kind": CONFIG_MAP, "namespace": "kube-system", "name": "gpuquota", "operation": "UPDATE", **fields}
@@ -65,7 +65,7 @@ def warnings(document: str, policy: PolicySnapshot | None = NOBODY, **used: Char
     return list(answer.warnings)
 
 
-# Which objects
+# Tests of which objects are checked
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_creation_and_update_are_checked(operation: str) -> None:
     assert (refused.outcome, whole.path) == ("quota-refused", "data.gpu_quota")
 
 
-# Malformed
+# Tests of malformed documents
 
 
 def test_a_malformed_document_is_rejected_with_the_path_of_every_fault() -> None:
@@ -132,7 +132,7 @@ def test_a_malformed_document_is_rejected_with_the_path_of_every_fault() -> None
 
 @pytest.mark.parametrize("raw", [b'{"data": {}}', b'{"data": null}'])
 def test_a_config_map_without_the_document_is_rejected(raw: bytes) -> None:
-    """If it were stored, it would remove every quota."""
+    """The ConfigMap without the document would remove every quota."""
     answer = edited(None, object=msgspec.Raw(raw))
     missing = Fault("data.gpu_quota", "is required; write the quota document there")
     assert (answer.outcome, answer.allowed, answer.faults) == ("quota-refused", False, (missing,))
@@ -153,7 +153,7 @@ def test_a_rejection_stays_readable_for_any_number_of_faults() -> None:
     assert answer.message.endswith("; data.gpu_quota: and 5 more faults")
 
 
-# Doubts about a valid document
+# Tests of warnings about valid documents
 
 
 NO_NODE = f"no node has this model in label {MODEL}"
@@ -168,7 +168,7 @@ NO_NODE = f"no node has this model in label {MODEL}"
         ("'*': {quota: {V100: 1}}", [f"*.quota.V100: {NO_NODE} (known: M40, P100)"]),
         ("{}", []),
     ],
-    ids=["known", "a model that no node has", "a pool that no node has", "in the default", "an empty document"],
+    ids=["known", "a model that no node has", "a pool that no node has", "in the default entry", "an empty document"],
 )
 def test_names_that_no_node_has_give_a_warning(document: str, told: list[str]) -> None:
     assert warnings(document) == told
@@ -189,7 +189,7 @@ MEMORY = "M40: {cards: 8, memory: 1Gi}"
         pytest.param("M40: 8", Charge(800), [], id="as much as the limit"),
         pytest.param("M40: 7.5", Charge(800), [f"8 cards in use, limit 7.5 cards; {TAIL}"], id="cards"),
         pytest.param("M40: 0", Charge(1), [f"0.01 cards in use, limit 0 cards; {TAIL}"], id="blocked"),
-        pytest.param("P100: 1", Charge(100), [f"1 card in use, limit 0 cards; {TAIL}"], id="no longer listed"),
+        pytest.param("P100: 1", Charge(100), [f"1 card in use, limit 0 cards; {TAIL}"], id="a model no longer listed"),
         pytest.param(MEMORY, Charge(10, 1024), [], id="as much memory as the limit"),
         pytest.param(
             MEMORY, Charge(10, 1025), [f"0.1 cards, 1025 MiB in use, limit 8 cards, 1024 MiB; {TAIL}"], id="memory"
@@ -215,7 +215,7 @@ def test_entries_that_do_not_change_are_not_compared_again() -> None:
 
 @pytest.mark.parametrize("error", [Unavailable("no answer"), UnreadableLedger("damaged")])
 def test_an_edit_is_accepted_although_the_usage_is_not_known(error: VcudaError) -> None:
-    """A quota must stay editable while something else is broken."""
+    """A quota must stay editable while the usage cannot be read."""
     told = warnings("{team-a: {quota: {M40: 1}}, team-b: {quota: {M40: 1}}}", team_a=error, team_b=Charge(200))
     assert told == [
         f"team-a: not compared with what is in use: {error}",
@@ -224,7 +224,9 @@ def test_an_edit_is_accepted_although_the_usage_is_not_known(error: VcudaError) 
 
 
 def test_before_a_quota_is_in_force_only_the_usage_is_compared() -> None:
-    """So a document that was malformed from the start can be corrected."""
+    """A document that was malformed from the start must be correctable, so its correction is compared only with the
+    usage.
+    """
     assert warnings("team-a: {quota: {M40: 1, X: 1}}", None, team_a=Charge(200)) == [
         f"team-a.quota.M40: 2 cards in use, limit 1 card; {TAIL}"
     ]
@@ -238,8 +240,8 @@ def test_a_system_namespace_with_a_quota_gives_a_warning() -> None:
 def test_an_edit_whose_usage_cannot_be_compared_in_time_is_accepted_with_a_warning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Reading each ledger is a call. If the check exceeded the API server's timeout, the document could never be
-    stored.
+    """Each ledger is read by its own API call. If the comparison exceeded the API server's timeout, no edit could be
+    stored any more.
     """
     monkeypatch.setattr("webhook.review.quota_edit.COMPARING_SECONDS", 0)
     document = "{a: {quota: {M40: 1}}, b: {quota: {M40: 1}}}"
@@ -251,8 +253,8 @@ def test_an_edit_whose_usage_cannot_be_compared_in_time_is_accepted_with_a_warni
 
 
 def test_warnings_about_nodes_use_the_edited_rows_of_models() -> None:
-    """By the edited rows a product belongs to a model of the quota. A setting without effect because of a DeviceClass
-    is named.
+    """An edit changes rows in `gpu_models`. Warnings use the new rows: a product of a node now belongs to a model of
+    the quota. The setting of one row has no effect because of a DeviceClass, so a warning names it.
     """
     whole = Devices(classes={"gpu.nvidia.com": ClassFacts(extended_resource="nvidia.com/gpu")})
     claims = ClaimPolicy.of(whole, NODES.model_of, Quota(), BUILT_IN)

@@ -1,4 +1,4 @@
-"""Which quota applies, the arithmetic of charges, and their messages literally."""
+"""Tests of quotas: which quota applies to a namespace, the arithmetic of charges, and the exact texts of refusals."""
 
 from fractions import Fraction
 
@@ -23,7 +23,7 @@ from vcuda.quota.model import (
 CHARGES = st.builds(Charge, st.integers(0, 2000), st.integers(0, 100_000), st.integers(0, 2000))
 LIMITS = st.builds(Limit, st.integers(0, 2000), st.none() | st.integers(1, 200_000))
 
-# Whose quota applies
+# Tests of which quota applies to a namespace
 
 
 OWN, ELSE = NamespaceQuota({"M40": Limit(800)}), NamespaceQuota({})
@@ -49,7 +49,7 @@ def test_a_namespace_gets_its_own_quota_or_the_default_one(
     assert quota.for_namespace(namespace) == applies
 
 
-# Rendering
+# Tests of the text of figures
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_rendered_numbers_are_exact(cores: int) -> None:
     assert Fraction(cards(cores).split()[0]) * 100 == cores
 
 
-# The value of a card's memory
+# Tests of the memory that whole cards are charged
 
 
 @cases(
@@ -98,7 +98,9 @@ def test_a_whole_card_takes_its_part_of_a_limit_of_memory(charge: Charge, limit:
 
 @given(CHARGES, LIMITS)
 def test_a_cards_memory_is_never_counted_too_low(charge: Charge, limit: Limit) -> None:
-    """Rounding is upwards, and by less than 1 MiB for all charges of a model together."""
+    """The memory of all whole cards of a model is rounded up once. So a charge is at most 1 MiB too high, and never too
+    low.
+    """
     if limit.memory is None or limit.cores == 0:
         return
     exact = charge.memory + Fraction(charge.card_memory * limit.memory, limit.cores)
@@ -107,14 +109,14 @@ def test_a_cards_memory_is_never_counted_too_low(charge: Charge, limit: Limit) -
 
 @given(st.integers(1, 50), st.integers(1, 10**9))
 def test_as_many_exclusive_cards_fit_as_the_limit_has(count: int, memory: int) -> None:
-    """Rounding up must not cost a namespace its last card."""
+    """Because of rounding up, the last whole card of a limit might not fit. It must fit."""
     card, limit = Charge(100, 0, 100), Limit(count * 100, memory)
     used = Charge(100 * (count - 1), 0, 100 * (count - 1))
     assert fits(limit, used, card)
     assert not fits(limit, used + card, Charge(1))
 
 
-# What fits
+# Tests of whether a charge fits
 
 
 @cases(
@@ -176,10 +178,11 @@ def test_free_cards_are_reported_with_reservations(usage: Usage, told: str) -> N
     assert free_of(Limit(800), usage) == told
 
 
-# Refusals
+# Tests of refusals
 
 
-def shortage(limit: Limit, used: Charge, asked: Charge, pending: Charge = Charge()) -> Shortage:  # noqa: B008  # frozen
+# A Charge is frozen, so it may be a default value.
+def shortage(limit: Limit, used: Charge, asked: Charge, pending: Charge = Charge()) -> Shortage:  # noqa: B008
     return Shortage("M40", asked, Usage(used, pending), limit)
 
 
@@ -212,8 +215,8 @@ CARD, SOME_PENDING = Charge(100, 0, 100), Usage(Charge(20, 900), Charge(0, 400))
 def test_a_shortage_of_memory_is_reported_with_its_figures(
     cores: int, used: Usage, asked: Charge, figures: str, end: str
 ) -> None:
-    """The requested figure is the growth of the total, so figures add up. The first third of 1000 is 334 MiB, the
-    second 333.
+    """The requested figure is the increase of the total, so that all figures add up. With a limit of 1000 MiB for three
+    cards, the first card is 334 MiB and the second 333 MiB.
     """
     short = Shortage("M40", asked, used, Limit(cores, 1000))
     sentence = f"memory of M40 in namespace team-a, requested: {figures}, limited: 1000, {end}"
@@ -229,7 +232,9 @@ def test_exceeded_names_every_model_in_order() -> None:
 
 @given(LIMITS, CHARGES, CHARGES)
 def test_a_rejection_says_how_much_more_is_needed(limit: Limit, used: Charge, asked: Charge) -> None:
-    """If the message says that so much more is needed, that is exact. If it says never, no release would help."""
+    """If the text names the amount that is missing, the amount must be exact. If the text says "can never fit", no
+    release must be enough.
+    """
     if fits(limit, used, asked):
         return
     short = shortage(limit, used, asked)

@@ -1,4 +1,6 @@
-"""Properties of any text as a quota: it is read back as written, or its faults are reported. It never crashes."""
+"""Property tests of any text as a quota document: either it is read back as it was written, or its faults are reported.
+No text causes an exception.
+"""
 
 import json
 import random
@@ -60,7 +62,9 @@ def test_no_depth_of_nesting_crashes(opening: str) -> None:
 
 
 def bomb(mapping: str) -> str:
-    """Return ten lines, each with ten aliases of the line above: ten thousand million entries."""
+    """Return a YAML "bomb": ten lines, each with ten aliases of the line above, so ten thousand million entries in
+    total.
+    """
     names = [f"a{n}" for n in range(10)]
     lines = (mapping.format(this=b, above=",".join(10 * [f"*{a}"])) for a, b in pairwise(names))
     return "a0: &a0 {x: 1}\n" + "\n".join(lines)
@@ -170,7 +174,7 @@ def test_any_damaged_document_is_a_quota_or_a_quota_fault(
 @given(JSON_VALUES)
 @settings(max_examples=300)
 def test_faults_are_short_lines_that_can_be_sent(value: Any) -> None:
-    """For any JSON, a message has no control characters, no surrogates, and no long values."""
+    """For any JSON, a message must not contain control characters, surrogates or very long values."""
     for fault in quota_faults(json.dumps({"team-a": value})):
         assert str(fault).isprintable()
         assert str(fault).encode()

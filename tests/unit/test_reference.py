@@ -1,4 +1,6 @@
-"""docs/reference.md contains everything that the code has. The other documents name only what exists."""
+"""Tests that docs/reference.md has everything that the code has, and that the other documents name only things that
+exist.
+"""
 
 import re
 
@@ -44,7 +46,7 @@ OF_USERS = (
     *("vcuda.claims.request", "vcuda.claims.charges", "vcuda.claims.digest", "vcuda.kube.turns"),
     "controller.garbage.stale_gc",
 )
-"""Modules all of whose texts, except log lines, reach users."""
+"""The modules whose texts reach users, except for the texts of log lines."""
 
 LEAVES = tuple(flags.leaves())
 
@@ -65,7 +67,7 @@ def test_the_page_equals_the_generated_one(rendered: str) -> None:
 
 @pytest.mark.parametrize("leaf", LEAVES, ids=[leaf.name for leaf in LEAVES])
 def test_every_flag_that_help_shows_is_in_the_page_with_its_variable(leaf: flags.Leaf, rendered: str) -> None:
-    """The printed help is compared, not the data from which the page is generated."""
+    """The page is compared with the printed --help, because the page itself is generated from other data."""
     section = rendered.partition(f"### {leaf.name}\n")[2].partition("\n### ")[0]
     shown = CliRunner().invoke(leaf.command, ["--help"])
     options = shown.output.partition("\nOptions:\n")[2]
@@ -77,7 +79,7 @@ def test_every_flag_that_help_shows_is_in_the_page_with_its_variable(leaf: flags
 
 
 def test_every_flag_has_a_variable_but_those_of_the_plugin() -> None:
-    """The page and the README say so."""
+    """The reference and the README promise an environment variable for every flag except those of the plugin."""
     without = {leaf.name: [option.name for option in options(leaf) if not variables(leaf, option)] for leaf in LEAVES}
     assert {name for name, flags in without.items() if flags} == {
         "kubectl gpuquota",
@@ -142,7 +144,7 @@ def is_said(sentence: Sentence, said: tuple[str, ...]) -> bool:
     return any(map(sentence.said_in, said))
 
 
-# Names in the documents
+# Tests of names in the documents
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

@@ -1,4 +1,6 @@
-"""Access to a GPU beyond the request is rejected in limited namespaces, unless their quota permits it by name."""
+"""Tests of pods that could use GPUs beyond their request. In limited namespaces such pods are rejected unless the quota
+allows it by name.
+"""
 
 from http import HTTPStatus
 from typing import Any
@@ -37,7 +39,7 @@ def policy_note(value: str) -> dict[str, str]:
 
 
 def refused(manifest: Manifest, *allow: Allowance, mode: Mode = Mode.ENFORCE) -> AdmissionResponse:
-    """Return the answer of both paths, which must be the same."""
+    """Return the answer of /validate. The answer of /mutate must have the same outcome."""
     webhook = Webhook(policy_for(NamespaceQuota(LIMITS, mode=mode, allow=frozenset(allow))))
     answers = [webhook.mutate(manifest), webhook.validate(manifest)]
     assert answers[0].outcome == answers[1].outcome
@@ -61,18 +63,18 @@ WITH_A_NAME = {
         f"{FIRST}.env[1]",
         Allowance.VISIBLE_DEVICES,
     ),
-    "all devices with a share": (
+    "a listed device with a share": (
         pod(container(SHARE, **env("NVIDIA_VISIBLE_DEVICES", value="0"))),
         f"{FIRST}.env[1]",
         Allowance.VISIBLE_DEVICES,
     ),
-    "devices from elsewhere": (
+    "devices from a ConfigMap": (
         pod(container(), init=[container(**env("NVIDIA_VISIBLE_DEVICES", valueFrom={"configMapKeyRef": {}}))]),
         "spec.initContainers[0].env[1]",
         Allowance.VISIBLE_DEVICES,
     ),
     "a runtime class": (pod(container(), runtimeClassName="nvidia"), "spec.runtimeClassName", Allowance.RUNTIME_CLASS),
-    "no control": (
+    "control of shares disabled": (
         pod(container(CARD, **env("CUDA_DISABLE_CONTROL", value="false"))),
         f"{FIRST}.env[1]",
         Allowance.DISABLE_CONTROL,
@@ -82,7 +84,7 @@ WITH_A_NAME = {
         f"{FIRST}.env[1]",
         Allowance.CORE_POLICY,
     ),
-    "a limit from elsewhere": (
+    "a limit from another object": (
         pod(container(SHARE, **env("GPU_CORE_UTILIZATION_POLICY", valueFrom={}))),
         f"{FIRST}.env[1]",
         Allowance.CORE_POLICY,
@@ -107,7 +109,7 @@ WITH_A_NAME = {
         f"{FIRST}.env[1]",
         Allowance.VISIBLE_DEVICES,
     ),
-    "no control of vgpu-manager": (
+    "control of vgpu-manager disabled": (
         pod(container(CARD, **env("DISABLE_VGPU_CONTROL", value="true"))),
         f"{FIRST}.env[1]",
         Allowance.DISABLE_CONTROL,
@@ -122,7 +124,7 @@ WITH_A_NAME = {
         f"{FIRST}.env[1]",
         Allowance.CORE_LIMIT,
     ),
-    "its own cache": (
+    "another cache file": (
         pod(container(HAMI_SHARE, **env("CUDA_DEVICE_MEMORY_SHARED_CACHE", value="/data/mine"))),
         f"{FIRST}.env[1]",
         Allowance.LIMIT_LIBRARY,
@@ -154,8 +156,8 @@ WITH_A_NAME = {
 def test_access_beyond_the_charge_is_rejected_unless_allowed(
     manifest: Manifest, path: str, allowance: Allowance
 ) -> None:
-    """The status is 422 with the field's path. With exactly this name in the quota, the pod is decided as without the
-    field.
+    """The pod is rejected with status 422 and the path of the field. If the quota's `allow` has exactly the name for
+    this field, the field has no effect.
     """
     stored = {**manifest, "spec": {**manifest["spec"], "affinity": held_to("M40")}}
     answer = refused(stored)
@@ -223,7 +225,7 @@ def test_a_field_that_gives_no_access_beyond_the_charge_is_admitted(manifest: Ma
 @pytest.mark.parametrize(("mode", "told"), [(Mode.WARN, 1), (Mode.AUDIT, 0)])
 @pytest.mark.parametrize("manifest", [pod(container({"amd.com/gpu": 1})), pod(container(**PRIVILEGED))])
 def test_a_quota_that_does_not_enforce_admits_and_reports_it(manifest: Manifest, mode: Mode, told: int) -> None:
-    """The owner gets a warning, or only the log has it."""
+    """Under mode warn the owner of the pod gets a warning. Under mode audit the reason is only logged."""
     answer = refused(manifest, mode=mode)
     assert (answer.outcome, answer.allowed, len(answer.warnings)) == ("malformed", True, told)
     assert answer.message.startswith("malformed GPU request: ")
@@ -263,6 +265,8 @@ def test_an_unknown_name_is_a_fault(allow: str, fault: str) -> None:
 
 
 def test_a_pod_with_very_many_resources_is_checked_in_linear_time() -> None:
-    """They are compared in one pass. Comparing each with all others would take a minute here."""
+    """A pod's resources must be compared in one pass. Comparing each resource with all others would take a
+    minute here.
+    """
     answer = refused(vcuda_pod({"nvidia.com/gpumem": 1, **{f"nvidia.com/x{number}": 1 for number in range(20_000)}}))
     assert (answer.outcome, len(answer.faults)) == ("malformed", MOST_FAULTS + 1)

@@ -1,4 +1,6 @@
-"""Registers of cards change charges: a plain count is whole cards, and a share is compared with the smallest card."""
+"""Tests of charges on nodes whose annotations list their cards (the register): a plain count is charged as whole cards,
+and a share by the smallest card.
+"""
 
 import json
 from typing import Any
@@ -33,7 +35,7 @@ def configured(models: str = "", schemes: str = "") -> GpuResources:
 
 
 def nodes_with(*cards: Card, scheme: str = HAMI.name, named: GpuResources = BUILT_IN) -> Nodes:
-    """One T4 node with a register of these cards, and one without."""
+    """Return two T4 nodes. The annotation of one node lists these cards. The other node has no such annotation."""
     labels = {name: {MODEL: "T4"} for name in ("registered", "plain")}
     return Nodes.of(labels, LABELS, {"registered": {scheme: Register.of(*cards)}}, named.models)
 
@@ -86,7 +88,9 @@ def test_without_the_setting_a_share_is_charged_all_cores_of_its_card() -> None:
     a_stated_memory=configured("{T4: {memory: 8Gi}}", "{hami: {default_cores: memory}}"),
 )
 def test_registers_that_change_no_charge_leave_the_resources_as_they_are(known: GpuResources) -> None:
-    """Otherwise all pods would be listed again for a new node."""
+    """If the resources object changes, all pods are listed again. So a new node whose register of cards changes no
+    charge must leave the object unchanged.
+    """
     assert known.with_registered(nodes_with(SMALL).registered_cards) is known
 
 
@@ -141,7 +145,7 @@ def test_charges_follow_the_registers_even_without_served_claims(api: ApiDouble)
     parts, whole = resources_with(), resources_with({"id": "GPU-1", "type": "Tesla T4", "devmem": 15360})
     request = view(pod(container(GPU)))
     assert [read_request(request, known).charge_on("T4") for known in (parts, whole)] == [QUARTER, WHOLE]
-    # A register that changes no charge leaves the same object, so that no pod is decoded again.
+    # If a register of cards changes no charge, the same object is returned, and no pod is decoded again.
     assert resources_with({"id": "GPU-1", "type": "Tesla T4", "devmem": 16384}) is whole
 
 

@@ -1,4 +1,6 @@
-"""docs/requests.md: tests prove each row of what is charged. Their names are here, because the page is for users."""
+"""Tests prove each row of the tables in docs/requests.md. Their names are listed here, because the page itself is for
+users.
+"""
 
 import re
 from pathlib import Path
@@ -61,7 +63,9 @@ PROOF = {
     "a ResourceClaimTemplate": ("test_templates_and_the_pods_that_name_them_are_checked_and_not_charged",),
     "parameters for the driver of a share": ("test_parameters_for_the_driver_of_a_share_are_refused",),
 }
-"""By the beginning of each row: functions or files in tests/unit that prove the promise of the row."""
+"""The key is the beginning of a row in docs/requests.md. The values are the test functions or files in tests/unit that
+prove the row's promise.
+"""
 
 
 def page() -> str:
@@ -69,7 +73,9 @@ def page() -> str:
 
 
 def rows() -> list[str]:
-    """Return the rows of the page's tables with the heading "it is charged", each without its first bar."""
+    """Return the rows of all tables of the page whose heading is "it is charged". The leading bar of each row is
+    removed.
+    """
     lines = page().splitlines()
     found = []
     for at in (at for at, line in enumerate(lines) if HEAD.match(line)):

@@ -1,4 +1,6 @@
-"""How a reservation ends: released, reaped, or deleted with the ledger; and writes of unknown outcome."""
+"""Tests of how a reservation (quota that a replica holds in advance) ends: the replica or the leader releases it, or
+its ledger is deleted. Also tests of writes whose outcome is unknown.
+"""
 
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
@@ -16,14 +18,14 @@ from vcuda.quota.terms import STORABLE_SECONDS
 
 @pytest.fixture
 def world() -> Iterator[ReservationWorld]:
-    """Return a world in which replica A has reserved room, and no other has written since."""
+    """Return a world in which replica A holds a reservation. No other replica has written the ledger since."""
     with ReservationWorld() as world:
         world.reserve(A)
         written(world)
         yield world
 
 
-# A replica that stops
+# Tests of a replica that stops
 
 
 @pytest.mark.parametrize("others", [0, 3], ids=["alone", "while others write first"])
@@ -44,21 +46,23 @@ def test_a_replica_that_stops_writes_its_charges_and_releases_the_rest(world: Re
 
 
 def test_a_replica_that_stops_reserves_nothing_any_more(world: ReservationWorld) -> None:
-    """Calls that still reach it are answered."""
+    """A replica that stops still answers calls, but it reserves nothing any more."""
     world.close(A)
     world.ask(A, 20)
     world.go_on()
     assert (world.ledger().reserved, len(world.storable())) == ({}, 22)
 
 
-# A deleted ledger
+# Tests of a deleted ledger
 
 
 @pytest.mark.parametrize(("leader", "rate"), [(0, 1.01), (1, 0.99)])
 def test_a_reservation_is_reaped_when_none_of_its_pods_can_be_stored_any_more(
     world: ReservationWorld, leader: int, rate: float
 ) -> None:
-    """The time counts by the clock of the leader, from when it first saw the reservation."""
+    """The leader removes the reservation of a replica that has crashed. It measures the time on its own clock, from
+    when it first saw the reservation.
+    """
     world.crash(A)
     world.settle(leader)
     [holder] = world.ledger().reserved
@@ -83,7 +87,7 @@ def test_the_list_that_counts_a_reaped_reservations_pods_begins_after_its_time(w
     assert not world.wire.open[0].arrived
 
 
-# A write of unknown outcome
+# Tests of a write whose outcome is unknown
 
 
 def overtaken(world: ReservationWorld) -> None:
@@ -103,7 +107,7 @@ def landed(world: ReservationWorld) -> None:
         (overtaken, HTTPStatus.CONFLICT),
         (ReservationWorld.lose, HTTPStatus.NOT_FOUND),
     ],
-    ids=["it lands", "it had landed", "others wrote first", "the ledger was deleted"],
+    ids=["it lands", "the write had landed", "others wrote first", "the ledger was deleted"],
 )
 def test_a_write_without_an_answer_is_repeated_unchanged_until_its_outcome_is_known(
     world: ReservationWorld,
@@ -131,6 +135,7 @@ def test_a_write_without_an_answer_is_repeated_unchanged_until_its_outcome_is_kn
     assert len({*sent}) == 1
     assert len(sent) == mine + 1
     world.go_on(world.replicas[A])
-    # A new ledger has no pending charge, and admits nothing before all earlier charges are counted.
+    # If the ledger was deleted, the new ledger has no pending charges. It admits nothing until all earlier charges are
+    # counted.
     known = set() if status == HTTPStatus.NOT_FOUND else set(world.storable())
     assert world.ledger().pending.keys() == known

@@ -1,4 +1,6 @@
-"""Reservations in any order of steps: no fault of replicas, leaders and their calls admits too much."""
+"""A state machine for reservations: in any order of steps, and with any faults of replicas, leaders and API calls, no
+charge exceeds the limit.
+"""
 
 import os
 
@@ -8,7 +10,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from tests.reservation_machine import ReservationMachine
 
 EXAMPLES = int(os.environ.get("MACHINE_EXAMPLES", "80"))
-"""`make fuzz` sets more."""
+"""The number of examples. `make fuzz` sets a larger number."""
 
 
 def test_no_order_of_calls_admits_too_much_or_leaves_a_charge_behind() -> None:

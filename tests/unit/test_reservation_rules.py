@@ -1,6 +1,6 @@
-"""Each rule of reservations is needed: if it is broken, a scenario fails.
+"""Tests that each rule of reservations is needed: with that rule broken, a scenario must fail.
 
-A broken rule is a named part of the product, replaced by one that does less.
+To break a rule, the test replaces one function or class of the product with a version that does less.
 """
 
 import functools
@@ -31,11 +31,11 @@ def test_nothing_admits_too_much_and_nothing_stays_charged(scenario: scenarios.S
     scenarios.play(scenario, ReservationWorld())
 
 
-# Reservations with a broken rule
+# Reservation classes with one broken rule each
 
 
 class GrantsWithoutRoom(ReservationLease):
-    """Admits a charge that is larger than the rest of the reservation."""
+    """Broken: admits a charge that is larger than the rest of the reservation."""
 
     def grant(self, uid: str, asked: Pending, created: float) -> bool:
         self._left[asked.model] = asked.charge
@@ -43,7 +43,7 @@ class GrantsWithoutRoom(ReservationLease):
 
 
 class LeasedFromTheAnswer(ReservationLease):
-    """Counts the lease from the answer to the write."""
+    """Broken: counts the lease from the answer to a write, not from the time when the write was sent."""
 
     def confirmed(self, answered: float) -> None:
         super().confirmed(answered)
@@ -51,7 +51,7 @@ class LeasedFromTheAnswer(ReservationLease):
 
 
 class GrantsFromTheNext(ReservationLease):
-    """Admits from the reservation that a write is about to set, although the write may fail."""
+    """Broken: admits charges from the next reservation while its write may still fail."""
 
     def send(self, ledger: Ledger, charges: Mapping[str, Charge], *terms: Any) -> Ledger:
         sent = super().send(ledger, charges, *terms)
@@ -60,7 +60,7 @@ class GrantsFromTheNext(ReservationLease):
 
 
 class GrantsFromTheOld(ReservationLease):
-    """Admits from the reservation that a write is about to replace."""
+    """Broken: during a write, admits charges from the old reservation, which this write replaces."""
 
     def send(self, ledger: Ledger, charges: Mapping[str, Charge], *terms: Any) -> Ledger:
         left = {**self._left}
@@ -70,14 +70,14 @@ class GrantsFromTheOld(ReservationLease):
 
 
 class WritesNoGranted(ReservationLease):
-    """Writes the next reservation without the charges that were admitted from the last one."""
+    """Broken: writes the next reservation, but not the charges that were admitted from the last reservation."""
 
     def flushed(self, ledger: Ledger) -> Ledger:
         return msgspec.structs.replace(super().flushed(ledger), pending=ledger.pending)
 
 
 class ForgetsLaterGrants(ReservationLease):
-    """Drops the charges that it admitted during a write."""
+    """Broken: forgets the charges that were admitted during a write."""
 
     def confirmed(self, answered: float) -> None:
         self.granted = {}
@@ -85,14 +85,14 @@ class ForgetsLaterGrants(ReservationLease):
 
 
 class GrantsTwice(ReservationLease):
-    """Counts the admitted charges as free."""
+    """Broken: does not subtract admitted charges from the reservation, so its room is used twice."""
 
     def _remaining(self) -> dict[str, Charge]:
         return {**self._reserved}
 
 
 class KeepsReaped(ReservationLease):
-    """Keeps a reservation that the ledger no longer has."""
+    """Broken: keeps using a reservation that was removed from the ledger."""
 
     def observe(self, ledger: Ledger) -> None:
         missing = {} if self.holder in ledger.reserved else {self.holder: Reservation({}, -1)}
@@ -100,14 +100,14 @@ class KeepsReaped(ReservationLease):
 
 
 class SameHolder(ReservationLease):
-    """Uses the same id as every other replica."""
+    """Broken: uses the same id as every other replica."""
 
     def __init__(self, *clock: Any) -> None:
         super().__init__(*clock)
         self.holder = "the same"
 
 
-# Functions of a replica and of the leader with a broken rule
+# Functions of a replica and of the leader with one broken rule each
 
 
 def planned_without_others(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Plan:
@@ -139,7 +139,9 @@ reservations = ChargeAges.reservations
 
 
 def reservations_as(**changed: float) -> Callable[..., Overdue]:
-    """Return the expired reservations, as if each reservation had these values."""
+    """Return a version of ``reservations`` that computes which reservations have expired as if each had these
+    values.
+    """
 
     def expired(ages: ChargeAges, namespace: str, ledger: Ledger, *now: Any) -> Overdue:
         reserved = {replica: msgspec.structs.replace(each, **changed) for replica, each in ledger.reserved.items()}
@@ -164,7 +166,9 @@ def nothing_expired(*_: object) -> Overdue:
 
 
 class Broken(NamedTuple):
-    """One broken rule: ``where.name`` is replaced by ``value``. The scenario then fails with this fault."""
+    """A broken rule. The attribute ``name`` of ``where`` is replaced by ``value``. Then ``scenario`` must fail with the
+    fault ``wrong``.
+    """
 
     rule: str
     where: object
@@ -182,33 +186,37 @@ OVER, LOST, STAYS = "and the limit is", "and the ledger counts", "more is charge
 
 MUTANTS = (
     Broken(
-        "others' reservations count as used",
+        "reservations of other replicas count as used",
         Ledger,
         "reserved_of",
         uncounted,
         scenarios.others_take_all_that_is_left,
         OVER,
     ),
-    lease("a grant fits the rest of the reservation", GrantsWithoutRoom, scenarios.others_take_all_that_is_left, OVER),
-    Broken("a lease ends", leases, "LEASE_SECONDS", math.inf, scenarios.granted_past_its_time, LOST),
     lease(
-        "a lease counts from before the write",
+        "a charge must fit the rest of the reservation", GrantsWithoutRoom, scenarios.others_take_all_that_is_left, OVER
+    ),
+    Broken("a lease expires", leases, "LEASE_SECONDS", math.inf, scenarios.granted_past_its_time, LOST),
+    lease(
+        "a lease counts from when its write was sent",
         LeasedFromTheAnswer,
         scenarios.its_time_counts_from_before_the_write,
         LOST,
     ),
     Broken(
-        "an object that was created later is not granted",
+        "an object created after the lease is not admitted",
         leases,
         "CREATED_SECONDS",
         math.inf,
         scenarios.clocks_that_stood_still,
         LOST,
     ),
-    lease("a write may fail", GrantsFromTheNext, scenarios.the_next_reservation_is_larger_and_that_write_is_lost, LOST),
+    lease(
+        "a write may be lost", GrantsFromTheNext, scenarios.the_next_reservation_is_larger_and_that_write_is_lost, LOST
+    ),
     lease("a write may land", GrantsFromTheOld, scenarios.the_next_reservation_is_smaller, LOST),
     Broken(
-        "a reservation grants under its own quota only",
+        "a reservation admits only under the limits that sized it",
         ReservationLease,
         "is_by",
         lambda *_: True,
@@ -216,23 +224,25 @@ MUTANTS = (
         OVER,
     ),
     Broken(
-        "a reservation that was not written grants nothing",
+        "a reservation that was not written admits nothing",
         ReservationLease,
         "is_by",
         lambda *_: True,
         scenarios.the_limit_is_lowered_while_another_replica_writes_first,
         OVER,
     ),
-    lease("a flush writes the granted charges", WritesNoGranted, scenarios.what_was_granted_is_in_the_next_write, LOST),
     lease(
-        "a flush keeps what was granted meanwhile",
+        "a flush writes the admitted charges", WritesNoGranted, scenarios.what_was_granted_is_in_the_next_write, LOST
+    ),
+    lease(
+        "a flush keeps the charges that were admitted during it",
         ForgetsLaterGrants,
         scenarios.created_while_a_write_is_under_way,
         LOST,
     ),
-    lease("a granted charge is not granted again", GrantsTwice, scenarios.others_write_first, LOST),
+    lease("an admitted charge uses up its room", GrantsTwice, scenarios.others_write_first, LOST),
     Broken(
-        "a reservation fits the limit",
+        "a reservation is within the limit",
         leases,
         "_room",
         lambda *_: 1000,
@@ -240,7 +250,7 @@ MUTANTS = (
         OVER,
     ),
     Broken(
-        "a reservation fits together with the others",
+        "all reservations together are within the limit",
         namespace_ledger,
         "plan",
         planned_without_others,
@@ -256,7 +266,7 @@ MUTANTS = (
         LOST,
     ),
     Broken(
-        "the counter shows which write has landed",
+        "the counter shows whether a write has landed",
         leases,
         "Reservation",
         lambda charges, _: Reservation(charges, 0),
@@ -264,14 +274,14 @@ MUTANTS = (
         OVER,
     ),
     lease(
-        "a replica forgets a reservation that was removed",
+        "a replica stops using a removed reservation",
         KeepsReaped,
         scenarios.its_reservation_was_reaped,
         "counted twice",
     ),
     lease("each start of a process is a new replica", SameHolder, scenarios.another_process_has_another_id, LOST),
     Broken(
-        "a stored pod is not pending",
+        "a stored pod is no longer pending",
         settler,
         "settle",
         settled_without_seen,
@@ -288,7 +298,7 @@ MUTANTS = (
         LOST,
     ),
     Broken(
-        "a LIST shows that a pod is absent",
+        "only a LIST proves a pod absent",
         LedgerStore,
         "stored_uids",
         lambda *_: set(),
@@ -296,7 +306,7 @@ MUTANTS = (
         LOST,
     ),
     Broken(
-        "a replica gives way to one that waits",
+        "a replica reserves nothing while another one waits",
         leases,
         "GIVE_WAY_SECONDS",
         0,
@@ -304,7 +314,7 @@ MUTANTS = (
         "never gets room",
     ),
     Broken(
-        "a replica that waits says so",
+        "a waiting replica sets a mark",
         LedgerStore,
         "write",
         written_without_mark,
@@ -312,7 +322,7 @@ MUTANTS = (
         "never gets room",
     ),
     Broken(
-        "a reservation is reaped after its lease",
+        "a reservation is reaped only after its lease",
         ChargeAges,
         "reservations",
         reservations_as(seconds=0),
@@ -320,7 +330,7 @@ MUTANTS = (
         LOST,
     ),
     Broken(
-        "a reservation is reaped after the storable time",
+        "a reservation is reaped only after the storable time",
         charge_ages,
         "MARGIN_SECONDS",
         -STORABLE_SECONDS,
@@ -328,7 +338,7 @@ MUTANTS = (
         LOST,
     ),
     Broken(
-        "a reservation is reaped after a margin",
+        "a reservation is reaped only after a margin",
         charge_ages,
         "MARGIN_SECONDS",
         0,
@@ -344,7 +354,7 @@ MUTANTS = (
         LOST,
     ),
     Broken(
-        "a reservation is reaped by a later LIST",
+        "a reservation is reaped only by a later LIST",
         ObservedPods,
         "after",
         lambda _, watched, __: watched,

@@ -1,5 +1,5 @@
-"""The owners whose pods were rejected for quota, and those that are made to retry: the oldest first, and no more than
-fit.
+"""Tests of the retry of rejected workloads: which owners (controllers of pods) were rejected, and which may retry. The
+oldest rejections come first, and no more retry than fit.
 """
 
 import json
@@ -26,7 +26,9 @@ NODES = Nodes(LABELS)
 
 
 def owner(limits: Mapping[str, int] = ONE, missing: int = 1, **spec: Any) -> Owner:
-    """Return a ReplicaSet that misses pods of one container. ``spec`` has further fields of its template."""
+    """Return a ReplicaSet that still has to create ``missing`` pods of one container. ``spec`` has further fields of
+    its pod template.
+    """
     template = {"spec": {"containers": [container(limits)], **spec}}
     return read({"spec": {"replicas": missing + 3, "template": template}, "status": {"replicas": 3}})
 
@@ -36,18 +38,18 @@ def read(manifest: Mapping[str, Any]) -> Owner:
 
 
 def rooms(free: Mapping[str, int | FreeQuota]) -> dict[str, FreeQuota]:
-    """Return the free quota. A number means cores without a limit on memory."""
+    """Return the free quota of each model. A plain number means that many cores, with unlimited memory."""
     return {model: FreeQuota(room) if isinstance(room, int) else room for model, room in free.items()}
 
 
 def chosen(free: Mapping[str, int | FreeQuota], *owners: Owner, quota: NamespaceQuota = QUOTA) -> list[int]:
-    """Return which of the owners, rejected in this order, may retry."""
+    """Return the indexes of the owners that may retry. The owners were rejected in the given order."""
     refused = [RefusedOwner(str(index), f"2026-01-01T00:00:0{index}Z", each) for index, each in enumerate(owners)]
     in_order = retries.oldest_first(reversed(refused))
     return [int(each.path) for each in retries.select_retries(in_order, quota, rooms(free), NODES)]
 
 
-# How many pods are missing
+# Tests of the number of missing pods
 
 
 def condition(type_: str, status: str) -> Mapping[str, Any]:
@@ -58,14 +60,16 @@ def condition(type_: str, status: str) -> Mapping[str, Any]:
     ("spec", "status", "missing"),
     [
         pytest.param({"replicas": 3}, {"replicas": 1}, 2, id="a ReplicaSet or StatefulSet"),
-        pytest.param({"replicas": 3}, {}, 3, id="without any pod"),
+        pytest.param({"replicas": 3}, {}, 3, id="no pod yet"),
         pytest.param({"replicas": 0}, {}, 0, id="scaled to zero"),
-        pytest.param({"replicas": 1}, {"replicas": 3}, 0, id="scaled down, pods still there"),
+        pytest.param({"replicas": 1}, {"replicas": 3}, 0, id="scaled down, pods not deleted yet"),
         pytest.param({}, {"desiredNumberScheduled": 4, "currentNumberScheduled": 1}, 3, id="a DaemonSet"),
         pytest.param({}, {"desiredNumberScheduled": 4, "currentNumberScheduled": 4}, 0, id="a DaemonSet at rest"),
         pytest.param({}, {"desiredNumberScheduled": 0}, 0, id="a DaemonSet without nodes"),
         pytest.param({"parallelism": 3}, {"active": 1}, 2, id="a Job"),
-        pytest.param({"parallelism": 3}, {"active": 1, "succeeded": 1}, 0, id="a work queue that is empty"),
+        pytest.param(
+            {"parallelism": 3}, {"active": 1, "succeeded": 1}, 0, id="a work queue Job that has finished pods"
+        ),
         pytest.param({"parallelism": 5, "completions": 3}, {}, 3, id="a Job with few completions"),
         pytest.param({"parallelism": 5, "completions": 8}, {"active": 1, "succeeded": 6}, 1, id="a Job near its end"),
         pytest.param({"parallelism": 1, "completions": 1}, {"succeeded": 1}, 0, id="a Job that has succeeded"),
@@ -85,7 +89,7 @@ def test_a_terminating_owner_misses_no_pods() -> None:
     assert read({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}, "spec": {"replicas": 3}}).missing == 0
 
 
-# Since when
+# Tests of the time of a rejection
 
 
 def failure(**fields: str | None) -> dict[str, str | None]:
@@ -97,12 +101,14 @@ def failure(**fields: str | None) -> dict[str, str | None]:
     ("conditions", "since"),
     [
         pytest.param([failure()], "2026-01-01T00:00:00Z", id="refused for quota"),
-        pytest.param([failure(type="Available"), failure()], "2026-01-01T00:00:00Z", id="with another condition"),
-        pytest.param([failure(message=NOT_MUTATED)], "2026-01-01T00:00:00Z", id="not pinned, while /mutate was away"),
-        pytest.param([failure(message="exceeded quota: compute")], None, id="refused by somebody else"),
-        pytest.param([failure(status="False")], None, id="no more"),
-        pytest.param([failure(type="Progressing")], None, id="another condition that quotes it"),
-        pytest.param([failure(lastTransitionTime=None)], "", id="refused at a time that is not told"),
+        pytest.param([failure(type="Available"), failure()], "2026-01-01T00:00:00Z", id="among other conditions"),
+        pytest.param(
+            [failure(message=NOT_MUTATED)], "2026-01-01T00:00:00Z", id="not pinned while /mutate was unavailable"
+        ),
+        pytest.param([failure(message="exceeded quota: compute")], None, id="refused by another quota"),
+        pytest.param([failure(status="False")], None, id="the condition has ended"),
+        pytest.param([failure(type="Progressing")], None, id="another condition with the same text"),
+        pytest.param([failure(lastTransitionTime=None)], "", id="without a time"),
         pytest.param([], None, id="no condition"),
         pytest.param(None, None, id="null"),
     ],
@@ -113,7 +119,7 @@ def test_an_owner_is_rejected_since_the_time_of_its_condition(
     assert read({"status": {"conditions": conditions}}).refused_since() == since
 
 
-# Owners that may retry
+# Tests of which owners may retry
 
 
 HELD_M40, HELD_P100 = owner(affinity=held_to("M40")), owner(affinity=held_to("P100"))
@@ -125,21 +131,21 @@ SELECTS_P100 = owner(nodeSelector={MODEL: "P100"})
     [
         pytest.param({"M40": 300}, [owner()] * 5, [0, 1, 2], id="the oldest first, and no more than fit"),
         pytest.param({"M40": 0}, [owner()], [], id="nothing is free"),
-        pytest.param({}, [owner()], [], id="nothing is known to be free"),
-        pytest.param({"M40": 300}, [owner(missing=2), owner(), owner()], [0, 1], id="by the pods they miss"),
-        pytest.param({"M40": 200}, [owner(missing=500), owner()], [0], id="one that takes all there is"),
-        pytest.param({"M40": 100}, [owner(TWO), owner()], [1], id="one that is too large delays no other"),
-        pytest.param({"M40": 250}, [owner(TWO), owner(TWO), owner(HALF)], [0, 2], id="a smaller one takes the rest"),
-        pytest.param({"M40": 300}, [owner(missing=0), owner()], [1], id="one without missing pods"),
-        pytest.param({"V100": 300}, [owner()], [], id="free on a model that is not in the quota"),
-        pytest.param({"M40": 300}, [owner({})], [], id="one that asks for no vcuda"),
-        pytest.param({"M40": 200, "P100": 100}, [owner()] * 5, [0, 1, 2], id="flexible ones spread over the models"),
-        pytest.param({"M40": 100, "P100": 100}, [owner(missing=2), owner()], [0], id="one takes of both models"),
-        pytest.param({"M40": 100, "P100": 200}, [owner(), HELD_M40], [0], id="a flexible one takes its first model"),
-        pytest.param({"M40": 800}, [HELD_P100, owner()], [1], id="one pinned to a model waits for it"),
-        pytest.param({"M40": 0, "P100": 100}, [HELD_P100, owner()], [0], id="and takes that, where it is"),
-        pytest.param({"M40": 800}, [SELECTS_P100, owner()], [1], id="held by a nodeSelector"),
-        pytest.param({"M40": 0, "P100": 100}, [SELECTS_P100, owner()], [0], id="and served"),
+        pytest.param({}, [owner()], [], id="free quota unknown"),
+        pytest.param({"M40": 300}, [owner(missing=2), owner(), owner()], [0, 1], id="by the number of missing pods"),
+        pytest.param({"M40": 200}, [owner(missing=500), owner()], [0], id="an owner that needs more than all"),
+        pytest.param({"M40": 100}, [owner(TWO), owner()], [1], id="a too large owner delays no other"),
+        pytest.param({"M40": 250}, [owner(TWO), owner(TWO), owner(HALF)], [0, 2], id="a smaller owner uses the rest"),
+        pytest.param({"M40": 300}, [owner(missing=0), owner()], [1], id="an owner without missing pods"),
+        pytest.param({"V100": 300}, [owner()], [], id="free quota of an unlisted model"),
+        pytest.param({"M40": 300}, [owner({})], [], id="an owner without a GPU request"),
+        pytest.param({"M40": 200, "P100": 100}, [owner()] * 5, [0, 1, 2], id="flexible owners use all models"),
+        pytest.param({"M40": 100, "P100": 100}, [owner(missing=2), owner()], [0], id="one owner uses both models"),
+        pytest.param({"M40": 100, "P100": 200}, [owner(), HELD_M40], [0], id="a flexible owner uses its first model"),
+        pytest.param({"M40": 800}, [HELD_P100, owner()], [1], id="a pinned owner waits for its model"),
+        pytest.param({"M40": 0, "P100": 100}, [HELD_P100, owner()], [0], id="a pinned owner uses its model"),
+        pytest.param({"M40": 800}, [SELECTS_P100, owner()], [1], id="pinned by nodeSelector, no room"),
+        pytest.param({"M40": 0, "P100": 100}, [SELECTS_P100, owner()], [0], id="pinned by nodeSelector, with room"),
     ],
 )
 def test_the_oldest_owners_retry_first_and_no_more_than_fit(
@@ -156,7 +162,9 @@ def test_with_prefer_most_free_a_flexible_owner_leaves_the_model_with_little_roo
 
 
 def test_rejections_at_the_same_time_are_ordered_by_path() -> None:
-    """Otherwise each look could choose another owner."""
+    """Owners that were rejected at the same time are ordered by path. Otherwise each pass could choose
+    another owner.
+    """
     same = [RefusedOwner(path, "2026-01-01T00:00:00Z", owner()) for path in ("c", "a", "b")]
     assert [each.path for each in retries.oldest_first(same)] == ["a", "b", "c"]
 
@@ -173,14 +181,23 @@ SHARE = {"nvidia.com/vcuda-core": 50, "nvidia.com/vcuda-memory": 600}
 @pytest.mark.parametrize(
     ("limit", "room", "owners", "tries"),
     [
-        pytest.param(Limit(800, 8000), FreeQuota(800, 1300), [owner(SHARE)] * 3, [0, 1], id="no more than fit"),
+        pytest.param(Limit(800, 8000), FreeQuota(800, 1300), [owner(SHARE)] * 3, [0, 1], id="only as many as fit"),
         pytest.param(Limit(800, 8000), FreeQuota(800, 599), [owner(SHARE), owner()], [], id="none fits"),
-        pytest.param(Limit(800, 8000), FreeQuota(800, 1000), [owner(SHARE), owner()], [0], id="cards by their share"),
-        pytest.param(Limit(800, 8000), FreeQuota(800, 1000), [owner(TWO), owner()], [1], id="a smaller takes the rest"),
-        pytest.param(Limit(800), FreeQuota(800), [owner(SHARE)] * 3, [0, 1, 2], id="memory that is not limited"),
-        pytest.param(Limit(800, 0), FreeQuota(800, 0), [owner(SHARE)], [], id="memory that may not be used"),
-        # A card's memory is 14 and two sevenths MiB: six of seven use 85.7 MiB of 100, reported as 86.
-        pytest.param(Limit(700, 100), FreeQuota(100, 14), [owner()], [0], id="a last card, in spite of rounding"),
+        pytest.param(
+            Limit(800, 8000),
+            FreeQuota(800, 1000),
+            [owner(SHARE), owner()],
+            [0],
+            id="whole cards by their share of memory",
+        ),
+        pytest.param(
+            Limit(800, 8000), FreeQuota(800, 1000), [owner(TWO), owner()], [1], id="a smaller owner uses the rest"
+        ),
+        pytest.param(Limit(800), FreeQuota(800), [owner(SHARE)] * 3, [0, 1, 2], id="memory is not limited"),
+        pytest.param(Limit(800, 0), FreeQuota(800, 0), [owner(SHARE)], [], id="a memory limit of 0"),
+        # One card is 1/7 of 100 MiB, that is 14 2/7 MiB. Six cards use 85.7 MiB, reported as 86. So 14 MiB are reported
+        # as free, but the last card still fits.
+        pytest.param(Limit(700, 100), FreeQuota(100, 14), [owner()], [0], id="the last card despite rounding"),
     ],
 )
 def test_no_more_owners_retry_than_fit_in_memory(
@@ -202,11 +219,11 @@ def test_there_is_more_room_if_any_model_has_more(room: FreeQuota, other: FreeQu
     assert room.exceeds(other) is more
 
 
-# Owners whose pods were rejected
+# Tests of owners whose pods were rejected
 
 
 def store_event(api: ApiDouble, name: str, kind: str = "Job") -> None:
-    """Store an Event about the rejected pod of a Job, or of another owner."""
+    """Store an Event about a rejected pod. The Event is on the pod's owner, by default a Job."""
     event = {"involvedObject": {"kind": kind, "name": name}, "message": f"{OVER_QUOTA}: M40"}
     path = f"/api/v1/namespaces/team-a/events/{len(api.objects)}"
     api.store(path, {**event, "metadata": {"name": path.rpartition("/")[2]}})
@@ -219,14 +236,16 @@ JOB = {"metadata": {"name": "train"}, "spec": {"parallelism": 1}, "status": {}}
     ("name", "found"),
     [
         pytest.param("train", ["/apis/batch/v1/namespaces/team-a/jobs/train"], id="its own"),
-        pytest.param("gone", [], id="a deleted one"),
-        pytest.param("../../team-b/jobs/train", [], id="a way to another namespace"),
-        pytest.param("..", [], id="a way up"),
+        pytest.param("gone", [], id="a deleted owner"),
+        pytest.param("../../team-b/jobs/train", [], id="a path to another namespace"),
+        pytest.param("..", [], id="a path to the parent"),
         pytest.param("", [], id="none"),
     ],
 )
 def test_an_event_leads_to_an_owner_in_its_namespace_or_to_none(api: ApiDouble, name: str, found: list[str]) -> None:
-    """Tenants also write Events, and the leader reads the owners with its own rights."""
+    """Tenants can write Events, and the leader reads owners with its own rights. So an Event must not lead outside its
+    namespace.
+    """
     for namespace in ("team-a", "team-b"):
         api.store(f"/apis/batch/v1/namespaces/{namespace}/jobs/train", JOB)
     store_event(api, name)
@@ -243,7 +262,9 @@ REFUSED = {"spec": {"replicas": 1}, "status": {"conditions": [failure()]}}
     "bad", [{"spec": {"replicas": "many"}}, {"status": [1]}, {"metadata": {"name": "bad", "labels": 3}}]
 )
 def test_a_workload_that_cannot_be_decoded_affects_no_other(bad: Mapping[str, Any], api: ApiDouble) -> None:
-    """Two good workloads are stored too. One has a condition with the rejection, the other an Event."""
+    """A workload that cannot be decoded must not affect others. Two valid workloads are stored too: the rejection of
+    one is in its condition, and the rejection of the other is in an Event.
+    """
     collections = (REPLICA_SETS.format("team-a"), REFUSED), ("/apis/batch/v1/namespaces/team-a/jobs", JOB)
     for collection, good in collections:
         api.store(f"{collection}/good", {**good, "metadata": {"name": "good"}})
@@ -257,7 +278,9 @@ def test_a_workload_that_cannot_be_decoded_affects_no_other(bad: Mapping[str, An
 
 
 class Retried:
-    """A retrier of team-a, which may use many cards and has rejected workloads. A test lets time pass."""
+    """A retrier for namespace team-a, which has much free quota and some rejected workloads. The test sets
+    its clock.
+    """
 
     def __init__(self, api: ApiDouble, owners: int, tick: float = 0.0) -> None:
         self.api, self.now, self.tick = api, 0.0, tick
@@ -275,7 +298,7 @@ class Retried:
         assert self.queue.next() == "team-a"
 
     def add_owner(self, name: str) -> None:
-        """Store a ReplicaSet whose condition has the rejection. There is no Event."""
+        """Store a ReplicaSet whose condition has the rejection. No Event is stored."""
         spec = {"replicas": 1, "template": {"spec": {"containers": [container(ONE)]}}}
         path = f"{REPLICA_SETS.format('team-a')}/{name}"
         self.api.store(path, {**REFUSED, "metadata": {"name": name}, "spec": spec})
@@ -289,8 +312,8 @@ class Retried:
         return sum(RETRY_ANNOTATION in annotations for annotations in found)
 
 
-def test_an_owner_that_cannot_be_judged_in_time_is_judged_at_a_later_look(api: ApiDouble) -> None:
-    """Each reading of the clock costs a fifth of the time for a look."""
+def test_an_owner_that_cannot_be_judged_in_time_is_judged_in_a_later_pass(api: ApiDouble) -> None:
+    """In this test, each reading of the clock uses a fifth of the time for one pass over the namespace."""
     retried = Retried(api, owners=40, tick=BUDGET_SECONDS / 5)
     for _ in range(20):
         before = retried.told()
@@ -299,10 +322,10 @@ def test_an_owner_that_cannot_be_judged_in_time_is_judged_at_a_later_look(api: A
     assert retried.told() == 40
 
 
-def test_without_a_rejection_a_look_is_one_list_and_sometimes_finds_owners_without_events(
+def test_a_pass_without_rejections_is_one_list_and_sometimes_finds_owners_without_events(
     api: ApiDouble,
 ) -> None:
-    """An Event may have expired, or was never written, while its ReplicaSet still has the condition."""
+    """A ReplicaSet may still have the condition after its Event has expired, or if its Event was never written."""
     retried = Retried(api, owners=0)
 
     def lists() -> int:
@@ -315,7 +338,7 @@ def test_without_a_rejection_a_look_is_one_list_and_sometimes_finds_owners_witho
     assert (lists(), retried.told()) == (1, 0)
     retried.now += retries.LISTED_EVERY_SECONDS
     assert (lists(), retried.told()) == (3, 1)
-    assert lists() == 2, "as long as a workload is rejected"
+    assert lists() == 2, "expected LISTs while a workload is rejected"
 
 
 def test_an_event_of_a_replica_set_causes_a_list_of_replica_sets(api: ApiDouble) -> None:
@@ -327,8 +350,10 @@ def test_an_event_of_a_replica_set_causes_a_list_of_replica_sets(api: ApiDouble)
     assert retried.told() == 1
 
 
-def test_a_look_that_takes_too_long_is_followed_by_a_rest(api: ApiDouble) -> None:
-    """The rest depends on the size of the list. Meanwhile other namespaces have their turns."""
+def test_a_pass_that_takes_too_long_is_followed_by_a_rest(api: ApiDouble) -> None:
+    """After a slow LIST, the namespace rests for a multiple of the LIST's time. Meanwhile other namespaces have their
+    turns.
+    """
     retried = Retried(api, owners=1)
 
     def slow(method: str, _timeout: float, effect: Effect) -> bytes:

@@ -1,4 +1,4 @@
-"""Forced deletions and the quota: the ledger counts a GPU until no container can use it any more."""
+"""Tests of forced deletions: the ledger must charge a GPU until no container can use that GPU any more."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -20,7 +20,9 @@ LONG = 600
 
 
 def running(world: RunningWorld, name: str, grace: int = 30, *, claimed: bool = False) -> TruePod:
-    """Return a running pod with one card, requested by itself or by a claim. The leader has settled it."""
+    """Return a running pod with one card, which the pod requests itself or by a claim. The leader has already counted
+    the pod.
+    """
     pod = TruePod(name, grace, f"{name}-claim" if claimed else "")
     assert world.admit(pod)
     world.store(pod)
@@ -35,13 +37,13 @@ def running(world: RunningWorld, name: str, grace: int = 30, *, claimed: bool = 
 
 
 def let_claim_go(world: RunningWorld, pod: TruePod) -> None:
-    """Have the claim controller release and delete the claim of a deleted pod."""
+    """Let the claim controller release and then delete the claim of a deleted pod."""
     claim = world.claims[pod.claim]
     world.leave(claim, pod)
     world.delete_claim(claim)
 
 
-# Scenarios: the world checks at each step that enough is counted.
+# Scenarios. At each step, the world checks that everything that may use a GPU is charged.
 
 
 def a_pod_is_deleted_by_force(world: RunningWorld) -> None:
@@ -54,7 +56,7 @@ def a_pod_is_deleted_by_force(world: RunningWorld) -> None:
 
 
 def a_pod_is_deleted_by_force_some_time_after_it_was_admitted(world: RunningWorld) -> None:
-    """Its charge was pending before. The terminating time counts from the deletion."""
+    """The pod's charge was pending for a while before the deletion. Its terminating time must start at the deletion."""
     pod = running(world, "pod", 60)
     world.pass_by(70)
     world.delete(pod)
@@ -205,7 +207,9 @@ def two_pods_share_a_claim_and_the_first_is_deleted_by_force(world: RunningWorld
 
 
 def a_claim_loses_its_devices_and_is_used_again(world: RunningWorld) -> None:
-    """This happens when the pod of a lost node is removed. The scheduler may allocate other devices the next time."""
+    """A claim loses its devices if its pod is removed with a lost node. The scheduler may later allocate other devices
+    to the claim.
+    """
     first = running(world, "first", LONG, claimed=True)
     world.delete(first)
     world.leave(world.claims[first.claim], first)
@@ -220,8 +224,8 @@ def a_claim_loses_its_devices_and_is_used_again(world: RunningWorld) -> None:
 
 
 def a_pod_that_only_a_replica_has_counted_is_deleted_by_force(world: RunningWorld) -> None:
-    """In a quiet cluster the watch lags behind the LIST of a replica. The pod is then in neither this view nor the
-    next.
+    """In a quiet cluster, the watch lags behind a replica's LIST. Only that LIST has seen the pod, which is deleted
+    before the watch delivers it.
     """
     running(world, "other")
     pod = TruePod("pod", LONG)
@@ -269,7 +273,7 @@ def test_a_gpu_stays_charged_while_a_container_may_use_it_and_no_longer(scenario
 
 
 class Broken(NamedTuple):
-    """One broken rule: ``where.name`` is replaced by ``value``. The scenario then fails."""
+    """A broken rule. The attribute ``name`` of ``where`` is replaced by ``value``. Then ``scenario`` must fail."""
 
     rule: str
     where: object
@@ -295,28 +299,28 @@ def unused_unless_known(
 
 MUTANTS = (
     Broken(
-        "a forced deletion holds the pod's charge",
+        "a forced deletion keeps the pod's charge",
         pods.PodInformer,
         "seconds_of",
         lambda *_: 0,
         a_pod_is_deleted_by_force,
     ),
     Broken(
-        "a forced deletion holds the claim's charge",
+        "a forced deletion keeps the claim's charge",
         claim_holds,
         "hold_by_pod",
         lambda *_: Hold(0),
         a_pod_is_deleted_by_force_and_its_claim_goes,
     ),
     Broken(
-        "every container gets some seconds to end",
+        "every deleted pod stays charged for some seconds",
         pods,
         "LEAST_TERMINATING_SECONDS",
         0,
         a_pod_with_no_grace_period_is_deleted_by_force,
     ),
     Broken(
-        "a pod that no watch saw may run",
+        "a pod that no watch saw may still run",
         claim_holds,
         "hold_by_pod",
         unused_unless_known,
@@ -329,16 +333,18 @@ MUTANTS = (
         lambda *_: (),
         a_claim_lost_its_devices_while_nobody_led_and_goes_later,
     ),
-    Broken("an unseen decrease of pods is held", settling, "_unseen_pods", nothing, a_pod_goes_while_nobody_leads),
     Broken(
-        "an unseen decrease of claims is held",
+        "an unseen decrease of pods stays charged", settling, "_unseen_pods", nothing, a_pod_goes_while_nobody_leads
+    ),
+    Broken(
+        "an unseen decrease of claims stays charged",
         settling,
         "_unseen_claims",
         nothing,
         a_pod_and_its_claim_go_while_nobody_leads,
     ),
     Broken(
-        "an unseen decrease is held for the longest grace period",
+        "an unseen decrease stays charged for the longest grace period",
         settling,
         "_unseen",
         held_by_default,
@@ -359,14 +365,14 @@ MUTANTS = (
         a_pod_and_its_claim_go_while_nobody_leads,
     ),
     Broken(
-        "a pending charge is held if its pod may have come and gone before the watch began",
+        "a pending charge stays if its pod may have been stored and deleted before the watch",
         Watch,
         "is_of",
         lambda *_: True,
         a_pod_comes_and_goes_while_nobody_leads,
     ),
     Broken(
-        "a pending claim is held for as long as the pod that uses it may run",
+        "a pending claim stays charged for as long as its pod may run",
         Ledger,
         "longest_claim_grace",
         0,
@@ -380,7 +386,7 @@ MUTANTS = (
         two_pods_share_a_claim_and_the_first_is_deleted_by_force,
     ),
     Broken(
-        "a LIST shows no departures that an older watch has not seen",
+        "a LIST does not replace deletions that the watch has not delivered",
         settling,
         "_seen_since",
         lambda _listed, watched, _counted: watched.since,
@@ -396,7 +402,7 @@ def test_every_rule_is_needed(broken: Broken, monkeypatch: pytest.MonkeyPatch) -
         broken.scenario(RunningWorld())
 
 
-# Charges are not kept for longer than needed
+# Tests that no charge is kept for longer than needed
 
 
 @pytest.mark.parametrize("claimed", [False, True], ids=["its own card", "a claim"])
@@ -412,7 +418,9 @@ def test_a_pod_that_has_ended_releases_its_gpu_at_once(*, claimed: bool) -> None
 
 
 def test_a_claim_stays_in_the_count_until_the_watch_of_pods_shows_that_its_pod_has_ended() -> None:
-    """The watch of claims may be ahead. Nothing becomes terminating meanwhile, because that could not be reverted."""
+    """The watch of claims may be ahead of the watch of pods. Meanwhile the claim's charge must not become terminating,
+    because a terminating charge stays for a fixed time.
+    """
     world = RunningWorld()
     pod = running(world, "pod", LONG, claimed=True)
     world.end(pod)
@@ -467,7 +475,7 @@ def test_a_pod_that_uses_claims_and_may_run_for_long_is_recorded_before_it_is_ad
     assert world.used() == 0
 
 
-# Decreases that no watch saw, hidden by new pods
+# Tests of decreases of the count that no watch saw and that new pods hide
 
 
 @pytest.mark.parametrize(
@@ -480,7 +488,9 @@ def test_a_pod_that_uses_claims_and_may_run_for_long_is_recorded_before_it_is_ad
     ],
 )
 def test_charges_that_a_replica_may_have_admitted_hide_no_deletion(reserved: int, arrived: int, held: int) -> None:
-    """An admitted pod is counted before it is pending, which looks as if no pod was deleted."""
+    """A replica may admit pods from its reservation, so they are stored before they are pending. Such pods must not
+    hide a decrease of the count.
+    """
     reservations = {"replica": Reservation({MODEL: _cards(reserved)}, 1)} if reserved else {}
     counted = Ledger({MODEL: _cards(5)}, "100", reserved=reservations)
     observed = ObservedPods("200", {MODEL: _cards(3 + arrived)}, (), since="150")

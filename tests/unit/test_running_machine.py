@@ -1,5 +1,5 @@
-"""A state machine: in any order of deletions, restarts and changes of leader, the ledger counts every GPU that kubelet
-may use.
+"""A state machine for deletions: in any order of deletions, restarts and changes of leader, the ledger charges every
+GPU that kubelet may still use.
 """
 
 import math
@@ -21,15 +21,15 @@ GRACES = st.sampled_from([600, 60, 30, 0])
 COLLECTIONS = st.sampled_from([PODS, CLAIMS])
 WHICH = st.integers(0, 9)
 BOUND = 5
-"""The number of steps after which a pod, and its claim if it has one, is bound."""
+"""The number of steps until a pod, together with its claim if it has one, is bound."""
 
 
 class RunningMachine(RuleBasedStateMachine):
-    """Each rule is one step of one process."""
+    """A state machine for deleted pods. Each rule is one step of one process."""
 
     @initialize(graces=st.lists(GRACES, min_size=2, max_size=4))
     def start(self, graces: list[int]) -> None:
-        """Some pods run, and the leader has settled them."""
+        """Start with some running pods that the leader has already counted."""
         self.world = RunningWorld()
         self.number = 0
         for number, grace in enumerate(graces):
@@ -37,17 +37,19 @@ class RunningMachine(RuleBasedStateMachine):
         self.world.leader.hear_all()
         self.world.settle()
 
-    # Steps of tenants and Kubernetes
+    # Steps of tenants and of Kubernetes
 
     @rule(grace=GRACES, claimed=st.booleans(), steps=st.integers(0, BOUND))
     def create(self, grace: int, *, claimed: bool, steps: int) -> None:
-        """A pod is created and takes some steps: admitted, stored, its claim admitted and stored, bound."""
+        """Create a pod and let it make ``steps`` steps of these: admitted, stored, its claim admitted and stored,
+        bound.
+        """
         self.number += 1
         self._go_on(TruePod(f"pod-{self.number}", grace, f"claim-{self.number}" if claimed else ""), steps)
 
     @rule(which=WHICH, steps=st.integers(1, 4))
     def go_on(self, which: int, steps: int) -> None:
-        """A pod that is not bound takes some further steps."""
+        """Let a pod that is not bound make some further steps."""
         coming = [pod for pod in self.world.pods.values() if self._is_coming(pod)]
         if coming:
             self._go_on(coming[which % len(coming)], steps)
@@ -74,7 +76,7 @@ class RunningMachine(RuleBasedStateMachine):
 
     @rule(which=WHICH, steps=st.integers(0, 2))
     def end(self, which: int, steps: int) -> None:
-        """A pod ends by itself, and the claim controller takes some steps with its claim."""
+        """A pod ends by itself. Then the claim controller makes some steps to release the pod's claim."""
         if running := self._running():
             pod = running[which % len(running)]
             self.world.end(pod)
@@ -82,7 +84,9 @@ class RunningMachine(RuleBasedStateMachine):
 
     @rule(which=WHICH, steps=st.integers(0, 2))
     def delete_by_force(self, which: int, steps: int) -> None:
-        """A pod is deleted at once, in any state, and the claim controller takes some steps with its claim."""
+        """A pod in any state is deleted by force. Then the claim controller makes some steps to release the pod's
+        claim.
+        """
         stored = self._running() or [pod for pod in self.world.pods.values() if pod.stored]
         if stored:
             pod = stored[which % len(stored)]
@@ -91,7 +95,7 @@ class RunningMachine(RuleBasedStateMachine):
 
     @rule(which=WHICH, steps=st.integers(1, 2))
     def let_claim_go(self, which: int, steps: int) -> None:
-        """The claim controller takes further steps with the claim of a deleted or ended pod."""
+        """The claim controller makes further steps to release the claim of a pod that was deleted or has ended."""
         over = [pod for pod in self.world.pods.values() if not self._is_coming(pod) and pod not in self._running()]
         if over:
             self._let_claim_go(over[which % len(over)], steps)
@@ -107,11 +111,11 @@ class RunningMachine(RuleBasedStateMachine):
             elif claim and claim.stored:
                 self.world.delete_claim(claim)
 
-    # Steps of our parts
+    # Steps of this project's processes
 
     @rule(collection=COLLECTIONS | st.none(), number=st.integers(1, 4))
     def hear(self, collection: str | None, number: int) -> None:
-        """A watch of the leader delivers some events, or both deliver all."""
+        """One of the leader's watches delivers some events, or both watches deliver all events."""
         if collection:
             self.world.leader.hear(collection, number)
         else:
@@ -119,12 +123,12 @@ class RunningMachine(RuleBasedStateMachine):
 
     @rule(looks=st.booleans())
     def settle(self, *, looks: bool) -> None:
-        """The leader settles by the delivered events."""
+        """The leader settles the ledger by the events that its watches have delivered."""
         self.world.leader.settle(looks=looks)
 
     @rule(missed=COLLECTIONS | st.none())
     def lose_sight(self, missed: str | None) -> None:
-        """The leader crashes, and another begins, or one of its watches has a gap."""
+        """Either the leader crashes and another leader starts, or one of the leader's watches misses events."""
         if missed:
             self.world.leader.miss(missed)
         else:
@@ -140,7 +144,7 @@ class RunningMachine(RuleBasedStateMachine):
         self.world.check()
 
     def teardown(self) -> None:
-        """At the end only stored objects are charged."""
+        """After a long time, only stored objects may still be charged."""
         if not hasattr(self, "world"):
             return
         for _ in range(4):
@@ -151,7 +155,7 @@ class RunningMachine(RuleBasedStateMachine):
 
 
 EXAMPLES = int(os.environ.get("MACHINE_EXAMPLES", "200"))
-"""`make fuzz` sets more."""
+"""The number of examples. `make fuzz` sets a larger number."""
 
 
 def test_no_order_of_events_hides_a_gpu_that_a_container_may_use() -> None:

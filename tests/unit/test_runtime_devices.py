@@ -1,4 +1,6 @@
-"""Runtime classes and variables by which a container could get a device that its pod does not request."""
+"""Tests of runtime classes and environment variables by which a container could get a GPU that its pod does not
+request.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -34,7 +36,7 @@ def refused_paths(manifest: Manifest, *allow: Allowance, **policy: Any) -> list[
     return [fault.path for fault in validated(manifest, *allow, **policy).faults]
 
 
-# Runtime classes
+# Tests of runtime classes
 
 
 @cases(
@@ -83,7 +85,7 @@ def test_an_administrators_patterns_replace_the_default() -> None:
     ]
 
 
-# Variables of runtimes
+# Tests of variables that container runtimes read
 
 
 @pytest.mark.parametrize("name", sorted(DEVICE_VARIABLES))
@@ -114,19 +116,19 @@ def test_control_of_mig_is_rejected_even_in_a_container_with_a_gpu(name: str) ->
     assert refused_paths(pod(container(env=[{"name": name}]))) == []
 
 
-# Legacy CUDA images
+# Tests of old CUDA images
 
 MIG = {"nvidia.com/mig-1g.5gb": 1}
 REQUESTS: dict[str, Mapping[str, int]] = {
     "gpu-manager's share": {"tencent.com/vcuda-core": 20, "tencent.com/vcuda-memory": 10},
     "gpu-manager's cards": {"tencent.com/vcuda-core": 200},
     "nvidia-vcuda's share": {"nvidia.com/vcuda-core": 20, "nvidia.com/vcuda-memory": 100},
-    "a card of NVIDIA's plugin, or a vGPU of HAMi's": {"nvidia.com/gpu": 1},
+    "a card of NVIDIA's plugin or a vGPU of HAMi": {"nvidia.com/gpu": 1},
     "HAMi's share": {"nvidia.com/gpu": 1, "nvidia.com/gpucores": 10, "nvidia.com/gpumem": 100},
     "vgpu-manager's share": {"nvidia.com/vgpu-number": 1, "nvidia.com/vgpu-cores": 10, "nvidia.com/vgpu-memory": 100},
     "a MIG partition": MIG,
     "a time slice": {"nvidia.com/gpu.shared": 1},
-    "a device of a class": {f"{CLASS}gpu.nvidia.com": 1},
+    "a device of a DeviceClass": {f"{CLASS}gpu.nvidia.com": 1},
 }
 """The requests for which a device plugin or a CDI specification sets NVIDIA_VISIBLE_DEVICES in the container."""
 
@@ -187,7 +189,9 @@ def test_cuda_version_is_refused_unless_the_container_hides_the_cards(
 
 
 def test_a_claim_does_not_permit_cuda_version_as_its_driver_is_not_known() -> None:
-    """Setting the variable to void is no loss: a CDI device gives its cards with any value."""
+    """A user with a claim can set NVIDIA_VISIBLE_DEVICES to void without a loss. A CDI device makes its cards available
+    with any value.
+    """
     using = {"resources": {"claims": [{"name": "gpu"}]}}
     refused = pod(container(env=[LEGACY], **using), resourceClaims=[CLAIM])
     assert "spec.containers[0].env[0]" in refused_paths(refused)

@@ -1,4 +1,5 @@
-"""Settings of a cluster for its schemes, and pods that the webhooks of HAMi and vgpu-manager change.
+"""Tests of a cluster's settings for schemes (vendors' ways to request GPUs), and of pods that the webhooks of HAMi and
+vgpu-manager change too.
 
 A row of ``tests/data/peers/webhooks.json`` has a pod's limits, key ``gpu_schemes``, the JSON Patch of the vendor's
 webhook, and the expected charge (cores, MiB and hundredths of card memory) and scheduler.
@@ -42,7 +43,9 @@ def webhook(schemes: str, scheduler: str | None = None, **data: str) -> Webhook:
 @pytest.mark.parametrize("order", ["theirs first", "ours first", "ours alone"])
 @pytest.mark.parametrize("row", RECORDED, ids=lambda row: row["name"])
 def test_charge_pin_and_scheduler_are_the_same_in_either_order_of_the_webhooks(row: dict[str, Any], order: str) -> None:
-    """The API server calls ours again after theirs (reinvocationPolicy). Then nothing is left to change."""
+    """If another webhook changes a pod after ours, the API server calls ours again (reinvocationPolicy). In the end
+    nothing is left to change.
+    """
     asked, sent = webhook(row["settings"]), vcuda_pod(row["limits"])
     theirs = row["patch"] if order != "ours alone" else []
     result = patched(sent, theirs) if order == "theirs first" else sent

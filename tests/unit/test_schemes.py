@@ -1,4 +1,6 @@
-"""The table of schemes is consistent with the resources, annotations and policies that use it."""
+"""Tests that the table of schemes (vendors' ways to request GPUs) agrees with the resources, annotations and policies
+that use it.
+"""
 
 import re
 from collections import Counter
@@ -18,14 +20,18 @@ EACH = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name
 
 
 def test_no_resource_belongs_to_two_schemes() -> None:
-    """The resources of a container determine its scheme."""
+    """The resources that a container requests determine its scheme (a vendor's way to request GPUs). So no resource may
+    be in two schemes.
+    """
     counted = Counter(resource for scheme in SCHEMES for resource in scheme.resources)
     assert [resource for resource, times in counted.items() if times > 1] == []
     assert BUILT_IN.scheme_of.keys() == counted.keys()
 
 
 def test_every_resource_of_a_request_is_in_the_table() -> None:
-    """A resource that is missing in its row would be requested without a charge."""
+    """Each scheme lists the resources by which a vendor's GPUs are requested. A resource that is missing there could be
+    used without a charge.
+    """
     resources = {scheme.name: set(scheme.resources) for scheme in SCHEMES}
     assert len(resources) == len(SCHEMES)
     assert (
@@ -46,7 +52,9 @@ def test_a_resource_leads_back_to_its_scheme(scheme: Scheme) -> None:
 
 @EACH
 def test_another_resource_of_a_vendors_domain_is_refused(scheme: Scheme) -> None:
-    """If the domain matches the vendor's own resources, it also matches a resource that is missing in the row."""
+    """Each scheme has a pattern for the names of its vendor's resources. The pattern must also match a resource that
+    the scheme's list lacks, so that such a resource is refused.
+    """
     assert all(GpuResources((scheme,)).vendors.match(resource) for resource in scheme.resources)
     domain, _, part = scheme.vendor_domain.partition("/")
     assert BUILT_IN.is_unknown_gpu(f"{domain}/{part.removesuffix('*')}missing")
@@ -63,7 +71,9 @@ def test_the_extender_can_write_the_allocation_of_a_scheme_with_cards_by_number(
 
 @EACH
 def test_some_settings_are_only_for_counted_schemes(scheme: Scheme) -> None:
-    """A percentage of memory needs a count. A core limit applies to the cores of a container."""
+    """A percentage of memory makes sense only with a number of vGPUs. A core limit makes sense only for the cores of a
+    whole container.
+    """
     assert scheme.count or not scheme.memory_percentage
     assert scheme.count or not scheme.counts_plain_cards
     assert not (scheme.count and scheme.core_limit)
@@ -76,7 +86,9 @@ def test_a_scheme_with_wanted_models_has_unwanted_ones(scheme: Scheme) -> None:
 
 @EACH
 def test_a_users_annotation_is_never_an_allocation_record(scheme: Scheme) -> None:
-    """An allocation record is removed from every pod of any scheme."""
+    """The records of an allocation are removed from every pod. So an annotation that users may write must not be such a
+    record.
+    """
     written = {*scheme.resources, *filter(None, (scheme.core_limit, scheme.wanted_models, scheme.unwanted_models))}
     for other in SCHEMES:
         for key in written:
@@ -109,7 +121,9 @@ def test_a_key_of_a_scheme_is_complete_or_a_prefix(key: str) -> None:
 
 
 def test_the_policy_guards_exactly_the_annotations_and_labels_of_the_schemes() -> None:
-    """A key of a new scheme must be added to the policy, and an unused key must be removed."""
+    """If this test fails, add the annotations and labels of a new scheme to the policy, or remove unused ones from the
+    policy.
+    """
     documents = yaml.safe_load_all(POLICIES.read_text())
     [policy] = [
         each["spec"]
@@ -131,5 +145,5 @@ def test_the_policy_guards_exactly_the_annotations_and_labels_of_the_schemes() -
 
 
 def _missing_and_left_over(listed: Iterable[str], written: Set[str]) -> tuple[set[str], set[str]]:
-    """Return the keys to add to the list in policies.yaml, and those to remove from it."""
+    """Return two sets of keys: those to add to the list in policies.yaml, and those to remove from the list."""
     return {*written} - {*listed}, {*listed} - {*written}

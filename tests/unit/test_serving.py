@@ -1,4 +1,6 @@
-"""Mixed clusters: HAMi on some nodes, NVIDIA's device plugin on others. Each pod gets a node that can serve it."""
+"""Tests of mixed clusters, with HAMi on some nodes and NVIDIA's device plugin on others. Each pod must get a node that
+can serve it.
+"""
 
 from typing import Any
 
@@ -21,13 +23,15 @@ VGPU = {"vgpu-manager": Register.of(Card("GPU-1", "Tesla V100"))}
 
 
 def cluster(**nodes: tuple[str, dict[str, Register]]) -> Nodes:
-    """Return nodes by their names, each with its model and its registers."""
+    """Return a cluster of these nodes. Each node is given by its name, its model and the cards that its annotations
+    list.
+    """
     labels = {name: {MODEL: model, HOSTNAME: f"host-{name}"} for name, (model, _) in nodes.items()}
     return Nodes.of(labels, LABELS, {name: register for name, (_, register) in nodes.items() if register})
 
 
 SEPARATE = cluster(h1=("A100", HAMI), p1=("T4", {}), v1=("V100", VGPU))
-"""Each model has one kind of node. No node has an L4 yet."""
+"""A cluster in which each model has one kind of node. No node has model L4."""
 MIXED = cluster(h1=("A100", HAMI), p1=("A100", {}), h2=("A100", HAMI))
 
 SETTINGS = parse_config(
@@ -61,7 +65,9 @@ IGNORED = {"labels": {"hami.io/webhook": "ignore"}}
 
 
 def created(asked: Webhook, manifest: Manifest) -> tuple[str, str]:
-    """Return the model and the scheduler of a pod that passes both calls. A second /mutate must change nothing."""
+    """Return the model and the scheduler of the pod after /mutate and /validate. A second /mutate must not change the
+    pod.
+    """
     answer = asked.mutate(manifest)
     assert answer.allowed, answer.message
     stored = patched(manifest, answer.patch)
@@ -147,7 +153,9 @@ def test_a_pod_that_neither_opts_out_nor_names_a_scheduler_uses_hami_on_a_mixed_
 
 @pytest.mark.parametrize("fields", [IGNORED, {"schedulerName": "volcano"}], ids=["opted out", "its own scheduler"])
 def test_a_pod_whose_narrowing_was_undone_is_rejected(fields: dict[str, Any]) -> None:
-    """Its scheduler would choose a node of HAMi, whose device plugin only serves pods of HAMi's scheduler."""
+    """A pod that does not use HAMi's scheduler was restricted to nodes without HAMi. A later change removed this
+    restriction. HAMi's device plugin would not serve the pod.
+    """
     answer = webhook(MIXED, "A100").validate(vcuda_pod(WHOLE, affinity=held_to("A100"), **fields))
     assert "its node selection allows nodes that its scheduler must not choose" in answer.message
 

@@ -1,4 +1,6 @@
-"""Settling: drift is logged and corrected, writes of replicas are never lost, and each release needs proof."""
+"""Tests of the settler: drift is logged and corrected, writes of replicas are never lost, and each release
+needs proof.
+"""
 
 import json
 import uuid
@@ -27,10 +29,10 @@ from vcuda.quota.terms import STORABLE_SECONDS
 POD = "/api/v1/namespaces/team-a/pods/train-0"
 CARD = {"tencent.com/vcuda-core": 100}
 ENDS_SECONDS = STORABLE_SECONDS + LEASE_SECONDS + MARGIN_SECONDS
-"""Seconds since the limit, or the namespace, was last seen."""
+"""A ledger is deleted when its limit or its namespace has not been seen for this number of seconds."""
 
 
-# The full resync
+# Tests of the resync (the periodic pass over all ledgers)
 
 
 @pytest.mark.parametrize("committed", [{"M40": TWO}, {}, {"P100": ONE}], ids=["too high", "too low", "another model"])
@@ -57,7 +59,9 @@ def test_a_correct_ledger_is_not_written(api: ApiDouble, replica: Replica, ledge
 
 
 def test_a_ledger_that_is_about_to_be_settled_is_no_drift(api: ApiDouble, replica: Replica) -> None:
-    """The difference comes from an event, which settling corrects. It is no drift."""
+    """The ledger differs from the stored objects because of a recent event. Settling is already queued, so the
+    difference is not reported as drift.
+    """
     settling = Settling(api, replica, Ledger({"M40": TWO}, COUNTED), stored_pod(CARD))
     settling.settler.queue.add("team-a")
     assert settling.full_resync() == []
@@ -65,7 +69,9 @@ def test_a_ledger_that_is_about_to_be_settled_is_no_drift(api: ApiDouble, replic
 
 
 def test_if_the_watch_is_older_than_the_count_the_pods_are_listed(api: ApiDouble, replica: Replica) -> None:
-    """This is the case after a webhook's own count, while no event advances the watch."""
+    """A webhook replica has counted the pods at a newer version than the watch. No event has advanced the
+    watch since.
+    """
     settling = Settling(api, replica, Ledger({"M40": TWO}, "105"), stored_pod(CARD))
     api.store("/api/v1/namespaces/team-b/pods/other", {"metadata": {"name": "other"}})
     settling.settler.queue.add("team-a")
@@ -73,19 +79,19 @@ def test_if_the_watch_is_older_than_the_count_the_pods_are_listed(api: ApiDouble
     assert replica.store.read("team-a").ledger.committed == {"M40": ONE}
 
 
-# Replicas write first
+# Tests in which replicas write first
 
 
 @pytest.fixture
 def settling(api: ApiDouble, replica: Replica) -> Settling:
-    """Return a settler with an outdated ledger. It has one turn."""
+    """Return a settler with one outdated ledger. The namespace of this ledger is queued."""
     settling = Settling(api, replica, Ledger({"M40": ONE}))
     settling.settler.queue.add("team-a")
     return settling
 
 
 def overtake(api: ApiDouble, replica: Replica, times: int) -> list[str]:
-    """Have the replica charge a pod just before each of the next writes. Return their uids."""
+    """Before each of the next ``times`` writes, let the replica charge a pod. Return the uids of these pods."""
     left = iter(uids := [f"uid-{number}" for number in range(times)])
 
     def deliver(method: str, _timeout: float, effect: Effect) -> bytes:
@@ -105,7 +111,9 @@ def overtake(api: ApiDouble, replica: Replica, times: int) -> list[str]:
 def test_settling_after_a_conflict_is_retried_at_once_and_then_gives_others_a_turn(
     api: ApiDouble, replica: Replica, other: Replica, settling: Settling, times: int
 ) -> None:
-    """Charges that the replicas made meanwhile stay. Deleted pods are released in the next turn."""
+    """Charges that replicas add during the conflicts stay in the ledger. The charges of deleted pods are released in
+    the namespace's next turn.
+    """
     uids = overtake(api, other, times)
     settling.run()
     assert settling.counted("seconds_count") == (1 if times < MAX_ATTEMPTS else 2)
@@ -133,13 +141,11 @@ def told_by(pending_bytes: int) -> str:
 @pytest.mark.parametrize(
     ("written", "told"),
     [
-        pytest.param(Ledger({"M40": ONE}, "7", CHARGED), ["charged"], id="a replica has charged"),
-        pytest.param(
-            Ledger({"M40": TWO}, "7", CHARGED), ["changed"], id="a replica has charged, and the count has changed"
-        ),
-        pytest.param(Ledger({"M40": ONE}, "8"), ["changed"], id="it was counted again"),
-        pytest.param(Ledger({"M40": ONE}, "7", CROWD), ["charged by many"], id="much is pending"),
-        pytest.param(None, ["changed"], id="it was deleted"),
+        pytest.param(Ledger({"M40": ONE}, "7", CHARGED), ["charged"], id="a replica added a charge"),
+        pytest.param(Ledger({"M40": TWO}, "7", CHARGED), ["changed"], id="a replica added a charge and counted"),
+        pytest.param(Ledger({"M40": ONE}, "8"), ["changed"], id="counted again"),
+        pytest.param(Ledger({"M40": ONE}, "7", CROWD), ["charged by many"], id="many pending charges"),
+        pytest.param(None, ["changed"], id="ledger deleted"),
     ],
 )
 def test_charges_that_replicas_add_are_distinguished_from_other_writes(
@@ -203,7 +209,7 @@ def test_room_that_a_pod_has_freed_is_released_within_a_second(api: ApiDouble, r
     assert settling.is_due()
 
 
-# Logs and metrics
+# Tests of logs and metrics
 
 
 def test_each_write_of_a_replica_restarts_the_age_of_its_reservation(api: ApiDouble, replica: Replica) -> None:
@@ -230,7 +236,7 @@ def test_settling_lags_while_a_namespace_is_due(api: ApiDouble, replica: Replica
     assert settling.counted("lag_seconds") == 0
 
 
-# Proof, before a charge is released, a ledger is dropped or a count is used
+# Tests of the proof that is needed to release a charge, to delete a ledger, or to use a count
 
 MALFORMED = "team-a: {quota: {M40: four}}"
 
@@ -257,7 +263,9 @@ def test_a_ledger_without_a_limit_stays_while_a_pod_may_still_be_stored(api: Api
 def test_charges_are_settled_even_if_the_document_was_malformed_from_the_start(
     api: ApiDouble, replica: Replica
 ) -> None:
-    """The replicas may still use the last valid document, and charge by it."""
+    """The controller has only seen a malformed quota document. Replicas may still use an earlier valid document and
+    charge pods by it, so the ledger is settled.
+    """
     ledger = Ledger({"M40": Charge(400, 0, 400)}, COUNTED, {"uid-1": Pending("M40", ONE)})
     Settling(api, replica, ledger, stored_pod(CARD, "uid-1"), document=MALFORMED).settle()
     settled = replica.store.read("team-a").ledger
@@ -271,7 +279,9 @@ def test_with_a_malformed_document_no_ledger_is_created_or_deleted(api: ApiDoubl
 
 
 def test_a_count_is_no_newer_than_the_list_that_it_was_made_from(api: ApiDouble) -> None:
-    """Otherwise a pod that is stored at the next version would count as seen."""
+    """A count has the version of its LIST. With a newer version, a pod that is stored after the LIST would count as
+    seen, and its charge would be lost.
+    """
     api.store(POD, stored_pod(CARD))
     [page] = api.list_pages("/api/v1/namespaces/team-a/pods")
     view = LedgerStore(api.kube, "vcuda-quota", lambda: Nodes(LABELS)).count_pods("team-a")
@@ -283,7 +293,9 @@ BOUND = stored_pod(CARD, "uid-1", nodeName="gpu-1", terminationGracePeriodSecond
 
 
 def test_a_pod_deleted_by_force_stays_charged_through_a_change_of_leader(api: ApiDouble, replica: Replica) -> None:
-    """The next leader has never seen the pod, and measures the time by its own clock."""
+    """A pod was deleted by force before a change of leader. The next leader has never seen this pod, and measures its
+    terminating time on its own clock.
+    """
     first = Settling(api, replica, Ledger({"M40": ONE}, COUNTED), BOUND)
     first.settle()
     api.remove(POD)
@@ -315,7 +327,7 @@ def test_a_pod_deleted_without_a_watch_stays_charged_for_30_s(api: ApiDouble, re
 
 
 def test_ledgers_without_a_limit_have_their_own_turns(api: ApiDouble, replica: Replica) -> None:
-    """Even if many ledgers are deleted with their namespaces, other releases are not delayed."""
+    """Many ledgers may be deleted together with their namespaces. This must not delay the settling of other ledgers."""
     settling = Settling(api, replica, Ledger({}, COUNTED), gone=True)
     settling.settler.reconciler.turn("team-a")
     assert (LEDGER in api.objects, settling.settler.unlimited.queue.next()) == (True, "team-a")
@@ -325,11 +337,13 @@ def test_ledgers_without_a_limit_have_their_own_turns(api: ApiDouble, replica: R
         assert (LEDGER in api.objects) is there
 
 
-@pytest.mark.parametrize("gone", [True, False], ids=["the namespace was deleted", "its limit is"])
+@pytest.mark.parametrize("gone", [True, False], ids=["namespace deleted", "limit deleted"])
 def test_an_empty_ledger_is_deleted_without_a_list_even_if_it_is_newer_than_the_watches(
     api: ApiDouble, replica: Replica, gone: bool
 ) -> None:
-    """Thousands may be deleted at once while others wait. The mark is deleted too."""
+    """Thousands of ledgers may be deleted at once, so each deletion must be cheap. The mark ConfigMap of each namespace
+    is deleted too.
+    """
     settling = Settling(api, replica, Ledger({}, FAR), document=NOBODY, gone=gone)
     settling.settle()
     settling.later(ENDS_SECONDS)
@@ -348,7 +362,9 @@ def test_a_limit_that_is_restored_in_time_keeps_the_ledger(api: ApiDouble, repli
 
 
 def test_a_ledger_with_charges_is_counted_by_a_list_before_its_deletion(api: ApiDouble, replica: Replica) -> None:
-    """A pod that no watch saw may still run, and the limit may be restored."""
+    """Before a ledger with charges is deleted, the pods are listed. A pod that no watch saw may still run, and the
+    limit may be restored later.
+    """
     settling = Settling(api, replica, Ledger({"M40": ONE}, LISTED), document=NOBODY)
     for name in ("some", "other"):
         api.store(f"/api/v1/namespaces/team-b/pods/{name}", {"metadata": {"name": name}})
@@ -359,7 +375,9 @@ def test_a_ledger_with_charges_is_counted_by_a_list_before_its_deletion(api: Api
 def test_the_ledger_of_a_deleted_namespace_is_deleted_when_nothing_is_pending_or_may_run(
     api: ApiDouble, replica: Replica
 ) -> None:
-    """A late watch also shows no namespace before a LIST shows its pod."""
+    """If the watch of namespaces is late, it lacks a namespace that exists. So the ledger stays until no pod can still
+    be stored.
+    """
     settling = Settling(api, replica, Ledger({}, COUNTED, {"uid-1": Pending("M40", ONE)}, {"uid-2": RAN}), gone=True)
     settling.settle()
     settling.later(500)

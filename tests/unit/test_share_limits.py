@@ -1,4 +1,6 @@
-"""The limits of a share of a card: a pod can replace nothing that its vendor's library reads."""
+"""Tests of the limits of a share of a card: a pod must not replace any file or variable that its vendor's library
+reads.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -51,7 +53,9 @@ SET: dict[str, tuple[str, ...]] = {
         "VGPU_POD_NAME",
     ),
 }
-"""Variables that the device plugins set or the libraries read. Those of a new vendor come from its row."""
+"""For each scheme (a vendor's way to request GPUs), the variables that its device plugin sets or its library reads. For
+any other scheme, the tests use the variables in the scheme's own table.
+"""
 
 CLAIM = {"name": "gpu", "resourceClaimName": "train"}
 EACH = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
@@ -68,7 +72,7 @@ VARIABLES = pytest.mark.parametrize(
 
 
 def faults_of(manifest: Manifest, *allow: Allowance, units: str = "") -> list[str]:
-    """Return the paths of the faults if claims are charged."""
+    """Return the field paths of the pod's faults, in a cluster in which claims are charged."""
     quota = NamespaceQuota({"M40": Limit(800)}, allow=frozenset(allow))
     known = parse_config({"gpu_quota": "{}", **({"gpu_units": units} if units else {})}).resources
     policy = policy_for(quota)
@@ -107,7 +111,7 @@ def test_a_value_from_another_object_is_rejected_because_it_is_unknown(scheme: S
 
 @VARIABLES
 def test_on_a_whole_card_a_limit_may_be_set(scheme: Scheme, name: str) -> None:
-    """The switches are an exception: they also disable what a vendor sets for whole cards."""
+    """On a whole card, a pod may set a limit. Variables that switch the vendor's control off are still rejected."""
     limit = scheme.limits.find(name)
     switches = limit is not None and limit.allowance is Allowance.DISABLE_CONTROL
     assert faults_of(with_variable(card_of(scheme), name)) == [VARIABLE] * switches
@@ -188,7 +192,7 @@ def test_a_pod_with_a_claim_or_a_unit_may_have_a_share_of_any_vendor_with_dra(na
     assert faults_of(with_variable({"volcano.sh/vgpu-number": 1}, name), units=units) == [VARIABLE] * refused
 
 
-# Mounts
+# Tests of mounts
 
 
 @EACH
@@ -240,7 +244,7 @@ def test_only_the_mounts_of_containers_with_a_gpu_are_judged() -> None:
     ]
 
 
-# The tables themselves
+# Tests of the tables of variables and libraries
 
 
 @pytest.mark.parametrize("limits", [VCUDA_CONTROLLER, HAMI_CORE, VGPU_MANAGER_LIBRARY])

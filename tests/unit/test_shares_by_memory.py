@@ -1,4 +1,6 @@
-"""Shares that request memory without cores: with `default_cores: memory` their cores follow from their memory."""
+"""Tests of pods that request a part of a card by its memory alone. With `default_cores: memory`, the charged cores are
+computed from the memory.
+"""
 
 import pytest
 from hypothesis import given, strategies as st

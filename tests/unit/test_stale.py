@@ -1,4 +1,6 @@
-"""Every rule of every scheme: which allocations are stale, from when, and which never are; and stale locks of nodes."""
+"""Tests of which allocations of cards to pods are stale, by each rule and for each vendor, and of expired locks on
+nodes.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,14 +22,14 @@ from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, VGPU_MANAGER
 START = 1_700_000_000.0
 TIMEOUT = 300.0
 LATE = START + TIMEOUT
-"""The first moment at which an allocation of START is stale."""
+"""The first moment at which an allocation made at START is stale."""
 
 EACH = pytest.mark.parametrize("scheme", RECORDED, ids=lambda scheme: scheme.name)
 WITH_PHASE = pytest.mark.parametrize("scheme", [HAMI, VGPU_MANAGER], ids=lambda scheme: scheme.name)
 
 
 def stored(scheme: Scheme, **fields: Any) -> StoredPod:
-    """Return a pod that was allocated at the start, as the rules read it."""
+    """Return a stored pod whose allocation was made at START, in the form that the rules use."""
     found = read_stored(view(allocated_pod(scheme, fields.pop("at", START), **fields)), LABELS, whole_keys=True)
     assert found
     return found
@@ -44,7 +46,7 @@ def without_times(pod: StoredPod, scheme: Scheme) -> StoredPod:
 
 
 def find_stale(pod: StoredPod, now: float, *nodes: str) -> tuple[Removal, ...]:
-    """Return the stale allocations of the pod, in a cluster of these nodes, by default gpu-1."""
+    """Return the stale allocations of the pod. The cluster has these nodes, by default gpu-1."""
     return tuple(stale.find_stale(pod, (nodes or (NODE,)).__contains__, now, TIMEOUT))
 
 
@@ -56,7 +58,7 @@ def due(pod: StoredPod, *nodes: str, now: float = START) -> float | None:
     return stale.first_stale(pod, (nodes or (NODE,)).__contains__, now, TIMEOUT)
 
 
-# Never bound
+# Tests of pods that were never bound
 
 
 @EACH
@@ -83,7 +85,7 @@ def test_exactly_the_keys_that_the_scheme_wrote_are_removed(scheme: Scheme) -> N
     ids=lambda text: text[:12] or "empty",
 )
 def test_an_impossible_time_counts_as_the_pods_creation(scheme: Scheme, text: str) -> None:
-    """vgpu-manager writes the largest number of 64 bits to mean never."""
+    """vgpu-manager writes the largest 64-bit number to mean "never"."""
     pod = stored(scheme, at=START + 50, created=START, annotations={})
     assert due(with_annotations(pod, dict.fromkeys(scheme.predicate_times, text))) == LATE
 
@@ -110,7 +112,9 @@ def test_the_time_of_each_scheme_is_used(scheme: Scheme, at: float, counts: floa
 
 
 def test_the_newest_of_two_times_is_used() -> None:
-    """HAMi writes one time when it chooses the node and one when it binds. It rewrites the first at each attempt."""
+    """HAMi writes one time when it chooses the node, and another when it binds the pod. It writes the first time again
+    at each attempt.
+    """
     for newer in HAMI.predicate_times:
         again = with_annotations(stored(HAMI, annotations={}), {newer: unix(HAMI, START + 70)})
         assert due(again) == LATE + 70
@@ -141,11 +145,13 @@ def test_a_bind_that_never_finished_has_its_own_reason(scheme: Scheme) -> None:
 
 @EACH
 def test_a_success_mark_does_not_keep_the_allocation_of_an_unbound_pod(scheme: Scheme) -> None:
-    """The mark was copied with the manifest. A device plugin only serves bound pods."""
+    """The annotation that says "success" was copied together with the pod's manifest. A device plugin only serves bound
+    pods, so it cannot have written this annotation.
+    """
     assert rules(stored(scheme, phase="done"), LATE) == ["unbound"]
 
 
-# Deleted nodes
+# Tests of deleted nodes
 
 
 @EACH
@@ -161,17 +167,17 @@ def test_an_allocation_that_names_no_node_waits_for_its_time(scheme: Scheme) -> 
     assert due(stored(scheme, node=None), "other") == LATE
 
 
-# Bound
+# Tests of bound pods
 
 
 @EACH
 @pytest.mark.parametrize("status", ["Pending", "Running", "Unknown", ""])
 @pytest.mark.parametrize("phase", [None, "allocating", "done"])
-@pytest.mark.parametrize("nodes", [(NODE,), ("other",)], ids=["its node is there", "its node was deleted"])
+@pytest.mark.parametrize("nodes", [(NODE,), ("other",)], ids=["its node exists", "its node was deleted"])
 def test_an_allocation_is_never_stale_on_the_node_of_its_pod(
     scheme: Scheme, status: str, phase: str | None, nodes: tuple[str, ...]
 ) -> None:
-    """A node may be deleted for a moment, and register again, while all its pods keep running."""
+    """A Node object may be deleted for a moment and registered again, while all pods of the node keep running."""
     pod = stored(scheme, status=status, phase=phase, bound=NODE)
     assert rules(pod, START + 10 * ABSURD, *nodes) == []
     assert due(pod, *nodes) is None
@@ -179,18 +185,22 @@ def test_an_allocation_is_never_stale_on_the_node_of_its_pod(
 
 @EACH
 def test_an_allocation_without_a_node_is_never_stale_on_a_bound_pod(scheme: Scheme) -> None:
-    """gpu-manager itself writes no node if the scheduler has written nothing."""
+    """gpu-manager itself leaves out the node's name if the scheduler has not written it."""
     pod = stored(scheme, node=None, bound=NODE)
     assert due(pod) is None
 
 
 @EACH
 @pytest.mark.parametrize("status", ["Pending", "Running"])
-@pytest.mark.parametrize("nodes", [(NODE, "gpu-2"), ("gpu-2",)], ids=["that node is there", "that node was deleted"])
+@pytest.mark.parametrize(
+    "nodes", [(NODE, "gpu-2"), ("gpu-2",)], ids=["the other node exists", "the other node was deleted"]
+)
 def test_an_allocation_for_another_node_than_the_pods_is_stale_after_its_time(
     scheme: Scheme, status: str, nodes: tuple[str, ...]
 ) -> None:
-    """Before that, kubelet and the device plugin may be working between allocation and status."""
+    """An allocation names another node than the node of its pod. The pod may still be starting, so the allocation is
+    stale only after its time.
+    """
     pod = stored(scheme, status=status, bound="gpu-2")
     assert rules(pod, LATE - 1, *nodes) == []
     [removal] = find_stale(pod, LATE, *nodes)
@@ -200,14 +210,14 @@ def test_an_allocation_for_another_node_than_the_pods_is_stale_after_its_time(
 
 @EACH
 def test_an_allocation_that_a_device_plugin_confirmed_belongs_to_the_pods_node(scheme: Scheme) -> None:
-    """Schedulers count it on the pod's node, not on the node of the annotation. Removing it would allocate its cards
-    twice.
+    """Schedulers count a confirmed allocation on the node where the pod runs. If it were removed, its cards could be
+    allocated twice.
     """
     pod = stored(scheme, phase="done", bound="gpu-2")
     assert due(pod) is None
 
 
-# Ended
+# Tests of pods that have ended
 
 
 @EACH
@@ -223,13 +233,15 @@ def test_an_allocation_on_a_pod_that_has_ended_is_stale_at_once(
 
 @EACH
 def test_a_pod_that_is_being_deleted_is_judged_like_any_other(scheme: Scheme) -> None:
-    """While it runs it uses its cards. A finalizer may keep a pod that was never bound forever."""
+    """A terminating pod uses its cards while it runs. A terminating pod that was never bound may stay forever because
+    of a finalizer.
+    """
     gone = {"deletionTimestamp": "2023-11-14T22:13:21Z"}
     assert rules(stored(scheme, bound=NODE, status="Running", **gone), LATE) == []
     assert rules(stored(scheme, **gone), LATE) == ["unbound"]
 
 
-# Several schemes on one pod
+# Tests of pods with the allocation records of several vendors
 
 
 def test_the_allocations_of_two_schemes_are_judged_separately() -> None:
@@ -245,7 +257,9 @@ def test_the_allocations_of_two_schemes_are_judged_separately() -> None:
 
 
 def test_a_name_that_two_schemes_share_is_removed_once() -> None:
-    """A pod may have both vendors' records under nvidia.com/. A JSON Patch that removes a key twice fails."""
+    """A pod may have the records of two vendors that share a key under nvidia.com/. A JSON Patch that removes a key
+    twice would fail.
+    """
     other, _ = marks(VGPU_MANAGER, START)
     pod = stored(NVIDIA_VCUDA, annotations=other)
     assert pod.allocation
@@ -253,14 +267,14 @@ def test_a_name_that_two_schemes_share_is_removed_once() -> None:
     assert sorted(keys) == sorted(pod.allocation.annotations)
 
 
-# Properties
+# Property tests
 
 TIMES = st.one_of(st.integers(0, 700).map(lambda s: START + s), st.just(START + 2 * ABSURD))
 
 
 @st.composite
 def pods(draw: st.DrawFn) -> StoredPod:
-    """Any pod with one or two allocations, in any state."""
+    """Draw a pod in any state, with one or two allocations."""
     scheme, other = draw(st.sampled_from(RECORDED)), draw(st.sampled_from(RECORDED))
     extra, extra_labels = marks(other, draw(TIMES), node=draw(st.sampled_from([NODE, "gpu-2", "", None])))
     both = draw(st.booleans())
@@ -279,7 +293,9 @@ def pods(draw: st.DrawFn) -> StoredPod:
 
 @given(pod=pods(), now=st.integers(0, 2000).map(lambda s: START + s), nodes=st.sets(st.sampled_from([NODE, "gpu-2"])))
 def test_a_pod_is_due_exactly_when_something_on_it_is_stale(pod: StoredPod, now: float, nodes: set[str]) -> None:
-    """A loop that looks only when a pod is due misses nothing, and never looks without a result."""
+    """A loop that checks a pod only when it is due must miss no stale allocation, and must never check a pod without a
+    result.
+    """
     since = stale.first_stale(pod, nodes.__contains__, now, TIMEOUT)
     found = stale.find_stale(pod, nodes.__contains__, now, TIMEOUT)
     assert bool(found) is (since is not None and since <= now)
@@ -346,7 +362,7 @@ def test_a_lock_is_parsed(value: str, taken: float | None, holder: tuple[str, st
     assert (lock.scheme.name, lock.value, lock.taken, lock.holder) == ("hami", value, taken, holder)
 
 
-def test_a_node_without_one_is_not_locked() -> None:
+def test_a_node_without_a_lock_is_not_locked() -> None:
     assert locks(None) == []
     assert list(read_locks(Node())) == []
 

@@ -1,4 +1,6 @@
-"""Stale allocations are removed from pods and nodes once, and nothing else is. A stuck loop is unhealthy."""
+"""Tests of the loop that removes stale allocations from pods and nodes. It removes each once, removes nothing else, and
+is unhealthy if it is stuck.
+"""
 
 import json
 from typing import Any
@@ -27,13 +29,13 @@ LOCKED = f"{NODES}/{NODE}"
 
 @pytest.fixture
 def past(cleaner: Cleaner) -> Cleaner:
-    """Return the loop when the allocation of the stored pod has just become stale."""
+    """Return the loop at the moment when the allocation of the stored pod has become stale."""
     store(cleaner)
     cleaner.now = START + TIMEOUT
     return cleaner
 
 
-# Pods
+# Tests of pods
 
 
 def test_a_pod_is_checked_when_its_allocation_can_first_be_stale_and_is_cleared_then(cleaner: Cleaner) -> None:
@@ -59,7 +61,9 @@ def test_a_pod_is_checked_when_its_allocation_can_first_be_stale_and_is_cleared_
 
 
 def test_an_allocation_of_thousands_of_keys_and_of_huge_texts_is_removed_as_a_whole(cleaner: Cleaner) -> None:
-    """The watch keeps a bounded part of it. The removal reads the pod itself."""
+    """The watch keeps only a bounded part of the annotations. Before it removes an allocation, the loop reads the pod
+    again.
+    """
     huge = {f"tencent.com/predicate-gpu-idx-{number}": "0" for number in range(5000)}
     others = {
         "tencent.com/gpu-assigned": "x" * 50_000,
@@ -79,7 +83,9 @@ def test_an_allocation_of_thousands_of_keys_and_of_huge_texts_is_removed_as_a_wh
 
 
 def test_a_future_time_counts_as_the_time_at_which_it_was_seen(cleaner: Cleaner) -> None:
-    """The owner of a pod can write any time into it, which once kept a stale allocation for a day."""
+    """The owner of a pod can write any time into its annotations. A time in the future once kept a stale allocation for
+    a day.
+    """
     cleaner.api.store(f"{NODES}/{NODE}", {"metadata": {"name": NODE}})
     cleaner.api.store(POD, allocated_pod(GPU_MANAGER, START + 80_000, created=START - 1000))
     cleaner.watch()
@@ -102,9 +108,11 @@ def test_a_removed_allocation_is_not_checked_again_while_the_watch_lags(past: Cl
     assert past.removed("unbound") == 1
 
 
-@pytest.mark.parametrize("between", [False, True], ids=["before the look", "between the look and the patch"])
+@pytest.mark.parametrize("between", [False, True], ids=["before the loop reads the pod", "between read and patch"])
 def test_a_pod_that_is_bound_before_the_watch_has_seen_it_keeps_its_allocation(past: Cleaner, between: bool) -> None:
-    """The patch tests the version that was judged. A bound pod has another version."""
+    """The patch requires the resourceVersion that was checked. A pod that was bound meanwhile has a newer version, so
+    the patch fails.
+    """
     kept = marks_on(past.api)
     past.api.deliver = before("PATCH" if between else "GET", lambda: bind(past))
     assert past.serve() == []
@@ -155,8 +163,8 @@ def test_a_patch_that_is_always_rejected_is_retried_later(past: Cleaner, refusal
 
 
 @pytest.mark.parametrize("loss", [lost_request, lost_reply])
-def test_a_patch_whose_answer_is_lost_is_followed_by_another_look(past: Cleaner, loss: Any) -> None:
-    """The next look shows whether it landed. If it did, nothing is left to do."""
+def test_a_patch_whose_answer_is_lost_is_followed_by_another_check(past: Cleaner, loss: Any) -> None:
+    """The loop reads the pod again to find out whether the patch took effect. If it did, nothing is left to remove."""
     past.api.deliver = Script(loss, methods=("PATCH",))
     [line] = past.serve()
     assert line["log_level"] == "warning"
@@ -173,7 +181,7 @@ def test_an_event_that_cannot_be_written_is_only_logged(past: Cleaner) -> None:
     assert (past.serve(), past.removed("unbound")) == ([], 1)
 
 
-@pytest.mark.parametrize("between", [False, True], ids=["before the look", "between the look and the patch"])
+@pytest.mark.parametrize("between", [False, True], ids=["before the loop reads the pod", "between read and patch"])
 def test_a_deleted_pod_is_no_lasting_error(past: Cleaner, between: bool) -> None:
     past.api.deliver = before("PATCH" if between else "GET", lambda: past.api.remove(POD))
     assert len(past.serve()) == between
@@ -191,7 +199,7 @@ def test_a_pod_that_cannot_be_read_delays_no_other(past: Cleaner) -> None:
 
 
 def test_a_pod_that_no_longer_requests_vcuda_is_not_changed(past: Cleaner) -> None:
-    """It was deleted, and recreated with the same name as another pod."""
+    """The pod was deleted, and another pod without a GPU request was created with the same name."""
     past.api.store(POD, {**past.api.objects[POD], "spec": {"containers": [{"name": "main"}]}})
     assert past.serve() == []
     assert marks_on(past.api)
@@ -204,12 +212,14 @@ def test_a_pod_that_was_allocated_again_is_checked_when_that_can_be_stale(past: 
     assert [line["rule"] for line in past.serve()] == ["unbound"]
 
 
-# Deleted nodes
+# Tests of deleted nodes
 
 
 @pytest.fixture
 def orphaned(cleaner: Cleaner) -> Cleaner:
-    """Return the loop right after the watch has seen the deletion of the node, long before the allocation is due."""
+    """Return the loop just after its watch saw the deletion of the node. The allocation is not old enough to be stale
+    by its time.
+    """
     store(cleaner)
     cleaner.api.remove(LOCKED)
     cleaner.watch()
@@ -217,7 +227,9 @@ def orphaned(cleaner: Cleaner) -> Cleaner:
 
 
 def test_a_node_missing_in_the_watch_counts_as_deleted_only_after_a_read(orphaned: Cleaner) -> None:
-    """Otherwise its pods are judged at their time, like all others."""
+    """The loop reads the node before it treats the node as deleted. The node exists here, so its pods wait for the
+    usual time.
+    """
     orphaned.api.store(LOCKED, {"metadata": {"name": NODE}})
     assert orphaned.serve() == []
     assert marks_on(orphaned.api)
@@ -240,12 +252,14 @@ def test_nothing_is_removed_while_the_existence_of_a_node_is_unknown(orphaned: C
 
 @pytest.mark.parametrize("node", ["a/b", "../x", "..", "gpu-1?watch=1", "GPU-1", "gpu 1", "a" * 254, "gpu-1\n"])
 def test_an_invalid_node_name_is_not_looked_up_and_names_no_node(cleaner: Cleaner, node: str) -> None:
-    """The API server would read GET nodes/a%2Fb as a subresource, and always answer 403."""
+    """A node name with a slash is invalid, so such a node does not exist. The API server would read the path
+    nodes/a%2Fb as a subresource and always answer 403.
+    """
     store(cleaner, node=node)
     cleaner.api.forget_calls()
     [line] = cleaner.serve()
     assert (line["rule"], marks_on(cleaner.api)) == ("node-gone", {})
-    assert cleaner.api.calls == ["GET", "PATCH", "POST"], "only the pod was read"
+    assert cleaner.api.calls == ["GET", "PATCH", "POST"], "only the pod may be read"
 
 
 def test_without_the_right_to_read_nodes_pods_are_still_cleared_in_time(orphaned: Cleaner) -> None:
@@ -256,7 +270,8 @@ def test_without_the_right_to_read_nodes_pods_are_still_cleared_in_time(orphaned
             raise refused
         return plain(path, *arguments, **named)
 
-    orphaned.api.get = get  # type: ignore[method-assign]  # deliveries do not tell what is read
+    # type: ignore[method-assign]  # a Delivery does not show which path is read
+    orphaned.api.get = get  # type: ignore[method-assign]
     for orphaned.now in (START, START + RETRY_SECONDS, START + TIMEOUT - 1):
         assert {(line["log_level"], line["error"]) for line in orphaned.serve()} == {("warning", str(refused))}
         assert marks_on(orphaned.api)
@@ -265,7 +280,7 @@ def test_without_the_right_to_read_nodes_pods_are_still_cleared_in_time(orphaned
     assert marks_on(orphaned.api) == {}
 
 
-# Locks
+# Tests of locks on nodes
 
 
 def test_a_lock_is_removed_when_its_time_is_over(cleaner: Cleaner) -> None:
@@ -299,7 +314,7 @@ def test_an_invalid_pod_name_is_not_looked_up_and_names_no_pod(cleaner: Cleaner,
     cleaner.now = START + 10
     cleaner.api.forget_calls()
     assert [line["rule"] for line in cleaner.serve()] == ["lock-holder-gone"]
-    assert cleaner.api.calls == ["GET", "PATCH", "POST"], "only the node was read"
+    assert cleaner.api.calls == ["GET", "PATCH", "POST"], "only the node may be read"
 
 
 def test_a_lock_that_is_released_in_time_costs_no_request(cleaner: Cleaner) -> None:
@@ -312,7 +327,7 @@ def test_a_lock_that_is_released_in_time_costs_no_request(cleaner: Cleaner) -> N
 
 
 def test_a_lock_on_a_node_that_another_client_writes_first_is_judged_again(cleaner: Cleaner) -> None:
-    """Its kubelet writes it regularly."""
+    """The kubelet of the node writes the Node object regularly, so the patch may fail with a conflict."""
     lock(cleaner, rfc3339(START))
     cleaner.api.deliver = before("PATCH", lambda: cleaner.api.store(LOCKED, cleaner.api.objects[LOCKED]))
     cleaner.now = START + TIMEOUT
@@ -347,7 +362,7 @@ def test_a_lock_without_a_readable_time_is_removed_when_it_was_seen_for_long_eno
     assert [line["rule"] for line in cleaner.serve()] == ["lock-expired"]
 
 
-# Dry run
+# Tests of the dry run
 
 
 def test_a_dry_run_writes_nothing_and_reports_once_until_the_pod_changes(api: ApiDouble) -> None:
@@ -366,17 +381,19 @@ def test_a_dry_run_writes_nothing_and_reports_once_until_the_pod_changes(api: Ap
         assert cleaner.serve() == []
     assert api.calls == []
     assert json.dumps(api.objects) == stored
-    store(cleaner)  # again, so that the pod has changed
+    store(cleaner)  # store the pod again, so that it has changed
     assert [line["kind"] for line in cleaner.serve()] == ["Pod"]
 
 
-# Health
+# Tests of the health check
 
 
 @pytest.mark.parametrize("failing", [False, True])
 def test_the_loop_is_stuck_when_no_turn_has_ended_for_five_periods(cleaner: Cleaner, failing: bool) -> None:
-    """A failed turn has ended too. A restart would not help against an API server that does not answer."""
-    assert not cleaner.gc.is_stuck(), "the loop has not started"
+    """The loop is stuck if no turn has ended for five periods. A turn that failed has ended too: if the API server does
+    not answer, a restart would not help.
+    """
+    assert not cleaner.gc.is_stuck(), "a loop that has not started is not stuck"
     store(cleaner, status="Failed")
     seen: list[bool] = []
 

@@ -1,4 +1,6 @@
-"""Stored ResourceClaims: the charge of each, from a LIST and from the watch, and which are left out."""
+"""Tests of stored ResourceClaims: the charge of each claim, from a LIST and from the watch, and which claims are left
+out.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -33,7 +35,7 @@ OWN = "/apis/resource.k8s.io/v1/namespaces/team-a/resourceclaims/{}"
 
 
 def pinned(name: str, *requests: Manifest, **fields: Any) -> Manifest:
-    """Return a claim as it is stored: with its uid, and pinned to A100."""
+    """Return a claim as the API server stores it: with a uid, and pinned to A100 by /mutate."""
     bare = claim(*requests, name=name, uid=f"{name}-uid", namespace="team-a")
     patch = read_claim(view(bare), claim_policy()).patch("A100")
     return {**jsonpatch.apply_patch(bare, json.dumps(patch)), **fields}
@@ -107,11 +109,11 @@ def test_claims_of_one_spec_keep_one_digest() -> None:
     assert stored(pinned("a")).digest is stored(pinned("b")).digest
 
 
-# From a LIST
+# Tests of counting claims by a LIST
 
 
 def extended(name: str, **status: str) -> Manifest:
-    """Return a pod for whose extended resources the scheduler has created a claim."""
+    """Return a pod that requests extended resources, for which the scheduler has created a claim named ``name``."""
     pod = stored_pod({"nvidia.com/gpu": 1}, uid="pod-uid")
     return {**pod, "status": {**status, "extendedResourceClaimStatus": {"resourceClaimName": name}}}
 
@@ -126,8 +128,8 @@ def store(api: ApiDouble) -> LedgerStore:
     [
         pytest.param(extended("b"), {"A100": ONE}, id="its pod is charged"),
         pytest.param(extended("b", phase="Succeeded"), {"A100": TWO}, id="its pod has ended"),
-        pytest.param(extended("other"), {"A100": TWO}, id="of another name"),
-        pytest.param({**extended("b"), "spec": {"containers": []}}, {"A100": TWO}, id="its pod asks for nothing"),
+        pytest.param(extended("other"), {"A100": TWO}, id="the status names another claim"),
+        pytest.param({**extended("b"), "spec": {"containers": []}}, {"A100": TWO}, id="its pod has no GPU request"),
     ],
 )
 def test_a_claim_is_left_out_only_if_a_charged_pods_status_names_it(
@@ -158,7 +160,7 @@ def test_no_claims_are_counted_if_the_api_server_does_not_serve_them(api: ApiDou
     assert store.count_claims("team-a", ()) is None
 
 
-# From the watch
+# Tests of counting claims by the watch
 
 
 def test_a_claim_is_charged_until_it_is_deleted_and_its_pending_charge_counts_once(
@@ -197,7 +199,9 @@ def test_a_claim_is_charged_until_it_is_deleted_and_its_pending_charge_counts_on
 def test_while_the_watch_is_quiet_claims_are_listed_only_if_the_ledger_differs(
     api: ApiDouble, store: LedgerStore, counted: Charge, pending: tuple[str, ...], *, listed: bool
 ) -> None:
-    """Otherwise a namespace without claims would be listed at each settling, until the API server sends a bookmark."""
+    """A quiet watch does not learn newer versions. If the ledger agrees with the watch, the claims are not listed.
+    Otherwise each settling would LIST them.
+    """
     admitted = {f"{name}-uid": Pending("A100", CARD) for name in pending}
     ledger = Ledger(pending=admitted, claimed={"A100": counted}, claim_resource_version="999")
     informer = claim_informer(api, store)
@@ -230,7 +234,7 @@ def test_a_list_and_the_watch_count_a_claims_devices_alike_and_once(api: ApiDoub
 def test_while_a_class_is_deleted_a_claim_keeps_its_charge(
     api: ApiDouble, requests: list[Manifest], taken: Charge
 ) -> None:
-    """This holds as long as this leader knows it: a class that is deleted and recreated lowers no charge."""
+    """A DeviceClass is deleted. While this leader still remembers the claim's charge, the charge does not change."""
     own = {"mine": CLASSES["gpu.nvidia.com"]}
     with_class = ClaimCounter(claim_policy(classes={**CLASSES, **own}))
     known = claim(*requests, name="a", uid="a-uid", namespace="team-a")
@@ -245,11 +249,13 @@ def test_while_a_class_is_deleted_a_claim_keeps_its_charge(
     assert [each and each.committed for each in found] == [{"A100": taken}] * 2
 
 
-# Whether claims are served
+# Tests of whether the API server serves claims
 
 
 def test_watches_begin_when_the_api_server_serves_claims_and_delay_nothing(api: ApiDouble) -> None:
-    """An example is an upgrade of the cluster to 1.34 while the webhook runs."""
+    """The watches of claims begin when the API server serves claims, for example after an upgrade of the cluster to
+    Kubernetes 1.34.
+    """
     answers: list[Exception | None] = [Unavailable("away"), NotFound(404, "no such group"), None]
     waited: list[float] = []
 
@@ -269,7 +275,7 @@ def test_watches_begin_when_the_api_server_serves_claims_and_delay_nothing(api: 
     assert {*watches.running()} == {"resourceslices", "deviceclasses"}
 
 
-# Waking those that wait
+# Tests of waking pods that wait for their claims
 
 
 def report(used: float) -> NamespaceUse:
@@ -291,7 +297,7 @@ EVENTS, PODS = "/api/v1/namespaces/team-a/events", "/api/v1/namespaces/team-a/po
 
 
 def woken(api: ApiDouble) -> list[str]:
-    """Return the pods that were woken since the last call."""
+    """Return the names of the pods that were woken since the last call."""
     pods = [each for path, each in api.objects.items() if path.startswith(PODS) and each["metadata"].get("annotations")]
     return sorted(each["metadata"].pop("annotations") and each["metadata"]["name"] for each in pods)
 
@@ -300,9 +306,9 @@ def woken(api: ApiDouble) -> list[str]:
     ("pod", "event", "is_woken"),
     [
         pytest.param(waiting("a"), refused("a"), True, id="refused for quota"),
-        pytest.param(waiting("a", "gpu"), refused("a"), False, id="it has its claim by now"),
-        pytest.param(waiting("a"), refused("a", "no such template"), False, id="refused for something else"),
-        pytest.param(waiting("a"), refused("a", uid="of-another"), False, id="another pod of its name was"),
+        pytest.param(waiting("a", "gpu"), refused("a"), False, id="its claim exists by now"),
+        pytest.param(waiting("a"), refused("a", "no such template"), False, id="refused for another reason"),
+        pytest.param(waiting("a"), refused("a", uid="of-another"), False, id="another pod of this name was refused"),
         pytest.param(waiting("b"), refused("a"), False, id="gone"),
         pytest.param(waiting("a"), refused("../../x", uid="a-uid"), False, id="no name"),
     ],
@@ -344,7 +350,7 @@ def test_some_of_many_waiting_pods_are_woken_per_turn_and_none_without_served_cl
 
 
 def test_few_pods_of_forged_events_are_looked_up_per_turn(api: ApiDouble) -> None:
-    """A user who writes many Events must not delay other namespaces."""
+    """A user can write many Events about pods. These Events must not delay other namespaces."""
     for number in range(3 * MOST_AT_ONCE):
         api.store(f"{EVENTS}/a{number}.1", refused(f"a{number}"))
     retrier = ClaimRetrier(api.kube, lambda: True)

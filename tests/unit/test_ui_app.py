@@ -1,4 +1,4 @@
-"""The answers of the page: their content, the escaping of all names, and the headers."""
+"""Tests of the HTTP answers of the usage page: their content, the escaping of names, and the headers."""
 
 import gzip
 import json
@@ -26,7 +26,7 @@ MUST_CLOSE = {"script", "a", "p", "div", "span", "table", "tr", "td", "th", "ul"
 
 
 class Markup(HTMLParser):
-    """The elements, attributes and text of a page. A wrongly nested element is an error."""
+    """Parses the elements, attributes and text of a page. A wrongly nested element is an error."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -50,25 +50,25 @@ class Markup(HTMLParser):
         self.text += data
 
     def all(self, tag: str) -> list[dict[str, str | None]]:
-        """Return the attributes of every element of this kind."""
+        """Return the attributes of every element with this tag."""
         return [attributes for name, attributes in self.elements if name == tag]
 
 
 def client_of(sample: Sample) -> FlaskClient:
-    """Return a client of the leader's page."""
+    """Return a client of the leader's usage page."""
     feed = Feed(sample.source(), VIEWS)
     return create_app(lambda: Standing(feed, ""), VIEWS).test_client()
 
 
 def linked() -> FlaskClient:
-    """A client of the leader's page that has links to other pages."""
+    """Return a client of the leader's usage page. The page has links to other sites."""
     views = Views(lambda: NOW, Links("https://docs.example/gpu", "https://grafana.example/d/vcuda-quota?orgId=1"))
     feed = Feed(company().source(), views)
     return create_app(lambda: Standing(feed, ""), views).test_client()
 
 
 def standby(reason: str = "This replica of the controller is a standby. The leader is other.") -> FlaskClient:
-    """Return a client of a standby's page."""
+    """Return a client of the page that a standby serves."""
     return create_app(lambda: Standing(None, reason), VIEWS).test_client()
 
 
@@ -79,7 +79,7 @@ def html_of(client: FlaskClient, path: str) -> str:
 
 
 def hostile() -> Sample:
-    """A sample in which every name and text is hostile."""
+    """Return sample data in which every name and every text contains hostile HTML."""
     use = namespace_use(HOSTILE, model_use(HOSTILE, 8, 3, 1, (5, 9)), mode="warn", unpinned=(HOSTILE,))
     sample = Sample(cluster=(ModelCards(HOSTILE, 9, 3, 8, 1),))
     sample.report(use)
@@ -113,7 +113,7 @@ PAGES: dict[str, Callable[[], tuple[FlaskClient, str]]] = {
 
 @pytest.mark.parametrize("page", PAGES)
 def test_no_page_has_inline_script_or_style_or_reaches_elsewhere(page: str) -> None:
-    """The policy forbids it. A name that was not escaped would show here."""
+    """The Content-Security-Policy forbids inline script and style. A name that is not escaped would break this rule."""
     client, path = PAGES[page]()
     markup = Markup(client.get(path).get_data(as_text=True))
     assert all(set(script) == {"src", "defer"} for script in markup.all("script"))
@@ -140,7 +140,7 @@ def test_every_answer_carries_the_policy(page: str) -> None:
 
 def test_hostile_names_are_shown_as_text() -> None:
     markup = Markup(html_of(client_of(hostile()), "/"))
-    # namespace twice (row, refusal), finding's, the model in three places, and the texts
+    # the namespace occurs twice, the finding once, the model three times, and other texts the rest
     assert markup.text.count(HOSTILE) >= 10
     assert {"data-ns": HOSTILE, "role": "row"} in markup.all("tr")
     assert sum(cell.get("data-m") == HOSTILE for cell in markup.all("td")) == 2
@@ -159,8 +159,8 @@ def test_hostile_names_are_text_on_a_namespace_s_page() -> None:
     assert name in markup.text
 
 
-def test_a_hostile_change_is_text_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The browser inserts what a listener gets without further escaping."""
+def test_hostile_names_in_a_change_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The browser inserts the changes that it receives into the page without escaping them."""
     monkeypatch.setattr("controller.ui.feed.MIN_INTERVAL_SECONDS", 0)
     sample = hostile()
     feed = Feed(sample.source(), VIEWS)
@@ -270,7 +270,9 @@ def test_both_pages_say_when_their_figures_were_read() -> None:
 
 
 def test_a_sum_over_different_models_says_so() -> None:
-    """The table adds up nothing over models: its second column has the fullest limit."""
+    """Cards of different models are not added up in the table. The second column shows the limit that is used
+    up most.
+    """
     client = client_of(company())
     assert "141</b> of 360 cards of 4 models are free" in html_of(client, "/")
     assert "<b>21.55</b> of 32 cards of 2 models in use" in html_of(client, "/namespaces/notebooks")
@@ -370,12 +372,14 @@ def test_a_standby_names_the_leader_and_says_when_to_retry(path: str) -> None:
     answer = standby("This replica of the controller is a standby. The leader is pod-7.").get(path)
     assert answer.status_code == HTTPStatus.SERVICE_UNAVAILABLE
     assert answer.headers["Retry-After"] == "2"
-    assert "Refresh" not in answer.headers, "it would take the focus, and everything would be read out again"
+    assert "Refresh" not in answer.headers, (
+        "a refresh would move the focus, and screen readers would read the page again"
+    )
     assert "The leader is pod-7" in answer.get_data(as_text=True)
 
 
 def test_a_standby_serves_the_styles_of_the_leaders_page() -> None:
-    """Behind a Service each connection may reach another replica."""
+    """Behind a Service, the browser's next connection may reach another replica than the one that served the page."""
     assert standby().get("/static/page.css").status_code == HTTPStatus.OK
     assert client_of(Sample()).get("/leading").status_code == HTTPStatus.OK
 
@@ -448,7 +452,7 @@ def test_five_hundred_namespaces_of_eight_models_are_a_page_of_a_sane_size() -> 
 )
 @pytest.mark.parametrize("path", ["/", "/updates", "/namespaces/notebooks", "/static/page.js", "/nothing"])
 def test_the_page_is_served_only_under_its_own_names(host: str, served: bool, path: str) -> None:
-    """Otherwise the page of another site whose name resolves to this address could read it (DNS rebinding)."""
+    """With DNS rebinding, another site's name resolves to this address. That site could then read the usage page."""
     feed = Feed(company().source(), VIEWS)
     client = create_app(lambda: Standing(feed, ""), VIEWS, ("GPU.example.com",)).test_client()
     answer = client.head(path, headers={"Host": host})

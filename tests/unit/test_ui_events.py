@@ -1,4 +1,4 @@
-"""Rejections and removals, by their Events."""
+"""Tests of the rejections and removals that the usage page finds in Events."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ DENIED = 'Error creating: admission webhook "validate.quota.vcuda.io" denied the
 
 
 def event(message: str | None, **fields: Any) -> StoredEvent:
-    """Return an Event of a ReplicaSet, as the API server has it."""
+    """Return an Event of a ReplicaSet as the API server stores it."""
     metadata = {"namespace": "team-a", "name": "train.17", "uid": "e1", "creationTimestamp": NEW_YEAR}
     involved = {"kind": "ReplicaSet", "namespace": "team-a", "name": "train-6d9"}
     stored = {"metadata": metadata, "involvedObject": involved, "message": message, **fields}
@@ -28,12 +28,16 @@ def event(message: str | None, **fields: Any) -> StoredEvent:
     ("message", "reason"),
     [
         pytest.param(DENIED + QUOTA, QUOTA, id="over quota"),
-        pytest.param(f"create Pod train-0 in StatefulSet failed: {DENIED}{QUOTA}", QUOTA, id="another owner's words"),
+        pytest.param(
+            f"create Pod train-0 in StatefulSet failed: {DENIED}{QUOTA}", QUOTA, id="with the text of another owner"
+        ),
         pytest.param(DENIED + "malformed GPU request: spec: 150", "malformed GPU request: spec: 150", id="malformed"),
-        pytest.param(DENIED + "namespace a may use no GPU model", "namespace a may use no GPU model", id="any of ours"),
-        pytest.param(QUOTA, QUOTA, id="by its own words, whatever the webhook is called"),
-        pytest.param(DENIED + "two\nlines", "two\nlines", id="more than a line"),
-        pytest.param(DENIED + "x" * 5000, "x" * MAX_MESSAGE_LENGTH, id="long, so it is cut"),
+        pytest.param(
+            DENIED + "namespace a may use no GPU model", "namespace a may use no GPU model", id="any of our messages"
+        ),
+        pytest.param(QUOTA, QUOTA, id="by its text, without the webhook's name"),
+        pytest.param(DENIED + "two\nlines", "two\nlines", id="more than one line"),
+        pytest.param(DENIED + "x" * 5000, "x" * MAX_MESSAGE_LENGTH, id="a long message is cut"),
     ],
 )
 def test_our_rejection_is_recognized_by_the_webhook_or_its_text(message: str, reason: str) -> None:
@@ -78,7 +82,9 @@ def test_every_writer_of_events_sets_other_times(fields: dict[str, Any], at: str
 @pytest.mark.parametrize("forged", ["9999-12-31T23:59:59Z", "2026-03-04T12:02:00Z", "1970-01-01T00:00:00Z", "soon"])
 @pytest.mark.parametrize("field", ["lastTimestamp", "eventTime", "series"])
 def test_an_impossible_time_is_ignored(field: str, forged: str) -> None:
-    """The time is before the Event was stored, or in the future. Then the API server's own time of storing is used."""
+    """A time that is in the future, or before the Event was stored, is impossible. The API server's time of storing is
+    used instead.
+    """
     written = {"lastObservedTime": forged} if field == "series" else forged
     assert event(DENIED + QUOTA, **{field: written}).last(NOW) == NEW_YEAR
 
@@ -100,7 +106,9 @@ def test_one_workload_is_shown_once_with_its_newest_reason_and_the_sum_of_all() 
 
 
 def remembered(*told: tuple[str, int], most: int = 9, most_of_one: int = 9) -> list[str]:
-    """Return the remembered rejections of these namespaces at these seconds, as NAMESPACE/SECOND, the newest first."""
+    """Add a rejection for each given namespace and second. Return the rejections that are remembered as
+    NAMESPACE/SECOND, the newest first.
+    """
     newest: Newest[RefusedWorkload] = Newest(most, most_of_one)
     for namespace, at in told:
         newest.add(namespace, f"{namespace}/{at}", refusal(f"{namespace}/{at}", at))
@@ -111,8 +119,10 @@ def test_only_the_newest_are_remembered() -> None:
     assert remembered(("a", 5), ("a", 9), ("a", 7), most_of_one=2) == ["a/9", "a/7"]
 
 
-def test_a_namespace_full_of_events_pushes_none_of_another_s_out() -> None:
-    """Several full namespaces do not either: the one with most entries loses one."""
+def test_events_of_one_namespace_never_displace_those_of_another() -> None:
+    """Even several full namespaces remove no Event of another namespace. The namespace with the most Events
+    loses one.
+    """
     storm = [(namespace, at) for at in range(20, 59) for namespace in ("x", "y")]
     assert "a/1" in remembered(("a", 1), *storm, most=5, most_of_one=3)
     assert remembered(("a", 1), ("b", 2), *storm, most=3).count("b/2") == 1

@@ -1,4 +1,6 @@
-"""The figures of the page as files: every row, the same in both formats, and nothing that a spreadsheet executes."""
+"""Tests of the files with the usage page's figures. Both formats have every row, and no cell is a formula that a
+spreadsheet would execute.
+"""
 
 import csv
 import json
@@ -39,7 +41,7 @@ def json_of(client: FlaskClient, path: str) -> dict[str, Any]:
 
 
 def as_text(value: str | float | None) -> str:
-    """The value as CSV has it: figures are exact to hundredths."""
+    """Return the text that the CSV file has for this value. Numbers are rounded to two decimals."""
     return value if isinstance(value, str) else "" if value is None else f"{round(value, 2):.10g}"
 
 
@@ -85,7 +87,7 @@ def test_the_files_of_a_namespace_that_is_not_known_are_not_found(kind: str) -> 
     assert client_of(company()).get(f"/namespaces/nobody/pods.{kind}").status_code == HTTPStatus.NOT_FOUND
 
 
-def test_a_file_of_pods_is_bounded_and_says_how_many_it_leaves_out() -> None:
+def test_a_file_of_pods_is_bounded_and_has_the_number_of_omitted_pods() -> None:
     pods = tuple(HolderRow(f"p{number}", "T4", number, 0, "", ago(hours=1)) for number in range(MAX_HOLDERS + 2))
     client = client_of(Sample({"a": namespace_use("a", model_use("T4", 9))}, {"a": pods}))
     found = json_of(client, "/namespaces/a/pods")

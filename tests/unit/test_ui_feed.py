@@ -1,4 +1,6 @@
-"""The picture is computed at most once a second, and listeners get the differences, even if they are late."""
+"""Tests of the feed of the usage page. The picture (the page's data) is computed at most once a second, and listeners
+receive changes, even if they are late.
+"""
 
 import itertools
 import json
@@ -22,7 +24,7 @@ REFUSAL = RefusedWorkload("team-b", "Job", "train", "exceeded GPU quota: M40", a
 
 
 class Clock:
-    """Seconds that advance when a test says so."""
+    """A clock in seconds that advances only when the test sets it."""
 
     now = 100.0
 
@@ -37,7 +39,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def sample() -> Sample:
-    """Two namespaces that use nothing yet."""
+    """Return sample data of two namespaces that use no cards yet."""
     sample = Sample(cluster=(ModelCards("M40", 16, 0, 16),))
     sample.report(namespace_use("team-a", model_use("M40", 8)), namespace_use("team-b", model_use("M40", 8)))
     return sample
@@ -45,24 +47,24 @@ def sample() -> Sample:
 
 @pytest.fixture
 def feed(sample: Sample, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Feed:
-    """A feed for two listeners whose thread is not started: pictures are computed on request."""
+    """Return a feed that admits two listeners. Its thread is not started, so pictures are computed on request."""
     monkeypatch.setattr("controller.ui.feed.MAX_LISTENERS", 2)
     return Feed(sample.source(), VIEWS, clock=clock)
 
 
 @pytest.fixture(autouse=True)
 def no_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A listener without news gets a heartbeat at once."""
+    """Set the heartbeat interval to 0, so that a listener without changes gets a heartbeat at once."""
     monkeypatch.setattr("controller.ui.feed.HEARTBEAT_SECONDS", 0)
 
 
 def use_cards(sample: Sample, cards: float) -> None:
-    """Set the use of team-a to so many cards."""
+    """Set the number of cards that team-a uses."""
     sample.report(namespace_use("team-a", model_use("M40", 8, cards)))
 
 
 def listen(feed: Feed, since: str, namespace: str = "") -> tuple[Listener, Iterator[bytes]]:
-    """Return a listener, and its stream after the first line."""
+    """Return a listener and its stream. The first line of the stream was already read."""
     listener = feed.listen(since, namespace)
     stream = iter(listener)
     assert next(stream) == b"retry: 2000\n\n"
@@ -70,13 +72,13 @@ def listen(feed: Feed, since: str, namespace: str = "") -> tuple[Listener, Itera
 
 
 def look(feed: Feed, clock: Clock) -> Picture:
-    """Return the picture a second later."""
+    """Return the picture after one more second."""
     clock.now += 1
     return feed.picture()
 
 
 def changes(text: bytes) -> list[dict[str, Any]]:
-    """Return the changes in a part of a stream."""
+    """Return the changes in this part of a stream."""
     pairs = itertools.pairwise(text.decode().splitlines())
     return [json.loads(data.removeprefix("data: ")) for event, data in pairs if event == "event: change"]
 
@@ -127,7 +129,7 @@ def test_parts_are_sent_when_their_content_changed(feed: Feed, sample: Sample, c
     sample.refusals = (replace(REFUSAL, namespace="team-a"), REFUSAL)
     look(feed, clock)
     [change] = changes(next(stream))
-    assert change["refused"] == ["team-a"], "the other listener was informed before"
+    assert change["refused"] == ["team-a"], "the other listener must already have the change"
     sample.cluster = (ModelCards("M40", 17, 0, 16),)
     look(feed, clock)
     [change] = changes(next(stream))
@@ -145,7 +147,9 @@ def test_a_new_namespace_or_model_reloads_the_page(feed: Feed, sample: Sample, c
 
 
 def test_a_moved_pod_updates_the_page_of_its_namespace(feed: Feed, sample: Sample, clock: Clock) -> None:
-    """Its figures are equal: a pod was bound to a node."""
+    """A pod was bound to a node. The figures of its namespace did not change, but the namespace's page must be
+    updated.
+    """
     version = feed.picture().version
     _, looker = listen(feed, version, "team-a")
     look(feed, clock)
@@ -185,7 +189,9 @@ def test_a_listener_that_is_too_late_loads_the_page_again(feed: Feed, sample: Sa
 
 @pytest.mark.parametrize("since", ["", "another-1", "1", "x-y", "-", "²", "{epoch}-99"])
 def test_a_version_of_another_leader_reloads_the_page(feed: Feed, since: str) -> None:
-    """It is a version of another leader, one of the future, or malformed."""
+    """A browser has a version of the page that is from another leader, from the future, or malformed. It must load the
+    page again.
+    """
     epoch = feed.picture().version.partition("-")[0]
     _, stream = listen(feed, since.format(epoch=epoch))
     assert b"event: reset" in next(stream)
@@ -197,7 +203,9 @@ def test_without_changes_a_heartbeat_shows_that_the_connection_is_alive(feed: Fe
 
 
 def test_the_number_of_listeners_is_bounded(feed: Feed) -> None:
-    """A listener frees its place once, even if it was never read: a browser may leave before the first byte."""
+    """A browser may close the connection before the first byte is sent. Closing a listener twice must release its place
+    only once.
+    """
     version = feed.picture().version
     listen(feed, version)
     for read in (True, False):
@@ -215,7 +223,9 @@ def test_closing_ends_every_stream(feed: Feed) -> None:
 
 
 def test_a_message_is_one_line_with_any_content(feed: Feed, sample: Sample, clock: Clock) -> None:
-    """A line break would end the event, and let a user write the next one."""
+    """A message is one line. A line break would end the message, and a tenant's text could pretend to be another
+    message.
+    """
     _, stream = listen(feed, feed.picture().version)
     forged = "a\n\nevent: reset\ndata: forged\r\n\r\n"
     sample.refusals = (replace(REFUSAL, message=forged),)

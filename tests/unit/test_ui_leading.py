@@ -1,4 +1,4 @@
-"""The data of the leader as the page shows them, and the text of a standby."""
+"""Tests of the leader's data as the usage page shows them, and of the text that a standby shows."""
 
 import threading
 from datetime import UTC, datetime
@@ -39,7 +39,9 @@ def pod(name: str, charge: Charge, model: str | None = "M40", node: str = "", li
 
 
 def test_a_pod_is_shown_with_its_charge_under_the_namespace_s_limit() -> None:
-    """Memory of whole cards is their share of the limit, as the quota counts it."""
+    """For a pod with whole cards, the page shows the memory that the quota charges: the cards' share of the namespace's
+    memory limit.
+    """
     quota = NamespaceQuota({"M40": Limit(400, 4000)})
     pods = [pod("whole", Charge(100, 0, 100)), pod("share", Charge(50, 300)), pod("ended", Charge(100), live=False)]
     assert holder_rows(pods, quota, AT) == [

@@ -1,4 +1,4 @@
-"""The data of the page's tables: shades, order and texts; and the number of cards of nodes."""
+"""Tests of the data in the usage page's tables: shades, order, texts, and the number of cards of nodes."""
 
 from typing import Any
 
@@ -21,17 +21,17 @@ def row(used: float, limit: float, memory: tuple[int, int] | None = None) -> Mod
     ("used", "limit", "expected"),
     [
         pytest.param(0, 8, 0, id="unused"),
-        pytest.param(0.01, 8, 1, id="a hundredth of a card shows"),
+        pytest.param(0.01, 8, 1, id="a hundredth of a card is visible"),
         pytest.param(0.79, 8, 1, id="under a tenth"),
         pytest.param(0.8, 8, 1, id="a tenth"),
-        pytest.param(5.6, 8, 7, id="seven tenths, which floats make 6.99"),
-        pytest.param(0.3, 1, 3, id="three tenths, which floats make 3.0"),
-        pytest.param(0.01, 0.05, 2, id="two tenths, which floats make 1.99"),
+        pytest.param(5.6, 8, 7, id="seven tenths (6.99 in floats)"),
+        pytest.param(0.3, 1, 3, id="three tenths (3.0 in floats)"),
+        pytest.param(0.01, 0.05, 2, id="two tenths (1.99 in floats)"),
         pytest.param(7.99, 8, 9, id="nearly full"),
         pytest.param(8, 8, 10, id="full"),
         pytest.param(8.01, 8, OVER, id="over the limit"),
-        pytest.param(1, 0, OVER, id="usage of a blocked model"),
-        pytest.param(0, 0, 0, id="no usage of a blocked model"),
+        pytest.param(1, 0, OVER, id="a limit of 0, in use"),
+        pytest.param(0, 0, 0, id="a limit of 0, unused"),
     ],
 )
 def test_the_step_of_the_heat_follows_the_usage(used: float, limit: float, expected: int) -> None:
@@ -60,7 +60,7 @@ def test_a_row_sums_its_models_exactly() -> None:
 
 
 def test_reserved_cards_are_shown_with_used_ones_and_are_not_available() -> None:
-    """It does not colour the cell, because it is not used yet."""
+    """Reserved cards do not darken the cell, because they are not used yet."""
     models = model_use("M40", 8, 4, reserved=1.5), model_use("P100", 2, reserved=0.5)
     found = row_of(namespace_use("a", *models))
     assert (found.total.used, found.total.reserved, found.total.available) == (4, 2, 4)
@@ -75,7 +75,9 @@ SECONDS = {-5: "0 s", 0: "0 s", 59.9: "59 s", 60: "1 min", 3599: "59 min", 3600:
 
 
 def test_numbers_are_written_as_people_write_them() -> None:
-    """Cards have no needless digits, nouns follow their number, and memory and spans have suitable units."""
+    """Numbers have no needless digits, nouns are singular or plural as needed, and memory and durations have suitable
+    units.
+    """
     assert {cards: model.number(cards) for cards in CARDS} == CARDS
     assert {count: model.plural(count, "card", "cards") for count in NOUNS} == NOUNS
     assert {mebibytes: model.memory(mebibytes) for mebibytes in MEBIBYTES} == MEBIBYTES
@@ -84,7 +86,7 @@ def test_numbers_are_written_as_people_write_them() -> None:
 
 @pytest.mark.parametrize("text", ["", "yesterday", "2026-03-04", "2026-03-04T12:00:00", "2026-13-04T12:00:00Z"])
 def test_an_invalid_time_is_none(text: str) -> None:
-    """A time without a zone is invalid too, because the API server writes none."""
+    """A time without a time zone is invalid too. The API server never writes such a time."""
     assert refusals.moment(text) is None
 
 
@@ -120,8 +122,8 @@ ROWS = [
     ids=["names", "names turned", "most first", "least first", "equal", "fullest limit", "search", "none"],
 )
 def test_rows_are_in_the_requested_order(order: TableQuery, expected: list[str]) -> None:
-    """Rows are sorted by the used cards of the model, equal rows by the share of the limit. Rows without the model are
-    last.
+    """Rows are sorted by the used cards of the model, and then by the used share of the limit. Rows without this model
+    are last.
     """
     assert [row.namespace for row in model.ordered(ROWS, order)] == expected
 
@@ -207,17 +209,19 @@ TWO_DEVICES = "GPU-1,10,32768,100,NVIDIA-V100,0,true:GPU-2,10,32768,100,NVIDIA-V
     ("offered", "devices", "cards"),
     [
         pytest.param({"tencent.com/vcuda-core": "800"}, None, 8, id="gpu-manager"),
-        pytest.param({"nvidia.com/vcuda-core": 250}, None, 2.5, id="its fork, a card half broken"),
+        pytest.param({"nvidia.com/vcuda-core": 250}, None, 2.5, id="gpu-manager's fork, 2.5 cards"),
         pytest.param({"nvidia.com/vgpu-cores": "400", "nvidia.com/vgpu-number": "40"}, None, 4, id="vgpu-manager"),
         pytest.param({"nvidia.com/gpu": "4"}, None, 4, id="NVIDIA's own plugin"),
-        pytest.param({"nvidia.com/gpu": "20"}, TWO_DEVICES, 2, id="HAMi: parts of cards, so its list counts"),
+        pytest.param({"nvidia.com/gpu": "20"}, TWO_DEVICES, 2, id="HAMi: cards from its register"),
         pytest.param({"nvidia.com/gpu": "20"}, '[{"id":"GPU-1"},{"id":"GPU-2"}]', 2, id="HAMi, JSON"),
         pytest.param({"nvidia.com/gpu": "20"}, "[not JSON", None, id="HAMi, unreadable"),
         pytest.param({"nvidia.com/vgpu-number": "40"}, None, None, id="only a number of vGPUs"),
         pytest.param({"cpu": "64"}, None, None, id="none"),
         pytest.param({"tencent.com/vcuda-core": "many"}, None, None, id="no number"),
         pytest.param({"tencent.com/vcuda-core": "99999999"}, None, None, id="more than a node can have"),
-        pytest.param({"tencent.com/vcuda-core": "0", "nvidia.com/gpu": "1"}, None, 1, id="one of two plugins is off"),
+        pytest.param(
+            {"tencent.com/vcuda-core": "0", "nvidia.com/gpu": "1"}, None, 1, id="one of two plugins offers nothing"
+        ),
     ],
 )
 def test_the_cards_of_a_node_are_counted_by_its_resources(
@@ -240,13 +244,15 @@ def test_a_node_is_read_by_its_label_and_its_allocatable_resources() -> None:
 
 
 def test_the_cards_of_a_model_are_unknown_if_one_of_its_nodes_does_not_report_them() -> None:
-    """A sum without that node would be a wrong number."""
+    """If a node does not report its cards, the sum for its model would be too low. So no number is shown."""
     nodes = [ModelNode("M40", 8), ModelNode("M40", 4), ModelNode("P100", 2), ModelNode("P100", None)]
     assert model.total_cards(nodes) == {"M40": 12, "P100": None}
 
 
 def test_devices_that_are_parts_of_cards_are_counted_as_parts() -> None:
-    """This applies only to devices of NVIDIA's own plugin, which counts the parts of a card."""
+    """With NVIDIA's own device plugin, a device may be a part of a card, here a quarter. Other figures stay as
+    they are.
+    """
     models = CardModels({"T4-shared": ProductRow(("Tesla-T4-*",), 25)})
     plugin = model.read_node(node({MODEL: "Tesla-T4-SHARED"}, status={"allocatable": {"nvidia.com/gpu": "4"}}), MODEL)
     cores = model.read_node(

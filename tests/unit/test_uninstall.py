@@ -1,4 +1,4 @@
-"""The objects that `vcuda-controller uninstall` removes, their order, and its timeout."""
+"""Tests of `vcuda-controller uninstall`: the objects that it removes, their order, and its timeout."""
 
 import pytest
 
@@ -41,13 +41,13 @@ def installed(api: ApiDouble) -> ApiDouble:
 
 
 def uninstall(api: ApiDouble, clock: Clock) -> list[str]:
-    """Run it for ten seconds at most. Return the reported paths in their order."""
+    """Run the uninstallation for at most ten seconds. Return the reported paths in their order."""
     lines: list[str] = []
     Uninstall(api.kube, "vcuda-quota-ledgers", lines.append, clock.pass_by, clock.monotonic).run(10)
     return [line.partition(" ")[0] for line in lines]
 
 
-def test_what_rejects_is_deleted_first_then_the_rights_to_write_then_what_was_written(
+def test_webhooks_are_deleted_first_then_write_permissions_then_stored_data(
     installed: ApiDouble,
 ) -> None:
     removed = uninstall(installed, Clock())

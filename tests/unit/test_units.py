@@ -1,4 +1,6 @@
-"""Units: the value of one unit of a resource without a scheme, by the built-in rows and by the operator's."""
+"""Tests of units. A unit of a resource that belongs to no vendor's scheme has a value in cores and memory, from the
+built-in rows or from the operator.
+"""
 
 import json
 
@@ -67,7 +69,7 @@ def test_a_unit_without_a_value_is_no_request(name: str) -> None:
 
 
 def test_units_are_compared_per_resource_as_by_the_scheduler() -> None:
-    """Two units of one pod add up. The same unit of an init container is not added."""
+    """Units that two containers of a pod request are added up. An init container's units are not added to them."""
     mig, shared = {"nvidia.com/mig-7g.40gb": 1}, {"nvidia.com/gpu.shared": 2}
     init = [container(mig), sidecar(shared)]
     request = read_request(view(pod(container(mig), container(shared), init=init)), known())
@@ -173,7 +175,9 @@ def test_a_possible_gpu_that_is_in_no_table_is_found(name: str, unknown: bool) -
 
 
 class World:
-    """An API server with the quota, and a pod of two shared cards in team-a. A test sets the units."""
+    """An API server with the quota, and with a pod in team-a that requests two units of a shared card. The test sets
+    the value of a unit.
+    """
 
     def __init__(self, api: ApiDouble) -> None:
         self.api = api
@@ -193,7 +197,7 @@ class World:
 
 
 def test_an_edit_of_only_the_units_lists_and_charges_the_pods_again(api: ApiDouble) -> None:
-    """This includes pods that were dropped because they requested nothing that counted. No count may use old values."""
+    """Pods whose requests did not count before the edit must be read again too. No count may use the old values."""
     world = World(api)
     world.edit("{}")
     world.pods.reflector.relist()
@@ -201,10 +205,10 @@ def test_an_edit_of_only_the_units_lists_and_charges_the_pods_again(api: ApiDoub
     assert (before.committed, before.config_version) == ({}, world.quota.resources().version)
     world.edit("{nvidia.com/gpu.shared: {cards: 0.25}}")
     assert world.observed().config_version == before.config_version != world.quota.resources().version
-    world.pods.reflector.relist()  # the effect of `list_again`
+    world.pods.reflector.relist()  # an edit of the quota causes this LIST by `list_again`
     after = world.observed()
     assert (after.committed, after.config_version) == ({"M40": Charge(50, 0, 50)}, world.quota.resources().version)
-    world.edit("{nvidia.com/gpu.shared: {cards: 0.25}}\n")  # it has the same meaning, so nothing is listed
+    world.edit("{nvidia.com/gpu.shared: {cards: 0.25}}\n")  # this edit does not change the meaning, so no LIST is made
     assert world.observed().config_version == world.quota.resources().version
 
 
@@ -217,7 +221,9 @@ def test_a_count_by_older_units_lowers_no_ledger_and_a_newer_one_always_counts()
 
 
 def test_a_replica_counts_a_ledger_again_that_was_counted_by_older_units(api: ApiDouble) -> None:
-    """This applies to any age of its count of the pods, because the replica that made it did not know the edit."""
+    """A ledger that was counted by older values of units must be counted again, even if its count of the pods
+    is new.
+    """
     world, replica = World(api), Replica(api)
     world.edit("{nvidia.com/gpu.shared: {cards: 2}}")
     replica.store.resources = world.quota.resources

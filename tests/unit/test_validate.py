@@ -1,4 +1,4 @@
-"""/validate: nothing else admits a pod, so every kind of pod is tried here."""
+"""Tests of /validate. Only /validate admits pods, so every kind of pod is tried here."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ DEADLINE = 5.0
 
 
 def in_time() -> ReviewDeadline:
-    """Return a deadline in five seconds. Its clock is stopped."""
+    """Return a deadline five seconds ahead. Its clock is stopped."""
     return ReviewDeadline(DEADLINE, lambda: 0.0)
 
 
@@ -62,7 +62,7 @@ def refusal(answer: AdmissionResponse) -> tuple[str, HTTPStatus, str]:
     return answer.outcome, answer.status, answer.message
 
 
-# Charged
+# Tests of pods that are charged
 
 
 def short_by(**fields: Charge) -> Shortage:
@@ -92,7 +92,9 @@ RESERVED, GONE = short_by(reserved=Charge(200)), short_by(terminating=Charge(100
 def test_a_pod_that_may_fit_later_gets_429_with_the_reason(
     decision: PutOff, outcome: str, wait: int | None, told: str
 ) -> None:
-    """retryAfterSeconds is set only if the shortage ends soon, because a controller's worker would wait for it."""
+    """retryAfterSeconds is set only if the shortage ends soon, because the caller would wait in a worker of
+    kube-controller-manager.
+    """
     ledgers = mock.Mock(charge=mock.AsyncMock(return_value=decision))
     policy = replace(builders.policy_for(QUOTA), storable_seconds=75)
     asked = builders.review(pod_of_cores(200))
@@ -117,7 +119,7 @@ def test_a_pinned_pod_within_its_quota_is_charged() -> None:
         pytest.param(QUOTA, {"affinity": required(term(M40), {})}, id="a term that matches nothing"),
         pytest.param(QUOTA, {"affinity": required(term(M40), term(M40, P100))}, id="a term that no node can match"),
         pytest.param(QUOTA, {"affinity": required(term(EITHER, M40))}, id="an intersection"),
-        pytest.param(QUOTA, {"affinity": required(term(EITHER, NO_P100))}, id="all others taken away"),
+        pytest.param(QUOTA, {"affinity": required(term(EITHER, NO_P100))}, id="every other model excluded"),
         pytest.param(POOLED, {"affinity": held_to("M40", "public")}, id="a pool"),
         pytest.param(POOLED, {"affinity": held_to("M40", "lab", "public")}, id="all pools"),
         pytest.param(POOLED, {"nodeSelector": {POOL: "lab"}}, id="a pool by nodeSelector"),
@@ -131,7 +133,9 @@ def test_every_kind_of_pin_to_one_model_is_accepted(quota: NamespaceQuota, place
 
 
 def test_the_whole_pod_is_charged() -> None:
-    """One card each for two containers and a sidecar, and nothing for the smaller init container before them."""
+    """Two containers and a sidecar are charged one card each. The init container before them needs less than their sum,
+    so it adds nothing.
+    """
     card = container({"tencent.com/vcuda-core": 100})
     init = [card, {**card, "restartPolicy": "Always"}]
     ledgers = MemoryLedgers()
@@ -166,7 +170,7 @@ def test_a_dry_run_is_decided_but_not_charged() -> None:
     assert validated(pod_of_cores(801), ledgers, dry_run=True).allowed is False
 
 
-# Over quota
+# Tests of pods that exceed the quota
 
 
 def test_a_pod_over_quota_is_rejected_with_the_figures() -> None:
@@ -180,18 +184,18 @@ def test_a_pod_over_quota_is_rejected_with_the_figures() -> None:
     assert used(ledgers) == {"M40": Charge(700, 0, 700)}
 
 
-# Pods without one allowed model
+# Tests of pods that are not restricted to one allowed model
 
 
 @pytest.mark.parametrize(
     ("placed", "allows"),
     [
-        pytest.param({"affinity": None}, "any", id="nothing said"),
+        pytest.param({"affinity": None}, "any", id="no node selection"),
         pytest.param({"affinity": {"nodeAffinity": {}}}, "any", id="no required affinity"),
         pytest.param({"affinity": {"nodeAffinity": PREFERRED}}, "any", id="only preferred"),
-        pytest.param({"affinity": required(term(M40), term(PUBLIC))}, "any", id="one term leaves it open"),
+        pytest.param({"affinity": required(term(M40), term(PUBLIC))}, "any", id="one term without the pin"),
         pytest.param({"affinity": required(term(requirement(MODEL, "Exists")))}, "any", id="any model"),
-        pytest.param({"affinity": required(term(NO_P100))}, "any", id="all but one"),
+        pytest.param({"affinity": required(term(NO_P100))}, "any", id="all models but one"),
         pytest.param({"affinity": required(term(requirement(f"{MODEL}x", "In", "M40")))}, "any", id="another label"),
         pytest.param({"affinity": required(term(M40), term(P100))}, "M40, P100", id="two terms"),
         pytest.param({"affinity": required(term(EITHER))}, "M40, P100", id="two values"),
@@ -225,8 +229,8 @@ def test_a_pod_of_a_namespace_without_models_is_rejected(quota: NamespaceQuota) 
     [
         pytest.param(held_to("M40"), id="no pool"),
         pytest.param(held_to("M40", "private"), id="another pool"),
-        pytest.param(held_to("M40", "public", "private"), id="one of ours among others"),
-        pytest.param(required(term(M40, PUBLIC), term(M40)), id="one term leaves it open"),
+        pytest.param(held_to("M40", "public", "private"), id="an allowed pool among others"),
+        pytest.param(required(term(M40, PUBLIC), term(M40)), id="one term without the pin"),
         pytest.param(required(term(M40, requirement(POOL, "Exists"))), id="any pool"),
     ],
 )
@@ -237,7 +241,7 @@ def test_a_pod_that_is_not_restricted_to_the_pools_is_rejected(affinity: Manifes
     assert refusal(answer) == ("not-pinned", HTTPStatus.FORBIDDEN, message)
 
 
-# Pods that have a model, and that /mutate would have changed
+# Tests of pods that have a model, but that /mutate would still have changed
 
 
 def of_indices(count: int) -> dict[str, str]:
@@ -263,7 +267,9 @@ def of_indices(count: int) -> dict[str, str]:
 def test_a_pod_that_mutate_would_still_change_is_rejected_or_gets_a_warning(
     fields: Manifest, what: str, mode: Mode
 ) -> None:
-    """A tenant can make /mutate time out, and its failurePolicy is Ignore. A named scheduler is not changed."""
+    """/mutate has failurePolicy Ignore. A tenant who makes /mutate time out could create a pod without the changes of
+    /mutate, so /validate checks for them.
+    """
     hints = Hints(scheduler="gpu-scheduler")
     policy = replace(builders.policy_for(replace(QUOTA, mode=mode)), hints=hints)
     ledgers, asked = MemoryLedgers(), builders.review(pod_of_cores(100, **{"schedulerName": "gpu-scheduler", **fields}))
@@ -288,13 +294,15 @@ def test_every_pod_that_mutate_returns_is_admitted(fields: Manifest) -> None:
 
 @pytest.mark.parametrize("decision", [TOO_MANY, CROWDED])
 def test_retry_after_is_set_only_for_a_retry_within_two_seconds(decision: RetryLater) -> None:
-    """kube-controller-manager waits for that time in one of its few workers."""
+    """kube-controller-manager would wait for retryAfterSeconds in one of its few workers. So the answer has this field
+    only if a retry within two seconds may succeed.
+    """
     busy = mock.Mock(charge=mock.AsyncMock(return_value=decision))
     answer = validated(pod_of_cores(100), busy)
     assert (answer.status, answer.retry_after) == (HTTPStatus.TOO_MANY_REQUESTS, 1 if decision.soon else None)
 
 
-# No other pod is exempt, and no other pod is charged
+# Tests that no other pod is exempt, and that no other pod is charged
 
 
 MIRROR = {"kubernetes.io/config.mirror": "x"}
@@ -318,7 +326,7 @@ def test_ignored_and_malformed_pods_are_charged_nothing(manifest: Manifest, fiel
     assert used(ledgers) == {}
 
 
-# Quotas of every mode
+# Tests of quotas of every mode
 
 
 @pytest.mark.parametrize(
@@ -355,7 +363,7 @@ def test_a_quota_that_is_nearly_used_up_gives_a_warning(
 def test_pods_that_a_quota_without_enforcement_admits_are_charged(
     cores: int, affinity: Manifest | None, models: list[str], mode: Mode
 ) -> None:
-    """So the usage includes it."""
+    """If a quota does not enforce, its pods are still charged, so that the reported usage includes them."""
     ledgers = MemoryLedgers()
     assert validated(pod_of_cores(cores, affinity=affinity), ledgers, replace(POOLED, mode=mode)).allowed
     assert used(ledgers) == {model: Charge(cores, 0, cores) for model in models}

@@ -1,4 +1,6 @@
-"""Pods beyond their quota: the newest are found, as few as suffice, each with its message."""
+"""Tests of finding pods that exceed their quota: the newest pods are found, only as many as needed, each with a
+message.
+"""
 
 from collections.abc import Sequence
 
@@ -17,14 +19,16 @@ FOUR = NamespaceQuota({"M40": Limit(400)})
 
 
 def pod(name: str, cores: int = 100, age: int = 1, **fields: object) -> StoredPod:
-    """Return a pod on M40, created ``age`` hours ago, with cores, and a whole card's memory for each card."""
+    """Return a pod on M40 that was created ``age`` hours ago, with ``cores``. It is charged the memory of
+    whole cards.
+    """
     given = {"model": "M40", "node": "", "live": True, "charge": Charge(cores, 0, cores), **fields}
     created = f"2026-01-01T{23 - age:02}:00:00Z"
     return StoredPod(uid=f"uid-{name}", namespace="team-a", name=name, created=created, **given)  # type: ignore[arg-type]  # the fields of a test
 
 
 def found(*pods: StoredPod, quota: NamespaceQuota = FOUR, at: Nodes = AT) -> list[tuple[str, str]]:
-    """Return the name of each found pod, and its violation."""
+    """Return the name and the kind of violation of each pod that is found."""
     return [(finding.holder.name, finding.kind.value) for finding in find_violations("team-a", quota, pods, at)]
 
 
@@ -34,33 +38,36 @@ def over(*names: str) -> list[tuple[str, str]]:
 
 FOUND: dict[str, tuple[list[StoredPod], list[tuple[str, str]]]] = {
     "none": ([], []),
-    "full, and within": ([pod("a", 200, 2), pod("b", 200, 1)], []),
+    "exactly at the limit": ([pod("a", 200, 2), pod("b", 200, 1)], []),
     "the newest": ([pod("a", 200, 3), pod("b", 200, 2), pod("c", 100, 1)], over("c")),
     "in any order": ([pod("c", 300, 1), pod("b", 200, 2), pod("a", 200, 3)], over("c")),
     "the two newest": ([pod("a", 300, 3), pod("b", 200, 2), pod("c", 200, 1)], over("c", "b")),
-    "a bigger one that is older stays": ([pod("big", 400, 2), pod("small", 1, 1)], over("small")),
-    "a newer one that fits stays": ([pod("a", 300, 3), pod("b", 200, 2), pod("c", 100, 1)], over("b")),
+    "an older, larger pod stays": ([pod("big", 400, 2), pod("small", 1, 1)], over("small")),
+    "a newer pod that fits stays": ([pod("a", 300, 3), pod("b", 200, 2), pod("c", 100, 1)], over("b")),
     "alone beyond the limit": ([pod("big", 500, 2), pod("small", 100, 1)], over("big")),
-    "a finished one counts for nothing": ([pod("a", 400, 2), pod("b", 400, 1, live=False)], []),
-    "the newest goes already": ([pod("a", 400, 2), pod("b", 100, 1, terminating=True)], []),
-    "an older one goes already": ([pod("a", 100, 2, terminating=True), pod("b", 400, 1)], []),
-    "one goes of two": ([pod("a", 400, 3), pod("b", 100, 2), pod("c", 100, 1, terminating=True)], over("b")),
+    "a pod that has ended": ([pod("a", 400, 2), pod("b", 400, 1, live=False)], []),
+    "the newest pod is terminating": ([pod("a", 400, 2), pod("b", 100, 1, terminating=True)], []),
+    "an older pod is terminating": ([pod("a", 100, 2, terminating=True), pod("b", 400, 1)], []),
+    "one of two pods is terminating": (
+        [pod("a", 400, 3), pod("b", 100, 2), pod("c", 100, 1, terminating=True)],
+        over("b"),
+    ),
     "the model of its node is not allowed": (
         [pod("held", 300, 2), pod("runs", 200, 1, model=None, node="gpu-1")],
         [("runs", "not-allowed")],
     ),
     "the model it is pinned to is not allowed": ([pod("a", model="A100")], [("a", "not-allowed")]),
-    "not allowed, and goes already": ([pod("a", model="A100", terminating=True)], []),
+    "not allowed, and terminating": ([pod("a", model="A100", terminating=True)], []),
     "not pinned and on no node with a model": (
         [pod("a", 900, model=None), pod("b", model=None, node="gone", age=2), pod("c", 400)],
         [("a", "unpinned"), ("b", "unpinned")],
     ),
-    "none, ended": ([pod("a", model=None, terminating=True), pod("b", model=None, live=False)], []),
+    "not pinned, ended": ([pod("a", model=None, terminating=True), pod("b", model=None, live=False)], []),
 }
 
 
 @pytest.mark.parametrize(("pods", "expected"), FOUND.values(), ids=FOUND)
-def test_pods_are_found_that_the_quota_would_not_admit(pods: list[StoredPod], expected: list[tuple[str, str]]) -> None:
+def test_pods_that_the_quota_would_not_admit_are_found(pods: list[StoredPod], expected: list[tuple[str, str]]) -> None:
     assert found(*pods) == expected
 
 
@@ -76,7 +83,7 @@ WHOLE_AND_SHARE = [pod("a", 300, 2), pod("b", charge=Charge(50, 1000))]
 @pytest.mark.parametrize(
     ("limit", "pods", "expected"),
     [
-        pytest.param(Limit(0), [pod("a", 1)], over("a"), id="a hard block"),
+        pytest.param(Limit(0), [pod("a", 1)], over("a"), id="a limit of 0"),
         pytest.param(Limit(400, 4000), SHARES, over("b"), id="memory"),
         pytest.param(Limit(400, 4000), WHOLE_AND_SHARE, [], id="memory of whole cards is their share of the limit"),
     ],
@@ -139,14 +146,16 @@ def test_only_a_quota_that_enforces_evicts_and_only_pods_that_it_counts(mode: Mo
 
 
 def test_a_mirror_pod_is_reported_and_not_evicted() -> None:
-    """Its static pod would keep running, and its mirror would be recreated."""
+    """An eviction would only delete the mirror pod. The static pod would keep running, and kubelet would create the
+    mirror pod again.
+    """
     finding = one(pod("static", 500, node="gpu-1", mirror=True))
     assert not finding.evictable
     assert finding.message.endswith("; it mirrors a static pod: to end that, remove its manifest from node gpu-1")
 
 
 def named(pods: Sequence[StoredPod]) -> list[StoredPod]:
-    """Return the pods with unique names."""
+    """Return the pods after giving each a unique name."""
     return [msgspec.structs.replace(each, name=f"p{at}", uid=f"uid-p{at}") for at, each in enumerate(pods)]
 
 

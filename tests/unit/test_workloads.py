@@ -1,4 +1,6 @@
-"""Which manifests are read, their number of pods, and the errors for malformed ones."""
+"""Tests of reading manifests of workloads: which ones are read, the number of their pods, and the errors for malformed
+ones.
+"""
 
 import json
 from pathlib import Path
@@ -34,7 +36,7 @@ def read(*manifests: object) -> list[Workload]:
 
 
 def unread(text: str) -> Unread:
-    """Return the only object of a text, which is not decoded."""
+    """Return the only object in the text. The object must be of a kind that is not decoded."""
     (found,) = typed_workloads("file", text, "team-a")
     assert isinstance(found, Unread)
     return found
@@ -51,7 +53,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "file.yaml"
 
 
-# Workloads
+# Tests of workloads
 
 
 @cases(
@@ -121,14 +123,16 @@ def test_a_file_without_objects_has_no_workloads(text: str) -> None:
 
 
 def test_unquoted_text_that_yaml_converts_stays_text() -> None:
-    """kubectl treats a date as text, and also a number as a label's key."""
+    """YAML reads an unquoted date as a date, and a number as a number. kubectl treats both as text where a text is
+    expected.
+    """
     text = "{kind: Pod, metadata: {name: x, annotations: {on: 2024-01-31, 7: seven}}, spec: {containers: []}}"
     (found,) = typed_workloads("file", text.replace("on:", "'on':"), "team-a")
     assert isinstance(found, Workload)
     assert found.created["metadata"]["annotations"] == {"on": "2024-01-31", "7": "seven"}
 
 
-# Malformed manifests
+# Tests of malformed manifests
 
 NO_OBJECT = "not a Kubernetes object: kind is required"
 NO_NAMESPACE = (
@@ -208,7 +212,9 @@ def test_yaml_without_a_json_equivalent_is_rejected(text: str) -> None:
 
 
 def test_built_in_objects_that_create_no_pods_are_skipped() -> None:
-    """So a whole bundle, as kustomize prints it, can be checked."""
+    """Objects that create no pods are skipped, so that a whole bundle can be checked, for example the output of
+    kustomize.
+    """
     bundle = read(
         {"apiVersion": "v1", "kind": "Service", "spec": {"ports": []}},
         {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole"},
@@ -246,7 +252,7 @@ def test_aliases_of_aliases_are_visited_once() -> None:
 
 
 def test_a_null_field_counts_as_absent(path: Path) -> None:
-    """Kubernetes does the same. YAML written by hand or by templates has such fields."""
+    """Kubernetes treats null fields in the same way. YAML that is written by hand or by templates has such fields."""
     path.write_text(yaml.safe_dump(vcuda_pod(nodeName=None)))
     (found,) = read_workloads([path], "team-a")
     assert isinstance(found, Workload)
@@ -264,7 +270,7 @@ def test_the_position_of_a_fault_names_file_and_document(path: Path, tmp_path: P
     assert found.reason == f"{bad}, document 2: -1 is not a number of pods from 0 to 10000"
 
 
-# Kinds that are not built in, as their projects' documentation writes them
+# Tests of custom resources, with manifests from the documentation of their projects
 
 POD = {"spec": {"containers": [container({"nvidia.com/gpu": 1})]}}
 GPU = {"resources": {"limits": {"nvidia.com/gpu": 1}}}

@@ -1,4 +1,6 @@
-"""The queue: each key once, at its earliest time, with a minimum interval; and the loop that serves it."""
+"""Tests of the work queue (each key once, at its earliest time, with a minimum interval) and of the loop that serves
+its keys.
+"""
 
 import itertools
 import math
@@ -28,8 +30,8 @@ def queue(clock: Clock) -> WorkQueue:
 
 
 def due_now(queue: WorkQueue) -> list[str]:
-    """Take all keys that are due by now, in order. A key that is due last marks the end."""
-    end = f"end-{next(ENDS)}"  # a new name each time, so that no interval delays it
+    """Return all keys that are due now, in their order. A special key that is added last marks the end."""
+    end = f"end-{next(ENDS)}"  # a new name each time, so that the minimum interval does not delay this key
     queue.add(end)
     due = list(iter(lambda: str(queue.next()), end))
     queue.served(end)
@@ -51,8 +53,8 @@ def test_names_are_served_in_the_order_of_their_times(queue: WorkQueue, clock: C
 
 
 def due_after(queue: WorkQueue, clock: Clock, seconds: float) -> list[str]:
-    """Let time pass, and assert that nothing was due until its last tenth of a second. Return the keys that are due
-    then.
+    """Let ``seconds`` pass, and return the keys that are due then. Assert that no key was due a tenth of a second
+    earlier.
     """
     clock.now += seconds - 0.1
     assert due_now(queue) == []
@@ -66,11 +68,13 @@ def test_the_earliest_time_is_used(queue: WorkQueue, clock: Clock, delays: tuple
         queue.add("a", delay)
     assert due_after(queue, clock, 2.0) == ["a"]
     clock.now += 100
-    assert due_now(queue) == [], "the turn must clear the later time"
+    assert due_now(queue) == [], "the turn must clear the key's later time"
 
 
 def test_two_turns_of_a_name_are_an_interval_apart_and_delay_no_other(queue: WorkQueue, clock: Clock) -> None:
-    """An event during the turn of a name causes another turn, because the first one may not have seen its change."""
+    """An event arrives during the turn of its key. The turn may have missed the event's change, so another turn follows
+    after the minimum interval.
+    """
     queue.add("a")
     assert due_now(queue) == ["a"]
     queue.add("b")
@@ -85,7 +89,7 @@ def test_a_name_that_is_not_urgent_waits_longer_after_a_turn_and_delays_no_other
     queue: WorkQueue, clock: Clock
 ) -> None:
     queue.add("a", interval=3 * INTERVAL)
-    assert due_now(queue) == ["a"], "the first turn is at once"
+    assert due_now(queue) == ["a"], "the first turn must be at once"
     queue.add("a", interval=3 * INTERVAL)
     assert due_after(queue, clock, 3 * INTERVAL) == ["a"]
     queue.add("a", interval=3 * INTERVAL)
@@ -140,7 +144,9 @@ def test_every_event_is_followed_by_a_turn_and_turns_are_apart(events: list[tupl
         serve()
         clock.now += pause
         serve()
-        assert all(at + INTERVAL > clock.now for at in wanted.values()), "late by more than the minimum interval"
+        assert all(at + INTERVAL > clock.now for at in wanted.values()), (
+            "the turn is late by more than the minimum interval"
+        )
     clock.now += 60
     serve()
     assert not wanted
@@ -167,11 +173,11 @@ def test_the_lag_is_that_of_due_names_without_a_successful_turn(queue: WorkQueue
     assert queue.lag() == 0
 
 
-# The loop
+# Tests of the loop
 
 
 class Reconciled:
-    """A loop whose look at a key returns or raises its ``answers``. A first retry follows within 4 s."""
+    """A loop that returns or raises the answer in ``answers`` for each key. After an error, it retries within 4 s."""
 
     def __init__(self, clock: Clock) -> None:
         self.answers: dict[str, float | Exception | None] = {}
@@ -182,7 +188,7 @@ class Reconciled:
         )
 
     def serve(self, until: float = 0.0) -> list[Any]:
-        """Serve all keys that become due within so many seconds. Return what was logged."""
+        """Serve all keys that become due within ``until`` seconds. Return the logged lines."""
         with structlog.testing.capture_logs() as logs:
             for _ in range(math.ceil(until * 10) + 1):
                 for key in due_now(self.loop.queue):
@@ -236,11 +242,11 @@ def test_a_failing_key_is_retried_less_and_less_often_until_it_succeeds(reconcil
     reconciled.answers["bad"] = Unavailable("timed out")
     reconciled.loop.queue.add("bad")
     reconciled.serve(5)
-    assert len(reconciled.turns) == 2, "it must restart with the short delay"
+    assert len(reconciled.turns) == 2, "the delay must restart at its shortest value"
 
 
 def test_an_internal_error_ends_the_loop(reconciled: Reconciled) -> None:
-    """The loop raises the error, and its caller ends the process."""
+    """If a turn raises an unexpected error, the loop raises it too. The loop's caller then ends the process."""
     reconciled.answers["bad"] = KeyError("bug")
     reconciled.loop.queue.add("bad")
     with pytest.raises(KeyError):

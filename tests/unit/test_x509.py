@@ -1,4 +1,4 @@
-"""The certificates that the authority signs, and those that it rejects."""
+"""Tests of the certificates that the CA signs, and of the certificates that it rejects."""
 
 import string
 from datetime import UTC, datetime, timedelta, timezone
@@ -48,12 +48,12 @@ def leaf(authority: Signed) -> Signed:
 
 @pytest.fixture
 def signed(request: pytest.FixtureRequest, authority: Signed, leaf: Signed) -> Signed:
-    """Return the certificate of a case by name."""
+    """Return the signed certificate of the named case."""
     return {"authority": authority, "leaf": leaf}[request.param]
 
 
 def verify(leaf: Signed, authority: Signed, subject: str, at: datetime) -> None:
-    """Verify the chain as a web client does. Raises VerificationError."""
+    """Verify the certificate chain as a TLS client does. Raises VerificationError if the chain is invalid."""
     name: verification.Subject
     try:
         name = x509.IPAddress(ip_address(subject))
@@ -65,7 +65,7 @@ def verify(leaf: Signed, authority: Signed, subject: str, at: datetime) -> None:
 
 
 def set_bits(usage: x509.KeyUsage) -> set[str]:
-    """Return the names of the set bits. The two bits that depend on key_agreement are unset with it."""
+    """Return the names of the set bits. Two further bits exist only together with key_agreement and are not checked."""
     bits = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment")
     return {bit for bit in (*bits, "key_agreement", "key_cert_sign", "crl_sign") if getattr(usage, bit)}
 
@@ -115,7 +115,9 @@ def test_authority_and_leaf_share_no_key(authority: Signed, leaf: Signed) -> Non
 
 @pytest.mark.parametrize(("signed", "days"), [("authority", 730), ("leaf", 90)], indirect=["signed"])
 def test_validity_starts_five_minutes_before_now_and_lasts_its_life_from_now(signed: Signed, days: int) -> None:
-    """Times are whole seconds, rounded down, because a certificate has no fractions."""
+    """Validity starts five minutes before now. Certificates have times in whole seconds, so the times are
+    rounded down.
+    """
     assert signed.certificate.not_valid_before_utc == START
     assert signed.expires == NOW.replace(microsecond=0) + timedelta(days=days)
 
@@ -131,7 +133,9 @@ def test_a_leaf_never_outlives_its_authority() -> None:
 
 
 def test_serials_are_random_and_have_at_most_20_octets() -> None:
-    """Of 64 serials none is repeated, all fit 159 bits, and every bit is set in one and unset in another."""
+    """None of 64 serial numbers is repeated, and each fits in 159 bits. Each bit is 1 in some serial number and 0 in
+    another.
+    """
     serials = [make_authority(NOW).certificate.serial_number for _ in range(64)]
     ever, always = 0, 2**159 - 1
     for serial in serials:
@@ -142,7 +146,9 @@ def test_serials_are_random_and_have_at_most_20_octets() -> None:
 
 
 def test_two_authorities_differ_by_name() -> None:
-    """So an issuer is found by name while a bundle has the old and the new one."""
+    """During a rotation, a bundle has the old and the new CA. The different names identify the CA that issued a
+    certificate.
+    """
     assert make_authority(NOW).certificate.subject != make_authority(NOW).certificate.subject
 
 
@@ -191,7 +197,7 @@ def test_a_client_rejects_a_leaf_of_another_authority(leaf: Signed) -> None:
         pytest.param(Names(), NOW, timedelta(1), "at least one DNS name", id="no names"),
         pytest.param(DEVELOPMENT, NOW, timedelta(0), "longer than nothing", id="no life"),
         pytest.param(DEVELOPMENT, NOW + timedelta(730), timedelta(1), "sign nothing", id="authority expired"),
-        pytest.param(DEVELOPMENT, NOW - timedelta(1), timedelta(1), "sign nothing", id="authority from later"),
+        pytest.param(DEVELOPMENT, NOW - timedelta(1), timedelta(1), "sign nothing", id="a CA that is not valid yet"),
     ],
 )
 def test_a_leaf_that_no_client_could_accept_is_not_issued(
@@ -202,7 +208,7 @@ def test_a_leaf_that_no_client_could_accept_is_not_issued(
 
 
 def test_a_time_without_zone_is_rejected() -> None:
-    """It would be read as UTC, and be hours off if it was local time."""
+    """A time without a zone might be local time. If it were read as UTC, it could be wrong by hours."""
     with pytest.raises(ValueError, match="needs a time zone"):
         make_authority(NOW.replace(tzinfo=None))
 
@@ -230,7 +236,7 @@ def test_joined_names_keep_their_order_without_duplicates() -> None:
     [
         *((name, name) for name in ("localhost", "*.example.com", "xn--bcher-kva.example", "a" * 63)),
         ("GPU.Example.com", "gpu.example.com"),
-        (".".join(["a" * 49] * 5), ".".join(["a" * 49] * 5)),  # 249 characters
+        (".".join(["a" * 49] * 5), ".".join(["a" * 49] * 5)),  # this name has 249 characters
     ],
 )
 def test_valid_dns_names_are_accepted(text: str, name: str) -> None:
@@ -245,7 +251,7 @@ def test_valid_dns_names_are_accepted(text: str, name: str) -> None:
             for text in ("", "a.", "a..b", "a_b", "-a", "*", "a.*.b", "a\n", "a" * 64, "https://a")
         ),
         ("bücher.example", "xn--"),
-        (".".join(["a" * 50] * 5), "at most 253"),  # 254 characters
+        (".".join(["a" * 50] * 5), "at most 253"),  # this name has 254 characters
         ("10.0.0.1", "give it with --ip"),
         ("::1", "give it with --ip"),
     ],
@@ -271,7 +277,7 @@ def test_invalid_addresses_are_rejected(text: str, sentence: str) -> None:
 
 @given(text=st.text(string.ascii_letters + string.digits + "-._ ", max_size=70))
 def test_a_label_is_a_valid_name_of_a_namespace(text: str) -> None:
-    """RFC 1123: lower-case letters, digits and '-', not at the ends, 1 to 63 characters."""
+    """By RFC 1123, a label has 1 to 63 lower-case letters, digits and '-', and does not begin or end with '-'."""
     allowed = set(string.ascii_lowercase + string.digits + "-")
     if 1 <= len(text) <= 63 and set(text) <= allowed and text.strip("-") == text:
         assert parse_label(text) == text
