@@ -29,9 +29,9 @@ QUIET = frozenset({"ignored", "unlimited", "mirror"})
 LARGE_REVIEW = 64 * 1024
 
 TOO_LARGE = (
-    f"the API server sends this object to this webhook in more than {MAX_BODY} bytes ({MAX_BODY // 2**20} MiB): "
-    "each &, < and > counts as six bytes, and an update contains the old object too; "
-    "make it smaller, for example by moving long texts to a ConfigMap"
+    f"the admission review of this object has more than {MAX_BODY} bytes ({MAX_BODY // 2**20} MiB); "
+    "each &, < and > takes six bytes, and an update also contains the old object; "
+    "make the object smaller, for example by moving long texts to a ConfigMap"
 )
 """The message of a review that is over `MAX_BODY`."""
 

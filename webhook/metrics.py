@@ -89,7 +89,7 @@ class LedgerMetrics:
             buckets=(1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000),
         )
         self.granted = counter(
-            "vcuda_ledger_granted", "Charges admitted from a reservation and written later with others."
+            "vcuda_ledger_granted", "Charges admitted from a reservation and written later, several at once."
         )
         self.conflicts = counter(
             "vcuda_ledger_conflicts", "Ledger writes that failed because another replica or the controller wrote first."
@@ -97,7 +97,7 @@ class LedgerMetrics:
         self.lists = counter("vcuda_ledger_lists", "LISTs of a namespace's pods and claims before a charge is refused.")
         self.unsure = counter(
             "vcuda_ledger_unsure",
-            "Ledger writes without an answer; the ledger is read again to find out if they succeeded.",
+            "Ledger writes without an answer. The replica reads the ledger again to find out if they succeeded.",
         )
 
 
@@ -122,7 +122,7 @@ class ReflectorCollector(Collector):
         """Return one metric for the ages and one for the incidents, both with a label for the watched resource."""
         age = GaugeMetricFamily(
             "vcuda_watch_last_event_age_seconds",
-            "Seconds since this watch was last listed, started or sent an event or bookmark; over 120: it has stalled.",
+            "Seconds since the last list, start, event or bookmark of this watch. Above 120, the watch has stalled.",
             labels=["resource"],
         )
         trouble = CounterMetricFamily(

@@ -67,7 +67,7 @@ def test_no_pod_bypasses_mutate_while_it_is_down_and_workloads_continue_afterwar
                 (forged(namespace, spec={"nodeName": "gpu-m40"}), "spec.nodeName is set"),
                 (forged(namespace, metadata={"annotations": {"tencent.com/predicate-time": "1"}}), "predicate-time"),
                 (forged(namespace, metadata={"labels": {"nvidia.com/assigned-phase": "x"}}), "assigned-phase"),
-                (card_pod("floating", namespace), "the pod is not held to one GPU model"),
+                (card_pod("floating", namespace), "must restrict the pod to one GPU model"),
             ):
                 refused = tenant.try_create(pod)
                 assert refused.status == HTTPStatus.FORBIDDEN

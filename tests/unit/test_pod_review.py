@@ -94,7 +94,7 @@ def test_only_creation_is_decided_and_no_subresource(fields: dict[str, str]) -> 
 )
 def test_another_kind_is_rejected_as_a_mistake_of_the_configuration(kind: GroupVersionKind, named: str) -> None:
     """It is rejected. If it were admitted, no sign would show that the quota is not enforced."""
-    message = f"this webhook answers for pods, not for {named}; correct the rules that call it"
+    message = f"this webhook reviews pods, not {named}; correct the webhook's rules"
     answer = AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
     assert review_of(review(vcuda_pod(), kind=kind), POLICY) == answer
 

@@ -35,13 +35,13 @@ PODS = GroupVersionKind(version="v1", kind="Pod")
 
 ADMITTED, REFUSED, UNKNOWN, SKIPPED, MALFORMED = "admitted", "refused", "unknown", "skipped", "malformed"
 
-NOT_COUNTED = "the object does not say how many of these pods there are; one is decided"
+NOT_COUNTED = "the object does not state the number of these pods; one pod is checked"
 
 _WORDS = {"ignored": "no GPU", "unlimited": "not limited"}
 
-_COUNTED = "a system namespace: the API server asks nobody about its {}, so they count and are never refused"
+_COUNTED = "system namespace: the webhook is not called for its {}, so they are charged and never refused"
 
-_MADE_LATER = "charged is each claim that is made of it"
+_MADE_LATER = "each claim that Kubernetes creates from this template is charged"
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -149,12 +149,10 @@ async def _decide(workload: Workload, ask: Ask, cluster: files.OfflineCluster) -
     claims = [(each, cluster.templates.get((namespace, each.template))) for each in made_claims(created)]
     missing = [f"{TEMPLATE} {each.template}" for each, spec in claims if spec is None]
     if _needs_nodes(created, policy):
-        missing.append("the nodes by whose labels or names it is placed (--nodes)")
+        missing.append("the nodes whose labels or names the pod selects (--nodes)")
     alike, row = await _decide_one(workload.title, created, ask, policy, told)
     if missing and row.decision == ADMITTED and policy.quota.for_namespace(namespace):
-        reason = "; ".join(
-            filter(None, (f"depends on what is in none of these files: {', '.join(missing)}", row.reason))
-        )
+        reason = "; ".join(filter(None, (f"the decision depends on missing objects: {', '.join(missing)}", row.reason)))
         row = msgspec.structs.replace(row, decision=UNKNOWN, reason=reason)
     yield alike, row
     for each, spec in claims if row.decision != REFUSED else ():

@@ -180,7 +180,7 @@ def read_stored(path: Path, labels: affinity.NodeLabels, known: resources.GpuRes
 def _read_object(where: str, manifest: workloads.Manifest) -> k8s_types.K8sObject:
     kind = manifest["kind"]
     if kind not in _KINDS:
-        raise errors.BadInput(f"{where}: expected one of {', '.join(_KINDS)}, not {kind}")
+        raise errors.BadInput(f"{where}: kind must be one of {', '.join(_KINDS)}; got {kind}")
     if _KINDS[kind].__module__ == objects.__name__:
         workloads.require_claims_api(where, manifest)
     stored = shapes.convert(where, manifest, _KINDS[kind])

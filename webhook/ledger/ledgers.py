@@ -53,7 +53,7 @@ class ReviewDeadline:
         if self.charging or (not self._abandoned and self._clock() < self.end):
             return
         if self._abandoned:
-            raise Dropped("the caller of this review has gone", DropReason.DISCONNECTED)
+            raise Dropped("the caller of this review has disconnected", DropReason.DISCONNECTED)
         raise Dropped("the deadline of this review has passed", DropReason.LATE)
 
 

@@ -75,7 +75,7 @@ ASK_AGAIN_SECONDS = 1.0
 # Without it, two replicas whose writes conflict would conflict again at every retry.
 MAX_JITTER_SECONDS = 0.02
 
-TOO_MANY = RetryLater("too many charges to this namespace at once", soon=True)
+TOO_MANY = RetryLater("too many charges of this namespace are being written at once", soon=True)
 UNSURE = RetryLater("it is not known whether the charge was written", soon=True)
 
 Charging = PendingCall[ChargeRequest, Decision]

@@ -30,7 +30,7 @@ from webhook.review import verdicts
 from webhook.review.context import PolicySnapshot
 from webhook.review.models import Allowed, check_wish, pin
 
-WAITS = "its claim waits until so much is free"
+WAITS = "its claim must wait until this quota is free"
 
 MOST_TEMPLATES = 8
 """Most templates of one pod that are checked, because a large template takes some milliseconds the first time."""
@@ -50,7 +50,7 @@ class ClaimReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
 def review_of(request: AdmissionRequest, policy: PolicySnapshot) -> ClaimReview | AdmissionResponse:
     """Return the claim or template under review, or the answer if the object is neither to be pinned nor charged."""
     if request.kind.kind not in (CLAIM, TEMPLATE):
-        message = f"this webhook answers for claims, not for {request.kind.kind}; correct the rules that call it"
+        message = f"this webhook reviews ResourceClaims, not {request.kind.kind}; correct the webhook's rules"
         return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
     # Kubernetes does not allow changes of a stored claim's requests, so only its creation is decided.
     if request.operation != "CREATE" or request.sub_resource:
@@ -199,8 +199,8 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
 def _not_held(review: ClaimReview, model: str | None) -> str:
     allowed = [f"{each}: {limit}" for each, limit in review.quota.limits.items() if not limit.blocks]
     return (
-        f"the claim is not held to the products of one GPU model that namespace {review.namespace} may use "
-        f"({', '.join(allowed) or 'none'}) by a selector of each request: it is held to {model or 'none'}"
+        f"each request must select the products of one GPU model of namespace {review.namespace} "
+        f"({', '.join(allowed) or 'none'}); the model that all requests select: {model or 'none'}"
     )
 
 

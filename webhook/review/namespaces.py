@@ -67,10 +67,10 @@ class ExistingNamespaces:
             try:
                 known.exists = await asyncio.wait_for(asyncio.shield(known.asked), LOOK_UP_TIMEOUT_SECONDS)
             except TimeoutError:
-                raise errors.Unavailable("too many namespaces are being looked up at once") from None
+                raise errors.Unavailable("too many namespaces are being looked up at once; retry") from None
             known.until = self._clock() + (FOUND_SECONDS if known.exists else MISSING_SECONDS)
         if not known.exists:
-            raise errors.BadReview(f"there is no namespace {namespace}")
+            raise errors.BadReview(f"namespace {namespace} does not exist")
 
     def _ask(self, namespace: str) -> bool:
         try:

@@ -107,7 +107,7 @@ def gpu_pod_of(request: AdmissionRequest) -> Pod | AdmissionResponse:
     kind = request.kind
     if kind.kind != "Pod" or kind.group:
         named = "/".join(part for part in (kind.group, kind.version, kind.kind) if part)
-        message = f"this webhook answers for pods, not for {named or 'an unnamed kind'}; correct the rules that call it"
+        message = f"this webhook reviews pods, not {named or 'an unnamed kind'}; correct the webhook's rules"
         return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
     # The requests of a stored pod for cards cannot be changed. Ephemeral containers cannot request resources.
     if request.operation != "CREATE" or request.sub_resource:
@@ -231,10 +231,10 @@ def _undone(review: PodReview, pin: placement.Pin, hints: patches.Hints) -> Iter
     if pin.model is None:
         return
     if hints.avoided and reaches(pod, nodes, HOSTNAME, hints.avoided):
-        yield "its node selection allows nodes that its scheduler must not choose"
+        yield "its node selection allows nodes that its scheduler must not use"
     asked = review.request
     for what in card_types.reachable_others(pod, asked.schemes, pin.model, nodes.types, has_share=asked.has_share):
-        yield f"its annotations let it have {what}"
+        yield f"its annotations allow {what}"
 
 
 def left_to_mutate(patch: Sequence[Operation]) -> Iterator[str]:
@@ -245,12 +245,12 @@ def left_to_mutate(patch: Sequence[Operation]) -> Iterator[str]:
     removed = [operation["path"] for operation in patch if operation["op"] == "remove"]
     records = [JsonPointer(path).parts[-1] for path in removed if path.startswith("/metadata/")]
     if "/spec/nodeName" in removed:
-        yield "spec.nodeName is set, past the scheduler"
+        yield "spec.nodeName is set, which bypasses the scheduler"
     if records:
         more = f" and {len(records) - MOST_RECORDS} more" if len(records) > MOST_RECORDS else ""
-        yield f"it carries allocation records: {', '.join(records[:MOST_RECORDS])}{more}"
+        yield f"it has allocation records: {', '.join(records[:MOST_RECORDS])}{more}"
     if any(operation["path"] == "/spec/schedulerName" for operation in patch):
-        yield "spec.schedulerName is not the one that places vcuda pods"
+        yield "spec.schedulerName is not the scheduler of vcuda pods"
 
 
 def other_scheduler(review: PodReview, placing: str | None) -> Iterator[str]:
@@ -260,7 +260,7 @@ def other_scheduler(review: PodReview, placing: str | None) -> Iterator[str]:
     # Units are safe with any scheduler, because Kubernetes itself counts them on each node.
     if placing and review.request.schemes and named not in ("", placing, DEFAULT_SCHEDULER):
         why = f"{named[:MOST_OF_SCHEDULER]} does not know which cards are free"
-        yield f"spec.schedulerName must be {placing}, or left out: {why}"
+        yield f"spec.schedulerName must be {placing} or empty: {why}"
 
 
 def _unpinned(review: PodReview, pin: placement.Pin) -> str:
@@ -273,11 +273,11 @@ def _unpinned(review: PodReview, pin: placement.Pin) -> str:
     if pin.models is not None and len(pin.models) > MOST_MODELS:
         held += f" and {len(pin.models) - MOST_MODELS} more"
     return (
-        f"the pod is not held to one GPU model that namespace {review.namespace} may use "
-        f"({', '.join(allowed) or 'none'}) by a required node affinity or nodeSelector: it allows {held}"
+        "a required node affinity or nodeSelector must restrict the pod to one GPU model of namespace "
+        f"{review.namespace} ({', '.join(allowed) or 'none'}); the pod allows {held}"
     )
 
 
 def _outside_pools(review: PodReview) -> str:
-    where = f"pools {', '.join(review.quota.pools)}, where namespace {review.namespace} must stay"
-    return f"the pod is not held to the {where}, by a required node affinity or nodeSelector"
+    where = f"the pools of namespace {review.namespace}: {', '.join(review.quota.pools)}"
+    return f"a required node affinity or nodeSelector must restrict the pod to {where}"

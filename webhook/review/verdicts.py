@@ -69,7 +69,7 @@ def misnamed(namespace: str) -> AdmissionResponse | None:
     if is_namespace_name(namespace):
         return None
     # The message truncates the name, because a forged name may be as long as the largest request.
-    message = f"{namespace[:MOST_OF_NAMESPACE]!r} is no name of a namespace"
+    message = f"{namespace[:MOST_OF_NAMESPACE]!r} is not a valid namespace name"
     return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
 
 
@@ -113,16 +113,22 @@ def over_quota_for_now(review: Review, decision: PutOff) -> AdmissionResponse:
     # workers. The controller of this project has the workload retried when quota is released.
     wait = RETRY_AFTER_SECONDS if decision.soon and review.may_wait else None
     if not decision.counted:
-        message += "; how much of that is stored could not be counted in time"
+        message += "; the stored pods could not be counted in time"
         return put_off(review, "over-quota-uncounted", message, wait, model)
     if any(shortage.rests_on_reserved for shortage in shortages):
-        return put_off(review, "over-quota-reserved", f"{message}; what is reserved is given back", wait, model)
+        return put_off(
+            review, "over-quota-reserved", f"{message}; reserved quota is being released; retry soon", wait, model
+        )
     if any(shortage.rests_on_pending for shortage in shortages):
         within = f" within {review.policy.storable_seconds:g} s" if review.policy.storable_seconds else ""
-        message += f"; what is pending and is never stored is given back{within}"
+        message += f"; admitted pods that were never created release their quota{within}"
         return put_off(review, "over-quota-pending", message, wait, model)
     return put_off(
-        review, "over-quota-unsettled", f"{message}; what has gone is given back when it is settled", wait, model
+        review,
+        "over-quota-unsettled",
+        f"{message}; the quota of deleted pods is being released; retry in a few seconds",
+        wait,
+        model,
     )
 
 

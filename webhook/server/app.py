@@ -67,9 +67,9 @@ class Callers(NamedTuple):
             return
         name = (scope.get("extensions") or {}).get("tls", {}).get("client_cert_name")
         if name is None:
-            raise BadReview("a client certificate is needed: see --client-ca", HTTPStatus.UNAUTHORIZED)
+            raise BadReview("a client certificate is required (see --client-ca)", HTTPStatus.UNAUTHORIZED)
         if self.name not in (None, name):
-            raise BadReview("the client certificate is of another name: see --client-name", HTTPStatus.FORBIDDEN)
+            raise BadReview("the client certificate has a wrong common name (see --client-name)", HTTPStatus.FORBIDDEN)
 
 
 EVERYBODY = Callers()
@@ -189,7 +189,7 @@ def timeout_of(query: bytes) -> float:
     try:
         seconds: float = parse_duration(duration).total_seconds()
     except ValueError as error:
-        raise BadReview(f"timeout={duration!r} is no duration: {error}") from error
+        raise BadReview(f"timeout={duration!r} is not a valid duration: {error}") from error
     return min(seconds, MAX_TIMEOUT_SECONDS)
 
 
