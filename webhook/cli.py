@@ -260,9 +260,9 @@ def check(
     decided once for each replica that the object states, or once if the object states no number. A DaemonSet is
     decided once. The output leaves out Kubernetes objects without pods, such as a Service.
 
-    The objects are decided in their order. Each admitted object uses quota, so less is left for the objects after it.
-    After a pod come the claims that Kubernetes makes for the pod from templates. Objects in kube-system and in this
-    system's namespaces are charged but never refused, because the manifests exempt these namespaces.
+    The objects are decided in the order of the files. Each admitted object uses quota, so later objects have less.
+    The claims that Kubernetes makes for a pod from templates are decided after the pod. Objects in kube-system and in
+    this system's namespaces are charged but never refused, because the manifests exempt these namespaces.
 
     A decision is "unknown" if a ResourceClaimTemplate is missing. It is also "unknown" if the pod selects nodes by
     their labels or names, and --nodes is not given. An object of another kind without a pod template is "skipped". A
@@ -271,8 +271,8 @@ def check(
     The file of --quota is the ConfigMap with all its keys, or only the document in key gpu_quota. The file of --nodes
     has the nodes, and the ResourceSlices, DeviceClasses and ResourceClaimTemplates on which the charge of a claim
     depends. If that file has Pods and ResourceClaims, these are charged first. Otherwise no running pod is charged.
-    Claims are decided as on Kubernetes 1.34 or later. Older versions have no claims, and the webhook refuses pods that
-    name claims there.
+    Claims are decided as on Kubernetes 1.34 or later. On older versions, which have no claims, the webhook refuses
+    pods that name claims.
 
     With --old, the changes of the quota are shown too, and no manifest is needed. Warnings about the quota are printed
     on standard error. With -o json, the warnings are part of the output.

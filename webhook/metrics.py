@@ -113,13 +113,13 @@ class _Count(Collector):
 
 @dataclasses.dataclass(frozen=True)
 class ReflectorCollector(Collector):
-    """Exports the state of each watch: its seconds without news from the API server, and its number of failures."""
+    """Exports for each watch the seconds since its last event, and the number of its incidents by kind."""
 
     reflectors: Callable[[], Mapping[str, Reflector[Any]]]
     clock: Callable[[], float] = time.monotonic
 
     def collect(self) -> Iterable[Metric]:
-        """Return one metric for the ages and one for the incidents, both with a label for the watched resource."""
+        """Return the two metrics of the watches: the age of the last event, and the number of incidents."""
         age = GaugeMetricFamily(
             "vcuda_watch_last_event_age_seconds",
             "Seconds since the last list, start, event or bookmark of this watch. Above 120, the watch has stalled.",

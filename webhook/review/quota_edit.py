@@ -31,14 +31,14 @@ from vcuda.requests.resources import PLAIN_CARDS, CardWorth, GpuResources
 from webhook.ledger import ledgers
 from webhook.review import context
 
-# The API server truncates the warnings of one answer to 4 KiB altogether.
+# The API server truncates all warnings of one answer to 4 KiB in total.
 MOST_WARNINGS = 20
 
 # The most changes of one edit that are logged one by one. An edit may change ten thousand entries.
 MOST_LOGGED = 50
 
-# Seconds to compare the changed entries with their ledgers. To read one ledger takes milliseconds, and an edit may
-# change thousands of entries. Past the timeout of the API server, the edit would be refused at every attempt.
+# Maximum seconds for comparing the changed entries with their ledgers. An edit may change thousands of entries, and
+# reading one ledger takes milliseconds. Without this bound, the edit could fail every time at the API server's timeout.
 COMPARING_SECONDS = 1.0
 
 NamespaceNames = Callable[[], Collection[str]]
@@ -94,9 +94,9 @@ async def check_edit(
 def document_warnings(
     old: Quota, new: Quota, resources: GpuResources, policy: context.PolicySnapshot | None
 ) -> Iterator[str]:
-    """Yield the warnings of a new quota that follow from the documents and the nodes.
+    """Yield the warnings about a new quota that depend only on the documents and the nodes.
 
-    ``policy``: None if the nodes are not known. Its nodes have the models of the new ``resources``.
+    ``policy``: the policy with the nodes, which have the models of the new ``resources``; None without nodes.
     """
     yield from changes.weakened(old, new)
     yield from changes.beyond(old, new, policy.nodes.cards if policy else {})
@@ -133,7 +133,7 @@ def _absent(old: Quota, new: Quota, namespaces: NamespaceNames | None) -> Iterat
         yield f"it was not checked whether the namespaces of the new entries exist: {error}"
         return
     for number, namespace in enumerate(name for name in added if name not in existing):
-        # To find the most similar of ten thousand names takes milliseconds. So it is done only for the shown warnings.
+        # Finding the most similar of ten thousand names takes milliseconds. So only shown warnings get a suggestion.
         near = suggestion(namespace, existing) if number < MOST_WARNINGS else ""
         yield f"{namespace}: namespace not found" + (f"; {near}" if near else "")
 
