@@ -1,4 +1,4 @@
-"""Processes the items of several callers together: a batch has all items that wait when the batch begins."""
+"""Collects the items of several callers in batches, and processes each batch at once."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ class PendingCall(Generic[T, R]):
     deadline: float
     """The end of the caller's wait, in seconds of the monotonic clock."""
     late: R
-    """The result for the caller if the deadline passes first."""
+    """The result for the caller if the deadline passes before the item has a result."""
     answer: asyncio.Future[R] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def settle(self, result: R) -> None:
@@ -28,16 +28,16 @@ class PendingCall(Generic[T, R]):
 
 @dataclass(eq=False)
 class BatchCommitter(Generic[T, R]):
-    """A queue of items that one task processes in batches. A batch has all items that wait when the batch begins.
+    """A queue of items that a task processes in batches. A batch has all items that wait when the batch begins.
 
-    The task ends when no item waits. The task belongs to no caller. So a caller that is cancelled, or whose deadline
-    passes, does not disturb the other callers.
+    The task is independent of the callers. So a caller that is cancelled, or whose deadline passes, does not affect
+    the other callers. The task ends when no item waits.
     """
 
     work: Callable[[Sequence[PendingCall[T, R]]], Awaitable[None]]
     """Processes a batch, and settles each call with its result."""
     late: R
-    """The result of a call whose deadline passes first."""
+    """The result of a call whose deadline passes before the call has another result."""
     gather: Callable[[int], Awaitable[None]]
     """Awaited before each batch, with the size of the last batch. Items that arrive in this time join the batch."""
     clock: Callable[[], float] = time.monotonic
@@ -48,7 +48,7 @@ class BatchCommitter(Generic[T, R]):
     _task: asyncio.Task[None] | None = None
 
     async def serve(self, item: T, deadline: float) -> R:
-        """Return the result of the item, or ``late`` after the deadline. Raises the error of its batch's ``work``."""
+        """Return the result of the item, or ``late`` after the deadline. Raises the error that ``work`` raised."""
         call = PendingCall[T, R](item, deadline, self.late)
         self._waiting.append(call)
         if self._task is None or self._task.done():
@@ -60,7 +60,7 @@ class BatchCommitter(Generic[T, R]):
                 raise
             return call.late
         finally:
-            # An item that waits leaves with its caller. If the item is in a batch, its result is dropped.
+            # The caller has stopped waiting. If the item is not in a batch yet, remove the item.
             if call in self._waiting:
                 self._waiting.remove(call)
 
@@ -91,7 +91,7 @@ async def _no_pause(_last_batch: int) -> None:
 
 @dataclass(eq=False)
 class SharedCall(Generic[R]):
-    """A call, such as a LIST, that is made once for all callers that wait at its start. They share its result."""
+    """Makes one call, such as a LIST, for all callers that wait when the call begins. The callers share the result."""
 
     make: Callable[[], Awaitable[R]]
     """Makes the call."""
@@ -104,7 +104,7 @@ class SharedCall(Generic[R]):
         self._waiting = BatchCommitter(self._serve, None, self.pause, self.clock)
 
     async def result(self, deadline: float) -> R | None:
-        """Return the result of a call that begins from now on, or None after the deadline. Raises the call's error."""
+        """Return the result of the next call that begins; None after the deadline. Raises the error of the call."""
         return await self._waiting.serve(None, deadline)
 
     async def _serve(self, calls: Sequence[PendingCall[None, R | None]]) -> None:

@@ -173,7 +173,7 @@ async def record_grace(create: Creation, review: Review, asked: Asked) -> Admiss
 
 
 def needs_record(review: Review, grace: int) -> bool:
-    """Return True if the ledger must record this grace period, which is longer than a charge stays pending."""
+    """Return True if this grace period is longer than a charge stays pending, so that the ledger must record it."""
     storable = review.policy.storable_seconds
     return storable is not None and grace > storable
 
