@@ -290,7 +290,7 @@ def check(
     also 1 if an object is unknown or skipped.
     """
     if not manifests and old is None:
-        raise click.UsageError("MANIFESTS or --old FILE is required")
+        raise click.UsageError("MANIFEST.yaml or --old FILE is required")
     now = time.time()
     hints = Hints(NodeLabels(model_label, pool_label), scheduler_name, scheme_schedulers)
     cluster = _or_exit(lambda: files.read_cluster(quota, nodes, hints, gpu_runtime_classes)).at(now)
