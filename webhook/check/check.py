@@ -91,7 +91,7 @@ def read_workloads(paths: Sequence[Path], namespace: str) -> list[Workload | Unr
 
 
 def check(workloads: Sequence[Workload | Unread], cluster: files.OfflineCluster) -> list[Row]:
-    """Decide the objects in order. Each decision counts the stored objects and the objects admitted before."""
+    """Decide the objects in order. Each decision counts the stored objects and all objects admitted earlier."""
     cluster = with_templates(cluster, workloads)
     policy, ledgers, choices = cluster.policy, cluster.ledgers(), RecentChoices()
 

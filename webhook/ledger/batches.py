@@ -12,7 +12,7 @@ R = TypeVar("R")
 
 @dataclass(eq=False, slots=True)
 class PendingCall(Generic[T, R]):
-    """One caller's item, and the future that the caller awaits."""
+    """One caller's item, and the future by which the caller waits for the result."""
 
     item: T
     deadline: float
@@ -35,11 +35,11 @@ class BatchCommitter(Generic[T, R]):
     """
 
     work: Callable[[Sequence[PendingCall[T, R]]], Awaitable[None]]
-    """Processes a batch, and settles each call with its result."""
+    """A function that processes a batch, and sets the result of each call."""
     late: R
     """The result of a call whose deadline passes before the call has another result."""
     gather: Callable[[int], Awaitable[None]]
-    """Awaited before each batch, with the size of the last batch. Items that arrive in this time join the batch."""
+    """A pause before each batch, given the size of the last batch. Items that arrive in the pause join the batch."""
     clock: Callable[[], float] = time.monotonic
     # This lock is held during a batch. Other code must hold the lock while it uses data that ``work`` changes.
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -94,10 +94,10 @@ class SharedCall(Generic[R]):
     """Makes one call, such as a LIST, for all callers that wait when the call begins. The callers share the result."""
 
     make: Callable[[], Awaitable[R]]
-    """Makes the call."""
+    """A function that makes the call."""
     clock: Callable[[], float] = time.monotonic
     pause: Callable[[int], Awaitable[None]] = _no_pause
-    """Awaited before each call. Its argument is the number of callers that shared the last call."""
+    """A pause before each call, given the number of callers that shared the last call."""
     _waiting: BatchCommitter[None, R | None] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -25,7 +25,7 @@ class ClusterLedgers(Shared):
         self._ledgers = ByNamespace(lambda namespace: NamespaceLedger(namespace, self), self.clock)
 
     async def charge(self, request: ChargeRequest) -> Decision:
-        """Decide a charge. If it is admitted, record it once per uid. A dry run records nothing."""
+        """Decide a charge. Record an admitted charge in the ledger, once per uid. A dry run records nothing."""
         try:
             return await self._ledgers[request.namespace].charge(request)
         except ListOverdue as error:

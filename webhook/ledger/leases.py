@@ -17,8 +17,8 @@ from vcuda.quota.model import CORES_PER_CARD, Charge, Limit, NamespaceQuota, fit
 from webhook.ledger.ledgers import ChargeWindow
 
 RATE_SECONDS = 4.0
-"""Seconds over which the demand for room is measured. After this time without demand the reservation is released. With
-several replicas, each may get only about one charge per second of a namespace. A shorter time would show too few."""
+"""Seconds over which the demand for room is measured. After this time without demand the reservation is released. The
+time is not shorter, because each of several replicas gets only about one charge per second of a namespace."""
 
 TARGET_SECONDS = 5.0
 """A replica reserves room for the demand of this many seconds, which are more than the longest time between writes."""
@@ -34,8 +34,8 @@ count, each replica would make four writes before it reserves."""
 
 WRITE_SECONDS, MOST_WRITE_SECONDS = 1.0, 4.0
 """The shortest and the longest time in seconds between two writes of a replica with a reservation. A write makes the
-charges pending that were admitted from the reservation. It also shows whether another replica waits for room. So writes
-are seldom only while there is much room. The longest time is less than half of a lease, so that a failed write can be
+charges pending that were admitted from the reservation. It also shows whether another replica waits for room. So the
+longest time applies only while there is much room. It is less than half of a lease, so that a failed write can be
 repeated."""
 
 PART_OF_TIME = 8
@@ -58,10 +58,10 @@ withholds its part until the leader removes the reservation, after some 90 s."""
 
 CREATED_SECONDS = LEASE_SECONDS
 """An object is admitted from a reservation only if it was created at most this many seconds after the answer to the
-write of the reservation. The API server sets both times, in whole seconds. While clocks run, the lease ends earlier."""
+write of the reservation. The API server sets both times, in whole seconds. While clocks run, the lease ends first."""
 
 GIVE_WAY_SECONDS = 2.0
-"""Seconds for which a replica reserves nothing after a new `waiting` mark."""
+"""Seconds for which a replica reserves nothing after another replica without room has set a new `waiting` mark."""
 
 
 class Terms(NamedTuple):
@@ -69,7 +69,7 @@ class Terms(NamedTuple):
 
     quota: NamespaceQuota
     counted_since: str
-    """As in `ChargeRequest`."""
+    """See `ChargeRequest.counted_since`."""
     config_version: str
     """The version of the quota ConfigMap."""
 
@@ -133,9 +133,9 @@ def plan(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Plan:
 
 
 def _room(limit: Limit, used: Charge, charge: Charge) -> int:
-    """Return how many charges like this one the limit still admits."""
+    """Return how many charges of this size still fit within the limit."""
     if limit.cores is None:
-        # A charge is at least a hundredth of a MiB. Only the sum is rounded.
+        # More charges cannot fit, because a charge is at least a hundredth of a MiB before the sum is rounded.
         most = (limit.memory or 0) * CORES_PER_CARD
     else:
         most = max(limit.cores - used.cores, 0) // charge.cores
@@ -266,7 +266,7 @@ class ReservationLease:
         self._counter += 1
         reservation = Reservation(charges, self._counter)
         self._sent = _Sent(reservation, frozenset(self.granted), self._clock(), terms, next_seconds)
-        # If the write fails, the present rest stays reserved. Otherwise the new charges are reserved. Keep the minimum.
+        # Until the outcome of this write is known, grant only what fits both the present rest and the new charges.
         for model, left in self._left.items():
             after = charges.get(model, Charge())
             self._left[model] = left.minimum(after)

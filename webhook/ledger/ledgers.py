@@ -41,7 +41,7 @@ class ReviewDeadline:
         self._abandoned = True
 
     def keep(self) -> None:
-        """Record that a charge may be written from now on. A disconnected caller then no longer ends the review."""
+        """Record that a charge may be written from now on. The review then continues if its caller disconnects."""
         self.charging = True
 
     def check(self) -> None:
@@ -67,12 +67,12 @@ class RetryLater(msgspec.Struct, frozen=True):
 
 
 class PutOff(msgspec.Struct, frozen=True):
-    """The decision about a charge without room in the ledger. If only stored objects count, it may have room."""
+    """The decision that a charge exceeds the quota by the ledger, but may fit by the stored objects. Retry later."""
 
     shortages: tuple[Shortage, ...]
     """For each GPU model that was tried, the quota that is missing according to the ledger."""
     soon: bool = False
-    """Whether the shortage is expected to end within 2 s."""
+    """True if the shortage is expected to end within 2 s."""
     counted: bool = True
     """False if the stored objects could not be counted before the deadline."""
 
@@ -114,7 +114,7 @@ class Ledgers(Protocol):
     """The ledgers of all namespaces. All calls of one instance must come from the same event loop."""
 
     async def charge(self, request: ChargeRequest) -> Decision:
-        """Decide a charge. If it is admitted, record it once per uid. A dry run records nothing.
+        """Decide a charge. Record an admitted charge in the ledger, once per uid. A dry run records nothing.
 
         Raises Unavailable if the store did not answer. The charge may then be recorded or not.
         """
@@ -183,7 +183,7 @@ class MemoryLedgers:
         self._ledgers = {namespace: Ledger(committed=taken) for namespace, taken in committed.items()}
 
     async def charge(self, request: ChargeRequest) -> Decision:
-        """Decide a charge. If it is admitted, record it once per uid. A dry run records nothing."""
+        """Decide a charge. Record an admitted charge in the ledger, once per uid. A dry run records nothing."""
         # No lock is needed, because nothing is awaited between the read of the ledger and its replacement.
         if request.namespace not in self._ledgers and len(self._ledgers) >= MOST_NAMESPACES:
             return TOO_MANY_NAMESPACES

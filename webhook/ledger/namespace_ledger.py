@@ -35,10 +35,10 @@ from webhook.metrics import LedgerMetrics
 
 T = TypeVar("T")
 
-# A namespace makes one write at a time, and seldom another read. So these threads serve thirty busy namespaces.
+# Threads for reads and writes. A namespace has one write at a time, so the threads serve thirty busy namespaces.
 KUBE_THREADS = 32
 
-# LISTs have threads of their own, because they take long. Most of these threads wait for a turn (`ListTurns`).
+# Threads for LISTs, which take long. Most of these threads wait until it is their turn (`ListTurns`).
 LIST_THREADS = 32
 
 CACHED_USAGE_SECONDS = 0.5
@@ -113,9 +113,9 @@ class NamespaceLedger:
     """One namespace's ledger in this replica.
 
     The waiting charges are decided in order by one version of the ledger, and written by one PUT that replaces that
-    version. After a conflict the replica reads and decides again, until the callers' deadlines. The written version is
-    remembered, so that the next group needs no read. Only the committer's task, and the flush between its batches, may
-    use it. Under load the replica reserves room, and admits charges from the reservation. The flush writes them later.
+    version. After a conflict the replica reads and decides again, until the callers' deadlines. The replica remembers
+    the written version for the next group. Only the committer's task, and the flush between its batches, may use this
+    version. Under load the replica admits charges from reserved room. The flush writes these charges later.
     """
 
     def __init__(self, namespace: str, shared: Shared) -> None:

@@ -57,7 +57,7 @@ class Review(msgspec.Struct, frozen=True, gc=False):
         return self.quota.mode is Mode.ENFORCE
 
     def warnings(self, *sentences: str) -> tuple[str, ...]:
-        """Return the warnings for the owner: faults, notes and ``sentences``; empty if the quota only audits."""
+        """Return all warnings for the owner (faults, notes and ``sentences``); none if the quota only audits."""
         if self.quota.mode is Mode.AUDIT:
             return ()
         malformed = [f"{malformed_sentence(self.faults)}; {ADMITTED_ALL_THE_SAME}"] if self.faults else []

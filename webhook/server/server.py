@@ -55,7 +55,7 @@ class Cluster(msgspec.Struct, frozen=True):
     place: k8s.QuotaPlace
     """The quota ConfigMap, and the key of the quota document in it."""
     system_namespace: str
-    """The namespace of the ConfigMap of free cards."""
+    """The namespace of the ConfigMap that lists the free cards."""
     hints: patches.Hints
     """The node labels of models and pools, and the schedulers for pods with GPUs."""
     ledger_namespace: str = LEDGER_NAMESPACE
@@ -65,7 +65,7 @@ class Cluster(msgspec.Struct, frozen=True):
     callers_known: bool = False
     """True if only the API server can send reviews. Then the namespace of every review exists."""
     end: Callable[[str], None] = k8s.end_process
-    """Prints an error and ends the webhook. The worker calls it if Kubernetes is too old."""
+    """A function that prints an error and ends the webhook, if Kubernetes is too old."""
     storable_seconds: float = STORABLE_SECONDS
     """Seconds after /validate within which the API server can still store the object."""
     gpu_runtime_classes: tuple[str, ...] = GPU_RUNTIME_CLASSES
