@@ -85,7 +85,7 @@ class LedgerMetrics:
         )
         self.size = histogram(
             "vcuda_ledger_bytes",
-            "Bytes of a ledger when it is written.",
+            "Size in bytes of each ledger that is written.",
             buckets=(1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000),
         )
         self.granted = counter(

@@ -1,7 +1,7 @@
 """Makes Kubernetes retry the creation of ResourceClaims that were refused for quota, as soon as quota is free.
 
 Kubernetes' claim controller creates claims from the templates that a pod names. After each refusal the claim controller
-waits longer, up to 16 minutes. A change of the pod makes the controller retry at once. So this module annotates it.
+waits longer, up to 16 minutes. A change of the pod makes the controller retry at once, so this module annotates pods.
 """
 
 import time

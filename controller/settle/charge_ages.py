@@ -81,7 +81,7 @@ class ChargeAges:
     def __init__(self, timing: SettleTiming) -> None:
         self._timing = timing
         self._watch: Watch | None = None
-        # By namespace and key. A pod may have a pending charge and later a terminating charge, both by its uid.
+        # By namespace and key. A pending charge and a later terminating charge may have the same key, the uid of a pod.
         self._pending: dict[str, dict[str, Sighting]] = {}
         self._terminating: dict[str, dict[str, Sighting]] = {}
         # By namespace, the watch that was current when this leader last wrote the ledger.
@@ -111,7 +111,7 @@ class ChargeAges:
     def seconds_unseen(self, namespace: str, ledger: Ledger, uid: str, watch: Watch, now: float) -> int:
         """Return for how many seconds the containers of a pending pod that is not stored may still run.
 
-        The pod may have been stored and force-deleted before the watch began. Return 0 if it is newer than the watch.
+        The pod may have been stored and force-deleted before the watch began. Return 0 if the pod is newer.
         """
         seen = self._pending.get(namespace, {}).get(uid)
         if seen and watch.is_of(seen.watch):

@@ -23,7 +23,7 @@ from vcuda.ledger.settle import Expired, ObservedPods, settle
 from vcuda.quota.model import NamespaceQuota
 
 MAX_ATTEMPTS = 5
-"""Maximum attempts to write a settled ledger, if webhook replicas write the ledger first."""
+"""Maximum attempts to write a settled ledger. An attempt fails if a webhook replica writes the ledger first."""
 
 RETRY_SECONDS = 2.0
 """Seconds until the first retry of a failed settlement."""

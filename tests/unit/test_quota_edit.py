@@ -289,7 +289,7 @@ def test_an_edit_is_accepted_while_the_namespaces_cannot_be_listed() -> None:
     def silent() -> frozenset[str]:
         raise Unavailable("no answer")
 
-    told = "it was not checked whether the namespaces of the new entries exist: no answer"
+    told = "the webhook could not check whether the namespaces of the new entries exist: no answer"
     assert edited("team-a: {quota: {M40: 1}}", namespaces=silent).warnings == [told]
 
 
@@ -299,7 +299,7 @@ def test_the_value_of_a_device_without_effect_on_hami_nodes_gives_a_warning() ->
     data = {"gpu_quota": "team-a: {quota: {M40: 1}}", "gpu_models": "{M40: {cards: 0.5}, P100: {cards: 0.5}}"}
     object_ = msgspec.Raw(msgspec.json.encode({"metadata": {"name": "gpuquota"}, "data": data}))
     assert list(edited(None, PolicySnapshot(Quota(), nodes), object=object_).warnings) == [
-        "gpu_models: `cards` of M40 has no effect while one of its nodes has a register of HAMi",
+        "gpu_models: `cards` of M40 has no effect while a node of this model has a register of HAMi",
     ]
 
 

@@ -248,8 +248,8 @@ def of_indices(count: int) -> dict[str, str]:
     ("fields", "what"),
     [
         ({"nodeName": "gpu-1"}, "spec.nodeName is set, which bypasses the scheduler"),
-        ({"annotations": {"tencent.com/gpu-assigned": ""}}, "it has allocation records: tencent.com/gpu-assigned"),
-        ({"labels": {"nvidia.com/assigned-phase": "x"}}, "it has allocation records: nvidia.com/assigned-phase"),
+        ({"annotations": {"tencent.com/gpu-assigned": ""}}, "the pod has allocation records: tencent.com/gpu-assigned"),
+        ({"labels": {"nvidia.com/assigned-phase": "x"}}, "the pod has allocation records: nvidia.com/assigned-phase"),
         ({"annotations": of_indices(20_000)}, f"records: {', '.join(of_indices(10))} and 19990 more"),
         ({"schedulerName": "default-scheduler"}, "spec.schedulerName is not the scheduler of vcuda pods"),
         (

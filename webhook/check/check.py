@@ -116,7 +116,7 @@ def with_templates(cluster: files.OfflineCluster, workloads: Iterable[Workload |
 
 
 async def decide(workloads: Iterable[Workload | Unread], ask: Ask, cluster: files.OfflineCluster) -> list[Row]:
-    """Return the answers as rows. The claims of a pod follow it. Equal answers to pods of one workload share a row."""
+    """Return the answers as rows. A pod's claims follow the pod. Equal answers to pods of one workload share a row."""
     rows = []
     for workload in workloads:
         if isinstance(workload, Unread):

@@ -42,7 +42,7 @@ LEAST_SECONDS = 0.3
 class LedgerCall(Generic[T]):
     """A call of the ledgers that the event loop makes for a review.
 
-    ``charges``: the call may write a charge, so it has no timeout.
+    ``charges``: True if the call may write a charge. Such a call has no timeout.
     """
 
     def __init__(self, make: Callable[[], Awaitable[T]], *, charges: bool = False) -> None:

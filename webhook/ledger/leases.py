@@ -248,7 +248,7 @@ class ReservationLease:
         self._until = self._due_at = -math.inf
 
     def flushed(self, ledger: Ledger) -> Ledger:
-        """Return the ledger without this replica's reservation, and with its granted charges as pending charges."""
+        """Return the ledger without this replica's reservation, and with the charges admitted from it as pending."""
         if self.holder not in ledger.reserved and not self.granted:
             return ledger
         others = {holder: each for holder, each in ledger.reserved.items() if holder != self.holder}

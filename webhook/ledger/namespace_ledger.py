@@ -156,7 +156,7 @@ class NamespaceLedger:
             return refused
         if shortage.rests_on_reserved:
             # Running replicas release their reservations at once, and reserve nothing while a caller waits. The
-            # reservation of a dead replica stays until the leader knows that it is dead.
+            # reservation of a dead replica stays until the leader removes it.
             return PutOff((shortage,), soon=self._shared.clock() < self._asking_since + SOON_SECONDS)
         judged = await self._recount.judge(shortage, request.deadline)
         if isinstance(judged, Refused) or not judged.counted:
@@ -255,7 +255,7 @@ class NamespaceLedger:
             else:
                 return
             for call in open_:
-                # A conflict proves that the write failed. After conflicts alone the ledger has none of the charges.
+                # A conflict proves that the write failed. If all writes conflicted, the ledger has none of the charges.
                 call.late = UNSURE if unsure else TOO_MANY
             await self._shared.sleep(random.uniform(0, MAX_JITTER_SECONDS))  # noqa: S311  # spreads the replicas; guards nothing
 
@@ -318,7 +318,7 @@ class NamespaceLedger:
         return self._lease.send(ledger, charges, terms, next_seconds)
 
     def _ask_for_room(self, ledger: Ledger) -> Ledger:
-        """Return the ledger with a new `waiting` mark, at which the other replicas release their reservations."""
+        """Return the ledger with a new `waiting` mark. Replicas that read the mark release their reservations."""
         now = self._shared.clock()
         if now >= self._asked_at + GIVE_WAY_SECONDS:
             self._asking_since = now
@@ -335,7 +335,7 @@ class NamespaceLedger:
             raise WriteUnanswered from error
         self._unanswered = None
         self._lease.confirmed(stored.answered)
-        # Record the time of a `waiting` mark only when its write is confirmed. If the write is lost, it is repeated.
+        # Record the time of a `waiting` mark when its write is confirmed. After a lost write, the mark is set again.
         if ledger.waiting != replaced.ledger.waiting:
             self._asked_at = self._shared.clock()
         return stored

@@ -48,7 +48,7 @@ class ClaimReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
 
 
 def review_of(request: AdmissionRequest, policy: PolicySnapshot) -> ClaimReview | AdmissionResponse:
-    """Return the claim or template under review. Return the answer if it needs neither a model nor a charge."""
+    """Return the claim or template under review. If the object needs neither model nor charge, return the answer."""
     if request.kind.kind not in (CLAIM, TEMPLATE):
         message = f"this webhook reviews ResourceClaims, not {request.kind.kind}; correct the webhook's rules"
         return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
@@ -252,7 +252,7 @@ def requests_of(namespace: str, templates: Collection[str], policy: PolicySnapsh
     """Return the GPU requests of the templates with these names. Templates that request no GPU are left out.
 
     Only the first `MOST_TEMPLATES` templates are read. Templates that the watch has not delivered are left out too.
-    Nothing escapes the quota by this, because every claim is charged when it is created.
+    This is safe, because every claim is charged when it is created.
     """
     names = itertools.islice(dict.fromkeys(templates), MOST_TEMPLATES)
     digests = [digest for name in names if (digest := policy.templates(namespace, name))]

@@ -1,4 +1,4 @@
-"""The data that reviews are decided by: the quota in force, the nodes, the devices, and the settings of the system."""
+"""The data by which reviews are decided: the quota in force, the nodes, the devices, and the webhook's settings."""
 
 import functools
 from collections.abc import Callable, Mapping

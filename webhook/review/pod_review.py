@@ -82,7 +82,7 @@ def review_of(
         if refusal.allowance not in quota.allow:
             faults.append(refusal.fault)
     check()
-    # HAMi or NVIDIA's device plugin may serve a request for a number of cards. So metrics name the resource instead.
+    # HAMi or NVIDIA's device plugin may serve a request for a number of cards. So metrics name the resource, not HAMi.
     plain = {each for each in asked.schemes if each.counts_plain_cards and each not in asked.registered}
     names = [PLAIN_CARDS if each in plain else each.name for each in asked.schemes]
     scheme = ",".join([*names, *["units"] * asked.by_units])
@@ -231,10 +231,10 @@ def _undone(review: PodReview, pin: placement.Pin, hints: patches.Hints) -> Iter
     if pin.model is None:
         return
     if hints.avoided and reaches(pod, nodes, HOSTNAME, hints.avoided):
-        yield "its node selection allows nodes that its scheduler must not use"
+        yield "the pod's node selection allows nodes that its scheduler must not use"
     asked = review.request
     for what in card_types.reachable_others(pod, asked.schemes, pin.model, nodes.types, has_share=asked.has_share):
-        yield f"its annotations allow {what}"
+        yield f"the pod's annotations allow {what}"
 
 
 def left_to_mutate(patch: Sequence[Operation]) -> Iterator[str]:
@@ -248,7 +248,7 @@ def left_to_mutate(patch: Sequence[Operation]) -> Iterator[str]:
         yield "spec.nodeName is set, which bypasses the scheduler"
     if records:
         more = f" and {len(records) - MOST_RECORDS} more" if len(records) > MOST_RECORDS else ""
-        yield f"it has allocation records: {', '.join(records[:MOST_RECORDS])}{more}"
+        yield f"the pod has allocation records: {', '.join(records[:MOST_RECORDS])}{more}"
     if any(operation["path"] == "/spec/schedulerName" for operation in patch):
         yield "spec.schedulerName is not the scheduler of vcuda pods"
 
@@ -256,8 +256,8 @@ def left_to_mutate(patch: Sequence[Operation]) -> Iterator[str]:
 def other_scheduler(review: PodReview, placing: str | None) -> Iterator[str]:
     """Yield a phrase if the pod names a scheduler other than ``placing``, which allocates the cards of its model."""
     named = review.pod.spec.scheduler_name
-    # Two schedulers could give the same free card to two pods. Pods that request units (fractions of a card) may use
-    # any scheduler, because Kubernetes itself counts the units on each node.
+    # Two schedulers could give the same free card to two pods. Pods that request units may use any
+    # scheduler, because Kubernetes itself counts the units on each node.
     if placing and review.request.schemes and named not in ("", placing, DEFAULT_SCHEDULER):
         why = f"{named[:MOST_OF_SCHEDULER]} does not know which cards are free"
         yield f"spec.schedulerName must be {placing} or empty: {why}"

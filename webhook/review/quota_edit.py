@@ -130,7 +130,7 @@ def _absent(old: Quota, new: Quota, namespaces: NamespaceNames | None) -> Iterat
     try:
         existing = namespaces()
     except errors.VcudaError as error:
-        yield f"it was not checked whether the namespaces of the new entries exist: {error}"
+        yield f"the webhook could not check whether the namespaces of the new entries exist: {error}"
         return
     for number, namespace in enumerate(name for name in added if name not in existing):
         # Finding the most similar of ten thousand names takes milliseconds. So only shown warnings get a suggestion.
@@ -159,7 +159,7 @@ def _without_effect(resources: GpuResources, policy: context.PolicySnapshot | No
         registered = policy.nodes.named_by(resources.models).registered_cards
         for model, worth in resources.with_registered(registered).registered.items():
             if worth.cores != resources.models.worths.get(model, CardWorth()).cores:
-                yield f"gpu_models: `cards` of {model} has no effect while one of its nodes has a register of HAMi"
+                yield f"gpu_models: `cards` of {model} has no effect while a node of this model has a register of HAMi"
 
 
 async def _compared(

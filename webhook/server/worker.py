@@ -291,7 +291,7 @@ class WebhookWorker(ASGIWorker):
 
     @property
     def connections(self) -> int:
-        """The number of open connections, including those in a TLS handshake."""
+        """The number of open connections, including connections in a TLS handshake."""
         return self.nr_conns + len(self._waiting[Phase.HANDSHAKE])
 
     def enter(self, connection: WebhookProtocol, phase: Phase) -> None:
