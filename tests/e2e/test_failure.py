@@ -33,7 +33,7 @@ def test_a_pod_that_bypassed_mutate_is_stored_only_if_it_is_pinned_to_an_allowed
         with cluster.register_webhooks(validating=own.validating()):
             refused = cluster.try_create(card_pod("free-floating", namespace))
             assert refused.status == HTTPStatus.FORBIDDEN
-            assert f"held to one GPU model that namespace {namespace} may use (M40: 1 card)" in refused.message
+            assert f"restrict the pod to one GPU model of namespace {namespace} (M40: 1 card)" in refused.message
             cluster.create(pinned(card_pod("pinned", namespace)))
             assert cluster.try_create(pinned(card_pod("over", namespace))).is_over_quota
         assert own.charged(namespace) == {"M40": 100}
