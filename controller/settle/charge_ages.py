@@ -32,7 +32,7 @@ class SettleTiming(msgspec.Struct, frozen=True):
 
 
 class Watch(msgspec.Struct, frozen=True):
-    """The period since which both the pod watch and the claim watch have run without a gap.
+    """The time since which the pod watch and the claim watch have both run without a gap.
 
     ``pods``, ``claims``: the resourceVersions of the lists with which the two watches began.
     ``began``: the time at which this leader first saw these resourceVersions, in seconds.

@@ -254,7 +254,7 @@ class Settler:
         self._on_report(namespace, use)
 
     def _opened(self, namespace: str) -> Stored:
-        """Return the current ledger. If the ledger is closed, and may be opened now, count the charges and open it."""
+        """Return the current ledger. If it is closed (admits nothing yet) and may open now, count and open it."""
         stored = self._store.open(namespace)
         return self._store.write(namespace, stored.ledger, stored) if stored.opens else stored
 
@@ -301,7 +301,7 @@ class Settler:
         return self._listed(namespace, ledger)
 
     def _listed(self, namespace: str, ledger: Ledger) -> ObservedPods:
-        """List the pods and claims. Add the deletions that only the watches can have seen."""
+        """List the pods and claims. Add the deletions from the watches, because a LIST does not show deletions."""
         observed = self.pods.observed(namespace, self._nodes.current())
         claims = self.claims.observed(namespace, observed.extended, ledger.longest_claim_grace)
         watched = msgspec.structs.replace(observed, claims=claims)
@@ -309,8 +309,8 @@ class Settler:
 
     def _drop_or_settle(self, namespace: str, stored: Stored, why: str, due: float = -math.inf) -> None:
         """Delete the ledger at the time ``due`` if stored pods account for all of its charges. Otherwise settle it."""
-        # Other charges would be lost, because a new ledger is counted from the stored pods. It lacks the charges of
-        # admitted pods that are not stored yet, and of deleted pods that may still run.
+        # A ledger with other charges must stay. A new ledger would be counted from the stored pods, without the charges
+        # of admitted pods that are not stored yet, and of deleted pods that may still run.
         ledger = stored.ledger
         # An empty ledger need not be settled. Many ledgers may be deleted at once, and settling may cost two LISTs,
         # because in a quiet cluster the watches may be older than the ledger.

@@ -23,7 +23,7 @@ SHARED = ""
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """The bounds of a queue."""
+    """The maximum numbers and sizes of the entries and grants of a queue."""
 
     grants: int
     """The most entries that are granted at the same time."""
@@ -140,7 +140,7 @@ class FairQueue:
 
     def _grant(self) -> None:
         while entry := self._next():
-            # After a suspension of this process, the time of a waiting entry may be over.
+            # After a suspension of this process, the deadline of a waiting entry may have passed.
             if entry.end <= self._clock():
                 self._drop(entry, DropReason.LATE)
                 continue

@@ -101,7 +101,7 @@ class ChargeRequest(msgspec.Struct, frozen=True):
     """The creationTimestamp that the API server has just set, in Unix seconds. A charge without a creationTimestamp is
     never admitted from a reservation."""
     grace: int = 0
-    """Seconds for which the pod may run after a forced deletion, if the ledger must record them; otherwise 0."""
+    """The grace period of the pod in seconds, if the ledger must record the grace period; otherwise 0."""
 
     def decide(self, ledger: Ledger) -> Decision:
         """Return the decision that follows from this version of the namespace's ledger. Nothing is written."""

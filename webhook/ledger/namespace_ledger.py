@@ -150,7 +150,7 @@ class NamespaceLedger:
         return decision
 
     async def _refuse(self, request: ChargeRequest, refused: Refused) -> Decision:
-        """Return a refusal if the stored objects leave no room either; otherwise a `PutOff`, or an admission."""
+        """Count the stored objects. Return a refusal if they leave no room, otherwise a `PutOff` or an admission."""
         shortage = refused.shortage
         if shortage.can_never_fit:
             return refused

@@ -72,8 +72,8 @@ class Recount:
         first, now, before = self._first, self.clock(), self._listed
         self._listed = now
         # After etcd was restored from a backup, the older counts are invalid. There are two signs of a restore: the
-        # versions are lower, or the ledger is lost. While a ledger is lost no charge is decided, so no LIST is made for
-        # longer than twice `SETTLE_SECONDS`.
+        # versions are lower, or the ledger was lost. While a ledger is lost, nothing is decided, so no LIST is made for
+        # more than twice `SETTLE_SECONDS`.
         back = first and is_older(observed.resource_version, first.resource_version)
         if first is None or back or now > before + 2 * SETTLE_SECONDS or not _is_due(first, self.known()):
             self._first, self._since = observed, now
