@@ -25,7 +25,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._admissions = Counter(
             "vcuda_admissions",
-            "Admission reviews answered, by path, outcome and the schemes that the pod requests GPUs by.",
+            "Admission reviews answered, by path, outcome and the schemes by which the pod requests GPUs.",
             ["path", "outcome", "scheme"],
             registry=self.registry,
         )

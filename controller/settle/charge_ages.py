@@ -90,7 +90,7 @@ class ChargeAges:
         self._renewed: dict[str, dict[str, tuple[int, float]]] = {}
 
     def watching(self, pods: str, claims: str, now: float) -> Watch:
-        """Return the current watch. ``pods``, ``claims``: the resourceVersions of the lists that began the watches."""
+        """Return the current watch. ``pods``, ``claims``: the resourceVersions of the lists with which it began."""
         watch = Watch(pods, claims, now)
         if not watch.is_of(self._watch):
             self._watch = watch

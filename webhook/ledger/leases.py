@@ -266,7 +266,7 @@ class ReservationLease:
         self._counter += 1
         reservation = Reservation(charges, self._counter)
         self._sent = _Sent(reservation, frozenset(self.granted), self._clock(), terms, next_seconds)
-        # Until the outcome of this write is known, grant only what fits both the present rest and the new charges.
+        # Until the outcome of this write is known, keep the minimum of the present rest and the new reservation.
         for model, left in self._left.items():
             after = charges.get(model, Charge())
             self._left[model] = left.minimum(after)

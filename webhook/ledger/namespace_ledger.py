@@ -251,13 +251,13 @@ class NamespaceLedger:
             except Unavailable:
                 if not unsure:
                     raise
-                return  # each caller gets its `late`, which is UNSURE by now
+                return  # each caller gets UNSURE, the present value of `late`
             else:
                 return
             for call in open_:
                 # A conflict proves that the write failed. If all writes conflicted, the ledger has none of the charges.
                 call.late = UNSURE if unsure else TOO_MANY
-            await self._shared.sleep(random.uniform(0, MAX_JITTER_SECONDS))  # noqa: S311  # spreads the replicas; guards nothing
+            await self._shared.sleep(random.uniform(0, MAX_JITTER_SECONDS))  # noqa: S311  # not used for security
 
     async def _attempt(self, calls: Sequence[Charging]) -> None:
         """Decide the calls against one version of the ledger, and write if something changed.
@@ -292,7 +292,7 @@ class NamespaceLedger:
             stored = await self._write(self._reserving(ledger, calls), stored)
             ledger = stored.ledger
             self._shared.metrics.size.observe(stored.size)
-        if stored.version is not None:  # if None, no open ledger is stored
+        if stored.version is not None:  # without a version, no open ledger is stored
             self._remember(stored)
         self._note(ledger)
         for call, decision in zip(calls, decisions, strict=True):
@@ -347,7 +347,7 @@ class NamespaceLedger:
             try:
                 self._remember(await self._write(*unanswered))
             except Conflict:
-                # The replaced version is gone, so the write was stored, or never will be. The ledger shows the outcome.
+                # The ledger has a newer version, so the write was stored or never will be. The next read shows which.
                 self._unanswered = None
 
     def _remember(self, stored: Stored) -> None:

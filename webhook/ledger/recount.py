@@ -15,7 +15,7 @@ from webhook.ledger.batches import SharedCall
 from webhook.ledger.ledgers import PutOff
 
 MIN_INTERVAL_SECONDS = 0.5
-"""The fewest seconds between the starts of two LISTs of one namespace, even if many charges are refused."""
+"""Minimum seconds between the starts of two LISTs of one namespace, even if many charges are refused."""
 
 REST_PER_SECOND = 4.0
 """Seconds without a LIST after each second that the last LIST took. So a large namespace is listed less often."""
@@ -42,7 +42,7 @@ class Recount:
     _next: float = -math.inf
     # The oldest count that is newer than the ledger. Since this count, no process has settled the ledger.
     _first: ObservedPods | None = None
-    # The time of that oldest count.
+    # The time of `_first`.
     _since: float = -math.inf
     # The time of the newest count.
     _listed: float = -math.inf
