@@ -83,7 +83,7 @@ class Owner(k8s_types.K8sObject, frozen=True, gc=False):
 
     @property
     def missing(self) -> int:
-        """The number of pods that this owner still has to create. The API server has set all defaults."""
+        """The number of pods that this owner still has to create. The API server must have set all defaults."""
         spec, status = self.spec, self.status
         if self.metadata.deletion_timestamp:
             return 0
@@ -165,7 +165,7 @@ class RefusedOwners:
 
 
 class RefusedObject(k8s_types.K8sStruct, frozen=True, gc=False):
-    """The object whose pod or claim was refused, according to an Event."""
+    """The object that an Event is about: an owner whose pod was refused, or a pod whose claim was refused."""
 
     kind: str = ""
     name: str = ""

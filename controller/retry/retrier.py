@@ -104,10 +104,10 @@ def select_retries(
     nodes: Nodes,
     known: GpuResources = BUILT_IN,
 ) -> list[RefusedOwner]:
-    """Return the owners, in order, whose pods fit into the quota that the earlier owners have left free.
+    """Return the owners whose pods fit into the free quota. Each owner leaves less free quota for later owners.
 
-    ``free``: the free quota of each model. A pod takes quota of the first model in its order that has room. If the
-    namespace's quota prefers the most free model, the pod takes quota of that model.
+    ``free``: the free quota of each model. A pod takes quota of its first model with room. If the namespace's quota
+    prefers the model with the most free quota, the pod takes quota of that model.
     """
     left = dict(free)
     return [candidate for candidate in in_order if _take(candidate.owner, quota, left, nodes, known)]

@@ -132,7 +132,7 @@ class NamespaceLedger:
         self._recount = Recount(self._list, lambda: self._noted, shared.clock, shared.sleep)
         self._lease = ReservationLease(shared.boot_clock)
         self._demand = Demand(shared.clock)
-        # The quota that sizes the next reservation.
+        # The quota by which the next reservation will be sized.
         self._terms: Terms | None = None
         self._flusher: asyncio.Task[None] | None = None
         # The times of the last `waiting` mark, and of the first mark of an unbroken series.

@@ -68,7 +68,7 @@ _PEER_HAS_LEFT = (7, 8)  # TCP_CLOSE and TCP_CLOSE_WAIT
 
 
 class Phase(Enum):
-    """What a connection waits for its client to do, and the maximum seconds of this wait.
+    """The action of the client for which a connection waits, and the maximum seconds of this wait.
 
     A connection is in no phase while its request is being decided.
     """
