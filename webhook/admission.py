@@ -1,6 +1,6 @@
-"""Answers the body of an admission review; HTTP itself is handled in `webhook.server`.
+"""Decodes admission reviews, and encodes, counts and logs the answers.
 
-`Service.answer` decodes the review, has `webhook.review` decide it, and encodes, counts and logs the answer.
+`webhook.review` decides each review. `webhook.server` handles HTTP.
 """
 
 import functools
@@ -21,7 +21,7 @@ from webhook.review import claim_review, context, pod_review, quota_edit
 from webhook.review.verdicts import Creation
 
 QUIET = frozenset({"ignored", "unlimited", "mirror"})
-"""Outcomes of pods that are subject to no quota. Metrics count these pods, but the log has them only at debug level."""
+"""Outcomes of pods to which no quota applies. Metrics count these pods, but the log has them only at debug level."""
 
 # A review of 64 KiB blocks the event loop for 1 to 5 ms, depending on the machine (`python -m bench large-pods`), so
 # larger reviews are decided in a thread. Most reviews have 4 to 20 KiB. To pass such a small review to a thread would
@@ -29,25 +29,25 @@ QUIET = frozenset({"ignored", "unlimited", "mirror"})
 LARGE_REVIEW = 64 * 1024
 
 TOO_LARGE = (
-    f"the API server sends this object to this webhook in more than {MAX_BODY} bytes ({MAX_BODY // 2**20} MiB): "
-    "each &, < and > counts as six bytes, and an update contains the old object too; "
-    "make it smaller, for example by moving long texts to a ConfigMap"
+    f"the admission review of this object has more than {MAX_BODY} bytes ({MAX_BODY // 2**20} MiB); "
+    "each &, < and > takes six bytes, and an update also contains the old object; "
+    "make the object smaller, for example by moving long texts to a ConfigMap"
 )
-"""The message of a review that is over `MAX_BODY`."""
+"""The message for a review with more than `MAX_BODY` bytes."""
 
 
 class NotReady(errors.Unavailable):
-    """This replica has not read the quota yet, or is about to stop. The API server must retry, or ask another
-    replica."""
+    """Raised if this webhook replica has not read the quota yet, or is stopping. The API server must retry, or call
+    another replica."""
 
 
 class Gate(msgspec.Struct):
-    """Whether this replica still takes requests while it stops."""
+    """Whether this webhook replica is stopping, and whether it still answers requests."""
 
     leaving: bool = False
-    """The readiness check fails, but requests are still answered."""
+    """True if the readiness check fails. Requests are still answered."""
     closed: bool = False
-    """Every request gets a 503."""
+    """True if every request gets a 503."""
 
     def leave(self) -> None:
         self.leaving = True
@@ -57,7 +57,7 @@ class Gate(msgspec.Struct):
 
 
 class Service(msgspec.Struct, frozen=True):
-    """Answers reviews by the current policy (the quota and the nodes) and the ledgers (the charges so far)."""
+    """Answers reviews by the current policy (quota and nodes) and the ledgers (the charges of each namespace)."""
 
     policy: context.PolicySource
     ledgers: Ledgers
@@ -80,7 +80,7 @@ class Service(msgspec.Struct, frozen=True):
         return self.large_reviews.waiting + self.quota_edits.waiting
 
     def thread_for(self, path: str, size: int) -> ReviewThread | None:
-        """Return the thread that decides reviews of this path and size; None if the event loop decides them."""
+        """Return the thread that decides a review of ``size`` bytes; None if the event loop decides the review."""
         # PyYAML needs seconds to parse a quota document of a few hundred KiB.
         if path == "/quota":
             return self.quota_edits
@@ -89,8 +89,8 @@ class Service(msgspec.Struct, frozen=True):
     async def answer(self, path: str, body: bytes, deadline: ReviewDeadline, line: str = "") -> bytes:
         """Return the encoded answer to the review in ``body``.
 
-        A large review waits in the queue of its namespace, which ``line`` names. Raises BadReview if the body is not an
-        admission review, and Unavailable if the review cannot be answered now.
+        ``line``: the namespace in whose queue a large review waits. Raises BadReview if the body is not an admission
+        review, and Unavailable if the review cannot be answered now.
         """
         started = time.perf_counter()
         if self.gate.closed:
@@ -102,9 +102,9 @@ class Service(msgspec.Struct, frozen=True):
         return await thread.run(work, self.ledgers, line, deadline)
 
     def reject_too_large(self, path: str, head: ReviewHead) -> bytes:
-        """Return the encoded denial of a review that is over `MAX_BODY`.
+        """Return the encoded refusal of a review with more than `MAX_BODY` bytes.
 
-        ``head``: the uid and the namespace from the first bytes of the review. The rest of it is not read.
+        ``head``: the uid and the namespace from the first bytes of the review. The other bytes are not read.
         """
         response = AdmissionResponse("too-large", False, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, TOO_LARGE)
         self.metrics.observe(path, response, 0)
@@ -135,9 +135,9 @@ class Service(msgspec.Struct, frozen=True):
             )
         is_claim = request.kind.group == GROUP
         if policy is None:
-            # Pods that cannot reach a GPU are admitted already, because a starting webhook must not stop a cluster.
-            # Without the quota, any resource name with a domain may be a GPU. So a pod with such a resource must be
-            # retried.
+            # Pods that cannot reach a GPU are admitted before the quota is read, so that a webhook that has just
+            # started does not block a cluster. The quota ConfigMap names the GPU resources. Until it is read, any
+            # resource name with a domain may be a GPU, so pods with such a resource must be retried.
             pod = None if is_claim else pod_review.gpu_pod_of(request)
             if isinstance(pod, AdmissionResponse):
                 return pod
@@ -149,7 +149,7 @@ class Service(msgspec.Struct, frozen=True):
         try:
             return await decide(Creation(request, policy, ledgers, self.choices, deadline))
         except (errors.UnreadableLedger, errors.LedgerLost) as error:
-            # The answer has no retryAfterSeconds, because a controller would sleep so long in one of its few workers.
+            # The answer has no retryAfterSeconds, because a worker of a controller would sleep for that time.
             return _without_ledger(error, HTTPStatus.FORBIDDEN if is_claim else HTTPStatus.TOO_MANY_REQUESTS)
 
     def _log(self, path: str, request: AdmissionRequest, response: AdmissionResponse, seconds: float) -> None:
@@ -173,8 +173,8 @@ class Service(msgspec.Struct, frozen=True):
 
 
 def _without_ledger(error: errors.UnreadableLedger | errors.LedgerLost, while_lost: HTTPStatus) -> AdmissionResponse:
-    # The ledger's failure becomes a denial and not an HTTP error. The API server would ignore an HTTP error of /mutate,
-    # and /validate would then reject the pod with the misleading reason that it is not pinned.
+    # A failed ledger is answered with a denial, not with an HTTP error. The API server would ignore an HTTP error of
+    # /mutate. Then /validate would reject the pod with the misleading reason that the pod is not pinned.
     if isinstance(error, errors.LedgerLost):
         return AdmissionResponse("ledger-lost", False, while_lost, str(error))
     return AdmissionResponse("unreadable-ledger", False, HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
@@ -195,6 +195,6 @@ class _PodNames(k8s_types.K8sStruct, frozen=True):
 
 
 class _Named(k8s_types.K8sStruct, frozen=True):
-    """An object of which only the names are decoded, because the annotations of a large pod take long to decode."""
+    """Decodes only the names of an object, because decoding the annotations of a large pod takes long."""
 
     metadata: _PodNames = _PodNames()

@@ -37,7 +37,7 @@ _ENVIRONMENT = {"auto_envvar_prefix": "VCUDA"}
 
 def _hint_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that `serve` and `check` share: schedulers, runtime classes, and the labels of nodes."""
-    scheduler_name = cli.option("--scheduler-name", help="Scheduler for vcuda pods that ask for the default one.")
+    scheduler_name = cli.option("--scheduler-name", help="Scheduler for vcuda pods, in place of the default scheduler.")
     scheme_schedulers = cli.option(
         "--scheme-schedulers",
         default="",
@@ -51,8 +51,8 @@ def _hint_options(command: Callable[..., Any]) -> Callable[..., Any]:
         default=",".join(GPU_RUNTIME_CLASSES),
         metavar="PATTERNS",
         callback=_runtime_classes,
-        help="Runtime classes that give GPUs, comma-separated; `*` is any text. A pod that requests no GPU is rejected "
-        "if the name or the handler of its class matches one. `check` and --standalone know only names.",
+        help="Comma-separated runtime classes that give GPUs; `*` matches any text. A pod that requests no GPU is "
+        "rejected if the name or the handler of its class matches. `check` and --standalone compare names only.",
     )
     return cli.model_label_option(cli.pool_label_option(scheduler_name(scheme_schedulers(runtime_classes(command)))))
 
@@ -68,7 +68,7 @@ def _scheme_schedulers(_context: click.Context, _option: click.Parameter, text: 
         if scheme not in names:
             raise click.BadParameter(f"unknown scheme {scheme!r}; supported schemes: {', '.join(names)}.")
         if not can_be_name(scheduler):
-            raise click.BadParameter(f"{scheduler!r} is not a valid scheduler name; write {scheme}=NAME.")
+            raise click.BadParameter(f"must be {scheme}=NAME with the name of a scheduler; got {scheduler!r}.")
     return found
 
 
@@ -77,7 +77,7 @@ def _runtime_classes(_context: click.Context, _option: click.Parameter, text: st
     for pattern in patterns:
         if not can_be_name(pattern.translate(_ANY_CHARACTER)):
             raise click.BadParameter(
-                f"{pattern!r} is not a valid pattern; write comma-separated names, for example nvidia,kata-*-gpu."
+                f"must be comma-separated patterns of names, for example nvidia,kata-*-gpu; got {pattern!r}."
             )
     return patterns
 
@@ -85,7 +85,7 @@ def _runtime_classes(_context: click.Context, _option: click.Parameter, text: st
 def _host_and_port(_context: click.Context, _option: click.Parameter, text: str) -> str:
     host, _, port = text.rpartition(":")
     if not (host and port.isdecimal() and int(port) <= LAST_PORT):
-        raise click.BadParameter(f"{text!r} is not HOST:PORT; write one such as 127.0.0.1:8443.")
+        raise click.BadParameter(f"must be HOST:PORT, for example 127.0.0.1:8443; got {text!r}.")
     return text
 
 
@@ -114,7 +114,7 @@ def main() -> None:
 @cli.option(
     "--protect-metrics",
     is_flag=True,
-    help="Require a client certificate for /metrics too. The health checks never need one.",
+    help="Require a client certificate for /metrics too. The health checks never need a certificate.",
 )
 @cli.kubeconfig_option
 @cli.quota_configmap_option
@@ -145,7 +145,7 @@ def main() -> None:
 @cli.log_level_option
 @cli.option("--standalone", is_flag=True, help="Run without a cluster: the quota is in --quota, the ledger in memory.")
 @cli.option("--quota", type=_file, help="File of the quota document or of the quota ConfigMap, for --standalone.")
-@cli.option("--nodes", type=_file, help="File of nodes, devices and stored objects as for `check`, for --standalone.")
+@cli.option("--nodes", type=_file, help="File of nodes, devices and stored objects, for --standalone; see `check`.")
 def serve(
     *,
     bind: str,
@@ -260,9 +260,9 @@ def check(
     decided once for each replica that the object states, or once if the object states no number. A DaemonSet is
     decided once. The output leaves out Kubernetes objects without pods, such as a Service.
 
-    The objects are decided in their order. Each admitted object uses quota, so less is left for the objects after it.
-    After a pod come the claims that Kubernetes makes for the pod from templates. Objects in kube-system and in this
-    system's namespaces are charged but never refused, because the manifests exempt these namespaces.
+    The objects are decided in the order of the files. Each admitted object uses quota, so later objects have less.
+    The claims that Kubernetes makes for a pod from templates are decided after the pod. Objects in kube-system and in
+    this system's namespaces are charged but never refused, because the manifests exempt these namespaces.
 
     A decision is "unknown" if a ResourceClaimTemplate is missing. It is also "unknown" if the pod selects nodes by
     their labels or names, and --nodes is not given. An object of another kind without a pod template is "skipped". A
@@ -271,8 +271,8 @@ def check(
     The file of --quota is the ConfigMap with all its keys, or only the document in key gpu_quota. The file of --nodes
     has the nodes, and the ResourceSlices, DeviceClasses and ResourceClaimTemplates on which the charge of a claim
     depends. If that file has Pods and ResourceClaims, these are charged first. Otherwise no running pod is charged.
-    Claims are decided as on Kubernetes 1.34 or later. Older versions have no claims, and the webhook refuses pods that
-    name claims there.
+    Claims are decided as on Kubernetes 1.34 or later. On older versions, which have no claims, the webhook refuses
+    pods that name claims.
 
     With --old, the changes of the quota are shown too, and no manifest is needed. Warnings about the quota are printed
     on standard error. With -o json, the warnings are part of the output.
@@ -290,7 +290,7 @@ def check(
     also 1 if an object is unknown or skipped.
     """
     if not manifests and old is None:
-        raise click.UsageError("give manifests, or --old for the changes of the quota alone")
+        raise click.UsageError("MANIFEST.yaml or --old FILE is required")
     now = time.time()
     hints = Hints(NodeLabels(model_label, pool_label), scheduler_name, scheme_schedulers)
     cluster = _or_exit(lambda: files.read_cluster(quota, nodes, hints, gpu_runtime_classes)).at(now)

@@ -25,7 +25,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._admissions = Counter(
             "vcuda_admissions",
-            "Admission reviews answered, by path, outcome and the schemes that the pod requests GPUs by.",
+            "Admission reviews answered, by path, outcome and the schemes by which the pod requests GPUs.",
             ["path", "outcome", "scheme"],
             registry=self.registry,
         )
@@ -85,11 +85,11 @@ class LedgerMetrics:
         )
         self.size = histogram(
             "vcuda_ledger_bytes",
-            "Bytes of a ledger when it is written.",
+            "Size in bytes of each ledger that is written.",
             buckets=(1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000),
         )
         self.granted = counter(
-            "vcuda_ledger_granted", "Charges admitted from a reservation and written later with others."
+            "vcuda_ledger_granted", "Charges admitted from a reservation and written later, several at once."
         )
         self.conflicts = counter(
             "vcuda_ledger_conflicts", "Ledger writes that failed because another replica or the controller wrote first."
@@ -97,7 +97,7 @@ class LedgerMetrics:
         self.lists = counter("vcuda_ledger_lists", "LISTs of a namespace's pods and claims before a charge is refused.")
         self.unsure = counter(
             "vcuda_ledger_unsure",
-            "Ledger writes without an answer; the ledger is read again to find out if they succeeded.",
+            "Ledger writes without an answer. The replica reads the ledger again to find out if they succeeded.",
         )
 
 
@@ -113,16 +113,16 @@ class _Count(Collector):
 
 @dataclasses.dataclass(frozen=True)
 class ReflectorCollector(Collector):
-    """Exports the state of each watch: its seconds without news from the API server, and its number of failures."""
+    """Exports for each watch the seconds since its last event, and the number of its incidents by kind."""
 
     reflectors: Callable[[], Mapping[str, Reflector[Any]]]
     clock: Callable[[], float] = time.monotonic
 
     def collect(self) -> Iterable[Metric]:
-        """Return one metric for the ages and one for the incidents, both with a label for the watched resource."""
+        """Return the two metrics of the watches: the age of the last event, and the number of incidents."""
         age = GaugeMetricFamily(
             "vcuda_watch_last_event_age_seconds",
-            "Seconds since this watch was last listed, started or sent an event or bookmark; over 120: it has stalled.",
+            "Seconds since the last list, start, event or bookmark of this watch. Above 120, the watch has stalled.",
             labels=["resource"],
         )
         trouble = CounterMetricFamily(

@@ -1,7 +1,7 @@
 """Makes Kubernetes retry the creation of ResourceClaims that were refused for quota, as soon as quota is free.
 
 Kubernetes' claim controller creates claims from the templates that a pod names. After each refusal the claim controller
-waits longer, up to 16 minutes. A change of the pod makes it retry at once. So this module annotates the pod.
+waits longer, up to 16 minutes. A change of the pod makes the controller retry at once, so this module annotates pods.
 """
 
 import time
@@ -18,9 +18,9 @@ from vcuda import errors, k8s_types
 from vcuda.kube import MERGE_PATCH, Kube, segment
 from vcuda.ledger.report import NamespaceUse
 
-MOST_AT_ONCE = 20  # the most pods that one check of a namespace handles, the longest refused first
+MOST_AT_ONCE = 20  # the most pods that one check of a namespace handles; the first refused pods come first
 MOST_WOKEN = 10_000  # the most pods of a namespace that are handled for one increase of free quota; their uids are kept
-# Seconds until the next check. The Event of a refusal may be written after the quota was freed and checked.
+# Seconds until the next check, which also finds Events that were written after the last check.
 NEXT_LOOK_SECONDS = 5.0
 
 
@@ -67,7 +67,7 @@ _POD = msgspec.json.Decoder(ClaimingPod)
 
 
 class ClaimRetrier:
-    """Makes the pods with refused claims retry when their namespace's free quota grows, each pod once per increase.
+    """Retries the refused claims of pods when the free quota of their namespace grows, once per pod and increase.
 
     ``served``: returns True if the API server serves ResourceClaims.
     """

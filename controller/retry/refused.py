@@ -39,14 +39,14 @@ _COLLECTIONS = {
 }
 # The controllers of these two kinds record a refusal as condition ReplicaFailure until they can create a pod. The
 # controllers of the other kinds write only an Event, which the API server deletes in an hour (--event-ttl). A list of
-# these two kinds is large, because it includes pod templates. So a kind is listed only if an Event refers to one of its
-# objects, if the last check found one, or from time to time.
+# these two kinds is large, because it includes pod templates. So a kind is listed only from time to time, or if an
+# Event refers to one of its objects, or if the last check found a refused object of the kind.
 WITH_CONDITION = ("ReplicaSet", "ReplicationController")
 _WITH_EVENT = ("StatefulSet", "DaemonSet", "Job")
 
 
 class Condition(k8s_types.K8sStruct, frozen=True, gc=False):
-    """A status condition."""
+    """A condition in the status of an owner."""
 
     type: str = ""
     status: str = ""
@@ -65,7 +65,7 @@ class OwnerSpec(k8s_types.K8sStruct, frozen=True, gc=False):
 
 
 class OwnerStatus(k8s_types.K8sStruct, frozen=True, gc=False):
-    """The number of existing pods. A Job has ``active`` and ``succeeded``. A DaemonSet has the last two numbers."""
+    """The numbers of the owner's pods. Only a Job has ``active`` and ``succeeded``, only a DaemonSet the last two."""
 
     replicas: int = 0
     active: int = 0
@@ -83,7 +83,7 @@ class Owner(k8s_types.K8sObject, frozen=True, gc=False):
 
     @property
     def missing(self) -> int:
-        """The number of pods that this owner still has to create. The API server has set all defaults."""
+        """The number of pods that this owner still has to create. The API server must have set all defaults."""
         spec, status = self.spec, self.status
         if self.metadata.deletion_timestamp:
             return 0
@@ -117,7 +117,7 @@ def may_pass_later(message: str) -> bool:
 
 
 class RefusedOwner(msgspec.Struct, frozen=True):
-    """An owner whose pods were refused.
+    """An owner of pods (for example a ReplicaSet or Job) whose pods were refused.
 
     ``path``: the owner's path in the API.
     ``since``: the time of the first known refusal.
@@ -165,7 +165,7 @@ class RefusedOwners:
 
 
 class RefusedObject(k8s_types.K8sStruct, frozen=True, gc=False):
-    """The object whose pod or claim was refused, according to an Event."""
+    """The object that an Event is about: an owner whose pod was refused, or a pod whose claim was refused."""
 
     kind: str = ""
     name: str = ""
@@ -193,9 +193,9 @@ def find_refused(
 ) -> RefusedOwners:
     """Return the owners that were refused for quota and still lack pods.
 
-    A kind in `WITH_CONDITION` is listed if it is in ``listed``, or if an Event refers to one of its objects. An owner
-    of another kind is read if an Event refers to it, while ``in_time`` returns True. Undecodable owners are skipped.
-    ``judged``: see `RefusedOwners`.
+    Owners of a kind in `WITH_CONDITION` are listed if the kind is in ``listed``, or if an Event refers to one of them.
+    An owner of another kind is read if an Event refers to it, as long as ``in_time`` returns True. Undecodable owners
+    are skipped. ``judged``: see `RefusedOwners`.
 
     Raises ListOverdue if the LISTs take longer than `LOOK_SECONDS`.
     """

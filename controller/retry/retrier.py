@@ -28,12 +28,12 @@ RETRY_ANNOTATION = "quota.vcuda.io/retried-at"
 NEXT_LOOK_SECONDS = 5.0  # seconds until a namespace with free quota and refused workloads is checked again
 # Minimum seconds between two changes of one owner's annotation, so that the owner can create its pods.
 CREATION_TIMEOUT_SECONDS = 8.0
-# A check of a namespace has this many seconds to read the owners that Events refer to, and again this many to decide
-# which owners may retry. The next check continues. After a longer check, because of large LISTs, the namespace waits
-# nine times as long as the check took. So one namespace cannot delay the others.
+# A check of a namespace may take this many seconds to read the owners that Events refer to, and as many to decide which
+# owners may retry. The next check continues. If large LISTs make the check longer, the namespace then waits nine times
+# as long as the check took. So one namespace cannot delay the others.
 BUDGET_SECONDS = 1.0
 REST_PER_SECOND = 9.0
-MAX_PODS = 1000  # the most pods of one owner for which free quota is set aside; a larger owner may retry in vain
+MAX_PODS = 1000  # the most missing pods of one owner that a check counts; with more, later owners may retry in vain
 
 LISTED_EVERY_SECONDS = 300.0
 """Seconds after which ReplicaSets and ReplicationControllers are listed even if no Event refers to any of them."""
@@ -54,7 +54,7 @@ class FreeQuota(msgspec.Struct, frozen=True):
         return cls(cores, use.memory_available)
 
     def takes(self, charge: Charge, limit: Limit) -> bool:
-        """Return True if a charge may fit. False for a charge of 0 cores, which is never refused for quota."""
+        """Return True if a charge may fit. Return False for a charge of 0 cores, which is never refused for quota."""
         memory_fits = self.memory is None or _least_memory(charge, limit) <= self.memory
         return 0 < charge.cores <= self.cores and memory_fits
 
@@ -81,7 +81,7 @@ def has_grown(free: Mapping[str, FreeQuota], before: Mapping[str, FreeQuota]) ->
 
 
 def retry_patch(**metadata: str) -> bytes:
-    """Return a patch of an object that makes the Kubernetes controller of this object retry."""
+    """Return a patch that makes the Kubernetes controller of the patched object retry."""
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     return msgspec.json.encode({"metadata": {**metadata, "annotations": {RETRY_ANNOTATION: now}}})
 
@@ -93,7 +93,7 @@ def _least_memory(charge: Charge, limit: Limit) -> int:
 
 
 def oldest_first(refused: Iterable[RefusedOwner], judged: Collection[str] = ()) -> list[RefusedOwner]:
-    """Return the owners, the longest refused first. The owners whose paths are in ``judged`` come last."""
+    """Return the owners in the order of their refusals. The owners whose paths are in ``judged`` come last."""
     return sorted(refused, key=lambda each: (each.path in judged, each.since, each.path))
 
 
@@ -104,17 +104,17 @@ def select_retries(
     nodes: Nodes,
     known: GpuResources = BUILT_IN,
 ) -> list[RefusedOwner]:
-    """Return the owners, in order, whose pods fit into the quota that the earlier owners have left free.
+    """Return the owners whose pods fit into the free quota. Each owner leaves less free quota for later owners.
 
-    ``free``: the free quota of each model. A pod takes quota of the first model in its order that has room. If the
-    namespace's quota prefers the most free model, the pod takes quota of that model.
+    ``free``: the free quota of each model. A pod takes quota of its first model with room. If the namespace's quota
+    prefers the model with the most free quota, the pod takes quota of that model.
     """
     left = dict(free)
     return [candidate for candidate in in_order if _take(candidate.owner, quota, left, nodes, known)]
 
 
 def _take(owner: Owner, quota: NamespaceQuota, left: dict[str, FreeQuota], nodes: Nodes, known: GpuResources) -> bool:
-    """Subtract the charges of the owner's missing pods from ``left``, as far as they fit. True if any pod fits."""
+    """Subtract the charges of the owner's missing pods from ``left``, as far as they fit. Return True if any fits."""
     request = read_request(owner.spec.template, known)
     models = placement.find_candidates(owner.spec.template, request, quota, nodes).models
     took = False
@@ -188,7 +188,7 @@ class Retrier:
         for refused in chosen:
             if self._retried_at.get(refused.path, -math.inf) + CREATION_TIMEOUT_SECONDS <= self._clock():
                 self._trigger(refused)
-        # Kubernetes' controllers need some time to create pods, which use quota. The next check continues from there.
+        # Kubernetes' controllers need time to create the pods. The next check then uses the quota that is still free.
         again = NEXT_LOOK_SECONDS if chosen or unjudged or not found.complete else None
         spent = self._clock() - started
         if again and spent > BUDGET_SECONDS:
@@ -217,7 +217,7 @@ class Retrier:
         return lambda: self._clock() < deadline
 
     def _in_time(self, in_order: Iterable[RefusedOwner], judged: set[str]) -> Iterator[RefusedOwner]:
-        """Yield owners until BUDGET_SECONDS have passed, but at least one. Add the yielded owners to ``judged``."""
+        """Yield at least one owner, and more until BUDGET_SECONDS have passed. Add the yielded owners to ``judged``."""
         in_time = self._budget()
         for refused in in_order:
             judged.add(refused.path)

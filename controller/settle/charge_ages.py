@@ -1,4 +1,4 @@
-"""Measures the ages of the charges and reservations in the ledgers, and finds those that have expired.
+"""Measures the ages of the charges and reservations in the ledgers, and finds the expired ones.
 
 A ledger stores no times, because the clock of the replica that wrote the ledger may be wrong. The leader measures each
 age on its own clock, from the moment when it first saw the entry. So a new leader waits longer, never shorter.
@@ -27,12 +27,12 @@ class SettleTiming(msgspec.Struct, frozen=True):
 
     @property
     def uncertain(self) -> float:
-        """The seconds after which a pod that a replica may have admitted is either stored or never will be."""
+        """The seconds after which a pod that a replica may have admitted is stored, or can no longer be stored."""
         return self.pending_ttl + LEASE_SECONDS + MARGIN_SECONDS
 
 
 class Watch(msgspec.Struct, frozen=True):
-    """The period since which both the pod watch and the claim watch have run without a gap.
+    """The time since which the pod watch and the claim watch have both run without a gap.
 
     ``pods``, ``claims``: the resourceVersions of the lists with which the two watches began.
     ``began``: the time at which this leader first saw these resourceVersions, in seconds.
@@ -76,12 +76,12 @@ class Overdue(msgspec.Struct, frozen=True):
 
 
 class ChargeAges:
-    """The ages of the charges and reservations in all ledgers. ``now`` in every method is the time, in seconds."""
+    """The ages of the charges and reservations in all ledgers. ``now`` is the present time in seconds."""
 
     def __init__(self, timing: SettleTiming) -> None:
         self._timing = timing
         self._watch: Watch | None = None
-        # Each by namespace and key. A pod may have a pending charge and later a terminating charge, both with its uid.
+        # By namespace and key. A pending charge and a later terminating charge may have the same key, the uid of a pod.
         self._pending: dict[str, dict[str, Sighting]] = {}
         self._terminating: dict[str, dict[str, Sighting]] = {}
         # By namespace, the watch that was current when this leader last wrote the ledger.
@@ -90,7 +90,7 @@ class ChargeAges:
         self._renewed: dict[str, dict[str, tuple[int, float]]] = {}
 
     def watching(self, pods: str, claims: str, now: float) -> Watch:
-        """Return the current watch. ``pods``, ``claims``: the resourceVersions of the lists that began the watches."""
+        """Return the current watch. ``pods``, ``claims``: the resourceVersions of the lists with which it began."""
         watch = Watch(pods, claims, now)
         if not watch.is_of(self._watch):
             self._watch = watch
@@ -101,7 +101,7 @@ class ChargeAges:
         self._written_under[namespace] = watch
 
     def pending(self, namespace: str, ledger: Ledger, watch: Watch, now: float) -> Overdue:
-        """Return the expired pending uids. If a LIST from now on does not show the pod, it will never be stored."""
+        """Return the uids of expired pending charges. If a new LIST lacks the pod, the pod can never be stored."""
         # The leader has seen every charge in the ledger that it wrote. So a charge that it sees now for the first time
         # is newer than that ledger.
         covered = watch if watch.is_of(self._written_under.get(namespace)) else None
@@ -109,9 +109,9 @@ class ChargeAges:
         return Overdue.of({uid: first[uid].at + self._timing.pending_ttl for uid in ledger.pending}, now)
 
     def seconds_unseen(self, namespace: str, ledger: Ledger, uid: str, watch: Watch, now: float) -> int:
-        """Return for how many seconds the containers of a pod may still run, if the pod is pending and not stored.
+        """Return for how many seconds the containers of a pending pod that is not stored may still run.
 
-        The pod may have been stored and force-deleted before the watch began. Return 0 if the pod is newer than that.
+        The pod may have been stored and force-deleted before the watch began. Return 0 if the pod is newer.
         """
         seen = self._pending.get(namespace, {}).get(uid)
         if seen and watch.is_of(seen.watch):
@@ -128,7 +128,7 @@ class ChargeAges:
     def reservations(self, namespace: str, ledger: Ledger, watch: Watch, now: float) -> Overdue:
         """Return the replicas whose reservations have expired.
 
-        Such a replica no longer writes. Each pod that the replica admitted is either stored or never will be.
+        Such a replica no longer writes. Each pod that it admitted is stored, or can no longer be stored.
         """
         known = self._renewed.pop(namespace, {})
         renewed: dict[str, tuple[int, float]] = {}
@@ -156,7 +156,7 @@ class ChargeAges:
     def _sightings(
         self, remembered: dict[str, dict[str, Sighting]], namespace: str, keys: Iterable[str], now: Sighting
     ) -> Mapping[str, Sighting]:
-        """Return the first sighting of each charge, and remember it. A charge that is new here gets ``now``."""
+        """Return and remember the first sighting of each charge. The sighting of a new charge is ``now``."""
         known = remembered.pop(namespace, {})
         # A slow watch may deliver a ledger without a recent charge. So recent sightings of missing charges are kept.
         recent = now.at - self._timing.full_resync

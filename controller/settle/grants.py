@@ -10,7 +10,7 @@ NOTICE_SECONDS = 24 * 3600.0
 """Seconds before the end of a grant at which Events announce the end."""
 
 MOST_SECONDS = 30.0
-"""The most seconds between two readings of the wall clock, because a user may set the clock."""
+"""Maximum seconds between two reads of the wall clock, because an administrator may set the clock."""
 
 KEY = "grants"
 """The only key of the queue."""
@@ -54,5 +54,5 @@ class GrantFollower:
 
 
 def _next(quota: Quota, moment: float) -> float:
-    """Return the first time after ``moment`` at which a grant begins or ends, or is a day from beginning or ending."""
+    """Return the first time after ``moment`` at which a grant begins or ends, or one day before such a time."""
     return min(quota.next_change(moment), quota.next_change(moment + NOTICE_SECONDS) - NOTICE_SECONDS)

@@ -19,15 +19,15 @@ EXEMPT = "false"
 # stored in the label, so that the next leader can continue.
 TAKING_EFFECT = "taking-effect"
 
-# In each namespace for which the webhook is called, the policy (manifests/base/policies.yaml) rejects a ConfigMap named
-# PROBE.
+# PROBE_POLICY (manifests/base/policies.yaml) rejects a ConfigMap named PROBE in each namespace for which the API server
+# calls the webhook.
 PROBE, PROBE_POLICY = "gpu-quota-probe", "in-effect.quota.vcuda.io"
 PROBE_INTERVAL_SECONDS = 0.5
 RETRY_SECONDS = 2.0
 
 
 class NamespaceLabels:
-    """Sets the label of every namespace as the quota document requires. ``"*"`` covers all except system namespaces.
+    """Sets the label of every namespace as the quota document requires. ``"*"`` is for all but system namespaces.
 
     ``on_change``: called with the name of each new or deleted namespace, and of each namespace whose label has changed.
     A namespace that this process sees for the first time counts as new.
@@ -84,7 +84,7 @@ class NamespaceLabels:
         self._log.info("namespace labelled" if value else "namespace unlabelled", namespace=name, value=value)
 
     def _is_asked_about(self, name: str) -> bool:
-        """Return True if the API server uses the current label. Its policies and webhooks read the same labels."""
+        """Return True if the API server applies its policies by the current label. It then also calls the webhook."""
         probe = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": PROBE, "namespace": name}}
         path = f"/api/v1/namespaces/{segment(name)}/configmaps"
         try:
@@ -104,7 +104,7 @@ _NAMESPACE = msgspec.json.Decoder(k8s_types.K8sObject)
 
 
 def _kept(raw: bytes) -> k8s_types.K8sObject:
-    """Return the kept fields of a namespace, without its other labels and its annotations, which may be large."""
+    """Return a namespace without annotations and unrelated labels, because these may be large."""
     metadata = _NAMESPACE.decode(raw).metadata
     labels = {key: value for key, value in (metadata.labels or {}).items() if key == ENFORCED_LABEL}
     kept = k8s_types.ObjectMeta(name=metadata.name, deletion_timestamp=metadata.deletion_timestamp, labels=labels)

@@ -28,7 +28,7 @@ class Published(msgspec.Struct, frozen=True):
 
     namespace: str
     hash: bytes
-    """The hash of the report's text. A tenant may have edited the text, so its size is not limited."""
+    """The hash of the report's text. The text is not kept, because a tenant may have made it large."""
 
 
 class Publisher:
@@ -89,7 +89,7 @@ class Publisher:
             return
         text = msgspec.json.format(msgspec.json.encode(use.shortened()), indent=2).decode()
         written = _hash(text)
-        # The watch may not have delivered the last write yet.
+        # Compare with the last write too, because the watch may not have delivered the last write yet.
         if published and published.hash == written and self._written.get(namespace, written) == written:
             return
         self._written[namespace] = written
@@ -98,7 +98,7 @@ class Publisher:
         try:
             upsert(self._kube, _collection(namespace), config_map)
         except errors.ApiError as error:
-            # A retry would fail until the namespace is deleted. A new namespace has its own event.
+            # A retry would fail until the namespace is deleted. A new namespace of this name causes an event.
             if not is_without_home(error):
                 raise
             self._log.debug("usage not published: the namespace is deleted or terminating", namespace=namespace)
@@ -121,7 +121,7 @@ def _collection(namespace: str) -> str:
 
 
 def limits_of(use: NamespaceUse) -> object:
-    """Return all of a report except the usage figures. A change of this part is published at once."""
+    """Return the parts of a report that are not usage figures. A change of these parts is published at once."""
     limits = [(model.model, model.limit, model.memory_limit, model.grants) for model in use.models]
     return use.mode, use.taking_effect, use.ledger_lost, use.unpinned, limits
 

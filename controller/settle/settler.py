@@ -23,7 +23,7 @@ from vcuda.ledger.settle import Expired, ObservedPods, settle
 from vcuda.quota.model import NamespaceQuota
 
 MAX_ATTEMPTS = 5
-"""Maximum attempts to write a settled ledger, if webhook replicas write the ledger first."""
+"""Maximum attempts to write a settled ledger. An attempt fails if a webhook replica writes the ledger first."""
 
 RETRY_SECONDS = 2.0
 """Seconds until the first retry of a failed settlement."""
@@ -34,8 +34,8 @@ charges accumulate until the ledger is settled."""
 
 
 GROWTH_SECONDS = 3.0
-"""Seconds between two settlements of a ledger with free quota, if pods have only been added. Pending charges count as
-much as committed charges, so no caller waits. Fewer settlements cause fewer conflicts with the replicas."""
+"""Seconds between two settlements of a ledger with free quota, if pods were only added. No pod waits for them, because
+pending charges count as much as committed charges. Fewer settlements cause fewer conflicts with the replicas."""
 
 
 FEW_PENDING_BYTES = 2048
@@ -111,11 +111,11 @@ class Settler:
         self._others = others
         self._exists = exists
         self._clock = clock
-        # For namespaces without a limit that have a ledger: since when that is known.
+        # Namespaces with a ledger but no limit, each with the time at which this process first saw that.
         self._unlimited_since: dict[str, float] = {}
-        # Namespaces that had room at their last settlement, so that no caller waits for a release.
+        # Namespaces that had room at their last settlement, so that no pod waits for a release of quota.
         self._with_room: set[str] = set()
-        # For namespaces whose damaged ledger will be deleted: its version, and since when it is known.
+        # Namespaces whose damaged ledger will be deleted, each with the ledger's version and the time of its discovery.
         self._unreadable: dict[str, tuple[str, float]] = {}
         self._log = structlog.get_logger()
 
@@ -133,10 +133,10 @@ class Settler:
             self.queue.add(namespace)
 
     def full_resync(self) -> None:
-        """Compare every ledger without a pending turn with the pods, report drift, and make every namespace due."""
+        """Queue every namespace for settling. Report drift: a ledger that differs from the stored pods."""
         for namespace in self.known_namespaces():
             known = self.ledgers.get(self._store.key(namespace))
-            # A ledger with a current or coming turn may differ for a moment, because its events are not settled yet.
+            # A ledger that is queued already, or is being settled, may differ for a moment. That is not drift.
             active = self.queue.is_active(namespace) or self.unlimited.queue.is_active(namespace)
             if known and not active and self._differs(known):
                 self._metrics.drift.inc()
@@ -148,7 +148,7 @@ class Settler:
         try:
             ledger = known.read().ledger
         except errors.UnreadableLedger:
-            return False  # its settlement will fail and report that
+            return False  # the settlement of this ledger will report the error
         if ledger.lost:
             return False
         claims = self.claims.observed(known.namespace, observed.extended)
@@ -234,7 +234,7 @@ class Settler:
         if stored:
             stored = self._settle_newest(namespace, stored)
         if stored and stored.deleting:
-            self._drop_or_settle(namespace, stored, "a user deleted it; it is created again")
+            self._drop_or_settle(namespace, stored, "a user deleted the ledger; a new one is created")
         self._report(namespace, limits, stored.ledger if stored else Ledger())
 
     def _report_lost(self, namespace: str) -> None:
@@ -254,14 +254,14 @@ class Settler:
         self._on_report(namespace, use)
 
     def _opened(self, namespace: str) -> Stored:
-        """Return the current ledger. If the ledger is closed, and may be opened now, count the charges and open it."""
+        """Return the current ledger. If it is closed (admits nothing yet) and may open now, count and open it."""
         stored = self._store.open(namespace)
         return self._store.write(namespace, stored.ledger, stored) if stored.opens else stored
 
     def _settle_newest(self, namespace: str, stored: Stored) -> Stored:
-        """Settle the ledger ``stored`` and write it. After a conflict, read the ledger again and settle that one.
+        """Settle the ledger ``stored`` and write it. After a conflict, read and settle the new version.
 
-        Under load the replicas write many times a second, so a ledger from the watch is often out of date.
+        Under load the replicas write many times a second, so a ledger from the watch is often outdated.
         """
         for _ in range(MAX_ATTEMPTS - 1):
             try:
@@ -289,7 +289,7 @@ class Settler:
         return settle(ledger, observed, Expired(unsure.keys(), unsure, ended, reaped), counted_since=newest)
 
     def _observed(self, namespace: str, ledger: Ledger) -> ObservedPods:
-        """Return the pods and claims as the watches show them. If the ledger is newer than the watches, list them."""
+        """Return the pods and claims from the watches, or from LISTs if the ledger is newer than the watches."""
         counted_as_now, observed = self.pods.counts_as_now, self.pods.observed(namespace, self._nodes.current())
         if self.claims.awaits_pods(namespace):
             self.queue.add(namespace, AWAIT_PODS_AGAIN_SECONDS)
@@ -301,7 +301,7 @@ class Settler:
         return self._listed(namespace, ledger)
 
     def _listed(self, namespace: str, ledger: Ledger) -> ObservedPods:
-        """List the pods and claims. Add the deletions that only the watches can have seen."""
+        """List the pods and claims. Add the deletions from the watches, because a LIST does not show deletions."""
         observed = self.pods.observed(namespace, self._nodes.current())
         claims = self.claims.observed(namespace, observed.extended, ledger.longest_claim_grace)
         watched = msgspec.structs.replace(observed, claims=claims)
@@ -309,8 +309,8 @@ class Settler:
 
     def _drop_or_settle(self, namespace: str, stored: Stored, why: str, due: float = -math.inf) -> None:
         """Delete the ledger at the time ``due`` if stored pods account for all of its charges. Otherwise settle it."""
-        # A new ledger would be counted from the stored pods. It would lack the charge of an admitted pod that is not
-        # stored yet, and the charge of a deleted pod that may still run.
+        # A ledger with other charges must stay. A new ledger would be counted from the stored pods, without the charges
+        # of admitted pods that are not stored yet, and of deleted pods that may still run.
         ledger = stored.ledger
         # An empty ledger need not be settled. Many ledgers may be deleted at once, and settling may cost two LISTs,
         # because in a quiet cluster the watches may be older than the ledger.
@@ -328,7 +328,7 @@ class Settler:
             self._log.info("ledger dropped", namespace=namespace, why=why)
 
     def _drop_unreadable(self, namespace: str) -> None:
-        """Delete an unreadable ledger that a user has deleted, after its admitted pods can no longer be stored."""
+        """Delete an unreadable ledger that a user has deleted, when its pending pods can no longer be stored."""
         known = self.ledgers.get(self._store.key(namespace))
         if known is None or not known.deleting:
             return
@@ -360,9 +360,9 @@ class Settler:
         return over.keys
 
     def _absent(self, namespace: str, ledger: Ledger) -> Mapping[str, int]:
-        """Return the uids of pending pods that are not stored and never will be, each with a number of seconds.
+        """Return the uids of pending pods that are not stored and can never be stored, each with a time in seconds.
 
-        The containers of the pod may still run for this time. The number is 0 for a pod that was never stored.
+        The containers of the pod may still run for this time. The time is 0 for a pod that was never stored.
         """
         watch = self._watching()
         over = self._ages.pending(namespace, ledger, watch, self._clock())

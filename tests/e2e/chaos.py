@@ -49,7 +49,7 @@ API_AWAY = "API server or etcd not reached"
 
 _REASONS = (
     (OVER_QUOTA, {403, 429}, r"exceeded GPU quota: \w+ in namespace \S+, requested: .* limited: "),
-    (NOT_PINNED, {403}, r"held to (the products of )?one GPU model that namespace \S+ may use"),
+    (NOT_PINNED, {403}, r"(the pod to|the products of) one GPU model of namespace \S+ \("),
     (POLICY, {403}, rf"{REFUSAL}$"),
     # For claims the webhook answers 403 instead of 429.
     (LEDGER_LOST, {403, 429}, r"ledger of namespace \S+ was lost; pods that were charged in it may still be stored"),

@@ -33,7 +33,7 @@ def test_a_pod_that_bypassed_mutate_is_stored_only_if_it_is_pinned_to_an_allowed
         with cluster.register_webhooks(validating=own.validating()):
             refused = cluster.try_create(card_pod("free-floating", namespace))
             assert refused.status == HTTPStatus.FORBIDDEN
-            assert f"held to one GPU model that namespace {namespace} may use (M40: 1 card)" in refused.message
+            assert f"restrict the pod to one GPU model of namespace {namespace} (M40: 1 card)" in refused.message
             cluster.create(pinned(card_pod("pinned", namespace)))
             assert cluster.try_create(pinned(card_pod("over", namespace))).is_over_quota
         assert own.charged(namespace) == {"M40": 100}
@@ -67,7 +67,7 @@ def test_no_pod_bypasses_mutate_while_it_is_down_and_workloads_continue_afterwar
                 (forged(namespace, spec={"nodeName": "gpu-m40"}), "spec.nodeName is set"),
                 (forged(namespace, metadata={"annotations": {"tencent.com/predicate-time": "1"}}), "predicate-time"),
                 (forged(namespace, metadata={"labels": {"nvidia.com/assigned-phase": "x"}}), "assigned-phase"),
-                (card_pod("floating", namespace), "the pod is not held to one GPU model"),
+                (card_pod("floating", namespace), "must restrict the pod to one GPU model"),
             ):
                 refused = tenant.try_create(pod)
                 assert refused.status == HTTPStatus.FORBIDDEN

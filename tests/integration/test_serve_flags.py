@@ -52,14 +52,14 @@ SOUND = "--standalone --quota good.yaml"
         (f"{SOUND} --cert-dir empty", "empty/tls.crt cannot be read: No such file or directory. To make a good pair: "),
         (f"{SOUND} --cert-dir certs", "certs/tls.crt holds no PEM certificate"),
         (f"{SOUND} --nodes nodes.yaml", "document 1: the Pod p has no namespace"),
-        (f"{SOUND} --bind 8443", "'8443' is not HOST:PORT; write one such as 127.0.0.1:8443."),
-        (f"{SOUND} --bind a:99999", "is not HOST:PORT"),
+        (f"{SOUND} --bind 8443", "must be HOST:PORT, for example 127.0.0.1:8443; got '8443'."),
+        (f"{SOUND} --bind a:99999", "must be HOST:PORT"),
         (f"{SOUND} --log-level loud", "'loud' is not one of"),
         ("--cert-dir certs --quota-configmap gpuquota", "is not NAMESPACE/NAME"),
         ("--cert-dir certs --kubeconfig nowhere", "No usable kubeconfig at nowhere"),
         ("--cert-dir certs --kubeconfig nonsense", "No usable kubeconfig at nonsense"),
-        ("--standalone --quota good.yaml --gpu-runtime-classes=nvidia,N_V", "'N_V' is not a valid pattern"),
-        ("--standalone --quota good.yaml --gpu-runtime-classes=nvidia-*,-x?", "'-x?' is not a valid pattern"),
+        ("--standalone --quota good.yaml --gpu-runtime-classes=nvidia,N_V", "nvidia,kata-*-gpu; got 'N_V'"),
+        ("--standalone --quota good.yaml --gpu-runtime-classes=nvidia-*,-x?", "nvidia,kata-*-gpu; got '-x?'"),
     ],
 )
 def test_bad_input_ends_with_status_2_and_a_message(files: Path, flags: str, sentence: str) -> None:

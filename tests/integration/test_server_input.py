@@ -60,8 +60,10 @@ def nested(depth: int) -> str:
         pytest.param("POST /mutate", encoded({}).replace('"request"', '"x"'), 400, "has no request", id="no request"),
         pytest.param("POST /mutate", encoded({}, uid=7), 400, "$.request.uid", id="a uid that is a number"),
         pytest.param("POST /mutate", encoded({}, namespace="Q").replace("Q", "\xff"), 400, "utf-8", id="not UTF-8"),
-        pytest.param("POST /mutate?timeout=soon", encoded({}), 400, "timeout='soon' is no duration", id="timeout"),
-        pytest.param("POST /validate?timeout=-5s", encoded({}), 400, "is no duration", id="negative timeout"),
+        pytest.param(
+            "POST /mutate?timeout=soon", encoded({}), 400, "timeout='soon' is not a valid duration", id="timeout"
+        ),
+        pytest.param("POST /validate?timeout=-5s", encoded({}), 400, "is not a valid duration", id="negative timeout"),
         pytest.param("GET /mutate", None, 405, "not allowed", id="GET of a review path"),
         pytest.param("OPTIONS /validate", None, 405, "not allowed", id="OPTIONS"),
         pytest.param("POST /metrics", "{}", 405, "not allowed", id="POST of the metrics"),
@@ -146,8 +148,8 @@ def test_a_body_of_3_mib_is_read(server: WebhookProcess) -> None:
         pytest.param(encoded({"spec": {"containers": {}}}), 400, "$.spec.containers", id="an object for a list"),
         pytest.param(encoded({"spec": {"nodeName": ["a"]}}, name=""), 400, "$.spec.nodeName", id="a list for a text"),
         pytest.param(encoded({"metadata": {"name": "Q"}}, name="p").replace("Q", "\xff"), 400, "utf-8", id="not UTF-8"),
-        pytest.param(encoded({}, kind=DEPLOYMENT), 400, "not for apps/v1/Deployment", id="a Deployment"),
-        pytest.param(encoded(None, kind={}, name=""), 400, "not for an unnamed kind", id="no kind at all"),
+        pytest.param(encoded({}, kind=DEPLOYMENT), 400, "not apps/v1/Deployment", id="a Deployment"),
+        pytest.param(encoded(None, kind={}, name=""), 400, "not an unnamed kind", id="no kind at all"),
     ],
 )
 def test_a_pod_that_cannot_be_decoded_is_rejected(

@@ -126,7 +126,7 @@ def test_a_review_over_the_size_bound_is_denied_and_not_read_to_its_end(
     response = json.loads(client.sent[1]["body"])["response"]
     assert (response["uid"], response["allowed"]) == ("f-1", False)
     assert (response["status"]["code"], response["status"]["reason"]) == (413, "RequestEntityTooLarge")
-    assert f"more than {MAX_BODY} bytes (3 MiB): each &, < and > counts as six bytes" in response["status"]["message"]
+    assert f"more than {MAX_BODY} bytes (3 MiB); each &, < and > takes six bytes" in response["status"]["message"]
     service.answer.assert_not_called()
 
 

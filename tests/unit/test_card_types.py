@@ -152,7 +152,7 @@ def test_a_share_never_gets_a_card_in_mig_mode(
 def test_a_share_that_bypassed_mutate_and_could_get_a_mig_slice_is_rejected(mode: str | None, *, reached: bool) -> None:
     annotations = {USE: "NVIDIA A100", **({MODE: mode} if mode else {})}
     answer = webhook(BOTH).validate(vcuda_pod(SHARE, annotations=annotations, affinity=held_to("A100")))
-    assert ("its annotations let it have a MIG slice of A100 of any size" in answer.message, answer.allowed) == (
+    assert ("the pod's annotations allow a MIG slice of A100 of any size" in answer.message, answer.allowed) == (
         reached,
         not reached,
     )

@@ -103,8 +103,8 @@ TEMPLATED["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateNam
     ("manifest", "decision", "reason"),
     [
         pytest.param(SKIPPED, "skipped", "no pod template found", id="no template"),
-        pytest.param(ELSEWHERE, "unknown", "the nodes by whose labels or names it is placed", id="nodes"),
-        pytest.param(vcuda_pod(nodeName="gpu-1"), "unknown", "the nodes by whose labels", id="a node"),
+        pytest.param(ELSEWHERE, "unknown", "the nodes whose labels or names the pod selects", id="nodes"),
+        pytest.param(vcuda_pod(nodeName="gpu-1"), "unknown", "the nodes whose labels", id="a node"),
         pytest.param(TEMPLATED, "unknown", "ResourceClaimTemplate absent", id="a claim template"),
     ],
 )
@@ -142,7 +142,7 @@ def test_a_template_without_a_count_is_decided_once_and_the_output_says_so(direc
     workflow = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": {"name": "a"}}
     (row,) = rows(check(directory, {**workflow, "spec": {"templates": [step]}}, options=("-o", "json")))
     assert (row["count"], row["decision"]) == (1, "admitted")
-    assert row["reason"].endswith("the object does not say how many of these pods there are; one is decided")
+    assert row["reason"].endswith("the object does not state the number of these pods; one pod is checked")
 
 
 # Tests of edits of the quota
@@ -179,7 +179,7 @@ def test_an_edit_beyond_the_cards_of_the_nodes_gives_a_warning(directory: Path) 
 def test_warnings_about_the_quota_are_printed_with_the_decisions(directory: Path) -> None:
     (directory / "quota.yaml").write_text("{kube-system: {quota: {M40: 1}}, team-a: {quota: {M40: 1}}}")
     result = check(directory, cards(1))
-    assert (result.exit_code, result.stderr.startswith("Warning: kube-system: a system namespace")) == (0, True)
+    assert (result.exit_code, result.stderr.startswith("Warning: kube-system: system namespace")) == (0, True)
 
 
 @pytest.mark.parametrize("text", ["", "\n \n"])
@@ -398,7 +398,7 @@ def test_pods_of_a_system_namespace_are_counted_and_never_rejected(directory: Pa
     (directory / "quota.yaml").write_text(f"{namespace}: {{quota: {{M40: 1}}}}")
     replicas = deployment(3, {"tencent.com/vcuda-core": core})
     result = check(directory, replicas, options=("-n", namespace, "-o", "json"))
-    reason = "a system namespace: the API server asks nobody about its pods, so they count and are never refused"
+    reason = "system namespace: the webhook is not called for its pods, so they are charged and never refused"
     (row,) = rows(result)
     assert (row["count"], row["decision"], row["model"], row["reason"]) == (3, "counted", "", reason)
     assert result.exit_code == 0

@@ -131,7 +131,10 @@ def test_each_replica_has_its_own_claim(tmp_path: Path) -> None:
         "ResourceClaim/web-*-c0-*: 1 admitted M40",
         "ResourceClaim/web-*-c0-*: 2 refused A100",
     ]
-    assert ("its claim waits until" in rows[0]["reason"], "its claim waits until" in rows[1]["reason"]) == (False, True)
+    assert ("its claim must wait until" in rows[0]["reason"], "its claim must wait until" in rows[1]["reason"]) == (
+        False,
+        True,
+    )
 
 
 def test_a_rejected_pod_gets_no_claims(tmp_path: Path) -> None:
@@ -144,7 +147,7 @@ def test_a_rejected_pod_gets_no_claims(tmp_path: Path) -> None:
 @pytest.mark.parametrize("home", ["team-a", "sandbox"])
 def test_a_missing_template_is_reported_for_the_pod_that_needs_it(home: str, tmp_path: Path) -> None:
     (row,) = check(tmp_path, claiming("elsewhere", namespace=home))
-    told = "depends on what is in none of these files: ResourceClaimTemplate elsewhere"
+    told = "the decision depends on missing objects: ResourceClaimTemplate elsewhere"
     assert (row["decision"] == "unknown", told in row["reason"]) == (home == "team-a", home == "team-a")
 
 

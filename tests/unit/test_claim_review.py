@@ -161,12 +161,18 @@ def test_a_claim_over_quota_gets_403_without_retry_after() -> None:
 @pytest.mark.parametrize(
     ("manifest", "sentence"),
     [
-        pytest.param(claim(), "is held to none", id="/mutate was not called"),
-        pytest.param(claim(held("M40"), entry()), "is held to none", id="a request added after /mutate"),
-        pytest.param(claim(held("M40"), held("A100")), "is held to none", id="two models"),
-        pytest.param(claim(entry(NVIDIA, 'device.driver == "x"')), "is held to none", id="CEL that we did not write"),
-        pytest.param(claim(held("H100")), "is held to none", id="a product that no node has"),
-        pytest.param(claim(first_of(held("M40"), entry())), "is held to none", id="one of two alternatives"),
+        pytest.param(claim(), "that all requests select: none", id="/mutate was not called"),
+        pytest.param(claim(held("M40"), entry()), "that all requests select: none", id="a request added after /mutate"),
+        pytest.param(claim(held("M40"), held("A100")), "that all requests select: none", id="two models"),
+        pytest.param(
+            claim(entry(NVIDIA, 'device.driver == "x"')),
+            "that all requests select: none",
+            id="CEL that we did not write",
+        ),
+        pytest.param(claim(held("H100")), "that all requests select: none", id="a product that no node has"),
+        pytest.param(
+            claim(first_of(held("M40"), entry())), "that all requests select: none", id="one of two alternatives"
+        ),
     ],
 )
 def test_a_claim_that_is_not_pinned_to_one_model_of_the_quota_is_rejected(manifest: Manifest, sentence: str) -> None:
@@ -247,7 +253,7 @@ def test_malformed_claims_are_422_with_the_path_and_never_reach_the_ledger() -> 
     [
         (claim(held("M40")), "charged", ""),
         (claim({**held("M40"), "count": 3}), "over-quota-allowed", "exceeded GPU quota"),
-        (claim(), "unpinned", "is held to none"),
+        (claim(), "unpinned", "that all requests select: none"),
         (claim(entry("foo")), "unpinned", "malformed GPU request"),
         (template(entry(count=9)), "template", "can never fit"),
     ],
@@ -332,7 +338,7 @@ def claiming(*names: str) -> Manifest:
     ("asked", "used", "allowed", "told"),
     [
         pytest.param(spec(entry(count=4)), 0, True, "", id="fits"),
-        pytest.param(spec(entry(count=4)), 1, True, "its claim waits until so much is free", id="not now"),
+        pytest.param(spec(entry(count=4)), 1, True, "its claim must wait until this quota is free", id="not now"),
         pytest.param(spec(entry(count=5)), 0, False, "can never fit", id="never"),
         pytest.param(spec(entry("foo")), 0, False, "no value is configured", id="malformed"),
         pytest.param(spec(entry("compute-domain-daemon.nvidia.com")), 0, True, "", id="no GPU"),
@@ -365,7 +371,7 @@ def test_a_pod_with_both_kinds_of_requests_is_charged_for_its_own_and_warned_of_
     server.create(claim(entry()))
     answer = server.create(both, "pod-1")
     assert answer.outcome == "charged"
-    assert any("its claim waits" in warning for warning in answer.warnings)
+    assert any("its claim must wait" in warning for warning in answer.warnings)
     assert server.used() == {"A100": Charge(200, 0, 200)}
 
 
@@ -376,7 +382,7 @@ def test_a_pod_with_claims_stays_in_the_pools_of_its_namespace() -> None:
     assert patched(claiming(), answer)["spec"]["affinity"] == in_pool
     assert server.validate(patched(claiming(), answer)).outcome == "claims"
     refusal = server.validate(claiming())
-    assert (refusal.outcome, "pools public" in refusal.message) == ("not-pinned", True)
+    assert (refusal.outcome, "the pools of namespace team-a: public" in refusal.message) == ("not-pinned", True)
 
 
 def test_the_extended_resource_of_a_class_is_rejected_until_it_is_counted() -> None:

@@ -86,11 +86,12 @@ MALFORMED = "malformed GPU request: spec.containers[0].resources.limits[nvidia.c
 SHORT = "exceeded GPU quota: M40 in namespace team-a, requested: 5 cards, used: 4 (4 pending), limited: 8, 1 more"
 NEVER = "exceeded GPU quota: P100 in namespace team-a, requested: 1 card, used: 0 (0 pending), limited: 0, can never"
 NO_MODEL = "this pod may use no GPU model in namespace team-a"
-NOT_HELD = f"{NOT_MUTATED}: the pod is not held to one GPU model that namespace team-a may use (M40: 8 cards) by a"
-NOT_IN_POOL = f"{NOT_MUTATED}: the pod is not held to the pools public, where namespace team-a must stay, by a"
+_RESTRICT = f"{NOT_MUTATED}: a required node affinity or nodeSelector must restrict the pod to"
+NOT_HELD = f"{_RESTRICT} one GPU model of namespace team-a (M40: 8 cards); the pod allows "
+NOT_IN_POOL = f"{_RESTRICT} the pools of namespace team-a: public"
 UNREAD = "the pod cannot be read: "
 NO_UID = "the pod has no uid yet; register this path as a validating webhook"
-NO_PODS = "this webhook answers for pods, not for apps/v1/Deployment"
+NO_PODS = "this webhook reviews pods, not apps/v1/Deployment"
 DAMAGED = "ledger x cannot be read"
 
 SOME = pod_of_cores(100, affinity=HELD)

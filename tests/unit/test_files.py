@@ -107,7 +107,7 @@ SLICE = {"apiVersion": API_VERSION, "kind": "ResourceSlice", "metadata": {"name"
     "manifest, message",
     another_kind=(
         {"kind": "Service"},
-        "expected one of Node, ResourceSlice, DeviceClass, ResourceClaimTemplate, ResourceClaim, Pod, not Service",
+        "kind must be one of Node, ResourceSlice, DeviceClass, ResourceClaimTemplate, ResourceClaim, Pod; got Service",
     ),
     labels_in_a_list=({"kind": "Node", "metadata": {"name": "a", "labels": []}}, "malformed: "),
     no_name=({"kind": "Node"}, "the Node has no name"),

@@ -69,7 +69,7 @@ def ask(ledgers: ExistingNamespaces, namespace: str) -> None:
 def test_a_namespace_that_does_not_exist_is_rejected_and_not_kept(cluster: mock.Mock, charged: mock.Mock) -> None:
     ledgers = ExistingNamespaces(charged, cluster)
     for call in (ledgers.charge(of_cards("invented")), ledgers.cached_usage("invented")):
-        with pytest.raises(BadReview, match="there is no namespace invented"):
+        with pytest.raises(BadReview, match="namespace invented does not exist"):
             asyncio.run(call)
     assert charged.mock_calls == []
     ask(ledgers, "team-a")

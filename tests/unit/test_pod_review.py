@@ -98,7 +98,7 @@ def test_another_kind_is_rejected_as_a_mistake_of_the_configuration(kind: GroupV
     """If the webhook is called for another kind of object, the rules that call it are wrong. Admitting the object would
     hide this mistake.
     """
-    message = f"this webhook answers for pods, not for {named}; correct the rules that call it"
+    message = f"this webhook reviews pods, not {named}; correct the webhook's rules"
     answer = AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
     assert review_of(review(vcuda_pod(), kind=kind), POLICY) == answer
 

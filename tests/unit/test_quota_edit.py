@@ -179,7 +179,7 @@ def test_a_cluster_without_a_gpu_node_gives_one_warning() -> None:
     assert told == [f"team-a.quota.M40: {NO_NODE} (known: none)"]
 
 
-TAIL = "running pods stay, new ones are refused until it fits"
+TAIL = "new pods are refused until less is in use"
 MEMORY = "M40: {cards: 8, memory: 1Gi}"
 
 
@@ -218,7 +218,7 @@ def test_an_edit_is_accepted_although_the_usage_is_not_known(error: VcudaError) 
     """A quota must stay editable while the usage cannot be read."""
     told = warnings("{team-a: {quota: {M40: 1}}, team-b: {quota: {M40: 1}}}", team_a=error, team_b=Charge(200))
     assert told == [
-        f"team-a: not compared with what is in use: {error}",
+        f"team-a: not compared with the current usage: {error}",
         f"team-b.quota.M40: 2 cards in use, limit 1 card; {TAIL}",
     ]
 
@@ -234,7 +234,7 @@ def test_before_a_quota_is_in_force_only_the_usage_is_compared() -> None:
 
 def test_a_system_namespace_with_a_quota_gives_a_warning() -> None:
     [told] = warnings("kube-system: {quota: {M40: 1}}")
-    assert told.startswith("kube-system: a system namespace; where nobody is asked about it, its pods count")
+    assert told.startswith("kube-system: system namespace; if the webhook is not called for it, its pods are charged")
 
 
 def test_an_edit_whose_usage_cannot_be_compared_in_time_is_accepted_with_a_warning(
@@ -246,10 +246,10 @@ def test_an_edit_whose_usage_cannot_be_compared_in_time_is_accepted_with_a_warni
     monkeypatch.setattr("webhook.review.quota_edit.COMPARING_SECONDS", 0)
     document = "{a: {quota: {M40: 1}}, b: {quota: {M40: 1}}}"
     answer = edited(document, ledgers=Used(a=Charge(200), b=Charge(200)))
-    told = "2 of the namespaces were not compared with what is in use: they are too many"
+    told = "namespaces not compared with their current usage, because there are too many: 2"
     assert answer == AdmissionResponse("quota-accepted", warnings=[told])
     many = ", ".join(f"X{number}: 1" for number in range(MOST_WARNINGS + 7))
-    assert edited(f"team-a: {{quota: {{{many}}}}}").warnings[0].startswith("1 of the namespaces")
+    assert edited(f"team-a: {{quota: {{{many}}}}}").warnings[0].endswith("there are too many: 1")
 
 
 def test_warnings_about_nodes_use_the_edited_rows_of_models() -> None:
@@ -263,7 +263,7 @@ def test_warnings_about_nodes_use_the_edited_rows_of_models() -> None:
     object_ = msgspec.Raw(msgspec.json.encode({"metadata": {"name": "gpuquota"}, "data": data}))
     assert list(edited(None, PolicySnapshot(Quota(), NODES, claims=claims), object=object_).warnings) == [
         "team-a.quota.M41: no node has this model in label gaia.tencent.com/gpu-model (known: P100, Tesla)",
-        "gpu_models: `cards` of Tesla has no effect while a DeviceClass gives whole devices as nvidia.com/gpu",
+        "gpu_models: `cards` of Tesla has no effect while a DeviceClass offers devices as nvidia.com/gpu",
     ]
 
 
@@ -291,7 +291,7 @@ def test_an_edit_is_accepted_while_the_namespaces_cannot_be_listed() -> None:
     def silent() -> frozenset[str]:
         raise Unavailable("no answer")
 
-    told = "the namespaces of the new entries were not looked up: no answer"
+    told = "the webhook could not check whether the namespaces of the new entries exist: no answer"
     assert edited("team-a: {quota: {M40: 1}}", namespaces=silent).warnings == [told]
 
 
@@ -301,7 +301,7 @@ def test_the_value_of_a_device_without_effect_on_hami_nodes_gives_a_warning() ->
     data = {"gpu_quota": "team-a: {quota: {M40: 1}}", "gpu_models": "{M40: {cards: 0.5}, P100: {cards: 0.5}}"}
     object_ = msgspec.Raw(msgspec.json.encode({"metadata": {"name": "gpuquota"}, "data": data}))
     assert list(edited(None, PolicySnapshot(Quota(), nodes), object=object_).warnings) == [
-        "gpu_models: `cards` of M40 has no effect while one of its nodes has HAMi's register",
+        "gpu_models: `cards` of M40 has no effect while a node of this model has a register of HAMi",
     ]
 
 

@@ -68,7 +68,7 @@ def test_the_general_scheduler_places_pods_whose_scheme_has_none() -> None:
         placed[name] = patched(sent, asked.mutate(sent).patch)["spec"]["schedulerName"]
     assert placed == {"nvidia.com/gpu": "hami-scheduler", "nvidia.com/vgpu-number": "vcuda-scheduler"}
     wrong = vcuda_pod({"nvidia.com/gpu": 1}, affinity=held_to("M40"), schedulerName="default-scheduler")
-    assert "spec.schedulerName is not the one that places vcuda pods" in asked.validate(wrong).message
+    assert "spec.schedulerName is not the scheduler of vcuda pods" in asked.validate(wrong).message
 
 
 @pytest.mark.parametrize("call", ["mutate", "validate"])

@@ -157,14 +157,14 @@ def test_a_pod_whose_narrowing_was_undone_is_rejected(fields: dict[str, Any]) ->
     restriction. HAMi's device plugin would not serve the pod.
     """
     answer = webhook(MIXED, "A100").validate(vcuda_pod(WHOLE, affinity=held_to("A100"), **fields))
-    assert "its node selection allows nodes that its scheduler must not choose" in answer.message
+    assert "the pod's node selection allows nodes that its scheduler must not use" in answer.message
 
 
 def test_a_pod_that_opts_out_or_names_a_scheduler_uses_hami_if_its_model_has_no_other_nodes() -> None:
     asked = webhook(SEPARATE, "A100")
     assert created(asked, vcuda_pod(WHOLE, **IGNORED)) == ("A100", "hami-scheduler")
     refused = asked.validate(vcuda_pod(WHOLE, affinity=held_to("A100"), schedulerName="volcano"))
-    assert "spec.schedulerName must be hami-scheduler, or left out: volcano" in refused.message
+    assert "spec.schedulerName must be hami-scheduler or empty: volcano" in refused.message
 
 
 def test_a_pod_is_not_narrowed_by_more_names_than_fit_into_it() -> None:

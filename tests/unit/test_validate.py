@@ -80,11 +80,11 @@ RESERVED, GONE = short_by(reserved=Charge(200)), short_by(terminating=Charge(100
             PutOff((PENDING,)),
             "over-quota-pending",
             None,
-            "what is pending and is never stored is given back within 75 s",
+            "admitted pods that were never created release their quota within 75 s",
         ),
         (PutOff((RESERVED,), soon=True), "over-quota-reserved", 1, "2 reserved, limited: 8"),
-        (PutOff((RESERVED,)), "over-quota-reserved", None, "what is reserved is given back"),
-        (PutOff((GONE,), soon=True), "over-quota-unsettled", 1, "what has gone is given back when it is settled"),
+        (PutOff((RESERVED,)), "over-quota-reserved", None, "reserved quota is being released; retry soon"),
+        (PutOff((GONE,), soon=True), "over-quota-unsettled", 1, "the quota of deleted pods is being released; retry"),
         (PutOff((GONE,)), "over-quota-unsettled", None, "used: 8 (0 pending, 1 terminating)"),
         (PutOff((PENDING,), counted=False), "over-quota-uncounted", None, "could not be counted in time"),
     ],
@@ -210,9 +210,9 @@ def test_a_pod_over_quota_is_rejected_with_the_figures() -> None:
 )
 def test_a_pod_that_is_not_pinned_to_one_allowed_model_is_rejected(placed: dict[str, Any], allows: str) -> None:
     ledgers = MemoryLedgers()
-    models = "one GPU model that namespace team-a may use (M40: 8 cards, A100: 2.5 cards, 1000 MiB)"
-    held = f"the pod is not held to {models} by a required node affinity or nodeSelector: it allows {allows}"
-    message = f"{NOT_MUTATED}: {held}"
+    models = "one GPU model of namespace team-a (M40: 8 cards, A100: 2.5 cards, 1000 MiB)"
+    unpinned = f"a required node affinity or nodeSelector must restrict the pod to {models}; the pod allows {allows}"
+    message = f"{NOT_MUTATED}: {unpinned}"
     assert refusal(validated(pod_of_cores(100, **placed), ledgers)) == ("not-pinned", HTTPStatus.FORBIDDEN, message)
     assert used(ledgers) == {}
 
@@ -220,7 +220,7 @@ def test_a_pod_that_is_not_pinned_to_one_allowed_model_is_rejected(placed: dict[
 @pytest.mark.parametrize("quota", [NamespaceQuota({}), NamespaceQuota({"P100": Limit(0)})])
 def test_a_pod_of_a_namespace_without_models_is_rejected(quota: NamespaceQuota) -> None:
     answer = validated(pod_of_cores(100), quota=quota)
-    assert "may use (none)" in answer.message
+    assert "of namespace team-a (none)" in answer.message
     assert answer.outcome == "not-pinned"
 
 
@@ -235,8 +235,8 @@ def test_a_pod_of_a_namespace_without_models_is_rejected(quota: NamespaceQuota) 
     ],
 )
 def test_a_pod_that_is_not_restricted_to_the_pools_is_rejected(affinity: Manifest) -> None:
-    where = "the pools public, lab, where namespace team-a must stay"
-    message = f"{NOT_MUTATED}: the pod is not held to {where}, by a required node affinity or nodeSelector"
+    where = "the pools of namespace team-a: public, lab"
+    message = f"{NOT_MUTATED}: a required node affinity or nodeSelector must restrict the pod to {where}"
     answer = validated(pod_of_cores(100, affinity=affinity), quota=POOLED)
     assert refusal(answer) == ("not-pinned", HTTPStatus.FORBIDDEN, message)
 
@@ -251,14 +251,14 @@ def of_indices(count: int) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("fields", "what"),
     [
-        ({"nodeName": "gpu-1"}, "spec.nodeName is set, past the scheduler"),
-        ({"annotations": {"tencent.com/gpu-assigned": ""}}, "it carries allocation records: tencent.com/gpu-assigned"),
-        ({"labels": {"nvidia.com/assigned-phase": "x"}}, "it carries allocation records: nvidia.com/assigned-phase"),
+        ({"nodeName": "gpu-1"}, "spec.nodeName is set, which bypasses the scheduler"),
+        ({"annotations": {"tencent.com/gpu-assigned": ""}}, "the pod has allocation records: tencent.com/gpu-assigned"),
+        ({"labels": {"nvidia.com/assigned-phase": "x"}}, "the pod has allocation records: nvidia.com/assigned-phase"),
         ({"annotations": of_indices(20_000)}, f"records: {', '.join(of_indices(10))} and 19990 more"),
-        ({"schedulerName": "default-scheduler"}, "spec.schedulerName is not the one that places vcuda pods"),
+        ({"schedulerName": "default-scheduler"}, "spec.schedulerName is not the scheduler of vcuda pods"),
         (
             {"schedulerName": "volcano"},
-            "must be gpu-scheduler, or left out: volcano does not know",
+            "must be gpu-scheduler or empty: volcano does not know",
         ),
     ],
     ids=["nodeName", "an annotation", "a label", "20,000 annotations", "the default scheduler", "another scheduler"],

@@ -1,6 +1,6 @@
-"""Reviews the pods and claims in manifests, and prints the answers as a table.
+"""Reviews the pods and ResourceClaims in manifests, and formats the answers as a table.
 
-The command `check` calls the functions that decide reviews. The demo sends the reviews to a webhook server.
+The command `check` decides the reviews in its own process. The demo sends the reviews to a webhook server.
 """
 
 import asyncio
@@ -29,19 +29,19 @@ from webhook.review import claim_review, context, pod_review
 from webhook.review.verdicts import Creation
 
 Ask = Callable[[str, AdmissionRequest], Awaitable[AdmissionResponse]]
-"""Returns the answer to a review. The argument before the review is the path of the webhook, such as /mutate."""
+"""A function of a path of the webhook, such as /mutate, and a review. It returns the answer to the review."""
 
 PODS = GroupVersionKind(version="v1", kind="Pod")
 
 ADMITTED, REFUSED, UNKNOWN, SKIPPED, MALFORMED = "admitted", "refused", "unknown", "skipped", "malformed"
 
-NOT_COUNTED = "the object does not say how many of these pods there are; one is decided"
+NOT_COUNTED = "the object does not state the number of these pods; one pod is checked"
 
 _WORDS = {"ignored": "no GPU", "unlimited": "not limited"}
 
-_COUNTED = "a system namespace: the API server asks nobody about its {}, so they count and are never refused"
+_COUNTED = "system namespace: the webhook is not called for its {}, so they are charged and never refused"
 
-_MADE_LATER = "charged is each claim that is made of it"
+_MADE_LATER = "each claim that Kubernetes creates from this template is charged"
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -56,9 +56,9 @@ class Row(msgspec.Struct, frozen=True):
     """The outcome of the review, as in the metrics of the webhook; empty if there was no review."""
     model: str = ""
     rule: str = ""
-    """The rule by which the models were ordered; empty if no model was chosen."""
+    """The rule for the order in which GPU models were tried; empty if no model was chosen."""
     charge: Charge = Charge()
-    """The charge of each single pod or claim."""
+    """The GPU quota that each of these pods or claims is charged."""
     reason: str = ""
 
     @property
@@ -66,7 +66,7 @@ class Row(msgspec.Struct, frozen=True):
         return str(self.charge) if self.charge.cores else ""
 
     def as_json(self) -> Manifest:
-        """Return the row for scripts. ``cards`` and ``memory_mib`` are the charge of each pod or claim."""
+        """Return the row as JSON. ``cards`` and ``memory_mib`` are the charge of each pod or claim."""
         fields = msgspec.structs.asdict(self)
         del fields["charge"]
         return {**fields, "cards": self.charge.cores / CORES_PER_CARD, "memory_mib": self.charge.memory}
@@ -91,7 +91,7 @@ def read_workloads(paths: Sequence[Path], namespace: str) -> list[Workload | Unr
 
 
 def check(workloads: Sequence[Workload | Unread], cluster: files.OfflineCluster) -> list[Row]:
-    """Decide the objects in order. Each decision counts the stored objects and the objects admitted before."""
+    """Decide the objects in order. Each decision counts the stored objects and all objects admitted earlier."""
     cluster = with_templates(cluster, workloads)
     policy, ledgers, choices = cluster.policy, cluster.ledgers(), RecentChoices()
 
@@ -107,7 +107,7 @@ def check(workloads: Sequence[Workload | Unread], cluster: files.OfflineCluster)
 
 
 def with_templates(cluster: files.OfflineCluster, workloads: Iterable[Workload | Unread]) -> files.OfflineCluster:
-    """Return the cluster with the claim templates in ``workloads``. They replace stored templates of their name."""
+    """Return the cluster with the claim templates in ``workloads``, which replace stored templates of the same name."""
     specs = ((each.namespace, each.name, each.claim_spec) for each in workloads if isinstance(each, Workload))
     own = {(home, name): msgspec.convert(spec, objects.ClaimSpec) for home, name, spec in specs if spec is not None}
     templates = {**cluster.templates, **own}
@@ -116,7 +116,7 @@ def with_templates(cluster: files.OfflineCluster, workloads: Iterable[Workload |
 
 
 async def decide(workloads: Iterable[Workload | Unread], ask: Ask, cluster: files.OfflineCluster) -> list[Row]:
-    """Return the answers in order. Claims follow their pod. Equal answers to pods of one workload share a row."""
+    """Return the answers as rows. A pod's claims follow the pod. Equal answers to pods of one workload share a row."""
     rows = []
     for workload in workloads:
         if isinstance(workload, Unread):
@@ -135,9 +135,9 @@ async def decide(workloads: Iterable[Workload | Unread], ask: Ask, cluster: file
 
 
 async def _decide(workload: Workload, ask: Ask, cluster: files.OfflineCluster) -> AsyncIterator[tuple[Hashable, Row]]:
-    """Decide one more pod or claim of a workload. Yield its row, and then the rows of the claims of the pod.
+    """Decide one pod or claim of a workload. Yield its row, and then the rows of the pod's claims.
 
-    Each row has a key. Rows with equal keys have equal answers.
+    Each row is yielded with a key. Rows with equal keys have equal answers.
     """
     namespace, created, policy = workload.namespace, workload.created, cluster.policy
     told = [workload.warning] if workload.warning else []
@@ -149,12 +149,10 @@ async def _decide(workload: Workload, ask: Ask, cluster: files.OfflineCluster) -
     claims = [(each, cluster.templates.get((namespace, each.template))) for each in made_claims(created)]
     missing = [f"{TEMPLATE} {each.template}" for each, spec in claims if spec is None]
     if _needs_nodes(created, policy):
-        missing.append("the nodes by whose labels or names it is placed (--nodes)")
+        missing.append("the nodes whose labels or names the pod selects (--nodes)")
     alike, row = await _decide_one(workload.title, created, ask, policy, told)
     if missing and row.decision == ADMITTED and policy.quota.for_namespace(namespace):
-        reason = "; ".join(
-            filter(None, (f"depends on what is in none of these files: {', '.join(missing)}", row.reason))
-        )
+        reason = "; ".join(filter(None, (f"the decision depends on missing objects: {', '.join(missing)}", row.reason)))
         row = msgspec.structs.replace(row, decision=UNKNOWN, reason=reason)
     yield alike, row
     for each, spec in claims if row.decision != REFUSED else ():
@@ -164,7 +162,7 @@ async def _decide(workload: Workload, ask: Ask, cluster: files.OfflineCluster) -
 
 
 def _needs_nodes(pod: Manifest, policy: context.PolicySnapshot) -> bool:
-    """Return whether the placement of a pod depends on labels or names of nodes, but no nodes are known."""
+    """Return True if the pod selects nodes by labels or names, but no nodes are known."""
     if policy.nodes.labels:
         return False
     selection = NodeSelection.of(msgspec.convert(pod, k8s_types.Pod).spec)
@@ -221,7 +219,7 @@ async def _create(created: Manifest, namespace: str, ask: Ask) -> tuple[Manifest
         if not answers[0].allowed:
             return created, answers
         patched = jsonpatch.apply_patch(created, msgspec.json.encode(answers[0].patch))
-    # The API server gives an object its uid after mutation. The uid identifies its charge.
+    # The API server sets the uid of an object after mutation. The ledger identifies a charge by the uid.
     stored = {**patched, "metadata": {**patched["metadata"], "uid": str(uuid.uuid4())}}
     return stored, [*answers, await ask("/validate", _request(stored, namespace))]
 

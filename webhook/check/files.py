@@ -34,17 +34,17 @@ _KINDS: Mapping[str, type[k8s_types.K8sObject]] = {
     CLAIM: objects.ResourceClaim,
     "Pod": k8s_types.Pod,
 }
-"""The kinds that the file of the nodes may contain."""
+"""The kinds of objects that the file of --nodes may contain."""
 
 _NAMESPACED = frozenset({TEMPLATE, CLAIM, "Pod"})
 
 
 TemplateSpecs = Mapping[tuple[str, str], objects.ClaimSpec]
-"""The specs of the claims that templates make, by the namespace and name of the template."""
+"""By namespace and name of a ResourceClaimTemplate, the spec of the claims that Kubernetes makes from the template."""
 
 
 class OfflineCluster(msgspec.Struct, frozen=True):
-    """The policy, the stored charges and the claim templates by which objects are decided without an API server."""
+    """The data of a cluster, read from files, by which pods and claims are decided without an API server."""
 
     policy: context.PolicySnapshot
     committed: Mapping[str, Mapping[str, model.Charge]]
@@ -100,7 +100,7 @@ def find_in(templates: TemplateSpecs) -> context.ClaimTemplates:
 def read_quota(path: Path) -> config.QuotaConfig:
     """Return the quota in a file. The file contains the quota document, or a ConfigMap with the document.
 
-    Raises BadInput or QuotaFault.
+    Raises BadInput if the file cannot be read, and QuotaFault if the quota document is malformed.
     """
     text = read_text(path)
     if not text.strip():
@@ -118,7 +118,7 @@ def read_quota(path: Path) -> config.QuotaConfig:
 
 
 class StoredObjects(msgspec.Struct, frozen=True):
-    """The objects that a file with a cluster's objects contains."""
+    """The objects of a cluster, as read from the file of --nodes."""
 
     nodes: Nodes
     devices: dra.Devices = dra.NO_DEVICES
@@ -129,7 +129,7 @@ class StoredObjects(msgspec.Struct, frozen=True):
     def committed(self, claim_policy: charges.ClaimPolicy) -> Mapping[str, Mapping[str, model.Charge]]:
         """Return the charges of the pods and claims, by namespace and model.
 
-        As on a cluster, an object without a model is not charged.
+        As on a cluster, a pod or claim without a GPU model is not charged.
         """
         price = stored_claims.ClaimCounter(claim_policy)
         namespaces = {*(claim.namespace for claim in self.claims), *(pod.namespace for pod in self.pods)}
@@ -180,7 +180,7 @@ def read_stored(path: Path, labels: affinity.NodeLabels, known: resources.GpuRes
 def _read_object(where: str, manifest: workloads.Manifest) -> k8s_types.K8sObject:
     kind = manifest["kind"]
     if kind not in _KINDS:
-        raise errors.BadInput(f"{where}: expected one of {', '.join(_KINDS)}, not {kind}")
+        raise errors.BadInput(f"{where}: kind must be one of {', '.join(_KINDS)}; got {kind}")
     if _KINDS[kind].__module__ == objects.__name__:
         workloads.require_claims_api(where, manifest)
     stored = shapes.convert(where, manifest, _KINDS[kind])

@@ -16,7 +16,7 @@ from webhook.review.quota_edit import document_warnings
 
 
 class QuotaEdit(msgspec.Struct, frozen=True):
-    """The edit of a quota document: its changes and its warnings."""
+    """The changes that an edit makes to a quota document, and the warnings about this edit."""
 
     changes: tuple[QuotaChange, ...]
     """Every value that differs between the documents; empty if there is no old document."""
@@ -34,7 +34,7 @@ class QuotaEdit(msgspec.Struct, frozen=True):
 def read_edit(old: Path | None, new: Path, cluster: files.OfflineCluster, now: float, *, has_nodes: bool) -> QuotaEdit:
     """Return the edit from the quota document in file ``old`` to the document in file ``new``. Raises BadInput.
 
-    ``cluster``: the cluster with the new document. ``now``: in Unix seconds.
+    ``cluster``: a cluster with the new document as its quota. ``now``: the present time in Unix seconds.
     """
     after = files.read_quota(new)
     quota = after.quota.at(now)

@@ -13,7 +13,7 @@ from vcuda.workloads import Manifest, Unread, Workload, without_nulls, workloads
 T = TypeVar("T")
 
 NOT_JSON = (msgspec.MsgspecError, UnicodeError, RecursionError)
-"""The exceptions of msgspec for YAML that JSON cannot express, for example half of a surrogate pair, or an object
+"""Exceptions that msgspec raises for YAML that JSON cannot express, for example half of a surrogate pair, or an object
 that contains itself."""
 
 _VIEWS: Mapping[str, type[k8s_types.K8sObject]] = {
@@ -24,7 +24,7 @@ _VIEWS: Mapping[str, type[k8s_types.K8sObject]] = {
 
 
 def typed_workloads(source: str, text: str, namespace: str) -> list[Workload | Unread]:
-    """Return the workloads in a text, as `workloads_in` does. An object without the shape of its kind is malformed."""
+    """Return the workloads in a text, as `workloads_in` does. An object with a field of a wrong type is malformed."""
     return workloads_in(source, text, namespace, _check)
 
 
@@ -34,7 +34,7 @@ def _check(where: str, manifest: Manifest) -> Manifest:
 
 
 def convert(where: str, manifest: Manifest, view: type[T]) -> T:
-    """Return a manifest as a ``view``. Raises BadInput if the manifest does not have the shape of the view."""
+    """Return a manifest as an object of class ``view``. Raises BadInput if a field is missing or has a wrong type."""
     try:
         return msgspec.convert(_plain(where, manifest), view)
     except msgspec.MsgspecError as error:

@@ -9,7 +9,7 @@ from a2wsgi import asgi_typing
 from vcuda.errors import BadReview
 
 MAX_BODY = 3 * 2**20
-"""The bytes of the largest review that is read. A larger review is rejected with this reason.
+"""The most bytes of a review that is read. A larger review is rejected.
 
 The API server also accepts requests of at most 3 MiB (MaxRequestBodyBytes in k8s.io/apiserver, pkg/server/config.go).
 etcd accepts at most 1.5 MiB with an object (--max-request-bytes). A review carries one object for CREATE, and two for
@@ -21,7 +21,7 @@ LARGE_BODY = 2**16
 """The most bytes of a body that are read before its review must wait for a place in a queue."""
 
 HEAD = 2**12
-"""The first bytes of a body, in which uid and namespace are searched. Go writes both before userInfo and the object."""
+"""The number of first bytes in which uid and namespace are searched. Go writes them before userInfo and the object."""
 
 # In an AdmissionRequest (k8s.io/api, admission/v1), uid is the first field, and namespace follows kind, resource and
 # name. Quotes inside JSON strings are escaped, so neither pattern matches inside a pod's name.
@@ -51,7 +51,7 @@ class ReviewHead(NamedTuple):
 async def read_body(receive: asgi_typing.Receive, chunks: list[bytes], enough: int = MAX_BODY) -> bool:
     """Append the received parts of a body to ``chunks`` until the body is complete or has over ``enough`` bytes.
 
-    Return whether the body is complete. Raises BodyTooLarge, and ConnectionAbortedError if the caller disconnects.
+    Return True if the body is complete. Raises BodyTooLarge, and ConnectionAbortedError if the caller disconnects.
     """
     size = sum(map(len, chunks))
     while size <= enough:

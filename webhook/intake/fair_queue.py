@@ -1,8 +1,8 @@
 """A bounded queue that serves its keys in turn. A key is a namespace, and an entry is one waiting or granted review.
 
-Each key has its own line of waiting entries. The lines have an order. The next grant goes to the first line in this
-order whose key is below the bounds of a key. A line moves to the end of the order when one of its entries is granted,
-and again when that entry leaves. So a new key waits for at most one entry of each other key.
+Each key has its own line of waiting entries. The next grant goes to the first line whose key may have another grant. A
+line moves behind all other lines when one of its entries is granted, and again when that entry leaves. So a new key
+waits for at most one entry of each other key.
 """
 
 import asyncio
@@ -19,16 +19,16 @@ import msgspec
 from vcuda.errors import Dropped, DropReason
 
 SHARED = ""
-"""The key of all entries without a key. It is also the key of entries whose own key would exceed `Bounds.keys`."""
+"""The key of entries without a key, and of entries with a new key if there are already `Bounds.keys` lines."""
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """The bounds of a queue."""
+    """The maximum numbers and sizes of the entries and grants of a queue."""
 
     grants: int
     """The most entries that are granted at the same time."""
     size: int
-    """The most bytes of all granted entries together. An entry of any size is granted if no other entry is."""
+    """The most bytes of all granted entries together. An entry of any size is granted if there is no grant yet."""
     key_grants: int
     """The most entries of one key that are granted at the same time."""
     key_size: int
@@ -49,7 +49,7 @@ class EntryState(enum.Enum):
 
 
 class QueueEntry:
-    """One caller's wait for a grant of ``size`` bytes, and then the grant. The wait ends at ``end`` of the clock."""
+    """One caller's wait for a grant of ``size`` bytes, and then the grant. The wait ends at the time ``end``."""
 
     def __init__(self, key: str, size: int, end: float) -> None:
         self.key = key
@@ -76,7 +76,7 @@ class _Held(NamedTuple):
 class FairQueue:
     """The waiting entries in one line per key, and the granted entries. All calls must come from one event loop.
 
-    ``crowded`` is the message of Dropped if too many entries wait. ``late`` is its message if an entry waits too long.
+    ``crowded``: the message of Dropped if too many entries wait. ``late``: the message if an entry waits too long.
     """
 
     def __init__(self, bounds: Bounds, crowded: str, late: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -116,7 +116,7 @@ class FairQueue:
         if key not in self._lines and len(self._lines) >= self._bounds.keys:
             key = SHARED
         if self.waiting >= self._bounds.waiting:
-            # Drop the newest entry of the longest line, if that line then still is longer than the line of this key.
+            # Drop the newest entry of the longest line, unless that line is hardly longer than the line of this key.
             longest = max(self._lines.values(), key=len)
             if len(longest) < len(self._lines.get(key, ())) + 2:
                 raise self._dropped(DropReason.CROWDED)
@@ -140,7 +140,7 @@ class FairQueue:
 
     def _grant(self) -> None:
         while entry := self._next():
-            # After a suspension of this process, the time of a waiting entry may be over.
+            # After a suspension of this process, the deadline of a waiting entry may have passed.
             if entry.end <= self._clock():
                 self._drop(entry, DropReason.LATE)
                 continue

@@ -25,24 +25,24 @@ from webhook.ledger.ledgers import ChargeRequest, Decision, Ledgers, ReviewDeadl
 T = TypeVar("T")
 
 PLACES = Bounds(grants=12, size=6 * MAX_BODY, key_grants=4, key_size=2 * MAX_BODY, waiting=96, keys=16)
-"""The places of large pods and claims. One namespace has at most a third of the places. A waiting review needs some 100
-KiB. All waiting reviews and all bodies that are read need less than `MAX_UNFINISHED` of `webhook.server.worker`."""
+"""The places for reviews of large pods and claims. One namespace gets at most a third of the places. A waiting review
+takes 100 KiB. All waiting reviews and all read bodies take less than `MAX_UNFINISHED` of `webhook.server.worker`."""
 
 QUOTA_PLACES = Bounds(grants=4, size=4 * MAX_BODY, key_grants=4, key_size=4 * MAX_BODY, waiting=16, keys=16)
-"""The places of large edits of the quota document. So pods and edits do not wait for each other."""
+"""The places for edits of the quota ConfigMap, which are separate so that pods and edits do not wait for each other."""
 
 WAIT_SHARE = 0.5
-"""The share of its remaining time for which a review waits for a place. The rest lets the API server call again."""
+"""The part of its remaining time for which a review waits for a place. In the rest the API server can call again."""
 
 LEAST_SECONDS = 0.3
-"""Seconds before its deadline at which a review begins to compute at the latest. The largest reviews take about as long
+"""A review must begin to compute at least this many seconds before its deadline. The largest reviews take about as long
 (`python -m bench large-pods`)."""
 
 
 class LedgerCall(Generic[T]):
     """A call of the ledgers that the event loop makes for a review.
 
-    ``charges``: the call may write a charge, so it has no timeout.
+    ``charges``: True if the call may write a charge. Such a call has no timeout.
     """
 
     def __init__(self, make: Callable[[], Awaitable[T]], *, charges: bool = False) -> None:
@@ -100,7 +100,7 @@ class ReviewThread:
         return self._places.waiting
 
     def place(self, namespace: str, size: int, deadline: ReviewDeadline) -> AbstractAsyncContextManager[None]:
-        """Return the place of a review with a body of ``size`` bytes. Its ``async with`` waits, or raises Dropped."""
+        """Return a context manager that waits for a place for ``size`` bytes. It raises Dropped if no place is free."""
         return self._places.granted(namespace, size, deadline.end - max(deadline.left, 0) * WAIT_SHARE)
 
     async def run(
@@ -110,7 +110,7 @@ class ReviewThread:
         namespace: str,
         deadline: ReviewDeadline,
     ) -> T:
-        """Run ``work`` in the thread and return its result. Its argument is a view of the ledgers for that thread.
+        """Run ``work`` in the thread and return the result. ``work`` gets a view of the ledgers for that thread.
 
         Raises Dropped if the deadline passed before a turn, or if the caller has disconnected.
         """

@@ -1,4 +1,4 @@
-"""Processes the items of several callers together: a batch has all items that wait when the batch begins."""
+"""Collects the items of several callers in batches, and processes each batch at once."""
 
 import asyncio
 import time
@@ -12,13 +12,13 @@ R = TypeVar("R")
 
 @dataclass(eq=False, slots=True)
 class PendingCall(Generic[T, R]):
-    """One caller's item, and the future that the caller awaits."""
+    """One caller's item, and the future by which the caller waits for the result."""
 
     item: T
     deadline: float
     """The end of the caller's wait, in seconds of the monotonic clock."""
     late: R
-    """The result for the caller if the deadline passes first."""
+    """The result for the caller if the deadline passes before the item has a result."""
     answer: asyncio.Future[R] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def settle(self, result: R) -> None:
@@ -28,18 +28,18 @@ class PendingCall(Generic[T, R]):
 
 @dataclass(eq=False)
 class BatchCommitter(Generic[T, R]):
-    """A queue of items that one task processes in batches. A batch has all items that wait when the batch begins.
+    """A queue of items that a task processes in batches. A batch has all items that wait when the batch begins.
 
-    The task ends when no item waits. The task belongs to no caller. So a caller that is cancelled, or whose deadline
-    passes, does not disturb the other callers.
+    The task is independent of the callers. So a caller that is cancelled, or whose deadline passes, does not affect
+    the other callers. The task ends when no item waits.
     """
 
     work: Callable[[Sequence[PendingCall[T, R]]], Awaitable[None]]
-    """Processes a batch, and settles each call with its result."""
+    """A function that processes a batch, and sets the result of each call."""
     late: R
-    """The result of a call whose deadline passes first."""
+    """The result of a call whose deadline passes before the call has another result."""
     gather: Callable[[int], Awaitable[None]]
-    """Awaited before each batch, with the size of the last batch. Items that arrive in this time join the batch."""
+    """A pause before each batch, given the size of the last batch. Items that arrive in the pause join the batch."""
     clock: Callable[[], float] = time.monotonic
     # This lock is held during a batch. Other code must hold the lock while it uses data that ``work`` changes.
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -48,7 +48,7 @@ class BatchCommitter(Generic[T, R]):
     _task: asyncio.Task[None] | None = None
 
     async def serve(self, item: T, deadline: float) -> R:
-        """Return the result of the item, or ``late`` after the deadline. Raises the error of its batch's ``work``."""
+        """Return the result of the item, or ``late`` after the deadline. Raises the error that ``work`` raised."""
         call = PendingCall[T, R](item, deadline, self.late)
         self._waiting.append(call)
         if self._task is None or self._task.done():
@@ -60,7 +60,7 @@ class BatchCommitter(Generic[T, R]):
                 raise
             return call.late
         finally:
-            # An item that waits leaves with its caller. If the item is in a batch, its result is dropped.
+            # The caller has stopped waiting. If the item is not in a batch yet, remove the item.
             if call in self._waiting:
                 self._waiting.remove(call)
 
@@ -91,20 +91,20 @@ async def _no_pause(_last_batch: int) -> None:
 
 @dataclass(eq=False)
 class SharedCall(Generic[R]):
-    """A call, such as a LIST, that is made once for all callers that wait at its start. They share its result."""
+    """Makes one call, such as a LIST, for all callers that wait when the call begins. The callers share the result."""
 
     make: Callable[[], Awaitable[R]]
-    """Makes the call."""
+    """A function that makes the call."""
     clock: Callable[[], float] = time.monotonic
     pause: Callable[[int], Awaitable[None]] = _no_pause
-    """Awaited before each call. Its argument is the number of callers that shared the last call."""
+    """A pause before each call, given the number of callers that shared the last call."""
     _waiting: BatchCommitter[None, R | None] = field(init=False)
 
     def __post_init__(self) -> None:
         self._waiting = BatchCommitter(self._serve, None, self.pause, self.clock)
 
     async def result(self, deadline: float) -> R | None:
-        """Return the result of a call that begins from now on, or None after the deadline. Raises the call's error."""
+        """Return the result of the next call that begins; None after the deadline. Raises the error of the call."""
         return await self._waiting.serve(None, deadline)
 
     async def _serve(self, calls: Sequence[PendingCall[None, R | None]]) -> None:

@@ -10,7 +10,7 @@ from webhook.ledger.ledgers import ByNamespace, ChargeRequest, Decision, RetryLa
 from webhook.ledger.namespace_ledger import NamespaceLedger, Shared
 
 CLOSING_ATTEMPTS = 5
-"""Attempts of a stopping replica at its last write to a ledger. An attempt fails if another process writes first."""
+"""How often a stopping replica attempts to write each ledger. An attempt fails if another process writes first."""
 
 
 @dataclass(eq=False)
@@ -20,12 +20,12 @@ class ClusterLedgers(Shared):
     _ledgers: "ByNamespace[NamespaceLedger]" = field(init=False)
 
     def __post_init__(self) -> None:
-        # An idle ledger may leave this cache while it writes, and a second ledger of the namespace may then be made. No
-        # charge is lost: at worst, a compare-and-swap of one of them fails because the other ledger wrote first.
+        # The cache may drop a `NamespaceLedger` that still writes, and make a second one for the same namespace. No
+        # charge is lost: at worst, a compare-and-swap fails because the other `NamespaceLedger` wrote first.
         self._ledgers = ByNamespace(lambda namespace: NamespaceLedger(namespace, self), self.clock)
 
     async def charge(self, request: ChargeRequest) -> Decision:
-        """Decide a charge. If it is admitted, record it once per uid. A dry run records nothing."""
+        """Decide a charge. Record an admitted charge in the ledger, once per uid. A dry run records nothing."""
         try:
             return await self._ledgers[request.namespace].charge(request)
         except ListOverdue as error:
@@ -52,7 +52,7 @@ class ClusterLedgers(Shared):
     async def close(self) -> None:
         """Write the charges that were admitted from reservations, and release the reservations.
 
-        If every attempt fails, the leader removes the reservation later. It then counts the admitted pods by a LIST.
+        If every attempt fails, the leader later removes the reservation, and counts the admitted pods by a LIST.
         """
         self.leaving = True
         for _ in range(CLOSING_ATTEMPTS):

@@ -1,6 +1,6 @@
-"""The reservation of a webhook replica in a ledger. The replica admits charges from it without a write for each.
+"""The reservation of a webhook replica: room in a ledger from which the replica admits charges without writing each.
 
-The rules, and why no interleaving admits too much, are in docs/ledger.md; tests/model explores them.
+docs/ledger.md has the rules, and the proof that no interleaving admits too much. tests/model explores the rules.
 """
 
 import bisect
@@ -17,31 +17,30 @@ from vcuda.quota.model import CORES_PER_CARD, Charge, Limit, NamespaceQuota, fit
 from webhook.ledger.ledgers import ChargeWindow
 
 RATE_SECONDS = 4.0
-"""Seconds over which demand is measured. After as many seconds without demand the reservation is released. One replica
-of several sees about one charge a second of a namespace. So a shorter time would show too few charges to reserve for
-them."""
+"""Seconds over which the demand for room is measured. After this time without demand the reservation is released. The
+time is not shorter, because each of several replicas gets only about one charge per second of a namespace."""
 
 TARGET_SECONDS = 5.0
-"""Seconds of demand for which a replica reserves room. This is longer than the longest time between two writes."""
+"""A replica reserves room for the demand of this many seconds, which are more than the longest time between writes."""
 
 LEAST_SPAN_SECONDS = 0.1
 """The shortest time in seconds over which demand is measured, so that a few charges at once are not mistaken for a high
-rate. A burst that has just begun reserves for several seconds: a smaller reservation would cost one more write."""
+rate. When a burst begins, room for several seconds is reserved, because a smaller reservation costs another write."""
 
 LEAST_GRANTS = 4
-"""The smallest demand for which room is reserved, and the smallest reservation, in charges. If this replica admitted
-fewer charges within `RATE_SECONDS`, and fewer are pending in the ledger, each charge is written alone. The pending
-charges show the demand of the other replicas. Without them, each replica would make four writes before it reserves."""
+"""The smallest reservation, in charges. A replica reserves nothing if it admitted fewer charges within `RATE_SECONDS`
+and the ledger has fewer pending charges. The pending charges show the demand at the other replicas. If they did not
+count, each replica would make four writes before it reserves."""
 
 WRITE_SECONDS, MOST_WRITE_SECONDS = 1.0, 4.0
-"""The shortest and the longest time in seconds between two writes. A write moves the charges that were admitted
-from the reservation to the pending charges, and shows this replica whether another replica waits for room. So a replica
-writes seldom only while there is much room. The longest time is less than half of a
-lease, so that a failed write can be repeated."""
+"""The shortest and the longest time in seconds between two writes of a replica with a reservation. A write makes the
+charges pending that were admitted from the reservation. It also shows whether another replica waits for room. So the
+longest time applies only while there is much room. It is less than half of a lease, so that a failed write can be
+repeated."""
 
 PART_OF_TIME = 8
-"""Within these bounds, a replica writes after an eighth of the time in which the room would be used up if every replica
-with a reservation had the same demand."""
+"""A replica writes after an eighth of the time in which the room would be used up, if every replica with a reservation
+had the same demand. `WRITE_SECONDS` and `MOST_WRITE_SECONDS` bound this time."""
 
 SPENT_PART = 4
 """A replica writes at once when a quarter of its reservation is left."""
@@ -51,18 +50,18 @@ MOST_GRANTED = 128
 hundreds of pending charges."""
 
 LEAST_ROOM = 20
-"""If there is room for fewer charges, nothing is reserved. So near a limit each charge is decided by itself."""
+"""Nothing is reserved if there is room for fewer charges than this. So near a limit each charge is written alone."""
 
 PART_OF_ROOM, PART_OF_REPLICA = 4, 10
 """All replicas together reserve at most a quarter of the free room, and one replica at most a tenth. A dead replica
 withholds its part until the leader removes the reservation, after some 90 s."""
 
 CREATED_SECONDS = LEASE_SECONDS
-"""Seconds after the answer to a write, by the API server's clock, within which an object must be created to be admitted
-from the reservation of that write. Both times are in whole seconds. While clocks run, the lease itself ends earlier."""
+"""An object is admitted from a reservation only if it was created at most this many seconds after the answer to the
+write of the reservation. The API server sets both times, in whole seconds. While clocks run, the lease ends first."""
 
 GIVE_WAY_SECONDS = 2.0
-"""Seconds for which a replica reserves nothing after a new `waiting` mark."""
+"""Seconds for which a replica reserves nothing after another replica without room has set a new `waiting` mark."""
 
 
 class Terms(NamedTuple):
@@ -70,7 +69,7 @@ class Terms(NamedTuple):
 
     quota: NamespaceQuota
     counted_since: str
-    """As in `ChargeRequest`."""
+    """See `ChargeRequest.counted_since`."""
     config_version: str
     """The version of the quota ConfigMap."""
 
@@ -134,9 +133,9 @@ def plan(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Plan:
 
 
 def _room(limit: Limit, used: Charge, charge: Charge) -> int:
-    """Return how many charges like this one the limit still admits."""
+    """Return how many charges of this size still fit within the limit."""
     if limit.cores is None:
-        # A charge takes at least a hundredth of a MiB, before the sum is rounded.
+        # More charges cannot fit, because a charge is at least a hundredth of a MiB before the sum is rounded.
         most = (limit.memory or 0) * CORES_PER_CARD
     else:
         most = max(limit.cores - used.cores, 0) // charge.cores
@@ -166,8 +165,7 @@ class ReservationLease:
     """One replica's reservation in one ledger, and the granted charges.
 
     A granted charge is a charge that the replica has admitted from the reservation and has not yet written.
-    ``clock`` must also count the time in which the machine is suspended. The methods are not safe to call from several
-    threads: all grants and all outcomes of writes belong to one event loop.
+    ``clock`` must also count the time in which the machine is suspended. One event loop must make all calls.
     """
 
     def __init__(self, clock: Callable[[], float] = boot_seconds) -> None:
@@ -180,7 +178,7 @@ class ReservationLease:
         self._counter = 0
         self._until = self._created_until = self._due_at = -math.inf
         self._sent: _Sent | None = None
-        # The rest of the reservation. It may be granted even while the outcome of a write is unknown.
+        # The part of the reservation that may still be granted, even while the outcome of a write is unknown.
         self._left: dict[str, Charge] = {}
         self._waiting: str | None = None
         self._give_way_until = -math.inf
@@ -204,7 +202,7 @@ class ReservationLease:
         return self._clock() < self._give_way_until
 
     def is_by(self, terms: object) -> bool:
-        """Return whether these terms sized the reservation, and also the next reservation if its write is under way."""
+        """Return True if the reservation, and any reservation that is being written, was sized by these terms."""
         # A reservation that was sized by a larger limit could admit a charge beyond the present limit.
         return self._terms == terms and (self._sent is None or self._sent.terms == terms)
 
@@ -213,8 +211,8 @@ class ReservationLease:
 
         ``created``: the creationTimestamp of the pod or claim, in Unix seconds.
         """
-        # If the machine was suspended together with its clocks, this replica cannot know that its lease has ended. The
-        # time of creation then shows it.
+        # If the machine was suspended together with its clocks, the lease may have ended unnoticed. The creation time,
+        # which the API server sets, then shows that the lease has ended.
         if self._clock() > self._until or created > self._created_until:
             return False
         if uid not in self.granted:
@@ -226,7 +224,7 @@ class ReservationLease:
         return True
 
     def observe(self, ledger: Ledger) -> None:
-        """Update this replica's reservation, and the `waiting` mark, from a ledger that was read.
+        """Update the reservation, and the `waiting` mark of replicas without room, from a ledger that was read.
 
         The caller must ensure that the API server can no longer store an earlier write of this replica.
         """
@@ -238,19 +236,19 @@ class ReservationLease:
         self._sent = None
         self._left = self._remaining()
         if own is None:
-            # The leader has removed the reservation after its lease. By then it had counted the stored pods.
+            # The leader has removed the reservation after its lease. By then the leader had counted the stored pods.
             self.forget()
         if self._waiting is not None and ledger.waiting != self._waiting:
             self._give_way_until = self._clock() + GIVE_WAY_SECONDS
         self._waiting = ledger.waiting
 
     def forget(self) -> None:
-        """Forget the reservation and the granted charges. The ledger, or its reservation, is gone."""
+        """Forget the reservation and the granted charges, because the ledger or the reservation in it is deleted."""
         self._reserved, self.granted, self._sent, self._left = {}, {}, None, {}
         self._until = self._due_at = -math.inf
 
     def flushed(self, ledger: Ledger) -> Ledger:
-        """Return the ledger without this replica's reservation, and with its granted charges as pending charges."""
+        """Return the ledger without this replica's reservation, and with the charges admitted from it as pending."""
         if self.holder not in ledger.reserved and not self.granted:
             return ledger
         others = {holder: each for holder, each in ledger.reserved.items() if holder != self.holder}
@@ -268,7 +266,7 @@ class ReservationLease:
         self._counter += 1
         reservation = Reservation(charges, self._counter)
         self._sent = _Sent(reservation, frozenset(self.granted), self._clock(), terms, next_seconds)
-        # A failed write leaves the present rest reserved, a stored one the new charges. So keep the minimum of both.
+        # Until the outcome of this write is known, keep the minimum of the present rest and the new reservation.
         for model, left in self._left.items():
             after = charges.get(model, Charge())
             self._left[model] = left.minimum(after)

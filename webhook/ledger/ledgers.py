@@ -20,7 +20,7 @@ from vcuda.quota.model import Charge, Mode, NamespaceQuota, Shortage, Usage
 
 
 class ReviewDeadline:
-    """The deadline of a review, and whether its caller still waits. The event loop and a thread share this object."""
+    """The deadline of an admission review, and whether the caller still waits. Threads may share this object."""
 
     def __init__(self, end: float = math.inf, clock: Callable[[], float] = time.monotonic) -> None:
         self.end = end
@@ -41,7 +41,7 @@ class ReviewDeadline:
         self._abandoned = True
 
     def keep(self) -> None:
-        """Record that a charge may be written from now on. A disconnected caller then no longer ends the review."""
+        """Record that a charge may be written from now on. The review then continues if its caller disconnects."""
         self.charging = True
 
     def check(self) -> None:
@@ -53,26 +53,26 @@ class ReviewDeadline:
         if self.charging or (not self._abandoned and self._clock() < self.end):
             return
         if self._abandoned:
-            raise Dropped("the caller of this review has gone", DropReason.DISCONNECTED)
+            raise Dropped("the caller of this review has disconnected", DropReason.DISCONNECTED)
         raise Dropped("the deadline of this review has passed", DropReason.LATE)
 
 
 class RetryLater(msgspec.Struct, frozen=True):
-    """The decision to decide a charge later."""
+    """The decision about a charge that cannot be decided now. The caller must retry."""
 
     reason: str
     """The reason for the caller: a sentence without a full stop."""
     soon: bool = False
-    """Whether the reason is expected to end within 2 s."""
+    """True if a retry within 2 s is expected to succeed."""
 
 
 class PutOff(msgspec.Struct, frozen=True):
-    """The decision about a charge that does not fit the ledger, but may fit the stored objects. A retry may succeed."""
+    """The decision that a charge exceeds the quota by the ledger, but may fit by the stored objects. Retry later."""
 
     shortages: tuple[Shortage, ...]
-    """The missing room, by the ledger, on each model that was tried."""
+    """For each GPU model that was tried, the quota that is missing according to the ledger."""
     soon: bool = False
-    """Whether the shortage is expected to end within 2 s."""
+    """True if the shortage is expected to end within 2 s."""
     counted: bool = True
     """False if the stored objects could not be counted before the deadline."""
 
@@ -94,17 +94,17 @@ class ChargeRequest(msgspec.Struct, frozen=True):
     deadline: float
     """The latest time of the decision, in seconds of the monotonic clock."""
     counted_since: str = ""
-    """The version of the quota. A ledger that was counted before this version may lack pods that were stored while the
-    namespace had no limit."""
+    """The version of the namespace's quota. A ledger that was counted at an older version may lack pods that were
+    stored while the namespace had no limit."""
     dry_run: bool = False
     created: float = math.inf
     """The creationTimestamp that the API server has just set, in Unix seconds. A charge without a creationTimestamp is
     never admitted from a reservation."""
     grace: int = 0
-    """Seconds for which the pod may run after a forced deletion, if the ledger must record them; otherwise 0."""
+    """The grace period of the pod in seconds, if the ledger must record the grace period; otherwise 0."""
 
     def decide(self, ledger: Ledger) -> Decision:
-        """Return the decision by one version of the namespace's ledger. Nothing is written."""
+        """Return the decision that follows from this version of the namespace's ledger. Nothing is written."""
         asked = Pending(self.model, self.charge, self.grace)
         decision = admit(ledger, self.uid, asked, self.quota, enforced=self.quota.mode is Mode.ENFORCE)
         return decision if isinstance(decision, Admitted | Refused) else CROWDED
@@ -114,7 +114,7 @@ class Ledgers(Protocol):
     """The ledgers of all namespaces. All calls of one instance must come from the same event loop."""
 
     async def charge(self, request: ChargeRequest) -> Decision:
-        """Decide a charge. If it is admitted, record it once per uid. A dry run records nothing.
+        """Decide a charge. Record an admitted charge in the ledger, once per uid. A dry run records nothing.
 
         Raises Unavailable if the store did not answer. The charge may then be recorded or not.
         """
@@ -131,7 +131,7 @@ class Ledgers(Protocol):
     async def stored_usage(
         self, namespace: str, charged: Mapping[str, Usage], deadline: float
     ) -> Mapping[str, Usage] | None:
-        """Return the usage by the stored objects, with the terminating part of ``charged``. A pod may be refused by it.
+        """Return the usage of the stored objects plus the terminating part of ``charged``. It may justify a refusal.
 
         Return None if the objects could not be counted before the deadline. Raises Unavailable if the store did not
         answer.
@@ -145,7 +145,7 @@ MOST_NAMESPACES = 10_000
 """The most namespaces for which a value is kept. The bound is needed because a caller may invent namespace names."""
 
 IDLE_SECONDS = 600.0
-"""Seconds for which the value of an unused namespace is kept. No such value is valid for nearly so long."""
+"""Seconds for which the value of an unused namespace is kept. All such values expire much earlier."""
 
 TOO_MANY_NAMESPACES = RetryLater("too many namespaces have a ledger in memory")
 
@@ -153,7 +153,7 @@ V = TypeVar("V")
 
 
 class ByNamespace(Generic[V]):
-    """A cache of one value for each namespace. The least recently used value may be dropped, and made again."""
+    """A cache of one value for each namespace. It drops the least recently used values, and makes them again."""
 
     def __init__(self, make: Callable[[str], V], clock: Callable[[], float] = time.monotonic) -> None:
         self._make = make
@@ -183,7 +183,7 @@ class MemoryLedgers:
         self._ledgers = {namespace: Ledger(committed=taken) for namespace, taken in committed.items()}
 
     async def charge(self, request: ChargeRequest) -> Decision:
-        """Decide a charge. If it is admitted, record it once per uid. A dry run records nothing."""
+        """Decide a charge. Record an admitted charge in the ledger, once per uid. A dry run records nothing."""
         # No lock is needed, because nothing is awaited between the read of the ledger and its replacement.
         if request.namespace not in self._ledgers and len(self._ledgers) >= MOST_NAMESPACES:
             return TOO_MANY_NAMESPACES
@@ -218,14 +218,14 @@ def _oldest_committed(ledger: Ledger) -> Ledger:
     return msgspec.structs.replace(ledger, committed=committed, pending=pending)
 
 
-# Seconds for which a choice of /mutate counts. The API server needs less time from /mutate to /validate, even if other
-# webhooks run in between. If this replica has not charged a choice by then, another replica has charged its pod, or
-# another webhook has refused its pod.
+# Seconds for which a model that /mutate chose for a pod counts as used. The API server calls /validate earlier, even if
+# other webhooks run in between. If this replica has not charged the pod by then, another replica has charged the pod,
+# or another webhook has refused the pod.
 CHOICE_SECONDS = 2.0
 
 
 class ChargeWindow:
-    """The charges of the last ``seconds``, with their number and sum by model. Only one thread may use it."""
+    """The charges of the last ``seconds``, with their number and sum by model. Only one thread may use this object."""
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
         self._seconds = seconds
@@ -287,7 +287,7 @@ class RecentChoices:
             self._by_namespace[namespace].remove_alike(model, charge)
 
     def on_top_of(self, usages: Mapping[str, Usage], namespace: str) -> Mapping[str, Usage]:
-        """Return the usages with the charges of all recent choices in this namespace added."""
+        """Return the usages plus the charges of all recent choices in this namespace."""
         with self._lock:
             sums = dict(self._by_namespace[namespace].sums())
         if not sums:

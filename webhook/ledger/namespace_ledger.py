@@ -1,4 +1,4 @@
-"""The ledger of one namespace in one replica, which writes waiting charges in groups, by compare-and-swap."""
+"""One namespace's ledger in one webhook replica. Waiting charges are written in groups, by compare-and-swap."""
 
 import asyncio
 import contextlib
@@ -35,47 +35,47 @@ from webhook.metrics import LedgerMetrics
 
 T = TypeVar("T")
 
-# Each namespace has one write under way at a time, and seldom a read. So this is enough for thirty busy namespaces.
+# Threads for reads and writes. A namespace has one write at a time, so the threads serve thirty busy namespaces.
 KUBE_THREADS = 32
 
-# LISTs have threads of their own, because they take long. Most of these threads wait for a turn (`ListTurns`).
+# Threads for LISTs, which take long. Most of these threads wait until it is their turn (`ListTurns`).
 LIST_THREADS = 32
 
 CACHED_USAGE_SECONDS = 0.5
-"""Seconds for which a ledger that was read may be used to choose a model. A refusal never rests on it."""
+"""Seconds for which a ledger that was read may be used to choose a model. A refusal never rests on such a ledger."""
 
 GRANTING_USAGE_SECONDS = MOST_WRITE_SECONDS + 1.0
-"""As `CACHED_USAGE_SECONDS`, while this replica has a reservation. Charges that are admitted from the reservation are
-added to the usage. The next write shows the charges of other replicas. Writes are seconds apart only if there is much
-room."""
+"""Like `CACHED_USAGE_SECONDS`, but while this replica has a reservation. The cached usage then includes the charges
+that are admitted from the reservation. The charges of other replicas are missing until the next write, which is seconds
+away only if there is much room."""
 
 REMEMBERED_SECONDS = 1.0
-"""Seconds for which the version that was read or written last is replaced without another read. After that time the
-controller or another replica has usually written, and a write that fails costs more than a read."""
+"""Seconds for which this replica may replace the version that it read or wrote last without another read. Later,
+another process has usually written. The write would then fail, and a failed write costs more than a read."""
 
 READ_TIMEOUT_SECONDS = 3.0
 """Seconds after which a read fails, so that the callers that wait for it still get an answer."""
 
 USAGE_SECONDS = 15.0
-"""Seconds for a read that must first count the stored objects, and wait for its turn to do so."""
+"""Timeout in seconds of a read that must first count the stored objects, and wait for its turn to count them."""
 
 WRITE_TIMEOUT_SECONDS = 3.0
-"""Seconds after which a write has no known outcome. The replica then reads whether it has landed."""
+"""Seconds after which the outcome of a write is unknown. The replica then reads the ledger or repeats the write."""
 
-# A write costs the API server and etcd about as much as half a pod's creation, so under load fewer and larger ones are
-# worth the wait. PostgreSQL's commit_delay and commit_siblings do the same.
+# Seconds for which a write waits for more charges under load, because fewer and larger writes are cheaper. A write
+# costs half as much as a pod's creation. PostgreSQL's commit_delay and commit_siblings do the same.
 GATHER_SECONDS = 0.004
 
 FLUSH_SECONDS = 0.1
 """Seconds between two checks whether the charges that were admitted from the reservation must be written."""
 
 ASK_AGAIN_SECONDS = 1.0
-"""Seconds between two `waiting` marks of a replica for which the reservations of others leave no room."""
+"""Seconds between two `waiting` marks, which tell the other replicas to release their reservations."""
 
-# Without it, two replicas whose writes conflict would conflict again at every retry.
+# The longest random delay before a retry. Without the delay, two replicas would conflict again at every retry.
 MAX_JITTER_SECONDS = 0.02
 
-TOO_MANY = RetryLater("too many charges to this namespace at once", soon=True)
+TOO_MANY = RetryLater("too many charges of this namespace are being written at once", soon=True)
 UNSURE = RetryLater("it is not known whether the charge was written", soon=True)
 
 Charging = PendingCall[ChargeRequest, Decision]
@@ -86,8 +86,8 @@ class Shared:
     """The parts of a replica that the ledgers of all its namespaces share.
 
     ``store`` reads and writes the ledgers. ``boot_clock`` is the clock of leases, which also counts suspension.
-    ``leaving``: the replica stops, and reserves nothing any more. ``threads`` run reads and writes; ``list_threads``
-    run LISTs.
+    ``leaving``: True if the replica is stopping, so that it reserves nothing. ``threads`` run reads and writes.
+    ``list_threads`` run LISTs.
     """
 
     store: LedgerStore
@@ -96,8 +96,8 @@ class Shared:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     boot_clock: Callable[[], float] = boot_seconds
     leaving: bool = False
-    # The client of the API server blocks, so its calls run in threads, which also bound them. A call takes 50 µs more
-    # in a thread, which is little beside a write's milliseconds.
+    # The client of the API server blocks, so its calls run in threads. The number of threads bounds the calls. A thread
+    # adds 50 µs to a call, which is little because a write takes milliseconds.
     threads: Executor = field(default_factory=lambda: ThreadPoolExecutor(KUBE_THREADS, thread_name_prefix="ledger"))
     list_threads: Executor = field(default_factory=lambda: ThreadPoolExecutor(LIST_THREADS, thread_name_prefix="list"))
 
@@ -112,10 +112,10 @@ class _Unanswered(NamedTuple):
 class NamespaceLedger:
     """One namespace's ledger in this replica.
 
-    The waiting charges are decided in order against one version, and written by one PUT with that version. The written
-    version is remembered, so the next group needs no read. After a conflict the replica reads and decides again, until
-    the callers' deadlines. Only the committer's task, and the flush between its batches, use the remembered version.
-    Under load a part of the room is reserved. Charges are admitted from the reservation. The flush writes them.
+    The waiting charges are decided in order by one version of the ledger, and written by one PUT that replaces that
+    version. After a conflict the replica reads and decides again, until the callers' deadlines. The replica remembers
+    the written version for the next group. Only the committer's task, and the flush between its batches, may use this
+    version. Under load the replica admits charges from reserved room. The flush writes these charges later.
     """
 
     def __init__(self, namespace: str, shared: Shared) -> None:
@@ -132,10 +132,10 @@ class NamespaceLedger:
         self._recount = Recount(self._list, lambda: self._noted, shared.clock, shared.sleep)
         self._lease = ReservationLease(shared.boot_clock)
         self._demand = Demand(shared.clock)
-        # The quota that sizes the next reservation.
+        # The quota by which the next reservation will be sized.
         self._terms: Terms | None = None
         self._flusher: asyncio.Task[None] | None = None
-        # The time of the last `waiting` mark, and of the first of an unbroken series.
+        # The times of the last `waiting` mark, and of the first mark of an unbroken series.
         self._asked_at = self._asking_since = -math.inf
 
     async def charge(self, request: ChargeRequest) -> Decision:
@@ -150,18 +150,18 @@ class NamespaceLedger:
         return decision
 
     async def _refuse(self, request: ChargeRequest, refused: Refused) -> Decision:
-        """Return a refusal if the stored objects leave no room either; otherwise a `PutOff`, or an admission."""
+        """Count the stored objects. Return a refusal if they leave no room, otherwise a `PutOff` or an admission."""
         shortage = refused.shortage
         if shortage.can_never_fit:
             return refused
         if shortage.rests_on_reserved:
             # Running replicas release their reservations at once, and reserve nothing while a caller waits. The
-            # reservation of a dead replica stays until the leader knows that it is dead.
+            # reservation of a dead replica stays until the leader removes it.
             return PutOff((shortage,), soon=self._shared.clock() < self._asking_since + SOON_SECONDS)
         judged = await self._recount.judge(shortage, request.deadline)
         if isinstance(judged, Refused) or not judged.counted:
             return judged
-        # The ledger may have been settled during the LIST.
+        # Decide again, because the ledger may have been settled (recounted) during the LIST.
         decision: Decision = await self._committer.serve(request, request.deadline)
         return (
             msgspec.structs.replace(judged, shortages=(decision.shortage,))
@@ -186,8 +186,8 @@ class NamespaceLedger:
     def _grant(self, request: ChargeRequest) -> Admitted | None:
         """Return an admission from the reservation, which is written later; None if the charge must be written now."""
         crowded = len(self._noted.pending) + len(self._lease.granted) >= rules.MOST_PENDING
-        # A charge that is admitted here counts until it is settled or expires. A pod that may run for longer needs a
-        # record in the ledger, because the pod could be deleted by force while no watch runs.
+        # A charge that is admitted here counts until it is settled or expires. If the pod may run for longer after a
+        # forced deletion, its grace period must be written now, because possibly no watch sees the deletion.
         if request.dry_run or request.grace or crowded or not self._lease.is_by(_terms(request, self._shared.store)):
             return None
         asked = Pending(request.model, request.charge)
@@ -223,7 +223,7 @@ class NamespaceLedger:
         return await self.usage()
 
     async def usage(self) -> Mapping[str, Usage]:
-        """Return the usage of each model without reservations, by a new read; after a slow read, by the last one."""
+        """Read the ledger, and return the usage without reservations. If the read is slow, use the last ledger."""
         # This version must not be remembered for decisions, because the committer may be writing a later version.
         with contextlib.suppress(ListOverdue):  # /validate reports the slow LIST
             if stored := await self._reads.result(self._shared.clock() + USAGE_SECONDS):
@@ -231,7 +231,7 @@ class NamespaceLedger:
         return self._usages
 
     def _note(self, ledger: Ledger) -> Mapping[str, Usage]:
-        # For the choice of a model, reserved room is free room. It is released as soon as another charge needs it.
+        # Reserved room is free for the choice of a model, because it is released as soon as another charge needs it.
         self._usages = msgspec.structs.replace(ledger, reserved={}).usages()
         self._noted, self._usages_read_at = ledger, self._shared.clock()
         return self._usages
@@ -251,13 +251,13 @@ class NamespaceLedger:
             except Unavailable:
                 if not unsure:
                     raise
-                return  # each caller gets its `late`, which is UNSURE by now
+                return  # each caller gets UNSURE, the present value of `late`
             else:
                 return
             for call in open_:
-                # A conflict proves that the write failed. After conflicts alone the ledger has none of the charges.
+                # A conflict proves that the write failed. If all writes conflicted, the ledger has none of the charges.
                 call.late = UNSURE if unsure else TOO_MANY
-            await self._shared.sleep(random.uniform(0, MAX_JITTER_SECONDS))  # noqa: S311  # spreads the replicas; guards nothing
+            await self._shared.sleep(random.uniform(0, MAX_JITTER_SECONDS))  # noqa: S311  # not used for security
 
     async def _attempt(self, calls: Sequence[Charging]) -> None:
         """Decide the calls against one version of the ledger, and write if something changed.
@@ -265,7 +265,7 @@ class NamespaceLedger:
         Raises Conflict if another writer was first, WriteUnanswered if the outcome of the write is unknown, Unavailable
         if the ledger could not be read, and LedgerLost if the ledger is lost with its charges.
         """
-        # 1. Read: take the remembered version, or read the stored one, and complete its count.
+        # 1. Read: take the remembered version, or read the stored one. Count the pods if the version lacks some.
         await self._send_again()
         remembered = self._take_remembered()
         stored = remembered or await self._read_own(calls)
@@ -278,9 +278,8 @@ class NamespaceLedger:
             ledger = self._ask_for_room(ledger)
         changed = (ledger, counted) != (flushed, stored.ledger)
         if remembered and calls and not (changed and all(isinstance(decision, Admitted) for decision in decisions)):
-            # A refusal must not rest on the remembered version, because the controller may have released a charge
-            # since. Nor must an admission without a write, because only a compare-and-swap proves that the version
-            # is current.
+            # The remembered version may be outdated. Only a compare-and-swap proves that it is current. So decide
+            # again by a new read if a charge is refused, or is admitted without a write.
             await self._attempt(calls)
             return
         # 3. Write, if there is something to write, and answer the calls.
@@ -289,11 +288,11 @@ class NamespaceLedger:
         if changed or self._lease.granted or gives_back:
             self._note_demand(calls, decisions)
             for call in calls:
-                call.late = UNSURE  # the answer at a deadline that passes during the write
+                call.late = UNSURE  # the answer if the deadline passes during the write
             stored = await self._write(self._reserving(ledger, calls), stored)
             ledger = stored.ledger
             self._shared.metrics.size.observe(stored.size)
-        if stored.version is not None:  # if None, no open ledger is stored
+        if stored.version is not None:  # without a version, no open ledger is stored
             self._remember(stored)
         self._note(ledger)
         for call, decision in zip(calls, decisions, strict=True):
@@ -302,7 +301,7 @@ class NamespaceLedger:
             self._flusher = asyncio.create_task(self._flush())
 
     def _note_demand(self, calls: Sequence[Charging], decisions: Sequence[Decision]) -> None:
-        """Add the admitted charges to the demand. Do this before their write, because it reserves by the demand."""
+        """Add the admitted charges to the demand. Call this before the write, which reserves room by the demand."""
         for call, decision in zip(calls, decisions, strict=True):
             asked = call.item
             if isinstance(decision, Admitted) and not asked.dry_run and asked.model != rules.NO_MODEL:
@@ -319,7 +318,7 @@ class NamespaceLedger:
         return self._lease.send(ledger, charges, terms, next_seconds)
 
     def _ask_for_room(self, ledger: Ledger) -> Ledger:
-        """Return the ledger with a new `waiting` mark, at which the other replicas release their reservations."""
+        """Return the ledger with a new `waiting` mark. Replicas that read the mark release their reservations."""
         now = self._shared.clock()
         if now >= self._asked_at + GIVE_WAY_SECONDS:
             self._asking_since = now
@@ -336,26 +335,26 @@ class NamespaceLedger:
             raise WriteUnanswered from error
         self._unanswered = None
         self._lease.confirmed(stored.answered)
-        # The time of a `waiting` mark is set only when its write is confirmed. After a lost write it is marked again.
+        # Record the time of a `waiting` mark when its write is confirmed. After a lost write, the mark is set again.
         if ledger.waiting != replaced.ledger.waiting:
             self._asked_at = self._shared.clock()
         return stored
 
     async def _send_again(self) -> None:
-        """Repeat a write of unknown outcome. Reading the version that it replaces would prove nothing."""
+        """Repeat a write of unknown outcome. A read cannot prove its failure, because the write may be stored later."""
         # The charge of a waiting call may be part of the repeated write. The call then finds its charge in the ledger.
         if unanswered := self._unanswered:
             try:
                 self._remember(await self._write(*unanswered))
             except Conflict:
-                # The replaced version is gone, so the write was stored, or never will be. The ledger shows the outcome.
+                # The ledger has a newer version, so the write was stored or never will be. The next read shows which.
                 self._unanswered = None
 
     def _remember(self, stored: Stored) -> None:
         self._remembered, self._remembered_at = stored, self._shared.clock()
 
     def _take_remembered(self) -> Stored | None:
-        """Return the version that this replica read or wrote last, once, if it is probably still current."""
+        """Return and forget the version that this replica read or wrote last; None if it is probably outdated."""
         remembered, self._remembered = self._remembered, None
         return remembered if self._shared.clock() - self._remembered_at < REMEMBERED_SECONDS else None
 
@@ -373,16 +372,16 @@ class NamespaceLedger:
         return stored
 
     async def _complete(self, ledger: Ledger, calls: Sequence[Charging]) -> Ledger:
-        # A ledger that was counted before the last edit of the quota may lack pods that were stored while the namespace
-        # had no limit and no leader dropped the ledger. It may also use old values of units.
+        # A ledger that was counted before the last edit of the quota may use old values of units. If no leader deleted
+        # the ledger while the namespace had no limit, the ledger may also lack the pods that were stored then.
         config_version = self._shared.store.config_version
         ledger = self._recount.settle(ledger)
         # A ledger that was counted before the API server served ResourceClaims lacks the claims.
         uncounted = not ledger.claim_resource_version and self._shared.store.claim_price() is not None
         if uncounted or any(is_counted_before(ledger, call.item.counted_since, config_version) for call in calls):
             observed = await self._in_thread(self._shared.store.count_pods, READ_TIMEOUT_SECONDS)
-            # An older count must not lower the ledger, and without a count the ledger may lack pods. The watch will
-            # deliver the newer ConfigMap.
+            # An older count must not lower the ledger, and without a count the ledger may lack pods. So the caller
+            # must retry. By then the watch has delivered the newer ConfigMap.
             if observed.is_older(ledger):
                 raise Unavailable("the ledger was counted by a newer quota ConfigMap than this replica has read")
             return settle(ledger, observed, counted_since=observed.resource_version)
@@ -397,7 +396,7 @@ class NamespaceLedger:
         for call in calls:
             if call.deadline <= now:
                 call.settle(call.late)
-        # Every other call has its answer, or its caller has disconnected.
+        # All other calls have their answers, or their callers have disconnected.
         return [call for call in calls if not call.answer.done()]
 
 

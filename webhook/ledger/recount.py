@@ -1,4 +1,4 @@
-"""Counts the stored pods and claims of a namespace before a refusal, as the ledger may still charge deleted objects."""
+"""Counts the stored pods and claims of a namespace before a refusal, because the ledger may charge deleted objects."""
 
 import contextlib
 import math
@@ -15,18 +15,18 @@ from webhook.ledger.batches import SharedCall
 from webhook.ledger.ledgers import PutOff
 
 MIN_INTERVAL_SECONDS = 0.5
-"""The fewest seconds between the starts of two LISTs of one namespace, even if many charges are refused."""
+"""Minimum seconds between the starts of two LISTs of one namespace, even if many charges are refused."""
 
 REST_PER_SECOND = 4.0
 """Seconds without a LIST after each second that the last LIST took. So a large namespace is listed less often."""
 
 SETTLE_SECONDS = UNSEEN_SECONDS + MARGIN_SECONDS
-"""Age of a replica's own count, in seconds, at which the replica settles the ledger by this count. To settle is to set
-the ledger to the stored objects, which a running controller does earlier. If the ledger records longer grace periods,
-the replica waits for the longest grace period."""
+"""Seconds after which a replica settles a ledger (sets the ledger to the stored objects) by its own count. A running
+controller settles the ledger earlier. If the ledger records longer grace periods, the replica waits for the longest of
+these periods."""
 
 SOON_SECONDS = 2.0
-"""Seconds within which a controller settles. A shortage that has lasted longer is not expected to end soon."""
+"""Seconds within which a running controller settles a ledger. A longer shortage is not expected to end soon."""
 
 
 @dataclass(eq=False)
@@ -40,9 +40,9 @@ class Recount:
     clock: Callable[[], float]
     sleep: Callable[[float], Awaitable[None]]
     _next: float = -math.inf
-    # The oldest count that is newer than the ledger. No process has settled the ledger by it or by a newer count yet.
+    # The oldest count that is newer than the ledger. Since this count, no process has settled the ledger.
     _first: ObservedPods | None = None
-    # The time of that oldest count.
+    # The time of `_first`.
     _since: float = -math.inf
     # The time of the newest count.
     _listed: float = -math.inf
@@ -72,8 +72,8 @@ class Recount:
         first, now, before = self._first, self.clock(), self._listed
         self._listed = now
         # After etcd was restored from a backup, the older counts are invalid. There are two signs of a restore: the
-        # versions are lower, or the ledger is lost. While a ledger is lost no charge is decided, so no LIST is made for
-        # longer than twice `SETTLE_SECONDS`.
+        # versions are lower, or the ledger was lost. While a ledger is lost, nothing is decided, so no LIST is made for
+        # more than twice `SETTLE_SECONDS`.
         back = first and is_older(observed.resource_version, first.resource_version)
         if first is None or back or now > before + 2 * SETTLE_SECONDS or not _is_due(first, self.known()):
             self._first, self._since = observed, now
@@ -91,9 +91,9 @@ class Recount:
         return {model: observed.usage(model, charged.get(model, Usage()).terminating) for model in models}
 
     def settle(self, ledger: Ledger) -> Ledger:
-        """Return the ledger, settled by this replica's count if no controller can be running.
+        """Return the ledger. If no controller can be running, the ledger is settled by this replica's count.
 
-        This replica then has a count that is newer than the ledger, and has waited for `SETTLE_SECONDS` since.
+        No controller can be running if the ledger is still older than a count that is `SETTLE_SECONDS` old.
         """
         first, now = self._first, self.clock()
         # A recent LIST is required, because it proves that etcd has not been restored to an older version.
@@ -107,7 +107,7 @@ class Recount:
         new = {key: each for key, each in counted.terminating.items() if key not in ledger.terminating}
         if now < self._since + max((each.seconds for each in new.values()), default=0) + MARGIN_SECONDS:
             return ledger
-        # More time has passed since the count than these charges may run, so all of them have ended.
+        # Since the count, more time has passed than these pods may run. So all of their charges have ended.
         return settle(counted, first, Expired(ended=new.keys()))
 
     async def _begun_now(self, deadline: float) -> ObservedPods | None:

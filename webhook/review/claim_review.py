@@ -1,8 +1,8 @@
-"""Decides the creation of a ResourceClaim: /mutate pins it to a GPU model, /validate charges it.
+"""Decides the creation of a ResourceClaim: /mutate pins the claim to a GPU model, and /validate charges the claim.
 
-Each claim that Kubernetes makes from a ResourceClaimTemplate is charged. So neither the template nor a pod that names
-the template is charged. Both are refused if such a claim could never be admitted. If such a claim would have to wait,
-both are admitted with a warning.
+A ResourceClaimTemplate and a pod that names the template are not charged, because Kubernetes makes claims from the
+template, and each claim is charged. The template and the pod are refused if no such claim can ever be admitted. They
+are admitted with a warning if such a claim must wait for free quota.
 """
 
 import itertools
@@ -30,10 +30,10 @@ from webhook.review import verdicts
 from webhook.review.context import PolicySnapshot
 from webhook.review.models import Allowed, check_wish, pin
 
-WAITS = "its claim waits until so much is free"
+WAITS = "its claim must wait until this quota is free"
 
 MOST_TEMPLATES = 8
-"""Most templates of one pod that are checked, because a large template takes some milliseconds the first time."""
+"""The most claim templates of one pod that are checked. The first check of a large template takes milliseconds."""
 
 _CLAIMS = msgspec.json.Decoder(ResourceClaim)
 _TEMPLATES = msgspec.json.Decoder(ResourceClaimTemplate)
@@ -48,9 +48,9 @@ class ClaimReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
 
 
 def review_of(request: AdmissionRequest, policy: PolicySnapshot) -> ClaimReview | AdmissionResponse:
-    """Return the claim or template under review, or the answer if the object is neither to be pinned nor charged."""
+    """Return the claim or template under review. If the object needs neither model nor charge, return the answer."""
     if request.kind.kind not in (CLAIM, TEMPLATE):
-        message = f"this webhook answers for claims, not for {request.kind.kind}; correct the rules that call it"
+        message = f"this webhook reviews ResourceClaims, not {request.kind.kind}; correct the webhook's rules"
         return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
     # Kubernetes does not allow changes of a stored claim's requests, so only its creation is decided.
     if request.operation != "CREATE" or request.sub_resource:
@@ -79,8 +79,8 @@ def _read(request: AdmissionRequest, quota: NamespaceQuota, policy: PolicySnapsh
     refused = [each.fault for each in refusals if each.allowance not in quota.allow]
     faults = tuple(Fault(f"{under}{path}", message) for path, message in (*asked.faults, *refused))
     drivers = dict.fromkeys(entry.found.driver or "" for entry in asked.gpus)
-    # may_wait is False, because a 429 makes the creator wait. While a controller waits, it blocks one of its few
-    # workers, or holds devices.
+    # A claim never gets a 429, because its creator would wait. A controller that waits blocks one of its few workers.
+    # A scheduler that waits keeps devices from other pods.
     review = ClaimReview(
         request.namespace,
         quota,
@@ -96,9 +96,9 @@ def _read(request: AdmissionRequest, quota: NamespaceQuota, policy: PolicySnapsh
 
 
 def _decode(request: AdmissionRequest) -> tuple[ObjectMeta, ClaimDigest, Mapping[str, str], str]:
-    """Return the object's metadata, the digest and annotations of its claim, and the prefix of its field paths.
+    """Return the metadata of a claim or template, the claim's digest and annotations, and the prefix of field paths.
 
-    A digest (`vcuda.claims.digest`) has the parts of a claim's spec that decide about its charge.
+    A digest (`vcuda.claims.digest`) has the parts of a claim's spec that determine the charge of the claim.
     """
     if request.kind.kind == TEMPLATE:
         template = _TEMPLATES.decode(request.object)
@@ -113,7 +113,7 @@ class ClaimCandidates(msgspec.Struct, frozen=True, gc=False):
     charges: Mapping[str, Charge]
     """The claim's charge on each model that it may get, in the order in which the models are tried."""
     excluded: Mapping[str, str]
-    """The reason why the claim may not get a model, for each other model of the quota."""
+    """For each other model of the quota, the reason why the claim may not get this model."""
     rule: Rule = Rule.DOCUMENT
     """The rule that determines the order of ``charges``."""
 
@@ -190,7 +190,7 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
     if model is None:
         return AdmissionResponse("unpinned", scheme=review.scheme, warnings=review.warnings(*stray))
     charge = review.request.charge(model)
-    # The ledger is charged next, so the choice that /mutate recorded for this claim is released.
+    # The claim is charged next. So remove the choice of a model that /mutate recorded for the claim.
     create.choices.release(review.namespace, model, charge)
     asked = verdicts.Asked(review.metadata, model, charge)
     return await verdicts.charge(create, review, asked, stray=stray)
@@ -199,8 +199,8 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
 def _not_held(review: ClaimReview, model: str | None) -> str:
     allowed = [f"{each}: {limit}" for each, limit in review.quota.limits.items() if not limit.blocks]
     return (
-        f"the claim is not held to the products of one GPU model that namespace {review.namespace} may use "
-        f"({', '.join(allowed) or 'none'}) by a selector of each request: it is held to {model or 'none'}"
+        f"each request must select the products of one GPU model of namespace {review.namespace} "
+        f"({', '.join(allowed) or 'none'}); the model that all requests select: {model or 'none'}"
     )
 
 
@@ -213,18 +213,18 @@ async def _check_template(review: ClaimReview, ledgers: Ledgers) -> AdmissionRes
 
 
 class TemplateCheck(msgspec.Struct, frozen=True, gc=False):
-    """The result of a check of templates, from which claims will be made later."""
+    """The result of checking ResourceClaimTemplates, from which Kubernetes makes claims later."""
 
     outcome: str = ""
-    """The outcome for metrics if the claims can never be admitted."""
+    """The outcome for metrics if the claims can never be admitted; otherwise empty."""
     refusal: str = ""
-    """The reason why the claims can never be admitted; empty if they can be."""
+    """The reason why the claims can never be admitted; otherwise empty."""
     warnings: Sequence[str] = ()
     """A sentence for each template whose claims must wait until quota is free."""
 
     @property
     def sentences(self) -> Sequence[str]:
-        """The warnings for an object that is admitted in spite of this result."""
+        """The warnings for the template or pod if it is admitted."""
         return [f"{self.refusal}; {verdicts.ADMITTED_ALL_THE_SAME}"] if self.refusal else self.warnings
 
 
@@ -249,10 +249,10 @@ def check_templates(
 
 
 def requests_of(namespace: str, templates: Collection[str], policy: PolicySnapshot) -> list[ClaimRequest]:
-    """Return the requests of those templates that request GPUs. The ``templates`` are names.
+    """Return the GPU requests of the templates with these names. Templates that request no GPU are left out.
 
-    Only the first `MOST_TEMPLATES` are read. Templates that the watch has not delivered are left out. Every claim is
-    charged when it is created, even if its template was not checked here.
+    Only the first `MOST_TEMPLATES` templates are read. Templates that the watch has not delivered are left out too.
+    This is safe, because every claim is charged when it is created.
     """
     names = itertools.islice(dict.fromkeys(templates), MOST_TEMPLATES)
     digests = [digest for name in names if (digest := policy.templates(namespace, name))]

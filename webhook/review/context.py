@@ -1,4 +1,4 @@
-"""The data that reviews are decided by: the quota in force, the nodes, the devices, and the settings of the system."""
+"""The data by which reviews are decided: the quota in force, the nodes, the devices, and the webhook's settings."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -15,15 +15,15 @@ from vcuda.requests.resources import BUILT_IN, GpuResources
 from vcuda.requests.runtime_devices import GPU_RUNTIME_CLASSES, RuntimeClasses
 
 SCHEDULER_USERS = frozenset({"system:kube-scheduler"})
-"""The users that create a claim for the extended resources of a pod. The flag --scheduler-users replaces them."""
+"""The users of schedulers, which create claims for the extended resources of pods (flag --scheduler-users)."""
 
 
 ClaimTemplates = Callable[[str, str], digest.PackedDigest | None]
-"""Returns the digest of the ResourceClaimTemplate with a namespace and a name; None if no such template is known."""
+"""A function of a namespace and a name. It returns the digest of this ResourceClaimTemplate; None if unknown."""
 
 
 def no_templates(_namespace: str, _name: str) -> None:
-    """Return None. This is the `ClaimTemplates` of a policy without templates."""
+    """Return None. A policy without claim templates uses this function."""
 
 
 class PolicySnapshot(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class PolicySnapshot(msgspec.Struct, frozen=True):
     hints: patches.Hints = patches.Hints()
     """The node labels of models and pools, and the schedulers for pods with GPUs."""
     storable_seconds: float | None = None
-    """Seconds after which the charge of an object that was never stored is released; None if it never is."""
+    """Seconds until the charge of an object that was never stored is released; None if it is never released."""
     resources: GpuResources = BUILT_IN
     """The resources that count as GPUs, with their values."""
     runtime_classes: RuntimeClasses = RuntimeClasses()
@@ -50,7 +50,7 @@ class PolicySnapshot(msgspec.Struct, frozen=True):
 
     @property
     def claim_policy(self) -> charges.ClaimPolicy:
-        """The field ``claims``, or a policy without devices if it is None, so that every claim is charged."""
+        """The field ``claims``. If it is None, return a policy without devices, by which every claim is charged."""
         return self.claims or charges.ClaimPolicy.of(
             devices.NO_DEVICES, self.nodes.model_of, self.quota, self.resources
         )
@@ -64,7 +64,7 @@ class ClusterPolicy(msgspec.Struct, frozen=True, dict=True):
     """Makes each `PolicySnapshot` from the watches of a cluster.
 
     The first snapshot does not wait for the watches of free cards and of RuntimeClasses. A RuntimeClass that the watch
-    has not delivered is judged by its name alone.
+    has not delivered is recognized by its name alone.
     """
 
     quota: kube.QuotaInformer

@@ -29,7 +29,7 @@ class Allowed(NamedTuple):
     """The GPU models that an object may use, and the functions that charge and pin the object."""
 
     options: Callable[[Mapping[str, Usage]], Sequence[Option]]
-    """Returns the models in the order of ``rule``, each with its limit and its entry in the given usage."""
+    """Returns the models in the order in which they are tried, each with its limit and its part of the given usage."""
     rule: Rule
     """The rule that determines the order in which the models are tried."""
     charge_on: Callable[[str], Charge]
@@ -75,7 +75,7 @@ async def pin(create: verdicts.Creation, review: verdicts.Review, allowed: Allow
     if not create.request.dry_run:
         create.choices.add(review.namespace, choice.model, allowed.charge_on(choice.model))
     told = [f"{several}; {verdicts.ADMITTED_ALL_THE_SAME}"] if several else []
-    # The reason for the choice is only in the API server's audit log, so a dry run gets it as a warning too.
+    # A dry run gets the reason for the choice as a warning. Otherwise only the API server's audit log has the reason.
     told += [choice.forecast] if create.request.dry_run else []
     return AdmissionResponse(
         "pinned",

@@ -1,4 +1,4 @@
-"""Lets reviews charge only namespaces that exist: asks the API server, and remembers each answer for a while."""
+"""Rejects charges to namespaces that do not exist. The API server's answers are cached for a short time."""
 
 import asyncio
 import math
@@ -12,8 +12,8 @@ from vcuda import errors, kube
 from vcuda.quota import model
 from webhook.ledger import ledgers
 
-# Seconds for which an answer is remembered. That a namespace is missing is remembered only shortly. Otherwise a caller
-# that names a future namespace in its requests could block this namespace after its creation.
+# Seconds for which a found namespace and a missing namespace are cached. A missing namespace is cached for one second.
+# Otherwise requests that name a namespace before its creation could block the namespace after its creation.
 FOUND_SECONDS, MISSING_SECONDS = 60.0, 1.0
 
 LOOK_UP_TIMEOUT_SECONDS = 3.0
@@ -21,7 +21,7 @@ LOOK_UP_THREADS = 4
 
 
 class ExistingNamespaces:
-    """The interface `Ledgers`, for namespaces that exist now or existed within the last minute.
+    """Implements `Ledgers`, and rejects namespaces that do not exist and did not exist within the last minute.
 
     This class is used if callers need no client certificate. Then any client that reaches the port can send a review
     with an invented namespace.
@@ -42,12 +42,12 @@ class ExistingNamespaces:
         return await self._charged.charge(request)
 
     async def cached_usage(self, namespace: str) -> Mapping[str, model.Usage]:
-        """Return the usage of each model a moment ago. Raises BadReview if the namespace does not exist."""
+        """Return the usage of each model, up to some seconds old. Raises BadReview if the namespace does not exist."""
         await self._look_up(namespace)
         return await self._charged.cached_usage(namespace)
 
     async def usage(self, namespace: str) -> Mapping[str, model.Usage]:
-        """Return the usage of each model; empty if the namespace does not exist, since a quota may be set before."""
+        """Return the usage of each model; empty if the namespace does not exist, because its quota may be set first."""
         return await self._charged.usage(namespace)
 
     async def stored_usage(
@@ -67,10 +67,10 @@ class ExistingNamespaces:
             try:
                 known.exists = await asyncio.wait_for(asyncio.shield(known.asked), LOOK_UP_TIMEOUT_SECONDS)
             except TimeoutError:
-                raise errors.Unavailable("too many namespaces are being looked up at once") from None
+                raise errors.Unavailable("too many namespaces are being looked up at once; retry") from None
             known.until = self._clock() + (FOUND_SECONDS if known.exists else MISSING_SECONDS)
         if not known.exists:
-            raise errors.BadReview(f"there is no namespace {namespace}")
+            raise errors.BadReview(f"namespace {namespace} does not exist")
 
     def _ask(self, namespace: str) -> bool:
         try:

@@ -1,6 +1,6 @@
 """Decides the creation of a pod. /mutate chooses a GPU model and patches the pod. /validate charges the pod.
 
-/mutate writes nothing. /validate recomputes the charge from the pod as it will be stored. Only /validate admits a pod.
+/mutate writes to no ledger. /validate recomputes the charge from the pod as it will be stored, and alone admits pods.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,13 +25,13 @@ from webhook.review.claim_review import TemplateCheck, check_templates, requests
 from webhook.review.context import PolicySnapshot
 from webhook.review.models import Allowed, check_wish, pin
 
-# Each kubelet's client certificate contains this group. The API server has authenticated the group of a review's user,
-# but a creator can write anything into the pod.
+# The group of every kubelet. The API server authenticates the groups of a review's user, so this group can be trusted.
+# The fields of the pod cannot be trusted, because the creator of the pod writes them.
 NODES_GROUP = "system:nodes"
 
-# The most annotations and labels to remove that a refusal names, because a pod may have thousands.
+# The most annotations and labels that one refusal lists for removal. A pod may have thousands of them.
 MOST_RECORDS = 10
-# The most models of a pod's node affinity that a refusal names, because the affinity may list a hundred thousand.
+# The most models of a pod's node affinity that one refusal lists. A node affinity may have a hundred thousand.
 MOST_MODELS = 10
 # The most characters of a scheduler's name that a refusal shows.
 MOST_OF_SCHEDULER = 63
@@ -50,7 +50,7 @@ class PodReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
     charged: bool = True
 
     def hints(self, model: str | None) -> patches.Hints:
-        """Return the scheduler hints for the pod. ``model``: the pinned model, or None without a pin."""
+        """Return the node labels and the scheduler for the pod. ``model``: the pinned model; None without a pin."""
         general = self.policy.hints.of(self.request.schemes)
         if model is None:
             return general
@@ -82,7 +82,7 @@ def review_of(
         if refusal.allowance not in quota.allow:
             faults.append(refusal.fault)
     check()
-    # HAMi or NVIDIA's device plugin may serve a request that only counts cards. So its scheme has the resource's name.
+    # HAMi or NVIDIA's device plugin may serve a request for a number of cards. So metrics name the resource, not HAMi.
     plain = {each for each in asked.schemes if each.counts_plain_cards and each not in asked.registered}
     names = [PLAIN_CARDS if each in plain else each.name for each in asked.schemes]
     scheme = ",".join([*names, *["units"] * asked.by_units])
@@ -95,7 +95,7 @@ def review_of(
 
 
 def _not_charged(review: PodReview) -> AdmissionResponse:
-    # A pod whose request cannot be counted is not charged. A warning or the log reports the faults.
+    # The GPU request of the pod is malformed, so the pod has no charge. A warning or the log reports the faults.
     if not review.faults:
         return AdmissionResponse("ignored")
     sentence = verdicts.malformed_sentence(review.faults)
@@ -103,13 +103,13 @@ def _not_charged(review: PodReview) -> AdmissionResponse:
 
 
 def gpu_pod_of(request: AdmissionRequest) -> Pod | AdmissionResponse:
-    """Return the created pod if it could reach a GPU. Otherwise return an answer, for which no quota matters."""
+    """Return the created pod if it could reach a GPU. Otherwise return the answer, which depends on no quota."""
     kind = request.kind
     if kind.kind != "Pod" or kind.group:
         named = "/".join(part for part in (kind.group, kind.version, kind.kind) if part)
-        message = f"this webhook answers for pods, not for {named or 'an unnamed kind'}; correct the rules that call it"
+        message = f"this webhook reviews pods, not {named or 'an unnamed kind'}; correct the webhook's rules"
         return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
-    # The requests of a stored pod for cards cannot be changed. Ephemeral containers cannot request resources.
+    # The GPU requests of a stored pod cannot change. Ephemeral containers, which can be added, cannot request any.
     if request.operation != "CREATE" or request.sub_resource:
         return AdmissionResponse("ignored")
     try:
@@ -120,8 +120,8 @@ def gpu_pod_of(request: AdmissionRequest) -> Pod | AdmissionResponse:
 
 
 def is_mirror(request: AdmissionRequest, pod: Pod) -> bool:
-    """Return whether a node creates the pod as the mirror of a static pod. The static pod runs already."""
-    # The annotation alone exempts no pod, because every user can write it.
+    """Return True if a kubelet creates the pod as the mirror of a static pod, which already runs on the node."""
+    # The user is checked too, because every user can write the annotation.
     return MIRROR_ANNOTATION in pod.annotations and NODES_GROUP in (request.user_info.groups or ())
 
 
@@ -161,8 +161,8 @@ async def mutate(create: verdicts.Creation) -> AdmissionResponse:
 def _without_model(review: PodReview, sentence: str) -> AdmissionResponse:
     if review.enforced:
         return verdicts.refused(review, "not-allowed", sentence)
-    # The quota does not refuse this pod, and the pod takes a card. The patch sets the scheduler that knows the cards.
-    # Otherwise another pod could get the same card.
+    # This quota refuses no pod, so this pod may get a card. The patch sets the scheduler that allocates the cards.
+    # Another scheduler could give the same card to two pods.
     return AdmissionResponse(
         "unpinned", patch=patches.unpinned_patch(review.pod, review.hints(None)), scheme=review.scheme
     )
@@ -197,7 +197,7 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
         return verdicts.refused(review, "not-pinned", "; ".join(stray))
     if pinned.model is None:
         return AdmissionResponse("unpinned", scheme=review.scheme, warnings=review.warnings(*stray))
-    # The ledger counts the charge of this pod from now on. So the choice that /mutate recorded for it is removed.
+    # The pod is charged next. So remove the choice of a model that /mutate recorded for the pod.
     charge = review.request.charge_on(pinned.model)
     create.choices.release(review.namespace, pinned.model, charge)
     asked = verdicts.Asked(metadata, pinned.model, charge, grace)
@@ -215,7 +215,7 @@ async def _check_claims(review: PodReview, ledgers: Ledgers) -> TemplateCheck:
 
 
 def _claiming(review: PodReview, pin: placement.Pin, told: Sequence[str]) -> AdmissionResponse:
-    """Return the answer to a pod that gets all its cards by claims. Its claims are charged, but not the pod."""
+    """Return the answer to a pod that gets all its cards by ResourceClaims, which are charged instead of the pod."""
     undone = [] if pin.in_pools(review.quota) else [f"{NOT_MUTATED}: {_outside_pools(review)}"]
     if undone and review.enforced:
         return verdicts.refused(review, "not-pinned", *undone)
@@ -231,36 +231,36 @@ def _undone(review: PodReview, pin: placement.Pin, hints: patches.Hints) -> Iter
     if pin.model is None:
         return
     if hints.avoided and reaches(pod, nodes, HOSTNAME, hints.avoided):
-        yield "its node selection allows nodes that its scheduler must not choose"
+        yield "the pod's node selection allows nodes that its scheduler must not use"
     asked = review.request
     for what in card_types.reachable_others(pod, asked.schemes, pin.model, nodes.types, has_share=asked.has_share):
-        yield f"its annotations let it have {what}"
+        yield f"the pod's annotations allow {what}"
 
 
 def left_to_mutate(patch: Sequence[Operation]) -> Iterator[str]:
-    """Yield a phrase for each part of a pod that ``patch``, the remaining patch of /mutate, would change.
+    """Yield a phrase for each part of a pod that ``patch`` would change.
 
-    The model of the pod is not part of this patch.
+    ``patch``: what /mutate would still change in the pod, except for the pin to a GPU model.
     """
     removed = [operation["path"] for operation in patch if operation["op"] == "remove"]
     records = [JsonPointer(path).parts[-1] for path in removed if path.startswith("/metadata/")]
     if "/spec/nodeName" in removed:
-        yield "spec.nodeName is set, past the scheduler"
+        yield "spec.nodeName is set, which bypasses the scheduler"
     if records:
         more = f" and {len(records) - MOST_RECORDS} more" if len(records) > MOST_RECORDS else ""
-        yield f"it carries allocation records: {', '.join(records[:MOST_RECORDS])}{more}"
+        yield f"the pod has allocation records: {', '.join(records[:MOST_RECORDS])}{more}"
     if any(operation["path"] == "/spec/schedulerName" for operation in patch):
-        yield "spec.schedulerName is not the one that places vcuda pods"
+        yield "spec.schedulerName is not the scheduler of vcuda pods"
 
 
 def other_scheduler(review: PodReview, placing: str | None) -> Iterator[str]:
-    """Yield a phrase if the pod names another scheduler than ``placing``, which knows the cards of the pod's model."""
+    """Yield a phrase if the pod names a scheduler other than ``placing``, which allocates the cards of its model."""
     named = review.pod.spec.scheduler_name
-    # Two schedulers could give the same free card to two pods. Both pods would then use a card that is charged once.
-    # Units are safe with any scheduler, because Kubernetes itself counts them on each node.
+    # Two schedulers could give the same free card to two pods. Pods that request units may use any
+    # scheduler, because Kubernetes itself counts the units on each node.
     if placing and review.request.schemes and named not in ("", placing, DEFAULT_SCHEDULER):
         why = f"{named[:MOST_OF_SCHEDULER]} does not know which cards are free"
-        yield f"spec.schedulerName must be {placing}, or left out: {why}"
+        yield f"spec.schedulerName must be {placing} or empty: {why}"
 
 
 def _unpinned(review: PodReview, pin: placement.Pin) -> str:
@@ -273,11 +273,11 @@ def _unpinned(review: PodReview, pin: placement.Pin) -> str:
     if pin.models is not None and len(pin.models) > MOST_MODELS:
         held += f" and {len(pin.models) - MOST_MODELS} more"
     return (
-        f"the pod is not held to one GPU model that namespace {review.namespace} may use "
-        f"({', '.join(allowed) or 'none'}) by a required node affinity or nodeSelector: it allows {held}"
+        "a required node affinity or nodeSelector must restrict the pod to one GPU model of namespace "
+        f"{review.namespace} ({', '.join(allowed) or 'none'}); the pod allows {held}"
     )
 
 
 def _outside_pools(review: PodReview) -> str:
-    where = f"pools {', '.join(review.quota.pools)}, where namespace {review.namespace} must stay"
-    return f"the pod is not held to the {where}, by a required node affinity or nodeSelector"
+    where = f"the pools of namespace {review.namespace}: {', '.join(review.quota.pools)}"
+    return f"a required node affinity or nodeSelector must restrict the pod to {where}"

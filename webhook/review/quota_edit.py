@@ -31,14 +31,14 @@ from vcuda.requests.resources import PLAIN_CARDS, CardWorth, GpuResources
 from webhook.ledger import ledgers
 from webhook.review import context
 
-# The API server truncates the warnings of one answer to 4 KiB altogether.
+# The API server truncates all warnings of one answer to 4 KiB in total.
 MOST_WARNINGS = 20
 
 # The most changes of one edit that are logged one by one. An edit may change ten thousand entries.
 MOST_LOGGED = 50
 
-# Seconds to compare the changed entries with their ledgers. To read one ledger takes milliseconds, and an edit may
-# change thousands of entries. Past the timeout of the API server, the edit would be refused at every attempt.
+# Maximum seconds for comparing the changed entries with their ledgers. An edit may change thousands of entries, and
+# reading one ledger takes milliseconds. Without this bound, the edit could fail every time at the API server's timeout.
 COMPARING_SECONDS = 1.0
 
 NamespaceNames = Callable[[], Collection[str]]
@@ -94,9 +94,9 @@ async def check_edit(
 def document_warnings(
     old: Quota, new: Quota, resources: GpuResources, policy: context.PolicySnapshot | None
 ) -> Iterator[str]:
-    """Yield the warnings of a new quota that follow from the documents and the nodes.
+    """Yield the warnings about a new quota that depend only on the documents and the nodes.
 
-    ``policy``: None if the nodes are not known. Its nodes have the models of the new ``resources``.
+    ``policy``: the policy with the nodes, which have the models of the new ``resources``; None without nodes.
     """
     yield from changes.weakened(old, new)
     yield from changes.beyond(old, new, policy.nodes.cards if policy else {})
@@ -130,10 +130,10 @@ def _absent(old: Quota, new: Quota, namespaces: NamespaceNames | None) -> Iterat
     try:
         existing = namespaces()
     except errors.VcudaError as error:
-        yield f"the namespaces of the new entries were not looked up: {error}"
+        yield f"the webhook could not check whether the namespaces of the new entries exist: {error}"
         return
     for number, namespace in enumerate(name for name in added if name not in existing):
-        # To find the most similar of ten thousand names takes milliseconds. So it is done only for the shown warnings.
+        # Finding the most similar of ten thousand names takes milliseconds. So only shown warnings get a suggestion.
         near = suggestion(namespace, existing) if number < MOST_WARNINGS else ""
         yield f"{namespace}: namespace not found" + (f"; {near}" if near else "")
 
@@ -147,19 +147,19 @@ def _doubts(quota: Quota, policy: context.PolicySnapshot | None) -> Iterator[str
         yield from (f"{namespace}.{doubt}" for doubt in grant_words.without_effect(entry, quota.moment or 0))
     system = policy.quota.system if policy else quota.system
     for namespace in sorted(quota.namespaces.keys() & system):
-        yield f"{namespace}: a system namespace; where nobody is asked about it, its pods count and are never refused"
+        yield f"{namespace}: system namespace; if the webhook is not called for it, its pods are charged, never refused"
 
 
 def _without_effect(resources: GpuResources, policy: context.PolicySnapshot | None) -> Iterator[str]:
     extended = policy.claims.devices.extended_resources if policy and policy.claims else ()
     if resources.with_claimed(extended) is not resources:
         models = ", ".join(model for model, worth in resources.models.worths.items() if worth.cores != CORES_PER_CARD)
-        yield f"gpu_models: `cards` of {models} has no effect while a DeviceClass gives whole devices as {PLAIN_CARDS}"
+        yield f"gpu_models: `cards` of {models} has no effect while a DeviceClass offers devices as {PLAIN_CARDS}"
     if policy:
         registered = policy.nodes.named_by(resources.models).registered_cards
         for model, worth in resources.with_registered(registered).registered.items():
             if worth.cores != resources.models.worths.get(model, CardWorth()).cores:
-                yield f"gpu_models: `cards` of {model} has no effect while one of its nodes has HAMi's register"
+                yield f"gpu_models: `cards` of {model} has no effect while a node of this model has a register of HAMi"
 
 
 async def _compared(
@@ -176,7 +176,7 @@ async def _compared(
     for done, (namespace, entry) in enumerate(changed):
         if time.monotonic() >= deadline:
             left = len(changed) - done
-            return [f"{left} of the namespaces were not compared with what is in use: they are too many", *found]
+            return [f"namespaces not compared with their current usage, because there are too many: {left}", *found]
         check()
         found += await _below_use(namespace, entry.at(quota.moment), charged)
     return found
@@ -199,7 +199,7 @@ async def _below_use(namespace: str, entry: NamespaceQuota, charged: ledgers.Led
     try:
         usages = await charged.usage(namespace)
     except (errors.Unavailable, errors.UnreadableLedger, errors.LedgerLost) as error:
-        return [f"{namespace}: not compared with what is in use: {error}"]
+        return [f"{namespace}: not compared with the current usage: {error}"]
     found = []
     for model, usage in usages.items():
         limit, used = entry.limits.get(model, NO_LIMIT), usage.in_use
@@ -207,5 +207,5 @@ async def _below_use(namespace: str, entry: NamespaceQuota, charged: ledgers.Led
             in_use = "" if limit.memory is None else mebibytes(used.memory_under(limit))
             in_use = in_use if limit.cores is None else ", ".join(filter(None, (cards(used.cores), in_use)))
             figures = f"{in_use} in use, limit {limit}"
-            found.append(f"{namespace}.quota.{model}: {figures}; running pods stay, new ones are refused until it fits")
+            found.append(f"{namespace}.quota.{model}: {figures}; new pods are refused until less is in use")
     return found

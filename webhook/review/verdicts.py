@@ -27,7 +27,7 @@ MOST_OF_NAMESPACE = 63
 
 
 class Creation(msgspec.Struct, frozen=True, gc=False):
-    """The review of an object that is being created, and everything that is needed to decide it."""
+    """The review of an object that is being created, with the policy and the ledgers by which it is decided."""
 
     request: AdmissionRequest
     policy: PolicySnapshot
@@ -47,9 +47,9 @@ class Review(msgspec.Struct, frozen=True, gc=False):
     notes: tuple[str, ...] = ()
     """Warnings for the owner if the object is admitted."""
     scheme: str = ""
-    """The names of the ways in which the object requests GPUs, for metrics and logs."""
+    """The names of the schemes by which the object requests GPUs, for example hami; for metrics and logs."""
     may_wait: bool = True
-    """Whether a 429, after which the creator waits, may be the answer. If not, the answer is a 403."""
+    """True if the answer may be a 429, after which the creator waits. If False, the answer is a 403 instead."""
 
     @property
     def enforced(self) -> bool:
@@ -57,7 +57,7 @@ class Review(msgspec.Struct, frozen=True, gc=False):
         return self.quota.mode is Mode.ENFORCE
 
     def warnings(self, *sentences: str) -> tuple[str, ...]:
-        """Return the warnings for the owner: faults, notes and ``sentences``; empty if the quota only audits."""
+        """Return all warnings for the owner (faults, notes and ``sentences``); none if the quota only audits."""
         if self.quota.mode is Mode.AUDIT:
             return ()
         malformed = [f"{malformed_sentence(self.faults)}; {ADMITTED_ALL_THE_SAME}"] if self.faults else []
@@ -69,12 +69,12 @@ def misnamed(namespace: str) -> AdmissionResponse | None:
     if is_namespace_name(namespace):
         return None
     # The message truncates the name, because a forged name may be as long as the largest request.
-    message = f"{namespace[:MOST_OF_NAMESPACE]!r} is no name of a namespace"
+    message = f"{namespace[:MOST_OF_NAMESPACE]!r} is not a valid namespace name"
     return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
 
 
 def admitted_unread(malformed: AdmissionResponse, quota: NamespaceQuota) -> AdmissionResponse:
-    """Return the answer to an object that cannot be decoded. It is refused if the quota is enforced."""
+    """Return the answer to an object that cannot be decoded. The object is refused only if the quota is enforced."""
     # An object that is admitted here is not charged. The controller counts the object when it is stored.
     if quota.mode is Mode.ENFORCE:
         return malformed
@@ -106,34 +106,40 @@ def over_quota(review: Review, *shortages: Shortage) -> AdmissionResponse:
 
 
 def over_quota_for_now(review: Review, decision: PutOff) -> AdmissionResponse:
-    """Return the answer to an object that does not fit the ledger but may fit the stored objects."""
+    """Return the answer to an object without room in the ledger. It may have room if only stored objects count."""
     shortages = decision.shortages
     message, model = exceeded(review.namespace, *shortages), shortages[0].model
-    # A long wait is sent without retryAfterSeconds, because a controller would sleep for that time in one of its few
-    # workers. The controller of this project has the workload retried when quota is released.
+    # If the wait is long, the answer has no retryAfterSeconds, because a controller's worker would sleep for that time.
+    # The controller of this project makes the workload retry when quota is released.
     wait = RETRY_AFTER_SECONDS if decision.soon and review.may_wait else None
     if not decision.counted:
-        message += "; how much of that is stored could not be counted in time"
+        message += "; the stored pods could not be counted in time"
         return put_off(review, "over-quota-uncounted", message, wait, model)
     if any(shortage.rests_on_reserved for shortage in shortages):
-        return put_off(review, "over-quota-reserved", f"{message}; what is reserved is given back", wait, model)
+        return put_off(
+            review, "over-quota-reserved", f"{message}; reserved quota is being released; retry soon", wait, model
+        )
     if any(shortage.rests_on_pending for shortage in shortages):
         within = f" within {review.policy.storable_seconds:g} s" if review.policy.storable_seconds else ""
-        message += f"; what is pending and is never stored is given back{within}"
+        message += f"; admitted pods that were never created release their quota{within}"
         return put_off(review, "over-quota-pending", message, wait, model)
     return put_off(
-        review, "over-quota-unsettled", f"{message}; what has gone is given back when it is settled", wait, model
+        review,
+        "over-quota-unsettled",
+        f"{message}; the quota of deleted pods is being released; retry in a few seconds",
+        wait,
+        model,
     )
 
 
 def put_off(review: Review, outcome: str, message: str, wait: int | None, model: str) -> AdmissionResponse:
-    """Return the answer to an object that may fit later. ``wait``: seconds until a retry; None for a long wait."""
+    """Return the answer to an object that may fit later. ``wait``: seconds until the retry; None if it may be long."""
     status = HTTPStatus.TOO_MANY_REQUESTS if review.may_wait else HTTPStatus.FORBIDDEN
     return AdmissionResponse(outcome, False, status, message, retry_after=wait, model=model, scheme=review.scheme)
 
 
 class Asked(NamedTuple):
-    """A charge that an object requests on one model."""
+    """The charge that one object requires on one GPU model."""
 
     metadata: ObjectMeta
     model: str
@@ -145,7 +151,7 @@ class Asked(NamedTuple):
 async def charge(create: Creation, review: Review, asked: Asked, *, stray: Sequence[str] = ()) -> AdmissionResponse:
     """Charge the object, and return the answer. Raises Unavailable if the ledger could not be read or written.
 
-    ``stray``: further warnings for the answer that admits the object.
+    ``stray``: more warnings, for the answer if the object is admitted.
     """
     if not asked.metadata.uid:
         # Only a mutating webhook gets objects without a uid. To admit such an object uncharged would bypass the quota.
@@ -155,9 +161,10 @@ async def charge(create: Creation, review: Review, asked: Asked, *, stray: Seque
 
 
 async def record_grace(create: Creation, review: Review, asked: Asked) -> AdmissionResponse | None:
-    """Record in the ledger the grace period of a pod that is charged by its claims.
+    """Record in the ledger the grace period of a pod whose claims are charged instead of the pod.
 
-    Return None if the period is recorded or needs no record; otherwise return the answer. Raises Unavailable.
+    Return None if the period is recorded or needs no record; otherwise return the refusal. Raises Unavailable if the
+    ledger could not be read or written.
     """
     if not needs_record(review, asked.grace) or not asked.metadata.uid:
         return None
@@ -166,7 +173,7 @@ async def record_grace(create: Creation, review: Review, asked: Asked) -> Admiss
 
 
 def needs_record(review: Review, grace: int) -> bool:
-    """Return whether the ledger must record the grace period, because it is longer than a charge stays pending."""
+    """Return True if this grace period is longer than a charge stays pending, so that the ledger must record it."""
     storable = review.policy.storable_seconds
     return storable is not None and grace > storable
 
@@ -213,8 +220,8 @@ def _answer(review: Review, model: str, decision: Decision, stray: Sequence[str]
 def _warnings(review: Review, model: str, granted: Admitted) -> list[str]:
     """Return at most one warning about the quota after an admission.
 
-    The warning is that the quota is exceeded but only warns, that a grant (a dated addition to the limit) ends while
-    this charge needs it, or that the quota is nearly used up.
+    There are three warnings: the quota is exceeded, but only warns; a grant (a dated addition to the limit) that this
+    charge needs will end; or the quota is nearly used up.
     """
     namespace = review.namespace
     if granted.shortage:

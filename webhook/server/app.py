@@ -25,22 +25,22 @@ from webhook.ledger.ledgers import ReviewDeadline
 REVIEWS = frozenset({"/mutate", "/validate", "/quota"})
 HEALTH, METRICS = ("/healthz", "/readyz"), "/metrics"
 DEFAULT_TIMEOUT_SECONDS = 10.0
-"""The API server's own default for a webhook without timeoutSeconds."""
+"""The timeout that the API server uses for a webhook without timeoutSeconds."""
 
 MAX_TIMEOUT_SECONDS = 30.0
-"""The longest timeoutSeconds of a webhook (validation in k8s.io/kubernetes, pkg/apis/admissionregistration)."""
+"""The longest timeoutSeconds in Kubernetes (validation in k8s.io/kubernetes, pkg/apis/admissionregistration)."""
 
 MARGIN_SECONDS = 0.5
 """Seconds that are subtracted from the API server's timeout, so that the answer arrives before this timeout."""
 
-# Seconds for the rest of a large body to arrive. They are few, because other large reviews wait meanwhile for a place.
+# Seconds within which the rest of a large body must arrive. Other large reviews wait for the place of this review.
 LARGE_BODY_SECONDS = 3.0
 
 ARRIVED, DEADLINE = "vcuda.arrived", "vcuda.deadline"
-"""The keys of two extensions in the ASGI scope: the arrival of the request as a monotonic time, and its
+"""The keys of two extensions in the ASGI scope: the monotonic time at which the request arrived, and the request's
 `ReviewDeadline`."""
 
-# Threads for Flask. More requests than one probe and one scrape are seldom answered at the same time.
+# Threads for Flask, which serves only probes and metrics. Seldom are more than two such requests answered at once.
 PAGE_THREADS = 4
 
 JSON = b"application/json"
@@ -58,25 +58,25 @@ class Callers(NamedTuple):
     name: str | None = None
     """The common name that a client certificate must have; None for any name."""
     metrics: bool = False
-    """A client certificate is required for the metrics too."""
+    """True if a client certificate is required for the metrics too."""
 
     def check(self, scope: asgi_typing.HTTPScope) -> None:
-        """Raise BadReview if the request is without a required client certificate, or has one of another name."""
+        """Raise BadReview if a required client certificate is missing, or has another common name than required."""
         open_to_all = (*HEALTH, *(() if self.metrics else (METRICS,)))
         if self.client_ca is None or scope["path"] in open_to_all:
             return
         name = (scope.get("extensions") or {}).get("tls", {}).get("client_cert_name")
         if name is None:
-            raise BadReview("a client certificate is needed: see --client-ca", HTTPStatus.UNAUTHORIZED)
+            raise BadReview("a client certificate is required (see --client-ca)", HTTPStatus.UNAUTHORIZED)
         if self.name not in (None, name):
-            raise BadReview("the client certificate is of another name: see --client-name", HTTPStatus.FORBIDDEN)
+            raise BadReview("the client certificate has a wrong common name (see --client-name)", HTTPStatus.FORBIDDEN)
 
 
 EVERYBODY = Callers()
 
 
 class Application:
-    """The webhook's ASGI application, whose admission reviews one `admission.Service` answers."""
+    """The webhook's ASGI application. An `admission.Service` answers the admission reviews."""
 
     def __init__(self, service: admission.Service, callers: Callers = EVERYBODY) -> None:
         self._service = service
@@ -95,7 +95,7 @@ class Application:
             body = await self._answer(scope, receive)
         except ConnectionAbortedError:
             return
-        except Exception as error:  # noqa: BLE001  # the caller gets a message for any error, and the log the trace
+        except Exception as error:  # noqa: BLE001  # for any error, the caller gets a message and the log a trace
             status, message = self._fault(scope["path"], error)
             body = error_object(message, status)
             if status is HTTPStatus.SERVICE_UNAVAILABLE:
@@ -189,7 +189,7 @@ def timeout_of(query: bytes) -> float:
     try:
         seconds: float = parse_duration(duration).total_seconds()
     except ValueError as error:
-        raise BadReview(f"timeout={duration!r} is no duration: {error}") from error
+        raise BadReview(f"timeout={duration!r} is not a valid duration: {error}") from error
     return min(seconds, MAX_TIMEOUT_SECONDS)
 
 

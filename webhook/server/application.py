@@ -1,4 +1,4 @@
-"""The interface of the gunicorn application for its worker. `webhook.server.server` implements the application."""
+"""The interface that the gunicorn application offers to its worker. `webhook.server.server` implements it."""
 
 import threading
 
@@ -12,7 +12,7 @@ class ServedApplication(BaseApplication):
     """The gunicorn application that `WebhookWorker` serves."""
 
     certificate: ServingCertificate
-    """The certificate that new connections get."""
+    """The certificate that is presented on new connections."""
     service: Service | None
     """The service that answers reviews; None before the worker has started."""
     stopping: threading.Event

@@ -1,4 +1,4 @@
-"""Builds the webhook process: its parts, on a cluster or without one, and the gunicorn server that runs them."""
+"""Builds the service of the webhook, with or without a cluster, and the gunicorn server that runs the service."""
 
 import functools
 import gc
@@ -32,11 +32,11 @@ from webhook.server.gunicorn_log import StructuredLogger
 from webhook.server.worker import KEEP_ALIVE_SECONDS, WebhookWorker
 
 MAX_CONNECTIONS = 2048
-"""Most open connections of clients. An API server opens some hundreds at most. When another client connects, the server
-closes an idle connection. A connection takes 50 KiB, mostly for TLS."""
+"""The most open connections of clients. An API server opens some hundreds at most. At the maximum, the server closes an
+older connection for each new one. A connection takes 50 KiB, mostly for TLS."""
 
 OTHER_FILES = 512
-"""Open files that are reserved for other uses than clients' connections, mainly for connections to the API server."""
+"""The number of open files that are kept for other uses than clients, mainly for connections to the API server."""
 
 
 LIST_NAMESPACES_SECONDS = 2.0
@@ -55,7 +55,7 @@ class Cluster(msgspec.Struct, frozen=True):
     place: k8s.QuotaPlace
     """The quota ConfigMap, and the key of the quota document in it."""
     system_namespace: str
-    """The namespace of the ConfigMap of free cards."""
+    """The namespace of the ConfigMap that lists the free cards."""
     hints: patches.Hints
     """The node labels of models and pools, and the schedulers for pods with GPUs."""
     ledger_namespace: str = LEDGER_NAMESPACE
@@ -63,9 +63,9 @@ class Cluster(msgspec.Struct, frozen=True):
     node_namespace: str = NODE_NAMESPACE
     """The namespace of the node agents, which the entry `*` does not limit."""
     callers_known: bool = False
-    """Only the API server is answered, so the namespace of a review is known to exist."""
+    """True if only the API server can send reviews. Then the namespace of every review exists."""
     end: Callable[[str], None] = k8s.end_process
-    """Prints an error and ends the webhook. The worker calls it if Kubernetes is too old."""
+    """A function that prints an error and ends the webhook, if Kubernetes is too old."""
     storable_seconds: float = STORABLE_SECONDS
     """Seconds after /validate within which the API server can still store the object."""
     gpu_runtime_classes: tuple[str, ...] = GPU_RUNTIME_CLASSES
@@ -80,7 +80,7 @@ class Cluster(msgspec.Struct, frozen=True):
     def make_service(self, certificate: ServingCertificate) -> admission.Service:
         """Start the watches of the quota and the nodes, and return a service with ledgers in ConfigMaps."""
         check = k8s.VersionCheck(structlog.get_logger().warning, self.end)
-        # Each thread of the ledgers has a connection, so that it never waits for another thread. Two are for the rest.
+        # Each thread of the ledgers has its own connection, so that no thread waits for another. All others share two.
         kube = k8s.Kube.connect(
             self.kubeconfig,
             pool_size=namespace_ledger.KUBE_THREADS + namespace_ledger.LIST_THREADS + 2,
@@ -117,7 +117,7 @@ class Cluster(msgspec.Struct, frozen=True):
             storable_seconds=self.storable_seconds,
         )
         ledgers = cluster_ledgers.ClusterLedgers(store, LedgerMetrics(metrics.registry))
-        metrics.watch("vcuda_quota_config_valid", "0 while the document in the cluster is malformed.", quota.is_valid)
+        metrics.watch("vcuda_quota_config_valid", "0 while the quota ConfigMap is malformed.", quota.is_valid)
         metrics.registry.register(ReflectorCollector(policy.reflectors))
         policy.start()
         charged = ledgers if self.callers_known else namespaces.ExistingNamespaces(ledgers, kube)
@@ -128,14 +128,14 @@ class Cluster(msgspec.Struct, frozen=True):
 
 
 class Standalone(msgspec.Struct, frozen=True):
-    """The settings of a webhook without a cluster: objects from files, and ledgers in memory."""
+    """The settings of a webhook without a cluster. Its objects come from files, and its ledgers are in memory."""
 
     cluster: files.OfflineCluster
 
     def make_service(self, certificate: ServingCertificate) -> admission.Service:
         """Return a service that decides by the files alone."""
         metrics, policy = _metrics(certificate), self.cluster.policy
-        metrics.watch("vcuda_quota_config_valid", "1 while the document is in force.", lambda: 1)
+        metrics.watch("vcuda_quota_config_valid", "Always 1 without a cluster.", lambda: 1)
         ledgers, clock = self.cluster.ledgers(), QuotaClock()
 
         def current() -> context.PolicySnapshot:
@@ -153,7 +153,7 @@ def _metrics(certificate: ServingCertificate) -> Metrics:
     )
     metrics.count(
         "vcuda_serving_certificate_reload_failures",
-        "Reloads of the serving certificate, since the start, that failed; the last good certificate is kept.",
+        "Failed reloads of the serving certificate since the start. The webhook keeps the last good certificate.",
         lambda: certificate.reload_failures,
     )
     return metrics
@@ -173,9 +173,9 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 class Failure:
-    """Lets the worker end the whole server. If only the worker ended, gunicorn would start another one.
+    """Lets the worker process end the whole server. If only the worker ended, gunicorn would start another worker.
 
-    The server must create this object before it forks the worker, because they share a byte of memory.
+    The server must create this object before it forks the worker, because both processes share a byte of memory.
     """
 
     def __init__(self) -> None:
@@ -197,8 +197,8 @@ class Failure:
 class WebhookServer(ServedApplication):
     """A gunicorn server with one worker process.
 
-    ``make_service`` is called in the worker, because the threads that it starts would not survive a fork. ``announce``
-    is called with the URL when the worker serves.
+    ``make_service``: called in the worker process, because it starts threads, which would not survive a fork.
+    ``announce``: called with the URL when the worker accepts connections.
     """
 
     def __init__(
@@ -242,7 +242,7 @@ class WebhookServer(ServedApplication):
 
     def load(self) -> Any:
         """Return the application. gunicorn calls this method in each new worker."""
-        # The server process never reloads the certificate, so a worker that replaces another must read it again.
+        # The server process never reloads the certificate, so each new worker must read the certificate again.
         self.certificate.poll()
         threading.Thread(target=watch, args=(self.certificate, self.stopping), name="certificate", daemon=True).start()
         self.service = self._make_service(self.certificate)
@@ -250,7 +250,7 @@ class WebhookServer(ServedApplication):
         return app.Application(self.service, self.settings.callers)
 
     def _ready(self, worker: WebhookWorker) -> None:
-        """Announce the URL when the worker serves. gunicorn's ``when_ready`` would run before a worker exists."""
+        """Announce the URL when the worker accepts connections. gunicorn's ``when_ready`` runs too early."""
         if self.service is not None:
             export_connections(self.service.metrics, worker)
             export_waiting(self.service.metrics, self.service)
@@ -268,21 +268,21 @@ def max_connections() -> int:
 
 
 def export_connections(metrics: Metrics, worker: WebhookWorker) -> None:
-    """Export the number of open connections, and of connections and requests that the worker ended."""
-    metrics.watch("vcuda_connections", "Connections open.", lambda: worker.connections)
+    """Export metrics of the open connections, and of the connections and requests that the worker has ended."""
+    metrics.watch("vcuda_connections", "Open connections of clients.", lambda: worker.connections)
     metrics.watch(
         "vcuda_client_certificate_expiry_seconds",
-        "When the last presented client certificate expires, in Unix seconds; NaN if no client presented one.",
+        "Unix time at which the last presented client certificate expires; NaN if no client presented any.",
         lambda: worker.client_expiry,
     )
     metrics.count(
         "vcuda_connections_shed",
-        "Connections that the server closed, since the start, to make room for new connections.",
+        "Connections that the server has closed since the start to make room for new connections.",
         lambda: worker.shed,
     )
     metrics.count(
         "vcuda_requests_overdue",
-        "Requests, since the start, that did not arrive completely in time.",
+        "Requests since the start that did not arrive completely in time.",
         lambda: worker.overdue,
     )
 
@@ -290,6 +290,6 @@ def export_connections(metrics: Metrics, worker: WebhookWorker) -> None:
 def export_waiting(metrics: Metrics, service: admission.Service) -> None:
     metrics.watch(
         "vcuda_large_reviews_waiting",
-        "Reviews over 64 KiB, and edits of the quota, that wait for a place to be decided.",
+        "Reviews over 64 KiB and edits of the quota that wait in a queue to be decided.",
         lambda: service.waiting,
     )

@@ -34,22 +34,22 @@ LINGER_SECONDS = 2.0
 """Seconds for which a connection stays open after its last answer. While the server stops, an idle connection stays
 open for the same time."""
 
-# Most bytes of incomplete requests, of all connections together.
+# The most bytes of incomplete requests on all connections together.
 MAX_UNFINISHED = 24 * 2**20
 
-# Most bytes of a body that are read and discarded after an early answer. Most clients read the answer only after they
-# have sent the whole body.
+# The most bytes of a body that are read and discarded after an early answer. Most clients read the answer only after
+# they have sent the whole body.
 MAX_DISCARDED = 10 * MAX_BODY
 
-# Most bytes of one connection in the buffers for input and for output, and the socket's receive buffer, which bounds
-# one read. With asyncio's default of 256 KiB a thousand senders would take 250 MiB.
+# The bytes of each buffer of one connection: for input, for output, and the socket's receive buffer, which bounds one
+# read. With asyncio's default of 256 KiB, a thousand clients would take 250 MiB.
 MAX_UNREAD = MAX_UNSENT = RECEIVE_BUFFER = 2**14
 
-# Most characters of an error message, since the parser's messages repeat parts of the request.
+# The most characters of an error message, because the parser's messages repeat parts of the request.
 MAX_MESSAGE = 300
 
-# Seconds for which a review is still decided after its client disconnected, if its charge may be written already. The
-# log then has the decision.
+# Seconds for which a review may continue after its client disconnected, if its charge may be written already. So the
+# decision is logged.
 DISCONNECT_GRACE_SECONDS = 30.0
 
 # Seconds between the last answer and the shutdown of the connection's output, so that the answer is sent completely.
@@ -68,17 +68,17 @@ _PEER_HAS_LEFT = (7, 8)  # TCP_CLOSE and TCP_CLOSE_WAIT
 
 
 class Phase(Enum):
-    """The step of its client that a connection waits for, with the seconds that this step may take.
+    """The action of the client for which a connection waits, and the maximum seconds of this wait.
 
-    A connection is in no phase while its request is decided.
+    A connection is in no phase while its request is being decided.
     """
 
     HANDSHAKE = "handshake", 10.0
-    FIRST = "first", KEEP_ALIVE_SECONDS  # the first byte; Go's transport opens connections that it does not use
-    NEXT = "next", KEEP_ALIVE_SECONDS  # the first byte of another request
-    REQUEST = "request", 10.0  # the rest of a request; the API server's own default for the whole call
-    RESPONSE = "response", 10.0  # the peer must read the answer
-    CLOSING = "closing", LINGER_SECONDS  # the peer must read the last answer and close
+    FIRST = "first", KEEP_ALIVE_SECONDS  # until the first byte; Go clients open connections without using them
+    NEXT = "next", KEEP_ALIVE_SECONDS  # until the first byte of the next request
+    REQUEST = "request", 10.0  # until the end of the request; the API server's default timeout is as long
+    RESPONSE = "response", 10.0  # until the client has read the answer
+    CLOSING = "closing", LINGER_SECONDS  # until the client has read the last answer and closed the connection
 
 
 IDLE = (Phase.HANDSHAKE, Phase.FIRST, Phase.NEXT)
@@ -112,7 +112,7 @@ class WebhookProtocol(ASGIProtocol):
         self.handshake: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Note the client's certificate, and wait for the first request. asyncio calls this after the handshake."""
+        """Record the client's certificate, and wait for a request. asyncio calls this method after the handshake."""
         super().connection_made(transport)
         self.transport.set_write_buffer_limits(high=MAX_UNSENT)
         self.transport.set_read_buffer_limits(high=MAX_UNREAD)
@@ -126,7 +126,7 @@ class WebhookProtocol(ASGIProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection, and cancel its review unless a charge for the review may be written already."""
         self.worker.leave(self)
-        # The task is taken from gunicorn, whose own timer would keep the TLS buffers for the whole grace period.
+        # Take the task from gunicorn, because gunicorn's own timer would keep the TLS buffers for the grace period.
         task, self._task = self._task, None
         super().connection_lost(exc)
         if task is not None and not task.done():
@@ -142,14 +142,14 @@ class WebhookProtocol(ASGIProtocol):
         return deadline is not None and not deadline.charging
 
     def notice_departure(self) -> None:
-        """Close the connection if the client has closed it. While reading is paused, nothing else would notice."""
+        """Close the connection if the client has closed it. asyncio does not notice that while reading is paused."""
         if self._reading_paused and _tcp_info(self._sock)[0] in _PEER_HAS_LEFT:
             self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Parse bytes from the client. After the last answer, count and discard them instead.
 
-        If the connection were closed before the client has sent all, the client might lose the answer.
+        If this server closed the connection before the client has sent everything, the client might lose the answer.
         """
         if not self._closed:
             super().data_received(data)
@@ -191,7 +191,7 @@ class WebhookProtocol(ASGIProtocol):
     # The next methods override private methods of gunicorn, so setup.cfg pins gunicorn's minor version.
 
     def _feed_callback_parser(self, data: bytes) -> bool:
-        """Parse the next bytes of a request, and put the connection into the phase that follows from them."""
+        """Parse the next bytes of a request. The connection is in phase REQUEST until the request is complete."""
         going_on: bool = super()._feed_callback_parser(data)  # type: ignore[misc]
         if self._closed:
             return going_on
@@ -261,12 +261,12 @@ class WebhookProtocol(ASGIProtocol):
         self.worker.enter(self, Phase.CLOSING)
         if self._body_receiver is not None:
             self._body_receiver.signal_disconnect()
-        # gunicorn waits for this event; otherwise it would wait until asgi_disconnect_grace_period is over.
+        # gunicorn waits for this event. Without the event, it would wait for all of asgi_disconnect_grace_period.
         self._request_ready.set()
 
     def _end_output(self) -> None:
-        # The output is shut down, but the client's bytes are still read. asyncio's TLS transport cannot shut down only
-        # the output, so this is done on the socket.
+        # Shut down only the output, so that the client's bytes are still read. asyncio's TLS transport cannot do this,
+        # so the socket is shut down directly.
         if not self.transport.is_closing():
             try:
                 self._sock.shutdown(socket.SHUT_WR)
@@ -275,7 +275,7 @@ class WebhookProtocol(ASGIProtocol):
 
 
 class WebhookWorker(ASGIWorker):
-    """The process that serves. At a stop, readiness fails first, and requests are still answered for a while."""
+    """The process that serves requests. When it must stop, readiness fails first, and requests are still answered."""
 
     app: ServedApplication
     loop: Any
@@ -291,11 +291,11 @@ class WebhookWorker(ASGIWorker):
 
     @property
     def connections(self) -> int:
-        """The number of open connections, including those in a TLS handshake."""
+        """The number of open connections, including connections in a TLS handshake."""
         return self.nr_conns + len(self._waiting[Phase.HANDSHAKE])
 
     def enter(self, connection: WebhookProtocol, phase: Phase) -> None:
-        """Put a connection into a phase, after the other connections of the phase, whose deadlines are earlier."""
+        """Put a connection into a phase, behind the other connections in this phase, which have earlier deadlines."""
         self.leave(connection)
         connection.phase, connection.deadline = phase, self.loop.time() + phase.value[1]
         self._waiting[phase][connection] = None
@@ -321,7 +321,7 @@ class WebhookWorker(ASGIWorker):
                 sock, peer = listener.accept()
             except (BlockingIOError, ConnectionError):
                 return
-            except OSError as error:  # a network error, or no free file descriptor; neither may end the server
+            except OSError as error:  # a network error or a lack of file descriptors must not end the server
                 self.log.warning("no connection accepted: %s", error)
                 if error.errno in (errno.EMFILE, errno.ENFILE):
                     self._shed_one()
@@ -350,7 +350,7 @@ class WebhookWorker(ASGIWorker):
                 sock.close()
 
     def _shed_one(self) -> None:
-        """Close the oldest connection in the phase with the most connections, so that a flood closes its own ones."""
+        """Close the oldest connection in the phase with the most connections. So a flood closes its own connections."""
         crowd = max(self._waiting.values(), key=len)
         if crowd:
             self.shed += 1
@@ -389,7 +389,7 @@ class WebhookWorker(ASGIWorker):
         await asyncio.sleep(TICK_SECONDS)
 
     def handle_exit_signal(self) -> None:
-        """Fail readiness on SIGTERM, and stop later, when the Service's endpoints no longer have this replica."""
+        """On SIGTERM, fail readiness. Stop later, when the Service no longer routes requests to this replica."""
         service = self.app.service
         if service is None or service.gate.leaving:
             self._stop()
