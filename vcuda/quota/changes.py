@@ -85,10 +85,7 @@ def weakened(old: Quota, new: Quota) -> Iterator[str]:
 
 
 def beyond(old: Quota, new: Quota, cards_of: Mapping[str, int]) -> Iterator[str]:
-    """Yield a warning for each limit and each sum of limits that the edit raises above the cards of the nodes.
-
-    ``cards_of``: the number of cards on the nodes, by model.
-    """
+    """Yield a warning for each limit or sum of limits that is raised above ``cards_of``, the cards of each model."""
     before, after = ({name: _most_cores(each, new.moment) for name, each in of.entries.items()} for of in (old, new))
     for namespace, limits in after.items():
         for model, limit in limits.items():

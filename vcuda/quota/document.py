@@ -162,10 +162,7 @@ _KEY = "[key]"
 
 
 def check_text(text: str, read: Callable[[Plain], T], sentence_of: Callable[[ErrorDetails], str]) -> T:
-    """Return the content of a text as ``read`` converts it. ``read`` may raise pydantic's ValidationError.
-
-    Raises QuotaFault with all faults of the text. ``sentence_of`` returns the message for a fault that pydantic found.
-    """
+    """Parse a text and convert it by ``read``. Raises QuotaFault with all faults. ``sentence_of`` words pydantic's."""
     tree, faults = read_text(text)
     try:
         found = read({} if tree is None else tree)
@@ -250,10 +247,7 @@ def is_empty(text: str) -> bool:
 
 
 def parse_quota(text: str, system: frozenset[str] = SYSTEM_NAMESPACES, zone: ZoneInfo = UTC) -> Quota:
-    """Return the quota in a text. Raises QuotaFault with all faults.
-
-    ``system``: the namespaces to which the entry ``*`` never applies. ``zone``: the time zone of entries without one.
-    """
+    """Return the quota in a text. Raises QuotaFault. ``system``: namespaces to which the entry ``*`` never applies."""
     entries = check_text(text, lambda tree: _read_entries(tree, zone), _sentence)
     namespaces = {}
     for name, entry in entries.items():

@@ -379,8 +379,7 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
             return self._sentence(where, cards, self.asked.cores, parts, limit.cores)
         used_memory, total = used.memory_under(limit), usage.used.memory_under(limit)
         pending, terminating = usage.pending.memory_under(limit), usage.terminating.memory_under(limit)
-        # Each conversion to MiB is rounded up. So the requested and the reserved memory are computed as differences of
-        # rounded sums. Otherwise the figures in the message might not add up.
+        # Requested and reserved memory are differences of sums in MiB, which are rounded up. So the figures add up.
         asked = (usage.used + self.asked).memory_under(limit) - total
         parts = used_memory, pending, terminating, total - used_memory
         return self._sentence(f"memory of {where}", mebibytes, asked, parts, limit.memory or 0)

@@ -141,10 +141,9 @@ def raise_faults(faults: Iterable[tuple[KeyPath, str]]) -> None:
 
 
 def sentence(details: ErrorDetails, entry: type[pydantic.BaseModel], otherwise: str, also: str = "") -> str:
-    """Return the message for a fault that pydantic found.
+    """Return the message for a fault. For an unknown key, it lists the keys of ``entry``, and ends with ``also``.
 
-    A validator of this project has worded its own message. The message about an unknown key lists the keys of
-    ``entry``, and ``also`` follows. Every other fault has the message ``otherwise``.
+    A fault of our own validators has its own message. All other faults have the message ``otherwise``.
     """
     match details["type"]:
         case "value_error":

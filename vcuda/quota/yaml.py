@@ -73,8 +73,7 @@ def _parse(text: str) -> Any:
         try:
             return _parse_yaml(text)
         except UnreadableError as as_yaml:
-            # Report the error of the parser that got further. On the same line, report the JSON parser's error, because
-            # its column is more exact.
+            # Report the error on the later line. If both are on one line, report JSON's, whose column is more exact.
             raise max(as_json, as_yaml, key=lambda error: error.line) from None
 
 
@@ -142,8 +141,7 @@ class _BoundedComposer(Composer, yaml.CBaseLoader):
         if self._depth > MAX_DEPTH:
             raise RecursionError
         anchor = None if isinstance(event, yaml.AliasEvent) else event.anchor
-        # A YAML document may define an anchor again (YAML 1.2, 3.2.2.2). PyYAML rejects this unless the earlier anchor
-        # is removed.
+        # YAML allows an anchor to be defined again (YAML 1.2, 3.2.2.2). PyYAML does not, so remove the earlier anchor.
         self.anchors.pop(anchor, None)
         self._closed.discard(anchor or "")
         self._depth += 1
@@ -174,10 +172,7 @@ class _Walk:
         self._entries = 0
 
     def plain(self, node: Any, place: KeyPath, depth: int) -> Plain:
-        """Return ``node`` as a plain value, with merge keys resolved and duplicate keys left out.
-
-        ``depth``: the levels of nesting around the node, including levels of merging.
-        """
+        """Return ``node`` as a plain value, without merge keys and duplicate keys. ``depth``: its level of nesting."""
         children = node.value if isinstance(node, yaml.CollectionNode) else node
         if not isinstance(children, list):
             return _scalar(node)
@@ -235,8 +230,7 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def _scalar(node: Any) -> Plain:
-    # Only plain numbers, true, false and null are converted. YAML 1.1 reads `010` as 8, `1_000` as 1000 and `no` as
-    # false, which would hide mistakes. These stay strings here, so the validation reports them.
+    # YAML 1.1 reads `010` as 8, `1_000` as 1000 and `no` as false, which would hide mistakes. They stay strings here.
     if not isinstance(node, yaml.ScalarNode):
         return _encodable(node) if isinstance(node, str) else node
     text: str = node.value
