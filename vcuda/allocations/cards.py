@@ -185,7 +185,7 @@ def _asks(containers: tuple[Container, ...] | None, scheme: Scheme) -> bool:
 
 
 def names_cards(pod: Pod) -> bool:
-    """Return whether a container requests a scheme's cores, even 0. Only such pods are bound by the extender."""
+    """Return whether a container requests a scheme's cores, even 0. kube-scheduler has the extender bind such a pod."""
     return any(scheme.cores in resources_of(each) for _, each in pod.all_containers() for scheme in INDEXED)
 
 

@@ -67,9 +67,9 @@ class Case:
         return told is not None and value is not None and self.allocation.get(told.key) == value
 
     def allocated(self) -> float:
-        """Return the newest credible time of the allocation in Unix seconds; infinity without a credible time."""
-        # No allocation is older than its pod. Users can write any time, so a time in the future is replaced by
-        # ``seen``. Otherwise it would keep a stale allocation.
+        """Return the newest credible time in the allocation's annotations, in Unix seconds; infinity without one."""
+        # No allocation is older than its pod. Users can write any time, so a later time than ``seen`` is replaced by
+        # ``seen``. Otherwise a time in the future would keep a stale allocation.
         created = parse_rfc3339(self.pod.created)
         times = [] if created is None else [created]
         for key in self.scheme.predicate_times:

@@ -49,8 +49,8 @@ class Keys(msgspec.Struct, frozen=True, gc=False):
 class Allocation(msgspec.Struct, frozen=True, gc=False):
     """The annotations and labels by which schedulers and device plugins of all schemes record the cards of a pod.
 
-    Tenants can write these keys, so the kept data is bounded. Keys that match the same name of a scheme are kept as
-    one key. Long values are cut. Values that no rule needs are not kept.
+    Tenants can write these keys, so the kept data is bounded. All keys with one prefix of a scheme are kept as one key.
+    Long values are cut. Values that no rule needs are not kept.
     """
 
     annotations: Mapping[str, str]
@@ -75,7 +75,7 @@ class Allocation(msgspec.Struct, frozen=True, gc=False):
 def read_allocation(pod: Pod, asked: tuple[Scheme, ...], *, whole_keys: bool = False) -> Allocation | None:
     """Return the allocation on a pod; None if the pod has no allocation.
 
-    Several keys of a pod may match one name of a scheme. They are kept as one key, unless ``whole_keys`` is True.
+    A scheme may use all keys with one prefix. They are kept as one key, unless ``whole_keys`` is True.
     """
     found = [(kept, key, value) for key, value in pod.annotations.items() if (kept := _annotation_kept(key))]
     labels = {kept: value for key, value in pod.labels.items() if (kept := _label_kept(key))}
@@ -259,7 +259,7 @@ def read_stored(
     request, model = (cache or RequestCache(known, labels)).read(pod)
     model = model if model and (len(model) <= MAX_PRODUCT or model in known.models.rows) else None
     allocation = read_allocation(pod, request.schemes, whole_keys=whole_keys)
-    # If the scheduler created a claim for the pod, the devices are whole cards, not parts that a device plugin offers.
+    # If the scheduler created a claim for the pod, the pod gets whole cards, and not parts from a device plugin.
     on_models = NO_MODELS if extended else request.on_models
     return StoredPod(
         uid=metadata.uid,

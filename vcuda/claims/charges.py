@@ -75,7 +75,7 @@ class ClaimPolicy(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def capacities_of(self) -> Mapping[str, frozenset[str]]:
-        """By driver, the names of all capacities that any of its devices has."""
+        """The names of all capacities that the devices of a driver have, by driver."""
         found: dict[str, set[str]] = {}
         for offer in self.devices.offers:
             found.setdefault(offer.driver, set()).update(name for name, _ in offer.capacities)
@@ -262,7 +262,7 @@ _UNSEEN = DeviceOffer("", shared=True)
 ANY_PROFILE = ""
 """Stands for an unknown MIG profile, which is charged as a whole card."""
 
-# Profiles as NVIDIA's driver names them. Media extensions may follow the memory, as in 1g.10gb+me.
+# MIG profiles as NVIDIA's driver names them. Media extensions may follow the memory, as in 1g.10gb+me.
 _PROFILE = re.compile(rf"{MIG_PROFILE}(?:\+[.a-z]+)?", re.ASCII)
 
 

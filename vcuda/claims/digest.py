@@ -21,7 +21,7 @@ MOST_REQUESTS, MOST_ALTERNATIVES, MOST_CONFIGS = 32, 8, 32
 names in k8s.io/api `resource/v1` are DeviceRequestsMaxSize, FirstAvailableDeviceRequestMaxSize, DeviceConfigMaxSize."""
 
 MOST_ENTRIES = 64
-"""The most entries in ``exactly`` and ``firstAvailable`` of all requests of a claim. Each one is charged per model."""
+"""The most entries (``exactly`` and ``firstAvailable``) of a claim. The charge of each is computed for every model."""
 
 MOST_ASKED_BYTES = 8 * 1024
 """The most bytes of a digest without its pins. 64 entries with names of usual length need half of them."""
@@ -196,7 +196,7 @@ def digest_of(spec: ClaimSpec) -> ClaimDigest:
 
 
 def _has_too_many(devices: DeviceClaim) -> bool:
-    # These are limits of the API server. It validates an object only after its mutating webhooks, so check them here.
+    # The API server checks these limits too, but only after it has called the mutating webhooks.
     requests, config = devices.requests or (), devices.config or ()
     if len(requests) > MOST_REQUESTS or len(config) > MOST_CONFIGS:
         return True

@@ -1,4 +1,4 @@
-"""Finds the charged entries of a claim's request, and the faults of the request, in the claim's digest."""
+"""Finds the charged entries and the faults of a claim's request in the claim's digest, a short form of its spec."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
@@ -47,7 +47,7 @@ def read_claim(digest: ClaimDigest, policy: ClaimPolicy) -> ClaimRequest:
 
 
 def read_packed(packed: PackedDigest, policy: ClaimPolicy) -> ClaimRequest:
-    """Return the request of a claim with this digest. ``policy`` caches the result."""
+    """Return the request of a claim with this encoded digest. ``policy`` caches the result."""
     known = policy.requests.get(packed)
     if known is None:
         known = read_claim(unpack(packed), policy)

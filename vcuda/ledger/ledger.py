@@ -130,7 +130,8 @@ class Ledger(msgspec.Struct, frozen=True):
     def longest_grace(self, pending: Pending) -> int:
         """Return the seconds for which the containers of a pending charge may run after a forced deletion.
 
-        If the charge is that of a claim, any pod that uses claims may have containers with the claim's devices.
+        The charge may be that of a claim, and any pod that uses claims may use this claim. So the longest grace period
+        of these pods is included.
         """
         return max(pending.grace, self.longest_claim_grace)
 
@@ -142,7 +143,7 @@ class Ledger(msgspec.Struct, frozen=True):
 
 
 class Admitted(msgspec.Struct, frozen=True):
-    """The charge is admitted. ``ledger`` includes the charge. ``shortage``: set if it fits only because no limit is
+    """The charge is admitted, and ``ledger`` includes it. ``shortage`` is set if the charge exceeds a limit that is not
     enforced."""
 
     ledger: Ledger

@@ -101,7 +101,7 @@ def _seen_since(listed: ObservedPods | ObservedClaims, watched: ObservedPods | O
 
     ``counted``: the version at which the ledger was counted.
     """
-    # If the LIST lacks an object that the watch or the ledger has, the watch has not observed the deletion.
+    # If the LIST lacks an object that the watch or the ledger still counts, the watch has not observed its deletion.
     missing = {*watched.seen} - {*watched.gone} - {*listed.seen}
     return listed.since if missing or is_older(watched.resource_version, counted) else watched.since
 
@@ -110,7 +110,7 @@ class Expired(msgspec.Struct, frozen=True):
     """The charges and reservations of a ledger that have expired."""
 
     absent: Collection[str] = frozenset()
-    """The pending uids of objects that were never stored: a LIST that began `STORABLE_SECONDS` later lacks them."""
+    """The pending uids whose pod or claim can no longer be stored. A LIST that began late enough did not have them."""
     unsure: Mapping[str, int] = {}
     """By absent uid, the seconds for which containers may still run. Above 0 only if the object may have been stored
     and deleted by force while no watch ran."""
@@ -134,9 +134,9 @@ def settle(
     """
     # 1. Remove the expired charges. This does not depend on the observation.
     left = _without_expired(ledger, expired)
-    # 2. Ignore an observation that is older than the ledger, because it could lower the count. A suspended leader, a
-    # cache or an older quota ConfigMap can cause it. Never count only pods or only claims: a claim may be charged to
-    # its pod now, and separately after the pod is deleted.
+    # 2. Ignore an observation that is older than the ledger, because it could lower the count. It may come from
+    # a suspended leader, a cache or an older quota ConfigMap. Always count pods and claims together: a claim may be
+    # charged to its pod now, and separately after the pod is deleted.
     if observed.is_older(ledger):
         return left
     # 3. Count. A deleted object stays charged while its containers may run.

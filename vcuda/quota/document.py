@@ -89,7 +89,7 @@ def _read_one_model(value: object) -> bool:
 
 
 _REPEATED = object()
-"""Replaces a name that a list has already, so that pydantic reports the position of the repeated name."""
+"""Replaces every repeated name in a list, so that pydantic reports the position of the repetition."""
 
 
 def _names(example: str) -> pydantic.BeforeValidator:

@@ -43,7 +43,7 @@ _DATE_EXAMPLE = "for example 2026-12-01 or 2026-12-01T18:00"
 
 
 class _UnknownKey(str):
-    """The message about an unknown key. It replaces the value of the key, so that pydantic reports the key's path."""
+    """The message about an unknown key of a grant. pydantic gets this text as the key's value, and adds the path."""
 
     __slots__ = ()
 
@@ -90,7 +90,7 @@ _Time = Annotated[
 
 
 class GrantEntry(StrictModel):
-    """One grant as written in the quota document. Its other keys are models, each with the limit that is added."""
+    """One grant as written in the quota document. Keys without a field here are models, with the limits to add."""
 
     model_config = pydantic.ConfigDict(extra="allow")
 
@@ -166,8 +166,8 @@ def faults_of(
     limits: Mapping[str, LimitEntry], grants: Sequence[GrantEntry], zone: ZoneInfo
 ) -> Iterator[tuple[KeyPath, str]]:
     """Yield the faults that only a comparison of values can find, each with its path below ``grants``."""
-    # A sum of two limits limits cards only if both limits do. The same is true of memory. So all limits of a model
-    # must limit the same amounts.
+    # The limits of a model are added. If one of them has no limit on cards, the sum has none. The same is true of
+    # memory. So all limits of a model must set a limit on the same amounts.
     first = {model: limit for model, limit in limits.items() if limit.cards != 0}
     for at, grant in enumerate(grants):
         if not grant.limits:

@@ -18,8 +18,8 @@ LEDGER_NAMESPACE, NODE_NAMESPACE = "vcuda-quota-ledgers", "vcuda-quota-node"
 """The default namespaces of the ledgers and of the node agents. They have no other content."""
 
 STORABLE_SECONDS = 75
-"""After so many seconds, an admitted pod can no longer be stored: the API server ends a request after a minute, and
-etcd may need some seconds more."""
+"""An admitted pod can no longer be stored after this many seconds. The API server ends a request after a minute, and
+etcd may need a few more seconds."""
 
 MODELS_ANNOTATION = "quota.vcuda.io/models"
 """The annotation in which a pod lists the models that it may use. Only /mutate reads this annotation. The charge
@@ -38,7 +38,7 @@ USAGE_LABELS = {"app.kubernetes.io/managed-by": "vcuda-quota", "quota.vcuda.io/u
 
 
 class Mode(enum.StrEnum):
-    """How a pod over quota is handled: rejected (enforce), admitted with a warning (warn), or only recorded (audit)."""
+    """A pod over quota is rejected (enforce), admitted with a warning (warn), or admitted and only recorded (audit)."""
 
     ENFORCE = "enforce"
     WARN = "warn"
