@@ -53,7 +53,7 @@ def rename(found: Json, names: Names) -> Json:
     if found["kind"] == "Namespace":
         renamed["metadata"]["name"] = _of_namespace(metadata["name"], names)
     if metadata.get("namespace") == DEFAULT.quota_namespace and metadata["name"].endswith("-quota"):
-        # Move the Roles and RoleBindings for the quota ConfigMap with it. Other objects in kube-system stay there.
+        # The Roles and RoleBindings of the quota ConfigMap get its namespace. Other objects in kube-system stay there.
         renamed["metadata"]["namespace"] = names.quota_namespace
     return renamed
 
